@@ -8,12 +8,13 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import get_args
 
 import aiohttp
 import pytest
 from support.processes import START_DEADLINE, Server
 from support.proxy import CountingProxy, counting_proxy
-from support.servers import router, sglang_server
+from support.servers import Router, router, sglang_server
 from support.tiny_model import tiny_moe
 from support.wire import Wire
 
@@ -78,13 +79,25 @@ def sglang_bf16(log_folder: Path) -> Iterator[Server]:
 
 
 @pytest.fixture(scope="session")
-def routed_sglang(sglang_float32: Server, log_folder: Path) -> Iterator[RoutedSglang]:
-    """sglang-router over `sglang_float32` and a second server of its kind."""
+def second_float32(log_folder: Path) -> Iterator[Server]:
+    """A second server like `sglang_float32`."""
+    with sglang_server(log_folder, name="sglang-float32-second") as server:
+        yield server
+
+
+@pytest.fixture(scope="session", params=get_args(Router))
+def routed_sglang(
+    request: pytest.FixtureRequest,
+    sglang_float32: Server,
+    second_float32: Server,
+    log_folder: Path,
+) -> Iterator[RoutedSglang]:
+    """Each router over `sglang_float32` and a second server of its kind."""
     with ExitStack() as stack:
-        second = stack.enter_context(sglang_server(log_folder, name="sglang-float32-second"))
-        workers = (sglang_float32, second)
+        workers = (sglang_float32, second_float32)
         proxies = tuple(stack.enter_context(counting_proxy(worker.url)) for worker in workers)
-        front = stack.enter_context(router([proxy.url for proxy in proxies], log_folder))
+        urls, kind = [proxy.url for proxy in proxies], request.param
+        front = stack.enter_context(router(urls, log_folder, kind=kind, name=kind))
         yield RoutedSglang(front, workers, proxies)
 
 

@@ -1,4 +1,4 @@
-"""What toolroll relies on when sglang-router 0.3.2 stands between it and the workers, checked
+"""What toolroll relies on when a router stands between it and the workers, checked
 without our client.
 """
 

@@ -157,6 +157,19 @@ async def test_logprobs_are_of_the_logits_over_the_temperature(
     assert np.abs(np.array(answer.logprobs) - expected.numpy()).max() <= 1e-3
 
 
+async def test_a_ban_changes_the_logprobs_of_all_other_tokens(float32: Wire) -> None:
+    """They are those of the distribution without the banned token: higher by -log(1 - p)."""
+    prompt = fresh_prompt(30)
+    greedy: dict[str, Any] = {"temperature": 0.0, "max_new_tokens": 1}
+    top = {"top_logprobs_num": 2}
+    plain = await float32.generate(prompt, fields=top, **greedy)
+    (likeliest, first, _), (second, other, _) = plain.meta["output_top_logprobs"][0]
+    banned = await float32.generate(prompt, logit_bias={str(first): -100.0}, **greedy)
+    assert banned.output_ids == [other]
+    assert banned.logprobs[0] == pytest.approx(second - np.log1p(-np.exp(likeliest)), abs=1e-4)
+    assert banned.logprobs[0] > second
+
+
 # --- aborts ---------------------------------------------------------------------------------------
 
 

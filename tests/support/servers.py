@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Literal
 
 from support.processes import (
     HOST,
@@ -87,27 +88,39 @@ def sglang_server(
         yield server
 
 
+Router = Literal["sglang-router", "smg"]
+_MODULES: Mapping[Router, str] = {"sglang-router": "sglang_router", "smg": "smg"}
+_FLAGS: Mapping[Router, Sequence[str]] = {
+    # counts a client's own 400 as a worker's failure
+    "sglang-router": ["--disable-circuit-breaker"],
+    "smg": ["--enable-rl"],
+}
+
+
 @contextmanager
 def router(
-    urls: Sequence[str], log_folder: Path, *, flags: Sequence[str] = (), name: str = "router"
+    urls: Sequence[str],
+    log_folder: Path,
+    *,
+    kind: Router = "sglang-router",
+    flags: Sequence[str] = (),
+    name: str = "router",
 ) -> Iterator[Server]:
-    """sglang-router over the workers at `urls`; open once it has found all of them healthy.
+    """A router over the workers at `urls`; open once it has found all of them healthy.
 
-    Policy `manual` is the only one of 0.3.2 that keeps a session at its worker by the header
-    x-smg-routing-key. The circuit breaker is off, since it counts a client's own 400 as a worker's
-    failure.
+    Policy `manual` is the only one of sglang-router 0.3.2 that keeps a session at its worker by the
+    header x-smg-routing-key. smg has it too.
     """
 
     def command(port: int) -> list[str]:
         # the default is a fixed port on 0.0.0.0, and an error if it is taken
         metrics = free_ports(1)[0]
         return [
-            sys.executable, "-m", "sglang_router.launch_router", "--host", HOST, "--port",
+            sys.executable, "-m", f"{_MODULES[kind]}.launch_router", "--host", HOST, "--port",
             str(port),
             "--prometheus-host", HOST, "--prometheus-port", str(metrics), "--policy", "manual",
-            "--assignment-mode", "min_group",
-            "--disable-circuit-breaker", "--worker-startup-check-interval", "1", "--worker-urls",
-            *urls, *flags,
+            "--assignment-mode", "min_group", "--worker-startup-check-interval", "1",
+            *_FLAGS[kind], "--worker-urls", *urls, *flags,
         ]  # fmt: skip
 
     log = log_folder / f"{name}.log"

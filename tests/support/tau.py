@@ -4,8 +4,11 @@ installed.
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -112,3 +115,15 @@ async def play(env: TauBenchEnvironment, task: Task, actions: Any) -> StepResult
             break
     await env.close()
     return result
+
+
+def recorded_trials() -> list[dict[str, Any]]:
+    """40 conversations of gpt-4o with tau-bench's airline, in tau-bench's format; or a skip."""
+    folder = os.environ.get("TOOLROLL_TEST_DATA")
+    path = Path(folder or "", "tau_bench", "gpt-4o-airline-40.json")
+    if folder is None or not path.is_file():
+        pytest.skip(
+            "TOOLROLL_TEST_DATA does not name a folder with tau_bench/gpt-4o-airline-40.json"
+        )
+    entries: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))
+    return entries

@@ -15,7 +15,7 @@ from typing import Any
 from toolroll.agents.environments.adapt import as_environment
 from toolroll.agents.loop.call_policy import CallPolicy
 from toolroll.agents.loop.episode_tracker import EpisodeTracker
-from toolroll.agents.loop.play import Rules, build_result, play
+from toolroll.agents.loop.play import Played, Rules, build_result, play
 from toolroll.parsers.types import ParsedReply
 from toolroll.rollout.model.turn import AssistantTurn
 from toolroll.rollout.runs.environment_results import MOST_BYTES
@@ -129,6 +129,10 @@ class TextAgent(ABC):
 
         rules = Rules(policy, sampling_params or {}, max_num_steps)
         played = await play(runner, begin, rules, session_id=name)
+        return self.result(played)
+
+    def result(self, played: Played[TextConversation]) -> InteractionResult:
+        """Return the result of a finished episode."""
         return build_result(played, trainable=False)
 
 

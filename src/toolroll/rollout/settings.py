@@ -214,6 +214,11 @@ class EngineSettings(Settings):
     allow_model_mismatch: bool = Field(
         default=False, description="Only warn if the engine serves a model with another tokenizer."
     )
+    session_cache: bool = Field(
+        default=True,
+        description="Let SGLang keep the prefixes of running episodes and sessions, if it was "
+        "started with --enable-session-radix-cache.",
+    )
 
 
 class ModelSettings(EngineSettings):
@@ -239,6 +244,11 @@ class ModelSettings(EngineSettings):
     )
     verify: Verify = "sample"
     max_resumes: MaxResumes = 0
+    ban_placeholders: bool = Field(
+        default=False,
+        description="Ban the tokens that stand for an image, a video or audio, with logit_bias; "
+        "changes the logprobs, and needs an engine without a router.",
+    )
     max_observation_bytes: int = Field(
         default=1_000_000,
         ge=1,
@@ -251,6 +261,13 @@ class ProcessSettings(Settings):
     """How a process plays."""
 
     concurrency: int = Field(default=64, ge=1, description="Number of concurrent episodes.")
+    cache_share: float = Field(
+        default=1.0,
+        ge=0,
+        le=1,
+        description="Share of the engine's KV cache that the episodes may fill; with more of them, "
+        "some wait between turns; 0: none waits.",
+    )
     pace_gc: bool = Field(default=True, description="Run Python's garbage collector less often.")
 
 
@@ -287,6 +304,12 @@ class AgentSettings(Settings):
         default="tool-calling",
         description="The name of an agent, from the entry points `toolroll.agents`.",
     )
+    command: str | None = Field(
+        default=None, description="The command that the agent `program` runs in each task's folder."
+    )
+    agent_args: dict[str, Any] = Field(
+        default_factory=dict, description="Further arguments for the agent."
+    )
     on_invalid_call: Literal["feedback", "respond", "stop"] = Field(
         default="feedback",
         description="After an invalid call: return the error to the model (feedback), send the "
@@ -312,8 +335,10 @@ class AgentSettings(Settings):
     @property
     def agent_settings(self) -> dict[str, Any]:
         """The settings that are passed to the function that makes the agent."""
-        names = {*AgentSettings.model_fields, "verify", "max_observation_bytes"} - {"agent"}
-        return self.model_dump(include=names)
+        own = {"agent", "command", "agent_args"}
+        names = {*AgentSettings.model_fields, "verify", "max_observation_bytes"} - own
+        command = {} if self.command is None else {"command": self.command}
+        return self.model_dump(include=names) | command | self.agent_args
 
 
 # --- for Python -----------------------------------------------------------------------------------

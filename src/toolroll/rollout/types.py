@@ -44,8 +44,10 @@ class StopReason(StrEnum):
     # too many unreadable calls in a row, or a single one if the policy is to stop at the first
     INVALID_CALLS = "invalid_calls"
     MAX_STEPS = "max_steps"
+    PROGRAM_TIMEOUT = "program_timeout"  # a program agent was stopped at its time limit
     LENGTH = "length"  # max_new_tokens truncated a turn
     CONTEXT_FULL = "context_full"  # the next prompt leaves no room to answer
+    PLACEHOLDER = "placeholder"  # the model sampled a token that stands for an image or a video
     ENGINE_ABORT = "engine_abort"  # aborted by the engine (for a weight update), and not resumed
     ENGINE_ERROR = "engine_error"
     ENVIRONMENT_ERROR = "environment_error"
@@ -56,7 +58,7 @@ class StopReason(StrEnum):
     INTERNAL_ERROR = "internal_error"
 
 
-_TRUNCATED = frozenset({StopReason.MAX_STEPS, StopReason.LENGTH, StopReason.CONTEXT_FULL})
+_TRUNCATED = {*map(StopReason, "max_steps program_timeout length context_full placeholder".split())}
 _COMPLETED = frozenset({StopReason.DONE, StopReason.INVALID_CALLS})
 
 
@@ -103,8 +105,8 @@ class Completion:
 
     `output_ids` is int32 [n], including the stop token. `logprobs` is float32 [n] at the effective
     temperature, or None if logprobs were not requested. `finish_reason` is "stop", "length" or
-    "abort". `matched` is the stop token id or stop string. `text` is the engine's own detokenized
-    text without the stop token, for logs only. `latency` is in seconds, over all attempts.
+    "abort". `matched` is the stop token id or stop string, or the placeholder token before which
+    the turn was cut. `text` is the engine's own. `latency` is in seconds, over all attempts.
     """
 
     output_ids: IdArray
@@ -237,9 +239,7 @@ ParallelCalls = Literal["all", "first", "refuse"]
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One task of an environment. `id` does not change between versions of the library. `index` is
-    the task's position in the split.
-    """
+    """One task. Versions of the library do not change its `id`. `index`: its place in the split."""
 
     id: str
     index: int
@@ -320,7 +320,7 @@ class Environment(ABC):
     def step(self, action: Action) -> StepResult | Awaitable[StepResult]:
         """Execute `action`. This is not called after `done`."""
 
-    def truncated_reward(self) -> float | None:
+    def truncated_reward(self) -> float | Awaitable[float | None] | None:
         """Return the reward of an episode that ended before `done`, for example at a limit of turns
         or tokens. None means 0.0, or the sum of the step rewards if `reward_mode` is "sum".
         """
@@ -477,7 +477,7 @@ def response_text(messages: Sequence[Message]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Episode:
-    """One played sample of a task, with its result."""
+    """One played sample of a task. `task_hash` is "" if there is no task."""
 
     env: str
     task_id: str
@@ -486,6 +486,7 @@ class Episode:
     seed: int
     result: InteractionResult
     model: str = ""
+    task_hash: str = ""
 
 
 class Agent(Protocol):
@@ -503,7 +504,5 @@ class Agent(Protocol):
         seed: int = 0,
         session_id: str | None = None,
     ) -> InteractionResult:
-        """Play one episode of `env` to its end. Raise only `CancelledError`, `UsageError` and
-        `EngineUnreachableError`.
-        """
+        """Play one episode. Raise only `CancelledError`, `UsageError`, `EngineUnreachableError`."""
         ...

@@ -6,15 +6,24 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
-from support.tau import MINI, REAL, STOP, SyncUser, TauBench, call, needed, play, scripted
+from support.tau import (
+    MINI,
+    REAL,
+    STOP,
+    SyncUser,
+    TauBench,
+    call,
+    needed,
+    play,
+    recorded_trials,
+    scripted,
+)
 
 from toolroll.agents.environments.tau_bench import TauBenchFactory
 from toolroll.agents.environments.tau_style import TauStyleEnvironment
@@ -126,7 +135,7 @@ async def test_a_changed_type_is_a_changed_database() -> None:
 @pytest.mark.peers
 async def test_recorded_conversations_replay_to_their_rewards(record_property: Figures) -> None:
     needed(REAL)
-    recorded = _recorded()
+    recorded = recorded_trials()
     factory = REAL.factory("airline")
     tasks = factory.tasks("test")
     assert len(recorded) == 40
@@ -146,17 +155,6 @@ async def test_recorded_conversations_replay_to_their_rewards(record_property: F
         f"{len(recorded)} recorded conversations: {sum(entry['reward'] for entry in recorded):.0f} "
         f"of reward 1.0",
     )
-
-
-def _recorded() -> list[dict[str, Any]]:
-    folder = os.environ.get("TOOLROLL_TEST_DATA")
-    path = Path(folder or "", "tau_bench", "gpt-4o-airline-40.json")
-    if folder is None or not path.is_file():
-        pytest.skip(
-            "TOOLROLL_TEST_DATA does not name a folder with tau_bench/gpt-4o-airline-40.json"
-        )
-    entries: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))
-    return entries
 
 
 def _recorded_action(message: dict[str, Any]) -> Action:

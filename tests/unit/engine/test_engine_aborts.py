@@ -37,7 +37,9 @@ async def test_an_attempt_that_takes_too_long_is_aborted_and_repeated(tokenizer:
     assert first.rid != second.rid
 
 
-async def test_the_abandoned_request_is_aborted_by_name_before_the_next_attempt() -> None:
+async def test_the_abandoned_request_is_aborted_by_name_before_the_next_attempt(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     """SGLang notices a client that has left only seconds later."""
     order: list[tuple[str, str]] = []
     arrived = asyncio.Event()
@@ -63,6 +65,8 @@ async def test_the_abandoned_request_is_aborted_by_name_before_the_next_attempt(
         await task
     assert [what for what, _ in order] == ["generate", "abort", "generate"]
     assert order[0][1] == order[1][1] != order[2][1]
+    [line] = [record.message for record in caplog.records if record.levelname == "WARNING"]
+    assert f"request {order[0][1]} of session s is aborted: no answer" in line
 
 
 async def test_a_cancelled_call_is_aborted_at_the_engine_and_no_other(tokenizer: Any) -> None:
@@ -162,4 +166,4 @@ async def test_an_abort_that_is_refused_is_logged(caplog: pytest.LogCaptureFixtu
         client(url) as calls,
     ):
         await calls.abort("r1")
-    assert "request r1 was not aborted: " in caplog.text and "answers 400" in caplog.text
+    assert "/abort_request answers 400 to {'rid': 'r1'}" in caplog.text

@@ -156,3 +156,12 @@ def test_nothing_gives_nothing() -> None:
         pass_hat_k([[1.0, 1.0]], 3)
     with pytest.raises(ValueError):
         pass_at_k([], 1)
+
+
+def test_pass_hat_k_of_tau_benchs_own_trials_is_what_its_own_code_prints() -> None:
+    """The passes of each airline task in the four gpt-4o trials of tau-bench's repository, and the
+    numbers that its `display_metrics` prints for them.
+    """
+    passes = "01100111000142021140430040220122003443413241222144"
+    rewards = [[1.0] * int(count) + [0.0] * (4 - int(count)) for count in passes]
+    assert [round(pass_hat_k(rewards, k), 3) for k in (1, 2, 3, 4)] == [0.42, 0.273, 0.22, 0.2]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,8 @@ from support.results import episode, summary_of, trajectory
 
 from toolroll.rollout.cli.display import results_table
 from toolroll.rollout.runs.report import by_task, report, write_summary
-from toolroll.rollout.runs.totals import Summary
-from toolroll.rollout.types import StopReason
+from toolroll.rollout.runs.totals import Summary, recomputed_tokens
+from toolroll.rollout.types import StopReason, Turn
 
 
 def drawn(found: Any, columns: int) -> str:
@@ -191,6 +192,7 @@ def test_tokens_and_times() -> None:
         "prompt": {"total": 200, "mean": 100.0},
         "completion": {"total": 40, "mean": 20.0},
         "trained": {"total": 36, "mean": 18.0},
+        "delivered": 0.9,
         "cached_share": 0.75,
     }
     assert found["latency"]["engine_turn"]["mean"] == 1.0
@@ -270,3 +272,15 @@ def test_the_ids_of_tasks_may_hold_any_digits() -> None:
     names = ["t10", "t9", "t²", "t٣", "2", "", "t"]
     found = by_task(summary_of(*(episode(name) for name in names)), names)
     assert list(found) == ["", "2", "t", "t٣", "t9", "t10", "t²"]
+
+
+def test_tokens_that_the_engine_computed_again() -> None:
+    """The last token of a turn is computed with the next turn; a repeated turn counts once."""
+    first = Turn(10, 15, "stop", prompt_tokens=10)
+    kept = Turn(20, 25, "stop", prompt_tokens=20, cached_tokens=14)
+    dropped = Turn(30, 35, "stop", prompt_tokens=30, cached_tokens=4)
+    whole = replace(trajectory(), turns=(first, kept, dropped))
+    assert recomputed_tokens([whole]) == 24 - 4
+    context = replace(dropped, excluded="context")
+    fork = replace(whole, turns=(first, kept, context, replace(kept, start=40, stop=45)))
+    assert recomputed_tokens([whole, fork]) == 20 + (34 - 14)

@@ -16,7 +16,7 @@ from support.toy_environment import PondFactory, look
 
 from toolroll.rollout.errors import EnvironmentFailure, UsageError
 from toolroll.rollout.model.model import Model
-from toolroll.rollout.runs.runner import Runner, RunStoppedError, episode_seed
+from toolroll.rollout.runs.runner import Runner, RunStoppedError, episode_seed, task_hash
 from toolroll.rollout.settings import RunSettings
 from toolroll.rollout.testing import Reply
 from toolroll.rollout.types import Action, Episode, InteractionResult, Status, StopReason, Task
@@ -61,6 +61,16 @@ def test_seeds() -> None:
     ]
     assert len({episode_seed(0, "t-1", 2), *others}) == 5
     assert all(0 <= seed < 2**31 for seed in others)
+
+
+def test_the_hash_of_a_task_changes_with_its_data_only() -> None:
+    data = {"prompt": "Hi", "books": [{"title": "A", "year": 1}]}
+    turned = {"books": [{"year": 1, "title": "A"}], "prompt": "Hi"}
+    known = "82ce4a216266ec584f0eb9e78d08b4a7"
+    assert task_hash("desk", Task("t", 0, "test", data)) == known, "the same in every process"
+    assert task_hash("desk", Task("t", 7, "train", turned)) == known
+    others = [("tau", "t", data), ("desk", "u", data), ("desk", "t", {**data, "prompt": "Hello"})]
+    assert known not in {task_hash(env, Task(name, 0, "", d)) for env, name, d in others}
 
 
 async def test_what_is_done_is_not_played_again(tokenizer: Any) -> None:

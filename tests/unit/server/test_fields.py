@@ -12,6 +12,7 @@ from support.endpoints import endpoint, streamed
 from support.episodes import call
 from support.listed_environment import TOOL
 
+from toolroll.rollout.engine.sampling_params import DROPPED_BY_SMG
 from toolroll.rollout.server.conversation.template_cache import TemplateCache
 from toolroll.rollout.server.errors import ApiError
 from toolroll.rollout.server.requests.sampling import EngineCapabilities
@@ -473,7 +474,9 @@ async def test_strict_is_refused_by_name_if_it_cannot_be_honored(tokenizer: Any)
             CHAT, {**body, "response_format": {"type": "json_object"}}
         )
         assert (status, answer["error"]["param"]) == (400, place)
-        bench.endpoint.capabilities = EngineCapabilities(behind_router=True, context_length=1000)
+        bench.endpoint.capabilities = EngineCapabilities(
+            dropped=DROPPED_BY_SMG, context_length=1000
+        )
         status, answer = await bench.post(CHAT, body)
         assert (status, answer["error"]["param"]) == (400, place)
         assert bench.engine.log == []

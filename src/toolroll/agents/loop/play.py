@@ -124,14 +124,14 @@ async def play(
             await played.conversation.settle()
         played.reason, played.reward = await tracker.reward_after_error(reason, runner, penalty)
     finally:
-        await _to_its_end(tracker.close(runner))
+        await to_its_end(tracker.close(runner))
     played.turn_rewards = tracker.rewards_of_turns(
         played.reward, summed=runner.env.reward_mode == "sum", penalty=penalty
     )
     return played
 
 
-async def _to_its_end(closing: Coroutine[Any, Any, None]) -> None:
+async def to_its_end(closing: Coroutine[Any, Any, None]) -> None:
     """Await `closing`. If the episode is cancelled in the meantime, raise `CancelledError` only
     after `closing` has ended.
     """
@@ -161,6 +161,8 @@ class _Loop:
             tracker.turn(turn, len(conversation.messages) - 1)
             if turn.finish_reason == "abort":
                 return StopReason.ENGINE_ABORT
+            if turn.finish_reason == "placeholder":
+                return StopReason.PLACEHOLDER
             if turn.finish_reason == "length" and rules.on_length == "stop":
                 return StopReason.LENGTH
             decision = rules.policy.decide(turn.parsed, invalid_before=tracker.invalid_in_a_row)
@@ -218,7 +220,7 @@ def build_result(
     if not trainable:
         tracker.info["trainable"] = False
     elif isinstance(conversation, Conversation):
-        trajectories = _rewarded(conversation.session.trajectories(), played.turn_rewards)
+        trajectories = rewarded(conversation.session.trajectories(), played.turn_rewards)
         prompt = conversation.first_prompt
         metrics["forks"] = float(len(conversation.forks))
         trained = [trajectory.trained_tokens for trajectory in trajectories]
@@ -240,7 +242,7 @@ def build_result(
     )
 
 
-def _rewarded(
+def rewarded(
     trajectories: Sequence[Trajectory], rewards: Sequence[float]
 ) -> tuple[Trajectory, ...]:
     """Return `trajectories` with the turns' `rewards`, which are in the order of the episode.

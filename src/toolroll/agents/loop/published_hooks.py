@@ -23,7 +23,7 @@ from toolroll.parsers.openai import (
     openai_result,
 )
 from toolroll.parsers.types import CallStatus, ParsedReply, ToolCall
-from toolroll.rollout.engine import parse_completion, request_fields
+from toolroll.rollout.engine import cut_placeholder, parse_completion, request_fields
 from toolroll.rollout.errors import EnvironmentFailure
 from toolroll.rollout.model.model import Model
 from toolroll.rollout.runs.environment_results import checked_reward
@@ -116,7 +116,8 @@ def wrap_call_llm(
             body = await body
         body = hook_value("_call_llm", body)
         info = await model.engine.model_info()
-        return parse_completion(body, request, vocab_size=info.sampled_limit)
+        turn = parse_completion(body, request, vocab_size=info.sampled_limit)
+        return cut_placeholder(turn, model.placeholders)
 
     return generate
 

@@ -27,7 +27,8 @@ from toolroll.rollout.cli.options import (
     with_parameters,
 )
 from toolroll.rollout.cli.serve_command import serve as serve_endpoint
-from toolroll.rollout.errors import RolloutError, ToolrollError, first_error
+from toolroll.rollout.errors import RolloutError, ToolrollError, UsageError, first_error
+from toolroll.rollout.runs.environment_file import is_target
 from toolroll.rollout.runs.run_config import PANELS, RunConfig, json_object, load_config
 from toolroll.rollout.runtime.event_loop import run as run_loop
 from toolroll.rollout.runtime.threads import end_within
@@ -89,33 +90,57 @@ def _root(
     """Token-exact multi-turn tool rollouts for SGLang."""
 
 
-def _play(env: str, config: Path | None, **options: Any) -> None:
+def _play(env: str | None, config: Path | None, recorded: Path | None, **options: Any) -> None:
     """Play an environment against an engine, and print the results.
 
-    With --out, the same command continues a run that was stopped.
+    With --out, the same command continues a run that was stopped. With --from, play a recorded run
+    again, and print what differs.
 
     Example: toolroll run desk --engine http://127.0.0.1:30000 --model Qwen/Qwen3-8B --out out/desk
     """
-    settings = load_config(config, {"env": env, **used_options(RunConfig, options)})
+    from toolroll.rollout.runs.recorded_run import recorded_run
+
+    again = None if recorded is None else recorded_run(recorded, env)
+    values = {} if again is None else again.values
+    env = env if again is None or is_target(env or "") else values["env"]
+    if env is None:
+        raise UsageError("name an environment, such as toolroll run desk, or give --from")
+    settings = load_config(config, {"env": env, **used_options(RunConfig, options)}, values)
     from toolroll.rollout.cli.run_command import run as run_environment
 
-    outcome = _run(run_environment(settings, console))
+    outcome = _run(run_environment(settings, console, again))
     _show({outcome.summary.env: outcome}, settings.out, max_lost=settings.max_lost)
 
 
-_ENV = typer.Argument(help=help_of("env"), show_default=False)
+_ENV = typer.Argument(help=f"{help_of('env')} Required without --from.", show_default=False)
+_FROM = typer.Option(
+    "--from",
+    help="The folder or run.json of a run, to play it again. Other options override its settings.",
+    rich_help_panel="Files",
+)
 _CONFIG = typer.Option(help="A YAML file with the same settings.", rich_help_panel="Files")
 app.command(name="run")(
     with_parameters(
         _play,
         [
-            Parameter("env", Parameter.KEYWORD_ONLY, annotation=Annotated[str, _ENV]),
+            Parameter(
+                "env",
+                Parameter.KEYWORD_ONLY,
+                default=None,
+                annotation=Annotated[str | None, _ENV],
+            ),
             *option_parameters(RunConfig.model_fields, PANELS),
             Parameter(
                 "config",
                 Parameter.KEYWORD_ONLY,
                 default=None,
                 annotation=Annotated[Path | None, _CONFIG],
+            ),
+            Parameter(
+                "recorded",
+                Parameter.KEYWORD_ONLY,
+                default=None,
+                annotation=Annotated[Path | None, _FROM],
             ),
         ],
     )
@@ -247,6 +272,73 @@ def export(
     from toolroll.rollout.cli.export import export as export_run
 
     for line in export_run(folder, kind, out, env):
+        print_line(console, line)
+
+
+@app.command()
+def compare(
+    folders: Annotated[list[Path], typer.Argument(help="runs: the baseline, then the others")],
+    allow_different: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="a difference that does not matter, such as template"),
+    ] = None,
+    fail_if_worse: Annotated[
+        float | None,
+        typer.Option(
+            metavar="POINTS",
+            min=0.0,
+            help="exit with 3 if the mean reward fell by more, and with 4 if that is not clear",
+        ),
+    ] = None,
+    margin: Annotated[
+        float | None,
+        typer.Option(metavar="REWARD", min=0.0, help="test whether they differ by less"),
+    ] = None,
+    power_for: Annotated[
+        float | None,
+        typer.Option(metavar="REWARD", min=0.001, help="how many tasks show this difference"),
+    ] = None,
+    *,
+    as_json: Annotated[bool, typer.Option("--json", help="the comparison as JSON")] = False,
+    markdown: Annotated[
+        bool, typer.Option("--markdown", help="the comparison as Markdown")
+    ] = False,
+) -> None:
+    """Compare runs with a baseline run, paired by task and sample (docs/compare.md).
+
+    Example: toolroll compare out/base out/new --fail-if-worse 2
+    """
+    from toolroll.rollout.cli.compare import as_text, compare_folders, exit_status, json_text
+    from toolroll.rollout.runs.compare import Question
+
+    limit = None if fail_if_worse is None else fail_if_worse / 100
+    question = Question(allow_different or (), limit, margin, power_for)
+    comparisons, messages = compare_folders(folders, question)
+    if as_json:
+        typer.echo(json_text(comparisons))
+    else:
+        for comparison in comparisons:
+            typer.echo(as_text(comparison, markdown=markdown))
+    for message in messages:
+        print_line(Console(stderr=True), message)
+    if fail_if_worse is not None:
+        raise typer.Exit(exit_status(comparisons))
+
+
+@app.command()
+def regrade(
+    folder: Annotated[Path, typer.Argument(help="the folder of a run")],
+    out: Annotated[Path, typer.Option(help="a new folder, for the run with the new rewards")],
+    env: Annotated[str | None, typer.Option(help="the environment, if it was moved")] = None,
+) -> None:
+    """Replay a run's actions in new environments, without an engine. Print the rewards that
+    changed, and the episodes that the environment does not repeat.
+
+    Example: toolroll regrade out/desk --out out/desk-regraded
+    """
+    from toolroll.rollout.cli.regrade import regrade_folder
+
+    for line in _run(regrade_folder(folder, out, env)):
         print_line(console, line)
 
 

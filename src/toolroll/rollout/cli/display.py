@@ -99,6 +99,8 @@ class RunDisplay:
         seconds = max(time.perf_counter() - self._began, 1e-9)
         aborted = summary.statuses["aborted"]
         errors = f"  errors {aborted}" if aborted else ""
+        if held := summary.totals["held_turns"]:
+            errors = f"  {held:,.0f} turns held{errors}"
         left = (
             ""
             if self._console.is_terminal
@@ -157,6 +159,7 @@ _LAST_ROWS: tuple[tuple[str, Read], ...] = (
         lambda report: _tokens(report, "trained") if report["trainable"] else "not trainable",
     ),
     ("prompt tokens cached", lambda report: f"{report['tokens']['cached_share']:.0%}"),
+    ("computed again (mean)", lambda report: _tokens(report, "recomputed")),
     ("tool calls", lambda report: str(report["tool_calls"]["attempted"])),
     ("invalid calls", lambda report: _invalid(report["invalid_calls"])),
     ("aborted", lambda report: str(report["aborted"])),

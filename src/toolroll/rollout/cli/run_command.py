@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 from rich.console import Console
@@ -23,6 +24,7 @@ from toolroll.rollout.runs.do_nothing import play_floor
 from toolroll.rollout.runs.environment_file import absolute_target
 from toolroll.rollout.runs.provenance import Provenance, provenance
 from toolroll.rollout.runs.ray import RayRunner
+from toolroll.rollout.runs.recorded_run import RecordedRun
 from toolroll.rollout.runs.registry import choose_tasks
 from toolroll.rollout.runs.report import read_summary, report, write_summary
 from toolroll.rollout.runs.run_config import RunConfig
@@ -54,19 +56,25 @@ class Outcome:
     error: Exception | None = None
 
 
-async def run(config: RunConfig, console: Console) -> Outcome:
-    """Check the servers and the template, then play `config.env`."""
+async def run(config: RunConfig, console: Console, recorded: RecordedRun | None = None) -> Outcome:
+    """Check the servers and the template, then play `config.env`. If the run repeats a `recorded`
+    one, print what differs.
+    """
     async with AsyncExitStack() as stack:
         plan = await prepare(config, stack)
         await _check_addresses(config)
         if plan.served is not None:
             await _check_engine(plan.served, console, allow_mismatch=config.allow_model_mismatch)
             await _check_template(plan.served, console)
-        return await play(plan, console)
+        return await play(plan, console, recorded=recorded)
 
 
 async def play(
-    plan: Plan, console: Console, *, produced_by: Mapping[str, Any] | None = None
+    plan: Plan,
+    console: Console,
+    *,
+    produced_by: Mapping[str, Any] | None = None,
+    recorded: RecordedRun | None = None,
 ) -> Outcome:
     """Play the episodes of `plan` that are not yet in the folder `config.out`, and show the
     progress. `produced_by` is added to the provenance in `run.json`.
@@ -75,6 +83,10 @@ async def play(
     """
     env, out = plan.factory.name, plan.config.out
     now = await provenance(plan.served, plan.factory) | dict(produced_by or {})
+    now["options"] = plan.config.options
+    if recorded is not None:
+        for line in recorded.differences(plan.identity, now) or ["nothing"]:
+            print_line(console, f"{env}: different from the recorded run: {line}")
     if out is None:
         summary = Summary(env)
         return await _play(plan, console, summary, summary.add, frozenset(), [now])
@@ -85,6 +97,7 @@ async def play(
         sync=plan.config.sync,
         provenance=now,
     ) as folder:
+        await _close_left(plan, out)
         read_summary(out)  # a damaged file is an error before the episodes, not after them
         if folder.done:
             print_line(console, f"{env}: {len(folder.done)} episodes are in {out} already")
@@ -101,12 +114,20 @@ async def play(
         outcome = await _play(
             plan, console, folder.summary, folder.append, folder.done, folder.provenance
         )
+        await _close_left(plan, out)  # of worker processes that died
         try:
             write_summary(out, {env: outcome.report})
         except UsageError:
             if outcome.error is None:  # otherwise the disk has probably ended the run
                 raise
         return outcome
+
+
+async def _close_left(plan: Plan, out: Path) -> None:
+    """Close the sessions that killed processes of the run left open at the engine."""
+    if plan.served is not None:
+        await plan.served.engine.close_left_sessions(out)
+        plan.served.engine.keep_sessions(out)
 
 
 def _has_others(done: Collection[EpisodeKey], plan: Plan) -> bool:
@@ -248,9 +269,18 @@ async def _check_engine(served: Model, console: Console, *, allow_mismatch: bool
     health = await served.engine.wait_until_healthy()
     if not health.ok:
         raise UsageError(health.why)
-    await served.engine.model_info()  # raises an error if this is not an engine's address
+    info = await served.engine.model_info()  # raises an error if this is not an engine's address
+    if info.session_cache is not None:
+        print_line(console, _SESSION_CACHE[info.session_cache])
     for line in await served.check_identity(allow_mismatch=allow_mismatch):
         print_line(console, f"WARNING: {line}")
+
+
+_SESSION_CACHE = {
+    True: "SGLang's cache keeps the prefixes of running episodes.",
+    False: "SGLang's cache may drop the prefixes of running episodes "
+    "(--enable-session-radix-cache keeps them, but not behind sglang-router 0.3.2).",
+}
 
 
 async def _check_template(served: Model, console: Console) -> None:

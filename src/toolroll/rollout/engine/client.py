@@ -20,8 +20,9 @@ import logging
 import os
 import random
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
+from pathlib import Path
 from time import perf_counter
 from typing import Any
 
@@ -37,6 +38,7 @@ from toolroll.rollout.engine.model_info import ModelInfo
 from toolroll.rollout.engine.outage import MAX_OUTAGES, Outage, Sleep
 from toolroll.rollout.engine.response import check_ids, parse_completion
 from toolroll.rollout.engine.sampling_params import check_names, request_fields
+from toolroll.rollout.engine.session_cache import CachedSession, SessionCache
 from toolroll.rollout.engine.stream import EventReader, Progress
 from toolroll.rollout.engine.transport import (
     NETWORK_ERRORS,
@@ -93,6 +95,7 @@ class Engine(EngineClient):
         # layers * top_k. Answers do not contain it, so the first one must have all rows.
         self._experts_per_token: int | None = None
         self._aborts: set[asyncio.Task[None]] = set()
+        self._sessions = SessionCache(self._close_session)
 
     @property
     def url(self) -> str:
@@ -106,17 +109,19 @@ class Engine(EngineClient):
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Wait for the aborts in flight, then close the connections. Requests in flight fail and
-        are not retried.
+        """Wait for the aborts in flight and for the sessions that are being closed, then close the
+        connections. Requests in flight fail and are not retried.
         """
         self._closings += 1
         await self._outage.aclose()
-        while self._aborts:  # an abort that starts meanwhile opens new connections
-            await asyncio.gather(*self._aborts, return_exceptions=True)
-        await self._transport.close()
-        if self._aborts:
-            await asyncio.gather(*self._aborts, return_exceptions=True)
+        for _ in range(2):  # what the requests in flight leave opens new connections
+            await self._settle()
             await self._transport.close()
+
+    async def _settle(self) -> None:
+        while self._aborts:
+            await asyncio.gather(*self._aborts, return_exceptions=True)
+        await self._sessions.settle()
 
     # --- generate ---------------------------------------------------------------------------------
 
@@ -210,8 +215,8 @@ class Engine(EngineClient):
         elif self.config.return_routed_experts:
             raise CompletionError(
                 "return_routed_experts is set, but the engine sent no routed experts: start SGLang "
-                "with --enable-return-routed-experts, and connect to it directly (router 0.3.2 "
-                "drops return_routed_experts)"
+                "with --enable-return-routed-experts, and connect to it directly or through "
+                "smg (sglang-router drops return_routed_experts)"
             )
         vocab_size = info.vocab_size
         if vocab_size is not None and sampled.max() >= vocab_size:
@@ -251,10 +256,17 @@ class Engine(EngineClient):
                 f"the session id {request.session_id!r} cannot be sent as a header: it must be a "
                 f"single line of text"
             )
-        check_names(request.sampling_params, through_router=self._control_plane.routed)
+        check_names(request.sampling_params, dropped=self._control_plane.dropped)
         return info
 
-    def _body(self, request: GenerateRequest, rid: str, *, stream: bool) -> bytes:
+    def _body(
+        self,
+        request: GenerateRequest,
+        rid: str,
+        *,
+        stream: bool,
+        session: CachedSession | None = None,
+    ) -> bytes:
         """Return the JSON to send."""
         rest = orjson.dumps(
             {
@@ -262,6 +274,7 @@ class Engine(EngineClient):
                 "return_logprob": request.return_logprob,
                 "stream": stream,
                 "rid": rid,
+                **({"session_id": session.id} if session is not None else {}),
                 **(self._experts_fields(request) if self.config.return_routed_experts else {}),
                 **request.extra,
             }
@@ -280,15 +293,22 @@ class Engine(EngineClient):
         self, request: GenerateRequest, rid: str, deadline: float, events: EventReader | None
     ) -> Mapping[str, Any] | Failure:
         seconds = min(max(deadline - perf_counter(), 0.001), self.config.attempt_timeout)
-        sent = self._body(request, rid, stream=events is not None)
+        session = None
+        if self._control_plane.session_cache:
+            session = self._sessions.enter(request.session_id)
+        sent = self._body(request, rid, stream=events is not None, session=session)
         closings = self._closings
         self._in_flight.add(rid)
         try:
             outcome = await self._posted(sent, request, seconds, events)
             if not isinstance(outcome, Failure):
                 outcome = foreign(outcome, rid) or outcome
-            running = isinstance(outcome, Failure) and outcome.running
-            if running and self._closings == closings:
+            if isinstance(outcome, Failure) and outcome.running and self._closings == closings:
+                if not outcome.lost:  # otherwise the outage is logged
+                    logger.warning(
+                        "%s: request %s of session %s is aborted: %s",
+                        self.url, rid, request.session_id, outcome.message,
+                    )  # fmt: skip
                 # Without the abort, the engine would sample both the request and its retry.
                 with not_counted():
                     await self.abort(rid)
@@ -297,6 +317,8 @@ class Engine(EngineClient):
             raise
         finally:
             self._in_flight.discard(rid)
+            if session is not None:
+                self._sessions.leave(session)
         return outcome
 
     async def _posted(
@@ -375,15 +397,39 @@ class Engine(EngineClient):
         self._aborts.add(task)
         task.add_done_callback(self._aborts.discard)
 
+    # --- sessions ---------------------------------------------------------------------------------
+
+    def open_session(self, session_id: str) -> Callable[[], None]:
+        """Let the engine's cache keep the prefixes of the session's requests, if it can. Return the
+        function that ends this.
+        """
+        return self._sessions.open(session_id)
+
+    def keep_sessions(self, folder: Path) -> None:
+        """Keep the ids of open sessions in `folder`, for `close_left_sessions`."""
+        self._sessions.keep(folder)
+
+    async def close_left_sessions(self, folder: Path) -> int:
+        """Close the sessions that killed processes left open at the engine, by the files in
+        `folder`. Return their number.
+        """
+        return await self._sessions.close_left(folder)
+
+    async def _close_session(self, session_id: str) -> bool:
+        # An aborted request marks nothing, but one that ends before its abort arrives would.
+        await asyncio.gather(*self._aborts, return_exceptions=True)
+        return await self._control_plane.close_session(session_id)
+
     # --- the control plane ------------------------------------------------------------------------
 
     async def workers(self) -> list[str]:
         """Return the workers' addresses: the ones that a router lists, or the engine's own."""
         return await self._control_plane.workers()
 
-    async def behind_router(self) -> bool:
-        """Return True if requests go through a router. Routers silently drop some parameters."""
-        return await self.workers() != [self.url]
+    async def dropped_params(self) -> frozenset[str]:
+        """Return the sampling parameters that the router in front of the engine silently drops."""
+        await self.workers()
+        return self._control_plane.dropped
 
     async def model_info(self) -> ModelInfo:
         """Return the context length, the vocabulary size and the weight version.

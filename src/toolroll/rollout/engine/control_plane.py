@@ -23,6 +23,7 @@ import orjson
 from toolroll.rollout.engine.engine_config import EngineConfig
 from toolroll.rollout.engine.health import Health, check_health
 from toolroll.rollout.engine.model_info import ModelInfo, read_model_info
+from toolroll.rollout.engine.sampling_params import DROPPED_BY_ROUTER, DROPPED_BY_SMG
 from toolroll.rollout.engine.transport import NETWORK_ERRORS, Answer, Transport
 from toolroll.rollout.errors import UsageError
 
@@ -44,6 +45,7 @@ class ControlPlane:
         self._config = config
         self._transport = transport
         self._workers: list[str] | None = None
+        self._smg = False
         self._model_info = model_info
         self._loop: asyncio.AbstractEventLoop | None = None
         self._locks: dict[Literal["info", "model"], asyncio.Lock] = {}
@@ -66,20 +68,32 @@ class ControlPlane:
         """True if `workers` has found a router."""
         return self._workers is not None and self._workers != [self._config.engine]
 
+    @property
+    def dropped(self) -> frozenset[str]:
+        """The sampling parameters that the router in front of the engine drops."""
+        if not self.routed:
+            return frozenset()
+        return DROPPED_BY_SMG if self._smg else DROPPED_BY_ROUTER
+
+    @property
+    def session_cache(self) -> bool:
+        """True if `model_info` has found that the engine's cache knows sessions."""
+        return (self._model_info or self._info_so_far).session_cache is True
+
     async def workers(self) -> list[str]:
         """Return the workers' addresses: the ones that a router lists, or the engine's own."""
         if self._workers is None:
             url = self._config.engine
             listed, final = await self.ask(f"{url}/workers")
             entries = listed.get("workers", []) if isinstance(listed, dict) else listed
-            urls = [
-                entry["url"]
-                for entry in entries or ()
-                if isinstance(entry, dict) and entry.get("url")
+            workers = [
+                entry for entry in entries or () if isinstance(entry, dict) and entry.get("url")
             ]
+            urls = [entry["url"] for entry in workers]
             if not final or (not urls and listed is not None):
                 return [url]  # no answer, or the router has no worker yet: ask again next time
             self._workers = urls or [url]
+            self._smg = all("runtime_type" in entry for entry in workers)  # not in 0.3.2
         return self._workers
 
     async def model_info(self) -> ModelInfo:
@@ -117,7 +131,13 @@ class ControlPlane:
             reported,
             context_length=self._config.context_length or reported.context_length,
             vocab_size=self._config.vocab_size or reported.vocab_size,
+            session_cache=self._session_cache(reported),
         ), all_final
+
+    def _session_cache(self, reported: ModelInfo) -> bool | None:
+        if not self._config.session_cache or reported.session_cache is None:
+            return None
+        return reported.session_cache and (self._smg or not self.routed)  # 0.3.2 drops session ids
 
     async def health(self) -> Health:
         """Return whether the engine can answer, and if not, why."""
@@ -186,19 +206,29 @@ class ControlPlane:
 
     async def abort(self, rid: str) -> None:
         """Abort one request at every worker. Log failures."""
-        data = orjson.dumps({"rid": rid})
+        await self._post_to_workers("/abort_request", {"rid": rid})
+
+    async def close_session(self, session_id: str) -> bool:
+        """Close one session at every worker. Return False if a worker did not answer."""
+        return await self._post_to_workers("/close_session", {"session_id": session_id})
+
+    async def _post_to_workers(self, path: str, body: Mapping[str, Any]) -> bool:
+        """Post `body` to every worker, because routers do not forward `path`. Log failures. Return
+        False if a worker did not answer.
+        """
+        data, answered = orjson.dumps(body), True
         for worker in await self.workers():
-            url = f"{worker}/abort_request"
+            url = f"{worker}{path}"
             try:
                 answer = await self._transport.post(url, data, seconds=self._config.abort_timeout)
             except NETWORK_ERRORS as error:
-                logger.info("request %s could not be aborted at %s: %s", rid, worker, error)
+                logger.info("%s %s failed: %s", url, dict(body), error)
+                answered = False
                 continue
             if answer.status != 200:
-                body = answer.body[:200]
-                logger.warning(
-                    "request %s was not aborted: %s answers %d: %r", rid, url, answer.status, body
-                )
+                text = answer.body[:200]
+                logger.warning("%s answers %d to %s: %r", url, answer.status, dict(body), text)
+        return answered
 
     async def ask(self, url: str) -> tuple[Any, bool]:
         """Return the JSON at `url` (None if there is none), and whether this result is final.

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 from toolroll.rollout.engine.health import Health
@@ -58,9 +59,25 @@ class EngineClient(Protocol):
         """Return the addresses that answer SGLang's routes, such as `/tokenize`."""
         return []
 
-    async def behind_router(self) -> bool:
-        """Return True if requests go through a router. Routers silently drop some parameters."""
-        return False
+    async def dropped_params(self) -> frozenset[str]:
+        """Return the sampling parameters that the router in front of the engine silently drops."""
+        return frozenset()
+
+    def open_session(self, session_id: str) -> Callable[[], None]:
+        """Let the engine's cache keep the prefixes of the session's requests. Return the function
+        that ends this. It may be called more than once.
+        """
+        return lambda: None
+
+    def keep_sessions(self, folder: Path) -> None:
+        """Keep the ids of open sessions in `folder`, for `close_left_sessions`."""
+        return
+
+    async def close_left_sessions(self, folder: Path) -> int:
+        """Close the sessions that killed processes left open at the engine, by the files in
+        `folder`. Return their number. No other process may use the folder.
+        """
+        return 0
 
     async def wait_until_healthy(self) -> Health:
         """Wait until the engine can answer. Return the last health check."""

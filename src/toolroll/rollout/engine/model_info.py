@@ -31,6 +31,8 @@ class ModelInfo:
     deterministic: bool = False
     """True if a `sampling_seed` reproduces the tokens (--enable-deterministic-inference)."""
     sglang_version: str | None = None
+    session_cache: bool | None = None
+    """True if the prefix cache evicts open sessions last (--enable-session-radix-cache)."""
 
     @property
     def sampled_limit(self) -> int | None:
@@ -70,11 +72,16 @@ def read_model_info(
         max_input_length=None if refused is None else refused - 1,
         deterministic=server_info.get("enable_deterministic_inference") is True,
         sglang_version=_text(server_info.get("version")),
+        session_cache=_boolean(server_info.get("enable_session_radix_cache")),
     )
 
 
 def _integer(value: Any) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
+
+
+def _boolean(value: Any) -> bool | None:
+    return value if isinstance(value, bool) else None
 
 
 def _text(value: Any) -> str | None:

@@ -7,14 +7,18 @@ grammar starts again with each request, and the engine looks for a stop string o
 that this request sampled. An abort does not change a turn that has a stop token or all its
 tokens: it is complete. With speculative decoding, tokens may follow the stop token of an aborted
 answer. They are dropped.
+
+A turn is cut before its first placeholder token, which stands for an image, a video or audio. A
+prompt with such a token and without its image makes trainers fail (verl#7515).
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from contextvars import ContextVar
 from dataclasses import replace
+from itertools import takewhile
 from typing import Any, Protocol
 
 import numpy as np
@@ -62,16 +66,18 @@ async def generate_resumed(
     max_resumes: int,
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     progress: Progress | None = None,
+    placeholders: Collection[int] = (),
 ) -> Completion:
     """Sample a turn. If the engine aborts it, resume it at most `max_resumes` times. After that, or
     if the trainer has stopped, wait in `PARKING` and then resume it.
 
     The joined completion has finish_reason "abort" if the last attempt was aborted too, or if a
     grammar or stop string prevents a resume. `max_new_tokens` and `min_new_tokens` apply to all
-    parts together.
+    parts together. The completion is cut before the first of `placeholders` (`cut_placeholder`).
     """
     parking, params, resumes = PARKING.get(), request.sampling_params, 0
-    whole = _completed(await engine.generate(request, progress=progress), params)
+    progress = _before(progress, placeholders)
+    whole = _completed(await engine.generate(request, progress=progress), params, placeholders)
     while _may_resume(whole, params):
         if resumes < max_resumes and not (parking is not None and parking.stopped()):
             await sleep(min(_BACKOFF * 2**resumes, _BACKOFF_LIMIT))
@@ -91,16 +97,36 @@ async def generate_resumed(
             ),
             progress=_after(progress, whole.output_ids),
         )
-        whole = _completed(join(whole, part), params)
+        whole = _completed(join(whole, part), params, placeholders)
     if parking is not None:
         parking.sampled(request, whole)
     return whole
 
 
-def _completed(turn: Completion, params: Mapping[str, Any]) -> Completion:
-    """Return `turn`. If it was aborted, but one of its tokens ends it, return it up to this token,
-    with the finish_reason that it would have without the abort: SGLang checks for an abort first.
+def cut_placeholder(turn: Completion, placeholders: Collection[int]) -> Completion:
+    """Return `turn` up to its first placeholder token, without this token. If there is one, the
+    finish_reason is "length", and `matched` is the token.
     """
+    ids = turn.output_ids.tolist() if placeholders else []
+    position = next((position for position, index in enumerate(ids) if index in placeholders), None)
+    if position is None:
+        return turn
+    return replace(_cut(turn, position), finish_reason="length", matched=ids[position])
+
+
+def is_cut(turn: Completion) -> bool:
+    """Return True if `cut_placeholder` cut the turn."""
+    return turn.finish_reason == "length" and turn.matched is not None
+
+
+def _completed(
+    turn: Completion, params: Mapping[str, Any], placeholders: Collection[int]
+) -> Completion:
+    """Return `turn`, cut before a placeholder token. If it was aborted, but one of its tokens ends
+    it, return it up to this token, with the finish_reason that it would have without the abort:
+    SGLang checks for an abort first.
+    """
+    turn = cut_placeholder(turn, placeholders)
     if turn.finish_reason != "abort" or not len(turn.output_ids):
         return turn
     if not params.get("ignore_eos"):
@@ -148,6 +174,13 @@ def _rest(params: Mapping[str, Any], sampled: int) -> dict[str, Any]:
 
 def _after(progress: Progress | None, before: IdArray) -> Progress | None:
     return None if progress is None else lambda ids: progress([*before.tolist(), *ids])
+
+
+def _before(progress: Progress | None, placeholders: Collection[int]) -> Progress | None:
+    """Return a `progress` that gets the ids before the first placeholder token."""
+    if progress is None or not placeholders:
+        return progress
+    return lambda ids: progress(list(takewhile(lambda index: index not in placeholders, ids)))
 
 
 def join(first: Completion, second: Completion) -> Completion:

@@ -31,13 +31,15 @@ KNOWN = frozenset(
     ).split()
 ) | {LORA_PATH}
 
-# Dropped silently by sglang-router 0.3.2 (smg 1.13.0 keeps custom_params).
-DROPPED_BY_ROUTERS = frozenset(
+DROPPED_BY_SMG = frozenset(
     (
         "stop_regex beam_width structural_tag spaces_between_special_tokens stream_interval "
-        "logit_bias custom_params "
+        "logit_bias watermark choice"
     ).split()
 )
+"""Dropped silently by smg 1.13.0."""
+DROPPED_BY_ROUTER = DROPPED_BY_SMG | {"custom_params"}
+"""Dropped silently by sglang-router 0.3.2."""
 
 DEFAULT_MAX_NEW_TOKENS = 128
 """SGLang's own default. It is sent explicitly, so that the recorded parameters are the effective
@@ -45,13 +47,15 @@ ones.
 """
 
 
-def check_names(sampling_params: Mapping[str, Any], *, through_router: bool = False) -> None:
-    """Raise `UsageError` for a name that SGLang does not know, or that a router would drop."""
+def check_names(
+    sampling_params: Mapping[str, Any], *, dropped: frozenset[str] = frozenset()
+) -> None:
+    """Raise `UsageError` for a name that SGLang does not know, or that the router drops."""
     for name in sampling_params:
         if name not in KNOWN:
             hint = did_you_mean(name, KNOWN, f"; the known ones are {', '.join(sorted(KNOWN))}")
             raise UsageError(f"SGLang has no sampling parameter {name!r}{hint}")
-        if through_router and name in DROPPED_BY_ROUTERS:
+        if name in dropped:
             raise UsageError(
                 f"the router silently drops the sampling parameter {name!r}: connect to the worker "
                 f"directly to use it"

@@ -25,7 +25,7 @@ from typing import Any, Literal, TypeVar
 import numpy as np
 
 from toolroll.parsers.types import ParsedReply
-from toolroll.rollout.engine import EncodedRequest
+from toolroll.rollout.engine import EncodedRequest, is_cut
 from toolroll.rollout.errors import HistoryRewrittenError
 from toolroll.rollout.model.model import Model
 from toolroll.rollout.model.turn import AssistantTurn, parse_turn
@@ -197,7 +197,7 @@ class Conversation:
         return AssistantTurn(
             reading.parsed,
             reading.message,
-            completion.finish_reason,
+            "placeholder" if is_cut(completion) else completion.finish_reason,
             counts,
             completion.latency,
             reading.text,

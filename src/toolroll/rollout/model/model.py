@@ -7,8 +7,9 @@ Usually all episodes of a process share one `Model`. `Model.from_args` creates i
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,6 +20,7 @@ from toolroll.parsers.infer import better_parser, infer_parser
 from toolroll.parsers.registry import get_parser
 from toolroll.parsers.types import UnknownParserError
 from toolroll.rollout.engine import (
+    Admission,
     Engine,
     EngineClient,
     EngineConfig,
@@ -28,7 +30,7 @@ from toolroll.rollout.engine import (
 )
 from toolroll.rollout.errors import TemplateError, UsageError
 from toolroll.rollout.model.identity import check_identity
-from toolroll.rollout.model.tokenizers import load_tokenizer
+from toolroll.rollout.model.tokenizers import find_placeholders, load_tokenizer
 from toolroll.rollout.runtime.garbage import paced_garbage
 from toolroll.rollout.runtime.threads import Threads
 from toolroll.rollout.settings import EngineSettings, RolloutArgs
@@ -37,12 +39,16 @@ from toolroll.rollout.types import Completion, GenerateRequest
 
 T = TypeVar("T")
 
+_BAN = -100.0
+"""The logit bias of a banned token."""
+
 
 class Model:
     """A served model. Use it as an async context manager, or call `aclose` at the end.
 
     `max_resumes`: the maximum number of times that one turn is resumed after the engine aborted it
     (for a weight update). If the engine then aborts it again, the partial turn is returned.
+    `ban_placeholders`, `cache_share`: see `RolloutArgs`.
     `threads`: the maximum number of concurrent blocking calls of environments and user simulators,
     usually the number of concurrent episodes.
     """
@@ -55,17 +61,28 @@ class Model:
         *,
         name: str = "",
         max_resumes: int = 0,
+        ban_placeholders: bool = False,
+        cache_share: float = 1.0,
         threads: int = 64,
     ) -> None:
         self.engine = engine
         self.template = template
         self.parser = parser
         self.name = name
+        self.placeholders = find_placeholders(template.tokenizer)
+        """The ids of tokens that stand for an image, a video or audio. A turn is cut before the
+        first one, because a prompt must not contain it without its image.
+        """
+        self.admission = Admission(engine, cache_share)
         self._max_resumes = max_resumes
+        self._bans = {str(index): _BAN for index in self.placeholders if ban_placeholders}
         self.args: RolloutArgs | None = None
         """The settings that were given to `from_args`. Agents without settings use them."""
         self._threads = Threads(threads)
         self._closing = ExitStack()
+        self._shared: dict[Any, Any] = {}
+        self._shared_stack = AsyncExitStack()
+        self._opening = asyncio.Lock()
 
     @classmethod
     def from_args(
@@ -107,6 +124,8 @@ class Model:
             parser,
             name=args.model,
             max_resumes=args.max_resumes,
+            ban_placeholders=args.ban_placeholders,
+            cache_share=args.cache_share,
             threads=args.concurrency,
         )
         model.args = args
@@ -127,26 +146,41 @@ class Model:
     async def effective_params(
         self, sampling_params: Mapping[str, Any], prompt_length: int, template: ChatTemplate
     ) -> dict[str, Any]:
-        """Return the parameters to send: `sampling_params`, with the template's stop tokens added,
-        and with `max_new_tokens` reduced to the room that is left in the model's context.
+        """Return the parameters to send: `sampling_params`, with the template's stop tokens and
+        the placeholder tokens added as stop tokens, and with `max_new_tokens` reduced to the room
+        that is left in the model's context.
 
         Raise `ContextOverflowError` if no room is left.
         """
         params = dict(sampling_params)
         params["stop_token_ids"] = sorted(
-            {*(params.get("stop_token_ids") or ()), *template.stop_token_ids}
+            {
+                *(params.get("stop_token_ids") or ()),
+                *template.stop_token_ids,
+                *self.placeholders,
+            }
         )
+        if self._bans:
+            params["logit_bias"] = {**(params.get("logit_bias") or {}), **self._bans}
         return effective_params(params, prompt_length, await self.engine.model_info())
 
     async def generate(
         self, request: GenerateRequest, *, progress: Progress | None = None
     ) -> Completion:
-        """Sample one turn. If the engine aborts it, resume it up to `max_resumes` times.
+        """Sample one turn. If the engine aborts it, resume it up to `max_resumes` times. The turn
+        may have to wait (`Admission`).
 
         `progress` is called during the sampling, with all ids of the turn so far.
         """
-        return await generate_resumed(
-            self.engine, request, max_resumes=self._max_resumes, progress=progress
+        return await self.admission.sample(
+            request,
+            lambda: generate_resumed(
+                self.engine,
+                request,
+                max_resumes=self._max_resumes,
+                progress=progress,
+                placeholders=self.placeholders,
+            ),
         )
 
     async def check_identity(self, *, allow_mismatch: bool = False) -> list[str]:
@@ -181,9 +215,21 @@ class Model:
         """Run the blocking `function` in a thread, as `Threads.run_in_thread` does."""
         return await self._threads.run_in_thread(function, *args, begun=begun, what=what)
 
+    async def shared(self, key: Any, make: Callable[[], AbstractAsyncContextManager[T]]) -> T:
+        """Return what `make()` opens, which all episodes share. Only the first call with this `key`
+        opens it. `aclose` closes it.
+        """
+        async with self._opening:
+            if key not in self._shared:
+                self._shared[key] = await self._shared_stack.enter_async_context(make())
+            opened: T = self._shared[key]
+            return opened
+
     async def aclose(self) -> None:
-        """Close the engine's connections, and release everything else."""
+        """Close what is shared and the engine's connections, and release everything else."""
         try:
+            await self._shared_stack.aclose()
+            self._shared.clear()
             await self.engine.aclose()
         finally:
             self.release()

@@ -13,6 +13,7 @@ import importlib
 import json
 import os
 import sys
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -38,6 +39,12 @@ tokens, which decoding can skip. The others always appear in decoded text, as in
 
 DESK_MODEL = "desk-1m"
 """The name of this model for `--model`."""
+
+
+_PLACEHOLDERS = [
+    f"{kind}_token_{suffix}" for kind in ("image", "video", "audio") for suffix in ("id", "index")
+]
+"""Where `config.json` and tokenizers name a placeholder token."""
 
 
 def load_tokenizer(name: str | None) -> Any:
@@ -123,3 +130,33 @@ def import_transformers() -> ModuleType:
             del os.environ[_NOTICES]
         else:
             os.environ[_NOTICES] = before
+
+
+def find_placeholders(tokenizer: Any) -> frozenset[int]:
+    """Return the ids of the tokens that stand for an image, a video or audio in a prompt.
+
+    Only the model's `config.json` and the tokenizer's own attributes count, because text-only
+    models share the vocabularies of multimodal ones.
+    """
+    named = [getattr(tokenizer, name, None) for name in _PLACEHOLDERS]
+    named += _placeholders_in(_config(str(tokenizer.name_or_path)))
+    return frozenset(index for index in named if type(index) is int and index >= 0)
+
+
+def _placeholders_in(config: Mapping[str, Any]) -> Iterator[Any]:
+    for name, setting in config.items():
+        if name in _PLACEHOLDERS:
+            yield setting
+        elif isinstance(setting, dict):
+            yield from _placeholders_in(setting)
+
+
+def _config(name: str) -> Mapping[str, Any]:
+    """Return the `config.json` in the folder `name`, or in the local cache of the hub."""
+    transformers: Any = import_transformers()
+    try:
+        path = transformers.utils.cached_file(name, "config.json", local_files_only=True)
+    except OSError:
+        path = None
+    config: Mapping[str, Any] = json.loads(Path(path).read_bytes()) if path else {}
+    return config

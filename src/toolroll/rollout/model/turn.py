@@ -36,10 +36,11 @@ class AssistantTurn:
     """One turn of the model: the parsed reply and the message for the conversation. The message's
     `tool_calls` include invalid calls.
 
-    `counts`: prompt_tokens, completion_tokens, cached_tokens and engine_retries, if known.
-    `seconds`: how long the turn took. `text`: the text without the stop token. `node`: the turn's
-    node in the session's token tree. If an agent samples from an API without token ids, `text` is
-    empty and `node` is None.
+    `finish_reason`: that of the `Completion`, or "placeholder" if the turn was cut before a
+    placeholder token. `counts`: prompt_tokens, completion_tokens, cached_tokens and engine_retries,
+    if known. `seconds`: how long the turn took. `text`: the text without the stop token. `node`:
+    the turn's node in the session's token tree. If an agent samples from an API without token ids,
+    `text` is empty and `node` is None.
     """
 
     parsed: ParsedReply
@@ -103,7 +104,7 @@ def parse_turn(
     sampled = template.sampled(
         ids,
         finish_reason=completion.finish_reason,
-        stop_token_ids=stop_ids(completion, sampling_params),
+        stop_token_ids=stop_ids(completion, sampling_params, model),
     )
     text = before_stop(sampled.body, completion, stop_strings)
     if prefill:
@@ -134,10 +135,13 @@ def before_stop(text: str, completion: Completion, stop_strings: Sequence[str]) 
     return text
 
 
-def stop_ids(completion: Completion, sampling_params: Mapping[str, Any]) -> list[int]:
-    """Return the ids of the stop tokens that were requested, and of the one that ended the turn."""
+def stop_ids(completion: Completion, sampling_params: Mapping[str, Any], model: Model) -> list[int]:
+    """Return the ids of the stop tokens that were requested, and of the one that ended the turn.
+    Placeholder tokens are not included, because no turn contains one.
+    """
     matched = [completion.matched] if isinstance(completion.matched, int) else []
-    return [*(sampling_params.get("stop_token_ids") or ()), *matched]
+    stops = [*(sampling_params.get("stop_token_ids") or ()), *matched]
+    return [index for index in stops if index not in model.placeholders]
 
 
 def parse_options(

@@ -363,8 +363,8 @@ def _difference(
     entries = zip(expected.transcript, other.transcript, strict=False)
     for step, (first, second) in enumerate(entries):
         if first != second:
-            path, *values = _first_difference(first, second)
-            texts = [f"{text} {name}" for text, name in zip(_excerpts(*values), when, strict=True)]
+            path, *values = first_difference(first, second)
+            texts = [f"{text} {name}" for text, name in zip(excerpts(*values), when, strict=True)]
             return f"{path} of {f'step {step}' if step else 'reset'} is {' and '.join(texts)}"
     if len(expected.transcript) != len(other.transcript):
         steps = [f"{len(player.transcript) - 1}" for player in (expected, other)]
@@ -383,7 +383,7 @@ def _first_error(recorder: EnvironmentRecorder) -> str:
     return ""
 
 
-def _first_difference(first: Any, second: Any, path: str = "") -> tuple[str, Any, Any]:
+def first_difference(first: Any, second: Any, path: str = "") -> tuple[str, Any, Any]:
     """Return the path of the first difference between two JSON values, such as
     `messages[0].content`, and the value of each at this path (None if it is missing).
     """
@@ -391,15 +391,15 @@ def _first_difference(first: Any, second: Any, path: str = "") -> tuple[str, Any
         for name in {**first, **second}:
             if first.get(name) != second.get(name):
                 inner = f"{path}.{name}" if path else name
-                return _first_difference(first.get(name), second.get(name), inner)
+                return first_difference(first.get(name), second.get(name), inner)
     elif isinstance(first, list) and isinstance(second, list):
         for position, (left, other) in enumerate(zip_longest(first, second)):
             if left != other:
-                return _first_difference(left, other, f"{path}[{position}]")
+                return first_difference(left, other, f"{path}[{position}]")
     return path, first, second
 
 
-def _excerpts(first: Any, second: Any) -> tuple[str, str]:
+def excerpts(first: Any, second: Any) -> tuple[str, str]:
     """Return the beginning of each value. If both are texts, begin shortly before the first
     character that differs.
     """

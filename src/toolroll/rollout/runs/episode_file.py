@@ -51,6 +51,7 @@ class EpisodeRecord(BaseModel):
     sample: Whole
     seed: Whole
     model: str = ""
+    task_hash: str = ""
     status: Status
     stop_reason: StopReason
     reward: Number | None
@@ -82,6 +83,7 @@ def to_line(episode: Episode) -> bytes:
         "sample": episode.sample,
         "seed": episode.seed,
         "model": episode.model,
+        "task_hash": episode.task_hash,
         "status": result.status.value,
         "stop_reason": result.stop_reason,
         "reward": result.reward,
@@ -130,6 +132,7 @@ def from_line(line: bytes) -> Episode:
         record.seed,
         result,
         record.model,
+        record.task_hash,
     )
 
 

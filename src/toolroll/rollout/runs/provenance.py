@@ -10,7 +10,7 @@ import hashlib
 import re
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, distribution, entry_points, version
 from pathlib import Path
@@ -63,6 +63,7 @@ async def provenance(
         "sglang": facts.sglang_version,
         "engine_model_path": facts.model_path,
         "weight_version": facts.weight_version,
+        "session_cache": facts.session_cache,
         **hashes,
     }
 
@@ -167,14 +168,17 @@ def extended(history: Sequence[Provenance], now: Provenance) -> list[Provenance]
     The first entry is complete. Each later entry has the date and the values that changed. A new
     date alone is not a difference.
     """
-    latest: Mapping[str, Any] = {}
-    for entry in history:
-        latest = {**latest, **entry}
+    before = latest(history)
     changed = {
         name: value
         for name, value in now.items()
-        if name != "date" and (name not in latest or latest[name] != value)
+        if name != "date" and (name not in before or before[name] != value)
     }
     if not history:
         return [now]
     return [*history, {"date": now["date"], **changed}] if changed else list(history)
+
+
+def latest(history: Sequence[Provenance]) -> Provenance:
+    """Return the last provenance of `history`, completely."""
+    return {name: value for entry in history for name, value in entry.items()}

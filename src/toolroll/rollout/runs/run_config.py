@@ -13,6 +13,8 @@ import yaml
 from pydantic import Field, model_validator
 
 from toolroll.rollout.errors import UsageError
+from toolroll.rollout.runs.environment_file import absolute_target
+from toolroll.rollout.runs.provenance import without_secrets
 from toolroll.rollout.settings import (
     AgentSettings,
     EngineTimeout,
@@ -146,6 +148,15 @@ class RunConfig(RunSettings, RolloutArgs, EnvironmentSettings, AgentSettings):
         """
         return self.model_dump(mode="json", exclude=set(FREE))
 
+    @property
+    def options(self) -> dict[str, Any]:
+        """The other settings that are needed to play the run again, without secrets. `env` says
+        where the environment's file is.
+        """
+        free = self.model_dump(mode="json", include=set(FREE - {"out", "sync"}))
+        hidden = {name: without_secrets(free[name]) for name in free if isinstance(free[name], str)}
+        return free | hidden | {"env": absolute_target(self.env)}
+
 
 _SAMPLING = (
     "temperature top_p top_k min_p frequency_penalty presence_penalty repetition_penalty "
@@ -154,12 +165,13 @@ _SAMPLING = (
 PANELS: Mapping[str, str] = {
     "What is played": "env_args split tasks samples max_turns seed do_nothing allow_unequal",
     "Model and engine": "model engine parser chat_template chat_template_kwargs context_length "
-    "engine_timeout max_resumes allow_model_mismatch return_routed_experts",
-    "Agent": "agent on_invalid_call parallel_calls on_length history verify",
+    "engine_timeout max_resumes allow_model_mismatch session_cache return_routed_experts "
+    "ban_placeholders",
+    "Agent": "agent command agent_args on_invalid_call parallel_calls on_length history verify",
     "Sampling": f"{_SAMPLING} sampling_params sampling_seed",
     "Simulated user": "user_model user_url user_strategy user_api_key_env",
     "Baseline": "baseline_url api_key_env",
-    "Execution": "concurrency processes ray pace_gc",
+    "Execution": "concurrency cache_share processes ray pace_gc",
     "Limits and failures": "episode_timeout step_timeout max_observation_bytes reruns rerun_pause "
     "give_up_after max_lost",
     "Files": "out sync",
@@ -167,19 +179,22 @@ PANELS: Mapping[str, str] = {
 """The settings in each panel of `toolroll run --help`, separated by spaces."""
 
 FREE = frozenset(
-    "engine tasks samples concurrency user_url user_api_key_env baseline_url api_key_env "
-    "episode_timeout step_timeout reruns rerun_pause max_resumes "
+    "engine tasks samples concurrency cache_share user_url user_api_key_env baseline_url "
+    "api_key_env episode_timeout step_timeout reruns rerun_pause max_resumes "
     "max_observation_bytes give_up_after max_lost engine_timeout verify processes ray do_nothing "
-    " pace_gc allow_unequal allow_model_mismatch out sync".split()
+    "pace_gc allow_unequal allow_model_mismatch session_cache out sync".split()
 )
 """The settings that may differ when a run is continued, such as addresses, the number of episodes,
 concurrency, time limits and the handling of failures.
 """
 
 
-def load_config(path: Path | None, options: dict[str, Any]) -> RunConfig:
-    """Return the settings in the YAML file `path`, if there is one. `options`, from the command
-    line, override them, except for values that are None.
+def load_config(
+    path: Path | None, options: dict[str, Any], recorded: Mapping[str, Any] = {}
+) -> RunConfig:
+    """Return the settings in the YAML file `path`, if there is one. They override those of a
+    `recorded` run. `options`, from the command line, override both, except for values that are
+    None.
 
     Raise `UsageError` if a setting is unknown, missing or not valid.
     """
@@ -189,6 +204,7 @@ def load_config(path: Path | None, options: dict[str, Any]) -> RunConfig:
             f"--config {path}: env is {values['env']!r}, but the command plays {options['env']!r}: "
             "name the environment only in the command"
         )
+    values = {**recorded, **values}
     values |= {name: value for name, value in options.items() if value is not None}
     return RunConfig.read(values, name_of=lambda name: f"--{name.replace('_', '-')}")
 

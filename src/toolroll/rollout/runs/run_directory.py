@@ -133,7 +133,7 @@ class RunDirectory:
         `bound_when_empty` is set. Also store the run's provenance.
         """
         file = self.path / SETTINGS_NAME
-        run_file = _read_run_file(self.path)
+        run_file = read_run_file(self.path)
         environments, written = run_file["environments"], run_file["provenance"]
         recorded = environments.get(self.env)
         different = difference(recorded or {}, self._settings)
@@ -211,11 +211,14 @@ def read_settings(path: Path) -> dict[str, dict[str, Any]]:
 
     Raise `UsageError` if the file cannot be read.
     """
-    settings: dict[str, dict[str, Any]] = _read_run_file(path)["environments"]
+    settings: dict[str, dict[str, Any]] = read_run_file(path)["environments"]
     return settings
 
 
-def _read_run_file(path: Path) -> dict[str, Any]:
+def read_run_file(path: Path) -> dict[str, Any]:
+    """Return the `environments` and their `provenance` in `run.json`. Both are empty if there is no
+    such file. Raise `UsageError` if it cannot be read.
+    """
     file = path / SETTINGS_NAME
     if not file.is_file():
         return {"environments": {}, "provenance": {}}

@@ -18,6 +18,8 @@ import logging
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
+import orjson
+
 from toolroll.rollout.errors import (
     EngineUnreachableError,
     EnvironmentFailure,
@@ -29,10 +31,11 @@ from toolroll.rollout.errors import (
     message_of,
 )
 from toolroll.rollout.runs.callbacks import Callback, Callbacks
+from toolroll.rollout.runs.totals import recomputed_tokens
 from toolroll.rollout.runtime.blocked_loop import watched_loop
 from toolroll.rollout.runtime.foreign import ForeignExitError, guarded
 from toolroll.rollout.runtime.garbage import paced_garbage
-from toolroll.rollout.runtime.jsonable import finite, shown
+from toolroll.rollout.runtime.jsonable import finite, json_bytes, shown
 from toolroll.rollout.runtime.time_limit import pausable
 from toolroll.rollout.runtime.unicode import replace_surrogates
 from toolroll.rollout.settings import RunSettings
@@ -87,6 +90,14 @@ def episode_seed(seed: int, task_id: str, sample: int) -> int:
     """Return the seed of one episode, in [0, 2^31)."""
     digest = hashlib.blake2b(f"{seed}/{task_id}/{sample}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") % 2**31
+
+
+def task_hash(env: str, task: Task) -> str:
+    """Return a hash of the environment's name, the task's id and the task's data. It is the same in
+    every process.
+    """
+    content = json_bytes([env, task.id, task.data], option=orjson.OPT_SORT_KEYS)
+    return hashlib.blake2b(content, digest_size=16).hexdigest()
 
 
 def session_id(env: str, task_id: str, sample: int) -> str:
@@ -255,7 +266,8 @@ class Runner:
                 StopReason.TIME_LIMIT,
                 TimeLimitError(f"the episode took more than {settings.episode_timeout:g} s"),
             )
-        return Episode(name, task.id, task.index, sample, seed, result, settings.model)
+        hashed = task_hash(name, task)
+        return Episode(name, task.id, task.index, sample, seed, result, settings.model, hashed)
 
     async def _solve(self, task: Task, sample: int, seed: int) -> InteractionResult:
         name, settings = self.factory.name, self.settings
@@ -274,7 +286,11 @@ class Runner:
                     seed=seed,
                     session_id=session_id(name, task.id, sample),
                 )
-                return checked_result(result)
+                checked = checked_result(result)
+                if checked.trajectories:
+                    again = recomputed_tokens(checked.trajectories)
+                    checked.metrics["recomputed_tokens"] = float(again)
+                return checked
         except EngineUnreachableError as error:  # not a failure of this episode
             raise RunStoppedError(
                 f"{error}. Finished episodes are kept; once that server is back, the same command "

@@ -69,8 +69,11 @@ async def open_runner(
     config: RunConfig, share: int, stack: AsyncExitStack
 ) -> tuple[Runner, Sequence[Task]]:
     """Return the runner and the tasks of one worker, which plays `share` concurrent episodes."""
-    config = config.model_copy(update={"concurrency": share})
+    cache_share = config.cache_share * share / config.concurrency
+    config = config.model_copy(update={"concurrency": share, "cache_share": cache_share})
     plan = await prepare(config, stack)
+    if config.out is not None and plan.served is not None:
+        plan.served.engine.keep_sessions(config.out)
     return Runner(plan.factory, plan.make_agent, config, plan.options), plan.tasks
 
 

@@ -82,12 +82,15 @@ class Endpoint(Serving):
         info = await self.model.engine.model_info()
         self.capabilities = EngineCapabilities(
             deterministic=info.deterministic,
-            behind_router=await self.model.engine.behind_router(),
+            dropped=await self.model.engine.dropped_params(),
             context_length=info.context_length,
             vocab_size=info.vocab_size,
+            session_cache=info.session_cache is True,
         )
         if self.store is not None:
             await self.store.open(self.sessions, self.templates, self.settle)
+            await self.model.engine.close_left_sessions(self.store.folder)
+            self.model.engine.keep_sessions(self.store.folder)
 
     async def refresh(self) -> None:
         """Call `start` again if the engine reported no context length yet, because it was not
@@ -157,6 +160,7 @@ class Endpoint(Serving):
 
     def _admit(self, live: LiveSession, request: Sampling, key: bytes) -> None:
         live.check()
+        live.check_turns()
         settings = self.settings
         known = request.model in (None, self.model_name) or self.lora_path(request.model)
         if settings.model_names == "own" and not known:

@@ -68,7 +68,7 @@ class Serving:
         self.settings = settings
         self.store = store
         self.metrics = Metrics()
-        self.sessions = Sessions(settings, store)
+        self.sessions = Sessions(settings, model.engine.open_session, store, model.admission.end)
         self.capabilities = EngineCapabilities()
         self.templates = TemplateCache(model.template)
 
@@ -110,6 +110,7 @@ class Reply(PendingRequest):
         )
         if lora_path := endpoint.lora_path(parsed.request.model):
             self.params[LORA_PATH] = lora_path
+        self.params |= live.fixed_params
         super().__init__(key, parsed.request.n)
         self.endpoint = endpoint
         self.dialect = dialect
@@ -204,7 +205,11 @@ class Reply(PendingRequest):
     async def _generate(self, request: GenerateRequest, index: int) -> Completion:
         stream, top = self.parsed.request.stream, self.parsed.request.top
         progress = (lambda ids: self.report(index, list(ids))) if stream else None
-        completion = await self.model.generate(request, progress=progress)
+        try:
+            completion = await self.model.generate(request, progress=progress)
+        finally:
+            if self.endpoint.sessions.get(self.live.id) is None:  # it has no next turn
+                self.model.admission.end(self.live.id)
         if completion.finish_reason == "abort":
             problem = "the engine aborted the request (for example, for a weight update)"
             raise ApiError(503, "engine_aborted", problem, retry=True)
@@ -292,7 +297,7 @@ class ChatReply(Reply):
             self.parsed.tools,
             self.model.parser.name,
             self.params,
-            routed=endpoint.capabilities.behind_router,
+            dropped=endpoint.capabilities.dropped,
         )
         if request.continue_final_message:
             check_continued(request, self.use)
@@ -400,7 +405,7 @@ class TextReply(Reply):
         sampled = self.template.sampled(
             completion.output_ids,
             finish_reason=completion.finish_reason,
-            stop_token_ids=stop_ids(completion, self.result.sampling_params),
+            stop_token_ids=stop_ids(completion, self.result.sampling_params, self.model),
         )
         return Choice(completion, before_stop(sampled.body, completion, self.stop_strings))
 

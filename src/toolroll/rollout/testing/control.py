@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import inf
+
 from aiohttp import web
 
 from toolroll.rollout.testing.core import EngineCore
@@ -21,6 +23,10 @@ class _Control:
         body = await read_json(request)
         rid = body.get("rid")
         self._engine.abort(rid if isinstance(rid, str) else None, every=bool(body.get("abort_all")))
+        return web.Response()
+
+    async def close_session(self, request: web.Request) -> web.StreamResponse:
+        self._engine.close_session(str((await read_json(request)).get("session_id")))
         return web.Response()
 
     async def update_weights_from_disk(self, request: web.Request) -> web.StreamResponse:
@@ -91,8 +97,21 @@ class _Control:
                 "max_req_input_len": engine.limits.prompt,
                 "weight_version": engine.weight_version,
                 "incremental_streaming_output": engine.incremental_streaming_output,
+                **({"enable_session_radix_cache": True} if engine.session_cache else {}),
             }
         )
+
+    async def loads(self, request: web.Request) -> web.StreamResponse:
+        """Return the load of this engine, or a 404 if the size of its cache is not limited."""
+        cache = self._engine.cache
+        if cache.size == inf:
+            return web.Response(status=404)
+        load = {
+            "max_total_num_tokens": cache.size,
+            "total_prefill_uncached_tokens": cache.computed,
+            "total_prefill_busy_us": 0,
+        }
+        return json_response({"version": VERSION, "loads": [load]})
 
     async def models(self, request: web.Request) -> web.StreamResponse:
         card = {
@@ -115,9 +134,11 @@ def control_routes(engine: EngineCore) -> list[web.RouteDef]:
         web.get("/server_info", control.server_info),
         web.get("/get_server_info", control.server_info),
         web.get("/v1/models", control.models),
+        web.get("/v1/loads", control.loads),
         web.get("/workers", control.workers),
         web.post("/tokenize", control.tokenize),
         web.post("/v1/tokenize", control.tokenize),
         web.post("/abort_request", control.abort_request),
+        web.post("/close_session", control.close_session),
         web.post("/update_weights_from_disk", control.update_weights_from_disk),
     ]

@@ -25,6 +25,7 @@ from toolroll.rollout.testing.generation import Generation, GenerationAborted
 from toolroll.rollout.testing.language_model import LanguageModel
 from toolroll.rollout.testing.model_source import ModelSource
 from toolroll.rollout.testing.policy import LoggedRequest, Policy, PolicyRequest, echo
+from toolroll.rollout.testing.prefix_cache import PrefixCache
 from toolroll.rollout.testing.response import answer_body, queue_abort_body, without_beginning
 from toolroll.rollout.testing.sampler import Sampler
 from toolroll.rollout.testing.scripted_source import Latency, Script, ScriptedSource
@@ -45,6 +46,7 @@ class EngineCore:
         context_length: int = 32768,
         latency: Latency = 0.0,
         token_latency: float = 0.0,
+        pool: float = inf,
         faults: FaultPlan | None = None,
         split: Literal["canonical", "random"] = "canonical",
         stop_token_ids: Sequence[int] | None = None,
@@ -54,6 +56,7 @@ class EngineCore:
         max_queued: int | None = None,
         keep_log: bool = True,
         incremental_streaming_output: bool = False,
+        session_cache: bool = False,
         lora_paths: Collection[str] = (),
         seed: int = 0,
         host: str = "127.0.0.1",
@@ -71,6 +74,9 @@ class EngineCore:
         self.log: list[LoggedRequest] = []
         self.model_path = self.model_name
         self.incremental_streaming_output = incremental_streaming_output
+        self.session_cache = session_cache
+        self.open_sessions: set[str] = set()
+        self._closed_sessions: set[str] = set()
         self.lora_paths = lora_paths
         self.url = ""
         self.address = (host, port)
@@ -82,6 +88,7 @@ class EngineCore:
         self._running: dict[str, Generation] = {}
         self._queue: deque[Generation] = deque()
         self._waiters: list[asyncio.Future[None]] = []
+        self.cache = PrefixCache()
         if isinstance(policy, LanguageModel):
             if latency or token_latency or split != "canonical":
                 raise ValueError(
@@ -89,8 +96,9 @@ class EngineCore:
                 )
             self._source: TokenSource = ModelSource(policy, self.sampler, seed)
         else:
-            script = Script(policy, latency, token_latency, seed)
-            self._source = ScriptedSource(script, self.sampler, self)
+            script = Script(policy, latency, token_latency, pool, seed)
+            source = ScriptedSource(script, self.sampler, self)
+            self._source, self.cache = source, source.cache
 
     @property
     def model_name(self) -> str:
@@ -131,6 +139,11 @@ class EngineCore:
             if every or (rid and name.startswith(rid)):
                 generation.abort()
 
+    def close_session(self, session_id: str) -> None:
+        """Close a session as `/close_session` does: requests that end later do not open it."""
+        self.open_sessions.discard(session_id)
+        self._closed_sessions.add(session_id)
+
     async def update_weights(self, folder: str, version: str | None = None) -> None:
         """Load the weights in `folder`, and use them from the next token on, as
         `/update_weights_from_disk` does.
@@ -164,15 +177,19 @@ class EngineCore:
             request.params,
             headers=request.headers,
             arrival=self._arrivals,
+            session_id=request.session_id,
             lora_path=request.lora_path,
         )
         self._arrivals += 1
         if self._keep_log:
             self.log.append(entry)
+        self._closed_sessions.discard(request.session_id or "")  # as in SGLang, it opens again
         self.notify()
         try:
             body = await self._admitted(entry, request, http, send)
             entry.status = 200
+            if request.session_id and not entry.aborted:
+                self.open_sessions |= {request.session_id} - self._closed_sessions
             return body
         except (asyncio.CancelledError, ClientConnectionResetError):  # the client disconnected
             entry.aborted = True

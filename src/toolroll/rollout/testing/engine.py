@@ -63,6 +63,7 @@ class EmbeddedEngine(EngineCore):
         stop_token_ids: Default: the tokenizer's end-of-sequence token.
         latency: Seconds per request, or a function that returns them for a `PolicyRequest`.
         token_latency: Seconds per token, in addition to `latency`.
+        pool: The size of the prefix cache in tokens. Default: no limit.
         split: "canonical" encodes a reply with the tokenizer. "random" also uses other token splits
             of its text, which depend only on `seed`, the routing key and `PolicyRequest.call`.
         faults: A function that returns the fault to inject into a request, or None (see
@@ -72,6 +73,8 @@ class EmbeddedEngine(EngineCore):
             --max-queued-requests. None means no limit.
         incremental_streaming_output: If True, an event of a stream has only the new ids, logprobs
             and text, as with SGLang's --incremental-streaming-output.
+        session_cache: If True, the engine says that it was started with
+            --enable-session-radix-cache.
         lora_paths: The names of LoRA adapters that a request may name. All give the same answers.
         keep_log: If False, `log` stays empty, for long benchmarks.
         seed: Determines the random splits, and the samples of a language model.

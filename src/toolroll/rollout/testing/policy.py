@@ -101,6 +101,7 @@ class LoggedRequest:
         weight_versions: SGLang's `weight_versions`: a dict with `version`, `start` and `end` for
             each run of output ids with the same version.
         headers: The request's headers, with names in lower case.
+        session_id: The session whose prefix the request marks, or None.
         aborted: True if the request was aborted, also by `Fault.abort_after`, or if the client
             disconnected.
         faulted: True if a fault was injected.
@@ -126,4 +127,5 @@ class LoggedRequest:
     aborted: bool = False
     faulted: bool = False
     finished: int | None = None
+    session_id: str | None = None
     lora_path: str | None = None

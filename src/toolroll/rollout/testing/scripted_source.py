@@ -13,6 +13,7 @@ import inspect
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from math import inf
 from typing import Any, Protocol
 
 import numpy as np
@@ -48,6 +49,7 @@ class Script:
     policy: Policy
     latency: Latency = 0.0
     token_latency: float = 0.0
+    pool: float = inf
     seed: int = 0
 
 
@@ -62,7 +64,7 @@ class ScriptedSource(TokenSource):
         self._script = script
         self._sampler = sampler
         self._host = host
-        self._cache = PrefixCache()
+        self.cache = PrefixCache(script.pool)
         self._passes = 0
         self._rests: dict[str, tuple[bytes, list[int]]] = {}
 
@@ -74,9 +76,10 @@ class ScriptedSource(TokenSource):
         """Return the policy's answer."""
         entry, generation = turn.entry, turn.generation
         if turn.fault.evict:
-            self._cache = PrefixCache()
-        cached = self._cache.match(entry.input_ids)[: _most_cached(turn)]
+            self.cache.evict(0)
+        cached = self.cache.match(entry.input_ids)[: _most_cached(turn)]
         entry.cached_tokens = len(cached)
+        self.cache.computed += len(entry.input_ids) - len(cached)
         sampled = SampledReply([], [], {}, "")
         try:
             reply = await self._reply(turn)
@@ -95,7 +98,7 @@ class ScriptedSource(TokenSource):
         passes = self._passes + 1 + np.maximum(sampled_before, 0)
         passes[: len(cached)] = cached
         self._passes += max(1, len(answer.ids))
-        self._cache.insert(computed, passes)
+        self.cache.insert(computed, passes)
         if not turn.request.return_routed_experts:
             return answer
         start = turn.request.routed_experts_start_len

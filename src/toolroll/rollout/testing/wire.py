@@ -87,6 +87,7 @@ class EngineRequest:
     params: Mapping[str, Any]
     routing_key: str = ""
     headers: Mapping[str, str] = field(default_factory=dict)
+    session_id: str | None = None
     return_logprob: bool = False
     logprob_start_len: int = -1
     top_logprobs_num: int = 0
@@ -213,6 +214,7 @@ def read_generate(
         params=params,
         routing_key=lower.get("x-smg-routing-key", ""),
         headers=lower,
+        session_id=body.get("session_id"),
         return_logprob=bool(body.get("return_logprob")),
         logprob_start_len=_read_integer(body, "logprob_start_len", -1),
         top_logprobs_num=_read_integer(body, "top_logprobs_num", 0),

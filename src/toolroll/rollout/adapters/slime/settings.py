@@ -103,9 +103,10 @@ def rollout_args(args: Any, settings: SlimeSettings) -> RolloutArgs:
     """Return the settings of the model, with the engine's address and the model in `args`."""
     host = attribute(args, "sglang_router_ip", "127.0.0.1")
     port = attribute(args, "sglang_router_port", 30000)
-    return settings.rollout_args(
+    rollout_args = settings.rollout_args(
         engine=f"http://{host}:{port}", model=attribute(args, "hf_checkpoint")
     ).filled(return_routed_experts=True if experts_shape(args) else None)
+    return rollout_args.model_copy(update={"cache_share": settings.cache_share / settings.workers})
 
 
 def experts_shape(args: Any) -> tuple[int, int] | None:

@@ -15,7 +15,7 @@ from typing import Any
 import orjson
 from pydantic import ValidationError
 
-from toolroll.rollout.engine.sampling_params import DROPPED_BY_ROUTERS, KNOWN
+from toolroll.rollout.engine.sampling_params import KNOWN
 from toolroll.rollout.server.endpoint_settings import EndpointSettings
 from toolroll.rollout.server.errors import invalid, refusal_of, refused
 from toolroll.rollout.server.requests.request_bodies import (
@@ -45,9 +45,10 @@ class EngineCapabilities:
     """The capabilities of the engine and of the router in front of it, detected at the start."""
 
     deterministic: bool = False
-    behind_router: bool = False
+    dropped: frozenset[str] = frozenset()
     context_length: int | None = None
     vocab_size: int | None = None
+    session_cache: bool = False
 
 
 def sampling_params(
@@ -123,9 +124,8 @@ def _check(
         ids = map(int, params.get(name) or ())
         if vocab is not None and not all(0 <= index < vocab for index in ids):
             raise invalid(name, f"{name} has an id outside the vocabulary of {vocab} tokens")
-    if capabilities.behind_router:
-        for name in DROPPED_BY_ROUTERS.intersection(params):
-            raise refused(name, f"the router silently drops {name!r}: leave it out")
+    for name in capabilities.dropped.intersection(params):
+        raise refused(name, f"the router silently drops {name!r}: leave it out")
 
 
 def session_defaults(params: Mapping[str, Any]) -> dict[str, Any]:
@@ -173,11 +173,11 @@ def apply_tool_choice(
     parser: str,
     params: dict[str, Any],
     *,
-    routed: bool,
+    dropped: frozenset[str],
 ) -> ToolUse:
     """Write `tool_choice`, `parallel_tool_calls`, `response_format` and the tools' `strict` into
     `params`, and return the tools and constraints of the request. `parser` is the name of the
-    format of tool calls. `routed` is True if a router is in front of the engine.
+    format of tool calls. `dropped`: the sampling parameters that a router drops.
 
     Raise `ApiError` if one of these fields cannot be honored, or if two tools have the same name.
     """
@@ -210,7 +210,7 @@ def apply_tool_choice(
         place = f"tools[{names.index(strict[0])}].function.strict"
         if constrained:
             raise invalid(place, f"{place} cannot be combined with response_format")
-        if routed:
+        if "structural_tag" in dropped:
             raise refused(
                 place,
                 f"the router drops the grammar that {place} needs: leave it out or set it to false",

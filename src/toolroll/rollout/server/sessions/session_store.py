@@ -30,6 +30,7 @@ from toolroll.rollout.runs.episode_file import FILE_NAME, cut_torn_line
 from toolroll.rollout.runs.provenance import Provenance, template_hashes
 from toolroll.rollout.runs.report import report, write_summary
 from toolroll.rollout.runs.run_directory import RunDirectory
+from toolroll.rollout.runs.totals import recomputed_tokens
 from toolroll.rollout.server.conversation.template_cache import TemplateCache
 from toolroll.rollout.server.disk.journal import Journal, Keep, read_lines
 from toolroll.rollout.server.disk.session_log import SessionLog, session_of
@@ -298,30 +299,39 @@ def _finished(path: Path) -> dict[Key, int]:
 
 
 def _episode(live: LiveSession, env: str, sample: int, model: str) -> Episode | None:
-    """Return the session `live` as an episode: all its sequences, and the conversation of its last
-    chat completion. Return None if the session has no answer.
+    """Return the session `live` as an episode. Return None if the session has no answer.
 
     The reward is None unless the client gave one. The stop reason is `done`.
     """
     if not live.trace:
         return None
-    last = live.tree.last_turn()
     session = {"id": live.id, "created": live.created, "forks": list(live.tree.forks)}
-    result = InteractionResult.of(
+    result = session_result(live, live.reward, StopReason.DONE, {"session": session, **live.info})
+    return Episode(env, live.id, 0, sample, 0, result, model)
+
+
+def session_result(
+    live: LiveSession, reward: float | None, reason: StopReason, info: dict[str, Any]
+) -> InteractionResult:
+    """Return the session `live` as a result: all its sequences, and the conversation of its last
+    chat completion.
+    """
+    last = live.tree.last_turn()
+    return InteractionResult.of(
         live.session.trajectories(),
         messages=last.messages() if last is not None else [],
-        stop_reason=StopReason.DONE,
+        stop_reason=reason,
         prompt="",
-        reward=live.reward,
-        info={"session": session, **live.info},
+        reward=reward,
+        info=info,
         metrics=_metrics(live),
         tools=list(last.tools) if last is not None else [],
     )
-    return Episode(env, live.id, 0, sample, 0, result, model)
 
 
 def _metrics(live: LiveSession) -> dict[str, float]:
     answers = [node.completion for node, _ in live.trace]
+    trajectories = live.session.trajectories()
     counted: dict[str, Any] = {
         "turns": len(answers),
         "prompt_tokens": sum(answer.prompt_tokens for answer in answers if answer is not None),
@@ -329,7 +339,8 @@ def _metrics(live: LiveSession) -> dict[str, float]:
             len(answer.output_ids) for answer in answers if answer is not None
         ),
         "cached_tokens": sum(answer.cached_tokens for answer in answers if answer is not None),
-        "trained_tokens": sum(part.trained_tokens for part in live.session.trajectories()),
+        "trained_tokens": sum(part.trained_tokens for part in trajectories),
+        "recomputed_tokens": recomputed_tokens(trajectories),
         "forks": len(live.tree.forks),
         "seconds": sum(answer.latency for answer in answers if answer is not None),
         **{f"token_mismatches/{kind}": count for kind, count in live.mismatches.items()},

@@ -13,7 +13,7 @@ import re
 import time
 import uuid
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
 from toolroll.rollout.server.conversation.completions import CompletionIndex
@@ -56,12 +56,21 @@ class Store(Protocol):
 
 
 class Sessions:
-    """All sessions of an endpoint, the least recently used first. `store` keeps them on disk; if it
-    is None, they are kept in memory only.
+    """All sessions of an endpoint, the least recently used first. `open_session` is the engine's.
+    `store` keeps the sessions on disk; if it is None, they are kept in memory only. `ended` is
+    called with the id of each session that is dropped.
     """
 
-    def __init__(self, settings: EndpointSettings, store: Store | None = None) -> None:
+    def __init__(
+        self,
+        settings: EndpointSettings,
+        open_session: Callable[[str], Callable[[], None]],
+        store: Store | None = None,
+        ended: Callable[[str], object] = str,
+    ) -> None:
+        self._ended = ended
         self._settings = settings
+        self._open_session = open_session
         self._store = store
         self._sessions: OrderedDict[str, LiveSession] = OrderedDict()
         self.closed = False
@@ -119,8 +128,12 @@ class Sessions:
             )
         if self._store is not None:
             self._store.begin(live)
+        self._take(live)
+
+    def _take(self, live: LiveSession) -> None:
         self._sessions[live.id] = live
         live.added = True
+        live.end_at_engine = self._open_session(live.id)
 
     def empty(self, session_id: str) -> LiveSession:
         """Return a new session that requests cannot find yet."""
@@ -129,8 +142,7 @@ class Sessions:
     def restore(self, lives: Iterable[LiveSession]) -> None:
         """Add sessions that were restored from disk."""
         for live in lives:
-            self._sessions[live.id] = live
-            live.added = True
+            self._take(live)
 
     def of(self, session_id: str) -> LiveSession:
         """Return the session `session_id`. If it does not exist, return a new session, which other
@@ -184,6 +196,7 @@ class Sessions:
         live.pending.start(request)
         if stored:
             request.stored = stored.pop()
+        request.task.add_done_callback(lambda _: live.ended(request))
         request.task.add_done_callback(lambda _: self._touched(live))
 
     def discard(self, session_id: str) -> None:
@@ -195,6 +208,8 @@ class Sessions:
             return
         live = self._sessions.pop(session_id, None)
         if live is not None:
+            live.end_at_engine()
+            self._ended(session_id)
             live.pending.cancel()
             if self._store is not None:
                 self._store.finish(live)
@@ -205,6 +220,8 @@ class Sessions:
         """
         live = self.find(session_id)
         del self._sessions[session_id]
+        live.end_at_engine()
+        self._ended(session_id)
         if self._store is not None:
             return await asyncio.shield(self._store.finish(live))
         await live.end()
@@ -234,6 +251,8 @@ class Sessions:
         """Abort all requests in flight, accept no more, and return the sessions."""
         self.closed = True
         lives = self.all()
+        for live in lives:
+            live.end_at_engine()
         await asyncio.gather(*(live.end() for live in lives))
         return lives
 

@@ -1,0 +1,125 @@
+"""`ReplayAgent`: plays a recorded episode again, without a model.
+
+It repeats the recorded replies, and `Recording` the lines of the simulated user. So only the
+environment may answer differently.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, replace
+from typing import Any
+
+from toolroll.agents.loop.call_policy import CallPolicy, taken
+from toolroll.agents.loop.play import Played, build_result, rewarded
+from toolroll.agents.text_agent import TextAgent
+from toolroll.parsers.openai import from_openai
+from toolroll.parsers.types import CallStatus, ParsedReply
+from toolroll.rollout.errors import UsageError, UserSimulatorError
+from toolroll.rollout.model.turn import AssistantTurn
+from toolroll.rollout.runtime.threads import BlockingRunner
+from toolroll.rollout.types import InteractionResult, Message, StopReason, Tool
+
+
+class Recording:
+    """The messages of `recorded`, an episode, and its simulated user, who repeats their lines.
+
+    `repeated` counts the replies that were repeated. `replies` are the positions of all of them.
+    (An environment may begin with messages of the assistant, which are not replies. The calls of a
+    user who has tools are not recorded, so such a user cannot be repeated.)
+    """
+
+    def __init__(self, recorded: InteractionResult) -> None:
+        self.recorded = recorded
+        self.repeated = 0
+        roles = [message.get("role") for message in recorded.messages]
+        assistant = [position for position, role in enumerate(roles) if role == "assistant"]
+        turns = int(recorded.metrics.get("turns", len(assistant)))
+        self.replies = assistant[len(assistant) - turns :]
+
+    def next_reply(self) -> AssistantTurn:
+        """Return the next recorded reply."""
+        position = self.replies[self.repeated]
+        self.repeated += 1
+        last = self.repeated == len(self.replies)
+        cut = last and self.recorded.stop_reason is StopReason.LENGTH
+        message = dict(self.recorded.messages[position])
+        return AssistantTurn(self._parsed(position), message, "length" if cut else "stop")
+
+    def _parsed(self, position: int) -> ParsedReply:
+        messages = self.recorded.messages
+        reply = from_openai(messages[position])
+        bad = {
+            found["call"]: CallStatus(found["status"])
+            for found in self.recorded.info.get("bad_calls", ())
+            if found["message"] == position
+        }
+        answers = {
+            message["tool_call_id"]: str(message.get("content")).removeprefix("Error: ")
+            for message in reversed(messages[position + 1 :])
+            if "tool_call_id" in message
+        }
+        calls = [
+            replace(call, status=bad.get(index, CallStatus.OK), error=answers.get(call.id))
+            for index, call in enumerate(reply.tool_calls)
+        ]
+        return replace(reply, tool_calls=tuple(calls))
+
+    async def reset(self, instruction: str) -> str:
+        """Return the user's line before the first reply."""
+        return self._line(0, self.replies[0])
+
+    async def step(self, content: str) -> str:
+        """Return the user's line after the latest reply."""
+        ends = [*self.replies, len(self.recorded.messages)]
+        return self._line(ends[self.repeated - 1] + 1, ends[self.repeated])
+
+    def _line(self, start: int, stop: int) -> str:
+        for message in reversed(self.recorded.messages[start:stop]):
+            if message.get("role") == "user":
+                return str(message["content"])
+        raise UserSimulatorError("the recording has no line of the user here")
+
+    def metrics(self) -> Mapping[str, float]:
+        """Return no metrics."""
+        return {}
+
+    async def close(self) -> None:
+        """Do nothing: there is nothing to release."""
+
+
+@dataclass(eq=False)
+class ReplayAgent(TextAgent):
+    """Plays the replies of `recording`, which must be new for each episode."""
+
+    _: KW_ONLY
+    recording: Recording
+
+    async def reply(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Tool],
+        sampling_params: Mapping[str, Any],
+        session_id: str,
+    ) -> AssistantTurn:
+        return self.recording.next_reply()
+
+    def result(self, played: Played[Any]) -> InteractionResult:
+        """Return the result with the recorded sequences, whose turns have the new rewards."""
+        sequences = rewarded(self.recording.recorded.trajectories, played.turn_rewards)
+        return replace(build_result(played), trajectories=sequences)
+
+
+def make_replay(threads: BlockingRunner, settings: Mapping[str, Any]) -> ReplayAgent:
+    """Return the agent of the entry point `replay` in the group `toolroll.agents`, for one episode.
+
+    `settings`: `recorded`, the result of the episode, and the settings of the recorded agent. Raise
+    `UsageError` without `recorded`.
+    """
+    if "recorded" not in settings:
+        raise UsageError("the agent replay has no episode to repeat: use toolroll regrade")
+    names = ("on_invalid_call", "parallel_calls", "step_timeout", "max_observation_bytes")
+    policy = {name: settings[name] for name in names if settings.get(name) is not None}
+    limits = taken(policy, "step_timeout", "max_observation_bytes")
+    recording = Recording(settings["recorded"])
+    return ReplayAgent(threads, policy=CallPolicy(**policy), recording=recording, **limits)

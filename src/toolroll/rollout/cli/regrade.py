@@ -1,0 +1,84 @@
+"""`toolroll regrade`: replays a run in new environments, and writes it with the new rewards."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from toolroll.rollout.cli.display import shortened
+from toolroll.rollout.errors import UsageError
+from toolroll.rollout.runs.episode_file import read_episodes
+from toolroll.rollout.runs.provenance import provenance
+from toolroll.rollout.runs.recorded_run import recorded_run
+from toolroll.rollout.runs.registry import choose_tasks, load_environment
+from toolroll.rollout.runs.regrade import KEY, Regrader
+from toolroll.rollout.runs.report import report, write_summary
+from toolroll.rollout.runs.run_directory import RunDirectory, refuse_no_run
+from toolroll.rollout.runs.runner import session_id
+from toolroll.rollout.runtime.threads import Threads
+from toolroll.rollout.types import Episode, Status
+
+
+async def regrade_folder(folder: Path, out: Path, target: str | None) -> list[str]:
+    """Write the run in `folder` with new rewards to the new folder `out`. Return the messages to
+    print.
+
+    `target`: the environment, if it is not where `run.json` says.
+    """
+    refuse_no_run(folder)
+    _refuse_existing(out)
+    names = sorted({episode.env for episode in _episodes(folder)})
+    if target is not None and len(names) > 1:
+        raise UsageError(f"--env names one environment, and {folder} has {', '.join(names)}")
+    return [line for name in names for line in await _regraded(folder, out, name, target)]
+
+
+def _refuse_existing(out: Path) -> None:
+    if out.exists():
+        raise UsageError(f"--out {out} already exists: name a new folder")
+
+
+async def _regraded(folder: Path, out: Path, env: str, target: str | None) -> list[str]:
+    run = recorded_run(folder, env)
+    values = {"env": env, **run.values}
+    factory = load_environment(target or values["env"], values.get("env_args"))
+    tasks = {task.id: task for task in choose_tasks(factory, values.get("split"), None)}
+    now = await provenance(None, factory) | {"regraded": str(folder)}
+    regrader = Regrader(factory, Threads(1), values)
+    unlike: list[str] = []
+    changed: list[str] = []
+    left_out = 0
+    with RunDirectory(out, env, run.settings, provenance=now) as directory:
+        for recorded in _episodes(folder):
+            if recorded.env != env:
+                continue
+            if recorded.task_id not in tasks or recorded.result.status is Status.ABORTED:
+                left_out += 1
+                continue
+            episode = await regrader.regrade(recorded, tasks[recorded.task_id])
+            directory.append(episode)
+            _compare(episode, unlike, changed)
+    summary = directory.summary
+    part = report(summary, settings=run.settings, provenance=directory.provenance)
+    write_summary(out, {env: part})
+    alike = summary.episodes - len(unlike)
+    lines = [
+        f"{env}: {summary.episodes} episodes, {alike} replayed alike "
+        f"({alike / max(1, summary.episodes):.1%}), {len(changed)} rewards changed"
+    ]
+    if left_out:
+        lines.append(f"{env}: {left_out} aborted episodes, or of tasks that are gone: left out")
+    return [*lines, *shortened(unlike), *shortened(changed)]
+
+
+def _compare(episode: Episode, unlike: list[str], changed: list[str]) -> None:
+    """Add a line to `unlike` if the replay differed, and one to `changed` if the reward did."""
+    name, again = session_id(episode.env, episode.task_id, episode.sample), episode.result
+    if difference := again.info[KEY]["difference"]:
+        unlike.append(f"{name} is not replayed alike: {difference}")
+    if again.reward != again.info[KEY]["reward"]:
+        changed.append(f"{name}: the reward was {again.info[KEY]['reward']} and is {again.reward}")
+
+
+def _episodes(folder: Path) -> Iterator[Episode]:
+    return read_episodes(folder, on_bad_line=lambda message: None)

@@ -1,0 +1,101 @@
+"""`Regrader`: replays the actions of recorded episodes in new environments, without an engine.
+
+Invariants: an episode keeps its tokens and messages. Only its reward, the rewards of its turns and
+its `info` are new, and its stop reason if the replay ended differently.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from toolroll.rollout.errors import error_in
+from toolroll.rollout.runs.environment_check import excerpts, first_difference
+from toolroll.rollout.runs.environment_results import OWN_INFO
+from toolroll.rollout.runs.registry import agent_maker
+from toolroll.rollout.runs.runner import checked_result, session_id, task_hash
+from toolroll.rollout.runtime.jsonable import plain
+from toolroll.rollout.runtime.threads import BlockingRunner
+from toolroll.rollout.types import (
+    EnvironmentFactory,
+    EnvironmentOptions,
+    Episode,
+    InteractionResult,
+    Status,
+    StopReason,
+    Task,
+    status_of,
+)
+
+KEY = "regrade"
+"""The key of an episode's `info` that has its recorded reward, and how the replay differed."""
+
+
+@dataclass(slots=True)
+class Regrader:
+    """Regrades episodes of `factory`. `threads` runs blocking environments.
+
+    `settings`: those of the recorded run. Without a `user_model`, the environment has its own user.
+    """
+
+    factory: EnvironmentFactory
+    threads: BlockingRunner
+    settings: Mapping[str, Any]
+    _make_agent: Any = field(default_factory=lambda: agent_maker("replay"), init=False)
+
+    async def regrade(self, episode: Episode, task: Task) -> Episode:
+        """Return `episode`, which played `task`, with the reward of its replay."""
+        recorded, replayed = episode.result, await self._replay(episode, task)
+        reason = _end(recorded, replayed)
+        ours = {name: value for name, value in recorded.info.items() if name in OWN_INFO}
+        notes = {"reward": recorded.reward, "difference": _difference(recorded, replayed)}
+        result = replace(
+            recorded,
+            reward=replayed.reward,
+            status=status_of(reason),
+            stop_reason=reason,
+            step_rewards=replayed.step_rewards,
+            trajectories=replayed.trajectories,
+            info=ours | replayed.info | {KEY: notes},
+        )
+        return replace(episode, result=result, task_hash=task_hash(episode.env, task))
+
+    async def _replay(self, episode: Episode, task: Task) -> InteractionResult:
+        agent = self._make_agent(self.threads, {**self.settings, "recorded": episode.result})
+        simulated = self.settings.get("user_model") is not None
+        options = EnvironmentOptions(user=(lambda seed: agent.recording) if simulated else None)
+        replayed = await agent.asolve(
+            self.factory.make(options),
+            None,
+            {},
+            task.index,
+            len(agent.recording.replies),
+            task=task,
+            seed=episode.seed,
+            session_id=session_id(episode.env, task.id, episode.sample),
+        )
+        return checked_result(replayed)
+
+
+def _end(recorded: InteractionResult, replayed: InteractionResult) -> StopReason:
+    """Return the stop reason of a regraded episode. A replay has no context length: it ends after
+    as many turns as were recorded.
+    """
+    ends = recorded.stop_reason, replayed.stop_reason
+    return ends[ends != (StopReason.CONTEXT_FULL, StopReason.MAX_STEPS)]
+
+
+def _difference(recorded: InteractionResult, replayed: InteractionResult) -> str:
+    """Return how the replay differs from the recorded episode, or ""."""
+    if replayed.status is Status.ABORTED:
+        return f"the replay failed: {error_in(replayed.info).get('message')}"
+    reasons = recorded.stop_reason, _end(recorded, replayed)
+    before, after = (
+        plain({"messages": result.messages, "tools": result.tools, "stop_reason": reason})
+        for result, reason in zip((recorded, replayed), reasons, strict=True)
+    )
+    if before == after:
+        return ""
+    path, *values = first_difference(before, after)
+    return "{} is {} recorded and {} replayed".format(path, *excerpts(*values))

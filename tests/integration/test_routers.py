@@ -1,0 +1,139 @@
+"""What each router does with each call and field: the table of docs/sglang.md.
+
+The worker is the embedded engine, behind a proxy that records what arrives.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+import aiohttp
+import pytest
+from support.proxy import CountingProxy, counting_proxy
+from support.servers import Router, router
+from support.wire import Wire
+
+from toolroll.rollout.engine import Engine, EngineConfig
+from toolroll.rollout.engine.sampling_params import DROPPED_BY_ROUTER, DROPPED_BY_SMG
+from toolroll.rollout.testing import EmbeddedEngine, serve_in_thread
+
+ROUTERS: tuple[Router, ...] = get_args(Router)
+PAGE = Path(__file__).parents[2] / "docs" / "sglang.md"
+
+
+@dataclass(frozen=True, slots=True)
+class Routed:
+    """A router of a kind (or none) over one worker. `proxy` records what the worker gets."""
+
+    kind: str
+    url: str
+    proxy: CountingProxy
+
+
+@pytest.fixture(scope="module", params=["none", *ROUTERS])
+def routed(request: pytest.FixtureRequest, tokenizer: Any, log_folder: Path) -> Iterator[Routed]:
+    with ExitStack() as stack:
+        engine = stack.enter_context(serve_in_thread(EmbeddedEngine(tokenizer, session_cache=True)))
+        proxy = stack.enter_context(counting_proxy(engine.url))
+        url, kind = proxy.url, request.param
+        if kind != "none":
+            name = f"{kind}-table"
+            url = stack.enter_context(router([url], log_folder, kind=kind, name=name)).url
+        yield Routed(kind, url, proxy)
+
+
+def rows() -> dict[str, list[str]]:
+    """The table: by call or field, the words for no router, sglang-router and smg."""
+    lines = [line.strip("| ").split(" | ") for line in PAGE.read_text("utf-8").splitlines()]
+    return {
+        name: cells
+        for names, *cells in lines
+        if len(cells) == 1 + len(ROUTERS) and cells[0] == "forwarded"
+        for name in re.findall(r"`([^`]+)`", names)
+    }
+
+
+TABLE = rows()
+CALLS = [name for name in TABLE if name.startswith("/")]
+GETS = ("/get_model_info", "/model_info", "/server_info", "/v1/loads")
+SAMPLING = [name.removeprefix("sampling_params.") for name in TABLE if name.startswith("sampling")]
+FIELDS = [name for name in TABLE if name not in CALLS and not name.startswith("sampling")]
+"""The rows. A test sends each of them."""
+
+
+def word(routed: Routed, name: str) -> str:
+    return TABLE[name][["none", *ROUTERS].index(routed.kind)]
+
+
+@pytest.mark.parametrize("call", CALLS)
+async def test_calls(http: aiohttp.ClientSession, routed: Routed, call: str) -> None:
+    routed.proxy.clear()
+    if call in GETS:
+        status = (await Wire(http, routed.url).get(call)).status
+    else:
+        status = (await Wire(http, routed.url).post(call, {})).status
+    arrived = any(seen.path == call for seen in routed.proxy.requests)
+    expected = word(routed, call)
+    assert arrived == (expected == "forwarded")
+    if expected == "404":
+        assert status == 404
+
+
+VALUES: dict[str, Any] = {
+    "rid": "a" * 32, "session_id": "s", "return_logprob": True, "logprob_start_len": 2,
+    "top_logprobs_num": 1, "return_routed_experts": True, "routed_experts_start_len": 3,
+    "return_prompt_token_ids": True,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("field", FIELDS)
+async def test_fields(http: aiohttp.ClientSession, routed: Routed, field: str) -> None:
+    sent = {field: VALUES[field]}
+    assert (await arrived(http, routed, sent)).get(field) == (
+        VALUES[field] if word(routed, field) == "forwarded" else None
+    )
+
+
+PARAMS: dict[str, Any] = {
+    "max_new_tokens": 3, "temperature": 0.5, "top_p": 0.5, "top_k": 5, "min_p": 0.1, "stop": ["z"],
+    "stop_token_ids": [1], "stop_regex": "z", "frequency_penalty": 0.1, "presence_penalty": 0.1,
+    "repetition_penalty": 1.1, "min_new_tokens": 1, "n": 1, "json_schema": "{}", "regex": "a",
+    "ebnf": "root ::= 'a'", "structural_tag": "{}", "ignore_eos": True,
+    "skip_special_tokens": False, "spaces_between_special_tokens": False, "no_stop_trim": True,
+    "stream_interval": 2, "logit_bias": {"5": 1.0}, "sampling_seed": 7, "custom_params": {"a": 1},
+    "beam_width": 2, "watermark": True, "choice": ["a"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("param", PARAMS)
+async def test_sampling_parameters(http: aiohttp.ClientSession, routed: Routed, param: str) -> None:
+    got = await arrived(http, routed, {"sampling_params": {param: PARAMS[param]}})
+    dropped = {"smg": DROPPED_BY_SMG, "sglang-router": DROPPED_BY_ROUTER}.get(routed.kind, ())
+    assert (param not in got["sampling_params"]) == (param in dropped)
+    assert (param in SAMPLING) == (param in DROPPED_BY_ROUTER)
+    if param in SAMPLING:
+        words = word(routed, f"sampling_params.{param}")
+        assert words == ("dropped" if param in dropped else "forwarded")
+
+
+async def arrived(
+    http: aiohttp.ClientSession, routed: Routed, fields: dict[str, Any]
+) -> dict[str, Any]:
+    """The body that the worker got."""
+    routed.proxy.clear()
+    await Wire(http, routed.url).post("/generate", {"input_ids": [5, 6, 7], **fields})
+    [seen] = routed.proxy.generations()
+    return dict(seen.json())
+
+
+async def test_the_client_knows_what_the_router_does(routed: Routed) -> None:
+    url = routed.proxy.target if routed.kind == "none" else routed.url
+    async with Engine(EngineConfig(engine=url)) as engine:
+        dropped = {"none": frozenset(), "smg": DROPPED_BY_SMG, "sglang-router": DROPPED_BY_ROUTER}
+        assert await engine.dropped_params() == dropped[routed.kind]
+        assert (await engine.model_info()).session_cache == (routed.kind != "sglang-router")

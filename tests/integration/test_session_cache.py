@@ -1,0 +1,103 @@
+"""Sessions in the cache of the real server: what long agents keep, and that nothing stays open.
+
+TOOLROLL_FAULTS=full plays all of it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.faults.size import FULL
+from support.patience import PATIENCE
+from support.processes import Server
+from support.proxy import CountingProxy, counting_proxy
+from support.servers import sglang_server
+from support.session_load import PARAMS, POOL, play_long_among_short, play_uniform
+from support.tiny_model import tiny_model
+
+
+@pytest.fixture(scope="module")
+def small(log_folder: Path) -> Iterator[Server]:
+    """SGLang with sessions in a small cache."""
+    flags = ["--enable-session-radix-cache", "--max-total-tokens", str(POOL)]
+    with sglang_server(log_folder, flags=flags, name="sglang-sessions") as server:
+        yield server
+
+
+@pytest.fixture
+def proxy(small: Server) -> Iterator[CountingProxy]:
+    with counting_proxy(small.url) as proxy:
+        yield proxy
+
+
+def sessions(proxy: CountingProxy, path: str) -> list[str]:
+    """The session ids in the requests for `path`, in order."""
+    seen = [seen.json().get("session_id") for seen in proxy.requests if seen.path == path]
+    return [session_id for session_id in seen if session_id]
+
+
+async def test_long_agents_keep_their_prefixes_among_short_episodes(proxy: CountingProxy) -> None:
+    turns = 10 if FULL else 5
+    plain = await play_long_among_short(proxy.url, session_cache=False, turns=turns)
+    assert sessions(proxy, "/generate") == []
+    kept = await play_long_among_short(proxy.url, session_cache=True, turns=turns)
+    assert sorted(set(sessions(proxy, "/generate"))) == sorted(sessions(proxy, "/close_session"))
+    assert len(plain.later) == len(kept.later) == 4 * (turns - 1)
+    assert plain.cached_share < 0.1
+    assert kept.cached_share >= (0.9 if FULL else 0.85)
+    assert kept.recomputed * 10 < plain.recomputed
+
+
+async def test_a_uniform_load_is_never_worse(small: Server) -> None:
+    for at_once in (6, 8, 10) if FULL else (8,):
+        counts = {"at_once": at_once, "episodes": 60 if FULL else 10}
+        plain = await play_uniform(small.url, session_cache=False, **counts)
+        kept = await play_uniform(small.url, session_cache=True, **counts)
+        assert kept.recomputed <= plain.recomputed
+
+
+ENVIRONMENT = """
+from toolroll.agents.environments.tool_environment import tool_environment
+from support.session_load import look
+
+env = tool_environment(
+    tools=[look], tasks=[{"prompt": f"{n}: look around."} for n in range(200)], reward=lambda: 1.0
+)
+"""
+
+
+def test_killed_runs_leave_no_session_open(proxy: CountingProxy, tmp_path: Path) -> None:
+    (tmp_path / "looks.py").write_text(ENVIRONMENT)
+    params = json.dumps({name: PARAMS[name] for name in ("regex", "logit_bias")})
+    command = [
+        sys.executable, "-m", "toolroll", "run", f"{tmp_path}/looks.py:env",
+        "--engine", proxy.url, "--model", str(tiny_model()), "--max-turns", "4",
+        "--out", str(tmp_path / "run"), "--concurrency", "4", "--sampling-params", params,
+        "--max-new-tokens", "48", "--no-do-nothing",
+    ]  # fmt: skip
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    left, random_moments = 0, random.Random(11)
+    for _ in range(20 if FULL else 3):
+        sent = len(proxy.generations()) + random_moments.randint(4, 12)
+        log = (tmp_path / "log").open("ab")
+        with log, subprocess.Popen(command, stdout=log, stderr=log, env=environment) as process:
+            deadline = time.monotonic() + PATIENCE
+            while len(proxy.generations()) < sent and time.monotonic() < deadline:
+                assert process.poll() is None, (tmp_path / "log").read_text()
+                time.sleep(0.01)
+            process.kill()
+        opened, closed = set(sessions(proxy, "/generate")), set(sessions(proxy, "/close_session"))
+        left += len(opened - closed)
+    assert left  # the kills hit open sessions
+    done = subprocess.run([*command, "--tasks", "0"], env=environment, check=False)
+    assert done.returncode == 0
+    assert set(sessions(proxy, "/generate")) == set(sessions(proxy, "/close_session"))
+    assert not list((tmp_path / "run").glob(".open-sessions-*"))

@@ -1,0 +1,102 @@
+"""`toolroll run --from`: the same run again, and what differs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.results import content
+from typer.testing import CliRunner, Result
+
+from toolroll.rollout.cli.app import app
+from toolroll.rollout.errors import UsageError
+from toolroll.rollout.model.tokenizers import desk_model_path
+from toolroll.rollout.runs.episode_file import read_episodes
+from toolroll.rollout.runs.run_config import RunConfig
+from toolroll.rollout.testing import EmbeddedEngine, load_engine, serve_in_thread
+
+
+def toolroll(*arguments: object) -> Result:
+    result = CliRunner().invoke(app, [str(word) for word in arguments], env={"COLUMNS": "300"})
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result
+
+
+@contextmanager
+def started() -> Iterator[EmbeddedEngine]:
+    """A new engine, which samples the model in the package."""
+    with serve_in_thread(load_engine(desk_model_path(), seed=5, keep_log=False)) as served:
+        yield served
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    out = tmp_path_factory.mktemp("recorded") / "run"
+    more = ["--env-args", '{"policy": "brief"}', "--concurrency", 1, "--no-do-nothing"]
+    options = ["--model", "desk-1m", "--parser", "hermes", "--tasks", "0-2", "--samples", 2]
+    with started() as engine:
+        limits = ["--engine", engine.url, "--max-new-tokens", 96, "--out", out]
+        toolroll("run", "desk", *options, *more, *limits)
+        yield out
+
+
+def episodes(folder: Path) -> dict[tuple[str, int], dict[str, Any]]:
+    return {
+        (found.task_id, found.sample): content(found, circumstances=False)
+        for found in read_episodes(folder)
+    }
+
+
+def settings(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "run.json").read_text())
+    return found
+
+
+def test_the_same_run_again_has_the_same_episodes(recorded: Path, tmp_path: Path) -> None:
+    with started() as engine:
+        options = ["--engine", engine.url, "--out", tmp_path]
+        result = toolroll("run", "--from", recorded / "run.json", *options)
+    assert "desk: different from the recorded run: nothing" in result.stdout
+    assert len(episodes(recorded)) == 6
+    assert episodes(tmp_path) == episodes(recorded)
+    assert settings(tmp_path)["environments"] == settings(recorded)["environments"]
+
+
+def test_what_differs_is_printed(recorded: Path, tmp_path: Path) -> None:
+    changed = settings(recorded)
+    changed["provenance"]["desk"][0]["transformers"] = "1.0"
+    (tmp_path / "run.json").write_text(json.dumps(changed))
+    options = ["--tasks", 1, "--samples", 1, "--max-turns", 2]
+    result = toolroll("run", "desk", "--from", tmp_path, *options)
+    lines = [line for line in result.stdout.splitlines() if "different from" in line]
+    assert [line.rpartition("run: ")[2].partition(",")[0] for line in lines] == [
+        "max_turns: there 30",
+        'transformers: there "1.0"',
+    ]
+    assert "desk: 1/1" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "name an environment"),
+        (["--from", "nothing"], "name one of its environments: it has none"),
+    ],
+)
+def test_what_cannot_be_played_again_is_named(
+    tmp_path: Path, arguments: list[str], words: str
+) -> None:
+    with pytest.raises(UsageError, match=words):
+        toolroll("run", *[tmp_path / word if word == "nothing" else word for word in arguments])
+
+
+def test_what_is_recorded_has_no_passwords() -> None:
+    address = "http://user:secret@127.0.0.1:1"
+    config = RunConfig(env="desk", model="tiny", engine=address, user_url=f"{address}/v1")
+    assert "secret" not in json.dumps(config.options)
+    assert config.options["engine"] == "http://***@127.0.0.1:1"

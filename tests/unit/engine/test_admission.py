@@ -1,0 +1,302 @@
+"""`Admission`: more episodes in flight than the KV cache holds. The clock is virtual."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import selectors
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+from support.kv_pool import KvPool
+
+from toolroll.rollout.engine import admission
+from toolroll.rollout.engine.admission import Admission, Load, read_load
+from toolroll.rollout.types import Completion, GenerateRequest, IdArray
+
+
+class VirtualLoop(asyncio.SelectorEventLoop):
+    """An event loop whose time passes only while all tasks wait, and then at once."""
+
+    def __init__(self) -> None:
+        selector = selectors.SelectSelector()
+        super().__init__(selector)
+        self.now = 0.0
+        select = selector.select
+
+        def skip(timeout: float | None = None) -> Any:
+            ready = select(0)
+            self.now += 0.0 if ready else timeout or 0.0
+            return ready
+
+        selector.select = skip  # type: ignore[method-assign]
+
+    def time(self) -> float:
+        return self.now
+
+
+def virtual(main: Callable[[], Awaitable[Any]]) -> Any:
+    loop = VirtualLoop()
+    try:
+        return loop.run_until_complete(main())
+    finally:
+        loop.close()
+
+
+@dataclass
+class Pooled:
+    """An engine with the embedded engine's KV pool. `twice`: the tokens computed twice."""
+
+    size: int
+    seconds: float = 1e-4
+    per_token: float = 0.015
+    loads: bool = True
+    url: str = "pooled"
+    twice: int = 0
+    asked: int = 0
+    order: list[str] = field(default_factory=list)
+    ends: dict[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.pool = KvPool(self.size, self.seconds)
+
+    async def workers(self) -> list[str]:
+        return ["worker"]
+
+    async def get(self, url: str) -> Any:
+        self.asked += 1
+        if not self.loads or "/v1/loads" not in url:
+            return None
+        rank = {
+            "max_total_num_tokens": self.size,
+            "total_prefill_uncached_tokens": 1000,
+            "total_prefill_busy_us": int(1e9 * self.seconds),
+        }
+        return {"loads": [rank]}
+
+    async def generate(self, request: GenerateRequest, out: IdArray) -> Completion:
+        name, prompt = request.session_id, request.input_ids
+        cached = await self.pool.start(prompt, len(out))
+        self.twice += max(0, self.ends.get(name, 0) - 1 - cached)
+        await asyncio.sleep(self.per_token * len(out))
+        self.pool.end(prompt, cached, out)
+        self.ends[name] = len(prompt) + len(out)
+        return Completion(out, None, "stop", cached_tokens=cached)
+
+
+@dataclass(frozen=True)
+class Work:
+    """`at_once` of `episodes` with a shared system prompt, in groups of 4 with one first prompt."""
+
+    at_once: int = 32
+    episodes: int = 96
+    turns: int = 8
+    system: int = 1024
+    first: int = 4096
+    step: int = 1200
+    sampled: int = 64
+    tool: float = 0.2
+
+    async def play(self, engine: Pooled, waiting: Admission) -> float:
+        """Return the time that it took."""
+        todo = iter(range(self.episodes))
+
+        async def worker() -> None:
+            for number in todo:
+                await self._episode(engine, waiting, number)
+
+        await asyncio.gather(*(worker() for _ in range(self.at_once)))
+        return asyncio.get_running_loop().time()
+
+    async def _episode(self, engine: Pooled, waiting: Admission, number: int) -> None:
+        group, own = np.random.default_rng(number // 4), np.random.default_rng(1000 + number)
+        tools = random.Random(number)
+        prompt = np.concatenate([np.arange(self.system), _ids(group, self.first - self.system)])
+        name = f"episode {number}"
+        for _ in range(tools.randint(self.turns // 2, self.turns * 3 // 2)):
+            request = GenerateRequest(prompt.astype(np.int32), {}, name)
+            out = _ids(own, self.sampled)
+            await waiting.sample(request, lambda: engine.generate(request, out))  # noqa: B023
+            await asyncio.sleep(tools.expovariate(1 / self.tool))
+            prompt = np.concatenate([prompt, out, _ids(own, self.step)])
+        waiting.end(name)
+
+
+def _ids(source: np.random.Generator, count: int) -> IdArray:
+    return source.integers(5000, 50_000, count).astype(np.int32)
+
+
+def played(work: Work, size: int, share: float) -> Any:
+    """Return the time that `work` took, its engine and its `Admission`."""
+
+    async def main() -> tuple[float, Pooled, Admission]:
+        engine = Pooled(size)
+        waiting = Admission(engine, share)  # type: ignore[arg-type]
+        return await work.play(engine, waiting), engine, waiting
+
+    return virtual(main)
+
+
+IN_FLIGHT = 32 * 9000
+"""About the tokens of all episodes of `Work` that are in flight at once."""
+
+
+def test_over_subscription_costs_neither_tokens_nor_throughput() -> None:
+    plain, engine, _ = played(Work(), IN_FLIGHT // 4, 0.0)
+    held, admitted, waiting = played(Work(), IN_FLIGHT // 4, 1.0)
+    assert engine.twice >= 3 * admitted.twice
+    assert plain >= 2 * held
+    assert waiting.held_turns and not waiting.held
+
+
+def test_below_saturation_nothing_is_held() -> None:
+    plain, _, _ = played(Work(), 2 * IN_FLIGHT, 0.0)
+    held, engine, waiting = played(Work(), 2 * IN_FLIGHT, 1.0)
+    assert (held, engine.twice, waiting.held_turns) == (plain, 0, 0)
+
+
+def test_slow_tools_do_not_leave_the_engine_idle() -> None:
+    """Without slow tools giving up their place, this takes 2.5 times as long as plain."""
+    work = Work(at_once=16, episodes=32, tool=60.0)
+    plain, _, _ = played(work, IN_FLIGHT // 8, 0.0)
+    held, _, _ = played(work, IN_FLIGHT // 8, 1.0)
+    assert held <= 1.15 * plain
+
+
+@pytest.mark.parametrize("answers", [False, True])
+def test_without_signals_all_are_let_through(answers: bool) -> None:
+    """No answer, or none for a minute."""
+
+    async def main() -> int:
+        engine = Pooled(4000, loads=answers)
+        waiting = Admission(engine)  # type: ignore[arg-type]
+        turns = [turn(engine, waiting, name, 3000) for name in "abc"]
+        playing = asyncio.gather(*turns)
+        if answers:
+            await asyncio.sleep(0.001)
+            assert engine.order == ["a"] and waiting.held == 2
+            engine.loads = False
+            await asyncio.sleep(61)
+            await turn(engine, waiting, "a", 3000)
+        await playing
+        return waiting.held
+
+    assert virtual(main) == 0
+
+
+async def turn(
+    engine: Pooled, waiting: Admission, name: str, tokens: int, seconds: float = 0.0
+) -> None:
+    """One turn of an episode whose tokens no other has; `seconds`: how long it takes at least."""
+    ids = np.random.default_rng(sum(name.encode())).integers(5000, 50_000, tokens)
+    request = GenerateRequest(ids.astype(np.int32), {}, name)
+
+    async def generate() -> Completion:
+        engine.order.append(name)
+        await asyncio.sleep(seconds)
+        return await engine.generate(request, np.array([1], dtype=np.int32))
+
+    await waiting.sample(request, generate)
+
+
+def test_they_go_on_in_the_order_of_their_first_turns() -> None:
+    """A next turn goes before a new episode, also if it is larger; nobody is passed."""
+
+    async def main() -> list[str]:
+        engine = Pooled(10_000)
+        waiting = Admission(engine)  # type: ignore[arg-type]
+        await turn(engine, waiting, "old", 2000)
+        await turn(engine, waiting, "large", 6000)
+        long = asyncio.create_task(turn(engine, waiting, "long", 8000, seconds=5))
+        await asyncio.sleep(1)  # "old" and "large" were idle for too long
+        rest = [("new", 3000), ("newer", 100), ("large", 6400), ("old", 2500)]
+        others = [asyncio.create_task(turn(engine, waiting, *each)) for each in rest]
+        await asyncio.sleep(1)
+        assert waiting.held == 4
+        await asyncio.gather(long, *others)
+        return engine.order
+
+    assert virtual(main) == ["old", "large", "long", "old", "large", "new", "newer"]
+
+
+def test_after_its_first_turn_an_episode_waits_only_so_long() -> None:
+    async def main() -> tuple[float, list[str]]:
+        engine = Pooled(4000)
+        waiting = Admission(engine)  # type: ignore[arg-type]
+        await turn(engine, waiting, "begun", 2000)
+        endless = asyncio.create_task(turn(engine, waiting, "endless", 3500, seconds=10_000))
+        await asyncio.sleep(1)
+        new = asyncio.create_task(turn(engine, waiting, "new", 2000))
+        await asyncio.sleep(0)
+        began = asyncio.get_running_loop().time()
+        await turn(engine, waiting, "begun", 2100)
+        waited = asyncio.get_running_loop().time() - began
+        order = list(engine.order)
+        for task in (endless, new):
+            task.cancel()
+        await asyncio.gather(endless, new, return_exceptions=True)
+        return waited, order
+
+    waited, order = virtual(main)
+    assert admission.LONGEST <= waited < admission.LONGEST + 1
+    assert order == ["begun", "endless", "begun"]
+
+
+def test_a_shared_prefix_is_counted_once() -> None:
+    async def main() -> int:
+        engine = Pooled(8000)
+        waiting = Admission(engine)  # type: ignore[arg-type]
+
+        async def sample(name: str) -> None:
+            ids = np.concatenate([np.arange(5000), np.full(100, sum(name.encode()))])
+            request = GenerateRequest(ids.astype(np.int32), {}, name)
+            out = np.array([1], dtype=np.int32)
+            await waiting.sample(request, lambda: engine.generate(request, out))
+
+        await asyncio.gather(*(sample(name) for name in "abcdefgh"))
+        return waiting.held_turns
+
+    assert virtual(main) == 0
+
+
+def test_a_cancelled_wait_and_an_ended_episode_leave_nothing_behind() -> None:
+    async def main() -> None:
+        engine = Pooled(4000)
+        waiting = Admission(engine)  # type: ignore[arg-type]
+        running = asyncio.create_task(turn(engine, waiting, "a", 3000, seconds=5))
+        await asyncio.sleep(0.1)
+        cancelled = asyncio.create_task(turn(engine, waiting, "b", 3000))
+        after = asyncio.create_task(turn(engine, waiting, "c", 3000))
+        await asyncio.sleep(0.1)
+        cancelled.cancel()
+        await asyncio.gather(cancelled, return_exceptions=True)
+        await running
+        assert waiting.end("a") == 0
+        await after
+        assert engine.order == ["a", "c"] and waiting.held == 0
+        assert (waiting.end("b"), waiting.end("c"), waiting.end("c")) == (1, 1, 0)
+        await turn(engine, waiting, "d", 3900)
+        assert waiting.held_turns == 2
+
+    virtual(main)
+
+
+def test_the_load_is_read_from_what_sglang_says() -> None:
+    rank = {
+        "max_total_num_tokens": 1000,
+        "total_prefill_uncached_tokens": 500,
+        "total_prefill_busy_us": 1_000_000,
+    }
+    assert read_load({"loads": [rank]}, {}) == Load(1000, 0.002)
+    assert read_load({"loads": [rank, rank]}, {}) == Load(2000, 0.001)
+    hierarchical = {"enable_hierarchical_cache": True, "hicache_ratio": 2.0}
+    assert read_load({"loads": [rank]}, hierarchical) == Load(2000, 0.002)
+    unused = rank | {"total_prefill_uncached_tokens": 0, "total_prefill_busy_us": 0}
+    assert read_load({"loads": [unused]}, {}) == Load(1000, 1e-4)
+    older = {"max_total_num_tokens": 1000}
+    answers: list[Any] = [None, {}, *({"loads": ranks} for ranks in ([], [older], [rank, 5]))]
+    for loads in answers:
+        assert read_load(loads, {}) is None

@@ -1,0 +1,267 @@
+"""Sessions in the engine's cache: which requests carry an id, and that nothing stays open."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import orjson
+import pytest
+from aiohttp import web
+from support.client import client, request
+from support.endpoints import endpoint
+from support.episodes import agent, call, serving
+from support.http import completion, http_server, says
+from support.loop_clock import skip
+from support.toy_environment import PondFactory, look
+
+from toolroll.rollout.engine import Engine
+from toolroll.rollout.runs.runner import Runner, RunStoppedError
+from toolroll.rollout.settings import RunSettings
+from toolroll.rollout.testing import EmbeddedEngine, Fault, Reply, echo
+
+PARAMS = {"temperature": 1.0, "max_new_tokens": 256}
+
+
+def files(folder: Path) -> list[Path]:
+    return list(folder.iterdir())
+
+
+def ids_of(engine: EmbeddedEngine, name: str = "s") -> list[str | None]:
+    return [entry.session_id for entry in engine.log if entry.routing_key == name]
+
+
+async def test_each_opening_has_one_id_of_its_own(tokenizer: Any) -> None:
+    async with (
+        EmbeddedEngine(tokenizer, session_cache=True) as engine,
+        client(engine.url, model_info=None) as calls,
+    ):
+        for _ in range(2):
+            end = calls.open_session("s")
+            await calls.generate(request())
+            await calls.generate(request())
+            end()
+            end()
+        await calls.generate(request())  # after the end: not marked
+        await calls.aclose()
+        first, again, second, also, late = ids_of(engine)
+        assert first == again != second == also
+        assert first and second and late is None
+        assert engine.open_sessions == set()
+
+
+@pytest.mark.parametrize(
+    ("engine_on", "setting"), [(False, True), (True, False)], ids=["engine", "setting"]
+)
+async def test_where_it_is_off_nothing_is_sent(
+    tokenizer: Any, monkeypatch: pytest.MonkeyPatch, engine_on: bool, setting: bool
+) -> None:
+    closed: list[str] = []
+    monkeypatch.setattr(EmbeddedEngine, "close_session", lambda self, name: closed.append(name))
+    async with (
+        EmbeddedEngine(tokenizer, session_cache=engine_on) as engine,
+        client(engine.url, model_info=None, session_cache=setting) as calls,
+    ):
+        end = calls.open_session("s")
+        await calls.generate(request())
+        end()
+        await calls.aclose()
+        assert (ids_of(engine), closed) == ([None], [])
+
+
+async def test_two_owners_of_one_name_leave_nothing_open(tokenizer: Any) -> None:
+    async with (
+        EmbeddedEngine(tokenizer, session_cache=True) as engine,
+        client(engine.url, model_info=None) as calls,
+    ):
+        ends = []
+        for _ in range(2):
+            ends.append(calls.open_session("s"))
+            await calls.generate(request())
+        assert len(engine.open_sessions) == 2
+        for end in ends:
+            end()
+        await calls.aclose()
+        assert engine.open_sessions == set()
+
+
+async def test_a_session_is_closed_after_its_last_request(tokenizer: Any) -> None:
+    """A request that arrives after the close would open the session again."""
+    hold = asyncio.Event()
+    async with (
+        EmbeddedEngine(
+            tokenizer, lambda seen: Reply("Hi.", hold=hold), session_cache=True
+        ) as engine,
+        client(engine.url, model_info=None) as calls,
+    ):
+        end = calls.open_session("s")
+        task = asyncio.create_task(calls.generate(request()))
+        await engine.until(lambda e: e.held == 1)
+        end()
+        await asyncio.sleep(0)
+        hold.set()
+        await task
+        await calls.aclose()
+        assert ids_of(engine) != [None]
+        assert engine.open_sessions == set()
+
+
+@pytest.mark.parametrize(("router", "kept"), [("smg", True), ("sglang-router", False)])
+async def test_a_session_is_closed_at_every_worker(router: str, kept: bool) -> None:
+    """Through smg. sglang-router drops session ids, so nothing is opened."""
+    closed: list[tuple[str, str]] = []
+    sent: list[str | None] = []
+
+    def worker(name: str) -> Any:
+        async def close(http: web.Request) -> web.StreamResponse:
+            closed.append((name, (await http.json())["session_id"]))
+            return web.Response()
+
+        return {"/close_session": close, "/server_info": says({"enable_session_radix_cache": True})}
+
+    async def generate(http: web.Request) -> web.StreamResponse:
+        sent.append((await http.json()).get("session_id"))
+        return web.Response(body=orjson.dumps(completion([3])))
+
+    async with http_server(worker("a")) as one, http_server(worker("b")) as two:
+        more = {"runtime_type": "sglang"} if router == "smg" else {}
+        listed = says({"workers": [{"url": one, **more}, {"url": two, **more}]})
+        async with (
+            http_server({"/workers": listed, "/generate": generate}) as url,
+            client(url, model_info=None, context_length=1000, vocab_size=5000) as calls,
+        ):
+            end = calls.open_session("s")
+            await calls.generate(request())
+            end()
+    [session_id] = sent
+    assert bool(session_id) == kept
+    assert sorted(closed) == ([("a", session_id), ("b", session_id)] if kept else [])
+
+
+# --- the file -------------------------------------------------------------------------------------
+
+
+async def test_the_next_start_closes_what_a_killed_process_left(
+    tokenizer: Any, tmp_path: Path
+) -> None:
+    async with (
+        EmbeddedEngine(tokenizer, session_cache=True) as engine,
+        client(engine.url, model_info=None) as killed,
+    ):
+        killed.keep_sessions(tmp_path)
+        ends = [killed.open_session(f"s{number}") for number in range(5)]
+        for number in range(5):
+            await killed.generate(request(session=f"s{number}"))
+        ends[1]()
+        await killed._sessions.settle()
+        end = killed.open_session("s5")  # its id takes the line of s1
+        await killed.generate(request(session="s5"))
+        [file] = files(tmp_path)
+        assert len(file.read_bytes()) == 5 * 33
+        assert set(file.read_text().split()) == engine.open_sessions
+        async with client(engine.url, model_info=None) as started:
+            started.keep_sessions(tmp_path)
+            await started.model_info()
+            assert await started.close_left_sessions(tmp_path) == 5
+            assert engine.open_sessions == set()
+            assert files(tmp_path) == []
+        for leave in [*ends, end]:
+            leave()
+
+
+async def test_the_file_is_gone_once_nothing_is_open(tokenizer: Any, tmp_path: Path) -> None:
+    async with EmbeddedEngine(tokenizer, session_cache=True) as engine:
+        async with client(engine.url, model_info=None) as calls:
+            calls.keep_sessions(tmp_path)
+            assert files(tmp_path) == []
+            end = calls.open_session("s")
+            await calls.generate(request())
+            assert len(files(tmp_path)) == 1
+            end()
+        assert files(tmp_path) == []
+
+
+async def test_a_worker_that_did_not_answer_keeps_the_id_in_the_file(
+    tokenizer: Any, tmp_path: Path
+) -> None:
+    async with EmbeddedEngine(tokenizer, session_cache=True) as engine:
+        calls_config = {"abort_timeout": 1.0, "connect_timeout": 1.0}
+        async with client(engine.url, model_info=None, **calls_config) as calls:
+            calls.keep_sessions(tmp_path)
+            end = calls.open_session("s")
+            await calls.generate(request())
+            await engine.kill()
+            end()
+    [file] = files(tmp_path)
+    assert file.read_text().split() == ids_of(engine)
+
+
+# --- episodes and sessions ------------------------------------------------------------------------
+
+
+async def test_episodes_leave_nothing_open_however_they_end(tokenizer: Any) -> None:
+    """Finished, failed and played again, out of time, cancelled, and given up."""
+    factory = PondFactory(6)
+
+    def faults(seen: Any) -> Fault | None:
+        return Fault(status=400) if seen.index % 5 == 4 else None
+
+    async with serving(tokenizer, look, session_cache=True, faults=faults) as (engine, served):
+        settings = RunSettings(sampling_params=PARAMS, samples=2, reruns=1, rerun_pause=0)
+        played: list[Any] = []
+        await Runner(factory, lambda: agent(served), settings).run(
+            factory.tasks("test"), played.append
+        )
+        assert any(episode.result.metrics["reruns"] for episode in played)
+        tagged = [entry.session_id for entry in engine.log]
+        assert all(tagged)
+        attempts = sum(1 + episode.result.metrics["reruns"] for episode in played)
+        assert len(set(tagged)) == attempts  # a new id for each attempt
+        await served.engine.aclose()
+        assert engine.open_sessions == set()
+
+
+async def test_an_episode_out_of_time_leaves_nothing_open(tokenizer: Any) -> None:
+    factory, hold = PondFactory(2), asyncio.Event()
+
+    def policy(seen: Any) -> Any:
+        return call(at="a") if seen.call == 0 else Reply("...", hold=hold)
+
+    async with serving(tokenizer, policy, session_cache=True) as (engine, served):
+        settings = RunSettings(sampling_params=PARAMS, episode_timeout=600, give_up_after=2)
+        running = asyncio.create_task(
+            Runner(factory, lambda: agent(served), settings).run(
+                factory.tasks("test"), lambda episode: None
+            )
+        )
+        await engine.until(lambda e: e.held == 2)
+        assert len(engine.open_sessions) == 2
+        skip(601)
+        with pytest.raises(ExceptionGroup) as stopped:
+            await running
+        assert isinstance(stopped.value.exceptions[0], RunStoppedError)
+        await served.engine.aclose()
+        assert engine.open_sessions == set()
+
+
+async def test_endpoint_sessions_are_closed_when_they_are_dropped(tokenizer: Any) -> None:
+    async with endpoint(tokenizer, echo, session_cache=True) as bench:
+        calls = bench.served.engine
+        assert isinstance(calls, Engine)
+        chat = {"messages": [{"role": "user", "content": "Hi."}]}
+        for path in ("/sessions/a/v1", "/sessions/a/v1", "/sessions/b/v1", "/v1"):
+            assert (await bench.post(f"{path}/chat/completions", chat))[0] == 200
+        first, again, other, alone = [entry.session_id for entry in bench.engine.log]
+        assert first == again != other
+        assert alone is None  # nothing continues it
+        assert bench.engine.open_sessions == {first, other}
+        async with bench.http.get(f"{bench.url}/metrics") as response:
+            assert "toolroll_session_cache 1" in await response.text()
+        async with bench.http.delete(f"{bench.url}/sessions/a") as response:
+            assert response.status == 200
+        await calls._sessions.settle()
+        assert bench.engine.open_sessions == {other}
+        await bench.endpoint.aclose()
+        await calls._sessions.settle()
+        assert bench.engine.open_sessions == set()

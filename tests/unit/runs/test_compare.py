@@ -1,0 +1,259 @@
+"""`toolroll compare`: what is paired, what is refused, the numbers, and the status of a gate."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.results import episode
+from typer.testing import CliRunner, Result
+
+from toolroll.rollout.cli.app import app
+from toolroll.rollout.errors import UsageError
+from toolroll.rollout.runs.compare import Question, compare, read_runs
+from toolroll.rollout.runs.compare.difference import Difference, holm, mcnemar
+from toolroll.rollout.runs.run_directory import RunDirectory
+from toolroll.rollout.types import Episode, StopReason
+
+SETTINGS = {"model": "tiny", "max_turns": 8, "seed": 0}
+
+
+def folder(
+    path: Path,
+    episodes: Iterable[Episode],
+    *,
+    provenance: Mapping[str, Any] | None = None,
+    **settings: Any,
+) -> Path:
+    """A run of the environment `pond`."""
+    facts = {"date": "today", **(provenance or {})}
+    with RunDirectory(path, "pond", {**SETTINGS, **settings}, provenance=facts) as run:
+        for one in episodes:
+            run.append(one)
+    return path
+
+
+def played(rewards: Mapping[str, Iterable[float | None]]) -> list[Episode]:
+    """The samples of each task; None is an aborted one."""
+    return [
+        episode(
+            task,
+            sample,
+            reward,
+            reason=StopReason.DONE if reward is not None else StopReason.ENGINE_ERROR,
+        )
+        for task, samples in rewards.items()
+        for sample, reward in enumerate(samples)
+    ]
+
+
+def many(count: int, passes: int, start: int = 0) -> list[Episode]:
+    """One sample of each of `count` tasks, of which `passes` pass, from the task `start` on."""
+    return played({f"t-{task}": [float(start <= task < start + passes)] for task in range(count)})
+
+
+def comparison(base: Path, candidate: Path, **question: Any) -> dict[str, Any]:
+    (found,) = compare(read_runs(base), [read_runs(candidate)], Question(**question))
+    return found
+
+
+def toolroll(*arguments: object) -> Result:
+    result = CliRunner().invoke(app, [str(word) for word in arguments], env={"COLUMNS": "200"})
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result
+
+
+# --- what is paired -------------------------------------------------------------------------------
+
+
+def test_only_samples_that_both_have_graded_are_compared(tmp_path: Path) -> None:
+    base = folder(tmp_path / "a", played({"t-0": [1.0, 0.0], "t-1": [1.0, None], "t-2": [1.0]}))
+    other = folder(tmp_path / "b", played({"t-0": [0.0, None], "t-1": [1.0, 0.0], "t-3": [0.0]}))
+    found = comparison(base, other)
+    assert found["coverage"] == {
+        "tasks": 2,
+        "of_tasks": 4,
+        "samples": 2,
+        "of_samples": 6,
+        "aborted": {"base": 1, "candidate": 1},
+        "other_data": [],
+    }
+    assert (found["reward"]["base"], found["reward"]["candidate"]) == (1.0, 0.5)
+    assert found["changed"] == {
+        "worse": [{"task": "t-0", "base": 1.0, "candidate": 0.0}],
+        "better": [],
+    }
+
+
+def test_a_task_whose_data_changed_is_left_out(tmp_path: Path) -> None:
+    def hashed(name: str, changed: str) -> Path:
+        hashes = {"t-0": "same", "t-1": changed}
+        episodes = played({"t-0": [1.0], "t-1": [1.0]})
+        return folder(
+            tmp_path / name, [replace(one, task_hash=hashes[one.task_id]) for one in episodes]
+        )
+
+    base, other = hashed("a", "old"), hashed("b", "new")
+    found = comparison(base, other)
+    assert (found["coverage"]["tasks"], found["coverage"]["other_data"]) == (1, ["t-1"])
+    assert comparison(base, other, allowed=["tasks"])["coverage"]["tasks"] == 2
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "provenance"),
+    [
+        ("template", {"chat_template_kwargs": {"enable_thinking": False}}, {}),
+        ("template", {}, {"template_sha256": "other"}),
+        ("tokenizer", {}, {"tokenizer_sha256": "other"}),
+        ("user", {"user_model": "another"}, {}),
+        ("limits", {"max_turns": 9}, {}),
+        ("benchmark", {}, {"benchmark": {"bfcl-eval": "2"}}),
+        ("benchmark", {"split": "train"}, {}),
+        ("seed", {"seed": 1}, {}),
+    ],
+)
+def test_runs_that_differ_in_more_than_the_model_are_refused_by_name(
+    tmp_path: Path, kind: str, settings: dict[str, Any], provenance: dict[str, Any]
+) -> None:
+    base = folder(tmp_path / "a", many(4, 2))
+    other = folder(tmp_path / "b", many(4, 2), provenance=provenance, **settings)
+    with pytest.raises(UsageError, match=f"To allow it: --allow-different {kind}$"):
+        comparison(base, other)
+    name = next(iter({**settings, **provenance}))
+    found = comparison(base, other, allowed=[kind])
+    assert [line.partition(":")[0] for line in found["settings"]] == [name]
+
+
+def test_another_model_is_what_is_compared(tmp_path: Path) -> None:
+    base = folder(tmp_path / "a", many(4, 2))
+    other = folder(tmp_path / "b", many(4, 2), model="other", temperature=0.5)
+    assert comparison(base, other)["settings"] == [
+        'model: there "tiny", now "other"',
+        "temperature: there not set, now 0.5",
+    ]
+
+
+def test_other_seeds_are_paired_by_number_only_if_that_is_allowed(tmp_path: Path) -> None:
+    base = folder(tmp_path / "a", many(4, 2))
+    moved = [replace(one, seed=one.seed + 1) for one in many(4, 2)]
+    other = folder(tmp_path / "b", moved)
+    with pytest.raises(UsageError, match="no graded sample in common"):
+        comparison(base, other)
+    assert comparison(base, other, allowed=["seed"])["coverage"]["samples"] == 4
+
+
+# --- the numbers ----------------------------------------------------------------------------------
+
+
+def test_pass_hat_k_is_compared_where_a_task_has_k_pairs(tmp_path: Path) -> None:
+    base = folder(tmp_path / "a", played({"t-0": [1, 1, 0], "t-1": [1, 1]}))
+    other = folder(tmp_path / "b", played({"t-0": [1, 0, 0], "t-1": [1, 1]}))
+    found = comparison(base, other)["pass_hat_k"]
+    assert {k: (part["base"], part["candidate"], part["tasks"]) for k, part in found.items()} == {
+        "1": (pytest.approx(5 / 6), pytest.approx(4 / 6), 2),
+        "2": (pytest.approx(2 / 3), pytest.approx(1 / 2), 2),
+        "3": (0.0, 0.0, 1),
+    }
+    assert comparison(base, other)["mcnemar"] is None
+
+
+def test_no_interval_has_the_width_zero(tmp_path: Path) -> None:
+    for passes in (0, 20):
+        base = folder(tmp_path / f"a{passes}", many(20, passes))
+        found = comparison(base, base)["reward"]
+        assert found["difference"] == 0.0
+        assert found["high"] == -found["low"] == pytest.approx(2.093 / 380**0.5, rel=1e-3)
+
+
+def test_mcnemars_test_is_exact() -> None:
+    """The values are those of scipy.stats.binomtest(worse, worse + better)."""
+    found = [mcnemar(*pair) for pair in [(0, 0), (1, 9), (9, 1), (3, 5), (40, 60)]]
+    assert found == pytest.approx([1.0, 0.021484375, 0.021484375, 0.7265625, 0.05688793364])
+
+
+def test_holms_correction_keeps_the_order() -> None:
+    assert holm([0.04, 0.01, 0.03]) == pytest.approx([0.06, 0.03, 0.06])
+    assert holm([0.5, 0.9]) == pytest.approx([1.0, 1.0])
+
+
+def test_the_power_is_that_of_the_detectable_difference() -> None:
+    difference = Difference.of([(0.0, 1.0)] * 6 + [(1.0, 0.0)] * 4 + [(0.0, 0.0)] * 90)
+    assert difference.power(difference.detectable) == pytest.approx(0.8, abs=1e-3)
+    assert difference.tasks_for(difference.detectable / 2) == pytest.approx(400, abs=1)
+    assert difference.power(0.0) == pytest.approx(0.05, abs=0.003)
+
+
+# --- the command ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("passes", "status", "verdict"),
+    [(100, 0, "no worse"), (99, 0, "no worse"), (97, 4, "inconclusive"), (60, 3, "worse")],
+)
+def test_a_gate_has_three_exit_statuses(
+    tmp_path: Path, passes: int, status: int, verdict: str
+) -> None:
+    base = folder(tmp_path / "a", many(100, 100))
+    other = folder(tmp_path / "b", many(100, passes))
+    result = toolroll("compare", base, other, "--fail-if-worse", 5)
+    assert (result.exit_code, verdict in result.stdout) == (status, True), result.stdout
+    assert " for -0.05); such runs show" in result.stdout
+    assert toolroll("compare", base, other).exit_code == 0
+
+
+def test_several_candidates_are_corrected(tmp_path: Path) -> None:
+    base = folder(tmp_path / "a", many(100, 50))
+    worse = folder(tmp_path / "b", many(100, 45))
+    alone = json.loads(toolroll("compare", base, worse, "--json").stdout)["comparisons"]
+    both = json.loads(toolroll("compare", base, worse, base, base, "--json").stdout)["comparisons"]
+    assert [found["verdict"] for found in (*alone, *both)] == [
+        "worse",
+        *["inconclusive"] * 3,
+    ]
+    assert both[0]["reward"]["p_holm"] == pytest.approx(3 * alone[0]["reward"]["p"])
+
+
+def test_the_table_and_the_markdown_have_the_same_rows(tmp_path: Path) -> None:
+    base = folder(tmp_path / "a", many(40, 20))
+    other = folder(tmp_path / "b", many(40, 21, start=1), temperature=0.5)
+    options = ["--margin", "0.5", "--power-for", "0.03"]
+    table = toolroll("compare", base, other, *options).stdout
+    text = toolroll("compare", base, other, *options, "--markdown").stdout
+    for words in (
+        "reward (mean)",
+        "+0.025 [",
+        "compared: 40 of 40 tasks, 40 of 40 samples",
+        "McNemar's exact test: p = 1",
+        "equivalent within 0.5",
+        "a difference of 0.03: the power is",
+        "worse in 1 tasks: t-0 1.00 -> 0.00",
+        "better in 2 tasks: t-20 0.00 -> 1.00, t-21 0.00 -> 1.00",
+        "also different: temperature: there not set, now 0.5",
+    ):
+        assert words in table and words in text, words
+    rows = [line for line in text.splitlines() if line.startswith("|")]
+    assert {line.count("|") for line in rows} == {5}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["a"], "give at least two folders"),
+        (["a", "empty"], "holds no episodes.jsonl"),
+        (["a", "lake"], "no environment in common"),
+        (["a", "a", "--allow-different", "sampling"], "the names are template, tokenizer, user"),
+    ],
+)
+def test_what_cannot_be_compared_is_named(tmp_path: Path, arguments: list[str], words: str) -> None:
+    folder(tmp_path / "a", many(2, 1))
+    (tmp_path / "empty").mkdir()
+    with RunDirectory(tmp_path / "lake", "lake", SETTINGS) as run:
+        run.append(episode(env="lake"))
+    named = [tmp_path / word if (tmp_path / word).exists() else word for word in arguments]
+    with pytest.raises(UsageError, match=words):
+        toolroll("compare", *named)

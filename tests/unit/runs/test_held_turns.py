@@ -1,0 +1,131 @@
+"""Episodes that wait between turns, on the embedded engine with a KV cache of limited size."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from support.endpoints import Bench, endpoint
+from support.episodes import agent, call, judge, serving
+from support.wire import until
+
+from toolroll.rollout.engine import admission
+from toolroll.rollout.runs.runner import Runner
+from toolroll.rollout.settings import RunSettings
+from toolroll.rollout.testing import EmbeddedEngine, Reply
+from toolroll.rollout.types import (
+    Action,
+    Environment,
+    EnvironmentFactory,
+    EnvironmentOptions,
+    Episode,
+    Observation,
+    StepResult,
+    StopReason,
+    Task,
+)
+
+TURNS, EPISODES = 5, 12
+
+
+class Reads(Environment):
+    """Gives a long answer to each of `TURNS` calls."""
+
+    def reset(self, task: Task, seed: int) -> Observation:
+        self.task, self.calls = task, 0
+        look = {"name": "look", "parameters": {"type": "object", "properties": {}}}
+        return Observation(
+            [{"role": "user", "content": f"Go {task.id}."}],
+            tools=[{"type": "function", "function": look}],
+        )
+
+    async def step(self, action: Action) -> StepResult:
+        self.calls += 1
+        await asyncio.sleep(0)
+        text = " ".join(f"{self.task.id}-{self.calls}-{word}" for word in range(60))
+        tool = {"role": "tool", "tool_call_id": action.tool_calls[0].id, "content": text}
+        return StepResult([tool], done=self.calls == TURNS, reward=1.0)
+
+
+class Factory(EnvironmentFactory):
+    name, description, splits = "reads", "Reads.", ("",)
+
+    def missing(self) -> None:
+        return None
+
+    def reference(self, task: Task) -> None:
+        return None
+
+    def tasks(self, split: str) -> list[Task]:
+        return [Task(f"task {number}", number) for number in range(EPISODES)]
+
+    def make(self, options: EnvironmentOptions) -> Environment:
+        return Reads()
+
+
+async def played(tokenizer: Any, share: float) -> tuple[EmbeddedEngine, list[Episode]]:
+    async with serving(tokenizer, lambda request: call(), pool=5000) as (engine, model):
+        model.admission = admission.Admission(model.engine, share)
+        factory, episodes = Factory(), list[Episode]()
+        settings = RunSettings(concurrency=EPISODES, max_turns=TURNS + 1)
+        runner = Runner(factory, lambda: agent(model, verify="sample"), settings)
+        await runner.run(factory.tasks(""), episodes.append)
+    return engine, episodes
+
+
+async def test_a_run_computes_fewer_tokens_twice(
+    tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(admission, "_SLOW", 1e6)  # no step is slow, however busy this machine is
+    engines = {share: await played(tokenizer, share) for share in (0.0, 1.0)}
+    needed = sum(
+        len(episode.result.trajectories[0]) - episode.result.trajectories[0].turns[-1].length
+        for episode in engines[0.0][1]
+    )
+    twice = {}
+    for share, (engine, episodes) in engines.items():
+        assert [episode.result.stop_reason for episode in episodes] == [StopReason.DONE] * EPISODES
+        for episode in episodes:
+            judge(episode.result, engine, f"reads/{episode.task_id}#0")
+        twice[share] = engine.cache.computed - needed
+    held = [episode.result.metrics.get("held_turns", 0.0) for episode in engines[1.0][1]]
+    assert twice[0.0] >= 3 * twice[1.0] and sum(held) > 0
+    assert all("held_turns" not in episode.result.metrics for episode in engines[0.0][1])
+
+
+async def test_the_endpoint_holds_sessions_and_forgets_them(tokenizer: Any) -> None:
+    hold = asyncio.Event()
+
+    def policy(request: Any) -> Reply:
+        return Reply("Fine.", hold=hold)
+
+    async with endpoint(tokenizer, policy, pool=2000) as bench:
+        created = [
+            asyncio.create_task(
+                bench.client(session).chat.completions.create(
+                    model="m", messages=[{"role": "user", "content": f"{session or 'c'} " * 1200}]
+                )
+            )
+            for session in ("a", "b", None)
+        ]
+
+        async def others_wait() -> bool:
+            return bench.engine.held == 1 and await gauge(bench) == 2
+
+        await until(others_wait, "two of three sessions wait")
+        hold.set()
+        await asyncio.gather(*created)
+        for session in ("a", "b"):
+            async with bench.http.delete(f"{bench.url}/sessions/{session}") as response:
+                assert response.status == 200
+        assert await gauge(bench) == 0
+        assert not bench.served.admission._episodes
+
+
+async def gauge(bench: Bench) -> float:
+    async with bench.http.get(f"{bench.url}/metrics") as response:
+        lines = (await response.text()).splitlines()
+    return next(
+        float(line.split()[1]) for line in lines if line.startswith("toolroll_requests_held")
+    )

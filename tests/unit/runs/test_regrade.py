@@ -1,0 +1,250 @@
+"""`toolroll regrade`: recorded actions in new environments, what is found, and what is written."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.commands import run_command
+from support.results import content, episode
+from support.tau import MINI, REAL, STOP, needed, recorded_trials, scripted
+from typer.testing import CliRunner, Result
+
+from toolroll.agents.text_agent import TextAgent
+from toolroll.parsers.openai import to_openai
+from toolroll.parsers.types import ParsedReply, ToolCall
+from toolroll.rollout.cli.app import app
+from toolroll.rollout.errors import UsageError
+from toolroll.rollout.model.turn import AssistantTurn
+from toolroll.rollout.runs.episode_file import read_episodes
+from toolroll.rollout.runs.registry import find_environment
+from toolroll.rollout.runs.regrade import Regrader
+from toolroll.rollout.runs.run_directory import RunDirectory
+from toolroll.rollout.runtime.threads import Threads
+from toolroll.rollout.testing import (
+    EmbeddedEngine,
+    load_embedded_tokenizer,
+    play_references,
+    reference_policy,
+    serve_in_thread,
+)
+from toolroll.rollout.types import Episode, InteractionResult, Message, Status, StopReason, Tool
+
+
+def toolroll(*arguments: object) -> Result:
+    result = CliRunner().invoke(app, [str(word) for word in arguments], env={"COLUMNS": "300"})
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """24 episodes of the desk, half of them with a mistake, some cut off by a limit of turns."""
+    desk, out = find_environment("desk"), tmp_path_factory.mktemp("desk") / "run"
+    lines = play_references(desk, desk.tasks("test"), samples=2, mistakes=0.5, seed=4)
+    engine = EmbeddedEngine(load_embedded_tokenizer(), reference_policy(lines))
+    with serve_in_thread(engine):
+        options = [
+            "--samples",
+            2,
+            "--tasks",
+            "0-11",
+            "--max-turns",
+            6,
+            "--no-do-nothing",
+            "--out",
+            out,
+        ]
+        assert toolroll(*run_command(engine.url, *options)).exit_code == 0
+    return out
+
+
+def by_key(folder: Path) -> dict[tuple[str, int], Episode]:
+    return {(found.task_id, found.sample): found for found in read_episodes(folder)}
+
+
+def test_an_environment_that_did_not_change_agrees(recorded: Path, tmp_path: Path) -> None:
+    result = toolroll("regrade", recorded, "--out", tmp_path / "again")
+    assert result.stdout.splitlines() == [
+        "desk: 24 episodes, 24 replayed alike (100.0%), 0 rewards changed"
+    ]
+    before, after = by_key(recorded), by_key(tmp_path / "again")
+    reasons = {str(played.result.stop_reason) for played in before.values()}
+    assert reasons >= {"done", "max_steps"}
+    assert any(played.result.info.get("bad_calls") for played in before.values())
+    assert any(played.result.reward == 0.0 for played in before.values())
+    for key, played in before.items():
+        regraded = content(after[key])
+        assert regraded["info"].pop("regrade") == {
+            "reward": played.result.reward,
+            "difference": "",
+        }
+        assert regraded == content(played)
+    summaries = [
+        json.loads((folder / "summary.json").read_text())["environments"]["desk"]
+        for folder in (recorded, tmp_path / "again")
+    ]
+    assert summaries[0]["by_task"] == summaries[1]["by_task"]
+    with pytest.raises(UsageError, match="already exists: name a new folder"):
+        toolroll("regrade", recorded, "--out", tmp_path / "again")
+
+
+# --- environments that changed --------------------------------------------------------------------
+
+BENCH = """
+import time
+from toolroll import Environment, Observation, StepResult
+from toolroll.rollout.errors import ActionError
+
+class Bench(Environment):
+    blocking = False
+    reward_mode = "MODE"
+    tasks = [{"id": name} for name in ("plain", "clock", "longer", "gone")[:TASKS]]
+
+    def reset(self, task, seed):
+        self.task, self.turns = task.id, 0
+        return Observation([{"role": "assistant", "content": "I begin."},
+                            {"role": "user", "content": "Begin."}])
+
+    def step(self, action):
+        self.turns += 1
+        if self.turns == 1:
+            raise ActionError("Not like this.")
+        text = f"It is {time.time_ns()}." if self.task == "clock" else "More."
+        done = self.turns == (LONGER if self.task == "longer" else 3)
+        return StepResult([{"role": "user", "content": text}], reward=REWARD, done=done,
+                          info={"why": "PART"})
+"""
+
+
+def bench(folder: Path, **values: object) -> str:
+    values = {"MODE": "final", "TASKS": 4, "LONGER": 3, "REWARD": 0.5, "PART": "old", **values}
+    folder.mkdir()
+    text = BENCH
+    for name, value in values.items():
+        text = text.replace(name, str(value))
+    (folder / "bench.py").write_text(text)
+    return f"{folder / 'bench.py'}:Bench"
+
+
+def test_what_changed_in_an_environment_is_found(tmp_path: Path) -> None:
+    old = bench(tmp_path / "old", MODE="sum")
+    new = bench(tmp_path / "new", MODE="sum", TASKS=3, LONGER=4, REWARD=1.0, PART="new")
+    run, out = tmp_path / "run", tmp_path / "out"
+    with serve_in_thread(EmbeddedEngine(load_embedded_tokenizer())) as engine:
+        toolroll(*run_command(engine.url, "--no-do-nothing", "--out", run, env=old))
+    result = toolroll("regrade", run, "--out", out, "--env", new)
+    lines = result.stdout.splitlines()
+    assert lines[:2] == [
+        "bench:Bench: 3 episodes, 1 replayed alike (33.3%), 3 rewards changed",
+        "bench:Bench: 1 aborted episodes, or of tasks that are gone: left out",
+    ]
+    assert "bench:Bench/clock#0 is not replayed alike: messages[5].content is" in lines[2]
+    assert "recorded and" in lines[2] and lines[2].endswith("replayed")
+    assert "bench:Bench/longer#0 is not replayed alike: stop_reason is" in lines[3]
+    assert "bench:Bench/plain#0: the reward was 1.0 and is 2.0" in lines
+    plain, recorded = by_key(out)["plain", 0], by_key(run)["plain", 0]
+    assert plain.result.info["why"] == "new"
+    assert plain.result.messages == recorded.result.messages
+    assert [turn.reward for turn in plain.result.trajectories[0].turns] == [0.0, 1.0, 1.0]
+    assert plain.result.step_rewards == (1.0, 1.0)
+
+
+def test_an_aborted_episode_is_left_out(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    with RunDirectory(run, "desk", {}) as folder:
+        folder.append(episode("renew-one", env="desk", reason=StopReason.ENGINE_ERROR))
+    result = toolroll("regrade", run, "--out", tmp_path / "out")
+    assert result.stdout.splitlines() == [
+        "desk: 0 episodes, 0 replayed alike (0.0%), 0 rewards changed",
+        "desk: 1 aborted episodes, or of tasks that are gone: left out",
+    ]
+
+
+# --- a simulated user -----------------------------------------------------------------------------
+
+
+USER = {"user_model": "any"}
+
+
+async def recorded_with_a_user(actions: list[Any]) -> tuple[Any, Any, Episode]:
+    """An episode of the small tau-bench, whose user says another line each time."""
+    factory = MINI.factory()
+    task = factory.tasks("test")[5]
+    lines = ("Hi", "Yes.", "Go on.", STOP)
+    agent = Repeating(Threads(2), actions)
+    result = await agent.asolve(factory.make(scripted(*lines)), task=task, seed=3)
+    return factory, task, Episode("tau", task.id, task.index, 0, 3, result, "tiny")
+
+
+class Repeating(TextAgent):
+    """Replies with `replies`, each a text or a call."""
+
+    def __init__(self, threads: Threads, replies: list[Any]) -> None:
+        super().__init__(threads)
+        self._replies = iter(replies)
+
+    async def reply(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Tool],
+        sampling_params: Mapping[str, Any],
+        session_id: str,
+    ) -> AssistantTurn:
+        reply = next(self._replies)
+        parsed = ParsedReply(reply) if isinstance(reply, str) else ParsedReply("", None, (reply,))
+        return AssistantTurn(parsed, to_openai(parsed))
+
+
+async def test_the_users_lines_are_those_that_were_recorded() -> None:
+    grant = ToolCall("grant", {"member": "m5", "points": 1}, "", id="a")
+    replies = ["Hello?", "", grant, "Is that all?", "Goodbye."]
+    factory, task, played = await recorded_with_a_user(replies)
+    said = [message for message in played.result.messages if message["role"] == "user"]
+    assert len(said) == 5 and "empty" in said[2]["content"], "one is not the user's"
+    again = await Regrader(factory, Threads(2), USER).regrade(played, task)
+    assert (played.result.reward, again.result.reward) == (1.0, 1.0)
+    assert again.result.info["regrade"]["difference"] == ""
+
+
+async def test_without_the_recorded_user_it_is_not_replayed_alike() -> None:
+    factory, task, played = await recorded_with_a_user(["Hello?", "Goodbye.", "So?", "Bye."])
+    shorter = replace(played.result, messages=played.result.messages[:-1])
+    again = await Regrader(factory, Threads(2), USER).regrade(replace(played, result=shorter), task)
+    assert again.result.status is Status.ABORTED
+    assert "no line of the user here" in again.result.info["regrade"]["difference"]
+
+
+@pytest.mark.peers
+async def test_the_recorded_conversations_of_tau_bench_agree() -> None:
+    needed(REAL)
+    factory = REAL.factory("airline")
+    tasks = factory.tasks("test")
+    regrader, agreed = Regrader(factory, Threads(2), USER), 0
+    for entry in recorded_trials():
+        result = InteractionResult.of(
+            (),
+            prompt="",
+            reward=entry["reward"],
+            messages=entry["traj"],
+            info={},
+            stop_reason=StopReason.DONE,
+        )
+        task = tasks[entry["task_id"]]
+        played = Episode("tau-bench/airline", task.id, task.index, entry["trial"], 0, result)
+        again = await regrader.regrade(played, task)
+        agreed += again.result.reward == entry["reward"]
+    assert agreed == 40
+
+
+def test_the_agent_of_regrade_is_not_for_runs(tmp_path: Path) -> None:
+    with (
+        serve_in_thread(EmbeddedEngine(load_embedded_tokenizer())) as engine,
+        pytest.raises(UsageError, match="use toolroll regrade"),
+    ):
+        toolroll(*run_command(engine.url, "--agent", "replay"))
