@@ -26,11 +26,8 @@ from support.slime_trainer import (
 )
 
 from toolroll.rollout.adapters.slime import close_rollout, generate, generate_rollout
-from toolroll.rollout.adapters.slime.generation import player
 from toolroll.rollout.adapters.slime.ray_player import RayPlayer
-from toolroll.rollout.runs.ray_worker import RayWorker
-from toolroll.rollout.runs.worker_pool import WorkerDiedError
-from toolroll.rollout.testing import PolicyRequest, Reply
+from toolroll.rollout.testing import Fault, PolicyRequest, Reply
 
 PROMPTS = [{"prompt": at} for at in range(4)]
 
@@ -169,21 +166,35 @@ async def test_a_parked_episode_is_continued_in_its_process(killed: bool) -> Non
     assert [(one["resumes"], one["restarts"]) for one in counts] == [(not killed, killed)] * 2
 
 
-async def test_a_process_that_died_has_no_parked_episodes_to_close(
+async def test_a_process_that_dies_with_parked_episodes_ends_no_rollout(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async def dies(self: RayWorker, method: str, *given: Any, **named: Any) -> Any:
-        asked.append(method)
-        raise WorkerDiedError("ActorDiedError")
+    """Nobody continues them, and their group is dropped."""
+    killed: list[int] = []
 
-    asked: list[str] = []
-    monkeypatch.setattr(RayWorker, "call", dies)
-    async with serving() as (_, args):
-        args.toolroll_workers = 2
-        parked = Sample(prompt=0, group_index=0, metadata={"toolroll": {"metrics": {"parked": 1}}})
-        await player(args).close_parked([parked])
-        assert await player(args).parked_metrics() == {}
-    assert asked == ["close_parked", "parked_metrics", "parked_metrics"]
+    async def hook(args: Any, sample: Any, *, evaluation: bool) -> Any:
+        if sample.status.name == "ABORTED":
+            killed.extend(workers())
+            for pid in killed:
+                os.kill(pid, signal.SIGKILL)
+        return sample
+
+    hooks = ModuleType("slime.rollout.sample_hooks")
+    vars(hooks)["apply_rollout_sample_hooks"] = hook
+    monkeypatch.setitem(sys.modules, hooks.__name__, hooks)
+
+    def faults(request: PolicyRequest) -> Fault | None:
+        return Fault(abort_after=3) if request.routing_key == "0/0" else None
+
+    async with serving(says, faults=faults) as (_, args):
+        vars(args).update(toolroll_workers=2, toolroll_partial="park")
+        args.rollout_sample_hook_path, args.rollout_batch_size = "a.hook", 1
+        args.over_sampling_batch_size = 1
+        source = DataSource(Sample, PROMPTS, n=1)
+        output = await asyncio.to_thread(generate_rollout, args, 0, source)
+        close_rollout()
+    assert killed and [group[0].group_index for group in output.samples] == [1]
+    assert output.metrics["rollout/dynamic_filter/drop_aborted"] == 1
 
 
 async def test_slime_stops_the_episodes_of_all_processes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ import random
 import sys
 from argparse import Namespace
 from collections.abc import Iterable, Iterator
+from contextlib import AsyncExitStack
 from itertools import groupby
 from pathlib import Path
 from types import ModuleType
@@ -34,10 +35,18 @@ from support.wire import until
 from toolroll.agents.environments.desk.environment import Desk
 from toolroll.rollout.adapters import miles
 from toolroll.rollout.adapters.parking import masked
-from toolroll.rollout.adapters.slime import aclose, generate, generate_rollout, training
+from toolroll.rollout.adapters.slime import (
+    aclose,
+    generate,
+    generate_rollout,
+    ray_player,
+    training,
+)
 from toolroll.rollout.adapters.slime.generation import _players, play_sample, player
 from toolroll.rollout.engine import admission
 from toolroll.rollout.errors import RolloutError
+from toolroll.rollout.runs import worker_pool
+from toolroll.rollout.runs.worker_pool import WorkerDiedError
 from toolroll.rollout.testing import (
     EmbeddedEngine,
     Fault,
@@ -355,6 +364,23 @@ async def test_a_stop_and_parked_episodes_leave_the_cache_to_others(
     assert [one.metadata["toolroll"]["metrics"]["resumes"] for one in made] == [1, 1]
 
 
+async def test_a_cancelled_call_closes_all_parked_episodes(
+    sample_type: Any, environments: Environments
+) -> None:
+    async with serving(faults=cut_once()) as (_, args):
+        args.partial_rollout = True
+        parked = [
+            await generate(args, sample_type(prompt=0, index=at, session_id=f"s{at}"), SAMPLING)
+            for at in range(2)
+        ]
+        closing = asyncio.create_task(player(args).close_parked(training.leaves(parked)))
+        await asyncio.sleep(0)
+        closing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await closing
+        assert len(environments.opened) == len(environments.closed) == 2
+
+
 async def test_an_evaluation_does_not_park(sample_type: Any, environments: Environments) -> None:
     async with serving(faults=cut_once()) as (_, args):
         args.partial_rollout = True
@@ -493,6 +519,73 @@ async def test_generate_rollout_parks_what_is_left_and_continues_it(
     assert len(environments.opened) == 7 * 4 == len(environments.closed)
     every_sampled_token_is_as_served([first, second], engine)
     train_data(flattened(second.samples))
+
+
+@pytest.mark.parametrize("partial", [None, "restart"])
+async def test_groups_that_are_finished_beyond_the_batch_are_put_back(
+    sample_type: Any, closing: None, partial: str | None
+) -> None:
+    """The finished groups of an earlier rollout are all over at once."""
+    async with serving() as (_, args):
+        vars(args).update(partial_rollout=True, toolroll_partial=partial)
+        args.rollout_batch_size = args.over_sampling_batch_size = 3
+        source = DataSource(sample_type, [{"prompt": 0}], n=2)
+        source.add_samples((await asyncio.to_thread(generate_rollout, args, 0, source)).samples)
+        args.rollout_batch_size = 1
+        [made] = (await asyncio.to_thread(generate_rollout, args, 1, source)).samples
+    assert sorted(group[0].group_index for group in [made, *source.buffer]) == [0, 1, 2]
+    train_data(flattened([made, *source.buffer]))
+
+
+class Unreachable:
+    """A worker that cannot be reached during its first episode, which its process plays on."""
+
+    plays: list[asyncio.Future[Any]]
+
+    def __init__(self, open_: Any) -> None:
+        self._opening = asyncio.ensure_future(open_(AsyncExitStack()))
+
+    async def call(self, method: str, *args: Any, **options: Any) -> Any:
+        held = await self._opening
+        call = asyncio.ensure_future(getattr(held, method)(*args, **options))
+        if method == "play":
+            self.plays.append(call)
+            if len(self.plays) == 1:
+                raise WorkerDiedError("ActorUnavailableError")
+        return await call
+
+    async def close(self) -> None:
+        await (await self._opening)._player.aclose()
+
+
+@pytest.mark.parametrize("parked", [False, True])
+async def test_an_episode_may_be_played_twice_by_a_process_that_was_only_unreachable(
+    sample_type: Any,
+    environments: Environments,
+    monkeypatch: pytest.MonkeyPatch,
+    parked: bool,
+) -> None:
+    monkeypatch.setattr(ray_player, "RayWorker", Unreachable)
+    monkeypatch.setattr(Unreachable, "plays", [], raising=False)
+    monkeypatch.setattr(worker_pool, "_PAUSE", 0.0)
+
+    def policy(request: PolicyRequest) -> str:
+        lines, turn = reference_lines(0), request.text.count("<|turn|>assistant") - 1
+        return lines[turn] if turn < len(lines) else "Goodbye."
+
+    async with serving(policy, faults=lambda _: Fault(abort_after=3) if parked else None) as (
+        _,
+        args,
+    ):
+        vars(args).update(partial_rollout=True, toolroll_workers=2)
+        [made] = await generate(args, sample_type(prompt=0, index=0, session_id="s"), SAMPLING)
+        await asyncio.wait(Unreachable.plays)
+        assert [call.exception() for call in Unreachable.plays] == [None, None]
+        metrics = await player(args).parked_metrics()
+    assert metrics == {"toolroll/parked": float(parked)}
+    assert is_aborted(made) if parked else made.reward == 1.0
+    assert len(environments.opened) == 2
+    assert sorted(map(id, environments.closed)) == sorted(map(id, environments.opened))
 
 
 async def test_generate_rollout_continues_what_the_engine_aborts(

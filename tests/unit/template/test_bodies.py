@@ -5,6 +5,8 @@ it (I6).
 from __future__ import annotations
 
 from collections import UserDict
+from dataclasses import dataclass
+from enum import Enum
 from types import MappingProxyType
 from typing import Any
 
@@ -204,7 +206,27 @@ def test_control_text_in_mappings_and_tuples_stays_text(tokenizer: Any, argument
         assert controls(subject, ids) == ["<|turn|>", "<|end|>"] * 2 + ["<|turn|>"]
 
 
-@pytest.mark.parametrize("value", [Printed(), {"<|end|>"}])
+class PrintedText(Printed, str):
+    """Text that a template prints as other text. The same for the next three, which are JSON."""
+
+
+class PrintedNumber(Printed, int):
+    pass
+
+
+class PrintedName(Printed, Enum):
+    A = 1
+
+
+@dataclass
+class PrintedFields(Printed):
+    q: str = "x"
+
+
+@pytest.mark.parametrize(
+    "value",
+    [Printed(), {"<|end|>"}, PrintedText("x"), PrintedNumber(1), PrintedName.A, PrintedFields()],
+)
 def test_a_value_that_prints_a_control_token_is_refused(tokenizer: Any, value: Any) -> None:
     source = "{{ tools[0].function.x }}" + TURNS.replace("BODY", "m.content")
     subject = ChatTemplate(tokenizer, chat_template=source)

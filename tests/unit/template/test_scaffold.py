@@ -163,14 +163,15 @@ def test_an_open_reasoning_is_no_scaffold(name: str, kwargs: dict[str, Any]) -> 
         ("<think>\n", ""),  # the model continues the reasoning
         ("<think>\nNo.\n</think>\n", ""),
         ("Yes. ", ""),
+        ("</think>\n", ""),
     ],
 )
-def test_the_verification_takes_only_an_empty_element_for_a_scaffold(
-    written: str, scaffold: str
-) -> None:
+def test_only_an_empty_element_is_a_scaffold(written: str, scaffold: str) -> None:
+    """For the verification too, which would exclude what the deltas keep."""
     source = (
         "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
         "{% if add_generation_prompt %}<|im_start|>assistant\n" + written + "{% endif %}"
     )
     template = template_of("qwen3", source=source)
     assert template.verifier._reference.scaffold == scaffold
+    assert template.parts.deltas.scaffold == scaffold

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Coroutine, Hashable, Sequence
+from collections.abc import Callable, Collection, Coroutine, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any
@@ -219,14 +219,14 @@ class ParkedEpisodes:
     def __contains__(self, key: Hashable) -> bool:
         return key in self._parked
 
-    async def close(self, key: Hashable) -> None:
-        """Close the episode that is parked under `key`, if there is one."""
-        if key not in self._parked:
-            return
-        task = self._parked[key].task
-        assert task is not None
-        self._expire(key, "")
-        await asyncio.wait([task])
+    async def close(self, keys: Iterable[Hashable]) -> None:
+        """Close the episodes that are parked under `keys`, also if this call is cancelled."""
+        closing = [self._expire(key, "") for key in keys if key in self._parked]
+        try:
+            await _wait(closing)
+        except asyncio.CancelledError:
+            await _wait(closing)
+            raise
 
     def take(self, key: Hashable) -> ParkableEpisode | None:
         """Remove the episode that is parked under `key`, and return it, or None."""
@@ -257,6 +257,8 @@ class ParkedEpisodes:
             parked.cancel()
         if episode.task.done():
             return False
+        if key in self._parked:  # the sample was played twice at once
+            self._expire(key, "")
         self._parked[key] = episode
         episode.timer = asyncio.get_running_loop().call_later(self._seconds, self._expire, key)
         while len(self._parked) > self._most:
@@ -267,16 +269,17 @@ class ParkedEpisodes:
         """Close all parked episodes."""
         for key in list(self._parked):
             self._expire(key, "")
-        if self._ending:
-            await asyncio.wait(self._ending)
+        await _wait(self._ending)
 
-    def _expire(self, key: Hashable, limit: str = "parked_timeout") -> None:
+    def _expire(
+        self, key: Hashable, limit: str = "parked_timeout"
+    ) -> asyncio.Task[InteractionResult]:
         episode = self._parked.pop(key)
         if episode.timer is not None:
             episode.timer.cancel()
-        self._drop(episode, limit)
+        return self._drop(episode, limit)
 
-    def _drop(self, episode: ParkableEpisode, limit: str) -> None:
+    def _drop(self, episode: ParkableEpisode, limit: str) -> asyncio.Task[InteractionResult]:
         assert episode.task is not None
         if limit:
             self.dropped[limit] += 1
@@ -284,3 +287,9 @@ class ParkedEpisodes:
         self._ending.add(episode.task)
         episode.task.add_done_callback(self._ending.discard)
         episode.task.cancel()
+        return episode.task
+
+
+async def _wait(tasks: Collection[asyncio.Task[InteractionResult]]) -> None:
+    if tasks:
+        await asyncio.wait(tasks)

@@ -11,6 +11,7 @@ render spell a control token together.
 from __future__ import annotations
 
 import html
+import marshal
 import re
 import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -24,6 +25,7 @@ from jinja2 import nodes
 from toolroll.parsers.types import Span
 from toolroll.rollout.errors import TemplateError
 from toolroll.rollout.template.encode import Encoder
+from toolroll.rollout.template.snapshot import ATOMS, TYPE_EXACT
 from toolroll.rollout.types import Message, Tool
 
 _LETTERS = "甲乙丙丁戊己庚辛壬癸"
@@ -85,8 +87,9 @@ class BodyMasker:
             if isinstance(part, Mapping):
                 self._refuse_split(part.get("content"), self._pattern)
         try:
+            marshal.dumps(list(parts), TYPE_EXACT)  # a subclass may print as anything
             text = orjson.dumps(parts, option=orjson.OPT_NON_STR_KEYS).decode().casefold()
-        except TypeError:  # not JSON, but a template may still render it
+        except (TypeError, ValueError):  # not JSON, but a template may still render it
             return frozenset(self._folded)
         if self._any_folded.search(text) is None:
             return frozenset()
@@ -116,7 +119,7 @@ class BodyMasker:
             return f"{_OPEN}{_written(len(originals) - 1)}{_CLOSE}"
 
         def walk(item: Any, pattern: re.Pattern[str]) -> Any:
-            if isinstance(item, str):
+            if isinstance(item, str) and str(item) == item:
                 parts = _parts_at_edges(item, maskable if pattern is self._own else tokens, text)
                 if not parts:
                     return pattern.sub(marker, item)
@@ -131,7 +134,7 @@ class BodyMasker:
                 return [walk(entry, pattern) for entry in item]
             if isinstance(item, tuple):
                 return tuple(walk(entry, pattern) for entry in item)
-            if item is not None and not isinstance(item, int | float) and pattern.search(str(item)):
+            if type(item) not in ATOMS and pattern.search(str(item)):
                 raise TemplateError(
                     f"a {type(item).__name__} in a message or a tool prints the text of a control "
                     "token, which cannot be distinguished from a real one: pass it as a string"

@@ -51,8 +51,8 @@ class ChatTemplate:
         kwargs: The template's own switches (`enable_thinking`, ...).
         history: What happens if the template rewrites tokens of earlier prompts or turns. "fork"
             raises `HistoryRewrittenError`, so that the caller starts a second training sequence.
-            "scaffold" does the same, unless the template only removes text that its generation
-            prompt wrote before sampled turns, such as an empty `<think>` block.
+            "scaffold" does the same, unless the template only removes empty elements that its
+            generation prompt wrote before sampled turns, such as a `<think>` block.
             "preserve" keeps these tokens and appends the new messages, if their text can be
             determined.
         now: The time that a template gets from `strftime_now`. Default: the time of construction.

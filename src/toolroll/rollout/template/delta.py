@@ -24,12 +24,12 @@ Invariants (I3 and I5: docs/guarantees.md):
 
 from __future__ import annotations
 
+import re
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from toolroll.parsers.reasoning import ANY_TAGS
 from toolroll.rollout.errors import HistoryRewrittenError, TemplateError
 from toolroll.rollout.template.dropped import dropped_part, squashed
 from toolroll.rollout.template.encode import Encoder
@@ -42,6 +42,7 @@ SENTINEL = f"Nq{secrets.token_hex(4)}zN"
 contains them.
 """
 
+_EMPTY_ELEMENT = re.compile(r"\s*<(\w+)>\s*</\1>\s*")
 _LAST_ARGUMENT = "zzzzzz"  # for templates that sort the names: nearly always the last one
 _PROMPT_REWRITTEN = "the prompt that was served is no longer rendered as it was"
 
@@ -177,9 +178,9 @@ class DeltaRenderer:
 
     @cached_property
     def scaffold(self) -> str:
-        """The text that the generation prompt writes at the start of a turn, and that the template
-        does not show there in history: an empty `<think>` block, if thinking is off. It is empty if
-        there is no such text, or if it leaves reasoning open.
+        """The empty element, such as an empty `<think>` block, that the generation prompt writes at
+        the start of a turn, and that the template does not show there in history. It is empty if
+        there is none.
         """
         user: Message = {"role": "user", "content": "x"}
         turn: Message = {"role": "assistant", "content": SENTINEL}
@@ -190,7 +191,7 @@ class DeltaRenderer:
             return ""
         opening = history.partition(SENTINEL)[0]
         scaffold = prompt[len(opening) :] if prompt.startswith(opening) else ""
-        return "" if ANY_TAGS.unclosed(scaffold) else scaffold
+        return scaffold if _EMPTY_ELEMENT.fullmatch(scaffold) else ""
 
     def _without_scaffolds(self, prompt: str, turns: Sequence[int]) -> str:
         """Return `prompt` without the scaffolds before `turns` and at its end. Return it unchanged

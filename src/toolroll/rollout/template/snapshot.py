@@ -28,8 +28,8 @@ from toolroll.rollout.types import Message, Tool
 
 T = TypeVar("T")
 
-_ATOMS = frozenset({str, int, float, bool, type(None)})
-_TYPE_EXACT = 2
+ATOMS = frozenset({str, int, float, bool, type(None)})
+TYPE_EXACT = 2
 """The last version of `marshal` whose output depends only on the types and values it writes. It
 refuses subclasses, and it writes every type in a different way.
 """
@@ -54,7 +54,7 @@ def snapshot(value: T) -> T:
 
 def _copied(value: Any) -> Any:
     kind = type(value)
-    if kind in _ATOMS:
+    if kind in ATOMS:
         return value
     if kind is dict:
         return {name: _copied(entry) for name, entry in value.items()}
@@ -150,7 +150,7 @@ class SharedTools:
             return tools
         tools = list(tools)
         try:
-            shared = _shared(marshal.dumps(tools, _TYPE_EXACT))
+            shared = _shared(marshal.dumps(tools, TYPE_EXACT))
         except (ValueError, RecursionError):  # an object of another type, or too deep
             shared = None
         return shared or cls(replace_surrogates(snapshot(tools)), JsonTexts())
@@ -195,7 +195,7 @@ def _is_plain(value: Any) -> bool:
     kind = type(value)
     if kind is dict:
         return all(map(_is_plain, value)) and all(map(_is_plain, value.values()))
-    return all(map(_is_plain, value)) if kind is list else kind in _ATOMS
+    return all(map(_is_plain, value)) if kind is list else kind in ATOMS
 
 
 def _containers(value: Any) -> Iterator[Any]:

@@ -171,8 +171,9 @@ class Player:
 
     async def close_parked(self, samples: Iterable[Any]) -> None:
         """Close the parked episodes of `samples`, which `play` returned."""
-        for sample in samples:
-            await self.parked.close(_parking_key(sample, vars(sample)[session_field(sample)]))
+        await self.parked.close(
+            [_parking_key(sample, vars(sample)[session_field(sample)]) for sample in samples]
+        )
 
     async def abort(self) -> None:
         """Abort all running requests at the engine."""

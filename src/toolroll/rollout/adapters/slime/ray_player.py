@@ -50,28 +50,31 @@ class RayPlayer:
         mask: bool = False,
     ) -> list[Any]:
         """Play the sample's episode, as `Player.play` does, in the process of its group."""
-        call, worker = uuid.uuid4().hex, self._worker_of(sample)
-        self._running[call] = worker, stopped
-        if self._watching is None or self._watching.done():
-            self._watching = asyncio.create_task(self._watch())
-        try:
-            samples, deaths = await play_until_survived(
-                lambda: worker.call(
+        worker = self._worker_of(sample)
+
+        async def play() -> list[Any]:
+            call = uuid.uuid4().hex  # a process that was only unreachable goes on with the last one
+            self._running[call] = worker, stopped
+            if self._watching is None or self._watching.done():
+                self._watching = asyncio.create_task(self._watch())
+            try:
+                samples: list[Any] = await worker.call(
                     "play", call, sample, sampling_params, stopped=stopped(), park=park, mask=mask
-                ),
-                f"sample {sample.index}",
-            )
-        finally:
-            del self._running[call]
+                )
+                return samples
+            finally:
+                del self._running[call]
+
+        samples, deaths = await play_until_survived(play, f"sample {sample.index}")
         for played in samples:
             played.metadata[KEY]["metrics"]["worker_deaths"] = deaths
-        played_samples: list[Any] = samples
-        return played_samples
+        return samples
 
     async def close_parked(self, samples: Iterable[Any]) -> None:
-        """Close the parked episodes of `samples`, which `play` returned."""
-        for sample in filter(is_parked, samples):
-            await _call(self._worker_of(sample), "close_parked", [sample])
+        """Close the parked episodes of `samples`, which `play` returned for one group."""
+        parked = list(filter(is_parked, samples))
+        if parked:
+            await _call(self._worker_of(parked[0]), "close_parked", parked)
 
     async def parked_metrics(self) -> dict[str, float]:
         """Return the number of parked episodes, and of dropped ones by limit."""
@@ -117,9 +120,12 @@ class RayPlayer:
 
 
 async def _call(worker: RayWorker, method: str, *args: Any) -> Any:
+    """Call `method`. Return None if the process died: its parked episodes are gone, and the others
+    are played again, with the stops that hold by then.
+    """
     try:
         return await worker.call(method, *args)
-    except WorkerDiedError:  # it has no episodes: they are played again, if the trainer wants them
+    except WorkerDiedError:
         return None
 
 

@@ -190,6 +190,8 @@ class _Batch:
                 )
             done, _ = await asyncio.wait(self._pending, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
+                if len(self.kept) == self._wanted and collects_partial(self._args):
+                    break  # the others are put back
                 self._pending.pop(task)
                 await self._take(task.result())
 
