@@ -23,7 +23,6 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from toolroll.rollout.engine.engine_client import EngineClient
 from toolroll.rollout.engine.stream import Progress
 from toolroll.rollout.types import (
     Completion,
@@ -37,6 +36,16 @@ _BACKOFF = 0.1
 _BACKOFF_LIMIT = 5.0
 _FROM_THE_START = ("json_schema", "regex", "ebnf", "structural_tag", "stop", "stop_regex")
 """The parameters that the engine applies to the sampled tokens from the first one on."""
+
+
+class Generates(Protocol):
+    """An `EngineClient`, or what stands before one."""
+
+    async def generate(
+        self, request: GenerateRequest, *, progress: Progress | None = None
+    ) -> Completion:
+        """Sample one turn, or the part of it until an abort."""
+        ...
 
 
 class Parking(Protocol):
@@ -60,7 +69,7 @@ PARKING: ContextVar[Parking | None] = ContextVar("toolroll_parking", default=Non
 
 
 async def generate_resumed(
-    engine: EngineClient,
+    engine: Generates,
     request: GenerateRequest,
     *,
     max_resumes: int,

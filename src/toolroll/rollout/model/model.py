@@ -168,15 +168,12 @@ class Model:
 
         `progress` is called during the sampling, with all ids of the turn so far.
         """
-        return await self.admission.sample(
+        return await generate_resumed(
+            self.admission,
             request,
-            lambda: generate_resumed(
-                self.engine,
-                request,
-                max_resumes=self._max_resumes,
-                progress=progress,
-                placeholders=self.placeholders,
-            ),
+            max_resumes=self._max_resumes,
+            progress=progress,
+            placeholders=self.placeholders,
         )
 
     async def check_identity(self, *, allow_mismatch: bool = False) -> list[str]:
