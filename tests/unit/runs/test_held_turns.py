@@ -29,6 +29,7 @@ from toolroll.rollout.types import (
 )
 
 TURNS, EPISODES = 5, 12
+HELLO: Any = {"messages": [{"role": "user", "content": "Hello."}]}
 
 
 class Reads(Environment):
@@ -129,7 +130,7 @@ async def test_an_endpoint_that_closes_leaves_no_sessions_behind(tokenizer: Any)
     async with serving(tokenizer, lambda request: Reply("Fine.")) as (_, model):
         async with Endpoint(model) as opened:
             client = ToolrollClient(opened)
-            await client.chat.completions.create(messages=[{"role": "user", "content": "Hello."}])
+            await client.chat.completions.create(**HELLO)
             assert model.admission._episodes
         assert not model.admission._episodes
 
