@@ -220,6 +220,20 @@ async def test_without_the_recorded_user_it_is_not_replayed_alike() -> None:
     assert "no line of the user here" in again.result.info["regrade"]["difference"]
 
 
+async def test_a_turn_that_was_cut_is_not_executed() -> None:
+    """A cut reply may look whole, but the environment never got it."""
+    factory, task, played = await recorded_with_a_user(["Hello?", "Goodbye."])
+    cut = replace(
+        played.result,
+        messages=played.result.messages[:-1],
+        stop_reason=StopReason.PLACEHOLDER,
+        status=Status.TRUNCATED,
+    )
+    again = await Regrader(factory, Threads(2), USER).regrade(replace(played, result=cut), task)
+    assert again.result.stop_reason is StopReason.PLACEHOLDER
+    assert again.result.info["regrade"]["difference"] == ""
+
+
 @pytest.mark.peers
 async def test_the_recorded_conversations_of_tau_bench_agree() -> None:
     needed(REAL)
