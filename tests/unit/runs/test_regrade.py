@@ -94,6 +94,17 @@ def test_an_environment_that_did_not_change_agrees(recorded: Path, tmp_path: Pat
         toolroll("regrade", recorded, "--out", tmp_path / "again")
 
 
+def test_a_regraded_run_is_compared_with_its_run_and_regraded_again(tmp_path: Path) -> None:
+    """It has what was recorded of the model, and where the environment's file is."""
+    run, out = tmp_path / "run", tmp_path / "out"
+    with serve_in_thread(EmbeddedEngine(load_embedded_tokenizer())) as engine:
+        env = bench(tmp_path / "bench")
+        toolroll(*run_command(engine.url, "--no-do-nothing", "--out", run, env=env))
+    toolroll("regrade", run, "--out", out)
+    assert "compared: 4 of 4 tasks" in toolroll("compare", run, out).stdout
+    assert "3 replayed alike" in toolroll("regrade", out, "--out", tmp_path / "again").stdout
+
+
 # --- environments that changed --------------------------------------------------------------------
 
 BENCH = """
