@@ -42,9 +42,10 @@ class Recording:
         position = self.replies[self.repeated]
         self.repeated += 1
         last = self.repeated == len(self.replies)
-        cut = last and self.recorded.stop_reason is StopReason.LENGTH
+        cut = last and self.recorded.stop_reason in (StopReason.LENGTH, StopReason.PLACEHOLDER)
         message = dict(self.recorded.messages[position])
-        return AssistantTurn(self._parsed(position), message, "length" if cut else "stop")
+        finish_reason = self.recorded.stop_reason.value if cut else "stop"
+        return AssistantTurn(self._parsed(position), message, finish_reason)
 
     def _parsed(self, position: int) -> ParsedReply:
         messages = self.recorded.messages

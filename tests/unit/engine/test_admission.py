@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 from support.kv_pool import KvPool
 
-from toolroll.rollout.engine import admission
+from toolroll.rollout.adapters.parking import ParkableEpisode
+from toolroll.rollout.engine import admission, generate_resumed
 from toolroll.rollout.engine.admission import Admission, Load, read_load
 from toolroll.rollout.types import Completion, GenerateRequest, IdArray
 
@@ -300,6 +301,108 @@ def test_the_load_is_read_from_what_sglang_says() -> None:
     unused = rank | {"total_prefill_uncached_tokens": 0, "total_prefill_busy_us": 0}
     assert read_load({"loads": [unused]}, {}) == Load(1000, 1e-4)
     older = {"max_total_num_tokens": 1000}
-    answers: list[Any] = [None, {}, *({"loads": ranks} for ranks in ([], [older], [rank, 5]))]
+    large = rank | {"total_prefill_busy_us": 10**400}
+    wrong: list[Any] = [[], [older], [rank, 5], [large]]
+    answers: list[Any] = [None, {}, *({"loads": ranks} for ranks in wrong)]
     for loads in answers:
         assert read_load(loads, {}) is None
+
+
+class Stoppable(Pooled):
+    """Aborts every request once it is stopped."""
+
+    stopped = False
+
+    async def generate(self, request: GenerateRequest, *args: Any, **kwargs: Any) -> Completion:
+        out = np.array([1], dtype=np.int32)
+        for _ in range(50):
+            await asyncio.sleep(0.1)
+            if self.stopped:
+                return Completion(out[:0], None, "abort")
+        return await super().generate(request, out)
+
+
+def test_episodes_that_wait_park_when_the_trainer_stops() -> None:
+    """slime waits until every sample is over or parked."""
+
+    async def main() -> list[str]:
+        engine = Stoppable(4000)
+        waiting = Admission(engine)  # type: ignore[arg-type]
+
+        async def play(name: str) -> Any:
+            ids = np.full(3000, ord(name), dtype=np.int32)
+            request = GenerateRequest(ids, {"max_new_tokens": 9}, name)
+            completion = await generate_resumed(waiting, request, max_resumes=0)
+            waiting.end(name)
+            return completion.finish_reason
+
+        episodes = [ParkableEpisode(name, lambda: engine.stopped) for name in "abcd"]
+        for episode in episodes:
+            episode.start(play(episode.session_id))
+        await asyncio.sleep(1)
+        assert waiting.held == 3
+        engine.stopped = True
+        async with asyncio.timeout(10):
+            await asyncio.gather(*(episode.parked.wait() for episode in episodes))
+        engine.stopped = False
+        for episode in episodes:
+            episode.resume(lambda: False, mask=False)
+        tasks: list[Any] = [episode.task for episode in episodes]
+        return await asyncio.gather(*tasks)
+
+    assert virtual(main) == ["stop"] * 4
+
+
+def test_an_episode_that_ends_while_it_waits_leaves_nothing_behind() -> None:
+    async def main() -> None:
+        engine = Pooled(4000)
+        waiting = Admission(engine)  # type: ignore[arg-type]
+        running = asyncio.create_task(turn(engine, waiting, "a", 3000, seconds=5))
+        await asyncio.sleep(0.1)
+        ended = asyncio.create_task(turn(engine, waiting, "b", 3000))
+        await asyncio.sleep(0.1)
+        waiting.end("b")
+        await asyncio.gather(running, ended)
+        waiting.end("a")
+        assert (waiting._own, waiting._blocks, waiting._idle) == (0, {}, {})
+
+    virtual(main)
+
+
+def test_a_shorter_prompt_does_not_hide_the_tokens_of_others() -> None:
+    """Sub-agents share their session's name."""
+
+    async def main() -> int:
+        engine = Pooled(10_000)
+        waiting = Admission(engine)  # type: ignore[arg-type]
+        for ids in (np.arange(5000), np.arange(50)):
+            for name in "abcd":
+                request = GenerateRequest(ids.astype(np.int32), {}, name)
+                out = np.array([1], dtype=np.int32)
+                await waiting.sample(request, lambda: engine.generate(request, out))  # noqa: B023
+        return waiting._own
+
+    assert virtual(main) >= 0
+
+
+def test_workers_that_do_not_answer_delay_the_first_turns_once() -> None:
+    async def main() -> float:
+        class Hanging(Pooled):
+            async def workers(self) -> list[str]:
+                return ["worker"] * 16
+
+            async def get(self, url: str) -> Any:
+                await asyncio.sleep(10)
+
+        engine = Hanging(4000)
+        await turn(engine, Admission(engine), "a", 100)  # type: ignore[arg-type]
+        return asyncio.get_running_loop().time()
+
+    assert virtual(main) < 11
+
+
+def test_an_episode_can_end_after_its_event_loop() -> None:
+    engine = Pooled(4000)
+    waiting = Admission(engine)  # type: ignore[arg-type]
+    virtual(lambda: turn(engine, waiting, "a", 100))
+    assert waiting.end("a") == 0

@@ -17,6 +17,7 @@ from support.loop_clock import skip
 from support.toy_environment import PondFactory, look
 
 from toolroll.rollout.engine import Engine
+from toolroll.rollout.engine.session_cache import SessionCache
 from toolroll.rollout.runs.runner import Runner, RunStoppedError
 from toolroll.rollout.settings import RunSettings
 from toolroll.rollout.testing import EmbeddedEngine, Fault, Reply, echo
@@ -265,3 +266,28 @@ async def test_endpoint_sessions_are_closed_when_they_are_dropped(tokenizer: Any
         await bench.endpoint.aclose()
         await calls._sessions.settle()
         assert bench.engine.open_sessions == set()
+
+
+@pytest.mark.parametrize(
+    "before", [b"\0" * 33, b"3f", b"\xff\xfe\n"], ids=["hole", "torn", "bytes"]
+)
+async def test_an_id_is_read_from_a_damaged_file(tmp_path: Path, before: bytes) -> None:
+    """A disk that was full leaves holes."""
+    closed: list[str] = []
+
+    async def close(session_id: str) -> bool:
+        closed.append(session_id)
+        return True
+
+    (tmp_path / ".open-sessions-1-0a").write_bytes(before + b"ab" * 16 + b"\n")
+    assert await SessionCache(close).close_left(tmp_path) == 1
+    assert closed == ["ab" * 16] and not files(tmp_path)
+
+
+async def test_ids_that_could_not_be_closed_are_kept(tmp_path: Path) -> None:
+    async def close(session_id: str) -> bool:
+        return False
+
+    (tmp_path / ".open-sessions-1-0a").write_bytes(b"ab" * 16 + b"\n")
+    assert await SessionCache(close).close_left(tmp_path) == 0
+    assert files(tmp_path)

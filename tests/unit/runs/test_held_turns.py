@@ -12,6 +12,8 @@ from support.wire import until
 
 from toolroll.rollout.engine import admission
 from toolroll.rollout.runs.runner import Runner
+from toolroll.rollout.server import Endpoint
+from toolroll.rollout.server.in_process import ToolrollClient
 from toolroll.rollout.settings import RunSettings
 from toolroll.rollout.testing import EmbeddedEngine, Reply
 from toolroll.rollout.types import (
@@ -27,6 +29,7 @@ from toolroll.rollout.types import (
 )
 
 TURNS, EPISODES = 5, 12
+HELLO: Any = {"messages": [{"role": "user", "content": "Hello."}]}
 
 
 class Reads(Environment):
@@ -121,6 +124,15 @@ async def test_the_endpoint_holds_sessions_and_forgets_them(tokenizer: Any) -> N
                 assert response.status == 200
         assert await gauge(bench) == 0
         assert not bench.served.admission._episodes
+
+
+async def test_an_endpoint_that_closes_leaves_no_sessions_behind(tokenizer: Any) -> None:
+    async with serving(tokenizer, lambda request: Reply("Fine.")) as (_, model):
+        async with Endpoint(model) as opened:
+            client = ToolrollClient(opened)
+            await client.chat.completions.create(**HELLO)
+            assert model.admission._episodes
+        assert not model.admission._episodes
 
 
 async def gauge(bench: Bench) -> float:

@@ -94,6 +94,17 @@ def test_an_environment_that_did_not_change_agrees(recorded: Path, tmp_path: Pat
         toolroll("regrade", recorded, "--out", tmp_path / "again")
 
 
+def test_a_regraded_run_is_compared_with_its_run_and_regraded_again(tmp_path: Path) -> None:
+    """It has what was recorded of the model, and where the environment's file is."""
+    run, out = tmp_path / "run", tmp_path / "out"
+    with serve_in_thread(EmbeddedEngine(load_embedded_tokenizer())) as engine:
+        env = bench(tmp_path / "bench")
+        toolroll(*run_command(engine.url, "--no-do-nothing", "--out", run, env=env))
+    toolroll("regrade", run, "--out", out)
+    assert "compared: 4 of 4 tasks" in toolroll("compare", run, out).stdout
+    assert "3 replayed alike" in toolroll("regrade", out, "--out", tmp_path / "again").stdout
+
+
 # --- environments that changed --------------------------------------------------------------------
 
 BENCH = """
@@ -144,6 +155,7 @@ def test_what_changed_in_an_environment_is_found(tmp_path: Path) -> None:
         "bench:Bench: 3 episodes, 1 replayed alike (33.3%), 3 rewards changed",
         "bench:Bench: 1 aborted episodes, or of tasks that are gone: left out",
     ]
+    lines[2:4] = sorted(lines[2:4])  # the episodes ran at once
     assert "bench:Bench/clock#0 is not replayed alike: messages[5].content is" in lines[2]
     assert "recorded and" in lines[2] and lines[2].endswith("replayed")
     assert "bench:Bench/longer#0 is not replayed alike: stop_reason is" in lines[3]
@@ -218,6 +230,20 @@ async def test_without_the_recorded_user_it_is_not_replayed_alike() -> None:
     again = await Regrader(factory, Threads(2), USER).regrade(replace(played, result=shorter), task)
     assert again.result.status is Status.ABORTED
     assert "no line of the user here" in again.result.info["regrade"]["difference"]
+
+
+async def test_a_turn_that_was_cut_is_not_executed() -> None:
+    """A cut reply may look whole, but the environment never got it."""
+    factory, task, played = await recorded_with_a_user(["Hello?", "Goodbye."])
+    cut = replace(
+        played.result,
+        messages=played.result.messages[:-1],
+        stop_reason=StopReason.PLACEHOLDER,
+        status=Status.TRUNCATED,
+    )
+    again = await Regrader(factory, Threads(2), USER).regrade(replace(played, result=cut), task)
+    assert again.result.stop_reason is StopReason.PLACEHOLDER
+    assert again.result.info["regrade"]["difference"] == ""
 
 
 @pytest.mark.peers

@@ -73,6 +73,16 @@ def test_the_hash_of_a_task_changes_with_its_data_only() -> None:
     assert known not in {task_hash(env, Task(name, 0, "", d)) for env, name, d in others}
 
 
+def test_the_hash_of_a_task_does_not_depend_on_addresses() -> None:
+    class Board:
+        pass
+
+    boards = [Board(), Board()]
+    assert len({task_hash("e", Task("t", 0, "", {"board": board})) for board in boards}) == 1
+    rules = [lambda: 1, lambda: 1]
+    assert len({task_hash("e", Task("t", 0, "", {"rule": rule})) for rule in rules}) == 1
+
+
 async def test_what_is_done_is_not_played_again(tokenizer: Any) -> None:
     factory = PondFactory(4)
     done = {("t-0", 0), ("t-1", 1), ("t-2", 0), ("t-2", 1)}

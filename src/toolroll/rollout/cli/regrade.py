@@ -43,7 +43,7 @@ async def _regraded(folder: Path, out: Path, env: str, target: str | None) -> li
     values = {"env": env, **run.values}
     factory = load_environment(target or values["env"], values.get("env_args"))
     tasks = {task.id: task for task in choose_tasks(factory, values.get("split"), None)}
-    now = await provenance(None, factory) | {"regraded": str(folder)}
+    now = {**run.provenance, **await provenance(None, factory), "regraded": str(folder)}
     regrader = Regrader(factory, Threads(1), values)
     unlike: list[str] = []
     changed: list[str] = []

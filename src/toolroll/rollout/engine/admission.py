@@ -5,7 +5,7 @@ Invariants:
 
 - Only an admitted episode samples. It stays admitted between its turns. If the admitted episodes
   grow beyond the cache, those that are idle for the longest time are dismissed, because the engine
-  evicts them first.
+  evicts them first. An episode that parks is dismissed too, so that the waiting ones can park.
 - An episode is admitted if it fits into the cache with the others. A prefix that their first
   prompts share is counted once.
 - The others wait in the order of their first turns. So a next turn goes before a new episode, and
@@ -29,6 +29,7 @@ from math import inf
 from typing import Any, NamedTuple
 
 from toolroll.rollout.engine.engine_client import EngineClient
+from toolroll.rollout.engine.resume import PARKING
 from toolroll.rollout.engine.stream import Progress
 from toolroll.rollout.runtime.time_limit import not_counted
 from toolroll.rollout.types import Completion, GenerateRequest, IdArray
@@ -106,6 +107,14 @@ class Admission:
         """The number of episodes that wait now."""
         return len(self._queue)
 
+    async def generate(
+        self, request: GenerateRequest, *, progress: Progress | None = None
+    ) -> Completion:
+        """Wait until the episode `request.session_id` may sample. Then return the engine's
+        completion.
+        """
+        return await self.sample(request, lambda: self._engine.generate(request, progress=progress))
+
     async def sample(
         self, request: GenerateRequest, generate: Callable[[], Awaitable[Completion]]
     ) -> Completion:
@@ -121,6 +130,7 @@ class Admission:
         self._set_tokens(episode, len(prompt))
         self._idle.pop(episode, None)
         episode.requests += 1
+        parks = False
         try:
             if episode.admitted:
                 self._compute(new)
@@ -130,12 +140,16 @@ class Admission:
             completion = await generate()
             self._compute(len(prompt) - completion.cached_tokens - new)
             self._set_tokens(episode, len(prompt) + len(completion.output_ids))
+            parks = completion.finish_reason == "abort" and PARKING.get() is not None
             return completion
         finally:
             episode.requests -= 1
             episode.turns += 1
-            if episode.admitted and not episode.requests:
-                self._idle[episode] = asyncio.get_running_loop().time()
+            if not episode.requests:
+                if parks or self._episodes.get(name) is not episode:  # it parks or has ended
+                    self._dismiss(episode)
+                elif episode.admitted:
+                    self._idle[episode] = asyncio.get_running_loop().time()
             self._make_room()
             self._admit_waiting()
 
@@ -145,18 +159,13 @@ class Admission:
         if episode is None:
             return 0
         self._dismiss(episode)
-        self._admit_waiting()
+        if self._queue:  # otherwise no event loop need run
+            self._admit_waiting()
         return episode.held
 
     def stopped(self) -> bool:
         """Return True while the trainer lets the running episode start no turn."""
         return self._engine.stopped()
-
-    async def generate(
-        self, request: GenerateRequest, *, progress: Progress | None = None
-    ) -> Completion:
-        """Wait until the episode may sample. Then sample as the engine does."""
-        return await self.sample(request, lambda: self._engine.generate(request, progress=progress))
 
     # --- who is admitted --------------------------------------------------------------------------
 
@@ -249,6 +258,7 @@ class Admission:
                     del self._blocks[block]
 
     def _set_tokens(self, episode: _Episode, tokens: int) -> None:
+        tokens = max(tokens, _BLOCK * len(episode.blocks))  # a later prompt may be shorter
         if episode.admitted:
             self._own += tokens - episode.tokens
         episode.tokens = tokens
@@ -273,7 +283,7 @@ class Admission:
 
     async def _ask(self, loop: asyncio.AbstractEventLoop) -> None:
         try:
-            loads = [await self._load_of(worker) for worker in await self._engine.workers()]
+            loads = await asyncio.gather(*map(self._load_of, await self._engine.workers()))
         finally:
             self._asked = loop.time()
         known = [load for load in loads if load is not None]
@@ -285,6 +295,8 @@ class Admission:
 
     async def _load_of(self, worker: str) -> Load | None:
         loads = await self._engine.get(f"{worker}/v1/loads?include=core")
+        if loads is None:
+            return None
         info = await self._engine.get(f"{worker}/server_info")
         return read_load(loads, info if isinstance(info, dict) else {})
 
@@ -298,7 +310,7 @@ def read_load(loads: Any, server_info: Mapping[str, Any]) -> Load | None:
         busy = sum(int(rank["total_prefill_busy_us"]) for rank in ranks) / 1e6
         if server_info.get("enable_hierarchical_cache"):  # evicted prefixes move to the host
             size = int(size * max(1.0, float(server_info["hicache_ratio"])))
-    except (TypeError, ValueError, LookupError):
+    except (TypeError, ValueError, LookupError, OverflowError):
         return None
     seconds = busy / computed if computed > 0 and busy > 0 else _SECONDS
     return Load(size, seconds / len(ranks)) if size > 0 else None

@@ -23,8 +23,6 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from toolroll.rollout.engine.admission import Admission
-from toolroll.rollout.engine.engine_client import EngineClient
 from toolroll.rollout.engine.stream import Progress
 from toolroll.rollout.types import (
     Completion,
@@ -38,6 +36,20 @@ _BACKOFF = 0.1
 _BACKOFF_LIMIT = 5.0
 _FROM_THE_START = ("json_schema", "regex", "ebnf", "structural_tag", "stop", "stop_regex")
 """The parameters that the engine applies to the sampled tokens from the first one on."""
+
+
+class Generates(Protocol):
+    """An `EngineClient`, or what stands before one."""
+
+    async def generate(
+        self, request: GenerateRequest, *, progress: Progress | None = None
+    ) -> Completion:
+        """Sample one turn, or the part of it until an abort."""
+        ...
+
+    def stopped(self) -> bool:
+        """Return True while the trainer lets the running episode start no turn."""
+        ...
 
 
 class Parking(Protocol):
@@ -57,7 +69,7 @@ PARKING: ContextVar[Parking | None] = ContextVar("toolroll_parking", default=Non
 
 
 async def generate_resumed(
-    engine: EngineClient | Admission,
+    engine: Generates,
     request: GenerateRequest,
     *,
     max_resumes: int,

@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
@@ -23,6 +24,7 @@ from pathlib import Path
 logger = logging.getLogger(__name__)
 
 _PREFIX = ".open-sessions-"
+_ID = re.compile(rb"[0-9a-f]{32}(?=\n)")
 _LINE = 33
 """The bytes of one line in a file: an id, or spaces, and the line's end."""
 
@@ -99,14 +101,16 @@ class SessionCache:
 
     async def close_left(self, folder: Path) -> int:
         """Close the sessions that killed processes left open, by the files in `folder`. Return
-        their number. No other live process may use the folder.
+        their number. A file is kept until a worker has answered for each of its ids. No other live
+        process may use the folder.
         """
-        files = self._left(folder)
-        ids = [session_id for file in files for session_id in file.read_text("ascii").split()]
-        await asyncio.gather(*map(self._close, ids))
-        for file in files:
-            file.unlink(missing_ok=True)
-        return len(ids)
+        closed = 0
+        for file in self._left(folder):
+            ids = [found.decode() for found in _ID.findall(file.read_bytes())]
+            if all(await asyncio.gather(*map(self._close, ids))):
+                file.unlink(missing_ok=True)
+                closed += len(ids)
+        return closed
 
     def _left(self, folder: Path) -> list[Path]:
         own = None if self._file is None else self._file.path

@@ -142,13 +142,15 @@ def key_text(key: Any) -> str:
 
 
 def _text_of(value: Any) -> str:
-    """Return the text of `value`. If its class raises an error, return the name of its type."""
+    """Return the text of `value`, without its address. If its class raises an error, return the
+    name of its type.
+    """
     try:
         with guarded():
             text = (
                 str(value) if isinstance(value, str | float | date | time | UUID) else repr(value)
             )
-            return replace_surrogates(str(text))
+            return replace_surrogates(str(text).replace(f" at {id(value):#x}", ""))
     except Exception:  # noqa: BLE001 - a third-party class may raise anything
         return f"<{type(value).__name__}>"
 

@@ -254,6 +254,8 @@ class Sessions:
         for live in lives:
             live.end_at_engine()
         await asyncio.gather(*(live.end() for live in lives))
+        for live in lives:
+            self._ended(live.id)
         return lives
 
 
