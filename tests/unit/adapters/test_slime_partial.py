@@ -43,6 +43,7 @@ from toolroll.rollout.adapters.slime import (
     training,
 )
 from toolroll.rollout.adapters.slime.generation import _players, play_sample, player
+from toolroll.rollout.adapters.slime.samples import leaves
 from toolroll.rollout.engine import admission
 from toolroll.rollout.errors import RolloutError
 from toolroll.rollout.runs import worker_pool
@@ -373,7 +374,7 @@ async def test_a_cancelled_call_closes_all_parked_episodes(
             await generate(args, sample_type(prompt=0, index=at, session_id=f"s{at}"), SAMPLING)
             for at in range(2)
         ]
-        closing = asyncio.create_task(player(args).close_parked(training.leaves(parked)))
+        closing = asyncio.create_task(player(args).close_parked(leaves(parked)))
         await asyncio.sleep(0)
         closing.cancel()
         with pytest.raises(asyncio.CancelledError):

@@ -309,15 +309,18 @@ def test_the_load_is_read_from_what_sglang_says() -> None:
 
 
 class Stoppable(Pooled):
-    """Aborts every request once it is stopped."""
+    """Aborts every request once it is halted."""
 
-    stopped = False
+    halted = False
+
+    def stopped(self) -> bool:
+        return self.halted
 
     async def generate(self, request: GenerateRequest, *args: Any, **kwargs: Any) -> Completion:
         out = np.array([1], dtype=np.int32)
         for _ in range(50):
             await asyncio.sleep(0.1)
-            if self.stopped:
+            if self.halted:
                 return Completion(out[:0], None, "abort")
         return await super().generate(request, out)
 
@@ -336,15 +339,15 @@ def test_episodes_that_wait_park_when_the_trainer_stops() -> None:
             waiting.end(name)
             return completion.finish_reason
 
-        episodes = [ParkableEpisode(name, lambda: engine.stopped) for name in "abcd"]
+        episodes = [ParkableEpisode(name, engine.stopped) for name in "abcd"]
         for episode in episodes:
             episode.start(play(episode.session_id))
         await asyncio.sleep(1)
         assert waiting.held == 3
-        engine.stopped = True
+        engine.halted = True
         async with asyncio.timeout(10):
             await asyncio.gather(*(episode.parked.wait() for episode in episodes))
-        engine.stopped = False
+        engine.halted = False
         for episode in episodes:
             episode.resume(lambda: False, mask=False)
         tasks: list[Any] = [episode.task for episode in episodes]
