@@ -357,7 +357,7 @@ def limits_of(player: Player) -> tuple[Any, ...]:
         ({"toolroll_history": "keep"}, "toolroll_history"),
         (
             {"toolroll_zzz": 1},
-            "there are toolroll_agent, toolroll_allow_model_mismatch, toolroll_ban_placeholders",
+            "there are toolroll_agent, toolroll_agent_args, toolroll_allow_model_mismatch",
         ),
         ({"toolroll_env": None}, "no environment is named"),
         ({"toolroll_env": "dask"}, "did you mean 'desk'"),

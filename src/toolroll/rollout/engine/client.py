@@ -52,6 +52,7 @@ from toolroll.rollout.errors import (
     EngineError,
     TokenError,
     UsageError,
+    capped,
     prompt_too_long,
 )
 from toolroll.rollout.runtime.jsonable import ids_json
@@ -307,7 +308,7 @@ class Engine(EngineClient):
                 if not outcome.lost:  # otherwise the outage is logged
                     logger.warning(
                         "%s: request %s of session %s is aborted: %s",
-                        self.url, rid, request.session_id, outcome.message,
+                        self.url, rid, request.session_id, capped(outcome.message),
                     )  # fmt: skip
                 # Without the abort, the engine would sample both the request and its retry.
                 with not_counted():

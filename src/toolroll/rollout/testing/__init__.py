@@ -6,7 +6,7 @@ from toolroll.rollout.model.tokenizers import (
     embedded_tokenizer_path,
     load_embedded_tokenizer,
 )
-from toolroll.rollout.testing.engine import EmbeddedEngine, load_engine, serve_in_thread
+from toolroll.rollout.testing.engine import EmbeddedEngine, serve_in_thread
 from toolroll.rollout.testing.faults import (
     Fault,
     FaultPlan,
@@ -14,6 +14,7 @@ from toolroll.rollout.testing.faults import (
     fault_at,
 )
 from toolroll.rollout.testing.logprob import reference_logprob, reference_logprobs
+from toolroll.rollout.testing.model_engine import load_engine
 from toolroll.rollout.testing.policy import (
     LoggedRequest,
     Policy,

@@ -17,18 +17,13 @@ import threading
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 import orjson
 from aiohttp import ClientConnectionResetError, web
 
-from toolroll.rollout.errors import UsageError
-from toolroll.rollout.model.tokenizers import load_tokenizer
 from toolroll.rollout.testing.control import control_routes
 from toolroll.rollout.testing.core import EngineCore
 from toolroll.rollout.testing.faults import FaultedError
-from toolroll.rollout.testing.language_model import LanguageModel, ModelFolderError
 from toolroll.rollout.testing.openai_api import chat_completions
 from toolroll.rollout.testing.wire import (
     EngineRequest,
@@ -215,43 +210,3 @@ def serve_in_thread(engine: EmbeddedEngine) -> Iterator[EmbeddedEngine]:
         loop.call_soon_threadsafe(loop.stop)
         thread.join()
         loop.close()
-
-
-_RUNNING = 64
-
-
-def load_engine(folder: str | Path, **options: Any) -> EmbeddedEngine:
-    """Return an engine that serves the language model in `folder`. The folder contains a small
-    Llama network and its tokenizer, in the format of Hugging Face. The engine samples in float32
-    with numpy, and does not need torch.
-
-    `options` are parameters of `EmbeddedEngine`. By default, the context length, the vocabulary and
-    the stop tokens are the model's, and `max_running` is 64. Raise `UsageError` if the folder
-    cannot be served.
-
-    Example::
-
-        async with load_engine("path/to/model", seed=7) as engine:
-            ...  # SGLang's /generate at engine.url
-    """
-    try:
-        model = LanguageModel.from_folder(folder)
-    except ModelFolderError as error:
-        raise UsageError(str(error)) from error
-    config, tokenizer = model.config, load_tokenizer(str(folder))
-    if len(tokenizer) > config.vocab_size:
-        raise UsageError(
-            f"{folder}: the tokenizer has {len(tokenizer)} ids, but the network has "
-            f"{config.vocab_size}"
-        )
-    length, limit = options.get("context_length", 0), config.max_position_embeddings
-    if length > limit:
-        raise UsageError(f"{folder}: the context length is at most {limit}, not {length}")
-    eos = tokenizer.eos_token_id
-    defaults: dict[str, Any] = {
-        "context_length": limit,
-        "stop_token_ids": sorted({*config.eos_token_ids, *([] if eos is None else [eos])}),
-        "vocab_size": config.vocab_size,
-        "max_running": _RUNNING,
-    }
-    return EmbeddedEngine(tokenizer, model, **(defaults | options))

@@ -13,7 +13,8 @@ from toolroll.rollout.errors import UsageError
 from toolroll.rollout.model.tokenizers import DESK_MODEL, desk_model_path, load_tokenizer
 from toolroll.rollout.runtime.event_loop import stop_signals
 from toolroll.rollout.settings import EmbeddedEngineSettings
-from toolroll.rollout.testing.engine import EmbeddedEngine, load_engine
+from toolroll.rollout.testing.engine import EmbeddedEngine
+from toolroll.rollout.testing.model_engine import load_engine
 from toolroll.rollout.testing.policy import Policy, PolicyRequest, Reply, echo, script
 
 logger = logging.getLogger(__name__)
