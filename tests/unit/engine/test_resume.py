@@ -237,6 +237,22 @@ async def test_an_aborted_turn_ends_at_its_stop_token(ignored: bool) -> None:
     assert [pairs[0][1] for pairs in whole.top_logprobs] == [1, 2, 3, 4, 9]
 
 
+@pytest.mark.parametrize(
+    ("ids", "kept", "ended"),
+    [([1, 9, 7], [1, 9], ("stop", 9)), ([1, 7, 9], [1], ("length", 7))],
+)
+async def test_a_placeholder_behind_a_stop_token_does_not_cut_the_turn(
+    ids: list[int], kept: list[int], ended: tuple[str, int]
+) -> None:
+    aborted = Completion(np.array(ids, dtype=np.int32), None, "abort")
+    engine: Any = Answers(aborted)
+    params = {"max_new_tokens": 20, "stop_token_ids": [7, 9]}
+    whole = await generate_resumed(
+        engine, request(sampling_params=params), max_resumes=2, placeholders={7}
+    )
+    assert whole.output_ids.tolist() == kept and (whole.finish_reason, whole.matched) == ended
+
+
 @pytest.mark.parametrize("resumes", [0, 1])
 async def test_what_was_not_aborted_is_not_resumed(tokenizer: Any, resumes: int) -> None:
     engine = EmbeddedEngine(tokenizer)

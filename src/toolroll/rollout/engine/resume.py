@@ -122,11 +122,14 @@ def is_cut(turn: Completion) -> bool:
 def _completed(
     turn: Completion, params: Mapping[str, Any], placeholders: Collection[int]
 ) -> Completion:
-    """Return `turn`, cut before a placeholder token. If it was aborted, but one of its tokens ends
-    it, return it up to this token, with the finish_reason that it would have without the abort:
-    SGLang checks for an abort first.
+    """Return `turn` up to its end (`_ended`), cut before a placeholder token."""
+    return cut_placeholder(_ended(turn, params), placeholders)
+
+
+def _ended(turn: Completion, params: Mapping[str, Any]) -> Completion:
+    """Return `turn`. If it was aborted, but one of its tokens ends it, return it up to this token,
+    with the finish_reason that it would have without the abort: SGLang checks for an abort first.
     """
-    turn = cut_placeholder(turn, placeholders)
     if turn.finish_reason != "abort" or not len(turn.output_ids):
         return turn
     if not params.get("ignore_eos"):
