@@ -135,6 +135,19 @@ class Admission:
             self._make_room()
             self._admit_waiting()
 
+    async def parked(self, session_id: str, resumed: Awaitable[bool]) -> bool:
+        """Await `resumed`, the end of an episode's pause, and let others take its place meanwhile.
+        Then wait until it may sample again.
+        """
+        episode = self._episodes.get(session_id)
+        if episode is not None:
+            self._dismiss(episode)
+            self._admit_waiting()
+        goes_on = await resumed
+        if goes_on and episode is not None and not episode.admitted:
+            await self._wait(episode)
+        return goes_on
+
     def end(self, session_id: str) -> int:
         """Forget an episode that has ended. Return how many of its turns had to wait."""
         episode = self._episodes.pop(session_id, None)

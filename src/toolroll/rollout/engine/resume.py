@@ -67,6 +67,7 @@ async def generate_resumed(
     sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     progress: Progress | None = None,
     placeholders: Collection[int] = (),
+    parked: Callable[[str, Awaitable[bool]], Awaitable[bool]] | None = None,
 ) -> Completion:
     """Sample a turn. If the engine aborts it, resume it at most `max_resumes` times. After that, or
     if the trainer has stopped, wait in `PARKING` and then resume it.
@@ -74,6 +75,7 @@ async def generate_resumed(
     The joined completion has finish_reason "abort" if the last attempt was aborted too, or if a
     grammar or stop string prevents a resume. `max_new_tokens` and `min_new_tokens` apply to all
     parts together. The completion is cut before the first of `placeholders` (`cut_placeholder`).
+    `parked`: see `Admission.parked`.
     """
     parking, params, resumes = PARKING.get(), request.sampling_params, 0
     progress = _before(progress, placeholders)
@@ -82,8 +84,12 @@ async def generate_resumed(
         if resumes < max_resumes and not (parking is not None and parking.stopped()):
             await sleep(min(_BACKOFF * 2**resumes, _BACKOFF_LIMIT))
             resumes += 1
-        elif parking is None or not await parking.wait(request, whole):
+        elif parking is None:
             break
+        else:
+            waiting = parking.wait(request, whole)
+            if not await (parked(request.session_id, waiting) if parked else waiting):
+                break
         part = await engine.generate(
             GenerateRequest(
                 np.concatenate([request.input_ids, whole.output_ids]),

@@ -180,6 +180,7 @@ class Model:
                 max_resumes=self._max_resumes,
                 progress=progress,
                 placeholders=self.placeholders,
+                parked=self.admission.parked,
             ),
         )
 
