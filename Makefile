@@ -18,7 +18,7 @@ TOKEN_FILES = $$(grep -rl --include='*.py' 'pytest\.mark\.tokens' tests)
 OLDEST := $(shell sed -n 's/.*"transformers>=\([0-9.]*\)".*/\1/p' pyproject.toml)
 OLDEST_OPENAI := $(shell sed -n 's/^openai = .*"openai>=\([0-9.]*\)".*/\1/p' pyproject.toml)
 
-.PHONY: demo learn test test-fast test-all test-tokens test-transformers test-openai test-clients test-peers test-newest-peers faults fuzz check docs bench clean
+.PHONY: demo learn test test-fast test-all test-tokens test-transformers test-openai test-clients test-harbor test-peers test-newest-peers faults fuzz check docs bench clean
 
 demo: $(VENV)/.base
 	$(VENV)/bin/toolroll demo --out $(OUT)
@@ -69,6 +69,11 @@ test-openai: $(VENV)/.quick $(VENV)/openai-oldest
 test-clients: $(VENV)/.quick
 	PYTHONPATH=tests $(VENV)/bin/python -m clients --folder $(VENV)/clients $(CLIENTS)
 
+# Let Harbor's agents play tasks in local sandboxes. Harbor needs Python 3.12 or newer. CLIENTS="codex terminus-2" selects some.
+HARBOR_PYTHON ?= python3.12
+test-harbor: $(VENV)/.quick $(VENV)/harbor
+	PYTHONPATH=tests $(VENV)/bin/python -m clients.harbor --folder $(VENV)/clients --python $(VENV)/harbor/bin/python $(CLIENTS)
+
 # Tests that need packages which are only on GitHub. If they cannot be installed, this is reported, and their tests are skipped.
 # PEERS may name local checkouts ("PATH -e PATH"): slime is installed with -e, because the files of its example are in no package.
 test-peers: $(VENV)/.all tests/requirements-peers.txt
@@ -107,6 +112,10 @@ docs: $(VENV)/.docs
 # times, which takes about an hour; BENCH_ARGS="--quick --check 1" takes some minutes. tau-bench's tools and TOOLROLL_TEST_DATA are used if present.
 bench: $(VENV)/.all $(VENV)/.peers
 	$(VENV)/bin/python -m benchmarks --peers $(VENV)/peers --check 5 --out docs/benchmarks.md $(BENCH_ARGS)
+
+$(VENV)/harbor:
+	$(HARBOR_PYTHON) -m venv $@
+	$@/bin/python -m pip install -q harbor==0.25.0 || { rm -rf $@; exit 1; }
 
 $(VENV)/.made:
 	$(PYTHON) -m venv $(VENV) || { echo "python3 -m venv failed: on Debian, apt-get install python3-venv"; exit 1; }

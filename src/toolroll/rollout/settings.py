@@ -304,6 +304,12 @@ class AgentSettings(Settings):
         default="tool-calling",
         description="The name of an agent, from the entry points `toolroll.agents`.",
     )
+    command: str | None = Field(
+        default=None, description="The command that the agent `program` runs in each task's folder."
+    )
+    agent_args: dict[str, Any] = Field(
+        default_factory=dict, description="Further arguments for the agent."
+    )
     on_invalid_call: Literal["feedback", "respond", "stop"] = Field(
         default="feedback",
         description="After an invalid call: return the error to the model (feedback), send the "
@@ -329,8 +335,10 @@ class AgentSettings(Settings):
     @property
     def agent_settings(self) -> dict[str, Any]:
         """The settings that are passed to the function that makes the agent."""
-        names = {*AgentSettings.model_fields, "verify", "max_observation_bytes"} - {"agent"}
-        return self.model_dump(include=names)
+        own = {"agent", "command", "agent_args"}
+        names = {*AgentSettings.model_fields, "verify", "max_observation_bytes"} - own
+        command = {} if self.command is None else {"command": self.command}
+        return self.model_dump(include=names) | command | self.agent_args
 
 
 # --- for Python -----------------------------------------------------------------------------------

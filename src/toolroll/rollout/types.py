@@ -44,6 +44,7 @@ class StopReason(StrEnum):
     # too many unreadable calls in a row, or a single one if the policy is to stop at the first
     INVALID_CALLS = "invalid_calls"
     MAX_STEPS = "max_steps"
+    PROGRAM_TIMEOUT = "program_timeout"  # a program agent was stopped at its time limit
     LENGTH = "length"  # max_new_tokens truncated a turn
     CONTEXT_FULL = "context_full"  # the next prompt leaves no room to answer
     PLACEHOLDER = "placeholder"  # the model sampled a token that stands for an image or a video
@@ -57,7 +58,7 @@ class StopReason(StrEnum):
     INTERNAL_ERROR = "internal_error"
 
 
-_TRUNCATED = frozenset(map(StopReason, ("max_steps", "length", "context_full", "placeholder")))
+_TRUNCATED = {*map(StopReason, "max_steps program_timeout length context_full placeholder".split())}
 _COMPLETED = frozenset({StopReason.DONE, StopReason.INVALID_CALLS})
 
 
@@ -319,7 +320,7 @@ class Environment(ABC):
     def step(self, action: Action) -> StepResult | Awaitable[StepResult]:
         """Execute `action`. This is not called after `done`."""
 
-    def truncated_reward(self) -> float | None:
+    def truncated_reward(self) -> float | Awaitable[float | None] | None:
         """Return the reward of an episode that ended before `done`, for example at a limit of turns
         or tokens. None means 0.0, or the sum of the step rewards if `reward_mode` is "sum".
         """
@@ -503,7 +504,5 @@ class Agent(Protocol):
         seed: int = 0,
         session_id: str | None = None,
     ) -> InteractionResult:
-        """Play one episode of `env` to its end. Raise only `CancelledError`, `UsageError` and
-        `EngineUnreachableError`.
-        """
+        """Play one episode. Raise only `CancelledError`, `UsageError`, `EngineUnreachableError`."""
         ...

@@ -326,7 +326,7 @@ class Mixed(Environment):
     def step(self, action: Action) -> Any:
         return self.inner.step(action)
 
-    def truncated_reward(self) -> float | None:
+    def truncated_reward(self) -> Any:
         return self.inner.truncated_reward()
 
     def metrics(self) -> Any:

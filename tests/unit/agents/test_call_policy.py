@@ -16,6 +16,7 @@ from toolroll.agents.loop.call_policy import (
     ONE_CALL,
     CallPolicy,
     order_by_call,
+    policy_of,
     reject_action,
 )
 from toolroll.parsers.types import CallStatus, ParsedReply, ToolCall
@@ -168,3 +169,9 @@ def test_an_action_at_fault_is_told_so() -> None:
 def test_settings_without_sense_are_refused(settings: dict[str, Any]) -> None:
     with pytest.raises(UsageError):
         CallPolicy(**settings)
+
+
+def test_a_setting_of_another_agent_is_refused() -> None:
+    assert policy_of({"parallel_calls": "first"}) == CallPolicy(parallel_calls="first")
+    with pytest.raises(UsageError, match="this agent has no setting 'command'"):
+        policy_of({"command": "codex"})

@@ -99,6 +99,13 @@ def test_a_class_without_tasks_has_one(file: Path) -> None:
     assert list(find_environment(f"{file}:Bare").tasks("test")) == [Task("0", 0, "test")]
 
 
+def test_tasks_may_depend_on_the_arguments(file: Path) -> None:
+    source = "\n    @staticmethod\n    def tasks(step=1):\n        return [{}] * step\n"
+    file.write_text(f"{ENV}class Own(Counter):{source}")
+    assert len(find_environment(f"{file}:Own", {"step": 3}).tasks("test")) == 3
+    assert len(find_environment(f"{file}:Own", {"label": "m"}).tasks("test")) == 1
+
+
 def test_tasks_that_need_an_instance_are_refused(file: Path) -> None:
     file.write_text(ENV + "class Own(Counter):\n    def tasks(self):\n        return []\n")
     factory = find_environment(f"{file}:Own")

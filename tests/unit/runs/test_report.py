@@ -192,6 +192,7 @@ def test_tokens_and_times() -> None:
         "prompt": {"total": 200, "mean": 100.0},
         "completion": {"total": 40, "mean": 20.0},
         "trained": {"total": 36, "mean": 18.0},
+        "delivered": 0.9,
         "cached_share": 0.75,
     }
     assert found["latency"]["engine_turn"]["mean"] == 1.0

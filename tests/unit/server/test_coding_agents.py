@@ -59,6 +59,26 @@ async def test_codex_in_two_tasks_is_one_trajectory(any_tokenizer: Any) -> None:
         assert trajectory["lineage"]["thread_id"] == "t1"
 
 
+async def test_codex_metadata_for_its_own_servers_is_not_in_the_prompt(tokenizer: Any) -> None:
+    """With OpenAI's own provider, Codex adds metadata to each item; its times differ."""
+    async with endpoint(tokenizer, lambda request: "Done.") as bench:
+        for number in range(2):
+            passed = {"turn_id": "t", "create_time": number}
+            item = {**FIRST, "internal_chat_message_metadata_passthrough": passed}
+            status, answer = await bench.post("/sessions/s/v1/responses", {"input": [item]})
+            assert status == 200, answer
+        first, second = bench.engine.log
+        assert list(first.input_ids) == list(second.input_ids)
+
+
+async def test_a_websocket_is_refused_so_that_codex_goes_on_over_http(tokenizer: Any) -> None:
+    async with endpoint(tokenizer, lambda request: "Done.") as bench:
+        url = f"{bench.url}/sessions/s/v1/responses"
+        headers = {"Upgrade": "websocket", "Connection": "Upgrade"}
+        async with bench.http.get(url, headers=headers) as response:
+            assert response.status == 426
+
+
 async def test_sub_agents_and_compacted_windows_are_labelled_siblings(tokenizer: Any) -> None:
     saying = _saying("shell", "notes__write")
     async with endpoint(tokenizer, saying, settings=DROP) as bench:

@@ -14,7 +14,7 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, get_args
 
 from toolroll.parsers.types import ParsedReply, ToolCall
@@ -160,6 +160,13 @@ def taken(settings: dict[str, Any], *names: str) -> dict[str, Any]:
     Return the removed items.
     """
     return {name: settings.pop(name) for name in names if name in settings}
+
+
+def policy_of(settings: Mapping[str, Any]) -> CallPolicy:
+    """Return the policy with the fields `settings`. Raise `UsageError` for other names."""
+    for name in settings.keys() - {known.name for known in fields(CallPolicy)}:
+        raise UsageError(f"this agent has no setting {name!r}")
+    return CallPolicy(**settings)
 
 
 ONE_CALL_A_TURN = CallPolicy(parallel_calls="first")

@@ -124,14 +124,14 @@ async def play(
             await played.conversation.settle()
         played.reason, played.reward = await tracker.reward_after_error(reason, runner, penalty)
     finally:
-        await _to_its_end(tracker.close(runner))
+        await to_its_end(tracker.close(runner))
     played.turn_rewards = tracker.rewards_of_turns(
         played.reward, summed=runner.env.reward_mode == "sum", penalty=penalty
     )
     return played
 
 
-async def _to_its_end(closing: Coroutine[Any, Any, None]) -> None:
+async def to_its_end(closing: Coroutine[Any, Any, None]) -> None:
     """Await `closing`. If the episode is cancelled in the meantime, raise `CancelledError` only
     after `closing` has ended.
     """

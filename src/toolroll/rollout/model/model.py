@@ -7,8 +7,9 @@ Usually all episodes of a process share one `Model`. `Model.from_args` creates i
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -79,6 +80,9 @@ class Model:
         """The settings that were given to `from_args`. Agents without settings use them."""
         self._threads = Threads(threads)
         self._closing = ExitStack()
+        self._shared: dict[Any, Any] = {}
+        self._shared_stack = AsyncExitStack()
+        self._opening = asyncio.Lock()
 
     @classmethod
     def from_args(
@@ -208,9 +212,21 @@ class Model:
         """Run the blocking `function` in a thread, as `Threads.run_in_thread` does."""
         return await self._threads.run_in_thread(function, *args, begun=begun, what=what)
 
+    async def shared(self, key: Any, make: Callable[[], AbstractAsyncContextManager[T]]) -> T:
+        """Return what `make()` opens, which all episodes share. Only the first call with this `key`
+        opens it. `aclose` closes it.
+        """
+        async with self._opening:
+            if key not in self._shared:
+                self._shared[key] = await self._shared_stack.enter_async_context(make())
+            opened: T = self._shared[key]
+            return opened
+
     async def aclose(self) -> None:
-        """Close the engine's connections, and release everything else."""
+        """Close what is shared and the engine's connections, and release everything else."""
         try:
+            await self._shared_stack.aclose()
+            self._shared.clear()
             await self.engine.aclose()
         finally:
             self.release()

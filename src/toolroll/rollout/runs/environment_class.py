@@ -18,10 +18,11 @@ class EnvironmentClass:
     """The factory for the class `kind`, whose constructor gets `arguments`.
 
     `kind.tasks` is optional. It is a list of `Task`s or of dicts (their `data`), or a static or
-    class method that returns such a list. Without `kind.tasks`, there is one task without data,
-    whose episodes differ only in their seed. `kind.reference(task)` is optional. It is a static or
-    class method that returns the actions that solve a task. If the constructor has a parameter
-    `options`, the run's `EnvironmentOptions` are passed to this parameter.
+    class method that returns such a list, and may have parameters of the constructor. Without
+    `kind.tasks`, there is one task without data, whose episodes differ only in their seed.
+    `kind.reference(task)` is optional. It is a static or class method that returns the actions that
+    solve a task. If the constructor has a parameter `options`, the run's `EnvironmentOptions` are
+    passed to this parameter.
 
     Raises `UsageError` if the constructor does not accept `arguments`.
     """
@@ -54,10 +55,14 @@ class EnvironmentClass:
         declared: Any = getattr(self.kind, "tasks", None)
         if declared is None:
             return [Task("0", 0, split)]
-        if inspect.isfunction(declared) and inspect.signature(declared).parameters:
+        if inspect.isfunction(inspect.getattr_static(self.kind, "tasks")):
             raise UsageError(f"{self.name}: tasks must be a list, or a static or class method")
-        listed: Any = declared() if callable(declared) else declared
+        listed: Any = declared(**self._taken(declared)) if callable(declared) else declared
         return [self._task(index, task, split) for index, task in enumerate(list(listed))]
+
+    def _taken(self, function: Any) -> dict[str, Any]:
+        names = inspect.signature(function).parameters
+        return {name: value for name, value in self._arguments.items() if name in names}
 
     def make(self, options: EnvironmentOptions) -> Environment:
         """Return a new environment. `options.settings` override the arguments."""

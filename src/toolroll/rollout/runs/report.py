@@ -107,7 +107,12 @@ def usage(summary: Summary) -> dict[str, Any]:
             for name in ("prompt", "completion", "trained", "recomputed")
             if f"{name}_tokens" in totals
         }
-        | {"cached_share": summary.cached_share},
+        | {
+            "delivered": _share(totals["trained_tokens"], totals["completion_tokens"])
+            if summary.trainable
+            else None,
+            "cached_share": summary.cached_share,
+        },
         "tool_calls": {"attempted": attempts, "by_tool": tool_rates(summary)},
         "invalid_calls": {
             "total": whole(totals["invalid_calls"]),
@@ -132,6 +137,7 @@ def usage(summary: Summary) -> dict[str, Any]:
         },
         "token_mismatches": summary.mismatches,
         "forks": whole(totals["forks"]),
+        "fork_reasons": dict(sorted(summary.fork_reasons.items())),
     }
 
 

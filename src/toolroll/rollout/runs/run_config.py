@@ -167,7 +167,7 @@ PANELS: Mapping[str, str] = {
     "Model and engine": "model engine parser chat_template chat_template_kwargs context_length "
     "engine_timeout max_resumes allow_model_mismatch session_cache return_routed_experts "
     "ban_placeholders",
-    "Agent": "agent on_invalid_call parallel_calls on_length history verify",
+    "Agent": "agent command agent_args on_invalid_call parallel_calls on_length history verify",
     "Sampling": f"{_SAMPLING} sampling_params sampling_seed",
     "Simulated user": "user_model user_url user_strategy user_api_key_env",
     "Baseline": "baseline_url api_key_env",

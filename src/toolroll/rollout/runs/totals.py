@@ -6,6 +6,7 @@ mean reward or pass rate.
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,6 +14,8 @@ from itertools import pairwise
 
 from toolroll.rollout.runs.pass_at_k import passed
 from toolroll.rollout.types import Episode, Status, Trajectory
+
+_DIGITS = re.compile(r"\d+")
 
 
 @dataclass(slots=True)
@@ -35,6 +38,8 @@ class Summary:
     """Aborted episodes by task."""
     turn_seconds: list[float] = field(default_factory=list)
     """The engine's latency of every turn, in seconds."""
+    fork_reasons: Counter[str] = field(default_factory=Counter)
+    """The number of sequences by the reason of their fork, without its details."""
     trainable: bool = True
 
     def add(self, episode: Episode) -> None:
@@ -52,6 +57,11 @@ class Summary:
             for turn in part.turns
             if turn.excluded != "context"
         ]
+        self.fork_reasons.update(
+            _DIGITS.sub("N", part.fork_reason.partition(":")[0])
+            for part in result.trajectories
+            if part.fork_reason is not None
+        )
         self.trainable = self.trainable and result.info.get("trainable", True) is not False
         if result.reward is not None and result.status is not Status.ABORTED:
             self.graded += 1

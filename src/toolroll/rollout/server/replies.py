@@ -110,6 +110,7 @@ class Reply(PendingRequest):
         )
         if lora_path := endpoint.lora_path(parsed.request.model):
             self.params[LORA_PATH] = lora_path
+        self.params |= live.fixed_params
         super().__init__(key, parsed.request.n)
         self.endpoint = endpoint
         self.dialect = dialect

@@ -30,7 +30,8 @@ from toolroll.rollout.server.errors import ApiError, invalid, refused
 from toolroll.rollout.types import Message, Tool
 
 _TEXTS = ("input_text", "output_text", "text")
-_ITEM = frozenset({"type", "id", "status"})
+_ITEM = frozenset({"type", "id", "status", "internal_chat_message_metadata_passthrough"})
+"""Fields that are not part of the conversation. The last one is Codex' metadata for OpenAI."""
 _FIELDS = {
     "message": _ITEM | {"role", "content", "phase"},
     "function_call": _ITEM | {"call_id", "name", "namespace", "arguments", "caller"},

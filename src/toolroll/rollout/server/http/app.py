@@ -289,9 +289,8 @@ class EndpointServer:
         return _json(await answer(Query(self.endpoint, body, "".join(names), live)))
 
     def _live(self, request: web.Request, body: dict[str, Any]) -> LiveSession:
-        """Return the session that the path, header, key or body names. If it does not exist, return
-        a new one, which other requests cannot find yet. If no session is named, return one that is
-        dropped when the request ends.
+        """Return the session that the path, header, key or body names, or a new one that others
+        cannot find yet. If none is named, return one that is dropped when the request ends.
         """
         named = self._named(request)
         in_body = body.get("session_id") if isinstance(body, dict) else None
@@ -465,6 +464,8 @@ def _http_error(error: web.HTTPException, request: web.Request) -> ApiError:
     codes = {405: "method_not_allowed", 413: "body_too_large"}
     problem = error.text or error.reason
     path = request.rel_url.raw_path
+    if request.headers.get("Upgrade", "").lower() == "websocket":
+        return ApiError(426, "upgrade_required", "use HTTP")  # then Codex does so at once
     # a wrong path may match the route of another method, such as /v1/responses/ID
     if error.status == 404 or (error.status == 405 and hint_for(path) is not None):
         return ApiError(404, "not_found", instead_of(path))

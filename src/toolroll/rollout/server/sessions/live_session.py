@@ -25,7 +25,7 @@ from toolroll.rollout.server.conversation.conversation_tree import (
 )
 from toolroll.rollout.server.conversation.stored_response import Origin, ResponseStore
 from toolroll.rollout.server.disk.session_log import SessionLog
-from toolroll.rollout.server.errors import ApiError
+from toolroll.rollout.server.errors import ApiError, api_error
 from toolroll.rollout.server.sessions.pending import PendingRequest, PendingRequests
 from toolroll.rollout.session.session import Session
 from toolroll.rollout.session.tree import Node
@@ -72,6 +72,14 @@ class LiveSession:
     """Releases the session's tokens in the engine's cache. It may be called more than once."""
     restored: dict[bytes, list[CompletionResult]] = field(default_factory=dict)
     """The answers that were restored from disk, by the key of their request."""
+    fixed_params: Mapping[str, Any] = field(default_factory=dict)
+    """Sampling parameters that requests cannot change."""
+    max_turns: int | None = None
+    """Requests that would add more turns are refused."""
+    failures: dict[bytes, BaseException] = field(default_factory=dict)
+    """The last failures of requests that did not succeed later, by the key of the request."""
+    stopped: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set once `max_turns` is exceeded, or once the engine has aborted a request."""
 
     @property
     def id(self) -> str:
@@ -95,6 +103,27 @@ class LiveSession:
         """Raise `ApiError` if the session cannot get another answer."""
         if self.log is not None:
             self.log.check()
+
+    def check_turns(self) -> None:
+        """Raise `ApiError` if the session has `max_turns` turns, including those in flight."""
+        limit = self.max_turns
+        if limit is not None and len(self.trace) + self.pending.in_flight >= limit:
+            self.stopped.set()
+            raise ApiError(409, "turn_limit", f"the session has {limit} turns, which is its limit")
+
+    def ended(self, request: PendingRequest) -> None:
+        """Record whether the task of `request` failed because of the engine or of the endpoint."""
+        if request.task.cancelled():
+            return
+        error = request.error
+        if error is None:
+            self.failures.pop(request.key, None)
+            return
+        refusal = api_error(error)
+        if refusal.status >= 500 or refusal.code == "engine_refused":
+            self.failures[request.key] = error
+        if refusal.code == "engine_aborted":
+            self.stopped.set()
 
     def add_chat(self, prompt: Prompt, result: CompletionResult, origin: Origin) -> list[TurnNode]:
         """Add the replies `result` to the session, and return their turns."""

@@ -299,26 +299,34 @@ def _finished(path: Path) -> dict[Key, int]:
 
 
 def _episode(live: LiveSession, env: str, sample: int, model: str) -> Episode | None:
-    """Return the session `live` as an episode: all its sequences, and the conversation of its last
-    chat completion. Return None if the session has no answer.
+    """Return the session `live` as an episode. Return None if the session has no answer.
 
     The reward is None unless the client gave one. The stop reason is `done`.
     """
     if not live.trace:
         return None
-    last = live.tree.last_turn()
     session = {"id": live.id, "created": live.created, "forks": list(live.tree.forks)}
-    result = InteractionResult.of(
+    result = session_result(live, live.reward, StopReason.DONE, {"session": session, **live.info})
+    return Episode(env, live.id, 0, sample, 0, result, model)
+
+
+def session_result(
+    live: LiveSession, reward: float | None, reason: StopReason, info: dict[str, Any]
+) -> InteractionResult:
+    """Return the session `live` as a result: all its sequences, and the conversation of its last
+    chat completion.
+    """
+    last = live.tree.last_turn()
+    return InteractionResult.of(
         live.session.trajectories(),
         messages=last.messages() if last is not None else [],
-        stop_reason=StopReason.DONE,
+        stop_reason=reason,
         prompt="",
-        reward=live.reward,
-        info={"session": session, **live.info},
+        reward=reward,
+        info=info,
         metrics=_metrics(live),
         tools=list(last.tools) if last is not None else [],
     )
-    return Episode(env, live.id, 0, sample, 0, result, model)
 
 
 def _metrics(live: LiveSession) -> dict[str, float]:

@@ -196,6 +196,7 @@ class Sessions:
         live.pending.start(request)
         if stored:
             request.stored = stored.pop()
+        request.task.add_done_callback(lambda _: live.ended(request))
         request.task.add_done_callback(lambda _: self._touched(live))
 
     def discard(self, session_id: str) -> None:

@@ -1,0 +1,304 @@
+"""`ProgramAgent`: a program plays Harbor tasks in a sandbox, and every token is in the result."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.episodes import agent as own_agent
+from support.episodes import call, judge_tokens, serving
+from support.program_trials import (
+    REWARD,
+    WRITE,
+    command_of,
+    factory,
+    play,
+    processes_of,
+    program,
+    refusal,
+    replies,
+    write_task,
+)
+from support.toy_environment import Pond
+
+from toolroll.agents.environments.harbor import HarborTask
+from toolroll.agents.environments.sandboxed import SandboxEnvironment
+from toolroll.agents.programs.sandbox import Exit, Sandbox
+from toolroll.rollout.errors import UsageError
+from toolroll.rollout.runs.environment_check import check
+from toolroll.rollout.runs.episode_file import read_episodes
+from toolroll.rollout.runs.runner import task_hash
+from toolroll.rollout.testing import Fault, PolicyRequest, load_embedded_tokenizer
+from toolroll.rollout.types import (
+    Action,
+    Episode,
+    Observation,
+    Status,
+    StepResult,
+    StopReason,
+    Task,
+)
+
+pytestmark = pytest.mark.skipif(bool(refusal()), reason=f"needs user namespaces: {refusal()}")
+
+
+def scripted(said: list[str]) -> Any:
+    """The policy that gives these replies, by the number of replies in the prompt."""
+
+    def reply(request: PolicyRequest) -> str:
+        turns = request.text.count("<|turn|>assistant") - 1
+        return said[min(turns, len(said) - 1)]
+
+    return reply
+
+
+async def played(
+    tmp_path: Path, said: list[str], command: str | None = None, **settings: Any
+) -> Episode:
+    """One episode of the task in `tmp_path`."""
+    own = {name: settings.pop(name) for name in ("reruns", "max_turns") if name in settings}
+    options = settings.pop("options", {})
+    async with serving(load_embedded_tokenizer(), scripted(said)) as (_, model):
+        agent = program(model, command, **settings)
+        [episode] = (await play(factory(tmp_path, **options), agent, **own)).values()
+        return episode
+
+
+def error_of(episode: Episode) -> str:
+    result = episode.result
+    assert result.status is Status.ABORTED
+    assert result.reward is None
+    return f"{result.stop_reason}: {result.info['error']['message']}"
+
+
+async def test_a_program_is_played_graded_and_recorded(tmp_path: Path) -> None:
+    write_task(tmp_path, "right")
+    write_task(tmp_path, "wrong", test=f"echo 0.25 > {REWARD}\n")
+    async with serving(load_embedded_tokenizer(), scripted(replies())) as (engine, model):
+        agent = program(model, verify="always")
+        episodes = await play(factory(tmp_path), agent, samples=3, concurrency=4)
+        served = {entry.routing_key for entry in engine.log}
+        assert len(served) == 6, "each trial has its own session"
+        for (task, _), episode in episodes.items():
+            result = episode.result
+            assert result.reward == (1.0 if task == "right" else 0.25)
+            assert result.stop_reason is StopReason.DONE
+            assert [len(each.turns) for each in result.trajectories] == [2]
+            [first, last] = result.trajectories[0].turns
+            assert [first.reward, last.reward] == [0.0, result.reward]
+            assert first.sampling_params["temperature"] == 1.0, "the run's, not the program's"
+            assert result.messages[-1]["content"] == "Done."
+            assert result.metrics["env/reward"] == result.reward
+            assert result.metrics["completion_tokens"] == result.metrics["trained_tokens"] > 0
+        for session in served:
+            [trajectories] = [
+                episode.result.trajectories
+                for episode in episodes.values()
+                if episode.result.info["program"]["session"] == session
+            ]
+            judge_tokens(trajectories, engine, session)
+    assert processes_of("program_trials") == []
+
+
+async def test_parallel_conversations_are_sequences_of_their_own(tmp_path: Path) -> None:
+    write_task(tmp_path)
+    source = command_of()
+    episode = await played(tmp_path, ["Done."], f"INSTRUCTION=Plan. {source} & {source}; wait")
+    assert [len(each.turns) for each in episode.result.trajectories] == [1, 1]
+    assert episode.result.metrics["forks"] == 1
+    assert episode.result.reward == 0.0
+
+
+async def test_a_program_that_fails_after_an_answer_is_graded(tmp_path: Path) -> None:
+    write_task(tmp_path)
+    episode = await played(tmp_path, replies(), f"{command_of()}; exit 7")
+    assert episode.result.info["program"]["status"] == 7
+    assert (episode.result.stop_reason, episode.result.reward) == (StopReason.DONE, 1.0)
+
+
+async def test_a_program_that_never_asks_is_aborted(tmp_path: Path) -> None:
+    write_task(tmp_path)
+    message = error_of(await played(tmp_path, replies(), "no-such-agent", reruns=0))
+    assert "environment_error: the program ended (exit status 127)" in message
+    assert "no-such-agent: command not found" in message
+
+
+async def test_a_program_at_its_time_limit_is_graded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Sandbox.run
+
+    async def at_limit(sandbox: Sandbox, command: str, variables: Any, **options: Any) -> Exit:
+        """The program reaches its limit exactly when it ends; `tests/test.sh` does not."""
+        end = await run(sandbox, command, variables, **options)
+        return Exit(None, end.output) if "INSTRUCTION" in variables else end
+
+    monkeypatch.setattr(Sandbox, "run", at_limit)
+    write_task(tmp_path)
+    episode = await played(tmp_path, replies())
+    assert episode.result.stop_reason is StopReason.PROGRAM_TIMEOUT
+    assert (episode.result.status, episode.result.reward) == (Status.TRUNCATED, 1.0)
+
+
+async def test_a_program_at_its_limit_of_turns_is_killed_and_graded(tmp_path: Path) -> None:
+    write_task(tmp_path)
+    again = [call("bash", command=WRITE)] * 99
+    episode = await played(tmp_path, again, f"{command_of()}; sleep 87654", max_turns=3)
+    assert (episode.result.stop_reason, episode.result.reward) == (StopReason.MAX_STEPS, 1.0)
+    assert episode.result.metrics["turns"] == 3
+
+
+@pytest.mark.parametrize(
+    ("test", "problem"),
+    [
+        ("true\n", "wrote no reward"),
+        (f"echo nan > {REWARD}\n", "must have finite numbers"),
+        (f"echo many > {REWARD}\n", "has no numbers"),
+        ('echo \'{"a": 1, "b": 2}\' > /logs/verifier/reward.json\n', "is named `reward`"),
+    ],
+)
+async def test_a_missing_or_invalid_reward_is_infrastructure(
+    tmp_path: Path, test: str, problem: str
+) -> None:
+    write_task(tmp_path, test=test)
+    assert problem in error_of(await played(tmp_path, replies(), reruns=0))
+
+
+class Greet(SandboxEnvironment):
+    """An environment that is graded by a function."""
+
+    async def reset(self, task: Task, seed: int) -> Observation:
+        self.sandbox = Sandbox()
+        await self.sandbox.start()
+        return Observation([{"role": "user", "content": "Write hello to greeting.txt."}])
+
+    async def step(self, action: Action) -> StepResult:
+        greeting = await self.sandbox.read("/app/greeting.txt")
+        return StepResult(reward=float(greeting == b"hello"), done=True)
+
+
+async def test_an_environment_may_grade_with_a_function(tmp_path: Path) -> None:
+    async with serving(load_embedded_tokenizer(), scripted(replies())) as (_, model):
+        result = await program(model).asolve(Greet(), None, {}, 0)
+        assert (result.reward, result.stop_reason) == (1.0, StopReason.DONE)
+        with pytest.raises(UsageError, match="a program cannot play Pond"):
+            await program(model).asolve(Pond(), None, {}, 0)
+
+
+def test_a_task_is_another_one_if_a_file_changes(tmp_path: Path) -> None:
+    task = write_task(tmp_path)
+    first, second = (task_hash("harbor", factory(tmp_path).tasks("test")[0]) for _ in range(2))
+    (task / "tests" / "test.sh").write_text("exit 1\n")
+    assert first == second != task_hash("harbor", factory(tmp_path).tasks("test")[0])
+
+
+async def test_the_environment_keeps_its_contract_and_the_solution_earns_1(tmp_path: Path) -> None:
+    write_task(tmp_path, "a")
+    write_task(tmp_path, "b")
+    tasks = factory(tmp_path)
+    results = await check(tasks, tasks.tasks("test"))
+    assert [(each.name, each.detail) for each in results if each.status != "ok"] == []
+    assert "2 of 2 earn 1.0" in [each.detail for each in results]
+
+
+async def test_the_library_s_own_agent_plays_the_tasks_too(tmp_path: Path) -> None:
+    write_task(tmp_path)
+    async with serving(load_embedded_tokenizer(), scripted(replies())) as (_, model):
+        [episode] = (await play(factory(tmp_path), own_agent(model))).values()
+    assert episode.result.reward == 1.0
+    assert episode.result.metrics["executed_calls/bash"] == 1
+
+
+async def test_an_engine_that_fails_is_infrastructure(tmp_path: Path) -> None:
+    write_task(tmp_path)
+
+    def reply(request: PolicyRequest) -> str:
+        if request.text.count("<|turn|>assistant") > 1:
+            raise RuntimeError("the engine is broken")
+        return replies()[0]
+
+    async with serving(load_embedded_tokenizer(), reply) as (_, model):
+        episodes = await play(factory(tmp_path), program(model), reruns=0)
+    assert error_of(episodes["greet", 0]).startswith("engine_error")
+
+
+async def test_an_abort_by_the_engine_ends_the_trial_at_once(tmp_path: Path) -> None:
+    """As before an update of the weights; the program would retry."""
+    write_task(tmp_path)
+    faults = lambda request: Fault(abort_after=2)
+    async with serving(load_embedded_tokenizer(), scripted(replies()), faults=faults) as (_, model):
+        agent = program(model, f"{command_of()}; sleep 87653")
+        [episode] = (await play(factory(tmp_path), agent, reruns=0)).values()
+    assert episode.result.stop_reason is StopReason.ENGINE_ABORT
+    assert episode.result.reward is None
+    assert processes_of("sleep 87653") == []
+
+
+async def test_a_program_that_deletes_its_session_is_aborted(tmp_path: Path) -> None:
+    write_task(tmp_path)
+    delete = 'curl -s -X DELETE -H "Authorization: Bearer $OPENAI_API_KEY" "$ANTHROPIC_BASE_URL"'
+    message = error_of(await played(tmp_path, replies(), f"{command_of()}; {delete}", reruns=0))
+    assert "the program deleted its session" in message
+
+
+async def test_a_program_cannot_use_the_session_of_another_trial(tmp_path: Path) -> None:
+    write_task(tmp_path)
+    other = 'OPENAI_BASE_URL="${OPENAI_BASE_URL%/v1}x/v1"'
+    episode = await played(tmp_path, replies(), f"{command_of()}; {other} {command_of()}")
+    assert "HTTP Error 401" in episode.result.info["program"]["output"]
+
+
+async def test_an_image_is_refused_unless_it_is_ignored(tmp_path: Path) -> None:
+    task = write_task(tmp_path)
+    dockerfile = task / "environment" / "Dockerfile"
+    dockerfile.write_text("FROM ubuntu:24.04\n\n# a note\nWORKDIR /app\n")
+    assert (await played(tmp_path, replies())).result.reward == 1.0
+    dockerfile.write_text("FROM ubuntu:24.04\nRUN apt-get install gcc\n")
+    tasks = factory(tmp_path)
+    with pytest.raises(UsageError, match="needs an image"):
+        await HarborTask(str(tmp_path)).reset(tasks.tasks("test")[0], 0)
+    episode = await played(tmp_path, replies(), options={"image": "ignore"})
+    assert episode.result.reward == 1.0
+
+
+async def test_the_program_sees_the_files_of_the_task_but_not_its_tests(tmp_path: Path) -> None:
+    task = write_task(tmp_path)
+    look = f"cat notes.txt; ls -A {task.parent} /tests; touch /usr/x /etc/x"
+    episode = await played(
+        tmp_path,
+        replies(),
+        f"{command_of()}; {look}",
+        options={"folders": [str(task.parent)]},
+    )
+    output = episode.result.info["program"]["output"]
+    assert "A note." in output
+    assert "greet" not in output.replace("greeting", "")
+    assert output.count("Read-only file system") == 2
+
+
+async def test_a_full_disk_ends_no_trial(tmp_path: Path) -> None:
+    write_task(tmp_path)
+    said = [call("bash", command=f"{WRITE}; head -c 99999999 /dev/zero > big"), "Done."]
+    episode = await played(tmp_path, said, options={"disk": 2**20})
+    assert episode.result.reward == 1.0
+
+
+async def test_kept_sessions_have_the_rewards_and_the_answers_of_killed_trials(
+    tmp_path: Path,
+) -> None:
+    write_task(tmp_path / "tasks")
+    out = tmp_path / "sessions"
+    async with serving(load_embedded_tokenizer(), scripted(replies())) as (_, model):
+        await play(factory(tmp_path / "tasks"), program(model, sessions=str(out)))
+    [kept] = read_episodes(out)
+    assert kept.result.reward == 1.0
+    assert len(kept.result.trajectories[0].turns) == 2
+
+
+def test_settings_that_cannot_work_are_named() -> None:
+    model: Any = None
+    with pytest.raises(UsageError, match="either a command or a harbor_agent"):
+        program(model, harbor_agent="codex")
+    with pytest.raises(UsageError, match="no setting 'comand'"):
+        program(model, comand="x")

@@ -1,0 +1,73 @@
+"""Claude Code's requests with Qwen3.5's template, which drops thoughts after a user message: the
+shape of which slime's adapter made 64 samples of 8 rollouts (slime#2288).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.program_trials import command_of, factory, play, program, refusal, write_task
+from support.qwen import extra_templates, tokenizer_for
+
+from toolroll.parsers.infer import infer_parser
+from toolroll.parsers.registry import get_parser
+from toolroll.rollout.engine import Engine, EngineConfig
+from toolroll.rollout.model.model import Model
+from toolroll.rollout.template import ChatTemplate
+from toolroll.rollout.testing import EmbeddedEngine, PolicyRequest
+from toolroll.rollout.types import Trajectory
+
+SOURCE = extra_templates().get("qwen3_5_think", "")
+TURNS, ROLLOUTS = 8, 8
+
+pytestmark = [
+    pytest.mark.skipif(bool(refusal()), reason=f"needs user namespaces: {refusal()}"),
+    pytest.mark.skipif(not SOURCE, reason="needs Qwen3.5's template (TOOLROLL_TEST_DATA)"),
+    pytest.mark.tokens,
+]
+
+
+def _reply(request: PolicyRequest) -> str:
+    if "Give a title." in request.text:
+        return "\n</think>\n\nA title."
+    turn = request.text.count("<|im_start|>assistant")
+    if turn == TURNS:
+        return "Enough.\n</think>\n\nDone."
+    call = f"<function=Bash>\n<parameter=command>\necho {turn} >> a\n</parameter>\n</function>"
+    return f"Step {turn}.\n</think>\n\n<tool_call>\n{call}\n</tool_call>"
+
+
+async def _played(tmp_path: Path, history: Any) -> tuple[list[tuple[Trajectory, ...]], int]:
+    """The sequences of each rollout, and the number of tokens that the engine sampled."""
+    write_task(tmp_path)
+    tokenizer = tokenizer_for(SOURCE)
+    async with EmbeddedEngine(tokenizer, _reply, context_length=100_000) as engine:
+        template = ChatTemplate(tokenizer, history=history)
+        parser = get_parser(infer_parser(tokenizer, None), template.encoder.control)
+        client = Engine(EngineConfig(engine=engine.url, vocab_size=len(tokenizer)))
+        async with Model(client, template, parser) as model:
+            command = command_of(Path(__file__).parents[1] / "support" / "claude_shape.py")
+            agent = program(model, command, verify="always")
+            played = await play(factory(tmp_path), agent, samples=ROLLOUTS, concurrency=2)
+        sampled = sum(len(entry.output_ids or ()) for entry in engine.log)
+    assert all(not episode.result.info.get("error") for episode in played.values())
+    return [episode.result.trajectories for episode in played.values()], sampled
+
+
+@pytest.mark.parametrize(
+    ("history", "sequences"),
+    [("preserve", 1), ("fork", TURNS)],  # with "fork", each reminder begins another sequence
+)
+async def test_eight_rollouts_train_each_sampled_token_once(
+    tmp_path: Path, history: str, sequences: int
+) -> None:
+    rollouts, sampled = await _played(tmp_path, history)
+    assert len(rollouts) == ROLLOUTS
+    trained = sum(part.trained_tokens for parts in rollouts for part in parts)
+    assert trained == sampled
+    for title, *main in rollouts:
+        assert len(title.turns) == 1
+        assert len(main) == sequences
+        assert [len(part.turns) for part in main] == [TURNS // sequences] * sequences

@@ -1,0 +1,100 @@
+"""`Sandbox`: what a program can do, and what is left of it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support.patience import PATIENCE
+from support.program_trials import processes_of, refusal
+
+from toolroll.agents.programs.sandbox import OUTPUT, Exit, Sandbox
+from toolroll.rollout.errors import EnvironmentFailure, UsageError
+
+pytestmark = pytest.mark.skipif(bool(refusal()), reason=f"needs user namespaces: {refusal()}")
+KEEP = """
+import asyncio, sys
+from toolroll.agents.programs.sandbox import Sandbox
+async def main():
+    async with Sandbox() as sandbox:
+        print("started", flush=True)
+        await sandbox.run("setsid sleep {number} & sleep {number}", {{}})
+asyncio.run(main())
+"""
+
+
+async def test_a_command_has_its_own_files_home_and_environment() -> None:
+    async with Sandbox() as sandbox:
+        end = await sandbox.run("echo $A$HOME; pwd; echo x > file; exit 3", {"A": "a"})
+        assert end == Exit(3, "a/home\n/app\n")
+        assert await sandbox.read("/app/file") == b"x\n"
+        assert await sandbox.read("/app/none") is None
+        async with Sandbox() as other:
+            assert await other.read("/app/file") is None
+
+
+async def test_folders_are_copied_whatever_they_hold(tmp_path: Path) -> None:
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    (tmp_path / "a" / "b" / "run.sh").write_text("echo ran\n")
+    (tmp_path / "a" / "b" / "run.sh").chmod(0o755)
+    (tmp_path / "a" / "link").symlink_to("/nowhere")
+    async with Sandbox() as sandbox:
+        await sandbox.upload(tmp_path / "a", "/app/new")
+        end = await sandbox.run("b/run.sh; readlink link", {}, folder="/app/new")
+        assert end == Exit(0, "ran\n/nowhere\n")
+
+
+async def test_at_the_time_limit_every_process_is_killed_and_the_files_stay() -> None:
+    async with Sandbox() as sandbox:
+        command = "touch seen; setsid sleep 87651 & sleep 87651"
+        assert await sandbox.run(command, {}, time_limit=0.5) == Exit(None, "")
+        assert processes_of("sleep 87651") == []
+        assert await sandbox.run("ls", {}) == Exit(0, "seen\n")
+
+
+async def test_only_the_end_of_a_long_output_is_kept() -> None:
+    async with Sandbox() as sandbox:
+        end = await sandbox.run("head -c 300000 /dev/zero | tr '\\0' x; echo end", {})
+        assert end.output == "x" * (OUTPUT - 4) + "end\n"
+
+
+async def test_a_process_that_is_left_behind_holds_nothing_up_and_ends_with_the_sandbox() -> None:
+    async with Sandbox() as sandbox:
+        assert await sandbox.run("setsid sleep 87652 & echo started", {}) == Exit(0, "started\n")
+        assert processes_of("sleep 87652") != []
+    assert processes_of("sleep 87652") == []
+    with pytest.raises(EnvironmentFailure, match="not running"):
+        await sandbox.run("true", {})
+
+
+async def test_the_memory_of_a_process_is_limited() -> None:
+    async with Sandbox(memory=2**26) as sandbox:
+        end = await sandbox.run(f"{sys.executable} -c 'bytearray(2**28)'", {})
+        assert end.status == 1
+        assert "MemoryError" in end.output
+
+
+async def test_a_machine_without_the_programs_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shutil.which", lambda *_, **__: None)
+    with pytest.raises(UsageError, match="needs the Linux program setpriv"):
+        await Sandbox().start()
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_nothing_is_left_of_a_killed_process(number: int) -> None:
+    marker = str(87_600_000 + number)
+    with subprocess.Popen(
+        [sys.executable, "-c", KEEP.format(number=marker)], stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "started\n"
+        while not processes_of(f"sleep {marker}"):
+            assert process.poll() is None
+        os.kill(process.pid, number)
+        process.wait(PATIENCE)
+    while processes_of(f"sleep {marker}"):  # its parent's end reaches it after `wait`
+        pass

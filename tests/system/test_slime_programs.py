@@ -1,0 +1,67 @@
+"""slime's loop with a program as the agent: trials become samples."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support import slime_mirror
+from support.program_trials import command_of, processes_of, refusal, replies, write_task
+from support.slime_mirror import DataSource, train_data
+from support.slime_trainer import serving
+
+from toolroll.rollout.adapters.slime import generate_rollout
+from toolroll.rollout.adapters.slime.training import close_rollout
+from toolroll.rollout.testing import Fault, PolicyRequest
+
+MARKER = "98765432"
+
+
+@pytest.fixture
+def closing() -> Iterator[None]:
+    """Close what `generate_rollout` leaves open for the next rollout."""
+    yield
+    close_rollout()
+
+
+@pytest.mark.skipif(bool(refusal()), reason=f"needs user namespaces: {refusal()}")
+async def test_a_batch_of_trials_gives_its_samples_and_a_failed_group_is_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, closing: None
+) -> None:
+    slime_mirror.install(monkeypatch)
+    write_task(tmp_path)
+
+    def policy(request: PolicyRequest) -> str:
+        number = request.routing_key.split("-")[1]
+        turn = request.text.count("<|turn|>assistant") - 1
+        # in each group, the second sample does nothing
+        return "I cannot." if number == "1" else replies()[turn]
+
+    def faults(request: PolicyRequest) -> Fault | None:
+        return Fault(status=500) if request.routing_key.startswith("1-0-") else None
+
+    async with serving(policy, faults=faults) as (engine, args):
+        args.toolroll_env, args.toolroll_env_args = "harbor", {"path": str(tmp_path)}
+        args.toolroll_agent = "program"
+        args.toolroll_command = f"setsid sleep {MARKER} & {command_of()}"
+        args.toolroll_reruns = 0
+        args.over_sampling_batch_size = 1
+        source = DataSource(slime_mirror.Sample, [{"prompt": 0}], n=2)
+        output = await asyncio.to_thread(generate_rollout, args, 0, source)
+    assert [[sample.group_index for sample in group] for group in output.samples] == [
+        [0, 0],
+        [2, 2],
+    ], "the group with an aborted trial is replaced"
+    assert [[sample.reward for sample in group] for group in output.samples] == [[1.0, 0.0]] * 2
+    samples = [sample for group in output.samples for sample in group]
+    train_data(samples)
+    sampled = [
+        len(entry.output_ids or ())
+        for entry in engine.log
+        if entry.status == 200 and not entry.routing_key.startswith("1-")
+    ]
+    assert sum(sum(sample.loss_mask) for sample in samples) == sum(sampled)
+    assert output.metrics["toolroll/aborted"] == 1.0
+    assert processes_of(f"sleep {MARKER}") == []
