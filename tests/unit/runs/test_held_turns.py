@@ -141,8 +141,10 @@ async def test_all_choices_of_one_request_are_counted_to_the_last(tokenizer: Any
         async def one_is_left() -> bool:
             return bench.engine.held == 1 and [e.turns for e in admitted.values()] == [1]
 
-        await until(one_is_left, "one of two choices is left")
-        hold.set()
+        try:
+            await until(one_is_left, "one of two choices is left")
+        finally:
+            hold.set()
         await asked
         assert not admitted
 
