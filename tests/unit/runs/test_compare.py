@@ -204,6 +204,7 @@ def test_a_gate_has_three_exit_statuses(
     assert (result.exit_code, verdict in result.stdout) == (status, True), result.stdout
     assert " for -0.05); such runs show" in result.stdout
     assert toolroll("compare", base, other).exit_code == 0
+    assert " for +0); such runs show" in toolroll("compare", base, other).stdout
 
 
 def test_several_candidates_are_corrected(tmp_path: Path) -> None:

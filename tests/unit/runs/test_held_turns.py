@@ -126,6 +126,29 @@ async def test_the_endpoint_holds_sessions_and_forgets_them(tokenizer: Any) -> N
         assert not bench.served.admission._episodes
 
 
+async def test_all_choices_of_one_request_are_counted_to_the_last(tokenizer: Any) -> None:
+    hold = asyncio.Event()
+
+    def policy(request: Any) -> Reply:
+        return Reply("Fine.", hold=None if request.call == 0 else hold)
+
+    async with endpoint(tokenizer, policy, pool=2000) as bench:
+        admitted = bench.served.admission._episodes
+        asked = asyncio.create_task(
+            bench.client(None).chat.completions.create(model="m", n=2, **HELLO)
+        )
+
+        async def one_is_left() -> bool:
+            return bench.engine.held == 1 and [e.turns for e in admitted.values()] == [1]
+
+        try:
+            await until(one_is_left, "one of two choices is left")
+        finally:
+            hold.set()
+        await asked
+        assert not admitted
+
+
 async def test_an_endpoint_that_closes_leaves_no_sessions_behind(tokenizer: Any) -> None:
     async with serving(tokenizer, lambda request: Reply("Fine.")) as (_, model):
         async with Endpoint(model) as opened:

@@ -136,7 +136,11 @@ class Reply(PendingRequest):
         """Return the answers."""
         await call_of_size(self.plan, large=self.large)
         self.begin()
-        completions = await self.sample()
+        try:
+            completions = await self.sample()
+        finally:
+            if self.endpoint.sessions.get(self.live.id) is None:  # it has no next turn
+                self.model.admission.end(self.live.id)
         for index, completion in enumerate(completions):
             large = self.large or len(completion.output_ids) > LONG
             choice = await call_of_size(self.choice, index, completion, large=large)
@@ -207,11 +211,7 @@ class Reply(PendingRequest):
     async def _generate(self, request: GenerateRequest, index: int) -> Completion:
         stream, top = self.parsed.request.stream, self.parsed.request.top
         progress = (lambda ids: self.report(index, list(ids))) if stream else None
-        try:
-            completion = await self.model.generate(request, progress=progress)
-        finally:
-            if self.endpoint.sessions.get(self.live.id) is None:  # it has no next turn
-                self.model.admission.end(self.live.id)
+        completion = await self.model.generate(request, progress=progress)
         if completion.finish_reason == "abort":
             problem = "the engine aborted the request (for example, for a weight update)"
             raise ApiError(503, "engine_aborted", problem, retry=True)

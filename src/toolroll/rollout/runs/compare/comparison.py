@@ -68,7 +68,7 @@ def compare(
     if not runs:
         raise UsageError("the runs have no environment in common")
     comparisons = [_compared(*pair_of_runs, question) for pair_of_runs in runs]
-    limit = -(question.fail_if_worse or 0.0)
+    limit = 0.0 - (question.fail_if_worse or 0.0)  # not -0.0
     corrected = holm([comparison["reward"]["p"] for comparison in comparisons])
     for comparison, p_value in zip(comparisons, corrected, strict=True):
         reward = comparison["reward"]
