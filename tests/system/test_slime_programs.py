@@ -10,9 +10,10 @@ import pytest
 from support import slime_mirror
 from support.program_trials import command_of, processes_of, refusal, replies, write_task
 from support.slime_mirror import DataSource, train_data
-from support.slime_trainer import serving
+from support.slime_trainer import SAMPLING, serving
 
 from toolroll.rollout.adapters.slime import generate_rollout
+from toolroll.rollout.adapters.slime.generation import play_sample
 from toolroll.rollout.adapters.slime.training import close_rollout
 from toolroll.rollout.testing import Fault, PolicyRequest
 
@@ -65,3 +66,34 @@ async def test_a_batch_of_trials_gives_its_samples_and_a_failed_group_is_replace
     assert sum(sum(sample.loss_mask) for sample in samples) == sum(sampled)
     assert output.metrics["toolroll/aborted"] == 1.0
     assert processes_of(f"sleep {MARKER}") == []
+
+
+@pytest.mark.skipif(bool(refusal()), reason=f"needs user namespaces: {refusal()}")
+async def test_a_stop_is_only_for_the_trials_of_its_rollout(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All trials share one server, which the first one starts."""
+    slime_mirror.install(monkeypatch)
+    write_task(tmp_path)
+    turns: list[int] = []
+
+    def policy(request: PolicyRequest) -> str:
+        turns.append(request.text.count("<|turn|>assistant") - 1)
+        return replies()[turns[-1]]
+
+    async with serving(policy) as (_, args):
+        args.toolroll_env, args.toolroll_env_args = "harbor", {"path": str(tmp_path)}
+        args.toolroll_agent, args.toolroll_command = "program", command_of()
+
+        async def trial(*, stops: bool) -> tuple[str, float | None]:
+            """The status and the reward. The rollout stops after the first turn if it `stops`."""
+            turns.clear()
+            sample = slime_mirror.Sample(prompt=0, group_index=0, index=0)
+            [played] = await play_sample(
+                args, sample, SAMPLING, evaluation=False, stopped=lambda: stops and bool(turns)
+            )
+            return played.status.name, played.reward
+
+        assert (await trial(stops=True), turns) == (("ABORTED", None), [0])
+        assert (await trial(stops=False), turns) == (("COMPLETED", 1.0), [0, 1])
+        assert (await trial(stops=True), turns) == (("ABORTED", None), [0])

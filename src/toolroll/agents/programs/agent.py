@@ -18,6 +18,7 @@ import secrets
 import uuid
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from contextvars import copy_context
 from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
@@ -133,6 +134,7 @@ class ProgramConversation:
             raise UsageError(str(error)) from error
         self.live = self._server.endpoint.sessions.create(self._name, defaults)
         self.live.max_turns = self._max_turns
+        self.live.pending.context = copy_context()
         own = ("max_new_tokens", "stop")  # the program may set these itself
         self.live.fixed_params = {name: defaults[name] for name in defaults if name not in own}
         end = await self._run_until_stopped()

@@ -236,8 +236,10 @@ def runner_of(plan: Plan) -> Runner | RayRunner:
     config = plan.config
     if config.processes == 1 and config.ray is None:
         return Runner(plan.factory, plan.make_agent, config, plan.options)
+    # a worker may run in another folder
+    places = {"env": absolute_target(config.env), "out": config.out and config.out.absolute()}
     return RayRunner(
-        partial(open_runner, config.model_copy(update={"env": absolute_target(config.env)})),
+        partial(open_runner, config.model_copy(update=places)),
         processes=config.processes,
         concurrency=config.concurrency,
         samples=config.samples,

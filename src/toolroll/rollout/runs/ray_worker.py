@@ -169,8 +169,7 @@ async def connected(address: str, processes: int) -> AsyncIterator[None]:
         yield
     finally:
         await asyncio.wait([connecting])
-        if address == "local":
-            await asyncio.to_thread(ray.shutdown)
+        await asyncio.to_thread(ray.shutdown)
 
 
 def _restore_handler() -> None:

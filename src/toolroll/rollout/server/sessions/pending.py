@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from contextvars import Context
 from hashlib import blake2b
 from typing import Any
 
@@ -87,6 +88,10 @@ class PendingRequests:
 
     def __init__(self, grace: float) -> None:
         self._grace = grace
+        self.context: Context | None = None
+        """The context in which the requests run, so that the limits and the stop of an episode hold
+        for them. By default, it is that of the client's connection.
+        """
         self._ended = False
         self._by_key: dict[bytes, list[PendingRequest]] = {}
         self._errors: dict[bytes, list[float]] = {}
@@ -114,7 +119,9 @@ class PendingRequests:
             raise ApiError(
                 409, "request_aborted", "the session was deleted while the request was read"
             )
-        request.task = asyncio.get_running_loop().create_task(request.run())
+        request.task = asyncio.get_running_loop().create_task(
+            request.run(), context=self.context and self.context.copy()
+        )
         request.task.add_done_callback(_retrieved)
         # also runs if the task is cancelled before it starts
         request.task.add_done_callback(lambda _: request.wake())
