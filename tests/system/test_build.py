@@ -93,6 +93,7 @@ def test_the_wheel_holds_every_module_and_nothing_else(wheel: Path) -> None:
     tops = {name.split("/")[0] for name in names(wheel)}
     assert {top for top in tops if not top.endswith(".dist-info")} == {
         "toolroll",
+        "toolroll_harbor",
         "toolroll_verifiers",
     }
 

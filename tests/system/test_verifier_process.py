@@ -227,6 +227,12 @@ async def test_a_killed_process_leaves_no_sequence_unchecked(
     assert [await job for job in jobs] == [None] * len(jobs)
     assert await process.check(verifier, next(changed(sequence))) is not None
     assert counted.checks == len(jobs) + 1
+
+
+    async def noticed() -> bool:
+        return bool(caplog.records)
+
+    await until(noticed, "a warning about the process")
     assert [record.levelno for record in caplog.records] == [logging.WARNING]
     assert await process.check(verifier, sequence) is None
     assert await asyncio.to_thread(process.ready.wait, PATIENCE)  # the next one

@@ -271,7 +271,7 @@ def test_a_run_goes_on_grows_and_refuses_other_settings(
     assert rows(grown)["do-nothing baseline"] == "-"
     keys = [(found.task_id, found.sample) for found in read_episodes(tmp_path)]
     assert len(keys) == len(set(keys)) == 6
-    with pytest.raises(UsageError, match=r"temperature: there 1.0, now 0.5\n"):
+    with pytest.raises(UsageError, match=r"temperature: recorded 1.0, now 0.5\n"):
         run(engine, "--tasks", "0-2", "--samples", 2, "--out", tmp_path, "--temperature", 0.5)
     with pytest.raises(UsageError, match=r"template: there"):
         run(engine, "--out", tmp_path, "--chat-template-kwargs", '{"a": 1}')
@@ -383,7 +383,7 @@ def test_an_environment_of_a_file_is_played_and_resumed(
         ("wait:Waiter", "b", 1.0),
         ("wait:Waiter", "c", 1.0),
     ]
-    with pytest.raises(UsageError, match=r"env_args: there .*Bye.*, now \{\}"):
+    with pytest.raises(UsageError, match=r"env_args: recorded .*Bye.*, now \{\}"):
         toolroll("run", "wait.py:Waiter", *common)
     with pytest.raises(UsageError, match="there is no argument 'lin'; did you mean 'line'"):
         toolroll("run", "wait.py:Waiter", *common, "--env-args", '{"lin": 3}')

@@ -75,8 +75,8 @@ def test_what_differs_is_printed(recorded: Path, tmp_path: Path) -> None:
     result = toolroll("run", "desk", "--from", tmp_path, *options)
     lines = [line for line in result.stdout.splitlines() if "different from" in line]
     assert [line.rpartition("run: ")[2].partition(",")[0] for line in lines] == [
-        "max_turns: there 30",
-        'transformers: there "1.0"',
+        "max_turns: recorded 30",
+        'transformers: recorded "1.0"',
     ]
     assert "desk: 1/1" in result.stdout
 

@@ -122,8 +122,9 @@ def test_runs_that_differ_in_more_than_the_model_are_refused_by_name(
 ) -> None:
     base = folder(tmp_path / "a", many(4, 2))
     other = folder(tmp_path / "b", many(4, 2), provenance=provenance, **settings)
-    with pytest.raises(UsageError, match=f"To allow it: --allow-different {kind}$"):
+    with pytest.raises(UsageError, match=f"To allow it: --allow-different {kind}$") as refused:
         comparison(base, other)
+    assert f"{kind}: {kind}:" not in str(refused.value)
     name = next(iter({**settings, **provenance}))
     found = comparison(base, other, allowed=[kind])
     assert [line.partition(":")[0] for line in found["settings"]] == [name]
@@ -131,10 +132,10 @@ def test_runs_that_differ_in_more_than_the_model_are_refused_by_name(
 
 def test_another_model_is_what_is_compared(tmp_path: Path) -> None:
     base = folder(tmp_path / "a", many(4, 2))
-    other = folder(tmp_path / "b", many(4, 2), model="other", temperature=0.5)
+    other = folder(tmp_path / "b", many(4, 2), model="other", temperature=0.5, processes=2)
     assert comparison(base, other)["settings"] == [
-        'model: there "tiny", now "other"',
-        "temperature: there not set, now 0.5",
+        'model: baseline "tiny", candidate "other"',
+        "temperature: baseline not set, candidate 0.5",
     ]
 
 
@@ -170,6 +171,19 @@ def test_no_interval_has_the_width_zero(tmp_path: Path) -> None:
         assert found["high"] == -found["low"] == pytest.approx(2.093 / 380**0.5, rel=1e-3)
 
 
+def test_no_interval_has_an_impossible_difference(tmp_path: Path) -> None:
+    base = folder(tmp_path / "a", played({"t-0": [-2.0], "t-1": [2.0]}))
+    found = comparison(base, base)
+    assert (found["reward"]["low"], found["reward"]["high"]) == (-4.0, 4.0)
+    assert (found["pass_hat_k"]["1"]["low"], found["pass_hat_k"]["1"]["high"]) == (-1.0, 1.0)
+
+
+def test_there_is_no_negative_zero(tmp_path: Path) -> None:
+    base = folder(tmp_path / "a", many(4, 2))
+    for options in ([], ["--fail-if-worse", 0]):
+        assert "-0.0," not in toolroll("compare", base, base, "--json", *options).stdout
+
+
 def test_mcnemars_test_is_exact() -> None:
     """The values are those of scipy.stats.binomtest(worse, worse + better)."""
     found = [mcnemar(*pair) for pair in [(0, 0), (1, 9), (9, 1), (3, 5), (40, 60)]]
@@ -202,9 +216,28 @@ def test_a_gate_has_three_exit_statuses(
     other = folder(tmp_path / "b", many(100, passes))
     result = toolroll("compare", base, other, "--fail-if-worse", 5)
     assert (result.exit_code, verdict in result.stdout) == (status, True), result.stdout
-    assert " for -0.05); such runs show" in result.stdout
+    assert "the hypothesis that the mean reward fell by 0.05); such runs show" in result.stdout
+    gate = "a gate of 5 points needs at least 41 tasks, even if nothing changed"
+    assert (gate in result.stdout) == (verdict == "inconclusive")
     assert toolroll("compare", base, other).exit_code == 0
     assert " for +0); such runs show" in toolroll("compare", base, other).stdout
+
+
+@pytest.mark.parametrize("candidates", [1, 3])
+def test_a_gate_says_how_many_tasks_it_needs(tmp_path: Path, candidates: int) -> None:
+    """Nothing changed: it passes with that many tasks, and not with one less."""
+    needed = {1: 41, 3: 51}[candidates]
+    for count, status in ((needed - 1, 4), (needed, 0)):
+        base = folder(tmp_path / str(count), many(count, count))
+        arguments = ("compare", base, *[base] * candidates, "--fail-if-worse", 5)
+        assert toolroll(*arguments).exit_code == status
+        gates = [
+            found["gate"]
+            for found in json.loads(toolroll(*arguments, "--json").stdout)["comparisons"]
+        ]
+        assert gates == [{"loss": 0.05, "tasks_if_unchanged": needed}] * candidates
+    zero = toolroll("compare", base, base, "--fail-if-worse", 0).stdout
+    assert "a gate of 0 points cannot pass if nothing changed" in zero
 
 
 def test_several_candidates_are_corrected(tmp_path: Path) -> None:
@@ -232,11 +265,13 @@ def test_the_table_and_the_markdown_have_the_same_rows(tmp_path: Path) -> None:
         "McNemar's exact test: p = 1",
         "equivalent within 0.5",
         "a difference of 0.03: the power is",
-        "worse in 1 tasks: t-0 1.00 -> 0.00",
+        " for the hypothesis that the mean reward did not change)",
+        "worse in 1 task: t-0 1.00 -> 0.00",
         "better in 2 tasks: t-20 0.00 -> 1.00, t-21 0.00 -> 1.00",
-        "also different: temperature: there not set, now 0.5",
+        "also different: temperature: baseline not set, candidate 0.5",
     ):
         assert words in table and words in text, words
+    assert "---" not in table and "---" in text
     rows = [line for line in text.splitlines() if line.startswith("|")]
     assert {line.count("|") for line in rows} == {5}
 

@@ -105,6 +105,20 @@ def test_a_regraded_run_is_compared_with_its_run_and_regraded_again(tmp_path: Pa
     assert "3 replayed alike" in toolroll("regrade", out, "--out", tmp_path / "again").stdout
 
 
+def test_a_regraded_run_is_played_again_where_its_environment_is_now(tmp_path: Path) -> None:
+    run, out, again = tmp_path / "run", tmp_path / "out", tmp_path / "again"
+    with serve_in_thread(EmbeddedEngine(load_embedded_tokenizer())) as engine:
+        env = bench(tmp_path / "bench")
+        toolroll(*run_command(engine.url, "--no-do-nothing", "--out", run, env=env))
+        (tmp_path / "bench").rename(tmp_path / "moved")
+        with pytest.raises(UsageError, match=r"no file .*; if it was moved: --env FILE.py:NAME"):
+            toolroll("regrade", run, "--out", out)
+        moved = env.replace("/bench/", "/moved/")
+        toolroll("regrade", run, "--out", out, "--env", moved)
+        assert toolroll("run", "--from", out, "--out", again).exit_code == 0
+    assert by_key(again).keys() == by_key(run).keys()
+
+
 # --- environments that changed --------------------------------------------------------------------
 
 BENCH = """

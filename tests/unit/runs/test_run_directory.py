@@ -70,7 +70,9 @@ def test_other_settings_are_refused_with_the_difference(tmp_path: Path) -> None:
         RunDirectory(tmp_path, "pond", {"temperature": 0.7, "seed": 0, "stop": ["a"]}),
     ):
         pass
-    assert 'stop: there not set, now ["a"]\n  temperature: there 1.0, now 0.7' in str(refused.value)
+    assert 'stop: recorded not set, now ["a"]\n  temperature: recorded 1.0, now 0.7' in str(
+        refused.value
+    )
     assert (tmp_path / FILE_NAME).read_bytes() == before
     # another environment's settings are its own
     with RunDirectory(tmp_path, "lake", {"temperature": 0.7}):

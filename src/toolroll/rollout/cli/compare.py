@@ -15,6 +15,7 @@ from toolroll.rollout.runs.compare import SIGNIFICANT, Question, compare, read_r
 EXIT_STATUS = {"worse": 3, "inconclusive": 4}
 """The exit status of a failed gate by verdict."""
 _HEADER = ("", "baseline", "candidate", "difference [95 %]")
+_RULE = ("---", *["---:"] * 3)
 _MOST_TASKS = 8
 
 
@@ -46,7 +47,7 @@ def json_text(comparisons: Sequence[Mapping[str, Any]]) -> str:
 def as_text(comparison: Mapping[str, Any], *, markdown: bool) -> str:
     """Return one comparison as a title, a table and lines, as plain text or as Markdown."""
     title = "{env}: {base} and {candidate}".format_map(comparison)
-    rows = [_HEADER, ("---", *["---:"] * 3), *_rows(comparison)]
+    rows = [_HEADER, *([_RULE] if markdown else []), *_rows(comparison)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     table = [
         " | ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
@@ -63,7 +64,7 @@ def _rows(comparison: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
     rates = {"reward (mean)": comparison["reward"]} | {
         f"pass^{k}": part for k, part in comparison["pass_hat_k"].items()
     }
-    interval = "{difference:+.3f} [{low:+.3f}, {high:+.3f}]".format_map
+    interval = "{difference:+z.3f} [{low:+z.3f}, {high:+z.3f}]".format_map
     rows = [
         (name, f"{part['base']:.3f}", f"{part['candidate']:.3f}", interval(part))
         for name, part in rates.items()
@@ -78,8 +79,10 @@ def _rows(comparison: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
 def _lines(comparison: Mapping[str, Any]) -> list[str]:
     coverage, reward = comparison["coverage"], comparison["reward"]
     lines = [
-        f"{comparison['verdict']} (p = {reward['p_holm']:.3g} for {reward['limit']:+g}); such runs "
-        f"show a difference of {comparison['detectable']:.3f} with the power 0.8",
+        f"{comparison['verdict']} (p = {reward['p_holm']:.3g} for the hypothesis that the mean "
+        f"reward {_hypothesis(reward['limit'])}); such runs show a difference of "
+        f"{comparison['detectable']:.3f} with the power 0.8",
+        *_gate_lines(comparison),
         f"compared: {coverage['tasks']} of {coverage['of_tasks']} tasks, {coverage['samples']} of "
         f"{coverage['of_samples']} samples",
     ]
@@ -100,8 +103,24 @@ def _lines(comparison: Mapping[str, Any]) -> list[str]:
     for name, tasks in comparison["changed"].items():
         if tasks:
             texts = ["{task} {base:.2f} -> {candidate:.2f}".format_map(task) for task in tasks]
-            lines.append(f"{name} in {len(tasks)} tasks: {_some(texts)}")
+            count = "1 task" if len(tasks) == 1 else f"{len(tasks)} tasks"
+            lines.append(f"{name} in {count}: {_some(texts)}")
     return lines + [f"also different: {line}" for line in comparison["settings"]]
+
+
+def _hypothesis(limit: float) -> str:
+    return f"fell by {-limit:g}" if limit else "did not change"
+
+
+def _gate_lines(comparison: Mapping[str, Any]) -> list[str]:
+    """Return why an inconclusive gate may need more tasks."""
+    gate = comparison.get("gate")
+    if gate is None or comparison["verdict"] != "inconclusive":
+        return []
+    points, tasks = f"{gate['loss'] * 100:g}", gate["tasks_if_unchanged"]
+    if tasks is None:
+        return [f"a gate of {points} points cannot pass if nothing changed"]
+    return [f"a gate of {points} points needs at least {tasks} tasks, even if nothing changed"]
 
 
 def _some(texts: Sequence[str]) -> str:

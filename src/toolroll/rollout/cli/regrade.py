@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from toolroll.rollout.cli.display import shortened
 from toolroll.rollout.errors import UsageError
+from toolroll.rollout.runs.environment_file import absolute_target
 from toolroll.rollout.runs.episode_file import read_episodes
 from toolroll.rollout.runs.provenance import provenance
 from toolroll.rollout.runs.recorded_run import recorded_run
@@ -16,7 +18,7 @@ from toolroll.rollout.runs.report import report, write_summary
 from toolroll.rollout.runs.run_directory import RunDirectory, refuse_no_run
 from toolroll.rollout.runs.runner import session_id
 from toolroll.rollout.runtime.threads import Threads
-from toolroll.rollout.types import Episode, Status
+from toolroll.rollout.types import EnvironmentFactory, Episode, Status
 
 
 async def regrade_folder(folder: Path, out: Path, target: str | None) -> list[str]:
@@ -41,9 +43,11 @@ def _refuse_existing(out: Path) -> None:
 async def _regraded(folder: Path, out: Path, env: str, target: str | None) -> list[str]:
     run = recorded_run(folder, env)
     values = {"env": env, **run.values}
-    factory = load_environment(target or values["env"], values.get("env_args"))
+    factory = _loaded(target, values)
     tasks = {task.id: task for task in choose_tasks(factory, values.get("split"), None)}
     now = {**run.provenance, **await provenance(None, factory), "regraded": str(folder)}
+    if target is not None:
+        now["options"] = {**now.get("options", {}), "env": absolute_target(target)}
     regrader = Regrader(factory, Threads(1), values)
     unlike: list[str] = []
     changed: list[str] = []
@@ -69,6 +73,15 @@ async def _regraded(folder: Path, out: Path, env: str, target: str | None) -> li
     if left_out:
         lines.append(f"{env}: {left_out} aborted episodes, or of tasks that are gone: left out")
     return [*lines, *shortened(unlike), *shortened(changed)]
+
+
+def _loaded(target: str | None, values: Mapping[str, Any]) -> EnvironmentFactory:
+    try:
+        return load_environment(target or values["env"], values.get("env_args"))
+    except UsageError as error:
+        if target is not None:
+            raise
+        raise UsageError(f"{error}; if it was moved: --env FILE.py:NAME") from error
 
 
 def _compare(episode: Episode, unlike: list[str], changed: list[str]) -> None:

@@ -239,14 +239,18 @@ def read_run_file(path: Path) -> dict[str, Any]:
         ) from error
 
 
-def difference(recorded: Mapping[str, Any], current: Mapping[str, Any]) -> list[str]:
-    """Return one line for each setting that differs: `name: there X, now Y`. X is the value in
-    `known`, and Y is the value in `given`.
+def difference(
+    recorded: Mapping[str, Any],
+    current: Mapping[str, Any],
+    *,
+    sides: tuple[str, str] = ("recorded", "now"),
+) -> list[str]:
+    """Return one line for each setting that differs: `name: recorded X, now Y`. `sides`: what X and
+    Y are called.
     """
-    names = sorted({*recorded, *current})
     return [
-        f"{name}: there {_shown(recorded, name)}, now {_shown(current, name)}"
-        for name in names
+        f"{name}: {sides[0]} {_shown(recorded, name)}, {sides[1]} {_shown(current, name)}"
+        for name in sorted({*recorded, *current})
         if recorded.get(name) != current.get(name)
     ]
 

@@ -12,7 +12,7 @@ from statistics import fmean
 from typing import Any
 
 from toolroll.rollout.errors import UsageError
-from toolroll.rollout.runs.compare.difference import Difference, holm, mcnemar
+from toolroll.rollout.runs.compare.difference import Difference, holm, mcnemar, tasks_for_gate
 from toolroll.rollout.runs.compare.identity import KINDS, TASKS, unlike
 from toolroll.rollout.runs.compare.pairing import Pairing, pair
 from toolroll.rollout.runs.compare.run import ComparedRun
@@ -67,7 +67,8 @@ def compare(
     ]
     if not runs:
         raise UsageError("the runs have no environment in common")
-    comparisons = [_compared(*pair_of_runs, question) for pair_of_runs in runs]
+    level = SIGNIFICANT / len(runs)
+    comparisons = [_compared(*pair_of_runs, question, level) for pair_of_runs in runs]
     limit = 0.0 - (question.fail_if_worse or 0.0)  # not -0.0
     corrected = holm([comparison["reward"]["p"] for comparison in comparisons])
     for comparison, p_value in zip(comparisons, corrected, strict=True):
@@ -79,11 +80,17 @@ def compare(
     return comparisons
 
 
-def _compared(base: ComparedRun, candidate: ComparedRun, question: Question) -> dict[str, Any]:
+def _compared(
+    base: ComparedRun, candidate: ComparedRun, question: Question, level: float
+) -> dict[str, Any]:
     where = f"{base.env}: {base.folder} and {candidate.folder}"
     different = unlike(base, candidate)
     if refused := different.keys() - {"", *question.allowed}:
-        lines = "\n  ".join(f"{kind}: {line}" for kind in refused for line in different[kind])
+        lines = "\n  ".join(
+            f"{kind}: {line.removeprefix(f'{kind}: ')}"
+            for kind in refused
+            for line in different[kind]
+        )
         options = " ".join(f"--allow-different {kind}" for kind in sorted(refused))
         raise UsageError(
             f"{where} differ in more than the model:\n  {lines}\nTo allow it: {options}"
@@ -102,7 +109,7 @@ def _compared(base: ComparedRun, candidate: ComparedRun, question: Question) -> 
         "base": base.folder,
         "candidate": candidate.folder,
         "coverage": pairing.coverage,
-        **_answers(rewards, question),
+        **_answers(rewards, question, level),
         "pass_hat_k": _pass_hat(rewards),
         "mcnemar": _mcnemar(rewards),
         "changed": _changed(rewards),
@@ -111,14 +118,19 @@ def _compared(base: ComparedRun, candidate: ComparedRun, question: Question) -> 
     }
 
 
-def _answers(rewards: Rewards, question: Question) -> dict[str, Any]:
-    """Return the difference of the mean reward, and what follows from it."""
+def _answers(rewards: Rewards, question: Question, level: float) -> dict[str, Any]:
+    """Return the difference of the mean reward, and what follows from it. `level`: the significance
+    that a gate needs.
+    """
     every = [reward for sides in rewards.values() for side in sides for reward in side]
     means = [(fmean(before), fmean(after)) for before, after in rewards.values()]
     difference = Difference.of(means, max(1.0, *every) - min(0.0, *every))
     reward = _shown(means, difference)
     reward["p"] = difference.p_value(-(question.fail_if_worse or 0.0))
     answers: dict[str, Any] = {"reward": reward, "detectable": difference.detectable}
+    if (loss := question.fail_if_worse) is not None:
+        needed = tasks_for_gate(loss, difference.span, level)
+        answers["gate"] = {"loss": loss, "tasks_if_unchanged": needed}
     if (true := question.power_for) is not None:
         power, tasks = difference.power(true), difference.tasks_for(true)
         answers["power_for"] = {"difference": true, "power": power, "tasks": tasks}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -19,11 +20,13 @@ except ImportError as error:
 LEVEL = 0.95
 POWER = 0.8
 _NORMAL = NormalDist()
+_MOST_TASKS = 10**12
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The mean over `tasks` of each task's difference, and its standard `error`.
+    """The mean over `tasks` of each task's difference, and its standard `error`. `span` is the
+    range of rewards.
 
     The interval is that of a paired t-test over tasks, because the samples of one task are not
     independent. The squared deviations add up to at least those of one task whose reward changed by
@@ -33,19 +36,22 @@ class Difference:
     value: float
     error: float
     tasks: int
+    span: float = 1.0
 
     @classmethod
     def of(cls, means: Sequence[tuple[float, float]], span: float = 1.0) -> Difference:
-        """Return the difference for the `means` of each task. `span`: the range of rewards."""
+        """Return the difference for the `means` of each task."""
         changes = [after - before for before, after in means]
         count, mean = len(changes), fmean(changes)
         squares = max(sum((change - mean) ** 2 for change in changes), span**2)
-        return cls(mean, sqrt(squares / max(1, count - 1) / count), count)
+        return cls(mean, sqrt(squares / max(1, count - 1) / count), count, span)
 
     def interval(self) -> tuple[float, float]:
-        """Return the interval that contains the true difference with the probability `LEVEL`."""
+        """Return the interval that contains the true difference with the probability `LEVEL`. It
+        has no difference that is impossible.
+        """
         width = self._limit * self.error
-        return self.value - width, self.value + width
+        return max(-self.span, self.value - width), min(self.span, self.value + width)
 
     def p_value(self, true: float = 0.0) -> float:
         """Return the two-sided p-value of the hypothesis that the difference is `true`."""
@@ -79,6 +85,18 @@ class Difference:
     def _limit(self) -> float:
         """The t that is not exceeded, in either direction, with the probability `LEVEL`."""
         return float(student.ppf((1 + LEVEL) / 2, max(1, self.tasks - 1)))
+
+
+def tasks_for_gate(loss: float, span: float, level: float) -> int | None:
+    """Return the smallest number of tasks that shows, at the significance `level`, that the reward
+    did not fall by `loss`, if no task changed. Return None if no number does.
+    """
+
+    def shows(tasks: int) -> bool:
+        error = span / sqrt(max(1, tasks - 1) * tasks)
+        return Difference(0.0, error, tasks, span).p_value(-loss) <= level
+
+    return bisect_left(range(_MOST_TASKS), True, lo=1, key=shows) if loss else None
 
 
 def mcnemar(worse: int, better: int) -> float:

@@ -21,9 +21,11 @@ TASKS = "tasks"
 """The name for `--allow-different` that also pairs tasks whose data differ."""
 
 _OF_ONE_RUN = frozenset(
-    "date command options engine user_url baseline_url tasks samples template regraded".split()
+    "date command options engine user_url baseline_url tasks samples template regraded processes "
+    "concurrency".split()
 )
-"""What is not compared: it identifies a run, or follows from something else."""
+"""What is not compared: it identifies a run, follows from something else, or is about speed."""
+_SIDES = ("baseline", "candidate")
 
 
 def unlike(base: ComparedRun, candidate: ComparedRun) -> dict[str, list[str]]:
@@ -34,10 +36,10 @@ def unlike(base: ComparedRun, candidate: ComparedRun) -> dict[str, list[str]]:
     facts = [run.facts for run in (base, candidate)]
     for kind, names in KINDS.items():
         parts = ({name: fact.get(name) for name in names.split()} for fact in facts)
-        if different := difference(*parts):
+        if different := difference(*parts, sides=_SIDES):
             lines[kind] = different
     known = {name for names in KINDS.values() for name in names.split()} | _OF_ONE_RUN
     rest = [{name: fact[name] for name in fact.keys() - known} for fact in facts]
-    if different := difference(*rest):
+    if different := difference(*rest, sides=_SIDES):
         lines[""] = different
     return lines
