@@ -23,6 +23,7 @@ import pytest
 from support.patience import PATIENCE
 from support.source import ROOT
 from support.verified import USER, talked, verified_sequence
+from support.wire import until
 from transformers import PreTrainedTokenizerFast
 
 from toolroll.agents.trainable import one_call_a_turn
@@ -227,7 +228,6 @@ async def test_a_killed_process_leaves_no_sequence_unchecked(
     assert [await job for job in jobs] == [None] * len(jobs)
     assert await process.check(verifier, next(changed(sequence))) is not None
     assert counted.checks == len(jobs) + 1
-
 
     async def noticed() -> bool:
         return bool(caplog.records)

@@ -14,7 +14,6 @@ from pydantic import Field, model_validator
 
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.runs.environment_file import absolute_target
-from toolroll.rollout.runs.provenance import without_secrets
 from toolroll.rollout.settings import (
     AgentSettings,
     EngineTimeout,
@@ -153,6 +152,8 @@ class RunConfig(RunSettings, RolloutArgs, EnvironmentSettings, AgentSettings):
         """The other settings that are needed to play the run again, without secrets. `env` says
         where the environment's file is.
         """
+        from toolroll.rollout.runs.provenance import without_secrets  # slow to import
+
         free = self.model_dump(mode="json", include=set(FREE - {"out", "sync"}))
         hidden = {name: without_secrets(free[name]) for name in free if isinstance(free[name], str)}
         return free | hidden | {"env": absolute_target(self.env)}
