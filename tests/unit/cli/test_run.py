@@ -273,7 +273,7 @@ def test_a_run_goes_on_grows_and_refuses_other_settings(
     assert len(keys) == len(set(keys)) == 6
     with pytest.raises(UsageError, match=r"temperature: recorded 1.0, now 0.5\n"):
         run(engine, "--tasks", "0-2", "--samples", 2, "--out", tmp_path, "--temperature", 0.5)
-    with pytest.raises(UsageError, match=r"template: there"):
+    with pytest.raises(UsageError, match=r"template: recorded"):
         run(engine, "--out", tmp_path, "--chat-template-kwargs", '{"a": 1}')
 
 
