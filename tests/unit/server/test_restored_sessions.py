@@ -361,7 +361,7 @@ async def test_another_model_or_a_second_server_is_refused(tokenizer: Any, tmp_p
         facts = store_settings(bench.served, "embedded")
     for name in ("model", "tokenizer_sha256", "template_sha256", "history", "parser"):
         store = SessionStore(tmp_path / "out", {**facts, name: "other"})
-        with pytest.raises(UsageError, match=f"other settings for serve:\n  {name}: there"):
+        with pytest.raises(UsageError, match=f"other settings for serve:\n  {name}: recorded"):
             await store.open(bench.endpoint.sessions, bench.endpoint.templates, _nothing)
     async with endpoint(tokenizer, policy, out=tmp_path / "out") as again:
         assert len(again.endpoint.sessions) == 1
