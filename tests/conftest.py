@@ -42,7 +42,7 @@ ALLOWED = "TOOLROLL_TEST_DATA"
 
 LEFT_OUT = """\
 The quick tier leaves out:
-  tests/unit         the marker `slow`: all chat templates but six, and formats like another one but for their markers
+  tests/unit         the marker `slow`: all chat templates but six, and formats that differ in their markers only
   tests/adversarial  templates that were written to go wrong
   tests/faults       environments, engines and clients that misbehave
   tests/system       processes, kill -9, signals, the command line, wheels, mypy of new-env, the page in Chromium

@@ -471,7 +471,8 @@ def openrlhf_gradient(world: World, responses: list[Any]) -> dict[str, Any]:
     actor = Actor(policy_of(world.folder))
     actor.packing_samples = False
     read_response = samples_generator.SamplesGenerator._process_response_into_experience
-    samples = [read_response(None, response, max_len=8192) for response in responses]  # pyright: ignore[reportArgumentType]
+    generator: Any = None  # it is not used
+    samples = [read_response(generator, response, max_len=8192) for response in responses]
     maker = object.__new__(experience_maker.RemoteExperienceMaker)
     maker.strategy, maker.args = SimpleNamespace(args=args), args
     maker.advantage_estimator, maker.kl_ctl = "group_norm", SimpleNamespace(value=0.0)
@@ -495,7 +496,7 @@ def openrlhf_gradient(world: World, responses: list[Any]) -> dict[str, Any]:
         actor_scheduler=SimpleNamespace(get_last_lr=lambda: [0.0]), ema_model=None,
         actor_loss_fn=PolicyLoss(
             is_correction_level="token", is_correction_mode="clip",
-            is_correction_threshold=(0.9, 1.1),  # pyright: ignore[reportArgumentType]
+            is_correction_threshold=[0.9, 1.1],
         ),
         strategy=SimpleNamespace(
             ring_attn_group=None, backward=lambda loss, *given: loss.backward(),
@@ -561,8 +562,8 @@ def atropos_gradient(world: World, item: dict[str, Any]) -> dict[str, Any]:
     from example_trainer.data import pad_data_to_good_offset
     from example_trainer.training import compute_grpo_loss
 
-    batches = pad_data_to_good_offset({"batch": [item]}, len(item["tokens"]))
-    tokens, labels, advantages, temperatures, logprobs = (one[0] for one in batches)  # pyright: ignore[reportOptionalSubscript]
+    batches: Any = pad_data_to_good_offset({"batch": [item]}, len(item["tokens"]))
+    tokens, labels, advantages, temperatures, logprobs = (one[0] for one in batches)
     policy = policy_of(world.folder)
     loss, _ = compute_grpo_loss(policy, tokens, labels, advantages, temperatures, 1, logprobs)
     loss.backward()

@@ -20,14 +20,14 @@ def fresh(source: np.random.Generator, count: int) -> IdArray:
     return source.integers(1000, 100_000, count).astype(np.int32)
 
 
-async def computed_twice(engine: Engine, waiting: Admission, seed: int) -> int:
+async def computed_twice(waiting: Admission, seed: int) -> int:
     async def play(number: int) -> int:
         source, twice, known = np.random.default_rng((seed, number)), 0, 0
         name, prompt = f"{seed}/{number}", fresh(source, FIRST)
         params = {"max_new_tokens": SAMPLED, "ignore_eos": True, "temperature": 1.0}
         for _ in range(TURNS):
             request = GenerateRequest(prompt, params, name)
-            completion = await waiting.sample(request, lambda: engine.generate(request))  # noqa: B023
+            completion = await waiting.generate(request)
             twice += max(0, known - 1 - completion.cached_tokens)
             known = len(prompt) + SAMPLED
             prompt = np.concatenate([prompt, completion.output_ids, fresh(source, STEP)])
@@ -43,7 +43,7 @@ async def test_at_four_times_the_cache_far_fewer_tokens_are_computed_twice(
     flags = ["--max-total-tokens", str(POOL), "--chunked-prefill-size", "1024"]
     with sglang_server(log_folder, flags=flags, name="sglang-small-cache") as server:
         async with Engine(server.url) as engine:
-            plain = await computed_twice(engine, Admission(engine, 0.0), 1)
+            plain = await computed_twice(Admission(engine, 0.0), 1)
             waiting = Admission(engine)
-            held = await computed_twice(engine, waiting, 2)
+            held = await computed_twice(waiting, 2)
     assert plain >= 3 * held, f"{plain} and {held} tokens, {waiting.held_turns} turns held"

@@ -108,7 +108,7 @@ async def test_a_local_cluster_is_a_new_one(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Even if another one runs on this machine: it would end with its owner."""
-    monkeypatch.setenv("RAY_ADDRESS", cluster.address)  # pyright: ignore[reportArgumentType]
+    monkeypatch.setenv("RAY_ADDRESS", str(cluster.address))
     async with connected("local", 1):
         assert ray.get_runtime_context().gcs_address != cluster.address
     assert not ray.is_initialized()

@@ -180,13 +180,12 @@ class TrainableAgentMixin:
             rules = replace(rules, execute=execute_with(self._execute_tool))
         begin = lambda tracker: self._begin(model, runner, tracker, name, policy, raw_args)
         self._playing += 1
-        end_session = model.engine.open_session(name)
+        end_session = model.open_session(name)
         try:
             played = await play(runner, begin, rules, session_id=name)
         finally:
-            end_session()
+            held = end_session()
             self._playing -= 1
-            held = model.admission.end(name)
             if model is self._opened and self._playing == 0:  # published code never calls `aclose`
                 await model.engine.aclose()  # a later episode opens new connections
         if held:

@@ -180,7 +180,7 @@ class Sandbox:
                 raise EnvironmentFailure(f"the files for {target} could not be copied")
 
     async def read(self, path: str) -> bytes | None:
-        """Return the first bytes of the file `path`, or None if there is no such file."""
+        """Return at most `OUTPUT` bytes of the file `path`, or None if there is no such file."""
         return await self._output("head", "-c", str(OUTPUT), path)
 
     async def close(self) -> None:

@@ -212,6 +212,19 @@ class Model:
         """Run the blocking `function` in a thread, as `Threads.run_in_thread` does."""
         return await self._threads.run_in_thread(function, *args, begun=begun, what=what)
 
+    def open_session(self, session_id: str) -> Callable[[], int]:
+        """Let the engine's cache keep the prefixes of a session, if it can. Return the function
+        that ends the session there and in `admission`, and returns how many of its turns had to
+        wait. It may be called more than once.
+        """
+        end_at_engine = self.engine.open_session(session_id)
+
+        def end() -> int:
+            end_at_engine()
+            return self.admission.end(session_id)
+
+        return end
+
     async def shared(self, key: Any, make: Callable[[], AbstractAsyncContextManager[T]]) -> T:
         """Return what `make()` opens, which all episodes share. Only the first call with this `key`
         opens it. `aclose` closes it.

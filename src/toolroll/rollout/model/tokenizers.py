@@ -133,13 +133,13 @@ def import_transformers() -> ModuleType:
 
 
 def find_placeholders(tokenizer: Any) -> frozenset[int]:
-    """Return the ids of the tokens that stand for an image, a video or audio in a prompt.
+    """Return the ids of the tokens that mark the place of an image, a video or audio in a prompt.
 
     Only the model's `config.json` and the tokenizer's own attributes count, because text-only
     models share the vocabularies of multimodal ones.
     """
     named = [getattr(tokenizer, name, None) for name in _PLACEHOLDERS]
-    named += _placeholders_in(_config(str(tokenizer.name_or_path)))
+    named += _placeholders_in(_config(str(getattr(tokenizer, "name_or_path", ""))))
     return frozenset(index for index in named if type(index) is int and index >= 0)
 
 
@@ -158,5 +158,5 @@ def _config(name: str) -> Mapping[str, Any]:
         path = transformers.utils.cached_file(name, "config.json", local_files_only=True)
     except OSError:
         path = None
-    config: Mapping[str, Any] = json.loads(Path(path).read_bytes()) if path else {}
-    return config
+    config = json.loads(Path(path).read_bytes()) if path else {}
+    return config if isinstance(config, dict) else {}

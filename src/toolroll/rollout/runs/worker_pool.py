@@ -70,7 +70,8 @@ async def play_until_survived(play: Callable[[], Awaitable[T]], episode: str) ->
             return await play(), deaths
         except WorkerDiedError as error:
             logger.warning("the worker of %s died (attempt %d): %s", episode, deaths + 1, error)
-        await asyncio.sleep(_PAUSE * (deaths + 1))
+        if deaths + 1 < ATTEMPTS:
+            await asyncio.sleep(_PAUSE * (deaths + 1))
     raise RolloutError(
         f"{ATTEMPTS} workers died while playing {episode}: is there enough memory, and can a "
         "worker import the environment and the agent?"

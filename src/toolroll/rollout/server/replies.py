@@ -68,7 +68,7 @@ class Serving:
         self.settings = settings
         self.store = store
         self.metrics = Metrics()
-        self.sessions = Sessions(settings, model.engine.open_session, store, model.admission.end)
+        self.sessions = Sessions(settings, model.open_session, store)
         self.capabilities = EngineCapabilities()
         self.templates = TemplateCache(model.template)
 

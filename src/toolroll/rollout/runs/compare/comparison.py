@@ -32,9 +32,9 @@ _USAGE = (
 class Question:
     """What a comparison is to answer.
 
-    `allowed`: the names of differences between the runs (`KINDS` and `TASKS`) that are no reason to
-    refuse them. `fail_if_worse`: the loss of reward that is too much. `margin`: the difference that
-    does not matter. `power_for`: the difference that further runs are to show.
+    `allowed`: the differences between the runs (`KINDS` and `TASKS`) that are accepted.
+    `fail_if_worse`: the loss of reward that is too much. `margin`: the difference that does not
+    matter. `power_for`: the difference that further runs are to show.
     """
 
     allowed: Collection[str] = ()

@@ -68,8 +68,8 @@ class LiveSession:
     """It is None if the session is kept in memory only."""
     sample: int = 0
     """The number of earlier sessions with the same name."""
-    end_at_engine: Callable[[], None] = lambda: None
-    """Releases the session's tokens in the engine's cache. It may be called more than once."""
+    end_at_engine: Callable[[], object] = lambda: None
+    """See `Model.open_session`."""
     restored: dict[bytes, list[CompletionResult]] = field(default_factory=dict)
     """The answers that were restored from disk, by the key of their request."""
     fixed_params: Mapping[str, Any] = field(default_factory=dict)

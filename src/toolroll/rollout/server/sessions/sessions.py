@@ -56,19 +56,16 @@ class Store(Protocol):
 
 
 class Sessions:
-    """All sessions of an endpoint, the least recently used first. `open_session` is the engine's.
-    `store` keeps the sessions on disk; if it is None, they are kept in memory only. `ended` is
-    called with the id of each session that is dropped.
+    """All sessions of an endpoint, the least recently used first. `open_session`: that of `Model`.
+    `store` keeps the sessions on disk; if it is None, they are kept in memory only.
     """
 
     def __init__(
         self,
         settings: EndpointSettings,
-        open_session: Callable[[str], Callable[[], None]],
+        open_session: Callable[[str], Callable[[], object]],
         store: Store | None = None,
-        ended: Callable[[str], object] = str,
     ) -> None:
-        self._ended = ended
         self._settings = settings
         self._open_session = open_session
         self._store = store
@@ -209,7 +206,6 @@ class Sessions:
         live = self._sessions.pop(session_id, None)
         if live is not None:
             live.end_at_engine()
-            self._ended(session_id)
             live.pending.cancel()
             if self._store is not None:
                 self._store.finish(live)
@@ -221,7 +217,6 @@ class Sessions:
         live = self.find(session_id)
         del self._sessions[session_id]
         live.end_at_engine()
-        self._ended(session_id)
         if self._store is not None:
             return await asyncio.shield(self._store.finish(live))
         await live.end()
@@ -254,8 +249,6 @@ class Sessions:
         for live in lives:
             live.end_at_engine()
         await asyncio.gather(*(live.end() for live in lives))
-        for live in lives:
-            self._ended(live.id)
         return lives
 
 
