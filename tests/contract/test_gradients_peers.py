@@ -333,7 +333,9 @@ async def played_traces(world: World) -> list[Any]:
                 body = {"model": "default", **asked}
                 request = dialect.parse_request(body)
                 turn = graph.prepare_turn(trace, request.messages, request.tools)
-                made = await client.get_response(dialect, body, SamplingConfig(), trace.id, turn)
+                made = await client.get_response(
+                    dialect, body, SamplingConfig(max_tokens=None), trace.id, turn
+                )
                 turn.commit(made)
                 return ChatCompletion.model_validate(made.raw)
 
