@@ -184,7 +184,7 @@ def _steady_record(value: Any) -> Any:
     if isinstance(value, dict):
         if "finish_reason" in value:  # a turn: files from before its reward was added lack it
             value = {key: kept for key, kept in value.items() if key != "reward"}
-        # the last four follow from the rest; older files do not have them
+        # the last five follow from the rest; older files do not have them
         left_out = (
             "latency",
             "seconds",
@@ -193,6 +193,7 @@ def _steady_record(value: Any) -> Any:
             "bad_calls",
             "reward_reason",
             "task_hash",
+            "recomputed_tokens",
         )
         return {
             key: _steady_record(kept)
