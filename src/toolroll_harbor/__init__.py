@@ -1,8 +1,8 @@
 """Plays one trial with Harbor. `toolroll.agents.programs` runs this file in a sandbox, with the
 Python interpreter in which Harbor is installed. It imports nothing of toolroll.
 
-The argument is JSON: `task` (the task's folder), `agent`, `model`, `environment` and `args`. The
-outcome is written to `OUTCOME`.
+The argument is JSON: `task` (the task's folder), `agent`, `model`, `environment`, `timeout`, `args`
+and `variables` (the agent's). The outcome is written to `OUTCOME`.
 """
 
 from __future__ import annotations
@@ -12,14 +12,19 @@ import json
 import os
 import shutil
 import sys
+from collections.abc import Awaitable, Callable
+from functools import wraps
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
 
+from harbor.agents.installed.base import NonZeroAgentExitCodeError
 from harbor.environments.base import BaseEnvironment, ExecResult
 from harbor.environments.capabilities import EnvironmentCapabilities
+from harbor.llms.base import ContextLengthExceededError, OutputLengthExceededError
 from harbor.models.trial.config import AgentConfig, EnvironmentConfig, TaskConfig, TrialConfig
 from harbor.trial.trial import Trial
+from openai import APIError
 
 TRIALS = Path("/tmp/.harbor")
 OUTCOME = TRIALS / "outcome.json"
@@ -100,6 +105,21 @@ class LocalEnvironment(BaseEnvironment):  # type: ignore[misc]
             )
 
 
+def _graded(run: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
+    """Return `run`, the method of an agent. If the agent's requests to the model fail, such as at
+    the limit of turns, it ends as a failed command does. Harbor grades no other failure.
+    """
+
+    @wraps(run)
+    async def run_graded(**arguments: Any) -> None:
+        try:
+            await run(**arguments)
+        except (APIError, ContextLengthExceededError, OutputLengthExceededError) as error:
+            raise NonZeroAgentExitCodeError(f"{type(error).__name__}: {error}") from error
+
+    return run_graded
+
+
 async def _installed(environment: BaseEnvironment) -> None:
     """Install nothing. A local sandbox sees the agents that are installed on this machine."""
 
@@ -115,6 +135,7 @@ async def main(arguments: dict[str, Any]) -> None:
             name=arguments["agent"],
             model_name=arguments["model"],
             kwargs=arguments["args"],
+            env=arguments["variables"],
             override_timeout_sec=arguments["timeout"],
         ),
         environment=EnvironmentConfig(import_path="toolroll_harbor:LocalEnvironment")
@@ -124,6 +145,7 @@ async def main(arguments: dict[str, Any]) -> None:
     trial = await Trial.create(config)
     if local:
         trial.agent.install = _installed
+    trial.agent.run = _graded(trial.agent.run)
     result = await trial.run()
     failure, graded = result.exception_info, result.verifier_result
     outcome = {

@@ -3,6 +3,10 @@ programs without Harbor. Print what the sessions hold.
 
 Every sampled token must be trained exactly once, no history that only grew may fork, and both ways
 must give the rewards that the tasks' tests give. The engine is scripted.
+
+With `--sglang`, the engine is SGLang with a tiny random model. Its replies have no meaning, so
+every reward that depends on them is 0. A proxy before it says what it sampled, and transformers
+computes the logprobs again.
 """
 
 from __future__ import annotations
@@ -13,18 +17,29 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from support.engine_answers import CLOSE, engine_answers, judge_answers, largest_error
 from support.episodes import call, judge_tokens, serving
 from support.program_trials import REWARD, factory, play, write_task
+from support.proxy import CountingProxy, counting_proxy
+from support.qwen import qwen3_tokenizer
+from support.servers import sglang_server
+from support.tiny_model import tiny_model
 
 from clients.__main__ import install
 from clients.table import CLIENTS
 from toolroll.agents.programs.agent import make_program_agent
-from toolroll.rollout.testing import EmbeddedEngine, PolicyRequest, load_embedded_tokenizer
+from toolroll.parsers.registry import get_parser
+from toolroll.rollout.engine import Engine, EngineConfig
+from toolroll.rollout.model.model import Model
+from toolroll.rollout.template import ChatTemplate
+from toolroll.rollout.testing import PolicyRequest, load_embedded_tokenizer
 from toolroll.rollout.types import Episode
 
 HEAD = """\
@@ -34,25 +49,36 @@ THINKING = "<think>\nHm.\n</think>\n\n"
 Say = Callable[[Sequence[str], str], str]
 """Write a reply that runs commands, or with none, the last reply, which has this text."""
 
+
+def graded(condition: str) -> str:
+    """The test of a task whose reward is 1 if `condition` is true, and else 0."""
+    return f"if {condition}; then echo 1; else echo 0; fi > {REWARD}"
+
+
 TASKS: dict[str, tuple[str, float, list[list[str]]]] = {
-    "greet": (f"grep -qx hello a && echo 1 > {REWARD}", 1.0, [["echo hello > a"]]),
+    "greet": (
+        graded("grep -qx hello a"),
+        1.0,
+        [["echo hello > a"]],
+    ),
     "retry": (
-        f"grep -qx hello a && echo 1 > {REWARD}",
+        graded("grep -qx hello a"),
         1.0,
         [["cat a"], ["ls no-such-file"], ["echo hello > a"], ["cat a"]],
     ),
     "several": (
-        f'[ "$(cat a b c)" = "$(printf "1\\n2\\n3")" ] && echo 1 > {REWARD}',
+        graded('[ "$(cat a b c)" = "$(printf "1\\n2\\n3")" ]'),
         1.0,
         [["echo 1 > a", "echo 2 > b"], ["echo 3 > c"]],
     ),
     "wrong": (
-        f"if grep -qx hello a; then echo 1; else echo 0; fi > {REWARD}",
+        graded("grep -qx hello a"),
         0.0,
         [["echo goodbye > a"]],
     ),
     "partly": (
-        'echo "{\\"reward\\": 0.5, \\"files\\": $(ls | wc -l)}" > /logs/verifier/reward.json',
+        '[ -e z ] && reward=0.5 || reward=0; echo "{\\"reward\\": $reward, '
+        '\\"files\\": $(ls | wc -l)}" > /logs/verifier/reward.json',
         0.5,
         [["touch x y z"], ["ls; printf '%%s' '<|im_end|>'"]],
     ),
@@ -120,12 +146,21 @@ AGENTS = (
         args={"model_info": UNKNOWN | FREE, "record_terminal_session": False},
     ),
 )
+CONTEXT, REPLY = 65_536, 48
+"""With SGLang: the context, and the limit of a reply, in tokens."""
 VARIABLES = {
     "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
     "LITELLM_LOCAL_MODEL_COST_MAP": "True",
     "OPENCODE_DISABLE_AUTOUPDATE": "1",
     "OPENCODE_DISABLE_MODELS_FETCH": "1",
 }
+
+
+SHORT = {
+    name: str(REPLY)
+    for name in ("CLAUDE_CODE_MAX_OUTPUT_TOKENS", "OPENCODE_EXPERIMENTAL_OUTPUT_TOKEN_MAX")
+}
+"""Limits of programs that set their own limit of a reply."""
 
 
 def policy(say: Say) -> Callable[[PolicyRequest], str]:
@@ -142,7 +177,58 @@ def policy(say: Say) -> Callable[[PolicyRequest], str]:
     return reply
 
 
-async def rows(agent: HarborAgent, way: str, clients: Path, python: str, samples: int) -> list[str]:
+Differences = Callable[[Episode], list[str]]
+"""Say what is wrong with the tokens of an episode."""
+OpenModel = Callable[[HarborAgent], AbstractAsyncContextManager[tuple[Model, Differences]]]
+
+
+@asynccontextmanager
+async def scripted(agent: HarborAgent) -> AsyncIterator[tuple[Model, Differences]]:
+    """A model that solves the tasks."""
+    options: dict[str, Any] = {"context_length": 1_000_000, "split": "random"}
+    reply = policy(agent.say)
+    async with serving(load_embedded_tokenizer(), reply, **options) as (engine, model):
+
+        def judge(episode: Episode) -> list[str]:
+            result, task = episode.result, episode.task_id
+            if result.reward != TASKS[task][1]:
+                return [f"the reward is {result.reward}"]
+            judge_tokens(result.trajectories, engine, result.info["program"]["session"])
+            forks = result.info.get("forks", ())
+            return [f"false fork: {each}" for each in forks if "another conversation" not in each]
+
+        yield model, judge
+
+
+def random_replies(proxy: CountingProxy, folder: Path) -> OpenModel:
+    """Models whose engine is SGLang behind `proxy`, with the weights in `folder`."""
+
+    @asynccontextmanager
+    async def opened(agent: HarborAgent) -> AsyncIterator[tuple[Model, Differences]]:
+        proxy.clear()
+        tokenizer = qwen3_tokenizer()
+        template = ChatTemplate(tokenizer)
+        engine = Engine(EngineConfig(engine=proxy.url, vocab_size=len(tokenizer)))
+        parser = get_parser("qwen25", template.encoder.control)
+
+        def judge(episode: Episode) -> list[str]:
+            result = episode.result
+            session = result.info["program"]["session"]
+            answers = [each for each in engine_answers(proxy) if each.session == session]
+            judge_answers(result.trajectories, answers)
+            error = largest_error(folder, result.trajectories)
+            wrong = [f"the reward is {result.reward}"] if result.reward != 0 else []
+            return wrong + ([f"logprobs differ by {error}"] if error > CLOSE else [])
+
+        async with Model(engine, template, parser) as model:
+            yield model, judge
+
+    return opened
+
+
+async def rows(
+    agent: HarborAgent, way: str, opened: OpenModel, clients: Path, python: str, **limits: Any
+) -> list[str]:
     """Play the tasks with `agent`, print its row, and return what is wrong."""
     with tempfile.TemporaryDirectory() as folder:
         for name, (test, _, _) in TASKS.items():
@@ -152,9 +238,11 @@ async def rows(agent: HarborAgent, way: str, clients: Path, python: str, samples
             stem = Path(agent.folder).parts[0]
             install(next(each for each in CLIENTS if Path(each.program).stem == stem), clients)
         path = f"{clients / agent.folder}:{os.environ['PATH']}" if agent.folder else None
+        variables = VARIABLES | ({"PATH": path} if path else {})
         settings: dict[str, Any] = {
-            "variables": VARIABLES | ({"PATH": path} if path else {}),
+            "variables": variables | (SHORT if opened is not scripted else {}),
             "verify": "always",
+            "timeout": 1200.0,
         }
         if way == "Harbor":
             settings |= {"harbor_agent": agent.name, "harbor_python": python}
@@ -163,16 +251,13 @@ async def rows(agent: HarborAgent, way: str, clients: Path, python: str, samples
             settings["command"] = agent.command
         shown = [str(clients), str(Path(python).parents[1])]
         tasks = factory(Path(folder), folders=shown)
-        reply = policy(agent.say)
-        options: dict[str, Any] = {"context_length": 1_000_000, "split": "random"}
-        async with serving(load_embedded_tokenizer(), reply, **options) as (engine, model):
+        async with opened(agent) as (model, judge):
             program = make_program_agent(model, settings)
-            limits = {"max_turns": 50, "concurrency": 2, "samples": samples}
-            episodes = list((await play(tasks, program, **limits)).values())
-            wrong = [line for episode in episodes for line in differences(episode, engine)]
+            episodes = list((await play(tasks, program, concurrency=2, **limits)).values())
+            wrong = [line for episode in episodes for line in differences(episode, judge)]
     results = [episode.result for episode in episodes]
-    total = lambda name: int(sum(result.metrics[name] for result in results))
-    rewards = sorted({(each.task_id, each.result.reward) for each in episodes})
+    total = lambda name: int(sum(result.metrics.get(name, 0) for result in results))
+    rewards = sorted({(each.task_id, str(each.result.reward)) for each in episodes})
     print(
         f"| {agent.name} | {way} | {len(episodes)} | {total('turns')} | "
         f"{sum(len(result.trajectories) for result in results)} | {total('forks')} | "
@@ -181,20 +266,31 @@ async def rows(agent: HarborAgent, way: str, clients: Path, python: str, samples
         f"{', '.join(f'{task} {reward}' for task, reward in rewards)} |",
         flush=True,
     )
+    reasons = Counter(reason for each in results for reason in each.info.get("forks", ()))
+    ends = Counter(f"{each.status}, {each.stop_reason}" for each in results)
+    print(f"{agent.name}: {dict(ends)}; forks: {dict(reasons)}", file=sys.stderr, flush=True)
     return [f"{agent.name} ({way}): {line}" for line in wrong]
 
 
-def differences(episode: Episode, engine: EmbeddedEngine) -> list[str]:
-    """What is wrong with `episode`, by the requests that the engine saw."""
-    result, task = episode.result, episode.task_id
-    if result.reward != TASKS[task][1]:
-        return [f"{task}: the reward is {result.reward}: {result.info.get('error', result.info)}"]
+def differences(episode: Episode, judge: Differences) -> list[str]:
+    """What is wrong with `episode`."""
+    error = episode.result.info.get("error")
     try:
-        judge_tokens(result.trajectories, engine, result.info["program"]["session"])
-    except AssertionError as error:
-        return [f"{task}: {error}"]
-    false = [each for each in result.info.get("forks", ()) if "another conversation" not in each]
-    return [f"{task}: false fork: {reason}" for reason in false]
+        lines = [f"it failed: {error}"] if error else judge(episode)
+    except AssertionError as assertion:
+        lines = [str(assertion)]
+    return [f"{episode.task_id}: {line}" for line in lines]
+
+
+def open_models(stack: ExitStack, folder: Path) -> OpenModel:
+    """Models whose engine is an SGLang that is started here, and ends with `stack`."""
+    context = str(CONTEXT)
+    flags = ["--context-length", context, "--max-total-tokens", str(4 * CONTEXT)]
+    flags += ["--chunked-prefill-size", "-1"]  # on the CPU, each chunk costs as much as the whole
+    flags += ["--json-model-override-args", json.dumps({"max_position_embeddings": CONTEXT})]
+    server = stack.enter_context(sglang_server(folder, flags=flags))
+    proxy = stack.enter_context(counting_proxy(server.url))
+    return random_replies(proxy, tiny_model())
 
 
 def main() -> None:
@@ -203,16 +299,27 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=Path(".venv/clients"))
     parser.add_argument("--python", default=".venv/harbor/bin/python", help="that has Harbor")
     parser.add_argument("--samples", type=int, default=1, help="trials of each task")
+    parser.add_argument("--ways", nargs="*", default=["Harbor", "command"])
+    parser.add_argument("--sglang", action="store_true", help="play with SGLang's random replies")
     options = parser.parse_args()
     print(HEAD, flush=True)
     wrong: list[str] = []
     folder, python = options.folder.absolute(), str(Path(options.python).absolute())
-    for agent in AGENTS:
-        for way in ("Harbor", "command"):
-            if (not options.names or agent.name in options.names) and (
-                way == "Harbor" or agent.command
-            ):
-                wrong += asyncio.run(rows(agent, way, folder, python, options.samples))
+    limits: dict[str, Any] = {"samples": options.samples, "max_turns": 50}
+    opened: OpenModel = scripted
+    with ExitStack() as stack:
+        if options.sglang:
+            logs = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            opened = open_models(stack, logs)
+            short = {"temperature": 1.0, "max_new_tokens": REPLY}
+            limits |= {"max_turns": 4, "sampling_params": short, "reruns": 0}
+        for agent in AGENTS:
+            for way in options.ways:
+                if (not options.names or agent.name in options.names) and (
+                    way == "Harbor" or agent.command
+                ):
+                    played = rows(agent, way, opened, folder, python, **limits)
+                    wrong += asyncio.run(played)
     for line in wrong:
         print(f"DIFFERS: {line}", file=sys.stderr)
     sys.exit(bool(wrong))

@@ -1,4 +1,6 @@
-"""A small coding agent: it asks the model, and runs the calls of `bash`. It needs only Python."""
+"""A small coding agent: it asks the model, and runs the calls of `bash`. It needs only Python. If
+the variable USERS is set, it asks that many times more after a reply without a call.
+"""
 
 import json
 import os
@@ -30,11 +32,16 @@ def ask(messages: Any) -> Any:
         return json.load(response)["choices"][0]["message"]
 
 
+users = int(os.environ.get("USERS", "0"))
 messages: Any = [{"role": "user", "content": os.environ["INSTRUCTION"]}]
 while True:
     messages.append(ask(messages))
     if not messages[-1].get("tool_calls"):
-        break
+        if not users:
+            break
+        users -= 1
+        messages.append({"role": "user", "content": "Go on."})
+        continue
     for made in messages[-1]["tool_calls"]:
         command = json.loads(made["function"]["arguments"])["command"]
         done = subprocess.run(command, shell=True, capture_output=True, text=True)

@@ -79,7 +79,7 @@ async def play(
     def keep(episode: Episode) -> None:
         played[episode.task_id, episode.sample] = episode
 
-    runner = Runner(tasks, lambda: agent, RunSettings(sampling_params=PARAMS, **settings))
+    runner = Runner(tasks, lambda: agent, RunSettings(**{"sampling_params": PARAMS, **settings}))
     await runner.run(tasks.tasks("test"), keep)
     return played
 

@@ -37,7 +37,7 @@ _HOP_BY_HOP = frozenset(
 @dataclass(slots=True)
 class SeenRequest:
     """One request as the worker got it. `status` of the answer; None while there is none, or
-    where the client hung up.
+    where the client hung up. `answer`: the bytes of its body so far.
     """
 
     method: str
@@ -46,6 +46,7 @@ class SeenRequest:
     body: bytes
     status: int | None = None
     hung_up: bool = False
+    answer: bytearray = field(default_factory=bytearray)
 
     @property
     def routing_key(self) -> str | None:
@@ -156,6 +157,7 @@ async def _pass_on(
             response = web.StreamResponse(status=upstream.status, headers=kept)
             await response.prepare(request)
             async for chunk in upstream.content.iter_any():
+                seen.answer += chunk
                 await response.write(chunk)
             seen.status = upstream.status  # before the client sees the end
             await response.write_eof()

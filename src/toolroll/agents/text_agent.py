@@ -7,21 +7,19 @@ Invariants: the loop, the policy for invalid calls and the rewards are the same 
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
-from toolroll.agents.environments.adapt import as_environment
 from toolroll.agents.loop.call_policy import CallPolicy
-from toolroll.agents.loop.episode_tracker import EpisodeTracker
-from toolroll.agents.loop.play import Played, Rules, build_result, play
+from toolroll.agents.loop.episode_agent import EpisodeAgent
+from toolroll.agents.loop.play import Played, build_result
 from toolroll.parsers.types import ParsedReply
 from toolroll.rollout.model.turn import AssistantTurn
 from toolroll.rollout.runs.environment_results import MOST_BYTES
-from toolroll.rollout.runs.environment_runner import EnvironmentRunner
 from toolroll.rollout.runtime.threads import BlockingRunner
-from toolroll.rollout.types import InteractionResult, Message, Observation, Task, Tool
+from toolroll.rollout.types import Environment, InteractionResult, Message, Observation, Tool
 
 DEFAULT_POLICY = CallPolicy()
 
@@ -58,12 +56,8 @@ class TextConversation:
 
 
 @dataclass(eq=False)
-class TextAgent(ABC):
-    """An agent whose `reply` returns text. It can play any number of episodes at once.
-
-    `threads` runs blocking environments. `step_timeout`: the time limit for one call to the
-    environment, in seconds. `max_observation_bytes`: the maximum size of the text that one call
-    returns, in bytes.
+class TextAgent(EpisodeAgent[TextConversation]):
+    """An agent whose `reply` returns text.
 
         class Shouting(TextAgent):
             async def reply(self, messages, tools, sampling_params, session_id):
@@ -71,6 +65,8 @@ class TextAgent(ABC):
                 return AssistantTurn(ParsedReply(text), {"role": "assistant", "content": text})
 
         result = await Shouting(Threads(8)).asolve(env, task=task)
+
+    `threads` runs blocking environments. See `EpisodeAgent` for the limits.
     """
 
     threads: BlockingRunner
@@ -91,45 +87,14 @@ class TextAgent(ABC):
         OpenAI's format. `session_id` is the same for all turns of an episode.
         """
 
-    async def asolve(
-        self,
-        env: Any,
-        rollout_args: Any = None,
-        sampling_params: Mapping[str, Any] | None = None,
-        task_index: int | None = None,
-        max_num_steps: int = 30,
-        *,
-        task: Task | None = None,
-        seed: int = 0,
-        session_id: str | None = None,
-    ) -> InteractionResult:
-        """Play one episode of `env`, with at most `max_num_steps` model turns, and return its
-        result. `task_index` chooses the task if no `task` is given. `rollout_args` has no effect.
+    @property
+    def blocking_runner(self) -> BlockingRunner:
+        return self.threads
 
-        Raise `UsageError`, `EngineUnreachableError` and `CancelledError`. Every other failure
-        becomes the result's status, stop reason and `info["error"]`.
-        """
-        task = task or Task(str(task_index), task_index or 0)
-        environment = as_environment(env)
-        policy = self.policy.under(environment)
-        runner = EnvironmentRunner(
-            environment,
-            task,
-            seed,
-            self.threads.run_in_thread,
-            self.step_timeout,
-            max_observation_bytes=self.max_observation_bytes,
-        )
-        name = session_id or task.id
-
-        async def begin(tracker: EpisodeTracker) -> TextConversation:
-            first = await runner.reset(task.index)
-            tracker.info.update(first.info)
-            return TextConversation(self, first, name)
-
-        rules = Rules(policy, sampling_params or {}, max_num_steps)
-        played = await play(runner, begin, rules, session_id=name)
-        return self.result(played)
+    async def converse(
+        self, environment: Environment, first: Observation, name: str, max_num_steps: int
+    ) -> TextConversation:
+        return TextConversation(self, first, name)
 
     def result(self, played: Played[TextConversation]) -> InteractionResult:
         """Return the result of a finished episode."""

@@ -24,11 +24,10 @@ from functools import partial
 from time import perf_counter
 from typing import Any
 
-from toolroll.agents.environments.adapt import as_environment
 from toolroll.agents.environments.sandboxed import SandboxEnvironment
 from toolroll.agents.loop.call_policy import CallPolicy, taken
-from toolroll.agents.loop.episode_tracker import EpisodeTracker
-from toolroll.agents.loop.play import Played, Rules, build_result, play, rewarded, to_its_end
+from toolroll.agents.loop.episode_agent import EpisodeAgent
+from toolroll.agents.loop.play import Played, Rules, build_result, rewarded
 from toolroll.agents.programs.harbor_trial import HarborTrial
 from toolroll.agents.programs.program_settings import ProgramSettings
 from toolroll.agents.programs.sandbox import Exit
@@ -37,7 +36,7 @@ from toolroll.rollout.errors import EngineError, EnvironmentFailure, RolloutErro
 from toolroll.rollout.model.model import Model
 from toolroll.rollout.model.turn import AssistantTurn
 from toolroll.rollout.runs.environment_results import MOST_BYTES
-from toolroll.rollout.runs.environment_runner import EnvironmentRunner
+from toolroll.rollout.runtime.threads import BlockingRunner
 from toolroll.rollout.server.endpoint import Endpoint
 from toolroll.rollout.server.endpoint_settings import EndpointSettings
 from toolroll.rollout.server.errors import ApiError
@@ -50,7 +49,14 @@ from toolroll.rollout.server.sessions.session_store import (
     store_settings,
 )
 from toolroll.rollout.settings import AgentSettings
-from toolroll.rollout.types import InteractionResult, Message, StopReason, Task, Tool
+from toolroll.rollout.types import (
+    Environment,
+    InteractionResult,
+    Message,
+    Observation,
+    StopReason,
+    Tool,
+)
 
 _WEEK = 7 * 24 * 3600.0
 _NOT_IN_ID = re.compile(r"[^A-Za-z0-9._:@-]+")
@@ -206,78 +212,70 @@ class ProgramConversation:
     def cancel_checks(self) -> None:
         """Do nothing, because `close` ends them."""
 
-    async def close(self, reward: float | None) -> None:
-        """End the session. If sessions are kept, it gets `reward`."""
+    async def close(self) -> None:
+        """End the session."""
         sessions = self._server.endpoint.sessions
         if sessions.get(self._name) is self.live:
-            self.live.reward = reward
             await sessions.drop(self._name)
 
 
 @dataclass(eq=False)
-class ProgramAgent:
-    """Plays `model` through a program. It can play any number of episodes at once."""
+class ProgramAgent(EpisodeAgent[ProgramConversation]):
+    """Plays `model` through a program. The model answers at most `max_num_steps` requests."""
 
     model: Model
     settings: ProgramSettings
     step_timeout: float | None = None
     max_observation_bytes: int = MOST_BYTES
 
-    async def asolve(
-        self,
-        env: Any,
-        rollout_args: Any = None,
-        sampling_params: Mapping[str, Any] | None = None,
-        task_index: int | None = None,
-        max_num_steps: int = 30,
-        *,
-        task: Task | None = None,
-        seed: int = 0,
-        session_id: str | None = None,
-    ) -> InteractionResult:
-        """Play one episode of `env`, in which the model answers at most `max_num_steps` requests.
-        The parameters are those of `Agent.asolve`.
+    @property
+    def blocking_runner(self) -> BlockingRunner:
+        return self.model
 
-        Raise `UsageError`, `EngineUnreachableError` and `CancelledError`. Every other failure
-        becomes the result's status, stop reason and `info["error"]`.
-        """
-        task = task or Task(str(task_index), task_index or 0)
-        environment = self._environment(env)
-        runner = EnvironmentRunner(
-            environment,
-            task,
-            seed,
-            self.model.run_in_thread,
-            self.step_timeout,
-            max_observation_bytes=self.max_observation_bytes,
+    def rules(
+        self, environment: Environment, sampling_params: Mapping[str, Any], max_num_steps: int
+    ) -> Rules:
+        return Rules(CallPolicy(), sampling_params, max_num_steps=1)
+
+    async def converse(
+        self, environment: Environment, first: Observation, name: str, max_num_steps: int
+    ) -> ProgramConversation:
+        assert isinstance(environment, SandboxEnvironment)
+        own = self.settings
+        key = (own.host, own.sessions, own.verify, own.server_tools)
+        server = await self.model.shared(key, partial(open_server, self.model, own))
+        return ProgramConversation(server, own, environment, first.messages, name, max_num_steps)
+
+    def result(self, played: Played[ProgramConversation]) -> InteractionResult:
+        """Return the result, with all sequences of the session."""
+        without_tokens, conversation = build_result(played), played.conversation
+        if conversation is None:
+            return without_tokens
+        live, info = conversation.live, without_tokens.info | conversation.info
+        live.reward = played.reward
+        reason = played.reason
+        if reason is StopReason.DONE:
+            timed_out = info.get("harbor_exception") == "AgentTimeoutError"
+            reason = StopReason.PROGRAM_TIMEOUT if timed_out else conversation.reason
+        if live.tree.forks:
+            info["forks"] = list(live.tree.forks)
+        result = session_result(live, played.reward, reason, info)
+        turns = sum(
+            turn.excluded != "context" for part in result.trajectories for turn in part.turns
         )
-        name = session_id or task.id
-        conversation: ProgramConversation | None = None
+        if played.reward is not None:  # it belongs to the last turn
+            shares = [*[0.0] * (turns - 1), played.reward]
+            result.trajectories = rewarded(result.trajectories, shares)
+        metrics = without_tokens.metrics
+        result.metrics = metrics | result.metrics | {"seconds": metrics["seconds"]}
+        return result
 
-        async def begin(tracker: EpisodeTracker) -> ProgramConversation:
-            nonlocal conversation
-            first = await runner.reset(task.index)
-            tracker.info.update(first.info)
-            own = self.settings
-            key = (own.host, own.sessions, own.verify, own.server_tools)
-            server = await self.model.shared(key, partial(open_server, self.model, own))
-            conversation = ProgramConversation(
-                server, own, environment, first.messages, name, max_num_steps
-            )
-            return conversation
+    async def close(self, conversation: ProgramConversation) -> None:
+        """End the session. If sessions are kept, it gets the reward."""
+        await conversation.close()
 
-        reward = None
-        try:
-            rules = Rules(CallPolicy(), sampling_params or {}, max_num_steps=1)
-            played = await play(runner, begin, rules, session_id=name)
-            reward = played.reward
-            return _result(played)
-        finally:
-            if conversation is not None:
-                await to_its_end(conversation.close(reward))
-
-    def _environment(self, env: Any) -> SandboxEnvironment:
-        environment = as_environment(env)
+    def prepare(self, environment: Environment) -> SandboxEnvironment:
+        """Return the environment whose sandbox the program runs in."""
         if self.settings.harbor_agent is not None:
             back_end = self.settings.harbor_environment
             return HarborTrial(environment, back_end, self.model.name or "toolroll")
@@ -285,27 +283,6 @@ class ProgramAgent:
             return environment
         name = type(environment).__name__
         raise UsageError(f"a program cannot play {name}, which is no SandboxEnvironment")
-
-
-def _result(played: Played[ProgramConversation]) -> InteractionResult:
-    without_tokens, conversation = build_result(played), played.conversation
-    if conversation is None:
-        return without_tokens
-    live, info = conversation.live, without_tokens.info | conversation.info
-    reason = played.reason
-    if reason is StopReason.DONE:
-        timed_out = info.get("harbor_exception") == "AgentTimeoutError"
-        reason = StopReason.PROGRAM_TIMEOUT if timed_out else conversation.reason
-    if live.tree.forks:
-        info["forks"] = list(live.tree.forks)
-    result = session_result(live, played.reward, reason, info)
-    turns = sum(turn.excluded != "context" for part in result.trajectories for turn in part.turns)
-    if played.reward is not None:  # it belongs to the last turn
-        shares = [*[0.0] * (turns - 1), played.reward]
-        result.trajectories = rewarded(result.trajectories, shares)
-    metrics = without_tokens.metrics
-    result.metrics = metrics | result.metrics | {"seconds": metrics["seconds"]}
-    return result
 
 
 def make_program_agent(model: Model, settings: Mapping[str, Any]) -> ProgramAgent:

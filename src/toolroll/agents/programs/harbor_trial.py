@@ -58,6 +58,7 @@ class HarborTrial(SandboxEnvironment):
             "environment": self._back_end,
             "timeout": settings.timeout,
             "args": settings.harbor_args,
+            "variables": settings.variables,
         }
         words = [settings.harbor_python, str(self._script), json.dumps(arguments)]
         return shlex.join(words), self._limit

@@ -1,0 +1,92 @@
+"""What an engine answered, as a plain proxy saw it, and the check of episodes by that."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from support.proxy import CountingProxy, SeenRequest
+
+from toolroll.rollout.types import Trajectory
+
+CLOSE = 1e-4
+"""The largest difference between two computations of a logprob in float32."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineAnswer:
+    """One answer of `/generate`."""
+
+    session: str
+    prompt: list[int]
+    sampled: list[int]
+    logprobs: list[float]
+
+
+def engine_answers(proxy: CountingProxy) -> list[EngineAnswer]:
+    """The complete answers that passed through `proxy`."""
+    return [_answer(seen) for seen in proxy.generations() if seen.status == 200]
+
+
+def _answer(seen: SeenRequest) -> EngineAnswer:
+    text = seen.answer.decode()
+    if text.startswith("data:"):  # each event has everything so far
+        text = [line for line in text.splitlines() if line.startswith("data: {")][-1][6:]
+    sampled = json.loads(text)["meta_info"]["output_token_logprobs"]
+    return EngineAnswer(
+        session=str(seen.routing_key),
+        prompt=seen.json()["input_ids"],
+        sampled=[entry[1] for entry in sampled],
+        logprobs=[entry[0] for entry in sampled],
+    )
+
+
+def judge_answers(trajectories: Sequence[Trajectory], answers: Sequence[EngineAnswer]) -> None:
+    """Each of `answers`, which are those of one session, is one turn and trained exactly once, with
+    the engine's ids and logprobs. Nothing else is trained.
+    """
+    left = {(tuple(each.prompt), tuple(each.sampled)): each for each in answers}
+    assert len(left) == len(answers), "two answers are equal"
+    for part in trajectories:
+        ids, mask = part.input_ids.tolist(), np.zeros(len(part), dtype=np.int32)
+        for turn in part.turns:
+            if turn.excluded == "context":  # trained in another sequence
+                continue
+            assert turn.excluded is None, turn.excluded
+            key = tuple(ids[: turn.start]), tuple(ids[turn.start : turn.stop])
+            assert key in left, "the engine never sampled this turn, or it is trained twice"
+            logprobs = np.array(left.pop(key).logprobs, dtype=np.float32)
+            assert np.array_equal(part.logprobs[turn.start : turn.stop], logprobs)
+            mask[turn.start : turn.stop] = 1
+        assert np.array_equal(part.loss_mask, mask)
+    assert not left, "an answer is trained nowhere"
+
+
+def largest_error(folder: Path, trajectories: Sequence[Trajectory]) -> float:
+    """The largest difference between the logprobs of trained tokens and those that transformers
+    computes with the model in `folder`.
+    """
+    import torch
+
+    model, largest = _model(folder), 0.0
+    for part in trajectories:
+        trained = torch.tensor(np.flatnonzero(part.loss_mask))
+        ids = torch.tensor(part.input_ids.astype(np.int64))
+        with torch.no_grad():
+            hidden = model.model(ids[None]).last_hidden_state[0, trained - 1]
+            logprobs = torch.log_softmax(model.lm_head(hidden), dim=-1)
+        expected = logprobs.gather(1, ids[trained, None])[:, 0].numpy()
+        largest = max(largest, float(np.abs(part.logprobs[trained] - expected).max()))
+    return largest
+
+
+@cache
+def _model(folder: Path) -> Any:
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(folder).eval()
