@@ -69,7 +69,8 @@ test-openai: $(VENV)/.quick $(VENV)/openai-oldest
 test-clients: $(VENV)/.quick
 	PYTHONPATH=tests $(VENV)/bin/python -m clients --folder $(VENV)/clients $(CLIENTS)
 
-# Let Harbor's agents play tasks in local sandboxes. Harbor needs Python 3.12 or newer. CLIENTS="codex terminus-2" selects some.
+# Let Harbor's agents play tasks in local sandboxes. Harbor needs Python 3.12 or newer. CLIENTS="codex terminus-2" selects some;
+# CLIENTS=--sglang lets them play with the random replies of a real SGLang server, after `make test-all` has installed it.
 HARBOR_PYTHON ?= python3.12
 test-harbor: $(VENV)/.quick $(VENV)/harbor
 	PYTHONPATH=tests $(VENV)/bin/python -m clients.harbor --folder $(VENV)/clients --python $(VENV)/harbor/bin/python $(CLIENTS)

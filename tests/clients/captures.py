@@ -21,8 +21,7 @@ from typing import Any
 
 import aiohttp
 from aiohttp import web
-from support.patience import PATIENCE
-from support.processes import free_ports
+from support.processes import serving
 from support.qwen import extra_templates, tokenizer_for
 
 from toolroll.parsers.infer import infer_parser
@@ -37,8 +36,8 @@ from toolroll.rollout.testing import EmbeddedEngine, PolicyRequest
 TURNS, ROLLOUTS = 8, 8
 """Turns of the main conversation, and rollouts."""
 HEAD = """\
-| thoughts | capture | sequences | false forks | tokens | sampled | trained |
-|---|---|---|---|---|---|---|"""
+| capture | sequences | false forks | tokens | sampled | trained |
+|---|---|---|---|---|---|"""
 PROGRAM = Path(__file__).parents[1] / "support" / "claude_shape.py"
 OPENENV = """
 import sys, uvicorn
@@ -52,20 +51,16 @@ Captured = tuple[str, Callable[[str], Awaitable[Sequences]]]
 """The address of a capture, and how to get what it has of a session."""
 
 
-def policy(words: int) -> Callable[[PolicyRequest], str]:
-    """Replies with `words` words of thought, whose calls write to a file."""
-
-    def reply(request: PolicyRequest) -> str:
-        if "Give a title." in request.text:
-            return "\n</think>\n\nA title."
-        turn = request.text.count("<|im_start|>assistant")
-        thought = f"Step {turn}." + " go" * words
-        if turn == TURNS:
-            return f"{thought}\n</think>\n\nDone."
-        call = f"<function=Bash>\n<parameter=command>\necho {turn} >> a\n</parameter>\n</function>"
-        return f"{thought}\n</think>\n\n<tool_call>\n{call}\n</tool_call>"
-
-    return reply
+def reply(request: PolicyRequest) -> str:
+    """A long thought, and a call that writes to a file."""
+    if "Give a title." in request.text:
+        return "\n</think>\n\nA title."
+    turn = request.text.count("<|im_start|>assistant")
+    thought = f"Step {turn}." + " go" * 1200  # slime may leave out turns below 1,024 tokens
+    if turn == TURNS:
+        return f"{thought}\n</think>\n\nDone."
+    call = f"<function=Bash>\n<parameter=command>\necho {turn} >> a\n</parameter>\n</function>"
+    return f"{thought}\n</think>\n\n<tool_call>\n{call}\n</tool_call>"
 
 
 @asynccontextmanager
@@ -127,8 +122,8 @@ async def openenv(
             logprobs = (await response.json())["meta_info"]["output_token_logprobs"]
         sampled = [entry[1] for entry in logprobs]
         text = tokenizer.decode(sampled).removesuffix("<|im_end|>")
-        reply = parser.parse(text, tools=body.get("tools"), in_reasoning=True)
-        message = to_openai(reply)
+        parsed = parser.parse(text, tools=body.get("tools"), in_reasoning=True)
+        message = to_openai(parsed)
         message["reasoning"] = message.pop("reasoning_content", None)
         choice = {
             "index": 0,
@@ -139,29 +134,21 @@ async def openenv(
         }
         return web.json_response({"id": "1", "prompt_token_ids": prompt, "choices": [choice]})
 
+    async def sequences(session: str) -> Sequences:
+        async with http.get(f"{server.url}/sessions/{session}/rollout") as response:
+            rows = (await response.json())["sequences"]
+        return [(len(each["input_ids"]), each["n_trainable"]) for each in rows if each["trainable"]]
+
     app = web.Application(client_max_size=2**26)
     app.router.add_post("/v1/chat/completions", complete)
-    [port] = free_ports(1)
-    address = f"http://127.0.0.1:{port}"
     async with served(app) as engine:
-        words = (python, "-c", OPENENV, engine, str(port))
-        process = await asyncio.create_subprocess_exec(*words)
-        try:
-            await until_healthy(http, address)
-
-            async def sequences(session: str) -> Sequences:
-                async with http.get(f"{address}/sessions/{session}/rollout") as response:
-                    document = await response.json()
-                return [
-                    (len(row["input_ids"]), row["n_trainable"])
-                    for row in document["sequences"]
-                    if row["trainable"]
-                ]
-
-            yield address, sequences
-        finally:
-            process.kill()
-            await process.wait()
+        with tempfile.TemporaryDirectory() as folder:
+            command = lambda port: (python, "-c", OPENENV, engine, str(port))
+            log = Path(folder) / "log"
+            with serving(
+                command, ready="/health", environment={}, log=log, name="OpenEnv"
+            ) as server:
+                yield server.url, sequences
 
 
 def as_rendered(message: dict[str, Any]) -> dict[str, Any]:
@@ -175,17 +162,6 @@ def as_rendered(message: dict[str, Any]) -> dict[str, Any]:
     ]
     thoughts = {"reasoning_content": message["reasoning"]} if message.get("reasoning") else {}
     return {**message, **thoughts, **({"tool_calls": calls} if calls else {})}
-
-
-async def until_healthy(http: aiohttp.ClientSession, address: str) -> None:
-    async with asyncio.timeout(PATIENCE):
-        while True:
-            try:
-                async with http.get(f"{address}/health") as response:
-                    if response.status == 200:
-                        return
-            except aiohttp.ClientError:
-                await asyncio.sleep(0.1)
 
 
 @asynccontextmanager
@@ -222,19 +198,19 @@ async def rollout(address: str, session: str) -> None:
         assert await process.wait() == 0
 
 
-async def row(name: str, words: int, options: argparse.Namespace) -> str:
+async def row(name: str, python: str) -> str:
     """The row of the capture `name`."""
     tokenizer = tokenizer_for(extra_templates()["qwen3_5_think"])
     async with (
         aiohttp.ClientSession() as http,
-        EmbeddedEngine(tokenizer, policy(words), context_length=200_000) as engine,
+        EmbeddedEngine(tokenizer, reply, context_length=200_000) as engine,
     ):
         url = engine.url
         capture: AbstractAsyncContextManager[Captured]
         if name == "slime":
             capture = slime(tokenizer, url)
         elif name == "OpenEnv":
-            capture = openenv(tokenizer, url, http, options.openenv)
+            capture = openenv(tokenizer, url, http, python)
         else:
             capture = ours(tokenizer, url, http, name)
         captured: Sequences = []
@@ -251,7 +227,7 @@ async def row(name: str, words: int, options: argparse.Namespace) -> str:
     false = len(captured) - ROLLOUTS * true
     label = name if name in ("slime", "OpenEnv") else f"toolroll, `{name}`"
     return (
-        f"| {words} | {label} | {len(captured)} | {false} | {tokens:,} | {sampled:,} | "
+        f"| {label} | {len(captured)} | {false} | {tokens:,} | {sampled:,} | "
         f"{trained:,} ({trained / sampled:.3f}) |"
     )
 
@@ -259,12 +235,11 @@ async def row(name: str, words: int, options: argparse.Namespace) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", default=["preserve", "fork", "slime", "OpenEnv"])
-    parser.add_argument("--openenv", help="a Python interpreter that has OpenEnv")
+    parser.add_argument("--openenv", default="python3", help="a Python that has OpenEnv")
     options = parser.parse_args()
     print(HEAD, flush=True)
-    for words in (10, 1200):  # slime's limit of a turn that it may leave out is 1,024 tokens
-        for name in options.names:
-            print(asyncio.run(row(name, words, options)), flush=True)
+    for name in options.names:
+        print(asyncio.run(row(name, options.openenv)), flush=True)
 
 
 if __name__ == "__main__":

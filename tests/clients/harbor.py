@@ -286,7 +286,8 @@ def open_models(stack: ExitStack, folder: Path) -> OpenModel:
     """Models whose engine is an SGLang that is started here, and ends with `stack`."""
     context = str(CONTEXT)
     flags = ["--context-length", context, "--max-total-tokens", str(4 * CONTEXT)]
-    flags += ["--chunked-prefill-size", "-1"]  # on the CPU, each chunk costs as much as the whole
+    # on the CPU, each chunk costs as much as the whole
+    flags += ["--chunked-prefill-size", "-1", "--mem-fraction-static", "0.5"]
     flags += ["--json-model-override-args", json.dumps({"max_position_embeddings": CONTEXT})]
     server = stack.enter_context(sglang_server(folder, flags=flags))
     proxy = stack.enter_context(counting_proxy(server.url))
