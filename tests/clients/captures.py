@@ -146,7 +146,7 @@ async def openenv(
             command = lambda port: (python, "-c", OPENENV, engine, str(port))
             log = Path(folder) / "log"
             with serving(
-                command, ready="/health", environment={}, log=log, name="OpenEnv"
+                command, ready="/health", environment=os.environ, log=log, name="OpenEnv"
             ) as server:
                 yield server.url, sequences
 
