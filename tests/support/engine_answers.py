@@ -29,15 +29,17 @@ class EngineAnswer:
 
 
 def engine_answers(proxy: CountingProxy) -> list[EngineAnswer]:
-    """The complete answers that passed through `proxy`."""
-    return [_answer(seen) for seen in proxy.generations() if seen.status == 200]
+    """The complete answers that passed through `proxy`. The client may hang up at the end of a
+    stream, before the proxy has passed on the end of the connection.
+    """
+    return [_answer(seen) for seen in proxy.generations() if b'"finish_reason":{' in seen.answer]
 
 
 def _answer(seen: SeenRequest) -> EngineAnswer:
-    text = seen.answer.decode()
-    if text.startswith("data:"):  # each event has everything so far
-        text = [line for line in text.splitlines() if line.startswith("data: {")][-1][6:]
-    sampled = json.loads(text)["meta_info"]["output_token_logprobs"]
+    lines = bytes(seen.answer).split(b"\n")
+    if seen.answer.startswith(b"data:"):  # each event has everything so far
+        lines = [line[6:] for line in lines if line.startswith(b"data: {")][-1:]
+    sampled = json.loads(lines[0])["meta_info"]["output_token_logprobs"]
     return EngineAnswer(
         session=str(seen.routing_key),
         prompt=seen.json()["input_ids"],
