@@ -29,6 +29,7 @@ from toolroll.rollout.session.session import Session
 from toolroll.rollout.types import Completion, GenerateRequest, Trajectory
 
 UPDATES = int(os.environ.get("TOOLROLL_WEIGHT_UPDATES", "4"))
+ROUTED_UPDATES = 2
 EPISODES, TURNS, TOKENS = 2, 2, 160
 LATEST = 100
 """An update begins before a turn has more tokens than this, so that it comes in the turn."""
@@ -65,10 +66,10 @@ async def update(wire: Wire, version: int, mode: str) -> None:
 
 
 async def play(
-    wire: Wire, url: str, mode: str, *, experts: bool
+    wire: Wire, url: str, mode: str, *, count: int, experts: bool
 ) -> tuple[list[Played], list[Completion]]:
-    """Episodes of several turns until all updates are done, and the parts of their turns. They are
-    sampled at `url`, which is the address of `wire` or of a router.
+    """Episodes of several turns until `count` updates are done, and the parts of their turns. They
+    are sampled at `url`, which is the address of `wire` or of a router.
     """
     chance, middle, done = random.Random(17), asyncio.Event(), asyncio.Event()
     version, left, played = 0, 5, list[Played]()
@@ -81,7 +82,7 @@ async def play(
 
     async def updates() -> None:
         nonlocal version, left
-        while version < UPDATES:
+        while version < count:
             middle.clear()
             left = chance.randrange(1, 20)
             await middle.wait()
@@ -226,11 +227,13 @@ async def test_no_token_is_lost_and_each_has_the_version_that_sampled_it(
     import torch
     from transformers import AutoModelForCausalLM
 
+    count = UPDATES if front == sglang_moe.url else ROUTED_UPDATES
     experts_come = "sglang-router" not in request.node.name  # it drops the fields
-    played, parts = await play(Wire(http, sglang_moe.url), front, mode, experts=experts_come)
+    wire = Wire(http, sglang_moe.url)
+    played, parts = await play(wire, front, mode, count=count, experts=experts_come)
     turns = [turn for trajectory, _ in played for turn in trajectory.turns]
     assert {span.version for turn in turns for span in turn.weight_versions[1:]} == {
-        str(version) for version in range(1, UPDATES + 1)
+        str(version) for version in range(1, count + 1)
     }, "each update comes in the middle of a turn"
     assert {turn.length for turn in turns} == {TOKENS}
     assert sum(len(part.output_ids) for part in parts) == TOKENS * len(turns)
