@@ -38,7 +38,7 @@ from toolroll.rollout.engine.health import Health
 from toolroll.rollout.engine.model_info import ModelInfo
 from toolroll.rollout.engine.outage import MAX_OUTAGES, Outage, Sleep
 from toolroll.rollout.engine.response import check_ids, parse_completion
-from toolroll.rollout.engine.sampling_params import check_names, request_fields
+from toolroll.rollout.engine.sampling_params import check_dropped, check_names, request_fields
 from toolroll.rollout.engine.session_cache import CachedSession, SessionCache
 from toolroll.rollout.engine.stream import EventReader, Progress
 from toolroll.rollout.engine.transport import (
@@ -375,8 +375,11 @@ class Engine(EngineClient):
     async def post(self, url: str, payload: Mapping[str, Any]) -> dict[str, Any]:
         """Post `payload` unchanged and without retries. Return the JSON of the answer.
 
-        Raise `EngineError` if there is no answer, or if its status is not 200.
+        Raise `EngineError` if there is no answer, or if its status is not 200, and `UsageError` if
+        the router would drop a sampling parameter.
         """
+        if url == f"{self.url}/generate":
+            check_dropped(payload.get("sampling_params") or {}, await self.dropped_params())
         data = orjson.dumps(payload, option=orjson.OPT_SERIALIZE_NUMPY)
         try:
             answer = await self._transport.post(url, data, seconds=self.config.attempt_timeout)
