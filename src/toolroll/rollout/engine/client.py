@@ -376,10 +376,10 @@ class Engine(EngineClient):
         """Post `payload` unchanged and without retries. Return the JSON of the answer.
 
         Raise `EngineError` if there is no answer, or if its status is not 200, and `UsageError` if
-        the router would drop a sampling parameter.
+        the router is known to drop a sampling parameter.
         """
         if url == f"{self.url}/generate":
-            check_dropped(payload.get("sampling_params") or {}, await self.dropped_params())
+            check_dropped(payload.get("sampling_params") or {}, self._control_plane.dropped)
         data = orjson.dumps(payload, option=orjson.OPT_SERIALIZE_NUMPY)
         try:
             answer = await self._transport.post(url, data, seconds=self.config.attempt_timeout)
