@@ -9,63 +9,114 @@ Invariants:
 - `loss_mask` and `logprobs` have one value for each token of `input_ids`. The logprobs of tokens
   that were not sampled are null.
 - An existing folder is never changed.
-- The folder contains only Parquet files, because some readers open every file.
+- Beside the card `README.md`, the folder has only `data`, which has only Parquet files, because
+  some readers open every file.
 """
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Iterable, Iterator
-from itertools import chain, islice
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from toolroll.rollout.errors import UsageError
-from toolroll.rollout.runtime.disk import writing
+from toolroll.rollout.runs.export.recorded_run import is_graded, new_folder
 from toolroll.rollout.runtime.jsonable import json_bytes
 from toolroll.rollout.session.trajectory_json import to_json
-from toolroll.rollout.types import Episode, Status, Trajectory
+from toolroll.rollout.types import Episode, Trajectory
 
 ROWS_OF_A_FILE = 2000
 
 
 def write_dataset(
-    episodes: Iterable[Episode], folder: Path, *, rows_of_a_file: int = ROWS_OF_A_FILE
+    episodes: Iterable[Episode],
+    folder: Path,
+    *,
+    provenance: Mapping[str, Mapping[str, Any]] = {},
+    rows_of_a_file: int = ROWS_OF_A_FILE,
 ) -> int:
     """Write the samples of `episodes` into the new `folder`. Return the number of samples.
+
+    `provenance`: that of each environment, for the card.
 
     Raises `UsageError` if pyarrow is missing, if `folder` exists or cannot be created, or if there
     are no samples, because `datasets` cannot read an empty data set.
     """
     parquet, schema, table_of = _arrow()
-    if folder.exists():
-        raise UsageError(f"{folder} already exists")
-    rows: Iterator[dict[str, Any]] = sample_rows(episodes)
-    first = next(rows, None)
-    if first is None:
-        raise UsageError(
-            "the run has nothing to train on: no graded episode with tokens that the engine sampled"
-        )
-    data = folder / "data"
-    try:
-        data.mkdir(parents=True)
-    except OSError as error:
-        raise UsageError(f"cannot create {folder}: {error.strerror}") from error
-    rows = chain([first], rows)
+    counts: Counter[tuple[str, str]] = Counter()
     written: list[Path] = []
-    count = 0
-    try:
-        with writing(folder, "The incomplete folder is removed"):
-            while batch := list(islice(rows, rows_of_a_file)):
-                written.append(data / f"part-{len(written):05d}.parquet")
-                parquet.write_table(table_of(batch, schema=schema), written[-1])
-                count += len(batch)
-            for number, part in enumerate(written):
-                part.rename(data / f"train-{number:05d}-of-{len(written):05d}.parquet")
-    except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)  # it was created here
-        raise
-    return count
+    with new_folder(folder):
+        data = folder / "data"
+        data.mkdir()
+        rows = sample_rows(episodes)
+        while batch := list(islice(rows, rows_of_a_file)):
+            written.append(data / f"part-{len(written):05d}.parquet")
+            parquet.write_table(table_of(batch, schema=schema), written[-1])
+            counts.update((row["env"], row["model"]) for row in batch)
+        if not counts:
+            raise UsageError(
+                "the run has nothing to train on: no graded episode with tokens that the engine "
+                "sampled"
+            )
+        for number, part in enumerate(written):
+            part.rename(data / f"train-{number:05d}-of-{len(written):05d}.parquet")
+        (folder / "README.md").write_text(_card(counts, provenance), encoding="utf-8")
+    return counts.total()
+
+
+def _card(
+    counts: Mapping[tuple[str, str], int], provenance: Mapping[str, Mapping[str, Any]]
+) -> str:
+    """Return the card of the data set: its settings for `datasets` as YAML, and its description.
+
+    `counts`: the number of rows by environment and model.
+    """
+    total = sum(counts.values())
+    size = next((name for name, limit in _SIZES.items() if total < limit), "n>10M")
+    header = {
+        "pretty_name": f"Rollouts of {', '.join(sorted({env for env, _ in counts}))}",
+        "task_categories": ["text-generation"],
+        "tags": ["toolroll", "reinforcement-learning", "tool-calling"],
+        "size_categories": [size],
+        "configs": [
+            {
+                "config_name": "default",
+                "data_files": [{"split": "train", "path": "data/train-*.parquet"}],
+            }
+        ],
+    }
+    rows = [
+        f"| {env} | {model} | {count} | "
+        + " | ".join(str(provenance.get(env, {}).get(name) or "unknown") for name in _FACTS)
+        + " |"
+        for (env, model), count in sorted(counts.items())
+    ]
+    return _CARD.format(
+        header=yaml.safe_dump(header, sort_keys=False, allow_unicode=True), rows="\n".join(rows)
+    )
+
+
+_FACTS = ("tokenizer_sha256", "toolroll")
+_SIZES = {"n<1K": 1e3, "1K<n<10K": 1e4, "10K<n<100K": 1e5, "100K<n<1M": 1e6, "1M<n<10M": 1e7}
+_CARD = """\
+---
+{header}---
+
+# Token-exact tool rollouts
+
+Each row is one training sequence that toolroll recorded. `input_ids` are the ids that were sent to
+the engine or sampled by it. `loss_mask` is 1 for the sampled tokens that may be trained, and
+`logprobs` is null for tokens that were not sampled. `messages` and `tools` are JSON text. Episodes
+that were aborted or have no reward are left out.
+
+| environment | model | rows | SHA-256 of the tokenizer | toolroll |
+|---|---|---|---|---|
+{rows}
+"""
 
 
 def _arrow() -> tuple[Any, Any, Any]:
@@ -111,7 +162,7 @@ def sample_rows(episodes: Iterable[Episode]) -> Iterator[dict[str, Any]]:
     """
     for episode in episodes:
         result = episode.result
-        if result.reward is None or result.status is Status.ABORTED:
+        if not is_graded(episode):
             continue
         for number, part in enumerate(result.trajectories):
             if part.source == "engine" and part.trained_tokens:
