@@ -93,6 +93,7 @@ def _outcome(run: RecordedRun, summary: Summary, model: str) -> dict[str, Any]:
     numbers = ({"mean": sum(means) / len(means)} if means else {}) | (
         {"stderr": error} if error is not None else {}
     )
+    ended = run.ended(summary.env)
     score = {
         "name": "reward",
         "scorer": "reward",
@@ -109,6 +110,7 @@ def _outcome(run: RecordedRun, summary: Summary, model: str) -> dict[str, Any]:
         },
         "stats": {
             "started_at": run.started(summary.env).isoformat(),
+            "completed_at": ended.isoformat() if ended else "",
             "model_usage": {model: _usage(summary.totals)},
         },
     }

@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from pathlib import Path
 from statistics import stdev
@@ -16,6 +16,7 @@ from typing import Any
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.runs.episode_file import FILE_NAME, read_episodes
 from toolroll.rollout.runs.provenance import latest
+from toolroll.rollout.runs.report import read_summary
 from toolroll.rollout.runs.run_directory import read_run_file, refuse_no_run
 from toolroll.rollout.runtime.disk import writing
 from toolroll.rollout.runtime.jsonable import finite
@@ -84,6 +85,12 @@ class RecordedRun:
             return datetime.fromisoformat(history[0]["date"])
         written = (self.folder / FILE_NAME).stat().st_mtime
         return datetime.fromtimestamp(int(written), UTC)
+
+
+    def ended(self, env: str) -> datetime | None:
+        """Return when the run of `env` ended, or None if `summary.json` does not have its time."""
+        seconds = read_summary(self.folder).get(env, {}).get("seconds")
+        return self.started(env) + timedelta(seconds=seconds) if seconds else None
 
 
 def label(episode: Episode) -> str:
