@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import datasets
+import huggingface_hub
 import pandas
 import pyarrow.dataset
 import pytest
@@ -59,6 +60,18 @@ def test_datasets_reads_the_training_samples(tmp_path: Path) -> None:
     ) == (4, None, "rewritten", 6)
 
 
+def test_the_card_says_what_the_data_set_is(tmp_path: Path) -> None:
+    provenance = {"pond": {"tokenizer_sha256": "8288", "toolroll": "0.1.0"}}
+    write_dataset(exported(), tmp_path / "set", provenance=provenance)
+    card = huggingface_hub.DatasetCard.load(tmp_path / "set" / "README.md")
+    assert card.data.task_categories == ["text-generation"]
+    assert card.data.size_categories == ["n<1K"]
+    assert "| pond | tiny | 3 | 8288 | 0.1.0 |" in card.text
+    [config] = datasets.get_dataset_config_names(str(tmp_path / "set"))
+    assert config == "default"
+    assert sorted(file.name for file in (tmp_path / "set").iterdir()) == ["README.md", "data"]
+
+
 def opened_by_pyarrow(folder: Path) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = pyarrow.dataset.dataset(folder).to_table().to_pylist()
     return rows
@@ -82,7 +95,7 @@ def test_the_folder_is_opened_by(
     read: Callable[[Path], list[dict[str, Any]]], tmp_path: Path
 ) -> None:
     write_dataset(exported(), tmp_path / "set", rows_of_a_file=2)
-    assert read(tmp_path / "set") == list(sample_rows(exported()))
+    assert read(tmp_path / "set" / "data") == list(sample_rows(exported()))
 
 
 def test_the_episode_file_is_opened_by_pandas(tmp_path: Path) -> None:

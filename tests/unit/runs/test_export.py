@@ -112,7 +112,7 @@ def test_the_command_writes_tau_benchs_format(tmp_path: Path) -> None:
     assert "tau.json: 2 results of 1 tasks" in done.stdout
     assert [found["trial"] for found in json.loads((tmp_path / "tau.json").read_text())] == [0, 1]
     for words, kind, env, out in (  # type: ignore[assignment]
-        ("the formats are parquet, tau-bench", "csv", None, "x"),
+        ("the formats are parquet, tau-bench, atif", "csv", None, "x"),
         ("one environment: choose one with --env: lake, pond", "tau-bench", None, "x"),
         ("already exists", "tau-bench", "pond", "tau.json"),
     ):
