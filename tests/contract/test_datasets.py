@@ -19,8 +19,7 @@ from typer.testing import CliRunner
 
 from toolroll.rollout.cli.app import app
 from toolroll.rollout.errors import UsageError
-from toolroll.rollout.runs.export import write_dataset
-from toolroll.rollout.runs.export.dataset import sample_rows
+from toolroll.rollout.runs.export.dataset import sample_rows, write_dataset
 from toolroll.rollout.runs.run_directory import RunDirectory
 
 
@@ -61,12 +60,11 @@ def test_datasets_reads_the_training_samples(tmp_path: Path) -> None:
 
 
 def test_the_card_says_what_the_data_set_is(tmp_path: Path) -> None:
-    provenance = {"pond": {"tokenizer_sha256": "8288", "toolroll": "0.1.0"}}
+    provenance = {"pond": {"tokenizer_sha256": "8288"}}
     write_dataset(exported(), tmp_path / "set", provenance=provenance)
     card = huggingface_hub.DatasetCard.load(tmp_path / "set" / "README.md")
     assert card.data.task_categories == ["text-generation"]
-    assert card.data.size_categories == ["n<1K"]
-    assert "| pond | tiny | 3 | 8288 | 0.1.0 |" in card.text
+    assert "| pond | tiny | 3 | 8288 |" in card.text
     [config] = datasets.get_dataset_config_names(str(tmp_path / "set"))
     assert config == "default"
     assert sorted(file.name for file in (tmp_path / "set").iterdir()) == ["README.md", "data"]

@@ -15,12 +15,10 @@ import pytest
 from support.exports import own_turns, varied, write_run
 from support.results import summary_of
 
-from toolroll.rollout.runs.export import (
-    RecordedRun,
-    write_atif,
-    write_inspect_logs,
-    write_lm_eval,
-)
+from toolroll.rollout.runs.export.atif import write_atif
+from toolroll.rollout.runs.export.inspect_log import write_inspect_logs
+from toolroll.rollout.runs.export.lm_eval import write_lm_eval
+from toolroll.rollout.runs.export.recorded_run import RecordedRun
 from toolroll.rollout.runs.report import report
 
 READERS = os.environ.get("TOOLROLL_READERS", "")

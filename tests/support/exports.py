@@ -83,7 +83,7 @@ def trajectory_of(folder: Path, task: str, sample: int, env: str = "pond") -> di
 
 def sampled_steps(atif: dict[str, Any]) -> list[dict[str, Any]]:
     """The steps with tokens, of the trajectory and of those in it."""
-    parts = [atif, *atif.get("subagent_trajectories", ())]
+    parts = [atif, *(atif["subagent_trajectories"] or ())]
     return [step for part in parts for step in part["steps"] if "metrics" in step]
 
 

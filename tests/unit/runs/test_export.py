@@ -19,8 +19,8 @@ from toolroll.agents.environments.tau_bench.package import import_module, instal
 from toolroll.rollout.cli.app import app
 from toolroll.rollout.cli.export import export
 from toolroll.rollout.errors import UsageError
-from toolroll.rollout.runs.export import tau_bench_results
 from toolroll.rollout.runs.export.dataset import sample_rows
+from toolroll.rollout.runs.export.tau_bench import tau_bench_results
 from toolroll.rollout.runs.pass_at_k import pass_hat_k
 from toolroll.rollout.runs.run_directory import RunDirectory
 from toolroll.rollout.types import Episode, StopReason

@@ -25,7 +25,8 @@ from support.qwen import tokenizer_for, trl_template
 from support.results import episode, trajectory
 
 from toolroll.rollout.errors import UsageError
-from toolroll.rollout.runs.export import RecordedRun, write_atif
+from toolroll.rollout.runs.export.atif import write_atif
+from toolroll.rollout.runs.export.recorded_run import RecordedRun
 from toolroll.rollout.testing import PolicyRequest
 from toolroll.rollout.types import (
     Action,
@@ -40,7 +41,7 @@ pytestmark = pytest.mark.tokens
 USER: Any = {"role": "user", "content": "And now?"}
 
 
-def exported(run: Path, out: Path) -> tuple[int, int]:
+def exported(run: Path, out: Path) -> int:
     return write_atif(RecordedRun(run), out)
 
 
@@ -54,8 +55,8 @@ def judge(atif: dict[str, Any], line: dict[str, Any], tokenizer: Any) -> None:
     for step in sampled_steps(atif):
         text = tokenizer.decode(step["metrics"]["completion_token_ids"])
         assert step["message"].strip() in text
-        assert step.get("reasoning_content", "").strip() in text
-        for made in step.get("tool_calls", ()):
+        assert (step.get("reasoning_content") or "").strip() in text
+        for made in step.get("tool_calls") or ():
             assert made["function_name"] in text
             assert all(str(argument) in text for argument in made["arguments"].values())
 
@@ -102,10 +103,10 @@ async def test_a_forked_episode_is_one_trajectory_with_the_tokens_of_each_turn(
     tmp_path: Path,
 ) -> None:
     tokenizer = await played(tmp_path / "run")
-    assert exported(tmp_path / "run", tmp_path / "out") == (1, 0)
+    assert exported(tmp_path / "run", tmp_path / "out") == 1
     atif = trajectory_of(tmp_path / "out", "t-0", 0)
     judge(atif, lines_of(tmp_path / "run")[0], tokenizer)
-    assert "subagent_trajectories" not in atif
+    assert atif["subagent_trajectories"] is None
     assert [step["step_id"] for step in atif["steps"]] == list(range(1, 9))
     assert [step["message"].strip() for step in sampled_steps(atif)] == [
         "I look.",
@@ -188,14 +189,14 @@ async def test_a_session_has_tokens_beside_text_only_if_they_belong_together(
     async with endpoint(tokenizer, policy, out=tmp_path / "run") as bench:
         await ask(bench)
         await bench.post("/sessions/s/export", {})
-    assert exported(tmp_path / "run", tmp_path / "out") == (1, 0)
+    assert exported(tmp_path / "run", tmp_path / "out") == 1
     atif = trajectory_of(tmp_path / "out", "s", 0, "serve")
     judge(atif, lines_of(tmp_path / "run")[0], tokenizer)
     spoken = [step for step in atif["steps"] if step["source"] == "agent"]
     assert ["metrics" in step for step in spoken] == root
     copied = [step.get("is_copied_context", False) for step in spoken]
     assert copied == [ask is three_ends and not has for has in root]
-    others = atif.get("subagent_trajectories", [])
+    others = atif["subagent_trajectories"] or ()
     assert [len(part["steps"]) for part in others] == embedded
 
 
@@ -204,7 +205,7 @@ async def test_a_session_has_tokens_beside_text_only_if_they_belong_together(
 
 def test_calls_and_their_results(tmp_path: Path) -> None:
     write_run(tmp_path / "run", varied())
-    assert exported(tmp_path / "run", tmp_path / "out") == (4, 1), "the aborted one is left out"
+    assert exported(tmp_path / "run", tmp_path / "out") == 4, "the aborted one is left out"
     atif = trajectory_of(tmp_path / "out", "a%2Fb", 0)
     instruction, question, step, last = atif["steps"]
     assert (instruction["source"], question["message"], last["message"]) == (
@@ -224,15 +225,9 @@ def test_calls_and_their_results(tmp_path: Path) -> None:
     assert step["observation"]["results"] == [
         {"source_call_id": "c1", "content": "A pond."},
         {"source_call_id": "c2", "content": "Invalid JSON."},
-        {"content": "A late result."},
+        {"source_call_id": None, "content": "A late result."},
     ]
     assert atif["extra"]["reward"] == 1.0
-    assert atif["final_metrics"] == {
-        "total_prompt_tokens": 13,
-        "total_completion_tokens": 6,
-        "total_cached_tokens": 6,
-        "total_steps": 4,
-    }
 
 
 def test_a_masked_turn_says_so_and_needs_no_logprobs(tmp_path: Path) -> None:
@@ -242,9 +237,9 @@ def test_a_masked_turn_says_so_and_needs_no_logprobs(tmp_path: Path) -> None:
     write_run(tmp_path / "run", [episode(messages=CALLS, trajectories=[part])])
     exported(tmp_path / "run", tmp_path / "out")
     first, second = sampled_steps(trajectory_of(tmp_path / "out", "t-0", 0))
-    assert "logprobs" not in first["metrics"]
-    assert first["metrics"]["extra"]["loss_mask"] == [0, 0, 0]
-    assert "loss_mask" not in second["metrics"]["extra"]
+    assert first["metrics"]["logprobs"] is None
+    masks = [step["metrics"]["extra"]["loss_mask"] for step in (first, second)]
+    assert masks == [[0, 0, 0], [1, 1, 1]]
 
 
 @pytest.mark.parametrize("wrong", [slice(5, 6), slice(4, 7)])
@@ -252,6 +247,6 @@ def test_a_trained_token_without_a_logprob_is_refused(wrong: slice, tmp_path: Pa
     part = trajectory()
     part.logprobs[wrong] = np.nan
     write_run(tmp_path / "run", [episode(messages=CALLS, trajectories=[part])])
-    with pytest.raises(UsageError, match=r"pond, task t-0, sample 0: \d of 3 sampled tokens have"):
+    with pytest.raises(UsageError, match=r"pond/t-0/0: \d of 3 sampled tokens have"):
         exported(tmp_path / "run", tmp_path / "out")
     assert not (tmp_path / "out").exists()

@@ -17,25 +17,27 @@ from typer.testing import CliRunner
 from toolroll.rollout.cli.app import app
 from toolroll.rollout.cli.export import export
 from toolroll.rollout.errors import UsageError
-from toolroll.rollout.runs.export import RecordedRun, write_inspect_logs, write_lm_eval
+from toolroll.rollout.runs.export.inspect_log import write_inspect_logs
+from toolroll.rollout.runs.export.lm_eval import write_lm_eval
+from toolroll.rollout.runs.export.recorded_run import RecordedRun
 from toolroll.rollout.runs.pass_at_k import pass_estimates
 from toolroll.rollout.runs.report import report
 
 MEANS = [0.5, 0.75]
 """The mean rewards of the two graded tasks of `varied`."""
+GONE = "engine_error: {'type': 'EngineError', 'message': 'gone'}"
 ERROR = stdev(MEANS) / 2**0.5
 
 
 def inspect_log(folder: Path) -> dict[str, Any]:
-    [path] = folder.iterdir()
+    path = folder / "2031-03-10T09-30-00_pond.eval"
     with ZipFile(path) as log:
         return {name: json.loads(log.read(name)) for name in log.namelist()}
 
 
 def test_an_inspect_log_has_the_scores_and_the_usage(tmp_path: Path) -> None:
     run = RecordedRun(write_run(tmp_path / "run", varied()))
-    [path] = write_inspect_logs(run, tmp_path / "logs")
-    assert path.name.startswith("2031-03-10T09-30-00_pond_")
+    write_inspect_logs(run, tmp_path / "logs")
     log = inspect_log(tmp_path / "logs")
     header = log["header.json"]
     assert header["eval"]["dataset"]["sample_ids"] == ["a/b", "t-1", "t-2"]
@@ -58,8 +60,8 @@ def test_an_inspect_log_has_the_scores_and_the_usage(tmp_path: Path) -> None:
     assert (first["arguments"], first["parse_error"]) == ({"at": 1}, None)
     assert (second["arguments"], second["parse_error"]) == ({}, 'unreadable: {"at": ')
     aborted = log["samples/t-2_epoch_1.json"]
-    assert (aborted["scores"], aborted["error"]["message"]) == (None, "engine_error: gone")
-    assert [line["error"] for line in log["summaries.json"]] == [None] * 4 + ["engine_error: gone"]
+    assert (aborted["scores"], aborted["error"]["message"]) == (None, GONE)
+    assert [line["error"] for line in log["summaries.json"]] == [None] * 4 + [GONE]
 
 
 def lm_eval(folder: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
@@ -97,7 +99,7 @@ def test_unequal_tasks_have_no_rates(tmp_path: Path) -> None:
 def test_a_run_that_is_not_that_of_one_model_is_refused(tmp_path: Path) -> None:
     other = replace(episode("t-1", 0), model="other")
     run = write_run(tmp_path / "run", [episode("t-0", 0), other])
-    with pytest.raises(UsageError, match="several models \\(other, tiny\\)"):
+    with pytest.raises(UsageError, match=r"those of one model; .* has other, tiny"):
         write_lm_eval(RecordedRun(run), tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
@@ -105,8 +107,8 @@ def test_a_run_that_is_not_that_of_one_model_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "words"),
     [
-        ("atif", "1 trajectories, in ENV/TASK__SAMPLE/agent"),
-        ("inspect", "1 logs; inspect view --log-dir"),
+        ("atif", "1 of 1 episodes; aborted ones"),
+        ("inspect", "inspect view --log-dir"),
         ("lm-eval", "results_*.json and samples_*.jsonl"),
     ],
 )

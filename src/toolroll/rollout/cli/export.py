@@ -8,14 +8,12 @@ import orjson
 
 from toolroll.rollout.cli.display import shortened
 from toolroll.rollout.errors import UsageError
-from toolroll.rollout.runs.export import (
-    RecordedRun,
-    tau_bench_results,
-    write_atif,
-    write_dataset,
-    write_inspect_logs,
-    write_lm_eval,
-)
+from toolroll.rollout.runs.export.atif import write_atif
+from toolroll.rollout.runs.export.dataset import write_dataset
+from toolroll.rollout.runs.export.inspect_log import write_inspect_logs
+from toolroll.rollout.runs.export.lm_eval import write_lm_eval
+from toolroll.rollout.runs.export.recorded_run import RecordedRun
+from toolroll.rollout.runs.export.tau_bench import tau_bench_results
 from toolroll.rollout.runs.report import read_summary
 from toolroll.rollout.runtime.disk import written_whole
 from toolroll.rollout.runtime.jsonable import json_bytes
@@ -40,21 +38,18 @@ def _parquet(run: RecordedRun, out: Path) -> list[str]:
 
 
 def _atif(run: RecordedRun, out: Path) -> list[str]:
-    written, left_out = write_atif(run, out)
-    lines = [f"{out}: {written} trajectories, in ENV/TASK__SAMPLE/agent"]
-    return lines + ([f"{left_out} aborted or empty episodes are left out"] if left_out else [])
+    total = sum(tasks.total() for tasks in run.tasks.values())
+    return [f"{out}: {write_atif(run, out)} of {total} episodes; aborted ones are left out"]
 
 
 def _inspect(run: RecordedRun, out: Path) -> list[str]:
-    count = len(write_inspect_logs(run, out))
-    return [f"{out}: {count} logs; inspect view --log-dir {out} shows them"]
+    write_inspect_logs(run, out)
+    return [f"{out}: inspect view --log-dir {out} shows it"]
 
 
 def _lm_eval(run: RecordedRun, out: Path) -> list[str]:
-    unequal = [
-        f"{env}: no pass^k, because its tasks have different numbers of graded samples"
-        for env in write_lm_eval(run, out)
-    ]
+    why = "no pass^k, because its tasks have different numbers of graded samples"
+    unequal = [f"{env}: {why}" for env in write_lm_eval(run, out)]
     return [f"{out}: results_*.json and samples_*.jsonl", *unequal, *_lost(run)]
 
 

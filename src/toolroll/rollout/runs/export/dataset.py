@@ -17,11 +17,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
 from typing import Any
-
-import yaml
 
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.runs.export.recorded_run import is_graded, new_folder
@@ -71,51 +70,37 @@ def write_dataset(
 def _card(
     counts: Mapping[tuple[str, str], int], provenance: Mapping[str, Mapping[str, Any]]
 ) -> str:
-    """Return the card of the data set: its settings for `datasets` as YAML, and its description.
-
-    `counts`: the number of rows by environment and model.
-    """
-    total = sum(counts.values())
-    size = next((name for name, limit in _SIZES.items() if total < limit), "n>10M")
-    header = {
-        "pretty_name": f"Rollouts of {', '.join(sorted({env for env, _ in counts}))}",
-        "task_categories": ["text-generation"],
-        "tags": ["toolroll", "reinforcement-learning", "tool-calling"],
-        "size_categories": [size],
-        "configs": [
-            {
-                "config_name": "default",
-                "data_files": [{"split": "train", "path": "data/train-*.parquet"}],
-            }
-        ],
-    }
+    """Return the card of the data set. `counts`: the number of rows by environment and model."""
+    tokenizers = {env: facts.get("tokenizer_sha256") for env, facts in provenance.items()}
     rows = [
-        f"| {env} | {model} | {count} | "
-        + " | ".join(str(provenance.get(env, {}).get(name) or "unknown") for name in _FACTS)
-        + " |"
+        f"| {env} | {model} | {count} | {tokenizers.get(env) or 'unknown'} |\n"
         for (env, model), count in sorted(counts.items())
     ]
-    return _CARD.format(
-        header=yaml.safe_dump(header, sort_keys=False, allow_unicode=True), rows="\n".join(rows)
-    )
+    return _CARD + "".join(rows)
 
 
-_FACTS = ("tokenizer_sha256", "toolroll")
-_SIZES = {"n<1K": 1e3, "1K<n<10K": 1e4, "10K<n<100K": 1e5, "100K<n<1M": 1e6, "1M<n<10M": 1e7}
 _CARD = """\
 ---
-{header}---
-
+configs:
+- config_name: default
+  data_files: [{split: train, path: "data/train-*.parquet"}]
+tags: [toolroll, reinforcement-learning, tool-calling]
+task_categories: [text-generation]
+---
 # Token-exact tool rollouts
 
-Each row is one training sequence that toolroll recorded. `input_ids` are the ids that were sent to
-the engine or sampled by it. `loss_mask` is 1 for the sampled tokens that may be trained, and
-`logprobs` is null for tokens that were not sampled. `messages` and `tools` are JSON text. Episodes
-that were aborted or have no reward are left out.
+Each row is one training sequence. `input_ids` were sent to the engine or sampled by it. `loss_mask`
+is 1 for sampled tokens that may be trained. `logprobs` is null for tokens that were not sampled.
 
-| environment | model | rows | SHA-256 of the tokenizer | toolroll |
-|---|---|---|---|---|
-{rows}
+| environment | model | rows | SHA-256 of the tokenizer |
+|---|---|---|---|
+"""
+
+
+_COLUMNS = """
+env:text task_id:text task_index:large sample:large sequence:small seed:large model:text
+reward:number status:text stop_reason:text input_ids:ids loss_mask:ids logprobs:logprobs
+prompt_length:small fork_reason:text weight_versions:spans messages:text tools:text
 """
 
 
@@ -126,34 +111,24 @@ def _arrow() -> tuple[Any, Any, Any]:
         import pyarrow.parquet
     except ModuleNotFoundError as error:
         raise UsageError("Parquet needs pyarrow: pip install pyarrow") from error
-    text, small, large = pyarrow.string(), pyarrow.int32(), pyarrow.int64()
+    text, small = pyarrow.string(), pyarrow.int32()
     span = pyarrow.struct([("version", text), ("start", small), ("stop", small)])
-    schema = pyarrow.schema(
-        [
-            ("env", text),
-            ("task_id", text),
-            ("task_index", large),
-            ("sample", large),
-            ("sequence", small),
-            ("seed", large),
-            ("model", text),
-            ("reward", pyarrow.float64()),
-            ("status", text),
-            ("stop_reason", text),
-            ("input_ids", pyarrow.list_(small)),
-            ("loss_mask", pyarrow.list_(small)),
-            ("logprobs", pyarrow.list_(pyarrow.float32())),
-            ("prompt_length", small),
-            ("fork_reason", text),
-            ("weight_versions", pyarrow.list_(span)),
-            ("messages", text),
-            ("tools", text),
-        ]
-    )
+    types = {
+        "text": text,
+        "small": small,
+        "large": pyarrow.int64(),
+        "number": pyarrow.float64(),
+        "ids": pyarrow.list_(small),
+        "logprobs": pyarrow.list_(pyarrow.float32()),
+        "spans": pyarrow.list_(span),
+    }
+    columns = [column.split(":") for column in _COLUMNS.split()]
+    schema = pyarrow.schema([(name, types[kind]) for name, kind in columns])
     return pyarrow.parquet, schema, pyarrow.Table.from_pylist
 
 
-_TAKEN = ("input_ids", "loss_mask", "logprobs", "prompt_length", "fork_reason")
+_OF_EPISODE = ("env", "task_id", "task_index", "sample", "seed", "model")
+_OF_SEQUENCE = ("input_ids", "loss_mask", "logprobs", "prompt_length", "fork_reason")
 
 
 def sample_rows(episodes: Iterable[Episode]) -> Iterator[dict[str, Any]]:
@@ -172,21 +147,13 @@ def sample_rows(episodes: Iterable[Episode]) -> Iterator[dict[str, Any]]:
 def _row(episode: Episode, number: int, part: Trajectory) -> dict[str, Any]:
     result, values = episode.result, to_json(part)
     return {
-        "env": episode.env,
-        "task_id": episode.task_id,
-        "task_index": episode.task_index,
-        "sample": episode.sample,
+        **{name: getattr(episode, name) for name in _OF_EPISODE},
+        **{name: values[name] for name in _OF_SEQUENCE},
         "sequence": number,
-        "seed": episode.seed,
-        "model": episode.model,
         "reward": result.reward,
         "status": result.status.value,
         "stop_reason": str(result.stop_reason),
-        **{name: values[name] for name in _TAKEN},
-        "weight_versions": [
-            {"version": span.version, "start": span.start, "stop": span.stop}
-            for span in part.weight_versions
-        ],
+        "weight_versions": [asdict(span) for span in part.weight_versions],
         "messages": json_bytes(result.messages).decode(),
         "tools": json_bytes(result.tools).decode(),
     }

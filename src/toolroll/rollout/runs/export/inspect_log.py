@@ -7,8 +7,8 @@ and no score. Tokens, images and events are left out; `toolroll export --format 
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 from zipfile import ZIP_DEFLATED, ZipFile
@@ -18,99 +18,88 @@ from toolroll.rollout.runs.export.recorded_run import (
     RecordedRun,
     file_part,
     is_graded,
+    mean_and_error,
     new_folder,
-    standard_error,
 )
+from toolroll.rollout.runs.report import read_summary
 from toolroll.rollout.runs.totals import Summary
-from toolroll.rollout.runtime.jsonable import json_bytes
-from toolroll.rollout.types import Episode, InteractionResult, Message
+from toolroll.rollout.runtime.jsonable import json_bytes, plain
+from toolroll.rollout.types import Episode, Message, Status
 
-_STOPS = {"stop": "stop", "length": "max_tokens"}
-_IN_SUMMARY = ("id", "epoch", "input", "target", "scores", "model_usage", "total_time")
+_OF_RESULT = "status stop_reason info metrics".split()
+_IN_SUMMARY = "id epoch input target scores model_usage total_time completed".split()
 
 
-def write_inspect_logs(run: RecordedRun, folder: Path) -> list[Path]:
-    """Write a log file for each environment into the new `folder`. Return the files."""
-    paths = []
+def write_inspect_logs(run: RecordedRun, folder: Path) -> None:
+    """Write `DATE_ENV.eval` for each environment into the new `folder`."""
     with new_folder(folder):
         for env in run.tasks:
-            started = run.started(env)
-            name = f"{started:%Y-%m-%dT%H-%M-%S}_{file_part(env).replace('_', '-')}_{_id(env)}.eval"
+            name = f"{run.started(env):%Y-%m-%dT%H-%M-%S}_{file_part(env).replace('_', '-')}.eval"
             _write_log(run, env, folder / name)
-            paths.append(folder / name)
-    return paths
 
 
 def _write_log(run: RecordedRun, env: str, path: Path) -> None:
     """Write one log: a zip file with a file for each sample, their summaries, and a header."""
     summary = Summary(env)
-    shortened: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = []
     model = "none"
-    with ZipFile(path, "w", ZIP_DEFLATED) as log:
+    with ZipFile(path, "x", ZIP_DEFLATED) as log:
         for episode in run.episodes(env):
             summary.add(episode)
             model = episode.model or model
             sample = inspect_sample(episode)
             log.writestr(f"samples/{sample['id']}_epoch_{sample['epoch']}.json", json_bytes(sample))
-            error = sample["error"]
-            shortened.append(
-                {key: sample[key] for key in _IN_SUMMARY if key in sample}
-                | {"error": error and error["message"], "completed": True}
-                | {"message_count": len(sample["messages"])}
-            )
-        start = {"version": 2, "eval": _spec(run, summary, model), "plan": {}}
-        log.writestr("_journal/start.json", json_bytes(start))
-        log.writestr("summaries.json", json_bytes(shortened))
-        log.writestr("header.json", json_bytes(start | _outcome(run, summary, model)))
+            error = sample["error"] and sample["error"]["message"]
+            rows.append({name: sample[name] for name in _IN_SUMMARY} | {"error": error})
+        header = _header(run, summary, model)
+        log.writestr("_journal/start.json", json_bytes(header))
+        log.writestr("summaries.json", json_bytes(rows))
+        log.writestr("header.json", json_bytes(header))
 
 
-def _spec(run: RecordedRun, summary: Summary, model: str) -> dict[str, Any]:
-    env, settings, provenance = summary.env, run.settings(summary.env), run.provenance(summary.env)
-    tasks = sorted(run.tasks[env])
-    rewards = summary.samples.values()
-    return {
-        "created": run.started(env).isoformat(),
-        "eval_id": _id(f"{env} {provenance['date']}"),
-        "run_id": _id(provenance["date"]),
-        "task": env,
-        "task_id": _id(env),
-        "solver": settings.get("agent"),
-        "dataset": {"name": env, "samples": len(tasks), "sample_ids": tasks, "shuffled": False},
-        "model": model,
-        "config": {
-            "epochs": 1 + max((sample for task in rewards for sample in task), default=0),
-            "epochs_reducer": ["mean"],
-        },
-        "packages": {"toolroll": str(provenance.get("toolroll") or "unknown")},
-        "metadata": {"settings": settings, "provenance": provenance},
-    }
-
-
-def _outcome(run: RecordedRun, summary: Summary, model: str) -> dict[str, Any]:
-    """Return the results. The mean reward is the mean over tasks of the mean of their samples."""
+def _header(run: RecordedRun, summary: Summary, model: str) -> dict[str, Any]:
+    """Return the log without its samples. Its mean is the mean over tasks, as in
+    `summary.json`.
+    """
+    env, started = summary.env, run.started(summary.env)
+    seconds = read_summary(run.folder).get(env, {}).get("seconds")
     means = [sum(rewards) / len(rewards) for rewards in summary.rewards.values()]
-    error = standard_error(means)
-    numbers = ({"mean": sum(means) / len(means)} if means else {}) | (
-        {"stderr": error} if error is not None else {}
-    )
-    ended = run.ended(summary.env)
+    numbers = dict(zip(("mean", "stderr"), mean_and_error(means) if means else (), strict=False))
     score = {
         "name": "reward",
         "scorer": "reward",
         "scored_samples": summary.graded,
         "unscored_samples": summary.episodes - summary.graded,
-        "metrics": {name: {"name": name, "value": number} for name, number in numbers.items()},
+        "metrics": {
+            name: {"name": name, "value": number}
+            for name, number in numbers.items()
+            if number is not None
+        },
     }
     return {
+        "version": 2,
         "status": "success",
+        "eval": {
+            "created": started.isoformat(),
+            "task": env,
+            "dataset": {
+                "name": env,
+                "samples": len(run.tasks[env]),
+                "sample_ids": [*run.tasks[env]],
+            },
+            "model": model,
+            "config": {"epochs": max(run.tasks[env].values()), "epochs_reducer": ["mean"]},
+            "metadata": {"settings": run.settings(env), "provenance": run.provenance(env)},
+        },
+        "plan": {},
         "results": {
             "total_samples": summary.episodes,
             "completed_samples": summary.episodes - summary.statuses["aborted"],
             "scores": [score],
         },
         "stats": {
-            "started_at": run.started(summary.env).isoformat(),
-            "completed_at": ended.isoformat() if ended else "",
+            "started_at": started.isoformat(),
+            "completed_at": (started + timedelta(seconds=seconds)).isoformat() if seconds else "",
             "model_usage": {model: _usage(summary.totals)},
         },
     }
@@ -120,91 +109,60 @@ def inspect_sample(episode: Episode) -> dict[str, Any]:
     """Return `episode` as an `EvalSample`."""
     result = episode.result
     messages = [_message(message, episode.model) for message in result.messages]
-    roles = [message["role"] for message in messages]
-    first = roles.index("assistant") if "assistant" in roles else len(roles)
-    usage = {episode.model or "none": _usage(result.metrics)}
+    said = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
+    error = None
+    if result.status is Status.ABORTED:
+        text = f"{result.stop_reason}: {plain(result.info.get('error'))}"
+        error = {"message": text, "traceback": "", "traceback_ansi": ""}
     return {
         "id": episode.task_id,
         "epoch": episode.sample + 1,
-        "input": messages[:first],
+        "input": messages[: said[0] if said else None],
         "target": "",
         "messages": messages,
-        "output": _output(result, messages, episode.model),
-        "scores": {"reward": {"value": result.reward}} if is_graded(episode) else None,
-        "metadata": {
-            "seed": episode.seed,
-            "task_hash": episode.task_hash,
-            "status": result.status.value,
-            "stop_reason": str(result.stop_reason),
-            "info": result.info,
-            "metrics": result.metrics,
+        "output": {
+            "model": episode.model,
+            "choices": [{"message": messages[index]} for index in said[-1:]],
         },
-        "model_usage": usage,
+        "scores": {"reward": {"value": result.reward}} if is_graded(episode) else None,
+        "metadata": {"seed": episode.seed, "task_hash": episode.task_hash}
+        | {name: getattr(result, name) for name in _OF_RESULT},
+        "model_usage": {episode.model or "none": _usage(result.metrics)},
         "total_time": result.metrics.get("seconds"),
-        "error": None if result.status.value != "aborted" else _error(result),
+        "completed": True,
+        "error": error,
     }
-
-
-def _error(result: InteractionResult) -> dict[str, str]:
-    error = result.info.get("error")
-    text = error.get("message") if isinstance(error, Mapping) else None
-    message = f"{result.stop_reason}: {text}" if text else str(result.stop_reason)
-    return {"message": message, "traceback": message, "traceback_ansi": message}
-
-
-def _output(
-    result: InteractionResult, messages: Sequence[dict[str, Any]], model: str
-) -> dict[str, Any]:
-    said = [message for message in messages if message["role"] == "assistant"]
-    turns = result.trajectories[-1].turns if result.trajectories else ()
-    reason = _STOPS.get(turns[-1].finish_reason, "unknown") if turns else "unknown"
-    choices = [{"message": message, "stop_reason": reason} for message in said[-1:]]
-    return {"model": model, "choices": choices}
 
 
 def _message(message: Message, model: str) -> dict[str, Any]:
     role, text = message.get("role"), text_of(message.get("content"))
     if role == "tool":
-        return {
-            "role": "tool",
-            "content": text,
-            "tool_call_id": message.get("tool_call_id"),
-            "function": message.get("name"),
-        }
+        call, function = message.get("tool_call_id"), message.get("name")
+        return {"role": role, "content": text, "tool_call_id": call, "function": function}
     if role != "assistant":
         return {"role": "user" if role == "user" else "system", "content": text}
     calls = [
         {
             "id": call.id,
             "function": call.name,
-            "arguments": call.arguments or {},
-            "parse_error": None if call.arguments is not None else f"unreadable: {call.text}",
+            "arguments": call.arguments,
+            "parse_error": call.unreadable and f"unreadable: {call.unreadable}",
         }
         for call in calls_of(message)
     ]
-    reasoning = message.get("reasoning_content")
-    thought = [{"type": "reasoning", "reasoning": str(reasoning)}] if reasoning else []
-    return {
-        "role": "assistant",
-        "content": [*thought, {"type": "text", "text": text}] if thought else text,
-        "tool_calls": calls or None,
-        "model": model,
-        "source": "generate",
-    }
+    parts = [{"type": "text", "text": text}]
+    if reasoning := message.get("reasoning_content"):
+        parts.insert(0, {"type": "reasoning", "reasoning": str(reasoning)})
+    return {"role": role, "content": parts, "tool_calls": calls or None, "model": model}
 
 
 def _usage(metrics: Mapping[str, float]) -> dict[str, int]:
     """Return the counts of tokens. In Inspect, input tokens do not include cached tokens."""
-    prompt, cached, sampled = (
-        int(metrics.get(f"{kind}_tokens", 0)) for kind in ("prompt", "cached", "completion")
-    )
+    names = ("prompt_tokens", "cached_tokens", "completion_tokens")
+    prompt, cached, sampled = (int(metrics.get(name, 0)) for name in names)
     return {
         "input_tokens": prompt - cached,
         "input_tokens_cache_read": cached,
         "output_tokens": sampled,
         "total_tokens": prompt + sampled,
     }
-
-
-def _id(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:22]

@@ -2,56 +2,44 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import orjson
 
+from toolroll.rollout.runs.viewer.data import mappings
 from toolroll.rollout.types import Message
 
 
-@dataclass(frozen=True, slots=True)
-class RecordedCall:
-    """A tool call of an assistant message. `arguments` is None if `text`, the arguments as the
-    model wrote them, is not a JSON object.
+class RecordedCall(NamedTuple):
+    """A tool call of an assistant message. `arguments` is {} if `unreadable`, the arguments as the
+    model wrote them, is not None.
     """
 
     id: str
     name: str
-    arguments: dict[str, Any] | None
-    text: str
+    arguments: dict[str, Any]
+    unreadable: str | None
 
 
-def calls_of(message: Message) -> list[RecordedCall]:
-    """Return the tool calls of `message`. A call without an id gets its number as its id."""
-    calls = message.get("tool_calls")
-    return [
-        _call(call, index)
-        for index, call in enumerate(calls if isinstance(calls, list) else ())
-        if isinstance(call, dict)
-    ]
-
-
-def _call(call: dict[str, Any], index: int) -> RecordedCall:
-    function = call.get("function")
-    function = function if isinstance(function, dict) else {}
-    written = function.get("arguments")
-    text = written if isinstance(written, str) else orjson.dumps(written or {}).decode()
-    try:
-        arguments = orjson.loads(text)
-    except ValueError:
-        arguments = None
-    return RecordedCall(
-        str(call.get("id") or index),
-        str(function.get("name") or "unknown"),
-        arguments if isinstance(arguments, dict) else None,
-        text,
-    )
+def calls_of(message: Message) -> Iterator[RecordedCall]:
+    """Yield the tool calls of `message`. A call without an id gets its number as its id."""
+    for index, call in enumerate(mappings(message.get("tool_calls"))):
+        [function] = mappings([call.get("function")]) or [{}]
+        written = function.get("arguments") or {}
+        try:
+            arguments = orjson.loads(written) if isinstance(written, str) else written
+        except ValueError:
+            arguments = None
+        name, number = str(function.get("name") or "unknown"), str(call.get("id") or index)
+        if isinstance(arguments, dict):
+            yield RecordedCall(number, name, arguments, None)
+        else:
+            yield RecordedCall(number, name, {}, str(written))
 
 
 def text_of(content: Any) -> str:
     """Return the text of a message's content. Parts that are not text are left out."""
-    if isinstance(content, list):
-        parts = [part for part in content if isinstance(part, dict)]
-        return "".join(str(part["text"]) for part in parts if part.get("type") == "text")
-    return content if isinstance(content, str) else ""
+    if isinstance(content, str):
+        return content
+    return "".join(str(part["text"]) for part in mappings(content) if part.get("type") == "text")

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
-from functools import cached_property
+from datetime import UTC, datetime
 from pathlib import Path
 from statistics import stdev
 from typing import Any
@@ -16,86 +15,53 @@ from typing import Any
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.runs.episode_file import FILE_NAME, read_episodes
 from toolroll.rollout.runs.provenance import latest
-from toolroll.rollout.runs.report import read_summary
 from toolroll.rollout.runs.run_directory import read_run_file, refuse_no_run
 from toolroll.rollout.runtime.disk import writing
-from toolroll.rollout.runtime.jsonable import finite
 from toolroll.rollout.types import Episode, Status
 
 
-@dataclass
 class RecordedRun:
     """The run in `folder`. If `env` is set, only this environment is read.
 
-    `bad_lines` gets a message for each line of the episode file that is not a valid episode.
     Raise `UsageError` if `folder` is not a run, or if it does not have `env`.
     """
 
-    folder: Path
-    env: str | None = None
-    bad_lines: list[str] = field(default_factory=list)
-    tasks: dict[str, set[str]] = field(init=False)
-    """The ids of the tasks of each environment to export."""
-
-    def __post_init__(self) -> None:
-        refuse_no_run(self.folder)
-        tasks: dict[str, set[str]] = {}
-        for episode in self._read(self.bad_lines.append):
-            tasks.setdefault(episode.env, set()).add(episode.task_id)
-        if self.env is not None and self.env not in tasks:
-            raise UsageError(
-                f"--env {self.env!r}: {self.folder} has only "
-                f"{', '.join(sorted(tasks)) or 'no episodes'}"
-            )
-        self.tasks = {name: tasks[name] for name in sorted(tasks) if self.env in (None, name)}
+    def __init__(self, folder: Path, env: str | None = None) -> None:
+        refuse_no_run(folder)
+        self.folder = folder
+        self.bad_lines: list[str] = []
+        """A message for each line of the episode file that is not a valid episode."""
+        tasks: dict[str, Counter[str]] = {}
+        for episode in read_episodes(folder, on_bad_line=self.bad_lines.append):
+            tasks.setdefault(episode.env, Counter())[episode.task_id] += 1
+        if env is not None and env not in tasks:
+            names = ", ".join(sorted(tasks)) or "no episodes"
+            raise UsageError(f"--env {env!r}: {folder} has only {names}")
+        self.tasks = {name: tasks[name] for name in sorted(tasks) if env in (None, name)}
+        """The number of episodes of each task, for each environment to export."""
+        self._run_file = read_run_file(folder)
 
     def episodes(self, env: str | None = None) -> Iterator[Episode]:
-        """Yield the episodes of the environment `env`, or of all environments to export. Raise
-        `UsageError` if a reward is not finite.
-        """
-        for episode in self._read(lambda message: None):  # `bad_lines` has them
+        """Yield the episodes of `env`, or of all environments to export."""
+        for episode in read_episodes(self.folder, on_bad_line=lambda message: None):
             if episode.env in self.tasks and env in (None, episode.env):
-                if episode.result.reward is not None and finite(episode.result.reward) is None:
-                    raise UsageError(f"{label(episode)}: its reward is not a finite number")
                 yield episode
-
-    def _read(self, on_bad_line: Callable[[str], None]) -> Iterator[Episode]:
-        return read_episodes(self.folder, on_bad_line=on_bad_line)
-
-    @cached_property
-    def _run_file(self) -> dict[str, Any]:
-        return read_run_file(self.folder)
 
     def settings(self, env: str) -> dict[str, Any]:
         """Return the settings of `env` in `run.json`, or {} if it has none."""
-        settings: dict[str, Any] = self._run_file["environments"].get(env, {})
-        return settings
+        return dict(self._run_file["environments"].get(env, {}))
 
     def provenance(self, env: str) -> dict[str, Any]:
-        """Return the latest provenance of `env`, with the date of the first run."""
-        history = self._run_file["provenance"].get(env, [])
-        return {**latest(history), "date": self.started(env).isoformat()}
+        """Return the latest provenance of `env` in `run.json`. Its date is that of the first run,
+        or if there is none, of the episode file.
+        """
+        written = datetime.fromtimestamp(int((self.folder / FILE_NAME).stat().st_mtime), UTC)
+        history = self._run_file["provenance"].get(env) or [{"date": written.isoformat()}]
+        return {**latest(history), "date": history[0]["date"]}
 
     def started(self, env: str) -> datetime:
-        """Return when the first run of `env` started. If `run.json` does not say it, return when
-        the episode file was last written.
-        """
-        history = self._run_file["provenance"].get(env)
-        if history:
-            return datetime.fromisoformat(history[0]["date"])
-        written = (self.folder / FILE_NAME).stat().st_mtime
-        return datetime.fromtimestamp(int(written), UTC)
-
-
-    def ended(self, env: str) -> datetime | None:
-        """Return when the run of `env` ended, or None if `summary.json` does not have its time."""
-        seconds = read_summary(self.folder).get(env, {}).get("seconds")
-        return self.started(env) + timedelta(seconds=seconds) if seconds else None
-
-
-def label(episode: Episode) -> str:
-    """Return the name of `episode` for a message."""
-    return f"{episode.env}, task {episode.task_id}, sample {episode.sample}"
+        """Return the date of `provenance`."""
+        return datetime.fromisoformat(self.provenance(env)["date"])
 
 
 def is_graded(episode: Episode) -> bool:
@@ -110,9 +76,10 @@ def file_part(name: str, between: str = "-") -> str:
     return re.sub(r"[^A-Za-z0-9._-]+", between, name)
 
 
-def standard_error(means: Sequence[float]) -> float | None:
-    """Return the standard error of the mean over tasks, or None if there is only one task."""
-    return stdev(means) / len(means) ** 0.5 if len(means) > 1 else None
+def mean_and_error(means: Sequence[float]) -> tuple[float, float | None]:
+    """Return the mean over tasks and its standard error, which is None if there is one task."""
+    error = stdev(means) / len(means) ** 0.5 if len(means) > 1 else None
+    return sum(means) / len(means), error
 
 
 @contextmanager
