@@ -30,7 +30,7 @@ def load(folder: Path, cache: Path) -> Any:
 def test_datasets_reads_the_training_samples(tmp_path: Path) -> None:
     assert write_dataset(exported(), tmp_path / "set", rows_of_a_file=2) == 3
     names = sorted(file.name for file in (tmp_path / "set" / "data").iterdir())
-    assert names == ["train-00000-of-00002.parquet", "train-00001-of-00002.parquet"]
+    assert names == ["train-00000.parquet", "train-00001.parquet"]
     rows = load(tmp_path / "set", tmp_path / "cache")
     assert [(row["task_id"], row["sample"], row["sequence"], row["reward"]) for row in rows] == [
         ("t-0", 0, 0, 1.0),

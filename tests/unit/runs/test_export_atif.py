@@ -214,12 +214,12 @@ def test_calls_and_their_results(tmp_path: Path) -> None:
         "A pond.",
     )
     assert step["tool_calls"] == [
-        {"tool_call_id": "c1", "function_name": "look", "arguments": {"at": 1}},
+        {"tool_call_id": "c1", "function_name": "look", "arguments": {"at": 1}, "extra": None},
         {
             "tool_call_id": "c2",
             "function_name": "look",
             "arguments": {},
-            "extra": {"unreadable_arguments": '{"at": '},
+            "extra": {"parse_error": 'no JSON object: {"at": '},
         },
     ]
     assert step["observation"]["results"] == [

@@ -25,7 +25,7 @@ from toolroll.rollout.runs.report import report
 
 MEANS = [0.5, 0.75]
 """The mean rewards of the two graded tasks of `varied`."""
-GONE = "engine_error: {'type': 'EngineError', 'message': 'gone'}"
+GONE = "engine_error: EngineError: gone"
 ERROR = stdev(MEANS) / 2**0.5
 
 
@@ -58,7 +58,7 @@ def test_an_inspect_log_has_the_scores_and_the_usage(tmp_path: Path) -> None:
     assert [message["role"] for message in sample["input"]] == ["system", "user"]
     first, second = sample["messages"][2]["tool_calls"]
     assert (first["arguments"], first["parse_error"]) == ({"at": 1}, None)
-    assert (second["arguments"], second["parse_error"]) == ({}, 'unreadable: {"at": ')
+    assert (second["arguments"], second["parse_error"]) == ({}, 'no JSON object: {"at": ')
     aborted = log["samples/t-2_epoch_1.json"]
     assert (aborted["scores"], aborted["error"]["message"]) == (None, GONE)
     assert [line["error"] for line in log["summaries.json"]] == [None] * 4 + [GONE]

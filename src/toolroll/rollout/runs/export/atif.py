@@ -17,16 +17,15 @@ from typing import Any
 from urllib.parse import quote
 
 import numpy as np
-import orjson
 
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.runs.export.messages import calls_of, text_of
-from toolroll.rollout.runs.export.recorded_run import RecordedRun, new_folder
+from toolroll.rollout.runs.export.recorded_run import RecordedRun
+from toolroll.rollout.runtime.disk import new_folder
 from toolroll.rollout.runtime.jsonable import json_bytes
 from toolroll.rollout.types import Episode, InteractionResult, Message, Status, Trajectory, Turn
 
 VERSION = {"schema_version": "ATIF-v1.7"}
-_NO_TEXT = "The tokens of this sequence are recorded, but not which messages they are."
 _OF_EPISODE = "env task_id task_hash sample seed".split()
 _OF_RESULT = "reward status stop_reason info".split()
 _OF_TURN = "finish_reason sampling_params weight_versions reward excluded".split()
@@ -54,8 +53,7 @@ def write_atif(run: RecordedRun, folder: Path) -> int:
                 name = f"{quote(episode.task_id, safe='')}__{episode.sample}"
                 trial = folder / quote(episode.env, safe="") / name / "agent"
                 trial.mkdir(parents=True)
-                text = json_bytes(trajectory, option=orjson.OPT_INDENT_2)
-                (trial / "trajectory.json").write_bytes(text)
+                (trial / "trajectory.json").write_bytes(json_bytes(trajectory))
                 count += 1
     return count
 
@@ -141,8 +139,12 @@ def _step(message: Message, turns: Iterator[Sampled]) -> Step:
     if message.get("role") != "assistant":
         return {"source": "user" if message.get("role") == "user" else "system", "message": text}
     calls = [
-        {"tool_call_id": call.id, "function_name": call.name, "arguments": call.arguments}
-        | ({"extra": {"unreadable_arguments": call.unreadable}} if call.unreadable else {})
+        {
+            "tool_call_id": call.id,
+            "function_name": call.function,
+            "arguments": call.arguments,
+            "extra": {"parse_error": call.parse_error} if call.parse_error else None,
+        }
         for call in calls_of(message)
     ]
     return {
@@ -175,7 +177,7 @@ def _sequence(number: int, turns: list[Sampled], agent: Mapping[str, Any]) -> di
         "trajectory_id": f"sequence-{number}",
         "agent": {**agent, "name": part.lineage.get("agent_name", agent["name"])},
         "steps": _token_steps(turns),
-        "notes": _NO_TEXT,
+        "notes": "The record does not say which messages these turns are.",
         "extra": {"fork_reason": part.fork_reason, "lineage": dict(part.lineage)},
     }
 

@@ -23,7 +23,8 @@ from pathlib import Path
 from typing import Any
 
 from toolroll.rollout.errors import UsageError
-from toolroll.rollout.runs.export.recorded_run import is_graded, new_folder
+from toolroll.rollout.runs.export.recorded_run import is_graded
+from toolroll.rollout.runtime.disk import new_folder
 from toolroll.rollout.runtime.jsonable import json_bytes
 from toolroll.rollout.session.trajectory_json import to_json
 from toolroll.rollout.types import Episode, Trajectory
@@ -47,22 +48,19 @@ def write_dataset(
     """
     parquet, schema, table_of = _arrow()
     counts: Counter[tuple[str, str]] = Counter()
-    written: list[Path] = []
     with new_folder(folder):
         data = folder / "data"
         data.mkdir()
         rows = sample_rows(episodes)
         while batch := list(islice(rows, rows_of_a_file)):
-            written.append(data / f"part-{len(written):05d}.parquet")
-            parquet.write_table(table_of(batch, schema=schema), written[-1])
+            part = data / f"train-{counts.total() // rows_of_a_file:05d}.parquet"
+            parquet.write_table(table_of(batch, schema=schema), part)
             counts.update((row["env"], row["model"]) for row in batch)
         if not counts:
             raise UsageError(
                 "the run has nothing to train on: no graded episode with tokens that the engine "
                 "sampled"
             )
-        for number, part in enumerate(written):
-            part.rename(data / f"train-{number:05d}-of-{len(written):05d}.parquet")
         (folder / "README.md").write_text(_card(counts, provenance), encoding="utf-8")
     return counts.total()
 

@@ -14,19 +14,17 @@ from typing import Any
 from zipfile import ZIP_DEFLATED, ZipFile
 
 from toolroll.rollout.runs.export.messages import calls_of, text_of
-from toolroll.rollout.runs.export.recorded_run import (
-    RecordedRun,
-    file_part,
-    is_graded,
-    mean_and_error,
-    new_folder,
-)
+from toolroll.rollout.runs.export.recorded_run import RecordedRun, file_part, is_graded
+from toolroll.rollout.runs.pass_at_k import mean_and_error
 from toolroll.rollout.runs.report import read_summary
 from toolroll.rollout.runs.totals import Summary
-from toolroll.rollout.runtime.jsonable import json_bytes, plain
+from toolroll.rollout.runs.viewer.data import reward_reason
+from toolroll.rollout.runtime.disk import new_folder
+from toolroll.rollout.runtime.jsonable import json_bytes
 from toolroll.rollout.types import Episode, Message, Status
 
 _OF_RESULT = "status stop_reason info metrics".split()
+_NO_TRACE = {"traceback": "", "traceback_ansi": ""}
 _IN_SUMMARY = "id epoch input target scores model_usage total_time completed".split()
 
 
@@ -51,29 +49,28 @@ def _write_log(run: RecordedRun, env: str, path: Path) -> None:
             log.writestr(f"samples/{sample['id']}_epoch_{sample['epoch']}.json", json_bytes(sample))
             error = sample["error"] and sample["error"]["message"]
             rows.append({name: sample[name] for name in _IN_SUMMARY} | {"error": error})
-        header = _header(run, summary, model)
-        log.writestr("_journal/start.json", json_bytes(header))
         log.writestr("summaries.json", json_bytes(rows))
-        log.writestr("header.json", json_bytes(header))
+        log.writestr("header.json", json_bytes(_header(run, summary, model)))
 
 
 def _header(run: RecordedRun, summary: Summary, model: str) -> dict[str, Any]:
     """Return the log without its samples. Its mean is the mean over tasks, as in
     `summary.json`.
     """
-    env, started = summary.env, run.started(summary.env)
+    env, tasks, started = summary.env, run.tasks[summary.env], run.started(summary.env)
     seconds = read_summary(run.folder).get(env, {}).get("seconds")
     means = [sum(rewards) / len(rewards) for rewards in summary.rewards.values()]
-    numbers = dict(zip(("mean", "stderr"), mean_and_error(means) if means else (), strict=False))
+    mean, error = mean_and_error(means) if means else (None, None)
+    numbers = {"mean": mean, "stderr": error}
     score = {
         "name": "reward",
         "scorer": "reward",
         "scored_samples": summary.graded,
         "unscored_samples": summary.episodes - summary.graded,
         "metrics": {
-            name: {"name": name, "value": number}
-            for name, number in numbers.items()
-            if number is not None
+            name: {"name": name, "value": value}
+            for name, value in numbers.items()
+            if value is not None
         },
     }
     return {
@@ -82,16 +79,11 @@ def _header(run: RecordedRun, summary: Summary, model: str) -> dict[str, Any]:
         "eval": {
             "created": started.isoformat(),
             "task": env,
-            "dataset": {
-                "name": env,
-                "samples": len(run.tasks[env]),
-                "sample_ids": [*run.tasks[env]],
-            },
+            "dataset": {"name": env, "samples": len(tasks), "sample_ids": list(tasks)},
             "model": model,
-            "config": {"epochs": max(run.tasks[env].values()), "epochs_reducer": ["mean"]},
+            "config": {"epochs": max(tasks.values()), "epochs_reducer": ["mean"]},
             "metadata": {"settings": run.settings(env), "provenance": run.provenance(env)},
         },
-        "plan": {},
         "results": {
             "total_samples": summary.episodes,
             "completed_samples": summary.episodes - summary.statuses["aborted"],
@@ -110,27 +102,21 @@ def inspect_sample(episode: Episode) -> dict[str, Any]:
     result = episode.result
     messages = [_message(message, episode.model) for message in result.messages]
     said = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
-    error = None
-    if result.status is Status.ABORTED:
-        text = f"{result.stop_reason}: {plain(result.info.get('error'))}"
-        error = {"message": text, "traceback": "", "traceback_ansi": ""}
+    error = {"message": f"{result.stop_reason}: {reward_reason(result.info)}"}
     return {
         "id": episode.task_id,
         "epoch": episode.sample + 1,
         "input": messages[: said[0] if said else None],
         "target": "",
         "messages": messages,
-        "output": {
-            "model": episode.model,
-            "choices": [{"message": messages[index]} for index in said[-1:]],
-        },
+        "output": {"choices": [{"message": messages[index]} for index in said[-1:]]},
         "scores": {"reward": {"value": result.reward}} if is_graded(episode) else None,
         "metadata": {"seed": episode.seed, "task_hash": episode.task_hash}
         | {name: getattr(result, name) for name in _OF_RESULT},
         "model_usage": {episode.model or "none": _usage(result.metrics)},
         "total_time": result.metrics.get("seconds"),
         "completed": True,
-        "error": error,
+        "error": error | _NO_TRACE if result.status is Status.ABORTED else None,
     }
 
 
@@ -141,15 +127,7 @@ def _message(message: Message, model: str) -> dict[str, Any]:
         return {"role": role, "content": text, "tool_call_id": call, "function": function}
     if role != "assistant":
         return {"role": "user" if role == "user" else "system", "content": text}
-    calls = [
-        {
-            "id": call.id,
-            "function": call.name,
-            "arguments": call.arguments,
-            "parse_error": call.unreadable and f"unreadable: {call.unreadable}",
-        }
-        for call in calls_of(message)
-    ]
+    calls = [call._asdict() for call in calls_of(message)]
     parts = [{"type": "text", "text": text}]
     if reasoning := message.get("reasoning_content"):
         parts.insert(0, {"type": "reasoning", "reasoning": str(reasoning)})

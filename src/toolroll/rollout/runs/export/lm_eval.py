@@ -16,14 +16,9 @@ from typing import Any
 import orjson
 
 from toolroll.rollout.errors import UsageError
-from toolroll.rollout.runs.export.recorded_run import (
-    RecordedRun,
-    file_part,
-    is_graded,
-    mean_and_error,
-    new_folder,
-)
-from toolroll.rollout.runs.pass_at_k import pass_hat_k
+from toolroll.rollout.runs.export.recorded_run import RecordedRun, file_part, is_graded
+from toolroll.rollout.runs.pass_at_k import mean_and_error, pass_hat_k
+from toolroll.rollout.runtime.disk import new_folder
 from toolroll.rollout.runtime.jsonable import json_bytes
 from toolroll.rollout.types import Episode
 

@@ -12,14 +12,14 @@ from toolroll.rollout.types import Message
 
 
 class RecordedCall(NamedTuple):
-    """A tool call of an assistant message. `arguments` is {} if `unreadable`, the arguments as the
-    model wrote them, is not None.
+    """A tool call of an assistant message, with the names of Inspect. If the arguments are not a
+    JSON object, `arguments` is {}, and `parse_error` has them as they were written.
     """
 
     id: str
-    name: str
+    function: str
     arguments: dict[str, Any]
-    unreadable: str | None
+    parse_error: str | None
 
 
 def calls_of(message: Message) -> Iterator[RecordedCall]:
@@ -35,7 +35,7 @@ def calls_of(message: Message) -> Iterator[RecordedCall]:
         if isinstance(arguments, dict):
             yield RecordedCall(number, name, arguments, None)
         else:
-            yield RecordedCall(number, name, {}, str(written))
+            yield RecordedCall(number, name, {}, f"no JSON object: {written}")
 
 
 def text_of(content: Any) -> str:

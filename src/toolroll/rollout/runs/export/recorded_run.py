@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import re
-import shutil
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from statistics import stdev
 from typing import Any
 
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.runs.episode_file import FILE_NAME, read_episodes
 from toolroll.rollout.runs.provenance import latest
 from toolroll.rollout.runs.run_directory import read_run_file, refuse_no_run
-from toolroll.rollout.runtime.disk import writing
 from toolroll.rollout.types import Episode, Status
 
 
@@ -74,29 +70,3 @@ def file_part(name: str, between: str = "-") -> str:
     digits, `.`, `-` and `_`.
     """
     return re.sub(r"[^A-Za-z0-9._-]+", between, name)
-
-
-def mean_and_error(means: Sequence[float]) -> tuple[float, float | None]:
-    """Return the mean over tasks and its standard error, which is None if there is one task."""
-    error = stdev(means) / len(means) ** 0.5 if len(means) > 1 else None
-    return sum(means) / len(means), error
-
-
-@contextmanager
-def new_folder(folder: Path) -> Iterator[None]:
-    """Create `folder`. If the `with` block fails, remove it.
-
-    Raise `UsageError` if `folder` exists, or if it or a file in it cannot be written.
-    """
-    if folder.exists():
-        raise UsageError(f"{folder} already exists")
-    try:
-        folder.mkdir(parents=True)
-    except OSError as error:
-        raise UsageError(f"cannot create {folder}: {error.strerror}") from error
-    try:
-        with writing(folder, "The incomplete folder is removed"):
-            yield
-    except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
-        raise
