@@ -214,7 +214,12 @@ def test_calls_and_their_results(tmp_path: Path) -> None:
         "A pond.",
     )
     assert step["tool_calls"] == [
-        {"tool_call_id": "c1", "function_name": "look", "arguments": {"at": 1}, "extra": None},
+        {
+            "tool_call_id": "c1",
+            "function_name": "look",
+            "arguments": {"at": 1},
+            "extra": {"parse_error": None},
+        },
         {
             "tool_call_id": "c2",
             "function_name": "look",

@@ -139,12 +139,8 @@ def _step(message: Message, turns: Iterator[Sampled]) -> Step:
     if message.get("role") != "assistant":
         return {"source": "user" if message.get("role") == "user" else "system", "message": text}
     calls = [
-        {
-            "tool_call_id": call.id,
-            "function_name": call.function,
-            "arguments": call.arguments,
-            "extra": {"parse_error": call.parse_error} if call.parse_error else None,
-        }
+        {"tool_call_id": call.id, "function_name": call.function, "arguments": call.arguments}
+        | {"extra": {"parse_error": call.parse_error}}
         for call in calls_of(message)
     ]
     return {

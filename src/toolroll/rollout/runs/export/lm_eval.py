@@ -67,16 +67,17 @@ def _documents(episodes: Iterable[Episode], models: set[str]) -> Documents:
     graded episodes to `models`.
     """
     by_task: dict[tuple[int, str], dict[str, Any]] = {}
-    samples: dict[tuple[int, str], list[tuple[float | None, str]]] = defaultdict(list)
+    samples: dict[tuple[int, str], list[tuple[int, float | None, str]]] = defaultdict(list)
     for episode in episodes:
         if is_graded(episode):
             models.add(episode.model)
             task = episode.task_index, episode.task_id
             by_task.setdefault(task, _document(episode))
-            samples[task].append((episode.result.reward, episode.result.response))
+            result = episode.result
+            samples[task].append((episode.sample, result.reward, result.response))
     counts = {len(of_task) for of_task in samples.values()}
     for task, document in by_task.items():
-        rewards, responses = zip(*samples[task], strict=True)
+        _, rewards, responses = zip(*sorted(samples[task]), strict=True)
         metrics = {"reward": sum(rewards) / len(rewards)}
         if len(counts) == 1:
             metrics |= {f"pass^{k}": pass_hat_k([rewards], k) for k in range(1, len(rewards) + 1)}
