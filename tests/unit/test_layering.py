@@ -103,7 +103,7 @@ ROOMS = (
 
 
 SERVER_ROOMS = (
-    ("errors", "sampling_defaults", "endpoint_settings"),
+    ("errors", "endpoint_settings"),
     ("requests",),
     ("conversation",),
     ("answers",),

@@ -17,7 +17,7 @@ from yarl import URL
 from toolroll.rollout.engine.sampling_params import KNOWN
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.server import EndpointSettings
-from toolroll.rollout.server.sampling_defaults import SamplingDefaults
+from toolroll.rollout.server.endpoint_settings import SamplingDefaults
 from toolroll.rollout.testing import Fault
 
 FORMS = {

@@ -16,7 +16,7 @@ import orjson
 from pydantic import ValidationError
 
 from toolroll.rollout.engine.sampling_params import KNOWN
-from toolroll.rollout.server.endpoint_settings import EndpointSettings
+from toolroll.rollout.server.endpoint_settings import EndpointSettings, sampling_defaults
 from toolroll.rollout.server.errors import invalid, refusal_of, refused
 from toolroll.rollout.server.requests.request_bodies import (
     ChatRequest,
@@ -25,7 +25,6 @@ from toolroll.rollout.server.requests.request_bodies import (
 )
 from toolroll.rollout.server.requests.tool_choice import call_closer, call_grammar, strict_tag
 from toolroll.rollout.server.requests.tool_list import ToolList
-from toolroll.rollout.server.sampling_defaults import sampling_defaults
 
 NO_LIMIT = 1 << 30
 """The token limit of a request that sets none. It is reduced to the room that is left in the
