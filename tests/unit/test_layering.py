@@ -109,7 +109,7 @@ SERVER_ROOMS = (
     ("answers",),
     ("dialects", "disk"),
     ("sessions",),
-    ("metrics", "replies", "endpoint", "streaming", "queries"),
+    ("metrics", "replies", "endpoint", "queries"),
     ("http", "in_process"),
 )
 """The rooms and modules of `rollout/server`, in the same way. Modules of one line that are no

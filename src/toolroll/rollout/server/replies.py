@@ -1,5 +1,8 @@
 """`Reply`: one request to the endpoint, from its body to its answer, as a class with one method for
 each step.
+
+Invariants: before the last event of a streamed answer is sent, the answer is committed and, if
+there is a store, saved. A failure after the first event is sent as an event.
 """
 
 from __future__ import annotations
@@ -7,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -36,9 +39,9 @@ from toolroll.rollout.server.conversation.prefill import (
 )
 from toolroll.rollout.server.conversation.stored_response import Origin
 from toolroll.rollout.server.conversation.template_cache import TemplateCache
-from toolroll.rollout.server.dialects.dialect import Dialect, ParsedRequest
+from toolroll.rollout.server.dialects.dialect import Dialect, Event, ParsedRequest, ReplyWriter
 from toolroll.rollout.server.endpoint_settings import EndpointSettings
-from toolroll.rollout.server.errors import ApiError
+from toolroll.rollout.server.errors import ApiError, api_error
 from toolroll.rollout.server.metrics import Metrics
 from toolroll.rollout.server.requests.sampling import (
     EngineCapabilities,
@@ -286,6 +289,56 @@ class Reply(PendingRequest):
         if self._body is None:
             self._body = orjson.dumps(self.dialect.body(self.parsed, self.result))
         return self._body
+
+    # --- streaming --------------------------------------------------------------------------------
+
+    async def opened(self) -> None:
+        """Wait until the stream has an event to send. Raise any error that occurs before the first
+        token, so that it becomes an HTTP error, which SDKs can retry.
+        """
+        while not self.task.done() and not any(self.progress):
+            await self.changed.wait()
+        if self.failed:
+            self.outcome()
+
+    async def event_lines(self) -> AsyncIterator[bytes]:
+        """Yield the whole stream as server-sent events, in the format of the dialect."""
+        writer = self.dialect.writer(self.parsed, self.result)
+        try:
+            async for event in self._events(writer):
+                yield self.dialect.line(event)
+        except Exception as failure:  # noqa: BLE001 - any error becomes an event
+            error = api_error(failure)
+            self.endpoint.metrics.errors[error.code] += 1
+            yield self.dialect.line(writer.failed(error))
+        yield self.dialect.done
+
+    async def _events(self, writer: ReplyWriter) -> AsyncIterator[Event]:
+        """Yield the events of the reply. If the request fails, raise its error."""
+        streams = [self.stream(index) for index in range(self.parsed.request.n)]
+        for event in writer.start():
+            yield event
+        done = False
+        while not done:
+            changed, done = self.changed, self.task.done()
+            for index, stream in enumerate(streams):
+                for step in stream.feed(self.progress[index]):
+                    for event in writer.add(index, step):
+                        yield event
+            if not done:
+                await changed.wait()
+        choices = self.outcome().choices
+        rest = [
+            stream.finish(choice.completion, choice.text, choice.turn)
+            for stream, choice in zip(streams, choices, strict=True)
+        ]
+        await self.deliver()
+        for index, steps in enumerate(rest):
+            for step in steps:
+                for event in writer.add(index, step):
+                    yield event
+        async for event in writer.finish():
+            yield event
 
 
 class ChatReply(Reply):

@@ -38,7 +38,6 @@ from toolroll.rollout.server.replies import Reply
 from toolroll.rollout.server.requests.received import Received, decoded
 from toolroll.rollout.server.sessions.live_session import LiveSession
 from toolroll.rollout.server.sessions.pending import retry_number
-from toolroll.rollout.server.streaming import event_lines, opened
 from toolroll.rollout.template.encode import Encoder
 
 logger = logging.getLogger(__name__)
@@ -128,7 +127,7 @@ class InProcessTransport:
         pending.join(reply)
         if reply.parsed.request.stream:
             try:
-                await opened(reply)
+                await reply.opened()
             except BaseException:
                 pending.leave(reply)
                 raise
@@ -164,7 +163,7 @@ def _byte_stream(http: Any, reply: Reply) -> Any:
 
         async def __aiter__(self) -> AsyncIterator[bytes]:
             try:
-                async for line in event_lines(reply):
+                async for line in reply.event_lines():
                     yield line
             finally:
                 await self.aclose()
