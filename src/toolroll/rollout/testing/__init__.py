@@ -13,8 +13,6 @@ from toolroll.rollout.testing.faults import (
     drop_logprob,
     fault_at,
 )
-from toolroll.rollout.testing.logprob import reference_logprob, reference_logprobs
-from toolroll.rollout.testing.model_engine import load_engine
 from toolroll.rollout.testing.policy import (
     LoggedRequest,
     Policy,
@@ -23,8 +21,14 @@ from toolroll.rollout.testing.policy import (
     echo,
     script,
 )
-from toolroll.rollout.testing.reference_policy import play_references, reference_policy
+from toolroll.rollout.testing.reference_policy import (
+    play_episode,
+    play_references,
+    reference_policy,
+)
 from toolroll.rollout.testing.sampler import TokenSplitter
+from toolroll.rollout.testing.scripted_source import reference_logprob, reference_logprobs
+from toolroll.rollout.testing.serve import load_engine
 
 __all__ = [
     "EmbeddedEngine",
@@ -41,6 +45,7 @@ __all__ = [
     "fault_at",
     "load_embedded_tokenizer",
     "load_engine",
+    "play_episode",
     "play_references",
     "reference_logprob",
     "reference_logprobs",
