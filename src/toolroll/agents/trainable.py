@@ -303,7 +303,7 @@ class TrainableAgentMixin:
                 return None
             return template.reformulated(one_call_a_turn)
         if self._own_template is None or self._own_template[0] is not template:
-            self._own_template = template, template.with_head(self._head)
+            self._own_template = template, template.variant(head_hook=self._head)
         return self._own_template[1]
 
     def _direct_template(self, tokenizer: Any) -> ChatTemplate:

@@ -102,7 +102,7 @@ class EmbeddedEngine(EngineCore):
 
     async def __aexit__(self, *exc: object) -> None:
         if self._runner is not None:
-            self.stop()
+            self.abort(every=True)
             await self._runner.cleanup()
             await self._source.aclose()
 

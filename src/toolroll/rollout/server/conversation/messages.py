@@ -17,6 +17,7 @@ import orjson
 
 from toolroll.parsers.reading.resolve import Schema
 from toolroll.rollout.errors import TemplateError
+from toolroll.rollout.runtime.jsonable import common_prefix
 from toolroll.rollout.server.errors import ApiError, invalid, not_rendered, refused
 from toolroll.rollout.server.requests.received import too_deep, too_deep_text
 from toolroll.rollout.server.requests.tool_list import Schemas
@@ -382,9 +383,7 @@ def _differ(name: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> b
 
 
 def _excerpts(before: str, after: str) -> str:
-    pairs = enumerate(zip(before, after, strict=False))
-    end = min(len(before), len(after))
-    start = max(0, next((index for index, (a, b) in pairs if a != b), end) - _EXCERPT)
+    start = max(0, common_prefix(before, after) - _EXCERPT)
     return " became ".join(
         repr(f"{'...' if start else ''}{text[start : start + 2 * _EXCERPT]}")
         + ("..." if len(text) > start + 2 * _EXCERPT else "")
