@@ -17,7 +17,7 @@ from typing import Any
 import orjson
 
 from toolroll.parsers.reading.schema import Offered
-from toolroll.rollout.engine import LORA_PATH, EncodedRequest
+from toolroll.rollout.engine import LORA_PATH, EncodedRequest, ModelInfo
 from toolroll.rollout.model.model import Model
 from toolroll.rollout.model.turn import before_stop, parse_options, parse_turn, stop_ids
 from toolroll.rollout.runtime.threads import call_of_size
@@ -44,7 +44,6 @@ from toolroll.rollout.server.endpoint_settings import EndpointSettings
 from toolroll.rollout.server.errors import ApiError, api_error
 from toolroll.rollout.server.metrics import Metrics
 from toolroll.rollout.server.requests.sampling import (
-    EngineCapabilities,
     apply_tool_choice,
     default_limit,
     sampling_params,
@@ -72,7 +71,9 @@ class Serving:
         self.store = store
         self.metrics = Metrics()
         self.sessions = Sessions(settings, model.open_session, store)
-        self.capabilities = EngineCapabilities()
+        self.model_info = ModelInfo()
+        self.dropped: frozenset[str] = frozenset()
+        """The sampling parameters that a router in front of the engine drops."""
         self.templates = TemplateCache(model.template)
 
     @property
@@ -111,7 +112,11 @@ class Reply(PendingRequest):
     ) -> None:
         # first, because it limits `n`
         self.params = sampling_params(
-            parsed.request, endpoint.settings, endpoint.capabilities, live.sampling_params
+            parsed.request,
+            endpoint.settings,
+            endpoint.model_info,
+            live.sampling_params,
+            dropped=endpoint.dropped,
         )
         if lora_path := endpoint.lora_path(parsed.request.model):
             self.params[LORA_PATH] = lora_path
@@ -352,7 +357,7 @@ class ChatReply(Reply):
             self.parsed.tools,
             self.model.parser.name,
             self.params,
-            dropped=endpoint.capabilities.dropped,
+            dropped=endpoint.dropped,
         )
         if request.continue_final_message:
             check_continued(request, self.use)
@@ -370,7 +375,7 @@ class ChatReply(Reply):
         prompt = self.live.tree.plan(
             messages, self.use.tools, self.template, self.model.parser.reasoning
         )
-        length = self.endpoint.capabilities.context_length
+        length = self.endpoint.model_info.context_length
         if prefill:
             prompt = with_prefill(prompt, prefill)
         elif settings.cut_first_prompt and length is not None:

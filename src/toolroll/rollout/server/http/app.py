@@ -410,7 +410,7 @@ class EndpointServer:
 
     async def _metrics(self, request: web.Request) -> web.StreamResponse:
         self._all(request)
-        lives, kept = self.endpoint.sessions.all(), self.endpoint.capabilities.session_cache
+        lives, kept = self.endpoint.sessions.all(), self.endpoint.model_info.session_cache is True
         text = self.endpoint.metrics.text(
             {
                 "sessions": ("Live sessions.", len(lives)),

@@ -336,7 +336,7 @@ async def prompt_logprobs(endpoint: Endpoint, ids: Sequence[int], top: int) -> d
     too long, and `EngineError` if the engine answers without logprobs.
     """
     await endpoint.refresh()
-    limits, engine = endpoint.capabilities, endpoint.model.engine
+    limits, engine = endpoint.model_info, endpoint.model.engine
     sent = [int(index) for index in ids]
     if not sent or top < 1:
         raise UsageError("get_logprobs needs a prompt that is not empty, and a top_k of at least 1")
