@@ -5,14 +5,16 @@ serves the embedded engine until it is interrupted.
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from collections.abc import Awaitable
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter, ValidationError
+
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.model.tokenizers import DESK_MODEL, desk_model_path, load_tokenizer
+from toolroll.rollout.runtime.complaints import complaints
 from toolroll.rollout.runtime.event_loop import stop_signals
 from toolroll.rollout.settings import EmbeddedEngineSettings
 from toolroll.rollout.testing.engine import EmbeddedEngine
@@ -21,13 +23,7 @@ from toolroll.rollout.testing.policy import Policy, PolicyRequest, Reply, echo, 
 
 logger = logging.getLogger(__name__)
 
-_SHAPES = (
-    'It must be a JSON object {"routing key": ["reply", ...]}, or have a line {"routing_key": '
-    '"...", "replies": ["...", ...]} for '
-    "each key."
-)
-
-
+_SCRIPT = TypeAdapter(dict[str, list[str]])
 _CONTEXT_LENGTH = 32768
 _RUNNING = 64
 
@@ -111,10 +107,15 @@ def _policy(path: Path | None) -> Policy:
     if path is None:
         return echo
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        replies = _SCRIPT.validate_json(path.read_bytes(), strict=True)
+    except OSError as error:
         raise UsageError(f"--script {path} cannot be read: {error}") from error
-    return _warn_if_used_up(_read_script(text, path))
+    except ValidationError as error:
+        raise UsageError(
+            f'--script {path} is not a JSON object {{"routing key": ["reply", ...]}}: '
+            f"{complaints(error)}"
+        ) from error
+    return _warn_if_used_up(replies)
 
 
 def _warn_if_used_up(replies: dict[str, list[str]]) -> Policy:
@@ -135,31 +136,3 @@ def _warn_if_used_up(replies: dict[str, list[str]]) -> Policy:
         return policy(request)
 
     return reply
-
-
-def _read_script(text: str, path: Path) -> dict[str, list[str]]:
-    """Return the replies by routing key. `text` is either one JSON object of lists, or has one line
-    `{"routing_key": ..., "replies": [...]}` per key.
-    """
-    try:
-        lines = _lines(text)
-    except (json.JSONDecodeError, KeyError, TypeError) as error:
-        raise UsageError(f"--script {path} is not a script: {error!r}. {_SHAPES}") from error
-    rows = lines.values() if isinstance(lines, dict) else ["not an object"]
-    if not all(
-        isinstance(row, list) and all(isinstance(reply, str) for reply in row) for row in rows
-    ):
-        raise UsageError(f"--script {path} is not a script. {_SHAPES}")
-    return dict(lines)
-
-
-def _lines(text: str) -> Any:
-    try:
-        whole = json.loads(text)
-    except json.JSONDecodeError:
-        rows = [row for row in text.splitlines() if row.strip()]
-        if len(rows) < 2:
-            raise
-        return {row["routing_key"]: row["replies"] for row in map(json.loads, rows)}
-    one_line = isinstance(whole, dict) and set(whole) == {"routing_key", "replies"}
-    return {whole["routing_key"]: whole["replies"]} if one_line else whole
