@@ -14,6 +14,7 @@ from openai import BadRequestError, InternalServerError, OpenAI
 from support.client_scenario import SAID, play, saying
 from support.endpoints import Bench, endpoint
 from support.episodes import call
+from support.hostile import drop_logprob
 from support.listed_environment import TOOL
 from support.qwen import qwen3_tokenizer, tokenizer_for, trl_template
 
@@ -27,7 +28,6 @@ from toolroll.rollout.server.in_process import (
 from toolroll.rollout.testing import (
     Fault,
     Reply,
-    drop_logprob,
     load_embedded_tokenizer,
 )
 

@@ -10,7 +10,6 @@ from toolroll.rollout.testing.engine import EmbeddedEngine, serve_in_thread
 from toolroll.rollout.testing.faults import (
     Fault,
     FaultPlan,
-    drop_logprob,
     fault_at,
 )
 from toolroll.rollout.testing.policy import (
@@ -39,7 +38,6 @@ __all__ = [
     "PolicyRequest",
     "Reply",
     "TokenSplitter",
-    "drop_logprob",
     "echo",
     "embedded_tokenizer_path",
     "fault_at",
