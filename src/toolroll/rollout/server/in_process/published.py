@@ -141,12 +141,7 @@ class DummyManagedServer:
 
     async def chat_completion(self, **kwargs: Any) -> ChatCompletion:
         """Return a chat completion from `server`."""
-        asked = {**self._named, **kwargs}
-        if isinstance(self.server, AsyncOpenAI):
-            asked.pop("split", None)
-            reply: ChatCompletion = await self.server.chat.completions.create(**asked)
-        else:
-            reply = await self.server.chat_completion(**asked)
+        reply: ChatCompletion = await self._ask("chat_completion", kwargs)
         before = _written(kwargs.get("messages") or ())
         for choice in reply.choices:
             self._keep(f"{before}assistant:{choice.message.content or ''}", choice.finish_reason)
@@ -154,15 +149,18 @@ class DummyManagedServer:
 
     async def completion(self, **kwargs: Any) -> Completion:
         """Return a text completion from `server`."""
-        asked = {**self._named, **kwargs}
-        if isinstance(self.server, AsyncOpenAI):
-            asked.pop("split", None)
-            reply: Completion = await self.server.completions.create(**asked)
-        else:
-            reply = await self.server.completion(**asked)
+        reply: Completion = await self._ask("completion", kwargs)
         for choice in reply.choices:
             self._keep(f"{kwargs.get('prompt') or ''}{choice.text}", choice.finish_reason)
         return reply
+
+    async def _ask(self, name: str, kwargs: Mapping[str, Any]) -> Any:
+        asked = {**self._named, **kwargs}
+        if not isinstance(self.server, AsyncOpenAI):
+            return await getattr(self.server, name)(**asked)
+        asked.pop("split", None)
+        client = self.server.chat if name == "chat_completion" else self.server
+        return await client.completions.create(**asked)
 
     async def get_logprobs(self, **kwargs: Any) -> dict[str, Any]:
         """Raise `UsageError`, because a server without token ids has no prompt logprobs."""
