@@ -10,7 +10,6 @@ the OpenRLHF adapter imports `openai`.
 from toolroll.rollout.server.in_process.client import ToolrollClient
 from toolroll.rollout.server.in_process.managed import ManagedSession, managed_session
 from toolroll.rollout.server.in_process.managed_server import ManagedServer
-from toolroll.rollout.server.in_process.nodes import SequenceNode
 from toolroll.rollout.server.in_process.published import (
     AtroposManagedClient,
     ChoiceLogprobs,
@@ -19,6 +18,7 @@ from toolroll.rollout.server.in_process.published import (
     EnhancedChoice,
     LogprobContent,
     ManagedServerAdapter,
+    SequenceNode,
 )
 
 __all__ = [

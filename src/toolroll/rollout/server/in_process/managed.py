@@ -27,7 +27,7 @@ from toolroll.rollout.server.conversation.messages import read_messages
 from toolroll.rollout.server.endpoint import Endpoint
 from toolroll.rollout.server.endpoint_settings import EndpointSettings
 from toolroll.rollout.server.in_process.client import ToolrollClient
-from toolroll.rollout.server.in_process.nodes import trajectory_node, tree_nodes
+from toolroll.rollout.server.in_process.published import trajectory_node, tree_nodes
 from toolroll.rollout.server.sessions.live_session import LiveSession
 from toolroll.rollout.template import ChatTemplate
 from toolroll.rollout.template.chat_template import HistoryPolicy
