@@ -2,8 +2,7 @@
 
 The outcome of a task, such as a renewal that rule R2 forbids, is drawn first, so that no outcome is
 rare. The values in a library are never close to a limit in the rules: for example, a generated loan
-is at most 9 or at least 18 days overdue. None of the words in generated titles, names and requests
-occurs in the hand-written tasks.
+is at most 9 or at least 18 days overdue.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ from collections.abc import Iterator
 from datetime import date, timedelta
 from typing import Any
 
+from toolroll.agents.environments.desk import words
 from toolroll.agents.environments.desk.rules import (
     SETTLE,
     Book,
@@ -151,7 +151,7 @@ def _title(library: Library, thing: Book | Loan | Hold | None) -> str:
 
 
 def _words(rng: random.Random, request: Settled) -> str:
-    return rng.choice(_REQUESTS[request.kind]).format(title=request.title)
+    return rng.choice(words.REQUESTS[request.kind]).format(title=request.title)
 
 
 # --- the library ----------------------------------------------------------------------------------
@@ -164,7 +164,7 @@ def _library(rng: random.Random, *, held_out: bool, blocked: bool) -> Library:
     cards = _cards(rng, held_out=held_out)
     for number, card in enumerate(cards):
         is_first = number == 0
-        name = f"{rng.choice(_FIRST_NAMES)} {rng.choice(_LAST_NAMES)}"
+        name = f"{rng.choice(words.FIRST_NAMES)} {rng.choice(words.LAST_NAMES)}"
         library.members.append(
             Member(
                 card,
@@ -188,7 +188,7 @@ def _fill(rng: random.Random, library: Library, *, held_out: bool) -> None:
     titles = _titles(rng, loans + holds + 2, held_out=held_out)
     for position, title in enumerate(titles):
         lent, on_hold = position < loans, loans <= position < loans + holds
-        book = Book(f"B{next(ids)}", title, rng.choice(_LAST_NAMES), "lending", 0)
+        book = Book(f"B{next(ids)}", title, rng.choice(words.LAST_NAMES), "lending", 0)
         library.books.append(book)
         if lent:
             renewals = rng.randint(0, 4 if plus else 2)
@@ -223,12 +223,12 @@ def _titles(rng: random.Random, count: int, *, held_out: bool) -> list[str]:
     """Return titles. No two of them share a word."""
     titles: list[str] = []
     used: set[int] = set()
-    for adjective in rng.sample(range(len(_ADJECTIVES)), count):
-        noun = rng.randrange(len(_NOUNS))
+    for adjective in rng.sample(range(len(words.ADJECTIVES)), count):
+        noun = rng.randrange(len(words.NOUNS))
         while noun in used or ((adjective + 3 * noun) % 10 == 0) != held_out:
-            noun = rng.randrange(len(_NOUNS))
+            noun = rng.randrange(len(words.NOUNS))
         used.add(noun)
-        titles.append(f"The {_ADJECTIVES[adjective]} {_NOUNS[noun]}")
+        titles.append(f"The {words.ADJECTIVES[adjective]} {words.NOUNS[noun]}")
     return titles
 
 
@@ -256,77 +256,3 @@ def _waived_on(rng: random.Random) -> str:
 def _due(rng: random.Random) -> str:
     first, days = (date(2031, 1, 2), 50) if rng.random() < 0.25 else (date(2031, 3, 1), 30)
     return str(first + timedelta(days=rng.randrange(days)))
-
-
-# --- words ----------------------------------------------------------------------------------------
-
-
-_ADJECTIVES = (
-    "Amber Silver Hidden Broken Gentle Hollow Crimson Distant Empty Frozen Golden Humble Iron "
-    "Jagged Lonely Marble Narrow Olive Patient Rustic Scarlet Tidal Velvet Wandering Azure Bitter "
-    "Copper Dusty Early Faded Grand Hungry Ivory Lucky Misty Nimble Painted Restless Secret Tall"
-).split()
-
-_NOUNS = (
-    "Anchor Barrel Candle Desert Echo Falcon Garden Harvest Island Jacket Kettle Lantern Meadow "
-    "Needle Orchid Pirate Quarry River Shadow Teapot Umbrella Valley Window Yard Acrobat Bridle "
-    "Castle Dancer Elephant Forest Glacier Hammer Insect Journey Kingdom Ladder Mirror Nest Ocean "
-    "Pepper"
-).split()
-
-_FIRST_NAMES = (
-    "Abel Cora Dina Emil Fay Gus Ines Jonas Kaya Leo Mara Nina Otto Pia Rosa Sven".split()
-)
-_LAST_NAMES = "Adler Bloom Castro Dahl Evans Frost Gray Hahn Ito Jensen Kern Lopez Moor".split()
-
-_REQUESTS = {
-    "renew": (
-        "Please renew {title} for me.",
-        "Can I keep {title} for three more weeks?",
-        "I need {title} a little longer, please extend it.",
-        "Would you renew my loan of {title}?",
-        "I am not through with {title}. Renew it, please.",
-        "I would like to renew {title}. Until when may I keep it?",
-    ),
-    "hold": (
-        "Please reserve {title} for me.",
-        "I would like to place a hold on {title}.",
-        "Put me on the waiting list for {title}, please.",
-        "Could you put a hold on {title}?",
-        "I would love to read {title}. Please put me on the list.",
-        "Reserve {title}, please. Which place in the queue do I get?",
-    ),
-    "cancel": (
-        "Please cancel my hold on {title}.",
-        "Take me off the waiting list for {title}.",
-        "I no longer need {title}, so cancel my hold.",
-        "Drop my reservation of {title}, please.",
-    ),
-    "waive": (
-        "Please waive my late fees.",
-        "Can you drop what I owe? I was ill.",
-        "My fees are unfair. Please remove them.",
-        "Please forgive my late fees this once.",
-    ),
-    "due": (
-        "When is {title} due? Only tell me the date.",
-        "Which day do I have to bring back {title}?",
-        "What is the due date of {title}?",
-    ),
-    "owed": (
-        "How much do I owe you?",
-        "What do I owe the library at the moment?",
-        "Please tell me the amount of my fees.",
-    ),
-    "lost": (
-        "I have lost {title}.",
-        "I left {title} on a train, and it is gone.",
-        "My dog ate {title}. It cannot be read any more.",
-    ),
-    "complaint": (
-        "I want to complain about a colleague of yours.",
-        "Your colleague was rude to me. I want to complain about it.",
-        "I wish to make a complaint about your staff.",
-    ),
-}
-"""What a member writes, by the kind of request."""
