@@ -55,7 +55,8 @@ from toolroll.rollout.runs.environment_results import check_messages
 from toolroll.rollout.runs.environment_runner import EnvironmentRunner
 from toolroll.rollout.runtime.foreign import guarded
 from toolroll.rollout.settings import RolloutArgs
-from toolroll.rollout.template import ChatTemplate, last_message_delta
+from toolroll.rollout.template import ChatTemplate
+from toolroll.rollout.template.transcript import last_message_delta
 from toolroll.rollout.types import (
     InteractionResult,
     Message,
