@@ -65,6 +65,7 @@ class ToolCallParser(ABC):
         self,
         text: str,
         *,
+        ids: Sequence[int] | None = None,
         offsets: Sequence[Span] | None = None,
         tools: OfferedTools | None = None,
         in_reasoning: bool | None = None,
@@ -74,14 +75,15 @@ class ToolCallParser(ABC):
 
         Args:
             text: The reply, without the stop token.
-            offsets: For each token of `text`, its character range `[start, stop)` in `text`.
+            ids: The token ids of `text`.
+            offsets: For each of `ids`, its character range `[start, stop)` in `text`.
             tools: The tools that were offered. If it is None, names and arguments are not checked.
             in_reasoning: True if the prompt opened the reasoning, False if it did not, None if this
                 is unknown.
             calls_as_text: If True, return no calls: all text from the first call on is content.
         """
         stream = self.stream(tools=tools, in_reasoning=in_reasoning, calls_as_text=calls_as_text)
-        stream.finish(text, offsets=offsets)
+        stream.finish(text, ids=ids, offsets=offsets)
         return stream.reply
 
     def stream(
@@ -181,12 +183,14 @@ class ReplyStream:
         )
         self._steps = parser.read(self._source, self._out, in_reasoning=in_reasoning)
 
-    def feed(self, text: str, *, offsets: Sequence[Span] | None = None) -> list[Delta]:
+    def feed(
+        self, text: str, *, ids: Sequence[int] | None = None, offsets: Sequence[Span] | None = None
+    ) -> list[Delta]:
         """Add the next piece of text. Return the deltas that no later text can change.
 
         `offsets` are relative to the piece. With offsets, each piece must consist of whole tokens.
         """
-        self._take(text, offsets)
+        self._take(text, ids, offsets)
         self._run()
         return self._out.drain()
 
@@ -196,11 +200,13 @@ class ReplyStream:
         self._run()
         return self._out.drain()
 
-    def finish(self, text: str, *, offsets: Sequence[Span] | None = None) -> list[Delta]:
+    def finish(
+        self, text: str, *, ids: Sequence[int] | None = None, offsets: Sequence[Span] | None = None
+    ) -> list[Delta]:
         """Add the last piece and end the reply. This does what `feed` and `close` do, in one
         call.
         """
-        self._take(text, offsets)
+        self._take(text, ids, offsets)
         return self.close()
 
     @property
@@ -208,9 +214,13 @@ class ReplyStream:
         """The reply. It is complete after `close`."""
         return self._out.reply()
 
-    def _take(self, text: str, offsets: Sequence[Span] | None) -> None:
+    def _take(self, text: str, ids: Sequence[int] | None, offsets: Sequence[Span] | None) -> None:
         if self._source.closed:
             raise ValueError("the stream is closed: create a new one for each reply")
+        if ids is not None and offsets is not None and len(ids) != len(offsets):
+            raise ValueError(
+                f"{len(ids)} ids have {len(offsets)} offsets: give one [start, stop) for each id"
+            )
         self._source.feed(text, offsets)
 
     def _run(self) -> None:

@@ -94,7 +94,7 @@ def test_pieces_of_tokens_are_read_like_the_whole(kind: type[ToolCallParser]) ->
             "in_reasoning": picks.choice((None, True, False)),
             "calls_as_text": picks.random() < 0.2,
         }
-        whole = parser.parse(text, offsets=spans, **options)
+        whole = parser.parse(text, ids=range(len(spans)), offsets=spans, **options)
         assert not lost(parser, text, whole), text
         stream, deltas = parser.stream(**options), []
         rate = picks.choice((0.2, 1.0))

@@ -135,7 +135,7 @@ def test_with_token_ids_only_the_control_token_opens_a_call() -> None:
         (len(text) - 12, len(text))
     ]
     parser = get_parser("qwen25", ("<tool_call>", "</tool_call>"))
-    reply = parser.parse(text, offsets=spans, tools=TOOLS)
+    reply = parser.parse(text, ids=list(range(len(spans))), offsets=spans, tools=TOOLS)
     assert reply.content == quoted.strip()
     (call,) = reply.tool_calls
     assert call.ok

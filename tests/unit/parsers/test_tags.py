@@ -67,7 +67,9 @@ def test_a_control_token_that_starts_a_parameter_is_never_part_of_a_value(name: 
         "|".join(map(re.escape, sorted(filter(None, tags), key=len)[::-1])) + "|.|\n"
     )
     offsets = [match.span() for match in tokens.finditer(text)]
-    reply = get_parser(name, tags).parse(text, offsets=offsets, tools=BOTH, in_reasoning=False)
+    reply = get_parser(name, tags).parse(
+        text, ids=range(len(offsets)), offsets=offsets, tools=BOTH, in_reasoning=False
+    )
     assert [(call.name, call.status) for call in reply.tool_calls] == [
         ("f", CallStatus.INVALID_JSON)
     ]

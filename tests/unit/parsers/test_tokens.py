@@ -45,6 +45,7 @@ def test_a_quoted_marker_is_text_and_a_call_knows_its_tokens(form: Format) -> No
     spans = tokenised(quoted, written, markers)
     reply = parser.parse(
         quoted + written,
+        ids=list(range(len(spans))),
         offsets=spans,
         tools=TOOLS,
         in_reasoning=False,
@@ -63,3 +64,8 @@ def test_a_quoted_marker_is_text_and_a_call_knows_its_tokens(form: Format) -> No
             < call.span[1]
             <= spans[call.token_span[1] - 1][1]
         )
+
+
+def test_ids_and_offsets_must_agree() -> None:
+    with pytest.raises(ValueError, match="2 ids have 1 offsets"):
+        get_parser("hermes").parse("x", ids=[1, 2], offsets=[(0, 1)])

@@ -115,6 +115,7 @@ def parse_turn(
     offsets = template.encoder.offsets(plain, sampled.body)
     parsed = model.parser.parse(
         text,
+        ids=plain,
         offsets=offsets,
         **parse_options(tools, in_reasoning=in_reasoning, streamed=streamed),
     )
