@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import pytest
-from openai import BadRequestError, OpenAI
+from openai import BadRequestError
 from support.endpoints import endpoint
 from support.episodes import call
 from support.listed_environment import TOOL
@@ -77,16 +76,6 @@ async def test_without_a_session_nothing_is_kept(tokenizer: Any) -> None:
         )
         assert reply.choices[0].token_ids == bench.engine.log[0].output_ids
         assert len(bench.endpoint.sessions) == 0
-
-
-async def test_the_sync_client_too(tokenizer: Any) -> None:
-    async with endpoint(tokenizer, lambda request: "Hello.") as bench:
-        with OpenAI(base_url=f"{bench.url}/sessions/s/v1", api_key="unused") as client:
-            ask = lambda: client.chat.completions.create(
-                model="m", messages=[{"role": "user", "content": "Hi"}]
-            )
-            assert (await asyncio.to_thread(ask)).choices[0].message.content == "Hello."
-        await bench.trajectories()
 
 
 async def test_n_answers_are_siblings(tokenizer: Any) -> None:
