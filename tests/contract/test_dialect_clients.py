@@ -12,25 +12,10 @@ from support.anthropic_wire import LOOK
 from support.client_scenario import FIRST, SAID, one_episode, saying, seen
 from support.endpoints import Bench, endpoint
 from support.listed_environment import TOOL
-from support.qwen import tokenizer_for, trl_template
-
-from toolroll.rollout.testing import load_embedded_tokenizer
 
 STREAMED = pytest.mark.parametrize("stream", [False, True])
 SYSTEM, ASKED = FIRST[0]["content"], FIRST[1]["content"]
 LAST = "All seen: <b>x</b>."
-
-
-@pytest.fixture(params=["embedded", "qwen3"], scope="module")
-def any_tokenizer(request: pytest.FixtureRequest) -> Any:
-    """The embedded tokenizer, and one with Qwen3's template, which strips thoughts and groups
-    tool results.
-    """
-    return (
-        load_embedded_tokenizer()
-        if request.param == "embedded"
-        else tokenizer_for(trl_template("qwen3"))
-    )
 
 
 async def judged(bench: Bench) -> None:
@@ -93,22 +78,6 @@ async def test_the_anthropic_sdk_gets_typed_errors(any_tokenizer: Any) -> None:
         await client.close()
 
 
-@STREAMED
-async def test_langchain_anthropic(any_tokenizer: Any, stream: bool) -> None:
-    models = pytest.importorskip("langchain_anthropic")
-    async with endpoint(any_tokenizer, saying, split="random") as bench:
-        model = models.ChatAnthropic(
-            model="m",
-            base_url=f"{bench.url}/sessions/s",
-            api_key="unused",
-            max_tokens=1000,
-            max_retries=0,
-        )
-        last = await _langchain(model.bind_tools([TOOL]), stream=stream)
-        assert last.text == LAST
-        await judged(bench)
-
-
 # --- openai's responses ---------------------------------------------------------------------------
 
 
@@ -135,62 +104,6 @@ async def test_openai_agents_with_its_default_model(any_tokenizer: Any, stream: 
             run = await agents.Runner.run(agent, ASKED, run_config=config)
         assert run.final_output == LAST
         await judged(bench)
-
-
-@STREAMED
-@pytest.mark.parametrize("previous", [False, True])
-async def test_langchain_openai_with_the_responses_api(
-    any_tokenizer: Any, stream: bool, previous: bool
-) -> None:
-    models = pytest.importorskip("langchain_openai")
-    async with endpoint(any_tokenizer, saying, split="random") as bench:
-        model = models.ChatOpenAI(
-            model="m",
-            base_url=f"{bench.url}/sessions/s/v1",
-            api_key="unused",
-            use_responses_api=True,
-            use_previous_response_id=previous,
-            max_retries=0,
-        )
-        last = await _langchain(model.bind_tools([TOOL]), stream=stream)
-        assert last.text == LAST
-        await judged(bench)
-
-
-@STREAMED
-async def test_langchain_openai_with_chat_completions(any_tokenizer: Any, stream: bool) -> None:
-    models = pytest.importorskip("langchain_openai")
-    async with endpoint(any_tokenizer, saying, split="random") as bench:
-        model = models.ChatOpenAI(
-            model="m",
-            base_url=f"{bench.url}/sessions/s/v1",
-            api_key="unused",
-            use_responses_api=False,
-            max_retries=0,
-        )
-        last = await _langchain(model.bind_tools([TOOL]), stream=stream)
-        assert last.text == LAST
-        await judged(bench)
-
-
-async def _langchain(model: Any, *, stream: bool) -> Any:
-    core = pytest.importorskip("langchain_core.messages")
-    messages: list[Any] = [core.SystemMessage(SYSTEM), core.HumanMessage(ASKED)]
-    while True:
-        if stream:
-            chunks = [chunk async for chunk in model.astream(messages)]
-            reply = chunks[0]
-            for chunk in chunks[1:]:
-                reply = reply + chunk
-        else:
-            reply = await model.ainvoke(messages)
-        messages.append(reply)
-        if not reply.tool_calls:
-            return reply
-        messages += [
-            core.ToolMessage(seen(json.dumps(wanted["args"])), tool_call_id=wanted["id"])
-            for wanted in reply.tool_calls
-        ]
 
 
 # --- litellm --------------------------------------------------------------------------------------

@@ -12,25 +12,12 @@ import pytest
 from openai import AsyncOpenAI
 from support.client_scenario import FIRST, SAID, one_episode, play, saying
 from support.endpoints import endpoint
-from support.qwen import tokenizer_for, trl_template
 
 from toolroll.rollout.server.in_process import ToolrollClient
 from toolroll.rollout.testing import load_embedded_tokenizer
 
 SMALL = pytest.mark.parametrize("any_tokenizer", ["embedded"], indirect=True)
 """For what does not depend on the tokenizer."""
-
-
-@pytest.fixture(params=["embedded", "qwen3"], scope="module")
-def any_tokenizer(request: pytest.FixtureRequest) -> Any:
-    """The embedded tokenizer, and one with Qwen3's template, which strips thoughts and groups
-    tool results.
-    """
-    return (
-        load_embedded_tokenizer()
-        if request.param == "embedded"
-        else tokenizer_for(trl_template("qwen3"))
-    )
 
 
 # --- litellm --------------------------------------------------------------------------------------
