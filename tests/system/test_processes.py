@@ -21,6 +21,7 @@ import pytest
 from rich.console import Console
 from support import worker_factories
 from support.commands import run_command
+from support.faults.size import FULL
 from support.faults.tally import Tally, contents
 from support.patience import PATIENCE
 from support.ray_processes import local_cluster, workers
@@ -47,6 +48,12 @@ from toolroll.rollout.types import Episode
 
 MAIN = "from toolroll.rollout.cli import main; main()"
 SAMPLES = worker_factories.SAMPLES
+SIGNALS = (
+    [signal.SIGTERM, signal.SIGKILL]
+    if not FULL
+    else [signal.SIGINT, signal.SIGTERM, signal.SIGKILL]
+)
+"""A run with one process gets SIGINT and SIGTERM in `test_cli_processes.py`."""
 Key = tuple[str, int]
 
 
@@ -242,7 +249,7 @@ def holding(stuck: list[PolicyRequest]) -> Any:
     return policy
 
 
-@pytest.mark.parametrize("seconds", [0.02, 1.0, 3.0])
+@pytest.mark.parametrize("seconds", [0.02, 3.0])
 def test_a_signal_while_they_start_is_no_traceback(tmp_path: Path, seconds: float) -> None:
     pipes: Any = {
         "stdout": subprocess.PIPE,
@@ -266,7 +273,7 @@ def test_a_signal_while_they_start_is_no_traceback(tmp_path: Path, seconds: floa
 
 
 @pytest.mark.faults
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=str)
+@pytest.mark.parametrize("number", SIGNALS, ids=str)
 def test_the_processes_end_with_the_run_and_nothing_stays_at_the_engine(
     tmp_path: Path, number: signal.Signals, tally: Tally
 ) -> None:
