@@ -58,28 +58,6 @@ async def test_c3_no_choice_is_dropped_whatever_is_tracked(tree: bool) -> None:
         assert set(m.get_state()) == ({"sequences", "tree"} if tree else {"nodes"})
 
 
-async def test_c4_choices_keep_their_own_tokens_in_a_session_with_history() -> None:
-    async with endpoint(
-        load_embedded_tokenizer(),
-        lambda request: "The very same words, every time that somebody asks.",
-        split="random",
-    ) as bench:
-        client = ToolrollClient(bench.endpoint, session="s")
-        first = await client.chat.completions.create(model="m", messages=[USER])
-        messages: Any = [USER, first.choices[0].message, USER]
-        reply: Any = await client.chat.completions.create(
-            model="m", messages=messages, n=3, logprobs=True
-        )
-        by_ids = {tuple(entry.output_ids): entry for entry in bench.engine.log[1:]}
-        assert len(by_ids) == 3  # the same text, sampled as other tokens
-        for choice in reply.choices:
-            entry = by_ids[tuple(choice.token_ids)]
-            assert [token.logprob for token in choice.logprobs.content] == pytest.approx(
-                entry.logprobs
-            )
-        assert len(await bench.trajectories()) == 3
-
-
 async def test_c6_a_limit_of_zero_is_no_limit_left_out() -> None:
     async with (
         endpoint(load_embedded_tokenizer(), said) as bench,

@@ -108,24 +108,6 @@ async def test_n_answers_are_siblings(tokenizer: Any) -> None:
         assert sorted(len(found["turns"]) for found in trajectories) == [1, 1, 2]
 
 
-async def test_identical_siblings_are_told_apart_by_their_call_ids(tokenizer: Any) -> None:
-    async with endpoint(tokenizer, lambda request: call(at="x")) as bench:
-        client = bench.client()
-        first: list[Any] = [{"role": "user", "content": "Hi"}]
-        reply: Any = await client.chat.completions.create(
-            model="m", messages=first, tools=TOOLS, n=2
-        )
-        ids = [choice.message.tool_calls[0].id for choice in reply.choices]
-        for choice, told in zip(reply.choices, ids, strict=True):
-            answer: Any = {"role": "tool", "tool_call_id": told, "content": "seen"}
-            await client.chat.completions.create(
-                model="m",
-                messages=[*first, choice.message, answer],
-                tools=TOOLS,
-            )
-        assert sorted(len(found["turns"]) for found in await bench.trajectories()) == [2, 2]
-
-
 async def test_reward_and_delete(tokenizer: Any) -> None:
     async with endpoint(tokenizer, lambda request: "Hello.") as bench:
         await bench.client().chat.completions.create(
