@@ -411,3 +411,16 @@ async def test_d10_truncated_looks_at_every_turn() -> None:
         result = await execute(Chatter(2), llm, params=SamplingParams(max_tokens=5))
         assert [entry.finish_reason for entry in engine.log] == ["length", "stop"]
         assert result["truncated"]
+
+
+async def test_d10_tokenize_counts_what_generation_is_prompted_with() -> None:
+    async with endpoint(qwen(), lambda request: "Hello.") as bench:
+        asked = {"messages": [USER], "tools": [TOOL]}
+        _, counted = await bench.post("/tokenize", asked)
+        _, reply = await bench.post("/v1/chat/completions", asked)
+        assert counted["tokens"] == reply["prompt_token_ids"]
+        assert (
+            counted["count"]
+            == reply["usage"]["prompt_tokens"]
+            == len(bench.engine.log[0].input_ids)
+        )
