@@ -5,6 +5,7 @@ played streamed and not, as `make test-clients` plays all of them; the others al
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import pytest
 from clients.play import PROGRAMS, play
@@ -24,7 +25,7 @@ QUICK = [
 async def test_clients_are_trained_on_what_they_were_served(
     client: Client, dialect: Dialect, stream: bool
 ) -> None:
-    command = [sys.executable, PROGRAMS / client.program]
+    command: list[str | Path] = [sys.executable, PROGRAMS / client.program]
     played = await play(client, dialect, command, stream=stream)
     assert played.differences(client.expected[dialect]) == []
 
