@@ -146,7 +146,7 @@ async def expected(world: World) -> dict[int, Played]:
 @dataclass
 class World:
     """An engine that plays the references, with mistakes. It knows a task by its opening: adapters
-    name their sessions differently. `asked`: the task of each episode.
+    name their sessions differently. `asked`: the task of each episode, in the environment `env`.
     """
 
     tokenizer: Any
@@ -155,6 +155,7 @@ class World:
     stop: str
     thought: str = ""
     asked: Sequence[int] = tuple(EPISODES)
+    env: str = "desk"
     engine: EmbeddedEngine = field(init=False)
 
     def __post_init__(self) -> None:
@@ -164,6 +165,10 @@ class World:
         self._replies = {
             index: replies[session_id(DESK.name, TASKS[index].id, 0)] for index in EPISODES
         }
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return {**SETTINGS, "env": self.env}
 
     @property
     def forks(self) -> bool:
@@ -201,8 +206,9 @@ async def world(name: str, folder: Path) -> AsyncIterator[World]:
 def trainer_args(world: World) -> Any:
     ip, port = world.engine.url.removeprefix("http://").split(":")
     return arguments(
-        sglang_router_ip=ip, sglang_router_port=int(port), hf_checkpoint=str(world.folder)
-    )
+        sglang_router_ip=ip, sglang_router_port=int(port), hf_checkpoint=str(world.folder),
+        toolroll_env=world.env,
+    )  # fmt: skip
 
 
 def of_samples(found: Any) -> Played:
@@ -246,11 +252,13 @@ async def with_skyrl(world: World) -> list[Played]:
     config = engines.GeneratorConfig(max_turns=30, step_wise_trajectories=True)
     config.sampling_params.max_generate_length = MAX_NEW
     client = engines.SkyrlClient(world.engine.url)
-    own = ToolrollGenerator(config, world.tokenizer, client, EpisodeSettings(**SETTINGS))
+    own = ToolrollGenerator(config, world.tokenizer, client, EpisodeSettings(**world.settings))
     ids = [engines.TrajectoryID(str(index), at) for at, index in enumerate(world.asked)]
     prompts = [[{"role": "user", "content": str(index)}] for index in world.asked]
-    output = await own.generate({"prompts": prompts, "trajectory_ids": ids})
-    await own.aclose()
+    try:
+        output = await own.generate({"prompts": prompts, "trajectory_ids": ids})
+    finally:
+        await own.aclose()
     names = ("prompt_token_ids", "response_ids", "loss_masks", "rollout_logprobs", "rewards")
     played, tokens = [], list[Tokens]()
     rows = zip(*(output[name] for name in names), output["is_last_step"], strict=True)
@@ -266,13 +274,18 @@ async def with_areal(world: World) -> list[Played]:
     pytest.importorskip("torch", reason="AReaL takes tensors: install torch for the CPU")
     config = engines.GenerationHyperparameters(max_new_tokens=MAX_NEW)
     own = ToolrollWorkflow(
-        config, world.tokenizer, EpisodeSettings(**SETTINGS), group_size=1, baseline="none",
+        config, world.tokenizer, EpisodeSettings(**world.settings), group_size=1, baseline="none",
         normalize=False,
     )  # fmt: skip
     inference = engines.ArealInference(world.engine.url)
+    try:
+        rows = await asyncio.gather(
+            *(own.arun_episode(inference, {"index": index}) for index in world.asked)
+        )
+    finally:
+        await own.aclose()
     played = []
-    for index in world.asked:
-        row = await own.arun_episode(inference, {"index": index})
+    for row in rows:
         names = ("input_ids", "loss_mask", "logprobs")
         tokens = [
             Tokens(*(row[name][place][:length].tolist() for name in names))
@@ -280,14 +293,13 @@ async def with_areal(world: World) -> list[Played]:
         ]
         (reward,) = set(row["rewards"].tolist())
         played.append(Played(tokens, reward))
-    await own.aclose()
     return played
 
 
 async def with_trl(world: World) -> list[Played]:
     trainer = a_trainer(seed=0)
     trainer.processing_class = world.tokenizer
-    rollout = make_rollout_func(dict(SETTINGS), engine=world.engine.url)
+    rollout = make_rollout_func(world.settings, engine=world.engine.url)
     output = await asyncio.to_thread(rollout, [str(index) for index in world.asked], trainer)
     await asyncio.to_thread(rollout.close)
     names = ("prompt_ids", "completion_ids", "env_mask", "logprobs", "toolroll_reward")
@@ -303,7 +315,7 @@ async def with_verl(world: World) -> list[Played]:
         given = verl_mirror.loop_arguments(servers, world.tokenizer)
 
         async def played(index: int) -> Played:
-            loop = ToolrollAgentLoop(**given, settings=dict(SETTINGS))
+            loop = ToolrollAgentLoop(**given, settings=world.settings)
             params = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "logprobs": True}
             outputs = await loop.run(
                 params, extra_info={"index": index}, raw_prompt=[], session_id=0
@@ -316,10 +328,11 @@ async def with_verl(world: World) -> list[Played]:
             ]
             return Played(tokens, outputs[-1].reward_score)
 
-        found = await asyncio.gather(*map(played, world.asked))
-        for player in agent_loop._players.pop():
-            await player.aclose()  # verl's worker keeps it as long as its process
-    return found
+        try:
+            return await asyncio.gather(*map(played, world.asked))
+        finally:
+            for player in agent_loop._players.pop():
+                await player.aclose()  # verl's worker keeps it as long as its process
 
 
 # --- adapters that answer another program's chat completions --------------------------------------
