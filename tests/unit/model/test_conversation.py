@@ -239,33 +239,22 @@ async def test_the_same_tool_list_does_not_fork(tokenizer: Any) -> None:
     assert dialogue.forks == [] and len(dialogue.session.trajectories()) == 1
 
 
-async def test_messages_and_tools_after_a_failed_request_are_in_the_next_prompt(
-    tokenizer: Any,
+@pytest.mark.parametrize("added", [(), ("And now?",)])
+async def test_what_is_added_after_a_failed_request_is_in_the_next_prompt(
+    tokenizer: Any, added: Sequence[str]
 ) -> None:
     other: Tool = {**TOOL, "function": {**TOOL["function"], "name": "listen"}}
     async with talking(tokenizer) as (dialogue, engine, served):
-        await dialogue.reply(PARAMS)
-        dialogue.extend([user("Again.")])
+        if added:
+            await dialogue.reply(PARAMS)
+            dialogue.extend([user("Again.")])
         with pytest.raises(UsageError):
             await dialogue.reply({**PARAMS, "no_such_parameter": 1})
-        dialogue.extend([user("And now?")], tools=[TOOL, other])
+        dialogue.extend([user(text) for text in added], tools=[TOOL, other])
         await dialogue.reply(PARAMS)
         await dialogue.settle()
-    assert dialogue.forks == ["messages were added after a request that failed"]
-    assert not dialogue.mismatches
-    text = served.template.renderer.render(dialogue.messages[:-1], [TOOL, other], generate=True)
-    assert served.template.encoder.decode(engine.log[-1].input_ids.tolist()) == text
-
-
-async def test_tools_alone_after_a_failed_request_are_in_the_next_prompt(tokenizer: Any) -> None:
-    other: Tool = {**TOOL, "function": {**TOOL["function"], "name": "listen"}}
-    async with talking(tokenizer) as (dialogue, engine, served):
-        with pytest.raises(UsageError):
-            await dialogue.reply({**PARAMS, "no_such_parameter": 1})
-        dialogue.extend([], tools=[TOOL, other])
-        await dialogue.reply(PARAMS)
-        await dialogue.settle()
-    assert dialogue.forks == ["tools were added after a request that failed"]
+    what = "messages" if added else "tools"
+    assert dialogue.forks == [f"{what} were added after a request that failed"]
     assert not dialogue.mismatches
     text = served.template.renderer.render(dialogue.messages[:-1], [TOOL, other], generate=True)
     assert served.template.encoder.decode(engine.log[-1].input_ids.tolist()) == text
