@@ -33,7 +33,9 @@ ORDERS = (
 )
 
 
-def played(*lines: str, reward: float = 0.0, task: str = "t-0", **metrics: float) -> Episode:
+def played(
+    *lines: str, reward: float = 0.0, task: str = "t-0", sample: int = 0, **metrics: float
+) -> Episode:
     """An episode in which the user and the agent write `lines` in turn."""
     messages: list[Message] = [
         {"role": ("user", "assistant")[place % 2], "content": line}
@@ -41,7 +43,7 @@ def played(*lines: str, reward: float = 0.0, task: str = "t-0", **metrics: float
     ]
     info = {"task": {"instruction": ORDERS}}
     numbers = {"user_calls": 2.0, **metrics}
-    return episode(task, reward=reward, messages=messages, info=info, metrics=numbers)
+    return episode(task, sample, reward, messages=messages, info=info, metrics=numbers)
 
 
 def kinds(found: Episode) -> list[str]:
@@ -168,17 +170,16 @@ def blame(folder: Path, *options: str) -> list[str]:
 
 def test_failed_episodes_with_a_fault_are_counted_and_keep_their_reward() -> None:
     summary = Summary("pond")
-    for reward in (0.0, 0.0, 1.0):
-        summary.add(played(*LINES, reward=reward))
-    summary.add(played("Hello", "Goodbye.", STOP))
+    for sample, reward in enumerate((0.0, 0.0, 1.0)):
+        summary.add(played(*LINES, reward=reward, sample=sample))
+    summary.add(played("Hello", "Goodbye.", STOP, sample=3))
     part = report(summary)
-    user = part["user_simulator"]
-    assert [user[name] for name in ("failed", "failed_with_fault", "faults")] == [
-        3,
-        2,
-        {"contradiction": 2},
-    ]
-    assert part["reward"]["value"] == pytest.approx(0.0)
+    assert part["user_faults"] == {
+        "failed": 3,
+        "with_fault": 2,
+        "by_kind": {"contradiction": 2},
+    }
+    assert part["by_task"]["t-0"]["rewards"] == [0.0, 0.0, 1.0, 0.0]
     assert any("in 2 of 3 failed episodes: contradiction 2" in line for line in remarks("x", part))
 
 

@@ -237,12 +237,12 @@ def remarks(name: str, report: Mapping[str, Any]) -> list[str]:
         lines.append(f"{name}: invalid calls: {kinds}")
     if report["lookalike_calls"]:
         lines.append(f"{name}: text that looks like a tool call: {report['lookalike_calls']}")
-    user, judge = report["user_simulator"], report["judge"]
-    if user["faults"]:
-        kinds = ", ".join(f"{kind} {count}" for kind, count in user["faults"].items())
+    faults, judge = report["user_faults"], report["judge"]
+    if faults["by_kind"]:
+        kinds = ", ".join(f"{kind} {count}" for kind, count in faults["by_kind"].items())
         lines.append(
-            f"{name}: faults of the simulated user in {user['failed_with_fault']} of "
-            f"{user['failed']} failed episodes: {kinds} (toolroll blame lists them)"
+            f"{name}: faults of the simulated user in {faults['with_fault']} of "
+            f"{faults['failed']} failed episodes: {kinds} (toolroll blame lists them)"
         )
     if judge is not None:
         lines.append(

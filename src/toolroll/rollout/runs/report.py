@@ -134,11 +134,11 @@ def usage(summary: Summary) -> dict[str, Any]:
         "user_simulator": {
             name: whole(totals[f"user_{name}"])
             for name in ("calls", "prompt_tokens", "completion_tokens", "retries", "errors")
-        }
-        | {
+        },
+        "user_faults": {
             "failed": summary.graded - summary.passed,
-            "failed_with_fault": summary.user_faults[""],
-            "faults": {kind: n for kind, n in sorted(summary.user_faults.items()) if kind},
+            "with_fault": summary.user_faults[""],
+            "by_kind": {kind: n for kind, n in sorted(summary.user_faults.items()) if kind},
         },
         "judge": _agreement(summary),
         "token_mismatches": summary.mismatches,
