@@ -115,10 +115,12 @@ class Judge:
         return self._verdicts[key]
 
     async def _ask(self, request: Mapping[str, Any]) -> Verdict:
-        """Return the verdict. Repeat the request, with another seed, if the answer is none."""
+        """Return the verdict. If the answer is none, sample another one."""
         config, problem = self._config, ""
         async with self._client() as client:
             for attempt in range(config.retries + 1):
+                if attempt and config.temperature == 0:
+                    request = {**request, "temperature": 1.0}
                 seed = {} if config.seed is None else {"seed": config.seed + attempt}
                 try:
                     completion = await client.complete({**seed, **request})

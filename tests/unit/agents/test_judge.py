@@ -20,6 +20,7 @@ from toolroll import (
     UsageError,
     tool_environment,
 )
+from toolroll.agents.chat_client import ChatClient
 from toolroll.agents.judge import Judge
 from toolroll.rollout.cli.display import remarks
 from toolroll.rollout.errors import EnvironmentFailure
@@ -152,8 +153,9 @@ def test_failures_and_answers_that_are_no_verdict_are_retried() -> None:
     answers = "Well.", f"<think>{{}}</think>Verdict:\n```json\n{GOOD}\n```"
     with judging(*answers, faults={0: Fault(status=503)}) as (engine, judge):
         assert asyncio.run(judge(seed=5).grade(RECORD)).reward == 1.0
-        seeds = [logged.sampling_params.get("sampling_seed") for logged in engine.log]
-        assert seeds[-2:] == [5, 6]
+        params = [logged.sampling_params for logged in engine.log[-2:]]
+        assert [sampled["sampling_seed"] for sampled in params] == [5, 6]
+        assert [sampled["temperature"] for sampled in params] == [0.0, 1.0]
 
 
 # --- one verdict for one content ------------------------------------------------------------------
@@ -178,12 +180,21 @@ def test_a_record_is_judged_once_by_one_process_and_by_the_next(tmp_path: Path) 
     assert len(cache.read_bytes().splitlines()) == 4
 
 
-async def test_equal_records_at_once_get_one_verdict() -> None:
+async def test_equal_records_at_once_get_one_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both requests have one client, which the last one closes."""
+    closed: list[ChatClient] = []
+
+    class Client(ChatClient):
+        async def aclose(self) -> None:
+            closed.append(self)
+            await super().aclose()
+
+    monkeypatch.setattr("toolroll.agents.judge.ChatClient", Client)
     with judging(GOOD, '{"reason": "No.", "score": 0}') as (_, judge):
         one = judge()
         verdicts = await asyncio.gather(one.verdict(RECORD), one.verdict(RECORD))
         assert verdicts[0] is verdicts[1]
-        assert not one._clients
+    assert len(closed) == 1
 
 
 # --- a record cannot speak for the rubric ---------------------------------------------------------
