@@ -60,13 +60,6 @@ class Judge:
 
     `cache`: a file that keeps the verdicts, so that a later process does not ask for them again.
     `settings`: the fields of `JudgeConfig`. Raise `UsageError` if they are not valid.
-
-        judge = Judge(
-            "1 if the final reply is polite and names the right price, else 0.",
-            base_url="http://127.0.0.1:30000/v1",
-            model="Qwen/Qwen3-32B",
-        )
-        env = tool_environment(tools=[...], tasks=[...], judge=judge)
     """
 
     def __init__(
@@ -111,7 +104,11 @@ class Judge:
         asked = orjson.dumps([config.model, config.seed, request], option=orjson.OPT_SORT_KEYS)
         key = hashlib.blake2b(asked, digest_size=16).hexdigest()
         if key not in self._verdicts:
-            self._keep(key, await self._ask(request))
+            verdict = await self._ask(request)
+            # Unless an equal request was answered first.
+            if self._verdicts.setdefault(key, verdict) is verdict and self._cache is not None:
+                with self._cache.open("ab") as file:
+                    file.write(json_bytes({"key": key, **verdict.model_dump()}) + b"\n")
         return self._verdicts[key]
 
     async def _ask(self, request: Mapping[str, Any]) -> Verdict:
@@ -124,15 +121,14 @@ class Judge:
                 seed = {} if config.seed is None else {"seed": config.seed + attempt}
                 try:
                     completion = await client.complete({**seed, **request})
+                    text = visible_text(completion.reply.content)
+                    return Verdict.model_validate_json(text[text.find("{") : text.rfind("}") + 1])
+                except ValidationError:
+                    problem = f"{text!r:.200}"
                 except EngineUnreachableError:
                     raise
                 except EngineError as error:
                     raise EnvironmentFailure(f"the judge at {error}") from error
-                text = visible_text(completion.reply.content)
-                try:
-                    return Verdict.model_validate_json(text[text.find("{") : text.rfind("}") + 1])
-                except ValidationError:
-                    problem = f"{text!r:.200}"
         raise EnvironmentFailure(
             f"the judge at {client.url} gave {config.retries + 1} answers that are not "
             f'{{"reason": TEXT, "score": 0 to 1}}; the last one: {problem}'
@@ -154,13 +150,6 @@ class Judge:
                 self._clients[loop] = client, users - 1
             else:
                 await client.aclose()
-
-    def _keep(self, key: str, verdict: Verdict) -> None:
-        """Keep `verdict`, unless an equal request was answered first."""
-        if self._verdicts.setdefault(key, verdict) is verdict and self._cache is not None:
-            line = orjson.dumps({"key": key, **verdict.model_dump()})
-            with self._cache.open("ab") as file:
-                file.write(line + b"\n")
 
 
 def _messages(rubric: str, record: Sequence[Message]) -> list[Message]:

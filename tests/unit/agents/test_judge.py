@@ -117,8 +117,8 @@ async def test_the_judge_reads_the_prompt_the_calls_and_the_reply() -> None:
     assert (step.reward, step.done) == (1.0, True)
     assert [message["content"] for message in record] == [
         "What is 17 + 25?",
-        '{"add":{"a":17,"b":25},"result":42}',
-        '{"add":{"a":17},"error":"the argument \'b\' is missing"}',
+        '{"name":"add","arguments":{"a":17,"b":25},"result":42}',
+        '{"name":"add","arguments":{"a":17},"error":"the argument \'b\' is missing"}',
         "It is 42.",
     ]
 

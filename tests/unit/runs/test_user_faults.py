@@ -89,6 +89,7 @@ SOUND = {
     "it declines": ["Hello", "It costs $5. Shall I book it?", f"No, thank you. {STOP}"],
     "it is told later": ["Hello", "Who?", "I don't know my user ID.", "So?", "It is mia_li_3668."],
     "the agent named it": ["Hello", "I wrote to mia.li@example.com.", "mia.li@example.com is fine"],
+    "it is told in capitals": ["Hello", "Who?", "I don't know my user ID.", "So?", "MIA_LI_3668"],
     "it agrees": ["Hello", "A?", "Yes, please.", "B?", "Yes, please.", "C?", "Yes, please."],
     "the loop answers an empty reply": ["Hello", *["", "The reply was empty: call a tool."] * 4],
 }

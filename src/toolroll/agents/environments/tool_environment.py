@@ -305,7 +305,8 @@ class ToolEnvironment(Environment):
 def _shown(call: PlayedCall) -> Message:
     """Return `call` as the judge reads it."""
     outcome = {"result": call.result} if call.error is None else {"error": call.error}
-    return {"role": "tool", "content": {call.name: call.arguments, **outcome}}
+    content = {"name": call.name, "arguments": call.arguments, **outcome}
+    return {"role": "tool", "content": content}
 
 
 class ToolEnvironmentFactory(Factory):

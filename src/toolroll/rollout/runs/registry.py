@@ -189,9 +189,7 @@ def user_maker(name: str) -> Any:
 
 
 def judge_maker(name: str) -> Any:
-    """Return the class of judges with this name (from the entry points `toolroll.judges`). Raise
-    `UsageError` if the name is unknown.
-    """
+    """Return the class of judges with this name. Raise `UsageError` if the name is unknown."""
     return _by_name(JUDGES, name, "judge")
 
 

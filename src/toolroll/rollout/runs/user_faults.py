@@ -19,29 +19,28 @@ _QUOTE = re.compile(r"\"[^\"]*\"|“[^”]*”|(?<!\w)'(?:[^']|(?<=\w)'(?=\w))*'
 _LEAKED_WORDS = 8
 _OUT_OF_ROLE = re.compile(
     r"\b(?:user simulat(?:or|ion)|simulated (?:user|customer)|as an ai\b|ai language model)"
-    r"|^\W*(?:thought|user response|reflection):|</?think>",
+    r"|^[^\w\n]{0,8}(?:thought|user response|reflection):|</?think>",
     re.IGNORECASE | re.MULTILINE,
 )
 _QUESTION = re.compile(
     r"would you like me to|do you want me to|shall i\b|should i\b|confirm|proceed", re.IGNORECASE
 )
-_ASKED_IN = 300
-"""A question to confirm is looked for in so many last characters of the agent's message."""
-_YES = re.compile(
-    r"\W*(?:yes|yeah|yep|sure|please do|go ahead|confirmed|i confirm)\b", re.IGNORECASE
+_END = 300
+_AGREES = re.compile(
+    r"\W*(?:yes|yeah|yep|sure|please do|go ahead|confirmed|i confirm)\b"
+    r"(?!.*that(?:'?s| is) (?:all|it|everything))",
+    re.IGNORECASE | re.DOTALL,
 )
-_ALL = re.compile(r"that'?s (?:all|it|everything)|that is (?:all|it|everything)", re.IGNORECASE)
+_EMAIL = r"\b[\w.+-]{1,64}@[\w-]{1,63}\.\w+"  # bounded, so that the search is linear
 _DENIED = r"\b(?:do not|don'?t|can'?t|cannot)(?: \w+)? (?:have|know|remember|recall) (?:my|an?) "
 _FACTS = {
     "user ID": (r"user ?(?:id|name)\b", r"\b[a-z]+_[a-z]+_\d+\b"),
-    "email address": (r"e-?mail(?: address)?\b(?! con)", r"[\w.+-]+@[\w-]+\.\w+"),
+    "email address": (r"e-?mail(?: address)?\b(?! con)", _EMAIL),
     "zip code": (r"(?:zip|postal) code\b", r"(?:zip|postal) code\D{0,20}?(\d{4,})"),
 }
 """What a user may say not to know: its name, and where the instruction states it."""
-_IDENTIFIER = re.compile(r"[\w.+-]+@[\w-]+\.\w+|\b[a-z]+_[a-z]+_\d{3,}\b|#W\d{5,}\b")
-_LOOP_WORDS = 5
-_LOOP = 3
-_ECHO_WORDS = 8
+_IDENTIFIER = re.compile(_EMAIL + r"|\b[a-z]+_[a-z]+_\d{3,}\b|#W\d{5,}\b")
+_LOOP_WORDS, _LOOP, _ECHO_WORDS = 5, 3, 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,8 +127,7 @@ def _early_stop(lines: Sequence[_Line], instruction: str) -> Found:
             continue
         if not line.agent:
             yield line.position, "it ends the conversation in its first line"
-        asked = _QUESTION.search(line.agent[-_ASKED_IN:])
-        if asked and _YES.match(line.text) and not _ALL.search(line.text):
+        if _QUESTION.search(line.agent[-_END:]) and _AGREES.match(line.text):
             yield line.position, "it agrees, and ends the conversation before the agent can act"
 
 
@@ -138,7 +136,7 @@ def _contradiction(lines: Sequence[_Line], instruction: str) -> Found:
     for name, (word, stated) in _FACTS.items():
         denied = re.compile(_DENIED + word, re.IGNORECASE)
         fact = re.search(stated, instruction)
-        if fact is None or denied.search(instruction) or fact[fact.lastindex or 0] in talk:
+        if not fact or denied.search(instruction) or fact[fact.lastindex or 0].casefold() in talk:
             continue
         for line in lines:
             if denied.search(line.text):
