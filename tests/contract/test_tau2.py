@@ -19,8 +19,9 @@ import pytest
 from openai.types.chat import ChatCompletionFunctionToolParam
 from pydantic import TypeAdapter
 from support.chat import completion, endpoint
+from support.tau2_user import ReferenceUser
 
-from toolroll.agents.environments.tau2 import ReferenceUser, Tau2Factory, telecom
+from toolroll.agents.environments.tau2 import Tau2Factory, telecom
 from toolroll.agents.environments.tau2.domain import digest
 from toolroll.agents.environments.tau2.environment import grade
 from toolroll.agents.environments.tau2.package import WHEEL_COMMIT, data_folder

@@ -12,6 +12,7 @@ import pytest
 from openai import BadRequestError, InternalServerError
 from support.client_scenario import play, saying
 from support.endpoints import Bench, endpoint
+from support.hostile import drop_logprob
 from support.listed_environment import TOOL
 from support.qwen import qwen3_tokenizer
 
@@ -24,7 +25,6 @@ from toolroll.rollout.server.in_process import (
 from toolroll.rollout.testing import (
     Fault,
     Reply,
-    drop_logprob,
     load_embedded_tokenizer,
 )
 

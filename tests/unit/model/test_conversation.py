@@ -155,14 +155,14 @@ async def test_a_reply_is_taken_apart_and_kept_with_its_tokens(tokenizer: Any) -
     assert reply.text == "Let me look. " + call(at="x")
     assert reply.parsed.ok_calls[0].arguments == {"at": "x"}
     assert reply.message["tool_calls"][0]["function"]["name"] == "look"
-    assert reply.node.ids.tolist() == engine.log[0].output_ids  # type: ignore[union-attr]
-    assert reply.node.sampling_params == {  # type: ignore[union-attr]
+    node = reply.node
+    assert node is not None and node.ids.tolist() == engine.log[0].output_ids
+    recorded = node.tree.turn(node.index, excluded=None).sampling_params
+    assert recorded == {
         "max_new_tokens": 64,
         "stop_token_ids": sorted([5, tokenizer.eos_token_id]),
     }
-    assert engine.log[0].sampling_params == reply.node.sampling_params, (  # type: ignore[union-attr]
-        "what is recorded is what was sent"
-    )
+    assert engine.log[0].sampling_params == recorded, "what is recorded is what was sent"
 
 
 async def test_no_two_calls_of_an_episode_have_one_id(tokenizer: Any) -> None:

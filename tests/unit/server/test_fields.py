@@ -11,10 +11,10 @@ from support.endpoints import endpoint, streamed
 from support.episodes import call
 from support.listed_environment import TOOL
 
+from toolroll.rollout.engine import ModelInfo
 from toolroll.rollout.engine.sampling_params import DROPPED_BY_SMG
 from toolroll.rollout.server.conversation.template_cache import TemplateCache
 from toolroll.rollout.server.errors import ApiError
-from toolroll.rollout.server.requests.sampling import EngineCapabilities
 from toolroll.rollout.server.requests.tool_choice import strict_tag
 from toolroll.rollout.testing import Fault
 
@@ -450,9 +450,8 @@ async def test_strict_is_refused_by_name_if_it_cannot_be_honored(tokenizer: Any)
             CHAT, {**body, "response_format": {"type": "json_object"}}
         )
         assert (status, answer["error"]["param"]) == (400, place)
-        bench.endpoint.capabilities = EngineCapabilities(
-            dropped=DROPPED_BY_SMG, context_length=1000
-        )
+        bench.endpoint.model_info = ModelInfo(context_length=1000)
+        bench.endpoint.dropped = DROPPED_BY_SMG
         status, answer = await bench.post(CHAT, body)
         assert (status, answer["error"]["param"]) == (400, place)
         assert bench.engine.log == []
@@ -554,6 +553,6 @@ async def test_an_id_that_is_none_is_refused_for_a_model_of_any_vocabulary(
     tokenizer: Any, index: int
 ) -> None:
     async with endpoint(tokenizer, lambda request: "Hello.") as bench:
-        bench.endpoint.capabilities = EngineCapabilities(vocab_size=None, context_length=1000)
+        bench.endpoint.model_info = ModelInfo(context_length=1000)
         status, answer = await bench.post("/v1/completions", {"prompt": [1, index]})
         assert (status, answer["error"]["param"]) == (400, "prompt")

@@ -17,9 +17,9 @@ from yarl import URL
 from toolroll.rollout.engine.sampling_params import KNOWN
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.server import EndpointSettings
+from toolroll.rollout.server.endpoint_settings import SamplingDefaults
 from toolroll.rollout.server.errors import ApiError
 from toolroll.rollout.server.requests.tool_choice import call_closer, call_grammar
-from toolroll.rollout.server.sampling_defaults import SamplingDefaults
 from toolroll.rollout.testing import Fault
 
 FORMS = {

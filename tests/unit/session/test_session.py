@@ -397,10 +397,10 @@ def test_a_node_tells_what_was_said_there() -> None:
     assert [getattr(completion, name) for name in fields] == [
         getattr(answer, name) for name in fields
     ]
-    assert (node.children, node.excluded, node.fork_reason) == (0, None, None)
+    assert (node.children, node.excluded) == (0, None)
     parent = node.parent
     assert parent is not None and parent.parent is None and parent.children == 1
-    assert (parent.completion, parent.sampling_params) == (None, {})
+    assert parent.completion is None
     assert node.path() == [parent, node] and path.head == node
 
 
