@@ -257,15 +257,19 @@ def export(
     folder: Annotated[Path, typer.Argument(help="the folder of a run")],
     out: Annotated[
         Path,
-        typer.Option(help="a new folder (for parquet) or a new file (for tau-bench)"),
+        typer.Option(help="a new folder (for tau-bench: a new file)"),
     ],
     kind: Annotated[
-        str, typer.Option("--format", help="parquet (training samples) or tau-bench (results)")
+        str,
+        typer.Option(
+            "--format",
+            help="parquet (training samples), atif (Harbor's trajectories with token ids), inspect "
+            "(logs), lm-eval or tau-bench (results)",
+        ),
     ] = "parquet",
     env: Annotated[str | None, typer.Option(help="export only this environment")] = None,
 ) -> None:
-    """Write a run in another format: training samples as a Parquet data set, or results in
-    tau-bench's format.
+    """Write a run in another format: a data set of training samples, trajectories or results.
 
     Example: toolroll export out/desk --out out/desk-parquet
     """
