@@ -510,7 +510,7 @@ def test_the_table_fits_its_pane_and_the_pane_is_widened(
 
 @pytest.mark.browser
 def test_expected_calls_are_beside_those_that_were_made(browser: Browser, tmp_path: Path) -> None:
-    made = called("look", "jump", "look")
+    made = called("jump", "jump", "look")
     made[1]["tool_calls"][1]["function"]["arguments"] = '{"b": [{"d": 1, "c": 2}], "a": 1.0}'
     played = replace(
         episode("t-1", messages=made),
