@@ -31,9 +31,9 @@ from toolroll.rollout.testing import (
     Fault,
     fault_at,
     load_embedded_tokenizer,
+    play_episode,
     serve_in_thread,
 )
-from toolroll.rollout.testing.play_episode import play_episode
 from toolroll.rollout.types import Message, StopReason
 
 GOOD = '{"reason": "It is right.", "score": 1}'

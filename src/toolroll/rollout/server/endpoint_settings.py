@@ -81,7 +81,10 @@ class EndpointSettings(Settings):
     )
     """It is also the time for which an answer is kept for a retry."""
     timeout: float = Field(
-        default=1800.0, gt=0, description="Time limit of one request with all its answers."
+        default=1800.0,
+        gt=0,
+        description="Time limit of one request with all its answers; it does not count while the "
+        "request is held back or the engine is down.",
     )
     idle: float = Field(
         default=3600.0, gt=0, description="Seconds after which an unused session is dropped."

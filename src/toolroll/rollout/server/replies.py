@@ -21,6 +21,7 @@ from toolroll.rollout.engine import LORA_PATH, EncodedRequest, ModelInfo
 from toolroll.rollout.model.model import Model
 from toolroll.rollout.model.turn import before_stop, parse_options, parse_turn, stop_ids
 from toolroll.rollout.runtime.threads import call_of_size
+from toolroll.rollout.runtime.time_limit import pausable
 from toolroll.rollout.server.answers.result import (
     LONG,
     Choice,
@@ -201,20 +202,24 @@ class Reply(PendingRequest):
             extra={"top_logprobs_num": top} if top else {},
             routed_experts_start=self.live.session.experts_end(self._parent),
         )
-        async with asyncio.timeout(self.endpoint.settings.timeout):
-            if self.parsed.request.n == 1:
-                return [await self._generate(request, 0)]
-            tasks = [
-                asyncio.ensure_future(self._generate(request, index))
-                for index in range(self.parsed.request.n)
-            ]
-            try:
-                return list(await asyncio.gather(*tasks))
-            finally:
-                # if one fails, all fail, because the others would not be returned
-                for task in tasks:
-                    task.cancel()
-                await asyncio.gather(*tasks, return_exceptions=True)
+        async with asyncio.timeout(self.endpoint.settings.timeout) as limit:
+            with pausable(limit):
+                return await self._completions(request)
+
+    async def _completions(self, request: GenerateRequest) -> list[Completion]:
+        if self.parsed.request.n == 1:
+            return [await self._generate(request, 0)]
+        tasks = [
+            asyncio.ensure_future(self._generate(request, index))
+            for index in range(self.parsed.request.n)
+        ]
+        try:
+            return list(await asyncio.gather(*tasks))
+        finally:
+            # if one fails, all fail, because the others would not be returned
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _generate(self, request: GenerateRequest, index: int) -> Completion:
         stream, top = self.parsed.request.stream, self.parsed.request.top
