@@ -193,6 +193,7 @@ def _steady_record(value: Any) -> Any:
             "bad_calls",
             "reward_reason",
             "task_hash",
+            "expected_calls",
             "recomputed_tokens",
         )
         return {

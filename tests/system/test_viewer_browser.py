@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import shutil
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -11,11 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import web
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 from support.results import episode
 from support.viewed import HOSTILE, called, viewed_run
 
-from toolroll.rollout.runs.viewer import write_page
+from toolroll.rollout.cli.follow import follow_app
+from toolroll.rollout.runs.episode_file import to_line
+from toolroll.rollout.runs.viewer import PageRun, write_page, write_side_by_side
 
 
 @pytest.fixture(scope="module")
@@ -424,3 +429,175 @@ def test_everything_is_reached_with_the_keyboard_and_the_focus_is_kept(
         assert page.locator("#keys").is_visible()
         page.keyboard.press("Escape")
         assert not page.locator("#keys").is_visible()
+
+
+def call(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    return {"name": name, "arguments": arguments}
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A page of two runs of 5,000 episodes. Of task n, one in ten passes only in one run."""
+    file = tmp_path_factory.mktemp("compared") / "page.html"
+    one = episode("t-0", messages=called("look"))
+    other = episode("t-0", 0, 0.0, messages=[*called("look")[:1], *called("jump")[1:]])
+
+    def run(passes: int) -> Iterator[Any]:
+        for n in range(5000):
+            yield replace(other if n % 10 == passes else one, task_id=f"task-number-{n:04}")
+
+    pairs = {("pond", f"task-number-{n:04}", 0): 0 for n in range(5000)}
+    runs = [PageRun("out/base", run(3), {}, {}), PageRun("out/new", run(7), {}, pairs)]
+    write_side_by_side(file, "compared", runs, ["pond: better"])
+    return file
+
+
+@pytest.mark.browser
+def test_two_runs_are_side_by_side_and_the_flips_are_first(
+    browser: Browser, compared: Path
+) -> None:
+    with opened(browser, compared) as page:
+        assert page.locator("*").count() < 1200
+        assert page.text_content("#cards") == "pond: better"
+        assert page.locator("#rows .c-change").first.text_content() == "-1"
+        assert headings(page) == [title("task-number-0007")] * 2
+        assert page.locator(".panel .chip").all_text_contents() == ["reward 1", "reward 0"]
+        assert page.locator(".differs + .message b").all_text_contents() == ["look", "jump"]
+        page.focus("#grid")
+        page.keyboard.press("j")
+        expect(page.locator("#detail h2")).to_have_text([title("task-number-0017")] * 2)
+        page.select_option("#filter-change", "passed")
+        assert page.text_content("#count") == "500 of 5,000 episodes"
+        for run, chip in (("out/base", "reward 1"), ("out/new", "reward 0")):
+            page.get_by_role("link", name=run).click()
+            expect(page.locator(".panel .chip")).to_have_text([chip])
+            assert page.text_content(".run a") == run
+            page.keyboard.press("c")
+            expect(page.locator("#detail h2")).to_have_text([title("task-number-0017")] * 2)
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("width", [820, 1440])
+def test_the_table_fits_its_pane_and_the_pane_is_widened(
+    browser: Browser, compared: Path, width: int
+) -> None:
+    fits = "grid.scrollWidth <= list.clientWidth"
+    with opened(browser, compared, viewport={"width": width, "height": 900}) as page:
+        names = page.locator("#head button")
+        before = names.all_text_contents()
+        assert before[0] == "Task" and "Baseline" in before and "Reward" in before
+        assert page.evaluate(fits)
+        name = page.locator("#rows .c-task").first
+        assert name.evaluate("cell => cell.scrollWidth <= cell.clientWidth"), "not cut"
+        page.focus("#split")
+        for _ in range(9):
+            page.keyboard.press("ArrowRight")
+        expect(names).not_to_have_count(len(before))
+        wider = names.all_text_contents()
+        assert set(before) < set(wider)
+        assert page.evaluate(fits)
+        box = page.locator("#split").bounding_box()
+        assert box is not None
+        page.mouse.move(box["x"] + 3, 400)
+        page.mouse.down()
+        page.mouse.move(0, 400)
+        page.mouse.up()
+        assert page.get_attribute("#split", "aria-valuenow") == "25"
+        assert page.evaluate(fits)
+        page.select_option("#sort", "-seconds", force=True)
+        expect(page.locator("#head [aria-sort]")).to_have_text("Seconds ↓")
+
+
+@pytest.mark.browser
+def test_expected_calls_are_beside_those_that_were_made(browser: Browser, tmp_path: Path) -> None:
+    made = called("jump", "jump", "look")
+    made[1]["tool_calls"][1]["function"]["arguments"] = '{"b": [{"d": 1, "c": 2}], "a": 1.0}'
+    played = replace(
+        episode("t-1", messages=made),
+        expected_calls=[
+            call("sit", {}),
+            call("jump", {"a": 1, "b": [{"c": 2, "d": 1}]}),
+            call("look", {"at": HOSTILE}),
+        ],
+    )
+    file = tmp_path / "page.html"
+    write_page(file, "one", [played, episode("t-2")], pieces_of=lambda env: None)
+    with opened(browser, file) as page:
+        assert page.text_content(".expected summary") == (
+            "Expected calls: 1 of 3 made; other calls: 2"
+        )
+        page.click(".expected summary")
+        rows = page.locator(".expected tr").evaluate_all(
+            "all => all.slice(1).map(row => [row.className, row.children[0].textContent])"
+        )
+        assert [kind for kind, _ in rows] == ["missing", "extra", "same", "other"]
+        assert rows[0][1] == "sit" and HOSTILE[9:20] in rows[3][1]
+        page.keyboard.press("j")
+        page.get_by_role("heading", name=title("t-2"), exact=True).wait_for()
+        assert page.locator(".expected").count() == 0
+
+
+@contextmanager
+def served(folder: Path) -> Iterator[str]:
+    """Serve the page of the run in `folder`. Give its address."""
+    loop, urls = asyncio.new_event_loop(), []
+
+    async def start() -> web.AppRunner:
+        runner = web.AppRunner(follow_app(folder, lambda env: None, 999))
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        urls.append(f"http://127.0.0.1:{runner.addresses[0][1]}")
+        return runner
+
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    try:
+        runner = asyncio.run_coroutine_threadsafe(start(), loop).result()
+        yield urls[0]
+        asyncio.run_coroutine_threadsafe(runner.cleanup(), loop).result()
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
+
+
+@pytest.mark.browser
+def test_new_episodes_appear_in_a_followed_run_and_the_place_is_kept(
+    browser: Browser, tmp_path: Path
+) -> None:
+    lines = [to_line(episode(f"t-{n}", 0, n % 2)) for n in range(120)]
+    file = tmp_path / "episodes.jsonl"
+    file.write_bytes(b"")
+    wrong: list[str] = []
+    with served(tmp_path) as url:
+        page = browser.new_page(viewport={"width": 1440, "height": 900})
+        page.on("pageerror", lambda error: wrong.append(str(error)))
+        page.on("console", lambda message: wrong.append(message.text))
+        page.goto(url)
+        page.wait_for_selector("body[data-ready]")
+        expect(page.locator("#live")).to_have_text("Following the run")
+        with file.open("ab") as out:
+            out.write(b"".join(lines[:80]) + lines[80][:99])
+        expect(page.locator("#count")).to_have_text("80 of 80 episodes")
+        page.click("#by-reward")
+        page.click("#by-reward")
+        page.focus("#grid")
+        for _ in range(2):
+            page.keyboard.press("PageDown")
+        where = "document.querySelector('#rows .open').getBoundingClientRect().top"
+        before, heading, address = page.evaluate(where), headings(page), page.url
+        with file.open("ab") as out:
+            out.write(lines[80][99:] + b"".join(lines[81:]))
+        expect(page.locator("#count")).to_have_text("120 of 120 episodes")
+        assert (page.evaluate(where), headings(page)) == (before, heading)
+        assert page.evaluate("document.activeElement.id") == "grid"
+        assert page.url.partition("#")[0] == address.partition("#")[0]
+        page.fill("#filter-q", "t-119")
+        expect(page.locator("#count")).to_have_text("1 of 120 episodes")
+        (tmp_path / "new").write_bytes(b"".join(lines[100:]))
+        (tmp_path / "new").replace(file)
+        expect(page.locator("#count")).to_have_text("1 of 20 episodes")
+        page.click("#rows .line")
+        page.get_by_role("heading", name=title("t-119"), exact=True).wait_for()
+        page.close()
+    assert wrong == []

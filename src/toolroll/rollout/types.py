@@ -487,6 +487,8 @@ class Episode:
     result: InteractionResult
     model: str = ""
     task_hash: str = ""
+    expected_calls: list[dict[str, Any]] = field(default_factory=list)
+    """The `name` and `arguments` of each call of the task's reference."""
 
 
 class Agent(Protocol):

@@ -70,12 +70,14 @@ def test_the_same_run_again_has_the_same_episodes(recorded: Path, tmp_path: Path
 def test_what_differs_is_printed(recorded: Path, tmp_path: Path) -> None:
     changed = settings(recorded)
     changed["provenance"]["desk"][0]["transformers"] = "1.0"
+    changed["provenance"]["desk"].append({"date": "2026-01-01", "regraded": "out/base"})
     (tmp_path / "run.json").write_text(json.dumps(changed))
     options = ["--tasks", 1, "--samples", 1, "--max-turns", 2]
     result = toolroll("run", "desk", "--from", tmp_path, *options)
     lines = [line for line in result.stdout.splitlines() if "different from" in line]
     assert [line.rpartition("run: ")[2].partition(",")[0] for line in lines] == [
         "max_turns: recorded 30",
+        'regraded: recorded "out/base"',
         'transformers: recorded "1.0"',
     ]
     assert "desk: 1/1" in result.stdout

@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections import Counter
 from collections.abc import Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +17,14 @@ from support.toy_environment import PondFactory, look
 
 from toolroll.rollout.errors import EnvironmentFailure, UsageError
 from toolroll.rollout.model.model import Model
-from toolroll.rollout.runs.runner import Runner, RunStoppedError, episode_seed, task_hash
+from toolroll.rollout.runs.registry import find_environment
+from toolroll.rollout.runs.runner import (
+    Runner,
+    RunStoppedError,
+    episode_seed,
+    expected_calls,
+    task_hash,
+)
 from toolroll.rollout.settings import RunSettings
 from toolroll.rollout.testing import Reply
 from toolroll.rollout.types import Action, Episode, InteractionResult, Status, StopReason, Task
@@ -81,6 +89,15 @@ def test_the_hash_of_a_task_does_not_depend_on_addresses() -> None:
     assert len({task_hash("e", Task("t", 0, "", {"board": board})) for board in boards}) == 1
     rules = [lambda: 1, lambda: 1]
     assert len({task_hash("e", Task("t", 0, "", {"rule": rule})) for rule in rules}) == 1
+
+
+def test_the_calls_of_the_reference_are_recorded_if_it_can_be_read() -> None:
+    desk = find_environment("desk")
+    calls = expected_calls(desk, desk.tasks("test")[0])
+    assert [call["name"] for call in calls[:1]] == ["find_member"]
+    assert calls[0]["arguments"] == {"card": desk.tasks("test")[0].data["card"]}
+    broken = SimpleNamespace(reference=lambda task: 1 / 0)
+    assert expected_calls(broken, Task("t", 0)) == []
 
 
 async def test_what_is_done_is_not_played_again(tokenizer: Any) -> None:

@@ -9,19 +9,26 @@ import json
 import re
 import shutil
 import zlib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp.test_utils import TestClient, TestServer
 from support.results import episode
 from support.viewed import HOSTILE, viewed_run
 from typer.testing import CliRunner
 
 from toolroll.rollout.cli.app import app
+from toolroll.rollout.cli.follow import follow_app
 from toolroll.rollout.cli.view import view
 from toolroll.rollout.errors import UsageError
+from toolroll.rollout.runs.episode_file import to_line
+from toolroll.rollout.runs.run_directory import RunDirectory
 from toolroll.rollout.runs.viewer import write_page
 from toolroll.rollout.runs.viewer.data import Pieces, conversation, reward_reason
+from toolroll.rollout.runs.viewer.page import episodes_after
+from toolroll.rollout.types import StopReason
 
 
 @pytest.fixture(scope="module")
@@ -142,8 +149,8 @@ def test_invalid_calls_are_marked_if_the_episode_recorded_them() -> None:
     bad_calls = [{"message": 2, "call": 1, "status": "unknown_tool"}]
 
     def found(info: dict[str, Any], invalid: float) -> Any:
-        result = episode(info=info, metrics={"invalid_calls": invalid}).result
-        return conversation(result, 0)["invalid"]
+        played = episode(info=info, metrics={"invalid_calls": invalid})
+        return conversation(played, 0)["invalid"]
 
     assert found({"bad_calls": bad_calls}, 1) == [[2, 1, "unknown_tool"]]
     assert found({}, 1) == [], "an older file"
@@ -175,3 +182,59 @@ def test_a_list_of_tools_is_in_the_page_once_and_blocks_are_bounded(tmp_path: Pa
     rows = data["index"]["rows"]
     assert [(row["block"], row["place"]) for row in rows][2:5] == [(0, 2), (1, 0), (1, 1)]
     assert data["block-1"][0]["tools"] == 1
+
+
+def test_a_comparison_pairs_the_samples_that_it_compares(tmp_path: Path) -> None:
+    for name, sample in (("base", 4), ("new", 2)):
+        with RunDirectory(tmp_path / name, "pond", {"seed": 0}) as folder:
+            for n in range(6):
+                failed = name == "new" and n == 3
+                reason = StopReason.ENGINE_ERROR if failed else StopReason.DONE
+                folder.append(replace(episode(f"t-{n}", sample, reason=reason), seed=n))
+    page = tmp_path / "page.html"
+    arguments = ["compare", str(tmp_path / "base"), str(tmp_path / "new"), "--page", str(page)]
+    assert CliRunner().invoke(app, arguments).exit_code == 0
+    index = blocks(page)["index"]
+    pairs = [(row["task"], row["run"], row["base"]) for row in index["rows"]]
+    assert pairs[:6] == [(f"t-{n}", 0, None) for n in range(6)]
+    assert pairs[6:] == [(f"t-{n}", 1, None if n == 3 else 4) for n in range(6)]
+    assert index["runs"] == arguments[1:3]
+    assert index["texts"][0].startswith("pond: ")
+
+
+def test_a_run_that_goes_on_is_read_on(tmp_path: Path) -> None:
+    file = tmp_path / "episodes.jsonl"
+    lines = [to_line(episode(f"t-{n}")) for n in range(4)]
+    file.write_bytes(lines[0] + lines[1][:40])
+
+    def tasks(last: dict[str, Any], rows: int) -> tuple[dict[str, Any], int, list[str]]:
+        places = last.get("file", 0), last.get("position", 0), rows
+        more = episodes_after(file, *places, pieces_of=lambda env: None, tokens_of=2)
+        return more, more["first"], [row["task"] for row in more["rows"]]
+
+    first, start, names = tasks({}, 0)
+    assert (start, names) == (0, ["t-0"]), "not the line that is being written"
+    with file.open("ab") as out:
+        out.write(lines[1][40:] + lines[2])
+    second, start, names = tasks(first, 1)
+    assert (start, names) == (1, ["t-1", "t-2"])
+    assert re.findall('id="(.*?)"', second["data"]) == ["tokens-1", "tools-1", "block-1"]
+    assert tasks(second, 3)[1:] == (3, [])
+    assert tasks({}, 0)[1:] == (0, ["t-0", "t-1", "t-2"]), "another browser"
+    file.write_bytes(lines[0])
+    assert tasks(second, 3)[1:] == (0, ["t-0"]), "a file that was cut"
+    (tmp_path / "new").write_bytes(b"".join(lines))
+    (tmp_path / "new").replace(file)
+    assert tasks(second, 3)[1:] == (0, ["t-0", "t-1", "t-2", "t-3"]), "another file"
+
+
+async def test_the_pages_of_others_cannot_read_a_followed_run(run: Path) -> None:
+    async with TestClient(TestServer(follow_app(run, lambda env: None, 1))) as client:
+        page = await client.get("/")
+        assert page.status == 200
+        assert "owned" not in await page.text()
+        for headers in ({"Host": "evil.example"}, {"Origin": "https://evil.example"}):
+            assert (await client.get("/more", headers=headers)).status == 403
+        more = await (await client.get("/more")).json()
+    assert [row["reward"] for row in more["rows"]] == [1.0, 0.0, 0.5, None]
+    assert "owned" not in more["data"]

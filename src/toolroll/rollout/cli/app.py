@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Coroutine, Mapping
+from functools import partial
 from importlib.metadata import version
 from inspect import Parameter
 from pathlib import Path
@@ -237,13 +238,23 @@ def view(
     tokens: Annotated[
         int, typer.Option(min=0, help="include the tokens of this many episodes, the first ones")
     ] = 500,
+    *,
+    follow: Annotated[
+        bool, typer.Option("--follow", help="serve the page, to which new episodes are added")
+    ] = False,
 ) -> None:
     """Write a page that shows a run: a table of episodes, their conversations, and their tokens.
     The page needs no network.
 
     Example: toolroll view out/demo
     """
+    from toolroll.rollout.cli.follow import follow as follow_run
     from toolroll.rollout.cli.view import view as view_run
+
+    if follow:
+        say = partial(print_line, console)
+        _run(follow_run(folder, tokenizer=tokenizer, tokens=tokens, say=say))
+        return
 
     page, count, messages = view_run(folder, out=out, tokenizer=tokenizer, tokens=tokens)
     for line in messages:
@@ -307,6 +318,9 @@ def compare(
     markdown: Annotated[
         bool, typer.Option("--markdown", help="the comparison as Markdown")
     ] = False,
+    page: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="write a page with the episodes of both")
+    ] = None,
 ) -> None:
     """Compare runs with a baseline run, paired by task and sample (docs/compare.md).
 
@@ -317,7 +331,7 @@ def compare(
 
     limit = None if fail_if_worse is None else fail_if_worse / 100
     question = Question(allow_different or (), limit, margin, power_for)
-    comparisons, messages = compare_folders(folders, question)
+    comparisons, messages = compare_folders(folders, question, page)
     if as_json:
         typer.echo(json_text(comparisons))
     else:

@@ -10,8 +10,12 @@ import orjson
 
 from toolroll.rollout.cli.display import shortened
 from toolroll.rollout.errors import UsageError
-from toolroll.rollout.runs.compare import SIGNIFICANT, Question, compare, read_runs
+from toolroll.rollout.runs.compare import SIGNIFICANT, ComparedRun, Question, compare, read_runs
+from toolroll.rollout.runs.episode_file import read_episodes
+from toolroll.rollout.runs.run_directory import read_settings
+from toolroll.rollout.runs.viewer import PageRun, write_side_by_side
 
+Runs = Mapping[str, ComparedRun]
 EXIT_STATUS = {"worse": 3, "inconclusive": 4}
 """The exit status of a failed gate by verdict."""
 _HEADER = ("", "baseline", "candidate", "difference [95 %]")
@@ -20,16 +24,34 @@ _MOST_TASKS = 8
 
 
 def compare_folders(
-    folders: Sequence[Path], question: Question
+    folders: Sequence[Path], question: Question, page: Path | None = None
 ) -> tuple[list[dict[str, Any]], list[str]]:
     """Return the comparisons of the first folder with each other one, and messages about lines that
-    cannot be read.
+    cannot be read. Write the file `page`, which shows them with their episodes.
     """
     if len(folders) < 2:
         raise UsageError("give at least two folders: the baseline, and what is compared with it")
     bad_lines: list[str] = []
     runs = [read_runs(folder, on_bad_line=bad_lines.append) for folder in folders]
-    return compare(runs[0], runs[1:], question), shortened(bad_lines)
+    comparisons = compare(runs[0], runs[1:], question)
+    if page is not None:
+        shown = [_page_run(*pair, runs[0], question) for pair in zip(folders, runs, strict=True)]
+        texts = [as_text(comparison, markdown=False) for comparison in comparisons]
+        names = " and ".join(folder.resolve().name for folder in folders)
+        write_side_by_side(page, f"toolroll: {names}", shown, texts)
+    return comparisons, shortened(bad_lines)
+
+
+def _page_run(folder: Path, runs: Runs, base: Runs, question: Question) -> PageRun:
+    """Return the run in `folder` for the page, with the samples that are compared with `base`."""
+    pairs = {
+        (env, task, after.number): before.number
+        for env in (() if runs is base else runs.keys() & base.keys())
+        for task, samples in question.pairing(base[env], runs[env]).pairs.items()
+        for before, after in samples
+    }
+    episodes = read_episodes(folder, on_bad_line=lambda message: None)
+    return PageRun(str(folder), episodes, read_settings(folder), pairs)
 
 
 def exit_status(comparisons: Sequence[Mapping[str, Any]]) -> int:

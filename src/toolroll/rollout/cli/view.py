@@ -15,6 +15,7 @@ from toolroll.rollout.runs.report import read_summary
 from toolroll.rollout.runs.run_directory import read_settings, refuse_no_run
 from toolroll.rollout.runs.viewer import write_page
 from toolroll.rollout.runs.viewer.data import Pieces
+from toolroll.rollout.runs.viewer.page import PiecesOf
 
 PAGE_NAME = "view.html"
 
@@ -47,9 +48,9 @@ def view(
     bad_lines: list[str] = []
     count = write_page(
         out,
-        f"toolroll: {folder.resolve().name}",
+        page_title(folder),
         read_episodes(folder, on_bad_line=bad_lines.append),
-        pieces_of=_pieces_by_model(settings, tokenizer, messages),
+        pieces_of=pieces_by_model(settings, tokenizer, messages.append),
         settings=settings,
         summary=read_summary(folder),
         tokens_of=tokens,
@@ -63,9 +64,18 @@ def view(
     return out, count, messages
 
 
-def _pieces_by_model(
-    settings: dict[str, dict[str, Any]], tokenizer: str | None, messages: list[str]
-) -> Callable[[str], Pieces | None]:
+def page_title(folder: Path) -> str:
+    """Return the title of the page of the run in `folder`."""
+    return f"toolroll: {folder.resolve().name}"
+
+
+def pieces_by_model(
+    settings: dict[str, dict[str, Any]], tokenizer: str | None, say: Callable[[str], None]
+) -> PiecesOf:
+    """Return a function that loads the tokenizer of an environment. `tokenizer`: as for `view`.
+    `say` gets a message if the tokenizer that `run.json` names cannot be loaded.
+    """
+
     @cache
     def pieces(name: str) -> Pieces | None:
         try:
@@ -73,9 +83,7 @@ def _pieces_by_model(
         except UsageError as error:
             if tokenizer is not None:
                 raise
-            messages.append(
-                f"tokens are shown as ids; to show their text, give --tokenizer: {error}"
-            )
+            say(f"tokens are shown as ids; to show their text, give --tokenizer: {error}")
             return None
 
     def of(env: str) -> Pieces | None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Iterator
+from itertools import count
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO, Literal, Self
 
@@ -52,6 +53,7 @@ class EpisodeRecord(BaseModel):
     seed: Whole
     model: str = ""
     task_hash: str = ""
+    expected_calls: list[dict[str, Any]] = []
     status: Status
     stop_reason: StopReason
     reward: Number | None
@@ -84,6 +86,7 @@ def to_line(episode: Episode) -> bytes:
         "seed": episode.seed,
         "model": episode.model,
         "task_hash": episode.task_hash,
+        "expected_calls": episode.expected_calls,
         "status": result.status.value,
         "stop_reason": result.stop_reason,
         "reward": result.reward,
@@ -133,6 +136,7 @@ def from_line(line: bytes) -> Episode:
         result,
         record.model,
         record.task_hash,
+        record.expected_calls,
     )
 
 
@@ -231,23 +235,35 @@ def read_episodes(
     """
     file = Path(path)
     file = file / FILE_NAME if file.is_dir() else file
-    seen: set[bytes] = set()
     with file.open("rb") as lines:
-        for number, line in enumerate(lines, 1):
-            digest = hashlib.blake2b(line, digest_size=16).digest()
-            if not line.endswith(b"\n") or digest in seen:
-                continue
-            seen.add(digest)
-            try:
-                episode = from_line(line)
-            except UsageError as error:
-                raise UsageError(f"{file}, line {number}: {error}") from error
-            except ValueError as error:
-                # not JSON, or not an episode (pydantic's ValidationError is a ValueError)
-                why = capped(" ".join(str(error).split()), _WHY)
-                message = f"{file}, line {number}, is not a valid episode: {why}"
-                if on_bad_line is None:
-                    raise UsageError(message) from error
-                on_bad_line(message)
-            else:
-                yield episode
+        yield from read_lines(lines, on_bad_line=on_bad_line)
+
+
+def read_lines(
+    lines: BinaryIO, *, on_bad_line: Callable[[str], None] | None = None
+) -> Iterator[Episode]:
+    """Yield the episodes in an open file, as `read_episodes` does. Then the file is at the start of
+    an incomplete last line.
+    """
+    seen: set[bytes] = set()
+    for number in count(1):
+        if not (line := lines.readline()).endswith(b"\n"):
+            lines.seek(-len(line), os.SEEK_CUR)
+            return
+        digest = hashlib.blake2b(line, digest_size=16).digest()
+        if digest in seen:
+            continue
+        seen.add(digest)
+        try:
+            episode = from_line(line)
+        except UsageError as error:
+            raise UsageError(f"{lines.name}, line {number}: {error}") from error
+        except ValueError as error:
+            # not JSON, or not an episode (pydantic's ValidationError is a ValueError)
+            why = capped(" ".join(str(error).split()), _WHY)
+            message = f"{lines.name}, line {number}, is not a valid episode: {why}"
+            if on_bad_line is None:
+                raise UsageError(message) from error
+            on_bad_line(message)
+        else:
+            yield episode

@@ -14,7 +14,7 @@ from toolroll.rollout.errors import error_in
 from toolroll.rollout.runs.environment_check import excerpts, first_difference
 from toolroll.rollout.runs.environment_results import OWN_INFO
 from toolroll.rollout.runs.registry import agent_maker
-from toolroll.rollout.runs.runner import checked_result, session_id, task_hash
+from toolroll.rollout.runs.runner import checked_result, expected_calls, session_id, task_hash
 from toolroll.rollout.runtime.jsonable import plain
 from toolroll.rollout.runtime.threads import BlockingRunner
 from toolroll.rollout.types import (
@@ -59,7 +59,8 @@ class Regrader:
             trajectories=replayed.trajectories,
             info=ours | replayed.info | {KEY: notes},
         )
-        return replace(episode, result=result, task_hash=task_hash(episode.env, task))
+        hashed, calls = task_hash(episode.env, task), expected_calls(self.factory, task)
+        return replace(episode, result=result, task_hash=hashed, expected_calls=calls)
 
     async def _replay(self, episode: Episode, task: Task) -> InteractionResult:
         agent = self._make_agent(self.threads, {**self.settings, "recorded": episode.result})

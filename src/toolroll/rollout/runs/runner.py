@@ -16,6 +16,7 @@ import asyncio
 import hashlib
 import logging
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import orjson
@@ -36,7 +37,7 @@ from toolroll.rollout.runs.totals import recomputed_tokens
 from toolroll.rollout.runtime.blocked_loop import watched_loop
 from toolroll.rollout.runtime.foreign import ForeignExitError, guarded
 from toolroll.rollout.runtime.garbage import paced_garbage
-from toolroll.rollout.runtime.jsonable import finite, json_bytes, shown
+from toolroll.rollout.runtime.jsonable import finite, json_bytes, plain, shown
 from toolroll.rollout.runtime.time_limit import pausable
 from toolroll.rollout.runtime.unicode import replace_surrogates
 from toolroll.rollout.settings import RunSettings
@@ -99,6 +100,15 @@ def task_hash(env: str, task: Task) -> str:
     """
     content = json_bytes([env, task.id, task.data], option=orjson.OPT_SORT_KEYS)
     return hashlib.blake2b(content, digest_size=16).hexdigest()
+
+
+def expected_calls(factory: EnvironmentFactory, task: Task) -> list[dict[str, Any]]:
+    """Return the calls of the task's reference, or [] if there is none or it raises an error."""
+    with suppress(Exception), guarded():
+        actions = factory.reference(task) or ()
+        calls = [call for action in actions for call in action.tool_calls]
+        return [{"name": call.name, "arguments": plain(call.arguments)} for call in calls]
+    return []
 
 
 def session_id(env: str, task_id: str, sample: int) -> str:
@@ -267,8 +277,10 @@ class Runner:
                 StopReason.TIME_LIMIT,
                 TimeLimitError(f"the episode took more than {settings.episode_timeout:g} s"),
             )
-        hashed = task_hash(name, task)
-        return Episode(name, task.id, task.index, sample, seed, result, settings.model, hashed)
+        hashed, calls = task_hash(name, task), expected_calls(self.factory, task)
+        return Episode(
+            name, task.id, task.index, sample, seed, result, settings.model, hashed, calls
+        )
 
     async def _solve(self, task: Task, sample: int, seed: int) -> InteractionResult:
         name, settings = self.factory.name, self.settings

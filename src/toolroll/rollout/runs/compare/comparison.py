@@ -42,6 +42,11 @@ class Question:
     margin: float | None = None
     power_for: float | None = None
 
+    def pairing(self, base: ComparedRun, candidate: ComparedRun) -> Pairing:
+        """Return the samples that are compared."""
+        by_seed, changed_tasks = "seed" not in self.allowed, TASKS in self.allowed
+        return pair(base, candidate, by_seed=by_seed, changed_tasks=changed_tasks)
+
     def __post_init__(self) -> None:
         names = (*KINDS, TASKS)
         if unknown := set(self.allowed) - set(names):
@@ -95,8 +100,7 @@ def _compared(
         raise UsageError(
             f"{where} differ in more than the model:\n  {lines}\nTo allow it: {options}"
         )
-    by_seed, changed_tasks = "seed" not in question.allowed, TASKS in question.allowed
-    pairing = pair(base, candidate, by_seed=by_seed, changed_tasks=changed_tasks)
+    pairing = question.pairing(base, candidate)
     if not pairing.pairs:
         count = len(pairing.coverage["other_data"])
         raise UsageError(

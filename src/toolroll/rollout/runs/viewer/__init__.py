@@ -1,5 +1,7 @@
-"""`toolroll view`: shows a run as one HTML page that works without a network."""
+"""`toolroll view`: shows a run as one HTML page that works without a network. `toolroll compare`
+shows several in such a page.
+"""
 
-from toolroll.rollout.runs.viewer.page import write_page
+from toolroll.rollout.runs.viewer.page import PageRun, write_page, write_side_by_side
 
-__all__ = ["write_page"]
+__all__ = ["PageRun", "write_page", "write_side_by_side"]

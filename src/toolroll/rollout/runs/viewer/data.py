@@ -3,8 +3,10 @@
 `view.html` contains JSON in blocks `<script type="text/plain" id=ID>`. Each block is deflated and
 base64-encoded:
 
-- `index`: `title`; `rows`, which has the result of `row` for each episode; and `settings`
-  (`run.json`) and `summary` (`summary.json`), both by environment.
+- `index`: `title`; `rows`, which has the result of `row` for each episode; `settings` (`run.json`
+  by environment) of each run; and `summary` (`summary.json`) by environment. `run` in a row is the
+  number of its run. A comparison also has `runs` (their names) and `texts` (the results), and
+  `base` in a row is the baseline's sample with which it is paired, or null.
 - `block-N`: a list of results of `conversation`. In a row, `block` is the N of its block, and
   `place` is its index in the list.
 - `tools-N`: a list of tools in OpenAI's format. In a conversation, `tools` is the N of its list.
@@ -50,12 +52,13 @@ def row(episode: Episode) -> dict[str, Any]:
     }
 
 
-def conversation(result: InteractionResult, tools: int) -> dict[str, Any]:
+def conversation(episode: Episode, tools: int) -> dict[str, Any]:
     """Return the data for an episode's view, without its tokens.
 
     `tools`: the N of the block `tools-N` that has the episode's tools. In the result, `invalid` has
     `[message, call, status]` for each invalid call.
     """
+    result = episode.result
     bad_calls = result.info.get("bad_calls")
     return {
         "messages": result.messages,
@@ -66,6 +69,7 @@ def conversation(result: InteractionResult, tools: int) -> dict[str, Any]:
         "info": result.info,
         "metrics": result.metrics,
         "stepRewards": list(result.step_rewards),
+        "expected": episode.expected_calls,
     }
 
 

@@ -12,11 +12,16 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import io
+import os
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from toolroll.rollout.runs.episode_file import read_lines
 from toolroll.rollout.runs.viewer.data import Pieces, conversation, row, sequences
 from toolroll.rollout.runtime.disk import written_whole
 from toolroll.rollout.runtime.jsonable import json_bytes
@@ -24,9 +29,11 @@ from toolroll.rollout.types import Episode, Tool
 
 _BLOCK = 1 << 18  # bytes of JSON: small enough to open fast, large enough to compress well
 _SCRIPTS = (
-    "elements blocks location order search plots table filters "
-    "tokens messages episode keyboard main"
+    "elements blocks location order search plots table pane filters "
+    "tokens expected messages episode keyboard follow main"
 ).split()
+PiecesOf = Callable[[str], Pieces | None]
+"""Returns the `Pieces` for an environment's tokens, or None to display ids."""
 
 
 def write_page(
@@ -34,7 +41,7 @@ def write_page(
     title: str,
     episodes: Iterable[Episode],
     *,
-    pieces_of: Callable[[str], Pieces | None],
+    pieces_of: PiecesOf,
     settings: dict[str, Any] | None = None,
     summary: dict[str, Any] | None = None,
     tokens_of: int = 500,
@@ -42,59 +49,138 @@ def write_page(
     """Write the page for `episodes` to `out`. Return the number of episodes.
 
     Args:
-        pieces_of: A function that returns the `Pieces` for an environment's tokens, or None to
-            display ids.
+        pieces_of: See `PiecesOf`.
         settings: The content of `run.json`, by environment.
         summary: The content of `summary.json`, by environment.
         tokens_of: The page includes the tokens of this many episodes, starting with the first.
     """
+    with _written_page(out) as file:
+        data = PageData(file, pieces_of, tokens_of)
+        for episode in episodes:
+            data.add(episode)
+        data.end({"title": title, "settings": [settings or {}], "summary": summary or {}})
+    return len(data.rows)
+
+
+@dataclass(frozen=True, slots=True)
+class PageRun:
+    """A run in a comparison's page. `settings`: the content of `run.json`, by environment.
+    `base_samples`: the baseline's sample with which each (environment, task id, sample) is paired.
+    """
+
+    name: str
+    episodes: Iterable[Episode]
+    settings: Mapping[str, Any]
+    base_samples: Mapping[tuple[str, str, int], int]
+
+
+def write_side_by_side(
+    out: Path, title: str, runs: Sequence[PageRun], texts: Sequence[str]
+) -> None:
+    """Write the page for `runs`, the baseline first, and the `texts` of their comparisons to
+    `out`.
+    """
+    with _written_page(out) as file:
+        data = PageData(file, lambda env: None, 0)
+        for number, run in enumerate(runs):
+            for episode in run.episodes:
+                base = run.base_samples.get((episode.env, episode.task_id, episode.sample))
+                data.add(episode, run=number, base=base)
+        names, settings = [run.name for run in runs], [run.settings for run in runs]
+        data.end({"title": title, "runs": names, "settings": settings, "texts": texts})
+
+
+def followed_page(title: str) -> bytes:
+    """Return a page without episodes. It asks for them at `more`, with the fields of the last
+    answer (`episodes_after`) in the query.
+    """
+    head, tail = _template("; connect-src 'self'")
+    file = io.BytesIO()
+    PageData(file, lambda env: None, 0).end({"title": title, "follow": True})
+    return head.encode() + file.getvalue() + tail.encode()
+
+
+def episodes_after(
+    path: Path, file: int, position: int, rows: int, *, pieces_of: PiecesOf, tokens_of: int
+) -> dict[str, Any]:
+    """Return the episodes in the episode file `path` that follow the first `rows` ones, which end
+    at the byte `position`: their `rows`, the HTML of their `data`, and the new `position`.
+
+    `file`: the inode that was read before. If it is another one now (a resumed run drops aborted
+    episodes), or shorter, return all episodes. `first` in the result is the number of the first
+    row.
+    """
+    with path.open("rb") as lines:
+        now = os.fstat(lines.fileno())
+        if file != now.st_ino or position > now.st_size:
+            position = rows = 0
+        lines.seek(position)
+        data = PageData(html := io.BytesIO(), pieces_of, tokens_of, first=rows)
+        for episode in read_lines(lines, on_bad_line=lambda message: None):
+            data.add(episode)
+        data.flush()
+        end = {"file": now.st_ino, "position": lines.tell(), "first": rows}
+    return end | {"rows": data.rows, "data": html.getvalue().decode()}
+
+
+@contextmanager
+def _written_page(out: Path) -> Iterator[BinaryIO]:
+    """Open the page `out`, to write its data (`PageData`)."""
     head, tail = _template()
-    rows: list[dict[str, Any]] = []
     with written_whole(out) as file:
         file.write(head.encode())
-        conversations = _Conversations(file)
-        for episode in episodes:
-            block, place = conversations.add(episode)
-            tokens = len(rows) < tokens_of
-            if tokens:
-                shown_sequences = sequences(episode.result, pieces_of(episode.env))
-                _write(file, f"tokens-{len(rows)}", json_bytes(shown_sequences))
-            rows.append(row(episode) | {"block": block, "place": place, "hasTokens": tokens})
-        conversations.flush()
-        index = {"title": title, "rows": rows, "settings": settings or {}, "summary": summary or {}}
-        _write(file, "index", json_bytes(index))
+        yield file
         file.write(tail.encode())
-    return len(rows)
 
 
-class _Conversations:
-    """Writes conversations in blocks. Each list of tools is written once."""
+class PageData:
+    """Writes the data of episodes to `file`. `rows` are their table rows. Conversations are written
+    in blocks, and each list of tools once. `pieces_of` and `tokens_of`: as for `write_page`.
+    `first`: the number of the first row. Blocks are numbered from there too.
+    """
 
-    def __init__(self, file: BinaryIO) -> None:
+    def __init__(
+        self, file: BinaryIO, pieces_of: PiecesOf, tokens_of: int, *, first: int = 0
+    ) -> None:
+        self.rows: list[dict[str, Any]] = []
         self._file = file
+        self._pieces_of = pieces_of
+        self._tokens_of = tokens_of
+        self._first = first
         self._tools: dict[bytes, int] = {}
-        self._block = 0
+        self._block = first
         self._waiting: list[bytes] = []
 
-    def add(self, episode: Episode) -> tuple[int, int]:
-        """Add a conversation. Return its block and its position in the block."""
+    def add(self, episode: Episode, *, run: int = 0, base: int | None = None) -> None:
+        """Add an episode. `run` and `base`: see `data`."""
         if sum(map(len, self._waiting)) >= _BLOCK:
             self.flush()
-        data = conversation(episode.result, self._add_tools(episode.result.tools))
+        number = self._first + len(self.rows)
+        if tokens := number < self._tokens_of:
+            shown_sequences = sequences(episode.result, self._pieces_of(episode.env))
+            _write(self._file, f"tokens-{number}", json_bytes(shown_sequences))
+        place = {"block": self._block, "place": len(self._waiting), "hasTokens": tokens}
+        self.rows.append(row(episode) | {"run": run, "base": base} | place)
+        data = conversation(episode, self._add_tools(episode.result.tools))
         self._waiting.append(json_bytes(data))
-        return self._block, len(self._waiting) - 1
 
     def flush(self) -> None:
         """Write the current block."""
-        _write(self._file, f"block-{self._block}", b"[" + b",".join(self._waiting) + b"]")
-        self._block += 1
-        self._waiting.clear()
+        if self._waiting:
+            _write(self._file, f"block-{self._block}", b"[" + b",".join(self._waiting) + b"]")
+            self._block += 1
+            self._waiting.clear()
+
+    def end(self, index: dict[str, Any]) -> None:
+        """Write the current block, and the block `index` with the rows."""
+        self.flush()
+        _write(self._file, "index", json_bytes(index | {"rows": self.rows}))
 
     def _add_tools(self, tools: list[Tool]) -> int:
         data = json_bytes(tools)
         digest = hashlib.blake2b(data, digest_size=16).digest()
         if digest not in self._tools:
-            self._tools[digest] = len(self._tools)
+            self._tools[digest] = self._first + len(self._tools)
             _write(self._file, f"tools-{self._tools[digest]}", data)
         return self._tools[digest]
 
@@ -105,16 +191,16 @@ def _write(file: BinaryIO, name: str, data: bytes) -> None:
     file.write(b'<script type="text/plain" id="' + name.encode() + b'">' + packed + b"</script>\n")
 
 
-def _template() -> tuple[str, str]:
+def _template(loads: str = "") -> tuple[str, str]:
     """Return the parts of the page before and after the data, including the style and the
-    script.
+    script. `loads`: what else the content security policy allows.
     """
     folder = Path(__file__).parent / "html"
     parts = [(folder / f"{name}.js").read_text(encoding="utf-8") for name in _SCRIPTS]
     script = '\n"use strict";\n' + "\n".join(parts)
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     page = (folder / "page.html").read_text(encoding="utf-8")
-    page = page.replace("SCRIPT-HASH", f"sha256-{digest}")
+    page = page.replace("SCRIPT-HASH'", f"sha256-{digest}'{loads}")
     page = page.replace("/* style */", (folder / "page.css").read_text(encoding="utf-8"))
     head, tail = page.split("<!-- data -->")
     return head, tail.replace("/* script */", script)

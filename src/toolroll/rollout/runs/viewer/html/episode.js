@@ -6,10 +6,17 @@ const panels = []; // objects `{detail, node, sequence, whole}`, the pinned epis
 // shows either the table or the episode, show the episode.
 function openRow(row, { step = false, show = false } = {}) {
   state.open = row;
+  if (state.runs.length) pairUp();
   writeAddress(step);
   if (show) document.body.classList.add("detail-shown");
   if (row) reveal(row);
   return drawDetail();
+}
+
+// Pin the episode of the baseline that is the open one's pair.
+function pairUp() {
+  if (state.open && state.rows.includes(state.open))
+    state.pinned = state.beside ? state.open.pair : null;
 }
 
 function closeDetail() {
@@ -23,6 +30,11 @@ function closeDetail() {
 
 // Pin the open episode, and open the next sample of its task beside it.
 function pin() {
+  if (state.runs.length) {
+    state.beside = state.pinned === null;
+    const row = state.rows.find(row => row === state.open || row.pair === state.open);
+    return openRow(row, { step: true });
+  }
   state.pinned = state.pinned ? null : state.open;
   const others = state.pinned
     ? state.rows.filter(row => row.env === state.open.env && row.task === state.open.task)
@@ -56,6 +68,9 @@ async function drawDetail() {
       node: make("article", { class: "panel", id: "panel-" + n }),
     })),
   );
+  const [left, right] = panels.map(panel => panel.detail.messages.map(messageText));
+  const differs = right && rows[0].task === rows[1].task ? firstDifference(left, right) : -1;
+  for (const panel of panels) panel.differs = differs;
   panels.forEach(fillPanel);
   at("detail").classList.toggle("double", panels.length > 1);
   keepFocus(() =>
@@ -140,7 +155,7 @@ function stepView(event) {
 
 function asJson({ detail }) {
   // Leave out the fields that only the page uses.
-  const { i, block, place, hasTokens, called, ...row } = detail.row;
+  const { i, block, place, hasTokens, called, run, base, pair, ...row } = detail.row;
   const { row: _, tools, sequences, ...rest } = detail;
   return { ...row, ...rest, tools, sequences };
 }
@@ -158,7 +173,15 @@ function fillPanel(panel) {
     .filter(([name]) => name.startsWith("invalid_calls/"))
     .map(([name, count]) => name.slice(14) + " " + count);
   const error = detail.info.error;
-  panel.node.replaceChildren(
+  const parts = [
+    state.runs.length
+      ? make(
+          "p",
+          { class: "run" },
+          row.run ? "Candidate: " : "Baseline: ",
+          make("a", { href: "#" + linkOf(row), title: "Only this episode" }, row.runName),
+        )
+      : null,
     make(
       "h2",
       {},
@@ -214,5 +237,6 @@ function fillPanel(panel) {
       { class: "view", role: "tabpanel", "aria-label": state.view },
       { conversation, tokens, tools, data }[state.view](panel),
     ),
-  );
+  ];
+  panel.node.replaceChildren(...parts.filter(Boolean));
 }

@@ -27,24 +27,32 @@ function choices() {
         ["forks", "With forks"],
       ],
     ],
+    [
+      "change",
+      "Change",
+      state.runs.length
+        ? [
+            ["failed", "Passed, now fails"],
+            ["passed", "Failed, now passes"],
+            ["worse", "Worse"],
+            ["better", "Better"],
+            ["same", "No change"],
+          ]
+        : [],
+    ],
+    ["runName", "Run", same(unique(state.rows.map(row => row.runName || "")))],
   ];
 }
 
 function makeFilters() {
-  const select = ([name, label, options]) =>
-    options.length < 2 && name !== "tool"
-      ? null
-      : make(
-          "select",
-          {
-            id: "filter-" + name,
-            "aria-label": label,
-            on: { change: event => setFilter(name, event.target.value, true) },
-          },
-          make("option", { value: "" }, label),
-          options.map(([value, words]) => make("option", { value }, words)),
-        );
-  const sorts = COLUMNS.flatMap(({ key, words, title }) =>
+  const select = ([name, label]) =>
+    make("select", {
+      id: "filter-" + name,
+      "aria-label": label,
+      on: { change: event => setFilter(name, event.target.value, true) },
+    });
+  const columns = COLUMNS.filter(({ key }) => state.runs.length || !COMPARED.includes(key));
+  const sorts = columns.flatMap(({ key, words, title }) =>
     [
       ["", " ↑"],
       ["-", " ↓"],
@@ -79,6 +87,7 @@ function makeFilters() {
       ),
     ),
   );
+  fillChoices();
   at("more").open = !narrow.matches;
   at("bar").append(
     make(
@@ -92,6 +101,19 @@ function makeFilters() {
     changed(true);
     at("filter-q").focus();
   });
+}
+
+// Update the options of the filters. A filter without a choice is hidden.
+function fillChoices() {
+  for (const [name, label, options] of choices()) {
+    const select = at("filter-" + name);
+    select.hidden = options.length < 2 && name !== "tool";
+    select.replaceChildren(
+      make("option", { value: "" }, label),
+      ...options.map(([value, words]) => make("option", { value }, words)),
+    );
+    select.value = state.filters[name];
+  }
 }
 
 // Update the search field and the filters from the state.

@@ -9,6 +9,7 @@ const KEYS = [
   ["1  2  3  4", "conversation, tokens, tools, data"],
   ["g", "group by task"],
   ["c", "compare with another episode"],
+  ["← →  Home End", "on the border of the table: move it"],
   ["Esc", "back to the table"],
   ["?", "these keys"],
 ];

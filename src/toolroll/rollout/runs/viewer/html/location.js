@@ -1,11 +1,14 @@
 // The page's address: `#env/task#sample?filters`. It has all state that a link should restore.
 
-const FILTERS = ["q", "env", "reward", "status", "stop", "tool", "flag"];
+const FILTERS = ["q", "env", "reward", "status", "stop", "tool", "flag", "change", "runName"];
 const VIEWS = ["conversation", "tokens", "tools", "data"];
 
 const state = {
-  rows: [],
-  settings: {},
+  all: [], // the rows of all episodes
+  rows: [], // the rows in the table, without the baseline's rows of pairs
+  runs: [], // the names of the compared runs
+  settings: [], // of each run
+  texts: [],
   summary: {},
   byKey: new Map(),
   filters: Object.fromEntries(FILTERS.map(name => [name, ""])),
@@ -14,16 +17,19 @@ const state = {
   expanded: new Set(), // tasks whose episodes are shown if the table is grouped by task
   open: null, // a row
   pinned: null, // a row
+  beside: true, // show the baseline's episode beside an opened one
   view: "conversation",
   color: "mask",
 };
+state.rows = state.all;
 
 const taskOf = row => row.env + "/" + row.task;
-const keyOf = row => taskOf(row) + "#" + row.sample;
+const runOf = row => (state.runs.length ? row.run + ":" : "");
+const keyOf = row => runOf(row) + taskOf(row) + "#" + row.sample;
 const encodePart = text => encodeURIComponent(text).replace(/%2F/g, "/");
 
 function linkOf(row) {
-  return encodePart(taskOf(row)) + "#" + row.sample;
+  return runOf(row) + encodePart(taskOf(row)) + "#" + row.sample;
 }
 
 function address() {
@@ -59,6 +65,7 @@ function readAddress() {
   state.view = VIEWS.includes(query.get("view")) ? query.get("view") : "conversation";
   state.pinned = state.byKey.get(query.get("with")) || null;
   state.open = state.byKey.get(decoded(path)) || null;
+  state.beside = state.pinned !== null || !path;
   return !path || state.open !== null;
 }
 

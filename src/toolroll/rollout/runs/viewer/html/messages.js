@@ -6,15 +6,17 @@ function conversation(panel) {
   const { messages, invalid } = panel.detail;
   if (!messages.length) return [make("p", { class: "dim" }, "This episode has no messages.")];
   return [
+    expected(panel),
     make(
       "ol",
       { class: "messages" },
-      messages.map((message, n) => {
+      messages.flatMap((message, n) => {
         const role = String(message.role);
         const bad = new Map(
           invalid.filter(([at]) => at === n).map(([, call, status]) => [call, status]),
         );
-        return make(
+        const differs = make("li", { class: "differs" }, "The conversations differ from here");
+        const shown = make(
           "li",
           {
             class: "message " + (/^[a-z]+$/.test(role) ? role : "") + (bad.size ? " invalid" : ""),
@@ -39,9 +41,20 @@ function conversation(panel) {
             : null,
           (message.tool_calls || []).map((call, at) => oneCall(call, bad.get(at))),
         );
+        return n === panel.differs ? [differs, shown] : [shown];
       }),
     ),
-  ];
+  ].filter(Boolean);
+}
+
+// Return the text of a message, by which conversations are compared.
+const messageText = ({ role, content, reasoning_content, tool_calls }) =>
+  JSON.stringify([role, content, reasoning_content, (tool_calls || []).map(call => callOf(call).text)]);
+
+// Return the first index at which two lists differ. If they are equal, it is their length.
+function firstDifference(left, right) {
+  const n = left.findIndex((text, n) => text !== right[n]);
+  return n < 0 ? left.length : n;
 }
 
 const asText = value => (typeof value === "string" ? value : pretty(value));
@@ -123,7 +136,7 @@ function data(panel) {
   return [
     ["Metrics", metrics],
     ["Info from the environment", info],
-    ["Settings of the run", state.settings[row.env] || {}],
+    ["Settings of the run", (state.settings[row.run] || {})[row.env] || {}],
   ].map(([words, value]) =>
     make(
       "details",

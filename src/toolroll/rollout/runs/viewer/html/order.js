@@ -7,6 +7,14 @@ const REWARDS = {
   none: row => row.reward === null,
 };
 
+const CHANGES = {
+  failed: row => row.pair.passed && !row.passed,
+  passed: row => !row.pair.passed && row.passed,
+  worse: row => row.change < 0,
+  better: row => row.change > 0,
+  same: row => row.change === 0,
+};
+
 function matches(row) {
   const f = state.filters;
   return (
@@ -16,6 +24,8 @@ function matches(row) {
     (!f.tool || row.called.includes(f.tool)) &&
     (!REWARDS[f.reward] || REWARDS[f.reward](row)) &&
     (!f.flag || row[f.flag] > 0) &&
+    (!f.runName || row.runName === f.runName) &&
+    (!CHANGES[f.change] || (row.pair && CHANGES[f.change](row))) &&
     (!f.q || found(row))
   );
 }
@@ -56,6 +66,7 @@ function groups() {
     const graded = group.rows.filter(row => row.reward !== null);
     group.graded = graded.length;
     group.passed = graded.filter(row => row.passed).length;
+    group.pairs = group.rows.map(row => row.pair).filter(Boolean);
   }
   return sorted([...byTask.values()], group => {
     const values = group.rows.map(row => row[sortKey()]).filter(value => value !== null);

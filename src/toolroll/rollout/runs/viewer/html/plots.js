@@ -12,6 +12,7 @@ function drawCards() {
     plural(rate.of_tasks, "task") +
     ")";
   at("cards").replaceChildren(
+    ...state.texts.map(text => make("pre", { class: "card", tabindex: 0 }, text.trim())),
     ...Object.entries(state.summary).map(([env, part]) => {
       const facts = [
         plural(part.episodes, "episode"),

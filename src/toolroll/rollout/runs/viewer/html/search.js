@@ -11,7 +11,7 @@ function found(row) {
   return (
     keyOf(row).toLowerCase().includes(query) ||
     row.reason.toLowerCase().includes(query) ||
-    (hits.query === query && hits.rows.has(row.i))
+    (hits.query === query && (hits.rows.has(row.i) || (row.pair && hits.rows.has(row.pair.i))))
   );
 }
 
@@ -32,13 +32,14 @@ function textOf(conversation) {
   return parts.join("\n").toLowerCase();
 }
 
-async function search() {
+// `again`: there are new episodes, so search for the same query again.
+async function search(again = false) {
   const query = state.filters.q.toLowerCase();
-  if (hits.query === query) return;
-  Object.assign(hits, { query, rows: new Set(), share: query ? 0 : 1 });
+  if (hits.query === query && !again) return;
+  if (!again) Object.assign(hits, { query, rows: new Set(), share: query ? 0 : 1 });
   if (!query) return;
   const blocks = new Map();
-  for (const row of state.rows) {
+  for (const row of state.all) {
     if (!blocks.has(row.block)) blocks.set(row.block, []);
     blocks.get(row.block).push(row);
   }

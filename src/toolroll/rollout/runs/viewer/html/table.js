@@ -1,36 +1,57 @@
 // The table. Only the visible rows are in the document.
 
+// In the order of `rank`, as many columns are shown as fit.
 const COLUMNS = [
-  { key: "task", words: "Task", width: 170, keep: true },
-  { key: "sample", words: "#", title: "Sample", width: 36, num: true, keep: true },
-  { key: "reward", words: "Reward", width: 72, num: true, keep: true },
-  { key: "reason", words: "Reason", title: "Reason for the reward", width: 200 },
-  { key: "turns", words: "Turns", width: 60, num: true, keep: true },
-  { key: "calls", words: "Calls", width: 60, num: true, keep: true },
-  { key: "invalid", words: "Invalid", title: "Invalid calls", width: 68, num: true },
-  { key: "forks", words: "Forks", width: 66, num: true },
-  { key: "tokens", words: "Tokens", width: 78, num: true, keep: true },
-  { key: "trained", words: "Trained", title: "Trained tokens", width: 80, num: true, keep: true },
-  { key: "seconds", words: "Seconds", width: 84, num: true, keep: true },
-  { key: "status", words: "Status", width: 100 },
-  { key: "stop", words: "Stop reason", width: 130 },
-  { key: "env", words: "Environment", width: 170 },
+  { key: "task", words: "Task", width: 150, keep: true, rank: 0 },
+  { key: "sample", words: "#", title: "Sample", width: 36, num: true, keep: true, rank: 1 },
+  { key: "baseline", words: "Baseline", title: "Reward of the baseline", width: 66, num: true, rank: 1 },
+  { key: "reward", words: "Reward", width: 72, num: true, keep: true, rank: 1 },
+  { key: "change", words: "Change", title: "Change of the reward", width: 66, num: true, rank: 1 },
+  { key: "reason", words: "Reason", title: "Reason for the reward", width: 160, rank: 2 },
+  { key: "turns", words: "Turns", width: 60, num: true, keep: true, rank: 3 },
+  { key: "calls", words: "Calls", width: 60, num: true, keep: true, rank: 4 },
+  { key: "invalid", words: "Invalid", title: "Invalid calls", width: 68, num: true, rank: 3 },
+  { key: "forks", words: "Forks", width: 66, num: true, rank: 4 },
+  { key: "tokens", words: "Tokens", width: 78, num: true, keep: true, rank: 5 },
+  { key: "trained", words: "Trained", title: "Trained tokens", width: 80, num: true, rank: 6 },
+  { key: "seconds", words: "Seconds", width: 84, num: true, keep: true, rank: 7 },
+  { key: "status", words: "Status", width: 100, rank: 3 },
+  { key: "stop", words: "Stop reason", width: 130, rank: 5 },
+  { key: "env", words: "Environment", width: 170, rank: 3 },
+  { key: "runName", words: "Run", width: 130, rank: 3 },
 ];
+const COMPARED = ["baseline", "change", "runName"]; // only if runs are compared
 const SPARE = 8; // number of rows that are drawn above and below the visible ones
-const table = { columns: COLUMNS, groups: [], items: [], place: new Map(), active: null };
+const SCROLLBAR = 16; // pixels
+const table = { columns: [], groups: [], items: [], place: new Map(), active: null };
 
-// Leave out columns whose value is the same in all episodes, except those with `keep`.
+// Leave out columns whose value is the same in all episodes, except those with `keep`, and columns
+// that do not fit.
 function chooseColumns() {
-  table.columns = COLUMNS.filter(
+  const useful = COLUMNS.filter(
     ({ key, keep }) => keep || state.rows.some(row => row[key] !== state.rows[0][key]),
   );
-  const widths = table.columns.map(column => column.width);
-  at("grid").style.setProperty(
-    "--columns",
-    widths.map((width, n) => (n ? width + "px" : "minmax(" + width + "px, 1fr)")).join(" "),
-  );
-  at("grid").style.setProperty("--width", widths.reduce((a, b) => a + b, 0) + 24 + "px");
+  let space = at("list").clientWidth - 24 - SCROLLBAR;
+  const fitting = useful
+    .slice()
+    .sort((a, b) => rankOf(a) - rankOf(b))
+    .filter(({ width, key }) => {
+      const fits = narrow.matches || width <= space || key === "task";
+      if (fits) space -= width;
+      return fits;
+    });
+  const columns = useful.filter(column => fitting.includes(column)),
+    left = useful.filter(column => !fitting.includes(column));
+  at("left-out").textContent = left.length ? "Not shown: " + plural(left.length, "column") : "";
+  at("left-out").title = left.map(({ title, words }) => title || words).join(", ");
+  table.columns = columns;
+  const size = ({ key, width }) =>
+    ["task", "reason"].includes(key) ? "minmax(" + width + "px, 1fr)" : width + "px";
+  at("grid").style.setProperty("--columns", columns.map(size).join(" "));
 }
+
+// The column by which the table is sorted is shown before others.
+const rankOf = ({ key, rank }) => (key === "task" ? 0 : key === sortKey() ? 0.5 : rank);
 
 const rowHeight = () => (narrow.matches ? 58 : 34);
 const idOf = item => (item.row ? "row-" + item.row.i : "group-" + item.group.rows[0].i);
@@ -104,6 +125,7 @@ function drawHead() {
 
 function sortBy(sort) {
   state.sort = sort;
+  chooseColumns();
   writeAddress(true);
   drawFilters();
   drawTable();
@@ -158,7 +180,8 @@ function line(item, n, tall) {
 
 function cell(row, { key, num }) {
   const value = row[key],
-    text = typeof value === "number" || value === null ? number(value) : value;
+    sign = key === "change" && value > 0 ? "+" : "",
+    text = typeof value === "number" || value === null ? sign + number(value) : value;
   return make(
     "div",
     { role: "gridcell", class: "c-" + key + (num ? " num" : "") + mood(row, key), title: text },
@@ -169,6 +192,8 @@ function cell(row, { key, num }) {
 function mood(row, key) {
   if (key === "reward" && row.reward !== null)
     return row.passed ? " good" : row.reward <= 0 ? " bad" : " part";
+  if (key === "baseline" && row.pair) return mood(row.pair, "reward");
+  if (key === "change" && row.change) return row.change > 0 ? " good" : " bad";
   if (key === "invalid" || key === "forks") return row[key] ? " warn" : " dim";
   return key === "status" && row.status === "aborted"
     ? " bad"
@@ -180,7 +205,14 @@ function mood(row, key) {
 function groupCells(group, expanded) {
   const rate = group.graded ? group.passed / group.graded : null,
     lost = group.rows.length - group.graded,
-    text = group.passed + "/" + group.graded + " passed" + (lost ? ", " + lost + " lost" : "");
+    before = group.pairs.filter(row => row.passed).length + "/" + group.pairs.length + " → ",
+    text =
+      (state.runs.length ? before : "") +
+      group.passed +
+      "/" +
+      group.graded +
+      " passed" +
+      (lost ? ", " + lost + " lost" : "");
   return [
     make(
       "div",
