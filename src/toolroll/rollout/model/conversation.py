@@ -278,7 +278,7 @@ class Conversation:
             self._path.input_ids,
             tuple(starmap(TurnSpan, self._turns)),
             self.messages[: self._turns[-1][2] + 1],
-            self._tools.copy(),
+            self._tools.tools,  # the verifier makes its own copy
             forked=self._forked,
             preserved=self._preserved,
             record=self._record,
