@@ -17,7 +17,7 @@ from toolroll.parsers.types import Span
 from toolroll.rollout.errors import HistoryRewrittenError, TemplateError, capped
 from toolroll.rollout.template.bodies import BodyMasker
 from toolroll.rollout.template.delta import DeltaRenderer, RenderedDelta, SampledText
-from toolroll.rollout.template.encode import Encoder
+from toolroll.rollout.template.encode import Encoder, as_ids
 from toolroll.rollout.template.render import Head, Renderer, plain_content
 from toolroll.rollout.template.snapshot import SharedTools, texts_of
 from toolroll.rollout.types import IdArray, Message, Tool
@@ -153,7 +153,7 @@ class Cursor:
             text, self._messages, self._head.shared_tools, self._spelled
         )
         if keep is None:
-            return encoder.encoded(text, bodies)
+            return as_ids(encoder.encode(text, bodies))
         reused = position = 0
         for place in np.flatnonzero(np.isin(keep, list(encoder.control_ids))):
             run = encoder.decode(keep[reused : place + 1])
@@ -165,7 +165,7 @@ class Cursor:
             reused, position = int(place) + 1, end
         rest = [(begin - position, stop - position) for begin, stop in bodies if begin >= position]
         previous = int(keep[reused - 1]) if reused else None
-        ids = encoder.encoded(text[position:], rest, previous=previous)
+        ids = as_ids(encoder.encode(text[position:], rest, previous=previous))
         return np.concatenate([keep[:reused], ids])
 
     def after(
@@ -210,7 +210,7 @@ class Cursor:
         previous = sampled.last_id
         if previous is None:  # nothing was sampled: the delta follows the prompt
             previous = parts.encoder.ending_id(self.text)
-        ids = parts.encoder.encoded(delta.text, bodies, previous=previous)
+        ids = as_ids(parts.encoder.encode(delta.text, bodies, previous=previous))
         after = Cursor(
             parts,
             whole,

@@ -64,7 +64,6 @@ _LONGEST = 1 << 16
 _WINDOW = 64
 """The number of ids that `TextDecoder` decodes at once."""
 
-_NO_IDS = array("i")
 _TINY_MODEL = {"type": "BPE", "vocab": {}, "merges": []}
 _HARMLESS = frozenset({"NFC"})
 """Control tokens that match normalized text are accepted only with these normalizers. Each text is
@@ -134,14 +133,7 @@ class Encoder:
     def encode(
         self, text: str, bodies: Sequence[Span] = (), *, previous: int | None = None
     ) -> list[int]:
-        """Return the ids of `text` (see `encoded`)."""
-        ids: list[int] = self.encoded(text, bodies, previous=previous).tolist()
-        return ids
-
-    def encoded(
-        self, text: str, bodies: Sequence[Span] = (), *, previous: int | None = None
-    ) -> IdArray:
-        """Return the ids of `text` as int32. No BOS is added.
+        """Return the ids of `text`. No BOS is added.
 
         Control-token characters inside `bodies` are ordinary text. `previous` is the id before
         `text` in its sequence, or None if the sequence begins with `text`.
@@ -154,7 +146,8 @@ class Encoder:
         if previous in self.control_ids:
             place = "control"
         eaten = previous in self._eating_ids
-        ids, begin = array("i"), 0
+        ids: list[int] = []
+        begin = 0
         for match in self._controls(text, bodies):
             token = match.group()
             piece = _stripped(
@@ -164,7 +157,7 @@ class Encoder:
             ids.append(self.control[token])
             begin, place, eaten = match.end(), "control", token in self._eats_right
         ids += self._ids_of(_stripped(text[begin:], left=eaten, right=False), place)
-        return np.array(ids, dtype=np.int32)
+        return ids
 
     def _controls(self, text: str, bodies: Sequence[Span]) -> list[re.Match[str]]:
         """Return the control tokens of `text` that are outside `bodies`."""
@@ -173,9 +166,9 @@ class Encoder:
             matches = [each for each in matches if each.start() < start or stop < each.end()]
         return matches
 
-    def _ids_of(self, piece: str, place: _Place) -> array[int]:
+    def _ids_of(self, piece: str, place: _Place) -> Sequence[int]:
         if not piece:
-            return _NO_IDS
+            return ()
         key = (piece, place)
         ids = self._pieces.get(key)
         if ids is None:
