@@ -74,12 +74,13 @@ HARBOR_PYTHON ?= python3.12
 test-harbor: $(VENV)/.quick $(VENV)/harbor
 	PYTHONPATH=tests $(VENV)/bin/python -m clients.harbor --folder $(VENV)/clients --python $(VENV)/harbor/bin/python $(CLIENTS)
 
-# Tests that need packages which are only on GitHub. If they cannot be installed, this is reported, and their tests are skipped.
+# Tests that need packages which are only on GitHub, and the readers of exports. If they cannot be installed, this is reported, and their tests are skipped.
 # PEERS may name local checkouts ("PATH -e PATH"): slime is installed with -e, because the files of its example are in no package.
 test-peers: $(VENV)/.all tests/requirements-peers.txt
 	$(PIP) install -q --no-deps --src $(VENV)/src -r tests/requirements-peers.txt $(PEERS) || echo "not installed: $(PEERS)"
 	$(PIP) install -q --no-deps $(MILES) || echo "not installed: $(MILES)"
-	$(PYTEST) tests -m peers $(PYTEST_ARGS)
+	$(MAKE) $(VENV)/readers || echo "not installed: tests/requirements-readers.txt"
+	TOOLROLL_READERS="$$(ls $(abspath $(VENV))/readers/bin/python)" $(PYTEST) tests -m peers $(PYTEST_ARGS)
 
 # The adapters' tests on Python 3.12, which SkyRL 0.4 and prime-rl need.
 test-newest-peers:
@@ -116,6 +117,11 @@ bench: $(VENV)/.all $(VENV)/.peers
 $(VENV)/harbor:
 	$(HARBOR_PYTHON) -m venv $@
 	$@/bin/python -m pip install -q harbor==0.25.0 || { rm -rf $@; exit 1; }
+
+$(VENV)/readers: tests/requirements-readers.txt
+	$(NEWEST_PYTHON) -m venv $@
+	$@/bin/python -m pip install -q -r $< && $@/bin/python -m pip install -q --no-deps lm-eval==0.4.13 || { rm -rf $@; exit 1; }
+	touch $@
 
 $(VENV)/.made:
 	$(PYTHON) -m venv $(VENV) || { echo "python3 -m venv failed: on Debian, apt-get install python3-venv"; exit 1; }

@@ -60,6 +60,16 @@ def tokenizer() -> Any:
     return load_embedded_tokenizer()
 
 
+@pytest.fixture(params=["embedded", "qwen3"], scope="module")
+def any_tokenizer(request: pytest.FixtureRequest, tokenizer: Any) -> Any:
+    """The embedded tokenizer, and one with Qwen3's template, which strips thoughts and groups
+    tool results.
+    """
+    from support.qwen import tokenizer_for, trl_template
+
+    return tokenizer if request.param == "embedded" else tokenizer_for(trl_template("qwen3"))
+
+
 @pytest.fixture(scope="module")
 def unfrozen() -> Iterator[None]:
     """Objects that the garbage collector visits, as in a process without pytest."""

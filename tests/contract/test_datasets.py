@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import datasets
+import huggingface_hub
 import pandas
 import pyarrow.dataset
 import pytest
@@ -18,8 +19,7 @@ from typer.testing import CliRunner
 
 from toolroll.rollout.cli.app import app
 from toolroll.rollout.errors import UsageError
-from toolroll.rollout.runs.export import write_dataset
-from toolroll.rollout.runs.export.dataset import sample_rows
+from toolroll.rollout.runs.export.dataset import sample_rows, write_dataset
 from toolroll.rollout.runs.run_directory import RunDirectory
 
 
@@ -30,7 +30,7 @@ def load(folder: Path, cache: Path) -> Any:
 def test_datasets_reads_the_training_samples(tmp_path: Path) -> None:
     assert write_dataset(exported(), tmp_path / "set", rows_of_a_file=2) == 3
     names = sorted(file.name for file in (tmp_path / "set" / "data").iterdir())
-    assert names == ["train-00000-of-00002.parquet", "train-00001-of-00002.parquet"]
+    assert names == ["train-00000.parquet", "train-00001.parquet"]
     rows = load(tmp_path / "set", tmp_path / "cache")
     assert [(row["task_id"], row["sample"], row["sequence"], row["reward"]) for row in rows] == [
         ("t-0", 0, 0, 1.0),
@@ -59,6 +59,17 @@ def test_datasets_reads_the_training_samples(tmp_path: Path) -> None:
     ) == (4, None, "rewritten", 6)
 
 
+def test_the_card_says_what_the_data_set_is(tmp_path: Path) -> None:
+    provenance = {"pond": {"tokenizer_sha256": "8288"}}
+    write_dataset(exported(), tmp_path / "set", provenance=provenance)
+    card = huggingface_hub.DatasetCard.load(tmp_path / "set" / "README.md")
+    assert card.data.task_categories == ["text-generation"]
+    assert "| pond | tiny | 3 | 8288 |" in card.text
+    [config] = datasets.get_dataset_config_names(str(tmp_path / "set"))
+    assert config == "default"
+    assert sorted(file.name for file in (tmp_path / "set").iterdir()) == ["README.md", "data"]
+
+
 def opened_by_pyarrow(folder: Path) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = pyarrow.dataset.dataset(folder).to_table().to_pylist()
     return rows
@@ -82,7 +93,7 @@ def test_the_folder_is_opened_by(
     read: Callable[[Path], list[dict[str, Any]]], tmp_path: Path
 ) -> None:
     write_dataset(exported(), tmp_path / "set", rows_of_a_file=2)
-    assert read(tmp_path / "set") == list(sample_rows(exported()))
+    assert read(tmp_path / "set" / "data") == list(sample_rows(exported()))
 
 
 def test_the_episode_file_is_opened_by_pandas(tmp_path: Path) -> None:

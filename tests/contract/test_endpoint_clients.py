@@ -1,5 +1,5 @@
-"""Whole episodes through the endpoint by unmodified clients of other projects; the trajectories
-are judged by the engine's own log.
+"""Whole episodes in each dialect by unmodified clients of other projects; the trajectories are
+judged by the engine's own log.
 """
 
 from __future__ import annotations
@@ -10,27 +10,25 @@ from typing import Any
 
 import pytest
 from openai import AsyncOpenAI
-from support.client_scenario import FIRST, SAID, one_episode, play, saying
-from support.endpoints import endpoint
-from support.qwen import tokenizer_for, trl_template
+from support.anthropic_wire import LOOK
+from support.client_scenario import FIRST, SAID, one_episode, play, saying, seen
+from support.endpoints import Bench, endpoint
+from support.listed_environment import TOOL
 
 from toolroll.rollout.server.in_process import ToolrollClient
 from toolroll.rollout.testing import load_embedded_tokenizer
 
+STREAMED = pytest.mark.parametrize("stream", [False, True])
+SYSTEM, ASKED = FIRST[0]["content"], FIRST[1]["content"]
+LAST = "All seen: <b>x</b>."
 SMALL = pytest.mark.parametrize("any_tokenizer", ["embedded"], indirect=True)
 """For what does not depend on the tokenizer."""
 
 
-@pytest.fixture(params=["embedded", "qwen3"], scope="module")
-def any_tokenizer(request: pytest.FixtureRequest) -> Any:
-    """The embedded tokenizer, and one with Qwen3's template, which strips thoughts and groups
-    tool results.
-    """
-    return (
-        load_embedded_tokenizer()
-        if request.param == "embedded"
-        else tokenizer_for(trl_template("qwen3"))
-    )
+async def judged(bench: Bench) -> None:
+    """One exact trajectory, without a fork."""
+    await one_episode(bench)
+    assert (await bench.get("/sessions/s/trajectories"))["forks"] == []
 
 
 # --- litellm --------------------------------------------------------------------------------------
@@ -57,7 +55,7 @@ async def test_litellm(litellm: Any, any_tokenizer: Any, provider: str) -> None:
             )
 
         last = await play(create, temperature=0.7)
-        assert last.content == "All seen: <b>x</b>."
+        assert last.content == LAST
         await one_episode(bench)
 
 
@@ -81,6 +79,71 @@ async def test_litellm_streaming(litellm: Any, any_tokenizer: Any) -> None:
 
         await play(create)
         await one_episode(bench)
+
+
+@STREAMED
+async def test_litellm_over_messages(litellm: Any, any_tokenizer: Any, stream: bool) -> None:
+    async with endpoint(any_tokenizer, saying, split="random") as bench:
+        messages: list[Any] = list(FIRST)
+        while True:
+            asked = {"model": "anthropic/m", "messages": messages, "tools": [TOOL]}
+            where = {"api_base": f"{bench.url}/sessions/s", "api_key": "unused"}
+            reply = await litellm.acompletion(stream=stream, max_tokens=1000, **asked, **where)
+            if stream:
+                chunks = [chunk async for chunk in reply]
+                reply = litellm.stream_chunk_builder(chunks, messages=messages)
+            message = reply.choices[0].message
+            messages.append(message)
+            if not message.tool_calls:
+                break
+            messages += [
+                {
+                    "role": "tool",
+                    "tool_call_id": wanted.id,
+                    "content": seen(wanted.function.arguments),
+                }
+                for wanted in message.tool_calls
+            ]
+        assert message.content == LAST
+        await judged(bench)
+
+
+@STREAMED
+async def test_litellm_over_responses(litellm: Any, any_tokenizer: Any, stream: bool) -> None:
+    async with endpoint(any_tokenizer, saying, split="random") as bench:
+        items: list[Any] = [{"role": "user", "content": ASKED}]
+        tool = {"type": "function", **TOOL["function"]}
+        while True:
+            reply = await litellm.aresponses(
+                model="openai/m",
+                api_base=f"{bench.url}/sessions/s/v1",
+                api_key="unused",
+                instructions=SYSTEM,
+                input=items,
+                tools=[tool],
+                stream=stream,
+            )
+            if stream:
+                events = [event async for event in reply]
+                reply = events[-1].response
+            output = [
+                item if isinstance(item, dict) else item.model_dump() for item in reply.output
+            ]
+            calls = [item for item in output if item["type"] == "function_call"]
+            if not calls:
+                break
+            items += output
+            items += [
+                {
+                    "type": "function_call_output",
+                    "call_id": item["call_id"],
+                    "output": seen(item["arguments"]),
+                }
+                for item in calls
+            ]
+        assert len(bench.engine.log) == len(SAID)
+        assert output[-1]["content"][0]["text"] == LAST
+        await judged(bench)
 
 
 # --- openai-agents --------------------------------------------------------------------------------
@@ -112,7 +175,7 @@ async def test_openai_agents(any_tokenizer: Any, streamed: bool) -> None:
                 pass
         else:
             result = await agents.Runner.run(agent, asked)
-        assert result.final_output == "All seen: <b>x</b>."
+        assert result.final_output == LAST
         await one_episode(bench)
 
 
@@ -139,7 +202,7 @@ async def test_openai_agents_with_a_handoff_is_two_roots(any_tokenizer: Any) -> 
             handoffs=[an_agent(client)],
         )
         result = await agents.Runner.run(boss, FIRST[1]["content"])
-        assert result.final_output == "All seen: <b>x</b>."
+        assert result.final_output == LAST
         trajectories = await bench.trajectories()
         assert (
             sum(turn["excluded"] is None for found in trajectories for turn in found["turns"]) == 4
@@ -195,5 +258,87 @@ async def test_openai_agents_in_process() -> None:
         model = agents.OpenAIChatCompletionsModel(model="m", openai_client=client)
         agent = agents.Agent(name="looker", instructions="Be brief.", model=model, tools=[look])
         result = await agents.Runner.run(agent, FIRST[1]["content"])
-        assert result.final_output == "All seen: <b>x</b>."
+        assert result.final_output == LAST
         await one_episode(bench)
+
+
+# --- anthropic ------------------------------------------------------------------------------------
+
+
+@STREAMED
+async def test_the_anthropic_sdk(any_tokenizer: Any, stream: bool) -> None:
+    anthropic = pytest.importorskip("anthropic")
+    async with endpoint(any_tokenizer, saying, split="random") as bench:
+        client = anthropic.AsyncAnthropic(
+            base_url=f"{bench.url}/sessions/s", api_key="unused", max_retries=0
+        )
+        messages: list[Any] = [{"role": "user", "content": ASKED}]
+        while True:
+            asked = {"model": "m", "system": SYSTEM, "messages": messages, "tools": [LOOK]}
+            counted = await client.messages.count_tokens(**asked)
+            if stream:
+                async with client.messages.stream(max_tokens=1000, **asked) as events:
+                    reply = await events.get_final_message()
+            else:
+                reply = await client.messages.create(max_tokens=1000, **asked)
+            read = reply.usage.input_tokens + reply.usage.cache_read_input_tokens
+            assert read == counted.input_tokens == len(bench.engine.log[-1].input_ids)
+            messages.append({"role": "assistant", "content": reply.content})
+            results = [
+                {
+                    "type": "tool_result",
+                    "tool_use_id": block.id,
+                    "content": seen(json.dumps(block.input)),
+                }
+                for block in reply.content
+                if block.type == "tool_use"
+            ]
+            if not results:
+                break
+            messages.append({"role": "user", "content": results})
+        assert reply.content[-1].text == LAST
+        await client.close()
+        await judged(bench)
+
+
+async def test_the_anthropic_sdk_gets_typed_errors(any_tokenizer: Any) -> None:
+    anthropic = pytest.importorskip("anthropic")
+    async with endpoint(any_tokenizer, saying) as bench:
+        client = anthropic.AsyncAnthropic(base_url=bench.url, api_key="unused", max_retries=0)
+        with pytest.raises(anthropic.BadRequestError) as caught:
+            await client.messages.create(
+                model="m",
+                max_tokens=5,
+                messages=[{"role": "user", "content": "Hi"}],
+                tools=[{"type": "web_search_20250305", "name": "web_search"}],
+            )
+        assert caught.value.body["error"]["param"] == "tools[0].type"
+        await client.close()
+
+
+# --- openai's responses ---------------------------------------------------------------------------
+
+
+@STREAMED
+async def test_openai_agents_with_its_default_model(any_tokenizer: Any, stream: bool) -> None:
+    import agents
+
+    agents.set_tracing_disabled(True)
+
+    @agents.function_tool
+    def look(at: str) -> str:
+        """Look at something."""
+        return seen(json.dumps({"at": at}))
+
+    async with endpoint(any_tokenizer, saying, split="random") as bench:
+        provider = agents.OpenAIProvider(openai_client=bench.client())
+        agent = agents.Agent(name="looker", instructions=SYSTEM, tools=[look], model="m")
+        config = agents.RunConfig(model_provider=provider)
+        if stream:
+            run: Any = agents.Runner.run_streamed(agent, ASKED, run_config=config)
+            async for _ in run.stream_events():
+                pass
+        else:
+            run = await agents.Runner.run(agent, ASKED, run_config=config)
+        assert run.final_output == LAST
+        await judged(bench)

@@ -42,43 +42,12 @@ def _litellm(provider: str, path: str, method: str = "acompletion") -> tuple[Ask
     return ask, "litellm.exceptions.ContextWindowExceededError"
 
 
-def _langchain_openai(*, responses: bool) -> tuple[Ask, str]:
-    async def ask(bench: Bench, stream: bool) -> None:
-        models = pytest.importorskip("langchain_openai")
-        model = models.ChatOpenAI(
-            model="m",
-            base_url=f"{bench.url}/v1",
-            api_key="unused",
-            max_retries=0,
-            use_responses_api=responses,
-        )
-        asked = LONG[0]["content"]
-        await _read(model.astream(asked) if stream else await model.ainvoke(asked), stream=stream)
-
-    return ask, "langchain_core.exceptions.ContextOverflowError"
-
-
-async def _langchain_anthropic(bench: Bench, stream: bool) -> None:
-    models = pytest.importorskip("langchain_anthropic")
-    model = models.ChatAnthropic(
-        model="m", base_url=bench.url, api_key="unused", max_tokens=10, max_retries=0
-    )
-    asked = LONG[0]["content"]
-    await _read(model.astream(asked) if stream else await model.ainvoke(asked), stream=stream)
-
-
 CLIENTS: dict[str, tuple[Ask, str]] = {
     "litellm openai": _litellm("openai", "/v1"),
     "litellm hosted_vllm": _litellm("hosted_vllm", "/v1"),
     "litellm litellm_proxy": _litellm("litellm_proxy", "/v1"),
     "litellm anthropic": _litellm("anthropic", ""),
     "litellm responses": _litellm("openai", "/v1", "aresponses"),
-    "langchain-openai chat": _langchain_openai(responses=False),
-    "langchain-openai responses": _langchain_openai(responses=True),
-    "langchain-anthropic": (
-        _langchain_anthropic,
-        "langchain_core.exceptions.ContextOverflowError",
-    ),
 }
 
 

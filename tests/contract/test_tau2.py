@@ -19,10 +19,11 @@ import pytest
 from openai.types.chat import ChatCompletionFunctionToolParam
 from pydantic import TypeAdapter
 from support.chat import completion, endpoint
+from support.tau2_user import ReferenceUser
 
-from toolroll.agents.environments.tau2 import ReferenceUser, Tau2Factory, telecom
+from toolroll.agents.environments.tau2 import Tau2Factory, telecom
 from toolroll.agents.environments.tau2.domain import digest
-from toolroll.agents.environments.tau2.environment import grade
+from toolroll.agents.environments.tau2.environment import grade, scenario
 from toolroll.agents.environments.tau2.package import WHEEL_COMMIT, data_folder
 from toolroll.agents.users import OpenAIUsers, ScriptedUser, UserConfig
 from toolroll.parsers.reading.schema import Offered, check_call
@@ -419,7 +420,8 @@ async def test_a_checkouts_data_and_their_commit_are_in_the_result(
     env = factory.make(EnvironmentOptions(user=lambda seed: ReferenceUser(task.data)))
     first = await env.reset(task, 0)
     assert "The main_policy of the checkout." in first.messages[0]["content"]
-    assert first.info == {"data": f"tau2-bench {commit}"}
+    assert first.info["data"] == f"tau2-bench {commit}"
+    assert first.info["instruction"] == scenario(task.data)
     assert benchmark_packages(factory)["tau2-bench"] == commit
     write_tasks(checkout, [])
     assert Tau2Factory("telecom", str(checkout)).domain.revision == f"{commit}-dirty"

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from itertools import pairwise
@@ -21,12 +22,21 @@ from support.wire import Wire
 from toolroll.agents.loop.call_policy import CallPolicy
 from toolroll.agents.tool_calling import TrainableToolCallingAgent
 from toolroll.parsers.registry import get_parser
-from toolroll.rollout.engine import Engine, EngineConfig
+from toolroll.rollout.engine import ROUTING_KEY, Engine, EngineConfig
 from toolroll.rollout.model.model import Model
 from toolroll.rollout.template import ChatTemplate
-from toolroll.rollout.types import InteractionResult, Status, StopReason, Task, Trajectory
+from toolroll.rollout.types import (
+    GenerateRequest,
+    InteractionResult,
+    Status,
+    StopReason,
+    Task,
+    Trajectory,
+)
 
 SESSIONS = 16
+SAMPLES, FIRST = 12, 300
+"""The samples of a group, and the tokens of their first prompt."""
 CONTEXT = 4096  # the tiny model's; a router cannot be asked for it while it has no worker
 CALL = r"<tool_call>\{\"name\": \"look\", \"arguments\": \{\"at\": \"[a-z]{3}\"\}\}</tool_call>"
 
@@ -168,6 +178,23 @@ async def test_sixteen_episodes_stay_at_their_workers(
     wire = Wire(http, routed_sglang.workers[0].url)  # both hold the same weights
     for trajectory in itertools.chain(*trajectories[:4]):
         assert await difference(wire, trajectory) <= 1e-4
+
+
+async def test_the_first_prompt_of_a_group_is_computed_by_one_worker(routed_sglang: Any) -> None:
+    """With one routing key; else by both workers."""
+    computed = []
+    async with Engine(EngineConfig(engine=routed_sglang.url, context_length=CONTEXT)) as engine:
+        for affinity in (1, SAMPLES):
+            group = uuid.uuid4().hex
+            prompt = np.random.default_rng(uuid.UUID(group).int).integers(1000, 100_000, FIRST)
+            computed.append(0)
+            for sample in range(SAMPLES):
+                session = f"{group}#{sample}"
+                ROUTING_KEY.set((session, f"{group}#{sample - sample % affinity}"))
+                request = GenerateRequest(prompt.astype(np.int32), {"max_new_tokens": 1}, session)
+                computed[-1] += FIRST - (await engine.generate(request)).cached_tokens
+    again = SAMPLES - 1  # SGLang computes the last token of a cached prompt again
+    assert computed == [2 * FIRST + again - 1, FIRST + again]
 
 
 async def test_the_context_is_never_overrun(float32: Wire) -> None:

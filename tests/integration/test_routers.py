@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import aiohttp
+import numpy as np
 import pytest
 from support.proxy import CountingProxy, counting_proxy
 from support.servers import Router, router
@@ -20,7 +21,9 @@ from support.wire import Wire
 
 from toolroll.rollout.engine import Engine, EngineConfig
 from toolroll.rollout.engine.sampling_params import DROPPED_BY_ROUTER, DROPPED_BY_SMG
+from toolroll.rollout.errors import UsageError
 from toolroll.rollout.testing import EmbeddedEngine, serve_in_thread
+from toolroll.rollout.types import GenerateRequest
 
 ROUTERS: tuple[Router, ...] = get_args(Router)
 PAGE = Path(__file__).parents[2] / "docs" / "sglang.md"
@@ -137,3 +140,17 @@ async def test_the_client_knows_what_the_router_does(routed: Routed) -> None:
         dropped = {"none": frozenset(), "smg": DROPPED_BY_SMG, "sglang-router": DROPPED_BY_ROUTER}
         assert await engine.dropped_params() == dropped[routed.kind]
         assert (await engine.model_info()).session_cache == (routed.kind != "sglang-router")
+
+
+async def test_a_dropped_parameter_is_refused(routed: Routed) -> None:
+    """In a turn, and in the body that an overridden `_call_llm` posts."""
+    if routed.kind == "none":
+        return
+    params, prompt = {"logit_bias": {"5": 1.0}}, np.array([5, 6], dtype=np.int32)
+    routed.proxy.clear()
+    async with Engine(EngineConfig(engine=routed.url)) as engine:
+        with pytest.raises(UsageError, match="silently drops the sampling parameter 'logit_bias'"):
+            await engine.generate(GenerateRequest(prompt, params, "s"))
+        with pytest.raises(UsageError, match="silently drops the sampling parameter 'logit_bias'"):
+            await engine.post(f"{routed.url}/generate", {"sampling_params": params})
+    assert routed.proxy.generations() == []

@@ -9,15 +9,17 @@ from __future__ import annotations
 import asyncio
 import os
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import groupby
-from typing import Any
+from pathlib import Path
+from typing import Any, get_args
 
 import aiohttp
 import numpy as np
 import numpy.typing as npt
 import pytest
 from support.processes import Server
+from support.servers import Router, router
 from support.tiny_model import EXPERTS, tiny_moe
 from support.wire import Wire
 
@@ -27,6 +29,7 @@ from toolroll.rollout.session.session import Session
 from toolroll.rollout.types import Completion, GenerateRequest, Trajectory
 
 UPDATES = int(os.environ.get("TOOLROLL_WEIGHT_UPDATES", "4"))
+ROUTED_UPDATES = 2
 EPISODES, TURNS, TOKENS = 2, 2, 160
 LATEST = 100
 """An update begins before a turn has more tokens than this, so that it comes in the turn."""
@@ -62,8 +65,12 @@ async def update(wire: Wire, version: int, mode: str) -> None:
     assert (await wire.post("/continue_generation", {})).status == 200
 
 
-async def play(wire: Wire, mode: str) -> tuple[list[Played], list[Completion]]:
-    """Episodes of several turns until all updates are done, and the parts of their turns."""
+async def play(
+    wire: Wire, url: str, mode: str, *, count: int, experts: bool
+) -> tuple[list[Played], list[Completion]]:
+    """Episodes of several turns until `count` updates are done, and the parts of their turns. They
+    are sampled at `url`, which is the address of `wire` or of a router.
+    """
     chance, middle, done = random.Random(17), asyncio.Event(), asyncio.Event()
     version, left, played = 0, 5, list[Played]()
 
@@ -75,7 +82,7 @@ async def play(wire: Wire, mode: str) -> tuple[list[Played], list[Completion]]:
 
     async def updates() -> None:
         nonlocal version, left
-        while version < UPDATES:
+        while version < count:
             middle.clear()
             left = chance.randrange(1, 20)
             await middle.wait()
@@ -100,7 +107,7 @@ async def play(wire: Wire, mode: str) -> tuple[list[Played], list[Completion]]:
             [trajectory] = path.session.trajectories()
             played.append((trajectory, requested))
 
-    engine = Watched(EngineConfig(engine=wire.url, return_routed_experts=True))
+    engine = Watched(EngineConfig(engine=url, return_routed_experts=experts))
     async with engine:
         await update(wire, 0, "abort")
         async with asyncio.TaskGroup() as group:
@@ -193,17 +200,40 @@ def computed(
     return logprobs[places], experts[places]
 
 
-@pytest.mark.parametrize("mode", ["abort", "retract", "in_place"])
+@pytest.fixture
+def front(request: pytest.FixtureRequest, sglang_moe: Server, log_folder: Path) -> Iterator[str]:
+    """The address of a router of the kind `request.param`, or of the server itself."""
+    if request.param == "none":
+        yield sglang_moe.url
+        return
+    kind, name = request.param, f"{request.param}-moe"
+    with router([sglang_moe.url], log_folder, kind=kind, name=name) as server:
+        yield server.url
+
+
+@pytest.mark.parametrize(
+    ("front", "mode"),
+    [*(("none", mode) for mode in ("abort", "retract", "in_place"))]
+    + [(kind, "abort") for kind in get_args(Router)],
+    indirect=["front"],
+)
 async def test_no_token_is_lost_and_each_has_the_version_that_sampled_it(
-    sglang_moe: Server, http: aiohttp.ClientSession, mode: str
+    sglang_moe: Server,
+    http: aiohttp.ClientSession,
+    front: str,
+    mode: str,
+    request: pytest.FixtureRequest,
 ) -> None:
     import torch
     from transformers import AutoModelForCausalLM
 
-    played, parts = await play(Wire(http, sglang_moe.url), mode)
+    count = UPDATES if front == sglang_moe.url else ROUTED_UPDATES
+    experts_come = "sglang-router" not in request.node.name  # it drops the fields
+    wire = Wire(http, sglang_moe.url)
+    played, parts = await play(wire, front, mode, count=count, experts=experts_come)
     turns = [turn for trajectory, _ in played for turn in trajectory.turns]
     assert {span.version for turn in turns for span in turn.weight_versions[1:]} == {
-        str(version) for version in range(1, UPDATES + 1)
+        str(version) for version in range(1, count + 1)
     }, "each update comes in the middle of a turn"
     assert {turn.length for turn in turns} == {TOKENS}
     assert sum(len(part.output_ids) for part in parts) == TOKENS * len(turns)
@@ -224,6 +254,9 @@ async def test_no_token_is_lost_and_each_has_the_version_that_sampled_it(
         assert errors.max() < 1e-3
         others, _ = computed(models, ids, [version + 1 for version in versions], mixed=mixed)
         assert np.median(np.abs(others - trajectory.logprobs[1:end])[sampled]) > 0.1
+        checked += int(sampled.sum())
+        if not experts_come:
+            continue
         of_experts = versions_of_experts(trajectory, mode)[: end - 1]
         if of_experts != versions:
             _, experts = computed(models, ids, of_experts, mixed=mixed)
@@ -231,5 +264,4 @@ async def test_no_token_is_lost_and_each_has_the_version_that_sampled_it(
         rows = trajectory.routed_experts.reshape(-1, LAYERS, TOP_K)[: end - 1]
         same = np.sort(rows, axis=-1) == experts.reshape(rows.shape)
         assert same.mean() > 0.999  # two experts may be nearly equal
-        checked += int(sampled.sum())
     assert checked > TOKENS * len(turns) / 2

@@ -20,6 +20,12 @@ ASKED = request(
 IDS = [7, 8, 9]
 
 
+def drop_logprob(answer: dict[str, Any]) -> dict[str, Any]:
+    """Remove the last logprob from an answer. Use it as `Fault(garble=drop_logprob)`."""
+    answer["meta_info"]["output_token_logprobs"] = answer["meta_info"]["output_token_logprobs"][:-1]
+    return answer
+
+
 def honest(**meta: Any) -> dict[str, Any]:
     return completion(IDS, id=RID, prompt_tokens=3, **meta)
 

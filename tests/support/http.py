@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
+import aiohttp
 import orjson
 from aiohttp import web
 
@@ -28,6 +29,21 @@ async def http_server(routes: Mapping[str, Handler], *, port: int = 0) -> AsyncI
         yield f"http://{host}:{port}"
     finally:
         await runner.cleanup()
+
+
+@asynccontextmanager
+async def router_over(engine: str) -> AsyncIterator[str]:
+    """A server that answers like smg with one worker, the engine at this address."""
+    async with aiohttp.ClientSession() as session:
+
+        async def generate(request: web.Request) -> web.StreamResponse:
+            url, body = f"{engine}/generate", await request.read()
+            async with session.post(url, data=body, headers=request.headers) as answer:
+                return web.Response(body=await answer.read(), status=answer.status)
+
+        workers = says({"workers": [{"url": engine, "runtime_type": "sglang"}]})
+        async with http_server({"/workers": workers, "/generate": generate}) as url:
+            yield url
 
 
 def says(data: Any, *, status: int = 200, headers: Mapping[str, str] | None = None) -> Handler:

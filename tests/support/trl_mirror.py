@@ -19,7 +19,12 @@ def a_trainer(**config: Any) -> Any:
         args=SimpleNamespace(**{**settings, **config}),
         processing_class=load_embedded_tokenizer(),
         accelerator=SimpleNamespace(
-            num_processes=1, process_index=0, is_main_process=True, wait_for_everyone=lambda: None
+            num_processes=1,
+            process_index=0,
+            is_main_process=True,
+            wait_for_everyone=lambda: None,
+            unwrap_model=lambda model: model,
         ),
+        model=SimpleNamespace(),
         state=SimpleNamespace(global_step=0),
     )

@@ -30,6 +30,8 @@ SAMPLES = 7 if FULL else 3
 EPISODES = 33 * SAMPLES
 DOWN = 60.0 if FULL else 0.0
 """Seconds for which the engine stays away."""
+PROCESSES = pytest.mark.parametrize("processes", [1, 2] if FULL else [2])
+"""`tests/unit/engine/test_outage.py` and `tests/unit/cli/test_outage.py` have one process."""
 
 
 @contextmanager
@@ -121,7 +123,7 @@ def check(folder: Path, tally: Tally, run: Run) -> None:
     assert (found["episodes"], found["aborted"]) == (EPISODES, 0)
 
 
-@pytest.mark.parametrize("processes", [1, 2])
+@PROCESSES
 def test_an_engine_that_comes_back_costs_nothing(
     processes: int, tmp_path: Path, tally: Tally
 ) -> None:
@@ -139,7 +141,7 @@ def test_an_engine_that_comes_back_costs_nothing(
     check(tmp_path, tally, run)
 
 
-@pytest.mark.parametrize("processes", [1, 2])
+@PROCESSES
 def test_one_that_does_not_ends_the_run_which_can_be_resumed(
     processes: int, tmp_path: Path, tally: Tally
 ) -> None:

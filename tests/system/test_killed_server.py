@@ -18,6 +18,7 @@ from typing import Any
 import aiohttp
 import numpy as np
 import pytest
+from support.faults.size import FULL
 from support.patience import PATIENCE
 from support.processes import Server, serving
 
@@ -32,7 +33,7 @@ from toolroll.rollout.testing import (
     serve_in_thread,
 )
 
-SESSIONS, TURNS, KILLS = 100, 10, 20
+SESSIONS, TURNS, KILLS = 100, 10, 20 if FULL else 8
 
 Answer = tuple[list[int], list[int], list[float]]
 """The ids of the prompt, the sampled ids, and their logprobs."""
@@ -134,12 +135,12 @@ def started(engine: str, out: Path, log: Path) -> Iterator[Server]:
 
 
 @pytest.mark.faults
-async def test_no_answered_turn_is_lost_by_twenty_kills_under_a_hundred_sessions(
+async def test_no_answered_turn_is_lost_by_kills_under_a_hundred_sessions(
     tmp_path: Path,
 ) -> None:
     rng = random.Random(7)
     out = tmp_path / "out"
-    clients = Clients([rng.randint(1, 30) for _ in range(KILLS)])
+    clients = Clients([rng.randint(1, 600 // KILLS) for _ in range(KILLS)])
     names = [f"s{number}" for number in range(SESSIONS)]
     engine = EmbeddedEngine(load_embedded_tokenizer(), policy)
     with serve_in_thread(engine) as served:

@@ -124,7 +124,7 @@ async def test_another_tokenizer_and_other_options_reach_the_process(
     for template in (
         ChatTemplate(other),
         ChatTemplate(tokenizer, kwargs={"enable_thinking": False}),
-        ChatTemplate(tokenizer).with_head(one_call_a_turn),
+        ChatTemplate(tokenizer).variant(head_hook=one_call_a_turn),
     ):
         async with talked(template.tokenizer, template=template, verify="off") as made:
             counted = Counted(template.verifier)
@@ -189,7 +189,7 @@ async def test_a_hook_of_the_user_stays_in_this_process(
 
     if not named:
         shout.__module__ = None  # type: ignore[assignment]
-    template = ChatTemplate(tokenizer).with_head(shout)
+    template = ChatTemplate(tokenizer).variant(head_hook=shout)
     process = VerifierProcess(after=1)
     process.ready.set()
     async with talked(tokenizer, template=template, verify="off") as made:

@@ -174,7 +174,7 @@ def test_a_body_is_encoded_once(template: ChatTemplate) -> None:
     Talk(template).turn("What markers precede this?")
     talk = Talk(template)
     assert [talk.turn(body).encodes for body in ("One.", "One.", "Two.", "One.")] == [1, 0, 1, 0]
-    again = Talk(template.with_head(lambda head: head.replace("brief", "short")))
+    again = Talk(template.variant(head_hook=lambda head: head.replace("brief", "short")))
     assert again.turn("Two.").encodes == 0  # a variant shares what was encoded
 
 

@@ -103,13 +103,13 @@ ROOMS = (
 
 
 SERVER_ROOMS = (
-    ("errors", "sampling_defaults", "endpoint_settings"),
+    ("errors", "endpoint_settings"),
     ("requests",),
     ("conversation",),
     ("answers",),
     ("dialects", "disk"),
     ("sessions",),
-    ("metrics", "replies", "endpoint", "streaming", "queries"),
+    ("metrics", "replies", "endpoint", "queries"),
     ("http", "in_process"),
 )
 """The rooms and modules of `rollout/server`, in the same way. Modules of one line that are no

@@ -145,6 +145,40 @@ class ChatClientConfig(BaseModel):
         return key
 
 
+class SampledConfig(ChatClientConfig):
+    """A server that helps to play episodes, and the sampling parameters of its model. Times are in
+    seconds.
+    """
+
+    temperature: float | None = Field(default=None, ge=0)
+    top_p: float | None = Field(default=None, gt=0, le=1)
+    max_tokens: int | None = Field(default=None, gt=0)
+    seed: int | None = None
+    timeout: float = Field(default=60.0, gt=0)
+    """The time limit of one attempt."""
+    max_backoff: float = Field(default=30.0, ge=0)
+    max_concurrency: int | None = Field(default=64, gt=0)
+    extra_body: dict[str, Any] = Field(default_factory=dict)
+    """Further request fields, such as {"chat_template_kwargs": {"enable_thinking": false}}."""
+
+    @field_validator("extra_body")
+    @classmethod
+    def _check_extra(cls, value: dict[str, Any]) -> dict[str, Any]:
+        taken = sorted({"messages", "model", "stream", "n", "tools"} & set(value))
+        if taken:
+            raise ValueError(f"must not set {', '.join(taken)}")
+        return value
+
+    @property
+    def sampling(self) -> dict[str, Any]:
+        """The sampling parameters that are set, and the fields of `extra_body`. The config's seed
+        is not included.
+        """
+        optional = {name: getattr(self, name) for name in ("temperature", "top_p", "max_tokens")}
+        params = {name: value for name, value in optional.items() if value is not None}
+        return {**params, **self.extra_body}
+
+
 @dataclass(frozen=True, slots=True)
 class ChatCompletion:
     """The first choice of a response.

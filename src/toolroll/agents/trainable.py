@@ -55,7 +55,8 @@ from toolroll.rollout.runs.environment_results import check_messages
 from toolroll.rollout.runs.environment_runner import EnvironmentRunner
 from toolroll.rollout.runtime.foreign import guarded
 from toolroll.rollout.settings import RolloutArgs
-from toolroll.rollout.template import ChatTemplate, last_message_delta
+from toolroll.rollout.template import ChatTemplate
+from toolroll.rollout.template.transcript import last_message_delta
 from toolroll.rollout.types import (
     InteractionResult,
     Message,
@@ -303,7 +304,7 @@ class TrainableAgentMixin:
                 return None
             return template.reformulated(one_call_a_turn)
         if self._own_template is None or self._own_template[0] is not template:
-            self._own_template = template, template.with_head(self._head)
+            self._own_template = template, template.variant(head_hook=self._head)
         return self._own_template[1]
 
     def _direct_template(self, tokenizer: Any) -> ChatTemplate:

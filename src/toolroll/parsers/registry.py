@@ -12,7 +12,6 @@ from collections.abc import Callable, Collection
 from importlib.metadata import entry_points
 
 from toolroll.parsers.base import PlainParser, ToolCallParser
-from toolroll.parsers.formats.cohere import ApertusParser, CohereParser
 from toolroll.parsers.formats.dsml import (
     DeepSeekV4Parser,
     DeepSeekV32Parser,
@@ -24,7 +23,13 @@ from toolroll.parsers.formats.dsml import (
 from toolroll.parsers.formats.gemma4 import Gemma4Parser
 from toolroll.parsers.formats.glm import Glm45Parser, HunyuanParser, IQuestParser, K2HorizonParser
 from toolroll.parsers.formats.harmony import BeamParser, HarmonyParser
-from toolroll.parsers.formats.hermes import GigaChat3Parser, HermesParser, InternParser
+from toolroll.parsers.formats.hermes import (
+    ApertusParser,
+    CohereParser,
+    GigaChat3Parser,
+    HermesParser,
+    InternParser,
+)
 from toolroll.parsers.formats.inkling import InklingParser
 from toolroll.parsers.formats.llama3 import Llama3Parser
 from toolroll.parsers.formats.minimax import (

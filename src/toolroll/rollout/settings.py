@@ -128,6 +128,14 @@ Reruns = Annotated[
         description="How often to retry an episode that failed for infrastructure reasons.",
     ),
 ]
+Affinity = Annotated[
+    int,
+    Field(
+        ge=1,
+        description="Number of a task's samples that a router sends to one worker, whose cache "
+        "then holds their first prompt; 1: each sample goes to any worker.",
+    ),
+]
 GiveUpAfter = Annotated[
     int | None,
     Field(gt=0, description="End the run after this many failed attempts in a row."),
@@ -372,6 +380,7 @@ class RunSettings(EpisodeLimits, ProcessSettings):
         "long.",
     )
     give_up_after: GiveUpAfter = None
+    affinity: Affinity = 1
     sampling_seed: bool = Field(
         default=False,
         description="Send each episode's seed to the engine. SGLang uses it only with "

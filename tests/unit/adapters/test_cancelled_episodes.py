@@ -7,10 +7,8 @@ from __future__ import annotations
 import asyncio
 import signal
 import threading
-from collections.abc import Awaitable, Callable
 from typing import Any
 
-import aiohttp
 import pytest
 from support import framework_engines as engines
 from support import miles_mirror, verl_mirror
@@ -18,20 +16,21 @@ from support.closing import NAME, Closing, Held, holding
 from support.slime_mirror import DataSource
 from support.slime_trainer import arguments
 from support.trl_mirror import a_trainer
+from unit.adapters.test_same_episodes import ADAPTERS, World, with_skyrl
 
 from toolroll.agents.text_agent import TextAgent
 from toolroll.rollout.adapters import slime
-from toolroll.rollout.adapters.areal import ToolrollWorkflow
 from toolroll.rollout.adapters.driven import DrivenEpisode
 from toolroll.rollout.adapters.episodes import EpisodeSettings, gather
-from toolroll.rollout.adapters.miles import generate
-from toolroll.rollout.adapters.skyrl import ToolrollGenerator
 from toolroll.rollout.adapters.slime import generate_rollout
 from toolroll.rollout.adapters.trl import make_rollout_func
-from toolroll.rollout.adapters.verl import ToolrollAgentLoop, agent_loop
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.runtime.threads import Threads
-from toolroll.rollout.testing import EmbeddedEngine, load_embedded_tokenizer
+from toolroll.rollout.testing import (
+    EmbeddedEngine,
+    embedded_tokenizer_path,
+    load_embedded_tokenizer,
+)
 from toolroll.rollout.types import Task
 
 COUNT = 4
@@ -91,76 +90,16 @@ def test_a_wrong_task_ends_trl_s_other_episodes_first() -> None:
         rollout.close()
 
 
-Play = Callable[[str, Any, list[int]], Awaitable[object]]
+def world_of(engine: EmbeddedEngine, tasks: list[int]) -> World:
+    world = World(
+        load_embedded_tokenizer(), embedded_tokenizer_path(), "<|turn|>assistant", "<|end|>",
+        asked=tasks, env=NAME,
+    )  # fmt: skip
+    world.engine = engine
+    return world
 
 
-async def with_slime(url: str, engine: Any, tasks: list[int]) -> object:
-    args = slime_args(engine)
-    params = {"max_new_tokens": 20}
-    return await asyncio.gather(
-        *(slime.generate(args, miles_mirror.Sample(index=at, prompt=at), params) for at in tasks)
-    )
-
-
-async def with_miles(url: str, engine: Any, tasks: list[int]) -> object:
-    state = miles_mirror.GenerateState(slime_args(engine))
-    samples = [miles_mirror.Sample(index=at, prompt=at) for at in tasks]
-    params = {"max_new_tokens": 20}
-    return await asyncio.gather(
-        *(generate(miles_mirror.GenerateFnInput(state, one, params, False)) for one in samples)
-    )
-
-
-async def with_skyrl(url: str, engine: Any, tasks: list[int]) -> object:
-    client = engines.SkyrlClient(url)
-    config = engines.GeneratorConfig()
-    own = ToolrollGenerator(config, load_embedded_tokenizer(), client, EpisodeSettings(**SETTINGS))
-    prompts = [[{"role": "user", "content": str(at)}] for at in tasks]
-    try:
-        return await own.generate({"prompts": prompts})
-    finally:
-        await own.aclose()
-
-
-async def with_areal(url: str, engine: Any, tasks: list[int]) -> object:
-    config = engines.GenerationHyperparameters(max_new_tokens=20)
-    own = ToolrollWorkflow(config, load_embedded_tokenizer(), EpisodeSettings(**SETTINGS))
-    inference = engines.ArealInference(url)
-    try:
-        rows = [own.arun_episode(inference, {"index": at}) for at in tasks]
-        return await asyncio.gather(*rows)
-    finally:
-        await own.aclose()
-
-
-async def with_verl(url: str, engine: Any, tasks: list[int]) -> object:
-    async with aiohttp.ClientSession() as http:
-        servers = verl_mirror.Servers(url, http)
-        given = verl_mirror.loop_arguments(servers, load_embedded_tokenizer())
-        try:
-            return await asyncio.gather(
-                *(
-                    ToolrollAgentLoop(**given, settings=dict(SETTINGS)).run(
-                        {"logprobs": True}, extra_info={"index": at}, raw_prompt=[]
-                    )
-                    for at in tasks
-                )
-            )
-        finally:
-            for player in agent_loop._players.pop():
-                await player.aclose()
-
-
-ADAPTERS: dict[str, Play] = {
-    "slime": with_slime,
-    "miles": with_miles,
-    "skyrl": with_skyrl,
-    "areal": with_areal,
-    "verl": with_verl,
-}
-
-
-@pytest.mark.parametrize("name", ADAPTERS)
+@pytest.mark.parametrize("name", ["slime", "miles", "skyrl", "areal", "verl"])
 async def test_a_cancelled_call_returns_after_its_episodes_are_closed(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -171,7 +110,7 @@ async def test_a_cancelled_call_returns_after_its_episodes_are_closed(
     full = asyncio.Event()
     tokenizer = load_embedded_tokenizer()
     async with EmbeddedEngine(tokenizer, Held(COUNT, full.set)) as engine:
-        playing = asyncio.ensure_future(ADAPTERS[name](engine.url, engine, [0] * COUNT))
+        playing = asyncio.ensure_future(ADAPTERS[name].run(world_of(engine, [0] * COUNT)))
         await full.wait()
         playing.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -185,7 +124,7 @@ async def test_skyrl_s_wrong_task_ends_the_other_episodes_first() -> None:
     tokenizer = load_embedded_tokenizer()
     async with EmbeddedEngine(tokenizer, Held(COUNT - 1, Closing.gate.set)) as engine:
         with pytest.raises(UsageError, match="the task is wrong"):
-            await with_skyrl(engine.url, engine, [*[0] * (COUNT - 1), Closing.WRONG])
+            await with_skyrl(world_of(engine, [*[0] * (COUNT - 1), Closing.WRONG]))
         assert all_are_closed()
 
 

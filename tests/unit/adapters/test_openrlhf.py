@@ -17,9 +17,8 @@ import numpy as np
 import pytest
 from openai import InternalServerError
 from support.client import request
-from support.client_scenario import SAID, one_episode, play, saying
+from support.client_scenario import SAID, play, saying
 from support.endpoints import endpoint
-from support.episodes import call
 from support.listed_environment import TOOL
 from support.qwen import tokenizer_for, trl_template
 from support.vllm_mirror import LlmEngine, SamplingParams
@@ -27,7 +26,7 @@ from support.vllm_mirror import LlmEngine, SamplingParams
 from toolroll.rollout.adapters.openrlhf import AgentExecutor, VllmEngine
 from toolroll.rollout.adapters.openrlhf import executor as openrlhf_executor
 from toolroll.rollout.errors import UsageError
-from toolroll.rollout.testing import EmbeddedEngine, Reply, load_embedded_tokenizer
+from toolroll.rollout.testing import EmbeddedEngine, load_embedded_tokenizer
 from toolroll.rollout.types import Trajectory, Turn
 
 
@@ -304,22 +303,6 @@ async def test_d3_no_limit_is_the_room_that_is_left() -> None:
             assert entry.sampling_params["max_new_tokens"] == 300 - len(entry.input_ids)
 
 
-async def test_d4_a_retry_is_no_second_turn() -> None:
-    release = asyncio.Event()
-    hold = lambda request: (
-        Reply(saying(request), hold=release, hold_after=2) if request.call == 1 else saying(request)
-    )
-    async with endpoint(load_embedded_tokenizer(), hold) as bench:
-        playing = asyncio.create_task(
-            play(bench.client(max_retries=20, timeout=0.5).chat.completions.create)
-        )
-        await bench.engine.until(lambda engine: engine.held == 1)
-        await bench.joined("s", retry=1)
-        release.set()
-        await playing
-        await one_episode(bench)
-
-
 async def test_d5_an_overflow_truncates_and_keeps_the_turns_before_it() -> None:
     async with actor(lambda request: "One two three four five six.") as (engine, llm):
         result = await execute(Chatter(100), llm, max_length=120)
@@ -342,23 +325,6 @@ async def test_d6_what_a_call_asks_for_is_what_is_sampled_with() -> None:
         assert (seen.temperature, seen.top_p) == (0.3, 0.8)
         assert (seen.stop, seen.max_tokens, seen.top_k, seen.min_p) == (["STOP"], 7, 5, 0.1)
         assert (seen.repetition_penalty, seen.min_tokens) == (1.1, 2)
-
-
-async def test_d6_tools_choices_streams_and_seeds_are_honoured_or_refused() -> None:
-    async with endpoint(load_embedded_tokenizer(), lambda request: call(at="x")) as bench:
-        client = bench.client()
-        reply = await client.chat.completions.create(model="m", messages=[USER], tools=[TOOL], n=2)
-        assert all(choice.finish_reason == "tool_calls" for choice in reply.choices)
-        none = await client.chat.completions.create(
-            model="m",
-            messages=[USER],
-            tools=[TOOL],
-            tool_choice="none",
-        )
-        assert none.choices[0].message.tool_calls is None
-        status, body = await bench.post("/v1/chat/completions", {"messages": [USER], "seed": 3})
-        assert status == 200, body
-        assert bench.engine.log[-1].sampling_params["sampling_seed"] == 3
 
 
 async def test_progress_is_the_whole_turn_since_the_actor_does_not_stream() -> None:
@@ -445,25 +411,6 @@ async def test_d10_truncated_looks_at_every_turn() -> None:
         result = await execute(Chatter(2), llm, params=SamplingParams(max_tokens=5))
         assert [entry.finish_reason for entry in engine.log] == ["length", "stop"]
         assert result["truncated"]
-
-
-async def test_d10_interleaved_sub_agents_in_one_session() -> None:
-    async with endpoint(
-        load_embedded_tokenizer(), lambda request: f"Reply {request.index}."
-    ) as bench:
-        client = bench.client()
-        talks: list[list[Any]] = [
-            [{"role": "system", "content": name}, USER] for name in ("One", "Two")
-        ]
-        for _ in range(3):
-            for talk in talks:
-                talk += [
-                    (await client.chat.completions.create(model="m", messages=talk))
-                    .choices[0]
-                    .message,
-                    USER,
-                ]
-        assert [len(found["turns"]) for found in await bench.trajectories()] == [3, 3]
 
 
 async def test_d10_tokenize_counts_what_generation_is_prompted_with() -> None:

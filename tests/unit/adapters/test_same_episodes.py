@@ -146,14 +146,16 @@ async def expected(world: World) -> dict[int, Played]:
 @dataclass
 class World:
     """An engine that plays the references, with mistakes. It knows a task by its opening: adapters
-    name their sessions differently.
+    name their sessions differently. `asked`: the task of each episode, in the environment `env`.
     """
 
     tokenizer: Any
     folder: Path
     marker: str
     stop: str
-    thought: str
+    thought: str = ""
+    asked: Sequence[int] = tuple(EPISODES)
+    env: str = "desk"
     engine: EmbeddedEngine = field(init=False)
 
     def __post_init__(self) -> None:
@@ -163,6 +165,10 @@ class World:
         self._replies = {
             index: replies[session_id(DESK.name, TASKS[index].id, 0)] for index in EPISODES
         }
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        return {**SETTINGS, "env": self.env}
 
     @property
     def forks(self) -> bool:
@@ -188,7 +194,7 @@ async def world(name: str, folder: Path) -> AsyncIterator[World]:
         )
     else:
         tokenizer = load_embedded_tokenizer()
-        made = World(tokenizer, folder, "<|turn|>assistant", tokenizer.eos_token, "")
+        made = World(tokenizer, folder, "<|turn|>assistant", tokenizer.eos_token)
     tokenizer.save_pretrained(folder)
     async with EmbeddedEngine(tokenizer, made.reply) as made.engine:
         yield made
@@ -200,8 +206,9 @@ async def world(name: str, folder: Path) -> AsyncIterator[World]:
 def trainer_args(world: World) -> Any:
     ip, port = world.engine.url.removeprefix("http://").split(":")
     return arguments(
-        sglang_router_ip=ip, sglang_router_port=int(port), hf_checkpoint=str(world.folder)
-    )
+        sglang_router_ip=ip, sglang_router_port=int(port), hf_checkpoint=str(world.folder),
+        toolroll_env=world.env,
+    )  # fmt: skip
 
 
 def of_samples(found: Any) -> Played:
@@ -219,41 +226,39 @@ def of_samples(found: Any) -> Played:
 PARAMS = {"max_new_tokens": MAX_NEW, "temperature": 1.0}
 
 
-def of_trainer() -> list[miles_mirror.Sample]:
-    return [miles_mirror.Sample(index=index, prompt=index) for index in EPISODES]
+def of_trainer(world: World) -> list[miles_mirror.Sample]:
+    return [miles_mirror.Sample(index=at, prompt=task) for at, task in enumerate(world.asked)]
 
 
 async def with_slime(world: World) -> list[Played]:
     args = trainer_args(world)
-    found = [
-        of_samples(await slime.generate(args, sample, dict(PARAMS))) for sample in of_trainer()
-    ]
+    samples = of_trainer(world)
+    found = await asyncio.gather(*(slime.generate(args, one, dict(PARAMS)) for one in samples))
     await slime.aclose()
-    return found
+    return list(map(of_samples, found))
 
 
 async def with_miles(world: World) -> list[Played]:
     state = miles_mirror.GenerateState(trainer_args(world))
     asked = [
-        miles_mirror.GenerateFnInput(
-            state, miles_mirror.Sample(index=index, prompt=index), dict(PARAMS), False
-        )
-        for index in EPISODES
+        miles_mirror.GenerateFnInput(state, one, dict(PARAMS), False) for one in of_trainer(world)
     ]
-    found = [of_samples((await generate(one)).samples) for one in asked]
+    found = await asyncio.gather(*map(generate, asked))
     await slime.aclose()
-    return found
+    return [of_samples(one.samples) for one in found]
 
 
 async def with_skyrl(world: World) -> list[Played]:
     config = engines.GeneratorConfig(max_turns=30, step_wise_trajectories=True)
     config.sampling_params.max_generate_length = MAX_NEW
     client = engines.SkyrlClient(world.engine.url)
-    own = ToolrollGenerator(config, world.tokenizer, client, EpisodeSettings(**SETTINGS))
-    ids = [engines.TrajectoryID(str(index), 0) for index in EPISODES]
-    prompts = [[{"role": "user", "content": str(index)}] for index in EPISODES]
-    output = await own.generate({"prompts": prompts, "trajectory_ids": ids})
-    await own.aclose()
+    own = ToolrollGenerator(config, world.tokenizer, client, EpisodeSettings(**world.settings))
+    ids = [engines.TrajectoryID(str(index), at) for at, index in enumerate(world.asked)]
+    prompts = [[{"role": "user", "content": str(index)}] for index in world.asked]
+    try:
+        output = await own.generate({"prompts": prompts, "trajectory_ids": ids})
+    finally:
+        await own.aclose()
     names = ("prompt_token_ids", "response_ids", "loss_masks", "rollout_logprobs", "rewards")
     played, tokens = [], list[Tokens]()
     rows = zip(*(output[name] for name in names), output["is_last_step"], strict=True)
@@ -269,13 +274,18 @@ async def with_areal(world: World) -> list[Played]:
     pytest.importorskip("torch", reason="AReaL takes tensors: install torch for the CPU")
     config = engines.GenerationHyperparameters(max_new_tokens=MAX_NEW)
     own = ToolrollWorkflow(
-        config, world.tokenizer, EpisodeSettings(**SETTINGS), group_size=1, baseline="none",
+        config, world.tokenizer, EpisodeSettings(**world.settings), group_size=1, baseline="none",
         normalize=False,
     )  # fmt: skip
     inference = engines.ArealInference(world.engine.url)
+    try:
+        rows = await asyncio.gather(
+            *(own.arun_episode(inference, {"index": index}) for index in world.asked)
+        )
+    finally:
+        await own.aclose()
     played = []
-    for index in EPISODES:
-        row = await own.arun_episode(inference, {"index": index})
+    for row in rows:
         names = ("input_ids", "loss_mask", "logprobs")
         tokens = [
             Tokens(*(row[name][place][:length].tolist() for name in names))
@@ -283,15 +293,14 @@ async def with_areal(world: World) -> list[Played]:
         ]
         (reward,) = set(row["rewards"].tolist())
         played.append(Played(tokens, reward))
-    await own.aclose()
     return played
 
 
 async def with_trl(world: World) -> list[Played]:
     trainer = a_trainer(seed=0)
     trainer.processing_class = world.tokenizer
-    rollout = make_rollout_func(dict(SETTINGS), engine=world.engine.url)
-    output = await asyncio.to_thread(rollout, [str(index) for index in EPISODES], trainer)
+    rollout = make_rollout_func(world.settings, engine=world.engine.url)
+    output = await asyncio.to_thread(rollout, [str(index) for index in world.asked], trainer)
     await asyncio.to_thread(rollout.close)
     names = ("prompt_ids", "completion_ids", "env_mask", "logprobs", "toolroll_reward")
     return [
@@ -301,12 +310,12 @@ async def with_trl(world: World) -> list[Played]:
 
 
 async def with_verl(world: World) -> list[Played]:
-    played = []
     async with aiohttp.ClientSession() as http:
         servers = verl_mirror.Servers(world.engine.url, http)
         given = verl_mirror.loop_arguments(servers, world.tokenizer)
-        for index in EPISODES:
-            loop = ToolrollAgentLoop(**given, settings=dict(SETTINGS))
+
+        async def played(index: int) -> Played:
+            loop = ToolrollAgentLoop(**given, settings=world.settings)
             params = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "logprobs": True}
             outputs = await loop.run(
                 params, extra_info={"index": index}, raw_prompt=[], session_id=0
@@ -317,10 +326,13 @@ async def with_verl(world: World) -> list[Played]:
                 )
                 for made in outputs
             ]
-            played.append(Played(tokens, outputs[-1].reward_score))
-        for player in agent_loop._players.pop():
-            await player.aclose()  # verl's worker keeps it as long as its process
-    return played
+            return Played(tokens, outputs[-1].reward_score)
+
+        try:
+            return await asyncio.gather(*map(played, world.asked))
+        finally:
+            for player in agent_loop._players.pop():
+                await player.aclose()  # verl's worker keeps it as long as its process
 
 
 # --- adapters that answer another program's chat completions --------------------------------------
@@ -358,7 +370,7 @@ async def with_openrlhf(world: World) -> list[Played]:
     played = []
     executor = Executor()
     async with aiohttp.ClientSession() as http:
-        for index in EPISODES:
+        for index in world.asked:
             made = await executor.execute(
                 prompt=str(index), label="", sampling_params=SamplingParams(), max_length=8192,
                 hf_tokenizer=world.tokenizer, llm_engine=LlmEngine(world.engine.url, http),
@@ -377,12 +389,12 @@ async def with_atropos(world: World) -> list[Played]:
             base_url=f"{world.engine.url}/v1", api_key="x", timeout=60, server_type="sglang",
             model_name="embedded", tokenizer_name="none",
         ),
-        sem=asyncio.Semaphore(4), eval_sem=asyncio.Semaphore(4), server_healthy=True,
+        sem=asyncio.Semaphore(16), eval_sem=asyncio.Semaphore(4), server_healthy=True,
     )  # fmt: skip
     manager = SimpleNamespace(servers=[server], use_proxy=False, tool_parser="hermes")
     managed_server = ManagedServers(manager).managed_server
-    played = []
-    for index in EPISODES:
+
+    async def played(index: int) -> Played:
         session = (
             ManagedServer(server, world.tokenizer, tool_parser="hermes", history="fork")
             if world.forks
@@ -396,8 +408,9 @@ async def with_atropos(world: World) -> list[Played]:
             mask = [int(one != -100) for one in node.masked_tokens]
             pairs = zip(mask, node.logprobs, strict=True)
             made.append(Tokens(node.tokens, mask, [value if one else 0.0 for one, value in pairs]))
-        played.append(Played(made, reward))
-    return played
+        return Played(made, reward)
+
+    return await asyncio.gather(*map(played, world.asked))
 
 
 _VERIFIERS = """

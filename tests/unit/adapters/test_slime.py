@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support import slime_mirror
+from support.http import router_over
 from support.slime_mirror import train_data
 from support.slime_trainer import (
     SAMPLING,
@@ -42,6 +43,17 @@ from toolroll.rollout.testing import (
 from toolroll.rollout.types import InteractionResult, Status, StopReason, Trajectory
 
 # --- generate -------------------------------------------------------------------------------------
+
+
+async def test_the_samples_of_a_group_of_slime_share_a_key(sample_type: Any) -> None:
+    numbers = {"a": (3, 13), "b": (3, 14), "c": (4, 16), "d": (None, 17)}
+    async with serving() as (engine, args), router_over(engine.url) as url:
+        args.sglang_router_port, args.toolroll_affinity = int(url.rpartition(":")[2]), 4
+        for session, (group, index) in numbers.items():
+            sample = sample_type(index=index, group_index=group, prompt="0", session_id=session)
+            assert (await generate(args, sample, dict(SAMPLING))).session_id == session
+    keys = list(dict.fromkeys(entry.routing_key for entry in engine.log if entry.output_ids))
+    assert keys == ["group 3/3", "group 4/4", "d"]
 
 
 async def test_a_sample_holds_what_was_served_and_sampled(sample_type: Any) -> None:
@@ -357,7 +369,7 @@ def limits_of(player: Player) -> tuple[Any, ...]:
         ({"toolroll_history": "keep"}, "toolroll_history"),
         (
             {"toolroll_zzz": 1},
-            "there are toolroll_agent, toolroll_agent_args, toolroll_allow_model_mismatch",
+            "there are toolroll_affinity, toolroll_agent, toolroll_agent_args",
         ),
         ({"toolroll_env": None}, "no environment is named"),
         ({"toolroll_env": "dask"}, "did you mean 'desk'"),

@@ -6,20 +6,16 @@ or in `support.published`.
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 import json
 import logging
-import threading
 from argparse import Namespace
-from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import pytest
-from support import slime_mirror
-from support.episodes import agent, call, judge, serving
+from support.episodes import call, judge, serving
 from support.listed_environment import ListedWorld
 from support.published import (
     TOOLS_LAST,
@@ -34,7 +30,7 @@ from support.published import (
 from support.qwen import qwen3_tokenizer, tokenizer_for, trl_template
 from support.results import trajectory as a_trajectory
 from support.slime_mirror import Sample
-from support.tau import MINI, SyncUser, scripted
+from support.tau import MINI, scripted
 
 from toolroll.agents.loop.call_policy import CallPolicy
 from toolroll.agents.trainable_agents import (
@@ -43,13 +39,10 @@ from toolroll.agents.trainable_agents import (
     agent_factory,
     call_to_action_sglang,
 )
-from toolroll.rollout.adapters.slime import to_samples
 from toolroll.rollout.model.model import Model
 from toolroll.rollout.model.rollout_args import read_args
-from toolroll.rollout.template.render import Renderer
-from toolroll.rollout.testing import EmbeddedEngine, Fault, Reply
+from toolroll.rollout.testing import EmbeddedEngine, Reply
 from toolroll.rollout.types import (
-    Action,
     InteractionResult,
     Status,
     StepResult,
@@ -413,22 +406,6 @@ def test_the_result_has_no_logprobs_if_a_trained_token_has_none() -> None:
 # --- episodes ---------------------------------------------------------------------------------
 
 
-async def test_a11_a_second_call_is_answered_and_only_the_first_is_executed(tokenizer: Any) -> None:
-    world = ListedWorld(user_texts=["Look twice."], tool_texts=["R1", "R2"])
-    result, engine = await episode(tokenizer, world, [call(at="a") + call(at="b"), "Done."])
-    assert [[c.arguments for c in action.tool_calls] for action in world.seen] == [
-        [{"at": "a"}],
-        [],
-    ]
-    made, answers = result.messages[2]["tool_calls"], result.messages[3:5]
-    assert [entry["id"] for entry in made] == [answer["tool_call_id"] for answer in answers]
-    assert answers[0]["content"] == "R1" and answers[1]["content"].startswith(
-        "Not executed: only one tool call per turn"
-    )
-    assert "Not executed" in tokenizer.decode(engine.log[1].input_ids), "the model sees it"
-    judge(result, engine, "s")
-
-
 BAD = {
     "bad JSON": '<tool_call>{"name": "look", "arguments": {"at": </tool_call>',
     "unknown tool": call("fly", to="the moon"),
@@ -456,59 +433,10 @@ async def test_a12_a13_an_unreadable_reply_is_corrected_and_ends_nothing(
     judge(result, engine, "s")
 
 
-async def test_a12_an_empty_reply_is_no_blank_turn_of_the_user_s(tokenizer: Any) -> None:
-    factory = MINI.factory()
-    env = factory.make(scripted("Hi"))
-    result, engine = await episode(tokenizer, env, ["<think>\nhm\n</think>\n\n", "Goodbye."])
-    assert result.messages[3]["content"].startswith("Your reply was empty")
-    assert env.metrics()["user_calls"] == 2.0, "the first line, and the answer to the goodbye"
-    judge(result, engine, "s")
-
-
 @pytest.mark.parametrize("parameters", ["{bad", "[1]", "", "null", None, '"text"', 5])
 def test_a13_the_published_rule_never_raises(parameters: Any) -> None:
     found = call_to_action_sglang([{"name": "look", "parameters": parameters}], "text")
     assert (found.name, found.kwargs) == ("respond", {"content": "text"})
-
-
-async def test_a13_an_aborted_sample_is_not_trained(tokenizer: Any) -> None:
-    result, _ = await episode(
-        tokenizer,
-        ListedWorld(user_texts=["a", "b"]),
-        ["One."],
-        faults=lambda request: Fault(status=400) if request.call == 1 else None,
-    )
-    assert result.status is Status.ABORTED
-    [sample] = to_samples(slime_mirror.Sample(index=0), result)
-    assert sample.status is slime_mirror.Sample.Status.ABORTED, (
-        "slime asks whether the status is its own enum's"
-    )
-    assert sample.reward is None and sample.remove_sample and not any(sample.loss_mask)
-
-
-class BlockingUser(SyncUser):
-    """A user simulator that waits for its model without letting go of its thread."""
-
-    def __init__(self) -> None:
-        self.waiting, self.release = threading.Event(), threading.Event()
-
-    def step(self, content: str) -> str:
-        self.waiting.set()
-        assert self.release.wait(60), "nobody else was played meanwhile"
-        return super().step(content)
-
-
-async def test_a14_a_blocking_user_stops_nobody_else(tokenizer: Any) -> None:
-    raw, user = MINI.stock_env("retail", "test", 0), BlockingUser()
-    raw.user = user
-    async with serving(tokenizer, lambda request: "Goodbye.") as (_, served):
-        slow = asyncio.create_task(agent(served).asolve(raw, task_index=0, session_id="slow"))
-        while not user.waiting.is_set():
-            await asyncio.sleep(0.005)
-        quick = await agent(served).asolve(ListedWorld(), task=Task("t", 0), session_id="quick")
-        assert quick.status is Status.COMPLETED and not slow.done()
-        user.release.set()
-        assert (await slow).status is Status.COMPLETED
 
 
 async def test_a14_the_database_is_read_once_for_all_episodes() -> None:
@@ -518,16 +446,6 @@ async def test_a14_the_database_is_read_once_for_all_episodes() -> None:
     bench = factory.bench("test")
     assert bench is factory.bench("test") and bench.database is factory.bench("train").database
     assert bench.domain.data == {}, "the loaded form is not kept beside the compact one"
-
-
-async def test_a15_the_user_hears_no_reasoning(tokenizer: Any) -> None:
-    world = ListedWorld(user_texts=["Hi", "Yes?"])
-    result, engine = await episode(
-        tokenizer, world, ["<think>\nsecret plan\n</think>\n\nHello", "Bye."]
-    )
-    assert [action.content for action in world.seen] == ["Hello", "Bye."]
-    assert result.messages[2]["reasoning_content"].strip() == "secret plan"
-    judge(result, engine, "s")
 
 
 async def test_a16_the_default_rollout_args_are_enough(tokenizer: Any) -> None:
@@ -557,84 +475,6 @@ async def test_a16_the_default_rollout_args_are_enough(tokenizer: Any) -> None:
             assert result.status is Status.COMPLETED
     with pytest.raises(NotImplementedError):
         agent_factory([], "wiki", Namespace(agent_strategy="react"))
-
-
-async def test_a17_an_abort_in_the_first_turn_is_still_a_sample(tokenizer: Any) -> None:
-    result, engine = await episode(
-        tokenizer, ListedWorld(), ["Hello."], faults=lambda request: Fault(abort_after=0)
-    )
-    assert (
-        result.status is Status.ABORTED
-        and result.response_length == 0
-        and len(result.tokens) == len(engine.log[0].input_ids)
-    )
-    nothing = InteractionResult("", None, [], {}, status=Status.ABORTED)
-    for found in (result, nothing):
-        [sample] = to_samples(slime_mirror.Sample(index=0), found)
-        assert sample.response_length == len(sample.loss_mask) == len(sample.rollout_log_probs) >= 1
-        assert sample.remove_sample and len(sample.tokens) > sample.response_length
-
-
-async def test_a18_no_steps_are_an_episode_of_no_turns(tokenizer: Any) -> None:
-    result, engine = await episode(tokenizer, ListedWorld(), [], steps=0)
-    assert (result.status, result.stop_reason, result.reward) == (
-        Status.TRUNCATED,
-        StopReason.MAX_STEPS,
-        0.0,
-    )
-    assert engine.log == []
-
-
-async def test_a18_a_full_context_ends_the_episode_and_nothing_over_long_is_sent(
-    tokenizer: Any,
-) -> None:
-    world = ListedWorld(user_texts=["Hi", "word " * 400])
-    result, engine = await episode(tokenizer, world, ["Hello."], context_length=400)
-    assert (result.status, result.stop_reason, result.reward) == (
-        Status.TRUNCATED,
-        StopReason.CONTEXT_FULL,
-        0.0,
-    )
-    assert [entry.status for entry in engine.log] == [200]
-    assert engine.log[0].sampling_params["max_new_tokens"] < 400 - len(engine.log[0].input_ids) + 1
-    judge(result, engine, "s")
-
-
-class Paid(ListedWorld):
-    """Gives a reward for each step."""
-
-    def __init__(self, reward_mode: Any, truncated_reward: float | None = None) -> None:
-        paid = iter([0.25, 0.5, 0.125])
-        super().__init__(user_texts=["a"] * 9, on_step=self._pay)
-        self.reward_mode, self._verdict, self._paid = reward_mode, truncated_reward, paid
-
-    def _pay(self, action: Action) -> StepResult:
-        reward = next(self._paid)
-        return StepResult([{"role": "user", "content": "more"}], reward, done=reward == 0.125)
-
-    def truncated_reward(self) -> float | None:
-        return self._verdict
-
-
-@pytest.mark.parametrize(
-    ("mode", "truncated_reward", "steps", "reward"),
-    [
-        ("sum", None, 9, 0.875),
-        ("final", None, 9, 0.125),
-        ("sum", None, 2, 0.75),
-        ("final", None, 2, 0.0),
-        ("final", 0.625, 2, 0.625),
-    ],
-)
-async def test_a19_no_step_s_reward_is_lost(
-    tokenizer: Any, mode: str, truncated_reward: float | None, steps: int, reward: float
-) -> None:
-    """The last or the sum, as the environment says; cut short, the environment's verdict where
-    it gives one.
-    """
-    result, _ = await episode(tokenizer, Paid(mode, truncated_reward), ["1", "2", "3"], steps=steps)
-    assert result.reward == reward and result.step_rewards == (0.25, 0.5, 0.125)[:steps]
-    assert result.status is (Status.COMPLETED if steps == 9 else Status.TRUNCATED)
 
 
 class Seeded(ListedWorld):
@@ -682,6 +522,16 @@ async def test_a20_an_episode_tells_what_it_took_and_stays_at_one_worker(tokeniz
     )
 
 
+async def test_a18_no_steps_are_an_episode_of_no_turns(tokenizer: Any) -> None:
+    result, engine = await episode(tokenizer, ListedWorld(), [], steps=0)
+    assert (result.status, result.stop_reason, result.reward) == (
+        Status.TRUNCATED,
+        StopReason.MAX_STEPS,
+        0.0,
+    )
+    assert engine.log == []
+
+
 async def test_a20_what_a_step_said_is_not_wiped_by_the_next(tokenizer: Any) -> None:
     said = iter(
         [
@@ -709,29 +559,6 @@ def test_a21_the_mixin_comes_first() -> None:
     assert TrainableToolCallingAgent.__mro__.index(TrainableAgentMixin) == 1
 
 
-async def test_a21_a_turn_costs_the_same_however_long_the_conversation_is(
-    tokenizer: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The template is rendered once a turn."""
-    renders: Counter[int] = Counter()
-    world = ListedWorld(user_texts=["Hi"] * 30, tool_texts=["R"] * 30)
-    render = Renderer._render
-
-    def counted(*args: Any, **kwargs: Any) -> str:
-        renders[len(world.seen)] += 1
-        return render(*args, **kwargs)
-
-    monkeypatch.setattr(Renderer, "_render", counted)
-    say = lambda request: "Hello." if request.call % 2 else call(at="x")
-    async with serving(tokenizer, say) as (engine, model):
-        result = await agent(model, verify="off").asolve(
-            world, None, max_num_steps=40, task=Task("t", 0), session_id="s"
-        )
-    judge(result, engine, "s")
-    assert len(world.seen) == 40 and renders[0] > 0 and renders[1] > 0
-    assert {renders[turn] for turn in range(2, 40)} == {1}, dict(renders)
-
-
 @pytest.mark.parametrize("content", [None, ""])
 def test_a22_a_message_without_content_is_no_crash(content: Any) -> None:
     messages = [{"role": "assistant", "content": content}, {"role": "assistant", "content": "Bye."}]
@@ -740,8 +567,3 @@ def test_a22_a_message_without_content_is_no_crash(content: Any) -> None:
         result, 1.0, {}, messages, [1], [1, 2], [3]
     )
     assert (filled.response, filled.response_length, list(filled.tokens)) == ("Bye.", 1, [1, 2, 3])
-
-
-async def test_a22_a_turn_of_nothing_but_a_call_is_in_the_response(tokenizer: Any) -> None:
-    result, _ = await episode(tokenizer, ListedWorld(tool_texts=["R"]), [call(at="x"), "Bye."])
-    assert result.messages[2]["content"] is None and result.response == "Bye."

@@ -136,6 +136,15 @@ def test_weights_go_through_a_folder(tmp_path: Path, success: bool) -> None:
     assert asked == [("/update_weights_from_disk", body)]
 
 
+def test_a_peft_adapter_is_not_saved_as_a_whole_model(tmp_path: Path) -> None:
+    saved: list[str] = []
+    trainer = a_trainer()
+    trainer.save_model, trainer.model.peft_config = saved.append, {"default": object()}
+    with pytest.raises(UsageError, match="PEFT adapter"):
+        weights_from_disk(["http://127.0.0.1:1"], tmp_path)(trainer)
+    assert not saved
+
+
 def test_what_is_wrong_is_refused() -> None:
     with pytest.raises(UsageError, match="max_turn"):
         make_rollout_func({"env": "desk", "max_turn": 3}, engine="http://127.0.0.1:1")

@@ -24,12 +24,40 @@ async def lookup(text: str = "Found.") -> str:
     return text
 
 
-class Unread(TrainableToolCallingAgent):
-    """The step is never executed."""
+async def step_that_is_never_executed(env: Any, action: Any) -> Any:
+    env.step(action)
+    return StepResult(done=True, reward=1.0)
 
-    async def _execute_tool(self, env: Any, action: Any) -> Any:
-        env.step(action)
-        return StepResult(done=True, reward=1.0)
+
+async def text_that_is_nested(env: Any, action: Any) -> Any:
+    """The model would read "<coroutine object ...>"."""
+    await env.step(action)
+    return SimpleNamespace(observation=lookup(), reward=1.0, done=True, info={})
+
+
+async def text_in_a_message(env: Any, action: Any) -> Any:
+    await env.step(action)
+    return StepResult([{"role": "user", "content": lookup()}])
+
+
+async def step_as_a_field(env: Any, action: Any) -> Any:
+    return SimpleNamespace(observation="", reward=env.step(action), done=True, info={})
+
+
+async def coroutine_of_a_coroutine(*_: Any) -> Any:
+    async def inner() -> Any:
+        return lookup()
+
+    return inner()
+
+
+async def first_text(env: Any, task_index: int | None) -> Any:
+    await env.reset(task_index)
+    return lookup(), {}
+
+
+async def coroutine(*_: Any) -> Any:
+    return None
 
 
 class UnreadBase(TrainableToolCallingAgent):
@@ -38,86 +66,19 @@ class UnreadBase(TrainableToolCallingAgent):
         return StepResult(done=True, reward=1.0)
 
 
-class Nested(TrainableToolCallingAgent):
-    """The model would read "<coroutine object ...>"."""
-
-    async def _execute_tool(self, env: Any, action: Any) -> Any:
-        await env.step(action)
-        return SimpleNamespace(observation=lookup(), reward=1.0, done=True, info={})
-
-
-class InMessage(TrainableToolCallingAgent):
-    async def _execute_tool(self, env: Any, action: Any) -> Any:
-        await env.step(action)
-        return StepResult([{"role": "user", "content": lookup()}])
-
-
-class StepAsField(TrainableToolCallingAgent):
-    async def _execute_tool(self, env: Any, action: Any) -> Any:
-        return SimpleNamespace(observation="", reward=env.step(action), done=True, info={})
-
-
-class Twice(TrainableToolCallingAgent):
-    async def _execute_tool(self, env: Any, action: Any) -> Any:
-        async def inner() -> Any:
-            return lookup()
-
-        return inner()
-
-
-class First(TrainableToolCallingAgent):
-    async def _initialize_environment(self, env: Any, task_index: int | None) -> Any:
-        await env.reset(task_index)
-        return lookup(), {}
-
-
 class Engine(TrainableToolCallingAgent):
     async def _call_llm(self, url: str, payload: dict[str, Any]) -> Any:
         assert isinstance(self.model, Model)
         return self.model.post(url, payload)
 
 
-class Parser(TrainableToolCallingAgent):
-    async def _parse_tool(self, response: str) -> Any:  # type: ignore[override]
-        return {}
-
-
-class Messages(TrainableToolCallingAgent):
-    async def _build_initial_messages(self, obs: str) -> Any:  # type: ignore[override]
-        return []
-
-
-class Prompt(TrainableToolCallingAgent):
-    async def _prepare_prompt_tokens(self, state: Any, messages: Any) -> Any:  # type: ignore[override]
-        return "", []
-
-
-class PromptIds(TrainableToolCallingAgent):
-    def _prepare_prompt_tokens(self, state: Any, messages: Any) -> Any:
-        return "", lookup()
-
-
-class Delta(TrainableToolCallingAgent):
-    async def _get_token_delta(self, tokenizer: Any, messages: Any) -> Any:  # type: ignore[override]
-        return [], []
-
-
-class Head(TrainableToolCallingAgent):
-    async def _reformulate_tool_call(self, text: str) -> Any:  # type: ignore[override]
-        return text
-
-
-class Final(TrainableToolCallingAgent):
-    async def _build_final_result(self, *args: Any) -> Any:  # type: ignore[override]
-        return args[0]
-
-
-async def played(kind: type[TrainableToolCallingAgent]) -> InteractionResult:
+async def played(kind: type[TrainableToolCallingAgent], **hooks: Any) -> InteractionResult:
     """An episode of `kind` with two turns. A coroutine that is dropped is an error."""
     async with serving(
         load_embedded_tokenizer(), lambda request: LOOK if request.call == 0 else Reply("Bye.")
     ) as (_, model):
         own = kind(model=model, policy=agent(model).policy, sampling_params=PARAMS)
+        vars(own).update(hooks)
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             result = await own.asolve(ListedWorld(tool_texts=("It is here.",)), task_index=0)
@@ -128,36 +89,45 @@ async def played(kind: type[TrainableToolCallingAgent]) -> InteractionResult:
 PARAMS = {"max_new_tokens": 200}
 
 
+UNREAD, AN_OBJECT, A_COROUTINE = (
+    "neither awaited env.step(...) nor",
+    "returned an object",
+    "returned a coroutine",
+)
+
+
 @pytest.mark.parametrize(
-    ("kind", "words"),
+    ("hook", "body", "words"),
     [
-        (Unread, "_execute_tool neither awaited env.step(...) nor"),
-        (UnreadBase, "_execute_tool neither awaited env.step(...) nor"),
-        (Nested, "_execute_tool returned an object"),
-        (InMessage, "_execute_tool returned an object"),
-        (StepAsField, "_execute_tool returned an object"),
-        (Twice, "_execute_tool returned a coroutine"),
-        (First, "_initialize_environment returned an object"),
-        (Engine, "_call_llm returned a coroutine"),
-        (Parser, "_parse_tool returned a coroutine"),
-        (Messages, "_build_initial_messages returned a coroutine"),
-        (Prompt, "_prepare_prompt_tokens returned a coroutine"),
-        (PromptIds, "_prepare_prompt_tokens returned an object"),
-        (Delta, "_get_token_delta returned a coroutine"),
-        (Head, "_reformulate_tool_call returned a coroutine"),
-        (Final, "_build_final_result returned a coroutine"),
+        ("_execute_tool", step_that_is_never_executed, UNREAD),
+        ("_execute_tool", UnreadBase, UNREAD),
+        ("_execute_tool", text_that_is_nested, AN_OBJECT),
+        ("_execute_tool", text_in_a_message, AN_OBJECT),
+        ("_execute_tool", step_as_a_field, AN_OBJECT),
+        ("_execute_tool", coroutine_of_a_coroutine, A_COROUTINE),
+        ("_initialize_environment", first_text, AN_OBJECT),
+        ("_call_llm", Engine, A_COROUTINE),
+        ("_parse_tool", coroutine, A_COROUTINE),
+        ("_build_initial_messages", coroutine, A_COROUTINE),
+        ("_prepare_prompt_tokens", coroutine, A_COROUTINE),
+        ("_prepare_prompt_tokens", lambda *_: ("", lookup()), AN_OBJECT),
+        ("_get_token_delta", coroutine, A_COROUTINE),
+        ("_reformulate_tool_call", coroutine, A_COROUTINE),
+        ("_build_final_result", coroutine, A_COROUTINE),
     ],
 )
-async def test_the_episode_fails_and_names_the_hook(
-    kind: type[TrainableToolCallingAgent], words: str
-) -> None:
-    result = await played(kind)
+async def test_the_episode_fails_and_names_the_hook(hook: str, body: Any, words: str) -> None:
+    result = (
+        await played(body)
+        if isinstance(body, type)
+        else await played(TrainableToolCallingAgent, **{hook: body})
+    )
     error = result.info["error"]
     assert (error["type"], result.stop_reason) == (
         "EnvironmentFailure",
         StopReason.ENVIRONMENT_ERROR,
     )
-    assert error["message"].startswith(words)
+    assert error["message"].startswith(f"{hook} {words}")
     assert (result.reward, result.status) == (None, Status.ABORTED)
 
 

@@ -203,34 +203,6 @@ async def test_a_known_mismatch_is_not_trained_however_the_episode_ends(tokenize
     assert sum(trajectory.trained_tokens for trajectory in result.trajectories) == 0
 
 
-class Faithful(TrainableToolCallingAgent):
-    """Overrides the token hooks, and changes nothing."""
-
-    def _prepare_prompt_tokens(
-        self, state: Any, messages: Sequence[Message]
-    ) -> tuple[str, list[int]]:
-        return super()._prepare_prompt_tokens(state, messages)
-
-    def _get_token_delta(
-        self, tokenizer: Any, messages: Sequence[Message], **options: bool
-    ) -> tuple[list[int], list[int]]:
-        return super()._get_token_delta(tokenizer, messages, **options)
-
-
-@pytest.mark.parametrize("kind", [TrainableToolCallingAgent, Faithful])
-async def test_hooks_that_only_call_super_do_not_change_the_tokens(
-    tokenizer: Any, kind: type[TrainableToolCallingAgent]
-) -> None:
-    async with serving(tokenizer) as model:
-        plain = await agent(model).asolve(Talk(turns=3), task=TASK, session_id="s")
-        other = await kind(model=model, sampling_params={"max_new_tokens": 16}).asolve(
-            Talk(turns=3), task=TASK, session_id="s"
-        )
-    assert plain.tokens == other.tokens
-    assert other.trajectories[-1].trained_tokens == plain.trajectories[-1].trained_tokens > 0
-    assert not [name for name in other.metrics if name.startswith("token_mismatches")]
-
-
 async def test_rollout_args_of_asolve_set_verify(tokenizer: Any) -> None:
     seen: list[str] = []
 
@@ -245,18 +217,6 @@ async def test_rollout_args_of_asolve_set_verify(tokenizer: Any) -> None:
             Talk(), {"verify": "off"}, task=TASK
         )
     assert seen == ["off"]
-
-
-async def test_tools_can_be_removed_and_added_again(tokenizer: Any) -> None:
-    async with serving(tokenizer) as model:
-        dialogue = Conversation(
-            model, [{"role": "user", "content": "Begin."}], [TOOL], session_id="s"
-        )
-        await dialogue.reply({"max_new_tokens": 8})
-        dialogue.extend([{"role": "user", "content": "a"}], [])
-        dialogue.extend([{"role": "user", "content": "b"}], [TOOL])
-        await dialogue.reply({"max_new_tokens": 8})
-        assert dialogue.tools == [TOOL]
 
 
 async def test_prompts_of_a_template_that_measures_text_are_right(tokenizer: Any) -> None:

@@ -155,12 +155,6 @@ async def test_a_call_that_cannot_be_executed_is_answered(
     assert result.reward == 1.0
 
 
-async def test_what_can_succeed_is_tried_again() -> None:
-    async with endpoint(fails(503, "busy"), fails(200, "no json"), says("Bye.")) as server:
-        result = await play(server.url, ListedWorld(["Hello."]))
-    assert (result.reward, len(server.bodies), result.metrics["engine_retries"]) == (1.0, 3, 2)
-
-
 @pytest.mark.parametrize(
     ("answer", "reason", "reward", "asked"),
     [

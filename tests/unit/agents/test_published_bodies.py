@@ -16,8 +16,8 @@ import pytest
 from support.episodes import call, judge, serving
 from support.patience import PATIENCE
 
+from toolroll.agents.environments.adapt import TauAction
 from toolroll.agents.environments.tau_bench.package import import_module
-from toolroll.agents.environments.tau_style import TauAction
 from toolroll.agents.trainable_agents import (
     TrainableAgentMixin,
     TrainableToolCallingAgent,

@@ -356,32 +356,19 @@ class MixedAgain(Mixed):
 
 
 class NextTask(Signature):
-    async def asolve(  # type: ignore[override]
-        self,
-        env: Any,
-        rollout_args: Any,
-        sampling_params: Any,
-        task_index: Any = None,
-        steps: int = 30,
-    ) -> InteractionResult:
+    async def asolve(self, *args: Any) -> InteractionResult:  # type: ignore[override]
+        env, rollout_args, sampling_params, task_index, steps = args
         return await super().asolve(env, rollout_args, sampling_params, task_index + 1, steps)
 
 
-class WithPartner(TrainableToolCallingAgent):
+class WithPartner(Signature):
     """Plays another agent first, which has its own task."""
 
-    async def asolve(  # type: ignore[override]
-        self,
-        env: Any,
-        rollout_args: Any,
-        sampling_params: Any,
-        task_index: Any = None,
-        steps: int = 30,
-    ) -> InteractionResult:
+    async def asolve(self, *args: Any) -> InteractionResult:  # type: ignore[override]
         partner = agent_of(TrainableToolCallingAgent, self.model)  # type: ignore[arg-type]
         self.other = Listed()
-        await partner.asolve(self.other, None, sampling_params)
-        return await super().asolve(env, rollout_args, sampling_params, task_index, steps)
+        await partner.asolve(self.other, None, args[2])
+        return await super().asolve(*args)
 
 
 @pytest.mark.parametrize(

@@ -25,8 +25,8 @@ from support.tau import (
     scripted,
 )
 
+from toolroll.agents.environments.adapt import TauStyleEnvironment
 from toolroll.agents.environments.tau_bench import TauBenchFactory
-from toolroll.agents.environments.tau_style import TauStyleEnvironment
 from toolroll.agents.users import ScriptedUser
 from toolroll.parsers.types import ToolCall
 from toolroll.rollout.errors import ActionError, EnvironmentFailure, UsageError, UserSimulatorError

@@ -22,9 +22,8 @@ from support.memory import peak
 from support.tau import MINI
 
 from toolroll.agents.environments.tau_bench import TauBenchUsers
-from toolroll.agents.environments.tau_bench.calculate import Calculate
 from toolroll.agents.environments.tau_bench.database import Database, Stored, Table
-from toolroll.agents.environments.tau_bench.grading import Bench
+from toolroll.agents.environments.tau_bench.grading import Bench, Calculate
 from toolroll.agents.environments.tau_bench.package import TauBenchDomain, import_module
 from toolroll.rollout.errors import UsageError, UserSimulatorError
 

@@ -21,7 +21,7 @@ from toolroll import (
 from toolroll.agents.environments.tool_environment import ToolEnvironmentFactory
 from toolroll.rollout.errors import EnvironmentFailure
 from toolroll.rollout.runs.registry import find_environment
-from toolroll.rollout.testing.play_episode import play_episode
+from toolroll.rollout.testing import play_episode
 from toolroll.rollout.types import EnvironmentOptions
 
 TWENTY_LINES = '''from toolroll import tool_environment

@@ -5,15 +5,13 @@ answers.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
 from typing import Any, get_type_hints
 
 import pytest
 from aiohttp import web
 from openai.types.chat.completion_create_params import CompletionCreateParamsNonStreaming
 from pydantic import TypeAdapter, ValidationError
-from support.chat import UNFINISHED
+from support.chat import UNFINISHED, Answer, Seen, endpoint
 
 from toolroll.agents.chat_client import ChatClient
 from toolroll.agents.users import (
@@ -27,80 +25,34 @@ from toolroll.agents.users import (
 )
 from toolroll.rollout.errors import UsageError, UserSimulatorError
 
-Reply = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+def says(content: Any, finish: str | None = "stop", **message: Any) -> dict[str, Any]:
+    said = {"role": "assistant", "content": content, **message}
+    return {
+        "choices": [{"index": 0, "message": said, "finish_reason": finish}],
+        "usage": {"prompt_tokens": 7, "completion_tokens": 2},
+    }
 
 
-def says(content: Any, finish: str | None = "stop", **message: Any) -> Reply:
-    async def reply(request: web.Request) -> web.StreamResponse:
-        choice = {
-            "index": 0,
-            "message": {"role": "assistant", "content": content, **message},
-            "finish_reason": finish,
-        }
-        return web.json_response(
-            {"choices": [choice], "usage": {"prompt_tokens": 7, "completion_tokens": 2}}
-        )
-
-    return reply
+def fails(status: int, text: str = "no") -> Answer:
+    return lambda body: web.Response(status=status, text=text)
 
 
-def fails(status: int, text: str = "no", **headers: str) -> Reply:
-    async def reply(request: web.Request) -> web.StreamResponse:
-        return web.Response(
-            status=status, text=text, headers={k.replace("_", "-"): v for k, v in headers.items()}
-        )
-
-    return reply
+def config_of(server: Seen, **fields: Any) -> UserConfig:
+    return UserConfig(**{"base_url": f"{server.url}/", "model": "m", "backoff": 1.0, **fields})
 
 
-class Seen:
-    """What a scripted server saw and what the client slept."""
-
-    def __init__(self) -> None:
-        self.url = ""
-        self.bodies: list[dict[str, Any]] = []
-        self.headers: list[dict[str, str]] = []
-        self.slept: list[float] = []
-
-    async def sleep(self, seconds: float) -> None:
-        self.slept.append(seconds)
-
-    def config(self, **fields: Any) -> UserConfig:
-        return UserConfig(**{"base_url": f"{self.url}/v1/", "model": "m", "backoff": 1.0, **fields})
-
-    def users(self, **fields: Any) -> OpenAIUsers:
-        config = self.config(**fields)
-        return OpenAIUsers(config, client=ChatClient(config, sleep=self.sleep, jitter=lambda: 1.0))
-
-
-@asynccontextmanager
-async def serve(*replies: Reply) -> AsyncIterator[Seen]:
-    """A server on 127.0.0.1 that gives `replies` in order, the last one for ever."""
-    seen = Seen()
-
-    async def handle(request: web.Request) -> web.StreamResponse:
-        seen.bodies.append(await request.json())
-        seen.headers.append(dict(request.headers))
-        return await replies[min(len(seen.bodies), len(replies)) - 1](request)
-
-    app = web.Application()
-    app.router.add_post("/v1/chat/completions", handle)
-    runner = web.AppRunner(app, shutdown_timeout=0.1)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    host, port = runner.addresses[0][:2]
-    seen.url = f"http://{host}:{port}"
-    try:
-        yield seen
-    finally:
-        await runner.cleanup()
+def users_at(server: Seen, **fields: Any) -> OpenAIUsers:
+    """Users whose client does not pause between its attempts."""
+    config = config_of(server, **fields)
+    client = ChatClient(config, sleep=lambda seconds: asyncio.sleep(0), jitter=lambda: 1.0)
+    return OpenAIUsers(config, client=client)
 
 
 async def test_the_roles_are_swapped_and_the_list_grows() -> None:
     async with (
-        serve(says("I want {this}."), says(f"Bye. {STOP_MARKER}")) as server,
-        server.users() as users,
+        endpoint(says("I want {this}."), says(f"Bye. {STOP_MARKER}")) as server,
+        users_at(server) as users,
     ):
         user = users.make()
         assert await user.reset("want {this} and {instruction}") == "I want {this}."
@@ -129,8 +81,8 @@ async def test_the_roles_are_swapped_and_the_list_grows() -> None:
 async def test_the_request_is_one_that_the_openai_sdk_could_send() -> None:
     settings = {"temperature": 0.5, "top_p": 0.9, "max_tokens": 50, "seed": 3}
     async with (
-        serve(says("hi")) as server,
-        server.users(**settings, extra_body={"top_k": 5}, api_key="k1") as users,
+        endpoint(says("hi")) as server,
+        users_at(server, **settings, extra_body={"top_k": 5}, api_key="k1") as users,
     ):
         await users.make().reset("x")
         (body,) = server.bodies
@@ -138,7 +90,7 @@ async def test_the_request_is_one_that_the_openai_sdk_could_send() -> None:
         assert set(body) <= set(get_type_hints(CompletionCreateParamsNonStreaming))
         TypeAdapter(CompletionCreateParamsNonStreaming).validate_python(body)
         assert {key: body[key] for key in settings} == settings
-        assert server.headers[0]["Authorization"] == "Bearer k1"
+        assert server.keys[0] == "Bearer k1"
         await users.make(seed=8).reset("x")
         await users.make(seed=8).reset("x")
         await users.make(seed=9).reset("x")
@@ -148,13 +100,13 @@ async def test_the_request_is_one_that_the_openai_sdk_could_send() -> None:
 
 
 async def test_no_settings_no_fields() -> None:
-    async with serve(says("hi")) as server, server.users() as users:
+    async with endpoint(says("hi")) as server, users_at(server) as users:
         await users.make().reset("x")
         assert set(server.bodies[0]) == {"model", "messages"}
-        assert "Authorization" not in server.headers[0]
+        assert server.keys == [None]
 
 
-async def hangs(request: web.Request) -> web.StreamResponse:
+async def hangs(body: dict[str, Any]) -> web.Response:
     await asyncio.Event().wait()
     raise AssertionError
 
@@ -164,15 +116,17 @@ async def hangs(request: web.Request) -> web.StreamResponse:
 )
 async def test_an_empty_answer_is_asked_again_with_another_seed(empty: str | None) -> None:
     async with (
-        serve(says(empty, reasoning_content="###STOP###"), says("<think>hm</think> hi")) as server,
-        server.users(seed=1) as users,
+        endpoint(
+            says(empty, reasoning_content="###STOP###"), says("<think>hm</think> hi")
+        ) as server,
+        users_at(server, seed=1) as users,
     ):
         user = users.make()
         assert await user.reset("x") == "hi"
         assert [body["seed"] for body in server.bodies] == [1, 2]
         assert user.metrics()["user_calls"] == 2
         assert user.metrics()["user_retries"] == 1
-    async with serve(says(empty)) as server, server.users(retries=1) as users:
+    async with endpoint(says(empty)) as server, users_at(server, retries=1) as users:
         user = users.make()
         with pytest.raises(UserSimulatorError, match="2 replies without visible text"):
             await user.reset("x")
@@ -181,8 +135,8 @@ async def test_an_empty_answer_is_asked_again_with_another_seed(empty: str | Non
 
 async def test_a_failed_request_is_the_users_failure_and_counted() -> None:
     async with (
-        serve(fails(503), says("hi"), fails(400, "no such model")) as server,
-        server.users() as users,
+        endpoint(fails(503), says("hi"), fails(400, "no such model")) as server,
+        users_at(server) as users,
     ):
         user = users.make()
         assert await user.reset("x") == "hi"
@@ -200,8 +154,8 @@ async def test_a_failed_request_is_the_users_failure_and_counted() -> None:
 async def test_an_unfinished_answer_is_not_a_line_of_the_user(finish: str | None) -> None:
     cut = says("Yes, that is all. ###STO", finish)
     async with (
-        serve(cut, says(f"Yes. {STOP_MARKER}"), cut) as server,
-        server.users(retries=1, max_tokens=50, seed=1) as users,
+        endpoint(cut, says(f"Yes. {STOP_MARKER}"), cut) as server,
+        users_at(server, retries=1, max_tokens=50, seed=1) as users,
     ):
         user = users.make()
         assert is_stop(await user.reset("x"))
@@ -217,8 +171,8 @@ async def test_an_unfinished_answer_is_not_a_line_of_the_user(finish: str | None
 @pytest.mark.parametrize("finish", UNFINISHED)
 async def test_an_unfinished_verdict_is_not_a_verdict(finish: str | None) -> None:
     async with (
-        serve(says("My order is W1."), says("Let me think: ", finish)) as server,
-        server.users(retries=0, strategy="verify") as users,
+        endpoint(says("My order is W1."), says("Let me think: ", finish)) as server,
+        users_at(server, retries=0, strategy="verify") as users,
     ):
         with pytest.raises(UserSimulatorError, match=f"finish_reason {finish!r}"):
             await users.make().reset("x")
@@ -226,13 +180,13 @@ async def test_an_unfinished_verdict_is_not_a_verdict(finish: str | None) -> Non
 
 async def test_a_refusal_is_not_a_line_of_the_user() -> None:
     refusal = says(None, refusal="I cannot pretend to be a customer.")
-    async with serve(refusal) as server, server.users(retries=1) as users:
+    async with endpoint(refusal) as server, users_at(server, retries=1) as users:
         with pytest.raises(UserSimulatorError, match="without visible text"):
             await users.make().reset("x")
 
 
 async def test_a_failed_step_leaves_the_list_as_it_was() -> None:
-    async with serve(says("one"), fails(400), says("two")) as server, server.users() as users:
+    async with endpoint(says("one"), fails(400), says("two")) as server, users_at(server) as users:
         user = users.make()
         await user.reset("x")
         before = user.messages
@@ -243,7 +197,7 @@ async def test_a_failed_step_leaves_the_list_as_it_was() -> None:
 
 
 async def test_half_a_character_from_the_agent_is_sent_as_a_question_mark() -> None:
-    async with serve(says("hi")) as server, server.users() as users:
+    async with endpoint(says("hi")) as server, users_at(server) as users:
         user = users.make()
         await user.reset("x")
         assert await user.step("a\ud800b") == "hi"
@@ -253,11 +207,11 @@ async def test_half_a_character_from_the_agent_is_sent_as_a_question_mark() -> N
 async def test_cancelled_passes_through() -> None:
     arrived = asyncio.Event()
 
-    async def wait(request: web.Request) -> web.StreamResponse:
+    async def wait(body: dict[str, Any]) -> web.Response:
         arrived.set()
-        return await hangs(request)
+        return await hangs(body)
 
-    async with serve(wait) as server, server.users() as users:
+    async with endpoint(wait) as server, users_at(server) as users:
         task = asyncio.create_task(users.make().reset("x"))
         await arrived.wait()
         task.cancel()
@@ -268,18 +222,17 @@ async def test_cancelled_passes_through() -> None:
 async def test_concurrency_is_bounded_and_episodes_are_separate() -> None:
     running, most, three = 0, 0, asyncio.Barrier(3)
 
-    async def count(request: web.Request) -> web.StreamResponse:
+    async def count(body: dict[str, Any]) -> web.Response:
         nonlocal running, most
         running += 1
         most = max(most, running)
         await three.wait()
         running -= 1
-        system = (await request.json())["messages"][0]["content"]
-        return await says("I am " + system)(request)
+        return web.json_response(says("I am " + body["messages"][0]["content"]))
 
     async with (
-        serve(count) as server,
-        server.users(max_concurrency=3, system_prompt="{instruction}") as users,
+        endpoint(count) as server,
+        users_at(server, max_concurrency=3, system_prompt="{instruction}") as users,
     ):
         lines = await asyncio.gather(*(users.make().reset(str(i)) for i in range(12)))
         assert lines == [f"I am {i}" for i in range(12)]
@@ -287,8 +240,8 @@ async def test_concurrency_is_bounded_and_episodes_are_separate() -> None:
 
 
 async def test_a_user_alone_opens_and_closes_its_own_client() -> None:
-    async with serve(says("hi")) as server:
-        user = OpenAIUser(server.config())
+    async with endpoint(says("hi")) as server:
+        user = OpenAIUser(config_of(server))
         with pytest.raises(UsageError, match="before reset"):
             await user.step("x")
         assert await user.reset("x") == "hi"

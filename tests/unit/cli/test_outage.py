@@ -19,6 +19,8 @@ from toolroll.rollout.types import Status
 
 RUN = ["run", "desk", "--model", "embedded", "--no-do-nothing"]
 DEAD = "http://127.0.0.1:9/v1"
+SECRET = "http://me:secret@127.0.0.1:9"
+LATE = "has not answered for 0.01 s: nothing answers at "
 
 
 @pytest.fixture(scope="module")
@@ -43,23 +45,34 @@ def complaint(captured: pytest.CaptureFixture[str]) -> str:
     return line
 
 
+USERS = ["--user-url", DEAD, "--user-model", "m"]
+
+
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("timeout", "arguments", "words"),
     [
-        (["--baseline-url", DEAD], f"--baseline-url: nothing answers at {DEAD} (no connection to"),
-        (["--user-url", DEAD, "--user-model", "m"], f"--user-url: nothing answers at {DEAD} ("),
-        (["--baseline-url", "http://me:secret@127.0.0.1:9/v1"], f"nothing answers at {DEAD} ("),
-        (["--engine", "http://me:secret@127.0.0.1:9"], "nothing answers at http://127.0.0.1:9 ("),
+        (
+            "0",
+            ["--baseline-url", DEAD],
+            f"--baseline-url: nothing answers at {DEAD} (no connection",
+        ),
+        ("0", USERS, f"--user-url: nothing answers at {DEAD} ("),
+        ("0", ["--baseline-url", SECRET + "/v1"], f"nothing answers at {DEAD} ("),
+        ("0", ["--engine", SECRET], "nothing answers at http://127.0.0.1:9 ("),
+        ("0.01", ["--engine", "http://127.0.0.1:9"], f"the engine at http://127.0.0.1:9 {LATE}"),
+        ("0.01", ["--baseline-url", DEAD], f"--baseline-url: the server at {DEAD} {LATE}"),
+        ("0.01", USERS, f"--user-url: the server at {DEAD} {LATE}"),
     ],
 )
 def test_a_server_that_is_not_there_ends_the_run_before_it_begins(
+    timeout: str,
     arguments: list[str],
     words: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    run = [*RUN, *arguments, "--engine-timeout", "0", "--out", str(tmp_path / "run")]
+    run = [*RUN, *arguments, "--engine-timeout", timeout, "--out", str(tmp_path / "run")]
     assert toolroll(monkeypatch, *run) == 2
     line = complaint(capsys)
     assert words in line and "secret" not in line
@@ -81,30 +94,6 @@ def test_a_run_waits_for_an_engine_that_is_starting(
     assert f"the engine at {engine.url} does not answer ({engine.url}/health answers 503" in first
     assert first.endswith("waiting for it, up to 0.05 s")
     assert last == f"the engine at {engine.url} answers again"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["--engine", "http://127.0.0.1:9"], "the engine at http://127.0.0.1:9 has not"),
-        (["--baseline-url", DEAD], f"--baseline-url: the server at {DEAD} has not"),
-        (
-            ["--user-url", DEAD, "--user-model", "m"],
-            f"--user-url: the server at {DEAD} has not",
-        ),
-    ],
-)
-def test_a_server_that_does_not_start_in_time_ends_the_run_before_it_begins(
-    arguments: list[str],
-    words: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    run = [*RUN, *arguments, "--engine-timeout", "0.01", "--out", str(tmp_path / "run")]
-    assert toolroll(monkeypatch, *run) == 2
-    assert f"{words} answered for 0.01 s: nothing answers at " in complaint(capsys)
-    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(

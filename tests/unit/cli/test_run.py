@@ -277,36 +277,6 @@ def test_a_run_goes_on_grows_and_refuses_other_settings(
         run(engine, "--out", tmp_path, "--chat-template-kwargs", '{"a": 1}')
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["run", "desk"], "--model: must be given"),
-        (["run", "deks", "--model", "embedded"], "did you mean 'desk'"),
-        (
-            "run desk --model embedded --engine http://127.0.0.1:9 --engine-timeout 0".split(),
-            "127.0.0.1:9",
-        ),
-        (
-            ["run", "desk", "--model", "embedded", "--samples", "0"],
-            "--samples: must be at least 1",
-        ),
-    ],
-)
-def test_errors_are_one_line(
-    arguments: list[str],
-    words: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["toolroll", *arguments])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    told = capsys.readouterr().err
-    assert (ended.value.code, told.count("\n")) == (2, 1)
-    assert told.startswith("toolroll: ")
-    assert words in told
-
-
 def test_settings_come_from_a_file_and_the_command_line_overrules_it(
     engine: EmbeddedEngine, tmp_path: Path
 ) -> None:

@@ -123,6 +123,9 @@ def refused(
         (["demo", "--out", "afile"], "--out afile is a file"),
         (["tasks", "desk", "--out", "."], "--out . is a folder"),
         (["run", "desk"], "toolroll: --model: must be given"),
+        (["run", "deks", "--model", "embedded"], "did you mean 'desk'"),
+        ([*RUN, "--engine", "http://127.0.0.1:9", "--engine-timeout", "0"], "127.0.0.1:9"),
+        ([*RUN, "--samples", "0"], "--samples: must be at least 1"),
         (
             ["export", "run", "--format", "tau-bench", "--out", "nope/x"],
             "nope/x cannot be written: No such file or directory",

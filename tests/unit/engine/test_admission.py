@@ -47,9 +47,14 @@ def virtual(main: Callable[[], Awaitable[Any]]) -> Any:
         loop.close()
 
 
+ONE = np.array([1], dtype=np.int32)
+
+
 @dataclass
 class Pooled:
-    """An engine with the embedded engine's KV pool. `twice`: the tokens computed twice."""
+    """An engine with the embedded engine's KV pool. A request says in `extra` what is sampled
+    (`out`), and how many seconds it takes before it starts. `twice`: the tokens computed twice.
+    """
 
     size: int
     seconds: float = 1e-4
@@ -81,8 +86,10 @@ class Pooled:
         }
         return {"loads": [rank]}
 
-    async def generate(self, request: GenerateRequest, out: IdArray) -> Completion:
-        name, prompt = request.session_id, request.input_ids
+    async def generate(self, request: GenerateRequest, *, progress: Any = None) -> Completion:
+        name, prompt, out = request.session_id, request.input_ids, request.extra.get("out", ONE)
+        self.order.append(name)
+        await asyncio.sleep(request.extra.get("seconds", 0.0))
         cached = await self.pool.start(prompt, len(out))
         self.twice += max(0, self.ends.get(name, 0) - 1 - cached)
         await asyncio.sleep(self.per_token * len(out))
@@ -110,20 +117,21 @@ class Work:
 
         async def worker() -> None:
             for number in todo:
-                await self._episode(engine, waiting, number)
+                await self._episode(waiting, number)
 
         await asyncio.gather(*(worker() for _ in range(self.at_once)))
         return asyncio.get_running_loop().time()
 
-    async def _episode(self, engine: Pooled, waiting: Admission, number: int) -> None:
+    async def _episode(self, waiting: Admission, number: int) -> None:
         group, own = np.random.default_rng(number // 4), np.random.default_rng(1000 + number)
         tools = random.Random(number)
         prompt = np.concatenate([np.arange(self.system), _ids(group, self.first - self.system)])
         name = f"episode {number}"
         for _ in range(tools.randint(self.turns // 2, self.turns * 3 // 2)):
-            request = GenerateRequest(prompt.astype(np.int32), {}, name)
             out = _ids(own, self.sampled)
-            await waiting.sample(request, lambda: engine.generate(request, out))  # noqa: B023
+            await waiting.generate(
+                GenerateRequest(prompt.astype(np.int32), {}, name, extra={"out": out})
+            )
             await asyncio.sleep(tools.expovariate(1 / self.tool))
             prompt = np.concatenate([prompt, out, _ids(own, self.step)])
         waiting.end(name)
@@ -177,33 +185,25 @@ def test_without_signals_all_are_let_through(answers: bool) -> None:
     async def main() -> int:
         engine = Pooled(4000, loads=answers)
         waiting = Admission(engine)  # type: ignore[arg-type]
-        turns = [turn(engine, waiting, name, 3000) for name in "abc"]
+        turns = [turn(waiting, name, 3000) for name in "abc"]
         playing = asyncio.gather(*turns)
         if answers:
             await asyncio.sleep(0.001)
             assert engine.order == ["a"] and waiting.held == 2
             engine.loads = False
             await asyncio.sleep(61)
-            await turn(engine, waiting, "a", 3000)
+            await turn(waiting, "a", 3000)
         await playing
         return waiting.held
 
     assert virtual(main) == 0
 
 
-async def turn(
-    engine: Pooled, waiting: Admission, name: str, tokens: int, seconds: float = 0.0
-) -> None:
+async def turn(waiting: Admission, name: str, tokens: int, seconds: float = 0.0) -> None:
     """One turn of an episode whose tokens no other has; `seconds`: how long it takes at least."""
     ids = np.random.default_rng(sum(name.encode())).integers(5000, 50_000, tokens)
-    request = GenerateRequest(ids.astype(np.int32), {}, name)
-
-    async def generate() -> Completion:
-        engine.order.append(name)
-        await asyncio.sleep(seconds)
-        return await engine.generate(request, np.array([1], dtype=np.int32))
-
-    await waiting.sample(request, generate)
+    extra = {"seconds": seconds}
+    await waiting.generate(GenerateRequest(ids.astype(np.int32), {}, name, extra=extra))
 
 
 def test_they_go_on_in_the_order_of_their_first_turns() -> None:
@@ -212,12 +212,12 @@ def test_they_go_on_in_the_order_of_their_first_turns() -> None:
     async def main() -> list[str]:
         engine = Pooled(10_000)
         waiting = Admission(engine)  # type: ignore[arg-type]
-        await turn(engine, waiting, "old", 2000)
-        await turn(engine, waiting, "large", 6000)
-        long = asyncio.create_task(turn(engine, waiting, "long", 8000, seconds=5))
+        await turn(waiting, "old", 2000)
+        await turn(waiting, "large", 6000)
+        long = asyncio.create_task(turn(waiting, "long", 8000, seconds=5))
         await asyncio.sleep(1)  # "old" and "large" were idle for too long
         rest = [("new", 3000), ("newer", 100), ("large", 6400), ("old", 2500)]
-        others = [asyncio.create_task(turn(engine, waiting, *each)) for each in rest]
+        others = [asyncio.create_task(turn(waiting, *each)) for each in rest]
         await asyncio.sleep(1)
         assert waiting.held == 4
         await asyncio.gather(long, *others)
@@ -230,13 +230,13 @@ def test_after_its_first_turn_an_episode_waits_only_so_long() -> None:
     async def main() -> tuple[float, list[str]]:
         engine = Pooled(4000)
         waiting = Admission(engine)  # type: ignore[arg-type]
-        await turn(engine, waiting, "begun", 2000)
-        endless = asyncio.create_task(turn(engine, waiting, "endless", 3500, seconds=10_000))
+        await turn(waiting, "begun", 2000)
+        endless = asyncio.create_task(turn(waiting, "endless", 3500, seconds=10_000))
         await asyncio.sleep(1)
-        new = asyncio.create_task(turn(engine, waiting, "new", 2000))
+        new = asyncio.create_task(turn(waiting, "new", 2000))
         await asyncio.sleep(0)
         began = asyncio.get_running_loop().time()
-        await turn(engine, waiting, "begun", 2100)
+        await turn(waiting, "begun", 2100)
         waited = asyncio.get_running_loop().time() - began
         order = list(engine.order)
         for task in (endless, new):
@@ -256,9 +256,7 @@ def test_a_shared_prefix_is_counted_once() -> None:
 
         async def sample(name: str) -> None:
             ids = np.concatenate([np.arange(5000), np.full(100, sum(name.encode()))])
-            request = GenerateRequest(ids.astype(np.int32), {}, name)
-            out = np.array([1], dtype=np.int32)
-            await waiting.sample(request, lambda: engine.generate(request, out))
+            await waiting.generate(GenerateRequest(ids.astype(np.int32), {}, name))
 
         await asyncio.gather(*(sample(name) for name in "abcdefgh"))
         return waiting.held_turns
@@ -270,10 +268,10 @@ def test_a_cancelled_wait_and_an_ended_episode_leave_nothing_behind() -> None:
     async def main() -> None:
         engine = Pooled(4000)
         waiting = Admission(engine)  # type: ignore[arg-type]
-        running = asyncio.create_task(turn(engine, waiting, "a", 3000, seconds=5))
+        running = asyncio.create_task(turn(waiting, "a", 3000, seconds=5))
         await asyncio.sleep(0.1)
-        cancelled = asyncio.create_task(turn(engine, waiting, "b", 3000))
-        after = asyncio.create_task(turn(engine, waiting, "c", 3000))
+        cancelled = asyncio.create_task(turn(waiting, "b", 3000))
+        after = asyncio.create_task(turn(waiting, "c", 3000))
         await asyncio.sleep(0.1)
         cancelled.cancel()
         await asyncio.gather(cancelled, return_exceptions=True)
@@ -282,7 +280,7 @@ def test_a_cancelled_wait_and_an_ended_episode_leave_nothing_behind() -> None:
         await after
         assert engine.order == ["a", "c"] and waiting.held == 0
         assert (waiting.end("b"), waiting.end("c"), waiting.end("c")) == (1, 1, 0)
-        await turn(engine, waiting, "d", 3900)
+        await turn(waiting, "d", 3900)
         assert waiting.held_turns == 2
 
     virtual(main)
@@ -316,13 +314,12 @@ class Stoppable(Pooled):
     def stopped(self) -> bool:
         return self.halted
 
-    async def generate(self, request: GenerateRequest, *args: Any, **kwargs: Any) -> Completion:
-        out = np.array([1], dtype=np.int32)
+    async def generate(self, request: GenerateRequest, **options: Any) -> Completion:
         for _ in range(50):
             await asyncio.sleep(0.1)
             if self.halted:
-                return Completion(out[:0], None, "abort")
-        return await super().generate(request, out)
+                return Completion(ONE[:0], None, "abort")
+        return await super().generate(request, **options)
 
 
 def test_episodes_that_wait_park_when_the_trainer_stops() -> None:
@@ -360,9 +357,9 @@ def test_an_episode_that_ends_while_it_waits_leaves_nothing_behind() -> None:
     async def main() -> None:
         engine = Pooled(4000)
         waiting = Admission(engine)  # type: ignore[arg-type]
-        running = asyncio.create_task(turn(engine, waiting, "a", 3000, seconds=5))
+        running = asyncio.create_task(turn(waiting, "a", 3000, seconds=5))
         await asyncio.sleep(0.1)
-        ended = asyncio.create_task(turn(engine, waiting, "b", 3000))
+        ended = asyncio.create_task(turn(waiting, "b", 3000))
         await asyncio.sleep(0.1)
         waiting.end("b")
         await asyncio.gather(running, ended)
@@ -380,9 +377,7 @@ def test_a_shorter_prompt_does_not_hide_the_tokens_of_others() -> None:
         waiting = Admission(engine)  # type: ignore[arg-type]
         for ids in (np.arange(5000), np.arange(50)):
             for name in "abcd":
-                request = GenerateRequest(ids.astype(np.int32), {}, name)
-                out = np.array([1], dtype=np.int32)
-                await waiting.sample(request, lambda: engine.generate(request, out))  # noqa: B023
+                await waiting.generate(GenerateRequest(ids.astype(np.int32), {}, name))
         return waiting._own
 
     assert virtual(main) >= 0
@@ -398,7 +393,7 @@ def test_workers_that_do_not_answer_delay_the_first_turns_once() -> None:
                 await asyncio.sleep(10)
 
         engine = Hanging(4000)
-        await turn(engine, Admission(engine), "a", 100)  # type: ignore[arg-type]
+        await turn(Admission(engine), "a", 100)  # type: ignore[arg-type]
         return asyncio.get_running_loop().time()
 
     assert virtual(main) < 11
@@ -407,5 +402,13 @@ def test_workers_that_do_not_answer_delay_the_first_turns_once() -> None:
 def test_an_episode_can_end_after_its_event_loop() -> None:
     engine = Pooled(4000)
     waiting = Admission(engine)  # type: ignore[arg-type]
-    virtual(lambda: turn(engine, waiting, "a", 100))
+    virtual(lambda: turn(waiting, "a", 100))
     assert waiting.end("a") == 0
+
+
+def test_a_closed_event_loop_leaves_no_episode_admitted() -> None:
+    engine = Pooled(4000)
+    waiting = Admission(engine)  # type: ignore[arg-type]
+    for name in "abc":  # no two of them fit
+        virtual(lambda: turn(waiting, name, 3000))  # noqa: B023
+    assert (waiting.held_turns, len(waiting._idle)) == (0, 1)

@@ -198,6 +198,24 @@ async def test_a_worker_that_did_not_answer_keeps_the_id_in_the_file(
     assert file.read_text().split() == ids_of(engine)
 
 
+@pytest.mark.parametrize(("status", "kept"), [(200, False), (404, False), (503, True)])
+async def test_an_id_is_kept_only_if_a_later_close_may_succeed(
+    tmp_path: Path, status: int, kept: bool
+) -> None:
+    handlers = {
+        "/server_info": says({"enable_session_radix_cache": True}),
+        "/generate": says(completion([3])),
+        "/close_session": says(b"", status=status),
+    }
+    async with http_server(handlers) as url:
+        async with client(url, model_info=None, context_length=1000, vocab_size=5000) as calls:
+            calls.keep_sessions(tmp_path)
+            end = calls.open_session("s")
+            await calls.generate(request())
+            end()
+        assert bool(files(tmp_path)) == kept
+
+
 # --- episodes and sessions ------------------------------------------------------------------------
 
 

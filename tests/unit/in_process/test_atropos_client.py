@@ -4,11 +4,10 @@ its number.
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import pytest
-from openai import BadRequestError, BaseModel, NotFoundError, OpenAI
+from openai import BadRequestError, BaseModel, NotFoundError
 from support.endpoints import endpoint
 
 from toolroll.rollout.server.in_process import (
@@ -50,22 +49,6 @@ async def test_c1_a_reply_has_the_tokens_of_its_own_call() -> None:
             assert [token.token_id for token in content] == entry.output_ids
 
 
-async def test_c2_the_prompt_ends_where_sampling_began() -> None:
-    """Not where the number of masked tokens would put it: earlier turns stand in the prompt too."""
-    async with (
-        endpoint(load_embedded_tokenizer(), said, split="random") as bench,
-        ToolrollClient(bench.endpoint) as client,
-    ):
-        first: Any = await client.chat.completions.create(model="m", messages=[USER])
-        second: Any = await client.chat.completions.create(
-            model="m", messages=[USER, first.choices[0].message, USER]
-        )
-        assert second.prompt_token_ids == bench.engine.log[1].input_ids.tolist()
-        begun = [*first.prompt_token_ids, *first.choices[0].token_ids]
-        assert second.prompt_token_ids[: len(begun)] == begun
-        assert second.choices[0].token_ids == bench.engine.log[1].output_ids
-
-
 @pytest.mark.parametrize("tree", [False, True])
 async def test_c3_no_choice_is_dropped_whatever_is_tracked(tree: bool) -> None:
     async with endpoint(load_embedded_tokenizer(), said) as bench:
@@ -73,46 +56,6 @@ async def test_c3_no_choice_is_dropped_whatever_is_tracked(tree: bool) -> None:
         reply = await m.client.chat.completions.create(model="m", messages=[USER], n=4)
         assert len(reply.choices) == 4
         assert set(m.get_state()) == ({"sequences", "tree"} if tree else {"nodes"})
-
-
-async def test_c4_choices_keep_their_own_tokens_in_a_session_with_history() -> None:
-    async with endpoint(
-        load_embedded_tokenizer(),
-        lambda request: "The very same words, every time that somebody asks.",
-        split="random",
-    ) as bench:
-        client = ToolrollClient(bench.endpoint, session="s")
-        first = await client.chat.completions.create(model="m", messages=[USER])
-        messages: Any = [USER, first.choices[0].message, USER]
-        reply: Any = await client.chat.completions.create(
-            model="m", messages=messages, n=3, logprobs=True
-        )
-        by_ids = {tuple(entry.output_ids): entry for entry in bench.engine.log[1:]}
-        assert len(by_ids) == 3  # the same text, sampled as other tokens
-        for choice in reply.choices:
-            entry = by_ids[tuple(choice.token_ids)]
-            assert [token.logprob for token in choice.logprobs.content] == pytest.approx(
-                entry.logprobs
-            )
-        assert len(await bench.trajectories()) == 3
-
-
-async def test_c5_what_verifiers_sends_reaches_no_engine() -> None:
-    async with (
-        endpoint(load_embedded_tokenizer(), said) as bench,
-        ToolrollClient(bench.endpoint) as client,
-    ):
-        await client.chat.completions.create(
-            model="m",
-            messages=[USER],
-            logprobs=True,
-            temperature=0.5,
-            n=None,
-            extra_body={"return_token_ids": True},
-        )
-        params = bench.engine.log[0].sampling_params
-        assert params["temperature"] == 0.5
-        assert not {"logprobs", "return_token_ids", "n"} & set(params)
 
 
 async def test_c6_a_limit_of_zero_is_no_limit_left_out() -> None:
@@ -134,37 +77,6 @@ async def test_c6_a_limit_of_zero_is_no_limit_left_out() -> None:
             len(bench.engine.log[0].input_ids),
             2,
         )
-
-
-async def test_c6_one_rollouts_reset_clears_no_others_tokens() -> None:
-    async with (
-        endpoint(load_embedded_tokenizer(), said) as bench,
-        ToolrollClient(bench.endpoint) as one,
-    ):
-        other, copied = one.copy(session="other"), one.copy()
-        for client in (one, other):
-            await client.chat.completions.create(model="m", messages=[USER])
-        one.reset()
-        assert [len(await client.trajectories()) for client in (one, copied, other)] == [0, 1, 1]
-
-
-async def test_c7_replies_are_pydantic_and_the_rest_of_the_api_is_there_or_says_no() -> None:
-    async with (
-        endpoint(load_embedded_tokenizer(), said) as bench,
-        ToolrollClient(bench.endpoint, session="s") as client,
-    ):
-        reply = await client.chat.completions.create(model="m", messages=[USER], logprobs=True)
-        assert reply.model_dump()["choices"][0]["token_ids"] == bench.engine.log[0].output_ids
-        assert reply.to_dict()["prompt_token_ids"] == bench.engine.log[0].input_ids.tolist()
-        stream = await client.chat.completions.create(model="m", messages=[USER], stream=True)
-        assert (
-            "".join([chunk.choices[0].delta.content or "" async for chunk in stream]) == "Reply 1."
-        )
-        with pytest.raises(NotFoundError):
-            await client.embeddings.create(model="m", input="Hi")
-        with OpenAI(base_url=f"{bench.url}/sessions/s/v1", api_key="unused") as plain:
-            ask = lambda: plain.chat.completions.create(model="m", messages=[USER])
-            assert (await asyncio.to_thread(ask)).choices[0].message.content == "Reply 2."
 
 
 # --- code that reads a reply as verifiers does ----------------------------------------------------

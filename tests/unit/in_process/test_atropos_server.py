@@ -4,30 +4,27 @@ number.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from openai import BadRequestError, InternalServerError, OpenAI
-from support.client_scenario import SAID, play, saying
+from openai import BadRequestError, InternalServerError
+from support.client_scenario import play, saying
 from support.endpoints import Bench, endpoint
-from support.episodes import call
+from support.hostile import drop_logprob
 from support.listed_environment import TOOL
-from support.qwen import qwen3_tokenizer, tokenizer_for, trl_template
+from support.qwen import qwen3_tokenizer
 
 from toolroll.rollout.server.in_process import (
     DummyManagedServer,
     ManagedSession,
     SequenceNode,
-    ToolrollClient,
     managed_session,
 )
 from toolroll.rollout.testing import (
     Fault,
     Reply,
-    drop_logprob,
     load_embedded_tokenizer,
 )
 
@@ -142,46 +139,6 @@ async def test_b5_a_rewritten_history_forks_and_says_so() -> None:
         assert second.metadata["fork_reason"]
 
 
-async def test_b5_a_regenerated_call_id_makes_no_stale_node() -> None:
-    async with managed(lambda request: SAID[request.call]) as (_, m):
-        message = (
-            (await m.chat_completion(messages=[USER], tools=[TOOL]))
-            .choices[0]
-            .message.model_dump(exclude_none=True)
-        )
-        message["tool_calls"][0]["id"] = "call_new"
-        answer = {"role": "tool", "tool_call_id": "call_new", "content": "seen"}
-        await m.chat_completion(messages=[USER, message, answer], tools=[TOOL])
-        [node] = m.get_state()["nodes"]
-        assert node.metadata["turns"] == 2
-
-
-async def test_b6_an_aborted_call_is_an_error_and_leaves_nothing_to_train() -> None:
-    plan = lambda request: Fault(abort_after=2)
-    async with managed(lambda request: "Hello there.", faults=plan) as (bench, m):
-        with pytest.raises(InternalServerError) as caught:
-            await m.client.with_options(max_retries=0).chat.completions.create(
-                model="m", messages=[USER]
-            )
-        assert caught.value.code == "engine_aborted"
-        assert m.get_state() == {"nodes": []}
-        assert await bench.trajectories(refused=1) == []
-
-
-async def test_b7_a_cut_turn_says_length_with_tools_too() -> None:
-    async with managed(lambda request: call(at="somewhere far away")) as (_, m):
-        reply = await m.chat_completion(messages=[USER], tools=[TOOL], max_tokens=4)
-        assert reply.choices[0].finish_reason == "length"
-
-
-async def test_b8_calls_are_the_sdks_own_objects() -> None:
-    async with managed(lambda request: call(at="x")) as (_, m):
-        calls: Any = (
-            (await m.chat_completion(messages=[USER], tools=[TOOL])).choices[0].message.tool_calls
-        )
-        assert (calls[0].function.name, calls[0].function.arguments) == ("look", '{"at": "x"}')
-
-
 async def test_b9_a_missing_logprob_is_refused_and_never_padded() -> None:
     plan = lambda request: Fault(garble=drop_logprob) if request.index == 0 else None
     async with managed(lambda request: "Hello.", faults=plan) as (bench, m):
@@ -213,26 +170,6 @@ async def test_b10_identical_answers_are_all_there(tree: bool) -> None:
         assert reply.usage.completion_tokens == sum(map(len, sampled(bench)))
 
 
-async def test_b11_the_beginning_of_text_is_there_once() -> None:
-    tokenizer = tokenizer_for(trl_template("llama3"))
-    async with managed(lambda request: "Hello.", tokenizer=tokenizer) as (bench, m):
-        await m.chat_completion(messages=[USER])
-        assert bench.engine.log[0].input_ids.tolist().count(tokenizer.bos_token_id) == 1
-
-
-async def test_b12_parallel_calls_that_go_on_from_the_same_turn() -> None:
-    async with managed(lambda request: f"Reply {request.index}.", token_latency=0.002) as (
-        bench,
-        m,
-    ):
-        reply = await m.chat_completion(messages=[USER])
-        ask = lambda line: m.chat_completion(
-            messages=[USER, reply.choices[0].message, {"role": "user", "content": line}]
-        )
-        await asyncio.gather(*(ask(f"Line {at}") for at in range(8)))
-        assert len(await bench.trajectories()) == 8
-
-
 async def test_b12_what_the_engine_cannot_take_is_refused_by_name() -> None:
     async with managed(lambda request: "Hello.") as (bench, m):
         await m.chat_completion(
@@ -248,23 +185,6 @@ async def test_b12_what_the_engine_cannot_take_is_refused_by_name() -> None:
         with pytest.raises(BadRequestError) as caught:
             await m.chat_completion(messages=[USER], top_q=3)
         assert caught.value.param == "top_q"
-
-
-async def test_b13_the_client_has_the_whole_api() -> None:
-    async with managed(lambda request: "Hello.") as (bench, m):
-        client = m.client
-        assert isinstance(client.copy(), ToolrollClient)
-        assert [card.id for card in (await client.models.list()).data] == [
-            bench.endpoint.model_name
-        ]
-        stream = await client.with_options(max_retries=1).chat.completions.create(
-            model="m", messages=[USER], stream=True
-        )
-        assert "".join([chunk.choices[0].delta.content or "" async for chunk in stream]) == "Hello."
-        with OpenAI(base_url=f"{bench.url}/sessions/s/v1", api_key="unused") as plain:
-            ask = lambda: plain.chat.completions.create(model="m", messages=[USER])
-            assert (await asyncio.to_thread(ask)).choices[0].message.content == "Hello."
-        await client.close()
 
 
 async def test_a_managed_session_of_its_own_and_its_end() -> None:

@@ -16,7 +16,6 @@ from support.episodes import call
 from support.listed_environment import TOOL
 from support.qwen import qwen3_tokenizer
 
-from toolroll.rollout.engine import Engine, EngineConfig
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.server.in_process import DummyManagedServer, ManagedServer, SequenceNode
 from toolroll.rollout.testing import load_embedded_tokenizer
@@ -51,26 +50,6 @@ async def managed(policy: Any, *args: Any, **more: Any) -> AsyncIterator[tuple[B
 
 def unmasked(node: SequenceNode) -> list[int]:
     return [token for token in node.masked_tokens if token != -100]
-
-
-@pytest.mark.parametrize("entered", [True, False])
-@pytest.mark.parametrize("kind", [str, lambda url: EngineConfig(engine=url), Engine])
-async def test_a_tokenizer_is_found_from_the_model_of_an_address(kind: Any, entered: bool) -> None:
-    """The first calls are concurrent. They open one model."""
-    async with endpoint(load_embedded_tokenizer(), lambda _: "Hello.") as bench:
-        bench.engine.model_path = "embedded"
-        m = ManagedServer(kind(bench.engine.url))
-        assert m.get_state() == {"nodes": []}
-        m.reset()
-        if entered:
-            await m.__aenter__()
-            assert m.client is not None
-        await asyncio.gather(*(m.chat_completion(messages=[USER], max_tokens=30) for _ in "ab"))
-        await m.completion(prompt="Hi", max_tokens=3)
-        assert len(m.get_state()["nodes"]) == 3
-        assert len(m.tokenizer) == len(load_embedded_tokenizer())
-        await m.aclose()
-        await ManagedServer(bench.engine.url).aclose()  # never opened
 
 
 async def collect_trajectories(server: Any, tokenizer: Any = None) -> list[dict[str, Any]]:
@@ -146,8 +125,9 @@ async def test_a_tokenizer_is_found_from_the_model_name() -> None:
                 [node] = m.get_state()["nodes"]
                 assert unmasked(node) == bench.engine.log[-1].output_ids
                 assert m.tokenizer.decode(node.tokens) == node.full_text
-        with pytest.raises(UsageError, match="no tokenizer is named"):
-            ManagedServer(api_server(bench, model_name="default"))
+        for unnamed in (api_server(bench, model_name="default"), bench.engine.url):
+            with pytest.raises(UsageError, match="no tokenizer is named"):
+                ManagedServer(unnamed)
 
 
 async def test_what_serves_no_exact_tokens_is_refused_by_name() -> None:

@@ -155,14 +155,14 @@ async def test_a_reply_is_taken_apart_and_kept_with_its_tokens(tokenizer: Any) -
     assert reply.text == "Let me look. " + call(at="x")
     assert reply.parsed.ok_calls[0].arguments == {"at": "x"}
     assert reply.message["tool_calls"][0]["function"]["name"] == "look"
-    assert reply.node.ids.tolist() == engine.log[0].output_ids  # type: ignore[union-attr]
-    assert reply.node.sampling_params == {  # type: ignore[union-attr]
+    node = reply.node
+    assert node is not None and node.ids.tolist() == engine.log[0].output_ids
+    recorded = node.tree.turn(node.index, excluded=None).sampling_params
+    assert recorded == {
         "max_new_tokens": 64,
         "stop_token_ids": sorted([5, tokenizer.eos_token_id]),
     }
-    assert engine.log[0].sampling_params == reply.node.sampling_params, (  # type: ignore[union-attr]
-        "what is recorded is what was sent"
-    )
+    assert engine.log[0].sampling_params == recorded, "what is recorded is what was sent"
 
 
 async def test_no_two_calls_of_an_episode_have_one_id(tokenizer: Any) -> None:
@@ -239,33 +239,22 @@ async def test_the_same_tool_list_does_not_fork(tokenizer: Any) -> None:
     assert dialogue.forks == [] and len(dialogue.session.trajectories()) == 1
 
 
-async def test_messages_and_tools_after_a_failed_request_are_in_the_next_prompt(
-    tokenizer: Any,
+@pytest.mark.parametrize("added", [(), ("And now?",)])
+async def test_what_is_added_after_a_failed_request_is_in_the_next_prompt(
+    tokenizer: Any, added: Sequence[str]
 ) -> None:
     other: Tool = {**TOOL, "function": {**TOOL["function"], "name": "listen"}}
     async with talking(tokenizer) as (dialogue, engine, served):
-        await dialogue.reply(PARAMS)
-        dialogue.extend([user("Again.")])
+        if added:
+            await dialogue.reply(PARAMS)
+            dialogue.extend([user("Again.")])
         with pytest.raises(UsageError):
             await dialogue.reply({**PARAMS, "no_such_parameter": 1})
-        dialogue.extend([user("And now?")], tools=[TOOL, other])
+        dialogue.extend([user(text) for text in added], tools=[TOOL, other])
         await dialogue.reply(PARAMS)
         await dialogue.settle()
-    assert dialogue.forks == ["messages were added after a request that failed"]
-    assert not dialogue.mismatches
-    text = served.template.renderer.render(dialogue.messages[:-1], [TOOL, other], generate=True)
-    assert served.template.encoder.decode(engine.log[-1].input_ids.tolist()) == text
-
-
-async def test_tools_alone_after_a_failed_request_are_in_the_next_prompt(tokenizer: Any) -> None:
-    other: Tool = {**TOOL, "function": {**TOOL["function"], "name": "listen"}}
-    async with talking(tokenizer) as (dialogue, engine, served):
-        with pytest.raises(UsageError):
-            await dialogue.reply({**PARAMS, "no_such_parameter": 1})
-        dialogue.extend([], tools=[TOOL, other])
-        await dialogue.reply(PARAMS)
-        await dialogue.settle()
-    assert dialogue.forks == ["tools were added after a request that failed"]
+    what = "messages" if added else "tools"
+    assert dialogue.forks == [f"{what} were added after a request that failed"]
     assert not dialogue.mismatches
     text = served.template.renderer.render(dialogue.messages[:-1], [TOOL, other], generate=True)
     assert served.template.encoder.decode(engine.log[-1].input_ids.tolist()) == text

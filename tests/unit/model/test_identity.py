@@ -28,7 +28,6 @@ from toolroll.rollout.model.identity import check_identity, probe_text
 from toolroll.rollout.model.model import Model
 from toolroll.rollout.model.tokenizers import DESK_MODEL, desk_model_path, load_tokenizer
 from toolroll.rollout.server.endpoint import Endpoint
-from toolroll.rollout.server.requests.sampling import EngineCapabilities
 from toolroll.rollout.template import ChatTemplate
 from toolroll.rollout.testing import (
     EmbeddedEngine,
@@ -268,7 +267,8 @@ async def test_an_engine_without_routes_has_an_answer_to_every_question(tokenize
         assert line.startswith("own:// does not report") and "was not checked" in line
         assert (await model.engine.health()).ok and await model.engine.get("own:///x") is None
         async with Endpoint(model) as endpoint:
-            assert endpoint.capabilities == EngineCapabilities(context_length=100)
+            assert endpoint.model_info == ModelInfo(context_length=100)
+            assert endpoint.dropped == frozenset()
 
 
 # --- what begins with it --------------------------------------------------------------------------

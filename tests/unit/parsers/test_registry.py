@@ -109,7 +109,8 @@ def test_an_entry_point_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_name_of_sglang_without_sglang_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "sglang.srt.entrypoints.openai.protocol", None)
+    for name in ("sglang", "sglang.srt.entrypoints.openai.protocol"):  # not half of it either
+        monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(UnknownParserError, match="needs SGLang"):
         get_parser("sglang:qwen25")
 

@@ -19,8 +19,8 @@ from toolroll.agents.environments.tau_bench.package import import_module, instal
 from toolroll.rollout.cli.app import app
 from toolroll.rollout.cli.export import export
 from toolroll.rollout.errors import UsageError
-from toolroll.rollout.runs.export import tau_bench_results
 from toolroll.rollout.runs.export.dataset import sample_rows
+from toolroll.rollout.runs.export.tau_bench import tau_bench_results
 from toolroll.rollout.runs.pass_at_k import pass_hat_k
 from toolroll.rollout.runs.run_directory import RunDirectory
 from toolroll.rollout.types import Episode, StopReason
@@ -112,7 +112,7 @@ def test_the_command_writes_tau_benchs_format(tmp_path: Path) -> None:
     assert "tau.json: 2 results of 1 tasks" in done.stdout
     assert [found["trial"] for found in json.loads((tmp_path / "tau.json").read_text())] == [0, 1]
     for words, kind, env, out in (  # type: ignore[assignment]
-        ("the formats are parquet, tau-bench", "csv", None, "x"),
+        ("the formats are parquet, tau-bench, atif", "csv", None, "x"),
         ("one environment: choose one with --env: lake, pond", "tau-bench", None, "x"),
         ("already exists", "tau-bench", "pond", "tau.json"),
     ):

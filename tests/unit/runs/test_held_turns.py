@@ -6,8 +6,10 @@ import asyncio
 from typing import Any
 
 import pytest
+from openai import InternalServerError
 from support.endpoints import Bench, endpoint
 from support.episodes import agent, call, judge, serving
+from support.loop_clock import skip
 from support.wire import until
 
 from toolroll.rollout.engine import admission
@@ -124,6 +126,32 @@ async def test_the_endpoint_holds_sessions_and_forgets_them(tokenizer: Any) -> N
                 assert response.status == 200
         assert await gauge(bench) == 0
         assert not bench.served.admission._episodes
+
+
+async def test_a_request_that_is_held_back_does_not_time_out(tokenizer: Any) -> None:
+    hold = asyncio.Event()
+
+    def policy(request: Any) -> Reply:
+        return Reply("Fine.", hold=hold if request.routing_key == "first" else None)
+
+    async with endpoint(tokenizer, policy, pool=2000, settings={"timeout": 30}) as bench:
+        first, second = (
+            asyncio.create_task(
+                bench.client(session).chat.completions.create(
+                    model="m", messages=[{"role": "user", "content": f"{session} " * 1200}]
+                )
+            )
+            for session in ("first", "second")
+        )
+
+        async def second_waits() -> bool:
+            return bench.engine.held == 1 and await gauge(bench) == 1
+
+        await until(second_waits, "the second session waits")
+        skip(40)
+        with pytest.raises(InternalServerError, match="in time"):
+            await first
+        assert (await second).choices[0].message.content == "Fine."
 
 
 async def test_all_choices_of_one_request_are_counted_to_the_last(tokenizer: Any) -> None:

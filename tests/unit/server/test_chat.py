@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import pytest
-from openai import BadRequestError, OpenAI
+from openai import BadRequestError
 from support.endpoints import endpoint
 from support.episodes import call
 from support.listed_environment import TOOL
@@ -79,16 +78,6 @@ async def test_without_a_session_nothing_is_kept(tokenizer: Any) -> None:
         assert len(bench.endpoint.sessions) == 0
 
 
-async def test_the_sync_client_too(tokenizer: Any) -> None:
-    async with endpoint(tokenizer, lambda request: "Hello.") as bench:
-        with OpenAI(base_url=f"{bench.url}/sessions/s/v1", api_key="unused") as client:
-            ask = lambda: client.chat.completions.create(
-                model="m", messages=[{"role": "user", "content": "Hi"}]
-            )
-            assert (await asyncio.to_thread(ask)).choices[0].message.content == "Hello."
-        await bench.trajectories()
-
-
 async def test_n_answers_are_siblings(tokenizer: Any) -> None:
     async with endpoint(
         tokenizer, lambda request: f"Answer {request.index}." + call(at="x")
@@ -117,24 +106,6 @@ async def test_n_answers_are_siblings(tokenizer: Any) -> None:
         )
         trajectories = await bench.trajectories()
         assert sorted(len(found["turns"]) for found in trajectories) == [1, 1, 2]
-
-
-async def test_identical_siblings_are_told_apart_by_their_call_ids(tokenizer: Any) -> None:
-    async with endpoint(tokenizer, lambda request: call(at="x")) as bench:
-        client = bench.client()
-        first: list[Any] = [{"role": "user", "content": "Hi"}]
-        reply: Any = await client.chat.completions.create(
-            model="m", messages=first, tools=TOOLS, n=2
-        )
-        ids = [choice.message.tool_calls[0].id for choice in reply.choices]
-        for choice, told in zip(reply.choices, ids, strict=True):
-            answer: Any = {"role": "tool", "tool_call_id": told, "content": "seen"}
-            await client.chat.completions.create(
-                model="m",
-                messages=[*first, choice.message, answer],
-                tools=TOOLS,
-            )
-        assert sorted(len(found["turns"]) for found in await bench.trajectories()) == [2, 2]
 
 
 async def test_reward_and_delete(tokenizer: Any) -> None:

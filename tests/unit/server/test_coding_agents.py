@@ -7,11 +7,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import pytest
 from support import anthropic_wire, responses_wire
 from support.endpoints import endpoint
 from support.listed_environment import TOOL
-from support.qwen import tokenizer_for, trl_template
 from support.recorded_shapes import ClaudeCode, Codex
 
 from toolroll.rollout.server.conversation.conversation_tree import NEW_ROOT
@@ -38,11 +36,6 @@ def _saying(*names: str) -> Any:
         THOUGHT + "Done.",
     ]
     return lambda request: said[request.call % len(said)]
-
-
-@pytest.fixture(params=["embedded", "qwen3"], scope="module")
-def any_tokenizer(request: pytest.FixtureRequest, tokenizer: Any) -> Any:
-    return tokenizer if request.param == "embedded" else tokenizer_for(trl_template("qwen3"))
 
 
 async def test_codex_in_two_tasks_is_one_trajectory(any_tokenizer: Any) -> None:

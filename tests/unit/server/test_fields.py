@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import copy
 import json
 from typing import Any
@@ -12,12 +11,12 @@ from support.endpoints import endpoint, streamed
 from support.episodes import call
 from support.listed_environment import TOOL
 
+from toolroll.rollout.engine import ModelInfo
 from toolroll.rollout.engine.sampling_params import DROPPED_BY_SMG
 from toolroll.rollout.server.conversation.template_cache import TemplateCache
 from toolroll.rollout.server.errors import ApiError
-from toolroll.rollout.server.requests.sampling import EngineCapabilities
 from toolroll.rollout.server.requests.tool_choice import strict_tag
-from toolroll.rollout.testing import Fault, Reply
+from toolroll.rollout.testing import Fault
 
 USER: Any = {"role": "user", "content": "Hi"}
 CHAT = "/sessions/s/v1/chat/completions"
@@ -33,9 +32,6 @@ async def params(tokenizer: Any, said: str = "Hello.", /, **asked: Any) -> dict[
         status, answer = await bench.post(CHAT, {"messages": [USER], **asked})
         assert status == 200, answer
         return {**bench.engine.log[0].sampling_params, "answer": answer}
-
-
-ARRAY = {"type": "json_schema", "json_schema": {"schema": {"type": "array"}}}
 
 
 @pytest.mark.parametrize(
@@ -370,26 +366,6 @@ async def test_a_switch_of_another_type_is_another_switch(tokenizer: Any) -> Non
         assert templates.switches_of(templates.get(other)) == {"enable_thinking": 1}
 
 
-async def test_concurrent_calls_of_one_session(tokenizer: Any) -> None:
-    async with endpoint(
-        tokenizer, lambda request: f"Reply {request.index}.", token_latency=0.002
-    ) as bench:
-        lines = [[{"role": "user", "content": f"Line {at}"}] for at in range(20)]
-        answers = await asyncio.gather(
-            *(bench.post(CHAT, {"messages": messages}) for messages in lines)
-        )
-        assert {status for status, _ in answers} == {200}
-        assert len(await bench.trajectories()) == 20
-
-
-async def test_the_same_question_twice_is_two_answers(tokenizer: Any) -> None:
-    """Only what says that it is a retry joins: an agent may ask again on purpose."""
-    async with endpoint(tokenizer, lambda request: Reply(f"Reply {request.index}.")) as bench:
-        for _ in range(2):
-            await bench.post(CHAT, {"messages": [USER]})
-        assert len(await bench.trajectories()) == 2
-
-
 # --- seeds, tiers, strict tools, effort -----------------------------------------------------------
 
 
@@ -474,9 +450,8 @@ async def test_strict_is_refused_by_name_if_it_cannot_be_honored(tokenizer: Any)
             CHAT, {**body, "response_format": {"type": "json_object"}}
         )
         assert (status, answer["error"]["param"]) == (400, place)
-        bench.endpoint.capabilities = EngineCapabilities(
-            dropped=DROPPED_BY_SMG, context_length=1000
-        )
+        bench.endpoint.model_info = ModelInfo(context_length=1000)
+        bench.endpoint.dropped = DROPPED_BY_SMG
         status, answer = await bench.post(CHAT, body)
         assert (status, answer["error"]["param"]) == (400, place)
         assert bench.engine.log == []
@@ -578,6 +553,6 @@ async def test_an_id_that_is_none_is_refused_for_a_model_of_any_vocabulary(
     tokenizer: Any, index: int
 ) -> None:
     async with endpoint(tokenizer, lambda request: "Hello.") as bench:
-        bench.endpoint.capabilities = EngineCapabilities(vocab_size=None, context_length=1000)
+        bench.endpoint.model_info = ModelInfo(context_length=1000)
         status, answer = await bench.post("/v1/completions", {"prompt": [1, index]})
         assert (status, answer["error"]["param"]) == (400, "prompt")

@@ -18,7 +18,6 @@ from toolroll.rollout.runs.episode_file import read_episodes
 from toolroll.rollout.server.requests.received import Received
 from toolroll.rollout.server.sessions.live_session import LiveSession
 from toolroll.rollout.server.sessions.session_store import JOURNAL_NAME
-from toolroll.rollout.server.streaming import event_lines
 from toolroll.rollout.testing import Reply
 
 
@@ -128,7 +127,7 @@ async def test_a_stream_that_its_client_still_reads_is_in_flight(
         live = reply.live
         live.pending.join(reply)
         await asyncio.wait([reply.task])
-        lines = event_lines(reply)
+        lines = reply.event_lines()
         await anext(lines)
         status, answer = await bench.post("/sessions/s/export", {})
         assert (status, answer["error"]["code"]) == (409, "requests_in_flight")

@@ -59,16 +59,16 @@ async def test_the_engines_facts_are_asked_for_again_where_they_were_unknown(
                     "GET" if body is None else "POST", f"{server.url}/{first}", json=body
                 ) as response:
                     assert response.status == 200, await response.text()
-                assert endpoint.capabilities.context_length == 777
+                assert endpoint.model_info.context_length == 777
 
 
 async def test_so_they_are_in_the_same_process(tokenizer: Any) -> None:
     port = free_port()
     async with not_started(tokenizer, port) as served, Endpoint(served) as endpoint:
-        assert endpoint.capabilities.context_length is None
+        assert endpoint.model_info.context_length is None
         async with EmbeddedEngine(
             tokenizer, lambda request: "Hello.", port=port, context_length=777
         ):
             client = ToolrollClient(endpoint, session="s")
             await client.chat.completions.create(model="m", messages=[USER])
-            assert endpoint.capabilities.context_length == 777
+            assert endpoint.model_info.context_length == 777

@@ -10,27 +10,14 @@ from typing import Any, cast
 
 import pytest
 from openai import InternalServerError, OpenAI
-from support.client_scenario import FIRST, SAID, one_episode, play, saying, seen
+from support.client_scenario import FIRST, one_episode, play, saying, seen
 from support.endpoints import endpoint, streamed
 from support.listed_environment import TOOL
-from support.qwen import tokenizer_for, trl_template
 
 from toolroll.rollout.testing import Fault, Reply, load_embedded_tokenizer
 
 SMALL = pytest.mark.parametrize("any_tokenizer", ["embedded"], indirect=True)
 """For what does not depend on the tokenizer."""
-
-
-@pytest.fixture(params=["embedded", "qwen3"], scope="module")
-def any_tokenizer(request: pytest.FixtureRequest) -> Any:
-    """The embedded tokenizer, and one with Qwen3's template, which strips thoughts and groups
-    tool results.
-    """
-    return (
-        load_embedded_tokenizer()
-        if request.param == "embedded"
-        else tokenizer_for(trl_template("qwen3"))
-    )
 
 
 async def test_openai_async(any_tokenizer: Any) -> None:
@@ -54,56 +41,6 @@ async def test_openai_streaming(any_tokenizer: Any) -> None:
         client = bench.client()
         last = await play(partial(streamed, client), stream_options={"include_usage": True})
         assert last.content == "All seen: <b>x</b>."
-        await one_episode(bench)
-
-
-async def test_openai_sync_streaming_delta_by_delta(any_tokenizer: Any) -> None:
-    """Raw chunks, put together as programs do it by hand."""
-    async with endpoint(any_tokenizer, saying, split="random") as bench:
-        with OpenAI(base_url=f"{bench.url}/sessions/s/v1", api_key="unused") as client:
-
-            def ask(messages: list[Any]) -> dict[str, Any]:
-                content, calls, finish = "", dict[int, dict[str, str]](), None
-                for chunk in client.chat.completions.create(
-                    model="m",
-                    messages=messages,
-                    tools=[TOOL],
-                    stream=True,
-                ):
-                    delta = chunk.choices[0].delta
-                    content += delta.content or ""
-                    for part in delta.tool_calls or ():
-                        entry = calls.setdefault(
-                            part.index, {"id": "", "name": "", "arguments": ""}
-                        )
-                        entry["id"] += part.id or ""
-                        assert part.function is not None
-                        entry["name"] += part.function.name or ""
-                        entry["arguments"] += part.function.arguments or ""
-                    finish = chunk.choices[0].finish_reason or finish
-                assert finish == ("tool_calls" if calls else "stop")
-                made = [
-                    {
-                        "id": it["id"],
-                        "type": "function",
-                        "function": {"name": it["name"], "arguments": it["arguments"]},
-                    }
-                    for it in calls.values()
-                ]
-                return {
-                    "role": "assistant",
-                    "content": content,
-                    **({"tool_calls": made} if made else {}),
-                }
-
-            messages = list(FIRST)
-            for _ in SAID:
-                messages.append(await asyncio.to_thread(ask, messages))
-                for wanted in messages[-1].get("tool_calls", ()):
-                    answer = seen(wanted["function"]["arguments"])
-                    messages.append(
-                        {"role": "tool", "tool_call_id": wanted["id"], "content": answer}
-                    )
         await one_episode(bench)
 
 
@@ -175,15 +112,6 @@ async def test_a_hang_up_without_a_retry_is_aborted_at_the_engine(
         await bench.engine.until(lambda engine: engine.log[0].finished is not None)
         assert bench.engine.log[0].aborted
         assert await bench.trajectories() == []
-
-
-@SMALL
-async def test_many_sessions_at_the_same_time(any_tokenizer: Any) -> None:
-    async with endpoint(any_tokenizer, saying, split="random", token_latency=0.0005) as bench:
-        names = [f"session-{at}" for at in range(16)]
-        await asyncio.gather(*(play(bench.client(name).chat.completions.create) for name in names))
-        for name in names:
-            await one_episode(bench, name)
 
 
 @pytest.mark.parametrize("stream", [False, True])

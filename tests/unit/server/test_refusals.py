@@ -17,7 +17,9 @@ from yarl import URL
 from toolroll.rollout.engine.sampling_params import KNOWN
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.server import EndpointSettings
-from toolroll.rollout.server.sampling_defaults import SamplingDefaults
+from toolroll.rollout.server.endpoint_settings import SamplingDefaults
+from toolroll.rollout.server.errors import ApiError
+from toolroll.rollout.server.requests.tool_choice import call_closer, call_grammar
 from toolroll.rollout.testing import Fault
 
 FORMS = {
@@ -310,3 +312,13 @@ async def test_no_field_of_a_call_is_ignored(
     async with endpoint(tokenizer, lambda request: reply) as bench:
         status, answer = await bench.post("/v1/chat/completions", body)
         assert (status, answer.get("error", {}).get("param")) == (400 if name else 200, name)
+
+
+def test_a_format_without_a_grammar_is_refused() -> None:
+    for ask in (
+        lambda: call_grammar("pythonic", ["look"], several=False),
+        lambda: call_closer("llama3"),
+    ):
+        with pytest.raises(ApiError) as caught:
+            ask()
+        assert caught.value.status == 400

@@ -4,36 +4,22 @@ by name.
 
 from __future__ import annotations
 
-import asyncio
-import copy
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 from openai.types.responses import ResponseCustomToolCall
-from support import anthropic_wire
 from support.anthropic_wire import events_of
 from support.client_scenario import one_episode, saying
 from support.endpoints import endpoint
 from support.episodes import call
-from support.listed_environment import TOOL
-from support.qwen import tokenizer_for, trl_template
 from support.responses_wire import HELLO, LOOK, PATH, ask, play, response_of
 
-from toolroll.parsers.formats.hermes import HermesParser
-from toolroll.parsers.types import ParsedReply
-from toolroll.rollout.server.conversation.conversation_tree import EDITED
 from toolroll.rollout.server.dialects.openai_responses_items import read_items
-from toolroll.rollout.testing import Reply
 
 USER: dict[str, Any] = {"role": "user", "content": "Hi"}
 GRAMMAR = {"type": "grammar", "syntax": "lark", "definition": "start: /x/"}
-
-
-@pytest.fixture(params=["embedded", "qwen3"], scope="module")
-def any_tokenizer(request: pytest.FixtureRequest, tokenizer: Any) -> Any:
-    return tokenizer if request.param == "embedded" else tokenizer_for(trl_template("qwen3"))
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -95,20 +81,6 @@ async def test_reasoning_is_encrypted_if_the_response_is_not_stored(
             assert (made["output"][0]["encrypted_content"] is None) == store
 
 
-async def test_a_piece_is_sent_before_the_rest_is_sampled(tokenizer: Any) -> None:
-    release = asyncio.Event()
-    held = Reply("One two three four five.", hold=release, hold_after=8)
-    async with endpoint(tokenizer, lambda request: held) as bench:
-        async with bench.http.post(bench.url + PATH, json={**HELLO, "stream": True}) as response:
-            got = b""
-            while b"output_text.delta" not in got:
-                got += await response.content.readany()
-            assert b"response.completed" not in got
-            release.set()
-            got += await response.read()
-        assert b"response.completed" in got
-
-
 def _bare(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Without the ids and states of items, arguments spaced otherwise, no thoughts."""
     sent = [dict(item) for item in items if item.get("type") != "reasoning"]
@@ -162,22 +134,6 @@ def test_a_tagged_text_stays_text_if_the_model_does_not_reason() -> None:
     assert kept == {"role": "assistant", "content": item["content"]}
     [thought] = read_items([item], reasons=True, find=lambda _: None)
     assert thought == {"role": "assistant", "content": None, "reasoning_content": "Hm."}
-
-
-async def test_a_rewritten_history_says_so(tokenizer: Any) -> None:
-    def forget(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        sent = copy.deepcopy(items)
-        calls = [item for item in sent if item.get("type") == "function_call"]
-        if len(calls) == 3:
-            calls[1]["arguments"] = '{"at": "elsewhere"}'
-        return sent
-
-    async with endpoint(tokenizer, saying) as bench:
-        await play(bench, change=forget)
-        found = await bench.trajectories()
-        changed = "message 4 (assistant) of the served history was changed: the argument 'at'"
-        assert found[0]["fork_reason"] is None
-        assert found[1]["fork_reason"] == f"{EDITED}: {changed} of its call 'look'"
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -307,57 +263,7 @@ async def test_a_response_that_was_cut_is_incomplete(tokenizer: Any, stream: boo
         assert made["output"][-1]["status"] == "incomplete"
 
 
-async def test_a_forced_call_and_a_strict_tool_are_grammars(tokenizer: Any) -> None:
-    async with endpoint(tokenizer, lambda request: call(at="x")) as bench:
-        for choice in ("required", {"type": "function", "name": "look"}):
-            body = {**HELLO, "tools": [LOOK], "tool_choice": choice}
-            await ask(bench, body, path=PATH, stream=False)
-            assert '"\\"look\\""' in bench.engine.log[-1].sampling_params["ebnf"]
-        await ask(bench, {**HELLO, "tools": [{**LOOK, "strict": True}]}, path=PATH, stream=False)
-        tag = json.loads(bench.engine.log[-1].sampling_params["structural_tag"])
-        assert tag["format"]["tags"][0]["content"]["json_schema"] == LOOK["parameters"]
-
-
 CUT = '<tool_call>{"name": "look", "arguments": {"at": "x", "b'
-CUT_REPLIES: dict[str, tuple[dict[str, Any], Any]] = {
-    "chat/completions": (
-        {"messages": [{"role": "user", "content": "Hi"}], "tools": [TOOL]},
-        lambda a: (
-            [each["function"] for each in a["choices"][0]["message"]["tool_calls"]],
-            a["choices"][0]["finish_reason"],
-        ),
-    ),
-    "messages": (
-        {**anthropic_wire.HELLO, "tools": [anthropic_wire.LOOK]},
-        lambda a: (
-            [
-                {"name": block["name"], "arguments": block["input"]["_unparsed_arguments"]}
-                for block in a["content"]
-            ],
-            {"max_tokens": "length"}[a["stop_reason"]],
-        ),
-    ),
-    "responses": (
-        {**HELLO, "tools": [LOOK]},
-        lambda a: (
-            [{"name": item["name"], "arguments": item["arguments"]} for item in a["output"]],
-            {"max_output_tokens": "length"}[a["incomplete_details"]["reason"]],
-        ),
-    ),
-}
-
-
-@pytest.mark.parametrize("path", CUT_REPLIES)
-async def test_a_cut_call_means_the_same_in_every_dialect(tokenizer: Any, path: str) -> None:
-    body, meaning = CUT_REPLIES[path]
-    limit = "max_output_tokens" if path == "responses" else "max_tokens"
-    tokens = len(tokenizer.encode(CUT, add_special_tokens=False))
-    body = {**body, limit: tokens}
-    async with endpoint(tokenizer, lambda request: CUT + '": 1}}</tool_call>') as bench:
-        _, answer = await bench.post(f"/v1/{path}", body)
-        [called], reason = meaning(answer)
-        assert reason == "length"
-        assert called["arguments"] in CUT and '"at": "x"' in called["arguments"]
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -494,37 +400,6 @@ async def test_a_reference_to_nothing_stored_says_so(tokenizer: Any) -> None:
                     assert item_id in error["message"] and "store: false" in error["message"]
 
 
-async def test_a_provider_tool_is_dropped_if_the_server_is_told_so(tokenizer: Any) -> None:
-    body = {**HELLO, "tools": [{"type": "web_search"}, LOOK]}
-    async with endpoint(
-        tokenizer, lambda request: "Hello.", settings={"server_tools": "drop"}
-    ) as bench:
-        await ask(bench, body, path=PATH, stream=False)
-        prompt = bench.served.template.encoder.decode(bench.engine.log[0].input_ids)
-        assert "web_search" not in prompt and "look" in prompt
-
-
-async def test_effort_turns_the_templates_switch() -> None:
-    tokenizer = tokenizer_for(trl_template("qwen3"))
-    async with endpoint(tokenizer, lambda request: "Hello.") as bench:
-        prompts = []
-        for effort in ("high", "none"):
-            body = {**HELLO, "reasoning": {"effort": effort}}
-            await ask(bench, body, path="/v1/responses", stream=False)
-            prompts.append(bench.served.template.encoder.decode(bench.engine.log[-1].input_ids))
-        assert "<think>" not in prompts[0] and prompts[1].endswith("<think>\n\n</think>\n\n")
-
-
-async def test_a_field_that_contradicts_a_switch_is_refused() -> None:
-    tokenizer = tokenizer_for(trl_template("qwen3"))
-    async with endpoint(tokenizer, lambda request: "Hello.") as bench:
-        body = {**HELLO, "chat_template_kwargs": {"enable_thinking": True}}
-        for effort, wanted in (("high", 200), ("none", 400)):
-            status, answer = await bench.post(PATH, {**body, "reasoning": {"effort": effort}})
-            assert status == wanted, answer
-        assert answer["error"]["param"] == "chat_template_kwargs.enable_thinking"
-
-
 def _item(**item: Any) -> dict[str, Any]:
     return {"input": [USER, item, USER]}
 
@@ -645,23 +520,6 @@ async def test_malformed_bodies_are_refused_by_name(tokenizer: Any) -> None:
         status, answer = await bench.post(PATH, {**HELLO, "previous_response_id": "resp_x"})
         assert (status, answer["error"]["param"]) == (404, "previous_response_id")
         assert bench.engine.log == []
-
-
-class Contradictory(HermesParser):
-    """A parser whose stream is not what it parses."""
-
-    def parse(self, text: str, **options: Any) -> ParsedReply:
-        return ParsedReply("Something else.")
-
-
-async def test_a_failure_in_a_stream_is_response_failed(tokenizer: Any) -> None:
-    async with endpoint(tokenizer, lambda request: "One two three.") as bench:
-        bench.served.parser = Contradictory()
-        events = await events_of(bench, PATH, HELLO)
-        assert [event["sequence_number"] for event in events] == list(range(len(events)))
-        assert events[-1]["type"] == "response.failed"
-        assert events[-1]["response"]["error"]["code"] == "stream_mismatch"
-        assert await bench.trajectories(refused=1) == []
 
 
 async def test_tagged_text_after_a_call_is_text(tokenizer: Any) -> None:

@@ -84,9 +84,9 @@ def state(live: LiveSession) -> dict[str, Any]:
                 None
                 if node.completion is None or node.completion.logprobs is None
                 else node.completion.logprobs.tobytes(),
-                node.fork_reason,
+                session._tree.fork_reasons.get(node.index),
                 node.excluded,
-                dict(node.sampling_params),
+                node.completion and session._tree.turn(node.index, excluded=None).sampling_params,
                 None if node.completion is None else repr(node.completion),
             )
             for node in nodes

@@ -13,7 +13,8 @@ from support.endpoints import Bench, endpoint
 from yarl import URL
 
 from toolroll.rollout.errors import UsageError
-from toolroll.rollout.server import EndpointSettings, session_key
+from toolroll.rollout.server import EndpointSettings
+from toolroll.rollout.server.http.access import session_key
 from toolroll.rollout.testing import Fault, Reply
 
 USER: Any = {"role": "user", "content": "Hi"}

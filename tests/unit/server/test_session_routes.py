@@ -10,7 +10,7 @@ import pytest
 from support.endpoints import Bench, endpoint
 
 from toolroll.rollout.runs.episode_file import read_episodes
-from toolroll.rollout.server import session_key
+from toolroll.rollout.server.http.access import session_key
 from toolroll.rollout.server.metrics import Metrics
 from toolroll.rollout.testing import PolicyRequest
 

@@ -127,23 +127,6 @@ async def test_choices_of_one_stream_are_told_apart(tokenizer: Any) -> None:
         assert len(await bench.trajectories()) == 3
 
 
-async def test_a_stream_is_sent_while_it_is_sampled(tokenizer: Any) -> None:
-    """The first words are there while the engine stands still."""
-    release = asyncio.Event()
-    hold = lambda request: Reply("One two three four five six.", hold=release, hold_after=10**6)
-    async with endpoint(tokenizer, hold) as bench:
-        async with bench.http.post(
-            bench.url + PATH, json={"messages": [USER], "stream": True}
-        ) as response:
-            text = b""
-            while b"One" not in text:
-                text += await response.content.readany()
-            assert b'finish_reason":"stop' not in text
-            release.set()
-            text += await response.read()
-        assert text.endswith(b"data: [DONE]\n\n")
-
-
 async def test_a_failure_before_the_first_token_is_an_http_error(tokenizer: Any) -> None:
     plan = lambda request: Fault(status=400, body=b'{"error":{"message":"no"}}')
     async with endpoint(tokenizer, lambda request: "Hello.", faults=plan) as bench:

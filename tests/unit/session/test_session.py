@@ -5,7 +5,6 @@ should hold.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -102,18 +101,6 @@ def test_a_path_is_the_concatenation_of_its_steps(
     assert [(turn.start, turn.length) for turn in trajectory.turns] == sampled
     assert trajectory.prompt_length == sampled[0][0]
     assert trajectory.input_ids.dtype == np.int32 and trajectory.logprobs.dtype == np.float32
-
-
-def test_what_is_behind_the_last_sampled_token_is_left_out() -> None:
-    path = played(("observe", [1]), ("sample", [2]), ("observe", [3, 4]))
-    assert path.session.trajectories()[0].input_ids.tolist() == [1, 2]
-    assert path.input_ids.tolist() == [1, 2, 3, 4]
-
-
-def test_an_abort_that_sampled_nothing_is_no_turn() -> None:
-    path = played(("observe", [1]), ("sample", [2]), ("observe", [3]), ("sample", []))
-    [trajectory] = path.session.trajectories()
-    assert trajectory.input_ids.tolist() == [1, 2] and len(trajectory.turns) == 1
 
 
 def test_the_weight_versions_are_moved_to_their_place() -> None:
@@ -241,28 +228,6 @@ def test_a_fork_trains_only_what_it_adds() -> None:
     assert second.logprobs[2] == first.logprobs[2], "the context keeps its logprobs"
 
 
-def test_a_fork_shares_whole_steps_only() -> None:
-    """Half a sampled turn cannot be kept: its other half was sampled behind it."""
-    path = played(("observe", [1]), ("sample", [2, 3]), ("observe", [4]))
-    node = path.fork([1, 2, 9], "rewritten")
-    assert node.start == 1 and node.ids.tolist() == [2, 9]
-    path.sample(said([5]), {})
-    first, second = path.session.trajectories()
-    assert first.loss_mask.tolist() == [0, 1, 1]
-    assert second.loss_mask.tolist() == [0, 0, 0, 1] and [turn.start for turn in second.turns] == [
-        3
-    ]
-
-
-def test_a_fork_that_shares_nothing_is_a_root_of_its_own() -> None:
-    path = played(("observe", [1]), ("sample", [2]))
-    path.fork([7, 8], "the tool list changed")
-    path.sample(said([3]), {})
-    first, second = path.session.trajectories()
-    assert first.input_ids.tolist() == [1, 2] and second.input_ids.tolist() == [7, 8, 3]
-    assert orjson.loads(b"[" + path.input_ids_json + b"]") == [7, 8, 3]
-
-
 def test_a_fork_on_which_nothing_was_sampled_is_no_trajectory() -> None:
     path = played(("observe", [1]), ("sample", [2]))
     path.fork([7], "rewritten")
@@ -274,91 +239,7 @@ def test_a_fork_on_which_nothing_was_sampled_is_no_trajectory() -> None:
     assert Session("s").trajectories() == ()
 
 
-@dataclass
-class Model:
-    """What a session should hold: its current path as steps, and which steps were trained by an
-    earlier path.
-    """
-
-    path: list[tuple[int, bool, list[int]]] = field(default_factory=list)
-    paths: list[list[tuple[int, bool, list[int]]]] = field(default_factory=list)
-    next_step: int = 0
-
-    def append(self, sampled: bool, ids: list[int]) -> None:
-        self.path = [*self.path, (self.next_step, sampled, ids)]
-        self.next_step += 1
-
-    def fork(self, ids: list[int]) -> None:
-        self.paths.append(self.path)
-        shared, position = [], 0
-        for step in self.path:
-            if (
-                position + len(step[2]) > len(ids)
-                or ids[position : position + len(step[2])] != step[2]
-            ):
-                break
-            shared.append(step)
-            position += len(step[2])
-        self.path = shared
-        self.append(False, ids[position:])
-
-    def ids(self) -> list[int]:
-        return [index for _, _, ids in self.path for index in ids]
-
-
-SMALL = st.lists(st.integers(0, 3), min_size=1, max_size=3)
 SMALL_OR_NONE = st.lists(st.integers(0, 3), max_size=3)
-STEPS = st.lists(
-    st.one_of(
-        st.tuples(st.just("observe"), SMALL),
-        st.tuples(st.just("sample"), SMALL),
-        st.tuples(st.just("fork"), st.tuples(st.integers(0, 12), SMALL)),
-    ),
-    max_size=16,
-)
-
-
-@given(first=SMALL, steps=STEPS)
-def test_no_sampled_token_is_trained_twice_and_none_is_lost(
-    first: list[int], steps: list[tuple[str, Any]]
-) -> None:
-    path, model = SessionPath(Session("s")), Model()
-    path.observe(first)
-    model.append(False, first)
-    for kind, what in steps:
-        if kind == "observe":
-            path.observe(what)
-            model.append(False, what)
-        elif kind == "sample":
-            path.sample(said(what), {})
-            model.append(True, what)
-        else:
-            keep, rest = what
-            prompt = [*model.ids()[:keep], *rest]
-            path.fork(prompt, "rewritten")
-            model.fork(prompt)
-        assert path.input_ids.tolist() == model.ids()
-        assert orjson.loads(b"[" + path.input_ids_json + b"]") == model.ids()
-    trajectories = path.session.trajectories()
-    trained = sum(trajectory.trained_tokens for trajectory in trajectories)
-    sampled: dict[int, int] = {}
-    for steps_of in [*model.paths, model.path]:
-        sampled |= {step: len(ids) for step, was_sampled, ids in steps_of if was_sampled}
-    assert trained == sum(sampled.values())
-    for trajectory in trajectories:
-        inside = np.zeros(len(trajectory), dtype=bool)
-        for turn in trajectory.turns:
-            inside[turn.start : turn.stop] = True
-            assert bool(trajectory.loss_mask[turn.start : turn.stop].all()) is (
-                turn.excluded is None
-            )
-        # I2
-        assert (
-            not trajectory.loss_mask[~inside].any() and np.isnan(trajectory.logprobs[~inside]).all()
-        )
-        assert not trajectory.loss_mask[: trajectory.prompt_length].any()
-
-
 # --- routed experts -------------------------------------------------------------------------------
 
 
@@ -516,10 +397,10 @@ def test_a_node_tells_what_was_said_there() -> None:
     assert [getattr(completion, name) for name in fields] == [
         getattr(answer, name) for name in fields
     ]
-    assert (node.children, node.excluded, node.fork_reason) == (0, None, None)
+    assert (node.children, node.excluded) == (0, None)
     parent = node.parent
     assert parent is not None and parent.parent is None and parent.children == 1
-    assert (parent.completion, parent.sampling_params) == (None, {})
+    assert parent.completion is None
     assert node.path() == [parent, node] and path.head == node
 
 

@@ -16,7 +16,8 @@ from support.qwen import tokenizer_for, tool_templates
 from support.tiers import by_tier
 
 from toolroll.rollout.errors import HistoryRewrittenError, TemplateError
-from toolroll.rollout.template import ChatTemplate, last_message_delta, tokenize_conversation
+from toolroll.rollout.template import ChatTemplate, tokenize_conversation
+from toolroll.rollout.template.transcript import last_message_delta
 from toolroll.rollout.types import Message, Trajectory
 
 pytestmark = pytest.mark.tokens

@@ -8,11 +8,11 @@ from typing import Any
 import aiohttp
 import pytest
 from support.embedded import says, wired
+from support.hostile import drop_logprob
 
 from toolroll.rollout.testing import (
     Fault,
     PolicyRequest,
-    drop_logprob,
     fault_at,
     reference_logprobs,
 )

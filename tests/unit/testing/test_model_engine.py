@@ -17,10 +17,9 @@ from support.wire import Answer, Wire
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.testing import EmbeddedEngine, Fault, fault_at, load_engine
 from toolroll.rollout.testing.language_model import LanguageModel
-from toolroll.rollout.testing.language_model.batch import Batch, Scheduler
+from toolroll.rollout.testing.language_model.batch import Batch, Scheduler, Sequence
 from toolroll.rollout.testing.language_model.model import KVCache, Part
 from toolroll.rollout.testing.language_model.sampling import Sampling, log_softmax
-from toolroll.rollout.testing.language_model.sequence import Sequence
 
 GREEDY: dict[str, Any] = {"temperature": 0, "ignore_eos": True}
 LONG: dict[str, Any] = {**GREEDY, "max_new_tokens": 400, "stream_interval": 1}

@@ -15,7 +15,7 @@ import inspect
 import json
 import traceback
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from typing import Any
 import orjson
 
 from toolroll.agents.environments.factory import Factory, openai_tool, tool_error_metrics
+from toolroll.agents.judge import Judge
 from toolroll.parsers.types import ToolCall
 from toolroll.rollout.errors import ActionError, EnvironmentFailure, UsageError, message_of
 from toolroll.rollout.runtime.jsonable import plain
@@ -62,7 +63,8 @@ def tool_environment(
     *,
     tools: Sequence[Callable[..., Any]],
     tasks: Sequence[Mapping[str, Any]] | Mapping[str, Sequence[Mapping[str, Any]]] | str | Path,
-    reward: Callable[..., float],
+    reward: Callable[..., float] | None = None,
+    judge: Judge | None = None,
     system: str | None = None,
     state: Callable[..., Any] | None = None,
     told_errors: tuple[type[Exception], ...] = TOLD_ERRORS,
@@ -87,6 +89,8 @@ def tool_environment(
         reward: a function with any of the parameters `task` (the dict), `final` (the text of the
             last reply), `calls` (a list of `PlayedCall`) and `state`. It returns a number, which is
             1.0 for success. A truncated episode gets 0.
+        judge: a model that gives the reward. It reads the prompt, the calls with their results, and
+            the final reply. With `reward` too, the summary says how often the two agree.
         system: the system message.
         state: a function that creates the state of one episode, with any of the parameters `task`
             and `seed`. A tool gets the state as its first argument if its first parameter is named
@@ -99,8 +103,8 @@ def tool_environment(
         description: the text for the list of environments.
 
     Raises:
-        UsageError: for a tool without a schema, a task without a prompt, or an unknown parameter of
-            `reward` or `state`.
+        UsageError: for a tool without a schema, a task without a prompt, an unknown parameter of
+            `reward` or `state`, or neither `reward` nor `judge`.
 
     Example:
         >>> def add(a: int, b: int) -> int:
@@ -114,6 +118,8 @@ def tool_environment(
         >>> env.tasks("test")[0].data["answer"]
         '5'
     """
+    if reward is None and judge is None:
+        raise UsageError("there is no reward: give reward= a function, or judge= a Judge")
     function_tools = [_FunctionTool(tool) for tool in tools]
     _refuse_doubled(function_tools, "name", "two tools are named {!r}: give each tool its own name")
     for tool in function_tools:
@@ -128,7 +134,8 @@ def tool_environment(
         raise UsageError(f"told_errors must be a tuple of exception types, not {told_errors!r}")
     rules = _Rules(
         {tool.name: tool for tool in function_tools},
-        _Named("reward", reward, _REWARD),
+        _Named("reward", reward, _REWARD) if reward is not None else None,
+        judge,
         _Named("state", state, _MADE_FROM) if state is not None else None,
         system,
         (ActionError, *told_errors),
@@ -193,7 +200,8 @@ class _Rules:
     """The arguments of `tool_environment` that all its episodes share."""
 
     tools: Mapping[str, _FunctionTool]
-    reward: _Named
+    reward: _Named | None
+    judge: Judge | None
     state: _Named | None
     system: str | None
     told_errors: tuple[type[Exception], ...]
@@ -207,6 +215,7 @@ class ToolEnvironment(Environment):
         self._task: Mapping[str, Any] = {}
         self._state: Any = None
         self._calls: list[PlayedCall] = []
+        self._prompt: list[Message] = []
 
     def reset(self, task: Task, seed: int) -> Observation:
         """Create the state and return the prompt."""
@@ -220,18 +229,26 @@ class ToolEnvironment(Environment):
             messages.append({"role": "user", "content": task.data["prompt"]})
         if rules.state is not None:
             self._state = rules.state(task=self._task, seed=seed)
+        self._prompt = messages
         return Observation(messages, tools=[tool.schema for tool in rules.tools.values()])
 
-    def step(self, action: Action) -> StepResult:
+    def step(self, action: Action) -> StepResult | Awaitable[StepResult]:
         """Execute the calls, or grade the final reply."""
         if action.tool_calls:
             return StepResult([self._answer(call) for call in action.tool_calls])
-        reward = self._rules.reward(
-            task=self._task, final=action.content, calls=list(self._calls), state=self._state
+        rules, rule = self._rules, None
+        if rules.reward is not None:
+            rule = rules.reward(
+                task=self._task, final=action.content, calls=list(self._calls), state=self._state
+            )
+            if rule is None:
+                raise EnvironmentFailure("reward returned None; it must return a number")
+        if rules.judge is None:
+            return StepResult(reward=rule, done=True)
+        reply: Message = {"role": "assistant", "content": action.content}
+        return rules.judge.grade(
+            [*self._prompt, *map(_shown, self._calls), reply], self._task, rule
         )
-        if reward is None:
-            raise EnvironmentFailure("reward returned None; it must return a number")
-        return StepResult(reward=reward, done=True)
 
     def metrics(self) -> Mapping[str, float]:
         """Return `tool_errors`, in total and by tool."""
@@ -283,6 +300,13 @@ class ToolEnvironment(Environment):
                 f"the tool {tool.name} returned a {type(result).__name__}: it must return a value"
             )
         return result, None
+
+
+def _shown(call: PlayedCall) -> Message:
+    """Return `call` as the judge reads it."""
+    outcome = {"result": call.result} if call.error is None else {"error": call.error}
+    content = {"name": call.name, "arguments": call.arguments, **outcome}
+    return {"role": "tool", "content": content}
 
 
 class ToolEnvironmentFactory(Factory):

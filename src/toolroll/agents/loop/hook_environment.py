@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from types import FrameType
 from typing import Any, TypeVar
 
-from toolroll.agents.environments.tau_style import as_data
+from toolroll.agents.environments.adapt import as_data
 from toolroll.agents.loop.call_policy import reject_action
 from toolroll.agents.loop.hook_value import hook_value, run_hook
 from toolroll.rollout.errors import EnvironmentFailure, UsageError

@@ -23,7 +23,7 @@ from typing import Any
 
 from pydantic import Field, field_validator
 
-from toolroll.agents.chat_client import ChatClient, ChatClientConfig, history_message
+from toolroll.agents.chat_client import ChatClient, SampledConfig, history_message
 from toolroll.agents.users.scripted import visible_text
 from toolroll.agents.users.strategies import (
     REACT_FORMAT,
@@ -57,10 +57,8 @@ How you write:
 """  # noqa: E501
 
 
-class UserConfig(ChatClientConfig):
-    """The address and sampling parameters of the model that plays the user. Times are in
-    seconds.
-    """
+class UserConfig(SampledConfig):
+    """The address and sampling parameters of the model that plays the user."""
 
     system_prompt: str = SYSTEM_PROMPT
     """The task's instruction replaces `{instruction}`."""
@@ -71,16 +69,6 @@ class UserConfig(ChatClientConfig):
     is sent without its approval.
     """
     first_agent_line: str = "Hi! How can I help you today?"
-    temperature: float | None = Field(default=None, ge=0)
-    top_p: float | None = Field(default=None, gt=0, le=1)
-    max_tokens: int | None = Field(default=None, gt=0)
-    seed: int | None = None
-    timeout: float = Field(default=60.0, gt=0)
-    """The time limit of one attempt."""
-    max_backoff: float = Field(default=30.0, ge=0)
-    max_concurrency: int | None = Field(default=64, gt=0)
-    extra_body: dict[str, Any] = Field(default_factory=dict)
-    """Further request fields, such as {"chat_template_kwargs": {"enable_thinking": false}}."""
 
     @field_validator("system_prompt")
     @classmethod
@@ -90,23 +78,6 @@ class UserConfig(ChatClientConfig):
                 "must contain the placeholder {instruction}, which the task's instruction replaces"
             )
         return value
-
-    @field_validator("extra_body")
-    @classmethod
-    def _check_extra(cls, value: dict[str, Any]) -> dict[str, Any]:
-        taken = sorted({"messages", "model", "stream", "n", "tools"} & set(value))
-        if taken:
-            raise ValueError(f"must not set {', '.join(taken)}")
-        return value
-
-    @property
-    def sampling(self) -> dict[str, Any]:
-        """The sampling parameters that are set, and the fields of `extra_body`. The config's seed
-        is not included.
-        """
-        optional = {name: getattr(self, name) for name in ("temperature", "top_p", "max_tokens")}
-        params = {name: value for name, value in optional.items() if value is not None}
-        return {**params, **self.extra_body}
 
 
 CallTool = Callable[[str, Mapping[str, Any]], str]

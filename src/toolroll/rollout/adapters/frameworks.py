@@ -72,7 +72,7 @@ FRAMEWORKS = (
         _ALL.format("step_wise_trajectories"),
         "nothing with step_wise_trajectories; otherwise stop reason abort, zero mask",
         "SkyRL's engines pause and continue the turn",
-        ("yes", "no", "one", "yes", "yes"),
+        ("yes", "-", "one", "yes", "yes"),
     ),
     Framework(
         "AReaL",
@@ -99,7 +99,7 @@ FRAMEWORKS = (
         _ONE,
         "the exception that the agent raises; a context overflow is a truncated sample",
         "max_resumes",
-        ("-", "-", "several", "no", "yes"),
+        ("-", "-", "several", "-", "yes"),
     ),
     Framework(
         "Atropos",

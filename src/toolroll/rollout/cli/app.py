@@ -257,15 +257,19 @@ def export(
     folder: Annotated[Path, typer.Argument(help="the folder of a run")],
     out: Annotated[
         Path,
-        typer.Option(help="a new folder (for parquet) or a new file (for tau-bench)"),
+        typer.Option(help="a new folder (for tau-bench: a new file)"),
     ],
     kind: Annotated[
-        str, typer.Option("--format", help="parquet (training samples) or tau-bench (results)")
+        str,
+        typer.Option(
+            "--format",
+            help="parquet (training samples), atif (Harbor's trajectories with token ids), inspect "
+            "(logs), lm-eval or tau-bench (results)",
+        ),
     ] = "parquet",
     env: Annotated[str | None, typer.Option(help="export only this environment")] = None,
 ) -> None:
-    """Write a run in another format: training samples as a Parquet data set, or results in
-    tau-bench's format.
+    """Write a run in another format: a data set of training samples, trajectories or results.
 
     Example: toolroll export out/desk --out out/desk-parquet
     """
@@ -339,6 +343,31 @@ def regrade(
     from toolroll.rollout.cli.regrade import regrade_folder
 
     for line in _run(regrade_folder(folder, out, env)):
+        print_line(console, line)
+
+
+@app.command()
+def blame(
+    folder: Annotated[Path, typer.Argument(help="the folder of a run")],
+    judge_model: Annotated[
+        str | None, typer.Option(help="a model that also judges the simulated user")
+    ] = None,
+    judge_url: Annotated[
+        str, typer.Option(help="its OpenAI-compatible endpoint, with /v1")
+    ] = "http://127.0.0.1:30000/v1",
+    judge_api_key_env: Annotated[
+        str | None, typer.Option(metavar="NAME", help="the environment variable with its key")
+    ] = None,
+) -> None:
+    """List the faults of the simulated user in the failed episodes of a run: by rules, and with
+    --judge-model also by a model. Rewards do not change.
+
+    Example: toolroll blame out/retail --judge-model Qwen/Qwen3-32B
+    """
+    from toolroll.rollout.cli.blame import blame as blame_folder
+
+    settings = {"model": judge_model, "base_url": judge_url, "api_key_env": judge_api_key_env}
+    for line in _run(blame_folder(folder, settings if judge_model is not None else None)):
         print_line(console, line)
 
 

@@ -237,6 +237,19 @@ def remarks(name: str, report: Mapping[str, Any]) -> list[str]:
         lines.append(f"{name}: invalid calls: {kinds}")
     if report["lookalike_calls"]:
         lines.append(f"{name}: text that looks like a tool call: {report['lookalike_calls']}")
+    faults, judge = report["user_faults"], report["judge"]
+    if faults["by_kind"]:
+        kinds = ", ".join(f"{kind} {count}" for kind, count in faults["by_kind"].items())
+        lines.append(
+            f"{name}: faults of the simulated user in {faults['with_fault']} of "
+            f"{faults['failed']} failed episodes: {kinds} (toolroll blame lists them)"
+        )
+    if judge is not None:
+        lines.append(
+            f"{name}: the judge agrees with the rule in {judge['agreement']:.1%} of "
+            f"{judge['episodes']} episodes (passed by the judge only: "
+            f"{judge['passed_by_judge_only']}, by the rule only: {judge['passed_by_rule_only']})"
+        )
     return lines + [f"{name}: WARNING: {warning}" for warning in report["warnings"]]
 
 

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import orjson
 
 from toolroll.rollout.cli.display import shortened
 from toolroll.rollout.errors import UsageError
-from toolroll.rollout.runs.episode_file import read_episodes
-from toolroll.rollout.runs.export import tau_bench_results, write_dataset
+from toolroll.rollout.runs.export.atif import write_atif
+from toolroll.rollout.runs.export.dataset import write_dataset
+from toolroll.rollout.runs.export.inspect_log import write_inspect_logs
+from toolroll.rollout.runs.export.lm_eval import write_lm_eval
+from toolroll.rollout.runs.export.recorded_run import RecordedRun
+from toolroll.rollout.runs.export.tau_bench import tau_bench_results
 from toolroll.rollout.runs.report import read_summary
-from toolroll.rollout.runs.run_directory import refuse_no_run
 from toolroll.rollout.runtime.disk import written_whole
 from toolroll.rollout.runtime.jsonable import json_bytes
-from toolroll.rollout.types import Episode
-
-FORMATS = ("parquet", "tau-bench")
 
 
 def export(folder: Path, kind: str, out: Path, env: str | None) -> list[str]:
@@ -27,29 +26,40 @@ def export(folder: Path, kind: str, out: Path, env: str | None) -> list[str]:
     """
     if kind not in FORMATS:
         raise UsageError(f"--format {kind!r}: the formats are {', '.join(FORMATS)}")
-    refuse_no_run(folder)
-    bad_lines: list[str] = []
-    names = {episode.env for episode in read_episodes(folder, on_bad_line=bad_lines.append)}
-    if env is not None and env not in names:
-        raise UsageError(
-            f"--env {env!r}: {folder} has only {', '.join(sorted(names)) or 'no episodes'}"
-        )
-    if kind == "parquet":
-        count = write_dataset(_episodes(folder, env), out)
-        lines = [f'{out}: {count} training samples; datasets.load_dataset("{out}") reads them']
-        return lines + _lost(folder, env) + shortened(bad_lines)
-    return _tau_bench(folder, out, env) + shortened(bad_lines)
+    run = RecordedRun(folder, env)
+    return FORMATS[kind](run, out) + shortened(run.bad_lines)
 
 
-def _tau_bench(folder: Path, out: Path, env: str | None) -> list[str]:
-    episodes = list(_episodes(folder, env))
-    names = {episode.env for episode in episodes}
-    if len(names) > 1:
+def _parquet(run: RecordedRun, out: Path) -> list[str]:
+    provenance = {env: run.provenance(env) for env in run.tasks}
+    count = write_dataset(run.episodes(), out, provenance=provenance)
+    line = f'{out}: {count} training samples; datasets.load_dataset("{out}") reads them'
+    return [line, *_lost(run)]
+
+
+def _atif(run: RecordedRun, out: Path) -> list[str]:
+    total = sum(tasks.total() for tasks in run.tasks.values())
+    return [f"{out}: {write_atif(run, out)} of {total} episodes; aborted ones are left out"]
+
+
+def _inspect(run: RecordedRun, out: Path) -> list[str]:
+    write_inspect_logs(run, out)
+    return [f"{out}: inspect view --log-dir {out} shows it"]
+
+
+def _lm_eval(run: RecordedRun, out: Path) -> list[str]:
+    why = "no pass^k, because its tasks have different numbers of graded samples"
+    unequal = [f"{env}: {why}" for env in write_lm_eval(run, out)]
+    return [f"{out}: results_*.json and samples_*.jsonl", *unequal, *_lost(run)]
+
+
+def _tau_bench(run: RecordedRun, out: Path) -> list[str]:
+    if len(run.tasks) > 1:
         raise UsageError(
             f"tau-bench's format holds one environment: choose one with --env: "
-            f"{', '.join(sorted(names))}"
+            f"{', '.join(run.tasks)}"
         )
-    results, left_out = tau_bench_results(episodes)
+    results, left_out = tau_bench_results(run.episodes())
     if out.exists():
         raise UsageError(f"{out} already exists")
     text = json_bytes(results, option=orjson.OPT_INDENT_2)
@@ -63,19 +73,23 @@ def _tau_bench(folder: Path, out: Path, env: str | None) -> list[str]:
     ]
     if left_out:
         messages.append(f"left out, because a trial is missing: {', '.join(left_out)}")
-    return messages + _lost(folder, env)
+    return messages + _lost(run)
 
 
-def _lost(folder: Path, env: str | None) -> list[str]:
+FORMATS = {
+    "parquet": _parquet,
+    "tau-bench": _tau_bench,
+    "atif": _atif,
+    "inspect": _inspect,
+    "lm-eval": _lm_eval,
+}
+
+
+def _lost(run: RecordedRun) -> list[str]:
     """Return a message for each environment whose summary says that episodes have no reward."""
     return [
         f"{name}: {lost['episodes']} of {lost['of_episodes']} episodes have no reward and are left "
         f"out; {lost['tasks']} of {part['of_tasks']} tasks have no graded episode"
-        for name, part in read_summary(folder).items()
-        if env in (None, name) and (lost := part["lost"])["episodes"]
+        for name, part in read_summary(run.folder).items()
+        if name in run.tasks and (lost := part["lost"])["episodes"]
     ]
-
-
-def _episodes(folder: Path, env: str | None) -> Iterator[Episode]:
-    stored = read_episodes(folder, on_bad_line=lambda message: None)  # `export` reports them
-    return (episode for episode in stored if env is None or episode.env == env)

@@ -60,7 +60,7 @@ FILE_TEST = '''\
 import asyncio
 
 from @PACKAGE@ import env
-from toolroll.rollout.testing.play_episode import play_episode
+from toolroll.rollout.testing import play_episode
 
 TASKS = env.tasks("test")
 

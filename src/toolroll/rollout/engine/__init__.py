@@ -1,7 +1,7 @@
 """The client of SGLang's `/generate`."""
 
 from toolroll.rollout.engine.admission import Admission
-from toolroll.rollout.engine.client import Engine
+from toolroll.rollout.engine.client import ROUTING_KEY, Engine
 from toolroll.rollout.engine.engine_client import EncodedRequest, EngineClient
 from toolroll.rollout.engine.engine_config import EngineConfig
 from toolroll.rollout.engine.health import Health
@@ -20,6 +20,7 @@ from toolroll.rollout.engine.stream import Progress
 __all__ = [
     "LORA_PATH",
     "PARKING",
+    "ROUTING_KEY",
     "Admission",
     "EncodedRequest",
     "Engine",

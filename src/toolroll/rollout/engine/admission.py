@@ -21,7 +21,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import count
@@ -89,12 +89,16 @@ class Admission:
         """The number of turns that had to wait."""
         self._engine = engine
         self._share = share
-        self._load: Load | None = None
-        self._answered = self._asked = -inf
         self._loop: asyncio.AbstractEventLoop | None = None
         self._lock = asyncio.Lock()
-        self._episodes: dict[str, _Episode] = {}
         self._numbers = count()
+        self._forget()
+
+    def _forget(self) -> None:
+        """Forget the engine's load and all episodes."""
+        self._load: Load | None = None
+        self._answered = self._asked = -inf
+        self._episodes: dict[str, _Episode] = {}
         self._own = 0  # the tokens of the admitted episodes outside their blocks
         self._blocks: Counter[int] = Counter()
         self._idle: dict[_Episode, float] = {}  # admitted; the engine evicts the first one first
@@ -113,14 +117,9 @@ class Admission:
         """Wait until the episode `request.session_id` may sample. Then return the engine's
         completion.
         """
-        return await self.sample(request, lambda: self._engine.generate(request, progress=progress))
-
-    async def sample(
-        self, request: GenerateRequest, generate: Callable[[], Awaitable[Completion]]
-    ) -> Completion:
-        """Wait until the episode `request.session_id` may sample. Then return `generate()`."""
         if not self._share:
-            return await generate()
+            return await self._engine.generate(request, progress=progress)
+        self._enter_loop()
         await self._ask_if_due()
         name, prompt = request.session_id, request.input_ids
         episode = self._episodes.get(name)
@@ -137,7 +136,7 @@ class Admission:
             elif not self._engine.stopped():
                 await self._wait(episode)
             self._make_room()
-            completion = await generate()
+            completion = await self._engine.generate(request, progress=progress)
             self._compute(len(prompt) - completion.cached_tokens - new)
             self._set_tokens(episode, len(prompt) + len(completion.output_ids))
             parks = completion.finish_reason == "abort" and PARKING.get() is not None
@@ -166,6 +165,15 @@ class Admission:
     def stopped(self) -> bool:
         """Return True while the trainer lets the running episode start no turn."""
         return self._engine.stopped()
+
+    def _enter_loop(self) -> None:
+        """Forget the episodes of the last turn's event loop if it is closed: none goes on."""
+        loop = asyncio.get_running_loop()
+        if self._loop is loop:
+            return
+        if self._loop is not None and self._loop.is_closed():
+            self._forget()
+        self._loop, self._lock = loop, asyncio.Lock()
 
     # --- who is admitted --------------------------------------------------------------------------
 
@@ -273,8 +281,6 @@ class Admission:
         if self._load is not None and loop.time() >= self._answered + _STALE:
             self._load = None
             self._admit_waiting()
-        if self._loop is not loop:
-            self._loop, self._lock = loop, asyncio.Lock()
         if self._lock.locked() and self._asked > -inf:
             return
         if loop.time() >= self._asked + _ASK_AGAIN:

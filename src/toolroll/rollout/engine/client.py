@@ -21,6 +21,7 @@ import os
 import random
 import re
 from collections.abc import Callable, Mapping
+from contextvars import ContextVar
 from functools import partial
 from pathlib import Path
 from time import perf_counter
@@ -37,7 +38,7 @@ from toolroll.rollout.engine.health import Health
 from toolroll.rollout.engine.model_info import ModelInfo
 from toolroll.rollout.engine.outage import MAX_OUTAGES, Outage, Sleep
 from toolroll.rollout.engine.response import check_ids, parse_completion
-from toolroll.rollout.engine.sampling_params import check_names, request_fields
+from toolroll.rollout.engine.sampling_params import check_dropped, check_names, request_fields
 from toolroll.rollout.engine.session_cache import CachedSession, SessionCache
 from toolroll.rollout.engine.stream import EventReader, Progress
 from toolroll.rollout.engine.transport import (
@@ -60,6 +61,12 @@ from toolroll.rollout.runtime.time_limit import not_counted
 from toolroll.rollout.types import Completion, GenerateRequest
 
 logger = logging.getLogger(__name__)
+
+ROUTING_KEY: ContextVar[tuple[str, str]] = ContextVar("toolroll_routing_key", default=("", ""))
+"""The session id of the running episode, and the key by which a router chooses its worker. The
+requests of other sessions have their session id as the key. It names the session because a server
+that an episode starts gets the context of this episode for all its requests.
+"""
 
 _SERVER_FAULT_RETRIES = 1
 _MAX_RETRY_AFTER = 60.0
@@ -326,7 +333,8 @@ class Engine(EngineClient):
         self, sent: bytes, request: GenerateRequest, seconds: float, events: EventReader | None
     ) -> Mapping[str, Any] | Failure:
         """Post the request. Return its answer, which `events` reads if it is a stream."""
-        posted = self._transport.generate(sent, request.session_id, seconds=seconds)
+        key = self._routing_key(request.session_id)
+        posted = self._transport.generate(sent, key, seconds=seconds)
         try:
             async with await posted as response:
                 if (
@@ -340,6 +348,10 @@ class Engine(EngineClient):
         except NETWORK_ERRORS as error:
             return from_exception(error)
         return await self._checked(answer)
+
+    def _routing_key(self, session_id: str) -> str:
+        session, key = ROUTING_KEY.get()
+        return key if self._control_plane.routed and session == session_id else session_id
 
     async def _checked(self, answer: Answer) -> Mapping[str, Any] | Failure:
         """Return the JSON of `answer`, or the failure that it reports.
@@ -363,8 +375,11 @@ class Engine(EngineClient):
     async def post(self, url: str, payload: Mapping[str, Any]) -> dict[str, Any]:
         """Post `payload` unchanged and without retries. Return the JSON of the answer.
 
-        Raise `EngineError` if there is no answer, or if its status is not 200.
+        Raise `EngineError` if there is no answer, or if its status is not 200, and `UsageError` if
+        the router is known to drop a sampling parameter.
         """
+        if url == f"{self.url}/generate":
+            check_dropped(payload.get("sampling_params") or {}, self._control_plane.dropped)
         data = orjson.dumps(payload, option=orjson.OPT_SERIALIZE_NUMPY)
         try:
             answer = await self._transport.post(url, data, seconds=self.config.attempt_timeout)

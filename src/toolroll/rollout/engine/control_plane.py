@@ -209,26 +209,29 @@ class ControlPlane:
         await self._post_to_workers("/abort_request", {"rid": rid})
 
     async def close_session(self, session_id: str) -> bool:
-        """Close one session at every worker. Return False if a worker did not answer."""
+        """Close one session at every worker. Return False if a worker did not answer, or may do so
+        later.
+        """
         return await self._post_to_workers("/close_session", {"session_id": session_id})
 
     async def _post_to_workers(self, path: str, body: Mapping[str, Any]) -> bool:
         """Post `body` to every worker, because routers do not forward `path`. Log failures. Return
-        False if a worker did not answer.
+        False if a later request may succeed where this one failed.
         """
-        data, answered = orjson.dumps(body), True
+        data, all_final = orjson.dumps(body), True
         for worker in await self.workers():
             url = f"{worker}{path}"
             try:
                 answer = await self._transport.post(url, data, seconds=self._config.abort_timeout)
             except NETWORK_ERRORS as error:
                 logger.info("%s %s failed: %s", url, dict(body), error)
-                answered = False
+                all_final = False
                 continue
             if answer.status != 200:
                 text = answer.body[:200]
                 logger.warning("%s answers %d to %s: %r", url, answer.status, dict(body), text)
-        return answered
+                all_final = all_final and _is_final(answer.status)
+        return all_final
 
     async def ask(self, url: str) -> tuple[Any, bool]:
         """Return the JSON at `url` (None if there is none), and whether this result is final.
@@ -264,9 +267,14 @@ def _read(url: str, answer: Answer | None) -> tuple[Any, bool]:
     if answer is None:
         return None, False
     if answer.status != 200:
-        return None, answer.status < 500 and answer.status not in _MAY_PASS
+        return None, _is_final(answer.status)
     try:
         return orjson.loads(answer.body), True
     except orjson.JSONDecodeError as error:
         logger.info("the answer of %s is not JSON: %s", url, error)
         return None, True
+
+
+def _is_final(status: int) -> bool:
+    """Return False if a later request may be answered with another status."""
+    return status < 500 and status not in _MAY_PASS

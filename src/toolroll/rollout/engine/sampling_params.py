@@ -55,6 +55,12 @@ def check_names(
         if name not in KNOWN:
             hint = did_you_mean(name, KNOWN, f"; the known ones are {', '.join(sorted(KNOWN))}")
             raise UsageError(f"SGLang has no sampling parameter {name!r}{hint}")
+    check_dropped(sampling_params, dropped)
+
+
+def check_dropped(sampling_params: Mapping[str, Any], dropped: frozenset[str]) -> None:
+    """Raise `UsageError` for a name that the router drops."""
+    for name in sampling_params:
         if name in dropped:
             raise UsageError(
                 f"the router silently drops the sampling parameter {name!r}: connect to the worker "

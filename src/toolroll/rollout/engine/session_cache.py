@@ -43,7 +43,7 @@ class CachedSession:
 
 class SessionCache:
     """The open sessions of one engine client. `close` closes one id at every worker, and returns
-    False if a worker did not answer.
+    False if a later call may succeed where this one failed.
     """
 
     def __init__(self, close: Callable[[str], Awaitable[bool]]) -> None:
@@ -101,8 +101,8 @@ class SessionCache:
 
     async def close_left(self, folder: Path) -> int:
         """Close the sessions that killed processes left open, by the files in `folder`. Return
-        their number. A file is kept until a worker has answered for each of its ids. No other live
-        process may use the folder.
+        their number. A file is kept until each of its ids is closed. No other live process may use
+        the folder.
         """
         closed = 0
         for file in self._left(folder):

@@ -103,13 +103,13 @@ class Transport:
         self._attempt = self._limits(config.attempt_timeout)
 
     async def generate(
-        self, body: bytes, session_id: str, *, seconds: float
+        self, body: bytes, routing_key: str, *, seconds: float
     ) -> AbstractAsyncContextManager[aiohttp.ClientResponse]:
         """Return a context manager that posts `body` to `/generate`, with a limit of `seconds`. The
         answer can be streamed. Entering it and reading raise one of `NETWORK_ERRORS`.
         """
         limits = self._attempt if seconds >= self._config.attempt_timeout else self._limits(seconds)
-        headers = {"x-smg-routing-key": session_id, **self._authorized(self._config.engine)}
+        headers = {"x-smg-routing-key": routing_key, **self._authorized(self._config.engine)}
         session = await self._opened()
         return session.post(
             self._generate, data=body, headers=headers, timeout=limits, allow_redirects=False

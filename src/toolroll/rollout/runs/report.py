@@ -135,6 +135,12 @@ def usage(summary: Summary) -> dict[str, Any]:
             name: whole(totals[f"user_{name}"])
             for name in ("calls", "prompt_tokens", "completion_tokens", "retries", "errors")
         },
+        "user_faults": {
+            "failed": summary.graded - summary.passed,
+            "with_fault": summary.user_faults[""],
+            "by_kind": {kind: n for kind, n in sorted(summary.user_faults.items()) if kind},
+        },
+        "judge": _agreement(summary),
         "token_mismatches": summary.mismatches,
         "forks": whole(totals["forks"]),
         "fork_reasons": dict(sorted(summary.fork_reasons.items())),
@@ -275,6 +281,19 @@ def _bounds(
 
 def _total(summary: Summary, name: str) -> dict[str, float]:
     return {"total": whole(summary.totals[name]), "mean": summary.mean(name)}
+
+
+def _agreement(summary: Summary) -> dict[str, float] | None:
+    """Return how often a judge and a rule agree, or None if no episode has both."""
+    counts, episodes = summary.judged, summary.judged.total()
+    if not episodes:
+        return None
+    return {
+        "episodes": episodes,
+        "agreement": (counts[True, True] + counts[False, False]) / episodes,
+        "passed_by_rule_only": counts[True, False],
+        "passed_by_judge_only": counts[False, True],
+    }
 
 
 def _share(part: float, whole: float) -> float | None:

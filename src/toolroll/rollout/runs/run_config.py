@@ -172,7 +172,7 @@ PANELS: Mapping[str, str] = {
     "Sampling": f"{_SAMPLING} sampling_params sampling_seed",
     "Simulated user": "user_model user_url user_strategy user_api_key_env",
     "Baseline": "baseline_url api_key_env",
-    "Execution": "concurrency cache_share processes ray pace_gc",
+    "Execution": "concurrency cache_share affinity processes ray pace_gc",
     "Limits and failures": "episode_timeout step_timeout max_observation_bytes reruns rerun_pause "
     "give_up_after max_lost",
     "Files": "out sync",
@@ -180,7 +180,7 @@ PANELS: Mapping[str, str] = {
 """The settings in each panel of `toolroll run --help`, separated by spaces."""
 
 FREE = frozenset(
-    "engine tasks samples concurrency cache_share user_url user_api_key_env baseline_url "
+    "engine tasks samples concurrency cache_share affinity user_url user_api_key_env baseline_url "
     "api_key_env episode_timeout step_timeout reruns rerun_pause max_resumes "
     "max_observation_bytes give_up_after max_lost engine_timeout verify processes ray do_nothing "
     "pace_gc allow_unequal allow_model_mismatch session_cache out sync".split()

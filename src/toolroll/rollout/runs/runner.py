@@ -20,6 +20,7 @@ from typing import Any
 
 import orjson
 
+from toolroll.rollout.engine import ROUTING_KEY
 from toolroll.rollout.errors import (
     EngineUnreachableError,
     EnvironmentFailure,
@@ -101,7 +102,7 @@ def task_hash(env: str, task: Task) -> str:
 
 
 def session_id(env: str, task_id: str, sample: int) -> str:
-    """Return the session id of one episode, which is also its routing key."""
+    """Return the session id of one episode."""
     return f"{env}/{task_id}#{sample}"
 
 
@@ -271,6 +272,9 @@ class Runner:
 
     async def _solve(self, task: Task, sample: int, seed: int) -> InteractionResult:
         name, settings = self.factory.name, self.settings
+        session = session_id(name, task.id, sample)
+        first = sample - sample % settings.affinity
+        ROUTING_KEY.set((session, session_id(name, task.id, first)))
         reason = StopReason.ENVIRONMENT_ERROR
         try:
             with guarded():
@@ -284,7 +288,7 @@ class Runner:
                     settings.max_turns,
                     task=task,
                     seed=seed,
-                    session_id=session_id(name, task.id, sample),
+                    session_id=session,
                 )
                 checked = checked_result(result)
                 if checked.trajectories:

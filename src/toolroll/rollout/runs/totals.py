@@ -11,8 +11,11 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import Any
 
 from toolroll.rollout.runs.pass_at_k import passed
+from toolroll.rollout.runs.user_faults import user_faults
+from toolroll.rollout.runtime.jsonable import finite
 from toolroll.rollout.types import Episode, Status, Trajectory
 
 _DIGITS = re.compile(r"\d+")
@@ -41,6 +44,10 @@ class Summary:
     fork_reasons: Counter[str] = field(default_factory=Counter)
     """The number of sequences by the reason of their fork, without its details."""
     trainable: bool = True
+    user_faults: Counter[str] = field(default_factory=Counter)
+    """Failed episodes by the kind of the simulated user's fault. The key "" counts any fault."""
+    judged: Counter[tuple[bool, bool]] = field(default_factory=Counter)
+    """Episodes with a judge and a rule, by whether they passed by the rule, and by the judge."""
 
     def add(self, episode: Episode) -> None:
         """Add one episode."""
@@ -68,6 +75,10 @@ class Summary:
             self.reward += result.reward
             self.passed += passed(result.reward)
             self.samples[episode.task_id][episode.sample] = result.reward
+            if not passed(result.reward) and (faults := user_faults(result)):
+                self.user_faults.update(["", *(fault.kind for fault in faults)])
+            if (grades := _judged(result.info)) is not None:
+                self.judged[grades] += 1
         else:
             self.aborted[episode.task_id] += 1
 
@@ -123,6 +134,15 @@ class Summary:
     def mismatches(self) -> dict[str, float]:
         """Return the number of token mismatches by kind."""
         return self.named("token_mismatches")
+
+
+def _judged(info: Mapping[str, Any]) -> tuple[bool, bool] | None:
+    """Return whether an episode passed by the rule and by the judge, if it has both rewards."""
+    judge = info.get("judge")
+    if not isinstance(judge, Mapping):
+        return None
+    rule, score = finite(judge.get("rule")), finite(judge.get("score"))
+    return None if rule is None or score is None else (passed(rule), passed(score))
 
 
 def recomputed_tokens(trajectories: Sequence[Trajectory]) -> int:

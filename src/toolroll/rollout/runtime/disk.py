@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import secrets
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -71,6 +72,26 @@ def written_whole(path: Path, advice: str = "") -> Iterator[BinaryIO]:
         raise
     with writing(path):  # without `advice`: it describes the old file
         sync_folder(path.parent)
+
+
+@contextmanager
+def new_folder(folder: Path) -> Iterator[None]:
+    """Create `folder`. If the `with` block fails, remove it.
+
+    Raise `UsageError` if `folder` exists, or if it or a file in it cannot be written.
+    """
+    if folder.exists():
+        raise UsageError(f"{folder} already exists")
+    try:
+        folder.mkdir(parents=True)
+    except OSError as error:
+        raise UsageError(f"cannot create {folder}: {error.strerror}") from error
+    try:
+        with writing(folder, "The incomplete folder is removed"):
+            yield
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
 
 
 def sync_folder(folder: Path) -> None:

@@ -13,27 +13,15 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from toolroll.rollout.server.endpoint import Endpoint
     from toolroll.rollout.server.endpoint_settings import EndpointSettings
-    from toolroll.rollout.server.errors import ApiError
-    from toolroll.rollout.server.http.access import session_key
-    from toolroll.rollout.server.http.app import SESSION_HEADER, EndpointServer
+    from toolroll.rollout.server.http.app import EndpointServer
 
 _HOMES = {
-    "SESSION_HEADER": "http.app",
-    "ApiError": "errors",
     "Endpoint": "endpoint",
     "EndpointServer": "http.app",
     "EndpointSettings": "endpoint_settings",
-    "session_key": "http.access",
 }
 
-__all__ = [
-    "SESSION_HEADER",
-    "ApiError",
-    "Endpoint",
-    "EndpointServer",
-    "EndpointSettings",
-    "session_key",
-]
+__all__ = ["Endpoint", "EndpointServer", "EndpointSettings"]
 
 
 def __getattr__(name: str) -> Any:

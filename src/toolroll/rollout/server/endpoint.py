@@ -31,7 +31,6 @@ from toolroll.rollout.server.replies import ChatReply, Reply, Serving, TextReply
 from toolroll.rollout.server.requests.paths import api_of
 from toolroll.rollout.server.requests.received import Received
 from toolroll.rollout.server.requests.request_bodies import CompletionRequest, Sampling
-from toolroll.rollout.server.requests.sampling import EngineCapabilities
 from toolroll.rollout.server.sessions.live_session import LiveSession
 from toolroll.rollout.server.sessions.pending import request_key
 from toolroll.rollout.server.sessions.session_store import SessionStore
@@ -75,28 +74,23 @@ class Endpoint(Serving):
         return self.dialects.get(api_of(path) or "", self.chat)
 
     async def start(self) -> None:
-        """Ask the engine for its capabilities, and restore the unfinished sessions from disk. Raise
+        """Ask the engine about itself, and restore the unfinished sessions from disk. Raise
         `ApiError` after `aclose`.
         """
         self.sessions.check_open()
-        info = await self.model.engine.model_info()
-        self.capabilities = EngineCapabilities(
-            deterministic=info.deterministic,
-            dropped=await self.model.engine.dropped_params(),
-            context_length=info.context_length,
-            vocab_size=info.vocab_size,
-            session_cache=info.session_cache is True,
-        )
+        engine = self.model.engine
+        info, dropped = await engine.model_info(), await engine.dropped_params()
+        self.model_info, self.dropped = info, dropped  # only now: `refresh` repeats a failed start
         if self.store is not None:
             await self.store.open(self.sessions, self.templates, self.settle)
-            await self.model.engine.close_left_sessions(self.store.folder)
-            self.model.engine.keep_sessions(self.store.folder)
+            await engine.close_left_sessions(self.store.folder)
+            engine.keep_sessions(self.store.folder)
 
     async def refresh(self) -> None:
         """Call `start` again if the engine reported no context length yet, because it was not
         ready.
         """
-        if self.capabilities.context_length is None:
+        if self.model_info.context_length is None:
             await self.start()
 
     async def aclose(self) -> None:
@@ -148,7 +142,7 @@ class Endpoint(Serving):
         """Translate the body `data`, and validate its prompt or its messages."""
         parsed = dialect.translate(data, live.responses)
         if isinstance(parsed.request, CompletionRequest):
-            check_prompt(parsed.request.prompt, self.capabilities.vocab_size)
+            check_prompt(parsed.request.prompt, self.model_info.vocab_size)
             return parsed
         continued = bool(parsed.request.continue_final_message)
         messages = read_messages(

@@ -75,7 +75,7 @@ async def tokenize(query: Query) -> dict[str, Any]:
     tools = body.data.get("tools") or []
     ids = await call_of_size(_tokens, request, template, tools, large=body.large)
     await endpoint.refresh()
-    length = endpoint.capabilities.context_length
+    length = endpoint.model_info.context_length
     return {"tokens": ids, "count": len(ids), "max_model_len": length}
 
 
@@ -95,7 +95,7 @@ def _card(endpoint: Endpoint) -> dict[str, Any]:
         "object": "model",
         "created": 0,
         "owned_by": "toolroll",
-        "max_model_len": endpoint.capabilities.context_length,
+        "max_model_len": endpoint.model_info.context_length,
     }
 
 

@@ -1,5 +1,8 @@
 """`Reply`: one request to the endpoint, from its body to its answer, as a class with one method for
 each step.
+
+Invariants: before the last event of a streamed answer is sent, the answer is committed and, if
+there is a store, saved. A failure after the first event is sent as an event.
 """
 
 from __future__ import annotations
@@ -7,17 +10,18 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 import orjson
 
 from toolroll.parsers.reading.schema import Offered
-from toolroll.rollout.engine import LORA_PATH, EncodedRequest
+from toolroll.rollout.engine import LORA_PATH, EncodedRequest, ModelInfo
 from toolroll.rollout.model.model import Model
 from toolroll.rollout.model.turn import before_stop, parse_options, parse_turn, stop_ids
 from toolroll.rollout.runtime.threads import call_of_size
+from toolroll.rollout.runtime.time_limit import pausable
 from toolroll.rollout.server.answers.result import (
     LONG,
     Choice,
@@ -36,12 +40,11 @@ from toolroll.rollout.server.conversation.prefill import (
 )
 from toolroll.rollout.server.conversation.stored_response import Origin
 from toolroll.rollout.server.conversation.template_cache import TemplateCache
-from toolroll.rollout.server.dialects.dialect import Dialect, ParsedRequest
+from toolroll.rollout.server.dialects.dialect import Dialect, Event, ParsedRequest, ReplyWriter
 from toolroll.rollout.server.endpoint_settings import EndpointSettings
-from toolroll.rollout.server.errors import ApiError
+from toolroll.rollout.server.errors import ApiError, api_error
 from toolroll.rollout.server.metrics import Metrics
 from toolroll.rollout.server.requests.sampling import (
-    EngineCapabilities,
     apply_tool_choice,
     default_limit,
     sampling_params,
@@ -69,7 +72,9 @@ class Serving:
         self.store = store
         self.metrics = Metrics()
         self.sessions = Sessions(settings, model.open_session, store)
-        self.capabilities = EngineCapabilities()
+        self.model_info = ModelInfo()
+        self.dropped: frozenset[str] = frozenset()
+        """The sampling parameters that a router in front of the engine drops."""
         self.templates = TemplateCache(model.template)
 
     @property
@@ -108,7 +113,11 @@ class Reply(PendingRequest):
     ) -> None:
         # first, because it limits `n`
         self.params = sampling_params(
-            parsed.request, endpoint.settings, endpoint.capabilities, live.sampling_params
+            parsed.request,
+            endpoint.settings,
+            endpoint.model_info,
+            live.sampling_params,
+            dropped=endpoint.dropped,
         )
         if lora_path := endpoint.lora_path(parsed.request.model):
             self.params[LORA_PATH] = lora_path
@@ -193,20 +202,24 @@ class Reply(PendingRequest):
             extra={"top_logprobs_num": top} if top else {},
             routed_experts_start=self.live.session.experts_end(self._parent),
         )
-        async with asyncio.timeout(self.endpoint.settings.timeout):
-            if self.parsed.request.n == 1:
-                return [await self._generate(request, 0)]
-            tasks = [
-                asyncio.ensure_future(self._generate(request, index))
-                for index in range(self.parsed.request.n)
-            ]
-            try:
-                return list(await asyncio.gather(*tasks))
-            finally:
-                # if one fails, all fail, because the others would not be returned
-                for task in tasks:
-                    task.cancel()
-                await asyncio.gather(*tasks, return_exceptions=True)
+        async with asyncio.timeout(self.endpoint.settings.timeout) as limit:
+            with pausable(limit):
+                return await self._completions(request)
+
+    async def _completions(self, request: GenerateRequest) -> list[Completion]:
+        if self.parsed.request.n == 1:
+            return [await self._generate(request, 0)]
+        tasks = [
+            asyncio.ensure_future(self._generate(request, index))
+            for index in range(self.parsed.request.n)
+        ]
+        try:
+            return list(await asyncio.gather(*tasks))
+        finally:
+            # if one fails, all fail, because the others would not be returned
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _generate(self, request: GenerateRequest, index: int) -> Completion:
         stream, top = self.parsed.request.stream, self.parsed.request.top
@@ -287,6 +300,56 @@ class Reply(PendingRequest):
             self._body = orjson.dumps(self.dialect.body(self.parsed, self.result))
         return self._body
 
+    # --- streaming --------------------------------------------------------------------------------
+
+    async def opened(self) -> None:
+        """Wait until the stream has an event to send. Raise any error that occurs before the first
+        token, so that it becomes an HTTP error, which SDKs can retry.
+        """
+        while not self.task.done() and not any(self.progress):
+            await self.changed.wait()
+        if self.failed:
+            self.outcome()
+
+    async def event_lines(self) -> AsyncIterator[bytes]:
+        """Yield the whole stream as server-sent events, in the format of the dialect."""
+        writer = self.dialect.writer(self.parsed, self.result)
+        try:
+            async for event in self._events(writer):
+                yield self.dialect.line(event)
+        except Exception as failure:  # noqa: BLE001 - any error becomes an event
+            error = api_error(failure)
+            self.endpoint.metrics.errors[error.code] += 1
+            yield self.dialect.line(writer.failed(error))
+        yield self.dialect.done
+
+    async def _events(self, writer: ReplyWriter) -> AsyncIterator[Event]:
+        """Yield the events of the reply. If the request fails, raise its error."""
+        streams = [self.stream(index) for index in range(self.parsed.request.n)]
+        for event in writer.start():
+            yield event
+        done = False
+        while not done:
+            changed, done = self.changed, self.task.done()
+            for index, stream in enumerate(streams):
+                for step in stream.feed(self.progress[index]):
+                    for event in writer.add(index, step):
+                        yield event
+            if not done:
+                await changed.wait()
+        choices = self.outcome().choices
+        rest = [
+            stream.finish(choice.completion, choice.text, choice.turn)
+            for stream, choice in zip(streams, choices, strict=True)
+        ]
+        await self.deliver()
+        for index, steps in enumerate(rest):
+            for step in steps:
+                for event in writer.add(index, step):
+                    yield event
+        async for event in writer.finish():
+            yield event
+
 
 class ChatReply(Reply):
     """The next message of a conversation, in any dialect."""
@@ -299,7 +362,7 @@ class ChatReply(Reply):
             self.parsed.tools,
             self.model.parser.name,
             self.params,
-            dropped=endpoint.capabilities.dropped,
+            dropped=endpoint.dropped,
         )
         if request.continue_final_message:
             check_continued(request, self.use)
@@ -317,7 +380,7 @@ class ChatReply(Reply):
         prompt = self.live.tree.plan(
             messages, self.use.tools, self.template, self.model.parser.reasoning
         )
-        length = self.endpoint.capabilities.context_length
+        length = self.endpoint.model_info.context_length
         if prefill:
             prompt = with_prefill(prompt, prefill)
         elif settings.cut_first_prompt and length is not None:

@@ -226,13 +226,6 @@ class TokenTree:
         """
         return self.completed(node) and self._rows[node * _WIDTH + _LENGTH] > 0
 
-    def sampling_params(self, node: int) -> Mapping[str, Any]:
-        """Return the sampling parameters of the node's request. They are empty if its tokens were
-        observed.
-        """
-        pos = self._rows[node * _WIDTH + _ANSWER]
-        return {} if pos == NONE else self._params[pos]
-
     def completion(self, node: int) -> Completion | None:
         """Return the node's completion without `text` and `routed_experts`, or None if its tokens
         were observed.
@@ -355,19 +348,9 @@ class Node:
         return self.tree.ids_of(self.index)
 
     @property
-    def sampling_params(self) -> Mapping[str, Any]:
-        """The sampling parameters of the node's request. Empty if the tokens were observed."""
-        return self.tree.sampling_params(self.index)
-
-    @property
     def excluded(self) -> str | None:
         """The reason why this sampled node is not trained. None if it is trained."""
         return self.tree.excluded.get(self.index)
-
-    @property
-    def fork_reason(self) -> str | None:
-        """The reason why a fork starts at this node. None if no fork starts here."""
-        return self.tree.fork_reasons.get(self.index)
 
     @property
     def completion(self) -> Completion | None:

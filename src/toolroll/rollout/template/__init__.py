@@ -2,17 +2,15 @@
 appends to it (the delta). `certify` reports how a template behaves.
 """
 
-from toolroll.rollout.template.certify import ProbeResult, TemplateReport, certify
+from toolroll.rollout.template.certify import TemplateReport, certify
 from toolroll.rollout.template.chat_template import ChatTemplate
 from toolroll.rollout.template.cursor import Cursor
-from toolroll.rollout.template.transcript import last_message_delta, tokenize_conversation
+from toolroll.rollout.template.transcript import tokenize_conversation
 
 __all__ = [
     "ChatTemplate",
     "Cursor",
-    "ProbeResult",
     "TemplateReport",
     "certify",
-    "last_message_delta",
     "tokenize_conversation",
 ]

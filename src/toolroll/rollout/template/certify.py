@@ -23,8 +23,9 @@ import orjson
 
 from toolroll.parsers.reasoning import ANY_TAGS
 from toolroll.rollout.errors import HistoryRewrittenError, TemplateError
+from toolroll.rollout.runtime.jsonable import common_prefix
 from toolroll.rollout.template.chat_template import ChatTemplate, HistoryPolicy
-from toolroll.rollout.template.delta import SampledText, common_length
+from toolroll.rollout.template.delta import SampledText
 from toolroll.rollout.template.encode import as_ids
 from toolroll.rollout.template.probes import (
     AFTER_A_CALL,
@@ -332,7 +333,7 @@ def replay(
             text, finish_reason = _sampled_text(template, probe)
         except HistoryRewrittenError:
             alone = template.renderer.render(probe.messages, tools, generate=False)
-            text, finish_reason = alone[common_length(alone, cursor.text) :], "length"
+            text, finish_reason = alone[common_prefix(alone, cursor.text) :], "length"
         encoder = template.encoder
         ids = encoder.encode(text, previous=encoder.ending_id(cursor.text))
         counts[-1] += len(ids)

@@ -95,18 +95,13 @@ class ChatTemplate:
         self._variants: dict[HeadHook, ChatTemplate] = {}
 
     def reformulated(self, hook: HeadHook) -> ChatTemplate:
-        """Return `with_head(hook)`, cached by `hook`. Pass a module-level function, because each
-        bound method would add an entry to the cache.
+        """Return the same template, with `hook` applied to the head of each render: the leading
+        system messages and the tools. The result is cached by `hook`. Pass a module-level function,
+        because each bound method would add an entry to the cache.
         """
         if hook not in self._variants:
-            self._variants[hook] = self.with_head(hook)
+            self._variants[hook] = self.variant(head_hook=hook)
         return self._variants[hook]
-
-    def with_head(self, hook: HeadHook) -> ChatTemplate:
-        """Return the same template, with `hook` applied to the head of each render: the leading
-        system messages and the tools.
-        """
-        return self.variant(head_hook=hook)
 
     def with_kwargs(self, kwargs: Mapping[str, Any]) -> ChatTemplate:
         """Return the same template with `kwargs` added to its switches."""

@@ -31,6 +31,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from toolroll.rollout.errors import HistoryRewrittenError, TemplateError
+from toolroll.rollout.runtime.jsonable import common_prefix
 from toolroll.rollout.template.dropped import dropped_part, squashed
 from toolroll.rollout.template.encode import Encoder
 from toolroll.rollout.template.render import Head, Renderer
@@ -468,16 +469,8 @@ def _reads_like_history(text: str, alone: str, then: str) -> bool:
     After the last difference, `text` is not compared, because a malformed call may render
     differently from how it was sampled.
     """
-    begin = common_length(alone, then)
-    after = common_length(alone[begin:][::-1], then[begin:][::-1])
+    begin = common_prefix(alone, then)
+    after = common_prefix(alone[begin:][::-1], then[begin:][::-1])
     # if `then` only omits something, the next character of `then` must agree
     differs = max(len(then) - after, begin + 1)
     return text.startswith(then[:differs])
-
-
-def common_length(first: str, other: str) -> int:
-    """Return the length of the longest common prefix."""
-    return next(
-        (pos for pos, (a, b) in enumerate(zip(first, other, strict=False)) if a != b),
-        min(len(first), len(other)),
-    )

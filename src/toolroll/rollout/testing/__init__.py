@@ -10,11 +10,8 @@ from toolroll.rollout.testing.engine import EmbeddedEngine, serve_in_thread
 from toolroll.rollout.testing.faults import (
     Fault,
     FaultPlan,
-    drop_logprob,
     fault_at,
 )
-from toolroll.rollout.testing.logprob import reference_logprob, reference_logprobs
-from toolroll.rollout.testing.model_engine import load_engine
 from toolroll.rollout.testing.policy import (
     LoggedRequest,
     Policy,
@@ -23,8 +20,14 @@ from toolroll.rollout.testing.policy import (
     echo,
     script,
 )
-from toolroll.rollout.testing.reference_policy import play_references, reference_policy
+from toolroll.rollout.testing.reference_policy import (
+    play_episode,
+    play_references,
+    reference_policy,
+)
 from toolroll.rollout.testing.sampler import TokenSplitter
+from toolroll.rollout.testing.scripted_source import reference_logprob, reference_logprobs
+from toolroll.rollout.testing.serve import load_engine
 
 __all__ = [
     "EmbeddedEngine",
@@ -35,12 +38,12 @@ __all__ = [
     "PolicyRequest",
     "Reply",
     "TokenSplitter",
-    "drop_logprob",
     "echo",
     "embedded_tokenizer_path",
     "fault_at",
     "load_embedded_tokenizer",
     "load_engine",
+    "play_episode",
     "play_references",
     "reference_logprob",
     "reference_logprobs",

@@ -300,11 +300,6 @@ class EngineCore:
         body["meta_info"]["e2e_latency"] = time.perf_counter() - began
         return body
 
-    def stop(self) -> None:
-        """Abort all requests."""
-        for generation in list(self._running.values()):
-            generation.abort()
-
     def notify(self) -> None:
         """Make `until` check its condition again."""
         waiters, self._waiters = self._waiters, []

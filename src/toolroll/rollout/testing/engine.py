@@ -16,7 +16,6 @@ import asyncio
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
-from functools import partial
 
 import orjson
 from aiohttp import ClientConnectionResetError, web
@@ -24,7 +23,6 @@ from aiohttp import ClientConnectionResetError, web
 from toolroll.rollout.testing.control import control_routes
 from toolroll.rollout.testing.core import EngineCore
 from toolroll.rollout.testing.faults import FaultedError
-from toolroll.rollout.testing.openai_api import chat_completions
 from toolroll.rollout.testing.wire import (
     EngineRequest,
     RefusedError,
@@ -88,13 +86,7 @@ class EmbeddedEngine(EngineCore):
 
     async def __aenter__(self) -> EmbeddedEngine:
         app = web.Application(middlewares=[_errors], client_max_size=_BODY_LIMIT)
-        app.add_routes(
-            [
-                web.post("/generate", self._generate),
-                web.post("/v1/chat/completions", partial(chat_completions, self)),
-                *control_routes(self),
-            ],
-        )
+        app.add_routes([web.post("/generate", self._generate), *control_routes(self)])
         self._runner = web.AppRunner(
             app, handler_cancellation=True, access_log=None, shutdown_timeout=_SHUTDOWN
         )
@@ -110,7 +102,7 @@ class EmbeddedEngine(EngineCore):
 
     async def __aexit__(self, *exc: object) -> None:
         if self._runner is not None:
-            self.stop()
+            self.abort(every=True)
             await self._runner.cleanup()
             await self._source.aclose()
 

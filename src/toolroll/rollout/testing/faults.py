@@ -1,4 +1,4 @@
-"""Faults that the embedded engine can inject, and functions that corrupt an answer."""
+"""Faults that the embedded engine can inject."""
 
 from __future__ import annotations
 
@@ -74,9 +74,3 @@ async def inject(http: web.Request, fault: Fault) -> None:
         raise FaultedError(
             web.Response(status=fault.status, body=fault.body, headers=dict(fault.headers))
         )
-
-
-def drop_logprob(answer: dict[str, Any]) -> dict[str, Any]:
-    """Remove the last logprob from an answer. Use it as `Fault(garble=drop_logprob)`."""
-    answer["meta_info"]["output_token_logprobs"] = answer["meta_info"]["output_token_logprobs"][:-1]
-    return answer

@@ -9,9 +9,8 @@ from typing import Any
 
 from toolroll.rollout.testing.generation import GenerationAborted
 from toolroll.rollout.testing.language_model import LanguageModel
-from toolroll.rollout.testing.language_model.batch import Scheduler
+from toolroll.rollout.testing.language_model.batch import Scheduler, Sequence
 from toolroll.rollout.testing.language_model.sampling import Sampling, check_sampling
-from toolroll.rollout.testing.language_model.sequence import Sequence
 from toolroll.rollout.testing.sampler import Sampler, StopRules
 from toolroll.rollout.testing.token_source import (
     ABORTED,

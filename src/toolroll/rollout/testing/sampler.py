@@ -181,7 +181,6 @@ class TokenSplitter:
         text = "".join(pieces)
         starts = accumulate(map(len, pieces[:-1]), initial=0)
         begins = dict(zip(starts, run, strict=True))
-        reachable = self._reachable(text)
         out: list[int] = []
         start = 0
         while start < len(text):
@@ -189,29 +188,11 @@ class TokenSplitter:
             if canonical is not None and rng.random() >= rate:
                 chosen = canonical
             else:
-                ends = [
-                    end
-                    for end in _ends(start, text)
-                    if reachable[end] and text[start:end] in self._ids
-                ]
-                if not ends:
-                    return run  # an id whose text is not a sequence of vocabulary entries
+                last = min(start + _MAX_PIECE, len(text))
+                ends = [end for end in range(start + 1, last + 1) if text[start:end] in self._ids]
+                if not ends:  # only if the vocabulary lacks single bytes
+                    return run
                 chosen = self._ids[text[start : rng.choice(ends)]]
             out.append(chosen)
             start += len(self._piece(chosen) or "")
         return out
-
-    def _reachable(self, text: str) -> list[bool]:
-        """Return a list with one value per position of `text`: True if vocabulary entries can form
-        the rest of the text from there. In a byte-level vocabulary, all values are True.
-        """
-        good = [False] * len(text) + [True]
-        for start in range(len(text) - 1, -1, -1):
-            good[start] = any(
-                good[end] and text[start:end] in self._ids for end in _ends(start, text)
-            )
-        return good
-
-
-def _ends(start: int, text: str) -> range:
-    return range(start + 1, min(start + _MAX_PIECE, len(text)) + 1)

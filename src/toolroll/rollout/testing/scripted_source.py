@@ -1,9 +1,12 @@
 """`ScriptedSource`: a policy's answers, with logprobs that tests can compute again.
 
-Invariants: each logprob is `reference_logprob(prefix, id)`. All tokens of an answer are known
-before it is played, so that tests can stop it at any token. The routed experts of a token depend on
-the number of the forward pass that computed it: the prefill is one pass, and so is each sampled
-token. Experts of cached tokens are those of the pass that computed them.
+Invariants: each logprob is `reference_logprob(prefix, id)`, which is computed from a hash of all
+ids up to and including its token. So a test detects a logprob that was recorded for the wrong
+token, and a recorded prompt that differs in a single id from the prompt that the engine received.
+All tokens of an answer are known before it is played, so that tests can stop it at any token. The
+routed experts of a token depend on the number of the forward pass that computed it: the prefill is
+one pass, and so is each sampled token. Experts of cached tokens are those of the pass that computed
+them.
 """
 
 from __future__ import annotations
@@ -11,8 +14,9 @@ from __future__ import annotations
 import base64
 import inspect
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from hashlib import blake2b
 from math import inf
 from typing import Any, Protocol
 
@@ -21,12 +25,12 @@ import numpy.typing as npt
 
 from toolroll.rollout.testing.generation import GenerationAborted
 from toolroll.rollout.testing.language_model import ModelFolderError
-from toolroll.rollout.testing.logprob import reference_logprobs, top_input_logprobs, top_logprobs
 from toolroll.rollout.testing.policy import Policy, PolicyRequest, Reply
 from toolroll.rollout.testing.prefix_cache import PrefixCache
 from toolroll.rollout.testing.sampler import SampledReply, Sampler
 from toolroll.rollout.testing.token_source import ABORTED, Answer, Report, TokenSource, Turn
 
+_SPREAD = 8.0
 Latency = float | Callable[[PolicyRequest], float]
 
 
@@ -202,3 +206,72 @@ def _experts(ids: npt.NDArray[np.int32], passes: npt.NDArray[np.int32]) -> str:
     """
     experts = np.stack([ids % 8, passes % 256, passes // 256, ids % 5], axis=1)
     return base64.b64encode(experts.astype(np.int32).tobytes()).decode()
+
+
+# --- logprobs -------------------------------------------------------------------------------------
+
+
+def reference_logprob(prefix_ids: Sequence[int] | npt.NDArray[Any], token_id: int) -> float:
+    """Return the logprob (in nats) of `token_id` after `prefix_ids`: a float32 in (-8.01, 0)."""
+    return reference_logprobs(prefix_ids, (token_id,))[0]
+
+
+def reference_logprobs(
+    prefix_ids: Sequence[int] | npt.NDArray[Any], ids: Iterable[int]
+) -> list[float]:
+    """Return the logprob of each of `ids`, given `prefix_ids` and the earlier `ids`. This takes
+    O(prefix + ids), because the hash is incremental.
+    """
+    state = _state(prefix_ids)
+    values = []
+    for token_id in ids:
+        state.update(_bytes(token_id))
+        values.append(_value(state))
+    return values
+
+
+def top_logprobs(
+    prefix_ids: Sequence[int] | npt.NDArray[Any], ids: Iterable[int], most: int
+) -> list[list[tuple[float, int]]]:
+    """Return the top logprobs at the position of each of `ids`: up to `most` pairs (logprob, id),
+    the most likely first. The candidates are the id itself and the `most` next lower ids, each with
+    its `reference_logprob`.
+    """
+    state = _state(prefix_ids)
+    tops = []
+    for token_id in ids:
+        ranked = []
+        for other in range(int(token_id), max(-1, int(token_id) - most - 1), -1):
+            with_other = state.copy()
+            with_other.update(_bytes(other))
+            ranked.append((_value(with_other), other))
+        tops.append(sorted(ranked, reverse=True)[:most])
+        state.update(_bytes(token_id))
+    return tops
+
+
+def top_input_logprobs(
+    prompt: npt.NDArray[np.int32], start: int, most: int
+) -> list[list[tuple[float, int]]]:
+    """Return the top logprobs at each prompt position after `start`: `most` pairs (logprob, id),
+    the most likely first. The candidates are the prompt's own id and the next higher ids.
+    """
+    tops = []
+    for position in range(start + 1, len(prompt)):
+        ids = range(int(prompt[position]), int(prompt[position]) + most)
+        ranked = [(reference_logprob(prompt[:position], index), index) for index in ids]
+        tops.append(sorted(ranked, key=lambda pair: -pair[0]))
+    return tops
+
+
+def _state(prefix_ids: Sequence[int] | npt.NDArray[Any]) -> blake2b:
+    return blake2b(np.asarray(prefix_ids, dtype="<i4").tobytes(), digest_size=8)
+
+
+def _bytes(token_id: int) -> bytes:
+    return int(token_id).to_bytes(4, "little", signed=True)
+
+
+def _value(state: blake2b) -> float:
+    share = int.from_bytes(state.copy().digest(), "big") / 2**64
+    return float(np.float32(-_SPREAD * share - 2.0**-20))

@@ -1,32 +1,68 @@
-"""`toolroll engine`: serves the embedded engine until it is interrupted."""
+"""`load_engine`: the embedded engine with a small language model. `serve`: `toolroll engine`, which
+serves the embedded engine until it is interrupted.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from collections.abc import Awaitable
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter, ValidationError
+
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.model.tokenizers import DESK_MODEL, desk_model_path, load_tokenizer
+from toolroll.rollout.runtime.complaints import complaints
 from toolroll.rollout.runtime.event_loop import stop_signals
 from toolroll.rollout.settings import EmbeddedEngineSettings
 from toolroll.rollout.testing.engine import EmbeddedEngine
-from toolroll.rollout.testing.model_engine import load_engine
+from toolroll.rollout.testing.language_model import LanguageModel, ModelFolderError
 from toolroll.rollout.testing.policy import Policy, PolicyRequest, Reply, echo, script
 
 logger = logging.getLogger(__name__)
 
-_SHAPES = (
-    'It must be a JSON object {"routing key": ["reply", ...]}, or have a line {"routing_key": '
-    '"...", "replies": ["...", ...]} for '
-    "each key."
-)
-
-
+_SCRIPT = TypeAdapter(dict[str, list[str]])
 _CONTEXT_LENGTH = 32768
+_RUNNING = 64
+
+
+def load_engine(folder: str | Path, **options: Any) -> EmbeddedEngine:
+    """Return an engine that serves the language model in `folder`. The folder contains a small
+    Llama network and its tokenizer, in the format of Hugging Face. The engine samples in float32
+    with numpy, and does not need torch.
+
+    `options` are parameters of `EmbeddedEngine`. By default, the context length, the vocabulary and
+    the stop tokens are the model's, and `max_running` is 64. Raise `UsageError` if the folder
+    cannot be served.
+
+    Example::
+
+        async with load_engine("path/to/model", seed=7) as engine:
+            ...  # SGLang's /generate at engine.url
+    """
+    try:
+        model = LanguageModel.from_folder(folder)
+    except ModelFolderError as error:
+        raise UsageError(str(error)) from error
+    config, tokenizer = model.config, load_tokenizer(str(folder))
+    if len(tokenizer) > config.vocab_size:
+        raise UsageError(
+            f"{folder}: the tokenizer has {len(tokenizer)} ids, but the network has "
+            f"{config.vocab_size}"
+        )
+    length, limit = options.get("context_length", 0), config.max_position_embeddings
+    if length > limit:
+        raise UsageError(f"{folder}: the context length is at most {limit}, not {length}")
+    eos = tokenizer.eos_token_id
+    defaults: dict[str, Any] = {
+        "context_length": limit,
+        "stop_token_ids": sorted({*config.eos_token_ids, *([] if eos is None else [eos])}),
+        "vocab_size": config.vocab_size,
+        "max_running": _RUNNING,
+    }
+    return EmbeddedEngine(tokenizer, model, **(defaults | options))
 
 
 async def serve(settings: EmbeddedEngineSettings) -> None:
@@ -71,10 +107,15 @@ def _policy(path: Path | None) -> Policy:
     if path is None:
         return echo
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        replies = _SCRIPT.validate_json(path.read_bytes(), strict=True)
+    except OSError as error:
         raise UsageError(f"--script {path} cannot be read: {error}") from error
-    return _warn_if_used_up(_read_script(text, path))
+    except ValidationError as error:
+        raise UsageError(
+            f'--script {path} is not a JSON object {{"routing key": ["reply", ...]}}: '
+            f"{complaints(error)}"
+        ) from error
+    return _warn_if_used_up(replies)
 
 
 def _warn_if_used_up(replies: dict[str, list[str]]) -> Policy:
@@ -95,31 +136,3 @@ def _warn_if_used_up(replies: dict[str, list[str]]) -> Policy:
         return policy(request)
 
     return reply
-
-
-def _read_script(text: str, path: Path) -> dict[str, list[str]]:
-    """Return the replies by routing key. `text` is either one JSON object of lists, or has one line
-    `{"routing_key": ..., "replies": [...]}` per key.
-    """
-    try:
-        lines = _lines(text)
-    except (json.JSONDecodeError, KeyError, TypeError) as error:
-        raise UsageError(f"--script {path} is not a script: {error!r}. {_SHAPES}") from error
-    rows = lines.values() if isinstance(lines, dict) else ["not an object"]
-    if not all(
-        isinstance(row, list) and all(isinstance(reply, str) for reply in row) for row in rows
-    ):
-        raise UsageError(f"--script {path} is not a script. {_SHAPES}")
-    return dict(lines)
-
-
-def _lines(text: str) -> Any:
-    try:
-        whole = json.loads(text)
-    except json.JSONDecodeError:
-        rows = [row for row in text.splitlines() if row.strip()]
-        if len(rows) < 2:
-            raise
-        return {row["routing_key"]: row["replies"] for row in map(json.loads, rows)}
-    one_line = isinstance(whole, dict) and set(whole) == {"routing_key", "replies"}
-    return {whole["routing_key"]: whole["replies"]} if one_line else whole

@@ -4,7 +4,6 @@ those of the wheel, or of a checkout of tau2-bench.
 
 from toolroll.agents.environments.tau2.environment import Tau2Environment
 from toolroll.agents.environments.tau2.factory import (
-    ReferenceUser,
     Tau2Factory,
     airline,
     retail,
@@ -14,7 +13,6 @@ from toolroll.agents.environments.tau2.package import INSTALL
 
 __all__ = [
     "INSTALL",
-    "ReferenceUser",
     "Tau2Environment",
     "Tau2Factory",
     "airline",

@@ -174,13 +174,14 @@ class Tau2Environment(Environment):
                     f"{type(user).__name__} has none"
                 )
             user.adopt_tools(self._domain.user_tools, self._user_calls)
-        line = checked_line(await user.reset(scenario(task.data)))
+        instruction = scenario(task.data)
+        line = checked_line(await user.reset(instruction))
         self._over = _ends(line)
         system = f"<instructions>\n{INSTRUCTIONS}\n</instructions>\n{self._domain.policy}"
         return Observation(
             [{"role": "system", "content": system}, {"role": "user", "content": line}],
             self._domain.tools,
-            self._info,
+            {**self._info, "instruction": instruction},
         )
 
     async def step(self, action: Action) -> StepResult:

@@ -1,5 +1,5 @@
-"""The environments `tau2/airline`, `tau2/retail` and `tau2/telecom`, the agent's reference actions,
-and a scripted user for the user's reference actions.
+"""The environments `tau2/airline`, `tau2/retail` and `tau2/telecom`, and the agent's reference
+actions.
 
 Invariants: the data are read once, when they are first needed. The task ids are tau2's own.
 """
@@ -17,16 +17,15 @@ from toolroll.agents.environments.factory import Factory
 from toolroll.agents.environments.tau2.domain import Tau2Domain, load_domain
 from toolroll.agents.environments.tau2.environment import Tau2Environment
 from toolroll.agents.environments.tau2.package import INSTALL, Data, data_folder, default_data
-from toolroll.agents.users import STOP_MARKER, CallTool
 from toolroll.parsers.types import ToolCall
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.runtime.threads import Threads
-from toolroll.rollout.types import Action, EnvironmentOptions, Task, Tool
+from toolroll.rollout.types import Action, EnvironmentOptions, Task
 
 _FAREWELL = "That is everything I can do for you. Goodbye."
 
 
-def _groups(task: Mapping[str, Any]) -> list[tuple[str, list[Mapping[str, Any]]]]:
+def action_groups(task: Mapping[str, Any]) -> list[tuple[str, list[Mapping[str, Any]]]]:
     """Return the reference actions in order, grouped by side. Consecutive actions of one side are
     one group.
     """
@@ -44,7 +43,7 @@ def reference(task: Mapping[str, Any]) -> list[Action]:
     line with the texts that the task requires.
     """
     steps: list[Action] = []
-    for side, group in _groups(task):
+    for side, group in action_groups(task):
         if side == "assistant":
             steps += [
                 Action("", (ToolCall(action["name"], dict(action["arguments"]), ""),))
@@ -58,44 +57,6 @@ def reference(task: Mapping[str, Any]) -> list[Action]:
     texts = (task.get("evaluation_criteria") or {}).get("communicate_info") or ()
     outputs = f"You asked for: {'; '.join(map(str, texts))}. " if texts else ""
     return [*steps, Action(outputs + _FAREWELL)]
-
-
-class ReferenceUser:
-    """The user of `task`. It executes the user's reference actions when the agent asks, and then
-    ends the conversation.
-    """
-
-    def __init__(self, task: Mapping[str, Any]) -> None:
-        self._left = [group for side, group in _groups(task) if side == "user"]
-        self._call: CallTool | None = None
-        self._lines = 0
-
-    def adopt_tools(self, tools: Sequence[Tool], call: CallTool) -> None:
-        """Keep `call`, which executes the actions."""
-        self._call = call
-
-    async def reset(self, instruction: str) -> str:
-        """Return a greeting."""
-        return "Hello, I need your help."
-
-    async def step(self, content: str) -> str:
-        """Execute the user's next group of reference actions, and return their results as the
-        user's line. If no group is left, return the stop marker.
-        """
-        self._lines += 1
-        if not self._left:
-            return STOP_MARKER
-        assert self._call is not None
-        actions = self._left.pop(0)
-        results = [self._call(action["name"], action["arguments"]) for action in actions]
-        return "\n".join(results) or "Done."
-
-    def metrics(self) -> Mapping[str, float]:
-        """Return the number of replies to the agent, as `user_calls`."""
-        return {"user_calls": float(self._lines)}
-
-    async def close(self) -> None:
-        """Do nothing: there is nothing to release."""
 
 
 _THREADS = 2  # copies and hashes hold the GIL: more threads are not faster
@@ -174,7 +135,7 @@ class Tau2Factory(Factory):
         return Tau2Environment(self.domain, make_user, self._threads, info)
 
     def reference(self, task: Task) -> Sequence[Action]:
-        """Return the agent's reference actions. `ReferenceUser` executes the user's actions."""
+        """Return the agent's reference actions, and its requests for the user's actions."""
         return reference(task.data)
 
 

@@ -15,9 +15,9 @@ from typing import Any
 
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.model.model import Model
-from toolroll.rollout.server.in_process.dummy import DummyManagedServer
 from toolroll.rollout.server.in_process.managed import open_model
 from toolroll.rollout.server.in_process.managed_server import ManagedServer
+from toolroll.rollout.server.in_process.published import DummyManagedServer
 
 _ALLOW_DUMMY = "ATROPOS_ALLOW_DUMMY_MANAGED_SERVER"
 

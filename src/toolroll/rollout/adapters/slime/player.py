@@ -27,7 +27,7 @@ from toolroll.rollout.adapters.slime.settings import (
     experts_shape,
     rollout_args,
 )
-from toolroll.rollout.engine import Engine, Progress
+from toolroll.rollout.engine import ROUTING_KEY, Engine, Progress
 from toolroll.rollout.model.model import Model
 from toolroll.rollout.types import Completion, GenerateRequest, InteractionResult
 
@@ -48,6 +48,15 @@ def session_field(sample: Any) -> str:
     field differently.
     """
     return "routing_key" if "routing_key" in vars(sample) else "session_id"
+
+
+def _routing_key(sample: Any, session: str, affinity: int) -> str:
+    """Return the key that `affinity` samples of the group share, or the session id if the group is
+    not known.
+    """
+    if affinity == 1 or sample.group_index is None or sample.index is None:
+        return session
+    return f"group {sample.group_index}/{sample.index // affinity}"
 
 
 def _parking_key(sample: Any, session: str) -> Hashable:
@@ -118,6 +127,7 @@ class Player:
         """
         field = session_field(sample)
         session = vars(sample)[field] or uuid.uuid4().hex
+        ROUTING_KEY.set((session, _routing_key(sample, session, self.settings.affinity)))
         play = partial(
             self._episodes.play,
             task_index(sample.prompt),

@@ -17,7 +17,7 @@ from pydantic import Field
 from toolroll.rollout.adapters.episodes import EpisodeSettings
 from toolroll.rollout.engine import LORA_PATH
 from toolroll.rollout.errors import UsageError
-from toolroll.rollout.settings import RolloutArgs
+from toolroll.rollout.settings import Affinity, RolloutArgs
 
 PREFIX = "toolroll_"
 
@@ -36,6 +36,7 @@ class SlimeSettings(EpisodeSettings):
         description="Play in this many processes of the trainer's Ray cluster; 1: in its own "
         "event loop.",
     )
+    affinity: Affinity = 1
     max_dropped: int = Field(
         default=64,
         ge=1,

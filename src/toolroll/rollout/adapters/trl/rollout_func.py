@@ -223,10 +223,16 @@ def weights_from_disk(
 
     `engine_urls` are the addresses of the workers, not of a router. All workers must be able to
     read `folder`. `timeout` is the limit for one engine, in seconds. The returned function raises
-    `EngineError` if an engine does not load the weights.
+    `EngineError` if an engine does not load the weights, and `UsageError` if the model is a PEFT
+    adapter: TRL would save the adapter alone.
     """
 
     def sync(trainer: Any) -> None:
+        if getattr(trainer.accelerator.unwrap_model(trainer.model), "peft_config", None):
+            raise UsageError(
+                "weights_from_disk loads whole models, and this trainer trains a PEFT adapter: "
+                "train all weights, or write a sync_weights that loads the adapter"
+            )
         trainer.save_model(str(folder))
         if trainer.accelerator.is_main_process:
             for url in engine_urls:

@@ -10,6 +10,7 @@ from typing import Any
 from toolroll.rollout.runs.episode_file import read_episodes
 from toolroll.rollout.runs.recorded_run import recorded_runs
 from toolroll.rollout.runs.run_directory import refuse_no_run
+from toolroll.rollout.runs.user_faults import user_faults
 from toolroll.rollout.types import Status
 
 
@@ -57,8 +58,11 @@ def read_runs(
         if env not in runs:
             facts = recorded[env].facts if env in recorded else {}
             runs[env] = ComparedRun(str(folder), env, facts)
+        metrics = dict(result.metrics)
+        if "user_calls" in metrics:
+            metrics["user_faults"] = float(len(user_faults(result)))
         reward = None if result.status is Status.ABORTED else result.reward
         runs[env].tasks.setdefault(episode.task_id, []).append(
-            PlayedSample(reward, episode.sample, episode.seed, episode.task_hash, result.metrics)
+            PlayedSample(reward, episode.sample, episode.seed, episode.task_hash, metrics)
         )
     return runs

@@ -9,63 +9,97 @@ Invariants:
 - `loss_mask` and `logprobs` have one value for each token of `input_ids`. The logprobs of tokens
   that were not sampled are null.
 - An existing folder is never changed.
-- The folder contains only Parquet files, because some readers open every file.
+- Beside the card `README.md`, the folder has only `data`, which has only Parquet files, because
+  some readers open every file.
 """
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Iterable, Iterator
-from itertools import chain, islice
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from toolroll.rollout.errors import UsageError
-from toolroll.rollout.runtime.disk import writing
+from toolroll.rollout.runs.export.recorded_run import is_graded
+from toolroll.rollout.runtime.disk import new_folder
 from toolroll.rollout.runtime.jsonable import json_bytes
 from toolroll.rollout.session.trajectory_json import to_json
-from toolroll.rollout.types import Episode, Status, Trajectory
+from toolroll.rollout.types import Episode, Trajectory
 
 ROWS_OF_A_FILE = 2000
 
 
 def write_dataset(
-    episodes: Iterable[Episode], folder: Path, *, rows_of_a_file: int = ROWS_OF_A_FILE
+    episodes: Iterable[Episode],
+    folder: Path,
+    *,
+    provenance: Mapping[str, Mapping[str, Any]] = {},
+    rows_of_a_file: int = ROWS_OF_A_FILE,
 ) -> int:
     """Write the samples of `episodes` into the new `folder`. Return the number of samples.
+
+    `provenance`: that of each environment, for the card.
 
     Raises `UsageError` if pyarrow is missing, if `folder` exists or cannot be created, or if there
     are no samples, because `datasets` cannot read an empty data set.
     """
     parquet, schema, table_of = _arrow()
-    if folder.exists():
-        raise UsageError(f"{folder} already exists")
-    rows: Iterator[dict[str, Any]] = sample_rows(episodes)
-    first = next(rows, None)
-    if first is None:
-        raise UsageError(
-            "the run has nothing to train on: no graded episode with tokens that the engine sampled"
-        )
-    data = folder / "data"
-    try:
-        data.mkdir(parents=True)
-    except OSError as error:
-        raise UsageError(f"cannot create {folder}: {error.strerror}") from error
-    rows = chain([first], rows)
-    written: list[Path] = []
-    count = 0
-    try:
-        with writing(folder, "The incomplete folder is removed"):
-            while batch := list(islice(rows, rows_of_a_file)):
-                written.append(data / f"part-{len(written):05d}.parquet")
-                parquet.write_table(table_of(batch, schema=schema), written[-1])
-                count += len(batch)
-            for number, part in enumerate(written):
-                part.rename(data / f"train-{number:05d}-of-{len(written):05d}.parquet")
-    except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)  # it was created here
-        raise
-    return count
+    counts: Counter[tuple[str, str]] = Counter()
+    with new_folder(folder):
+        data = folder / "data"
+        data.mkdir()
+        rows = sample_rows(episodes)
+        while batch := list(islice(rows, rows_of_a_file)):
+            part = data / f"train-{counts.total() // rows_of_a_file:05d}.parquet"
+            parquet.write_table(table_of(batch, schema=schema), part)
+            counts.update((row["env"], row["model"]) for row in batch)
+        if not counts:
+            raise UsageError(
+                "the run has nothing to train on: no graded episode with tokens that the engine "
+                "sampled"
+            )
+        (folder / "README.md").write_text(_card(counts, provenance), encoding="utf-8")
+    return counts.total()
+
+
+def _card(
+    counts: Mapping[tuple[str, str], int], provenance: Mapping[str, Mapping[str, Any]]
+) -> str:
+    """Return the card of the data set. `counts`: the number of rows by environment and model."""
+    tokenizers = {env: facts.get("tokenizer_sha256") for env, facts in provenance.items()}
+    rows = [
+        f"| {env} | {model} | {count} | {tokenizers.get(env) or 'unknown'} |\n"
+        for (env, model), count in sorted(counts.items())
+    ]
+    return _CARD + "".join(rows)
+
+
+_CARD = """\
+---
+configs:
+- config_name: default
+  data_files: [{split: train, path: "data/train-*.parquet"}]
+tags: [toolroll, reinforcement-learning, tool-calling]
+task_categories: [text-generation]
+---
+# Token-exact tool rollouts
+
+Each row is one training sequence. `input_ids` were sent to the engine or sampled by it. `loss_mask`
+is 1 for sampled tokens that may be trained. `logprobs` is null for tokens that were not sampled.
+
+| environment | model | rows | SHA-256 of the tokenizer |
+|---|---|---|---|
+"""
+
+
+_COLUMNS = """
+env:text task_id:text task_index:large sample:large sequence:small seed:large model:text
+reward:number status:text stop_reason:text input_ids:ids loss_mask:ids logprobs:logprobs
+prompt_length:small fork_reason:text weight_versions:spans messages:text tools:text
+"""
 
 
 def _arrow() -> tuple[Any, Any, Any]:
@@ -75,34 +109,24 @@ def _arrow() -> tuple[Any, Any, Any]:
         import pyarrow.parquet
     except ModuleNotFoundError as error:
         raise UsageError("Parquet needs pyarrow: pip install pyarrow") from error
-    text, small, large = pyarrow.string(), pyarrow.int32(), pyarrow.int64()
+    text, small = pyarrow.string(), pyarrow.int32()
     span = pyarrow.struct([("version", text), ("start", small), ("stop", small)])
-    schema = pyarrow.schema(
-        [
-            ("env", text),
-            ("task_id", text),
-            ("task_index", large),
-            ("sample", large),
-            ("sequence", small),
-            ("seed", large),
-            ("model", text),
-            ("reward", pyarrow.float64()),
-            ("status", text),
-            ("stop_reason", text),
-            ("input_ids", pyarrow.list_(small)),
-            ("loss_mask", pyarrow.list_(small)),
-            ("logprobs", pyarrow.list_(pyarrow.float32())),
-            ("prompt_length", small),
-            ("fork_reason", text),
-            ("weight_versions", pyarrow.list_(span)),
-            ("messages", text),
-            ("tools", text),
-        ]
-    )
+    types = {
+        "text": text,
+        "small": small,
+        "large": pyarrow.int64(),
+        "number": pyarrow.float64(),
+        "ids": pyarrow.list_(small),
+        "logprobs": pyarrow.list_(pyarrow.float32()),
+        "spans": pyarrow.list_(span),
+    }
+    columns = [column.split(":") for column in _COLUMNS.split()]
+    schema = pyarrow.schema([(name, types[kind]) for name, kind in columns])
     return pyarrow.parquet, schema, pyarrow.Table.from_pylist
 
 
-_TAKEN = ("input_ids", "loss_mask", "logprobs", "prompt_length", "fork_reason")
+_OF_EPISODE = ("env", "task_id", "task_index", "sample", "seed", "model")
+_OF_SEQUENCE = ("input_ids", "loss_mask", "logprobs", "prompt_length", "fork_reason")
 
 
 def sample_rows(episodes: Iterable[Episode]) -> Iterator[dict[str, Any]]:
@@ -111,7 +135,7 @@ def sample_rows(episodes: Iterable[Episode]) -> Iterator[dict[str, Any]]:
     """
     for episode in episodes:
         result = episode.result
-        if result.reward is None or result.status is Status.ABORTED:
+        if not is_graded(episode):
             continue
         for number, part in enumerate(result.trajectories):
             if part.source == "engine" and part.trained_tokens:
@@ -121,21 +145,13 @@ def sample_rows(episodes: Iterable[Episode]) -> Iterator[dict[str, Any]]:
 def _row(episode: Episode, number: int, part: Trajectory) -> dict[str, Any]:
     result, values = episode.result, to_json(part)
     return {
-        "env": episode.env,
-        "task_id": episode.task_id,
-        "task_index": episode.task_index,
-        "sample": episode.sample,
+        **{name: getattr(episode, name) for name in _OF_EPISODE},
+        **{name: values[name] for name in _OF_SEQUENCE},
         "sequence": number,
-        "seed": episode.seed,
-        "model": episode.model,
         "reward": result.reward,
         "status": result.status.value,
         "stop_reason": str(result.stop_reason),
-        **{name: values[name] for name in _TAKEN},
-        "weight_versions": [
-            {"version": span.version, "start": span.start, "stop": span.stop}
-            for span in part.weight_versions
-        ],
+        "weight_versions": [asdict(span) for span in part.weight_versions],
         "messages": json_bytes(result.messages).decode(),
         "tools": json_bytes(result.tools).decode(),
     }

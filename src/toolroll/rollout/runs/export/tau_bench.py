@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from toolroll.rollout.types import Episode, Status
+from toolroll.rollout.runs.export.recorded_run import is_graded
+from toolroll.rollout.types import Episode
 
 
 def tau_bench_results(episodes: Iterable[Episode]) -> tuple[list[dict[str, Any]], list[str]]:
@@ -22,7 +23,7 @@ def tau_bench_results(episodes: Iterable[Episode]) -> tuple[list[dict[str, Any]]
     by_task: dict[str, set[int]] = {}
     for episode in episodes:
         samples = by_task.setdefault(episode.task_id, set())
-        if episode.result.reward is not None and episode.result.status is not Status.ABORTED:
+        if is_graded(episode):
             graded.append(episode)
             samples.add(episode.sample)
     trials = {episode.sample for episode in graded}

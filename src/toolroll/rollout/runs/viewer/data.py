@@ -20,6 +20,7 @@ from typing import Any
 
 from toolroll.rollout.runs.pass_at_k import passed
 from toolroll.rollout.runs.totals import whole
+from toolroll.rollout.runs.user_faults import user_faults
 from toolroll.rollout.types import Episode, InteractionResult, Trajectory, Turn
 
 
@@ -36,7 +37,7 @@ def row(episode: Episode) -> dict[str, Any]:
         "stop": str(result.stop_reason),
         "reward": result.reward,
         "passed": result.reward is not None and passed(result.reward),
-        "reason": reward_reason(result.info),
+        "reason": "; ".join(filter(None, [reward_reason(result.info), _faults(result)])),
         "turns": whole(metrics.get("turns", 0)),
         "tokens": sum(len(part) for part in result.trajectories)
         or whole(metrics.get("completion_tokens", 0)),
@@ -66,6 +67,11 @@ def conversation(result: InteractionResult, tools: int) -> dict[str, Any]:
         "metrics": result.metrics,
         "stepRewards": list(result.step_rewards),
     }
+
+
+def _faults(result: InteractionResult) -> str:
+    kinds = [fault.kind for fault in user_faults(result)]
+    return f"simulated user: {', '.join(kinds)}" if kinds else ""
 
 
 def called_tools(messages: list[dict[str, Any]]) -> list[str]:

@@ -10,7 +10,7 @@ Invariants:
   tokens all match.
 - A request that continues no turn starts a new root.
 - If the client changed what was served, the reason of the new path names the first message that
-  differs (`edits`). A request changes a served conversation if it repeats a reply of it, or all
+  differs (`change_at`). A request changes a served conversation if it repeats a reply of it, or all
   messages before a reply, but not all messages up to this reply.
 - Only `Session` writes tokens.
 - Planning changes nothing: a turn does not exist until it is committed. It never changes then. It
@@ -35,12 +35,13 @@ import numpy as np
 from toolroll.parsers.reasoning import Tags
 from toolroll.rollout.errors import HistoryRewrittenError
 from toolroll.rollout.model.turn import ParsedTurn
-from toolroll.rollout.server.conversation.edits import change_at, common_length
 from toolroll.rollout.server.conversation.messages import (
     Digest,
     Echo,
     canonical,
+    change_at,
     check_arguments,
+    common_length,
     json_form,
     same_reasoning,
     with_served_ids,

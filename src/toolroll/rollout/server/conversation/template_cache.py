@@ -4,10 +4,8 @@ variable that the request sets with `chat_template_kwargs` or `reasoning_effort`
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Mapping
-from functools import cached_property
-from threading import Lock
+from functools import cached_property, lru_cache
 from typing import Any
 
 import orjson
@@ -40,9 +38,7 @@ class TemplateCache:
 
     def __init__(self, template: ChatTemplate) -> None:
         self._template = template
-        self._made: OrderedDict[bytes, ChatTemplate] = OrderedDict()
-        self._lock = Lock()
-        """`get` is also called in threads."""
+        self._with_switches = lru_cache(_KEPT)(lambda key: template.with_kwargs(orjson.loads(key)))
 
     def with_effort(self, switches: Mapping[str, Any], effort: str | None) -> Mapping[str, Any]:
         """Return `switches` with the switch for `effort` (OpenAI's `reasoning_effort`) added. Raise
@@ -109,17 +105,7 @@ class TemplateCache:
             name = f"chat_template_kwargs.{min(taken)}"
             raise refused(name, f"{name} is not a switch of the template")
         changed = self._own(switches)
-        if not changed:
-            return self._template
-        key = _key(changed)
-        with self._lock:
-            template = self._made.get(key)
-            if template is None:
-                template = self._made[key] = self._template.with_kwargs(changed)
-                if len(self._made) > _KEPT:
-                    self._made.popitem(last=False)
-            self._made.move_to_end(key)
-            return template
+        return self._with_switches(_key(changed)) if changed else self._template
 
     def switches_of(self, template: ChatTemplate) -> dict[str, Any]:
         """Return the switches that `get` added to `template`."""

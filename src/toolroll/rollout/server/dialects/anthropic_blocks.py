@@ -21,9 +21,9 @@ from toolroll.rollout.server.dialects.blocks import (
     text_parts,
     unknown_type,
 )
+from toolroll.rollout.server.endpoint_settings import StopList
 from toolroll.rollout.server.errors import invalid
 from toolroll.rollout.server.requests.request_bodies import Body, NamedChoice, NamedFunction
-from toolroll.rollout.server.sampling_defaults import StopList
 from toolroll.rollout.types import Message, Tool
 
 PARAGRAPH = "\n\n"

@@ -20,13 +20,13 @@ from typing import Any
 
 import orjson
 from aiohttp import web
+from aiohttp.http import HttpProcessingError
 
 from toolroll.rollout.runtime.threads import call_of_size
 from toolroll.rollout.server.answers.result import LONG
 from toolroll.rollout.server.dialects.dialect import Dialect
 from toolroll.rollout.server.endpoint import Endpoint
 from toolroll.rollout.server.errors import ApiError, api_error
-from toolroll.rollout.server.http import http_log
 from toolroll.rollout.server.http.access import (
     check_sender,
     has_key,
@@ -43,12 +43,12 @@ from toolroll.rollout.server.requests.sampling import session_defaults
 from toolroll.rollout.server.sessions.live_session import LiveSession
 from toolroll.rollout.server.sessions.pending import retry_number
 from toolroll.rollout.server.sessions.sessions import check_id
-from toolroll.rollout.server.streaming import event_lines, opened
 from toolroll.rollout.session.trajectory_json import to_json
 from toolroll.rollout.session.tree import Node
 from toolroll.rollout.types import IdArray
 
 logger = logging.getLogger(__name__)
+_http_logger = logging.getLogger(f"{__name__}.http")
 
 SESSION_HEADER = "x-session-id"
 _RETRY_HEADER = "x-stainless-retry-count"
@@ -71,8 +71,7 @@ class EndpointServer:
         self.url = ""
         self._site: web.TCPSite | None = None
         self._runner: web.AppRunner | None = None
-        self._sweepers: list[asyncio.Task[None]] = []
-        self._spoke: set[web.RequestHandler] = set()
+        self._sweeper: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> EndpointServer:
         await self.endpoint.start()
@@ -82,7 +81,7 @@ class EndpointServer:
             app,
             handler_cancellation=True,
             access_log=None,
-            logger=http_log.logger,
+            logger=_http_logger,
             auto_decompress=False,  # `receive` decompresses, with a limit
             keepalive_timeout=self.settings.receive,
             lingering_time=min(10.0, self.settings.receive),
@@ -97,17 +96,14 @@ class EndpointServer:
             raise
         host, port = self._runner.addresses[0][:2]
         self.url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
-        self._sweepers = [
-            asyncio.create_task(self._drop_idle()),
-            asyncio.create_task(self._close_silent(self._runner)),
-        ]
+        self._sweeper = asyncio.create_task(self._drop_idle())
         return self
 
     async def __aexit__(self, *exc: object) -> None:
         assert self._runner is not None
         assert self._site is not None
-        for sweeper in self._sweepers:
-            sweeper.cancel()
+        assert self._sweeper is not None
+        self._sweeper.cancel()
         await self._site.stop()  # requests on open connections now get a 503
         try:
             await self.endpoint.aclose()
@@ -140,19 +136,6 @@ class EndpointServer:
             await asyncio.sleep(min(60.0, self.settings.idle / 2))
             self.endpoint.sessions.drop_idle()
 
-    async def _close_silent(self, runner: web.AppRunner) -> None:
-        """Close connections on which no complete request header has arrived. aiohttp does this
-        itself from version 3.14.4 on.
-        """
-        silent: set[web.RequestHandler] = set()
-        while runner.server is not None:
-            await asyncio.sleep(self.settings.receive / 2)
-            live = set(runner.server.connections)
-            self._spoke &= live
-            for connection in (silent & live) - self._spoke:
-                connection.force_close()
-            silent = live - self._spoke
-
     # --- around every handler ---------------------------------------------------------------------
 
     @web.middleware
@@ -161,7 +144,6 @@ class EndpointServer:
         percent-encoded and the session id is validated, so that a client cannot add lines to the
         log.
         """
-        self._spoke.add(request.protocol)
         began = time.perf_counter()
         status = _NO_ANSWER
         _SESSION.set("-")
@@ -269,12 +251,12 @@ class EndpointServer:
         return await self.endpoint.start_reply(dialect, live, body, retry=retry)
 
     async def _stream(self, request: web.Request, reply: Reply) -> web.StreamResponse:
-        await opened(reply)
+        await reply.opened()
         response = web.StreamResponse(
             headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
         )
         await response.prepare(request)
-        async for line in event_lines(reply):
+        async for line in reply.event_lines():
             await response.write(line)
         await response.write_eof()
         return response
@@ -428,7 +410,7 @@ class EndpointServer:
 
     async def _metrics(self, request: web.Request) -> web.StreamResponse:
         self._all(request)
-        lives, kept = self.endpoint.sessions.all(), self.endpoint.capabilities.session_cache
+        lives, kept = self.endpoint.sessions.all(), self.endpoint.model_info.session_cache is True
         text = self.endpoint.metrics.text(
             {
                 "sessions": ("Live sessions.", len(lives)),
@@ -508,3 +490,17 @@ def _shown(live: LiveSession) -> dict[str, Any]:
         "created": live.created,
         "lineage": {"forks": list(live.tree.forks)},
     }
+
+
+def _one_line(record: logging.LogRecord) -> bool:
+    """Log a malformed request as one line at INFO. Leave other records unchanged."""
+    error = record.exc_info[1] if record.exc_info else None
+    if isinstance(error, HttpProcessingError):
+        first = str(error.message).strip().partition("\n")[0]
+        record.msg, record.args = "%s: %s %s", (record.getMessage(), error.code, first)
+        record.exc_info, record.exc_text = None, None
+        record.levelno, record.levelname = logging.INFO, "INFO"
+    return True
+
+
+_http_logger.addFilter(_one_line)

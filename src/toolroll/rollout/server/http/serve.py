@@ -46,7 +46,7 @@ async def _serve_until(
     out: Path | None,
 ) -> None:
     async with Model.from_args(args) as model:
-        # wait now: the start asks the engine for its capabilities and context length
+        # wait now: the start asks the engine for its context length
         waiting = asyncio.create_task(model.engine.wait_until_healthy())
         both: list[asyncio.Future[Any]] = [waiting, stop]
         await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)

@@ -8,17 +8,17 @@ the OpenRLHF adapter imports `openai`.
 """
 
 from toolroll.rollout.server.in_process.client import ToolrollClient
-from toolroll.rollout.server.in_process.dummy import DummyManagedServer
 from toolroll.rollout.server.in_process.managed import ManagedSession, managed_session
 from toolroll.rollout.server.in_process.managed_server import ManagedServer
-from toolroll.rollout.server.in_process.nodes import SequenceNode
 from toolroll.rollout.server.in_process.published import (
     AtroposManagedClient,
     ChoiceLogprobs,
+    DummyManagedServer,
     EnhancedChatCompletion,
     EnhancedChoice,
     LogprobContent,
     ManagedServerAdapter,
+    SequenceNode,
 )
 
 __all__ = [

@@ -27,7 +27,7 @@ from toolroll.rollout.server.conversation.messages import read_messages
 from toolroll.rollout.server.endpoint import Endpoint
 from toolroll.rollout.server.endpoint_settings import EndpointSettings
 from toolroll.rollout.server.in_process.client import ToolrollClient
-from toolroll.rollout.server.in_process.nodes import trajectory_node, tree_nodes
+from toolroll.rollout.server.in_process.published import trajectory_node, tree_nodes
 from toolroll.rollout.server.sessions.live_session import LiveSession
 from toolroll.rollout.template import ChatTemplate
 from toolroll.rollout.template.chat_template import HistoryPolicy
@@ -58,7 +58,6 @@ class ManagedSession:
         `kwargs`: the arguments of `chat.completions.create`, and every other field that the
         endpoint supports. `split`: Atropos' "train" or "eval", which does not affect the tokens.
         """
-        await self._open()
         if _continues(kwargs.get("messages") or ()):
             kwargs = {"continue_final_message": True, **kwargs}
         reply: ChatCompletion = await self._ask(self.client.chat.completions, split, kwargs)
@@ -68,7 +67,6 @@ class ManagedSession:
         """Return a text completion. It continues an earlier completion if `prompt` starts with that
         completion's text or ids. `split`: as in `chat_completion`.
         """
-        await self._open()
         reply: Completion = await self._ask(self.client.completions, split, kwargs)
         return reply
 
@@ -101,7 +99,6 @@ class ManagedSession:
         """
         if [prompt, messages, input_ids].count(None) != 2:
             raise UsageError("get_logprobs takes exactly one of prompt, messages and input_ids")
-        await self._open()
         template = self.endpoint.model.template
         if messages is not None:
             read = read_messages(messages, answer=False)
@@ -117,11 +114,6 @@ class ManagedSession:
         this to limit concurrency.
         """
         return nullcontext()
-
-    async def _open(self) -> None:
-        """Make `endpoint` and `client` ready. Subclasses that create them late override this and
-        `_live`.
-        """
 
     def _live(self) -> LiveSession | None:
         return self.endpoint.sessions.get(self.client.session)
@@ -158,7 +150,6 @@ class ManagedSession:
         await self.client.close()
 
     async def __aenter__(self) -> Self:
-        await self._open()
         return self
 
     async def __aexit__(self, *exc: object) -> None:
@@ -225,11 +216,11 @@ def open_model(
     is False, it leaves reasoning in the content, as Atropos does. `template`: the arguments of
     `ChatTemplate`.
     """
-    loaded = named_tokenizer(server, tokenizer)
+    loaded = _named_tokenizer(server, tokenizer)
     if loaded is None:
         raise UsageError(
             "no tokenizer is named: give tokenizer=..., or a server whose configuration names one "
-            "(tokenizer_name or model_name), or an engine that reports its model"
+            "(tokenizer_name or model_name); `managed_session` asks an engine for its model"
         )
     if isinstance(loaded, str):
         loaded = load_tokenizer(loaded)
@@ -252,7 +243,7 @@ async def close_model(model: Model, server: Any) -> None:
         model.release()
 
 
-def named_tokenizer(server: Any, tokenizer: Any) -> Any:
+def _named_tokenizer(server: Any, tokenizer: Any) -> Any:
     """Return `tokenizer`, or else the tokenizer of `server`, or else the name in its configuration.
     Return None if there is none.
     """
@@ -262,11 +253,6 @@ def named_tokenizer(server: Any, tokenizer: Any) -> Any:
     config = getattr(server, "config", None)
     names = [getattr(config, name, "") for name in ("tokenizer_name", "model_name")]
     return next((name for name in names if name and name not in _UNNAMED), None)
-
-
-def is_engine(server: Any) -> bool:
-    """Return True if the engine at `server` is the only source of the model's name."""
-    return isinstance(server, str | EngineConfig) or callable(getattr(server, "model_info", None))
 
 
 def _engine(server: Any, *, vocab_size: int) -> Any:
@@ -350,7 +336,7 @@ async def prompt_logprobs(endpoint: Endpoint, ids: Sequence[int], top: int) -> d
     too long, and `EngineError` if the engine answers without logprobs.
     """
     await endpoint.refresh()
-    limits, engine = endpoint.capabilities, endpoint.model.engine
+    limits, engine = endpoint.model_info, endpoint.model.engine
     sent = [int(index) for index in ids]
     if not sent or top < 1:
         raise UsageError("get_logprobs needs a prompt that is not empty, and a top_k of at least 1")

@@ -1,19 +1,40 @@
-"""The clients of Atropos, under their published names: `ManagedServerAdapter` and
-`AtroposManagedClient`, with the types of its replies.
+"""Classes of Atropos under their published names.
 
-Both make a managed server look like an `openai.AsyncOpenAI` for one rollout. A reply has the tokens
-of its own call.
+`ManagedServerAdapter` and `AtroposManagedClient` make a managed server look like an
+`openai.AsyncOpenAI` for one rollout. A reply has the tokens of its own call. `DummyManagedServer`
+is a `ManagedServer` for a server that returns no token ids. `SequenceNode` is a token sequence in
+Atropos' form: masked tokens are -100, and prompt tokens have the logprob 1.0.
+
+Invariants of `SequenceNode`: a token without loss in this node is masked and has the logprob 1.0.
+Such a token belongs to a prompt, or to a reply that is excluded from training or trained in another
+node. A token with loss has the engine's logprob. If the engine gave none, `TokenError` is raised. A
+sampled token that is not excluded from training is unmasked in exactly one node of a state.
+
+Invariants of `DummyManagedServer`: every token is masked, and `metadata["trainable"]` is False. If
+there is a tokenizer, the tokens are made from text (`source` "transcript"), so they are not the
+sampled tokens.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+from openai import AsyncOpenAI
+from openai.types import Completion
 from openai.types.chat import ChatCompletion, ChatCompletionTokenLogprob
 from openai.types.chat.chat_completion import Choice
 from openai.types.chat.chat_completion import ChoiceLogprobs as OpenAIChoiceLogprobs
-from pydantic import Field
+from pydantic import BaseModel, Field
+
+from toolroll.rollout.errors import UsageError
+from toolroll.rollout.session.session import Session, check_trained_logprobs
+from toolroll.rollout.session.tree import Node
+from toolroll.rollout.template.encode import Encoder
+from toolroll.rollout.types import IdArray, Trajectory
 
 _SAMPLING = {"n": 1, "temperature": 1.0, "top_p": 1.0}
 """The published defaults of `create`."""
@@ -101,3 +122,178 @@ class AtroposManagedClient(ManagedServerAdapter):
     def copy(self, **options: Any) -> AtroposManagedClient:
         """Return this client, for the same tokens."""
         return self
+
+
+# --- token sequences ------------------------------------------------------------------------------
+
+
+MASKED = -100
+PROMPT_LOGPROB = 1.0
+
+
+class SequenceNode(BaseModel):
+    """One sequence. All lists have the same length."""
+
+    full_text: str
+    tokens: list[int]
+    masked_tokens: list[int]
+    logprobs: list[float]
+    metadata: dict[str, Any] | None = None
+
+
+def trajectory_node(trajectory: Trajectory, encoder: Encoder) -> SequenceNode:
+    """Return `trajectory` as one node."""
+    trained = trajectory.loss_mask.astype(bool)
+    last = trajectory.turns[-1] if trajectory.turns else None
+    metadata = {
+        "finish_reason": last.finish_reason if last is not None else None,
+        "turns": len(trajectory.turns),
+        "fork_reason": trajectory.fork_reason,
+    }
+    logprobs = np.where(trained, trajectory.logprobs, PROMPT_LOGPROB)
+    text = encoder.decode(trajectory.input_ids)
+    return _node(text, trajectory.input_ids, trained, logprobs, metadata)
+
+
+def tree_nodes(
+    session: Session, sampled: Sequence[Node], encoder: Encoder
+) -> dict[str, SequenceNode]:
+    """Return one sequence for each node in `sampled`: the tokens from the root to the node. The key
+    is the text of the sequence. If several sequences have the same text (identical answers to one
+    prompt), the keys of the later ones get the suffix "#2", "#3" and so on.
+
+    `metadata["parent"]` is the key of the last sampled node on the path to this node, or None.
+    """
+    keys: dict[Node, str] = {}
+    nodes: dict[str, SequenceNode] = {}
+    for node in sampled:
+        ids = session.path_ids(node)
+        text = encoder.decode(ids)
+        key = keys[node] = new_key(text, nodes)
+        completion = node.completion
+        assert completion is not None
+        trained = np.zeros(len(ids), dtype=bool)
+        trained[node.start :] = node.excluded is None
+        logprobs = np.full(len(ids), PROMPT_LOGPROB)
+        if node.excluded is None:
+            sampled_logprobs = completion.logprobs
+            logprobs[node.start :] = np.nan if sampled_logprobs is None else sampled_logprobs
+        parent = next((keys[step] for step in reversed(node.path()[:-1]) if step in keys), None)
+        metadata = {"finish_reason": completion.finish_reason, "parent": parent}
+        nodes[key] = _node(text, ids, trained, logprobs, metadata)
+    return nodes
+
+
+def new_key(text: str, taken: Collection[str]) -> str:
+    """Return `text`. If it is in `taken`, add the first suffix "#2", "#3" ... that makes it new."""
+    names = (text, *(f"{text}#{number}" for number in range(2, len(taken) + 2)))
+    return next(name for name in names if name not in taken)
+
+
+def _node(
+    text: str,
+    ids: IdArray,
+    trained: npt.NDArray[np.bool_],
+    logprobs: npt.NDArray[np.floating],
+    metadata: Mapping[str, Any],
+) -> SequenceNode:
+    check_trained_logprobs(logprobs, trained)
+    return SequenceNode(
+        full_text=text,
+        tokens=ids.tolist(),
+        masked_tokens=np.where(trained, ids, MASKED).tolist(),
+        logprobs=logprobs.tolist(),
+        metadata={"trainable": bool(trained.any()), **metadata},
+    )
+
+
+# --- a server without token ids -------------------------------------------------------------------
+
+
+class DummyManagedServer:
+    """Passes calls on to `server` and records the texts of the replies.
+
+    `server`: an `openai.AsyncOpenAI`, or an object with the coroutines `chat_completion` and
+    `completion`, such as Atropos' servers. `model`: the model for calls that name none. It is
+    needed if `server` is an `AsyncOpenAI`, because its methods require a model. `track_tree`
+    selects the form of `get_state`.
+    """
+
+    def __init__(
+        self,
+        server: Any,
+        tokenizer: Any = None,
+        track_tree: bool | None = None,  # noqa: FBT001 - as published
+        *,
+        model: str | None = None,
+    ) -> None:
+        self.server = server
+        self.track_tree = track_tree
+        self._named = {"model": model} if model is not None else {}
+        self._tokenizer = tokenizer
+        self._nodes: dict[str, SequenceNode] = {}
+
+    async def chat_completion(self, **kwargs: Any) -> ChatCompletion:
+        """Return a chat completion from `server`."""
+        reply: ChatCompletion = await self._ask("chat_completion", kwargs)
+        before = _written(kwargs.get("messages") or ())
+        for choice in reply.choices:
+            self._keep(f"{before}assistant:{choice.message.content or ''}", choice.finish_reason)
+        return reply
+
+    async def completion(self, **kwargs: Any) -> Completion:
+        """Return a text completion from `server`."""
+        reply: Completion = await self._ask("completion", kwargs)
+        for choice in reply.choices:
+            self._keep(f"{kwargs.get('prompt') or ''}{choice.text}", choice.finish_reason)
+        return reply
+
+    async def _ask(self, name: str, kwargs: Mapping[str, Any]) -> Any:
+        asked = {**self._named, **kwargs}
+        if not isinstance(self.server, AsyncOpenAI):
+            return await getattr(self.server, name)(**asked)
+        asked.pop("split", None)
+        client = self.server.chat if name == "chat_completion" else self.server
+        return await client.completions.create(**asked)
+
+    async def get_logprobs(self, **kwargs: Any) -> dict[str, Any]:
+        """Raise `UsageError`, because a server without token ids has no prompt logprobs."""
+        raise UsageError(
+            "a DummyManagedServer has no logprobs: use a ManagedServer with an SGLang engine"
+        )
+
+    def get_state(self) -> dict[str, Any]:
+        """Return `{"nodes": [...]}`. If `track_tree` is True, return `{"sequences": {...}, "tree":
+        {...}}` instead. The keys of both are the full texts. If a text repeats, its key gets a
+        suffix such as "#2".
+        """
+        if self.track_tree:
+            return {"sequences": dict(self._nodes), "tree": dict(self._nodes)}
+        return {"nodes": list(self._nodes.values())}
+
+    def reset(self) -> None:
+        """Drop the nodes."""
+        self._nodes.clear()
+
+    def _keep(self, text: str, finish_reason: str | None) -> None:
+        encode = self._tokenizer.encode if self._tokenizer is not None else None
+        tokens = list(encode(text, add_special_tokens=False)) if encode is not None else []
+        metadata = {
+            "trainable": False,
+            "dummy_tokens": True,
+            "source": "transcript",
+            "finish_reason": finish_reason,
+        }
+        self._nodes[new_key(text, self._nodes)] = SequenceNode(
+            full_text=text,
+            tokens=tokens,
+            masked_tokens=[MASKED] * len(tokens),
+            logprobs=[PROMPT_LOGPROB] * len(tokens),
+            metadata=metadata,
+        )
+
+
+def _written(messages: Sequence[Mapping[str, Any]]) -> str:
+    return "".join(
+        f"{message.get('role')}:{message.get('content') or ''}\n\n" for message in messages
+    )

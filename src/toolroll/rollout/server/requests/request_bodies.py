@@ -10,8 +10,8 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from toolroll.rollout.server.endpoint_settings import Stops
 from toolroll.rollout.server.errors import ApiError, refusal_of
-from toolroll.rollout.server.sampling_defaults import Stops
 
 LABELS = frozenset(
     {"user", "metadata", "safety_identifier"}

@@ -15,8 +15,9 @@ from typing import Any
 import orjson
 from pydantic import ValidationError
 
+from toolroll.rollout.engine import ModelInfo
 from toolroll.rollout.engine.sampling_params import KNOWN
-from toolroll.rollout.server.endpoint_settings import EndpointSettings
+from toolroll.rollout.server.endpoint_settings import EndpointSettings, sampling_defaults
 from toolroll.rollout.server.errors import invalid, refusal_of, refused
 from toolroll.rollout.server.requests.request_bodies import (
     ChatRequest,
@@ -25,7 +26,6 @@ from toolroll.rollout.server.requests.request_bodies import (
 )
 from toolroll.rollout.server.requests.tool_choice import call_closer, call_grammar, strict_tag
 from toolroll.rollout.server.requests.tool_list import ToolList
-from toolroll.rollout.server.sampling_defaults import sampling_defaults
 
 NO_LIMIT = 1 << 30
 """The token limit of a request that sets none. It is reduced to the room that is left in the
@@ -40,25 +40,16 @@ _SAME_NAME = (
 ).split()
 
 
-@dataclass(frozen=True, slots=True)
-class EngineCapabilities:
-    """The capabilities of the engine and of the router in front of it, detected at the start."""
-
-    deterministic: bool = False
-    dropped: frozenset[str] = frozenset()
-    context_length: int | None = None
-    vocab_size: int | None = None
-    session_cache: bool = False
-
-
 def sampling_params(
     request: Sampling,
     settings: EndpointSettings,
-    capabilities: EngineCapabilities,
+    info: ModelInfo,
     session_params: Mapping[str, Any],
+    *,
+    dropped: frozenset[str] = frozenset(),
 ) -> dict[str, Any]:
-    """Return SGLang's sampling parameters for `request`. Raises `ApiError` if a parameter cannot be
-    honored.
+    """Return SGLang's sampling parameters for `request`. `dropped`: those that a router in front of
+    the engine drops. Raises `ApiError` if a parameter cannot be honored.
     """
     params = {**settings.sampling_params, **session_params}
     for name in _SAME_NAME:
@@ -72,7 +63,7 @@ def sampling_params(
     if request.logit_bias is not None:
         params["logit_bias"] = {str(index): bias for index, bias in request.logit_bias.items()}
     if request.seed is not None:
-        if not capabilities.deterministic and settings.seed == "refuse":
+        if not info.deterministic and settings.seed == "refuse":
             problem = (
                 "the engine is not deterministic (--enable-deterministic-inference): a seed "
                 "would not repeat an answer"
@@ -83,9 +74,11 @@ def sampling_params(
     if limit is None:
         limit = default_limit(settings, session_params)
     if limit is None:
-        limit = NO_LIMIT if capabilities.context_length else _UNKNOWN_CONTEXT_LIMIT
+        limit = NO_LIMIT if info.context_length else _UNKNOWN_CONTEXT_LIMIT
     params["max_new_tokens"] = limit
-    _check(request, settings, capabilities, params)
+    _check(request, settings, info, params)
+    for name in dropped.intersection(params):
+        raise refused(name, f"the router silently drops {name!r}: leave it out")
     return params
 
 
@@ -108,7 +101,7 @@ def stop_strings(params: Mapping[str, Any]) -> list[str]:
 def _check(
     request: Sampling,
     settings: EndpointSettings,
-    capabilities: EngineCapabilities,
+    info: ModelInfo,
     params: Mapping[str, Any],
 ) -> None:
     if request.n > settings.max_choices:
@@ -119,13 +112,11 @@ def _check(
     top_k = params.get("top_k")
     if top_k is not None and top_k < 1 and top_k != -1:
         raise invalid("top_k", f"top_k is {top_k}; it must be -1 or at least 1")
-    vocab = capabilities.vocab_size
+    vocab = info.vocab_size
     for name in ("stop_token_ids", "logit_bias"):
         ids = map(int, params.get(name) or ())
         if vocab is not None and not all(0 <= index < vocab for index in ids):
             raise invalid(name, f"{name} has an id outside the vocabulary of {vocab} tokens")
-    for name in capabilities.dropped.intersection(params):
-        raise refused(name, f"the router silently drops {name!r}: leave it out")
 
 
 def session_defaults(params: Mapping[str, Any]) -> dict[str, Any]:

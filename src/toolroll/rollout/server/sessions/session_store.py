@@ -332,6 +332,7 @@ def session_result(
 def _metrics(live: LiveSession) -> dict[str, float]:
     answers = [node.completion for node, _ in live.trace]
     trajectories = live.session.trajectories()
+    texts = sum(kind == "text_completion" for _, kind in live.trace)
     counted: dict[str, Any] = {
         "turns": len(answers),
         "prompt_tokens": sum(answer.prompt_tokens for answer in answers if answer is not None),
@@ -343,6 +344,7 @@ def _metrics(live: LiveSession) -> dict[str, float]:
         "recomputed_tokens": recomputed_tokens(trajectories),
         "forks": len(live.tree.forks),
         "seconds": sum(answer.latency for answer in answers if answer is not None),
+        **({"text_completions": texts} if texts else {}),
         **{f"token_mismatches/{kind}": count for kind, count in live.mismatches.items()},
     }
     return {name: float(value) for name, value in counted.items()}

@@ -1,0 +1,88 @@
+"""`toolroll blame`: lists the faults of the simulated user in the failed episodes of a run."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from toolroll.rollout.errors import UsageError
+from toolroll.rollout.runs.episode_file import read_episodes
+from toolroll.rollout.runs.pass_at_k import passed
+from toolroll.rollout.runs.registry import judge_maker
+from toolroll.rollout.runs.run_directory import refuse_no_run
+from toolroll.rollout.runs.runner import session_id
+from toolroll.rollout.runs.user_faults import UserFault, instruction_of, user_faults
+from toolroll.rollout.types import Episode, Status
+
+VERDICTS_NAME = "judge.jsonl"
+_FAULTY = 0.5
+"""A judge's score below which the simulated user is at fault."""
+_LONGEST = 160
+_RUBRIC = """The record is a conversation of an agent with a simulated user, and before it the instruction that the simulated user was to follow.
+The conversation failed. Grade the simulated user, and not the agent.
+Score 0 if the simulated user made the conversation fail: it contradicts or leaks its instruction, invents facts, leaves out or gives up
+what it was to ask for, answers in the agent's place, or ends the conversation before the agent could do what was agreed.
+Score 1 if a person with this instruction could have written each line."""  # noqa: E501
+
+
+async def blame(folder: Path, judge: Mapping[str, Any] | None) -> list[str]:
+    """Return the lines to print about the run in `folder`.
+
+    `judge`: the settings of a judge that also reads these episodes. Its verdicts are kept in the
+    folder, so that the same command asks only for those that are missing.
+    """
+    refuse_no_run(folder)
+    failed = list(_failed(folder))
+    if not failed:
+        raise UsageError(f"{folder} has no failed episode with a simulated user")
+    grade = judge_maker("openai")(_RUBRIC, cache=folder / VERDICTS_NAME, **judge) if judge else None
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(_faults(episode, grade)) for episode in failed]
+    found = [(episode, task.result()) for episode, task in zip(failed, tasks, strict=True)]
+    faulty = [(episode, faults) for episode, faults in found if faults]
+    kinds = Counter(fault.kind for _, faults in faulty for fault in faults)
+    counts = ", ".join(f"{kind} {count}" for kind, count in sorted(kinds.items()))
+    total = f"faults of the simulated user in {len(faulty)} of {len(failed)} failed episodes"
+    return [
+        *(_shown(episode, fault) for episode, faults in faulty for fault in faults),
+        f"{folder}: {total}{f': {counts}' if counts else ''}",
+    ]
+
+
+def _failed(folder: Path) -> Iterator[Episode]:
+    for episode in read_episodes(folder, on_bad_line=lambda message: None):
+        result = episode.result
+        graded = result.reward is not None and result.status is not Status.ABORTED
+        if graded and not passed(result.reward or 0.0) and "user_calls" in result.metrics:
+            yield episode
+
+
+async def _faults(episode: Episode, judge: Any) -> list[UserFault]:
+    """Return the faults by rule, and the one that the judge sees."""
+    result = episode.result
+    faults = user_faults(result)
+    if judge is None:
+        return faults
+    names = {"user": "simulated user", "assistant": "agent", "tool": "tool"}
+    record = [
+        {"role": names[m["role"]], "content": [m.get("content"), *(m.get("tool_calls") or ())]}
+        for m in result.messages
+        if m["role"] in names
+    ]
+    order = {"role": "instruction", "content": instruction_of(result.info) or "(unknown)"}
+    verdict = await judge.verdict([order, *record])
+    if verdict.score < _FAULTY:
+        faults.append(UserFault("judge", None, f"{verdict.score:g}: {verdict.reason}"))
+    return faults
+
+
+def _shown(episode: Episode, fault: UserFault) -> str:
+    name = session_id(episode.env, episode.task_id, episode.sample)
+    if fault.message is None:
+        return f"{name}: {fault.kind}: {fault.why}"
+    line = " ".join(str(episode.result.messages[fault.message]["content"]).split())
+    quote = line if len(line) <= _LONGEST else f"{line[:_LONGEST]}…"
+    return f"{name}, message {fault.message}: {fault.kind}: {fault.why}: {quote}"

@@ -1,0 +1,95 @@
+"""Failing requests and a killed worker behind each router. The workers are embedded engines."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, get_args
+
+import pytest
+from support.episodes import agent, judge_tokens
+from support.processes import Server
+from support.servers import Router, router
+from support.toy_environment import PondFactory, look
+
+from toolroll.parsers.registry import get_parser
+from toolroll.rollout.engine import Engine, EngineConfig
+from toolroll.rollout.model.model import Model
+from toolroll.rollout.runs.runner import Runner
+from toolroll.rollout.settings import RunSettings
+from toolroll.rollout.template import ChatTemplate
+from toolroll.rollout.testing import EmbeddedEngine, Fault, serve_in_thread
+from toolroll.rollout.types import Episode, Status
+
+EPISODES = 24
+PARAMS = {"temperature": 1.0, "max_new_tokens": 256}
+FAULTS = {
+    3: Fault(status=503, body=b"busy"),
+    5: Fault(status=500, body=b"boom"),
+    8: Fault(drop=True),
+    11: Fault(status=429, body=b"full"),
+}
+"""By the number of the request at its worker."""
+KILLED_AT = 14
+
+
+@contextmanager
+def over(workers: list[EmbeddedEngine], kind: Router, log_folder: Path) -> Iterator[Server]:
+    """A router over `workers`, each in a thread."""
+    with ExitStack() as stack:
+        urls = [stack.enter_context(serve_in_thread(worker)).url for worker in workers]
+        # the defaults of sglang-router keep a dead worker for three minutes
+        flags = ["--health-check-interval-secs", "1", "--health-failure-threshold", "1"]
+        front = router(urls, log_folder, kind=kind, flags=flags, name=f"{kind}-faults")
+        yield stack.enter_context(front)
+
+
+async def play(tokenizer: Any, url: str, episodes: list[Episode]) -> None:
+    template, factory = ChatTemplate(tokenizer), PondFactory(EPISODES)
+    engine = Engine(EngineConfig(engine=url, vocab_size=len(tokenizer), backoff=0.01))
+    settings = RunSettings(sampling_params=PARAMS, concurrency=8)
+    async with Model(engine, template, get_parser("hermes", template.encoder.control)) as model:
+        runner = Runner(factory, lambda: agent(model, verify="off"), settings)
+        await runner.run(factory.tasks("test"), episodes.append)
+
+
+def check(episodes: list[Episode], workers: list[EmbeddedEngine]) -> None:
+    """Every episode is complete, and every token was sampled once for it."""
+    assert len({episode.task_id for episode in episodes}) == EPISODES == len(episodes)
+    log: Any = SimpleNamespace(log=[entry for worker in workers for entry in worker.log], killed=0)
+    for episode in episodes:
+        assert episode.result.status is Status.COMPLETED, episode.result.info
+        name = f"pond/{episode.task_id}#0"
+        answered = [entry for entry in log.log if entry.routing_key == name and entry.output_ids]
+        trained = sum(len(path.turns) for path in episode.result.trajectories)
+        judge_tokens(episode.result.trajectories, log, name, refused=len(answered) - trained)
+
+
+@pytest.mark.parametrize("kind", get_args(Router))
+async def test_failing_requests_and_a_killed_worker_cost_no_episode(
+    tokenizer: Any, kind: Router, log_folder: Path
+) -> None:
+    episodes: list[Episode] = []
+    killing: list[asyncio.Task[None]] = []
+
+    def fault(request: Any) -> Fault | None:
+        return FAULTS.get(request.index)
+
+    def fault_or_kill(request: Any) -> Fault | None:
+        if request.index == KILLED_AT:
+            killing.append(asyncio.get_running_loop().create_task(workers[0].kill()))
+        return fault(request)
+
+    workers = [
+        EmbeddedEngine(tokenizer, look, latency=0.05, faults=fault_or_kill),
+        EmbeddedEngine(tokenizer, look, faults=fault),
+    ]
+    with over(workers, kind, log_folder) as front:
+        await play(tokenizer, front.url, episodes)
+    check(episodes, workers)
+    assert killing and all(
+        sum(entry.faulted for entry in worker.log) == len(FAULTS) for worker in workers
+    )
