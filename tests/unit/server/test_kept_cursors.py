@@ -220,4 +220,4 @@ def test_plans_that_are_not_committed_keep_nothing() -> None:
         function["arguments"] = {"at": number}
         new = [USER, {"role": "assistant", "content": None, "tool_calls": [call]}, USER]
         talk.tree.plan([USER, turn.reply, *new], TOOLS, talk.template)
-    assert turn.cursor is first and len(first._head.texts._objects) == 0
+    assert turn.cursor is first and len(first._head.texts.objects) == 0

@@ -41,7 +41,7 @@ Beside = tuple[tuple[str, ...], tuple[str, ...]]
 
 def lookalikes(text: str, beside: Beside, names: Collection[str]) -> Iterator[ToolCall]:
     """Yield the parts of `text` that look like calls of tools in `names`."""
-    if not any(name in text for name in names):  # much faster than the pattern
+    if not any(map(text.__contains__, names)):  # much faster than the pattern
         return
     quoted, position = False, 0
     for match in _pattern(beside).finditer(text):

@@ -283,9 +283,10 @@ class Admission:
             self._admit_waiting()
         if self._lock.locked() and self._asked > -inf:
             return
-        async with self._lock:
-            if loop.time() >= self._asked + _ASK_AGAIN:
-                await self._ask(loop)
+        if loop.time() >= self._asked + _ASK_AGAIN:
+            async with self._lock:
+                if loop.time() >= self._asked + _ASK_AGAIN:
+                    await self._ask(loop)
 
     async def _ask(self, loop: asyncio.AbstractEventLoop) -> None:
         try:

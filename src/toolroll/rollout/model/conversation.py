@@ -163,7 +163,8 @@ class Conversation:
         )
         completion = await self._generate(request)
         node = self._path.sample(completion, params)
-        self._record.add(request.input_ids, completion)
+        if self._verify != "off":
+            self._record.add(request.input_ids, completion)
         is_long = len(completion.output_ids) > LONG_REPLY
         reply = await call_of_size(self._take, completion, node, params, large=is_long)
         if self._verify == "always" and self._is_checked:
@@ -277,7 +278,7 @@ class Conversation:
             self._path.input_ids,
             tuple(starmap(TurnSpan, self._turns)),
             self.messages[: self._turns[-1][2] + 1],
-            self._tools.copy(),
+            self._tools.tools,  # the verifier makes its own copy
             forked=self._forked,
             preserved=self._preserved,
             record=self._record,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
+from itertools import islice
 from typing import Any, TypeVar
 
 import numpy as np
@@ -23,6 +24,7 @@ is stored under `env/KEY`.
 """
 _MOST_VALUES = 100_000
 _DEEPEST = 100
+_ATOMS = frozenset({str, int, float, bool, type(None)})
 _WHOLE = (str, bytes, bytearray)
 _CONTAINERS = (dict, list, Mapping, Sequence)  # the first two, because their check is fast
 _LABELS = frozenset({"role", "type", "name", "tool_call_id", "id"})
@@ -105,7 +107,7 @@ class _Reader:
         """Return `value`, which is called `name` in errors, with copies of all mappings and
         sequences in it.
         """
-        if value is None or isinstance(value, _WHOLE) or not isinstance(value, _CONTAINERS):
+        if type(value) in _ATOMS or not isinstance(value, _CONTAINERS) or isinstance(value, _WHOLE):
             return value
         if depth > _DEEPEST:
             raise EnvironmentFailure(
@@ -120,16 +122,15 @@ class _Reader:
             for position, item in enumerate(self.read(value))
         ]
 
-    def read(self, items: Iterable[Item]) -> Iterator[Item]:
-        """Yield `items`. Raise `EnvironmentFailure` if there are too many."""
-        for item in items:
-            self._left -= 1
-            if self._left < 0:
-                raise EnvironmentFailure(
-                    f"{self._where} returned more than {_MOST_VALUES} values: is a sequence "
-                    "endless?"
-                )
-            yield item
+    def read(self, items: Iterable[Item]) -> list[Item]:
+        """Return the `items`. Raise `EnvironmentFailure` if there are too many."""
+        known = list(islice(items, self._left + 1))
+        self._left -= len(known)
+        if self._left < 0:
+            raise EnvironmentFailure(
+                f"{self._where} returned more than {_MOST_VALUES} values: is a sequence endless?"
+            )
+        return known
 
 
 def checked_reward(where: str, reward: Any) -> float | None:

@@ -30,13 +30,13 @@ class SessionPath:
         path.input_ids  # the next prompt: 1, 2, 3, the sampled ids, 4, 5
     """
 
-    __slots__ = ("_ids", "_json", "head", "session")
+    __slots__ = ("_ids", "_json", "_length", "head", "session")
 
     def __init__(self, session: Session) -> None:
         self.session = session
         self.head: Node | None = None
         self._ids = session.ids  # the session's own array, as long as this is its only path
-        self._json = JsonIds()
+        self._json, self._length = bytearray(), 0
 
     def observe(self, ids: Sequence[int] | IdArray) -> Node:
         """Append tokens that the environment or the template wrote, with mask 0. Return their
@@ -66,32 +66,39 @@ class SessionPath:
         stop = shared.stop if shared is not None else 0
         node = self.session.observe(ids[stop:], after=shared, reason=reason)
         self.head = shared
-        self._ids, self._json = GrowableArray(np.intc), JsonIds()
+        self._ids = GrowableArray(np.intc)
+        self._json, self._length = bytearray(), 0
         self._ids.append(ids[:stop])
-        self._json.append(ids[:stop])
+        self._write(ids[:stop])
         return self._append(node)
 
     def _append(self, node: Node) -> Node:
         self.head, ids = node, node.ids
         if self._ids is not self.session.ids:
             self._ids.append(ids)
-        elif len(self._ids) != len(self._json) + len(ids):  # another path was extended since
+        elif len(self._ids) != self._length + len(ids):  # another path was extended since
             self._ids = GrowableArray(np.intc)
             self._ids.append(self.session.path_ids(node))
-        self._json.append(ids)
+        self._write(ids)
         return node
+
+    def _write(self, ids: IdArray) -> None:
+        """Append `ids` to the JSON text. Each id is encoded once."""
+        if len(ids):
+            self._json += b"," + ids_json(ids) if self._json else ids_json(ids)
+            self._length += len(ids)
 
     # --- reading ----------------------------------------------------------------------------------
 
     def __len__(self) -> int:
-        return len(self._json)
+        return self._length
 
     @property
     def input_ids(self) -> IdArray:
         """The ids of the path, which are the next request's prompt. This is a read-only int32 view.
         Later tokens do not change it.
         """
-        return self._ids.view(0, len(self._json))
+        return self._ids.view(0, self._length)
 
     @property
     def experts_end(self) -> int:
@@ -101,31 +108,4 @@ class SessionPath:
     @property
     def input_ids_json(self) -> bytes:
         """`input_ids` as JSON text without brackets: "1,2,3"."""
-        return self._json.json
-
-
-class JsonIds:
-    """The JSON text of a growing list of ids. Each id is encoded once."""
-
-    __slots__ = ("_json", "_length")
-
-    def __init__(self) -> None:
-        self._length = 0
-        self._json = bytearray()
-
-    def __len__(self) -> int:
-        return self._length
-
-    def append(self, ids: IdArray) -> None:
-        """Append `ids`, one-dimensional."""
-        if not len(ids):
-            return
-        if self._json:
-            self._json += b","
-        self._json += ids_json(ids)
-        self._length += len(ids)
-
-    @property
-    def json(self) -> bytes:
-        """Return the ids as JSON text without brackets."""
         return bytes(self._json)

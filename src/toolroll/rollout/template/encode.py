@@ -161,11 +161,10 @@ class Encoder:
 
     def _controls(self, text: str, bodies: Sequence[Span]) -> list[re.Match[str]]:
         """Return the control tokens of `text` that are outside `bodies`."""
-        return [
-            match
-            for match in self.pattern.finditer(text)
-            if not any(start <= match.start() and match.end() <= stop for start, stop in bodies)
-        ]
+        matches = list(self.pattern.finditer(text))
+        for start, stop in bodies:
+            matches = [each for each in matches if each.start() < start or stop < each.end()]
+        return matches
 
     def _ids_of(self, piece: str, place: _Place) -> Sequence[int]:
         if not piece:

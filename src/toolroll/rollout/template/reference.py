@@ -204,7 +204,7 @@ def readable(value: Any) -> Any:
         if value.isascii():
             return value
         return value.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
-    if isinstance(value, Mapping):
+    if isinstance(value, (dict, Mapping)):  # dict comes first: the check against Mapping is slow
         return {readable(name): readable(item) for name, item in value.items()}
     return [readable(item) for item in value] if isinstance(value, list | tuple) else value
 

@@ -173,7 +173,7 @@ class Renderer:
 
     def render_prepared(self, prepared: Sequence[Message], head: Head, *, generate: bool) -> str:
         """Return the text of messages from `prepare`. `head` is their conversation's head."""
-        with json_texts(head.texts, head.shared_tools.texts):
+        with json_texts(head.shared_tools.texts, head.texts):
             text = self._render(list(prepared), head.tools, generate=generate)
         own_head = text.startswith(head.text)
         return head.rewritten + text[len(head.text) :] if own_head else text

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import codecs
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise, takewhile
 from typing import Any
@@ -159,7 +159,7 @@ class ShownConversation:
         """Return JSON data with control-token text replaced by `other`."""
         if isinstance(value, str):
             return self._control.sub(lambda match: other(match.group()), value)
-        if isinstance(value, Mapping):
+        if isinstance(value, dict):
             return {
                 self._changed(name, other): self._changed(item, other)
                 for name, item in value.items()

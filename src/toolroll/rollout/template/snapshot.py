@@ -57,7 +57,9 @@ def _copied(value: Any) -> Any:
     if kind in ATOMS:
         return value
     if kind is dict:
-        return {name: _copied(entry) for name, entry in value.items()}
+        return {
+            name: entry if type(entry) in ATOMS else _copied(entry) for name, entry in value.items()
+        }
     if kind is list:
         return [_copied(entry) for entry in value]
     if kind is MappingProxyType:  # it has no copy of its own
@@ -68,46 +70,28 @@ def _copied(value: Any) -> Any:
 class JsonTexts:
     """What `tojson` wrote for objects that never change."""
 
-    __slots__ = ("_objects", "_texts")
+    __slots__ = ("objects", "texts")
 
     def __init__(self) -> None:
-        self._objects: dict[int, Any] = {}
-        self._texts: dict[tuple[int, str], str] = {}
+        self.objects: dict[int, Any] = {}
+        self.texts: dict[tuple[int, str], str] = {}
 
     def add(self, container: dict[str, Any] | list[Any]) -> None:
         """Keep the texts of `container`. It is plain (`_is_plain`) and belongs to a snapshot."""
-        self._objects[id(container)] = container
+        self.objects[id(container)] = container
 
     def with_arguments(self, messages: Sequence[Message]) -> JsonTexts:
         """Return a copy that also keeps the texts of the arguments of all tool calls of `messages`,
         which come from `snapshot`. Arguments that are not plain are left out.
         """
         texts = JsonTexts()
-        texts._objects, texts._texts = self._objects.copy(), self._texts.copy()
+        texts.objects, texts.texts = self.objects.copy(), self.texts.copy()
         for message in messages:
             for call in message.get("tool_calls") or ():
                 arguments = call["function"].get("arguments")
                 if isinstance(arguments, dict) and _is_plain(arguments):
                     texts.add(arguments)
         return texts
-
-    def __contains__(self, container: Any) -> bool:
-        return id(container) in self._objects
-
-    def write(
-        self,
-        tojson: Callable[..., str],
-        container: Any,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> str:
-        """Return `tojson(container, *args, **kwargs)` for a container that was added."""
-        # the repr: 1 and True are equal, but may be written differently
-        key = id(container), repr((args, kwargs)) if args or kwargs else ""
-        text = self._texts.get(key)
-        if text is None:
-            text = self._texts[key] = tojson(container, *args, **kwargs)
-        return text
 
 
 _IN_USE: ContextVar[tuple[JsonTexts, ...]] = ContextVar("json_texts", default=())
@@ -125,9 +109,14 @@ def json_texts(*texts: JsonTexts) -> Iterator[None]:
 
 def write_json(tojson: Callable[..., str], value: Any, /, *args: Any, **kwargs: Any) -> str:
     """Return `tojson(value, *args, **kwargs)`. If the text is known, `tojson` is not called."""
-    for texts in _IN_USE.get():
-        if value in texts:
-            return texts.write(tojson, value, args, kwargs)
+    for known in _IN_USE.get():
+        if id(value) in known.objects:
+            # the repr: 1 and True are equal, but may be written differently
+            key = id(value), repr((args, kwargs)) if args or kwargs else ""
+            text = known.texts.get(key)
+            if text is None:
+                text = known.texts[key] = tojson(value, *args, **kwargs)
+            return text
     return tojson(value, *args, **kwargs)
 
 
