@@ -12,14 +12,21 @@ class _Limit:
     """A time limit. It is paused while a `not_counted` context is active in any of its tasks."""
 
     def __init__(self, timeout: asyncio.Timeout) -> None:
-        self._timeout = timeout
+        self._timeout: asyncio.Timeout | None = timeout
+        self._last_end: float | None = None
         self._pauses = 0
         self._left: float | None = None
 
     @property
     def end(self) -> float | None:
         """The time at which the limit ends, or None if it is paused or not set."""
-        return self._timeout.when()
+        return self._last_end if self._timeout is None else self._timeout.when()
+
+    def close(self) -> None:
+        """Let go of the timeout, and so of its task. Connections that were opened in the task's
+        context keep this object as long as they are open.
+        """
+        self._last_end, self._timeout = self.end, None
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -27,8 +34,8 @@ class _Limit:
         one ends.
         """
         loop = asyncio.get_running_loop()
-        end = self._timeout.when()
-        if not self._pauses and end is not None and not self._timeout.expired():
+        end = self.end
+        if not self._pauses and end is not None and not self._expired():
             self._left = end - loop.time()
             self._reschedule(None)
         self._pauses += 1
@@ -40,9 +47,13 @@ class _Limit:
                 self._reschedule(loop.time() + self._left)
                 self._left = None
 
+    def _expired(self) -> bool:
+        return self._timeout is None or self._timeout.expired()
+
     def _reschedule(self, when: float | None) -> None:
-        with suppress(RuntimeError):  # the limit has already ended
-            self._timeout.reschedule(when)
+        if self._timeout is not None:
+            with suppress(RuntimeError):  # the limit has already ended
+                self._timeout.reschedule(when)
 
 
 _pausable: ContextVar[tuple[_Limit, ...]] = ContextVar("pausable", default=())
@@ -56,10 +67,12 @@ def pausable(limit: asyncio.Timeout) -> Iterator[None]:
     """Make `not_counted` pause `limit`, in addition to the outer limits. The `async with` block of
     `limit` must have been entered.
     """
-    token = _pausable.set((*_pausable.get(), _Limit(limit)))
+    added = _Limit(limit)
+    token = _pausable.set((*_pausable.get(), added))
     try:
         yield
     finally:
+        added.close()
         with suppress(ValueError):  # an abandoned coroutine is closed in another context
             _pausable.reset(token)
 
