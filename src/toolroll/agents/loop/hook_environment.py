@@ -62,9 +62,7 @@ class ObservationText(str):
 
 
 class HookInfo(dict[str, Any]):
-    """The `info` of a reset or a step. It can be used as a dict or like tau-bench's pydantic
-    model.
-    """
+    """The `info` of a reset or a step, for use as a dict or as tau-bench's pydantic model."""
 
     def model_dump(self) -> dict[str, Any]:
         """Return a plain dict."""

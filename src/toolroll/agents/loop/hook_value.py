@@ -16,9 +16,7 @@ _FIELDS = ("observation", "messages", "reward", "done", "info", "tools")
 
 
 async def run_hook(hook: Callable[..., Any], *args: Any) -> Any:
-    """Return what `hook` returns. A plain (not `async`) hook runs in its own thread, so that it may
-    block.
-    """
+    """Return what `hook` returns. A hook that is not async may block: it gets a thread."""
     if inspect.iscoroutinefunction(hook):
         return await hook(*args)
     return await Threads(1).run_in_thread(hook, *args)

@@ -202,9 +202,7 @@ class OpenAIUser:
         return [history_message(visible), *answers]
 
     async def _say(self, messages: list[Message], shift: int) -> str | ParsedReply:
-        """Return the next line, or the reply if it has tool calls. Retry an empty reply with
-        another seed.
-        """
+        """Return the next line, or a reply with calls. Retry an empty reply with another seed."""
         for attempt in range(self._config.retries + 1):
             # The same seed would result in the same empty reply.
             seed = None if self._seed is None else (self._seed + shift + attempt) % 2**31

@@ -43,9 +43,7 @@ async def follow(
 
 
 def follow_app(folder: Path, pieces_of: PiecesOf, tokens: int) -> web.Application:
-    """Return the application that serves the page of the run in `folder`. Other web pages
-    cannot read its episodes.
-    """
+    """Return the app with the run's page. Other web pages cannot read its episodes."""
 
     async def page(request: web.Request) -> web.Response:
         body = followed_page(page_title(folder))

@@ -104,9 +104,7 @@ class _Reader:
         self._left = _MOST_VALUES
 
     def copied(self, value: Any, name: str, depth: int = 0) -> Any:
-        """Return `value`, which is called `name` in errors, with copies of all mappings and
-        sequences in it.
-        """
+        """Return `value`, called `name` in errors, with all mappings and sequences copied."""
         if type(value) in _ATOMS or not isinstance(value, _CONTAINERS) or isinstance(value, _WHOLE):
             return value
         if depth > _DEEPEST:

@@ -157,9 +157,7 @@ class EnvironmentRunner:
         )
 
     async def measure(self) -> Exception | None:
-        """Read the environment's metrics. An error does not fail the episode: it is logged and
-        returned.
-        """
+        """Read the environment's metrics. An error is logged and returned, not raised."""
         try:
             returned = await self._call("metrics", limit=self._time_limit or _CLOSE_LIMIT)
             self._metrics, wrong = self._checked(checked_metrics, self._name, returned)

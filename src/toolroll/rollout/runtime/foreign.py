@@ -104,9 +104,7 @@ def abandon(task: asyncio.Task[Any]) -> None:
 
 
 def retrieve(task: asyncio.Task[Any]) -> None:
-    """Retrieve the error of an abandoned task, because asyncio logs errors that nothing
-    retrieves.
-    """
+    """Retrieve the error of an abandoned task, because asyncio logs unretrieved errors."""
     if not task.cancelled():
         task.exception()
 

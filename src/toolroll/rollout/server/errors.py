@@ -82,9 +82,7 @@ def not_rendered(place: str) -> ApiError:
 
 
 def server_stopping() -> ApiError:
-    """Return the error of a server that is stopping. A retry can succeed once the server runs
-    again.
-    """
+    """Return the error of a server that is stopping. A retry can succeed after its restart."""
     problem = "the server is stopping: send the request again"
     return ApiError(503, "server_stopping", problem, retry=True)
 

@@ -293,9 +293,7 @@ class Reply(PendingRequest):
         self.saved = saved
 
     def render(self) -> bytes:
-        """Return the body. It is kept as text for a retry, because Python lists would be 10x as
-        large.
-        """
+        """Return the body, kept as text for a retry: Python lists are 10x as large."""
         if self._body is None:
             self._body = orjson.dumps(self.dialect.body(self.parsed, self.result))
         return self._body

@@ -54,9 +54,7 @@ def _write_log(run: RecordedRun, env: str, path: Path) -> None:
 
 
 def _header(run: RecordedRun, summary: Summary, model: str) -> dict[str, Any]:
-    """Return the log without its samples. Its mean is the mean over tasks, as in
-    `summary.json`.
-    """
+    """Return the log without its samples. Its mean is over tasks, as in `summary.json`."""
     env, tasks, started = summary.env, run.tasks[summary.env], run.started(summary.env)
     seconds = read_summary(run.folder).get(env, {}).get("seconds")
     means = [sum(rewards) / len(rewards) for rewards in summary.rewards.values()]

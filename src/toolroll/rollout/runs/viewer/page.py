@@ -77,9 +77,7 @@ class PageRun:
 def write_side_by_side(
     out: Path, title: str, runs: Sequence[PageRun], texts: Sequence[str]
 ) -> None:
-    """Write the page for `runs`, the baseline first, and the `texts` of their comparisons to
-    `out`.
-    """
+    """Write the page for `runs` (the baseline first) and the `texts` of their comparisons."""
     with _written_page(out) as file:
         data = PageData(file, lambda env: None, 0)
         for number, run in enumerate(runs):

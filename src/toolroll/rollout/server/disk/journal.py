@@ -163,17 +163,13 @@ class Journal:
 
 
 def _retrieved(saved: asyncio.Future[None]) -> None:
-    """Mark the exception of `saved` as retrieved. Otherwise asyncio logs it if the caller of
-    `append` does not wait.
-    """
+    """Mark the exception of `saved` as retrieved, so that asyncio does not log it."""
     if not saved.cancelled():
         saved.exception()
 
 
 def read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Yield the number and the bytes of every complete line. An incomplete last line is left
-    out.
-    """
+    """Yield the number and the bytes of every complete line, not of an incomplete last one."""
     with path.open("rb") as lines:
         for number, line in enumerate(lines, 1):
             if line.endswith(b"\n"):

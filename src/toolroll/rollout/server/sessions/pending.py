@@ -241,8 +241,6 @@ def retry_number(header: str | None) -> int:
 
 
 def _retrieved(task: asyncio.Task[CompletionResult]) -> None:
-    """Mark the exception of `task` as retrieved. Otherwise asyncio logs it if no client waits for
-    the request.
-    """
+    """Mark the exception of `task` as retrieved, so that asyncio does not log it."""
     if not task.cancelled():
         task.exception()
