@@ -354,8 +354,8 @@ def execute_with(
 
 
 def _step_result(returned: Any, action: Action) -> StepResult:
-    """Convert `found`, which `_execute_tool` returned, to a `StepResult`. `found` has toolroll's
-    form or tau-bench's. Its values are not checked here.
+    """Convert what `_execute_tool` returned, in toolroll's form or tau-bench's, to a `StepResult`.
+    Its values are not checked here.
     """
     if isinstance(returned, StepResult):
         return returned

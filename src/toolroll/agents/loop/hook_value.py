@@ -38,11 +38,10 @@ def reading(hook: str) -> Iterator[None]:
 
 
 def hook_value(hook: str, returned: T, *, depth: int = 0) -> T:
-    """Return `found`, the return value of the overridden hook with the name `hook`.
+    """Return `returned`, which the overridden hook `hook` returned.
 
-    Raise `EnvironmentFailure` if `found` is a coroutine, or contains one within `depth` levels of
-    dicts, lists and fields such as `info`. The coroutine is closed, so that Python does not warn
-    about it.
+    Raise `EnvironmentFailure` if it is a coroutine, or contains one within `depth` levels of dicts,
+    lists and fields such as `info`. The coroutine is closed, so that Python does not warn about it.
     """
     left = [value for value in _values(returned, depth) if inspect.isawaitable(value)]
     for value in left:

@@ -34,8 +34,8 @@ _TOOL = '{"type": "function", "function": {"name": ..., "parameters": {...}}}'
 
 
 def checked_observation(env: str, returned: Any, most_bytes: int = MOST_BYTES) -> Observation:
-    """Return a copy of `found`, which `reset` returned (see `_checked`). Raise
-    `EnvironmentFailure` if `returned` is not valid.
+    """Return a copy of `returned`, which `reset` returned (see `_checked`). Raise
+    `EnvironmentFailure` if it is not valid.
     """
     if not isinstance(returned, Observation):
         raise EnvironmentFailure(

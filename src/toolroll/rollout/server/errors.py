@@ -139,9 +139,8 @@ def refusal_of(error: ValidationError, *within: str) -> ApiError:
 
 
 def _is_unknown(entry: ErrorDetails, first: ErrorDetails) -> bool:
-    """Return True if `one` reports an unknown field, and lies in the same top-level field as
-    `first`. For a union, `first` is only about the union's first branch, so `one` may be the actual
-    cause.
+    """Return True if `entry` reports an unknown field in the same top-level field as `first`. For a
+    union, `first` is only about its first branch, so `entry` may be the actual cause.
     """
     return entry["type"] == "extra_forbidden" and entry["loc"][:1] == first["loc"][:1]
 

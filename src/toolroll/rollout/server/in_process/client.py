@@ -288,7 +288,6 @@ class ExactWriter(ResponsesWriter):
     """Writes one response, with the exact fields in the finished response."""
 
     async def finish(self) -> AsyncIterator[Event]:
-        """Yield the last events."""
         result = self._result
         large = is_long([result.choices[0].completion], top=0)
         sampled = await call_of_size(_sampled, result, self._encoder, large=large)
@@ -316,7 +315,6 @@ class ExactResponses(OpenAIResponses):
         return parsed
 
     def body(self, parsed: ParsedRequest, result: CompletionResult) -> dict[str, Any]:
-        """Return a `response`."""
         sampled = _sampled(result, self.encoder)
         return {**super().body(parsed, result), **sampled, **prompt_token_ids(result)}
 
