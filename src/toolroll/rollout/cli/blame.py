@@ -10,12 +10,13 @@ from typing import Any
 
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.runs.episode_file import read_episodes
+from toolroll.rollout.runs.export.recorded_run import is_graded
 from toolroll.rollout.runs.pass_at_k import passed
 from toolroll.rollout.runs.registry import judge_maker
 from toolroll.rollout.runs.run_directory import refuse_no_run
 from toolroll.rollout.runs.runner import session_id
 from toolroll.rollout.runs.user_faults import UserFault, instruction_of, user_faults
-from toolroll.rollout.types import Episode, Status
+from toolroll.rollout.types import Episode
 
 VERDICTS_NAME = "judge.jsonl"
 _FAULTY = 0.5
@@ -55,8 +56,8 @@ async def blame(folder: Path, judge: Mapping[str, Any] | None) -> list[str]:
 def _failed(folder: Path) -> Iterator[Episode]:
     for episode in read_episodes(folder, on_bad_line=lambda message: None):
         result = episode.result
-        graded = result.reward is not None and result.status is not Status.ABORTED
-        if graded and not passed(result.reward or 0.0) and "user_calls" in result.metrics:
+        failed = is_graded(episode) and not passed(result.reward or 0.0)
+        if failed and "user_calls" in result.metrics:
             yield episode
 
 

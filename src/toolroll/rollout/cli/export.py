@@ -66,11 +66,8 @@ def _tau_bench(run: RecordedRun, out: Path) -> list[str]:
     with written_whole(out) as file:
         file.write(text)
     written = len({result["task_id"] for result in results})
-    messages = [
-        f"{out}: {len(results)} results of {written} of {written + len(left_out)} tasks"
-        if left_out
-        else f"{out}: {len(results)} results of {written} tasks"
-    ]
+    of_tasks = f" of {written + len(left_out)}" if left_out else ""
+    messages = [f"{out}: {len(results)} results of {written}{of_tasks} tasks"]
     if left_out:
         messages.append(f"left out, because a trial is missing: {', '.join(left_out)}")
     return messages + _lost(run)

@@ -63,7 +63,6 @@ class SessionStore:
         settings: Mapping[str, Any],
         *,
         provenance: Provenance | None = None,
-        stale: int = _STALE,
     ) -> None:
         self.folder = folder
         self.settings = settings
@@ -82,7 +81,7 @@ class SessionStore:
         self._finishing: set[asyncio.Task[dict[str, Any]]] = set()
         self._closed = False
         self._stale = 0
-        self._most_stale = stale
+        self._most_stale = _STALE
 
     @property
     def journal(self) -> Journal:
