@@ -101,8 +101,8 @@ class Judge:
         rubric = self._rubric if isinstance(self._rubric, str) else self._rubric(task or {})
         config = self._config
         request = {"messages": _messages(rubric, record), **config.sampling}
-        asked = orjson.dumps([config.model, config.seed, request], option=orjson.OPT_SORT_KEYS)
-        key = hashlib.blake2b(asked, digest_size=16).hexdigest()
+        whole = orjson.dumps([config.model, config.seed, request], option=orjson.OPT_SORT_KEYS)
+        key = hashlib.blake2b(whole, digest_size=16).hexdigest()
         if key not in self._verdicts:
             verdict = await self._ask(request)
             # Unless an equal request was answered first.

@@ -10,7 +10,7 @@ from typing import Any
 
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.runs.episode_file import read_episodes
-from toolroll.rollout.runs.export.recorded_run import is_graded
+from toolroll.rollout.runs.export.exported_run import is_graded
 from toolroll.rollout.runs.pass_at_k import passed
 from toolroll.rollout.runs.registry import judge_maker
 from toolroll.rollout.runs.run_directory import refuse_no_run
@@ -42,8 +42,8 @@ async def blame(folder: Path, judge: Mapping[str, Any] | None) -> list[str]:
     grade = judge_maker("openai")(_RUBRIC, cache=folder / VERDICTS_NAME, **judge) if judge else None
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(_faults(episode, grade)) for episode in failed]
-    found = [(episode, task.result()) for episode, task in zip(failed, tasks, strict=True)]
-    faulty = [(episode, faults) for episode, faults in found if faults]
+    judged = [(episode, task.result()) for episode, task in zip(failed, tasks, strict=True)]
+    faulty = [(episode, faults) for episode, faults in judged if faults]
     kinds = Counter(fault.kind for _, faults in faulty for fault in faults)
     counts = ", ".join(f"{kind} {count}" for kind, count in sorted(kinds.items()))
     total = f"faults of the simulated user in {len(faulty)} of {len(failed)} failed episodes"

@@ -19,8 +19,8 @@ from urllib.parse import quote
 import numpy as np
 
 from toolroll.rollout.errors import UsageError
+from toolroll.rollout.runs.export.exported_run import ExportedRun
 from toolroll.rollout.runs.export.messages import calls_of, text_of
-from toolroll.rollout.runs.export.recorded_run import RecordedRun
 from toolroll.rollout.runtime.disk import new_folder
 from toolroll.rollout.runtime.jsonable import json_bytes
 from toolroll.rollout.types import Episode, InteractionResult, Message, Status, Trajectory, Turn
@@ -35,7 +35,7 @@ Sampled = tuple[Trajectory, Turn]
 """A turn, and the sequence that contains it."""
 
 
-def write_atif(run: RecordedRun, folder: Path) -> int:
+def write_atif(run: ExportedRun, folder: Path) -> int:
     """Write `ENV/TASK__SAMPLE/agent/trajectory.json` into the new `folder` for each episode that
     was not aborted. Return the number of files.
 
@@ -108,8 +108,8 @@ def _turns_of(result: InteractionResult, parts: Sequence[Trajectory]) -> list[Sa
         turns = [pair for part in parts for pair in _own(part)]
     elif parts and not result.metrics.get("text_completions"):
         turns = [(parts[-1], turn) for turn in parts[-1].turns]
-    said = sum(message.get("role") == "assistant" for message in result.messages)
-    return turns if len(turns) == said else []
+    replies = sum(message.get("role") == "assistant" for message in result.messages)
+    return turns if len(turns) == replies else []
 
 
 def _own(part: Trajectory) -> list[Sampled]:
@@ -158,7 +158,7 @@ def _observe(steps: list[Step], message: Message) -> None:
     """
     call = message.get("tool_call_id")
     last = next((step for step in reversed(steps) if step["source"] == "agent"), steps[-1])
-    called = any(call == made["tool_call_id"] for made in last.get("tool_calls") or ())
+    called = call in [entry["tool_call_id"] for entry in last.get("tool_calls") or ()]
     step = last if called else steps[-1]
     step.setdefault("observation", {"results": []})["results"].append(
         {"source_call_id": call if called else None, "content": text_of(message.get("content"))}
