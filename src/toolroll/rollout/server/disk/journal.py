@@ -17,6 +17,7 @@ from pathlib import Path
 
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.runtime.disk import sync_folder, writing, written_whole
+from toolroll.rollout.runtime.foreign import retrieve
 from toolroll.rollout.server.errors import ApiError, server_stopping
 
 logger = logging.getLogger(__name__)
@@ -71,7 +72,7 @@ class Journal:
         self.check()
         self._waiting += lines
         saved: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        saved.add_done_callback(_retrieved)
+        saved.add_done_callback(retrieve)  # the caller may not wait
         self._saved.append(saved)
         self._start()
         return saved
@@ -160,12 +161,6 @@ class Journal:
         """
         with writing(self.path):
             return os.path.samestat(os.fstat(self._file.fileno()), self.path.stat())
-
-
-def _retrieved(saved: asyncio.Future[None]) -> None:
-    """Mark the exception of `saved` as retrieved, so that asyncio does not log it."""
-    if not saved.cancelled():
-        saved.exception()
 
 
 def read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
