@@ -145,7 +145,7 @@ class ChatClientConfig(BaseModel):
         return key
 
 
-class SampledConfig(ChatClientConfig):
+class SamplingClientConfig(ChatClientConfig):
     """A server that helps to play episodes, with sampling parameters. Times are in seconds."""
 
     temperature: float | None = Field(default=None, ge=0)

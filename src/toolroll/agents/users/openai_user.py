@@ -23,7 +23,7 @@ from typing import Any
 
 from pydantic import Field, field_validator
 
-from toolroll.agents.chat_client import ChatClient, SampledConfig, history_message
+from toolroll.agents.chat_client import ChatClient, SamplingClientConfig, history_message
 from toolroll.agents.users.scripted import visible_text
 from toolroll.agents.users.strategies import (
     REACT_FORMAT,
@@ -57,7 +57,7 @@ How you write:
 """  # noqa: E501
 
 
-class UserConfig(SampledConfig):
+class UserConfig(SamplingClientConfig):
     """The address and sampling parameters of the model that plays the user."""
 
     system_prompt: str = SYSTEM_PROMPT

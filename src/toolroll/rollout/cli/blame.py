@@ -82,8 +82,8 @@ async def _faults(episode: Episode, judge: Any) -> list[UserFault]:
 
 def _shown(episode: Episode, fault: UserFault) -> str:
     name = session_id(episode.env, episode.task_id, episode.sample)
-    if fault.message is None:
+    if fault.position is None:
         return f"{name}: {fault.kind}: {fault.why}"
-    line = " ".join(str(episode.result.messages[fault.message]["content"]).split())
+    line = " ".join(str(episode.result.messages[fault.position]["content"]).split())
     quote = line if len(line) <= _LONGEST else f"{line[:_LONGEST]}…"
-    return f"{name}, message {fault.message}: {fault.kind}: {fault.why}: {quote}"
+    return f"{name}, message {fault.position}: {fault.kind}: {fault.why}: {quote}"

@@ -45,13 +45,13 @@ _LOOP_WORDS, _LOOP, _ECHO_WORDS = 5, 3, 8
 
 @dataclass(frozen=True, slots=True)
 class UserFault:
-    """A mistake of the simulated user. `kind`: a key of `RULES`, or "judge". `message`: the
-    position of the line in the episode's messages, or None for a judge's verdict on all lines.
-    `why`: what is wrong.
+    """A mistake of the simulated user. `kind`: a key of `RULES`, or "judge". `position`: that of
+    the line in the episode's messages, or None for a judge's verdict on all lines. `why`: what is
+    wrong.
     """
 
     kind: str
-    message: int | None
+    position: int | None
     why: str
 
 
