@@ -20,8 +20,8 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from toolroll.rollout.errors import UsageError, capped
 from toolroll.rollout.runtime.disk import sync_folder, writing
-from toolroll.rollout.runtime.jsonable import LARGEST, json_bytes
-from toolroll.rollout.session.trajectory_json import TrajectoryRecord, from_json, to_json
+from toolroll.rollout.runtime.jsonable import json_bytes
+from toolroll.rollout.session.trajectory_json import Number, TrajectoryRecord, from_json, to_json
 from toolroll.rollout.types import Episode, InteractionResult, Status, StopReason, status_of
 
 Sync = Literal["always", "end"]
@@ -33,7 +33,6 @@ _WHY = 300
 _RESUME = "Finished episodes are kept; free some space, and run the same command again to continue"
 
 Whole = Annotated[int, Field(ge=-(2**63), lt=2**63)]
-Number = Annotated[float, Field(ge=-LARGEST, le=LARGEST)]
 
 
 class EpisodeRecord(BaseModel):
