@@ -2,7 +2,8 @@
 
 Invariants:
 
-- The page loads nothing else. A content security policy forbids it.
+- The page loads nothing else, except that a followed page asks its own server for episodes. A
+  content security policy forbids it.
 - All data of an episode is displayed as text. It is stored as compressed data, and the script
   creates only text nodes from it.
 - Either the whole page is written, or nothing.
