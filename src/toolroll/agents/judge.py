@@ -131,7 +131,8 @@ class Judge:
                     raise EnvironmentFailure(f"the judge at {error}") from error
         raise EnvironmentFailure(
             f"the judge at {client.url} gave {config.retries + 1} answers that are not "
-            f'{{"reason": TEXT, "score": 0 to 1}}; the last one: {problem}'
+            f'{{"reason": TEXT, "score": 0 to 1}}: use another model than {config.model}; '
+            f"the last one: {problem}"
         )
 
     @asynccontextmanager

@@ -222,5 +222,5 @@ def test_a_judge_reads_failed_episodes_once(run: Path) -> None:
 def test_a_run_without_failed_conversations_is_refused(tmp_path: Path) -> None:
     with EpisodeStore(tmp_path) as store:
         store.append(episode())
-    with pytest.raises(UsageError, match="no failed episode with a simulated user"):
+    with pytest.raises(UsageError, match="user_calls in its metrics"):
         blame(tmp_path)

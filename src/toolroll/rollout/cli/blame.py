@@ -37,7 +37,9 @@ async def blame(folder: Path, judge: Mapping[str, Any] | None) -> list[str]:
     refuse_no_run(folder)
     failed = list(_failed(folder))
     if not failed:
-        raise UsageError(f"{folder} has no failed episode with a simulated user")
+        raise UsageError(
+            f"{folder} has no failed episode with a simulated user (user_calls in its metrics)"
+        )
     grade = judge_maker("openai")(_RUBRIC, cache=folder / VERDICTS_NAME, **judge) if judge else None
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(_faults(episode, grade)) for episode in failed]
