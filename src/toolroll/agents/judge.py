@@ -7,7 +7,7 @@ Invariants:
 - No text of the record can end the record or become a control token of the judge's chat template:
   each message is a line of JSON without the characters `<` and `[`, and the mark around the record
   is a hash of the record.
-- A judge gives one verdict for one rubric and record.
+- A judge (an address, a model and a seed) gives one verdict for one rubric and record.
 """
 
 from __future__ import annotations
@@ -101,7 +101,8 @@ class Judge:
         rubric = self._rubric if isinstance(self._rubric, str) else self._rubric(task or {})
         config = self._config
         request = {"messages": _messages(rubric, record), **config.sampling}
-        asked = orjson.dumps([config.model, config.seed, request], option=orjson.OPT_SORT_KEYS)
+        judge = [config.base_url, config.model, config.seed]
+        asked = orjson.dumps([*judge, request], option=orjson.OPT_SORT_KEYS)
         key = hashlib.blake2b(asked, digest_size=16).hexdigest()
         if key not in self._verdicts:
             verdict = await self._ask(request)

@@ -35,11 +35,12 @@ async def blame(folder: Path, judge: Mapping[str, Any] | None) -> list[str]:
     folder, so that the same command asks only for those that are missing.
     """
     refuse_no_run(folder)
-    failed = list(_failed(folder))
-    if not failed:
+    episodes = list(_with_user(folder))
+    if not episodes:
         raise UsageError(
-            f"{folder} has no failed episode with a simulated user (user_calls in its metrics)"
+            f"{folder} has no simulated user (user_calls in the metrics of an episode)"
         )
+    failed = [one for one in episodes if _is_failed(one)]
     grade = judge_maker("openai")(_RUBRIC, cache=folder / VERDICTS_NAME, **judge) if judge else None
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(_faults(episode, grade)) for episode in failed]
@@ -54,12 +55,15 @@ async def blame(folder: Path, judge: Mapping[str, Any] | None) -> list[str]:
     ]
 
 
-def _failed(folder: Path) -> Iterator[Episode]:
+def _with_user(folder: Path) -> Iterator[Episode]:
     for episode in read_episodes(folder, on_bad_line=lambda message: None):
-        result = episode.result
-        graded = result.reward is not None and result.status is not Status.ABORTED
-        if graded and not passed(result.reward or 0.0) and "user_calls" in result.metrics:
+        if "user_calls" in episode.result.metrics:
             yield episode
+
+
+def _is_failed(episode: Episode) -> bool:
+    reward = episode.result.reward
+    return episode.result.status is not Status.ABORTED and reward is not None and not passed(reward)
 
 
 async def _faults(episode: Episode, judge: Any) -> list[UserFault]:
