@@ -7,7 +7,7 @@ Invariants:
 - No text of the record can end the record or become a control token of the judge's chat template:
   each message is a line of JSON without the characters `<` and `[`, and the mark around the record
   is a hash of the record.
-- A judge gives one verdict for one rubric and record.
+- A judge (an address, a model and a seed) gives one verdict for one rubric and record.
 """
 
 from __future__ import annotations
@@ -101,8 +101,9 @@ class Judge:
         rubric = self._rubric if isinstance(self._rubric, str) else self._rubric(task or {})
         config = self._config
         request = {"messages": _messages(rubric, record), **config.sampling}
-        whole = orjson.dumps([config.model, config.seed, request], option=orjson.OPT_SORT_KEYS)
-        key = hashlib.blake2b(whole, digest_size=16).hexdigest()
+        judge = [config.base_url, config.model, config.seed]
+        content = orjson.dumps([*judge, request], option=orjson.OPT_SORT_KEYS)
+        key = hashlib.blake2b(content, digest_size=16).hexdigest()
         if key not in self._verdicts:
             verdict = await self._ask(request)
             # Unless an equal request was answered first.
@@ -131,7 +132,8 @@ class Judge:
                     raise EnvironmentFailure(f"the judge at {error}") from error
         raise EnvironmentFailure(
             f"the judge at {client.url} gave {config.retries + 1} answers that are not "
-            f'{{"reason": TEXT, "score": 0 to 1}}; the last one: {problem}'
+            f'{{"reason": TEXT, "score": 0 to 1}}: use another model than {config.model}; '
+            f"the last one: {problem}"
         )
 
     @asynccontextmanager

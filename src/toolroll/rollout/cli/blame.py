@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,9 +36,14 @@ async def blame(folder: Path, judge: Mapping[str, Any] | None) -> list[str]:
     folder, so that the same command asks only for those that are missing.
     """
     refuse_no_run(folder)
-    failed = list(_failed(folder))
-    if not failed:
-        raise UsageError(f"{folder} has no failed episode with a simulated user")
+    episodes = read_episodes(folder, on_bad_line=lambda message: None)
+    with_user = [episode for episode in episodes if "user_calls" in episode.result.metrics]
+    if not with_user:
+        raise UsageError(
+            f"{folder} has no simulated user (user_calls in the metrics of an episode)"
+        )
+    graded = filter(is_graded, with_user)
+    failed = [episode for episode in graded if not passed(episode.result.reward or 0.0)]
     grade = judge_maker("openai")(_RUBRIC, cache=folder / VERDICTS_NAME, **judge) if judge else None
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(_faults(episode, grade)) for episode in failed]
@@ -51,14 +56,6 @@ async def blame(folder: Path, judge: Mapping[str, Any] | None) -> list[str]:
         *(_shown(episode, fault) for episode, faults in faulty for fault in faults),
         f"{folder}: {total}{f': {counts}' if counts else ''}",
     ]
-
-
-def _failed(folder: Path) -> Iterator[Episode]:
-    for episode in read_episodes(folder, on_bad_line=lambda message: None):
-        result = episode.result
-        failed = is_graded(episode) and not passed(result.reward or 0.0)
-        if failed and "user_calls" in result.metrics:
-            yield episode
 
 
 async def _faults(episode: Episode, judge: Any) -> list[UserFault]:

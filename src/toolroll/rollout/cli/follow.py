@@ -54,7 +54,10 @@ def follow_app(folder: Path, pieces_of: PiecesOf, tokens: int) -> web.Applicatio
             check_sender(request)
         except ApiError as error:
             raise web.HTTPForbidden(text=str(error)) from error
-        after = [int(request.query.get(name, 0)) for name in ("file", "position", "rows")]
+        try:
+            after = [int(request.query.get(name, 0)) for name in ("file", "position", "rows")]
+        except ValueError as error:
+            raise web.HTTPBadRequest(text=str(error)) from error
         answer = episodes_after(folder / FILE_NAME, *after, pieces_of=pieces_of, tokens_of=tokens)
         answer |= {"settings": [read_settings(folder)], "summary": read_summary(folder)}
         return web.Response(body=json_bytes(answer), content_type="application/json")
