@@ -111,7 +111,9 @@ async def test_a_cancelled_call_returns_after_its_episodes_are_closed(
     tokenizer = load_embedded_tokenizer()
     async with EmbeddedEngine(tokenizer, Held(COUNT, full.set)) as engine:
         playing = asyncio.ensure_future(ADAPTERS[name].run(world_of(engine, [0] * COUNT)))
-        await full.wait()
+        held = asyncio.ensure_future(full.wait())
+        await asyncio.wait([playing, held], return_when=asyncio.FIRST_COMPLETED)
+        assert held.done(), playing.result()  # it raises what ended the call, such as a skip
         playing.cancel()
         with pytest.raises(asyncio.CancelledError):
             await playing
