@@ -8,7 +8,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from toolroll.rollout.errors import UsageError
+from toolroll.rollout.cli.display import shortened
+from toolroll.rollout.errors import EnvironmentFailure, UsageError
 from toolroll.rollout.runs.episode_file import read_episodes
 from toolroll.rollout.runs.pass_at_k import passed
 from toolroll.rollout.runs.registry import judge_maker
@@ -35,12 +36,14 @@ async def blame(folder: Path, judge: Mapping[str, Any] | None) -> list[str]:
     folder, so that the same command asks only for those that are missing.
     """
     refuse_no_run(folder)
-    failed = list(_failed(folder))
+    bad_lines: list[str] = []
+    failed = list(_failed(folder, bad_lines))
     if not failed:
         raise UsageError(f"{folder} has no failed episode with a simulated user")
     grade = judge_maker("openai")(_RUBRIC, cache=folder / VERDICTS_NAME, **judge) if judge else None
+    not_judged: list[str] = []
     async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(_faults(episode, grade)) for episode in failed]
+        tasks = [group.create_task(_faults(episode, grade, not_judged)) for episode in failed]
     found = [(episode, task.result()) for episode, task in zip(failed, tasks, strict=True)]
     faulty = [(episode, faults) for episode, faults in found if faults]
     kinds = Counter(fault.kind for _, faults in faulty for fault in faults)
@@ -49,19 +52,23 @@ async def blame(folder: Path, judge: Mapping[str, Any] | None) -> list[str]:
     return [
         *(_shown(episode, fault) for episode, faults in faulty for fault in faults),
         f"{folder}: {total}{f': {counts}' if counts else ''}",
+        *shortened(not_judged),
+        *shortened(bad_lines),
     ]
 
 
-def _failed(folder: Path) -> Iterator[Episode]:
-    for episode in read_episodes(folder, on_bad_line=lambda message: None):
+def _failed(folder: Path, bad_lines: list[str]) -> Iterator[Episode]:
+    for episode in read_episodes(folder, on_bad_line=bad_lines.append):
         result = episode.result
         graded = result.reward is not None and result.status is not Status.ABORTED
         if graded and not passed(result.reward or 0.0) and "user_calls" in result.metrics:
             yield episode
 
 
-async def _faults(episode: Episode, judge: Any) -> list[UserFault]:
-    """Return the faults by rule, and the one that the judge sees."""
+async def _faults(episode: Episode, judge: Any, not_judged: list[str]) -> list[UserFault]:
+    """Return the faults by rule, and the one that the judge sees. If it gives no verdict, add a
+    message to `not_judged`.
+    """
     result = episode.result
     faults = user_faults(result)
     if judge is None:
@@ -70,19 +77,27 @@ async def _faults(episode: Episode, judge: Any) -> list[UserFault]:
     record = [
         {"role": names[m["role"]], "content": [m.get("content"), *(m.get("tool_calls") or ())]}
         for m in result.messages
-        if m["role"] in names
+        if m.get("role") in names
     ]
     order = {"role": "instruction", "content": instruction_of(result.info) or "(unknown)"}
-    verdict = await judge.verdict([order, *record])
+    try:
+        verdict = await judge.verdict([order, *record])
+    except EnvironmentFailure as error:
+        not_judged.append(f"{_name(episode)} is not judged: {error}")
+        return faults
     if verdict.score < _FAULTY:
         faults.append(UserFault("judge", None, f"{verdict.score:g}: {verdict.reason}"))
     return faults
 
 
 def _shown(episode: Episode, fault: UserFault) -> str:
-    name = session_id(episode.env, episode.task_id, episode.sample)
+    name = _name(episode)
     if fault.message is None:
         return f"{name}: {fault.kind}: {fault.why}"
     line = " ".join(str(episode.result.messages[fault.message]["content"]).split())
     quote = line if len(line) <= _LONGEST else f"{line[:_LONGEST]}…"
     return f"{name}, message {fault.message}: {fault.kind}: {fault.why}: {quote}"
+
+
+def _name(episode: Episode) -> str:
+    return session_id(episode.env, episode.task_id, episode.sample)
