@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from aiohttp import web
 
@@ -44,8 +45,17 @@ async def follow(
 
 def follow_app(folder: Path, pieces_of: PiecesOf, tokens: int) -> web.Application:
     """Return the application that serves the page of the run in `folder`. Other web pages
-    cannot read its episodes.
+    can read neither the page nor its episodes.
     """
+
+    @web.middleware
+    async def checked(request: web.Request, handler: Any) -> web.StreamResponse:
+        try:
+            check_sender(request)
+        except ApiError as error:
+            raise web.HTTPForbidden(text=str(error)) from error
+        response: web.StreamResponse = await handler(request)
+        return response
 
     async def page(request: web.Request) -> web.Response:
         body = followed_page(page_title(folder))
@@ -53,14 +63,13 @@ def follow_app(folder: Path, pieces_of: PiecesOf, tokens: int) -> web.Applicatio
 
     async def more(request: web.Request) -> web.Response:
         try:
-            check_sender(request)
-        except ApiError as error:
-            raise web.HTTPForbidden(text=str(error)) from error
-        after = [int(request.query.get(name, 0)) for name in ("file", "position", "rows")]
+            after = [int(request.query.get(name, 0)) for name in ("file", "position", "rows")]
+        except ValueError as error:
+            raise web.HTTPBadRequest(text=str(error)) from error
         answer = episodes_after(folder / FILE_NAME, *after, pieces_of=pieces_of, tokens_of=tokens)
         answer |= {"settings": [read_settings(folder)], "summary": read_summary(folder)}
         return web.Response(body=json_bytes(answer), content_type="application/json")
 
-    app = web.Application()
+    app = web.Application(middlewares=[checked])
     app.add_routes([web.get("/", page), web.get("/more", more)])
     return app
