@@ -85,12 +85,14 @@ async def sessions() -> Items:
     """
 
     def policy(request: PolicyRequest) -> Reply:
-        rng = random.Random(f"{request.routing_key}/{request.call}")
+        # by the prompt, because the requests of one `n` arrive in any order
+        length = len(request.input_ids)
+        rng = random.Random(f"{request.routing_key}/{length}")
         said = [
             "A reply.",
-            f"I look. {call(at=f'x{request.call}', b=[1])}",
-            f"<think>\nHm {request.call}?\n</think>\n\nA reply.",
-            call(at=str(request.call)) * 2,
+            f"I look. {call(at=f'x{length}', b=[1])}",
+            f"<think>\nHm {length}?\n</think>\n\nA reply.",
+            call(at=str(length)) * 2,
         ]
         return Reply(rng.choice(said))
 
