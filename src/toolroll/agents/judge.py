@@ -7,7 +7,7 @@ Invariants:
 - No text of the record can end the record or become a control token of the judge's chat template:
   each message is a line of JSON without the characters `<` and `[`, and the mark around the record
   is a hash of the record.
-- A judge gives one verdict for one rubric and record.
+- A judge (an address, a model and a seed) gives one verdict for one rubric and record.
 """
 
 from __future__ import annotations
@@ -110,7 +110,8 @@ class Judge:
         rubric = self._rubric if isinstance(self._rubric, str) else self._rubric(task or {})
         config = self._config
         request = {"messages": _messages(rubric, record), **config.sampling}
-        asked = orjson.dumps([config.model, config.seed, request], option=orjson.OPT_SORT_KEYS)
+        judge = [config.base_url, config.model, config.seed]
+        asked = orjson.dumps([*judge, request], option=orjson.OPT_SORT_KEYS)
         key = hashlib.blake2b(asked, digest_size=16).hexdigest()
         if key not in self._verdicts:
             verdict = await self._ask(request)
@@ -140,7 +141,8 @@ class Judge:
                     raise EnvironmentFailure(f"the judge at {error}") from error
         raise EnvironmentFailure(
             f"the judge at {client.url} gave {config.retries + 1} answers that are not "
-            f'{{"reason": TEXT, "score": 0 to 1}}; the last one: {problem}'
+            f'{{"reason": TEXT, "score": 0 to 1}}: use another model than {config.model}; '
+            f"the last one: {problem}"
         )
 
     @asynccontextmanager

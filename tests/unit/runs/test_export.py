@@ -114,7 +114,7 @@ def test_the_command_writes_tau_benchs_format(tmp_path: Path) -> None:
     for words, kind, env, out in (  # type: ignore[assignment]
         ("the formats are parquet, tau-bench, atif", "csv", None, "x"),
         ("one environment: choose one with --env: lake, pond", "tau-bench", None, "x"),
-        ("already exists", "tau-bench", "pond", "tau.json"),
+        ("already exists: name a new file", "tau-bench", "pond", "tau.json"),
     ):
         with pytest.raises(UsageError, match=words):
             export(run, kind, tmp_path / out, env)

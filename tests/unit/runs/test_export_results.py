@@ -121,5 +121,5 @@ def test_the_command_writes(kind: str, words: str, tmp_path: Path) -> None:
     out = tmp_path / "out"
     done = CliRunner().invoke(app, [*arguments, "--out", str(out)], env={"COLUMNS": "300"})
     assert words in done.stdout
-    with pytest.raises(UsageError, match="already exists"):
+    with pytest.raises(UsageError, match="already exists: name a new folder"):
         export(tmp_path / "run", kind, out, "la/ke")

@@ -236,8 +236,17 @@ def test_an_episode_without_a_verdict_keeps_no_other_from_the_report(run: Path) 
     assert "line 6, is not a valid episode" in lines[5]
 
 
-def test_a_run_without_failed_conversations_is_refused(tmp_path: Path) -> None:
+def test_a_run_in_which_nothing_failed_has_nobody_to_blame(tmp_path: Path) -> None:
     with EpisodeStore(tmp_path) as store:
+        store.append(played(*LINES, reward=1.0))
+    total = "faults of the simulated user in 0 of 0 failed episodes"
+    assert blame(tmp_path) == [f"{tmp_path}: {total}"]
+
+
+def test_what_has_no_effect_is_refused(tmp_path: Path, run: Path) -> None:
+    with EpisodeStore(tmp_path / "desk") as store:
         store.append(episode())
-    with pytest.raises(UsageError, match="no failed episode with a simulated user"):
-        blame(tmp_path)
+    with pytest.raises(UsageError, match="no simulated user"):
+        blame(tmp_path / "desk")
+    with pytest.raises(UsageError, match="need --judge-model"):
+        blame(run, "--judge-url", "http://127.0.0.1:1/v1")

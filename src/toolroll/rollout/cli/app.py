@@ -367,8 +367,11 @@ def blame(
         str | None, typer.Option(help="a model that also judges the simulated user")
     ] = None,
     judge_url: Annotated[
-        str, typer.Option(help="its OpenAI-compatible endpoint, with /v1")
-    ] = "http://127.0.0.1:30000/v1",
+        str | None,
+        typer.Option(
+            help="its OpenAI-compatible endpoint, with /v1; default: http://127.0.0.1:30000/v1"
+        ),
+    ] = None,
     judge_api_key_env: Annotated[
         str | None, typer.Option(metavar="NAME", help="the environment variable with its key")
     ] = None,
@@ -380,7 +383,10 @@ def blame(
     """
     from toolroll.rollout.cli.blame import blame as blame_folder
 
-    settings = {"model": judge_model, "base_url": judge_url, "api_key_env": judge_api_key_env}
+    if judge_model is None and (judge_url or judge_api_key_env):
+        raise UsageError("--judge-url and --judge-api-key-env need --judge-model")
+    url = judge_url or "http://127.0.0.1:30000/v1"
+    settings = {"model": judge_model, "base_url": url, "api_key_env": judge_api_key_env}
     for line in _run(blame_folder(folder, settings if judge_model is not None else None)):
         print_line(console, line)
 

@@ -37,9 +37,12 @@ async def blame(folder: Path, judge: Mapping[str, Any] | None) -> list[str]:
     """
     refuse_no_run(folder)
     bad_lines: list[str] = []
-    failed = list(_failed(folder, bad_lines))
-    if not failed:
-        raise UsageError(f"{folder} has no failed episode with a simulated user")
+    episodes = list(_with_user(folder, bad_lines))
+    if not episodes:
+        raise UsageError(
+            f"{folder} has no simulated user (user_calls in the metrics of an episode)"
+        )
+    failed = [one for one in episodes if _is_failed(one)]
     grade = judge_maker("openai")(_RUBRIC, cache=folder / VERDICTS_NAME, **judge) if judge else None
     not_judged: list[str] = []
     async with asyncio.TaskGroup() as group:
@@ -57,12 +60,15 @@ async def blame(folder: Path, judge: Mapping[str, Any] | None) -> list[str]:
     ]
 
 
-def _failed(folder: Path, bad_lines: list[str]) -> Iterator[Episode]:
+def _with_user(folder: Path, bad_lines: list[str]) -> Iterator[Episode]:
     for episode in read_episodes(folder, on_bad_line=bad_lines.append):
-        result = episode.result
-        graded = result.reward is not None and result.status is not Status.ABORTED
-        if graded and not passed(result.reward or 0.0) and "user_calls" in result.metrics:
+        if "user_calls" in episode.result.metrics:
             yield episode
+
+
+def _is_failed(episode: Episode) -> bool:
+    reward = episode.result.reward
+    return episode.result.status is not Status.ABORTED and reward is not None and not passed(reward)
 
 
 async def _faults(episode: Episode, judge: Any, not_judged: list[str]) -> list[UserFault]:

@@ -61,7 +61,7 @@ def _tau_bench(run: RecordedRun, out: Path) -> list[str]:
         )
     results, left_out = tau_bench_results(run.episodes())
     if out.exists():
-        raise UsageError(f"{out} already exists")
+        raise UsageError(f"{out} already exists: name a new file")
     text = json_bytes(results, option=orjson.OPT_INDENT_2)
     with written_whole(out) as file:
         file.write(text)

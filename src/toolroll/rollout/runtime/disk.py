@@ -81,7 +81,7 @@ def new_folder(folder: Path) -> Iterator[None]:
     Raise `UsageError` if `folder` exists, or if it or a file in it cannot be written.
     """
     if folder.exists():
-        raise UsageError(f"{folder} already exists")
+        raise UsageError(f"{folder} already exists: name a new folder")
     try:
         folder.mkdir(parents=True)
     except OSError as error:
