@@ -16,9 +16,21 @@ from pathlib import Path
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from toolroll.rollout.model.tokenizers import CONTROL_TOKENS
-
 VOCABULARY = 4096
+CONTROL_TOKENS = (
+    "<|pad|>",
+    "<|turn|>",
+    "<|end|>",
+    "<tool_call>",
+    "</tool_call>",
+    "<tool_response>",
+    "</tool_response>",
+    "<think>",
+    "</think>",
+)
+"""The added tokens of the embedded tokenizer. `<|end|>` ends a turn. The first three are special
+tokens, which decoding can skip. The others always appear in decoded text, as in Qwen's tokenizer.
+"""
 _SPECIAL = 3
 
 _WORDS = (

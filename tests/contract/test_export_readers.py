@@ -16,9 +16,9 @@ from support.exports import own_turns, varied, write_run
 from support.results import summary_of
 
 from toolroll.rollout.runs.export.atif import write_atif
+from toolroll.rollout.runs.export.exported_run import ExportedRun
 from toolroll.rollout.runs.export.inspect_log import write_inspect_logs
 from toolroll.rollout.runs.export.lm_eval import write_lm_eval
-from toolroll.rollout.runs.export.recorded_run import RecordedRun
 from toolroll.rollout.runs.report import report
 
 READERS = os.environ.get("TOOLROLL_READERS", "")
@@ -85,9 +85,9 @@ def opened(program: str, folder: Path) -> Any:
 
 
 @pytest.fixture
-def export(tmp_path: Path) -> Callable[[Callable[[RecordedRun, Path], object]], Path]:
-    def write(writer: Callable[[RecordedRun, Path], object]) -> Path:
-        writer(RecordedRun(write_run(tmp_path / "run", varied())), tmp_path / "out")
+def export(tmp_path: Path) -> Callable[[Callable[[ExportedRun, Path], object]], Path]:
+    def write(writer: Callable[[ExportedRun, Path], object]) -> Path:
+        writer(ExportedRun(write_run(tmp_path / "run", varied())), tmp_path / "out")
         return tmp_path / "out"
 
     return write

@@ -145,10 +145,8 @@ class ChatClientConfig(BaseModel):
         return key
 
 
-class SampledConfig(ChatClientConfig):
-    """A server that helps to play episodes, and the sampling parameters of its model. Times are in
-    seconds.
-    """
+class SamplingClientConfig(ChatClientConfig):
+    """A server that helps to play episodes, with sampling parameters. Times are in seconds."""
 
     temperature: float | None = Field(default=None, ge=0)
     top_p: float | None = Field(default=None, gt=0, le=1)

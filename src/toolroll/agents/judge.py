@@ -22,7 +22,7 @@ from typing import Any
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from toolroll.agents.chat_client import ChatClient, SampledConfig
+from toolroll.agents.chat_client import ChatClient, SamplingClientConfig
 from toolroll.agents.users.scripted import visible_text
 from toolroll.rollout.errors import (
     EngineError,
@@ -49,7 +49,7 @@ _BEGIN = b'{"key":'
 """Each line of a cache begins with it."""
 
 
-class JudgeConfig(SampledConfig):
+class JudgeConfig(SamplingClientConfig):
     """The address and sampling parameters of the model that judges."""
 
     temperature: float | None = Field(default=0.0, ge=0)
@@ -111,8 +111,8 @@ class Judge:
         config = self._config
         request = {"messages": _messages(rubric, record), **config.sampling}
         judge = [config.base_url, config.model, config.seed]
-        asked = orjson.dumps([*judge, request], option=orjson.OPT_SORT_KEYS)
-        key = hashlib.blake2b(asked, digest_size=16).hexdigest()
+        content = orjson.dumps([*judge, request], option=orjson.OPT_SORT_KEYS)
+        key = hashlib.blake2b(content, digest_size=16).hexdigest()
         if key not in self._verdicts:
             verdict = await self._ask(request)
             # Unless an equal request was answered first.

@@ -97,7 +97,6 @@ class TextAgent(EpisodeAgent[TextConversation]):
         return TextConversation(self, first, name)
 
     def result(self, played: Played[TextConversation]) -> InteractionResult:
-        """Return the result of a finished episode."""
         return build_result(played, trainable=False)
 
 

@@ -274,9 +274,7 @@ class TrainableAgentMixin:
         return proposing(name, partial(getattr(self, name), first), position=position)
 
     async def _first(self, runner: EnvironmentRunner) -> tuple[str, Mapping[str, Any]]:
-        """Reset the environment. Return the user's first text, and the info for the episode's
-        result.
-        """
+        """Reset the environment. Return the user's first text, and info for the result."""
         if not self._has("_initialize_environment"):
             returned: Any = await self._initialize_environment(runner, runner.task.index)
         else:

@@ -104,9 +104,7 @@ class ToolCallParser(ABC):
         )
 
     def read(self, source: Source, out: Collector, *, in_reasoning: bool | None) -> Steps[None]:
-        """Read a whole reply from `source`: the reasoning, then text and calls. Add them to
-        `out`.
-        """
+        """Read a whole reply from `source` into `out`: the reasoning, then text and calls."""
         pos = 0
         if self.reasoning is not None:
             calls = Calls(self.openers, partial(self._skip_calls, source))
@@ -203,9 +201,7 @@ class ReplyStream:
     def finish(
         self, text: str, *, ids: Sequence[int] | None = None, offsets: Sequence[Span] | None = None
     ) -> list[Delta]:
-        """Add the last piece and end the reply. This does what `feed` and `close` do, in one
-        call.
-        """
+        """Add the last piece and end the reply: `feed` and `close` in one call."""
         self._take(text, ids, offsets)
         return self.close()
 

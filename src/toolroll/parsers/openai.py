@@ -123,9 +123,7 @@ def to_openai(reply: ParsedReply) -> dict[str, Any]:
 
 
 def openai_function(call: ToolCall) -> dict[str, str]:
-    """Return the `function` of a call in OpenAI's format. Unreadable arguments stay as they were
-    written.
-    """
+    """Return a call's `function` in OpenAI's format. Unreadable arguments stay as written."""
     arguments = call.raw
     if call.arguments is not None:
         arguments = json.dumps(call.arguments, ensure_ascii=False)

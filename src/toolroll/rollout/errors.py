@@ -161,9 +161,7 @@ class ActionError(ToolrollError):
 
 
 def first_error(error: Exception) -> Exception:
-    """Return the first `ToolrollError` in the group `error`. Return `error` itself if it contains
-    none.
-    """
+    """Return the first `ToolrollError` in the group `error`, or `error` itself."""
     first: Exception | None = None
     if isinstance(error, ExceptionGroup):
         first = error.subgroup(ToolrollError)

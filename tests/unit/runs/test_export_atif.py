@@ -28,7 +28,7 @@ from support.results import episode, trajectory
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.runs.episode_file import to_line
 from toolroll.rollout.runs.export.atif import write_atif
-from toolroll.rollout.runs.export.recorded_run import RecordedRun
+from toolroll.rollout.runs.export.exported_run import ExportedRun
 from toolroll.rollout.testing import PolicyRequest
 from toolroll.rollout.types import (
     Action,
@@ -44,7 +44,7 @@ USER: Any = {"role": "user", "content": "And now?"}
 
 
 def exported(run: Path, out: Path) -> int:
-    return write_atif(RecordedRun(run), out)
+    return write_atif(ExportedRun(run), out)
 
 
 def lines_of(run: Path) -> list[dict[str, Any]]:

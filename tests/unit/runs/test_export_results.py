@@ -17,9 +17,9 @@ from typer.testing import CliRunner
 from toolroll.rollout.cli.app import app
 from toolroll.rollout.cli.export import export
 from toolroll.rollout.errors import UsageError
+from toolroll.rollout.runs.export.exported_run import ExportedRun
 from toolroll.rollout.runs.export.inspect_log import write_inspect_logs
 from toolroll.rollout.runs.export.lm_eval import write_lm_eval
-from toolroll.rollout.runs.export.recorded_run import RecordedRun
 from toolroll.rollout.runs.pass_at_k import pass_estimates
 from toolroll.rollout.runs.report import report
 
@@ -36,7 +36,7 @@ def inspect_log(folder: Path) -> dict[str, Any]:
 
 
 def test_an_inspect_log_has_the_scores_and_the_usage(tmp_path: Path) -> None:
-    run = RecordedRun(write_run(tmp_path / "run", varied()))
+    run = ExportedRun(write_run(tmp_path / "run", varied()))
     write_inspect_logs(run, tmp_path / "logs")
     log = inspect_log(tmp_path / "logs")
     header = log["header.json"]
@@ -73,7 +73,7 @@ def lm_eval(folder: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
 
 
 def test_lm_evals_results_are_those_of_the_run(tmp_path: Path) -> None:
-    run = RecordedRun(write_run(tmp_path / "run", varied()))
+    run = ExportedRun(write_run(tmp_path / "run", varied()))
     assert write_lm_eval(run, tmp_path / "out") == []
     results, lines = lm_eval(tmp_path / "out")
     found = results["results"]["pond"]
@@ -92,7 +92,7 @@ def test_lm_evals_results_are_those_of_the_run(tmp_path: Path) -> None:
 
 def test_unequal_tasks_have_no_rates(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", [episode("t-0", 0), episode("t-0", 1), episode("t-1", 0)])
-    assert write_lm_eval(RecordedRun(run), tmp_path / "out") == ["pond"]
+    assert write_lm_eval(ExportedRun(run), tmp_path / "out") == ["pond"]
     assert "pass^1,none" not in lm_eval(tmp_path / "out")[0]["results"]["pond"]
 
 
@@ -100,7 +100,7 @@ def test_a_run_that_is_not_that_of_one_model_is_refused(tmp_path: Path) -> None:
     other = replace(episode("t-1", 0), model="other")
     run = write_run(tmp_path / "run", [episode("t-0", 0), other])
     with pytest.raises(UsageError, match=r"those of one model; .* has other, tiny"):
-        write_lm_eval(RecordedRun(run), tmp_path / "out")
+        write_lm_eval(ExportedRun(run), tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 

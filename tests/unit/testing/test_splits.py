@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from make_tokenizer import CONTROL_TOKENS
 from support.embedded import says, wired
 from support.qwen import qwen3_tokenizer
 
-from toolroll.rollout.model.tokenizers import CONTROL_TOKENS, load_embedded_tokenizer
+from toolroll.rollout.model.tokenizers import load_embedded_tokenizer
 from toolroll.rollout.testing import TokenSplitter
 
 pytestmark = pytest.mark.tokens

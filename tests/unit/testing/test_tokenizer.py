@@ -6,10 +6,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from make_tokenizer import VOCABULARY, build, corpus
+from make_tokenizer import CONTROL_TOKENS, VOCABULARY, build, corpus
 from transformers import AutoTokenizer
 
-from toolroll.rollout.model.tokenizers import CONTROL_TOKENS
 from toolroll.rollout.testing import embedded_tokenizer_path
 
 MESSAGES: list[dict[str, Any]] = [

@@ -86,9 +86,7 @@ class OneActionEnvironment(Environment):
         """Step the environment. Return the observation, the reward, `done` and `info`."""
 
     def first(self, observation: Any, info: Mapping[str, Any]) -> Observation:
-        """Return an observation in which the wiki is the system message and `observation` is the
-        user message.
-        """
+        """Return the wiki as the system message, and `observation` as the user message."""
         messages: list[Message] = [{"role": "system", "content": self._wiki}] if self._wiki else []
         messages.append({"role": "user", "content": observation})
         return Observation(messages, self._tools, info)
@@ -194,9 +192,7 @@ class GymStyleEnvironment(OneActionEnvironment):
 
 
 def as_text(observation: Any) -> str:
-    """Return an observation as a message's content. Text is returned unchanged, and anything else
-    as JSON.
-    """
+    """Return an observation as a message's content: text unchanged, anything else as JSON."""
     if isinstance(observation, str):
         return observation
     if isinstance(observation, Mapping | list | tuple | int | float | bool) or observation is None:

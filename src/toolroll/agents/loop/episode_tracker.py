@@ -43,9 +43,7 @@ class EpisodeTracker:
     began: float = field(default_factory=perf_counter)
 
     def turn(self, turn: AssistantTurn, index: int) -> None:
-        """Count one turn of the model. `index`: the position of the turn's message in the
-        conversation.
-        """
+        """Count one turn of the model. `index`: the position of its message."""
         self.counts["turns"] += 1
         self.turn_rewards.append(0.0)
         self.counts["tool_calls"] += len(turn.parsed.tool_calls)

@@ -62,9 +62,7 @@ class ObservationText(str):
 
 
 class HookInfo(dict[str, Any]):
-    """The `info` of a reset or a step. It can be used as a dict or like tau-bench's pydantic
-    model.
-    """
+    """The `info` of a reset or a step, for use as a dict or as tau-bench's pydantic model."""
 
     def model_dump(self) -> dict[str, Any]:
         """Return a plain dict."""
@@ -356,8 +354,8 @@ def execute_with(
 
 
 def _step_result(returned: Any, action: Action) -> StepResult:
-    """Convert `found`, which `_execute_tool` returned, to a `StepResult`. `found` has toolroll's
-    form or tau-bench's. Its values are not checked here.
+    """Convert what `_execute_tool` returned, in toolroll's form or tau-bench's, to a `StepResult`.
+    Its values are not checked here.
     """
     if isinstance(returned, StepResult):
         return returned

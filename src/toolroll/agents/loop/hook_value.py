@@ -16,9 +16,7 @@ _FIELDS = ("observation", "messages", "reward", "done", "info", "tools")
 
 
 async def run_hook(hook: Callable[..., Any], *args: Any) -> Any:
-    """Return what `hook` returns. A plain (not `async`) hook runs in its own thread, so that it may
-    block.
-    """
+    """Return what `hook` returns. A hook that is not async may block: it gets a thread."""
     if inspect.iscoroutinefunction(hook):
         return await hook(*args)
     return await Threads(1).run_in_thread(hook, *args)
@@ -40,11 +38,10 @@ def reading(hook: str) -> Iterator[None]:
 
 
 def hook_value(hook: str, returned: T, *, depth: int = 0) -> T:
-    """Return `found`, the return value of the overridden hook with the name `hook`.
+    """Return `returned`, which the overridden hook `hook` returned.
 
-    Raise `EnvironmentFailure` if `found` is a coroutine, or contains one within `depth` levels of
-    dicts, lists and fields such as `info`. The coroutine is closed, so that Python does not warn
-    about it.
+    Raise `EnvironmentFailure` if it is a coroutine, or contains one within `depth` levels of dicts,
+    lists and fields such as `info`. The coroutine is closed, so that Python does not warn about it.
     """
     left = [value for value in _values(returned, depth) if inspect.isawaitable(value)]
     for value in left:

@@ -23,7 +23,7 @@ from typing import Any
 
 from pydantic import Field, field_validator
 
-from toolroll.agents.chat_client import ChatClient, SampledConfig, history_message
+from toolroll.agents.chat_client import ChatClient, SamplingClientConfig, history_message
 from toolroll.agents.users.scripted import visible_text
 from toolroll.agents.users.strategies import (
     REACT_FORMAT,
@@ -57,7 +57,7 @@ How you write:
 """  # noqa: E501
 
 
-class UserConfig(SampledConfig):
+class UserConfig(SamplingClientConfig):
     """The address and sampling parameters of the model that plays the user."""
 
     system_prompt: str = SYSTEM_PROMPT
@@ -202,9 +202,7 @@ class OpenAIUser:
         return [history_message(visible), *answers]
 
     async def _say(self, messages: list[Message], shift: int) -> str | ParsedReply:
-        """Return the next line, or the reply if it has tool calls. Retry an empty reply with
-        another seed.
-        """
+        """Return the next line, or a reply with calls. Retry an empty reply with another seed."""
         for attempt in range(self._config.retries + 1):
             # The same seed would result in the same empty reply.
             seed = None if self._seed is None else (self._seed + shift + attempt) % 2**31

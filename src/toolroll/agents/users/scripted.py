@@ -35,9 +35,7 @@ def visible_text(text: str) -> str:
 
 
 def checked_line(line: Any) -> str:
-    """Return the line of a simulated user. Raises `UserSimulatorError` if it is blank or not
-    text.
-    """
+    """Return a simulated user's line. Raise `UserSimulatorError` if it is blank or not text."""
     if not isinstance(line, str) or not line.strip():
         raise UserSimulatorError(f"the user simulator returned a blank line or no text: {line!r}")
     return line

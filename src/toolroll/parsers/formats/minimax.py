@@ -143,18 +143,14 @@ class _Holder:
     repeated: set[str] = field(default_factory=set)
 
     def schema_of(self, key: str) -> Schema | None:
-        """Return the schema of the next element, which is named `key`. Return None if it is
-        unknown.
-        """
+        """Return the schema of the next element, named `key`, or None if it is unknown."""
         if self.schema is None:
             return None
         item = self.schema.item(len(self.items)) if key == _ITEM else None
         return item or self.schema.member(key)
 
     def add(self, key: str, value: Any) -> None:
-        """Add the value of the element `key`. Values of elements with the same name become a
-        list.
-        """
+        """Add the value of the element `key`. Elements with the same name become a list."""
         self.items.append(value)
         if key not in self.members:
             self.members[key] = value

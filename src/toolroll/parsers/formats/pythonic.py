@@ -152,9 +152,7 @@ class Lfm2Parser(MarkedParser):
         return pos
 
     def _calls(self, source: Source, start: int) -> Steps[tuple[list[ToolCall], int]]:
-        """Return the calls after the marker, and where they end. Raises `Unreadable` or
-        `Broken`.
-        """
+        """Return the calls after the marker, and their end. Raises `Unreadable` or `Broken`."""
         pos = yield from source.skip(start)
         inner = (yield from source.skip(pos + 1)) if (yield from source.char(pos)) == "[" else pos
         if (yield from source.char(inner)) == "{":

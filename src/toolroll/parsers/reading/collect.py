@@ -116,9 +116,7 @@ class Collector:
             self._verbatim_at = pos
 
     def verbatim(self, text: str) -> None:
-        """If `begin_verbatim` was called, add the new part of `text` (the reply so far) as
-        content.
-        """
+        """After `begin_verbatim`, add the new part of `text` (the reply so far) as content."""
         if self._verbatim_at is not None:
             self._put("content", self._content.add(text[self._verbatim_at :]))
             self._verbatim_at = len(text)

@@ -46,9 +46,7 @@ def read_name(source: Source, pos: int) -> Steps[str]:
 
 
 def read_call(source: Source, pos: int) -> Steps[tuple[str, dict[str, Any], int]]:
-    """Return the name and the arguments of the call at `pos`, and the call's end. Raises
-    `Unreadable`.
-    """
+    """Return name and arguments of the call at `pos`, and its end. Raises `Unreadable`."""
     name = yield from read_name(source, pos)
     pos = yield from source.skip(pos + len(name))
     char = yield from source.char(pos)
@@ -87,9 +85,7 @@ def _argument(source: Source, pos: int, arguments: dict[str, Any]) -> Steps[int]
 
 
 def read_value(source: Source, pos: int, depth: int = 0) -> Steps[tuple[Any, int]]:
-    """Return the literal at `pos` (after white space), and the literal's end. Raises
-    `Unreadable`.
-    """
+    """Return the literal at `pos` (after white space), and its end. Raises `Unreadable`."""
     pos = yield from source.skip(pos)
     char = yield from source.char(pos)
     if depth > MAX_DEPTH:

@@ -15,9 +15,7 @@ from toolroll.parsers.types import CallStatus, ToolCall
 
 
 class ToolSchema(NamedTuple):
-    """The JSON schema of a tool's parameters. `validator` is None if arguments cannot be
-    checked.
-    """
+    """The JSON schema of a tool's parameters. Without `validator`, arguments cannot be checked."""
 
     schema: Schema
     validator: Validator | None

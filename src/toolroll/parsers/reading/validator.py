@@ -52,9 +52,7 @@ class NotChecked(Exception):
 
 
 class Validator:
-    """Checks values against `schema`. Raises `NotChecked` if the schema is too large or not
-    valid.
-    """
+    """Checks values against `schema`. Raises `NotChecked` if it is too large or not valid."""
 
     def __init__(self, schema: Schema) -> None:
         document = {name: part for name, part in schema.node.items() if name != "$schema"}

@@ -39,9 +39,7 @@ def typed(text: str, schema: Schema | None) -> Any:
 
 
 def guessed(text: str) -> Any:
-    """Return `text` decoded if it is a number, a constant, an object or an array. Otherwise return
-    `text`.
-    """
+    """Return `text`, decoded if it is a number, a constant, an object or an array."""
     bare = text.strip()
     if bare in CONSTANTS:
         return CONSTANTS[bare]

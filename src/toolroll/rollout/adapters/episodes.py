@@ -230,9 +230,7 @@ def why_aborted(result: InteractionResult) -> str:
 
 
 class PerLoop(Generic[T]):
-    """Values of each event loop by key, because a connection works only in the loop that opened
-    it.
-    """
+    """Values of each event loop, because a connection works only in its own loop."""
 
     def __init__(self) -> None:
         self._values: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[Any, T]] = (

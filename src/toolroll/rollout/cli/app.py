@@ -120,29 +120,20 @@ _FROM = typer.Option(
     rich_help_panel="Files",
 )
 _CONFIG = typer.Option(help="A YAML file with the same settings.", rich_help_panel="Files")
+
+
+def _optional(name: str, annotation: Any) -> Parameter:
+    return Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+
+
 app.command(name="run")(
     with_parameters(
         _play,
         [
-            Parameter(
-                "env",
-                Parameter.KEYWORD_ONLY,
-                default=None,
-                annotation=Annotated[str | None, _ENV],
-            ),
+            _optional("env", Annotated[str | None, _ENV]),
             *option_parameters(RunConfig.model_fields, PANELS),
-            Parameter(
-                "config",
-                Parameter.KEYWORD_ONLY,
-                default=None,
-                annotation=Annotated[Path | None, _CONFIG],
-            ),
-            Parameter(
-                "recorded",
-                Parameter.KEYWORD_ONLY,
-                default=None,
-                annotation=Annotated[Path | None, _FROM],
-            ),
+            _optional("config", Annotated[Path | None, _CONFIG]),
+            _optional("recorded", Annotated[Path | None, _FROM]),
         ],
     )
 )
@@ -266,10 +257,7 @@ def view(
 @app.command()
 def export(
     folder: Annotated[Path, typer.Argument(help="the folder of a run")],
-    out: Annotated[
-        Path,
-        typer.Option(help="a new folder (for tau-bench: a new file)"),
-    ],
+    out: Annotated[Path, typer.Option(help="a new folder (for tau-bench: a new file)")],
     kind: Annotated[
         str,
         typer.Option(

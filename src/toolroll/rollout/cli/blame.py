@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from toolroll.rollout.cli.display import shortened
 from toolroll.rollout.errors import EnvironmentFailure, UsageError
 from toolroll.rollout.runs.episode_file import read_episodes
+from toolroll.rollout.runs.export.exported_run import is_graded
 from toolroll.rollout.runs.pass_at_k import passed
 from toolroll.rollout.runs.registry import judge_maker
 from toolroll.rollout.runs.run_directory import refuse_no_run
 from toolroll.rollout.runs.runner import session_id
 from toolroll.rollout.runs.user_faults import UserFault, instruction_of, user_faults
-from toolroll.rollout.types import Episode, Status
+from toolroll.rollout.types import Episode
 
 VERDICTS_NAME = "judge.jsonl"
 _FAULTY = 0.5
@@ -37,18 +38,20 @@ async def blame(folder: Path, judge: Mapping[str, Any] | None) -> list[str]:
     """
     refuse_no_run(folder)
     bad_lines: list[str] = []
-    episodes = list(_with_user(folder, bad_lines))
-    if not episodes:
+    episodes = read_episodes(folder, on_bad_line=bad_lines.append)
+    with_user = [episode for episode in episodes if "user_calls" in episode.result.metrics]
+    if not with_user:
         raise UsageError(
             f"{folder} has no simulated user (user_calls in the metrics of an episode)"
         )
-    failed = [one for one in episodes if _is_failed(one)]
+    graded = filter(is_graded, with_user)
+    failed = [episode for episode in graded if not passed(episode.result.reward or 0.0)]
     grade = judge_maker("openai")(_RUBRIC, cache=folder / VERDICTS_NAME, **judge) if judge else None
     not_judged: list[str] = []
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(_faults(episode, grade, not_judged)) for episode in failed]
-    found = [(episode, task.result()) for episode, task in zip(failed, tasks, strict=True)]
-    faulty = [(episode, faults) for episode, faults in found if faults]
+    judged = [(episode, task.result()) for episode, task in zip(failed, tasks, strict=True)]
+    faulty = [(episode, faults) for episode, faults in judged if faults]
     kinds = Counter(fault.kind for _, faults in faulty for fault in faults)
     counts = ", ".join(f"{kind} {count}" for kind, count in sorted(kinds.items()))
     total = f"faults of the simulated user in {len(faulty)} of {len(failed)} failed episodes"
@@ -58,17 +61,6 @@ async def blame(folder: Path, judge: Mapping[str, Any] | None) -> list[str]:
         *shortened(not_judged),
         *shortened(bad_lines),
     ]
-
-
-def _with_user(folder: Path, bad_lines: list[str]) -> Iterator[Episode]:
-    for episode in read_episodes(folder, on_bad_line=bad_lines.append):
-        if "user_calls" in episode.result.metrics:
-            yield episode
-
-
-def _is_failed(episode: Episode) -> bool:
-    reward = episode.result.reward
-    return episode.result.status is not Status.ABORTED and reward is not None and not passed(reward)
 
 
 async def _faults(episode: Episode, judge: Any, not_judged: list[str]) -> list[UserFault]:
@@ -98,11 +90,11 @@ async def _faults(episode: Episode, judge: Any, not_judged: list[str]) -> list[U
 
 def _shown(episode: Episode, fault: UserFault) -> str:
     name = _name(episode)
-    if fault.message is None:
+    if fault.position is None:
         return f"{name}: {fault.kind}: {fault.why}"
-    line = " ".join(str(episode.result.messages[fault.message]["content"]).split())
+    line = " ".join(str(episode.result.messages[fault.position]["content"]).split())
     quote = line if len(line) <= _LONGEST else f"{line[:_LONGEST]}…"
-    return f"{name}, message {fault.message}: {fault.kind}: {fault.why}: {quote}"
+    return f"{name}, message {fault.position}: {fault.kind}: {fault.why}: {quote}"
 
 
 def _name(episode: Episode) -> str:

@@ -10,9 +10,9 @@ from toolroll.rollout.cli.display import shortened
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.runs.export.atif import write_atif
 from toolroll.rollout.runs.export.dataset import write_dataset
+from toolroll.rollout.runs.export.exported_run import ExportedRun
 from toolroll.rollout.runs.export.inspect_log import write_inspect_logs
 from toolroll.rollout.runs.export.lm_eval import write_lm_eval
-from toolroll.rollout.runs.export.recorded_run import RecordedRun
 from toolroll.rollout.runs.export.tau_bench import tau_bench_results
 from toolroll.rollout.runs.report import read_summary
 from toolroll.rollout.runtime.disk import written_whole
@@ -26,34 +26,34 @@ def export(folder: Path, kind: str, out: Path, env: str | None) -> list[str]:
     """
     if kind not in FORMATS:
         raise UsageError(f"--format {kind!r}: the formats are {', '.join(FORMATS)}")
-    run = RecordedRun(folder, env)
+    run = ExportedRun(folder, env)
     return FORMATS[kind](run, out) + shortened(run.bad_lines)
 
 
-def _parquet(run: RecordedRun, out: Path) -> list[str]:
+def _parquet(run: ExportedRun, out: Path) -> list[str]:
     provenance = {env: run.provenance(env) for env in run.tasks}
     count = write_dataset(run.episodes(), out, provenance=provenance)
     line = f'{out}: {count} training samples; datasets.load_dataset("{out}") reads them'
     return [line, *_lost(run)]
 
 
-def _atif(run: RecordedRun, out: Path) -> list[str]:
+def _atif(run: ExportedRun, out: Path) -> list[str]:
     total = sum(tasks.total() for tasks in run.tasks.values())
     return [f"{out}: {write_atif(run, out)} of {total} episodes; aborted ones are left out"]
 
 
-def _inspect(run: RecordedRun, out: Path) -> list[str]:
+def _inspect(run: ExportedRun, out: Path) -> list[str]:
     write_inspect_logs(run, out)
     return [f"{out}: inspect view --log-dir {out} shows it"]
 
 
-def _lm_eval(run: RecordedRun, out: Path) -> list[str]:
+def _lm_eval(run: ExportedRun, out: Path) -> list[str]:
     why = "no pass^k, because its tasks have different numbers of graded samples"
     unequal = [f"{env}: {why}" for env in write_lm_eval(run, out)]
     return [f"{out}: results_*.json and samples_*.jsonl", *unequal, *_lost(run)]
 
 
-def _tau_bench(run: RecordedRun, out: Path) -> list[str]:
+def _tau_bench(run: ExportedRun, out: Path) -> list[str]:
     if len(run.tasks) > 1:
         raise UsageError(
             f"tau-bench's format holds one environment: choose one with --env: "
@@ -66,11 +66,8 @@ def _tau_bench(run: RecordedRun, out: Path) -> list[str]:
     with written_whole(out) as file:
         file.write(text)
     written = len({result["task_id"] for result in results})
-    messages = [
-        f"{out}: {len(results)} results of {written} of {written + len(left_out)} tasks"
-        if left_out
-        else f"{out}: {len(results)} results of {written} tasks"
-    ]
+    of_tasks = f" of {written + len(left_out)}" if left_out else ""
+    messages = [f"{out}: {len(results)} results of {written}{of_tasks} tasks"]
     if left_out:
         messages.append(f"left out, because a trial is missing: {', '.join(left_out)}")
     return messages + _lost(run)
@@ -85,7 +82,7 @@ FORMATS = {
 }
 
 
-def _lost(run: RecordedRun) -> list[str]:
+def _lost(run: ExportedRun) -> list[str]:
     """Return a message for each environment whose summary says that episodes have no reward."""
     return [
         f"{name}: {lost['episodes']} of {lost['of_episodes']} episodes have no reward and are left "

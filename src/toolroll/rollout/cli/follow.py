@@ -44,9 +44,7 @@ async def follow(
 
 
 def follow_app(folder: Path, pieces_of: PiecesOf, tokens: int) -> web.Application:
-    """Return the application that serves the page of the run in `folder`. Other web pages
-    can read neither the page nor its episodes.
-    """
+    """Return the app with the run's page. Other web pages read neither it nor its episodes."""
 
     @web.middleware
     async def checked(request: web.Request, handler: Any) -> web.StreamResponse:

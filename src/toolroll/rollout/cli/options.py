@@ -61,9 +61,7 @@ def flag_of(name: str) -> str:
 def with_parameters(
     command: Callable[..., None], parameters: Sequence[inspect.Parameter]
 ) -> Callable[..., None]:
-    """Return `command` with `parameters` as its signature. `command` takes only keyword
-    arguments.
-    """
+    """Return `command`, which takes only keyword arguments, with `parameters` as signature."""
 
     def wrapped(**values: Any) -> None:
         command(**values)

@@ -230,9 +230,7 @@ def no_such_address(error: Mapping[str, Any], config: RunConfig) -> str:
 
 
 def runner_of(plan: Plan) -> Runner | RayRunner:
-    """Return the runner for `plan`. It plays the episodes in this process, or in processes of a Ray
-    cluster.
-    """
+    """Return the runner for `plan`: in this process, or in processes of a Ray cluster."""
     config = plan.config
     if config.processes == 1 and config.ray is None:
         return Runner(plan.factory, plan.make_agent, config, plan.options)

@@ -72,9 +72,7 @@ def _flag_of(name: str) -> str:
 
 
 def _key(variable: str | None) -> str | None:
-    """Return the key in the environment variable `variable`. Raise `UsageError` if it is not
-    set.
-    """
+    """Return the key in the environment variable `variable`. Raise `UsageError` if not set."""
     key = os.environ.get(variable) if variable is not None else None
     if variable is not None and not key:
         raise UsageError(f"--api-key-env {variable}: that variable is not set")

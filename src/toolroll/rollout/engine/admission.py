@@ -114,9 +114,7 @@ class Admission:
     async def generate(
         self, request: GenerateRequest, *, progress: Progress | None = None
     ) -> Completion:
-        """Wait until the episode `request.session_id` may sample. Then return the engine's
-        completion.
-        """
+        """Wait until the episode `request.session_id` may sample. Return the completion."""
         if not self._share:
             return await self._engine.generate(request, progress=progress)
         self._enter_loop()

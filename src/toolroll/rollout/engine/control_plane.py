@@ -209,9 +209,7 @@ class ControlPlane:
         await self._post_to_workers("/abort_request", {"rid": rid})
 
     async def close_session(self, session_id: str) -> bool:
-        """Close one session at every worker. Return False if a worker did not answer, or may do so
-        later.
-        """
+        """Close one session at every worker. Return False if a later try may succeed."""
         return await self._post_to_workers("/close_session", {"session_id": session_id})
 
     async def _post_to_workers(self, path: str, body: Mapping[str, Any]) -> bool:

@@ -39,9 +39,7 @@ class EngineClient(Protocol):
     async def generate(
         self, request: GenerateRequest, *, progress: Progress | None = None
     ) -> Completion:
-        """Sample one turn and return it. `progress` is called at least once, with all ids sampled
-        so far.
-        """
+        """Sample one turn. `progress` gets all ids sampled so far, at least once."""
 
     def stopped(self) -> bool:
         """Return True while the trainer lets the running episode start no turn."""

@@ -106,7 +106,7 @@ def _envelope(body: Mapping[str, Any], rid: str) -> tuple[Mapping[str, Any], str
 
 
 def check_ids(output_ids: Any, request: GenerateRequest, *, vocab_size: int | None) -> IdArray:
-    """Return `given`, the engine's `output_ids`, as an array, int32 [n].
+    """Return the engine's `output_ids` as an array, int32 [n].
 
     Raise `CompletionError` if it is not a list of ids, if it is longer than `max_new_tokens`, or if
     the model cannot sample one of the ids.
@@ -239,7 +239,7 @@ def _check_counts(meta: Mapping[str, Any], sampled: int, prompt: int) -> None:
 
 
 def _ids(output_ids: Any) -> IdArray:
-    """Return `given`, a list of integers, as an array."""
+    """Return a list of integers as an array."""
     try:
         return np.array(array("i", output_ids), dtype=np.intc)
     except (TypeError, OverflowError) as error:

@@ -271,9 +271,7 @@ class Conversation:
     # --- verification -----------------------------------------------------------------------------
 
     def _sequence(self) -> ServedSequence:
-        """Return the current sequence, up to its last sampled turn, in the form that the verifier
-        checks.
-        """
+        """Return the sequence up to its last sampled turn, as the verifier checks it."""
         return ServedSequence(
             self._path.input_ids,
             tuple(starmap(TurnSpan, self._turns)),

@@ -22,21 +22,6 @@ from toolroll.rollout.errors import UsageError
 
 FOLDER = Path(__file__).with_name("tokenizer")
 
-CONTROL_TOKENS = (
-    "<|pad|>",
-    "<|turn|>",
-    "<|end|>",
-    "<tool_call>",
-    "</tool_call>",
-    "<tool_response>",
-    "</tool_response>",
-    "<think>",
-    "</think>",
-)
-"""The added tokens of the embedded tokenizer. `<|end|>` ends a turn. The first three are special
-tokens, which decoding can skip. The others always appear in decoded text, as in Qwen's tokenizer.
-"""
-
 DESK_MODEL = "desk-1m"
 """The name of this model for `--model`."""
 

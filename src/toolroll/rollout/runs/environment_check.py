@@ -48,9 +48,7 @@ _FAREWELL = Action("Goodbye.")
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """The result of one check. `detail`: what was found, or why the check failed or does not
-    apply.
-    """
+    """The result of one check. `detail`: what was found, or why it failed or does not apply."""
 
     name: str
     status: CheckStatus

@@ -120,8 +120,6 @@ def _file_of(module: str) -> Path | None:
 
 
 def _append_to_path(folder: Path) -> None:
-    """Append `folder` to the end of `sys.path`, so that its files do not hide installed
-    packages.
-    """
+    """Append `folder` to `sys.path`, so that its files do not hide installed packages."""
     if str(folder) not in sys.path:
         sys.path.append(str(folder))

@@ -34,8 +34,8 @@ _TOOL = '{"type": "function", "function": {"name": ..., "parameters": {...}}}'
 
 
 def checked_observation(env: str, returned: Any, most_bytes: int = MOST_BYTES) -> Observation:
-    """Return a copy of `found`, which `reset` returned (see `_checked`). Raise
-    `EnvironmentFailure` if `returned` is not valid.
+    """Return a copy of `returned`, which `reset` returned (see `_checked`). Raise
+    `EnvironmentFailure` if it is not valid.
     """
     if not isinstance(returned, Observation):
         raise EnvironmentFailure(
@@ -104,9 +104,7 @@ class _Reader:
         self._left = _MOST_VALUES
 
     def copied(self, value: Any, name: str, depth: int = 0) -> Any:
-        """Return `value`, which is called `name` in errors, with copies of all mappings and
-        sequences in it.
-        """
+        """Return `value`, called `name` in errors, with all mappings and sequences copied."""
         if type(value) in _ATOMS or not isinstance(value, _CONTAINERS) or isinstance(value, _WHOLE):
             return value
         if depth > _DEEPEST:

@@ -143,7 +143,7 @@ class EnvironmentRunner:
         return result
 
     def checked_step(self, where: str, returned: Any, action: Action) -> StepResult:
-        """Return a copy of `found`, which the function named `where` returned for `action`. Raise
+        """Return a copy of what the function named `where` returned for `action`. Raise
         `EnvironmentFailure` if it is invalid.
         """
         return self._checked(checked_step, where, returned, action, self._most_bytes)
@@ -157,9 +157,7 @@ class EnvironmentRunner:
         )
 
     async def measure(self) -> Exception | None:
-        """Read the environment's metrics. An error does not fail the episode: it is logged and
-        returned.
-        """
+        """Read the environment's metrics. An error is logged and returned, not raised."""
         try:
             returned = await self._call("metrics", limit=self._time_limit or _CLOSE_LIMIT)
             self._metrics, wrong = self._checked(checked_metrics, self._name, returned)
@@ -195,10 +193,8 @@ class EnvironmentRunner:
         return None
 
     def _checked(self, check: Callable[..., T], where: str, *returned: Any) -> T:
-        """Return `check(where, *found)`. If it raises an exception, raise `EnvironmentFailure`.
-
-        `found` is what the environment returned. It may be any object, so reading it may raise any
-        exception.
+        """Return `check(where, *returned)`. Raise `EnvironmentFailure` if it raises an exception:
+        reading what an environment returned may raise any.
         """
         try:
             with guarded():

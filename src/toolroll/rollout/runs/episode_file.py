@@ -20,22 +20,19 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from toolroll.rollout.errors import UsageError, capped
 from toolroll.rollout.runtime.disk import sync_folder, writing
-from toolroll.rollout.runtime.jsonable import LARGEST, json_bytes
-from toolroll.rollout.session.trajectory_json import TrajectoryRecord, from_json, to_json
+from toolroll.rollout.runtime.jsonable import json_bytes
+from toolroll.rollout.session.trajectory_json import Number, TrajectoryRecord, from_json, to_json
 from toolroll.rollout.types import Episode, InteractionResult, Status, StopReason, status_of
 
 Sync = Literal["always", "end"]
 
 SCHEMA_VERSION = 1
 FILE_NAME = "episodes.jsonl"
+_OF_EPISODE = "env task_id task_index sample seed model task_hash expected_calls".split()
 _WHY = 300
-
-
 _RESUME = "Finished episodes are kept; free some space, and run the same command again to continue"
 
-
 Whole = Annotated[int, Field(ge=-(2**63), lt=2**63)]
-Number = Annotated[float, Field(ge=-LARGEST, le=LARGEST)]
 
 
 class EpisodeRecord(BaseModel):
@@ -79,14 +76,7 @@ def to_line(episode: Episode) -> bytes:
     result = episode.result
     record = {
         "schema_version": SCHEMA_VERSION,
-        "env": episode.env,
-        "task_id": episode.task_id,
-        "task_index": episode.task_index,
-        "sample": episode.sample,
-        "seed": episode.seed,
-        "model": episode.model,
-        "task_hash": episode.task_hash,
-        "expected_calls": episode.expected_calls,
+        **{name: getattr(episode, name) for name in _OF_EPISODE},
         "status": result.status.value,
         "stop_reason": result.stop_reason,
         "reward": result.reward,
@@ -127,17 +117,7 @@ def from_line(line: bytes) -> Episode:
         step_rewards=tuple(record.step_rewards),
         tools=record.tools,
     )
-    return Episode(
-        record.env,
-        record.task_id,
-        record.task_index,
-        record.sample,
-        record.seed,
-        result,
-        record.model,
-        record.task_hash,
-        record.expected_calls,
-    )
+    return Episode(result=result, **{name: getattr(record, name) for name in _OF_EPISODE})
 
 
 class EpisodeStore:

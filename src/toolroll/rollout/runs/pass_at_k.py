@@ -48,9 +48,7 @@ class UnequalSamplesError(UsageError):
 
 
 def mean_over_tasks(values: Sequence[float]) -> Estimate:
-    """Return the mean over tasks and its bootstrap interval. Raise `ValueError` if `values` is
-    empty.
-    """
+    """Return the mean and its bootstrap interval. Raise `ValueError` if `values` is empty."""
     if not values:
         raise ValueError("no task is graded")
     data = np.asarray(values, dtype=np.float64)

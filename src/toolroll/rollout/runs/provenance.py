@@ -69,9 +69,7 @@ async def provenance(
 
 
 def without_secrets(text: str) -> str:
-    """Return `text` with `***` in place of keys, and in place of the user and password in
-    addresses.
-    """
+    """Return `text` with `***` for keys, and for users and passwords in addresses."""
 
     def hidden(match: re.Match[str]) -> str:
         quote = match[2][0] if match[2][0] in "\"'" else ""

@@ -122,9 +122,7 @@ class RayWorker:
         self._ray.kill(self._actor)
 
     async def _watch(self) -> None:
-        """Kill the process if it does not respond while it has calls. Its start may take any
-        time.
-        """
+        """Kill the process if it has calls and does not respond. Its start may take any time."""
         limit = None
         while self._calls:
             try:

@@ -69,7 +69,7 @@ def find_environment(name: str, env_args: Mapping[str, Any] | None = None) -> En
 def _factory_of(
     loaded: Any, target: str, short: str, arguments: Mapping[str, Any]
 ) -> EnvironmentFactory:
-    """Return `found` as a factory. If it has no name, its name is `short`."""
+    """Return `loaded` as a factory. If it has no name, its name is `short`."""
     if isinstance(loaded, type) and issubclass(loaded, Environment):
         return EnvironmentClass(loaded, short, arguments)
     result = loaded
@@ -173,18 +173,14 @@ JUDGES = "toolroll.judges"
 
 
 def agent_maker(name: str) -> Any:
-    """Return the function `(model, settings) -> Agent` with this name (from the entry points
-    `toolroll.agents`). Raise `UsageError` if the name is unknown.
+    """Return the function `(model, settings) -> Agent` with this name. Raise `UsageError` if the
+    name is unknown.
     """
     return _by_name(AGENTS, name, "agent")
 
 
 def user_maker(name: str) -> Any:
-    """Return the factory of user simulators with this name (from the entry points
-    `toolroll.users`).
-
-    Raise `UsageError` if the name is unknown.
-    """
+    """Return the factory of user simulators with this name. Raise `UsageError` if it is unknown."""
     return _by_name(USERS, name, "user simulator")
 
 

@@ -266,9 +266,7 @@ def _shown(settings: Mapping[str, Any], name: str) -> str:
 
 
 def make_folder(path: Path) -> None:
-    """Create the folder that --out names. Raise `UsageError` if it cannot be created or is not
-    writable.
-    """
+    """Create the folder that --out names. Raise `UsageError` if it cannot be written."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except FileExistsError as error:

@@ -22,9 +22,7 @@ from toolroll.rollout.types import Agent, EnvironmentFactory, EnvironmentOptions
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The episodes to play, and how to play them. `identity`: the settings that determine the
-    episodes.
-    """
+    """The episodes to play, and how. `identity`: the settings that determine them."""
 
     config: RunConfig
     factory: EnvironmentFactory

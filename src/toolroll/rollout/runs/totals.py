@@ -23,9 +23,7 @@ _DIGITS = re.compile(r"\d+")
 
 @dataclass(slots=True)
 class Summary:
-    """Sums over episodes. Episodes are added one by one, because a live display reads the sums
-    during a run.
-    """
+    """Sums over episodes, added one by one because a live display reads them during a run."""
 
     env: str = ""
     episodes: int = 0

@@ -45,13 +45,13 @@ _LOOP_WORDS, _LOOP, _ECHO_WORDS = 5, 3, 8
 
 @dataclass(frozen=True, slots=True)
 class UserFault:
-    """A mistake of the simulated user. `kind`: a key of `RULES`, or "judge". `message`: the
-    position of the line in the episode's messages, or None for a judge's verdict on all lines.
-    `why`: what is wrong.
+    """A mistake of the simulated user. `kind`: a key of `RULES`, or "judge". `position`: that of
+    the line in the episode's messages, or None for a judge's verdict on all lines. `why`: what is
+    wrong.
     """
 
     kind: str
-    message: int | None
+    position: int | None
     why: str
 
 
@@ -63,7 +63,7 @@ class _Line(NamedTuple):
     agent: str
 
 
-Found = Iterator[tuple[int, str]]
+Mistakes = Iterator[tuple[int, str]]
 
 
 def user_faults(result: InteractionResult) -> list[UserFault]:
@@ -78,8 +78,8 @@ def user_faults(result: InteractionResult) -> list[UserFault]:
     instruction, rules = instruction_of(result.info), dict(RULES)
     if result.metrics.get("user_tool_calls"):
         rules.pop("invented")  # its tools may have told it
-    found = {kind: next(rule(lines, instruction), None) for kind, rule in rules.items()}
-    return [UserFault(kind, *first) for kind, first in found.items() if first is not None]
+    firsts = {kind: next(rule(lines, instruction), None) for kind, rule in rules.items()}
+    return [UserFault(kind, *first) for kind, first in firsts.items() if first is not None]
 
 
 def _lines(messages: Sequence[Message]) -> Iterator[_Line]:
@@ -104,14 +104,14 @@ def instruction_of(info: Mapping[str, Any]) -> str:
     return instruction.replace("’", "'") if isinstance(instruction, str) else ""
 
 
-def _leak(lines: Sequence[_Line], instruction: str) -> Found:
+def _leak(lines: Sequence[_Line], instruction: str) -> Mistakes:
     # What is in quotation marks is for the user to say.
     orders = {
         run for run in _runs(_QUOTE.sub(" ", instruction)) if not {"you", "your"}.isdisjoint(run)
     }
     for line in lines:
-        if said := _OUT_OF_ROLE.search(line.text):
-            yield line.position, f"it steps out of its part: {said[0].strip()!r}"
+        if slip := _OUT_OF_ROLE.search(line.text):
+            yield line.position, f"it steps out of its part: {slip[0].strip()!r}"
         if leaked := orders & _runs(line.text):
             yield line.position, f"it repeats its instruction: {' '.join(min(leaked))!r}"
 
@@ -121,7 +121,7 @@ def _runs(text: str) -> set[tuple[str, ...]]:
     return set(zip(*(words[start:] for start in range(_LEAKED_WORDS)), strict=False))
 
 
-def _early_stop(lines: Sequence[_Line], instruction: str) -> Found:
+def _early_stop(lines: Sequence[_Line], instruction: str) -> Mistakes:
     for line in lines:
         if not _MARKER.search(line.text):
             continue
@@ -131,7 +131,7 @@ def _early_stop(lines: Sequence[_Line], instruction: str) -> Found:
             yield line.position, "it agrees, and ends the conversation before the agent can act"
 
 
-def _contradiction(lines: Sequence[_Line], instruction: str) -> Found:
+def _contradiction(lines: Sequence[_Line], instruction: str) -> Mistakes:
     talk = "\n".join(line.text for line in lines).casefold()
     for name, (word, stated) in _FACTS.items():
         denied = re.compile(_DENIED + word, re.IGNORECASE)
@@ -143,7 +143,7 @@ def _contradiction(lines: Sequence[_Line], instruction: str) -> Found:
                 yield line.position, f"it does not know its {name}, which its instruction states"
 
 
-def _invented(lines: Sequence[_Line], instruction: str) -> Found:
+def _invented(lines: Sequence[_Line], instruction: str) -> Mistakes:
     shown = instruction.casefold()
     for line in lines:
         shown += f"\n{line.agent}".casefold()
@@ -152,7 +152,7 @@ def _invented(lines: Sequence[_Line], instruction: str) -> Found:
                 yield line.position, f"it invents {identifier!r}"
 
 
-def _loop(lines: Sequence[_Line], instruction: str) -> Found:
+def _loop(lines: Sequence[_Line], instruction: str) -> Mistakes:
     said: list[list[str]] = []
     heard: list[list[str]] = []
     for line in lines:
@@ -167,7 +167,7 @@ def _loop(lines: Sequence[_Line], instruction: str) -> Found:
             yield line.position, "it repeats what the agent wrote"
 
 
-RULES: Mapping[str, Callable[[Sequence[_Line], str], Found]] = {
+RULES: Mapping[str, Callable[[Sequence[_Line], str], Mistakes]] = {
     "leak": _leak,
     "early_stop": _early_stop,
     "contradiction": _contradiction,

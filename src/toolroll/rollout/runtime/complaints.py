@@ -26,8 +26,8 @@ _WORDS = {
 
 
 def did_you_mean(name: str, names: Iterable[str], otherwise: str = "") -> str:
-    """Return `; did you mean 'NAME'?` with the name in `known` that is closest to `name`, or
-    `otherwise` if none is close.
+    """Return `; did you mean 'NAME'?` with the closest of `names`, or `otherwise` if none is
+    close.
     """
     close = difflib.get_close_matches(name, names, n=1)
     return f"; did you mean {close[0]!r}?" if close else otherwise

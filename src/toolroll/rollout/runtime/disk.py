@@ -95,9 +95,7 @@ def new_folder(folder: Path) -> Iterator[None]:
 
 
 def sync_folder(folder: Path) -> None:
-    """Sync the list of files in `folder` to disk. Only then does a new file survive a power
-    loss.
-    """
+    """Sync the list of files in `folder`. Only then does a new file survive a power loss."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -103,10 +103,8 @@ def abandon(task: asyncio.Task[Any]) -> None:
     asyncio.tasks._unregister_task(task)
 
 
-def retrieve(task: asyncio.Task[Any]) -> None:
-    """Retrieve the error of an abandoned task, because asyncio logs errors that nothing
-    retrieves.
-    """
+def retrieve(task: asyncio.Future[Any]) -> None:
+    """Retrieve the error of `task`, because asyncio logs errors that nothing retrieves."""
     if not task.cancelled():
         task.exception()
 

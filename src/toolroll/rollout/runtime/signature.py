@@ -156,9 +156,7 @@ def _parameters(function: Callable[..., Any], name: str) -> list[inspect.Paramet
 
 
 def _field(index: int) -> str:
-    """Return a field name for the parameter at position `at`. The parameter's own name may clash
-    with an attribute of the model.
-    """
+    """Return a field name, because a parameter's own name may clash with a model's attribute."""
     return f"argument_{index}"
 
 

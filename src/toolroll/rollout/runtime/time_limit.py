@@ -30,9 +30,7 @@ class _Limit:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Pause the limit. If several of these contexts overlap, the limit continues when the last
-        one ends.
-        """
+        """Pause the limit. With overlapping contexts, it continues when the last one ends."""
         loop = asyncio.get_running_loop()
         end = self.end
         if not self._pauses and end is not None and not self._expired():

@@ -87,9 +87,7 @@ class Endpoint(Serving):
             engine.keep_sessions(self.store.folder)
 
     async def refresh(self) -> None:
-        """Call `start` again if the engine reported no context length yet, because it was not
-        ready.
-        """
+        """Call `start` again if the engine was not ready: it reported no context length."""
         if self.model_info.context_length is None:
             await self.start()
 
@@ -179,9 +177,7 @@ class Endpoint(Serving):
         live.exclude_wrong()
 
     def settle_now(self, live: LiveSession) -> None:
-        """Verify the sequences of `live` as `settle` does, but in this thread, which blocks the
-        event loop.
-        """
+        """Verify as `settle` does, but in this thread, which blocks the event loop."""
         if self.settings.verify != "off":
             live.check_all_now()
         live.exclude_wrong()

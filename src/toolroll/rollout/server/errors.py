@@ -82,9 +82,7 @@ def not_rendered(place: str) -> ApiError:
 
 
 def server_stopping() -> ApiError:
-    """Return the error of a server that is stopping. A retry can succeed once the server runs
-    again.
-    """
+    """Return the error of a server that is stopping. A retry can succeed after its restart."""
     problem = "the server is stopping: send the request again"
     return ApiError(503, "server_stopping", problem, retry=True)
 
@@ -141,9 +139,8 @@ def refusal_of(error: ValidationError, *within: str) -> ApiError:
 
 
 def _is_unknown(entry: ErrorDetails, first: ErrorDetails) -> bool:
-    """Return True if `one` reports an unknown field, and lies in the same top-level field as
-    `first`. For a union, `first` is only about the union's first branch, so `one` may be the actual
-    cause.
+    """Return True if `entry` reports an unknown field in the same top-level field as `first`. For a
+    union, `first` is only about its first branch, so `entry` may be the actual cause.
     """
     return entry["type"] == "extra_forbidden" and entry["loc"][:1] == first["loc"][:1]
 

@@ -50,9 +50,7 @@ class Metrics:
         ] += 1
 
     def text(self, gauges: Mapping[str, tuple[str, float]]) -> str:
-        """Return all counters and `gauges` as text. `gauges` maps a name to its help text and
-        value.
-        """
+        """Return all counters and `gauges` as text. `gauges`: help text and value by name."""
         lines: list[str] = []
         for name, (help_text, value) in gauges.items():
             lines += _metric(name, "gauge", help_text, [("", value)])

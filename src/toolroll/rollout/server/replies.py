@@ -142,7 +142,6 @@ class Reply(PendingRequest):
     # --- sampling ---------------------------------------------------------------------------------
 
     async def run(self) -> CompletionResult:
-        """Return the answers."""
         await call_of_size(self.plan, large=self.large)
         self.begin()
         try:
@@ -293,9 +292,7 @@ class Reply(PendingRequest):
         self.saved = saved
 
     def render(self) -> bytes:
-        """Return the body. It is kept as text for a retry, because Python lists would be 10x as
-        large.
-        """
+        """Return the body, kept as text for a retry: Python lists are 10x as large."""
         if self._body is None:
             self._body = orjson.dumps(self.dialect.body(self.parsed, self.result))
         return self._body
@@ -462,11 +459,9 @@ class TextReply(Reply):
         self.prompt = plan_text(self.live.texts, self.parsed.text.prompt, self.template.encoder)
 
     def begin(self) -> None:
-        """Create `result`."""
         self._begin(self.prompt)
 
     def choice(self, index: int, completion: Completion) -> Choice:
-        """Return the text."""
         sampled = self.template.sampled(
             completion.output_ids,
             finish_reason=completion.finish_reason,

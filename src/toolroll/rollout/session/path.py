@@ -39,9 +39,7 @@ class SessionPath:
         self._json, self._length = bytearray(), 0
 
     def observe(self, ids: Sequence[int] | IdArray) -> Node:
-        """Append tokens that the environment or the template wrote, with mask 0. Return their
-        node.
-        """
+        """Append tokens that the environment or template wrote (mask 0). Return their node."""
         return self._append(self.session.observe(ids, after=self.head))
 
     def sample(self, completion: Completion, sampling_params: Mapping[str, Any]) -> Node:

@@ -207,9 +207,7 @@ class TokenTree:
         return self.ids.view(first, first + self._rows[pos + _LENGTH])
 
     def logprobs_of(self, node: int) -> LogprobArray | None:
-        """Return the logprobs of the node's tokens as a read-only view, or None if there are
-        none.
-        """
+        """Return the logprobs of the node's tokens as a read-only view, or None."""
         pos = node * _WIDTH
         first = self._rows[pos + _LOGPROBS]
         return (
@@ -250,9 +248,7 @@ class TokenTree:
         )
 
     def turn(self, node: int, *, excluded: str | None) -> Turn:
-        """Return a sampled node as a `Turn`. If the turn is not trained, `excluded` is the
-        reason.
-        """
+        """Return a sampled node as a `Turn`. `excluded` is the reason if it is not trained."""
         start, pos = self.start(node), self._rows[node * _WIDTH + _ANSWER]
         finish_reason, matched, prompt_tokens, cached_tokens, latency, _, _, *spans = self._answers[
             pos

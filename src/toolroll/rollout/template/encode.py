@@ -212,9 +212,7 @@ class Encoder:
 
     @cached_property
     def _unprefixed(self) -> Tokenizer:
-        """`_plain` for text that continues other text. It adds no mark (`▁`) at the start of a
-        text.
-        """
+        """`_plain` for text that continues other text: it adds no mark (`▁`) at the start."""
         parts = {"normalizer": self._fast.normalizer, "pre_tokenizer": self._fast.pre_tokenizer}
         states = {name: component_state(part) for name, part in parts.items()}
         plain = {name: _without_prefix(state) for name, state in states.items()}
@@ -397,9 +395,7 @@ _EMPTY: dict[str, Any] = {
 
 
 def _without_prefix(state: dict[str, Any]) -> dict[str, Any]:
-    """Return a component's JSON data, without the mark that the component adds at the start of a
-    text.
-    """
+    """Return a component's JSON data, without the mark that it adds at a text's start."""
     for name in ("normalizers", "pretokenizers"):
         if name in state:
             parts = [_without_prefix(part) for part in state[name] if part.get("type") != "Prepend"]

@@ -152,9 +152,7 @@ class ReferenceRender:
         return True
 
     def _takes_parts(self, role: str) -> bool:
-        """Return True if the template renders all texts of a message whose content is a list of
-        parts.
-        """
+        """Return True if the template renders all texts of a content that is a list of parts."""
         if role not in self._shows_parts:
             parts = [{"type": "text", "text": "qxa"}, {"type": "text", "text": "qxb"}]
             message = {"role": role, "content": parts}

@@ -346,9 +346,7 @@ def _rebound(function: Any, name: str, value: Any) -> Callable[..., Any] | None:
 
 
 def _with_arguments(message: Message, form: ArgumentForm) -> Message:
-    """Return `message` with the arguments of its calls in `form`. Unreadable arguments become
-    `{}`.
-    """
+    """Return `message` with its calls' arguments in `form`, or `{}` for unreadable ones."""
     if not message.get("tool_calls"):
         return message
     calls = []
@@ -433,9 +431,7 @@ def tool_result(content: Any = "x") -> Message:
 
 
 def _calls_in_context() -> list[list[Message]]:
-    """Return conversations with a call. A template that renders calls accepts at least one of
-    them.
-    """
+    """Return conversations with a call. A template with calls accepts at least one of them."""
     call, system = call_turn({"x": _FIRST}), {"role": "system", "content": "x"}
     return [
         [USER, call, tool_result()],

@@ -84,9 +84,7 @@ class ShownConversation:
         return self._reference.render(self._messages[:stop], self._tools or None, generate=False)
 
     def generation_prompt(self, stop: int) -> str:
-        """Return the generation prompt after the first `stop` messages. It is empty if there is
-        none.
-        """
+        """Return the generation prompt after the first `stop` messages, or "" if there is none."""
         if self._generation_prompt is None:
             text, without = self.prompt(stop).text, self.without_prompt(stop)
             self._generation_prompt = text.removeprefix(without) if text.startswith(without) else ""
@@ -176,17 +174,13 @@ _Other = Callable[[str], str]
 
 
 def _other_letters(text: str) -> str:
-    """Replace letters with different letters, so that the template's filters treat both texts
-    alike.
-    """
+    """Replace letters with others, so that the template's filters treat both texts alike."""
     turned = codecs.encode(text, "rot13")
     return turned if turned != text else _other_marks(text)
 
 
 def _other_marks(text: str) -> str:
-    """Replace the punctuation and keep the letters and digits. Quotes are kept, because JSON
-    escapes them.
-    """
+    """Replace punctuation, except quotes, because JSON escapes them."""
     turned = text.translate(_MARKS)
     return turned if turned != text else _UNKNOWN * len(text)
 

@@ -178,9 +178,7 @@ def _shared(content: bytes) -> SharedTools | None:
 
 
 def _is_plain(value: Any) -> bool:
-    """Return True if `value` consists of strings, numbers, None, lists and dicts only. Subclasses
-    do not count.
-    """
+    """Return True if `value` is strings, numbers, None, lists and dicts. No subclasses."""
     kind = type(value)
     if kind is dict:
         return all(map(_is_plain, value)) and all(map(_is_plain, value.values()))

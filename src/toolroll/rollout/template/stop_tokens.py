@@ -110,9 +110,7 @@ class _Closing:
         )
 
     def _marker_after_call(self) -> set[str]:
-        """Return the role marker that starts a tool result, if this marker also ends the turn
-        before it.
-        """
+        """Return the role marker that starts a tool result if it also ends the turn before."""
         alone, then = (
             self.after_sentinel(_calling(1)),
             self.after_sentinel([*_calling(1), tool_result()]),

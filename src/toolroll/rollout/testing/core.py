@@ -123,9 +123,7 @@ class EngineCore:
             await waiter
 
     def set_weight_version(self, version: str) -> None:
-        """Set the weight version of all tokens that are sampled from now on, also in running
-        requests.
-        """
+        """Set the weight version of all tokens sampled from now on, in running requests too."""
         self.weight_version = version
         for generation in self._running.values():
             if generation.started:

@@ -137,9 +137,7 @@ class EmbeddedEngine(EngineCore):
     async def _stream(
         self, request: web.Request, engine_request: EngineRequest
     ) -> web.StreamResponse:
-        """Send the answer as server-sent events, then `[DONE]`. A
-        refusal is sent as an event too.
-        """
+        """Send the answer (or a refusal) as server-sent events, then `[DONE]`."""
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
 
         async def send(data: bytes) -> None:

@@ -65,9 +65,7 @@ class Generation:
         self._wake.set()
 
     async def race(self, awaitable: Awaitable[_T]) -> _T:
-        """Return the result of `awaitable`. Raise `GenerationAborted` if the request is aborted
-        first.
-        """
+        """Return the result of `awaitable`. Raise `GenerationAborted` if aborted first."""
         task: asyncio.Future[Any] = asyncio.ensure_future(awaitable)
         stopped = asyncio.ensure_future(self._stopped.wait())
         try:

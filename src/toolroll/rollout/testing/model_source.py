@@ -49,7 +49,6 @@ class ModelSource(TokenSource):
         await self._scheduler.aclose()
 
     async def sample(self, turn: Turn, report: Report | None) -> Answer:
-        """Return the model's answer."""
         if turn.fault.abort_after is not None or turn.fault.weight_version is not None:
             raise ValueError("a fault with abort_after or weight_version needs scripted replies")
         turn.count_call()

@@ -77,7 +77,6 @@ class ScriptedSource(TokenSource):
         raise ModelFolderError("this engine sends scripted replies, and has no weights to update")
 
     async def sample(self, turn: Turn, report: Report | None) -> Answer:
-        """Return the policy's answer."""
         entry, generation = turn.entry, turn.generation
         if turn.fault.evict:
             self.cache.evict(0)

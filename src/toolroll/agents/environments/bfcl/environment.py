@@ -212,9 +212,7 @@ class BfclFactory(Factory):
         return BfclEnvironment(self._data)
 
     def reference(self, task: Task) -> Sequence[Action]:
-        """Return the ground truth as actions: one call per action, and a final text for each user
-        turn.
-        """
+        """Return the ground truth: one call per action, and a final text for each user turn."""
         actions: list[Action] = []
         for turn in self._data.ground_truths[task.id]:
             actions += [Action("", (self._reference_call(text),)) for text in turn]

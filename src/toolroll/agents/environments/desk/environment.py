@@ -182,9 +182,7 @@ class Desk(Environment):
         self._tool_errors: Counter[str] = Counter()
 
     async def reset(self, task: Task, seed: int) -> Observation:
-        """Start `task`. `seed` is passed to the user simulator, if there is one. Nothing else is
-        random.
-        """
+        """Start `task`. `seed` is for the user simulator. Nothing else is random."""
         await self.close()
         self._task, self._done, self._replies, self._tool_errors = task, False, [], Counter()
         self._db = open_database(task.data.get("rows"))

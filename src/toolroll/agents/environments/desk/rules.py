@@ -109,9 +109,7 @@ _HOLDS = {"standard": 3, "plus": 5}
 
 @dataclass(frozen=True)
 class Settled:
-    """A request, its reference calls, and its reference reply. The reply must contain each text in
-    `told`.
-    """
+    """A request, its reference calls and reply. The reply must contain each of `told`."""
 
     kind: str
     title: str
@@ -214,9 +212,7 @@ def transfer(library: Library, kind: str, title: str, topic: str) -> Settled:
 
 
 def choices(library: Library, kind: str) -> list[Any]:
-    """Return the objects that a request of this kind may refer to. The list is empty if nothing
-    fits.
-    """
+    """Return the objects that a request of this kind may refer to, or []."""
     if kind in ("renew", "due", "lost"):
         # A loan that was just renewed is not renewed again.
         return [loan for loan in library.own_loans() if loan.due != RENEWED_UNTIL]

@@ -52,9 +52,7 @@ def handwritten() -> Mapping[str, Any]:
 
 
 def open_database(rows: Rows | None = None) -> sqlite3.Connection:
-    """Return a new database with `rows`. By default, these are the rows of the hand-written
-    tasks.
-    """
+    """Return a new database with `rows` (default: those of the hand-written tasks)."""
     # One coroutine plays an episode, but not always in the same thread.
     db = sqlite3.connect(":memory:", check_same_thread=False, isolation_level=None)
     db.row_factory = sqlite3.Row

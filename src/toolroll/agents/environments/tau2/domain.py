@@ -40,7 +40,7 @@ _TOOLS_OF_ONE_DATABASE = {"db", "initialized"}
 
 
 def copies(tools: Any) -> Callable[[], Any]:
-    """Return a function that makes copies of `made`, which is one of the wheel's tool objects."""
+    """Return a function that makes copies of `tools`, one of the wheel's tool objects."""
     kind = type(tools)
     if set(kind.model_fields) != _TOOLS_OF_ONE_DATABASE:
         return lambda: copy.deepcopy(tools)

@@ -221,9 +221,7 @@ class Tau2Environment(Environment):
         return StepResult(messages, graded["reward"], True, info={"reward_info": graded})
 
     def metrics(self) -> Mapping[str, float]:
-        """Return the number of failed calls (in total and by tool), and the user simulator's
-        metrics.
-        """
+        """Return the number of failed calls, in total and by tool, and the user's metrics."""
         user = self._user.metrics() if self._user is not None else {}
         errors = {"user_tool_errors": float(self._user_errors)}
         return {**tool_error_metrics(self._errors), **errors, **user}

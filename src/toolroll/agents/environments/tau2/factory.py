@@ -26,9 +26,7 @@ _FAREWELL = "That is everything I can do for you. Goodbye."
 
 
 def action_groups(task: Mapping[str, Any]) -> list[tuple[str, list[Mapping[str, Any]]]]:
-    """Return the reference actions in order, grouped by side. Consecutive actions of one side are
-    one group.
-    """
+    """Return the reference actions in order. Consecutive actions of one side are one group."""
     actions = (task.get("evaluation_criteria") or {}).get("actions") or ()
     return [
         (side, list(group))

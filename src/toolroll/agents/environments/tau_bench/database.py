@@ -37,9 +37,7 @@ _get = dict.__getitem__  # a global, since super() takes longer than the look-up
 
 
 class Stored(dict[str, Any]):
-    """A record as it was loaded, which all copies share. Its lists and dicts are serialized to
-    bytes.
-    """
+    """A record as loaded, which all copies share: lists and dicts are serialized to bytes."""
 
     __slots__ = ()
 

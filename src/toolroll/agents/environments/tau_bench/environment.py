@@ -142,9 +142,7 @@ class TauBenchEnvironment(Environment):
         )
 
     def metrics(self) -> Mapping[str, float]:
-        """Return the number of calls, the number of failed calls, and the user simulator's
-        metrics.
-        """
+        """Return the numbers of calls and of failed calls, and the user's metrics."""
         user = self._user.metrics() if self._user is not None else {}
         return {"calls": float(self._calls), "tool_errors": float(self._errors), **user}
 

@@ -67,9 +67,7 @@ class Bench:
         return tasks[index]
 
     def invoke(self, data: dict[str, Any], name: str, arguments: Mapping[str, Any]) -> str:
-        """Call a tool as tau-bench does. If it raises an error, the error is returned as the
-        observation.
-        """
+        """Call a tool as tau-bench does: an error that it raises becomes the observation."""
         if name not in self.domain.invoke:
             return f"Unknown action {name}"
         tool = Calculate.invoke if name == "calculate" else self.domain.invoke[name]

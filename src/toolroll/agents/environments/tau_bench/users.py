@@ -133,9 +133,7 @@ class TauBenchUsers:
         await self.close()
 
     def make(self, seed: int | None = None) -> TauBenchUser:
-        """Return the user of one episode. `seed` has no effect, because tau-bench's users take
-        none.
-        """
+        """Return a new user. `seed` has no effect, because tau-bench's users take none."""
         return TauBenchUser(self._load, self._threads)
 
     async def close(self) -> None:

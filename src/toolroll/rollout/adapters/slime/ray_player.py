@@ -112,9 +112,7 @@ class RayPlayer:
         await asyncio.gather(*(_call(worker, "stop", calls[worker]) for worker in calls))
 
     async def _call_all(self, method: str) -> list[Any]:
-        """Call `method` in each process. Return the results, without those of processes that
-        died.
-        """
+        """Call `method` in each process. Return the results of those that did not die."""
         results = await asyncio.gather(*(_call(worker, method) for worker in self._workers))
         return [result for result in results if result is not None]
 

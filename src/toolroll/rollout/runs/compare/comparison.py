@@ -42,15 +42,15 @@ class Question:
     margin: float | None = None
     power_for: float | None = None
 
-    def pairing(self, base: ComparedRun, candidate: ComparedRun) -> Pairing:
-        """Return the samples that are compared."""
-        by_seed, changed_tasks = "seed" not in self.allowed, TASKS in self.allowed
-        return pair(base, candidate, by_seed=by_seed, changed_tasks=changed_tasks)
-
     def __post_init__(self) -> None:
         names = (*KINDS, TASKS)
         if unknown := set(self.allowed) - set(names):
             raise UsageError(f"--allow-different {min(unknown)}: the names are {', '.join(names)}")
+
+    def pairing(self, base: ComparedRun, candidate: ComparedRun) -> Pairing:
+        """Return the samples that are compared."""
+        by_seed, changed_tasks = "seed" not in self.allowed, TASKS in self.allowed
+        return pair(base, candidate, by_seed=by_seed, changed_tasks=changed_tasks)
 
 
 def compare(

@@ -20,8 +20,8 @@ from urllib.parse import quote
 import numpy as np
 
 from toolroll.rollout.errors import UsageError
+from toolroll.rollout.runs.export.exported_run import ExportedRun
 from toolroll.rollout.runs.export.messages import calls_of, text_of
-from toolroll.rollout.runs.export.recorded_run import RecordedRun
 from toolroll.rollout.runtime.disk import new_folder
 from toolroll.rollout.runtime.jsonable import json_bytes
 from toolroll.rollout.types import Episode, InteractionResult, Message, Status, Trajectory, Turn
@@ -33,11 +33,11 @@ _OF_RESULT = "reward status stop_reason info".split()
 _OF_TURN = "finish_reason sampling_params weight_versions reward excluded".split()
 
 Step = dict[str, Any]
-Sampled = tuple[Trajectory, Turn]
+PlacedTurn = tuple[Trajectory, Turn]
 """A turn, and the sequence that contains it."""
 
 
-def write_atif(run: RecordedRun, folder: Path) -> int:
+def write_atif(run: ExportedRun, folder: Path) -> int:
     """Write `ENV/TASK__SAMPLE/agent/trajectory.json` into the new `folder` for each episode that
     was not aborted. Return the number of files.
 
@@ -105,7 +105,7 @@ def atif_trajectory(episode: Episode, agent: Mapping[str, Any]) -> dict[str, Any
 # --- which turn is which message ------------------------------------------------------------------
 
 
-def _turns_of(result: InteractionResult, parts: Sequence[Trajectory]) -> list[Sampled]:
+def _turns_of(result: InteractionResult, parts: Sequence[Trajectory]) -> list[PlacedTurn]:
     """Return the turn of each assistant message in order, or [] if the record does not tell.
 
     toolroll's loop plays one conversation, and adds one message for each turn that it samples. A
@@ -113,16 +113,16 @@ def _turns_of(result: InteractionResult, parts: Sequence[Trajectory]) -> list[Sa
     those of the last sequence, unless it has text completions. In both cases, equal numbers of
     turns and assistant messages leave no room for a message that somebody else wrote.
     """
-    turns: list[Sampled] = []
+    turns: list[PlacedTurn] = []
     if result.prompt:
         turns = [pair for part in parts for pair in _own(part)]
     elif parts and not result.metrics.get("text_completions"):
         turns = [(parts[-1], turn) for turn in parts[-1].turns]
-    said = sum(message.get("role") == "assistant" for message in result.messages)
-    return turns if len(turns) == said else []
+    replies = sum(message.get("role") == "assistant" for message in result.messages)
+    return turns if len(turns) == replies else []
 
 
-def _own(part: Trajectory) -> list[Sampled]:
+def _own(part: Trajectory) -> list[PlacedTurn]:
     """Return the turns of `part` that no earlier sequence contains."""
     return [(part, turn) for turn in part.turns if turn.excluded != "context"]
 
@@ -130,7 +130,7 @@ def _own(part: Trajectory) -> list[Sampled]:
 # --- steps ----------------------------------------------------------------------------------------
 
 
-def _message_steps(messages: Sequence[Message], turns: Sequence[Sampled]) -> list[Step]:
+def _message_steps(messages: Sequence[Message], turns: Sequence[PlacedTurn]) -> list[Step]:
     """Return one step for each message, except that the results of tools belong to the step of
     their calls. `turns`: the turn of each assistant message, or nothing.
     """
@@ -144,7 +144,7 @@ def _message_steps(messages: Sequence[Message], turns: Sequence[Sampled]) -> lis
     return steps
 
 
-def _step(message: Message, turns: Iterator[Sampled]) -> Step:
+def _step(message: Message, turns: Iterator[PlacedTurn]) -> Step:
     text = text_of(message.get("content"))
     if message.get("role") != "assistant":
         return {"source": "user" if message.get("role") == "user" else "system", "message": text}
@@ -168,14 +168,14 @@ def _observe(steps: list[Step], message: Message) -> None:
     """
     call = message.get("tool_call_id")
     last = next((step for step in reversed(steps) if step["source"] == "agent"), steps[-1])
-    called = any(call == made["tool_call_id"] for made in last.get("tool_calls") or ())
+    called = call in [entry["tool_call_id"] for entry in last.get("tool_calls") or ()]
     step = last if called else steps[-1]
     step.setdefault("observation", {"results": []})["results"].append(
         {"source_call_id": call if called else None, "content": text_of(message.get("content"))}
     )
 
 
-def _sequence(number: int, turns: list[Sampled], agent: Mapping[str, Any]) -> dict[str, Any]:
+def _sequence(number: int, turns: list[PlacedTurn], agent: Mapping[str, Any]) -> dict[str, Any]:
     """Return `turns` of the sequence with this number as a trajectory that a parent can embed."""
     part = turns[0][0]
     return {
@@ -188,14 +188,14 @@ def _sequence(number: int, turns: list[Sampled], agent: Mapping[str, Any]) -> di
     }
 
 
-def _token_steps(turns: Sequence[Sampled]) -> list[Step]:
+def _token_steps(turns: Sequence[PlacedTurn]) -> list[Step]:
     return [
         {"step_id": number, "source": "agent", "message": "", **_sampled(pair)}
         for number, pair in enumerate(turns, 1)
     ]
 
 
-def _sampled(pair: Sampled | None) -> Step:
+def _sampled(pair: PlacedTurn | None) -> Step:
     """Return the fields of a step that say how it was sampled. A turn of an earlier sequence is
     copied context, and its tokens are in the trajectory of that sequence. Positions in
     `weight_versions` count from the start of the prompt.

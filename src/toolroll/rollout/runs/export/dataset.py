@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from toolroll.rollout.errors import UsageError
-from toolroll.rollout.runs.export.recorded_run import is_graded
+from toolroll.rollout.runs.export.exported_run import is_graded
 from toolroll.rollout.runtime.disk import new_folder
 from toolroll.rollout.runtime.jsonable import json_bytes
 from toolroll.rollout.session.trajectory_json import to_json

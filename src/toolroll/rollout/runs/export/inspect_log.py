@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 from zipfile import ZIP_DEFLATED, ZipFile
 
+from toolroll.rollout.runs.export.exported_run import ExportedRun, file_part, is_graded
 from toolroll.rollout.runs.export.messages import calls_of, text_of
-from toolroll.rollout.runs.export.recorded_run import RecordedRun, file_part, is_graded
 from toolroll.rollout.runs.pass_at_k import mean_and_error
 from toolroll.rollout.runs.report import read_summary
 from toolroll.rollout.runs.totals import Summary
@@ -28,7 +28,7 @@ _NO_TRACE = {"traceback": "", "traceback_ansi": ""}
 _IN_SUMMARY = "id epoch input target scores model_usage total_time completed".split()
 
 
-def write_inspect_logs(run: RecordedRun, folder: Path) -> None:
+def write_inspect_logs(run: ExportedRun, folder: Path) -> None:
     """Write `DATE_ENV.eval` for each environment into the new `folder`."""
     with new_folder(folder):
         for env in run.tasks:
@@ -36,7 +36,7 @@ def write_inspect_logs(run: RecordedRun, folder: Path) -> None:
             _write_log(run, env, folder / name)
 
 
-def _write_log(run: RecordedRun, env: str, path: Path) -> None:
+def _write_log(run: ExportedRun, env: str, path: Path) -> None:
     """Write one log: a zip file with a file for each sample, their summaries, and a header."""
     summary = Summary(env)
     rows: list[dict[str, Any]] = []
@@ -53,10 +53,8 @@ def _write_log(run: RecordedRun, env: str, path: Path) -> None:
         log.writestr("header.json", json_bytes(_header(run, summary, model)))
 
 
-def _header(run: RecordedRun, summary: Summary, model: str) -> dict[str, Any]:
-    """Return the log without its samples. Its mean is the mean over tasks, as in
-    `summary.json`.
-    """
+def _header(run: ExportedRun, summary: Summary, model: str) -> dict[str, Any]:
+    """Return the log without its samples. Its mean is over tasks, as in `summary.json`."""
     env, tasks, started = summary.env, run.tasks[summary.env], run.started(summary.env)
     seconds = read_summary(run.folder).get(env, {}).get("seconds")
     means = [sum(rewards) / len(rewards) for rewards in summary.rewards.values()]
@@ -101,15 +99,15 @@ def inspect_sample(episode: Episode) -> dict[str, Any]:
     """Return `episode` as an `EvalSample`."""
     result = episode.result
     messages = [_message(message, episode.model) for message in result.messages]
-    said = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
+    replies = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
     error = {"message": f"{result.stop_reason}: {reward_reason(result.info)}"}
     return {
         "id": episode.task_id,
         "epoch": episode.sample + 1,
-        "input": messages[: said[0] if said else None],
+        "input": messages[: replies[0] if replies else None],
         "target": "",
         "messages": messages,
-        "output": {"choices": [{"message": messages[index]} for index in said[-1:]]},
+        "output": {"choices": [{"message": messages[index]} for index in replies[-1:]]},
         "scores": {"reward": {"value": result.reward}} if is_graded(episode) else None,
         "metadata": {"seed": episode.seed, "task_hash": episode.task_hash}
         | {name: getattr(result, name) for name in _OF_RESULT},

@@ -16,7 +16,7 @@ from typing import Any
 import orjson
 
 from toolroll.rollout.errors import UsageError
-from toolroll.rollout.runs.export.recorded_run import RecordedRun, file_part, is_graded
+from toolroll.rollout.runs.export.exported_run import ExportedRun, file_part, is_graded
 from toolroll.rollout.runs.pass_at_k import mean_and_error, pass_hat_k
 from toolroll.rollout.runtime.disk import new_folder
 from toolroll.rollout.runtime.jsonable import json_bytes
@@ -26,7 +26,7 @@ Documents = Sequence[dict[str, Any]]
 """The lines of one `samples_*.jsonl`."""
 
 
-def write_lm_eval(run: RecordedRun, folder: Path) -> list[str]:
+def write_lm_eval(run: ExportedRun, folder: Path) -> list[str]:
     """Write `MODEL/results_DATE.json`, and `MODEL/samples_ENV_DATE.jsonl` for each environment with
     a graded episode, into the new `folder`. Return the environments that have no pass^k, because
     their tasks have different numbers of graded samples.
@@ -102,7 +102,7 @@ def _document(episode: Episode) -> dict[str, Any]:
     }
 
 
-def _of_environment(run: RecordedRun, env: str, documents: Documents) -> dict[str, Any]:
+def _of_environment(run: ExportedRun, env: str, documents: Documents) -> dict[str, Any]:
     """Return the parts of `results_*.json` for `env`, by name."""
     names = documents[0]["metrics"]
     metrics: dict[str, Any] = {"alias": env, "sample_len": len(documents)}

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from toolroll.rollout.runs.export.recorded_run import is_graded
+from toolroll.rollout.runs.export.exported_run import is_graded
 from toolroll.rollout.types import Episode
 
 

@@ -91,9 +91,7 @@ def mappings(values: Any) -> list[dict[str, Any]]:
 
 
 def sequences(result: InteractionResult, pieces: Pieces | None) -> list[dict[str, Any]]:
-    """Return the data of the training sequences. If `pieces` is None, the text of each token is its
-    id.
-    """
+    """Return the data of the training sequences. Without `pieces`, a token's text is its id."""
     return [_sequence(part, pieces) for part in result.trajectories]
 
 

@@ -2,7 +2,8 @@
 
 Invariants:
 
-- The page loads nothing else. A content security policy forbids it.
+- The page loads nothing else, except that a followed page asks its own server for episodes. A
+  content security policy forbids it.
 - All data of an episode is displayed as text. It is stored as compressed data, and the script
   creates only text nodes from it.
 - Either the whole page is written, or nothing.
@@ -77,9 +78,7 @@ class PageRun:
 def write_side_by_side(
     out: Path, title: str, runs: Sequence[PageRun], texts: Sequence[str]
 ) -> None:
-    """Write the page for `runs`, the baseline first, and the `texts` of their comparisons to
-    `out`.
-    """
+    """Write the page for `runs` (the baseline first) and the `texts` of their comparisons."""
     with _written_page(out) as file:
         data = PageData(file, lambda env: None, 0)
         for number, run in enumerate(runs):
@@ -161,8 +160,8 @@ class PageData:
             _write(self._file, f"tokens-{number}", json_bytes(shown_sequences))
         place = {"block": self._block, "place": len(self._waiting), "hasTokens": tokens}
         self.rows.append(row(episode) | {"run": run, "base": base} | place)
-        data = conversation(episode, self._add_tools(episode.result.tools))
-        self._waiting.append(json_bytes(data))
+        tools = self._add_tools(episode.result.tools)
+        self._waiting.append(json_bytes(conversation(episode, tools)))
 
     def flush(self) -> None:
         """Write the current block."""
@@ -177,17 +176,17 @@ class PageData:
         _write(self._file, "index", json_bytes(index | {"rows": self.rows}))
 
     def _add_tools(self, tools: list[Tool]) -> int:
-        data = json_bytes(tools)
-        digest = hashlib.blake2b(data, digest_size=16).digest()
+        text = json_bytes(tools)
+        digest = hashlib.blake2b(text, digest_size=16).digest()
         if digest not in self._tools:
             self._tools[digest] = self._first + len(self._tools)
-            _write(self._file, f"tools-{self._tools[digest]}", data)
+            _write(self._file, f"tools-{self._tools[digest]}", text)
         return self._tools[digest]
 
 
-def _write(file: BinaryIO, name: str, data: bytes) -> None:
+def _write(file: BinaryIO, name: str, block: bytes) -> None:
     """Write a data block in base64, which cannot contain markup."""
-    packed = base64.b64encode(zlib.compress(data, 6))
+    packed = base64.b64encode(zlib.compress(block, 6))
     file.write(b'<script type="text/plain" id="' + name.encode() + b'">' + packed + b"</script>\n")
 
 

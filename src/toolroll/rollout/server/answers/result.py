@@ -72,9 +72,7 @@ class Choice:
 
 
 def joined(steps: Iterable[Delta]) -> list[Delta]:
-    """Return the deltas `steps`. Adjacent deltas of the same kind are joined into one, except
-    calls.
-    """
+    """Return `steps` with adjacent deltas of one kind joined, except calls."""
     pieces: list[Delta] = []
     for _, same in groupby(steps, lambda step: step.kind):
         first, *rest = same
@@ -379,9 +377,7 @@ class ChoiceStream:
 
 
 def stream_error(what: str) -> ApiError:
-    """Return the error for a stream that contradicts the finished answer. `what` is the part that
-    differs.
-    """
+    """Return the error for a stream whose part `what` contradicts the finished answer."""
     return ApiError(
         500,
         "stream_mismatch",

@@ -274,9 +274,7 @@ def _same_numbers(value: Any) -> Any:
 
 
 def same_reasoning(message: Message, original: Message) -> bool:
-    """Return True if the client's `message` repeats the reasoning of `original`, or has
-    none.
-    """
+    """Return True if the client's `message` repeats the reasoning of `original`, or has none."""
     echo = message.get("reasoning_content")
     return not echo or str(echo).strip() == str(original.get("reasoning_content") or "").strip()
 

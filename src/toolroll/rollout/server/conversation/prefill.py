@@ -103,9 +103,7 @@ def _refused(why: str) -> ApiError:
 def sampled_part(
     model: Model, prompt: Prompt, turn: ParsedTurn, tools: Sequence[Tool] | None
 ) -> Message:
-    """Return the assistant message of `reading` without the prefill of `prompt`, which was not
-    sampled.
-    """
+    """Return the message of `turn` without the prefill, which was not sampled."""
     message, prefill = turn.message, prompt.prefill
     content, reasoning = message.get("content") or "", message.get("reasoning_content")
     if content.startswith(prefill):

@@ -62,9 +62,7 @@ class TemplateCache:
 
     @cached_property
     def variables(self) -> frozenset[str]:
-        """The names of the variables that the template reads but does not set, among them its
-        switches.
-        """
+        """The variables that the template reads but does not set, among them its switches."""
         renderer = self._template.renderer
         environment = compile_template(renderer.source, renderer.now).environment
         return frozenset(meta.find_undeclared_variables(environment.parse(renderer.source)))

@@ -120,7 +120,6 @@ class AnthropicMessages(Dialect):
     # --- answers ----------------------------------------------------------------------------------
 
     def body(self, parsed: ParsedRequest, result: CompletionResult) -> dict[str, Any]:
-        """Return a `message`."""
         [choice] = result.choices
         content: list[dict[str, Any]] = []
         for step in choice.pieces:
@@ -148,11 +147,9 @@ class AnthropicMessages(Dialect):
         }
 
     def writer(self, parsed: ParsedRequest, result: CompletionResult) -> MessagesWriter:
-        """Return the writer of one stream."""
         return MessagesWriter(result)
 
     def refusal(self, error: ApiError) -> dict[str, Any]:
-        """Return Anthropic's error body."""
         return error_body(error)
 
 

@@ -157,9 +157,7 @@ def _object(arguments: str) -> dict[str, Any] | None:
 
 
 def _unparsed(tool_input: Mapping[str, Any]) -> str | None:
-    """Return the arguments that `input_of` wrapped in `tool_input`. Return None if it is an
-    ordinary input.
-    """
+    """Return the arguments that `input_of` wrapped in `tool_input`, or None if not wrapped."""
     text = tool_input.get(_UNPARSED)
     return text if len(tool_input) == 1 and isinstance(text, str) else None
 

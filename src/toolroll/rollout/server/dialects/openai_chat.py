@@ -60,7 +60,6 @@ class Completions(Dialect):
         return {}
 
     def body(self, parsed: ParsedRequest, result: CompletionResult) -> dict[str, Any]:
-        """Return the answer."""
         request = parsed.request
         choices = [
             {
@@ -88,7 +87,6 @@ class Completions(Dialect):
         return data_line(event)
 
     def refusal(self, error: ApiError) -> dict[str, Any]:
-        """Return OpenAI's error body."""
         return error.body
 
 
@@ -164,7 +162,6 @@ class ChatCompletions(Completions):
         return ParsedRequest(request, messages, tools)
 
     def content(self, choice: Choice) -> dict[str, Any]:
-        """Return the message."""
         return {"message": wire_message(choice)}
 
     def logprobs(self, request: Sampling, completion: Completion) -> dict[str, Any] | None:
@@ -174,12 +171,10 @@ class ChatCompletions(Completions):
         return chat_logprobs(completion, self.encoder, request.top)
 
     def body(self, parsed: ParsedRequest, result: CompletionResult) -> dict[str, Any]:
-        """Return a `chat.completion`."""
         more = _openrlhf_token_ids(result) if self.openrlhf_token_ids else {}
         return {**super().body(parsed, result), **more, **prompt_token_ids(result)}
 
     def writer(self, parsed: ParsedRequest, result: CompletionResult) -> ChatWriter:
-        """Return the writer of one stream."""
         return ChatWriter(self, parsed.request, result)
 
 
@@ -251,7 +246,6 @@ class TextCompletions(Completions):
         return ParsedRequest(read(CompletionRequest, data))
 
     def content(self, choice: Choice) -> dict[str, Any]:
-        """Return the text."""
         return {"text": choice.text}
 
     def logprobs(self, request: Sampling, completion: Completion) -> dict[str, Any] | None:
@@ -265,11 +259,9 @@ class TextCompletions(Completions):
         return prompt_token_ids(result) if request.return_token_ids else {}
 
     def body(self, parsed: ParsedRequest, result: CompletionResult) -> dict[str, Any]:
-        """Return a `text_completion`."""
         return {**super().body(parsed, result), **prompt_token_ids(result)}
 
     def writer(self, parsed: ParsedRequest, result: CompletionResult) -> TextWriter:
-        """Return the writer of one stream."""
         return TextWriter(self, parsed.request, result)
 
 

@@ -157,7 +157,6 @@ class OpenAIResponses(Dialect):
     # --- answers ----------------------------------------------------------------------------------
 
     def body(self, parsed: ParsedRequest, result: CompletionResult) -> dict[str, Any]:
-        """Return a `response`."""
         return {**self._answer(parsed, result), **self._echo(parsed, result)}
 
     def _answer(self, parsed: ParsedRequest, result: CompletionResult) -> dict[str, Any]:
@@ -200,7 +199,6 @@ class OpenAIResponses(Dialect):
         }
 
     def writer(self, parsed: ParsedRequest, result: CompletionResult) -> ResponsesWriter:
-        """Return the writer of one stream."""
         response = {
             "id": result.id,
             "object": "response",
@@ -218,7 +216,6 @@ class OpenAIResponses(Dialect):
         )
 
     def refusal(self, error: ApiError) -> dict[str, Any]:
-        """Return OpenAI's error body."""
         return renamed(error, _NAMES).body
 
     def stored(self, parsed: ParsedRequest, result: CompletionResult) -> StoredResponse | None:

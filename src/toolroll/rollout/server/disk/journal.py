@@ -17,6 +17,7 @@ from pathlib import Path
 
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.runtime.disk import sync_folder, writing, written_whole
+from toolroll.rollout.runtime.foreign import retrieve
 from toolroll.rollout.server.errors import ApiError, server_stopping
 
 logger = logging.getLogger(__name__)
@@ -71,7 +72,7 @@ class Journal:
         self.check()
         self._waiting += lines
         saved: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        saved.add_done_callback(_retrieved)
+        saved.add_done_callback(retrieve)  # the caller may not wait
         self._saved.append(saved)
         self._start()
         return saved
@@ -162,18 +163,8 @@ class Journal:
             return os.path.samestat(os.fstat(self._file.fileno()), self.path.stat())
 
 
-def _retrieved(saved: asyncio.Future[None]) -> None:
-    """Mark the exception of `saved` as retrieved. Otherwise asyncio logs it if the caller of
-    `append` does not wait.
-    """
-    if not saved.cancelled():
-        saved.exception()
-
-
 def read_lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Yield the number and the bytes of every complete line. An incomplete last line is left
-    out.
-    """
+    """Yield the number and the bytes of every complete line, not of an incomplete last one."""
     with path.open("rb") as lines:
         for number, line in enumerate(lines, 1):
             if line.endswith(b"\n"):

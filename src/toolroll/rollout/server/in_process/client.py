@@ -100,9 +100,7 @@ class ToolrollClient(AsyncOpenAI):
         return completions
 
     def copy(self, *, session: str | None = None, **options: Any) -> ToolrollClient:
-        """Return a copy of this client with other `options`. By default, the copy uses the same
-        session.
-        """
+        """Return a copy with other `options`. By default, it uses the same session."""
         extra = {"endpoint": self.endpoint, "session": self.session if session is None else session}
         options.pop("base_url", None)
         return super().copy(_extra_kwargs=extra, **options)
@@ -254,9 +252,7 @@ def _ask_for_tokens(data: dict[str, Any], *, chat: bool) -> None:
 
 
 def _byte_stream(http: Any, reply: Reply) -> Any:
-    """Return the lines of `reply` as a stream of the HTTP library, because the library's client
-    requires one.
-    """
+    """Return the lines of `reply` as a stream, which the client of `http` requires."""
 
     class EventStream(http.AsyncByteStream):  # type: ignore[misc]
         open = True
@@ -292,7 +288,6 @@ class ExactWriter(ResponsesWriter):
     """Writes one response, with the exact fields in the finished response."""
 
     async def finish(self) -> AsyncIterator[Event]:
-        """Yield the last events."""
         result = self._result
         large = is_long([result.choices[0].completion], top=0)
         sampled = await call_of_size(_sampled, result, self._encoder, large=large)
@@ -320,7 +315,6 @@ class ExactResponses(OpenAIResponses):
         return parsed
 
     def body(self, parsed: ParsedRequest, result: CompletionResult) -> dict[str, Any]:
-        """Return a `response`."""
         sampled = _sampled(result, self.encoder)
         return {**super().body(parsed, result), **sampled, **prompt_token_ids(result)}
 

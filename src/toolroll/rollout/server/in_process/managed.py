@@ -234,9 +234,7 @@ def open_model(
 
 
 async def close_model(model: Model, server: Any) -> None:
-    """Close `model`, which `open_model` opened for `server`. Leave open what belongs to the
-    caller.
-    """
+    """Close what `open_model` opened for `server`, and not what belongs to the caller."""
     if isinstance(model.engine, Engine) and model.engine is not server:
         await model.aclose()
     else:
@@ -292,9 +290,7 @@ def _root(address: str) -> str:
 
 
 async def served_model(engine: EngineClient | EngineConfig | str) -> str | None:
-    """Return the name or folder of the model that `engine` serves. Return None if it reports
-    neither.
-    """
+    """Return the name or folder of the model that `engine` serves, or None."""
     if isinstance(engine, str | EngineConfig):
         async with Engine(engine) as client:
             return (await client.model_info()).model_path

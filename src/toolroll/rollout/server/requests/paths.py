@@ -16,17 +16,13 @@ _ROUTE = re.compile(
 
 
 def api_of(path: str) -> str | None:
-    """Return the first API name in `path`, such as "chat" or "messages". Return None if there is
-    none.
-    """
+    """Return the first API name in `path`, such as "chat" or "messages", or None."""
     _, rest = _split_session(path)
     return next((name for name in rest.split("/") if name in _APIS), None)
 
 
 def instead_of(path: str) -> str:
-    """Return the error message for `path`, which does not exist. The message says what to use
-    instead.
-    """
+    """Return the error message for the unknown `path`. It says what to use instead."""
     hint = hint_for(path)
     if hint is not None:
         return f"there is no {path!r}: {hint}"

@@ -22,9 +22,7 @@ Schemas = Mapping[str, Schema | None]
 
 
 class ToolList(list[Tool]):
-    """Tools in the form of chat completions. `text` is their JSON text. Get a list with `of` or
-    `read`.
-    """
+    """Tools as in chat completions, and their JSON `text`. Create one with `of` or `read`."""
 
     def __init__(self, text: bytes) -> None:
         super().__init__(orjson.loads(text))

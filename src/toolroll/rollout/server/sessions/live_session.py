@@ -193,9 +193,7 @@ class LiveSession:
             self._record_checked(await asyncio.to_thread(self._record_check()))
 
     def check_all_now(self) -> None:
-        """Verify the sequences that are not verified yet, in this thread, which blocks the event
-        loop.
-        """
+        """Verify the sequences not verified yet, in this thread. This blocks the event loop."""
         for turn in self.tree.unchecked():
             sequence = sequence_of(turn, self.session, self.record)
             self._check_done(turn, turn.template.verifier.check(sequence))

@@ -22,6 +22,7 @@ from typing import Any
 
 import orjson
 
+from toolroll.rollout.runtime.foreign import retrieve
 from toolroll.rollout.server.answers.result import CompletionResult
 from toolroll.rollout.server.errors import ApiError, api_error
 
@@ -122,7 +123,7 @@ class PendingRequests:
         request.task = asyncio.get_running_loop().create_task(
             request.run(), context=self.context and self.context.copy()
         )
-        request.task.add_done_callback(_retrieved)
+        request.task.add_done_callback(retrieve)  # no client may wait for it
         # also runs if the task is cancelled before it starts
         request.task.add_done_callback(lambda _: request.wake())
         self._by_key.setdefault(request.key, []).append(request)
@@ -238,11 +239,3 @@ def retry_number(header: str | None) -> int:
     return (
         int(header) if header and header.isascii() and header.isdigit() and len(header) < 6 else 0
     )
-
-
-def _retrieved(task: asyncio.Task[CompletionResult]) -> None:
-    """Mark the exception of `task` as retrieved. Otherwise asyncio logs it if no client waits for
-    the request.
-    """
-    if not task.cancelled():
-        task.exception()

@@ -34,6 +34,7 @@ from toolroll.rollout.template.delta import SampledText
 from toolroll.rollout.types import IdArray
 
 Key = tuple[str, int]
+"""A session's name, and the number of earlier sessions with this name."""
 Make = Callable[[str, int], tuple[LiveSession, SessionLog]]
 
 

@@ -36,7 +36,7 @@ from toolroll.rollout.server.disk.journal import Journal, Keep, read_lines
 from toolroll.rollout.server.disk.session_log import SessionLog, session_of
 from toolroll.rollout.server.errors import ApiError, api_error
 from toolroll.rollout.server.sessions.live_session import LiveSession
-from toolroll.rollout.server.sessions.restore import Restored, restore
+from toolroll.rollout.server.sessions.restore import Key, Restored, restore
 from toolroll.rollout.server.sessions.sessions import Sessions
 from toolroll.rollout.types import Episode, InteractionResult, StopReason
 
@@ -47,9 +47,6 @@ ENV = "serve"
 JOURNAL_NAME = "sessions.jsonl"
 _STALE = 8 * 2**20
 """The journal is not compacted while finished sessions take up at most this number of its bytes."""
-
-Key = tuple[str, int]
-"""A session's name, and the number of earlier sessions with this name."""
 
 
 class SessionStore:
@@ -63,7 +60,6 @@ class SessionStore:
         settings: Mapping[str, Any],
         *,
         provenance: Provenance | None = None,
-        stale: int = _STALE,
     ) -> None:
         self.folder = folder
         self.settings = settings
@@ -82,7 +78,7 @@ class SessionStore:
         self._finishing: set[asyncio.Task[dict[str, Any]]] = set()
         self._closed = False
         self._stale = 0
-        self._most_stale = stale
+        self._most_stale = _STALE
 
     @property
     def journal(self) -> Journal:

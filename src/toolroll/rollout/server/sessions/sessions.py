@@ -156,15 +156,11 @@ class Sessions:
         return live if live.added else self._sessions.get(live.id, live)
 
     def get(self, session_id: str) -> LiveSession | None:
-        """Return the session, or None if it does not exist. This call does not restart its idle
-        time.
-        """
+        """Return the session or None. This does not restart its idle time."""
         return self._sessions.get(session_id)
 
     def find(self, session_id: str) -> LiveSession:
-        """Return the session. Raises `ApiError` if there is none (404), or if the server stops
-        (503).
-        """
+        """Return the session. Raise `ApiError` if there is none (404) or the server stops (503)."""
         self.check_open()
         live = self._sessions.get(check_id(session_id))
         if live is None:
@@ -232,9 +228,7 @@ class Sessions:
             self._touched(live)
 
     def drop_idle(self) -> None:
-        """Drop the sessions that have not been used for the idle time and have no request in
-        flight.
-        """
+        """Drop the sessions that were not used for the idle time, with no request in flight."""
         limit = time.monotonic() - self._settings.idle
         for session_id, live in list(self._sessions.items()):
             if live.used > limit:

@@ -142,7 +142,7 @@ class Sequence:
         self._sampled()
 
 
-Sampled = list[tuple[Sequence, Token]]
+NewTokens = list[tuple[Sequence, Token]]
 
 
 class Batch:
@@ -157,7 +157,7 @@ class Batch:
         self._kept_tokens = kept_tokens
         self._ended: list[_Prefix] = []  # the last used is the last
 
-    def step(self) -> Sampled:
+    def step(self) -> NewTokens:
         """Remove ended sequences. Then compute prompts if there are any, or else the next token of
         all sequences. Return the sampled tokens, which the caller appends to their sequences.
         """
@@ -197,7 +197,7 @@ class Batch:
 
     # --- tokens -----------------------------------------------------------------------------------
 
-    def _decode(self) -> Sampled:
+    def _decode(self) -> NewTokens:
         caches = [self._cache(each) for each in self.sequences]
         ids = np.array([each.ids[-1] for each in self.sequences], np.int32)
         hidden = self.model.decode(caches, ids, [each.computed for each in self.sequences])
@@ -206,7 +206,7 @@ class Batch:
             sequence.reused = sequence.reused or 0
         return self._sample(self.sequences, hidden)
 
-    def _sample(self, sequences: list[Sequence], hidden: Tensor) -> Sampled:
+    def _sample(self, sequences: list[Sequence], hidden: Tensor) -> NewTokens:
         samplings = [each.sampling for each in sequences]
         logits = self.model.logits(hidden)
         ids, logprobs = sample(logits, samplings, [each.length for each in sequences])
@@ -220,7 +220,7 @@ class Batch:
 
     # --- prompts ----------------------------------------------------------------------------------
 
-    def _prefill(self, prompts: list[Sequence]) -> Sampled:
+    def _prefill(self, prompts: list[Sequence]) -> NewTokens:
         chosen = self._chosen(prompts)
         if not chosen:  # all were computed before
             return []
@@ -328,7 +328,7 @@ class Scheduler:
                 except Exception as error:  # noqa: BLE001 - the model's border: requests report it
                     self._fail(error)
 
-    def _accept(self, sampled: Sampled) -> None:
+    def _accept(self, sampled: NewTokens) -> None:
         for sequence, token in sampled:
             if sequence.ended:
                 sequence.computed = sequence.length - 1  # its logits are needed again

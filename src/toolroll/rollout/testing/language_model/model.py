@@ -195,9 +195,7 @@ class LanguageModel:
 
 
 def _exponentiate(scores: Tensor) -> Tensor:
-    """Replace the scores with the numerators of softmax over the last axis. Return the
-    denominators.
-    """
+    """Replace the scores with softmax's numerators (last axis). Return the denominators."""
     scores -= scores.max(axis=-1, keepdims=True)
     np.exp(scores, out=scores)
     totals: Tensor = scores.sum(axis=-1, keepdims=True)
@@ -239,9 +237,7 @@ class KVCache:
         return positions
 
     def reserve(self, positions: int) -> None:
-        """Make room for `positions` tokens. The room grows by half each time, so that copies are
-        rare.
-        """
+        """Make room for `positions` tokens. It grows by half each time, so copies are rare."""
         layers, heads, room, width = self.values.shape
         if positions > room:
             old_keys, old_values, grown = self.keys, self.values, max(positions, room * 3 // 2)

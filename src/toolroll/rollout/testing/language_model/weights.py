@@ -131,9 +131,7 @@ _BESIDE_THE_NETWORK = ("max_position_embeddings", "eos_token_ids")
 
 
 class ModelFolderError(ValueError):
-    """A model cannot be loaded. The message names the file, and says what is wrong or not
-    supported.
-    """
+    """A model cannot be loaded. The message names the file and the problem."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""`RecordedRun`: a run on disk, as the exporters read it."""
+"""`ExportedRun`: a run on disk, as the exporters read it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from toolroll.rollout.runs.run_directory import read_run_file, refuse_no_run
 from toolroll.rollout.types import Episode, Status
 
 
-class RecordedRun:
+class ExportedRun:
     """The run in `folder`. If `env` is set, only this environment is read.
 
     Raise `UsageError` if `folder` is not a run, or if it does not have `env`.
