@@ -38,14 +38,16 @@ async def blame(folder: Path, judge: Mapping[str, Any] | None) -> list[str]:
     """
     refuse_no_run(folder)
     bad_lines: list[str] = []
-    episodes = read_episodes(folder, on_bad_line=bad_lines.append)
-    with_user = [episode for episode in episodes if "user_calls" in episode.result.metrics]
-    if not with_user:
+    has_user, failed = False, []
+    for episode in read_episodes(folder, on_bad_line=bad_lines.append):
+        if "user_calls" in episode.result.metrics:
+            has_user = True
+            if is_graded(episode) and not passed(episode.result.reward or 0.0):
+                failed.append(episode)
+    if not has_user:
         raise UsageError(
             f"{folder} has no simulated user (user_calls in the metrics of an episode)"
         )
-    graded = filter(is_graded, with_user)
-    failed = [episode for episode in graded if not passed(episode.result.reward or 0.0)]
     grade = judge_maker("openai")(_RUBRIC, cache=folder / VERDICTS_NAME, **judge) if judge else None
     not_judged: list[str] = []
     async with asyncio.TaskGroup() as group:
