@@ -180,6 +180,15 @@ def test_a_record_is_judged_once_by_one_process_and_by_the_next(tmp_path: Path) 
     assert len(cache.read_bytes().splitlines()) == 4
 
 
+@pytest.mark.parametrize("content", [b"my notes", b'[1, 2]\n{"key":', b'{"score": 1}\n'])
+def test_another_file_is_no_cache_and_keeps_its_content(content: bytes, tmp_path: Path) -> None:
+    file = tmp_path / "notes"
+    file.write_bytes(content)
+    with pytest.raises(UsageError, match=r"cache .*notes"):
+        Judge("", base_url="http://127.0.0.1:1/v1", model="m", cache=file)
+    assert file.read_bytes() == content
+
+
 async def test_equal_records_at_once_get_one_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
     """Both requests have one client, which the last one closes."""
     closed: list[ChatClient] = []

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 from support.results import episode
 
-from toolroll.rollout.cli.display import RunDisplay, remarks, show_environments
+from toolroll.rollout.cli.display import RunDisplay, print_line, remarks, show_environments
 from toolroll.rollout.runs.registry import environment_names, find_environment
 from toolroll.rollout.runs.report import report
 from toolroll.rollout.runs.totals import Summary
@@ -55,6 +55,12 @@ def test_a_bar_in_a_terminal() -> None:
     assert "40/40" in text
     assert "\x1b[" in text
     assert "reward" in text
+
+
+def test_what_a_model_wrote_does_not_control_the_terminal() -> None:
+    out = io.StringIO()
+    print_line(Console(file=out, force_terminal=True), "Hi\x1b]0;owned\x07\x9b2J\r [b]é\nend")
+    assert out.getvalue() == "Hi?]0;owned??2J? [b]é\nend\n"
 
 
 def test_remarks_say_what_a_reader_must_know() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from support.qwen import tokenizer_for, trl_template
 from support.results import episode, trajectory
 
 from toolroll.rollout.errors import UsageError
+from toolroll.rollout.runs.episode_file import to_line
 from toolroll.rollout.runs.export.atif import write_atif
 from toolroll.rollout.runs.export.exported_run import ExportedRun
 from toolroll.rollout.testing import PolicyRequest
@@ -255,3 +257,11 @@ def test_a_trained_token_without_a_logprob_is_refused(wrong: slice, tmp_path: Pa
     with pytest.raises(UsageError, match=r"pond/t-0/0: \d of 3 sampled tokens have"):
         exported(tmp_path / "run", tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_no_name_leads_out_of_the_folder_or_is_too_long(tmp_path: Path) -> None:
+    lines = [replace(episode(name), env="..") for name in ("..", "任务" * 40, "任务" * 41)]
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "episodes.jsonl").write_bytes(b"".join(map(to_line, lines)))
+    assert exported(tmp_path / "run", tmp_path / "out") == 3
+    assert len(list((tmp_path / "out").glob("*/*/agent/trajectory.json"))) == 3

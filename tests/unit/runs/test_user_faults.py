@@ -219,6 +219,23 @@ def test_a_judge_reads_failed_episodes_once(run: Path) -> None:
     ]
 
 
+def test_an_episode_without_a_verdict_keeps_no_other_from_the_report(run: Path) -> None:
+    def judge(request: Any) -> str:
+        good = json.dumps({"reason": "Fine.", "score": 1})
+        return "I cannot say." if "Goodbye" in request.text else good
+
+    with (run / "episodes.jsonl").open("a") as file:
+        file.write("no episode\n")
+    with serve_in_thread(EmbeddedEngine(load_embedded_tokenizer(), judge)) as engine:
+        lines = blame(run, "--judge-url", f"{engine.url}/v1", "--judge-model", "m")
+    assert "t-0#0, message 2: contradiction" in lines[0]
+    assert lines[1].endswith("in 1 of 4 failed episodes: contradiction 1")
+    assert [line.partition(" is not judged")[0] for line in lines[2:5]] == [
+        f"pond/t-{task}#0" for task in (2, 3, 4)
+    ]
+    assert "line 6, is not a valid episode" in lines[5]
+
+
 def test_a_run_in_which_nothing_failed_has_nobody_to_blame(tmp_path: Path) -> None:
     with EpisodeStore(tmp_path) as store:
         store.append(played(*LINES, reward=1.0))

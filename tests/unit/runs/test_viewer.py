@@ -234,7 +234,8 @@ async def test_the_pages_of_others_cannot_read_a_followed_run(run: Path) -> None
         assert page.status == 200
         assert "owned" not in await page.text()
         for headers in ({"Host": "evil.example"}, {"Origin": "https://evil.example"}):
-            assert (await client.get("/more", headers=headers)).status == 403
+            for path in ("/", "/more"):
+                assert (await client.get(path, headers=headers)).status == 403
         assert (await client.get("/more?rows=x")).status == 400
         more = await (await client.get("/more")).json()
     assert [row["reward"] for row in more["rows"]] == [1.0, 0.0, 0.5, None]

@@ -366,6 +366,15 @@ async def test_a_switch_of_another_type_is_another_switch(tokenizer: Any) -> Non
         assert templates.switches_of(templates.get(other)) == {"enable_thinking": 1}
 
 
+async def test_the_keys_inside_a_switch_keep_their_order(tokenizer: Any) -> None:
+    """Templates write documents as JSON, or loop over their keys."""
+    async with endpoint(tokenizer, lambda request: "Hello.") as bench:
+        templates = TemplateCache(bench.served.template)
+        documents = [{"title": "Pond", "text": "Wet."}, {"text": "Wet.", "title": "Pond"}]
+        kept = [templates.get({"documents": [one]}).renderer.kwargs for one in documents]
+        assert [list(kwargs["documents"][0]) for kwargs in kept] == [*map(list, documents)]
+
+
 # --- seeds, tiers, strict tools, effort -----------------------------------------------------------
 
 

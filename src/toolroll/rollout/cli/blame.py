@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from toolroll.rollout.errors import UsageError
+from toolroll.rollout.cli.display import shortened
+from toolroll.rollout.errors import EnvironmentFailure, UsageError
 from toolroll.rollout.runs.episode_file import read_episodes
 from toolroll.rollout.runs.export.exported_run import is_graded
 from toolroll.rollout.runs.pass_at_k import passed
@@ -36,8 +37,9 @@ async def blame(folder: Path, judge: Mapping[str, Any] | None) -> list[str]:
     folder, so that the same command asks only for those that are missing.
     """
     refuse_no_run(folder)
+    bad_lines: list[str] = []
     has_user, failed = False, []
-    for episode in read_episodes(folder, on_bad_line=lambda message: None):
+    for episode in read_episodes(folder, on_bad_line=bad_lines.append):
         if "user_calls" in episode.result.metrics:
             has_user = True
             if is_graded(episode) and not passed(episode.result.reward or 0.0):
@@ -47,8 +49,9 @@ async def blame(folder: Path, judge: Mapping[str, Any] | None) -> list[str]:
             f"{folder} has no simulated user (user_calls in the metrics of an episode)"
         )
     grade = judge_maker("openai")(_RUBRIC, cache=folder / VERDICTS_NAME, **judge) if judge else None
+    not_judged: list[str] = []
     async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(_faults(episode, grade)) for episode in failed]
+        tasks = [group.create_task(_faults(episode, grade, not_judged)) for episode in failed]
     judged = [(episode, task.result()) for episode, task in zip(failed, tasks, strict=True)]
     faulty = [(episode, faults) for episode, faults in judged if faults]
     kinds = Counter(fault.kind for _, faults in faulty for fault in faults)
@@ -57,11 +60,15 @@ async def blame(folder: Path, judge: Mapping[str, Any] | None) -> list[str]:
     return [
         *(_shown(episode, fault) for episode, faults in faulty for fault in faults),
         f"{folder}: {total}{f': {counts}' if counts else ''}",
+        *shortened(not_judged),
+        *shortened(bad_lines),
     ]
 
 
-async def _faults(episode: Episode, judge: Any) -> list[UserFault]:
-    """Return the faults by rule, and the one that the judge sees."""
+async def _faults(episode: Episode, judge: Any, not_judged: list[str]) -> list[UserFault]:
+    """Return the faults by rule, and the one that the judge sees. If it gives no verdict, add a
+    message to `not_judged`.
+    """
     result = episode.result
     faults = user_faults(result)
     if judge is None:
@@ -70,19 +77,27 @@ async def _faults(episode: Episode, judge: Any) -> list[UserFault]:
     record = [
         {"role": names[m["role"]], "content": [m.get("content"), *(m.get("tool_calls") or ())]}
         for m in result.messages
-        if m["role"] in names
+        if m.get("role") in names
     ]
     order = {"role": "instruction", "content": instruction_of(result.info) or "(unknown)"}
-    verdict = await judge.verdict([order, *record])
+    try:
+        verdict = await judge.verdict([order, *record])
+    except EnvironmentFailure as error:
+        not_judged.append(f"{_name(episode)} is not judged: {error}")
+        return faults
     if verdict.score < _FAULTY:
         faults.append(UserFault("judge", None, f"{verdict.score:g}: {verdict.reason}"))
     return faults
 
 
 def _shown(episode: Episode, fault: UserFault) -> str:
-    name = session_id(episode.env, episode.task_id, episode.sample)
+    name = _name(episode)
     if fault.position is None:
         return f"{name}: {fault.kind}: {fault.why}"
     line = " ".join(str(episode.result.messages[fault.position]["content"]).split())
     quote = line if len(line) <= _LONGEST else f"{line[:_LONGEST]}…"
     return f"{name}, message {fault.position}: {fault.kind}: {fault.why}: {quote}"
+
+
+def _name(episode: Episode) -> str:
+    return session_id(episode.env, episode.task_id, episode.sample)

@@ -4,6 +4,7 @@ elsewhere), and the tables.
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -30,11 +31,16 @@ _BAR_FROM = 140  # columns: in a narrower terminal, the bar leaves no room for c
 _TIMES = 2 * len("0:00:00") + 4  # columns of both times, with the blanks around them
 _LINES = 20  # without a terminal, print one line for each twentieth of the run
 _MOST_LINES = 5
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 def print_line(console: Console, line: str) -> None:
-    """Print `line` unchanged. rich does not interpret markup or emoji names, or wrap the line."""
-    console.print(line, markup=False, emoji=False, highlight=False, soft_wrap=True)
+    """Print `line`. rich does not interpret markup or emoji names, or wrap the line. A line may
+    quote a model: characters that control a terminal become `?`.
+    """
+    console.print(
+        _CONTROL.sub("?", line), markup=False, emoji=False, highlight=False, soft_wrap=True
+    )
 
 
 def shortened(lines: Sequence[str]) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from aiohttp import web
 
@@ -43,17 +44,22 @@ async def follow(
 
 
 def follow_app(folder: Path, pieces_of: PiecesOf, tokens: int) -> web.Application:
-    """Return the app with the run's page. Other web pages cannot read its episodes."""
+    """Return the app with the run's page. Other web pages read neither it nor its episodes."""
+
+    @web.middleware
+    async def checked(request: web.Request, handler: Any) -> web.StreamResponse:
+        try:
+            check_sender(request)
+        except ApiError as error:
+            raise web.HTTPForbidden(text=str(error)) from error
+        response: web.StreamResponse = await handler(request)
+        return response
 
     async def page(request: web.Request) -> web.Response:
         body = followed_page(page_title(folder))
         return web.Response(body=body, content_type="text/html", charset="utf-8")
 
     async def more(request: web.Request) -> web.Response:
-        try:
-            check_sender(request)
-        except ApiError as error:
-            raise web.HTTPForbidden(text=str(error)) from error
         try:
             after = [int(request.query.get(name, 0)) for name in ("file", "position", "rows")]
         except ValueError as error:
@@ -62,6 +68,6 @@ def follow_app(folder: Path, pieces_of: PiecesOf, tokens: int) -> web.Applicatio
         answer |= {"settings": [read_settings(folder)], "summary": read_summary(folder)}
         return web.Response(body=json_bytes(answer), content_type="application/json")
 
-    app = web.Application()
+    app = web.Application(middlewares=[checked])
     app.add_routes([web.get("/", page), web.get("/more", more)])
     return app

@@ -11,6 +11,7 @@ Invariants:
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from toolroll.rollout.runtime.jsonable import json_bytes
 from toolroll.rollout.types import Episode, InteractionResult, Message, Status, Trajectory, Turn
 
 VERSION = {"schema_version": "ATIF-v1.7"}
+_LONGEST = 200
 _OF_EPISODE = "env task_id task_hash sample seed".split()
 _OF_RESULT = "reward status stop_reason info".split()
 _OF_TURN = "finish_reason sampling_params weight_versions reward excluded".split()
@@ -50,12 +52,20 @@ def write_atif(run: ExportedRun, folder: Path) -> int:
                 "model_name": episode.model or "unknown",
             }
             if trajectory := atif_trajectory(episode, agent):
-                name = f"{quote(episode.task_id, safe='')}__{episode.sample}"
-                trial = folder / quote(episode.env, safe="") / name / "agent"
+                name = f"{_name(episode.task_id)}__{episode.sample}"
+                trial = folder / _name(episode.env) / name / "agent"
                 trial.mkdir(parents=True)
                 (trial / "trajectory.json").write_bytes(json_bytes(trajectory))
                 count += 1
     return count
+
+
+def _name(text: str) -> str:
+    """Return `text` as the name of one folder: not `..`, and not too long for file systems."""
+    name = quote(text, safe="")
+    if len(name) > _LONGEST:
+        name = f"{name[:_LONGEST]}-{hashlib.blake2b(text.encode(), digest_size=8).hexdigest()}"
+    return name if name.strip(".") else name.replace(".", "%2E")
 
 
 def atif_trajectory(episode: Episode, agent: Mapping[str, Any]) -> dict[str, Any] | None:

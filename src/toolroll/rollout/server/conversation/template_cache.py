@@ -127,7 +127,7 @@ def same_switches(template: ChatTemplate, other: ChatTemplate) -> bool:
 
 
 def _key(switches: Mapping[str, Any]) -> bytes:
-    """Return equal bytes for equal switches. 1, 1.0 and true give different bytes, because a
-    template may render them differently.
+    """Return equal bytes for equal switches, in any order. 1, 1.0 and true give different bytes,
+    and so do two orders of keys inside a switch, because a template may render them differently.
     """
-    return orjson.dumps(switches, option=orjson.OPT_SORT_KEYS, default=repr)
+    return orjson.dumps(dict(sorted(switches.items())), default=repr)
