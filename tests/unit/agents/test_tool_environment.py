@@ -22,7 +22,7 @@ from toolroll.agents.environments.tool_environment import ToolEnvironmentFactory
 from toolroll.rollout.errors import EnvironmentFailure
 from toolroll.rollout.runs.registry import find_environment
 from toolroll.rollout.testing import play_episode
-from toolroll.rollout.types import EnvironmentOptions
+from toolroll.rollout.types import Environment, EnvironmentOptions, StepResult
 
 TWENTY_LINES = '''from toolroll import tool_environment
 
@@ -45,6 +45,13 @@ def reward(task, final, calls):
 
 env = tool_environment(tools=[add, multiply], tasks=TASKS, reward=reward)
 '''
+
+
+def step_of(environment: Environment, action: Action) -> StepResult:
+    """The result of a step without a judge, which is no coroutine."""
+    result = environment.step(action)
+    assert isinstance(result, StepResult)
+    return result
 
 
 class Cart:
@@ -160,7 +167,7 @@ def test_a_tool_with_any_arguments_takes_any() -> None:
     one = env.make(EnvironmentOptions())
     schema = one.reset(env.tasks("test")[0], 0).tools[0]["function"]["parameters"]
     assert schema == {"type": "object", "properties": {}, "additionalProperties": True}
-    step = one.step(Action("", (ToolCall("note", {"a": "b", "c": "d"}, "", id="c"),)))
+    step = step_of(one, Action("", (ToolCall("note", {"a": "b", "c": "d"}, "", id="c"),)))
     assert step.messages[0]["content"] == "a,c"
 
 
@@ -234,7 +241,7 @@ def test_the_reward_gets_what_its_parameters_name() -> None:
     one = env.make(EnvironmentOptions())
     one.reset(env.tasks("test")[0], 0)
     assert env.reference(env.tasks("test")[0]) is None
-    assert one.step(Action("bye")).reward == 0.5
+    assert step_of(one, Action("bye")).reward == 0.5
     assert seen == [([], {})]
 
 
@@ -270,7 +277,7 @@ def test_the_environment_checks_arguments_itself(arguments: dict[str, Any], word
     env = tool_environment(tools=[divide], tasks=[{"prompt": "x"}], reward=answer)
     one = env.make(EnvironmentOptions())
     one.reset(env.tasks("test")[0], 0)
-    step = one.step(Action("", (ToolCall("divide", arguments, "", id="c"),)))
+    step = step_of(one, Action("", (ToolCall("divide", arguments, "", id="c"),)))
     assert step.messages[0]["content"] == f"Error: {words}"
     assert one.metrics() == {"tool_errors": 1.0, "tool_errors/divide": 1.0}
 
@@ -421,7 +428,7 @@ def test_a_tool_with_any_arguments_does_not_take_the_state_from_the_model() -> N
     played = env.make(EnvironmentOptions())
     played.reset(env.tasks("test")[0], 0)
     calls = [ToolCall("note", {"a": 1, **more}, "") for more in ({"state": 2}, {"b": 3})]
-    texts = [message["content"] for message in played.step(Action("", tuple(calls))).messages]
+    texts = [message["content"] for message in step_of(played, Action("", tuple(calls))).messages]
     assert texts == ["Error: there is no argument 'state'; there are none", "{'a': 1, 'b': 3}"]
 
 
@@ -440,9 +447,9 @@ def test_what_functions_change_in_a_task_belongs_to_the_episode() -> None:
     for _ in range(2):
         played = env.make(EnvironmentOptions())
         played.reset(task, 0)
-        [answer] = played.step(Action("", (ToolCall("pop", {}, ""),))).messages
+        [answer] = step_of(played, Action("", (ToolCall("pop", {}, ""),))).messages
         assert answer["content"] == "2"
-        assert played.step(Action("Done.")).reward == 1.0
+        assert step_of(played, Action("Done.")).reward == 1.0
     assert task.data["numbers"] == [1, 2]
 
 
@@ -451,7 +458,7 @@ def test_a_reward_that_returns_nothing_is_an_error_of_the_environment() -> None:
     played = env.make(EnvironmentOptions())
     played.reset(env.tasks("test")[0], 0)
     with pytest.raises(EnvironmentFailure, match="reward returned None; it must return a number"):
-        played.step(Action("Done."))
+        step_of(played, Action("Done."))
 
 
 def test_tasks_may_be_rows_of_a_table() -> None:

@@ -60,7 +60,7 @@ async def blame(folder: Path, judge: Mapping[str, Any] | None) -> list[str]:
     return [
         *(_shown(episode, fault) for episode, faults in faulty for fault in faults),
         f"{folder}: {total}{f': {counts}' if counts else ''}",
-        *shortened(not_judged),
+        *shortened(sorted(not_judged)),
         *shortened(bad_lines),
     ]
 
