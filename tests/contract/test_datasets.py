@@ -62,7 +62,7 @@ def test_datasets_reads_the_training_samples(tmp_path: Path) -> None:
 def test_the_card_says_what_the_data_set_is(tmp_path: Path) -> None:
     provenance = {"pond": {"tokenizer_sha256": "8288"}}
     write_dataset(exported(), tmp_path / "set", provenance=provenance)
-    card = huggingface_hub.DatasetCard.load(tmp_path / "set" / "README.md")
+    card: Any = huggingface_hub.DatasetCard.load(tmp_path / "set" / "README.md")
     assert card.data.task_categories == ["text-generation"]
     assert "| pond | tiny | 3 | 8288 |" in card.text
     [config] = datasets.get_dataset_config_names(str(tmp_path / "set"))

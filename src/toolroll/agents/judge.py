@@ -123,7 +123,7 @@ class Judge:
 
     async def _ask(self, request: Mapping[str, Any]) -> Verdict:
         """Return the verdict. If the answer is none, sample another one."""
-        config, problem = self._config, ""
+        config, text = self._config, ""
         async with self._client() as client:
             for attempt in range(config.retries + 1):
                 if attempt and config.temperature == 0:
@@ -134,7 +134,7 @@ class Judge:
                     text = visible_text(completion.reply.content)
                     return Verdict.model_validate_json(text[text.find("{") : text.rfind("}") + 1])
                 except ValidationError:
-                    problem = f"{text!r:.200}"
+                    continue
                 except EngineUnreachableError:
                     raise
                 except EngineError as error:
@@ -142,7 +142,7 @@ class Judge:
         raise EnvironmentFailure(
             f"the judge at {client.url} gave {config.retries + 1} answers that are not "
             f'{{"reason": TEXT, "score": 0 to 1}}: use another model than {config.model}; '
-            f"the last one: {problem}"
+            f"the last one: {text!r:.200}"
         )
 
     @asynccontextmanager

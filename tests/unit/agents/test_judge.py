@@ -88,12 +88,12 @@ def test_the_score_is_the_reward_and_is_compared_with_the_rule() -> None:
             judge=judge(lambda task: f"The answer is {task['answer']}."),
             reward=lambda final: float("42" in final),
         )
-        for place, reply in enumerate(["It is 42.", "42, you fool."]):
-            result = play(factory, reply)
+        results = [play(factory, reply) for reply in ("It is 42.", "42, you fool.")]
+        for place, result in enumerate(results):
             assert result.reward == 1 - place
             assert result.info["judge"] == {"score": 1 - place, "rule": 1.0}
             summary.add(episode(f"t-{place}", reward=result.reward, info=result.info))
-        assert result.info["reward_reason"] == "It is rude."
+        assert results[1].info["reward_reason"] == "It is rude."
         assert "The answer is 42." in prompts(engine)[0]
     part = report(summary)
     assert part["judge"] == {

@@ -96,7 +96,7 @@ def test_the_calls_of_the_reference_are_recorded_if_it_can_be_read() -> None:
     calls = expected_calls(desk, desk.tasks("test")[0])
     assert [call["name"] for call in calls[:1]] == ["find_member"]
     assert calls[0]["arguments"] == {"card": desk.tasks("test")[0].data["card"]}
-    broken = SimpleNamespace(reference=lambda task: 1 / 0)
+    broken: Any = SimpleNamespace(reference=lambda task: 1 / 0)
     assert expected_calls(broken, Task("t", 0)) == []
 
 
