@@ -141,7 +141,7 @@ def _config(name: str) -> Mapping[str, Any]:
     transformers: Any = import_transformers()
     try:
         path = transformers.utils.cached_file(name, "config.json", local_files_only=True)
-    except OSError:
+    except (OSError, ValueError):  # ValueError: an older huggingface_hub refuses the name
         path = None
     config = json.loads(Path(path).read_bytes()) if path else {}
     return config if isinstance(config, dict) else {}
