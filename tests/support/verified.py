@@ -33,5 +33,5 @@ async def talked(tokenizer: Any, **more: Any) -> AsyncIterator[Conversation]:
 
 async def verified_sequence(tokenizer: Any = None) -> tuple[Verifier, ServedSequence]:
     """The sequence of `talked`, and its verifier."""
-    async with talked(tokenizer or load_embedded_tokenizer(), verify="off") as conversation:
+    async with talked(tokenizer or load_embedded_tokenizer(), verify="sample") as conversation:
         return conversation.template.verifier, conversation._sequence()

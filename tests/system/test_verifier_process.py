@@ -126,7 +126,7 @@ async def test_another_tokenizer_and_other_options_reach_the_process(
         ChatTemplate(tokenizer, kwargs={"enable_thinking": False}),
         ChatTemplate(tokenizer).variant(head_hook=one_call_a_turn),
     ):
-        async with talked(template.tokenizer, template=template, verify="off") as made:
+        async with talked(template.tokenizer, template=template, verify="sample") as made:
             counted = Counted(template.verifier)
             assert await process.check(template.verifier, made._sequence()) is None
             assert counted.checks == 0
@@ -192,7 +192,7 @@ async def test_a_hook_of_the_user_stays_in_this_process(
     template = ChatTemplate(tokenizer).variant(head_hook=shout)
     process = VerifierProcess(after=1)
     process.ready.set()
-    async with talked(tokenizer, template=template, verify="off") as made:
+    async with talked(tokenizer, template=template, verify="sample") as made:
         for _ in range(2):
             assert await process.check(template.verifier, made._sequence()) is None
     assert process._jobs.empty()
@@ -271,7 +271,7 @@ async def test_a_tokenizer_that_is_not_read_in_time_leaves_no_sequence_unchecked
         return send(verifier)
 
     monkeypatch.setattr(process, "_send", hang)
-    async with talked(other, template=template, verify="off") as made:
+    async with talked(other, template=template, verify="sample") as made:
         counted = Counted(template.verifier)
         assert await process.check(template.verifier, made._sequence()) is None
         assert counted.checks == 1
