@@ -44,7 +44,7 @@ RECORD: list[Message] = [{"role": "assistant", "content": "It is 42."}]
 def judging(
     *answers: str, faults: dict[int, Fault] | None = None
 ) -> Iterator[tuple[EmbeddedEngine, Callable[..., Judge]]]:
-    """An endpoint that gives `answers` in order, the last one for ever, and a maker of judges."""
+    """An endpoint that gives `answers` in order and repeats the last, and a maker of judges."""
 
     def answer(request: Any) -> str:
         return answers[min(request.call, len(answers) - 1)]

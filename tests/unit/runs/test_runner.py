@@ -91,13 +91,16 @@ def test_the_hash_of_a_task_does_not_depend_on_addresses() -> None:
     assert len({task_hash("e", Task("t", 0, "", {"rule": rule})) for rule in rules}) == 1
 
 
-def test_the_calls_of_the_reference_are_recorded_if_it_can_be_read() -> None:
+def test_the_calls_of_the_reference_are_recorded_if_it_can_be_read(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     desk = find_environment("desk")
     calls = expected_calls(desk, desk.tasks("test")[0])
     assert [call["name"] for call in calls[:1]] == ["find_member"]
     assert calls[0]["arguments"] == {"card": desk.tasks("test")[0].data["card"]}
     broken: Any = SimpleNamespace(reference=lambda task: 1 / 0)
     assert expected_calls(broken, Task("t", 0)) == []
+    assert "the reference of task t is not recorded: ZeroDivisionError" in caplog.text
 
 
 async def test_what_is_done_is_not_played_again(tokenizer: Any) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 
 from toolroll.rollout.errors import EnvironmentFailure
 from toolroll.rollout.runtime.jsonable import finite, key_text, shown
+from toolroll.rollout.template.snapshot import ATOMS
 from toolroll.rollout.types import Action, Observation, StepResult
 
 T = TypeVar("T", Observation, StepResult)
@@ -24,7 +25,6 @@ is stored under `env/KEY`.
 """
 _MOST_VALUES = 100_000
 _DEEPEST = 100
-_ATOMS = frozenset({str, int, float, bool, type(None)})
 _WHOLE = (str, bytes, bytearray)
 _CONTAINERS = (dict, list, Mapping, Sequence)  # the first two, because their check is fast
 _LABELS = frozenset({"role", "type", "name", "tool_call_id", "id"})
@@ -105,7 +105,7 @@ class _Reader:
 
     def copied(self, value: Any, name: str, depth: int = 0) -> Any:
         """Return `value`, called `name` in errors, with all mappings and sequences copied."""
-        if type(value) in _ATOMS or not isinstance(value, _CONTAINERS) or isinstance(value, _WHOLE):
+        if type(value) in ATOMS or not isinstance(value, _CONTAINERS) or isinstance(value, _WHOLE):
             return value
         if depth > _DEEPEST:
             raise EnvironmentFailure(

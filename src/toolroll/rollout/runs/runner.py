@@ -16,7 +16,6 @@ import asyncio
 import hashlib
 import logging
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
 from typing import Any
 
 import orjson
@@ -103,12 +102,17 @@ def task_hash(env: str, task: Task) -> str:
 
 
 def expected_calls(factory: EnvironmentFactory, task: Task) -> list[dict[str, Any]]:
-    """Return the calls of the task's reference, or [] if there is none or it raises an error."""
-    with suppress(Exception), guarded():
-        actions = factory.reference(task) or ()
-        calls = [call for action in actions for call in action.tool_calls]
-        return [{"name": call.name, "arguments": plain(call.arguments)} for call in calls]
-    return []
+    """Return the calls of the task's reference, or [] if there is none. If it raises an error, log
+    the error and return [].
+    """
+    try:
+        with guarded():
+            actions = factory.reference(task) or ()
+            calls = [call for action in actions for call in action.tool_calls]
+            return [{"name": call.name, "arguments": plain(call.arguments)} for call in calls]
+    except Exception as error:  # noqa: BLE001 - the episode itself is good
+        logger.warning("the reference of task %s is not recorded: %r", task.id, error)
+        return []
 
 
 def session_id(env: str, task_id: str, sample: int) -> str:
@@ -199,6 +203,7 @@ class Runner:
         self._options = options or EnvironmentOptions()
         self._callbacks = tuple(callbacks)
         self._failed_in_a_row = 0
+        self._expected: dict[str, list[dict[str, Any]]] = {}
 
     async def run(
         self,
@@ -277,7 +282,9 @@ class Runner:
                 StopReason.TIME_LIMIT,
                 TimeLimitError(f"the episode took more than {settings.episode_timeout:g} s"),
             )
-        hashed, calls = task_hash(name, task), expected_calls(self.factory, task)
+        if (calls := self._expected.get(task.id)) is None:  # once for all samples of the task
+            calls = self._expected[task.id] = expected_calls(self.factory, task)
+        hashed = task_hash(name, task)
         return Episode(
             name, task.id, task.index, sample, seed, result, settings.model, hashed, calls
         )
