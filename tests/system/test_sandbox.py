@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 from support.patience import PATIENCE
@@ -46,6 +47,28 @@ async def test_folders_are_copied_whatever_they_hold(tmp_path: Path) -> None:
         await sandbox.upload(tmp_path / "a", "/app/new")
         end = await sandbox.run("b/run.sh; readlink link", {}, folder="/app/new")
         assert end == Exit(0, "ran\n/nowhere\n")
+
+
+async def test_programs_below_a_folder_that_it_replaces_are_visible_and_nothing_beside_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with TemporaryDirectory(dir="/tmp") as name:
+        folder = Path(name)
+        for part in ("venv/bin", "tools", "data/deep"):
+            (folder / part).mkdir(parents=True)
+        (folder / "secret").write_text("")
+        for program in ("venv/bin/snake", "tools/tool"):
+            (folder / program).write_text("#!/bin/sh\necho $0\n")
+            (folder / program).chmod(0o755)
+        monkeypatch.setattr(sys, "prefix", f"{folder}/venv")
+        monkeypatch.setenv("PATH", f"{folder}/venv/bin:{folder}/tools", prepend=":")
+        async with Sandbox([folder / "data" / "deep", folder / "data"]) as sandbox:
+            end = await sandbox.run(
+                f"snake; tool; cd {folder}; ls; touch {{data,data/deep,tools,venv}}/x", {}
+            )
+    names = [f"{folder}/venv/bin/snake", f"{folder}/tools/tool", "data", "tools", "venv"]
+    assert end.output.split("\n")[:5] == names
+    assert end.output.count("Read-only file system") == 4
 
 
 async def test_at_the_time_limit_every_process_is_killed_and_the_files_stay() -> None:

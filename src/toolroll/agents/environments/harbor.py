@@ -55,7 +55,7 @@ class HarborTask(SandboxEnvironment):
         disk: The limit of all files of a trial, in bytes.
         memory: The limit of the data of each process, in bytes.
         processes: The limit of processes. It has no effect for root.
-        folders: Folders below /tmp or /home that the sandbox sees too.
+        folders: Folders below /tmp or /home that the sandbox sees too, besides those of PATH.
         image: What to do with a task that needs an image: refuse, or ignore the image.
     """
 

@@ -1,7 +1,8 @@
 """`Sandbox`: the file system and the processes of one trial, made of Linux namespaces.
 
 The sandbox sees the files of this machine read-only. `/app`, `/home`, `/logs`, `/tests`,
-`/solution` and `/tmp` are its own: they are in memory, and empty at the start. If a program fills
+`/solution` and `/tmp` are its own: they are in memory, and empty at the start, except that this
+interpreter and the folders in `PATH` stay visible below `/home` and `/tmp`. If a program fills
 them, `/tests` and `/logs/verifier` still have room. A sandbox protects the machine from mistakes of
 an agent, not from attacks.
 
@@ -16,6 +17,7 @@ import asyncio
 import os
 import shutil
 import signal
+import sys
 import tarfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -29,8 +31,10 @@ from toolroll.rollout.errors import EnvironmentFailure, UsageError
 OUTPUT = 65_536
 """The number of bytes that are kept from the end of a program's output."""
 _OWN = "app home logs/agent logs/artifacts logs/verifier tests solution tmp"
+_SHARED = "/home/", "/tmp/"
 _START = r"""
 set -eu
+read_only() { mount -o remount,bind,ro "$1" || mount -o remount,bind,ro,nosuid,nodev "$1"; }
 size=$1 own=$2; shift 2
 read -r pid _ < /proc/self/stat
 root=/media; [ -d $root ] || root=/srv
@@ -45,14 +49,13 @@ for path in /*; do
   elif [ -d "$path" ] && { [ "$name" = dev ] || [ ! -e "$name" ]; }; then
     mkdir -p "$name"
     mount --rbind "$path" "$name"
-    [ "$name" = dev ] || mount -o remount,bind,ro "$name" ||
-      mount -o remount,bind,ro,nosuid,nodev "$name"
+    [ "$name" = dev ] || read_only "$name"
   fi
 done
 mkdir .shm; mount --bind .shm dev/shm
 mount -t proc proc proc || mount --rbind /proc proc
 while [ "$1" != -- ]; do
-  [ -e ".$1" ] || { mkdir -p ".$1"; mount --rbind "$1" ".$1"; }
+  [ -e ".$1" ] || { mkdir -p ".$1"; mount --rbind "$1" ".$1"; read_only ".$1"; }
   shift
 done
 shift
@@ -81,8 +84,8 @@ class Sandbox:
     """The sandbox of one trial, while its `async with` block runs, or from `start` to `close`.
 
     `folders` of this machine that are below one of the sandbox's own folders, such as `/tmp`, are
-    visible too. `hidden` folders are empty. `disk`: the limit of all files, in bytes. `memory`: the
-    limit of the data of each process, in bytes. `processes` has no effect for root.
+    visible too, read-only. `hidden` folders are empty. `disk`: the limit of all files, in bytes.
+    `memory`: the limit of the data of each process, in bytes. `processes` has no effect for root.
 
         async with Sandbox() as sandbox:
             print(await sandbox.run("ls -la", {}))
@@ -101,7 +104,8 @@ class Sandbox:
         self._limits = [f"--nproc={processes}", "--core=0"]
         if memory is not None:
             self._limits.append(f"--data={memory}")
-        self._folders = [*map(str, folders), "--", *map(str, hidden)]
+        # sorted, so that a folder comes before those in it
+        self._folders = [*sorted({*map(str, folders), *_programs()}), "--", *map(str, hidden)]
         self._process: asyncio.subprocess.Process | None = None
         self._pid = 0
         self._enter: list[str] = []
@@ -227,6 +231,13 @@ class Sandbox:
         if self._process.returncode is not None:
             raise EnvironmentFailure("the sandbox ended, perhaps because memory was short")
         return status
+
+
+def _programs() -> list[str]:
+    """Return the folders of this interpreter and of `PATH` that are below `/home` or `/tmp`."""
+    path = os.environ.get("PATH", os.defpath).split(os.pathsep)
+    below = [each for each in (sys.prefix, sys.base_prefix, *path) if each.startswith(_SHARED)]
+    return list(filter(os.path.isdir, below))  # `Path.is_dir` raises if it is not permitted
 
 
 def _found(name: str) -> str:
