@@ -587,8 +587,9 @@ def test_new_episodes_appear_in_a_followed_run_and_the_place_is_kept(
         where = "document.querySelector('#rows .open').getBoundingClientRect().top"
         before, heading, address = page.evaluate(where), headings(page), page.url
         with file.open("ab") as out:
-            out.write(lines[80][99:] + b"".join(lines[81:]))
+            out.write(lines[80][99:] + b"not an episode\n" + b"".join(lines[81:]))
         expect(page.locator("#count")).to_have_text("120 of 120 episodes")
+        expect(page.locator("#live")).to_have_text("Following the run, without 1 unreadable line")
         assert (page.evaluate(where), headings(page)) == (before, heading)
         assert page.evaluate("document.activeElement.id") == "grid"
         assert page.url.partition("#")[0] == address.partition("#")[0]
@@ -599,5 +600,8 @@ def test_new_episodes_appear_in_a_followed_run_and_the_place_is_kept(
         expect(page.locator("#count")).to_have_text("1 of 20 episodes")
         page.click("#rows .line")
         page.get_by_role("heading", name=title("t-119"), exact=True).wait_for()
-        page.close()
-    assert wrong == []
+        assert wrong == []
+        file.unlink()
+        expect(page.locator("#live")).to_have_text("Not following: toolroll view answers 500")
+    expect(page.locator("#live")).to_have_text("Not following: no connection to toolroll view")
+    page.close()

@@ -208,7 +208,7 @@ def test_a_run_that_goes_on_is_read_on(tmp_path: Path) -> None:
     file.write_bytes(lines[0] + lines[1][:40])
 
     def tasks(last: dict[str, Any], rows: int) -> tuple[dict[str, Any], int, list[str]]:
-        places = last.get("file", 0), last.get("position", 0), rows
+        places = last.get("file", 0), last.get("position", 0), rows, last.get("bad", 0)
         more = episodes_after(file, *places, pieces_of=lambda env: None, tokens_of=2)
         return more, more["first"], [row["task"] for row in more["rows"]]
 
@@ -221,8 +221,14 @@ def test_a_run_that_goes_on_is_read_on(tmp_path: Path) -> None:
     assert re.findall('id="(.*?)"', second["data"]) == ["tokens-1", "tools-1", "block-1"]
     assert tasks(second, 3)[1:] == (3, [])
     assert tasks({}, 0)[1:] == (0, ["t-0", "t-1", "t-2"]), "another browser"
+    with file.open("ab") as out:
+        out.write(b"not an episode\n" + lines[3])
+    third, start, names = tasks(second, 3)
+    assert (start, names, third["bad"]) == (3, ["t-3"], 1)
+    assert tasks(third, 4)[0]["bad"] == 1 == tasks({}, 0)[0]["bad"]
     file.write_bytes(lines[0])
-    assert tasks(second, 3)[1:] == (0, ["t-0"]), "a file that was cut"
+    cut, *read = tasks(third, 4)
+    assert (cut["bad"], *read) == (0, 0, ["t-0"]), "a file that was cut"
     (tmp_path / "new").write_bytes(b"".join(lines))
     (tmp_path / "new").replace(file)
     assert tasks(second, 3)[1:] == (0, ["t-0", "t-1", "t-2", "t-3"]), "another file"

@@ -61,7 +61,7 @@ def follow_app(folder: Path, pieces_of: PiecesOf, tokens: int) -> web.Applicatio
 
     async def more(request: web.Request) -> web.Response:
         try:
-            after = [int(request.query.get(name, 0)) for name in ("file", "position", "rows")]
+            after = [int(request.query.get(n, 0)) for n in ("file", "position", "rows", "bad")]
         except ValueError as error:
             raise web.HTTPBadRequest(text=str(error)) from error
         answer = episodes_after(folder / FILE_NAME, *after, pieces_of=pieces_of, tokens_of=tokens)

@@ -100,10 +100,18 @@ def followed_page(title: str) -> bytes:
 
 
 def episodes_after(
-    path: Path, file: int, position: int, rows: int, *, pieces_of: PiecesOf, tokens_of: int
+    path: Path,
+    file: int,
+    position: int,
+    rows: int,
+    bad: int,
+    *,
+    pieces_of: PiecesOf,
+    tokens_of: int,
 ) -> dict[str, Any]:
-    """Return the episodes in the episode file `path` that follow the first `rows` ones, which end
-    at the byte `position`: their `rows`, the HTML of their `data`, and the new `position`.
+    """Return the episodes in the episode file `path` that follow the first `rows` ones and `bad`
+    lines that are none, which end at the byte `position`: their `rows`, the HTML of their `data`,
+    the new `position`, and `bad` with the lines that follow.
 
     `file`: the inode that was read before. If it is another one now (a resumed run drops aborted
     episodes), or shorter, return all episodes. `first` in the result is the number of the first
@@ -112,14 +120,15 @@ def episodes_after(
     with path.open("rb") as lines:
         now = os.fstat(lines.fileno())
         if file != now.st_ino or position > now.st_size:
-            position = rows = 0
+            position = rows = bad = 0
+        bad_lines: list[str] = []
         lines.seek(position)
         data = PageData(html := io.BytesIO(), pieces_of, tokens_of, first=rows)
-        for episode in read_lines(lines, on_bad_line=lambda message: None):
+        for episode in read_lines(lines, on_bad_line=bad_lines.append):
             data.add(episode)
         data.flush()
-        end = {"file": now.st_ino, "position": lines.tell(), "first": rows}
-    return end | {"rows": data.rows, "data": html.getvalue().decode()}
+        end = {"file": now.st_ino, "position": lines.tell(), "bad": bad + len(bad_lines)}
+    return end | {"first": rows, "rows": data.rows, "data": html.getvalue().decode()}
 
 
 @contextmanager

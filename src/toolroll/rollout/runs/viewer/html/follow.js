@@ -1,25 +1,35 @@
 // New episodes of a run that goes on (`toolroll view --follow`).
 
 const PAUSE = 2000; // milliseconds
-const followed = { file: 0, position: 0 };
+const followed = { file: 0, position: 0, bad: 0 };
 
 async function followRun() {
   try {
     if (!document.hidden || !followed.file) await askMore();
-    at("live").textContent = "Following the run";
-  } catch {
-    at("live").textContent = "Not following: toolroll view has ended";
+    const { bad } = followed,
+      skipped = bad ? `, without ${bad} unreadable line${bad > 1 ? "s" : ""}` : "";
+    at("live").textContent = "Following the run" + skipped;
+  } catch (error) {
+    at("live").textContent = "Not following: " + error.message;
   }
   setTimeout(followRun, PAUSE);
 }
 
+// Return the answer to `query`. Throw an error whose message says why there is none.
+async function answerTo(query) {
+  const response = await fetch("more?" + query).catch(() => {
+    throw new Error("no connection to toolroll view");
+  });
+  if (!response.ok) throw new Error("toolroll view answers " + response.status);
+  return response.json();
+}
+
 async function askMore() {
-  const query = new URLSearchParams({ ...followed, rows: state.all.length });
-  const answer = await (await fetch("more?" + query)).json(),
-    { file, position, settings, summary, rows } = answer;
+  const answer = await answerTo(new URLSearchParams({ ...followed, rows: state.all.length })),
+    { file, position, bad, settings, summary, rows } = answer;
   const first = !state.all.length,
     again = !first && answer.first === 0; // it is another file
-  Object.assign(followed, { file, position });
+  Object.assign(followed, { file, position, bad });
   Object.assign(state, { settings, summary });
   drawCards();
   if (!rows.length && !again) return;
