@@ -583,8 +583,10 @@ async def test_an_episode_may_be_played_twice_by_a_process_that_was_only_unreach
         await asyncio.wait(Unreachable.plays)
         assert [call.exception() for call in Unreachable.plays] == [None, None]
         metrics = await player(args).parked_metrics()
+        [again] = await generate(args, made, SAMPLING) if parked else [made]
     assert metrics == {"toolroll/parked": float(parked)}
     assert is_aborted(made) if parked else made.reward == 1.0
+    assert again.metadata["toolroll"]["metrics"]["worker_deaths"] == 1
     assert len(environments.opened) == 2
     assert sorted(map(id, environments.closed)) == sorted(map(id, environments.opened))
 

@@ -4,7 +4,7 @@ Each process has a `Player` with its own engine client. All samples of a group a
 same process, so a parked episode is continued where it waits.
 
 Invariant: if a process dies, its episodes are played again from the beginning, with the same seeds.
-`worker_deaths` in a sample's metrics counts how often.
+`worker_deaths` in a sample's metrics counts how often, also before the episode was parked.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 
 from toolroll.rollout.adapters.episodes import task_index
 from toolroll.rollout.adapters.slime.player import Player, never
-from toolroll.rollout.adapters.slime.samples import KEY, is_parked
+from toolroll.rollout.adapters.slime.samples import KEY, aborted_metrics, is_parked
 from toolroll.rollout.adapters.slime.settings import SlimeSettings
 from toolroll.rollout.runs.ray_worker import RayWorker
 from toolroll.rollout.runs.worker_pool import WorkerDiedError, play_until_survived
@@ -66,8 +66,9 @@ class RayPlayer:
                 del self._running[call]
 
         samples, deaths = await play_until_survived(play, f"sample {sample.index}")
+        earlier = (aborted_metrics(sample) or {}).get("worker_deaths", 0)
         for played in samples:
-            played.metadata[KEY]["metrics"]["worker_deaths"] = deaths
+            played.metadata[KEY]["metrics"]["worker_deaths"] = earlier + deaths
         return samples
 
     async def close_parked(self, samples: Iterable[Any]) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -139,14 +139,23 @@ def _add_episode_counts(first: Any, result: InteractionResult) -> None:
     info.total_prompt_tokens += int(metrics.get("prompt_tokens", 0))
 
 
+def aborted_metrics(sample: Any) -> Mapping[str, float] | None:
+    """Return the metrics of the aborted episode of `sample`, or None if there is none."""
+    earlier = (sample.metadata or {}).get(KEY)
+    if earlier is None or sample.status is not type(sample).Status.ABORTED:
+        return None
+    metrics: Mapping[str, float] = earlier["metrics"]
+    return metrics
+
+
 def restarts(sample: Any, result: InteractionResult) -> float:
     """Return how often the episode of `sample` was played from the beginning again after an abort,
     including `result`, unless that was resumed.
     """
-    earlier = (sample.metadata or {}).get(KEY)
-    if earlier is None or sample.status is not type(sample).Status.ABORTED:
+    earlier = aborted_metrics(sample)
+    if earlier is None:
         return 0.0
-    return float(earlier["metrics"].get("restarts", 0.0)) + (not result.metrics.get("resumes"))
+    return float(earlier.get("restarts", 0.0)) + (not result.metrics.get("resumes"))
 
 
 def is_parked(sample: Any) -> bool:
