@@ -67,15 +67,22 @@ async def test_model_info_comes_from_a_worker_behind_a_router(tokenizer: Any) ->
 
 
 async def test_a_router_without_workers_is_asked_again(tokenizer: Any) -> None:
+    """Also for its model if the configuration sets the context length."""
     workers: list[dict[str, str]] = []
 
     async def listed(http: web.Request) -> web.StreamResponse:
         return web.Response(body=orjson.dumps({"workers": workers}))
 
-    async with http_server({"/workers": listed}) as url, client(url) as calls:
+    async with (
+        embedded(tokenizer) as (engine, _),
+        http_server({"/workers": listed}) as url,
+        client(url, model_info=None, context_length=512) as calls,
+    ):
         assert await calls.workers() == [url]
-        workers.append({"url": "http://10.0.0.1:1"})
-        assert await calls.workers() == ["http://10.0.0.1:1"]
+        assert await calls.model_info() == ModelInfo(512)
+        workers.append({"url": engine.url})
+        assert await calls.workers() == [engine.url]
+        assert (await calls.model_info()).weight_version == "default"
 
 
 @pytest.mark.parametrize("status", [429, 503])

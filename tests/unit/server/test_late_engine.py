@@ -25,10 +25,10 @@ def free_port() -> int:
         return int(taken.getsockname()[1])
 
 
-def not_started(tokenizer: Any, port: int) -> Model:
+def not_started(tokenizer: Any, port: int, **config: Any) -> Model:
     """A served model whose engine will listen on `port`."""
-    template = ChatTemplate(tokenizer)
-    engine = Engine(EngineConfig(engine=f"http://127.0.0.1:{port}", backoff=0.001, retries=0))
+    template, address = ChatTemplate(tokenizer), f"http://127.0.0.1:{port}"
+    engine = Engine(EngineConfig(engine=address, backoff=0.001, retries=0, **config))
     return Model(engine, template, get_parser("hermes", template.encoder.control))
 
 
@@ -62,13 +62,17 @@ async def test_the_engines_facts_are_asked_for_again_where_they_were_unknown(
                 assert endpoint.model_info.context_length == 777
 
 
-async def test_so_they_are_in_the_same_process(tokenizer: Any) -> None:
+@pytest.mark.parametrize("set_length", [None, 512])
+async def test_so_they_are_in_the_same_process(tokenizer: Any, set_length: int | None) -> None:
+    """Also if the configuration sets the context length."""
     port = free_port()
-    async with not_started(tokenizer, port) as served, Endpoint(served) as endpoint:
-        assert endpoint.model_info.context_length is None
+    served = not_started(tokenizer, port, context_length=set_length)
+    async with served, Endpoint(served) as endpoint:
+        assert endpoint.model_info.context_length == set_length
         async with EmbeddedEngine(
             tokenizer, lambda request: "Hello.", port=port, context_length=777
         ):
             client = ToolrollClient(endpoint, session="s")
             await client.chat.completions.create(model="m", messages=[USER])
-            assert endpoint.model_info.context_length == 777
+            assert endpoint.model_info.context_length == (set_length or 777)
+            assert endpoint.model_info.model_path == "embedded"

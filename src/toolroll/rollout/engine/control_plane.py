@@ -3,7 +3,7 @@
 Invariants:
 
 - The workers are cached once the server has answered. The model info is cached once it is complete,
-  or once the context length is known. Until then, each call asks again.
+  or once the engine has reported its context length. Until then, each call asks again.
 - A new connection may lead to a restarted engine. So before an answer over a new connection is
   accepted, the engine is asked which model it serves. An answer from a different model is refused.
 - An engine that does not report its model is not checked.
@@ -107,14 +107,15 @@ class ControlPlane:
                 if self._model_info is None and self._info_asked == asked:
                     self._info_so_far, final = await self._ask_model_info()
                     self._info_asked += 1
-                    if final or self._info_so_far.context_length is not None:
+                    if final:
                         self._model_info = self._info_so_far
         return self._info_so_far if self._model_info is None else self._model_info
 
     async def _ask_model_info(self) -> tuple[ModelInfo, bool]:
         """Return the model info, and whether it is final.
 
-        It is not final if a later request may return values that are missing now.
+        It is not final if a later request may return values that are missing now, and the engine
+        has not reported its context length.
         """
         worker = (await self.workers())[0]
         all_final = self._workers is not None
@@ -132,7 +133,7 @@ class ControlPlane:
             context_length=self._config.context_length or reported.context_length,
             vocab_size=self._config.vocab_size or reported.vocab_size,
             session_cache=self._session_cache(reported),
-        ), all_final
+        ), all_final or reported.context_length is not None
 
     def _session_cache(self, reported: ModelInfo) -> bool | None:
         if not self._config.session_cache or reported.session_cache is None:

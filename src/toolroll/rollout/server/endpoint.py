@@ -87,8 +87,11 @@ class Endpoint(Serving):
             engine.keep_sessions(self.store.folder)
 
     async def refresh(self) -> None:
-        """Call `start` again if the engine was not ready: it reported no context length."""
-        if self.model_info.context_length is None:
+        """Call `start` again if the engine was not ready: it reported no context length, or reports
+        other facts now.
+        """
+        known = self.model_info
+        if known.context_length is None or known != await self.model.engine.model_info():
             await self.start()
 
     async def aclose(self) -> None:
