@@ -10,11 +10,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from openai import BadRequestError
 from support.endpoints import endpoint
 from support.episodes import agent, call, serving
 
+from toolroll.rollout.errors import UsageError
 from toolroll.rollout.model.model import Model
 from toolroll.rollout.model.tokenizers import find_placeholders
+from toolroll.rollout.server.in_process import ManagedServer
 from toolroll.rollout.settings import RolloutArgs
 from toolroll.rollout.testing import Reply, load_embedded_tokenizer
 from toolroll.rollout.types import (
@@ -151,6 +154,21 @@ async def test_the_endpoint_cuts_the_answer_and_never_sends_the_token(
     assert len(bench.engine.log) == 2
     assert all(placeholder not in entry.input_ids for entry in bench.engine.log)
     assert all(placeholder not in trajectory["input_ids"] for trajectory in trajectories)
+
+
+async def test_a_prompt_of_the_client_with_a_placeholder_is_refused_by_name(vision: Any) -> None:
+    """A text is encoded with its control tokens."""
+    ids = [*TEXT, placeholder_of(vision)]
+    async with (
+        endpoint(vision, lambda request: "Fine.") as bench,
+        ManagedServer(bench.engine.url, vision) as m,
+    ):
+        for prompt in ("See <|pad|>.", ids):
+            with pytest.raises(BadRequestError, match=rf"<\|pad\|> \(id {ids[-1]}\).*an image"):
+                await bench.client().completions.create(model="m", prompt=prompt)
+        with pytest.raises(UsageError, match=r"<\|pad\|>, which stands for an image"):
+            await m.get_logprobs(input_ids=ids)
+    assert bench.engine.log == []
 
 
 async def test_a_ban_is_a_logit_bias_and_no_router_may_drop_it(vision: Any) -> None:

@@ -51,6 +51,9 @@ class Endpoint(Serving):
         super().__init__(model, settings or EndpointSettings(), store)
         settings, templates = self.settings, self.templates
         encoder, reasons = model.template.encoder, model.parser.reasoning is not None
+        self._placeholders = {
+            index: text for text, index in encoder.control.items() if index in model.placeholders
+        }
         self.chat = ChatCompletions(encoder, settings.openrlhf_token_ids)
         self.responses = OpenAIResponses(encoder, templates, settings, reasons)
         self.messages = AnthropicMessages(templates, settings, reasons)
@@ -143,7 +146,8 @@ class Endpoint(Serving):
         """Translate the body `data`, and validate its prompt or its messages."""
         parsed = dialect.translate(data, live.responses)
         if isinstance(parsed.request, CompletionRequest):
-            check_prompt(parsed.request.prompt, self.model_info.vocab_size)
+            vocab_size = self.model_info.vocab_size
+            check_prompt(parsed.request.prompt, vocab_size, self._placeholders)
             return parsed
         continued = bool(parsed.request.continue_final_message)
         messages = read_messages(

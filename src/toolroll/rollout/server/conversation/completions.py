@@ -9,6 +9,7 @@ decoded once, and only its length and digest are kept.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
 
@@ -39,10 +40,18 @@ class TextPrompt:
     delta: IdArray
 
 
-def check_prompt(prompt: str | list[int], vocab_size: int | None) -> None:
-    """Raise `ApiError` if `prompt` is empty or contains an id that is not in the vocabulary."""
+def check_prompt(
+    prompt: str | list[int], vocab_size: int | None, placeholders: Mapping[int, str]
+) -> None:
+    """Raise `ApiError` if `prompt` is empty, or contains an id that is not in the vocabulary or a
+    token that stands for an image. `placeholders`: the texts of these tokens by id.
+    """
     if not prompt:
         raise invalid("prompt", "the prompt is empty")
+    for index, text in placeholders.items():
+        if text in prompt if isinstance(prompt, str) else index in prompt:
+            problem = f"the prompt contains {text} (id {index}), which stands for an image, a video"
+            raise invalid("prompt", f"{problem} or audio: this endpoint serves text only")
     limit = vocab_size if vocab_size is not None else 2**31
     if not isinstance(prompt, str) and not all(0 <= index < limit for index in prompt):
         problem = f"the prompt contains an id outside the vocabulary of {limit} tokens"

@@ -328,8 +328,9 @@ async def prompt_logprobs(endpoint: Endpoint, ids: Sequence[int], top: int) -> d
     most likely tokens except this token. The lists of the first position are empty, because the
     first token has no logprob.
 
-    Raise `UsageError` if an id is outside the vocabulary, `ContextOverflowError` if the prompt is
-    too long, and `EngineError` if the engine answers without logprobs.
+    Raise `UsageError` if an id is outside the vocabulary or stands for an image,
+    `ContextOverflowError` if the prompt is too long, and `EngineError` if the engine answers
+    without logprobs.
     """
     await endpoint.refresh()
     limits, engine = endpoint.model_info, endpoint.model.engine
@@ -338,6 +339,9 @@ async def prompt_logprobs(endpoint: Endpoint, ids: Sequence[int], top: int) -> d
         raise UsageError("get_logprobs needs a prompt that is not empty, and a top_k of at least 1")
     if not all(0 <= index < (limits.vocab_size or 2**31) for index in sent):
         raise UsageError(f"the prompt has an id outside the vocabulary of {limits.vocab_size}")
+    if images := endpoint.model.placeholders.intersection(sent):
+        text = endpoint.model.template.encoder.decode(images)
+        raise UsageError(f"the prompt has {text}, which stands for an image, a video or audio")
     if limits.context_length is not None and len(sent) >= limits.context_length:
         raise prompt_too_long(len(sent), limits.context_length - 1)
     payload = {
