@@ -4,6 +4,8 @@ Invariants:
 
 - If the process dies, Ray restarts it, and its calls raise `WorkerDiedError`. If its event loop
   does not respond for `_STALL` seconds, for example because code holds the GIL, it is killed.
+- What an environment starts can be interrupted by SIGINT, as in a run without Ray, but a SIGINT to
+  all processes of the run does not end this one.
 - If a call is cancelled, it is cancelled in the process too, and has ended when the caller goes on,
   unless that takes more than `_GRACE` seconds.
 - An error of the object arrives as one of toolroll's, with its text. Other objects that it refers
@@ -46,10 +48,14 @@ class _Worker:
         self._open = open_
         self._stack = AsyncExitStack()
         self._opening: asyncio.Task[Any] | None = None
+        # Ray blocks it, and a process inherits what is blocked or ignored, but no handler.
+        signal.signal(signal.SIGINT, lambda *_: None)
 
     async def call(self, method: str, *args: Any, **options: Any) -> Any:
         """Call `method` of the object. The first call opens the object."""
         if self._opening is None:
+            # In the thread of the event loop, so that the threads that it starts inherit this.
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
             self._opening = asyncio.ensure_future(self._open(self._stack))
         try:
             opened = await asyncio.shield(self._opening)
