@@ -107,9 +107,7 @@ class Judge:
         Raise `EnvironmentFailure` if there is none, and `EngineUnreachableError` if the server did
         not answer for `engine_timeout` seconds.
         """
-        rubric = self._rubric if isinstance(self._rubric, str) else self._rubric(task or {})
-        config = self._config
-        request = {"messages": _messages(rubric, record), **config.sampling}
+        config, request = self._config, self._request(record, task)
         judge = [config.base_url, config.model, config.seed]
         content = orjson.dumps([*judge, request], option=orjson.OPT_SORT_KEYS)
         key = hashlib.blake2b(content, digest_size=16).hexdigest()
@@ -120,6 +118,15 @@ class Judge:
                 with self._cache.open("ab") as file:
                     file.write(json_bytes({"key": key, **verdict.model_dump()}) + b"\n")
         return self._verdicts[key]
+
+    def version(self, task: Mapping[str, Any]) -> str:
+        """Return the model's name, and a hash of what it is asked for `task` besides the record."""
+        content = orjson.dumps(self._request([], task), option=orjson.OPT_SORT_KEYS)
+        return f"{self._config.model} {hashlib.blake2b(content, digest_size=8).hexdigest()}"
+
+    def _request(self, record: Sequence[Message], task: Mapping[str, Any] | None) -> dict[str, Any]:
+        rubric = self._rubric if isinstance(self._rubric, str) else self._rubric(task or {})
+        return {"messages": _messages(rubric, record), **self._config.sampling}
 
     async def _ask(self, request: Mapping[str, Any]) -> Verdict:
         """Return the verdict. If the answer is none, sample another one."""

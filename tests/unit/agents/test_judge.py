@@ -24,7 +24,9 @@ from toolroll.agents.chat_client import ChatClient
 from toolroll.agents.judge import Judge
 from toolroll.rollout.cli.display import remarks
 from toolroll.rollout.errors import EnvironmentFailure
+from toolroll.rollout.runs.provenance import benchmark_packages
 from toolroll.rollout.runs.report import report
+from toolroll.rollout.runs.run_directory import RunDirectory
 from toolroll.rollout.runs.totals import Summary
 from toolroll.rollout.testing import (
     EmbeddedEngine,
@@ -204,6 +206,23 @@ async def test_equal_records_at_once_get_one_verdict(monkeypatch: pytest.MonkeyP
         verdicts = await asyncio.gather(one.verdict(RECORD), one.verdict(RECORD))
         assert verdicts[0] is verdicts[1]
     assert len(closed) == 1
+
+
+def test_a_folder_notes_another_judge(tmp_path: Path) -> None:
+    history: list[Any] = []
+
+    def packages(model: str, rubric: Any) -> dict[str, str | None]:
+        judge = Judge(rubric, base_url="http://127.0.0.1:1/v1", model=model)
+        return benchmark_packages(sums(judge=judge))
+
+    for judge in (("m", "42"), ("m", lambda task: task["answer"]), ("m", "43"), ("n", "43")):
+        now = {"date": "1", "benchmark": packages(*judge)}
+        with RunDirectory(tmp_path, "sums", {}, provenance=now) as folder:
+            history = folder.provenance
+    judges = [entry["benchmark"]["judge"] for entry in history]
+    assert [judge.split()[0] for judge in judges] == ["m", "m", "n"]
+    assert len(set(judges)) == 3
+    assert packages("m", lambda task: task["none"]) == {}, "a rubric that fails ends no run here"
 
 
 # --- a record cannot speak for the rubric ---------------------------------------------------------

@@ -16,6 +16,7 @@ import json
 import traceback
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -320,6 +321,16 @@ class ToolEnvironmentFactory(Factory):
         self.splits = tuple(tasks)
         self._rules = rules
         self._tasks = tasks
+
+    @property
+    def sources(self) -> Mapping[str, str]:
+        """The judge, so that `run.json` notes another one. Its rubric is that of the first task."""
+        if self._rules.judge is None:
+            return {}
+        first = next(task for tasks in self._tasks.values() for task in tasks)
+        with suppress(Exception):  # a rubric is the user's function, and may fail
+            return {"judge": self._rules.judge.version(copy.deepcopy(dict(first.data)))}
+        return {}
 
     def tasks(self, split: str) -> Sequence[Task]:
         """Return the tasks of `split`. Raise `UsageError` if it is unknown."""
