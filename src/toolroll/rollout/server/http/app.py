@@ -488,7 +488,7 @@ def _shown(live: LiveSession) -> dict[str, Any]:
         "in_flight": live.pending.in_flight,
         "reward": live.reward,
         "created": live.created,
-        "lineage": {"forks": list(live.tree.forks)},
+        "forks": list(live.tree.forks),
     }
 
 
