@@ -236,8 +236,9 @@ class Sandbox:
 def _programs() -> list[str]:
     """Return the folders of this interpreter and of `PATH` that are below `/home` or `/tmp`."""
     path = os.environ.get("PATH", os.defpath).split(os.pathsep)
-    below = [each for each in (sys.prefix, sys.base_prefix, *path) if each.startswith(_SHARED)]
-    return list(filter(os.path.isdir, below))  # `Path.is_dir` raises if it is not permitted
+    folders = (sys.prefix, sys.base_prefix, *path)
+    shared = [folder for folder in folders if folder.startswith(_SHARED)]
+    return list(filter(os.path.isdir, shared))  # `Path.is_dir` raises if it is not permitted
 
 
 def _found(name: str) -> str:

@@ -93,8 +93,8 @@ class Endpoint(Serving):
         """Call `start` again if the engine was not ready: it reported no context length, or reports
         other facts now.
         """
-        known = self.model_info
-        if known.context_length is None or known != await self.model.engine.model_info():
+        info = self.model_info
+        if info.context_length is None or info != await self.model.engine.model_info():
             await self.start()
 
     async def aclose(self) -> None:
