@@ -145,18 +145,6 @@ class _TroubledFactory(PondFactory):
         return pond
 
 
-class _Shell:
-    async def run(self, command: str) -> int | None:
-        """Return the exit status of `command`."""
-        process = await asyncio.create_subprocess_exec("sh", "-c", command)
-        return await process.wait()
-
-
-async def open_shell(stack: AsyncExitStack) -> _Shell:
-    """It runs programs, as an environment may."""
-    return _Shell()
-
-
 async def _open(
     factory: PondFactory, url: str, share: int, stack: AsyncExitStack
 ) -> tuple[Runner, Sequence[Task]]:

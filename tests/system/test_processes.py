@@ -144,15 +144,6 @@ async def test_a_process_that_does_not_respond_is_replaced(
     assert len(found) == 12 * SAMPLES
 
 
-async def test_what_an_environment_starts_can_be_interrupted(cluster: None) -> None:
-    """Ray blocks SIGINT in its processes, for a terminal sends it to all of a run."""
-    worker = ray_worker.RayWorker(worker_factories.open_shell)
-    try:
-        assert await worker.call("run", "kill -INT $PPID; kill -INT $$; exit 3") == -signal.SIGINT
-    finally:
-        await worker.close()
-
-
 def test_without_ray_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(UsageError, match="the extra `ray` of toolroll"):

@@ -4,12 +4,14 @@ Invariants:
 
 - If the process dies, Ray restarts it, and its calls raise `WorkerDiedError`. If its event loop
   does not respond for `_STALL` seconds, for example because code holds the GIL, it is killed.
-- What an environment starts can be interrupted by SIGINT, as in a run without Ray, but a SIGINT to
-  all processes of the run does not end this one.
 - If a call is cancelled, it is cancelled in the process too, and has ended when the caller goes on,
   unless that takes more than `_GRACE` seconds.
 - An error of the object arrives as one of toolroll's, with its text. Other objects that it refers
   to stay in the process, because it may be impossible to pickle or unpickle them.
+
+Ray blocks SIGINT in its processes, so Ctrl-C reaches only the caller. A program that an environment
+starts with `subprocess` inherits this, and ends only by another signal. Unblocking SIGINT would end
+the process at Ctrl-C: Ray runs an actor outside the main thread, where no handler can be set.
 """
 
 from __future__ import annotations
@@ -48,14 +50,10 @@ class _Worker:
         self._open = open_
         self._stack = AsyncExitStack()
         self._opening: asyncio.Task[Any] | None = None
-        # Ray blocks it, and a process inherits what is blocked or ignored, but no handler.
-        signal.signal(signal.SIGINT, lambda *_: None)
 
     async def call(self, method: str, *args: Any, **options: Any) -> Any:
         """Call `method` of the object. The first call opens the object."""
         if self._opening is None:
-            # In the thread of the event loop, so that the threads that it starts inherit this.
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
             self._opening = asyncio.ensure_future(self._open(self._stack))
         try:
             opened = await asyncio.shield(self._opening)
