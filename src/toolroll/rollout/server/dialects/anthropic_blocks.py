@@ -219,9 +219,9 @@ class ContextManagement(Body):
 
 
 class MessagesRequest(Body):
-    """`POST /v1/messages`. `cache_control`, `metadata`, `service_tier` and `inference_geo` do not
-    affect the answer. `session_id` and `chat_template_kwargs` are fields that only this endpoint
-    has.
+    """`POST /v1/messages`. `cache_control`, `service_tier` and `inference_geo` do not affect the
+    answer, nor does `metadata`, of which `lineage_of` keeps the labels. `session_id` and
+    `chat_template_kwargs` are fields that only this endpoint has.
     """
 
     model: str | None = None
