@@ -304,10 +304,10 @@ class Engine(EngineClient):
         session = None
         if self._control_plane.session_cache:
             session = self._sessions.enter(request.session_id)
-        sent = self._body(request, rid, stream=events is not None, session=session)
         closings = self._closings
         self._in_flight.add(rid)
         try:
+            sent = self._body(request, rid, stream=events is not None, session=session)
             outcome = await self._posted(sent, request, seconds, events)
             if not isinstance(outcome, Failure):
                 outcome = foreign(outcome, rid) or outcome
