@@ -16,6 +16,7 @@ from support.kv_pool import KvPool
 from toolroll.rollout.adapters.parking import ParkableEpisode
 from toolroll.rollout.engine import admission, generate_resumed
 from toolroll.rollout.engine.admission import Admission, Load, read_load
+from toolroll.rollout.runtime.time_limit import pausable
 from toolroll.rollout.types import Completion, GenerateRequest, IdArray
 
 
@@ -393,7 +394,9 @@ def test_workers_that_do_not_answer_delay_the_first_turns_once() -> None:
                 await asyncio.sleep(10)
 
         engine = Hanging(4000)
-        await turn(Admission(engine), "a", 100)  # type: ignore[arg-type]
+        async with asyncio.timeout(5) as limit:
+            with pausable(limit):
+                await turn(Admission(engine), "a", 100)  # type: ignore[arg-type]
         return asyncio.get_running_loop().time()
 
     assert virtual(main) < 11
@@ -412,3 +415,5 @@ def test_a_closed_event_loop_leaves_no_episode_admitted() -> None:
     for name in "abc":  # no two of them fit
         virtual(lambda: turn(waiting, name, 3000))  # noqa: B023
     assert (waiting.held_turns, len(waiting._idle)) == (0, 1)
+    """Without counting against the time limit of a turn."""
+

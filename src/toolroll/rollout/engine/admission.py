@@ -282,9 +282,10 @@ class Admission:
         if self._lock.locked() and self._asked > -inf:
             return
         if loop.time() >= self._asked + _ASK_AGAIN:
-            async with self._lock:
-                if loop.time() >= self._asked + _ASK_AGAIN:
-                    await self._ask(loop)
+            with not_counted():  # a worker that does not answer takes as long as its time limit
+                async with self._lock:
+                    if loop.time() >= self._asked + _ASK_AGAIN:
+                        await self._ask(loop)
 
     async def _ask(self, loop: asyncio.AbstractEventLoop) -> None:
         try:
