@@ -250,6 +250,35 @@ def test_after_its_first_turn_an_episode_waits_only_so_long() -> None:
     assert order == ["begun", "endless", "begun"]
 
 
+def test_a_fresh_engine_that_seems_slow_holds_the_others_only_until_it_is_asked_again() -> None:
+    """Its first prompt is short, and takes as long as loading its kernels."""
+
+    async def main() -> float:
+        engine = Pooled(4000)
+        engine.seconds = 0.3
+        waiting = Admission(engine)  # type: ignore[arg-type]
+        await turn(waiting, "idle", 3000)
+        engine.seconds = 1e-4
+        began = asyncio.get_running_loop().time()
+        await turn(waiting, "new", 3000)
+        return asyncio.get_running_loop().time() - began
+
+    assert virtual(main) < admission._ASK_AGAIN + 2
+
+
+def test_a_cancelled_request_gives_its_tokens_back() -> None:
+    async def main() -> float:
+        engine = Pooled(4000, seconds=0.01)
+        waiting = Admission(engine)  # type: ignore[arg-type]
+        cancelled = asyncio.create_task(turn(waiting, "cancelled", 3000, seconds=60))
+        await asyncio.sleep(1)
+        cancelled.cancel()
+        await asyncio.gather(cancelled, return_exceptions=True)
+        return waiting._busy_until - asyncio.get_running_loop().time()
+
+    assert virtual(main) <= 0
+
+
 def test_a_shared_prefix_is_counted_once() -> None:
     async def main() -> int:
         engine = Pooled(8000)
@@ -385,6 +414,8 @@ def test_a_shorter_prompt_does_not_hide_the_tokens_of_others() -> None:
 
 
 def test_workers_that_do_not_answer_delay_the_first_turns_once() -> None:
+    """Without counting against the time limit of a turn."""
+
     async def main() -> float:
         class Hanging(Pooled):
             async def workers(self) -> list[str]:
@@ -415,5 +446,3 @@ def test_a_closed_event_loop_leaves_no_episode_admitted() -> None:
     for name in "abc":  # no two of them fit
         virtual(lambda: turn(waiting, name, 3000))  # noqa: B023
     assert (waiting.held_turns, len(waiting._idle)) == (0, 1)
-    """Without counting against the time limit of a turn."""
-
