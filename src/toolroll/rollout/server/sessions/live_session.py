@@ -78,6 +78,7 @@ class LiveSession:
     """Requests that would add more turns are refused."""
     failures: dict[bytes, BaseException] = field(default_factory=dict)
     """The last failures of requests that did not succeed later, by the key of the request."""
+    keep_failures: bool = False  # the tracebacks of `failures` hold whole requests
     stopped: asyncio.Event = field(default_factory=asyncio.Event)
     """Set once `max_turns` is exceeded, or once the engine has aborted a request."""
 
@@ -120,7 +121,7 @@ class LiveSession:
             self.failures.pop(request.key, None)
             return
         refusal = api_error(error)
-        if refusal.status >= 500 or refusal.code == "engine_refused":
+        if self.keep_failures and (refusal.status >= 500 or refusal.code == "engine_refused"):
             self.failures[request.key] = error
         if refusal.code == "engine_aborted":
             self.stopped.set()
