@@ -105,12 +105,12 @@ class LiveSession:
         if self.log is not None:
             self.log.check()
 
-    def check_turns(self) -> None:
-        """Raise `ApiError` if the session has `max_turns` turns, including those in flight."""
+    def check_turns(self, more: int) -> None:
+        """Raise `ApiError` if `more` turns, with those in flight, exceed `max_turns`."""
         limit = self.max_turns
-        if limit is not None and len(self.trace) + self.pending.in_flight >= limit:
+        if limit is not None and len(self.trace) + self.pending.turns + more > limit:
             self.stopped.set()
-            raise ApiError(409, "turn_limit", f"the session has {limit} turns, which is its limit")
+            raise ApiError(409, "turn_limit", f"the session would exceed its {limit} turns")
 
     def ended(self, request: PendingRequest) -> None:
         """Record whether the task of `request` failed because of the engine or of the endpoint."""
