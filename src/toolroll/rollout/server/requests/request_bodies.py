@@ -17,7 +17,7 @@ IGNORED_FIELDS = frozenset(
     {"user", "metadata", "safety_identifier"}
     | {"prompt_cache_key", "prompt_cache_options", "prompt_cache_retention"}
 )
-"""Fields that do not affect the answer."""
+"""Fields that do not affect the answer. `lineage_of` reads labels from the body before."""
 
 M = TypeVar("M", bound=BaseModel)
 
