@@ -253,10 +253,17 @@ async def test_a_worker_that_did_not_answer_keeps_the_id_in_the_file(
 async def test_an_id_is_kept_only_if_a_later_close_may_succeed(
     tmp_path: Path, status: int, kept: bool
 ) -> None:
+    """If so, it is closed once more at the end."""
+    closed: list[str] = []
+
+    async def close(http: web.Request) -> web.StreamResponse:
+        closed.append((await http.json())["session_id"])
+        return web.Response(status=status)
+
     handlers = {
         "/server_info": says({"enable_session_radix_cache": True}),
         "/generate": says(completion([3])),
-        "/close_session": says(b"", status=status),
+        "/close_session": close,
     }
     async with http_server(handlers) as url:
         async with client(url, model_info=None, context_length=1000, vocab_size=5000) as calls:
@@ -264,7 +271,7 @@ async def test_an_id_is_kept_only_if_a_later_close_may_succeed(
             end = calls.open_session("s")
             await calls.generate(request())
             end()
-        assert bool(files(tmp_path)) == kept
+        assert bool(files(tmp_path)) == kept and len(closed) == 1 + kept
 
 
 # --- episodes and sessions ------------------------------------------------------------------------
