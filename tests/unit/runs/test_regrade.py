@@ -14,11 +14,13 @@ from support.results import content, episode
 from support.tau import MINI, REAL, STOP, needed, recorded_trials, scripted
 from typer.testing import CliRunner, Result
 
-from toolroll.agents.text_agent import TextAgent
+from toolroll.agents.loop.call_policy import CallPolicy
+from toolroll.agents.text_agent import DEFAULT_POLICY, TextAgent
 from toolroll.parsers.openai import to_openai
 from toolroll.parsers.types import ParsedReply, ToolCall
 from toolroll.rollout.cli.app import app
 from toolroll.rollout.errors import UsageError
+from toolroll.parsers.reading.lookalike import lookalike
 from toolroll.rollout.model.turn import AssistantTurn
 from toolroll.rollout.runs.episode_file import read_episodes
 from toolroll.rollout.runs.registry import find_environment
@@ -73,11 +75,13 @@ def test_an_environment_that_did_not_change_agrees(recorded: Path, tmp_path: Pat
     assert result.stdout.splitlines() == [
         "desk: 24 episodes, 24 replayed alike (100.0%), 0 rewards changed"
     ]
+            "--agent-args",
+            '{"invalid_penalty": -0.1}',
     before, after = by_key(recorded), by_key(tmp_path / "again")
     reasons = {str(played.result.stop_reason) for played in before.values()}
     assert reasons >= {"done", "max_steps"}
     assert any(played.result.info.get("bad_calls") for played in before.values())
-    assert any(played.result.reward == 0.0 for played in before.values())
+    assert {played.result.reward for played in before.values()} >= {0.0, 0.9, 1.0}
     for key, played in before.items():
         regraded = content(after[key])
         assert regraded["info"].pop("regrade") == {
@@ -198,21 +202,23 @@ def test_an_aborted_episode_is_left_out(tmp_path: Path) -> None:
 USER = {"user_model": "any"}
 
 
-async def recorded_with_a_user(actions: list[Any]) -> tuple[Any, Any, Episode]:
+async def recorded_with_a_user(
+    actions: list[Any], policy: CallPolicy = DEFAULT_POLICY
+) -> tuple[Any, Any, Episode]:
     """An episode of the small tau-bench, whose user says another line each time."""
     factory = MINI.factory()
     task = factory.tasks("test")[5]
     lines = ("Hi", "Yes.", "Go on.", STOP)
-    agent = Repeating(Threads(2), actions)
+    agent = Repeating(Threads(2), actions, policy)
     result = await agent.asolve(factory.make(scripted(*lines)), task=task, seed=3)
     return factory, task, Episode("tau", task.id, task.index, 0, 3, result, "tiny")
 
 
 class Repeating(TextAgent):
-    """Replies with `replies`, each a text or a call."""
+    """Replies with `replies`, each a text, a call or a parsed reply."""
 
-    def __init__(self, threads: Threads, replies: list[Any]) -> None:
-        super().__init__(threads)
+    def __init__(self, threads: Threads, replies: list[Any], policy: CallPolicy) -> None:
+        super().__init__(threads, policy=policy)
         self._replies = iter(replies)
 
     async def reply(
@@ -223,7 +229,9 @@ class Repeating(TextAgent):
         session_id: str,
     ) -> AssistantTurn:
         reply = next(self._replies)
-        parsed = ParsedReply(reply) if isinstance(reply, str) else ParsedReply("", None, (reply,))
+        parsed = ParsedReply(reply) if isinstance(reply, str) else reply
+        if isinstance(parsed, ToolCall):
+            parsed = ParsedReply("", None, (parsed,))
         return AssistantTurn(parsed, to_openai(parsed))
 
 
@@ -288,3 +296,18 @@ def test_the_agent_of_regrade_is_not_for_runs(tmp_path: Path) -> None:
         pytest.raises(UsageError, match="use toolroll regrade"),
     ):
         toolroll(*run_command(engine.url, "--agent", "replay"))
+@pytest.mark.parametrize("limit", [1, 3])
+async def test_text_that_was_an_invalid_call_is_one_again(limit: int) -> None:
+    """The user never got it."""
+    text = ParsedReply("grant(m5)", lookalikes=(lookalike("grant(m5)", "grant"),))
+    rules: Any = {"on_lookalike": "invalid", "max_invalid_in_a_row": limit, "invalid_penalty": -0.5}
+    factory, task, played = await recorded_with_a_user(
+        ["Hello?", text, "Goodbye.", "Bye."], CallPolicy(**rules)
+    )
+    assert (played.result.stop_reason is StopReason.INVALID_CALLS) == (limit == 1)
+    settings = {**USER, "agent_args": rules}
+    again = await Regrader(factory, Threads(2), settings).regrade(played, task)
+    assert again.result.info["regrade"]["difference"] == ""
+    assert again.result.reward == played.result.reward == -0.5
+
+
