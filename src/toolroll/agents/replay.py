@@ -36,6 +36,8 @@ class Recording:
         roles = [message.get("role") for message in recorded.messages]
         assistant = [position for position, role in enumerate(roles) if role == "assistant"]
         turns = int(recorded.metrics.get("turns", len(assistant)))
+        if turns > len(assistant):
+            raise UsageError(f"{turns} turns, but only {len(assistant)} replies are recorded")
         self.replies = assistant[len(assistant) - turns :]
 
     def next_reply(self) -> AssistantTurn:

@@ -185,12 +185,13 @@ def test_what_changed_in_an_environment_is_found(tmp_path: Path) -> None:
     assert plain.result.step_rewards == (1.0, 1.0)
 
 
-def test_an_aborted_episode_is_left_out(tmp_path: Path) -> None:
+def test_an_aborted_episode_is_left_out_and_counts_as_lost(tmp_path: Path) -> None:
     run = tmp_path / "run"
     with RunDirectory(run, "desk", {}) as folder:
         folder.append(episode("renew-one", env="desk", reason=StopReason.ENGINE_ERROR))
     result = toolroll("regrade", run, "--out", tmp_path / "out")
-    assert result.stdout.splitlines() == [
+    *lines, bad_line = result.stdout.splitlines()
+    assert lines == [
         "desk: 0 episodes, 0 replayed alike (0.0%), 0 rewards changed",
         "desk: 1 aborted episodes, or of tasks that are gone: left out",
     ]
@@ -205,11 +206,73 @@ USER = {"user_model": "any"}
 async def recorded_with_a_user(
     actions: list[Any], policy: CallPolicy = DEFAULT_POLICY
 ) -> tuple[Any, Any, Episode]:
+    with (run / "episodes.jsonl").open("a") as file:
+        file.write("no episode\n")
     """An episode of the small tau-bench, whose user says another line each time."""
     factory = MINI.factory()
     task = factory.tasks("test")[5]
     lines = ("Hi", "Yes.", "Go on.", STOP)
     agent = Repeating(Threads(2), actions, policy)
+    assert "line 2, is not a valid episode" in bad_line
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text())["environments"]["desk"]
+    assert (summary["lost"]["episodes"], summary["lost"]["of_episodes"]) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("env", "settings", "played", "words"),
+    [
+        ("harbor", {"agent": "program"}, "harbor", "what its programs did is not recorded"),
+        ("serve", {}, "serve", "what its programs did is not recorded"),
+        ("desk", {}, "bench:Bench", "episodes of bench:Bench, but no run.json with its settings"),
+    ],
+)
+def test_what_cannot_be_replayed_is_refused(
+    tmp_path: Path, env: str, settings: dict[str, Any], played: str, words: str
+) -> None:
+    with RunDirectory(tmp_path / "run", env, settings) as folder:
+        folder.append(episode(env=played))
+    with pytest.raises(UsageError, match=words):
+        toolroll("regrade", tmp_path / "run", "--out", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+class Stuck(Environment):
+    """Its reset never ends."""
+
+    async def reset(self, task: Task, seed: int) -> Observation:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    def step(self, action: Action) -> StepResult:
+        raise AssertionError
+
+
+def full_disk(options: EnvironmentOptions) -> Environment:
+    raise OSError("no space left")
+
+
+@pytest.mark.parametrize(
+    ("make", "turns", "why"),
+    [
+        (full_disk, 1.0, "no space left"),
+        (lambda options: Stuck(), 1.0, "the replay took more than 600 s"),
+        (find_environment("desk").make, 2.0, "2 turns, but only 1 replies are recorded"),
+    ],
+)
+async def test_a_replay_that_fails_is_an_aborted_episode(make: Any, turns: float, why: str) -> None:
+    factory: Any = SimpleNamespace(make=make, reference=lambda task: None)
+    played = episode(env="desk", metrics={"turns": turns})
+    regrader = Regrader(factory, Threads(1), {"episode_timeout": 600})
+    again = await skip_until(regrader.regrade(played, Task("t-0", 0)), seconds=601)
+    assert (again.result.status, again.result.reward) == (Status.ABORTED, None)
+    assert again.result.info["regrade"] == {
+        "reward": 1.0,
+        "difference": f"the replay failed: {why}",
+    }
+    assert again.result.messages == played.result.messages
+    [trajectory] = again.result.trajectories
+    assert trajectory.trained_tokens > 0
+    assert [turn.reward for turn in trajectory.turns] == [0.0, 0.0]
     result = await agent.asolve(factory.make(scripted(*lines)), task=task, seed=3)
     return factory, task, Episode("tau", task.id, task.index, 0, 3, result, "tiny")
 
