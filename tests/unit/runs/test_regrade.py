@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from support.commands import run_command
+from support.loop_clock import skip_until
 from support.results import content, episode
 from support.tau import MINI, REAL, STOP, needed, recorded_trials, scripted
 from typer.testing import CliRunner, Result
@@ -17,10 +20,10 @@ from typer.testing import CliRunner, Result
 from toolroll.agents.loop.call_policy import CallPolicy
 from toolroll.agents.text_agent import DEFAULT_POLICY, TextAgent
 from toolroll.parsers.openai import to_openai
+from toolroll.parsers.reading.lookalike import lookalike
 from toolroll.parsers.types import ParsedReply, ToolCall
 from toolroll.rollout.cli.app import app
 from toolroll.rollout.errors import UsageError
-from toolroll.parsers.reading.lookalike import lookalike
 from toolroll.rollout.model.turn import AssistantTurn
 from toolroll.rollout.runs.episode_file import read_episodes
 from toolroll.rollout.runs.registry import find_environment
@@ -34,7 +37,20 @@ from toolroll.rollout.testing import (
     reference_policy,
     serve_in_thread,
 )
-from toolroll.rollout.types import Episode, InteractionResult, Message, Status, StopReason, Tool
+from toolroll.rollout.types import (
+    Action,
+    Environment,
+    EnvironmentOptions,
+    Episode,
+    InteractionResult,
+    Message,
+    Observation,
+    Status,
+    StepResult,
+    StopReason,
+    Task,
+    Tool,
+)
 
 
 def toolroll(*arguments: object) -> Result:
@@ -59,6 +75,8 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "--max-turns",
             6,
             "--no-do-nothing",
+            "--agent-args",
+            '{"invalid_penalty": -0.1}',
             "--out",
             out,
         ]
@@ -75,8 +93,6 @@ def test_an_environment_that_did_not_change_agrees(recorded: Path, tmp_path: Pat
     assert result.stdout.splitlines() == [
         "desk: 24 episodes, 24 replayed alike (100.0%), 0 rewards changed"
     ]
-            "--agent-args",
-            '{"invalid_penalty": -0.1}',
     before, after = by_key(recorded), by_key(tmp_path / "again")
     reasons = {str(played.result.stop_reason) for played in before.values()}
     assert reasons >= {"done", "max_steps"}
@@ -189,30 +205,14 @@ def test_an_aborted_episode_is_left_out_and_counts_as_lost(tmp_path: Path) -> No
     run = tmp_path / "run"
     with RunDirectory(run, "desk", {}) as folder:
         folder.append(episode("renew-one", env="desk", reason=StopReason.ENGINE_ERROR))
+    with (run / "episodes.jsonl").open("a") as file:
+        file.write("no episode\n")
     result = toolroll("regrade", run, "--out", tmp_path / "out")
     *lines, bad_line = result.stdout.splitlines()
     assert lines == [
         "desk: 0 episodes, 0 replayed alike (0.0%), 0 rewards changed",
         "desk: 1 aborted episodes, or of tasks that are gone: left out",
     ]
-
-
-# --- a simulated user -----------------------------------------------------------------------------
-
-
-USER = {"user_model": "any"}
-
-
-async def recorded_with_a_user(
-    actions: list[Any], policy: CallPolicy = DEFAULT_POLICY
-) -> tuple[Any, Any, Episode]:
-    with (run / "episodes.jsonl").open("a") as file:
-        file.write("no episode\n")
-    """An episode of the small tau-bench, whose user says another line each time."""
-    factory = MINI.factory()
-    task = factory.tasks("test")[5]
-    lines = ("Hi", "Yes.", "Go on.", STOP)
-    agent = Repeating(Threads(2), actions, policy)
     assert "line 2, is not a valid episode" in bad_line
     summary = json.loads((tmp_path / "out" / "summary.json").read_text())["environments"]["desk"]
     assert (summary["lost"]["episodes"], summary["lost"]["of_episodes"]) == (1, 1)
@@ -273,6 +273,22 @@ async def test_a_replay_that_fails_is_an_aborted_episode(make: Any, turns: float
     [trajectory] = again.result.trajectories
     assert trajectory.trained_tokens > 0
     assert [turn.reward for turn in trajectory.turns] == [0.0, 0.0]
+
+
+# --- a simulated user -----------------------------------------------------------------------------
+
+
+USER = {"user_model": "any"}
+
+
+async def recorded_with_a_user(
+    actions: list[Any], policy: CallPolicy = DEFAULT_POLICY
+) -> tuple[Any, Any, Episode]:
+    """An episode of the small tau-bench, whose user says another line each time."""
+    factory = MINI.factory()
+    task = factory.tasks("test")[5]
+    lines = ("Hi", "Yes.", "Go on.", STOP)
+    agent = Repeating(Threads(2), actions, policy)
     result = await agent.asolve(factory.make(scripted(*lines)), task=task, seed=3)
     return factory, task, Episode("tau", task.id, task.index, 0, 3, result, "tiny")
 
@@ -307,6 +323,21 @@ async def test_the_users_lines_are_those_that_were_recorded() -> None:
     again = await Regrader(factory, Threads(2), USER).regrade(played, task)
     assert (played.result.reward, again.result.reward) == (1.0, 1.0)
     assert again.result.info["regrade"]["difference"] == ""
+
+
+@pytest.mark.parametrize("limit", [1, 3])
+async def test_text_that_was_an_invalid_call_is_one_again(limit: int) -> None:
+    """The user never got it."""
+    text = ParsedReply("grant(m5)", lookalikes=(lookalike("grant(m5)", "grant"),))
+    rules: Any = {"on_lookalike": "invalid", "max_invalid_in_a_row": limit, "invalid_penalty": -0.5}
+    factory, task, played = await recorded_with_a_user(
+        ["Hello?", text, "Goodbye.", "Bye."], CallPolicy(**rules)
+    )
+    assert (played.result.stop_reason is StopReason.INVALID_CALLS) == (limit == 1)
+    settings = {**USER, "agent_args": rules}
+    again = await Regrader(factory, Threads(2), settings).regrade(played, task)
+    assert again.result.info["regrade"]["difference"] == ""
+    assert again.result.reward == played.result.reward == -0.5
 
 
 async def test_without_the_recorded_user_it_is_not_replayed_alike() -> None:
@@ -359,18 +390,3 @@ def test_the_agent_of_regrade_is_not_for_runs(tmp_path: Path) -> None:
         pytest.raises(UsageError, match="use toolroll regrade"),
     ):
         toolroll(*run_command(engine.url, "--agent", "replay"))
-@pytest.mark.parametrize("limit", [1, 3])
-async def test_text_that_was_an_invalid_call_is_one_again(limit: int) -> None:
-    """The user never got it."""
-    text = ParsedReply("grant(m5)", lookalikes=(lookalike("grant(m5)", "grant"),))
-    rules: Any = {"on_lookalike": "invalid", "max_invalid_in_a_row": limit, "invalid_penalty": -0.5}
-    factory, task, played = await recorded_with_a_user(
-        ["Hello?", text, "Goodbye.", "Bye."], CallPolicy(**rules)
-    )
-    assert (played.result.stop_reason is StopReason.INVALID_CALLS) == (limit == 1)
-    settings = {**USER, "agent_args": rules}
-    again = await Regrader(factory, Threads(2), settings).regrade(played, task)
-    assert again.result.info["regrade"]["difference"] == ""
-    assert again.result.reward == played.result.reward == -0.5
-
-

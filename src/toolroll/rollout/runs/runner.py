@@ -270,14 +270,14 @@ class Runner:
                 with pausable(limit), guarded():
                     result = await asyncio.create_task(self._solve(task, sample, seed))
         except ForeignExitError:
-            result = _failed(
+            result = failed_result(
                 StopReason.ENVIRONMENT_ERROR,
                 EnvironmentFailure("the episode cancelled its own task"),
             )
         except TimeoutError:
             if not limit.expired():
                 raise
-            result = _failed(
+            result = failed_result(
                 StopReason.TIME_LIMIT,
                 TimeLimitError(f"the episode took more than {settings.episode_timeout:g} s"),
             )
@@ -330,7 +330,7 @@ class Runner:
                 type(cause).__name__,
                 message_of(cause),
             )
-            return _failed(reason, cause)
+            return failed_result(reason, cause)
 
     def _watch(self, episode: Episode) -> None:
         """Count aborted attempts in a row. Raise `RunStoppedError` if there are `give_up_after`."""
@@ -402,7 +402,7 @@ def checked_result(result: Any) -> InteractionResult:
     return result
 
 
-def _failed(reason: StopReason, error: BaseException) -> InteractionResult:
+def failed_result(reason: StopReason, error: BaseException) -> InteractionResult:
     """Return the result of a failed episode: no tokens, no reward."""
     info = {"error": describe(error)}
     return InteractionResult.of(
