@@ -27,6 +27,8 @@ from toolroll.agents.environments.sandboxed import SandboxEnvironment
 from toolroll.agents.programs.sandbox import Exit, Sandbox
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.runs.environment_check import check
+from toolroll.agents.programs.harbor_trial import HarborTrial
+from toolroll.agents.programs.program_settings import ProgramSettings
 from toolroll.rollout.runs.episode_file import read_episodes
 from toolroll.rollout.runs.runner import task_hash
 from toolroll.rollout.testing import Fault, PolicyRequest, load_embedded_tokenizer
@@ -43,6 +45,7 @@ from toolroll.rollout.types import (
 pytestmark = pytest.mark.skipif(bool(refusal()), reason=f"needs user namespaces: {refusal()}")
 
 
+    EnvironmentOptions,
 def scripted(said: list[str]) -> Any:
     """The policy that gives these replies, by the number of replies in the prompt."""
 
@@ -112,6 +115,45 @@ async def test_parallel_conversations_are_sequences_of_their_own(tmp_path: Path)
 
 async def test_a_program_that_fails_after_an_answer_is_graded(tmp_path: Path) -> None:
     write_task(tmp_path)
+async def test_samples_of_a_task_share_a_key_behind_a_router_and_may_wait(tmp_path: Path) -> None:
+    write_task(tmp_path)
+    tokenizer, hold = load_embedded_tokenizer(), asyncio.Event()
+    command = f'INSTRUCTION="$(yes "$OPENAI_API_KEY" | head -c 6000)" {command_of()}'
+    policy = lambda request: Reply("Done.", hold=hold)
+    async with (
+        EmbeddedEngine(tokenizer, policy, pool=2000) as engine,
+        router_over(engine.url) as url,
+        Model.from_args(RolloutArgs(engine=url, model="embedded")) as model,
+    ):
+        trials = play(factory(tmp_path), program(model, command), samples=2, affinity=2)
+        playing = asyncio.create_task(trials)
+
+        async def one_waits() -> bool:
+            return engine.held == 1 and model.admission.held == 1
+
+        await until(one_waits, "one of two samples waits")
+        hold.set()
+        episodes = await playing
+    assert {entry.routing_key for entry in engine.log} == {"harbor/greet#0"}
+    held = [episode.result.metrics.get("held_turns") for episode in episodes.values()]
+    assert sorted(held, key=bool) == [None, 1.0]
+
+
+async def test_harbor_ends_its_agent_before_the_sandbox_does(tmp_path: Path) -> None:
+    write_task(tmp_path)
+    tasks = factory(tmp_path)
+    trial = HarborTrial(tasks.make(EnvironmentOptions()), "local", "m")
+    try:
+        await trial.reset(tasks.tasks("test")[0], 0)
+        limits = [
+            trial.program(ProgramSettings(harbor_agent="codex", timeout=seconds))[1]
+            for seconds in (None, 7200.0)
+        ]
+    finally:
+        await trial.close()
+    assert limits == [120 + 60 + 1800, 7200 + 60 + 1800]
+
+
     episode = await played(tmp_path, replies(), f"{command_of()}; exit 7")
     assert episode.result.info["program"]["status"] == 7
     assert (episode.result.stop_reason, episode.result.reward) == (StopReason.DONE, 1.0)
