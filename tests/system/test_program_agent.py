@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.episodes import agent as own_agent
 from support.episodes import call, judge_tokens, serving
+from support.http import router_over
 from support.program_trials import (
     REWARD,
     WRITE,
@@ -21,19 +23,29 @@ from support.program_trials import (
     write_task,
 )
 from support.toy_environment import Pond
+from support.wire import until
 
 from toolroll.agents.environments.harbor import HarborTask
 from toolroll.agents.environments.sandboxed import SandboxEnvironment
-from toolroll.agents.programs.sandbox import Exit, Sandbox
-from toolroll.rollout.errors import UsageError
-from toolroll.rollout.runs.environment_check import check
 from toolroll.agents.programs.harbor_trial import HarborTrial
 from toolroll.agents.programs.program_settings import ProgramSettings
+from toolroll.agents.programs.sandbox import Exit, Sandbox
+from toolroll.rollout.errors import UsageError
+from toolroll.rollout.model.model import Model
+from toolroll.rollout.runs.environment_check import check
 from toolroll.rollout.runs.episode_file import read_episodes
 from toolroll.rollout.runs.runner import task_hash
-from toolroll.rollout.testing import Fault, PolicyRequest, load_embedded_tokenizer
+from toolroll.rollout.settings import RolloutArgs
+from toolroll.rollout.testing import (
+    EmbeddedEngine,
+    Fault,
+    PolicyRequest,
+    Reply,
+    load_embedded_tokenizer,
+)
 from toolroll.rollout.types import (
     Action,
+    EnvironmentOptions,
     Episode,
     Observation,
     Status,
@@ -45,7 +57,6 @@ from toolroll.rollout.types import (
 pytestmark = pytest.mark.skipif(bool(refusal()), reason=f"needs user namespaces: {refusal()}")
 
 
-    EnvironmentOptions,
 def scripted(said: list[str]) -> Any:
     """The policy that gives these replies, by the number of replies in the prompt."""
 
@@ -104,17 +115,6 @@ async def test_a_program_is_played_graded_and_recorded(tmp_path: Path) -> None:
     assert processes_of("program_trials") == []
 
 
-async def test_parallel_conversations_are_sequences_of_their_own(tmp_path: Path) -> None:
-    write_task(tmp_path)
-    source = command_of()
-    episode = await played(tmp_path, ["Done."], f"INSTRUCTION=Plan. {source} & {source}; wait")
-    assert [len(each.turns) for each in episode.result.trajectories] == [1, 1]
-    assert episode.result.metrics["forks"] == 1
-    assert episode.result.reward == 0.0
-
-
-async def test_a_program_that_fails_after_an_answer_is_graded(tmp_path: Path) -> None:
-    write_task(tmp_path)
 async def test_samples_of_a_task_share_a_key_behind_a_router_and_may_wait(tmp_path: Path) -> None:
     write_task(tmp_path)
     tokenizer, hold = load_embedded_tokenizer(), asyncio.Event()
@@ -154,6 +154,17 @@ async def test_harbor_ends_its_agent_before_the_sandbox_does(tmp_path: Path) -> 
     assert limits == [120 + 60 + 1800, 7200 + 60 + 1800]
 
 
+async def test_parallel_conversations_are_sequences_of_their_own(tmp_path: Path) -> None:
+    write_task(tmp_path)
+    source = command_of()
+    episode = await played(tmp_path, ["Done."], f"INSTRUCTION=Plan. {source} & {source}; wait")
+    assert [len(each.turns) for each in episode.result.trajectories] == [1, 1]
+    assert episode.result.metrics["forks"] == 1
+    assert episode.result.reward == 0.0
+
+
+async def test_a_program_that_fails_after_an_answer_is_graded(tmp_path: Path) -> None:
+    write_task(tmp_path)
     episode = await played(tmp_path, replies(), f"{command_of()}; exit 7")
     assert episode.result.info["program"]["status"] == 7
     assert (episode.result.stop_reason, episode.result.reward) == (StopReason.DONE, 1.0)
@@ -233,6 +244,13 @@ def test_a_task_is_another_one_if_a_file_changes(tmp_path: Path) -> None:
     first, second = (task_hash("harbor", factory(tmp_path).tasks("test")[0]) for _ in range(2))
     (task / "tests" / "test.sh").write_text("exit 1\n")
     assert first == second != task_hash("harbor", factory(tmp_path).tasks("test")[0])
+
+
+def test_a_task_in_the_working_folder_has_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(write_task(tmp_path))
+    assert [task.id for task in HarborTask.tasks()] == ["greet"]
 
 
 async def test_the_environment_keeps_its_contract_and_the_solution_earns_1(tmp_path: Path) -> None:
