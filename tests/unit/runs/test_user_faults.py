@@ -34,7 +34,7 @@ ORDERS = (
 
 
 def played(
-    *lines: str, reward: float = 0.0, task: str = "t-0", sample: int = 0, **metrics: float
+    *lines: Any, reward: float = 0.0, task: str = "t-0", sample: int = 0, **metrics: float
 ) -> Episode:
     """An episode in which the user and the agent write `lines` in turn."""
     messages: list[Message] = [
@@ -82,7 +82,7 @@ def test_each_rule_has_a_case() -> None:
     assert {kind for kind, _ in FAULTY.values()} == RULES.keys()
 
 
-SOUND = {
+SOUND: dict[str, list[Any]] = {
     "it must say it": ["You are the kindest agent that I have ever met."],
     "it asks the agent": ["Do you want to fly to Seattle? That is what my sister asked me."],
     "all is done": ["Hello", "Booked. Shall I do more?", f"Sure not, that's all. {STOP}"],
@@ -92,6 +92,8 @@ SOUND = {
     "it is told in capitals": ["Hello", "Who?", "I don't know my user ID.", "So?", "MIA_LI_3668"],
     "it agrees": ["Hello", "A?", "Yes, please.", "B?", "Yes, please.", "C?", "Yes, please."],
     "the loop answers an empty reply": ["Hello", *["", "The reply was empty: call a tool."] * 4],
+    "its content has parts": ["Hello", "Which?", [{"type": "text", "text": "The blue one."}]],
+    "its content is an image": ["Hello", "Which?", [{"type": "image_url", "image_url": {}}]],
 }
 
 

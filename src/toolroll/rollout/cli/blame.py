@@ -13,6 +13,7 @@ from toolroll.rollout.errors import EnvironmentFailure, UsageError
 from toolroll.rollout.runs.episode_file import read_episodes
 from toolroll.rollout.runs.export.exported_run import is_graded
 from toolroll.rollout.runs.pass_at_k import passed
+from toolroll.rollout.runs.export.messages import text_of
 from toolroll.rollout.runs.registry import judge_maker
 from toolroll.rollout.runs.run_directory import refuse_no_run
 from toolroll.rollout.runs.runner import session_id
@@ -94,7 +95,7 @@ def _shown(episode: Episode, fault: UserFault) -> str:
     name = _name(episode)
     if fault.position is None:
         return f"{name}: {fault.kind}: {fault.why}"
-    line = " ".join(str(episode.result.messages[fault.position]["content"]).split())
+    line = " ".join(text_of(episode.result.messages[fault.position]["content"]).split())
     quote = line if len(line) <= _LONGEST else f"{line[:_LONGEST]}…"
     return f"{name}, message {fault.position}: {fault.kind}: {fault.why}: {quote}"
 
