@@ -71,6 +71,17 @@ async def test_a_process_that_is_left_behind_holds_nothing_up_and_ends_with_the_
         await sandbox.run("true", {})
 
 
+async def test_after_its_end_a_sandbox_sends_no_signal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The id of its first process may be another process's by then."""
+    async with Sandbox() as sandbox:
+        process, signals = sandbox._process, []
+        assert process is not None
+        os.kill(sandbox._pid, signal.SIGKILL)
+        await process.wait()
+        monkeypatch.setattr(os, "kill", lambda *call: signals.append(call))
+    assert signals == []
+
+
 async def test_the_memory_of_a_process_is_limited() -> None:
     async with Sandbox(memory=2**26) as sandbox:
         end = await sandbox.run(f"{sys.executable} -c 'bytearray(2**28)'", {})
