@@ -25,6 +25,7 @@ from toolroll.rollout.runs.runner import (
     expected_calls,
     task_hash,
 )
+from toolroll.rollout.runtime.threads import Threads
 from toolroll.rollout.settings import RunSettings
 from toolroll.rollout.testing import Reply
 from toolroll.rollout.types import Action, Episode, InteractionResult, Status, StopReason, Task
@@ -94,21 +95,22 @@ def test_the_hash_of_a_task_does_not_depend_on_addresses() -> None:
 async def test_the_calls_of_the_reference_are_recorded_if_it_can_be_read(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    desk, free = find_environment("desk"), threading.Event()
-    calls = await expected_calls(desk, desk.tasks("test")[0])
+    desk, threads, free = find_environment("desk"), Threads(1), threading.Event()
+    task = desk.tasks("test")[0]
+    calls = await expected_calls(desk, task, threads)
     assert [call["name"] for call in calls[:1]] == ["find_member"]
-    assert calls[0]["arguments"] == {"card": desk.tasks("test")[0].data["card"]}
+    assert calls[0]["arguments"] == {"card": task.data["card"]}
 
     async def reference(task: Task) -> Any:
         return desk.reference(task)
 
     later: Any = SimpleNamespace(reference=reference)
-    assert await expected_calls(later, desk.tasks("test")[0]) == calls
+    assert await expected_calls(later, task, threads) == calls
     broken: Any = SimpleNamespace(reference=lambda task: 1 / 0)
-    assert await expected_calls(broken, Task("t", 0)) == []
+    assert await expected_calls(broken, Task("t", 0), threads) == []
     assert "the reference of task t is not recorded: ZeroDivisionError" in caplog.text
     stuck: Any = SimpleNamespace(reference=lambda task: free.wait(60))
-    assert await skip_until(expected_calls(stuck, Task("u", 0)), seconds=61) == []
+    assert await skip_until(expected_calls(stuck, Task("u", 0), threads), seconds=61) == []
     free.set()
     assert "the reference of task u is not recorded: TimeoutError" in caplog.text
 

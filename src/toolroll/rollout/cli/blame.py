@@ -22,8 +22,7 @@ from toolroll.rollout.runs.user_faults import UserFault, instruction_of, user_fa
 from toolroll.rollout.types import Episode
 
 VERDICTS_NAME = "judge.jsonl"
-_AT_ONCE = 64
-"""The number of episodes that are judged at once."""
+_AT_ONCE = 64  # episodes that are judged
 _NO_TOKENS: Any = {"trajectories": (), "tokens": [], "loss_mask": [], "logprobs": None}
 _FAULTY = 0.5
 """A judge's score below which the simulated user is at fault."""

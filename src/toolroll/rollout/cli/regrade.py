@@ -32,8 +32,7 @@ async def regrade_folder(folder: Path, out: Path, target: str | None) -> list[st
     refuse_no_run(folder)
     _refuse_existing(out)
     bad_lines: list[str] = []
-    stored = read_episodes(folder, on_bad_line=bad_lines.append)
-    names = sorted({episode.env for episode in stored})
+    names = sorted({episode.env for episode in read_episodes(folder, on_bad_line=bad_lines.append)})
     if target is not None and len(names) > 1:
         raise UsageError(f"--env names one environment, and {folder} has {', '.join(names)}")
     recorded = recorded_runs(folder)

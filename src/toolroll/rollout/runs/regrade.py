@@ -66,7 +66,8 @@ class Regrader:
             trajectories=replayed.trajectories,
             info=ours | replayed.info | {KEY: notes},
         )
-        hashed, calls = task_hash(episode.env, task), await expected_calls(self.factory, task)
+        calls = await expected_calls(self.factory, task, self.threads)
+        hashed = task_hash(episode.env, task)
         return replace(episode, result=result, task_hash=hashed, expected_calls=calls)
 
     async def _replay_or_fail(self, episode: Episode, task: Task) -> InteractionResult:

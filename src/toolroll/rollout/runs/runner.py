@@ -38,7 +38,7 @@ from toolroll.rollout.runtime.blocked_loop import watched_loop
 from toolroll.rollout.runtime.foreign import ForeignExitError, guarded
 from toolroll.rollout.runtime.garbage import paced_garbage
 from toolroll.rollout.runtime.jsonable import finite, json_bytes, plain, shown
-from toolroll.rollout.runtime.threads import Threads
+from toolroll.rollout.runtime.threads import BlockingRunner, Threads
 from toolroll.rollout.runtime.time_limit import pausable
 from toolroll.rollout.runtime.unicode import replace_surrogates
 from toolroll.rollout.settings import RunSettings
@@ -103,15 +103,16 @@ def task_hash(env: str, task: Task) -> str:
     return hashlib.blake2b(content, digest_size=16).hexdigest()
 
 
-async def expected_calls(factory: EnvironmentFactory, task: Task) -> list[dict[str, Any]]:
-    """Return the calls of the task's reference, which is read in a thread, or [] if there is none.
-    If it raises an error or takes too long, log this and return [].
+async def expected_calls(
+    factory: EnvironmentFactory, task: Task, threads: BlockingRunner
+) -> list[dict[str, Any]]:
+    """Return the calls of the task's reference, or [] if there is none. If reading it raises an
+    error or takes too long, log this and return [].
     """
     try:
         with guarded():
             async with asyncio.timeout(_REFERENCE_LIMIT):
-                read = guarded()(factory.reference)
-                actions: Any = await Threads(1).run_in_thread(read, task)
+                actions: Any = await threads.run_in_thread(guarded()(factory.reference), task)
                 if inspect.isawaitable(actions):
                     actions = await actions
             calls = [call for action in actions or () for call in action.tool_calls]
@@ -209,6 +210,7 @@ class Runner:
         self._options = options or EnvironmentOptions()
         self._callbacks = tuple(callbacks)
         self._failed_in_a_row = 0
+        self._threads = Threads(8)
         self._expected: dict[str, asyncio.Task[list[dict[str, Any]]]] = {}
 
     async def run(
@@ -269,6 +271,10 @@ class Runner:
     async def _attempt(self, task: Task, sample: int) -> Episode:
         name, settings = self.factory.name, self.settings
         seed = episode_seed(settings.seed, task.id, sample)
+        reading = self._expected.get(task.id)
+        if reading is None or reading.cancelled():  # once for all samples of the task
+            reading = asyncio.create_task(expected_calls(self.factory, task, self._threads))
+            self._expected[task.id] = reading
         limit = asyncio.timeout(settings.episode_timeout)
         try:
             async with limit:
@@ -288,10 +294,6 @@ class Runner:
                 StopReason.TIME_LIMIT,
                 TimeLimitError(f"the episode took more than {settings.episode_timeout:g} s"),
             )
-        reading = self._expected.get(task.id)
-        if reading is None or reading.cancelled():  # once for all samples of the task
-            reading = asyncio.create_task(expected_calls(self.factory, task))
-            self._expected[task.id] = reading
         hashed, calls = task_hash(name, task), await asyncio.shield(reading)
         return Episode(
             name, task.id, task.index, sample, seed, result, settings.model, hashed, calls
