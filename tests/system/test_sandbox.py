@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.patience import PATIENCE
@@ -74,7 +75,8 @@ async def test_a_process_that_is_left_behind_holds_nothing_up_and_ends_with_the_
 async def test_after_its_end_a_sandbox_sends_no_signal(monkeypatch: pytest.MonkeyPatch) -> None:
     """The id of its first process may be another process's by then."""
     async with Sandbox() as sandbox:
-        process, signals = sandbox._process, []
+        process = sandbox._process
+        signals: list[Any] = []
         assert process is not None
         os.kill(sandbox._pid, signal.SIGKILL)
         await process.wait()
