@@ -144,6 +144,7 @@ class ProgramConversation:
             raise UsageError(str(error)) from error
         self.live = self._server.endpoint.sessions.create(self._name, defaults)
         self.live.max_turns = self._max_turns
+        self.live.keep_failures = True
         self.live.pending.context = copy_context()
         self.live.pending.context.run(ROUTING_KEY.set, (self._name, self._routing_key))
         own = ("max_new_tokens", "stop")  # the program may set these itself
