@@ -145,7 +145,7 @@ async def _play(
     runner = runner_of(plan)
     failure = ""
     floor: Summary | None = None
-    with RunDisplay(console, summary, plan.total) as display:
+    with RunDisplay(console, summary, len(plan.tasks) * config.samples) as display:
 
         def take(episode: Episode) -> None:
             nonlocal failure
