@@ -51,39 +51,25 @@ if TYPE_CHECKING:  # each name is repeated, so that type checkers export it
     from toolroll.rollout.types import Turn as Turn
 
 _HOMES = {
-    "toolroll.agents.environments.tool_environment": ("PlayedCall", "tool_environment"),
-    "toolroll.agents.loop.call_policy": ("CallPolicy",),
-    "toolroll.agents.tool_calling": ("TrainableToolCallingAgent", "agent_factory"),
-    "toolroll.agents.trainable": ("TrainableAgentMixin",),
-    "toolroll.parsers.registry": ("get_parser",),
-    "toolroll.parsers.types": ("CallStatus", "ParsedReply", "ToolCall"),
-    "toolroll.rollout.settings": ("RolloutArgs", "RunSettings"),
-    "toolroll.rollout.engine": ("Engine", "EngineConfig"),
-    "toolroll.rollout.errors": ("ActionError", "ToolrollError", "UsageError"),
-    "toolroll.rollout.runs.registry": ("load_environment",),
-    "toolroll.rollout.runs.runner": ("Runner",),
-    "toolroll.rollout.model.model": ("Model",),
-    "toolroll.rollout.session.session": ("Session",),
-    "toolroll.rollout.runs.episode_file": ("read_episodes",),
-    "toolroll.rollout.template": ("ChatTemplate",),
-    "toolroll.rollout.types": (
-        "Action",
-        "Completion",
-        "Environment",
-        "EnvironmentFactory",
-        "EnvironmentOptions",
-        "Episode",
-        "InteractionResult",
-        "Observation",
-        "Status",
-        "StepResult",
-        "StopReason",
-        "Task",
-        "Trajectory",
-        "Turn",
-    ),
+    "agents.environments.tool_environment": "PlayedCall tool_environment",
+    "agents.loop.call_policy": "CallPolicy",
+    "agents.tool_calling": "TrainableToolCallingAgent agent_factory",
+    "agents.trainable": "TrainableAgentMixin",
+    "parsers.registry": "get_parser",
+    "parsers.types": "CallStatus ParsedReply ToolCall",
+    "rollout.settings": "RolloutArgs RunSettings",
+    "rollout.engine": "Engine EngineConfig",
+    "rollout.errors": "ActionError ToolrollError UsageError",
+    "rollout.runs.registry": "load_environment",
+    "rollout.runs.runner": "Runner",
+    "rollout.model.model": "Model",
+    "rollout.session.session": "Session",
+    "rollout.runs.episode_file": "read_episodes",
+    "rollout.template": "ChatTemplate",
+    "rollout.types": "Action Completion Environment EnvironmentFactory EnvironmentOptions Episode "
+    "InteractionResult Observation Status StepResult StopReason Task Trajectory Turn",
 }
-_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+_HOME_OF = {name: f"toolroll.{home}" for home, names in _HOMES.items() for name in names.split()}
 
 __all__ = sorted(_HOME_OF)
 
