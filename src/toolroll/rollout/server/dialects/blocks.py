@@ -302,17 +302,10 @@ def thinking_switches(
 
 
 _KNOWN = frozenset(
-    {
-        "agent_name",
-        "context_window_id",
-        "request_kind",
-        "root_turn_id",
-        "session_id",
-        "thread_id",
-        "thread_source",
-        "turn_id",
-        "window_number",
-    }
+    (
+        "agent_name context_window_id request_kind root_turn_id session_id thread_id "
+        "thread_source turn_id window_number"
+    ).split()
 )
 
 _ATTRIBUTION = "x-anthropic-billing-header"
