@@ -83,10 +83,7 @@ class Completions(Dialect):
             for index, choice in enumerate(result.choices)
         ]
         return {
-            "id": result.id,
-            "object": self.kind,
-            "created": result.created,
-            "model": result.model,
+            **_head(self.kind, result),
             "choices": choices,
             "usage": result.usage,
             **constraint(result),
@@ -102,6 +99,11 @@ class Completions(Dialect):
         return error.body
 
 
+def _head(kind: str, result: CompletionResult) -> dict[str, Any]:
+    """Return the first fields of an answer, or of a chunk, of the type `kind`."""
+    return {"id": result.id, "object": kind, "created": result.created, "model": result.model}
+
+
 class ChunkWriter:
     """Writes the chunks of `dialect`, an API of completions."""
 
@@ -111,12 +113,7 @@ class ChunkWriter:
         self._dialect = dialect
         self._request = request
         self._result = result
-        self._head = {
-            "id": result.id,
-            "object": self.kind,
-            "created": result.created,
-            "model": result.model,
-        }
+        self._head = _head(self.kind, result)
 
     async def finish(self) -> AsyncIterator[Event]:
         """Yield the last chunk of each choice, and the usage if the client asked for it."""
