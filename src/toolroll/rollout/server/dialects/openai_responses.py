@@ -20,6 +20,7 @@ from toolroll.rollout.server.conversation.stored_response import ResponseStore, 
 from toolroll.rollout.server.conversation.template_cache import TemplateCache
 from toolroll.rollout.server.dialects.blocks import (
     all_switches,
+    chat_request,
     effort_switches,
     lineage_of,
     mapping,
@@ -43,7 +44,6 @@ from toolroll.rollout.server.endpoint_settings import EndpointSettings
 from toolroll.rollout.server.errors import ApiError, invalid, refused
 from toolroll.rollout.server.requests.request_bodies import (
     Body,
-    ChatRequest,
     NamedChoice,
     NamedFunction,
     StreamOptions,
@@ -102,20 +102,14 @@ class OpenAIResponses(Dialect):
         if isinstance(choice, FunctionChoice):
             name = flat_name(choice.namespace, choice.name) if choice.namespace else choice.name
             choice = NamedChoice(function=NamedFunction(name=name))
-        chat = ChatRequest(
-            model=request.model,
+        chat = chat_request(
+            request,
             max_tokens=request.max_output_tokens,
-            messages=[None],
-            temperature=request.temperature,
-            top_p=request.top_p,
-            stream=request.stream,
             tool_choice=choice,
             parallel_tool_calls=request.parallel_tool_calls,
             chat_template_kwargs=self._switches(request),
-            session_id=request.session_id,
             **_format(request),
         )
-        chat.messages = []
         metadata = mapping(data.get("metadata") or {}, "metadata")
         details, lineage = Own(request, names, metadata), lineage_of(request.client_metadata)
         return ParsedRequest(chat, messages, ToolList.of(tools), details, lineage)
