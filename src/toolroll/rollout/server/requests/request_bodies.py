@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from toolroll.rollout.server.endpoint_settings import Stops
+from toolroll.rollout.server.endpoint_settings import SameNames, Stops
 from toolroll.rollout.server.errors import ApiError, refusal_of
 
 LABELS = frozenset(
@@ -37,24 +37,14 @@ class StreamOptions(Body):
     include_obfuscation: Literal[False] | None = None
 
 
-class Sampling(Body):
+class Sampling(Body, SameNames):
     """The fields that chat and text completions share."""
 
     model: str | None = None
     n: int = Field(default=1, ge=1)
     max_tokens: int | None = Field(default=None, ge=1)
-    temperature: float | None = Field(default=None, ge=0)
-    top_p: float | None = Field(default=None, gt=0, le=1)
-    top_k: int | None = None
-    min_p: float | None = Field(default=None, ge=0, le=1)
-    frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
-    presence_penalty: float | None = Field(default=None, ge=-2, le=2)
-    repetition_penalty: float | None = Field(default=None, gt=0)
-    logit_bias: dict[int, float] | None = None
     min_tokens: int | None = Field(default=None, ge=0)
     stop: Stops = None
-    stop_token_ids: list[int] | None = None
-    ignore_eos: bool | None = None
     seed: int | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
