@@ -25,7 +25,7 @@ from toolroll.rollout.server.errors import (
     refused,
 )
 from toolroll.rollout.server.requests.received import too_deep
-from toolroll.rollout.server.requests.request_bodies import Body, ChatRequest
+from toolroll.rollout.server.requests.request_bodies import ChatRequest, Common
 from toolroll.rollout.types import Message, Tool
 
 _UNPARSED = "_unparsed_arguments"
@@ -43,15 +43,13 @@ _TEXT_PART = frozenset(
 )
 _PICTURES = ("image", "input_image", "image_url", "computer_screenshot")
 
-_SHARED = ("model", "temperature", "top_p", "stream", "session_id")
 
-
-def chat_request(request: Body, **own: Any) -> ChatRequest:
-    """Return the fields of `request` that have the same name in chat completions, and `own`. The
-    messages are left out: a `ParsedRequest` has them apart.
+def chat_request(request: Common, **own: Any) -> ChatRequest:
+    """Return the common fields of `request`, and `own`, as a chat request. The messages are left
+    out: a `ParsedRequest` has them apart.
     """
-    shared = {name: getattr(request, name) for name in _SHARED}
-    chat = ChatRequest(messages=[None], **shared, **own)  # one, because an empty list is refused
+    common = {name: getattr(request, name) for name in Common.model_fields}
+    chat = ChatRequest(messages=[None], **common, **own)  # one, because an empty list is refused
     chat.messages = []
     return chat
 

@@ -37,20 +37,28 @@ class StreamOptions(Body):
     include_obfuscation: Literal[False] | None = None
 
 
-class Sampling(Body, SameNames):
-    """The fields that chat and text completions share."""
+class Common(Body):
+    """The fields that all APIs of models share."""
 
     model: str | None = None
+    temperature: float | None = Field(default=None, ge=0)
+    top_p: float | None = Field(default=None, gt=0, le=1)
+    stream: bool = False
+    session_id: str | None = None
+    """A field that only this endpoint has."""
+
+
+class Sampling(Common, SameNames):
+    """The fields that chat and text completions share."""
+
     n: int = Field(default=1, ge=1)
     max_tokens: int | None = Field(default=None, ge=1)
     min_tokens: int | None = Field(default=None, ge=0)
     stop: Stops = None
     seed: int | None = None
-    stream: bool = False
     stream_options: StreamOptions | None = None
     return_token_ids: bool | None = None
     service_tier: Literal["auto", "default"] | None = None
-    session_id: str | None = None
 
     @property
     def stop_strings(self) -> list[str]:
