@@ -27,13 +27,14 @@ from toolroll.agents.environments.tau_bench.package import (
 from toolroll.agents.users import visible_text
 from toolroll.rollout.errors import UsageError, UserSimulatorError, message_of
 from toolroll.rollout.runtime.threads import BlockingRunner, Threads
+from toolroll.rollout.types import UserSimulator
 
 STRATEGIES = ("llm", "verify", "reflection", "react")
 
 
-class TauBenchUser:
-    """The user of one episode (a `UserSimulator`). `load()` creates tau-bench's object, whose
-    constructor calls its model.
+class TauBenchUser(UserSimulator):
+    """The user of one episode. `load()` creates tau-bench's object, whose constructor calls its
+    model.
     """
 
     def __init__(self, load: Callable[[], Any], threads: BlockingRunner) -> None:
@@ -87,9 +88,6 @@ class TauBenchUser:
         """
         cost = self._user.get_total_cost() if self._user is not None else None
         return {**self._metrics, **({"user_cost": float(cost)} if cost is not None else {})}
-
-    async def close(self) -> None:
-        """Do nothing: there is nothing to release."""
 
 
 class TauBenchUsers:
