@@ -128,14 +128,11 @@ class TauBenchUsers:
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        await self.close()
+        """Do nothing, because the threads do not outlive their calls."""
 
     def make(self, seed: int | None = None) -> TauBenchUser:
         """Return a new user. `seed` has no effect, because tau-bench's users take none."""
         return TauBenchUser(self._load, self._threads)
-
-    async def close(self) -> None:
-        """Do nothing, because the threads do not outlive their calls."""
 
 
 def tau_bench_users(**settings: Any) -> TauBenchUsers:
