@@ -11,7 +11,7 @@ from typing import Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from toolroll.rollout.server.endpoint_settings import SameNames, Stops
-from toolroll.rollout.server.errors import ApiError, refusal_of
+from toolroll.rollout.server.errors import refusal_of
 
 LABELS = frozenset(
     {"user", "metadata", "safety_identifier"}
@@ -205,12 +205,10 @@ class RewardRequest(Body):
     info: dict[str, Any] = Field(default_factory=dict)
 
 
-def read(kind: type[M], body: Any, *, labels: bool = True) -> M:
+def read(kind: type[M], body: dict[str, Any], *, labels: bool = True) -> M:
     """Validate `body` as the pydantic model `kind` and return it. If `labels` is True, ignore the
     fields in `LABELS`. Raises `ApiError` (400), which names the field at fault.
     """
-    if not isinstance(body, dict):
-        raise ApiError(400, "invalid_json", "the body must be a JSON object")
     left = {
         name: value
         for name, value in body.items()
