@@ -27,7 +27,7 @@ from support.trainer_source import theirs
 from toolroll.rollout.adapters.areal import ToolrollWorkflow
 from toolroll.rollout.adapters.areal.workflow import _tensors
 from toolroll.rollout.adapters.episodes import EpisodeSettings
-from toolroll.rollout.adapters.sequences import trained_sequences
+from toolroll.rollout.adapters.sequences import select_sequences
 from toolroll.rollout.adapters.skyrl import ToolrollGenerator
 from toolroll.rollout.adapters.verl import to_fields
 from toolroll.rollout.adapters.verl.agent_loop import counts_once
@@ -157,7 +157,7 @@ def skyrl_output(results: Sequence[InteractionResult]) -> dict[str, Any]:
         GeneratorConfig(step_wise_trajectories=True), load_embedded_tokenizer(), SkyrlClient(""),
         SETTINGS,
     )  # fmt: skip
-    episodes = [(result, trained_sequences(result, several=True)) for result in results]
+    episodes = [(result, select_sequences(result, several=True)) for result in results]
     ids = [TrajectoryID("task", number) for number in range(len(results))]
     output = own._output(episodes, {"trajectory_ids": ids}, with_logprobs=True)
     check, _ = theirs(

@@ -53,7 +53,7 @@ from toolroll.rollout.adapters import openrlhf
 from toolroll.rollout.adapters.areal import ToolrollWorkflow
 from toolroll.rollout.adapters.areal.workflow import _tensors
 from toolroll.rollout.adapters.episodes import EpisodeSettings
-from toolroll.rollout.adapters.sequences import trained_sequences
+from toolroll.rollout.adapters.sequences import select_sequences
 from toolroll.rollout.adapters.skyrl import ToolrollGenerator
 from toolroll.rollout.adapters.trl import to_output
 from toolroll.rollout.adapters.verl import to_fields
@@ -278,7 +278,7 @@ def skyrl_gradient(world: World) -> dict[str, Any]:
         GeneratorConfig(step_wise_trajectories=True), world.tokenizer, SkyrlClient(""), SETTINGS
     )
     results = [result for task in PLAYED for result in world.group(task)]
-    episodes = [(result, trained_sequences(result, several=True)) for result in results]
+    episodes = [(result, select_sequences(result, several=True)) for result in results]
     ids = [TrajectoryID(str(task), sample) for task in PLAYED for sample in range(SAMPLES)]
     output = own._output(episodes, {"trajectory_ids": ids}, with_logprobs=True)
     correction = Keys(

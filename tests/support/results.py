@@ -19,7 +19,6 @@ from toolroll.rollout.types import (
     Trajectory,
     Turn,
     WeightVersion,
-    status_of,
 )
 
 
@@ -72,7 +71,7 @@ def episode(
     result = InteractionResult.of(
         [trajectory()] if trajectories is None else trajectories,
         prompt="<|user|>Hello.",
-        reward=None if status_of(reason).value == "aborted" else reward,
+        reward=None if reason.status.value == "aborted" else reward,
         messages=said,
         info=info or {},
         stop_reason=reason,

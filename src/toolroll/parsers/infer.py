@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from jinja2 import TemplateError
+import jinja2
 
 from toolroll.parsers.base import ToolCallParser
 from toolroll.parsers.registry import built_in_parsers
@@ -34,7 +34,7 @@ _TOOL = {
 }
 # Kimi identifies a call by its id. Mistral's template accepts only ids of nine letters and digits.
 _IDS = (f"functions.{_NAME}:0", "aB3dE6gH9")
-_REFUSALS = (TemplateError, TypeError, ValueError, KeyError, AttributeError)
+_REFUSALS = (jinja2.TemplateError, TypeError, ValueError, KeyError, AttributeError)
 
 
 def infer_parser(tokenizer: Any, template: str | None = None) -> str:

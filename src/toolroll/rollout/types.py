@@ -38,37 +38,37 @@ class Status(Enum):
 
 
 class StopReason(StrEnum):
-    """The reason why an episode ended. `status_of` returns the `Status` for a reason."""
-
-    DONE = "done"  # reported by the environment
-    # too many unreadable calls in a row, or a single one if the policy is to stop at the first
-    INVALID_CALLS = "invalid_calls"
-    MAX_STEPS = "max_steps"
-    PROGRAM_TIMEOUT = "program_timeout"  # a program agent was stopped at its time limit
-    LENGTH = "length"  # max_new_tokens truncated a turn
-    CONTEXT_FULL = "context_full"  # the next prompt leaves no room to answer
-    PLACEHOLDER = "placeholder"  # the model sampled a token that stands for an image or a video
-    ENGINE_ABORT = "engine_abort"  # aborted by the engine (for a weight update), and not resumed
-    ENGINE_ERROR = "engine_error"
-    ENVIRONMENT_ERROR = "environment_error"
-    USER_ERROR = "user_error"
-    TOKEN_ERROR = "token_error"  # the tokens could not be kept exact
-    TEMPLATE_ERROR = "template_error"  # the chat template refuses the conversation
-    TIME_LIMIT = "time_limit"
-    INTERNAL_ERROR = "internal_error"
-
-
-_TRUNCATED = {*map(StopReason, "max_steps program_timeout length context_full placeholder".split())}
-_COMPLETED = frozenset({StopReason.DONE, StopReason.INVALID_CALLS})
-
-
-def status_of(reason: StopReason) -> Status:
-    """Return the status for `reason`. ABORTED means that the episode ended with a failure that the
-    model did not cause. The reward of such an episode is None, never 0.
+    """The reason why an episode ended, and the status that it gives. ABORTED means a failure that
+    the model did not cause. The reward of such an episode is None, never 0.
     """
-    if reason in _COMPLETED:
-        return Status.COMPLETED
-    return Status.TRUNCATED if reason in _TRUNCATED else Status.ABORTED
+
+    DONE = "done", Status.COMPLETED  # reported by the environment
+    # too many unreadable calls in a row, or a single one if the policy is to stop at the first
+    INVALID_CALLS = "invalid_calls", Status.COMPLETED
+    MAX_STEPS = "max_steps", Status.TRUNCATED
+    # a program agent was stopped at its time limit
+    PROGRAM_TIMEOUT = "program_timeout", Status.TRUNCATED
+    LENGTH = "length", Status.TRUNCATED  # max_new_tokens truncated a turn
+    CONTEXT_FULL = "context_full", Status.TRUNCATED  # the next prompt leaves no room to answer
+    # the model sampled a token that stands for an image or a video
+    PLACEHOLDER = "placeholder", Status.TRUNCATED
+    # aborted by the engine (for a weight update), and not resumed
+    ENGINE_ABORT = "engine_abort", Status.ABORTED
+    ENGINE_ERROR = "engine_error", Status.ABORTED
+    ENVIRONMENT_ERROR = "environment_error", Status.ABORTED
+    USER_ERROR = "user_error", Status.ABORTED
+    TOKEN_ERROR = "token_error", Status.ABORTED  # the tokens could not be kept exact
+    # the chat template refuses the conversation
+    TEMPLATE_ERROR = "template_error", Status.ABORTED
+    TIME_LIMIT = "time_limit", Status.ABORTED
+    INTERNAL_ERROR = "internal_error", Status.ABORTED
+
+    status: Status
+
+    def __new__(cls, reason: str, status: Status) -> StopReason:
+        member = str.__new__(cls, reason)
+        member._value_, member.status = reason, status
+        return member
 
 
 # --- tokens ---------------------------------------------------------------------------------------
@@ -450,7 +450,7 @@ class InteractionResult:
             response=response_text(messages),
             loss_mask=last.loss_mask[last.prompt_length :].tolist() if last else [],
             tokens=last.input_ids.tolist() if last else [],
-            status=status_of(stop_reason),
+            status=stop_reason.status,
             response_length=last.response_length if last else 0,
             logprobs=_response_logprobs(last) if last else [],
             weight_versions=last.weight_versions if last else (),

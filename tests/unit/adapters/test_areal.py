@@ -15,7 +15,7 @@ from support.slime_trainer import reference_lines
 from toolroll.rollout.adapters.areal import ToolrollWorkflow
 from toolroll.rollout.adapters.areal import workflow as areal_workflow
 from toolroll.rollout.adapters.episodes import EpisodeSettings
-from toolroll.rollout.adapters.sequences import trained_sequences
+from toolroll.rollout.adapters.sequences import select_sequences
 from toolroll.rollout.errors import RolloutError, UsageError
 from toolroll.rollout.testing import EmbeddedEngine, PolicyRequest, load_embedded_tokenizer
 from toolroll.rollout.types import InteractionResult, StopReason, Trajectory, Turn, WeightVersion
@@ -83,7 +83,7 @@ def test_a_last_turn_that_is_not_trained_has_no_versions() -> None:
         [Trajectory(ids, mask, logprobs, turns, 2)],
         prompt="", reward=1.0, messages=[], info={}, stop_reason=StopReason.DONE,
     )  # fmt: skip
-    [sequence] = trained_sequences(episode, several=False)
+    [sequence] = select_sequences(episode, several=False)
     rows = areal_workflow._tensors([(sequence, 1.0)])
     assert rows.pop("rewards").tolist() == [1.0]
     assert {tuple(values.shape) for values in rows.values()} == {(1, 4)}

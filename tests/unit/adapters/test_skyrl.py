@@ -14,7 +14,7 @@ from support.qwen import tokenizer_for, trl_template
 from support.slime_trainer import reference_lines
 
 from toolroll.rollout.adapters.episodes import EpisodeSettings
-from toolroll.rollout.adapters.sequences import trained_sequences, training_sequences
+from toolroll.rollout.adapters.sequences import select_sequences, training_sequences
 from toolroll.rollout.adapters.skyrl import ToolrollGenerator
 from toolroll.rollout.adapters.skyrl.generator import token_rewards
 from toolroll.rollout.errors import UsageError
@@ -271,5 +271,5 @@ def test_an_empty_turn_after_the_last_trained_token_gets_no_reward() -> None:
     episode = InteractionResult.of(
         [trajectory], prompt="", reward=1.0, messages=[], info={}, stop_reason=StopReason.DONE
     )
-    [sequence] = trained_sequences(episode, several=False)
+    [sequence] = select_sequences(episode, several=False)
     assert token_rewards(sequence, 1.0) == [0.0, 1.0]

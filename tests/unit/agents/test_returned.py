@@ -37,7 +37,6 @@ from toolroll.rollout.types import (
     StepResult,
     StopReason,
     Task,
-    status_of,
 )
 
 USER = {"role": "user", "content": "Begin."}
@@ -140,9 +139,9 @@ def test_the_worse_of_an_agents_status_and_stop_reason_is_kept(
     solved = InteractionResult("", 1.0, [], {}, status=status, stop_reason=reason)
     again = read_back(Episode("pond", "t-0", 0, 0, 0, checked_result(solved))).result
     order = [Status.COMPLETED, Status.TRUNCATED, Status.ABORTED]
-    assert again.status is max(status, status_of(reason), key=order.index)
-    assert again.status is status_of(again.stop_reason)
-    assert (again.stop_reason is reason) is (status_of(reason) is again.status)
+    assert again.status is max(status, reason.status, key=order.index)
+    assert again.status is again.stop_reason.status
+    assert (again.stop_reason is reason) is (reason.status is again.status)
     assert again.reward == (None if again.status is Status.ABORTED else 1.0)
 
 

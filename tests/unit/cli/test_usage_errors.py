@@ -17,7 +17,7 @@ from toolroll.rollout.runs.episode_file import FILE_NAME, to_line
 from toolroll.rollout.runs.report import report
 from toolroll.rollout.runs.run_config import RunConfig
 from toolroll.rollout.runs.totals import Summary
-from toolroll.rollout.types import Status, StopReason, status_of
+from toolroll.rollout.types import Status, StopReason
 
 SHOWN = {
     "--model": "Required",
@@ -169,7 +169,7 @@ def test_a_mistake_is_one_line(
 def test_every_reason_of_an_aborted_episode_stands_in_the_warning() -> None:
     summary = Summary("pond")
     for number, reason in enumerate(
-        found for found in StopReason if status_of(found) is Status.ABORTED
+        found for found in StopReason if found.status is Status.ABORTED
     ):
         summary.add(episode(f"t-{number}", reason=reason))
     warning = next(line for line in report(summary)["warnings"] if "excluded from rewards" in line)

@@ -62,13 +62,13 @@ FAULTY = {
     "hides what it knows": ("contradiction", ["Hello", "Who?", "I don't know my user ID."]),
     "hides its zip code": ("contradiction", ["Hello", "Where?", "I don’t remember my zip code."]),
     "invents an address": ("invented", ["Hello", "Your email?", "It is mia.li@example.com."]),
-    "insists": ("loop", ["I want a flight to Seattle", "No."] * 3),
+    "insists": ("repeats", ["I want a flight to Seattle", "No."] * 3),
     "answers as the agent": (
-        "loop",
+        "repeats",
         ["Hello", "Which of your two flights would you like to change today?"] * 2
         + ["Which of your two flights would you like to change today?"],
     ),
-    "says nothing": ("loop", ["Hello", "Yes?", "..."]),
+    "says nothing": ("repeats", ["Hello", "Yes?", "..."]),
 }
 
 

@@ -61,7 +61,7 @@ async def test_the_list_has_live_and_finished_sessions(tokenizer: Any, tmp_path:
         2,
         1.0,
     )
-    [reason] = live["lineage"]["forks"]
+    [reason] = live["forks"]
     assert reason.endswith("message 1 (assistant) of the served history is missing")
     assert [one.task_id for one in read_episodes(tmp_path)] == ["a"]
     async with endpoint(tokenizer, policy, out=tmp_path) as bench:

@@ -24,7 +24,7 @@ from toolroll.rollout.errors import (
 from toolroll.rollout.model.turn import AssistantTurn
 from toolroll.rollout.runs.environment_results import checked_reward
 from toolroll.rollout.runs.environment_runner import EnvironmentRunner
-from toolroll.rollout.types import Status, StepResult, StopReason, status_of
+from toolroll.rollout.types import Status, StepResult, StopReason
 
 
 @dataclass(slots=True)
@@ -119,7 +119,7 @@ class EpisodeTracker:
         reward is the sum so far in the mode "sum", and 0.0 otherwise. `penalty` is added for each
         invalid reply (see `invalid_reply`).
         """
-        if status_of(reason) is Status.ABORTED:
+        if reason.status is Status.ABORTED:
             return None
         total = runner.env.reward_mode == "sum"
         graded = reason is StopReason.DONE and self.rewards

@@ -1,5 +1,6 @@
 """Qwen3-Coder, Qwen3.5, Nemotron 3 and Step 3.5: `<tool_call>` around `<function=name>` with a
 `<parameter=key>` for each argument. Also MiMo, which writes the values with HTML escapes.
+`formats/tags.py` reads them.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ class TrainingSequence:
 
     `loss_mask` and `logprobs` cover the response. `trajectory` is None if the episode ended before
     its first prompt. `left_out_tokens` counts the episode's trainable tokens that are left out (see
-    `trained_sequences`): those of other sequences, and those that a limit removes.
+    `select_sequences`): those of other sequences, and those that a limit removes.
     """
 
     prompt_ids: list[int]
@@ -72,7 +72,7 @@ def training_sequences(result: InteractionResult, *, filler: int = 0) -> list[Tr
     return [_sequence(trajectory, result.status, filler) for trajectory in trajectories]
 
 
-def trained_sequences(
+def select_sequences(
     result: InteractionResult,
     *,
     several: bool,
@@ -103,7 +103,7 @@ def trained_sequences(
 
 def delivered_share(sequences: Iterable[TrainingSequence]) -> float:
     """Return which share of its episodes' trainable tokens the trainer gets, or 1.0 if there are
-    none. `sequences` come from `trained_sequences`.
+    none. `sequences` come from `select_sequences`.
     """
     sequences = list(sequences)
     delivered = sum(sequence.trained_tokens for sequence in sequences)

@@ -22,7 +22,7 @@ from toolroll.rollout.errors import UsageError, capped
 from toolroll.rollout.runtime.disk import sync_folder, writing
 from toolroll.rollout.runtime.jsonable import json_bytes
 from toolroll.rollout.session.trajectory_json import Number, TrajectoryRecord, from_json, to_json
-from toolroll.rollout.types import Episode, InteractionResult, Status, StopReason, status_of
+from toolroll.rollout.types import Episode, InteractionResult, Status, StopReason
 
 Sync = Literal["always", "end"]
 
@@ -67,7 +67,7 @@ class EpisodeRecord(BaseModel):
 
     @model_validator(mode="after")
     def _check_status(self) -> Self:
-        if self.status is not status_of(self.stop_reason):
+        if self.status is not self.stop_reason.status:
             raise ValueError(f"the stop reason {self.stop_reason} has another status")
         return self
 

@@ -25,7 +25,6 @@ from toolroll.rollout.types import (
     Status,
     StopReason,
     Task,
-    status_of,
 )
 
 KEY = "regrade"
@@ -53,7 +52,7 @@ class Regrader:
         result = replace(
             recorded,
             reward=replayed.reward,
-            status=status_of(reason),
+            status=reason.status,
             stop_reason=reason,
             step_rewards=replayed.step_rewards,
             trajectories=replayed.trajectories,

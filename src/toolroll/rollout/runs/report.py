@@ -30,7 +30,7 @@ from toolroll.rollout.runs.pass_at_k import (
 )
 from toolroll.rollout.runs.run_directory import write_whole
 from toolroll.rollout.runs.totals import Summary, whole
-from toolroll.rollout.types import Status, StopReason, status_of
+from toolroll.rollout.types import Status, StopReason
 
 FILE_NAME = "summary.json"
 SCHEMA_VERSION = 1
@@ -243,7 +243,7 @@ def _warnings(summary: Summary, lost: Sequence[str]) -> list[str]:
     return lines
 
 
-_ABORTING = frozenset(reason.value for reason in StopReason if status_of(reason) is Status.ABORTED)
+_ABORTING = frozenset(reason.value for reason in StopReason if reason.status is Status.ABORTED)
 
 
 def _floor(floor: Summary | None) -> dict[str, Any] | None:

@@ -49,7 +49,6 @@ from toolroll.rollout.types import (
     Status,
     StopReason,
     Task,
-    status_of,
 )
 
 logger = logging.getLogger(__name__)
@@ -383,9 +382,9 @@ def checked_result(result: Any) -> InteractionResult:
     result.messages = [dict(message) for message in result.messages]
     result.status, result.stop_reason = Status(result.status), StopReason(result.stop_reason)
     severity = list(_REASON_OF_STATUS).index
-    if severity(result.status) > severity(status_of(result.stop_reason)):
+    if severity(result.status) > severity(result.stop_reason.status):
         result.stop_reason = _REASON_OF_STATUS[result.status]
-    result.status = status_of(result.stop_reason)
+    result.status = result.stop_reason.status
     if result.status is Status.ABORTED:
         result.reward = None
     if any(step is not None and finite(step) is None for step in result.step_rewards):

@@ -40,7 +40,7 @@ _FACTS = {
 }
 """What a user may say not to know: its name, and where the instruction states it."""
 _IDENTIFIER = re.compile(_EMAIL + r"|\b[a-z]+_[a-z]+_\d{3,}\b|#W\d{5,}\b")
-_LOOP_WORDS, _LOOP, _ECHO_WORDS = 5, 3, 8
+_REPEATED_WORDS, _REPEATED, _ECHO_WORDS = 5, 3, 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +152,7 @@ def _invented(lines: Sequence[_Line], instruction: str) -> Mistakes:
                 yield line.position, f"it invents {identifier!r}"
 
 
-def _loop(lines: Sequence[_Line], instruction: str) -> Mistakes:
+def _repeats(lines: Sequence[_Line], instruction: str) -> Mistakes:
     said: list[list[str]] = []
     heard: list[list[str]] = []
     for line in lines:
@@ -161,8 +161,8 @@ def _loop(lines: Sequence[_Line], instruction: str) -> Mistakes:
         said.append(words)
         if not words:
             yield line.position, f"it says nothing: {line.text!r}"
-        if len(words) >= _LOOP_WORDS and said.count(words) >= _LOOP:
-            yield line.position, f"it says the same for the {_LOOP}rd time"
+        if len(words) >= _REPEATED_WORDS and said.count(words) >= _REPEATED:
+            yield line.position, f"it says the same for the {_REPEATED}rd time"
         if len(words) >= _ECHO_WORDS and words in heard:
             yield line.position, "it repeats what the agent wrote"
 
@@ -172,6 +172,6 @@ RULES: Mapping[str, Callable[[Sequence[_Line], str], Mistakes]] = {
     "early_stop": _early_stop,
     "contradiction": _contradiction,
     "invented": _invented,
-    "loop": _loop,
+    "repeats": _repeats,
 }
 """Each rule yields the position of a line, and what is wrong with it."""

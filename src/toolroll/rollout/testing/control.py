@@ -9,9 +9,9 @@ import uuid
 from math import inf
 from typing import Any
 
+import jinja2
 import numpy as np
 from aiohttp import web
-from jinja2 import TemplateError
 
 from toolroll.rollout.testing.core import EngineCore
 from toolroll.rollout.testing.language_model import ModelFolderError
@@ -210,7 +210,7 @@ def _engine_request(
         text = engine.tokenizer.apply_chat_template(
             messages, add_generation_prompt=True, tokenize=False
         )
-    except (TemplateError, ValueError) as error:
+    except (jinja2.TemplateError, ValueError) as error:
         raise invalid(f"the chat template refuses messages: {error}") from error
     params = {name: body[field] for field, name in _SAMPLING.items() if body.get(field) is not None}
     # None: up to the context length

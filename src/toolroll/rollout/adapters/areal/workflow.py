@@ -20,7 +20,7 @@ from toolroll.rollout.adapters.framework_engine import (
 from toolroll.rollout.adapters.sequences import (
     TrainingSequence,
     delivered_share,
-    trained_sequences,
+    select_sequences,
 )
 from toolroll.rollout.advantages import Baseline, group_advantages
 from toolroll.rollout.errors import CompletionError, RolloutError, UsageError
@@ -181,7 +181,7 @@ class ToolrollWorkflow:
         grouped = self._group_size is not None
         values = self._advantages(results) if grouped else [result.reward for result in results]
         for result, value in zip(results, values, strict=True):
-            sequences = trained_sequences(result, several=grouped)
+            sequences = select_sequences(result, several=grouped)
             if value is None or not sequences[0].trained_tokens:
                 continue
             _record(

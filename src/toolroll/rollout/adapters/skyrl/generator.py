@@ -24,7 +24,7 @@ from toolroll.rollout.adapters.sequences import (
     TrainingSequence,
     delivered_share,
     routed_experts,
-    trained_sequences,
+    select_sequences,
 )
 from toolroll.rollout.errors import RolloutError, UsageError
 from toolroll.rollout.types import GenerateRequest, InteractionResult, Status, WeightVersion
@@ -204,7 +204,7 @@ class ToolrollGenerator:
             metadata=extras.get("metadata"),
             number=ids[position].repetition_id if ids else position,
         )
-        return result, trained_sequences(result, several=self._several, filler=player.filler)
+        return result, select_sequences(result, several=self._several, filler=player.filler)
 
     def _default_params(self) -> dict[str, Any]:
         """Return `generator.sampling_params` under vLLM's names."""

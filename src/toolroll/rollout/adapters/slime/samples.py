@@ -1,11 +1,12 @@
-"""Convert an episode to slime's `Sample`s. Each training sequence becomes a copy of the sample that
-slime passed, so slime's `Sample` is not imported. `keep_group` and `rollout_metrics` read groups of
-these samples.
+"""Convert an episode to slime's `Sample`s, or to those of miles, whose fields differ little. Each
+training sequence becomes a copy of the sample that the trainer passed, so its `Sample` is not
+imported. `keep_group` and `rollout_metrics` read groups of these samples.
 
 Invariants: `loss_mask` and `rollout_log_probs` cover the response, and `tokens` covers the whole
 sequence. A sequence that must not be trained (aborted, excluded by verification, nothing sampled)
 has a zero mask and `remove_sample`. An aborted episode has no reward. `response_length` is at least
-1. The samples of a forked episode share one `rollout_id`. Group fields are not changed.
+1. The samples of a forked episode share one `rollout_id`. `group_index` and `index` stay as they
+are.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ import orjson
 
 from toolroll.rollout.adapters.background import Background
 from toolroll.rollout.adapters.episodes import EpisodePlayer, EpisodeSettings, gather, task_index
-from toolroll.rollout.adapters.sequences import delivered_share, trained_sequences
+from toolroll.rollout.adapters.sequences import delivered_share, select_sequences
 from toolroll.rollout.engine import Engine, EngineClient
 from toolroll.rollout.errors import EngineError, UsageError
 from toolroll.rollout.model.model import Model
@@ -170,7 +170,7 @@ def to_output(
     `filler` is the token id that stands for an episode that ended before its first prompt.
     """
     sequences = [
-        trained_sequences(result, several=False, filler=filler, max_response=max_completion)[0]
+        select_sequences(result, several=False, filler=filler, max_response=max_completion)[0]
         for result in results
     ]
     return {

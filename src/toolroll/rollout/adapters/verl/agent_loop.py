@@ -19,7 +19,7 @@ from toolroll.rollout.adapters.sequences import (
     TrainingSequence,
     delivered_share,
     routed_experts,
-    trained_sequences,
+    select_sequences,
 )
 from toolroll.rollout.adapters.verl.server_engine import ServerEngine, ServerManager
 from toolroll.rollout.adapters.verl.settings import VerlSettings
@@ -47,7 +47,7 @@ def to_fields(
     An episode that ended before its first prompt gets the token id `filler` as its prompt. If
     `experts_shape` (layers, top_k) is given, `routed_experts` is int16 [tokens - 1, layers, top_k].
     """
-    sequences = trained_sequences(
+    sequences = select_sequences(
         result,
         several=several,
         filler=filler,

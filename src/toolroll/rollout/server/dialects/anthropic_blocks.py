@@ -219,8 +219,9 @@ class ContextManagement(Body):
 
 
 class MessagesRequest(Common):
-    """`POST /v1/messages`. `cache_control`, `metadata`, `service_tier` and `inference_geo` do not
-    affect the answer. Only this endpoint has `chat_template_kwargs`.
+    """`POST /v1/messages`. `cache_control`, `service_tier` and `inference_geo` do not affect the
+    answer, nor does `metadata`, of which `lineage_of` keeps the labels. Only this endpoint has
+    `chat_template_kwargs`.
     """
 
     max_tokens: int | None = Field(default=None, ge=1)

@@ -312,7 +312,7 @@ def thinking_switches(
 # --- labels of a request --------------------------------------------------------------------------
 
 
-_KNOWN = frozenset(
+_LINEAGE_LABELS = frozenset(
     (
         "agent_name context_window_id request_kind root_turn_id session_id thread_id "
         "thread_source turn_id window_number"
@@ -337,8 +337,8 @@ def split_attribution(system: str) -> tuple[dict[str, str], str]:
 
 
 def lineage_of(metadata: Any) -> dict[str, str]:
-    """Return the conversation labels in `metadata`: the names in `_KNOWN`, and names that start
-    with `parent_`. Integers become text. Labels whose value is empty, or neither text nor an
+    """Return the conversation labels in `metadata`: the names in `_LINEAGE_LABELS`, and names that
+    start with `parent_`. Integers become text. Labels whose value is empty, or neither text nor an
     integer, are left out. `metadata` is an object, or the JSON text of an object. For anything
     else, return an empty dict.
 
@@ -348,7 +348,7 @@ def lineage_of(metadata: Any) -> dict[str, str]:
     lineage: dict[str, str] = {}
     labels = _labels(metadata)
     for name, value in labels.items():
-        if name in _KNOWN or name.startswith("parent_"):
+        if name in _LINEAGE_LABELS or name.startswith("parent_"):
             if isinstance(value, (str, int)) and not isinstance(value, bool) and value != "":
                 lineage[name] = str(value)
         elif isinstance(value, str):

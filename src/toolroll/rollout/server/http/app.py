@@ -301,7 +301,7 @@ class EndpointServer:
 
     async def _create(self, request: web.Request) -> web.StreamResponse:
         body = (await receive(request, self.settings)).data if request.can_read_body else {}
-        parsed = read(SessionRequest, body, labels=False)
+        parsed = read(SessionRequest, body, ignored=False)
         only = self._only(request)
         if only is not None and parsed.session_id != only:
             raise ApiError(
@@ -355,7 +355,7 @@ class EndpointServer:
 
     async def _reward(self, request: web.Request) -> web.StreamResponse:
         body = await receive(request, self.settings)
-        parsed = read(RewardRequest, body.data, labels=False)
+        parsed = read(RewardRequest, body.data, ignored=False)
         live = self._found(request)  # only now, because it may have ended while the body arrived
         live.check()
         live.reward, live.info = parsed.reward, parsed.info
@@ -488,7 +488,7 @@ def _shown(live: LiveSession) -> dict[str, Any]:
         "in_flight": live.pending.in_flight,
         "reward": live.reward,
         "created": live.created,
-        "lineage": {"forks": list(live.tree.forks)},
+        "forks": list(live.tree.forks),
     }
 
 

@@ -13,11 +13,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from toolroll.rollout.server.endpoint_settings import SameNames, Stops
 from toolroll.rollout.server.errors import refusal_of
 
-LABELS = frozenset(
+IGNORED_FIELDS = frozenset(
     {"user", "metadata", "safety_identifier"}
     | {"prompt_cache_key", "prompt_cache_options", "prompt_cache_retention"}
 )
-"""Fields that do not affect the answer."""
+"""Fields that do not affect the answer. `lineage_of` reads labels from the body before."""
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -205,14 +205,14 @@ class RewardRequest(Body):
     info: dict[str, Any] = Field(default_factory=dict)
 
 
-def read(kind: type[M], body: dict[str, Any], *, labels: bool = True) -> M:
-    """Validate `body` as the pydantic model `kind` and return it. If `labels` is True, ignore the
-    fields in `LABELS`. Raises `ApiError` (400), which names the field at fault.
+def read(kind: type[M], body: dict[str, Any], *, ignored: bool = True) -> M:
+    """Validate `body` as the pydantic model `kind` and return it. If `ignored` is True, drop the
+    fields in `IGNORED_FIELDS`. Raises `ApiError` (400), which names the field at fault.
     """
     left = {
         name: value
         for name, value in body.items()
-        if value is not None and not (labels and name in LABELS)
+        if value is not None and not (ignored and name in IGNORED_FIELDS)
     }
     try:
         return kind.model_validate(left)
