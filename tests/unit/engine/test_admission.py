@@ -16,6 +16,7 @@ from support.kv_pool import KvPool
 from toolroll.rollout.adapters.parking import ParkableEpisode
 from toolroll.rollout.engine import admission, generate_resumed
 from toolroll.rollout.engine.admission import Admission, Load, read_load
+from toolroll.rollout.runtime.time_limit import pausable
 from toolroll.rollout.types import Completion, GenerateRequest, IdArray
 
 
@@ -249,6 +250,41 @@ def test_after_its_first_turn_an_episode_waits_only_so_long() -> None:
     assert order == ["begun", "endless", "begun"]
 
 
+@pytest.mark.parametrize("later", [0, 61])
+def test_a_fresh_engine_that_seems_slow_holds_the_others_only_until_it_is_asked_again(
+    later: int,
+) -> None:
+    """Its first prompt is short, and takes as long as loading its kernels. `later`: the seconds
+    until the others come; after a minute, its load is unknown.
+    """
+
+    async def main() -> float:
+        engine = Pooled(4000)
+        engine.seconds = 0.3
+        waiting = Admission(engine)  # type: ignore[arg-type]
+        await turn(waiting, "idle", 3000)
+        engine.seconds = 1e-4
+        await asyncio.sleep(later)
+        began = asyncio.get_running_loop().time()
+        await turn(waiting, "new", 3000)
+        return asyncio.get_running_loop().time() - began
+
+    assert virtual(main) < admission._ASK_AGAIN + 2
+
+
+def test_a_cancelled_request_gives_its_tokens_back() -> None:
+    async def main() -> float:
+        engine = Pooled(4000, seconds=0.01)
+        waiting = Admission(engine)  # type: ignore[arg-type]
+        cancelled = asyncio.create_task(turn(waiting, "cancelled", 3000, seconds=60))
+        await asyncio.sleep(1)
+        cancelled.cancel()
+        await asyncio.gather(cancelled, return_exceptions=True)
+        return waiting._busy_until - asyncio.get_running_loop().time()
+
+    assert virtual(main) <= 0
+
+
 def test_a_shared_prefix_is_counted_once() -> None:
     async def main() -> int:
         engine = Pooled(8000)
@@ -384,6 +420,8 @@ def test_a_shorter_prompt_does_not_hide_the_tokens_of_others() -> None:
 
 
 def test_workers_that_do_not_answer_delay_the_first_turns_once() -> None:
+    """Without counting against the time limit of a turn."""
+
     async def main() -> float:
         class Hanging(Pooled):
             async def workers(self) -> list[str]:
@@ -393,7 +431,9 @@ def test_workers_that_do_not_answer_delay_the_first_turns_once() -> None:
                 await asyncio.sleep(10)
 
         engine = Hanging(4000)
-        await turn(Admission(engine), "a", 100)  # type: ignore[arg-type]
+        async with asyncio.timeout(5) as limit:
+            with pausable(limit):
+                await turn(Admission(engine), "a", 100)  # type: ignore[arg-type]
         return asyncio.get_running_loop().time()
 
     assert virtual(main) < 11

@@ -12,6 +12,7 @@ from aiohttp import web
 from support.client import client, embedded
 from support.endpoints import endpoint
 from support.http import http_server, says
+from support.loop_clock import skip
 
 from toolroll.rollout.engine import EngineConfig, ModelInfo
 from toolroll.rollout.errors import EngineError, UsageError
@@ -76,6 +77,23 @@ async def test_a_router_without_workers_is_asked_again(tokenizer: Any) -> None:
         assert await calls.workers() == [url]
         workers.append({"url": "http://10.0.0.1:1"})
         assert await calls.workers() == ["http://10.0.0.1:1"]
+
+
+async def test_a_router_is_asked_again_for_its_workers() -> None:
+    """Until it names some, the earlier ones and what it drops stay known."""
+    workers = [{"url": "http://10.0.0.1:1"}]
+
+    async def listed(http: web.Request) -> web.StreamResponse:
+        return web.Response(body=orjson.dumps({"workers": workers}))
+
+    async with http_server({"/workers": listed}) as url, client(url) as calls:
+        assert await calls.workers() == ["http://10.0.0.1:1"]
+        workers.clear()
+        skip(60)
+        assert await calls.workers() == ["http://10.0.0.1:1"] and await calls.dropped_params()
+        workers.append({"url": "http://10.0.0.1:2"})
+        skip(60)
+        assert await calls.workers() == ["http://10.0.0.1:2"]
 
 
 @pytest.mark.parametrize("status", [429, 503])

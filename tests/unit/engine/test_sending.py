@@ -193,6 +193,10 @@ async def test_a_parameter_that_a_router_drops_is_refused_behind_one() -> None:
             UsageError, match="router silently drops the sampling parameter 'logit_bias'"
         ):
             await calls.generate(asked)
+        batch = {"sampling_params": [{}, asked.sampling_params]}
+        with pytest.raises(UsageError, match="sampling parameter 'logit_bias'"):
+            await calls.post(f"{url}/generate", batch)
     async with http_server({"/generate": says(completion([3]))}) as url, client(url) as calls:
         await calls.workers()
         assert (await calls.generate(asked)).output_ids.tolist() == [3]
+        assert (await calls.post(f"{url}/generate", batch))["output_ids"] == [3]

@@ -140,6 +140,57 @@ async def test_a_session_is_closed_at_every_worker(router: str, kept: bool) -> N
     assert sorted(closed) == ([("a", session_id), ("b", session_id)] if kept else [])
 
 
+async def test_a_worker_that_is_gone_does_not_keep_sessions_open(tmp_path: Path) -> None:
+    """The router no longer lists it. A session whose close failed is closed again."""
+    closed: list[str] = []
+
+    async def close(http: web.Request) -> web.StreamResponse:
+        closed.append((await http.json())["session_id"])
+        return web.Response()
+
+    routes = {"/close_session": close, "/server_info": says({"enable_session_radix_cache": True})}
+    async with http_server(routes) as worker:
+        async with http_server({}) as gone:
+            workers = [{"url": url, "runtime_type": "sglang"} for url in (worker, gone)]
+
+        async def listed(http: web.Request) -> web.StreamResponse:
+            return web.Response(body=orjson.dumps({"workers": workers}))
+
+        generate = says(completion([3]))
+        async with (
+            http_server({"/workers": listed, "/generate": generate}) as url,
+            client(url, model_info=None, context_length=1000, vocab_size=5000) as calls,
+        ):
+            calls.keep_sessions(tmp_path)
+            ends = []
+            for name in "ab":
+                ends.append(calls.open_session(name))
+                await calls.generate(request(session=name))
+            del workers[1]
+            for end in ends:
+                end()
+                await asyncio.gather(*calls._sessions._closing)
+                skip(60)
+            assert files(tmp_path) == [] and len(set(closed)) == 2
+
+
+async def test_a_request_that_cannot_be_encoded_leaves_nothing_open(
+    tokenizer: Any, tmp_path: Path
+) -> None:
+    wrong = request(sampling_params={"logit_bias": {5: 1.0}})
+    async with (
+        EmbeddedEngine(tokenizer, session_cache=True) as engine,
+        client(engine.url, model_info=None) as calls,
+    ):
+        calls.keep_sessions(tmp_path)
+        end = calls.open_session("s")
+        with pytest.raises(TypeError):
+            await calls.generate(wrong)
+        end()
+        await calls.aclose()
+        assert files(tmp_path) == [] and engine.log == []
+
+
 # --- the file -------------------------------------------------------------------------------------
 
 
@@ -202,10 +253,17 @@ async def test_a_worker_that_did_not_answer_keeps_the_id_in_the_file(
 async def test_an_id_is_kept_only_if_a_later_close_may_succeed(
     tmp_path: Path, status: int, kept: bool
 ) -> None:
+    """If so, it is closed once more at the end."""
+    closed: list[str] = []
+
+    async def close(http: web.Request) -> web.StreamResponse:
+        closed.append((await http.json())["session_id"])
+        return web.Response(status=status)
+
     handlers = {
         "/server_info": says({"enable_session_radix_cache": True}),
         "/generate": says(completion([3])),
-        "/close_session": says(b"", status=status),
+        "/close_session": close,
     }
     async with http_server(handlers) as url:
         async with client(url, model_info=None, context_length=1000, vocab_size=5000) as calls:
@@ -213,7 +271,7 @@ async def test_an_id_is_kept_only_if_a_later_close_may_succeed(
             end = calls.open_session("s")
             await calls.generate(request())
             end()
-        assert bool(files(tmp_path)) == kept
+        assert bool(files(tmp_path)) == kept and len(closed) == 1 + kept
 
 
 # --- episodes and sessions ------------------------------------------------------------------------
@@ -303,9 +361,23 @@ async def test_an_id_is_read_from_a_damaged_file(tmp_path: Path, before: bytes) 
 
 
 async def test_ids_that_could_not_be_closed_are_kept(tmp_path: Path) -> None:
-    async def close(session_id: str) -> bool:
-        return False
+    """A few are closed at a time, until one fails; a file that cannot be read stops nothing."""
+    running = most = 0
+    ids = [f"{number:032x}" for number in range(100)]
 
-    (tmp_path / ".open-sessions-1-0a").write_bytes(b"ab" * 16 + b"\n")
-    assert await SessionCache(close).close_left(tmp_path) == 0
-    assert files(tmp_path)
+    async def close(session_id: str) -> bool:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0)
+        running -= 1
+        return session_id != ids[40]
+
+    (tmp_path / ".open-sessions-0-0a").mkdir()
+    file = tmp_path / ".open-sessions-1-0a"
+    file.write_text("".join(f"{session_id}\n" for session_id in ids))
+    cache = SessionCache(close)
+    assert await cache.close_left(tmp_path) == 63 and most == 32
+    assert file.read_text().split() == [*ids[64:], ids[40]]
+    assert await cache.close_left(tmp_path) == 36
+    assert file.read_text().split() == [ids[40]]

@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 from support.endpoints import endpoint
 from support.episodes import agent, call, serving
+from support.http import router_over
 
+from toolroll.rollout.errors import UsageError
 from toolroll.rollout.model.model import Model
 from toolroll.rollout.model.tokenizers import find_placeholders
 from toolroll.rollout.settings import RolloutArgs
@@ -159,5 +161,10 @@ async def test_a_ban_is_a_logit_bias_and_no_router_may_drop_it(vision: Any) -> N
     async with Model.from_args(args, tokenizer=vision) as model:
         params = await model.effective_params({"logit_bias": {"5": 1.0}}, 8, model.template)
     assert params["logit_bias"] == {"5": 1.0, placeholder: -100.0}
+    async with router_over("http://127.0.0.1:1") as url:
+        behind = args.model_copy(update={"engine": url})
+        async with Model.from_args(behind, tokenizer=vision) as model:
+            with pytest.raises(UsageError, match=f"ban_placeholders .* the router at {url} drops"):
+                await model.check_identity()
     async with Model.from_args(RolloutArgs(context_length=64), tokenizer=vision) as model:
         assert "logit_bias" not in await model.effective_params({}, 8, model.template)

@@ -190,5 +190,5 @@ async def gauge(bench: Bench) -> float:
     async with bench.http.get(f"{bench.url}/metrics") as response:
         lines = (await response.text()).splitlines()
     return next(
-        float(line.split()[1]) for line in lines if line.startswith("toolroll_requests_held")
+        float(line.split()[1]) for line in lines if line.startswith("toolroll_sessions_held")
     )

@@ -234,21 +234,53 @@ async def test_a_stream_that_is_retried_after_a_restart_has_the_same_answer(
             assert again.engine.log == []
 
 
-@pytest.mark.parametrize("stream", [False, True])
-async def test_the_last_byte_of_an_answer_waits_for_the_disk(
-    tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stream: bool
-) -> None:
+def hold_the_disk(
+    monkeypatch: pytest.MonkeyPatch, folder: Path
+) -> tuple[threading.Event, threading.Event]:
+    """Hold each answer that is being saved in `folder`. Return the event that one is held, and the
+    event that lets them go on.
+    """
     fdatasync = os.fdatasync
     held, reached = threading.Event(), threading.Event()
 
     def slow(descriptor: int) -> None:
-        if b'"chat"' in (tmp_path / "out" / JOURNAL_NAME).read_bytes():
+        if b'"chat"' in (folder / JOURNAL_NAME).read_bytes():
             reached.set()
             held.wait()
         fdatasync(descriptor)
 
+    monkeypatch.setattr(os, "fdatasync", slow)
+    return reached, held
+
+
+async def test_an_answer_that_is_being_saved_is_counted_once_against_the_limit(
+    tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body: Any = {"messages": [USER]}
     async with endpoint(tokenizer, policy, out=tmp_path / "out") as bench:
-        monkeypatch.setattr(os, "fdatasync", slow)
+        await bench.post("/sessions", {"session_id": "s"})
+        bench.endpoint.sessions.find("s").max_turns = 3
+        reached, held = hold_the_disk(monkeypatch, tmp_path / "out")
+        two = asyncio.create_task(bench.post(CHAT.format("s"), {**body, "n": 2}))
+        try:
+            await asyncio.to_thread(reached.wait)
+            status, answer = await bench.post(CHAT.format("s"), {**body, "n": 2})
+            assert (status, answer["error"]["code"]) == (409, "turn_limit")
+            one = asyncio.create_task(bench.post(CHAT.format("s"), body))
+            sampled = asyncio.create_task(bench.engine.until(lambda engine: len(engine.log) == 3))
+            await asyncio.wait((one, sampled), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            held.set()
+        assert [status for status, _ in await asyncio.gather(two, one)] == [200, 200]
+        await sampled
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_the_last_byte_of_an_answer_waits_for_the_disk(
+    tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stream: bool
+) -> None:
+    async with endpoint(tokenizer, policy, out=tmp_path / "out") as bench:
+        reached, held = hold_the_disk(monkeypatch, tmp_path / "out")
         received = bytearray()
 
         async def read() -> None:

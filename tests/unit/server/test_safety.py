@@ -174,6 +174,7 @@ async def test_each_failure_has_its_code_and_says_whether_to_try_again(
                 code,
                 retry,
             )
+        assert not bench.endpoint.sessions.find("s").failures  # their tracebacks hold requests
         if not fault.hang:
             assert (await chat(bench))[0] == 200  # one failure touches no other request
             assert len(await bench.trajectories(refused=fault.abort_after is not None)) == 1

@@ -142,6 +142,7 @@ class ProgramConversation(EpisodeConversation):
             raise UsageError(str(error)) from error
         self.live = self._server.endpoint.sessions.create(self._name, defaults)
         self.live.max_turns = self._max_turns
+        self.live.keep_failures = True
         self.live.pending.context = copy_context()
         own = ("max_new_tokens", "stop")  # the program may set these itself
         self.live.fixed_params = {name: defaults[name] for name in defaults if name not in own}

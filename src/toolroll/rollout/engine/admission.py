@@ -134,7 +134,11 @@ class Admission:
             elif not self._engine.stopped():
                 await self._wait(episode)
             self._make_room()
-            completion = await self._engine.generate(request, progress=progress)
+            try:
+                completion = await self._engine.generate(request, progress=progress)
+            except BaseException:
+                self._compute(-new)
+                raise
             self._compute(len(prompt) - completion.cached_tokens - new)
             self._set_tokens(episode, len(prompt) + len(completion.output_ids))
             parks = completion.finish_reason == "abort" and PARKING.get() is not None
@@ -192,6 +196,7 @@ class Admission:
                 async with asyncio.timeout(LONGEST if episode.turns else None):
                     while not admitted.done() and not self._engine.stopped():
                         await asyncio.wait([admitted], timeout=_LOOK_AGAIN)
+                        await self._ask_if_due()  # no other turn may start
         finally:
             if admitted in episode.waiting:
                 episode.waiting.remove(admitted)
@@ -277,14 +282,15 @@ class Admission:
         """
         loop = asyncio.get_running_loop()
         if self._load is not None and loop.time() >= self._answered + _STALE:
-            self._load = None
+            self._load, self._busy_until = None, -inf
             self._admit_waiting()
         if self._lock.locked() and self._asked > -inf:
             return
         if loop.time() >= self._asked + _ASK_AGAIN:
-            async with self._lock:
-                if loop.time() >= self._asked + _ASK_AGAIN:
-                    await self._ask(loop)
+            with not_counted():  # a worker that does not answer takes as long as its time limit
+                async with self._lock:
+                    if loop.time() >= self._asked + _ASK_AGAIN:
+                        await self._ask(loop)
 
     async def _ask(self, loop: asyncio.AbstractEventLoop) -> None:
         try:
@@ -295,6 +301,9 @@ class Admission:
         if known and len(known) == len(loads):
             self._answered = self._asked
             seconds = max(load.seconds for load in known) / len(known) / self._share
+            if self._load is not None:
+                left = max(0.0, self._busy_until - self._asked)
+                self._busy_until = self._asked + left * seconds / self._load.seconds
             self._load = Load(sum(load.size for load in known), seconds)
             self._admit_waiting()
 

@@ -304,10 +304,10 @@ class Engine(EngineClient):
         session = None
         if self._control_plane.session_cache:
             session = self._sessions.enter(request.session_id)
-        sent = self._body(request, rid, stream=events is not None, session=session)
         closings = self._closings
         self._in_flight.add(rid)
         try:
+            sent = self._body(request, rid, stream=events is not None, session=session)
             outcome = await self._posted(sent, request, seconds, events)
             if not isinstance(outcome, Failure):
                 outcome = foreign(outcome, rid) or outcome
@@ -379,7 +379,9 @@ class Engine(EngineClient):
         the router is known to drop a sampling parameter.
         """
         if url == f"{self.url}/generate":
-            check_dropped(payload.get("sampling_params") or {}, self._control_plane.dropped)
+            params = payload.get("sampling_params") or {}
+            for each in [params] if isinstance(params, Mapping) else params:  # SGLang takes a list
+                check_dropped(each, self._control_plane.dropped)
         data = orjson.dumps(payload, option=orjson.OPT_SERIALIZE_NUMPY)
         try:
             answer = await self._transport.post(url, data, seconds=self.config.attempt_timeout)

@@ -2,8 +2,9 @@
 
 Invariants:
 
-- The workers are cached once the server has answered. The model info is cached once it is complete,
-  or once the context length is known. Until then, each call asks again.
+- The workers are cached once the server has answered. A router, whose workers come and go, is asked
+  again after `_ASK_AGAIN` seconds. The model info is cached once it is complete, or once the
+  context length is known. Until then, each call asks again.
 - A new connection may lead to a restarted engine. So before an answer over a new connection is
   accepted, the engine is asked which model it serves. An answer from a different model is refused.
 - An engine that does not report its model is not checked.
@@ -16,6 +17,7 @@ import asyncio
 import logging
 from collections.abc import Mapping
 from dataclasses import replace
+from math import inf
 from typing import Any, Literal
 
 import orjson
@@ -30,6 +32,7 @@ from toolroll.rollout.errors import UsageError
 logger = logging.getLogger(__name__)
 
 _MAY_PASS = (408, 425, 429)
+_ASK_AGAIN = 10.0
 
 
 class ControlPlane:
@@ -45,7 +48,7 @@ class ControlPlane:
         self._config = config
         self._transport = transport
         self._workers: list[str] | None = None
-        self._smg = False
+        self._smg, self._asked = False, -inf
         self._model_info = model_info
         self._loop: asyncio.AbstractEventLoop | None = None
         self._locks: dict[Literal["info", "model"], asyncio.Lock] = {}
@@ -82,7 +85,9 @@ class ControlPlane:
 
     async def workers(self) -> list[str]:
         """Return the workers' addresses: the ones that a router lists, or the engine's own."""
-        if self._workers is None:
+        now = asyncio.get_running_loop().time()
+        if self._workers is None or (self.routed and now >= self._asked + _ASK_AGAIN):
+            self._asked = now  # meanwhile other callers get the earlier answer
             url = self._config.engine
             listed, final = await self.ask(f"{url}/workers")
             entries = listed.get("workers", []) if isinstance(listed, dict) else listed
@@ -90,11 +95,13 @@ class ControlPlane:
                 entry for entry in entries or () if isinstance(entry, dict) and entry.get("url")
             ]
             urls = [entry["url"] for entry in workers]
-            if not final or (not urls and listed is not None):
-                return [url]  # no answer, or the router has no worker yet: ask again next time
-            self._workers = urls or [url]
-            self._smg = all("runtime_type" in entry for entry in workers)  # not in 0.3.2
-        return self._workers
+            if urls:
+                smg = all("runtime_type" in entry for entry in workers)  # not in 0.3.2
+                self._workers, self._smg = urls, smg
+            elif final and listed is None and self._workers is None:
+                self._workers = [url]  # not a router
+        # not known if there was no answer, or if the router has no worker yet
+        return self._workers or [self._config.engine]
 
     async def model_info(self) -> ModelInfo:
         """Return the context length, the vocabulary size and the weight version.

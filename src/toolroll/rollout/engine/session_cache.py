@@ -5,7 +5,8 @@ Invariants:
 
 - Only requests of open sessions are marked. A request that comes after the end opens nothing again.
 - Each opening has a new id, because SGLang ignores ids that were closed.
-- An id is closed once: after its owner and its last request have ended, and at every worker.
+- An id is closed after its owner and its last request have ended, and at every worker. If that
+  fails, it is closed again after the next one that could be closed, or in `settle`.
 - An id is in the file before it is sent, and until it is closed. So if the process is killed, the
   next start with the same folder can close it.
 """
@@ -16,10 +17,13 @@ import asyncio
 import logging
 import os
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+
+from toolroll.rollout.errors import UsageError
+from toolroll.rollout.runtime.disk import written_whole
 
 logger = logging.getLogger(__name__)
 
@@ -27,6 +31,7 @@ _PREFIX = ".open-sessions-"
 _ID = re.compile(rb"[0-9a-f]{32}(?=\n)")
 _LINE = 33
 """The bytes of one line in a file: an id, or spaces, and the line's end."""
+_AT_ONCE = 32  # sessions to close, of a killed process or after a failure
 
 
 @dataclass(slots=True, eq=False)
@@ -50,6 +55,7 @@ class SessionCache:
         self._close = close
         self._open: dict[str, CachedSession] = {}
         self._closing: set[asyncio.Task[None]] = set()
+        self._failed: list[str] = []
         self._file: _IdFile | None = None
 
     def open(self, name: str) -> Callable[[], None]:
@@ -86,13 +92,36 @@ class SessionCache:
             task.add_done_callback(self._closing.discard)
 
     async def _closed(self, session_id: str) -> None:
-        if await self._close(session_id) and self._file is not None:
+        left = await self._close_all([session_id])
+        while self._failed and not left:
+            failed, self._failed = self._failed, []
+            left = await self._close_all(failed)
+        self._failed += left
+
+    async def _close_one(self, session_id: str) -> bool:
+        closed = await self._close(session_id)
+        if closed and self._file is not None:
             self._file.remove(session_id)
+        return closed
+
+    async def _close_all(self, ids: Sequence[str]) -> list[str]:
+        """Close `ids`, `_AT_ONCE` at once, until one cannot be closed: the others would wait for
+        the same worker. Return the ids that are left, first the ones that were not tried.
+        """
+        for start in range(0, len(ids), _AT_ONCE):
+            tried = ids[start : start + _AT_ONCE]
+            closed = await asyncio.gather(*map(self._close_one, tried))
+            left = [each for each, done in zip(tried, closed, strict=True) if not done]
+            if left:
+                return [*ids[start + _AT_ONCE :], *left]
+        return []
 
     async def settle(self) -> None:
-        """Wait until the sessions that have ended are closed."""
+        """Wait until the sessions that have ended are closed. Try once more where that failed."""
         while self._closing:
             await asyncio.gather(*self._closing, return_exceptions=True)
+        failed, self._failed = self._failed, []  # what fails again stays in the file
+        await self._close_all(failed)
 
     def keep(self, folder: Path) -> None:
         """Keep the ids of open sessions in a file in `folder`, if this machine has the folder."""
@@ -101,15 +130,22 @@ class SessionCache:
 
     async def close_left(self, folder: Path) -> int:
         """Close the sessions that killed processes left open, by the files in `folder`. Return
-        their number. A file is kept until each of its ids is closed. No other live process may use
-        the folder.
+        their number. The ids that could not be closed stay in the files. No other live process may
+        use the folder.
         """
         closed = 0
         for file in self._left(folder):
-            ids = [found.decode() for found in _ID.findall(file.read_bytes())]
-            if all(await asyncio.gather(*map(self._close, ids))):
-                file.unlink(missing_ok=True)
-                closed += len(ids)
+            try:
+                ids = [found.decode() for found in _ID.findall(file.read_bytes())]
+                left = await self._close_all(ids)
+                closed += len(ids) - len(left)
+                if left:
+                    with written_whole(file) as rewritten:
+                        rewritten.writelines(f"{session_id}\n".encode() for session_id in left)
+                else:
+                    file.unlink(missing_ok=True)
+            except (OSError, UsageError) as error:  # a run must not fail for it
+                logger.warning("the sessions in %s may stay open: %s", file, error)
         return closed
 
     def _left(self, folder: Path) -> list[Path]:

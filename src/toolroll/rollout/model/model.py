@@ -188,6 +188,9 @@ class Model:
         If the tokenizers differ, raise `UsageError`, or return a warning if `allow_mismatch` is
         True.
         """
+        if self._bans and "logit_bias" in await self.engine.dropped_params():
+            problem = f"ban_placeholders needs logit_bias, which the router at {self.url} drops"
+            raise UsageError(f"{problem}: connect to the worker directly")
         warnings = await check_identity(
             self.engine, self.template, name=self.name, allow_mismatch=allow_mismatch
         )

@@ -380,7 +380,8 @@ def checked_result(result: Any) -> InteractionResult:
         )
     result.info, result.metrics = dict(result.info), dict(result.metrics)
     result.messages = [dict(message) for message in result.messages]
-    result.status, result.stop_reason = Status(result.status), StopReason(result.stop_reason)
+    result.status = Status(result.status)
+    result.stop_reason = StopReason(result.stop_reason)  # type: ignore[call-arg]  # by its value
     severity = list(_REASON_OF_STATUS).index
     if severity(result.status) > severity(result.stop_reason.status):
         result.stop_reason = _REASON_OF_STATUS[result.status]

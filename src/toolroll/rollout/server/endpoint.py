@@ -152,7 +152,7 @@ class Endpoint(Serving):
 
     def _admit(self, live: LiveSession, request: Sampling, key: bytes) -> None:
         live.check()
-        live.check_turns()
+        live.check_turns(request.n)
         settings = self.settings
         known = request.model in (None, self.model_name) or self.lora_path(request.model)
         if settings.model_names == "own" and not known:

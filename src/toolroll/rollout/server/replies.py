@@ -136,7 +136,6 @@ class Reply(PendingRequest):
         """Set by `begin`. Its choices are added at the end."""
         self.saved: asyncio.Future[None] | None = None
         """Done once the answer is on disk."""
-        self._committed = False
         self._body: bytes | None = None
 
     # --- sampling ---------------------------------------------------------------------------------
@@ -263,8 +262,8 @@ class Reply(PendingRequest):
         """
         result = self.outcome()
         try:
-            if not self._committed and self.stored is None:
-                self._committed = True
+            if not self.committed:
+                self.committed = True
                 self.live.check()
                 self.commit()
                 self.endpoint.metrics.count(result)

@@ -11,7 +11,7 @@ from importlib import import_module
 from typing import Any
 
 from toolroll.rollout.adapters.episodes import PerLoop
-from toolroll.rollout.adapters.slime.player import Player
+from toolroll.rollout.adapters.slime.player import Player, never
 from toolroll.rollout.adapters.slime.ray_player import RayPlayer
 from toolroll.rollout.adapters.slime.samples import EpisodeSamples
 from toolroll.rollout.adapters.slime.settings import (
@@ -103,7 +103,7 @@ def _slime_stops(args: Any) -> Callable[[], bool]:
     """Return a function that returns True while slime's own loop aborts its rollout."""
     module = sys.modules.get(_SLIME_LOOP)
     if module is None:  # slime's own loop is not imported: another loop calls `generate`
-        return lambda: False
+        return never
     state = module.GenerateState(args)
     return lambda: bool(state.aborted)
 

@@ -420,7 +420,7 @@ class EndpointServer:
                     sum(live.pending.in_flight for live in lives),
                 ),
                 "session_cache": ("1 if the engine keeps the prefixes of sessions.", int(kept)),
-                "requests_held": ("Requests held back.", self.endpoint.model.admission.held),
+                "sessions_held": ("Sessions held back.", self.endpoint.model.admission.held),
             }
         )
         return web.Response(body=text.encode(), headers={"Content-Type": CONTENT_TYPE})

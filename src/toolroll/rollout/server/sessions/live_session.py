@@ -78,6 +78,7 @@ class LiveSession:
     """Requests that would add more turns are refused."""
     failures: dict[bytes, BaseException] = field(default_factory=dict)
     """The last failures of requests that did not succeed later, by the key of the request."""
+    keep_failures: bool = False  # the tracebacks of `failures` hold whole requests
     stopped: asyncio.Event = field(default_factory=asyncio.Event)
     """Set once `max_turns` is exceeded, or once the engine has aborted a request."""
 
@@ -104,12 +105,12 @@ class LiveSession:
         if self.log is not None:
             self.log.check()
 
-    def check_turns(self) -> None:
-        """Raise `ApiError` if the session has `max_turns` turns, including those in flight."""
+    def check_turns(self, more: int) -> None:
+        """Raise `ApiError` if `more` turns, with those in flight, exceed `max_turns`."""
         limit = self.max_turns
-        if limit is not None and len(self.trace) + self.pending.in_flight >= limit:
+        if limit is not None and len(self.trace) + self.pending.turns + more > limit:
             self.stopped.set()
-            raise ApiError(409, "turn_limit", f"the session has {limit} turns, which is its limit")
+            raise ApiError(409, "turn_limit", f"the session would exceed its {limit} turns")
 
     def ended(self, request: PendingRequest) -> None:
         """Record whether the task of `request` failed because of the engine or of the endpoint."""
@@ -120,7 +121,7 @@ class LiveSession:
             self.failures.pop(request.key, None)
             return
         refusal = api_error(error)
-        if refusal.status >= 500 or refusal.code == "engine_refused":
+        if self.keep_failures and (refusal.status >= 500 or refusal.code == "engine_refused"):
             self.failures[request.key] = error
         if refusal.code == "engine_aborted":
             self.stopped.set()

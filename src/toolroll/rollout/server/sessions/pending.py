@@ -37,6 +37,7 @@ class PendingRequest:
         key: The key that the request and its retries share (`request_key`).
         task: The task that runs the request and returns its result.
         waiting: The number of connections that wait for the result.
+        committed: True once the result was added to the session.
         delivered: True once the result was returned to a client.
         joined: The highest retry number of the retries that joined the request.
         expiry: The timer that drops the request after the grace time.
@@ -51,6 +52,7 @@ class PendingRequest:
         self.task: asyncio.Task[CompletionResult]
         self.progress: list[list[int]] = [[] for _ in range(choices)]
         self.waiting = 0
+        self.committed = False
         self.delivered = False
         self.joined = 0
         self.changed = asyncio.Event()
@@ -72,6 +74,11 @@ class PendingRequest:
         """Wake the streams that wait for more progress."""
         self.changed.set()
         self.changed = asyncio.Event()
+
+    @property
+    def in_flight(self) -> bool:
+        """True if the request is not done, or if its client still waits for the answer's end."""
+        return not self.task.done() or (self.waiting > 0 and not self.delivered)
 
     @property
     def failed(self) -> bool:
@@ -102,13 +109,14 @@ class PendingRequests:
 
     @property
     def in_flight(self) -> int:
-        """The number of requests that are not done, or whose client still waits for the end of the
-        answer.
-        """
-        return sum(
-            not request.task.done() or (request.waiting > 0 and not request.delivered)
-            for request in self.all()
-        )
+        """The number of requests in flight."""
+        return sum(request.in_flight for request in self.all())
+
+    @property
+    def turns(self) -> int:
+        """The number of turns that the requests in flight have not added to the session yet."""
+        requests = [request for request in self.all() if request.in_flight]
+        return sum(len(request.progress) for request in requests if not request.committed)
 
     def all(self) -> list[PendingRequest]:
         """Return the requests in flight and the requests whose answers are kept for a retry."""

@@ -188,7 +188,7 @@ class Sessions:
         stored = live.restored.get(request.key) if retry else None
         live.pending.start(request)
         if stored:
-            request.stored = stored.pop()
+            request.stored, request.committed = stored.pop(), True
         request.task.add_done_callback(lambda _: live.ended(request))
         request.task.add_done_callback(lambda _: self._touched(live))
 
