@@ -105,7 +105,7 @@ class TauBenchEnvironment(Environment):
         if not action.tool_calls:
             return await self._respond(action.content)
         for call in action.tool_calls:
-            check_no_respond(call)
+            _check(call)
         messages: list[Message] = []
         done, source = False, ""
         for call in action.tool_calls:
@@ -150,6 +150,12 @@ class TauBenchEnvironment(Environment):
         self._data = None
         if self._user is not None:
             await self._user.close()
+
+
+def _check(call: ToolCall) -> None:
+    check_no_respond(call)
+    if call.arguments is not None and not isinstance(call.arguments, dict):
+        raise ActionError(f"the arguments of {call.name} must be a JSON object")
 
 
 _FAREWELL = "That is everything I can do for you. Goodbye."
