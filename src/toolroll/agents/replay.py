@@ -19,10 +19,10 @@ from toolroll.parsers.types import CallStatus, ParsedReply, ToolCall
 from toolroll.rollout.errors import UsageError, UserSimulatorError
 from toolroll.rollout.model.turn import AssistantTurn
 from toolroll.rollout.runtime.threads import BlockingRunner
-from toolroll.rollout.types import InteractionResult, Message, StopReason, Tool
+from toolroll.rollout.types import InteractionResult, Message, StopReason, Tool, UserSimulator
 
 
-class Recording:
+class Recording(UserSimulator):
     """The messages of `recorded`, an episode, and its simulated user, who repeats their lines.
 
     `repeated` counts the replies that were repeated. `replies` are the positions of all of them.
@@ -94,13 +94,6 @@ class Recording:
             if message.get("role") == "user":
                 return str(message["content"])
         raise UserSimulatorError("the recording has no line of the user here")
-
-    def metrics(self) -> Mapping[str, float]:
-        """Return no metrics."""
-        return {}
-
-    async def close(self) -> None:
-        """Do nothing: there is nothing to release."""
 
 
 @dataclass(eq=False)

@@ -14,7 +14,7 @@ from typing import Any
 
 from toolroll.agents.loop.call_policy import CallPolicy
 from toolroll.agents.loop.episode_agent import EpisodeAgent
-from toolroll.agents.loop.play import Played, build_result
+from toolroll.agents.loop.play import EpisodeConversation, Played, build_result
 from toolroll.parsers.types import ParsedReply
 from toolroll.rollout.model.turn import AssistantTurn
 from toolroll.rollout.runs.environment_results import MOST_BYTES
@@ -24,8 +24,10 @@ from toolroll.rollout.types import Environment, InteractionResult, Message, Obse
 DEFAULT_POLICY = CallPolicy()
 
 
-class TextConversation:
-    """The conversation of one episode, as messages without token ids."""
+class TextConversation(EpisodeConversation):
+    """The conversation of one episode, as messages without token ids. It is never trained, so
+    there is nothing to exclude or to check.
+    """
 
     def __init__(self, agent: TextAgent, first: Observation, session_id: str) -> None:
         self.messages: list[Message] = [dict(message) for message in first.messages]
@@ -44,15 +46,6 @@ class TextConversation:
         self.messages += messages
         if tools is not None:
             self.tools[:] = tools
-
-    def exclude(self, turn: AssistantTurn, reason: str) -> None:
-        """Do nothing, because the episode is not trained."""
-
-    async def settle(self) -> None:
-        """Do nothing, because there are no tokens."""
-
-    def cancel_checks(self) -> None:
-        """Do nothing, because there are no checks."""
 
 
 @dataclass(eq=False)

@@ -352,11 +352,11 @@ class UserSimulator(Protocol):
 
     def metrics(self) -> Mapping[str, float]:
         """Return numbers about this user's requests, such as `user_calls` and `user_seconds`."""
-        ...
+        return {}
 
     async def close(self) -> None:
-        """Release the simulator's resources, such as its connection."""
-        ...
+        """Release the simulator's resources, such as its connection. By default, it has none."""
+        return
 
 
 @dataclass(frozen=True, slots=True)

@@ -86,10 +86,7 @@ class CallPolicy:
             )
         if self.parallel_calls is not None:
             _check_rule("parallel_calls", self.parallel_calls)
-        if self.on_lookalike not in get_args(OnLookalike):
-            raise UsageError(
-                f"on_lookalike must be one of {get_args(OnLookalike)}, not {self.on_lookalike!r}"
-            )
+        _check_rule("on_lookalike", self.on_lookalike, OnLookalike)
         if self.invalid_penalty > 0:
             raise UsageError(
                 f"invalid_penalty is added to the reward: give 0 or a negative number, not "
@@ -135,8 +132,7 @@ class CallPolicy:
         }
         if not reply.ok_calls:
             return Decision(None, answers, invalid=True)
-        done = self._execute(reply, answers)
-        return Decision(done.action, done.answers, invalid=True)
+        return replace(self._execute(reply, answers), invalid=True)
 
     def _execute(self, reply: ParsedReply, answers: Mapping[int, Message]) -> Decision:
         calls = [(index, call) for index, call in enumerate(reply.tool_calls) if call.ok]
@@ -150,9 +146,9 @@ class CallPolicy:
         )
 
 
-def _check_rule(where: str, rule: object) -> None:
-    if rule not in get_args(ParallelCalls):
-        raise UsageError(f"{where} must be one of {get_args(ParallelCalls)}, not {rule!r}")
+def _check_rule(where: str, rule: object, rules: Any = ParallelCalls) -> None:
+    if rule not in get_args(rules):
+        raise UsageError(f"{where} must be one of {get_args(rules)}, not {rule!r}")
 
 
 def taken(settings: dict[str, Any], *names: str) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from abc import abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, Literal, Protocol, TypeVar
@@ -34,30 +35,32 @@ logger = logging.getLogger(__name__)
 
 
 class EpisodeConversation(Protocol):
-    """The interface of conversations: `Conversation`, which has tokens, or `TextConversation`."""
+    """The interface of conversations. `Conversation` has tokens. The others are subclasses of this
+    class, whose methods do nothing, except for `reply`.
+    """
 
     messages: list[Message]
     """The whole history."""
 
+    @abstractmethod
     async def reply(self, sampling_params: Mapping[str, Any]) -> AssistantTurn:
         """Sample the next turn and add its message."""
-        ...
 
     def extend(self, messages: Sequence[Message], tools: Sequence[Tool] | None = None) -> None:
         """Add the environment's messages, and `tools` if they changed."""
-        ...
+        return
 
     def exclude(self, turn: AssistantTurn, reason: str) -> None:
         """Exclude `turn` from training."""
-        ...
+        return
 
     async def settle(self) -> None:
         """Check the tokens at the end of the episode."""
-        ...
+        return
 
     def cancel_checks(self) -> None:
         """Cancel the running checks."""
-        ...
+        return
 
 
 C = TypeVar("C", bound=EpisodeConversation)

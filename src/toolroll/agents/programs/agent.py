@@ -27,7 +27,7 @@ from typing import Any
 from toolroll.agents.environments.sandboxed import SandboxEnvironment
 from toolroll.agents.loop.call_policy import CallPolicy, taken
 from toolroll.agents.loop.episode_agent import EpisodeAgent
-from toolroll.agents.loop.play import Played, Rules, build_result, rewarded
+from toolroll.agents.loop.play import EpisodeConversation, Played, Rules, build_result, rewarded
 from toolroll.agents.programs.harbor_trial import HarborTrial
 from toolroll.agents.programs.program_settings import ProgramSettings
 from toolroll.agents.programs.sandbox import Exit
@@ -90,8 +90,10 @@ async def open_server(model: Model, settings: ProgramSettings) -> AsyncIterator[
         yield server
 
 
-class ProgramConversation:
-    """The session of one episode, whose only reply is the program's end."""
+class ProgramConversation(EpisodeConversation):
+    """The session of one episode, whose only reply is the program's end. This reply is never
+    invalid, nothing follows it, and `close` ends the checks.
+    """
 
     def __init__(
         self,
@@ -204,20 +206,11 @@ class ProgramConversation:
             )
         return False
 
-    def extend(self, messages: Sequence[Message], tools: Sequence[Tool] | None = None) -> None:
-        """Do nothing, because the program has ended."""
-
-    def exclude(self, turn: AssistantTurn, reason: str) -> None:
-        """Do nothing, because a reply of a program is never invalid."""
-
     async def settle(self) -> None:
         """Abort the requests in flight, and verify the session."""
         await self.live.end()
         self.held_turns += self.live.end_at_engine()
         await self._server.endpoint.settle(self.live)
-
-    def cancel_checks(self) -> None:
-        """Do nothing, because `close` ends them."""
 
     async def close(self) -> None:
         """End the session."""

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from toolroll.rollout.errors import UserSimulatorError
+from toolroll.rollout.types import UserSimulator
 
 STOP_MARKER = "###STOP###"
 """The marker that a simulated user writes to end the conversation, as in tau-bench."""
@@ -41,7 +42,7 @@ def checked_line(line: Any) -> str:
     return line
 
 
-class ScriptedUser:
+class ScriptedUser(UserSimulator):
     """Sends `lines` in order, the first one at `reset`. Then it sends `default` forever.
 
     Without a `default`, a step after the last line raises `UserSimulatorError`, because the
@@ -81,6 +82,3 @@ class ScriptedUser:
     def metrics(self) -> Mapping[str, float]:
         """Return the number of lines that were requested, as `user_calls`."""
         return {"user_calls": float(self._calls)}
-
-    async def close(self) -> None:
-        """Do nothing: there is nothing to release."""

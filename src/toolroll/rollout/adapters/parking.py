@@ -15,7 +15,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Coroutine, Hashable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from time import perf_counter
 from typing import Any
 
@@ -30,7 +30,6 @@ from toolroll.rollout.types import (
     GenerateRequest,
     IdArray,
     InteractionResult,
-    LogprobArray,
     StopReason,
     Trajectory,
     Turn,
@@ -38,20 +37,6 @@ from toolroll.rollout.types import (
 )
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class _Sampled:
-    """One turn, or the part that was sampled before the abort. It starts at token `start`."""
-
-    start: int
-    ids: IdArray
-    logprobs: LogprobArray | None
-    versions: tuple[WeightVersion, ...]
-
-    @classmethod
-    def of(cls, request: GenerateRequest, turn: Completion) -> _Sampled:
-        return cls(len(request.input_ids), turn.output_ids, turn.logprobs, turn.weight_versions)
 
 
 class ParkableEpisode:
@@ -70,8 +55,8 @@ class ParkableEpisode:
         self.parked = asyncio.Event()
         self._going = asyncio.Event()
         self._can_wait = True
-        self._turns: list[_Sampled] = []
-        self._aborted: tuple[IdArray, _Sampled] | None = None
+        self._turns: list[tuple[int, Completion]] = []  # each with the token at which it starts
+        self._aborted: tuple[IdArray, Completion] | None = None  # with its prompt
         self._off_policy = 0, 0
 
     def start(self, episode: Coroutine[Any, Any, InteractionResult]) -> None:
@@ -92,7 +77,7 @@ class ParkableEpisode:
     def resume(self, stopped: Callable[[], bool], *, mask: bool) -> None:
         """Resume the parked episode. If `mask` is True, the tokens so far are not trained."""
         if mask and self._aborted is not None:
-            self._off_policy = len(self._turns), len(self._aborted[1].ids)
+            self._off_policy = len(self._turns), len(self._aborted[1].output_ids)
         self._stopped = stopped
         self.resumes += 1
         self.parked.clear()
@@ -109,7 +94,7 @@ class ParkableEpisode:
         """Park, and wait for `resume`. Return False if this episode cannot wait."""
         if not self._can_wait or request.session_id != self.session_id:
             return False
-        self._aborted = request.input_ids, _Sampled.of(request, turn)
+        self._aborted = request.input_ids, turn
         began, going = perf_counter(), self._going
         self.parked.set()
         try:
@@ -122,35 +107,35 @@ class ParkableEpisode:
     def sampled(self, request: GenerateRequest, turn: Completion) -> None:
         """Keep the tokens of a complete turn, for `so_far`."""
         if request.session_id == self.session_id:
-            self._turns.append(_Sampled.of(request, turn))
+            self._turns.append((len(request.input_ids), turn))
 
     # --- its tokens -------------------------------------------------------------------------------
 
     @property
     def versions(self) -> set[str]:
         """The weight versions of the tokens so far."""
-        parts = [*self._turns, *([self._aborted[1]] if self._aborted else ())]
-        return {span.version for part in parts for span in part.versions}
+        turns = [turn for _, turn in self._turns] + ([self._aborted[1]] if self._aborted else [])
+        return {span.version for turn in turns for span in turn.weight_versions}
 
     def so_far(self, decode: Callable[[Sequence[int]], str]) -> InteractionResult:
         """Return the parked episode as an aborted one, with the sequence that will be continued."""
         assert self._aborted is not None
         prompt, last = self._aborted
-        ids = np.concatenate([prompt, last.ids])
+        ids = np.concatenate([prompt, last.output_ids])
         logprobs = np.full(len(ids), np.nan, dtype=np.float32)
         turns: list[Turn] = []
-        for part in (*self._turns, last):
-            stop = part.start + len(part.ids)
+        for start, part in (*self._turns, (len(prompt), last)):
+            stop = start + len(part.output_ids)
             # After a fork, the turns of earlier sequences are not at their position.
-            if not len(part.ids) or not np.array_equal(ids[part.start : stop], part.ids):
+            if start == stop or not np.array_equal(ids[start:stop], part.output_ids):
                 continue
             if part.logprobs is not None:
-                logprobs[part.start : stop] = part.logprobs
+                logprobs[start:stop] = part.logprobs
             versions = (
-                WeightVersion(span.version, span.start + part.start, span.stop + part.start)
-                for span in part.versions
+                WeightVersion(span.version, span.start + start, span.stop + start)
+                for span in part.weight_versions
             )
-            turns.append(Turn(part.start, stop, "abort", weight_versions=tuple(versions)))
+            turns.append(Turn(start, stop, "abort", weight_versions=tuple(versions)))
         first = turns[0].start if turns else len(ids)
         mask = np.zeros(len(ids), dtype=np.int32)
         result = InteractionResult.of(

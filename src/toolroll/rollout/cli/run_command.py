@@ -5,13 +5,12 @@ results.
 from __future__ import annotations
 
 import asyncio
-import signal
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from rich.console import Console
 
@@ -37,8 +36,6 @@ from toolroll.rollout.runtime.garbage import paced_garbage
 from toolroll.rollout.settings import split_credentials
 from toolroll.rollout.template import certify
 from toolroll.rollout.types import Episode, Status, Task
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +145,7 @@ async def _play(
     runner = runner_of(plan)
     failure = ""
     floor: Summary | None = None
-    with RunDisplay(console, summary, plan.total) as display:
+    with RunDisplay(console, summary, len(plan.tasks) * config.samples) as display:
 
         def take(episode: Episode) -> None:
             nonlocal failure
@@ -191,11 +188,25 @@ async def _play(
 
 
 async def _end(run: Awaitable[None], config: RunConfig) -> tuple[int | None, Exception | None]:
-    """Await `run`. Return the signal or the error that ended it early, if any."""
+    """Await `run`. At the first SIGINT or SIGTERM, cancel it and wait until it ends. Return the
+    signal or the error that ended it early, if any.
+    """
+    task = asyncio.ensure_future(run)
+    received: list[int] = []
+
+    def stop(number: int) -> None:
+        if not received:  # a second signal must not interrupt the clean-up
+            received.append(number)
+            task.cancel()
+
     try:
-        await until_stopped(run)
-    except StoppedError as stopped:
-        return stopped.number, None
+        with stop_signals(stop):
+            await task
+    except asyncio.CancelledError:
+        if received:
+            return received[0], None
+        task.cancel()
+        raise
     except Exception as error:  # noqa: BLE001 - raised after the table of what was played
         first = first_error(error)
         if isinstance(first, RunStoppedError):
@@ -298,33 +309,3 @@ async def _check_template(served: Model, console: Console) -> None:
     )
     for line in certificate.remarks():
         print_line(console, f"- {line}")
-
-
-class StoppedError(Exception):
-    """The signal `number` ended the run."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(signal.Signals(number).name)
-        self.number = number
-
-
-async def until_stopped(awaitable: Awaitable[T]) -> T:
-    """Return the result of `awaitable`. At the first SIGINT or SIGTERM, cancel `awaitable`, wait
-    until it ends, and raise `StoppedError`.
-    """
-    task = asyncio.ensure_future(awaitable)
-    received: list[int] = []
-
-    def stop(number: int) -> None:
-        if not received:  # a second signal must not interrupt the clean-up
-            received.append(number)
-            task.cancel()
-
-    with stop_signals(stop):
-        try:
-            return await task
-        except asyncio.CancelledError:
-            if received:
-                raise StoppedError(received[0]) from None
-            task.cancel()
-            raise

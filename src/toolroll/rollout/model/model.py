@@ -78,7 +78,8 @@ class Model:
         self._bans = {str(index): _BAN for index in self.placeholders if ban_placeholders}
         self.args: RolloutArgs | None = None
         """The settings that were given to `from_args`. Agents without settings use them."""
-        self._threads = Threads(threads)
+        self.run_in_thread = Threads(threads).run_in_thread
+        """Runs a blocking function in a thread; see `Threads.run_in_thread`."""
         self._closing = ExitStack()
         self._shared: dict[Any, Any] = {}
         self._shared_stack = AsyncExitStack()
@@ -204,16 +205,6 @@ class Model:
                 "parser cannot read counts as text"
             )
         return warnings
-
-    async def run_in_thread(
-        self,
-        function: Callable[..., T],
-        *args: Any,
-        begun: Callable[[], None] | None = None,
-        what: str = "",
-    ) -> T:
-        """Run the blocking `function` in a thread, as `Threads.run_in_thread` does."""
-        return await self._threads.run_in_thread(function, *args, begun=begun, what=what)
 
     def open_session(self, session_id: str) -> Callable[[], int]:
         """Let the engine's cache keep the prefixes of a session, if it can. Return the function

@@ -14,12 +14,12 @@ from toolroll.rollout.runs.runner import Runner
 from toolroll.rollout.runs.totals import Summary
 from toolroll.rollout.runtime.threads import Threads
 from toolroll.rollout.settings import RunSettings
-from toolroll.rollout.types import EnvironmentFactory, EnvironmentOptions, Task, Tool
+from toolroll.rollout.types import EnvironmentFactory, EnvironmentOptions, Task, Tool, UserSimulator
 
 _CONCURRENCY = 8
 
 
-class LeavingUser:
+class LeavingUser(UserSimulator):
     """A user who greets the agent, and leaves after the first reply (`###STOP###`, tau-bench's
     marker).
     """
@@ -34,13 +34,6 @@ class LeavingUser:
     async def step(self, content: str) -> str:
         """End the conversation."""
         return "###STOP###"
-
-    def metrics(self) -> Mapping[str, float]:
-        """Return no metrics."""
-        return {}
-
-    async def close(self) -> None:
-        """Do nothing: there is nothing to release."""
 
 
 def do_nothing_runner(

@@ -209,13 +209,11 @@ class EnvironmentRunner:
     async def _call(self, method: str, *args: Any, limit: float | None = None) -> Any:
         seconds = limit or self._time_limit
         where = f"{self._name}.{method}"
-        if seconds is None:
-            with self._classified(where):
-                return await self._result(where, None, method, *args)
         timeout = asyncio.timeout(None)
 
         def begun() -> None:
-            timeout.reschedule(asyncio.get_running_loop().time() + seconds)
+            if seconds is not None:
+                timeout.reschedule(asyncio.get_running_loop().time() + seconds)
 
         with self._classified(where, timeout, seconds):
             async with timeout:
@@ -277,13 +275,7 @@ class EnvironmentRunner:
             "event loop, so it must await, or run blocking code in a thread"
         )
 
-    async def _result(
-        self,
-        where: str,
-        begun: Callable[[], None] | None,
-        method: str,
-        *args: Any,
-    ) -> Any:
+    async def _result(self, where: str, begun: Callable[[], None], method: str, *args: Any) -> Any:
         """Call the environment's `method`. `begun` is called when the call starts to run."""
         self._task = None
         with guarded():
@@ -296,7 +288,7 @@ class EnvironmentRunner:
                 if not inspect.isawaitable(result):
                     return result
                 function, args = _same, (result,)
-            elif begun is not None:
+            else:
                 begun()
             return await self._on_loop(function, *args)
 

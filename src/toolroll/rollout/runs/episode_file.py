@@ -29,6 +29,9 @@ Sync = Literal["always", "end"]
 SCHEMA_VERSION = 1
 FILE_NAME = "episodes.jsonl"
 _OF_EPISODE = "env task_id task_index sample seed model task_hash expected_calls".split()
+_OF_RESULT = (
+    "status stop_reason reward step_rewards prompt messages tools trajectories metrics info".split()
+)
 _WHY = 300
 _RESUME = "Finished episodes are kept; free some space, and run the same command again to continue"
 
@@ -77,16 +80,8 @@ def to_line(episode: Episode) -> bytes:
     record = {
         "schema_version": SCHEMA_VERSION,
         **{name: getattr(episode, name) for name in _OF_EPISODE},
-        "status": result.status.value,
-        "stop_reason": result.stop_reason,
-        "reward": result.reward,
-        "step_rewards": list(result.step_rewards),
-        "prompt": result.prompt,
-        "messages": result.messages,
-        "tools": result.tools,
+        **{name: getattr(result, name) for name in _OF_RESULT},
         "trajectories": [to_json(trajectory, arrays=True) for trajectory in result.trajectories],
-        "metrics": result.metrics,
-        "info": result.info,
     }
     return json_bytes(record, option=orjson.OPT_APPEND_NEWLINE)
 

@@ -58,12 +58,8 @@ def find_environment(name: str, env_args: Mapping[str, Any] | None = None) -> En
     if is_target(name):
         target, short = load_target(name)
         return _factory_of(target, name, short, arguments)
-    entries = {entry.name: entry for entry in entry_points(group=GROUP)}
-    if name not in entries:
-        how = "; toolroll envs lists all names; name your own as path/to/file.py:NAME"
-        hint = did_you_mean(name, entries, how)
-        raise UsageError(f"there is no environment named {name!r}{hint}")
-    return _factory_of(entries[name].load(), name, name, arguments)
+    how = "; toolroll envs lists all names; name your own as path/to/file.py:NAME"
+    return _factory_of(_by_name(GROUP, name, "environment", how), name, name, arguments)
 
 
 def _factory_of(
@@ -189,10 +185,13 @@ def judge_maker(name: str) -> Any:
     return _by_name(JUDGES, name, "judge")
 
 
-def _by_name(group: str, name: str, what: str) -> Any:
+def _by_name(group: str, name: str, what: str, otherwise: str = "") -> Any:
+    """Return the object of the entry point `name`. If it is unknown, raise `UsageError` with a
+    similar name, or with `otherwise` if there is none (default: all names).
+    """
     entries = {entry.name: entry for entry in entry_points(group=group)}
     if name not in entries:
-        raise UsageError(
-            f"there is no {what} named {name!r}; there are {', '.join(sorted(entries)) or 'none'}"
-        )
+        otherwise = otherwise or f"; there are {', '.join(sorted(entries)) or 'none'}"
+        hint = did_you_mean(name, entries, otherwise)
+        raise UsageError(f"there is no {what} named {name!r}{hint}")
     return entries[name].load()

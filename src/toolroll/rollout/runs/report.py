@@ -156,11 +156,9 @@ def tool_rates(summary: Summary) -> dict[str, dict[str, float | int | None]]:
     return {
         name: {
             "calls": count,
-            "errors": errors.get(name, 0),
-            "error_rate": errors.get(name, 0) / count,
+            "errors": errors.get(name, 0) if has_errors else None,
+            "error_rate": errors.get(name, 0) / count if has_errors else None,
         }
-        if has_errors
-        else {"calls": count, "errors": None, "error_rate": None}
         for name, count in sorted(calls.items())
     }
 
@@ -303,12 +301,10 @@ def _share(part: float, whole: float) -> float | None:
 def _spread(seconds: Sequence[float]) -> dict[str, float] | None:
     if not seconds:
         return None
-    middle, high, top = np.percentile(seconds, [50, 95, 99])
+    shares = np.percentile(seconds, [50, 95, 99]).tolist()
     return {
         "mean": float(np.mean(seconds)),
-        "p50": float(middle),
-        "p95": float(high),
-        "p99": float(top),
+        **dict(zip(("p50", "p95", "p99"), shares, strict=True)),
     }
 
 

@@ -33,6 +33,7 @@ from toolroll.rollout.runs.provenance import Provenance, extended
 from toolroll.rollout.runs.runner import EpisodeKey
 from toolroll.rollout.runs.totals import Summary
 from toolroll.rollout.runtime.disk import written_whole
+from toolroll.rollout.runtime.jsonable import plain
 from toolroll.rollout.types import Episode, Status
 
 SETTINGS_NAME = "run.json"
@@ -78,10 +79,10 @@ class RunDirectory:
         """
         self.provenance: list[Provenance] = []
         """The first run's provenance, then the values that changed in later runs."""
-        self._now = _plain(provenance) if provenance else None
+        self._now = plain(provenance) if provenance else None
         self._sync: Sync = sync
         self._bound_when_empty = bound_when_empty
-        self._settings = _plain(settings)
+        self._settings: dict[str, Any] = plain(settings)
         self._store: EpisodeStore | None = None
         self._done: set[EpisodeKey] = set()
 
@@ -253,12 +254,6 @@ def difference(
         for name in sorted({*recorded, *current})
         if recorded.get(name) != current.get(name)
     ]
-
-
-def _plain(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings after a round trip through JSON."""
-    plain: dict[str, Any] = orjson.loads(orjson.dumps(settings, default=str))
-    return plain
 
 
 def _shown(settings: Mapping[str, Any], name: str) -> str:

@@ -32,11 +32,6 @@ class Plan:
     identity: Mapping[str, Any]
     served: Model | None = None
 
-    @property
-    def total(self) -> int:
-        """The number of episodes in a finished run."""
-        return len(self.tasks) * self.config.samples
-
 
 async def prepare(config: RunConfig, stack: AsyncExitStack) -> Plan:
     """Open the environment, the model and the user simulator of a run. `stack` closes them."""

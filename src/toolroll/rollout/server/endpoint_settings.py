@@ -163,7 +163,22 @@ Size = Annotated[int, Field(ge=0)]
 Count = Annotated[int, Field(ge=1)]
 
 
-class SamplingDefaults(BaseModel):
+class SameNames(BaseModel):
+    """The sampling parameters that have the same name in a request and in SGLang."""
+
+    temperature: float | None = Field(default=None, ge=0)
+    top_p: float | None = Field(default=None, gt=0, le=1)
+    top_k: int | None = None
+    min_p: float | None = Field(default=None, ge=0, le=1)
+    frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
+    presence_penalty: float | None = Field(default=None, ge=-2, le=2)
+    repetition_penalty: float | None = Field(default=None, gt=0)
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool | None = None
+    logit_bias: dict[int, float] | None = None
+
+
+class SamplingDefaults(SameNames):
     """The defaults, with SGLang's names and types. `n` is missing, because each request sets it."""
 
     model_config = ConfigDict(extra="forbid")
@@ -171,25 +186,16 @@ class SamplingDefaults(BaseModel):
     max_new_tokens: Count | None = None
     min_new_tokens: Size | None = None
     stop: Stops = None
-    stop_token_ids: list[int] | None = None
     stop_regex: Texts | None = None
-    temperature: float | None = Field(default=None, ge=0)
-    top_p: float | None = Field(default=None, gt=0, le=1)
     top_k: int | None = Field(default=None, ge=-1)
-    min_p: float | None = Field(default=None, ge=0, le=1)
-    frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
-    presence_penalty: float | None = Field(default=None, ge=-2, le=2)
-    repetition_penalty: float | None = Field(default=None, gt=0)
     json_schema: str | None = None
     regex: str | None = None
     ebnf: str | None = None
     structural_tag: str | None = None
-    ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None
     no_stop_trim: bool | None = None
     stream_interval: Count | None = None
-    logit_bias: dict[int, float] | None = None
     sampling_seed: int | None = None
     custom_params: dict[str, Any] | None = None
     beam_width: Count | None = None

@@ -27,11 +27,7 @@ VERSION = "0.5.23"
 """The version of SGLang whose wire format the embedded engine uses."""
 
 _SAMPLING = {
-    "temperature": "temperature",
-    "top_p": "top_p",
-    "stop": "stop",
-    "frequency_penalty": "frequency_penalty",
-    "presence_penalty": "presence_penalty",
+    **{name: name for name in "temperature top_p stop frequency_penalty presence_penalty".split()},
     "seed": "sampling_seed",
 }
 """The fields of a request that are sampling parameters, with their names in `/generate`."""

@@ -120,7 +120,7 @@ def _reference_state(task: Task) -> object:
         db.close()
 
 
-class DeskUser:
+class DeskUser(UserSimulator):
     """The scripted member. It sends the request, then one missing detail per turn. Then it agrees
     to at most `PATIENCE` questions, and ends the conversation.
     """
@@ -153,9 +153,6 @@ class DeskUser:
     def metrics(self) -> Mapping[str, float]:
         """Return the number of replies that the member received."""
         return {"user_calls": float(self._calls)}
-
-    async def close(self) -> None:
-        """Do nothing: there is nothing to release."""
 
 
 def details(task: Mapping[str, Any]) -> list[str]:

@@ -139,14 +139,9 @@ def load_modules() -> Mapping[str, ModuleType]:
     if data is None:
         raise UsageError(f"tau2 is not installed: {INSTALL}")
     names = (
-        "airline.tools",
-        "airline.AirlineAgentTools",
-        "retail.tools",
-        "retail.RetailAgentTools",
-        "telecom.tools",
-        "telecom.user_tools",
-        "telecom.environment",
-    )
+        "airline.tools airline.AirlineAgentTools retail.tools retail.RetailAgentTools "
+        "telecom.tools telecom.user_tools telecom.environment"
+    ).split()
     with _import_lock, _stand_ins(data.parent):
         return {name: importlib.import_module(f"{_PACKAGE}.{name}") for name in names}
 

@@ -27,13 +27,14 @@ from toolroll.agents.environments.tau_bench.package import (
 from toolroll.agents.users import visible_text
 from toolroll.rollout.errors import UsageError, UserSimulatorError, message_of
 from toolroll.rollout.runtime.threads import BlockingRunner, Threads
+from toolroll.rollout.types import UserSimulator
 
 STRATEGIES = ("llm", "verify", "reflection", "react")
 
 
-class TauBenchUser:
-    """The user of one episode (a `UserSimulator`). `load()` creates tau-bench's object, whose
-    constructor calls its model.
+class TauBenchUser(UserSimulator):
+    """The user of one episode. `load()` creates tau-bench's object, whose constructor calls its
+    model.
     """
 
     def __init__(self, load: Callable[[], Any], threads: BlockingRunner) -> None:
@@ -88,9 +89,6 @@ class TauBenchUser:
         cost = self._user.get_total_cost() if self._user is not None else None
         return {**self._metrics, **({"user_cost": float(cost)} if cost is not None else {})}
 
-    async def close(self) -> None:
-        """Do nothing: there is nothing to release."""
-
 
 class TauBenchUsers:
     """Makes one `TauBenchUser` per episode. Up to `concurrency` model calls run at once.
@@ -130,14 +128,11 @@ class TauBenchUsers:
         return self
 
     async def __aexit__(self, *exc: object) -> None:
-        await self.close()
+        """Do nothing, because the threads do not outlive their calls."""
 
     def make(self, seed: int | None = None) -> TauBenchUser:
         """Return a new user. `seed` has no effect, because tau-bench's users take none."""
         return TauBenchUser(self._load, self._threads)
-
-    async def close(self) -> None:
-        """Do nothing, because the threads do not outlive their calls."""
 
 
 def tau_bench_users(**settings: Any) -> TauBenchUsers:

@@ -73,16 +73,8 @@ async def _evaluate_one(args: Any, dataset: Any) -> tuple[dict[str, list[Any]], 
 
 def eval_sampling_params(args: Any, dataset: Any) -> dict[str, Any]:
     """Return the sampling parameters that slime's own evaluation uses."""
-    names = (
-        "temperature",
-        "top_p",
-        "top_k",
-        "stop",
-        "stop_token_ids",
-        "repetition_penalty",
-        "min_new_tokens",
-    )
-    params = {name: attribute(dataset, name) for name in names}
+    names = "temperature top_p top_k stop stop_token_ids repetition_penalty min_new_tokens"
+    params = {name: attribute(dataset, name) for name in names.split()}
     params["max_new_tokens"] = dataset.max_response_len
     for name in ("stop", "stop_token_ids"):
         if params[name] is None:

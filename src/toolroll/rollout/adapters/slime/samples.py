@@ -198,19 +198,9 @@ def keep_group(args: Any, samples: Sequence[Any], **unused: Any) -> bool:
 
 
 _PER_EPISODE = (
-    "turns",
-    "invalid_calls",
-    "lookalike_calls",
-    "tool_calls",
-    "tool_errors",
-    "forks",
-    "completion_tokens",
-    "user_calls",
-    "env_seconds",
-    "resumes",
-    "restarts",
-    "worker_deaths",
-)
+    "turns invalid_calls lookalike_calls tool_calls tool_errors forks completion_tokens user_calls "
+    "env_seconds resumes restarts worker_deaths"
+).split()
 
 
 def rollout_metrics(

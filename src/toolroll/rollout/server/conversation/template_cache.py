@@ -19,15 +19,7 @@ from toolroll.rollout.types import Message
 
 _KEPT = 16
 _RESERVED = frozenset(
-    {
-        "messages",
-        "tools",
-        "chat_template",
-        "add_generation_prompt",
-        "tokenize",
-        "strftime_now",
-        "conversation",
-    }
+    "messages tools chat_template add_generation_prompt tokenize strftime_now conversation".split()
 )
 _EFFORTS = ("reasoning_effort", "enable_thinking", "thinking")
 """The names that chat templates use for the reasoning effort. The last two are booleans."""

@@ -30,6 +30,7 @@ from toolroll.rollout.server.dialects.anthropic_blocks import (
 )
 from toolroll.rollout.server.dialects.blocks import (
     all_switches,
+    chat_request,
     effort_switches,
     input_json,
     input_of,
@@ -43,7 +44,7 @@ from toolroll.rollout.server.dialects.blocks import (
 from toolroll.rollout.server.dialects.dialect import Dialect, Event, ParsedRequest
 from toolroll.rollout.server.endpoint_settings import EndpointSettings
 from toolroll.rollout.server.errors import ApiError, invalid, refused
-from toolroll.rollout.server.requests.request_bodies import ChatRequest, read
+from toolroll.rollout.server.requests.request_bodies import read
 from toolroll.rollout.server.requests.tool_list import ToolList
 
 
@@ -77,22 +78,16 @@ class AnthropicMessages(Dialect):
             split_prefill(messages, f"messages[{len(values) - 1}]")
         drop = self.settings.server_tools == "drop"
         tools = read_tools(request.tools or (), drop=drop)
-        chat = ChatRequest(
-            model=request.model,
+        chat = chat_request(
+            request,
             max_tokens=request.max_tokens,
-            messages=[None],
-            temperature=request.temperature,
-            top_p=request.top_p,
             top_k=request.top_k or None,
             stop=request.stop_sequences,
-            stream=request.stream,
             chat_template_kwargs=self._switches(request),
             continue_final_message=continued or None,
-            session_id=request.session_id,
             **tool_choice(request),
             **response_format(request),
         )
-        chat.messages = []
         lineage = {**lineage_of(data.get("metadata")), **attribution}
         return ParsedRequest(chat, messages, ToolList.of(tools), request, lineage)
 

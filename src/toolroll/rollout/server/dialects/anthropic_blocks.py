@@ -23,7 +23,7 @@ from toolroll.rollout.server.dialects.blocks import (
 )
 from toolroll.rollout.server.endpoint_settings import StopList
 from toolroll.rollout.server.errors import invalid
-from toolroll.rollout.server.requests.request_bodies import Body, NamedChoice, NamedFunction
+from toolroll.rollout.server.requests.request_bodies import Body, Common, NamedChoice, NamedFunction
 from toolroll.rollout.types import Message, Tool
 
 PARAGRAPH = "\n\n"
@@ -218,13 +218,12 @@ class ContextManagement(Body):
     edits: list[ContextEdit] = Field(default=[])
 
 
-class MessagesRequest(Body):
+class MessagesRequest(Common):
     """`POST /v1/messages`. `cache_control`, `service_tier` and `inference_geo` do not affect the
-    answer, nor does `metadata`, of which `lineage_of` keeps the labels. `session_id` and
-    `chat_template_kwargs` are fields that only this endpoint has.
+    answer, nor does `metadata`, of which `lineage_of` keeps the labels. Only this endpoint has
+    `chat_template_kwargs`.
     """
 
-    model: str | None = None
     max_tokens: int | None = Field(default=None, ge=1)
     messages: list[Any] = Field(min_length=1)
     system: str | list[Any] | None = None
@@ -234,13 +233,9 @@ class MessagesRequest(Body):
     output_config: OutputConfig | None = None
     context_management: ContextManagement | None = None
     stop_sequences: StopList = None
-    temperature: float | None = Field(default=None, ge=0)
-    top_p: float | None = Field(default=None, gt=0, le=1)
     top_k: int | None = Field(default=None, ge=0)
-    stream: bool = False
     cache_control: dict[str, Any] | None = None
     inference_geo: str | None = None
     service_tier: Literal["auto", "standard_only"] | None = None
     speed: Literal["standard"] | None = None
-    session_id: str | None = None
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)

@@ -25,6 +25,7 @@ from toolroll.rollout.server.errors import (
     refused,
 )
 from toolroll.rollout.server.requests.received import too_deep
+from toolroll.rollout.server.requests.request_bodies import ChatRequest, Common
 from toolroll.rollout.types import Message, Tool
 
 _UNPARSED = "_unparsed_arguments"
@@ -41,6 +42,16 @@ _TEXT_PART = frozenset(
     | {"citations", "annotations", "logprobs"}
 )
 _PICTURES = ("image", "input_image", "image_url", "computer_screenshot")
+
+
+def chat_request(request: Common, **own: Any) -> ChatRequest:
+    """Return the common fields of `request`, and `own`, as a chat request. The messages are left
+    out: a `ParsedRequest` has them apart.
+    """
+    common = {name: getattr(request, name) for name in Common.model_fields}
+    chat = ChatRequest(messages=[None], **common, **own)  # one, because an empty list is refused
+    chat.messages = []
+    return chat
 
 
 def mapping(value: Any, place: str) -> Mapping[str, Any]:
@@ -302,17 +313,10 @@ def thinking_switches(
 
 
 _LINEAGE_LABELS = frozenset(
-    {
-        "agent_name",
-        "context_window_id",
-        "request_kind",
-        "root_turn_id",
-        "session_id",
-        "thread_id",
-        "thread_source",
-        "turn_id",
-        "window_number",
-    }
+    (
+        "agent_name context_window_id request_kind root_turn_id session_id thread_id "
+        "thread_source turn_id window_number"
+    ).split()
 )
 
 _ATTRIBUTION = "x-anthropic-billing-header"

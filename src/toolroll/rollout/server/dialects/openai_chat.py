@@ -41,10 +41,12 @@ from toolroll.rollout.template.encode import Encoder
 from toolroll.rollout.types import Completion
 
 
+@dataclass(frozen=True, eq=False)
 class Completions(Dialect):
     """What chat and text completions share."""
 
     done = b"data: [DONE]\n\n"
+
     encoder: Encoder
 
     @abstractmethod
@@ -52,11 +54,19 @@ class Completions(Dialect):
         """Return the field of `choice` with its content."""
 
     @abstractmethod
+    def top_logprobs(self, completion: Completion, top: int) -> dict[str, Any]:
+        """Return the logprobs of `completion`, with the `top` logprobs at each position."""
+
     def logprobs(self, request: Sampling, completion: Completion) -> dict[str, Any] | None:
         """Return the logprobs of `completion`, or None if `request` does not ask for them."""
+        return None if request.top is None else self.top_logprobs(completion, request.top)
 
     def more(self, request: Sampling, result: CompletionResult) -> dict[str, Any]:
         """Return further fields of each choice."""
+        return {}
+
+    def more_of_answer(self, result: CompletionResult) -> dict[str, Any]:
+        """Return further fields of the answer."""
         return {}
 
     def body(self, parsed: ParsedRequest, result: CompletionResult) -> dict[str, Any]:
@@ -73,13 +83,12 @@ class Completions(Dialect):
             for index, choice in enumerate(result.choices)
         ]
         return {
-            "id": result.id,
-            "object": self.kind,
-            "created": result.created,
-            "model": result.model,
+            **_head(self.kind, result),
             "choices": choices,
             "usage": result.usage,
             **constraint(result),
+            **self.more_of_answer(result),
+            **prompt_token_ids(result),
         }
 
     def line(self, event: Event) -> bytes:
@@ -88,6 +97,11 @@ class Completions(Dialect):
 
     def refusal(self, error: ApiError) -> dict[str, Any]:
         return error.body
+
+
+def _head(kind: str, result: CompletionResult) -> dict[str, Any]:
+    """Return the first fields of an answer, or of a chunk, of the type `kind`."""
+    return {"id": result.id, "object": kind, "created": result.created, "model": result.model}
 
 
 class ChunkWriter:
@@ -99,12 +113,7 @@ class ChunkWriter:
         self._dialect = dialect
         self._request = request
         self._result = result
-        self._head = {
-            "id": result.id,
-            "object": self.kind,
-            "created": result.created,
-            "model": result.model,
-        }
+        self._head = _head(self.kind, result)
 
     async def finish(self) -> AsyncIterator[Event]:
         """Yield the last chunk of each choice, and the usage if the client asked for it."""
@@ -148,7 +157,6 @@ class ChatCompletions(Completions):
     kind = "chat.completion"
     prefix = "chatcmpl-"
 
-    encoder: Encoder
     openrlhf_token_ids: bool
 
     def translate(self, data: dict[str, Any], responses: ResponseStore) -> ParsedRequest:
@@ -164,27 +172,21 @@ class ChatCompletions(Completions):
     def content(self, choice: Choice) -> dict[str, Any]:
         return {"message": wire_message(choice)}
 
-    def logprobs(self, request: Sampling, completion: Completion) -> dict[str, Any] | None:
-        """Return the logprobs of `completion`, or None if `request` does not ask for them."""
-        if request.top is None:
-            return None
-        return chat_logprobs(completion, self.encoder, request.top)
+    def top_logprobs(self, completion: Completion, top: int) -> dict[str, Any]:
+        return chat_logprobs(completion, self.encoder, top)
 
-    def body(self, parsed: ParsedRequest, result: CompletionResult) -> dict[str, Any]:
-        more = _openrlhf_token_ids(result) if self.openrlhf_token_ids else {}
-        return {**super().body(parsed, result), **more, **prompt_token_ids(result)}
+    def more_of_answer(self, result: CompletionResult) -> dict[str, Any]:
+        """If OpenRLHF is the client, return the ids of the prompt and of the first answer, under
+        the names that OpenRLHF's example uses.
+        """
+        if not self.openrlhf_token_ids:
+            return {}
+        ids = result.choices[0].completion.output_ids.tolist()
+        prompt = result.prompt_ids.tolist()
+        return {"token_ids": {"prompt_token_ids": prompt, "completion_token_ids": ids}}
 
     def writer(self, parsed: ParsedRequest, result: CompletionResult) -> ChatWriter:
         return ChatWriter(self, parsed.request, result)
-
-
-def _openrlhf_token_ids(result: CompletionResult) -> dict[str, Any]:
-    """Return the ids of the prompt and of the first answer, under the names that OpenRLHF's example
-    uses.
-    """
-    ids = result.choices[0].completion.output_ids.tolist()
-    prompt = result.prompt_ids.tolist()
-    return {"token_ids": {"prompt_token_ids": prompt, "completion_token_ids": ids}}
 
 
 class ChatWriter(ChunkWriter):
@@ -230,7 +232,6 @@ class ChatWriter(ChunkWriter):
 # --- text completions -----------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, eq=False)
 class TextCompletions(Completions):
     """`POST /v1/completions`. If the request sets `return_token_ids`, each choice has a field
     `prompt_token_ids`, as in vLLM.
@@ -239,8 +240,6 @@ class TextCompletions(Completions):
     kind = "text_completion"
     prefix = "cmpl-"
 
-    encoder: Encoder
-
     def translate(self, data: dict[str, Any], responses: ResponseStore) -> ParsedRequest:
         """Return the request in `data`. Raise `ApiError` if it is not valid."""
         return ParsedRequest(read(CompletionRequest, data))
@@ -248,18 +247,12 @@ class TextCompletions(Completions):
     def content(self, choice: Choice) -> dict[str, Any]:
         return {"text": choice.text}
 
-    def logprobs(self, request: Sampling, completion: Completion) -> dict[str, Any] | None:
-        """Return the logprobs of `completion`, or None if `request` does not ask for them."""
-        if request.top is None:
-            return None
-        return text_logprobs(completion, self.encoder, request.top)
+    def top_logprobs(self, completion: Completion, top: int) -> dict[str, Any]:
+        return text_logprobs(completion, self.encoder, top)
 
     def more(self, request: Sampling, result: CompletionResult) -> dict[str, Any]:
         """Return the ids of the prompt if the request asks for them."""
         return prompt_token_ids(result) if request.return_token_ids else {}
-
-    def body(self, parsed: ParsedRequest, result: CompletionResult) -> dict[str, Any]:
-        return {**super().body(parsed, result), **prompt_token_ids(result)}
 
     def writer(self, parsed: ParsedRequest, result: CompletionResult) -> TextWriter:
         return TextWriter(self, parsed.request, result)

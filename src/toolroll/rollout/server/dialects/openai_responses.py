@@ -20,6 +20,7 @@ from toolroll.rollout.server.conversation.stored_response import ResponseStore, 
 from toolroll.rollout.server.conversation.template_cache import TemplateCache
 from toolroll.rollout.server.dialects.blocks import (
     all_switches,
+    chat_request,
     effort_switches,
     lineage_of,
     mapping,
@@ -43,7 +44,7 @@ from toolroll.rollout.server.endpoint_settings import EndpointSettings
 from toolroll.rollout.server.errors import ApiError, invalid, refused
 from toolroll.rollout.server.requests.request_bodies import (
     Body,
-    ChatRequest,
+    Common,
     NamedChoice,
     NamedFunction,
     StreamOptions,
@@ -102,20 +103,14 @@ class OpenAIResponses(Dialect):
         if isinstance(choice, FunctionChoice):
             name = flat_name(choice.namespace, choice.name) if choice.namespace else choice.name
             choice = NamedChoice(function=NamedFunction(name=name))
-        chat = ChatRequest(
-            model=request.model,
+        chat = chat_request(
+            request,
             max_tokens=request.max_output_tokens,
-            messages=[None],
-            temperature=request.temperature,
-            top_p=request.top_p,
-            stream=request.stream,
             tool_choice=choice,
             parallel_tool_calls=request.parallel_tool_calls,
             chat_template_kwargs=self._switches(request),
-            session_id=request.session_id,
             **_format(request),
         )
-        chat.messages = []
         metadata = mapping(data.get("metadata") or {}, "metadata")
         details, lineage = Own(request, names, metadata), lineage_of(request.client_metadata)
         return ParsedRequest(chat, messages, ToolList.of(tools), details, lineage)
@@ -292,13 +287,11 @@ class FunctionChoice(Body):
     namespace: str | None = None
 
 
-class ResponsesRequest(Body):
+class ResponsesRequest(Common):
     """`POST /v1/responses`. `service_tier` and `stream_options` do not affect the answer.
-    `client_metadata` labels the trajectory. `session_id` and `chat_template_kwargs` are fields that
-    only this endpoint has.
+    `client_metadata` labels the trajectory. Only this endpoint has `chat_template_kwargs`.
     """
 
-    model: str | None = None
     input: str | list[Any]
     instructions: str | None = None
     tools: list[Any] | None = None
@@ -310,14 +303,10 @@ class ResponsesRequest(Body):
     store: bool = True
     include: list[Literal["reasoning.encrypted_content"]] = Field(default=[])
     max_output_tokens: int | None = Field(default=None, ge=1)
-    temperature: float | None = Field(default=None, ge=0)
-    top_p: float | None = Field(default=None, gt=0, le=1)
     top_logprobs: Literal[0] | None = None
-    stream: bool = False
     stream_options: StreamOptions | None = None
     service_tier: Literal["auto", "default"] | None = None
     truncation: Literal["disabled"] | None = None
     background: Literal[False] | None = None
     client_metadata: dict[str, Any] | None = None
-    session_id: str | None = None
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)

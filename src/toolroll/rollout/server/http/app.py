@@ -275,7 +275,7 @@ class EndpointServer:
         cannot find yet. If none is named, return one that is dropped when the request ends.
         """
         named = self._named(request)
-        in_body = body.get("session_id") if isinstance(body, dict) else None
+        in_body = body.get("session_id")
         if in_body is not None and named is not None and in_body != named:
             raise ApiError(
                 400,

@@ -10,8 +10,8 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from toolroll.rollout.server.endpoint_settings import Stops
-from toolroll.rollout.server.errors import ApiError, refusal_of
+from toolroll.rollout.server.endpoint_settings import SameNames, Stops
+from toolroll.rollout.server.errors import refusal_of
 
 IGNORED_FIELDS = frozenset(
     {"user", "metadata", "safety_identifier"}
@@ -37,30 +37,28 @@ class StreamOptions(Body):
     include_obfuscation: Literal[False] | None = None
 
 
-class Sampling(Body):
-    """The fields that chat and text completions share."""
+class Common(Body):
+    """The fields that all APIs of models share."""
 
     model: str | None = None
-    n: int = Field(default=1, ge=1)
-    max_tokens: int | None = Field(default=None, ge=1)
     temperature: float | None = Field(default=None, ge=0)
     top_p: float | None = Field(default=None, gt=0, le=1)
-    top_k: int | None = None
-    min_p: float | None = Field(default=None, ge=0, le=1)
-    frequency_penalty: float | None = Field(default=None, ge=-2, le=2)
-    presence_penalty: float | None = Field(default=None, ge=-2, le=2)
-    repetition_penalty: float | None = Field(default=None, gt=0)
-    logit_bias: dict[int, float] | None = None
+    stream: bool = False
+    session_id: str | None = None
+    """A field that only this endpoint has."""
+
+
+class Sampling(Common, SameNames):
+    """The fields that chat and text completions share."""
+
+    n: int = Field(default=1, ge=1)
+    max_tokens: int | None = Field(default=None, ge=1)
     min_tokens: int | None = Field(default=None, ge=0)
     stop: Stops = None
-    stop_token_ids: list[int] | None = None
-    ignore_eos: bool | None = None
     seed: int | None = None
-    stream: bool = False
     stream_options: StreamOptions | None = None
     return_token_ids: bool | None = None
     service_tier: Literal["auto", "default"] | None = None
-    session_id: str | None = None
 
     @property
     def stop_strings(self) -> list[str]:
@@ -207,12 +205,10 @@ class RewardRequest(Body):
     info: dict[str, Any] = Field(default_factory=dict)
 
 
-def read(kind: type[M], body: Any, *, ignored: bool = True) -> M:
+def read(kind: type[M], body: dict[str, Any], *, ignored: bool = True) -> M:
     """Validate `body` as the pydantic model `kind` and return it. If `ignored` is True, drop the
     fields in `IGNORED_FIELDS`. Raises `ApiError` (400), which names the field at fault.
     """
-    if not isinstance(body, dict):
-        raise ApiError(400, "invalid_json", "the body must be a JSON object")
     left = {
         name: value
         for name, value in body.items()

@@ -17,7 +17,7 @@ from pydantic import ValidationError
 
 from toolroll.rollout.engine import ModelInfo
 from toolroll.rollout.engine.sampling_params import KNOWN
-from toolroll.rollout.server.endpoint_settings import EndpointSettings, sampling_defaults
+from toolroll.rollout.server.endpoint_settings import EndpointSettings, SameNames, sampling_defaults
 from toolroll.rollout.server.errors import invalid, refusal_of, refused
 from toolroll.rollout.server.requests.request_bodies import (
     ChatRequest,
@@ -34,11 +34,6 @@ context.
 
 _UNKNOWN_CONTEXT_LIMIT = 8192
 
-_SAME_NAME = (
-    "temperature top_p top_k min_p frequency_penalty presence_penalty repetition_penalty "
-    "stop_token_ids ignore_eos logit_bias"
-).split()
-
 
 def sampling_params(
     request: Sampling,
@@ -52,7 +47,7 @@ def sampling_params(
     the engine drops. Raises `ApiError` if a parameter cannot be honored.
     """
     params = {**settings.sampling_params, **session_params}
-    for name in _SAME_NAME:
+    for name in SameNames.model_fields:
         value = getattr(request, name)
         if value is not None:
             params[name] = value

@@ -326,20 +326,18 @@ def session_result(
 
 
 def _metrics(live: LiveSession) -> dict[str, float]:
-    answers = [node.completion for node, _ in live.trace]
+    answers = [node.completion for node, _ in live.trace if node.completion is not None]
     trajectories = live.session.trajectories()
     texts = sum(kind == "text_completion" for _, kind in live.trace)
     counted: dict[str, Any] = {
-        "turns": len(answers),
-        "prompt_tokens": sum(answer.prompt_tokens for answer in answers if answer is not None),
-        "completion_tokens": sum(
-            len(answer.output_ids) for answer in answers if answer is not None
-        ),
-        "cached_tokens": sum(answer.cached_tokens for answer in answers if answer is not None),
+        "turns": len(live.trace),
+        "prompt_tokens": sum(answer.prompt_tokens for answer in answers),
+        "completion_tokens": sum(len(answer.output_ids) for answer in answers),
+        "cached_tokens": sum(answer.cached_tokens for answer in answers),
         "trained_tokens": sum(part.trained_tokens for part in trajectories),
         "recomputed_tokens": recomputed_tokens(trajectories),
         "forks": len(live.tree.forks),
-        "seconds": sum(answer.latency for answer in answers if answer is not None),
+        "seconds": sum(answer.latency for answer in answers),
         **({"text_completions": texts} if texts else {}),
         **{f"token_mismatches/{kind}": count for kind, count in live.mismatches.items()},
     }
