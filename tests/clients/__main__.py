@@ -11,12 +11,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-from clients.play import PROGRAMS, Played, play
+from clients.play import PROGRAMS, play
 from clients.table import CLIENTS, Client
 
 HEAD = """\
-| client | dialect | turns of each sequence | tokens | overflow: error, requests |
-|---|---|---|---|---|"""
+| client | dialects | turns of each sequence |
+|---|---|---|"""
 DIALECTS = {"chat": "chat", "responses": "Responses", "messages": "Messages"}
 STREAMS: dict[tuple[bool, ...], str] = {(False,): ", not streamed", (True,): ", streamed"}
 
@@ -47,7 +47,7 @@ def install(client: Client, folder: Path) -> list[str | Path]:
 
 async def rows(client: Client, folder: Path) -> list[str]:
     """Play `client` in its dialects. Print its rows of the table, and return what differs from the
-    expected values. Dialects with the same values have one row.
+    expected values. Dialects with the same sequences have one row.
     """
     command = install(client, folder)
     name = client.name + STREAMS.get(client.streams, "")
@@ -57,22 +57,14 @@ async def rows(client: Client, folder: Path) -> list[str]:
         option = ", `--server-tools drop`" if dialect in client.drops else ""
         for stream in client.streams:
             played = await play(client, dialect, command, stream=stream)
-            names = dialects.setdefault(cells(played), [])
+            names = dialects.setdefault(", ".join(map(str, played.turns)), [])
             if DIALECTS[dialect] + option not in names:
                 names.append(DIALECTS[dialect] + option)
             where = f"{name}, {DIALECTS[dialect]}{', streamed' if stream else ''}"
             differences += [f"{where}: {line}" for line in played.differences(expected)]
-    for row, names in dialects.items():
-        print(f"| {name} | {'; '.join(names)} | {row} |", flush=True)
+    for turns, names in dialects.items():
+        print(f"| {name} | {'; '.join(names)} | {turns} |", flush=True)
     return differences
-
-
-def cells(played: Played) -> str:
-    """Return a row's cells after the dialect."""
-    error = played.overflow.removeprefix("error: ")
-    quoted = f"`{error}`" if error.isidentifier() else error
-    turns = ", ".join(map(str, played.turns))
-    return f"{turns} | {played.sampled} | {quoted}, {played.requests}"
 
 
 def main() -> None:

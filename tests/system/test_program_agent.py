@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.episodes import agent as own_agent
 from support.episodes import call, judge_tokens, serving
+from support.http import router_over
 from support.program_trials import (
     REWARD,
     WRITE,
@@ -21,17 +23,29 @@ from support.program_trials import (
     write_task,
 )
 from support.toy_environment import Pond
+from support.wire import until
 
 from toolroll.agents.environments.harbor import HarborTask
 from toolroll.agents.environments.sandboxed import SandboxEnvironment
+from toolroll.agents.programs.harbor_trial import HarborTrial
+from toolroll.agents.programs.program_settings import ProgramSettings
 from toolroll.agents.programs.sandbox import Exit, Sandbox
 from toolroll.rollout.errors import UsageError
+from toolroll.rollout.model.model import Model
 from toolroll.rollout.runs.environment_check import check
 from toolroll.rollout.runs.episode_file import read_episodes
 from toolroll.rollout.runs.runner import task_hash
-from toolroll.rollout.testing import Fault, PolicyRequest, load_embedded_tokenizer
+from toolroll.rollout.settings import RolloutArgs
+from toolroll.rollout.testing import (
+    EmbeddedEngine,
+    Fault,
+    PolicyRequest,
+    Reply,
+    load_embedded_tokenizer,
+)
 from toolroll.rollout.types import (
     Action,
+    EnvironmentOptions,
     Episode,
     Observation,
     Status,
@@ -99,6 +113,45 @@ async def test_a_program_is_played_graded_and_recorded(tmp_path: Path) -> None:
             ]
             judge_tokens(trajectories, engine, session)
     assert processes_of("program_trials") == []
+
+
+async def test_samples_of_a_task_share_a_key_behind_a_router_and_may_wait(tmp_path: Path) -> None:
+    write_task(tmp_path)
+    tokenizer, hold = load_embedded_tokenizer(), asyncio.Event()
+    command = f'INSTRUCTION="$(yes "$OPENAI_API_KEY" | head -c 6000)" {command_of()}'
+    policy = lambda request: Reply("Done.", hold=hold)
+    async with (
+        EmbeddedEngine(tokenizer, policy, pool=2000) as engine,
+        router_over(engine.url) as url,
+        Model.from_args(RolloutArgs(engine=url, model="embedded")) as model,
+    ):
+        trials = play(factory(tmp_path), program(model, command), samples=2, affinity=2)
+        playing = asyncio.create_task(trials)
+
+        async def one_waits() -> bool:
+            return engine.held == 1 and model.admission.held == 1
+
+        await until(one_waits, "one of two samples waits")
+        hold.set()
+        episodes = await playing
+    assert {entry.routing_key for entry in engine.log} == {"harbor/greet#0"}
+    held = [episode.result.metrics.get("held_turns") for episode in episodes.values()]
+    assert sorted(held, key=bool) == [None, 1.0]
+
+
+async def test_harbor_ends_its_agent_before_the_sandbox_does(tmp_path: Path) -> None:
+    write_task(tmp_path)
+    tasks = factory(tmp_path)
+    trial = HarborTrial(tasks.make(EnvironmentOptions()), "local", "m")
+    try:
+        await trial.reset(tasks.tasks("test")[0], 0)
+        limits = [
+            trial.program(ProgramSettings(harbor_agent="codex", timeout=seconds))[1]
+            for seconds in (None, 7200.0)
+        ]
+    finally:
+        await trial.close()
+    assert limits == [120 + 60 + 1800, 7200 + 60 + 1800]
 
 
 async def test_parallel_conversations_are_sequences_of_their_own(tmp_path: Path) -> None:
@@ -191,6 +244,13 @@ def test_a_task_is_another_one_if_a_file_changes(tmp_path: Path) -> None:
     first, second = (task_hash("harbor", factory(tmp_path).tasks("test")[0]) for _ in range(2))
     (task / "tests" / "test.sh").write_text("exit 1\n")
     assert first == second != task_hash("harbor", factory(tmp_path).tasks("test")[0])
+
+
+def test_a_task_in_the_working_folder_has_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(write_task(tmp_path))
+    assert [task.id for task in HarborTask.tasks()] == ["greet"]
 
 
 async def test_the_environment_keeps_its_contract_and_the_solution_earns_1(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.patience import PATIENCE
@@ -69,6 +70,18 @@ async def test_a_process_that_is_left_behind_holds_nothing_up_and_ends_with_the_
     assert processes_of("sleep 87652") == []
     with pytest.raises(EnvironmentFailure, match="not running"):
         await sandbox.run("true", {})
+
+
+async def test_after_its_end_a_sandbox_sends_no_signal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The id of its first process may be another process's by then."""
+    async with Sandbox() as sandbox:
+        process = sandbox._process
+        signals: list[Any] = []
+        assert process is not None
+        os.kill(sandbox._pid, signal.SIGKILL)
+        await process.wait()
+        monkeypatch.setattr(os, "kill", lambda *call: signals.append(call))
+    assert signals == []
 
 
 async def test_the_memory_of_a_process_is_limited() -> None:

@@ -7,14 +7,15 @@ environment may answer differently.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import KW_ONLY, dataclass, fields, replace
 from typing import Any
 
 from toolroll.agents.loop.call_policy import CallPolicy, taken
 from toolroll.agents.loop.play import Played, build_result, rewarded
 from toolroll.agents.text_agent import TextAgent
 from toolroll.parsers.openai import from_openai
-from toolroll.parsers.types import CallStatus, ParsedReply
+from toolroll.parsers.reading.lookalike import LOOKALIKE
+from toolroll.parsers.types import CallStatus, ParsedReply, ToolCall
 from toolroll.rollout.errors import UsageError, UserSimulatorError
 from toolroll.rollout.model.turn import AssistantTurn
 from toolroll.rollout.runtime.threads import BlockingRunner
@@ -35,6 +36,8 @@ class Recording:
         roles = [message.get("role") for message in recorded.messages]
         assistant = [position for position, role in enumerate(roles) if role == "assistant"]
         turns = int(recorded.metrics.get("turns", len(assistant)))
+        if turns > len(assistant):
+            raise UsageError(f"{turns} turns, but only {len(assistant)} replies are recorded")
         self.replies = assistant[len(assistant) - turns :]
 
     def next_reply(self) -> AssistantTurn:
@@ -64,7 +67,18 @@ class Recording:
             replace(call, status=bad.get(index, CallStatus.OK), error=answers.get(call.id))
             for index, call in enumerate(reply.tool_calls)
         ]
-        return replace(reply, tool_calls=tuple(calls))
+        return replace(reply, tool_calls=tuple(calls), lookalikes=self._lookalikes(position))
+
+    def _lookalikes(self, position: int) -> tuple[ToolCall, ...]:
+        """Return the text for which a reply without calls was invalid, if it was: the loop answered
+        it with this error, or ended the episode.
+        """
+        messages = self.recorded.messages[position + 1 :]
+        ended = not messages and self.recorded.stop_reason is StopReason.INVALID_CALLS
+        error = str(messages[0].get("content")).removeprefix("Error: ") if messages else ""
+        if not ended and not error.startswith(LOOKALIKE):
+            return ()
+        return (ToolCall("", None, "", CallStatus.LOOKS_LIKE_A_CALL, error),)
 
     async def reset(self, instruction: str) -> str:
         """Return the user's line before the first reply."""
@@ -119,8 +133,9 @@ def make_replay(threads: BlockingRunner, settings: Mapping[str, Any]) -> ReplayA
     """
     if "recorded" not in settings:
         raise UsageError("the agent replay has no episode to repeat: use toolroll regrade")
-    names = ("on_invalid_call", "parallel_calls", "step_timeout", "max_observation_bytes")
-    policy = {name: settings[name] for name in names if settings.get(name) is not None}
+    own = {**settings, **settings.get("agent_args", {})}
+    names = ("step_timeout", "max_observation_bytes", *(rule.name for rule in fields(CallPolicy)))
+    policy = {name: own[name] for name in names if own.get(name) is not None}
     limits = taken(policy, "step_timeout", "max_observation_bytes")
     recording = Recording(settings["recorded"])
     return ReplayAgent(threads, policy=CallPolicy(**policy), recording=recording, **limits)

@@ -89,6 +89,19 @@ def test_what_cannot_be_played_again_is_named(
         toolroll("run", *[tmp_path / word if word == "nothing" else word for word in arguments])
 
 
+def test_another_environment_is_not_the_recorded_one(recorded: Path) -> None:
+    with pytest.raises(UsageError, match="name one of its environments: desk"):
+        toolroll("run", "tau2/retail", "--from", recorded)
+
+
+def test_a_login_that_is_not_recorded_must_be_given(recorded: Path, tmp_path: Path) -> None:
+    changed = settings(recorded)
+    changed["provenance"]["desk"][0]["options"]["engine"] = "http://***@127.0.0.1:1"
+    (tmp_path / "run.json").write_text(json.dumps(changed))
+    with pytest.raises(UsageError, match=r"//\*\*\*@127.0.0.1:1 lacks its secret: give --engine"):
+        toolroll("run", "--from", tmp_path, "--engine-timeout", 0)
+
+
 def test_what_is_recorded_has_no_passwords() -> None:
     address = "http://user:secret@127.0.0.1:1"
     config = RunConfig(env="desk", model="tiny", engine=address, user_url=f"{address}/v1")

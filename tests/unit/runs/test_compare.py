@@ -140,6 +140,17 @@ def test_other_seeds_are_paired_by_number_only_if_that_is_allowed(tmp_path: Path
     assert comparison(base, other, allowed=["seed"])["coverage"]["samples"] == 4
 
 
+def test_sessions_which_have_no_seeds_are_paired_by_number(tmp_path: Path) -> None:
+    rewards = {"a": [1.0, 0.0, 1.0], "b": [0.0, 0.0]}
+    runs = [
+        folder(tmp_path / name, [replace(one, seed=0) for one in played({"s": samples})])
+        for name, samples in rewards.items()
+    ]
+    found = comparison(*runs)
+    assert (found["coverage"]["samples"], found["coverage"]["of_samples"]) == (2, 3)
+    assert (found["reward"]["base"], found["reward"]["candidate"]) == (0.5, 0.0)
+
+
 # --- the numbers ----------------------------------------------------------------------------------
 
 

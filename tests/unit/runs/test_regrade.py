@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+<<<<<<< HEAD
 from support.commands import run_command, toolroll
+=======
+from support.commands import run_command
+from support.loop_clock import skip_until
+>>>>>>> main
 from support.results import content, episode
 from support.tau import MINI, REAL, STOP, needed, recorded_trials, scripted
 
-from toolroll.agents.text_agent import TextAgent
+from toolroll.agents.loop.call_policy import CallPolicy
+from toolroll.agents.text_agent import DEFAULT_POLICY, TextAgent
 from toolroll.parsers.openai import to_openai
+from toolroll.parsers.reading.lookalike import lookalike
 from toolroll.parsers.types import ParsedReply, ToolCall
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.model.turn import AssistantTurn
@@ -30,7 +39,20 @@ from toolroll.rollout.testing import (
     reference_policy,
     serve_in_thread,
 )
-from toolroll.rollout.types import Episode, InteractionResult, Message, Status, StopReason, Tool
+from toolroll.rollout.types import (
+    Action,
+    Environment,
+    EnvironmentOptions,
+    Episode,
+    InteractionResult,
+    Message,
+    Observation,
+    Status,
+    StepResult,
+    StopReason,
+    Task,
+    Tool,
+)
 
 
 @pytest.fixture(scope="module")
@@ -48,6 +70,8 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "--max-turns",
             6,
             "--no-do-nothing",
+            "--agent-args",
+            '{"invalid_penalty": -0.1}',
             "--out",
             out,
         ]
@@ -68,7 +92,7 @@ def test_an_environment_that_did_not_change_agrees(recorded: Path, tmp_path: Pat
     reasons = {str(played.result.stop_reason) for played in before.values()}
     assert reasons >= {"done", "max_steps"}
     assert any(played.result.info.get("bad_calls") for played in before.values())
-    assert any(played.result.reward == 0.0 for played in before.values())
+    assert {played.result.reward for played in before.values()} >= {0.0, 0.9, 1.0}
     for key, played in before.items():
         regraded = content(after[key])
         assert regraded["info"].pop("regrade") == {
@@ -172,15 +196,78 @@ def test_what_changed_in_an_environment_is_found(tmp_path: Path) -> None:
     assert plain.result.step_rewards == (1.0, 1.0)
 
 
-def test_an_aborted_episode_is_left_out(tmp_path: Path) -> None:
+def test_an_aborted_episode_is_left_out_and_counts_as_lost(tmp_path: Path) -> None:
     run = tmp_path / "run"
     with RunDirectory(run, "desk", {}) as folder:
         folder.append(episode("renew-one", env="desk", reason=StopReason.ENGINE_ERROR))
+    with (run / "episodes.jsonl").open("a") as file:
+        file.write("no episode\n")
     result = toolroll("regrade", run, "--out", tmp_path / "out")
-    assert result.stdout.splitlines() == [
+    *lines, bad_line = result.stdout.splitlines()
+    assert lines == [
         "desk: 0 episodes, 0 replayed alike (0.0%), 0 rewards changed",
         "desk: 1 aborted episodes, or of tasks that are gone: left out",
     ]
+    assert "line 2, is not a valid episode" in bad_line
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text())["environments"]["desk"]
+    assert (summary["lost"]["episodes"], summary["lost"]["of_episodes"]) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("env", "settings", "played", "words"),
+    [
+        ("harbor", {"agent": "program"}, "harbor", "what its programs did is not recorded"),
+        ("serve", {}, "serve", "what its programs did is not recorded"),
+        ("desk", {}, "bench:Bench", "episodes of bench:Bench, but no run.json with its settings"),
+    ],
+)
+def test_what_cannot_be_replayed_is_refused(
+    tmp_path: Path, env: str, settings: dict[str, Any], played: str, words: str
+) -> None:
+    with RunDirectory(tmp_path / "run", env, settings) as folder:
+        folder.append(episode(env=played))
+    with pytest.raises(UsageError, match=words):
+        toolroll("regrade", tmp_path / "run", "--out", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+class Stuck(Environment):
+    """Its reset never ends."""
+
+    async def reset(self, task: Task, seed: int) -> Observation:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    def step(self, action: Action) -> StepResult:
+        raise AssertionError
+
+
+def full_disk(options: EnvironmentOptions) -> Environment:
+    raise OSError("no space left")
+
+
+@pytest.mark.parametrize(
+    ("make", "turns", "why"),
+    [
+        (full_disk, 1.0, "no space left"),
+        (lambda options: Stuck(), 1.0, "the replay took more than 600 s"),
+        (find_environment("desk").make, 2.0, "2 turns, but only 1 replies are recorded"),
+    ],
+)
+async def test_a_replay_that_fails_is_an_aborted_episode(make: Any, turns: float, why: str) -> None:
+    factory: Any = SimpleNamespace(make=make, reference=lambda task: None)
+    played = episode(env="desk", metrics={"turns": turns})
+    regrader = Regrader(factory, Threads(1), {"episode_timeout": 600})
+    again = await skip_until(regrader.regrade(played, Task("t-0", 0)), seconds=601)
+    assert (again.result.status, again.result.reward) == (Status.ABORTED, None)
+    assert again.result.info["regrade"] == {
+        "reward": 1.0,
+        "difference": f"the replay failed: {why}",
+    }
+    assert again.result.messages == played.result.messages
+    [trajectory] = again.result.trajectories
+    assert trajectory.trained_tokens > 0
+    assert [turn.reward for turn in trajectory.turns] == [0.0, 0.0]
 
 
 # --- a simulated user -----------------------------------------------------------------------------
@@ -189,21 +276,23 @@ def test_an_aborted_episode_is_left_out(tmp_path: Path) -> None:
 USER = {"user_model": "any"}
 
 
-async def recorded_with_a_user(actions: list[Any]) -> tuple[Any, Any, Episode]:
+async def recorded_with_a_user(
+    actions: list[Any], policy: CallPolicy = DEFAULT_POLICY
+) -> tuple[Any, Any, Episode]:
     """An episode of the small tau-bench, whose user says another line each time."""
     factory = MINI.factory()
     task = factory.tasks("test")[5]
     lines = ("Hi", "Yes.", "Go on.", STOP)
-    agent = Repeating(Threads(2), actions)
+    agent = Repeating(Threads(2), actions, policy)
     result = await agent.asolve(factory.make(scripted(*lines)), task=task, seed=3)
     return factory, task, Episode("tau", task.id, task.index, 0, 3, result, "tiny")
 
 
 class Repeating(TextAgent):
-    """Replies with `replies`, each a text or a call."""
+    """Replies with `replies`, each a text, a call or a parsed reply."""
 
-    def __init__(self, threads: Threads, replies: list[Any]) -> None:
-        super().__init__(threads)
+    def __init__(self, threads: Threads, replies: list[Any], policy: CallPolicy) -> None:
+        super().__init__(threads, policy=policy)
         self._replies = iter(replies)
 
     async def reply(
@@ -214,7 +303,9 @@ class Repeating(TextAgent):
         session_id: str,
     ) -> AssistantTurn:
         reply = next(self._replies)
-        parsed = ParsedReply(reply) if isinstance(reply, str) else ParsedReply("", None, (reply,))
+        parsed = ParsedReply(reply) if isinstance(reply, str) else reply
+        if isinstance(parsed, ToolCall):
+            parsed = ParsedReply("", None, (parsed,))
         return AssistantTurn(parsed, to_openai(parsed))
 
 
@@ -227,6 +318,21 @@ async def test_the_users_lines_are_those_that_were_recorded() -> None:
     again = await Regrader(factory, Threads(2), USER).regrade(played, task)
     assert (played.result.reward, again.result.reward) == (1.0, 1.0)
     assert again.result.info["regrade"]["difference"] == ""
+
+
+@pytest.mark.parametrize("limit", [1, 3])
+async def test_text_that_was_an_invalid_call_is_one_again(limit: int) -> None:
+    """The user never got it."""
+    text = ParsedReply("grant(m5)", lookalikes=(lookalike("grant(m5)", "grant"),))
+    rules: Any = {"on_lookalike": "invalid", "max_invalid_in_a_row": limit, "invalid_penalty": -0.5}
+    factory, task, played = await recorded_with_a_user(
+        ["Hello?", text, "Goodbye.", "Bye."], CallPolicy(**rules)
+    )
+    assert (played.result.stop_reason is StopReason.INVALID_CALLS) == (limit == 1)
+    settings = {**USER, "agent_args": rules}
+    again = await Regrader(factory, Threads(2), settings).regrade(played, task)
+    assert again.result.info["regrade"]["difference"] == ""
+    assert again.result.reward == played.result.reward == -0.5
 
 
 async def test_without_the_recorded_user_it_is_not_replayed_alike() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from support.episodes import agent, serving
-from support.loop_clock import skip
+from support.loop_clock import skip, skip_until
 from support.results import content
 from support.toy_environment import PondFactory, look
 
@@ -25,6 +25,7 @@ from toolroll.rollout.runs.runner import (
     expected_calls,
     task_hash,
 )
+from toolroll.rollout.runtime.threads import Threads
 from toolroll.rollout.settings import RunSettings
 from toolroll.rollout.testing import Reply
 from toolroll.rollout.types import Action, Episode, InteractionResult, Status, StopReason, Task
@@ -91,16 +92,27 @@ def test_the_hash_of_a_task_does_not_depend_on_addresses() -> None:
     assert len({task_hash("e", Task("t", 0, "", {"rule": rule})) for rule in rules}) == 1
 
 
-def test_the_calls_of_the_reference_are_recorded_if_it_can_be_read(
+async def test_the_calls_of_the_reference_are_recorded_if_it_can_be_read(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    desk = find_environment("desk")
-    calls = expected_calls(desk, desk.tasks("test")[0])
+    desk, threads, free = find_environment("desk"), Threads(1), threading.Event()
+    task = desk.tasks("test")[0]
+    calls = await expected_calls(desk, task, threads)
     assert [call["name"] for call in calls[:1]] == ["find_member"]
-    assert calls[0]["arguments"] == {"card": desk.tasks("test")[0].data["card"]}
+    assert calls[0]["arguments"] == {"card": task.data["card"]}
+
+    async def reference(task: Task) -> Any:
+        return desk.reference(task)
+
+    later: Any = SimpleNamespace(reference=reference)
+    assert await expected_calls(later, task, threads) == calls
     broken: Any = SimpleNamespace(reference=lambda task: 1 / 0)
-    assert expected_calls(broken, Task("t", 0)) == []
+    assert await expected_calls(broken, Task("t", 0), threads) == []
     assert "the reference of task t is not recorded: ZeroDivisionError" in caplog.text
+    stuck: Any = SimpleNamespace(reference=lambda task: free.wait(60))
+    assert await skip_until(expected_calls(stuck, Task("u", 0), threads), seconds=61) == []
+    free.set()
+    assert "the reference of task u is not recorded: TimeoutError" in caplog.text
 
 
 async def test_what_is_done_is_not_played_again(tokenizer: Any) -> None:

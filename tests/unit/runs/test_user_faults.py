@@ -13,6 +13,7 @@ from support.commands import toolroll
 from support.results import episode
 from support.tau import recorded_trials
 
+from toolroll.rollout.cli import blame as blame_command
 from toolroll.rollout.cli.display import remarks
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.runs.compare import Question, compare, read_runs
@@ -20,10 +21,10 @@ from toolroll.rollout.runs.episode_file import EpisodeStore
 from toolroll.rollout.runs.registry import load_environment
 from toolroll.rollout.runs.report import report
 from toolroll.rollout.runs.totals import Summary
-from toolroll.rollout.runs.user_faults import RULES, user_faults
+from toolroll.rollout.runs.user_faults import RULES, UserFault, user_faults
 from toolroll.rollout.runs.viewer.data import row
 from toolroll.rollout.testing import EmbeddedEngine, load_embedded_tokenizer, serve_in_thread
-from toolroll.rollout.types import EnvironmentOptions, Episode, Message
+from toolroll.rollout.types import EnvironmentOptions, Episode, InteractionResult, Message
 
 STOP = "###STOP###"
 ORDERS = (
@@ -33,7 +34,7 @@ ORDERS = (
 
 
 def played(
-    *lines: str, reward: float = 0.0, task: str = "t-0", sample: int = 0, **metrics: float
+    *lines: Any, reward: float = 0.0, task: str = "t-0", sample: int = 0, **metrics: float
 ) -> Episode:
     """An episode in which the user and the agent write `lines` in turn."""
     messages: list[Message] = [
@@ -81,7 +82,7 @@ def test_each_rule_has_a_case() -> None:
     assert {kind for kind, _ in FAULTY.values()} == RULES.keys()
 
 
-SOUND = {
+SOUND: dict[str, list[Any]] = {
     "it must say it": ["You are the kindest agent that I have ever met."],
     "it asks the agent": ["Do you want to fly to Seattle? That is what my sister asked me."],
     "all is done": ["Hello", "Booked. Shall I do more?", f"Sure not, that's all. {STOP}"],
@@ -90,6 +91,8 @@ SOUND = {
     "the agent named it": ["Hello", "I wrote to mia.li@example.com.", "mia.li@example.com is fine"],
     "it is told in capitals": ["Hello", "Who?", "I don't know my user ID.", "So?", "MIA_LI_3668"],
     "it agrees": ["Hello", "A?", "Yes, please.", "B?", "Yes, please.", "C?", "Yes, please."],
+    "its content has parts": ["Hello", "Which?", [{"type": "text", "text": "The blue one."}]],
+    "its content is an image": ["Hello", "Which?", [{"type": "image_url", "image_url": {}}]],
     "the loop answers an empty reply": ["Hello", *["", "The reply was empty: call a tool."] * 4],
 }
 
@@ -193,6 +196,25 @@ def test_blame_lists_the_faults_of_failed_episodes(run: Path) -> None:
         "states: I don't know my user ID.",
         f"{run}: faults of the simulated user in 1 of 4 failed episodes: contradiction 1",
     ]
+
+
+def test_blame_keeps_no_tokens_and_begins_no_task_before_its_turn(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    results: list[InteractionResult] = []
+    tasks: list[int] = []
+
+    def watched(result: InteractionResult) -> list[UserFault]:
+        results.append(result)
+        tasks.append(len(asyncio.all_tasks()))
+        return user_faults(result)
+
+    monkeypatch.setattr(blame_command, "user_faults", watched)
+    monkeypatch.setattr(blame_command, "_AT_ONCE", 2)
+    assert len(blame(run)) == 2
+    assert len(results) == 4
+    assert not any(result.trajectories or result.tokens or result.logprobs for result in results)
+    assert max(tasks) <= 4, "the command's own two, and two"
 
 
 def test_a_judge_reads_failed_episodes_once(run: Path) -> None:

@@ -13,6 +13,7 @@ from toolroll.rollout.runs import worker_pool as spreading
 from toolroll.rollout.runs.runner import remaining
 from toolroll.rollout.runs.worker_pool import (
     WorkerDiedError,
+    WorkerStalledError,
     play_on_workers,
     split_concurrency,
 )
@@ -30,7 +31,10 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 class Mortal:
     """A player that is gone when it is asked for a task in `deadly`, so many times."""
 
-    def __init__(self, deadly: dict[str, int] | None = None) -> None:
+    def __init__(
+        self, deadly: dict[str, int] | None = None, error: type[WorkerDiedError] = WorkerDiedError
+    ) -> None:
+        self._error = error
         self.asked: list[Key] = []
         self.most = self._now = 0
         self._deadly = dict(deadly or {})
@@ -43,7 +47,7 @@ class Mortal:
         self._now -= 1
         if self._deadly.get(key[0], 0):
             self._deadly[key[0]] -= 1
-            raise WorkerDiedError("killed")
+            raise self._error("killed")
         return episode(*key)
 
 
@@ -83,9 +87,19 @@ async def test_what_a_dead_player_had_is_given_out_again() -> None:
 
 
 @pytest.mark.usefixtures("impatient")
-async def test_an_episode_that_kills_whoever_plays_it_ends_the_run() -> None:
+@pytest.mark.parametrize(
+    ("error", "why"),
+    [
+        (WorkerDiedError, "is there enough memory"),
+        (WorkerStalledError, "10 of them had a blocked event loop: the environment"),
+    ],
+)
+async def test_an_episode_that_kills_whoever_plays_it_ends_the_run(
+    error: type[WorkerDiedError], why: str
+) -> None:
+    player = Mortal({"t-0": 99}, error)
     with pytest.raises(ExceptionGroup) as group:
-        await play_on_workers([("t-0", 1)], [(Mortal({"t-0": 99}).play, 1)], lambda one: None)
+        await play_on_workers([("t-0", 1)], [(player.play, 1)], lambda one: None)
     assert group.group_contains(
-        RolloutError, match="10 workers died while playing task t-0, sample 1: is there enough"
+        RolloutError, match=f"10 workers died while playing task t-0, sample 1: {why}"
     )

@@ -81,8 +81,9 @@ class HarborTask(SandboxEnvironment):
         found = [parent, *sorted(parent.iterdir())] if parent.is_dir() else []
         folders = [folder for folder in found if (folder / "task.toml").is_file()]
         return [
-            Task(folder.name, index, SPLIT, {"folder": str(folder), "content": _digest(folder)})
+            Task(name, index, SPLIT, {"folder": str(folder), "content": _digest(folder)})
             for index, folder in enumerate(folders)
+            for name in [(folder if folder.name.strip(".") else folder.resolve()).name]
         ]
 
     @staticmethod

@@ -32,6 +32,7 @@ from toolroll.agents.programs.harbor_trial import HarborTrial
 from toolroll.agents.programs.program_settings import ProgramSettings
 from toolroll.agents.programs.sandbox import Exit
 from toolroll.parsers.types import ParsedReply
+from toolroll.rollout.engine import ROUTING_KEY
 from toolroll.rollout.errors import EngineError, EnvironmentFailure, RolloutError, UsageError
 from toolroll.rollout.model.model import Model
 from toolroll.rollout.model.turn import AssistantTurn
@@ -105,11 +106,14 @@ class ProgramConversation:
         self.tools: list[Tool] = []
         self.reason = StopReason.DONE
         self.info: dict[str, Any] = {}
+        self.held_turns = 0
         self._server = server
         self._settings = settings
         self._environment = environment
         short = _NOT_IN_ID.sub("-", name).strip("-.:_@")[:80] or "trial"
         self._name = f"{short}-{uuid.uuid4().hex[:12]}"
+        session, key = ROUTING_KEY.get()
+        self._routing_key = key if session == name else self._name
         self._max_turns = max_turns
         self.live = server.endpoint.sessions.empty(self._name)
 
@@ -142,6 +146,7 @@ class ProgramConversation:
         self.live.max_turns = self._max_turns
         self.live.keep_failures = True
         self.live.pending.context = copy_context()
+        self.live.pending.context.run(ROUTING_KEY.set, (self._name, self._routing_key))
         own = ("max_new_tokens", "stop")  # the program may set these itself
         self.live.fixed_params = {name: defaults[name] for name in defaults if name not in own}
         end = await self._run_until_stopped()
@@ -208,6 +213,7 @@ class ProgramConversation:
     async def settle(self) -> None:
         """Abort the requests in flight, and verify the session."""
         await self.live.end()
+        self.held_turns += self.live.end_at_engine()
         await self._server.endpoint.settle(self.live)
 
     def cancel_checks(self) -> None:
@@ -268,7 +274,8 @@ class ProgramAgent(EpisodeAgent[ProgramConversation]):
             shares = [*[0.0] * (turns - 1), played.reward]
             result.trajectories = rewarded(result.trajectories, shares)
         metrics = without_tokens.metrics
-        result.metrics = metrics | result.metrics | {"seconds": metrics["seconds"]}
+        held = {"held_turns": float(conversation.held_turns)} if conversation.held_turns else {}
+        result.metrics = metrics | result.metrics | {"seconds": metrics["seconds"]} | held
         return result
 
     async def close(self, conversation: ProgramConversation) -> None:

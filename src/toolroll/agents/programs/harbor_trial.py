@@ -45,7 +45,7 @@ class HarborTrial(SandboxEnvironment):
             env.check_image(task)
         await env.start(task, folders=[folder_of(task), self._script.parent])
         self.sandbox = env.sandbox
-        self._limit = (env.timeout or 3600.0) + env.grading_timeout + _PREPARING
+        self.timeout = env.timeout
         return Observation([{"role": "user", "content": env.instruction}])
 
     def program(self, settings: ProgramSettings) -> tuple[str, float]:
@@ -61,7 +61,8 @@ class HarborTrial(SandboxEnvironment):
             "variables": settings.variables,
         }
         words = [settings.harbor_python, str(self._script), json.dumps(arguments)]
-        return shlex.join(words), self._limit
+        _, limit = super().program(settings)
+        return shlex.join(words), limit + self._env.grading_timeout + _PREPARING
 
     async def step(self, action: Action) -> StepResult:
         """Return the reward of Harbor's verifier."""

@@ -187,8 +187,9 @@ class Sandbox:
         """Kill all processes, and wait for their end. The files end with them."""
         process, self._process = self._process, None
         if process is not None:
-            with suppress(ProcessLookupError):  # after the first process, all others have ended
-                os.kill(self._pid or process.pid, signal.SIGKILL)
+            if process.returncode is None:  # otherwise all have ended, and the id may be another's
+                with suppress(ProcessLookupError):
+                    os.kill(self._pid or process.pid, signal.SIGKILL)
             await process.communicate()
 
     async def _output(self, *words: str) -> bytes | None:

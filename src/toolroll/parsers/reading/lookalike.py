@@ -14,6 +14,8 @@ from functools import lru_cache
 
 from toolroll.parsers.types import CallStatus, ToolCall
 
+LOOKALIKE = "the text looks like a tool call"
+"""The error of text that looks like a call begins with it."""
 _NAME = r"[^\W\d][\w.\-/]*+"
 _KEY = r"""(?:"[^"\n]{1,60}"|'[^'\n]{1,60}'|\w{1,60}+)\s*+:"""
 _AS_JSON = (
@@ -57,7 +59,7 @@ def lookalikes(text: str, beside: Beside, names: Collection[str]) -> Iterator[To
 def lookalike(raw: str, name: str = "") -> ToolCall:
     """Return the text `raw`, which looks like a call of `name`."""
     error = (
-        f"the text looks like a tool call{' of ' * bool(name)}{name}, but it is not one in the "
+        f"{LOOKALIKE}{' of ' * bool(name)}{name}, but it is not one in the "
         "format of this model, so nothing was executed"
     )
     return ToolCall(name, None, raw, CallStatus.LOOKS_LIKE_A_CALL, error)

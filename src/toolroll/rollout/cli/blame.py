@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from toolroll.rollout.cli.display import shortened
 from toolroll.rollout.errors import EnvironmentFailure, UsageError
 from toolroll.rollout.runs.episode_file import read_episodes
 from toolroll.rollout.runs.export.exported_run import is_graded
+from toolroll.rollout.runs.export.messages import text_of
 from toolroll.rollout.runs.pass_at_k import passed
 from toolroll.rollout.runs.registry import judge_maker
 from toolroll.rollout.runs.run_directory import refuse_no_run
@@ -20,6 +22,8 @@ from toolroll.rollout.runs.user_faults import UserFault, instruction_of, user_fa
 from toolroll.rollout.types import Episode
 
 VERDICTS_NAME = "judge.jsonl"
+_AT_ONCE = 64  # episodes that are judged
+_NO_TOKENS: Any = {"trajectories": (), "tokens": [], "loss_mask": [], "logprobs": None}
 _FAULTY = 0.5
 """A judge's score below which the simulated user is at fault."""
 _LONGEST = 160
@@ -38,22 +42,29 @@ async def blame(folder: Path, judge: Mapping[str, Any] | None) -> list[str]:
     """
     refuse_no_run(folder)
     bad_lines: list[str] = []
-    has_user, failed = False, []
+    has_user, failed = False, list[Episode]()
     for episode in read_episodes(folder, on_bad_line=bad_lines.append):
         if "user_calls" in episode.result.metrics:
             has_user = True
             if is_graded(episode) and not passed(episode.result.reward or 0.0):
-                failed.append(episode)
+                failed.append(replace(episode, result=replace(episode.result, **_NO_TOKENS)))
     if not has_user:
         raise UsageError(
             f"{folder} has no simulated user (user_calls in the metrics of an episode)"
         )
     grade = judge_maker("openai")(_RUBRIC, cache=folder / VERDICTS_NAME, **judge) if judge else None
     not_judged: list[str] = []
+    judged: dict[int, list[UserFault]] = {}
+    rest = iter(enumerate(failed))
+
+    async def work() -> None:
+        for number, episode in rest:
+            judged[number] = await _faults(episode, grade, not_judged)
+
     async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(_faults(episode, grade, not_judged)) for episode in failed]
-    judged = [(episode, task.result()) for episode, task in zip(failed, tasks, strict=True)]
-    faulty = [(episode, faults) for episode, faults in judged if faults]
+        for _ in range(min(_AT_ONCE, len(failed))):
+            group.create_task(work())
+    faulty = [(failed[number], faults) for number, faults in sorted(judged.items()) if faults]
     kinds = Counter(fault.kind for _, faults in faulty for fault in faults)
     counts = ", ".join(f"{kind} {count}" for kind, count in sorted(kinds.items()))
     total = f"faults of the simulated user in {len(faulty)} of {len(failed)} failed episodes"
@@ -94,7 +105,7 @@ def _shown(episode: Episode, fault: UserFault) -> str:
     name = _name(episode)
     if fault.position is None:
         return f"{name}: {fault.kind}: {fault.why}"
-    line = " ".join(str(episode.result.messages[fault.position]["content"]).split())
+    line = " ".join(text_of(episode.result.messages[fault.position]["content"]).split())
     quote = line if len(line) <= _LONGEST else f"{line[:_LONGEST]}…"
     return f"{name}, message {fault.position}: {fault.kind}: {fault.why}: {quote}"
 

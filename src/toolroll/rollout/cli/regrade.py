@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,14 @@ from toolroll.rollout.errors import UsageError
 from toolroll.rollout.runs.environment_file import absolute_target
 from toolroll.rollout.runs.episode_file import read_episodes
 from toolroll.rollout.runs.provenance import provenance
-from toolroll.rollout.runs.recorded_run import recorded_run
+from toolroll.rollout.runs.recorded_run import RecordedRun, recorded_runs
 from toolroll.rollout.runs.registry import choose_tasks, load_environment
 from toolroll.rollout.runs.regrade import KEY, Regrader
 from toolroll.rollout.runs.report import report, write_summary
-from toolroll.rollout.runs.run_directory import RunDirectory, refuse_no_run
+from toolroll.rollout.runs.run_directory import SETTINGS_NAME, RunDirectory, refuse_no_run
 from toolroll.rollout.runs.runner import session_id
 from toolroll.rollout.runtime.threads import Threads
+from toolroll.rollout.server.sessions.session_store import ENV as SESSIONS
 from toolroll.rollout.types import EnvironmentFactory, Episode, Status
 
 
@@ -29,10 +31,27 @@ async def regrade_folder(folder: Path, out: Path, target: str | None) -> list[st
     """
     refuse_no_run(folder)
     _refuse_existing(out)
-    names = sorted({episode.env for episode in _episodes(folder)})
+    bad_lines: list[str] = []
+    names = sorted({episode.env for episode in read_episodes(folder, on_bad_line=bad_lines.append)})
     if target is not None and len(names) > 1:
         raise UsageError(f"--env names one environment, and {folder} has {', '.join(names)}")
-    return [line for name in names for line in await _regraded(folder, out, name, target)]
+    recorded = recorded_runs(folder)
+    runs = {name: _replayable(folder, name, recorded) for name in names}
+    lines = [
+        line for name in runs for line in await _regraded(folder, out, name, runs[name], target)
+    ]
+    return [*lines, *shortened(bad_lines)]
+
+
+def _replayable(folder: Path, env: str, runs: Mapping[str, RecordedRun]) -> RecordedRun:
+    """Return the run of `env`. Raise `UsageError` if its actions are not recorded."""
+    if env not in runs:
+        raise UsageError(
+            f"{folder} has episodes of {env}, but no {SETTINGS_NAME} with its settings"
+        )
+    if env == SESSIONS or runs[env].settings.get("agent") == "program":
+        raise UsageError(f"{folder} cannot be graded again: what its programs did is not recorded")
+    return runs[env]
 
 
 def _refuse_existing(out: Path) -> None:
@@ -40,8 +59,9 @@ def _refuse_existing(out: Path) -> None:
         raise UsageError(f"--out {out} already exists: name a new folder")
 
 
-async def _regraded(folder: Path, out: Path, env: str, target: str | None) -> list[str]:
-    run = recorded_run(folder, env)
+async def _regraded(
+    folder: Path, out: Path, env: str, run: RecordedRun, target: str | None
+) -> list[str]:
     values = {"env": env, **run.values}
     factory = _loaded(target, values)
     tasks = {task.id: task for task in choose_tasks(factory, values.get("split"), None)}
@@ -51,26 +71,26 @@ async def _regraded(folder: Path, out: Path, env: str, target: str | None) -> li
     regrader = Regrader(factory, Threads(1), values)
     unlike: list[str] = []
     changed: list[str] = []
-    left_out = 0
+    planned: Counter[str] = Counter()
     with RunDirectory(out, env, run.settings, provenance=now) as directory:
-        for recorded in _episodes(folder):
+        for recorded in read_episodes(folder, on_bad_line=lambda message: None):
             if recorded.env != env:
                 continue
+            planned[recorded.task_id] += 1
             if recorded.task_id not in tasks or recorded.result.status is Status.ABORTED:
-                left_out += 1
                 continue
             episode = await regrader.regrade(recorded, tasks[recorded.task_id])
             directory.append(episode)
             _compare(episode, unlike, changed)
     summary = directory.summary
-    part = report(summary, settings=run.settings, provenance=directory.provenance)
+    part = report(summary, settings=run.settings, planned=planned, provenance=directory.provenance)
     write_summary(out, {env: part})
     alike = summary.episodes - len(unlike)
     lines = [
         f"{env}: {summary.episodes} episodes, {alike} replayed alike "
         f"({alike / max(1, summary.episodes):.1%}), {len(changed)} rewards changed"
     ]
-    if left_out:
+    if left_out := planned.total() - summary.episodes:
         lines.append(f"{env}: {left_out} aborted episodes, or of tasks that are gone: left out")
     return [*lines, *shortened(unlike), *shortened(changed)]
 
@@ -91,7 +111,3 @@ def _compare(episode: Episode, unlike: list[str], changed: list[str]) -> None:
         unlike.append(f"{name} is not replayed alike: {difference}")
     if again.reward != again.info[KEY]["reward"]:
         changed.append(f"{name}: the reward was {again.info[KEY]['reward']} and is {again.reward}")
-
-
-def _episodes(folder: Path) -> Iterator[Episode]:
-    return read_episodes(folder, on_bad_line=lambda message: None)

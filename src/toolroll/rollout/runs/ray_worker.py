@@ -23,7 +23,7 @@ from typing import Any
 
 from toolroll.rollout.errors import RolloutError, UsageError
 from toolroll.rollout.runs.runner import RunStoppedError
-from toolroll.rollout.runs.worker_pool import WorkerDiedError
+from toolroll.rollout.runs.worker_pool import WorkerDiedError, WorkerStalledError
 from toolroll.rollout.runtime.foreign import retrieve
 from toolroll.rollout.runtime.jsonable import plain
 
@@ -87,6 +87,7 @@ class RayWorker:
         )
         self._actor = actor.remote(open_)
         self._calls = 0
+        self._stalled = False
         self._watching: asyncio.Task[None] | None = None
 
     async def call(self, method: str, *args: Any, **options: Any) -> Any:
@@ -104,7 +105,8 @@ class RayWorker:
             await asyncio.wait([future], timeout=_GRACE)
             raise
         except self._ray.exceptions.RayActorError as error:
-            raise WorkerDiedError(type(error).__name__) from error
+            kind = WorkerStalledError if self._stalled else WorkerDiedError
+            raise kind(type(error).__name__) from error
         except self._ray.exceptions.TaskCancelledError as error:  # by code in the process
             raise RolloutError("the call was cancelled in its process") from error
         except self._ray.exceptions.RayTaskError as error:
@@ -128,9 +130,10 @@ class RayWorker:
             try:
                 async with asyncio.timeout(limit):
                     await self._actor.respond.remote()
-                limit = _STALL
+                limit, self._stalled = _STALL, False
             except TimeoutError:
                 logger.warning("a worker does not respond, and is killed")
+                self._stalled = True
                 self._ray.kill(self._actor, no_restart=False)
                 limit = None
             except self._ray.exceptions.RayActorError:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from toolroll.rollout.errors import UsageError
+from toolroll.rollout.runs.environment_file import is_target
 from toolroll.rollout.runs.provenance import Provenance, latest
 from toolroll.rollout.runs.run_config import RunConfig
 from toolroll.rollout.runs.run_directory import SETTINGS_NAME, difference, read_run_file
@@ -57,7 +58,7 @@ def recorded_run(path: Path, env: str | None) -> RecordedRun:
     runs = recorded_runs(path.parent if path.name == SETTINGS_NAME else path)
     if env in runs:
         return runs[env]
-    if len(runs) != 1:
+    if len(runs) != 1 or not (env is None or is_target(env)):
         names = ", ".join(runs) or "it has none"
         raise UsageError(f"--from {path}: name one of its environments: {names}")
     return next(iter(runs.values()))

@@ -6,15 +6,23 @@ its `info` are new, and its stop reason if the replay ended differently.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from toolroll.rollout.errors import error_in
+from toolroll.rollout.errors import EngineUnreachableError, TimeLimitError, error_in
 from toolroll.rollout.runs.environment_check import excerpts, first_difference
 from toolroll.rollout.runs.environment_results import OWN_INFO
 from toolroll.rollout.runs.registry import agent_maker
-from toolroll.rollout.runs.runner import checked_result, expected_calls, session_id, task_hash
+from toolroll.rollout.runs.runner import (
+    checked_result,
+    expected_calls,
+    failed_result,
+    session_id,
+    task_hash,
+)
+from toolroll.rollout.runtime.foreign import guarded
 from toolroll.rollout.runtime.jsonable import plain
 from toolroll.rollout.runtime.threads import BlockingRunner
 from toolroll.rollout.types import (
@@ -45,7 +53,7 @@ class Regrader:
 
     async def regrade(self, episode: Episode, task: Task) -> Episode:
         """Return `episode`, which played `task`, with the reward of its replay."""
-        recorded, replayed = episode.result, await self._replay(episode, task)
+        recorded, replayed = episode.result, await self._replay_or_fail(episode, task)
         reason = _end(recorded, replayed)
         ours = {name: value for name, value in recorded.info.items() if name in OWN_INFO}
         notes = {"reward": recorded.reward, "difference": _difference(recorded, replayed)}
@@ -58,8 +66,32 @@ class Regrader:
             trajectories=replayed.trajectories,
             info=ours | replayed.info | {KEY: notes},
         )
-        hashed, calls = task_hash(episode.env, task), expected_calls(self.factory, task)
+        calls = await expected_calls(self.factory, task, self.threads)
+        hashed = task_hash(episode.env, task)
         return replace(episode, result=result, task_hash=hashed, expected_calls=calls)
+
+    async def _replay_or_fail(self, episode: Episode, task: Task) -> InteractionResult:
+        """Return the replay. If it raises an error, or takes longer than an episode of the run may,
+        return an aborted one, whose turns have no rewards.
+        """
+        reason, seconds = StopReason.ENVIRONMENT_ERROR, self.settings.get("episode_timeout")
+        limit = asyncio.timeout(seconds)
+        try:
+            async with limit:
+                with guarded():
+                    return await self._replay(episode, task)
+        except EngineUnreachableError:  # a judge's server, which other episodes need too
+            raise
+        except Exception as error:  # noqa: BLE001 - one replay must not end the command
+            failure = error
+            if limit.expired():
+                failure = TimeLimitError(f"the replay took more than {seconds:g} s")
+                reason = StopReason.TIME_LIMIT
+        parts = tuple(
+            replace(part, turns=tuple(replace(turn, reward=0.0) for turn in part.turns))
+            for part in episode.result.trajectories
+        )
+        return replace(failed_result(reason, failure), trajectories=parts)
 
     async def _replay(self, episode: Episode, task: Task) -> InteractionResult:
         agent = self._make_agent(self.threads, {**self.settings, "recorded": episode.result})

@@ -207,6 +207,9 @@ def load_config(
         )
     values = {**recorded, **values}
     values |= {name: value for name, value in options.items() if value is not None}
+    for name in sorted(FREE & values.keys()):
+        if "***" in str(values[name]) and values[name] == recorded.get(name):
+            raise UsageError(f"{values[name]} lacks its secret: give --{name.replace('_', '-')}")
     return RunConfig.read(values, name_of=lambda name: f"--{name.replace('_', '-')}")
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import inspect
 import logging
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
@@ -37,6 +38,7 @@ from toolroll.rollout.runtime.blocked_loop import watched_loop
 from toolroll.rollout.runtime.foreign import ForeignExitError, guarded
 from toolroll.rollout.runtime.garbage import paced_garbage
 from toolroll.rollout.runtime.jsonable import finite, json_bytes, plain, shown
+from toolroll.rollout.runtime.threads import BlockingRunner, Threads
 from toolroll.rollout.runtime.time_limit import pausable
 from toolroll.rollout.runtime.unicode import replace_surrogates
 from toolroll.rollout.settings import RunSettings
@@ -73,6 +75,7 @@ _REASON_OF_STATUS = {  # from the best status to the worst
     Status.ABORTED: StopReason.INTERNAL_ERROR,
 }
 _LONGEST_PAUSE = 30.0
+_REFERENCE_LIMIT = 60.0  # seconds
 
 
 class RunStoppedError(RolloutError):
@@ -100,14 +103,19 @@ def task_hash(env: str, task: Task) -> str:
     return hashlib.blake2b(content, digest_size=16).hexdigest()
 
 
-def expected_calls(factory: EnvironmentFactory, task: Task) -> list[dict[str, Any]]:
-    """Return the calls of the task's reference, or [] if there is none. If it raises an error, log
-    the error and return [].
+async def expected_calls(
+    factory: EnvironmentFactory, task: Task, threads: BlockingRunner
+) -> list[dict[str, Any]]:
+    """Return the calls of the task's reference, or [] if there is none. If reading it raises an
+    error or takes too long, log this and return [].
     """
     try:
         with guarded():
-            actions = factory.reference(task) or ()
-            calls = [call for action in actions for call in action.tool_calls]
+            async with asyncio.timeout(_REFERENCE_LIMIT):
+                actions: Any = await threads.run_in_thread(guarded()(factory.reference), task)
+                if inspect.isawaitable(actions):
+                    actions = await actions
+            calls = [call for action in actions or () for call in action.tool_calls]
             return [{"name": call.name, "arguments": plain(call.arguments)} for call in calls]
     except Exception as error:  # noqa: BLE001 - the episode itself is good
         logger.warning("the reference of task %s is not recorded: %r", task.id, error)
@@ -202,7 +210,8 @@ class Runner:
         self._options = options or EnvironmentOptions()
         self._callbacks = tuple(callbacks)
         self._failed_in_a_row = 0
-        self._expected: dict[str, list[dict[str, Any]]] = {}
+        self._threads = Threads(8)
+        self._expected: dict[str, asyncio.Task[list[dict[str, Any]]]] = {}
 
     async def run(
         self,
@@ -262,6 +271,10 @@ class Runner:
     async def _attempt(self, task: Task, sample: int) -> Episode:
         name, settings = self.factory.name, self.settings
         seed = episode_seed(settings.seed, task.id, sample)
+        reading = self._expected.get(task.id)
+        if reading is None or reading.cancelled():  # once for all samples of the task
+            reading = asyncio.create_task(expected_calls(self.factory, task, self._threads))
+            self._expected[task.id] = reading
         limit = asyncio.timeout(settings.episode_timeout)
         try:
             async with limit:
@@ -270,20 +283,18 @@ class Runner:
                 with pausable(limit), guarded():
                     result = await asyncio.create_task(self._solve(task, sample, seed))
         except ForeignExitError:
-            result = _failed(
+            result = failed_result(
                 StopReason.ENVIRONMENT_ERROR,
                 EnvironmentFailure("the episode cancelled its own task"),
             )
         except TimeoutError:
             if not limit.expired():
                 raise
-            result = _failed(
+            result = failed_result(
                 StopReason.TIME_LIMIT,
                 TimeLimitError(f"the episode took more than {settings.episode_timeout:g} s"),
             )
-        if (calls := self._expected.get(task.id)) is None:  # once for all samples of the task
-            calls = self._expected[task.id] = expected_calls(self.factory, task)
-        hashed = task_hash(name, task)
+        hashed, calls = task_hash(name, task), await asyncio.shield(reading)
         return Episode(
             name, task.id, task.index, sample, seed, result, settings.model, hashed, calls
         )
@@ -330,7 +341,7 @@ class Runner:
                 type(cause).__name__,
                 message_of(cause),
             )
-            return _failed(reason, cause)
+            return failed_result(reason, cause)
 
     def _watch(self, episode: Episode) -> None:
         """Count aborted attempts in a row. Raise `RunStoppedError` if there are `give_up_after`."""
@@ -403,7 +414,7 @@ def checked_result(result: Any) -> InteractionResult:
     return result
 
 
-def _failed(reason: StopReason, error: BaseException) -> InteractionResult:
+def failed_result(reason: StopReason, error: BaseException) -> InteractionResult:
     """Return the result of a failed episode: no tokens, no reward."""
     info = {"error": describe(error)}
     return InteractionResult.of(

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from toolroll.rollout.runs.export.messages import text_of
 from toolroll.rollout.types import InteractionResult, Message
 
 _MARKER = re.compile(r"###(?:STOP|TRANSFER|OUT-OF-SCOPE)###")
@@ -84,15 +85,16 @@ def user_faults(result: InteractionResult) -> list[UserFault]:
 
 def _lines(messages: Sequence[Message]) -> Iterator[_Line]:
     """Yield the lines of the user. A message that answers an empty reply, or that is an error, is
-    the loop's own.
+    the loop's own. Content without text, such as an image, is no line.
     """
     agent: str | None = None
     for position, message in enumerate(messages):
-        text = message.get("content")
-        text = text.replace("’", "'") if isinstance(text, str) else ""
+        content = message.get("content")
+        text = text_of(content).replace("’", "'")
+        skipped = text.startswith("Error: ") or (content and not text)
         if message.get("role") == "assistant":
             agent = text
-        elif message.get("role") == "user" and agent != "" and not text.startswith("Error: "):
+        elif message.get("role") == "user" and agent != "" and not skipped:
             yield _Line(position, text, agent or "")
 
 

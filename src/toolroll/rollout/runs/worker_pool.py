@@ -32,6 +32,10 @@ class WorkerDiedError(RolloutError):
     """
 
 
+class WorkerStalledError(WorkerDiedError):
+    """Raised if a worker process was killed because its event loop did not respond."""
+
+
 def split_concurrency(concurrency: int, players: int) -> list[int]:
     """Split `concurrency` evenly over at most `players` workers. Return the number of concurrent
     episodes of each worker, which is at least one.
@@ -65,14 +69,19 @@ async def play_until_survived(play: Callable[[], Awaitable[T]], episode: str) ->
 
     Raise `RolloutError` if workers keep dying.
     """
+    stalls = 0
     for deaths in range(ATTEMPTS):
         try:
             return await play(), deaths
         except WorkerDiedError as error:
+            stalls += isinstance(error, WorkerStalledError)
             logger.warning("the worker of %s died (attempt %d): %s", episode, deaths + 1, error)
         if deaths + 1 < ATTEMPTS:
             await asyncio.sleep(_PAUSE * (deaths + 1))
-    raise RolloutError(
-        f"{ATTEMPTS} workers died while playing {episode}: is there enough memory, and can a "
-        "worker import the environment and the agent?"
-    )
+    why = "is there enough memory, and can a worker import the environment and the agent?"
+    if stalls:
+        why = (
+            f"{stalls} of them had a blocked event loop: the environment or the agent (also of an "
+            "episode beside it) must await, or run blocking code in a thread"
+        )
+    raise RolloutError(f"{ATTEMPTS} workers died while playing {episode}: {why}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,17 +30,19 @@ class Pairing:
 def pair(
     base: ComparedRun, candidate: ComparedRun, *, by_seed: bool, changed_tasks: bool
 ) -> Pairing:
-    """Pair the samples of a task that have the same seed, or the same number if `by_seed` is False.
+    """Pair the samples of a task that have the same seed, or the same number if `by_seed` is False
+    or the seeds repeat, as those of sessions do.
 
     An aborted sample is in no pair. If `changed_tasks` is False, leave out the tasks whose data
     differ.
     """
-    key: Callable[[PlayedSample], int] = lambda sample: sample.seed if by_seed else sample.number
     pairs: dict[str, list[tuple[PlayedSample, PlayedSample]]] = {}
     changed, samples = [], 0
     tasks = sorted({*base.tasks, *candidate.tasks})
     for task in tasks:
-        first, other = ({key(s): s for s in run.tasks.get(task, ())} for run in (base, candidate))
+        sides = [run.tasks.get(task, ()) for run in (base, candidate)]
+        seeds = by_seed and all(len({s.seed for s in side}) == len(side) for side in sides)
+        first, other = ({s.seed if seeds else s.number: s for s in side} for side in sides)
         samples += len({*first, *other})
         hashes = [{sample.task_hash for sample in side.values()} for side in (first, other)]
         if all(hashes) and hashes[0] != hashes[1]:

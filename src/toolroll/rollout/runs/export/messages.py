@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from toolroll.rollout.runs.viewer.data import mappings
 from toolroll.rollout.types import Message
 
 
@@ -20,6 +19,11 @@ class RecordedCall(NamedTuple):
     function: str
     arguments: dict[str, Any]
     parse_error: str | None
+
+
+def mappings(values: Any) -> list[dict[str, Any]]:
+    """Return the dicts in the list `values`. An agent may store anything there."""
+    return [item for item in values if isinstance(item, dict)] if isinstance(values, list) else []
 
 
 def calls_of(message: Message) -> Iterator[RecordedCall]:

@@ -20,6 +20,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from toolroll.rollout.runs.export.messages import mappings
 from toolroll.rollout.runs.pass_at_k import passed
 from toolroll.rollout.runs.totals import whole
 from toolroll.rollout.runs.user_faults import user_faults
@@ -83,11 +84,6 @@ def called_tools(messages: list[dict[str, Any]]) -> list[str]:
     calls = [call for message in messages for call in mappings(message.get("tool_calls"))]
     functions = [function for call in calls for function in mappings([call.get("function")])]
     return sorted({str(function.get("name") or "unknown") for function in functions})
-
-
-def mappings(values: Any) -> list[dict[str, Any]]:
-    """Return the dicts in the list `values`. An agent may store anything there."""
-    return [item for item in values if isinstance(item, dict)] if isinstance(values, list) else []
 
 
 def sequences(result: InteractionResult, pieces: Pieces | None) -> list[dict[str, Any]]:

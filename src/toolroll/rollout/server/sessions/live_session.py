@@ -68,7 +68,7 @@ class LiveSession:
     """It is None if the session is kept in memory only."""
     sample: int = 0
     """The number of earlier sessions with the same name."""
-    end_at_engine: Callable[[], object] = lambda: None
+    end_at_engine: Callable[[], int] = lambda: 0
     """See `Model.open_session`."""
     restored: dict[bytes, list[CompletionResult]] = field(default_factory=dict)
     """The answers that were restored from disk, by the key of their request."""

@@ -63,7 +63,7 @@ class Sessions:
     def __init__(
         self,
         settings: EndpointSettings,
-        open_session: Callable[[str], Callable[[], object]],
+        open_session: Callable[[str], Callable[[], int]],
         store: Store | None = None,
     ) -> None:
         self._settings = settings
