@@ -106,6 +106,11 @@ async def test_no_settings_no_fields() -> None:
         assert server.keys == [None]
 
 
+async def hangs(body: dict[str, Any]) -> web.Response:
+    await asyncio.Event().wait()
+    raise AssertionError
+
+
 @pytest.mark.parametrize(
     "empty", [None, "", "  ", "<think>###STOP###</think>", "<think>never closed ###STOP###"]
 )
@@ -173,12 +178,45 @@ async def test_an_unfinished_verdict_is_not_a_verdict(finish: str | None) -> Non
             await users.make().reset("x")
 
 
+async def test_a_refusal_is_not_a_line_of_the_user() -> None:
+    refusal = says(None, refusal="I cannot pretend to be a customer.")
+    async with endpoint(refusal) as server, users_at(server, retries=1) as users:
+        with pytest.raises(UserSimulatorError, match="without visible text"):
+            await users.make().reset("x")
+
+
+async def test_a_failed_step_leaves_the_list_as_it_was() -> None:
+    async with endpoint(says("one"), fails(400), says("two")) as server, users_at(server) as users:
+        user = users.make()
+        await user.reset("x")
+        before = user.messages
+        with pytest.raises(UserSimulatorError):
+            await user.step("a")
+        assert user.messages == before
+        assert await user.step("b") == "two"
+
+
 async def test_half_a_character_from_the_agent_is_sent_as_a_question_mark() -> None:
     async with endpoint(says("hi")) as server, users_at(server) as users:
         user = users.make()
         await user.reset("x")
         assert await user.step("a\ud800b") == "hi"
         assert server.bodies[-1]["messages"][-1]["content"] == "a?b"
+
+
+async def test_cancelled_passes_through() -> None:
+    arrived = asyncio.Event()
+
+    async def wait(body: dict[str, Any]) -> web.Response:
+        arrived.set()
+        return await hangs(body)
+
+    async with endpoint(wait) as server, users_at(server) as users:
+        task = asyncio.create_task(users.make().reset("x"))
+        await arrived.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
 
 
 async def test_concurrency_is_bounded_and_episodes_are_separate() -> None:
