@@ -11,12 +11,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-<<<<<<< HEAD
 from support.commands import run_command, toolroll
-=======
-from support.commands import run_command
 from support.loop_clock import skip_until
->>>>>>> main
 from support.results import content, episode
 from support.tau import MINI, REAL, STOP, needed, recorded_trials, scripted
 
