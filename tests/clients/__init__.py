@@ -16,6 +16,6 @@ To add a client:
 3. Run `make test-clients CLIENTS=NAME`. It prints the rows for `docs/dialects.md`, and what differs
    from the table. Expect a fork only if `fork_reason` shows that the client changed its history.
 
-A client with `quick` is also played by `tests/contract/test_clients.py`. Its packages must be in
-`tests/requirements-all-no-deps.txt`.
+`tests/contract/test_clients.py` plays some of the clients in `make test-all`. Their packages must
+be in `tests/requirements-all-no-deps.txt`.
 """

@@ -49,8 +49,6 @@ class Client:
     """The dialects in which the client sends tools of its provider's servers. They need the
     endpoint's `--server-tools drop`.
     """
-    quick: bool = False
-    """`make test-all` plays this client too."""
 
 
 def everywhere(overflow: str, *dialects: Dialect, requests: int = 1) -> dict[Dialect, Expected]:
@@ -101,14 +99,12 @@ CLIENTS = (
             **everywhere("OpenAIContextOverflowError", "chat", "responses"),
             **everywhere("AnthropicContextOverflowError", "messages"),
         },
-        quick=True,
     ),
     Client(
         "haystack 3.4.1",
         "haystack_agent.py",
         ("haystack-ai==3.4.1",),
         everywhere("BadRequestError", "chat", "responses"),
-        quick=True,
     ),
     Client(
         "agno 3.1.10",
@@ -128,7 +124,6 @@ CLIENTS = (
         "pydantic_ai_agent.py",
         ("pydantic-ai-slim[openai,anthropic]==2.68.0",),
         everywhere("ModelContextWindowExceededError", "chat", "responses", "messages"),
-        quick=True,
     ),
     Client(
         "instructor 1.17.0",
@@ -138,7 +133,6 @@ CLIENTS = (
         (call("Seen", count="many"), call("Seen", count=3)),
         results=(),
         streams=(False,),
-        quick=True,
     ),
     Client(
         "strands-agents 1.62.0",

@@ -14,10 +14,9 @@ import huggingface_hub
 import pandas
 import pyarrow.dataset
 import pytest
+from support.commands import toolroll
 from support.results import episode, exported, trajectory
-from typer.testing import CliRunner
 
-from toolroll.rollout.cli.app import app
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.runs.export.dataset import sample_rows, write_dataset
 from toolroll.rollout.runs.run_directory import RunDirectory
@@ -132,6 +131,5 @@ def test_the_command(tmp_path: Path) -> None:
     with RunDirectory(tmp_path / "run", "pond", {}) as folder:
         for sample in range(4):
             folder.append(episode("t-0", sample))
-    arguments = ["export", str(tmp_path / "run"), "--out", str(tmp_path / "set")]
-    done = CliRunner().invoke(app, arguments, env={"COLUMNS": "300"})
+    done = toolroll("export", tmp_path / "run", "--out", tmp_path / "set")
     assert "4 training samples; datasets.load_dataset(" in done.stdout

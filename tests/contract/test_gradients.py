@@ -38,12 +38,14 @@ from support.gradients import (
     clipped,
     engine_of,
     gradient,
-    normalized,
+    per_token,
     play_group,
     policy_of,
     read,
     step,
     talk,
+    terms,
+    weighted_per_token,
 )
 from support.trainer_source import theirs
 from support.trl_toy import grpo_trainer
@@ -73,6 +75,11 @@ def groups(world: World) -> list[list[Played]]:
     """The episodes of the file by task."""
     episodes = read(world.file)
     return [[one for one in episodes if one.task == task] for task in PLAYED]
+
+
+def trained(world: World) -> int:
+    """The number of the file's trained tokens."""
+    return sum(one.tokens for one in read(world.file))
 
 
 def test_the_file_has_what_the_steps_must_tell_apart(world: World) -> None:
@@ -112,17 +119,9 @@ def test_trl(world: World, tmp_path: Path) -> None:
     training.training_step(training.model, rows, None)
     found = gradient(training.model)
 
-    terms = []
     tokens = sum(len(one.most.trained) for group in groups(world) for one in group)
-    for group in groups(world):
-        for one, advantage in zip(group, normalized(group, eps=1e-4), strict=True):
-
-            def loss(logps: Any, rollout: Any, advantage: float = advantage) -> Any:
-                weight = (logps.detach() - rollout).exp().clamp(max=1.1)
-                return (clipped(logps, logps.detach(), advantage) * weight).sum() / tokens
-
-            terms.append((one.most, loss))
-    assert_equal(found, step(policy_of(world.folder), terms))
+    losses = terms(groups(world), weighted_per_token(tokens, 1.1), most=True, eps=1e-4)
+    assert_equal(found, step(policy_of(world.folder), losses))
 
 
 # --- verl -----------------------------------------------------------------------------------------
@@ -155,15 +154,8 @@ def test_verl(world: World) -> None:
     """In the bypass mode, where the engine's logprobs are the old ones."""
     with borrowed("verl.trainer.ppo.v1", without="transfer_queue peft"):
         found = asyncio.run(verl_gradient(world))
-    tokens = sum(one.tokens for group in groups(world) for one in group)
-    terms = []
-    for group in groups(world):
-        for one, advantage in zip(group, normalized(group, eps=1e-6), strict=True):
-            terms += [
-                (row, lambda logps, old, a=advantage: clipped(logps, old, a).sum() / tokens)
-                for row in one.rows
-            ]
-    assert_equal(found, step(policy_of(world.folder), terms))
+    losses = terms(groups(world), per_token(trained(world)), eps=1e-6)
+    assert_equal(found, step(policy_of(world.folder), losses))
 
 
 async def verl_gradient(world: World) -> dict[str, Any]:
@@ -253,20 +245,8 @@ def test_skyrl(world: World) -> None:
     )
     with borrowed(inside, without="jaxtyping skyrl_gym"):
         found = skyrl_gradient(world)
-    tokens = sum(one.tokens for group in groups(world) for one in group)
-
-    def loss_of(advantage: float) -> Any:
-        def loss(logps: Any, rollout: Any) -> Any:
-            weight = (logps.detach() - rollout).exp().clamp(max=1.1)
-            return (clipped(logps, logps.detach(), advantage) * weight).sum() / tokens
-
-        return loss
-
-    terms = []
-    for group in groups(world):
-        for one, advantage in zip(group, normalized(group, eps=1e-6), strict=True):
-            terms += [(row, loss_of(advantage)) for row in one.rows]
-    assert_equal(found, step(policy_of(world.folder), terms))
+    losses = terms(groups(world), weighted_per_token(trained(world), 1.1), eps=1e-6)
+    assert_equal(found, step(policy_of(world.folder), losses))
 
 
 def skyrl_gradient(world: World) -> dict[str, Any]:
@@ -353,15 +333,8 @@ def test_areal(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
         install_areal(patched)
         rows = [_tensors(own._rows(world.group(task))) for task in PLAYED]
     found = areal_gradient(world, rows)
-    tokens = sum(one.tokens for group in groups(world) for one in group)
-    terms = []
-    for group in groups(world):
-        for one, advantage in zip(group, normalized(group, eps=0.0, ddof=0), strict=True):
-            terms += [
-                (row, lambda logps, old, a=advantage: clipped(logps, old, a).sum() / tokens)
-                for row in one.rows
-            ]
-    assert_equal(found, step(policy_of(world.folder), terms))
+    losses = terms(groups(world), per_token(trained(world)), eps=0.0, ddof=0)
+    assert_equal(found, step(policy_of(world.folder), losses))
 
 
 def areal_gradient(world: World, rows: list[dict[str, Any]]) -> dict[str, Any]:
@@ -417,15 +390,8 @@ def test_openrlhf(world: World) -> None:
         found = openrlhf_gradient(world, responses)
     group = groups(world)[0]
     tokens = sum(len(one.most.trained) for one in group)
-    terms = []
-    for one, advantage in zip(group, normalized(group, eps=1e-9), strict=True):
-
-        def loss(logps: Any, rollout: Any, advantage: float = advantage) -> Any:
-            weight = (logps.detach() - rollout).exp().clamp(0.9, 1.1)
-            return (clipped(logps, logps.detach(), advantage) * weight).sum() / tokens
-
-        terms.append((one.most, loss))
-    assert_equal(found, step(policy_of(world.folder), terms))
+    losses = terms([group], weighted_per_token(tokens, 1.1, 0.9), most=True, eps=1e-9)
+    assert_equal(found, step(policy_of(world.folder), losses))
 
 
 class Talker(openrlhf.AgentExecutor):
@@ -527,8 +493,8 @@ def test_atropos(world: World) -> None:
 
         return loss
 
-    terms = [(row, loss_of(value)) for (row, _), value in zip(rows, values, strict=True)]
-    assert_equal(found, step(policy_of(world.folder), terms))
+    losses = [(row, loss_of(value)) for (row, _), value in zip(rows, values, strict=True)]
+    assert_equal(found, step(policy_of(world.folder), losses))
 
 
 async def atropos_group(world: World) -> dict[str, Any]:

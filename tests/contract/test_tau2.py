@@ -126,11 +126,7 @@ async def test_what_is_left_out_or_done_wrong_earns_nothing() -> None:
     assert (await play(AIRLINE, task, [*whole[:-1], BYE])).info["reward_info"][
         "communicated"
     ] is False
-    task = next(
-        task
-        for task in AIRLINE.tasks("base")
-        if any(a.tool_calls and "cancel" in a.tool_calls[0].name for a in AIRLINE.reference(task))
-    )
+    task = _cancelling()
     whole = list(AIRLINE.reference(task))
     without = [
         action
@@ -150,11 +146,7 @@ async def test_what_is_left_out_or_done_wrong_earns_nothing() -> None:
 
 async def test_episodes_do_not_meet() -> None:
     """Six at once of one task, one of which does nothing."""
-    task = next(
-        task
-        for task in AIRLINE.tasks("base")
-        if any(a.tool_calls and "cancel" in a.tool_calls[0].name for a in AIRLINE.reference(task))
-    )
+    task = _cancelling()
     whole = AIRLINE.reference(task)
     results = await asyncio.gather(
         *(play(AIRLINE, task, [BYE] if number == 3 else whole) for number in range(6))

@@ -19,7 +19,7 @@ from toolroll.rollout.adapters.trl import (
 from toolroll.rollout.testing import EmbeddedEngine, load_embedded_tokenizer, serve_in_thread
 
 
-def test_twenty_steps_from_the_engines_episodes(tmp_path: Path) -> None:
+def test_ten_steps_from_the_engines_episodes(tmp_path: Path) -> None:
     embedded = EmbeddedEngine(load_embedded_tokenizer(), ByTask(samples=2))
     with serve_in_thread(embedded) as engine:
         rollout = make_rollout_func(EpisodeSettings(env="desk"), engine=engine.url)
@@ -30,17 +30,17 @@ def test_twenty_steps_from_the_engines_episodes(tmp_path: Path) -> None:
             return seen[-1][1]
 
         training = grpo_trainer(
-            tmp_path, recorded, [str(at) for at in known_tasks()], max_steps=20,
+            tmp_path, recorded, [str(at) for at in known_tasks()], max_steps=10,
             max_completion_length=384, learning_rate=1e-3, num_generations=2,
             per_device_train_batch_size=4,
         )  # fmt: skip
         training.train()
         rollout.close()
     logs = [entry for entry in training.state.log_history if "grad_norm" in entry]
-    assert len(logs) == 20
+    assert len(logs) == 10
     assert all(math.isfinite(entry["grad_norm"]) for entry in logs)
     spread = [entry["grad_norm"] > 0 for entry in logs if entry["reward_std"] > 0]
-    assert len(spread) >= 5 and all(spread)
+    assert len(spread) >= 3 and all(spread)
     # each prompt comes once per completion, groups together
     for prompts, output in seen:
         assert prompts == [prompts[0], prompts[0], prompts[2], prompts[2]]

@@ -141,8 +141,7 @@ asyncio.run(main())
 """
 
 
-@pytest.mark.parametrize("code", [_CLIENT, _SERVER], ids=["client", "server"])
-def test_verifiers_trace_is_the_endpoint_s_trajectory(code: str) -> None:
+def test_verifiers_trace_is_the_endpoint_s_trajectory() -> None:
     """By the client alone, and by an OpenAI-SDK agent through verifiers' interception server."""
     missing = [name for name in _NEEDED if find_spec(name) is None]
     if missing:
@@ -150,4 +149,4 @@ def test_verifiers_trace_is_the_endpoint_s_trajectory(code: str) -> None:
             "pip install --no-deps verifiers==0.4.0 anthropic docstring-parser tomli-w "
             f"(no {missing[0]})"
         )
-    run_apart(_BEGIN + code)
+    run_apart(_BEGIN + _CLIENT + _SERVER)

@@ -15,6 +15,7 @@ import pytest
 from support.processes import START_DEADLINE, Server
 from support.proxy import CountingProxy, counting_proxy
 from support.servers import Router, router, sglang_server
+from support.session_load import POOL
 from support.tiny_model import tiny_moe
 from support.wire import Wire
 
@@ -72,9 +73,13 @@ def sglang_moe(log_folder: Path) -> Iterator[Server]:
 
 
 @pytest.fixture(scope="session")
-def sglang_bf16(log_folder: Path) -> Iterator[Server]:
-    """SGLang with the tiny model in bfloat16."""
-    with sglang_server(log_folder, dtype="bfloat16", name="sglang-bf16") as server:
+def sglang_small(log_folder: Path) -> Iterator[Server]:
+    """SGLang with the tiny model in bfloat16, a small cache that can keep sessions, and streams
+    whose events have only the new ids. No test looks at more than one of these.
+    """
+    flags = ["--max-total-tokens", str(POOL), "--chunked-prefill-size", "1024"]
+    flags += ["--enable-session-radix-cache", "--incremental-streaming-output"]
+    with sglang_server(log_folder, dtype="bfloat16", flags=flags, name="sglang-small") as server:
         yield server
 
 
@@ -117,5 +122,5 @@ def float32(http: aiohttp.ClientSession, sglang_float32: Server) -> Wire:
 
 
 @pytest.fixture
-def bf16(http: aiohttp.ClientSession, sglang_bf16: Server) -> Wire:
-    return Wire(http, sglang_bf16.url)
+def bf16(http: aiohttp.ClientSession, sglang_small: Server) -> Wire:
+    return Wire(http, sglang_small.url)

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 
 import numpy as np
-from support.servers import sglang_server
+from support.processes import Server
 
 from toolroll.rollout.engine import Admission, Engine
 from toolroll.rollout.types import GenerateRequest, IdArray
 
-POOL, EPISODES, TURNS = 4000, 16, 6
+EPISODES, TURNS = 12, 6
 FIRST, STEP, SAMPLED = 300, 120, 8
 """An episode ends with about 1,000 tokens."""
 
@@ -38,12 +37,10 @@ async def computed_twice(waiting: Admission, seed: int) -> int:
 
 
 async def test_at_four_times_the_cache_far_fewer_tokens_are_computed_twice(
-    log_folder: Path,
+    sglang_small: Server,
 ) -> None:
-    flags = ["--max-total-tokens", str(POOL), "--chunked-prefill-size", "1024"]
-    with sglang_server(log_folder, flags=flags, name="sglang-small-cache") as server:
-        async with Engine(server.url) as engine:
-            plain = await computed_twice(Admission(engine, 0.0), 1)
-            waiting = Admission(engine)
-            held = await computed_twice(waiting, 2)
+    async with Engine(sglang_small.url) as engine:
+        plain = await computed_twice(Admission(engine, 0.0), 1)
+        waiting = Admission(engine)
+        held = await computed_twice(waiting, 2)
     assert plain >= 3 * held, f"{plain} and {held} tokens, {waiting.held_turns} turns held"

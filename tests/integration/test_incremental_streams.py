@@ -2,32 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 from support.processes import Server
-from support.servers import sglang_server
 
 from toolroll.rollout.engine import Engine
 from toolroll.rollout.types import GenerateRequest
 
 
-@pytest.fixture(scope="module")
-def incremental(log_folder: Path) -> Iterator[Server]:
-    flags = ["--incremental-streaming-output"]
-    with sglang_server(log_folder, flags=flags, name="sglang-incremental") as server:
-        yield server
-
-
-async def test_an_answer_is_the_same_streamed_or_not(incremental: Server) -> None:
+async def test_an_answer_is_the_same_streamed_or_not(sglang_small: Server) -> None:
     params: dict[str, Any] = {"max_new_tokens": 40, "temperature": 0.0, "ignore_eos": True}
     prompt = np.array([40, 1079, 264], dtype=np.int32)
     asked = GenerateRequest(prompt, params, "s", extra={"top_logprobs_num": 2})
     told: list[Sequence[int]] = []
-    async with Engine(incremental.url) as engine:
+    async with Engine(sglang_small.url) as engine:
+        await engine.generate(asked)  # so that both find the prompt in the cache
         whole = await engine.generate(asked)
         streamed = await engine.generate(asked, progress=told.append)
     ids = whole.output_ids.tolist()

@@ -19,22 +19,13 @@ from support.faults.size import FULL
 from support.patience import PATIENCE
 from support.processes import Server
 from support.proxy import CountingProxy, counting_proxy
-from support.servers import sglang_server
-from support.session_load import PARAMS, POOL, play_long_among_short, play_uniform
+from support.session_load import PARAMS, play_long_among_short, play_uniform
 from support.tiny_model import tiny_model
 
 
-@pytest.fixture(scope="module")
-def small(log_folder: Path) -> Iterator[Server]:
-    """SGLang with sessions in a small cache."""
-    flags = ["--enable-session-radix-cache", "--max-total-tokens", str(POOL)]
-    with sglang_server(log_folder, flags=flags, name="sglang-sessions") as server:
-        yield server
-
-
 @pytest.fixture
-def proxy(small: Server) -> Iterator[CountingProxy]:
-    with counting_proxy(small.url) as proxy:
+def proxy(sglang_small: Server) -> Iterator[CountingProxy]:
+    with counting_proxy(sglang_small.url) as proxy:
         yield proxy
 
 
@@ -56,11 +47,11 @@ async def test_long_agents_keep_their_prefixes_among_short_episodes(proxy: Count
     assert kept.recomputed * 10 < plain.recomputed
 
 
-async def test_a_uniform_load_is_never_worse(small: Server) -> None:
+async def test_a_uniform_load_is_never_worse(sglang_small: Server) -> None:
     for at_once in (6, 8, 10) if FULL else (8,):
         counts = {"at_once": at_once, "episodes": 60 if FULL else 10}
-        plain = await play_uniform(small.url, session_cache=False, **counts)
-        kept = await play_uniform(small.url, session_cache=True, **counts)
+        plain = await play_uniform(sglang_small.url, session_cache=False, **counts)
+        kept = await play_uniform(sglang_small.url, session_cache=True, **counts)
         assert kept.recomputed <= plain.recomputed
 
 

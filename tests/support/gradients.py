@@ -271,6 +271,44 @@ Loss = Callable[[Any, Any], Any]
 """The loss of a sequence, out of its trained tokens' logprobs: the policy's and the engine's."""
 
 
+def per_token(tokens: int) -> Callable[[float], Loss]:
+    """PPO's loss by advantage, as a mean over `tokens`. The engine's logprobs are the old ones."""
+    return lambda advantage: lambda logps, old: clipped(logps, old, advantage).sum() / tokens
+
+
+def weighted_per_token(
+    tokens: int, most: float, least: float | None = None
+) -> Callable[[float], Loss]:
+    """As `per_token`, with truncated importance sampling: the old logprobs are the policy's."""
+
+    def loss_of(advantage: float) -> Loss:
+        def loss(logps: Any, rollout: Any) -> Any:
+            weight = (logps.detach() - rollout).exp().clamp(least, most)
+            return (clipped(logps, logps.detach(), advantage) * weight).sum() / tokens
+
+        return loss
+
+    return loss_of
+
+
+def terms(
+    groups: Iterable[Sequence[Played]],
+    loss_of: Callable[[float], Loss],
+    *,
+    most: bool = False,
+    **normal: Any,
+) -> list[tuple[Row, Loss]]:
+    """Each sequence with its loss. `most`: one sequence of each episode; `normal`: see
+    `normalized`.
+    """
+    return [
+        (row, loss_of(advantage))
+        for group in groups
+        for one, advantage in zip(group, normalized(group, **normal), strict=True)
+        for row in ([one.most] if most else one.rows)
+    ]
+
+
 def step(policy: Any, terms: Iterable[tuple[Row, Loss]]) -> dict[str, Any]:
     """The gradient of the sum of the terms, by the parameters' names."""
     import torch

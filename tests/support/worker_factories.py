@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
 import os
 import signal
 import threading
@@ -76,12 +75,6 @@ async def open_and_suffer(
 ) -> tuple[Runner, Sequence[Task]]:
     """The first step of all does what `what` names. It writes a process id to `mark`."""
     return await _open(_TroubledFactory(count, mark, what), url, share, stack)
-
-
-def block(mark: Path) -> None:
-    """Hold the GIL."""
-    mark.write_text(str(os.getpid()))
-    ctypes.PyDLL(None).sleep(600)
 
 
 def stop(mark: Path) -> None:

@@ -19,18 +19,15 @@ from typing import Any
 import pytest
 from openai import AsyncOpenAI
 from support.chat import completion, endpoint
-from support.commands import run_command
+from support.commands import holding, lines, run_command
 from support.patience import PATIENCE
 from support.processes import serving
 from support.tiny_llama import write_tiny_llama
 
 from toolroll.rollout.runs.episode_file import read_episodes
-from toolroll.rollout.runs.registry import find_environment
 from toolroll.rollout.testing import (
     EmbeddedEngine,
     PolicyRequest,
-    Reply,
-    play_references,
     reference_policy,
     serve_in_thread,
 )
@@ -46,10 +43,8 @@ LEFT_BEHIND = {
 
 
 @pytest.mark.parametrize("left", LEFT_BEHIND)
-@pytest.mark.parametrize(("arguments", "status"), [(["envs"], 0), (["run", "nothing"], 2)])
-def test_it_ends_although_what_an_environment_left_behind_does_not(
-    left: str, arguments: list[str], status: int
-) -> None:
+def test_it_ends_although_what_an_environment_left_behind_does_not(left: str) -> None:
+    arguments, status = (["run", "nothing"], 2) if left == "exit function" else (["envs"], 0)
     lines = [
         "import atexit, concurrent.futures, threading",
         "from toolroll.rollout.cli import app, main",
@@ -73,27 +68,15 @@ def test_it_ends_although_what_an_environment_left_behind_does_not(
 def test_a_signal_ends_it_gracefully(
     tmp_path: Path, tokenizer: Any, number: signal.Signals
 ) -> None:
-    import asyncio
-
-    desk = find_environment("desk")
-    plain = reference_policy(play_references(desk, desk.tasks("test"), samples=1))
     stuck: list[PolicyRequest] = []
-
-    def policy(request: PolicyRequest) -> Any:
-        task = request.routing_key.split("/")[1].split("#")[0]
-        if task in {found.id for found in desk.tasks("test")[3:6]} and len(stuck) < 3:
-            stuck.append(request)
-            return Reply("This takes long.", hold=asyncio.Event(), hold_after=1)
-        return plain(request)
-
-    with serve_in_thread(EmbeddedEngine(tokenizer, policy)) as engine:
+    with serve_in_thread(EmbeddedEngine(tokenizer, holding(stuck))) as engine:
         words = run_command(engine.url, "--tasks", "0-5", "--out", tmp_path)
         command = [sys.executable, "-c", MAIN, *words]
         with subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ
         ) as process:
             deadline = time.monotonic() + PATIENCE
-            while (len(stuck) < 3 or _lines(tmp_path) < 3) and time.monotonic() < deadline:
+            while (len(stuck) < 3 or lines(tmp_path) < 3) and time.monotonic() < deadline:
                 time.sleep(0.02)
             process.send_signal(number)
             out, errors = process.communicate(timeout=PATIENCE)
@@ -113,38 +96,16 @@ def test_a_signal_ends_it_gracefully(
         assert sorted(found.task_index for found in read_episodes(tmp_path)) == [0, 1, 2, 3, 4, 5]
 
 
-def _lines(folder: Path) -> int:
-    file = folder / "episodes.jsonl"
-    return file.read_bytes().count(b"\n") if file.is_file() else 0
-
-
 @pytest.mark.parametrize("reruns", ["0", "2"])
 async def test_a_baseline_that_is_never_graded_ends_with_1_and_its_wrong_address_is_said(
     reruns: str,
 ) -> None:
     async with endpoint(completion("Hello.")) as server:
-        arguments = [
-            "run",
-            "desk",
-            "--model",
-            "embedded",
-            "--baseline-url",
-            server.url.removesuffix("/v1"),
-            "--tasks",
-            "0-1",
-            "--reruns",
-            reruns,
-            "--give-up-after",
-            "3",
-        ]
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-c",
-            MAIN,
-            *arguments,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-        )
+        words = f"run desk --model embedded --tasks 0-1 --reruns {reruns} --give-up-after 3"
+        command = [sys.executable, "-c", MAIN, *words.split()]
+        command += ["--baseline-url", server.url.removesuffix("/v1")]
+        pipe = asyncio.subprocess.PIPE
+        process = await asyncio.create_subprocess_exec(*command, stdout=pipe, stderr=pipe)
         out, errors = (part.decode() for part in await process.communicate())
     assert "answers 404: does the address end in /v1?)" in out + errors
     if reruns == "2":
@@ -159,16 +120,8 @@ async def test_a_baseline_that_is_never_graded_ends_with_1_and_its_wrong_address
 
 
 def test_a_stopped_demo_begins_no_further_environment(tmp_path: Path) -> None:
-    command = [
-        sys.executable,
-        "-c",
-        MAIN,
-        "demo",
-        "--samples",
-        "20",
-        "--out",
-        str(tmp_path / "demo"),
-    ]
+    command = [sys.executable, "-c", MAIN, *"demo --samples 20 --out".split()]
+    command += [str(tmp_path / "demo")]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
@@ -227,17 +180,17 @@ class Waiter(Environment):
 """
 
 
-@pytest.mark.parametrize("spread", [["--processes", "2"], ["--ray", "local"]])
 async def test_an_environment_of_a_file_is_found_by_every_worker(
-    spread: list[str], tmp_path: Path, tokenizer: Any
+    tmp_path: Path, tokenizer: Any
 ) -> None:
     (tmp_path / "wait.py").write_text(FILE)
     with serve_in_thread(EmbeddedEngine(tokenizer, reference_policy({}))) as engine:
         command = [sys.executable, "-c", MAIN, "run", "wait.py:Waiter", "--engine", engine.url]
         command += ["--model", "embedded", "--env-args", '{"reward": 0.5}', "--out", "out"]
+        command += "--ray local --processes 2".split()
         done = await asyncio.to_thread(
             subprocess.run,
-            [*command, *spread],
+            command,
             cwd=tmp_path,
             capture_output=True,
             text=True,

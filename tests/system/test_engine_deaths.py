@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.commands import lines
 from support.faults.size import FULL
 from support.faults.tally import Tally
 from support.patience import PATIENCE
@@ -59,26 +60,9 @@ class Run:
 
     def __init__(self, port: int, out: Path, *options: str) -> None:
         url = f"http://127.0.0.1:{port}"
-        command = [
-            sys.executable,
-            "-c",
-            MAIN,
-            "run",
-            "desk",
-            "--model",
-            "embedded",
-            "--no-do-nothing",
-        ]
-        command += [
-            "--samples",
-            str(SAMPLES),
-            "--max-turns",
-            "8",
-            "--concurrency",
-            "16",
-            "--engine",
-            url,
-        ]
+        words = f"run desk --model embedded --no-do-nothing --samples {SAMPLES} --max-turns 8"
+        command = [sys.executable, "-c", MAIN, *words.split(), "--concurrency", "16"]
+        command += ["--engine", url]
         self.errors: list[str] = []
         self.process = subprocess.Popen(
             [*command, "--out", str(out), *options],
@@ -103,11 +87,6 @@ class Run:
             self.process.kill()
 
 
-def lines(folder: Path) -> int:
-    file = folder / "episodes.jsonl"
-    return file.read_bytes().count(b"\n") if file.is_file() else 0
-
-
 def check(folder: Path, tally: Tally, run: Run) -> None:
     """Every episode is there once, none was aborted, and none was played again."""
     episodes = list(read_episodes(folder))
@@ -124,38 +103,29 @@ def check(folder: Path, tally: Tally, run: Run) -> None:
 
 
 @PROCESSES
-def test_an_engine_that_comes_back_costs_nothing(
+def test_a_run_ends_without_its_engine_and_its_continuation_waits_for_one(
     processes: int, tmp_path: Path, tally: Tally
 ) -> None:
     [port] = free_ports(1)
+    options = ("--processes", str(processes))
     with engine(port) as first:
-        run = Run(port, tmp_path, "--processes", str(processes))
-        until(lambda: lines(tmp_path) >= 10)
-        first.send_signal(signal.SIGKILL)
-        until(lambda: run.says("does not answer"))
-        time.sleep(DOWN)
-    with engine(port):
-        assert run.ended() == 0, run.errors
-    waited = [line for line in run.errors if "waiting for it, up to 600 s" in line]
-    assert 1 <= len(waited) <= processes
-    check(tmp_path, tally, run)
-
-
-@PROCESSES
-def test_one_that_does_not_ends_the_run_which_can_be_resumed(
-    processes: int, tmp_path: Path, tally: Tally
-) -> None:
-    [port] = free_ports(1)
-    options = ("--processes", str(processes), "--engine-timeout", "0.5")
-    with engine(port) as first:
-        run = Run(port, tmp_path, *options)
+        run = Run(port, tmp_path, *options, "--engine-timeout", "0.5")
         until(lambda: lines(tmp_path) >= 10)
         first.send_signal(signal.SIGKILL)
         assert run.ended() == 2, run.errors
     assert len([line for line in run.errors if line.startswith("toolroll: ")]) == 1
     assert run.says("has not answered for 0.5 s") and run.says("continues from there.")
     assert len(run.errors) <= 1 + processes, run.errors
-    assert 10 <= lines(tmp_path) < EPISODES
+    before = lines(tmp_path)
+    assert 10 <= before < EPISODES
+    with engine(port) as second:
+        run = Run(port, tmp_path, *options)
+        until(lambda: lines(tmp_path) >= before + 10)
+        second.send_signal(signal.SIGKILL)
+        until(lambda: run.says("does not answer"))
+        time.sleep(DOWN)
     with engine(port):
-        assert Run(port, tmp_path, *options).ended() == 0
+        assert run.ended() == 0, run.errors
+    waited = [line for line in run.errors if "waiting for it, up to 600 s" in line]
+    assert 1 <= len(waited) <= processes
     check(tmp_path, tally, run)

@@ -25,6 +25,14 @@ HEAVY = (
 )  # fmt: skip
 
 
+def printed(code: str) -> str:
+    """What a fresh interpreter prints."""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=PATIENCE
+    )
+    return done.stdout
+
+
 def heavy_after(*modules: str) -> list[str]:
     """Which heavy packages a fresh interpreter has loaded after importing `modules`."""
     code = (
@@ -32,10 +40,7 @@ def heavy_after(*modules: str) -> list[str]:
         f"for name in {list(modules)!r}: importlib.import_module(name)\n"
         f"print(json.dumps([name for name in {list(HEAVY)!r} if name in sys.modules]))"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=PATIENCE
-    )
-    return list(json.loads(done.stdout.splitlines()[-1]))
+    return list(json.loads(printed(code).splitlines()[-1]))
 
 
 def test_the_facade_loads_nothing_of_its_own_at_import() -> None:
@@ -43,11 +48,7 @@ def test_the_facade_loads_nothing_of_its_own_at_import() -> None:
         "import sys, toolroll; print(sorted(name for name, module in sys.modules.items()"
         " if name.startswith('toolroll.') and getattr(module, '__file__', None)))"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=PATIENCE
-    )
-    assert done.stdout.strip() == "[]"
-    assert heavy_after("toolroll") == []
+    assert printed(code).strip() == "[]"
 
 
 NEED_OPENAI = (
@@ -71,10 +72,7 @@ def test_using_a_public_name_loads_nothing_heavy() -> None:
         "for name in toolroll.__all__: getattr(toolroll, name)\n"
         f"print(json.dumps([name for name in {list(HEAVY)!r} if name in sys.modules]))"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=PATIENCE
-    )
-    assert json.loads(done.stdout.splitlines()[-1]) == []
+    assert json.loads(printed(code).splitlines()[-1]) == []
 
 
 def test_the_command_shows_its_help_without_what_its_commands_need() -> None:
@@ -82,10 +80,7 @@ def test_the_command_shows_its_help_without_what_its_commands_need() -> None:
         "import sys; from toolroll.rollout.cli import app; "
         "print(*{'aiohttp', 'jinja2', 'jsonschema_rs', 'numpy', 'transformers'} & set(sys.modules))"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=PATIENCE
-    )
-    assert done.stdout.split() == []
+    assert printed(code).split() == []
 
 
 def test_the_measurement_sees_a_heavy_import() -> None:
@@ -97,8 +92,7 @@ def test_importing_names_loads_nothing_heavy() -> None:
         "import sys, toolroll, toolroll.agents, toolroll.parsers; print(*(set(sys.modules) & "
         "{'transformers', 'torch', 'numpy'}))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == []
+    assert printed(code).split() == []
 
 
 def test_the_folders_shadow_no_package_of_their_name(tmp_path: Path) -> None:
@@ -107,18 +101,8 @@ def test_the_folders_shadow_no_package_of_their_name(tmp_path: Path) -> None:
     """
     (tmp_path / "agents").mkdir()
     (tmp_path / "agents" / "__init__.py").write_text("mine = True\n", encoding="utf-8")
-    code = "import agents; print(agents.mine)"
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            f"import sys; sys.path[:0] = [{str(ROOT)!r}, {str(tmp_path)!r}]; {code}",
-        ],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.stdout.strip() == "True", done.stderr
+    path = f"import sys; sys.path[:0] = [{str(ROOT)!r}, {str(tmp_path)!r}]"
+    assert printed(f"{path}; import agents; print(agents.mine)").strip() == "True"
 
 
 def test_neither_wheel_is_imported() -> None:
@@ -141,7 +125,7 @@ def test_d11_an_import_sets_up_no_logging() -> None:
         "import logging, toolroll.rollout.server, toolroll.rollout.adapters.openrlhf as o; "
         "assert not logging.getLogger().handlers"
     )
-    subprocess.run([sys.executable, "-c", code], check=True)
+    printed(code)
 
 
 _IMPORT = """

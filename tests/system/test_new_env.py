@@ -8,10 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.commands import toolroll
 from support.patience import PATIENCE
-from typer.testing import CliRunner
 
-from toolroll.rollout.cli.app import app
 from toolroll.rollout.cli.new_env import new_env
 from toolroll.rollout.errors import UsageError
 
@@ -35,7 +34,7 @@ def run(*command: str, at: Path, path: Path) -> subprocess.CompletedProcess[str]
 def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A written file, with its test beside it."""
     at = tmp_path_factory.mktemp("file")
-    done = CliRunner().invoke(app, ["new-env", "heat-pump", "--at", str(at)])
+    done = toolroll("new-env", "heat-pump", "--at", at)
     assert done.exit_code == 0, done.output
     return at / "heat_pump.py"
 
@@ -60,7 +59,7 @@ def test_one_file_passes_its_test_and_mypy(file: Path) -> None:
 
 
 def test_what_is_written_passes_check_env(file: Path) -> None:
-    done = CliRunner().invoke(app, ["check-env", f"{file}:env"], env={"COLUMNS": "200"})
+    done = toolroll("check-env", f"{file}:env")
     assert done.exit_code == 0, done.output
     assert "2 of 2 earn 1.0" in done.stdout
 

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 from support import worker_factories
-from support.commands import run_command
+from support.commands import holding, lines, run_command
 from support.faults.size import FULL
 from support.faults.tally import Tally, contents
 from support.patience import PATIENCE
@@ -39,7 +39,6 @@ from toolroll.rollout.runs.runner import Runner, RunStoppedError
 from toolroll.rollout.testing import (
     EmbeddedEngine,
     PolicyRequest,
-    Reply,
     load_embedded_tokenizer,
     play_references,
     serve_in_thread,
@@ -128,7 +127,7 @@ async def test_an_error_arrives_with_its_words(
     assert group.group_contains(error, match=words)
 
 
-@pytest.mark.parametrize("what", ["block", "stop", "fork_and_die"])
+@pytest.mark.parametrize("what", ["stop", "fork_and_die"])
 async def test_a_process_that_does_not_respond_is_replaced(
     ponds: EmbeddedEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
@@ -197,11 +196,6 @@ def config(engine: EmbeddedEngine, out: Path, **more: Any) -> RunConfig:
     )
 
 
-def lines(folder: Path) -> int:
-    file = folder / "episodes.jsonl"
-    return file.read_bytes().count(b"\n") if file.is_file() else 0
-
-
 @pytest.mark.faults
 async def test_a_process_that_is_killed_loses_and_doubles_nothing(
     desk: EmbeddedEngine, tmp_path: Path, caplog: pytest.LogCaptureFixture, tally: Tally
@@ -230,22 +224,6 @@ async def test_a_process_that_is_killed_loses_and_doubles_nothing(
 def command(engine: EmbeddedEngine, out: Path) -> list[str]:
     options = "--tasks 0-5 --processes 2 --concurrency 6 --no-do-nothing --out".split()
     return [sys.executable, "-c", MAIN, *run_command(engine.url, *options, out)]
-
-
-def holding(stuck: list[PolicyRequest]) -> Any:
-    """A policy under which three of the tasks 0 to 5 do not end."""
-    found = find_environment("desk")
-    known = play_references(found, found.tasks("test"), samples=1)
-    held = {task.id for task in found.tasks("test")[3:6]}
-
-    def policy(request: PolicyRequest) -> Any:
-        if request.routing_key.split("/")[1].split("#")[0] in held and len(stuck) < 3:
-            stuck.append(request)
-            return Reply("This takes long.", hold=asyncio.Event(), hold_after=1)
-        said = known[request.routing_key]
-        return said[min(request.text.count("<|turn|>assistant") - 1, len(said) - 1)]
-
-    return policy
 
 
 @pytest.mark.parametrize("seconds", [0.02, 3.0])

@@ -83,11 +83,22 @@ async def rollout(policy: Any, count: int, **settings: Any) -> tuple[list[list[S
     return output.samples, output.metrics
 
 
+_ALONE: list[tuple[list[list[Sample]], Any]] = []
+
+
+async def alone() -> tuple[list[tuple[Any, ...]], Any]:
+    """What is trained of one rollout in this process, and its metrics; played once."""
+    if not _ALONE:
+        _ALONE.append(await rollout(says, 1))
+    [(groups, metrics)] = _ALONE
+    return told(flattened(groups)), metrics
+
+
 async def test_the_samples_are_those_of_one_loop() -> None:
-    alone, metrics = await rollout(says, 1)
+    expected, metrics = await alone()
     spread, others = await rollout(says, 2)
     assert [len(group) for group in spread] == [4] * len(PROMPTS)
-    assert told(flattened(spread)) == told(flattened(alone))
+    assert told(flattened(spread)) == expected
     assert metrics | {"toolroll/env_seconds": 0} == others | {"toolroll/env_seconds": 0}
 
 
@@ -101,10 +112,9 @@ async def test_a_process_that_is_killed_loses_nothing() -> None:
                 os.kill(pid, signal.SIGKILL)
         return says(request)
 
-    alone, _ = await rollout(says, 1)
     spread, metrics = await rollout(policy, 2)
     assert len(killed) == 2
-    assert told(flattened(spread)) == told(flattened(alone))
+    assert told(flattened(spread)) == (await alone())[0]
     deaths = [made.metadata["toolroll"]["metrics"]["worker_deaths"] for made in flattened(spread)]
     assert sum(deaths) >= 1 and metrics["toolroll/worker_deaths"] == sum(deaths) / len(deaths)
 
@@ -143,7 +153,6 @@ async def test_a_parked_episode_is_continued_in_its_process(killed: bool) -> Non
         hold = gate if held.get(request.routing_key) == turn_of(request) else None
         return Reply(says(request), hold=hold, hold_after=2)
 
-    alone, _ = await rollout(says, 1)
     async with serving(policy, weight_version="3") as (engine, args):
         vars(args).update(partial_rollout=True, toolroll_workers=2, over_sampling_batch_size=3)
         source = DataSource(Sample, PROMPTS, n=4)
@@ -161,7 +170,7 @@ async def test_a_parked_episode_is_continued_in_its_process(killed: bool) -> Non
     made = flattened(first.samples + second.samples)
     if not killed:
         every_sampled_token_is_as_served([first, second], engine)
-    assert told(made) == told(flattened(alone))
+    assert told(made) == (await alone())[0]
     counts = [sample.metadata["toolroll"]["metrics"] for sample in made[8:12:2]]
     assert [(one["resumes"], one["restarts"]) for one in counts] == [(not killed, killed)] * 2
 

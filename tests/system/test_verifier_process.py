@@ -331,8 +331,10 @@ if os.environ.get("PAUSE"):
 
 
 @contextmanager
-def program(folder: Path, *how: str, **variables: str) -> Iterator[subprocess.Popen[str]]:
-    """Run `PROGRAM` in a session of its own, as a file if `how` does not say otherwise."""
+def program(
+    folder: Path, how: str = "plain.py", **variables: str
+) -> Iterator[subprocess.Popen[str]]:
+    """Run `PROGRAM` in a session of its own, as a file or from standard input ("-")."""
     file = folder / "plain.py"
     file.write_text(PROGRAM)
     environment = {
@@ -344,7 +346,7 @@ def program(folder: Path, *how: str, **variables: str) -> Iterator[subprocess.Po
     with (
         file.open() as stdin,
         subprocess.Popen(
-            [sys.executable, *(how or ["plain.py"])],
+            [sys.executable, how],
             stdin=stdin,
             stdout=subprocess.PIPE,
             text=True,
@@ -362,9 +364,9 @@ def program(folder: Path, *how: str, **variables: str) -> Iterator[subprocess.Po
                 os.killpg(process.pid, signal.SIGKILL)
 
 
-@pytest.mark.parametrize("how", [["plain.py"], ["-"], ["-c", PROGRAM], ["-m", "plain"]])
-def test_the_program_of_the_user_runs_once(tmp_path: Path, how: list[str]) -> None:
-    with program(tmp_path, *how) as process:
+@pytest.mark.parametrize("how", ["plain.py", "-"])
+def test_the_program_of_the_user_runs_once(tmp_path: Path, how: str) -> None:
+    with program(tmp_path, how) as process:
         output, _ = process.communicate(timeout=PATIENCE)
     assert process.returncode == 0
     assert (tmp_path / "ran").read_text() == "once"
@@ -372,8 +374,10 @@ def test_the_program_of_the_user_runs_once(tmp_path: Path, how: list[str]) -> No
         os.kill(int(output), 0)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-@pytest.mark.parametrize("fork", ["", "1"])
+@pytest.mark.parametrize(
+    ("number", "fork"),
+    [(signal.SIGINT, ""), (signal.SIGTERM, "1"), (signal.SIGKILL, "1")],
+)
 def test_the_process_ends_with_the_program(tmp_path: Path, number: int, fork: str) -> None:
     """A fork of the program lives on."""
     with program(tmp_path, PAUSE="1", FORK=fork) as process:

@@ -8,9 +8,8 @@ import shlex
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
+from support.commands import toolroll
 
-from toolroll.rollout.cli.app import app
 from toolroll.rollout.model.tokenizers import desk_model_path
 from toolroll.rollout.runs.environment_check import check
 from toolroll.rollout.runs.episode_file import read_episodes
@@ -32,7 +31,7 @@ def command(line: str, engines: dict[str, str]) -> str:
         line = line.replace(f"http://127.0.0.1:{port}", url)
     words = shlex.split(line.replace("path/to/model", str(desk_model_path())))
     assert words[0] == "toolroll"
-    done = CliRunner().invoke(app, words[1:], env={"COLUMNS": "200"}, catch_exceptions=False)
+    done = toolroll(*words[1:])
     assert done.exit_code == 0, f"{line}\n{done.output}"
     return done.stdout
 

@@ -90,20 +90,25 @@ def test_a_last_turn_that_is_not_trained_has_no_versions() -> None:
     assert rows["versions"].tolist() == [[-1, -1, 7, 7]]
 
 
+def lose_a_logprob(engine: ArealInference, episode: int) -> None:
+    """Let `engine` leave out a logprob in the answers to this episode, which is aborted for it."""
+    answers, rids = engine.agenerate, list[str]()
+
+    async def sometimes(req: Any) -> Any:
+        rids.extend([req.rid] if req.rid not in rids else [])
+        answer = await answers(req)
+        if rids.index(req.rid) == episode:
+            answer.output_logprobs.pop()
+        return answer
+
+    engine.agenerate = sometimes  # type: ignore[method-assign]
+
+
 async def test_an_aborted_episode_does_not_shift_the_groups() -> None:
     """AReaL finds groups by counting rows. The first of three groups has an aborted episode."""
-    size, broken, rewards = 4, 2, dict[int, list[float]]()
+    size, rewards = 4, dict[int, list[float]]()
     async with workflow() as (own, engine):
-        answers, rids = engine.agenerate, list[str]()
-
-        async def sometimes(req: Any) -> Any:
-            rids.extend([req.rid] if req.rid not in rids else [])
-            answer = await answers(req)
-            if rids.index(req.rid) == broken:
-                answer.output_logprobs.pop()
-            return answer
-
-        engine.agenerate = sometimes  # type: ignore[method-assign]
+        lose_a_logprob(engine, episode=2)
         grouped = areal_mirror.GroupedRolloutWorkflow(own, size)
         for index in (0, 1, 0):
             rows = await areal_mirror.execute(grouped, engine, {"index": index})
@@ -126,16 +131,7 @@ async def test_a_group_of_the_workflow_leaves_out_only_its_aborted_episode(
 ) -> None:
     """`rewards` are advantages: all rewards are equal here."""
     async with workflow(group_size=3) as (own, engine):
-        answers, rids = engine.agenerate, list[str]()
-
-        async def sometimes(req: Any) -> Any:
-            rids.extend([req.rid] if req.rid not in rids else [])
-            answer = await answers(req)
-            if rids.index(req.rid) == 1:
-                answer.output_logprobs.pop()
-            return answer
-
-        engine.agenerate = sometimes  # type: ignore[method-assign]
+        lose_a_logprob(engine, episode=1)
         rows = await own.arun_episode(engine, {"index": 0})
     assert rows["input_ids"].shape[0] == len(rows["rewards"]) == 2
     assert rows["rewards"].tolist() == [0.0, 0.0] and recorded["reward"] == [1.0, 1.0]

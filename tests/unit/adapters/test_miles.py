@@ -65,17 +65,6 @@ async def test_its_own_form_returns_the_same_sample(
     assert asked.tokens == [] and asked.routing_key is None, "the given sample was changed"
 
 
-async def test_no_turn_is_started_once_miles_aborts(
-    engine_and_args: tuple[EmbeddedEngine, Namespace],
-) -> None:
-    engine, args = engine_and_args
-    state = GenerateState(args, aborted=True)
-    output = await generate(GenerateFnInput(state, Sample(prompt=0), dict(SAMPLING), False))
-    assert output.samples.status is Sample.Status.ABORTED and output.samples.reward is None
-    assert output.samples.remove_sample and not any(output.samples.loss_mask)
-    assert not any(entry.output_ids for entry in engine.log)
-
-
 async def test_an_abort_ends_the_episodes_of_its_own_rollout_only(
     engine_and_args: tuple[EmbeddedEngine, Namespace],
 ) -> None:

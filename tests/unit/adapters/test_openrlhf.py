@@ -242,16 +242,6 @@ async def test_a_first_prompt_that_is_too_long_loses_its_first_tokens() -> None:
     assert len(result["action_ranges"]) == 2
 
 
-async def test_of_several_sequences_one_is_given_and_the_others_are_counted() -> None:
-    async with actor(lambda request: SAID[1], qwen(), split="random") as (engine, llm):
-        result: Any = await execute(Chatter(3), llm, tokenizer=qwen())
-        exact(result, engine)
-    trained = sum(stop - start for start, stop in result["action_ranges"])
-    left_out = result["extra_logs"]["left_out_tokens"]
-    assert left_out > 0
-    assert trained + left_out == sum(len(entry.output_ids) for entry in engine.log)
-
-
 async def test_d1_the_signature_is_todays() -> None:
     names = list(inspect.signature(AgentExecutor.execute).parameters)
     assert names == [

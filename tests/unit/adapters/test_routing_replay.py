@@ -212,18 +212,14 @@ async def test_verl_gets_the_rows_of_the_tokens_it_gets(monkeypatch: pytest.Monk
     assert np.array_equal(cut["routed_experts"].reshape(29, -1), kept)
 
 
-async def test_skyrl_gets_the_rows_as_lists() -> None:
-    engine = EmbeddedEngine(load_embedded_tokenizer(), says(), faults=evicting)
-    async with engine:
-        client = SkyrlClient(engine.url, experts=True)
-        replay = SimpleNamespace(enable_return_routed_experts=True)
-        generator = ToolrollGenerator(
-            GeneratorConfig(inference_engine=replay),
-            load_embedded_tokenizer(),
-            client,
-            EpisodeSettings(env="desk", parser="hermes", max_turns=12, reruns=0),
-        )
-        output = await generator.generate(
+async def skyrl_output(client: SkyrlClient, **limits: int) -> Any:
+    """The output for one prompt."""
+    replay = SimpleNamespace(enable_return_routed_experts=True)
+    config = GeneratorConfig(inference_engine=replay)
+    settings = EpisodeSettings(env="desk", parser="hermes", max_turns=12, reruns=0, **limits)
+    generator = ToolrollGenerator(config, load_embedded_tokenizer(), client, settings)
+    try:
+        return await generator.generate(
             {
                 "prompts": [[{"role": "user", "content": "A task."}]],
                 "env_extras": [{"index": 0}],
@@ -231,30 +227,21 @@ async def test_skyrl_gets_the_rows_as_lists() -> None:
                 "trajectory_ids": [TrajectoryID("0", 0)],
             }
         )
+    finally:
         await generator.aclose()
+
+
+async def test_skyrl_gets_the_rows_as_lists() -> None:
+    async with EmbeddedEngine(load_embedded_tokenizer(), says(), faults=evicting) as engine:
+        output = await skyrl_output(SkyrlClient(engine.url, experts=True))
     ids = output["prompt_token_ids"][0] + output["response_ids"][0]
     assert output["rollout_expert_indices"] == [expected(engine.log, ids).tolist()]
 
 
 async def test_skyrl_gets_no_invented_shape_before_the_first_answer() -> None:
     """SkyRL joins the outputs of several calls. Its configuration does not have the shape."""
-    replay = SimpleNamespace(enable_return_routed_experts=True)
-    generator = ToolrollGenerator(
-        GeneratorConfig(max_input_length=16, inference_engine=replay),
-        load_embedded_tokenizer(),
-        SkyrlClient("", experts=True),
-        EpisodeSettings(env="desk", parser="hermes", context_length=16, reruns=0),
-    )
     with pytest.raises(RolloutError, match="answered no request yet"):
-        await generator.generate(
-            {
-                "prompts": [[{"role": "user", "content": "A task."}]],
-                "env_extras": [{"index": 0}],
-                "sampling_params": {"max_tokens": 256, "logprobs": 1},
-                "trajectory_ids": [TrajectoryID("0", 0)],
-            }
-        )
-    await generator.aclose()
+        await skyrl_output(SkyrlClient("", experts=True), context_length=16)
 
 
 async def test_rows_of_another_count_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
@@ -210,6 +210,23 @@ async def test_of_a_fork_the_sequence_with_the_most_trained_tokens_is_given() ->
     assert share == sum(output["loss_masks"][0]) / sampled
 
 
+def result_of(
+    mask: list[int],
+    turns: Sequence[Turn],
+    reward: float,
+    step_rewards: Sequence[float] = (),
+    start: int = 2,
+) -> InteractionResult:
+    """An episode of one sequence, whose prompt ends at `start`."""
+    trained = np.array(mask, np.int32)
+    logprobs = np.where(trained == 1, -1.0, np.nan).astype(np.float32)
+    ids = np.arange(len(mask), dtype=np.int32)
+    return InteractionResult.of(
+        [Trajectory(ids, trained, logprobs, tuple(turns), start)], messages=[], prompt="", info={},
+        stop_reason=StopReason.DONE, reward=reward, step_rewards=tuple(step_rewards),
+    )  # fmt: skip
+
+
 def rewards_of(
     *given: float, reward: float, excluded: str | None = None, fork: bool = False
 ) -> list[float]:
@@ -218,14 +235,8 @@ def rewards_of(
     """
     turns = (Turn(2, 4, "stop", excluded=excluded, reward=given[0]), Turn(5, 7, "stop"))
     turns = (turns[0], replace(turns[1], reward=given[1]))
-    mask = np.array([0, 0, *([0, 0] if excluded else [1, 1]), 0, 1, 1], np.int32)
-    logprobs = np.where(mask == 1, -1.0, np.nan).astype(np.float32)
-    start = 5 if fork else 2
-    made = Trajectory(np.arange(7, dtype=np.int32), mask, logprobs, turns, start)
-    result = InteractionResult.of(
-        [made], messages=[], stop_reason=StopReason.DONE, prompt="", info={}, reward=reward,
-        step_rewards=given,
-    )  # fmt: skip
+    mask = [0, 0, *([0, 0] if excluded else [1, 1]), 0, 1, 1]
+    result = result_of(mask, turns, reward, given, start=5 if fork else 2)
     (sequence,) = training_sequences(result)
     return token_rewards(sequence, reward)
 
@@ -247,29 +258,15 @@ def test_rewards_that_belong_to_other_tokens_are_at_the_last_one() -> None:
 
 def test_an_invalid_turn_does_not_move_the_rewards_of_the_others() -> None:
     """There are as many steps as turns, but the first turn has no step, and the last has two."""
-    turns = (
-        Turn(2, 3, "stop"),
-        Turn(3, 4, "stop", reward=0.2),
-        Turn(4, 5, "stop", reward=0.3),
-    )
-    mask = np.array([0, 0, 1, 1, 1], np.int32)
-    logprobs = np.where(mask == 1, -1.0, np.nan).astype(np.float32)
-    made = Trajectory(np.arange(5, dtype=np.int32), mask, logprobs, turns, 2)
-    result = InteractionResult.of(
-        [made], messages=[], stop_reason=StopReason.DONE, prompt="", info={}, reward=0.5,
-        step_rewards=(0.2, 0.15, 0.15),
-    )  # fmt: skip
+    rewarded = [Turn(3, 4, "stop", reward=0.2), Turn(4, 5, "stop", reward=0.3)]
+    result = result_of([0, 0, 1, 1, 1], [Turn(2, 3, "stop"), *rewarded], 0.5, (0.2, 0.15, 0.15))
     (sequence,) = training_sequences(result)
     assert token_rewards(sequence, 0.5) == [0.0, 0.2, 0.3]
 
 
 def test_an_empty_turn_after_the_last_trained_token_gets_no_reward() -> None:
     """The response ends before it."""
-    turns = (Turn(2, 4, "stop", reward=0.25), Turn(6, 6, "length", reward=0.75))
-    mask, logprobs = np.array([0, 0, 1, 1, 0, 0, 0], np.int32), np.full(7, -1.0, np.float32)
-    trajectory = Trajectory(np.arange(7, dtype=np.int32), mask, logprobs, turns, 2)
-    episode = InteractionResult.of(
-        [trajectory], prompt="", reward=1.0, messages=[], info={}, stop_reason=StopReason.DONE
-    )
+    turns = [Turn(2, 4, "stop", reward=0.25), Turn(6, 6, "length", reward=0.75)]
+    episode = result_of([0, 0, 1, 1, 0, 0, 0], turns, 1.0)
     [sequence] = select_sequences(episode, several=False)
     assert token_rewards(sequence, 1.0) == [0.0, 1.0]

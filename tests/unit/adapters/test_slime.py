@@ -78,15 +78,8 @@ async def test_a_sample_holds_what_was_served_and_sampled(sample_type: Any) -> N
     assert made.tokens == last
     cut = len(last) - made.response_length
     assert cut == len(turns[0].input_ids)
-    mask, logprobs = [0] * len(last), [0.0] * len(last)
-    for turn in turns:
-        at = len(turn.input_ids)
-        mask[at : at + len(turn.output_ids)] = [1] * len(turn.output_ids)
-        logprobs[at : at + len(turn.output_ids)] = turn.logprobs
-    assert made.loss_mask == mask[cut:]
-    assert (
-        made.rollout_log_probs == np.array(logprobs[cut:], dtype=np.float32).astype(float).tolist()
-    )
+    every_sampled_token_is_as_served([Namespace(samples=[[made]])], engine)
+    assert sum(made.loss_mask) == sum(len(turn.output_ids) for turn in turns)
     assert made.weight_versions == ["default"] * len(turns)
     assert made.prefix_cache_info.total_prompt_tokens == sum(len(turn.input_ids) for turn in turns)
     assert (
@@ -172,38 +165,6 @@ async def test_a_failure_before_the_first_token_still_makes_a_sample(sample_type
         [0],
         True,
     )
-
-
-async def test_an_abort_by_the_engine_gives_back_an_aborted_sample(sample_type: Any) -> None:
-    async with serving(
-        faults=lambda request: Fault(abort_after=3) if request.call == 1 else None
-    ) as (engine, args):
-        made = await generate(args, sample_type(prompt=0), dict(SAMPLING))
-    assert (
-        made.status is sample_type.Status.ABORTED
-        and made.reward is None
-        and set(made.loss_mask) == {0}
-    )
-    assert len(engine.log) == 2, (
-        "an abort is the trainer's will and is neither resumed nor played again"
-    )
-
-
-async def test_no_turn_begins_once_slime_stops_its_rollout(
-    sample_type: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    state = Namespace(aborted=False)
-    module = ModuleType("slime.rollout.sglang_rollout")
-    vars(module)["GenerateState"] = lambda args: state
-    monkeypatch.setitem(sys.modules, module.__name__, module)
-
-    def policy(request: PolicyRequest) -> str:
-        state.aborted = True
-        return reference_lines(0)[request.call]
-
-    async with serving(policy) as (engine, args):
-        made = await generate(args, sample_type(prompt=0), dict(SAMPLING))
-    assert made.status is sample_type.Status.ABORTED and len(engine.log) == 1
 
 
 async def test_an_agent_with_its_own_call_llm_is_stopped_too(sample_type: Any) -> None:

@@ -457,14 +457,6 @@ def test_a_turn_that_an_earlier_sequence_has_is_not_masked_again() -> None:
     assert masks == [[0] * 9, [0, 0, 0, 0, 0, 0, 1, 0, 1]]
 
 
-async def test_an_aborted_turn_is_resumed_at_once_if_that_is_set(sample_type: Any) -> None:
-    """Unless slime stops: then the turn would be aborted again."""
-    async with serving(faults=cut_once()) as (_, args):
-        args.partial_rollout, args.toolroll_max_resumes = True, 1
-        [made] = await generate(args, sample_type(prompt=0, index=0), dict(SAMPLING))
-    assert made.reward == 1.0 and made.metadata["toolroll"]["metrics"]["resumes"] == 0
-
-
 async def test_miles_continues_a_parked_episode(
     monkeypatch: pytest.MonkeyPatch, environments: Environments
 ) -> None:

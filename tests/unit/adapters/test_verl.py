@@ -225,19 +225,6 @@ async def test_the_stop_reason(
     assert (made.finish_reason, made.matched, made.weight_versions) == (reason, matched, ())
 
 
-@pytest.mark.parametrize(
-    ("ids", "logprobs", "words"),
-    [([9], [float("nan")], "0 logprobs for 1"), ([9999], [-1.0], "id from 0"), ([], [], "no tok")],
-)
-async def test_a_turn_that_cannot_be_sampled_is_refused(
-    ids: list[int], logprobs: list[float], words: str
-) -> None:
-    manager = Says(token_ids=ids, log_probs=logprobs, stop_reason="stop")
-    engine = ServerEngine(manager, backend="sglang", context_length=64, vocab_size=64)
-    with pytest.raises(CompletionError, match=words):
-        await engine.generate(asked())
-
-
 @pytest.mark.parametrize(("own", "turns"), [({}, 5), ({"max_turns": 7}, 7)])
 async def test_the_limit_of_turns_is_verl_s(own: dict[str, int], turns: int) -> None:
     manager: Any = Says(token_ids=[9])

@@ -10,9 +10,8 @@ import pytest
 from support.episodes import serving
 from support.listed_environment import ListedWorld
 
-from toolroll.agents.loop.episode_tracker import EpisodeTracker
 from toolroll.agents.tool_calling import TrainableToolCallingAgent
-from toolroll.rollout.types import StepResult, Task
+from toolroll.rollout.types import Task
 
 pytestmark = pytest.mark.tokens
 
@@ -56,13 +55,3 @@ async def test_an_overridden_rewriting_is_its_agent_s_own_and_goes_with_it(token
         del agent
         gc.collect()
         assert gone() is None, "an episode's agent is kept for ever"
-
-
-def test_a_field_that_a_step_leaves_empty_keeps_what_was_said_before() -> None:
-    record = EpisodeTracker()
-    for info in (
-        {"source": "look", "reward_info": {"reward": 1.0}, "task": None},
-        {"source": "user", "reward_info": None},
-    ):
-        record.step(StepResult(info=info))
-    assert record.info == {"source": "user", "reward_info": {"reward": 1.0}, "task": None}

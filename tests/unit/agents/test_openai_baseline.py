@@ -11,15 +11,14 @@ import pytest
 from aiohttp import web
 from pydantic import SecretStr
 from support.chat import UNFINISHED, Answer, completion, endpoint
+from support.commands import toolroll
 from support.listed_environment import TOOL, ListedWorld
 from support.toy_environment import PondFactory
-from typer.testing import CliRunner
 
 from toolroll.agents.chat_client import ChatClient, ChatClientConfig
 from toolroll.agents.loop.call_policy import CallPolicy
 from toolroll.agents.openai_baseline import BaselineAgent, make_baseline
 from toolroll.agents.text_agent import DoNothingAgent
-from toolroll.rollout.cli.app import app
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.runs.episode_file import from_line, read_episodes, to_line
 from toolroll.rollout.runs.registry import find_environment
@@ -242,19 +241,8 @@ def test_a_baselines_run(tmp_path: Any, tokenizer: Any) -> None:
     of it ends in aborted episodes.
     """
     with serve_in_thread(EmbeddedEngine(tokenizer, echo)) as engine:
-        arguments = [
-            "run",
-            "desk",
-            "--baseline-url",
-            f"{engine.url}/v1",
-            "--model",
-            "any",
-            "--tasks",
-            "0-1",
-            "--reruns",
-            "0",
-        ]
-        done = CliRunner().invoke(app, [*arguments, "--out", str(tmp_path)], env={"COLUMNS": "200"})
+        words = f"run desk --baseline-url {engine.url}/v1 --model any --tasks 0-1 --reruns 0"
+        done = toolroll(*words.split(), "--out", tmp_path)
     assert done.exit_code == 1, done.output  # nothing was graded
     assert "not trainable" in done.stdout
     assert "WARNING: this is a baseline at an OpenAI-compatible endpoint" in done.stdout

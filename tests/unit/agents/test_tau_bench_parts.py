@@ -47,28 +47,6 @@ def test_calculate_answers_as_the_original(expression: str) -> None:
     assert Calculate.invoke({}, expression) == shop.Calculate.invoke({}, expression)
 
 
-NUMBERS = st.one_of(
-    st.integers(0, 999).map(str),
-    st.floats(0, 99, allow_nan=False, width=16).map(lambda f: f"{f:.2f}"),
-)
-OPERATORS = st.sampled_from(["+", "-", "*", "/", "//", " + ", " - ", "*-", "**2*", "/(1)/"])
-
-
-@given(st.lists(st.tuples(NUMBERS, OPERATORS, st.booleans()), min_size=1, max_size=8), NUMBERS)
-@pytest.mark.filterwarnings("ignore::SyntaxWarning")
-def test_calculate_answers_as_the_original_for_any_sum(
-    parts: list[tuple[str, str, bool]], last: str
-) -> None:
-    text = (
-        "".join(
-            f"({number}){operator}" if bracket else number + operator
-            for number, operator, bracket in parts
-        )
-        + last
-    )
-    assert Calculate.invoke({}, text) == shop.Calculate.invoke({}, text)
-
-
 @given(st.text(alphabet="0123456789+-*/(). ", max_size=12))
 @example("0(*0)")
 @example("0(**0)")
@@ -344,6 +322,12 @@ def test_what_is_read_once_stays_the_same_object_and_belongs_to_one_copy() -> No
     assert other["rows"]["k"] == {"n": 1} and database.copy()["rows"]["k"] == {"n": 1}
 
 
+def _bench(task: Any, tools: dict[str, Any], data: dict[str, Any]) -> Bench:
+    hashes = (to_hashable, consistent_hash)
+    domain = TauBenchDomain("d", "test", [task], {}, tools, [], frozenset(), "", "", *hashes)
+    return Bench(domain, _database(data))
+
+
 def test_a_tool_that_changes_its_arguments_changes_no_task() -> None:
     def keep(data: dict[str, Any], things: list[str]) -> str:
         things.append("changed")
@@ -353,20 +337,7 @@ def test_a_tool_that_changes_its_arguments_changes_no_task() -> None:
     action = SimpleNamespace(name="keep", kwargs={"things": ["a"]}, model_dump=dict)
     task = SimpleNamespace(actions=[action], outputs=[])
     data: dict[str, Any] = {"rows": {"k": {}}}
-    domain = TauBenchDomain(
-        "d",
-        "test",
-        [task],
-        {},
-        {"keep": keep},
-        [],
-        frozenset(),
-        "",
-        "",
-        to_hashable,
-        consistent_hash,
-    )
-    bench = Bench(domain, _database(data))
+    bench = _bench(task, {"keep": keep}, data)
     assert bench.compute_expected(0) == bench.compute_expected(0)
     assert action.kwargs == {"things": ["a"]}
 
@@ -379,20 +350,7 @@ async def test_the_expected_outcome_is_computed_once_and_in_a_thread_of_its_own(
         return "seen"
 
     task = SimpleNamespace(actions=[SimpleNamespace(name="look", kwargs={})], outputs=[])
-    domain = TauBenchDomain(
-        "d",
-        "test",
-        [task],
-        {},
-        {"look": look},
-        [],
-        frozenset(),
-        "",
-        "",
-        to_hashable,
-        consistent_hash,
-    )
-    bench = Bench(domain, _database({"rows": {"k": {}}}))
+    bench = _bench(task, {"look": look}, {"rows": {"k": {}}})
     one, two = await asyncio.gather(bench.expected(0), bench.expected(0))
     assert one is two is await bench.expected(0)
     assert [(thread is threading.current_thread(), thread.daemon) for thread in threads] == [

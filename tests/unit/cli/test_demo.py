@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
+from support.commands import toolroll
 
 from toolroll.rollout.cli import demo
-from toolroll.rollout.cli.app import app
 from toolroll.rollout.model.tokenizers import desk_model_path
 from toolroll.rollout.runs.registry import choose_tasks
 
@@ -25,7 +24,7 @@ def test_a_demo_records_the_policy_that_produced_its_episodes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(demo, "choose_tasks", lambda *args: choose_tasks(*args)[:1])
-    done = CliRunner().invoke(app, ["demo", "--out", str(tmp_path / "demo"), "--samples", "1"])
+    done = toolroll("demo", "--out", tmp_path / "demo", "--samples", 1)
     assert done.exit_code == 0, done.output
     weights = hashlib.sha256((desk_model_path() / "model.safetensors").read_bytes()).hexdigest()
     for folder in ("demo", "demo-held-out"):

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.commands import run_command
-from typer.testing import CliRunner, Result
+from support.commands import run_command, toolroll
+from typer.testing import Result
 
-from toolroll.rollout.cli.app import app, main
+from toolroll.rollout.cli.app import main
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.runs.episode_file import read_episodes
 from toolroll.rollout.runs.registry import find_environment
@@ -41,16 +41,6 @@ def engine() -> Iterator[EmbeddedEngine]:
 
     with serve_in_thread(EmbeddedEngine(load_embedded_tokenizer(), policy)) as served:
         yield served
-
-
-def toolroll(*arguments: object) -> Result:
-    """The command's result; an error that is no exit is raised."""
-    result = CliRunner().invoke(
-        app, [str(argument) for argument in arguments], env={"COLUMNS": "200"}
-    )
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    return result
 
 
 def run(engine: EmbeddedEngine, *arguments: object) -> Result:

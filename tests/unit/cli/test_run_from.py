@@ -9,22 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.commands import toolroll
 from support.results import content
-from typer.testing import CliRunner, Result
 
-from toolroll.rollout.cli.app import app
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.model.tokenizers import desk_model_path
 from toolroll.rollout.runs.episode_file import read_episodes
 from toolroll.rollout.runs.run_config import RunConfig
 from toolroll.rollout.testing import EmbeddedEngine, load_engine, serve_in_thread
-
-
-def toolroll(*arguments: object) -> Result:
-    result = CliRunner().invoke(app, [str(word) for word in arguments], env={"COLUMNS": "300"})
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    return result
 
 
 @contextmanager

@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.commands import run_command
-from typer.testing import CliRunner, Result
+from support.commands import run_command, toolroll
+from typer.testing import Result
 
-from toolroll.rollout.cli.app import app
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.runs.episode_file import FILE_NAME, read_episodes
 from toolroll.rollout.runtime.garbage import THRESHOLD
@@ -39,8 +38,7 @@ def engine(paced: list[bool], tokenizer: Any) -> Iterator[EmbeddedEngine]:
 
 def run(engine: EmbeddedEngine, *arguments: object) -> Result:
     fixed = ("--tasks", f"0-{TASKS - 1}", "--no-do-nothing")
-    command = run_command(engine.url, *fixed, *arguments)
-    return CliRunner().invoke(app, command, env={"COLUMNS": "200"})
+    return toolroll(*run_command(engine.url, *fixed, *arguments))
 
 
 def test_sync_decides_how_often_the_episode_file_is_forced_to_the_disk(
@@ -63,9 +61,8 @@ def test_sync_decides_how_often_the_episode_file_is_forced_to_the_disk(
 
 
 def test_another_sync_is_refused(engine: EmbeddedEngine) -> None:
-    result = run(engine, "--sync", "sometimes")
-    assert isinstance(result.exception, UsageError)
-    assert str(result.exception) == "--sync: must be 'always' or 'end'"
+    with pytest.raises(UsageError, match=r"^--sync: must be 'always' or 'end'$"):
+        run(engine, "--sync", "sometimes")
 
 
 @pytest.mark.usefixtures("unfrozen")

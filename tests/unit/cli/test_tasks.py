@@ -7,25 +7,20 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
+from support.commands import toolroll
 from support.tau import MINI
-from typer.testing import CliRunner
 
 from toolroll.agents.environments.desk import DESK
 from toolroll.agents.environments.tau_bench import INSTALL, TauBenchFactory
 from toolroll.rollout.adapters.episodes import task_index
-from toolroll.rollout.cli.app import app
 from toolroll.rollout.cli.display import show_environments
 from toolroll.rollout.cli.tasks import task_row
 from toolroll.rollout.errors import UsageError
 
-RUN = CliRunner()
-
 
 def test_a_line_a_task(tmp_path: Path) -> None:
     out = tmp_path / "new" / "tasks.jsonl"
-    done = RUN.invoke(
-        app, ["tasks", "desk", "--split", "test", "--out", str(out)], catch_exceptions=False
-    )
+    done = toolroll("tasks", "desk", "--split", "test", "--out", out)
     assert done.exit_code == 0 and "33 tasks" in done.stdout
     rows = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
     tasks = DESK.tasks("test")
@@ -43,7 +38,7 @@ def test_a_line_a_task(tmp_path: Path) -> None:
 
 
 def test_without_a_file_to_standard_output() -> None:
-    done = RUN.invoke(app, ["tasks", "desk", "--tasks", "3,5-6"], catch_exceptions=False)
+    done = toolroll("tasks", "desk", "--tasks", "3,5-6")
     assert [json.loads(line)["index"] for line in done.stdout.splitlines()] == [3, 5, 6]
 
 
@@ -59,9 +54,7 @@ def test_what_cannot_be_written_is_said_and_no_file_is_left(
     arguments: list[str], words: str, tmp_path: Path
 ) -> None:
     with pytest.raises(UsageError, match=words):
-        RUN.invoke(
-            app, ["tasks", *arguments, "--out", str(tmp_path / "t.jsonl")], catch_exceptions=False
-        )
+        toolroll("tasks", *arguments, "--out", tmp_path / "t.jsonl")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -98,13 +91,13 @@ def test_the_tasks_of_a_file_name_it_with_its_whole_path(
     """A trainer reads them in another folder."""
     (tmp_path / "mine.py").write_text("from toolroll.agents.environments.desk import DESK\n")
     monkeypatch.chdir(tmp_path)
-    done = RUN.invoke(app, ["tasks", "mine.py:DESK", "--tasks", "0"], catch_exceptions=False)
+    done = toolroll("tasks", "mine.py:DESK", "--tasks", 0)
     assert json.loads(done.stdout)["metadata"]["env"] == f"{tmp_path}/mine.py:DESK"
 
 
 def test_new_env_says_what_to_do_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    done = RUN.invoke(app, ["new-env", "tide-gauge"], catch_exceptions=False)
+    done = toolroll("new-env", "tide-gauge")
     assert done.exit_code == 0
     test = "pip install pytest && python -m pytest test_tide_gauge.py"
     for line in ("toolroll check-env tide_gauge.py:env", test):

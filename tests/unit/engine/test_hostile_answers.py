@@ -10,16 +10,12 @@ import orjson
 import pytest
 from aiohttp import web
 from support.client import INFO, Pauses, client, flaky, request
-from support.episodes import agent, judge, serving
-from support.hostile import ASKED, HOSTILE, IDS, RID, Spoil, honest, meta
+from support.hostile import ASKED, HOSTILE, IDS, RID, honest
 from support.http import completion, http_server
-from support.listed_environment import ListedWorld
 
 from toolroll.rollout.engine import ModelInfo, parse_completion
 from toolroll.rollout.engine.stream import EventReader
 from toolroll.rollout.errors import CompletionError, EngineError, TokenError
-from toolroll.rollout.testing import Fault, fault_at
-from toolroll.rollout.types import Status, StopReason, Task
 
 
 @pytest.mark.parametrize("name", HOSTILE)
@@ -200,61 +196,3 @@ async def test_a_stream_with_another_request_id_reports_no_progress(other: dict[
 async def test_an_honest_stream_is_told_as_it_comes() -> None:
     told, last = await streamed(part([3]), part([3, 4]), completion([3, 4, 5], id=RID))
     assert told == [[3], [3, 4], [3, 4, 5]] and last["output_ids"] == [3, 4, 5]
-
-
-# --- whole episodes -------------------------------------------------------------------------------
-
-
-def spoiled_ids(found: int) -> Spoil:
-    def spoil(answer: dict[str, Any]) -> dict[str, Any]:
-        return completion([*answer["output_ids"][:-1], found], id=answer["meta_info"]["id"])
-
-    return spoil
-
-
-EPISODES: dict[str, tuple[Spoil, str]] = {
-    "an id that no model has": (spoiled_ids(2**31 - 1), "2147483647"),
-    "a negative id": (spoiled_ids(-5), "is -5, expected an id"),
-    "an unknown end": (meta(finish_reason={"type": "banana"}), "'banana'"),
-    "999 tokens": (
-        lambda answer: completion([7] * 999, id=answer["meta_info"]["id"]),
-        "999 output_ids",
-    ),
-    "a logprob of -1e300": (
-        lambda answer: meta(
-            output_token_logprobs=[[-1e300, index, None] for index in answer["output_ids"]]
-        )(answer),
-        "-1e+300",
-    ),
-    "another's answer": (meta(id="f" * 32), "answer is for another request"),
-}
-
-
-@pytest.mark.parametrize("name", EPISODES)
-@pytest.mark.parametrize("turn", [0, 1])
-async def test_its_episode_is_aborted_and_the_next_is_not_touched(
-    tokenizer: Any, name: str, turn: int
-) -> None:
-    spoil, words = EPISODES[name]
-    faults = fault_at({turn: Fault(garble=spoil)})
-    async with serving(tokenizer, lambda seen: "Hello.", faults=faults, config={"retries": 0}) as (
-        engine,
-        served,
-    ):
-        results = [
-            await agent(served).asolve(
-                ListedWorld(user_texts=["One.", "Two."]), task=Task(which, 0), session_id=which
-            )
-            for which in ("hostile", "next")
-        ]
-    bad, good = results
-    assert (bad.status, bad.stop_reason, bad.reward) == (
-        Status.ABORTED,
-        StopReason.ENGINE_ERROR,
-        None,
-    )
-    assert words in bad.info["error"]["message"]
-    assert good.status is Status.COMPLETED and good.reward is not None
-    judge(good, engine, "next")
-    judge(bad, engine, "hostile", refused=1)
-    assert engine.killed == 0

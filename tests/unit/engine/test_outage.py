@@ -32,7 +32,7 @@ from toolroll.rollout.errors import (
 )
 from toolroll.rollout.model.model import Model
 from toolroll.rollout.runs.environment_runner import EnvironmentRunner
-from toolroll.rollout.runs.runner import Runner, RunStoppedError
+from toolroll.rollout.runs.runner import Runner
 from toolroll.rollout.runtime.time_limit import pausable
 from toolroll.rollout.settings import RolloutArgs, RunSettings
 from toolroll.rollout.template import ChatTemplate
@@ -359,36 +359,6 @@ async def test_an_engine_that_is_killed_and_comes_back_costs_no_episode(tokenize
         answered = [entry for entry in log if entry.routing_key == name and entry.status == 200]
         trained = sum(len(path.turns) for path in episode.result.trajectories)
         judge_tokens(episode.result.trajectories, oracle, name, refused=len(answered) - trained)
-
-
-async def test_an_engine_that_is_killed_for_good_ends_the_run_which_goes_on_later(
-    tokenizer: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    episodes: list[Episode] = []
-    pauses = Pauses()
-    async with EmbeddedEngine(tokenizer, look) as engine:
-        port = int(engine.url.rpartition(":")[2])
-        async with served(tokenizer, engine.url, pauses, engine_timeout=100) as model:
-            playing = asyncio.create_task(run(model, 60, episodes))
-            await engine.until(lambda found: len(found.log) >= 60)
-            await engine.kill()
-            with pytest.raises(ExceptionGroup) as raised:
-                await playing
-    errors = raised.value.exceptions
-    assert {type(error) for error in errors} == {RunStoppedError}
-    assert "has not answered for 100 s" in str(errors[0])
-    assert "the same command continues from there" in str(errors[0])
-    assert sum(pauses) == pytest.approx(100, abs=1)
-    assert len([record for record in caplog.records if record.levelname == "WARNING"]) == 1
-    assert 0 < len(episodes) < 60
-    done = {(episode.task_id, episode.sample) for episode in episodes}
-    async with (
-        EmbeddedEngine(tokenizer, look, port=port) as engine,
-        served(tokenizer, engine.url, pauses) as model,
-    ):
-        await run(model, 60, episodes, done)
-    assert len({episode.task_id for episode in episodes}) == 60 == len(episodes)
-    assert {episode.result.status for episode in episodes} == {Status.COMPLETED}
 
 
 async def test_the_wait_is_no_part_of_an_episodes_time(tokenizer: Any) -> None:

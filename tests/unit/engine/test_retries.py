@@ -7,12 +7,11 @@ from typing import Any
 
 import orjson
 import pytest
-from aiohttp import web
-from support.client import Pauses, client, embedded, flaky, refusal, request
+from support.client import Pauses, client, flaky, refusal, request
 from support.http import completion, http_server, says
 
-from toolroll.rollout.errors import CompletionError, ContextOverflowError, EngineError
-from toolroll.rollout.testing import EmbeddedEngine, Fault, Reply, fault_at
+from toolroll.rollout.errors import ContextOverflowError, EngineError
+from toolroll.rollout.testing import EmbeddedEngine, Reply
 
 # --- retries --------------------------------------------------------------------------------------
 
@@ -157,51 +156,6 @@ async def test_a_full_queue_is_waited_for(tokenizer: Any) -> None:
         await engine.until(lambda e: e.held == 1)
         second = await calls.generate(request(session="second"))
         assert second.attempts == 2 and (await first).attempts == 1
-
-
-async def test_a_dropped_connection_is_tried_again(tokenizer: Any) -> None:
-    async with embedded(tokenizer, faults=fault_at({0: Fault(drop=True)})) as (engine, calls):
-        answer = await calls.generate(request())
-    assert answer.attempts == 2
-    assert [entry.status for entry in engine.log] == [0, 200]
-
-
-async def test_nothing_listens() -> None:
-    async with http_server({}) as url:
-        pass
-    async with client(url, retries=1) as calls:
-        with pytest.raises(
-            EngineError, match=r"no answer from the engine: .* after 2 attempts"
-        ) as raised:
-            await calls.generate(request())
-    assert raised.value.status is None and url in str(raised.value)
-
-
-# --- answers that cannot be used ------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("answer", "words"),
-    [
-        (b"<html>", "is not JSON"),
-        (b"[1, 2]", "is not a JSON object"),
-        (orjson.dumps([completion([3]), completion([3])]), "is not a JSON object"),
-        (b'{"text": "hm"}', "no output_ids or no meta_info"),
-    ],
-)
-async def test_an_unreadable_answer_is_an_error_and_not_tried_again(
-    answer: bytes, words: str
-) -> None:
-    calls_seen: list[int] = []
-
-    async def handle(http: web.Request) -> web.StreamResponse:
-        calls_seen.append(1)
-        return web.Response(body=answer)
-
-    async with http_server({"/generate": handle}) as url, client(url) as calls:
-        with pytest.raises(CompletionError, match=words):
-            await calls.generate(request())
-    assert len(calls_seen) == 1
 
 
 async def test_a_list_of_one_answer_is_that_answer() -> None:

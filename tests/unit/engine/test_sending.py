@@ -13,12 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.client import client, embedded, request
 from support.http import completion, http_server, says
-from support.patience import PATIENCE
 from support.tiers import costly
 
 from toolroll.rollout.engine import Engine
-from toolroll.rollout.errors import ContextOverflowError, EngineError, TokenError, UsageError
-from toolroll.rollout.testing import Fault, Reply, fault_at, script
+from toolroll.rollout.errors import ContextOverflowError, TokenError, UsageError
+from toolroll.rollout.testing import Fault, fault_at, script
 from toolroll.rollout.types import GenerateRequest
 
 # --- what is sent ---------------------------------------------------------------------------------
@@ -101,30 +100,6 @@ async def test_rids_are_fresh_and_no_ones_prefix(tokenizer: Any) -> None:
 async def test_no_logprobs_where_none_are_wanted(tokenizer: Any) -> None:
     async with embedded(tokenizer) as (_, calls):
         assert (await calls.generate(request(return_logprob=False))).logprobs is None
-
-
-async def test_more_than_a_hundred_requests_are_in_flight_at_once(tokenizer: Any) -> None:
-    release = asyncio.Event()
-    async with embedded(tokenizer, lambda r: Reply("Hello.", hold=release)) as (engine, calls):
-        tasks = [asyncio.create_task(calls.generate(request(session=str(at)))) for at in range(150)]
-        await asyncio.wait_for(engine.until(lambda e: e.held == 150), PATIENCE)
-        release.set()
-        await asyncio.gather(*tasks)
-    assert len(engine.log) == 150
-
-
-async def test_what_is_under_way_when_the_engine_is_closed_is_not_sent_again(
-    tokenizer: Any,
-) -> None:
-    release = asyncio.Event()
-    async with embedded(tokenizer, lambda r: Reply("Hello.", hold=release)) as (engine, calls):
-        under_way = asyncio.create_task(calls.generate(request()))
-        await asyncio.wait_for(engine.until(lambda e: e.held == 1), PATIENCE)
-        await calls.aclose()
-        with pytest.raises(EngineError, match="closed during the request"):
-            await under_way
-        release.set()
-        assert len(engine.log) <= 1
 
 
 # --- what is never sent ---------------------------------------------------------------------------

@@ -17,7 +17,6 @@ from support.listed_environment import TOOL
 from support.qwen import qwen3_tokenizer
 
 from toolroll.rollout.server.in_process import (
-    DummyManagedServer,
     ManagedSession,
     SequenceNode,
     managed_session,
@@ -201,19 +200,6 @@ async def test_a_managed_session_of_its_own_and_its_end() -> None:
             assert len(m.endpoint.sessions) == 0
         # what was lent is still open
         await bench.client().chat.completions.create(model="m", messages=[USER])
-
-
-async def test_without_token_ids_nothing_can_be_trained() -> None:
-    async with endpoint(load_embedded_tokenizer(), lambda request: "Hello.") as bench:
-        plain = DummyManagedServer(bench.client(None), load_embedded_tokenizer(), model="m")
-        await plain.chat_completion(messages=[USER])
-        await plain.completion(prompt="One two", max_tokens=3)
-        for node in plain.get_state()["nodes"]:
-            assert unmasked(node) == []
-            assert node.tokens
-            assert (node.metadata["trainable"], node.metadata["source"]) == (False, "transcript")
-        plain.reset()
-        assert plain.get_state() == {"nodes": []}
 
 
 async def test_a_tokenizer_is_found_from_the_model_that_the_engine_serves() -> None:

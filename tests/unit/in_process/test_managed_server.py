@@ -164,16 +164,20 @@ async def test_tools_need_a_parser_and_are_never_left_out_silently() -> None:
 @pytest.mark.parametrize("tree", [False, True])
 async def test_a_dummy_has_the_published_shape_and_trains_nothing(tree: bool) -> None:
     async with endpoint(load_embedded_tokenizer(), lambda request: "Hello.") as bench:
-        m = DummyManagedServer(bench.client(None), None, tree, model="m")
+        m = DummyManagedServer(bench.client(None), load_embedded_tokenizer(), tree, model="m")
         await m.chat_completion(messages=[USER], n=2, split="eval")
         state = m.get_state()
         assert set(state) == ({"sequences", "tree"} if tree else {"nodes"})
         nodes = list(state["tree"].values()) if tree else state["nodes"]
         assert [unmasked(node) for node in nodes] == [[], []]  # two equal answers, both kept
-        assert all(node.metadata["dummy_tokens"] for node in nodes)
+        assert all(node.metadata["dummy_tokens"] and node.tokens for node in nodes)
+        kinds = {(node.metadata["trainable"], node.metadata["source"]) for node in nodes}
+        assert kinds == {(False, "transcript")}
         assert nodes[0].full_text == "user:Hi\n\nassistant:Hello."
         with pytest.raises(UsageError, match="no logprobs"):
             await m.get_logprobs(prompt="x")
         theirs = DummyManagedServer(server=m)  # anything with the two coroutines
         await theirs.completion(prompt="One", split="train")
         assert theirs.get_state()["nodes"][0].metadata["finish_reason"] == "stop"
+        m.reset()
+        assert not any(m.get_state().values())

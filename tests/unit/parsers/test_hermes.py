@@ -4,7 +4,6 @@ and Qwen 3's templates show it.
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
@@ -30,18 +29,6 @@ def parse(text: str, **options: Any) -> Any:
     )
     assert not lost(get_parser("qwen25"), text, reply)
     return reply
-
-
-def test_one_call_between_texts() -> None:
-    reply = parse(f"I look it up.\n{GOOD}\nOne moment.")
-    assert reply.content == "I look it up.\n\nOne moment."
-    (call,) = reply.tool_calls
-    assert (call.name, call.arguments, call.status) == (
-        "get_order",
-        {"order_id": "#W1"},
-        CallStatus.OK,
-    )
-    assert call.span == (14, 14 + len(GOOD))
 
 
 @pytest.mark.parametrize("arguments", ['""', '" "', '"{}"', "{}"])
@@ -119,29 +106,6 @@ def test_an_unclosed_call_ends_where_the_next_one_begins() -> None:
     assert (first.status, second.status) == (CallStatus.UNCLOSED, CallStatus.OK)
 
 
-def test_markers_inside_a_string_are_text() -> None:
-    value = "say <tool_call> and </tool_call> and <think>"
-    body = json.dumps({"name": "get_order", "arguments": {"order_id": value}})
-    (call,) = parse(f"<tool_call>{body}</tool_call>").tool_calls
-    assert call.ok
-    assert call.arguments == {"order_id": value}
-
-
-def test_with_token_ids_only_the_control_token_opens_a_call() -> None:
-    quoted = 'I write "<tool_call>" like this. '
-    text = quoted + GOOD
-    spans = [(at, at + 1) for at in range(len(quoted))] + [(len(quoted), len(quoted) + 11)]
-    spans += [(at, at + 1) for at in range(len(quoted) + 11, len(text) - 12)] + [
-        (len(text) - 12, len(text))
-    ]
-    parser = get_parser("qwen25", ("<tool_call>", "</tool_call>"))
-    reply = parser.parse(text, ids=list(range(len(spans))), offsets=spans, tools=TOOLS)
-    assert reply.content == quoted.strip()
-    (call,) = reply.tool_calls
-    assert call.ok
-    assert call.token_span == (len(quoted), len(spans))
-
-
 def test_reasoning_is_apart_and_a_call_in_unclosed_reasoning_is_seen() -> None:
     reply = parse(f"<think>\nI should look.\n</think>\n\n{GOOD}")
     assert (reply.reasoning, reply.content, len(reply.ok_calls)) == ("I should look.", "", 1)
@@ -165,15 +129,6 @@ def test_no_reasoning_was_opened_and_none_is_closed() -> None:
         == "Just text </think> with a tag"
     )
     assert parse("thought</think>text", in_reasoning=None).reasoning == "thought"
-
-
-def test_interns1_has_its_own_markers() -> None:
-    text = (
-        'Hi<|action_start|> <|plugin|>\n{"name": "get_order", "parameters": {"order_id": '
-        '"a"}}<|action_end|>\n'
-    )
-    reply = assert_same_in_pieces(get_parser("interns1"), text, tools=TOOLS)
-    assert (reply.content, reply.ok_calls[0].arguments) == ("Hi", {"order_id": "a"})
 
 
 def test_a_closed_stream_takes_nothing_more() -> None:

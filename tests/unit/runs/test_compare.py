@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.commands import toolroll
 from support.results import episode
-from typer.testing import CliRunner, Result
 
-from toolroll.rollout.cli.app import app
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.runs.compare import Question, compare, read_runs
 from toolroll.rollout.runs.compare.difference import Difference, holm, mcnemar
@@ -59,13 +58,6 @@ def many(count: int, passes: int, start: int = 0) -> list[Episode]:
 def comparison(base: Path, candidate: Path, **question: Any) -> dict[str, Any]:
     (found,) = compare(read_runs(base), [read_runs(candidate)], Question(**question))
     return found
-
-
-def toolroll(*arguments: object) -> Result:
-    result = CliRunner().invoke(app, [str(word) for word in arguments], env={"COLUMNS": "200"})
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    return result
 
 
 # --- what is paired -------------------------------------------------------------------------------

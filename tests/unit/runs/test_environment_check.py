@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
-from typer.testing import CliRunner
+from support.commands import toolroll
 
 from toolroll import (
     Action,
@@ -25,7 +25,6 @@ from toolroll import (
     ToolCall,
     UsageError,
 )
-from toolroll.rollout.cli.app import app
 from toolroll.rollout.runs.environment_check import CheckResult, check
 from toolroll.rollout.runs.environment_class import EnvironmentClass
 from toolroll.rollout.runs.environment_recorder import EnvironmentRecorder
@@ -374,32 +373,27 @@ env = tool_environment(
 
 def test_the_short_form_passes_at_the_command_line(tmp_path: Path) -> None:
     (tmp_path / "cart.py").write_text(SHORT)
-    done = CliRunner().invoke(
-        app, ["check-env", f"{tmp_path / 'cart.py'}:env"], env={"COLUMNS": "200"}
-    )
+    done = toolroll("check-env", f"{tmp_path / 'cart.py'}:env")
     assert done.exit_code == 0, done.output
     assert "2 of 2 earn 1.0" in done.stdout and "failed" not in done.stdout
 
 
 def test_a_failed_check_exits_with_1(tmp_path: Path) -> None:
     (tmp_path / "cart.py").write_text(SHORT.replace('"want": "hat"', '"want": "[hat]"'))
-    arguments = ["check-env", f"{tmp_path / 'cart.py'}:env", "--tasks", "0"]
-    done = CliRunner().invoke(app, arguments, env={"COLUMNS": "200"})
+    done = toolroll("check-env", f"{tmp_path / 'cart.py'}:env", "--tasks", "0")
     assert done.exit_code == 1
     assert "1 of 1 do not earn 1.0: 0: 0.0" in done.stdout
 
 
 def test_a_reference_that_gets_an_error_is_reported_with_the_error(tmp_path: Path) -> None:
     (tmp_path / "cart.py").write_text(SHORT.replace('"name": "put"', '"name": "add"', 1))
-    arguments = ["check-env", f"{tmp_path / 'cart.py'}:env"]
-    done = CliRunner().invoke(app, arguments, env={"COLUMNS": "200"})
+    done = toolroll("check-env", f"{tmp_path / 'cart.py'}:env")
     assert "0: 0.0 (Error: there is no tool 'add'; there are: put)" in done.stdout
 
 
 def test_an_error_in_a_function_is_reported_with_the_line_of_the_function(tmp_path: Path) -> None:
     (tmp_path / "cart.py").write_text(SHORT.replace("in state.items", "in state.item"))
-    arguments = ["check-env", f"{tmp_path / 'cart.py'}:env"]
-    done = CliRunner().invoke(app, arguments, env={"COLUMNS": "250"})
+    done = toolroll("check-env", f"{tmp_path / 'cart.py'}:env")
     assert (
         "reward failed: AttributeError: 'Cart' object has no attribute 'item' "
         "(cart.py, line 19)" in done.stdout

@@ -11,12 +11,11 @@ import re
 from pathlib import Path
 
 import pytest
+from support.commands import toolroll
 from support.results import episode, exported, summary_of, trajectory
 from support.tau import REAL
-from typer.testing import CliRunner
 
 from toolroll.agents.environments.tau_bench.package import import_module, installed
-from toolroll.rollout.cli.app import app
 from toolroll.rollout.cli.export import export
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.runs.export.dataset import sample_rows
@@ -98,17 +97,8 @@ def test_the_command_writes_tau_benchs_format(tmp_path: Path) -> None:
         with RunDirectory(run, env, {}) as folder:
             for sample in range(2):
                 folder.append(episode("t-0", sample, env=env))
-    arguments = [
-        "export",
-        str(run),
-        "--format",
-        "tau-bench",
-        "--env",
-        "pond",
-        "--out",
-        str(tmp_path / "tau.json"),
-    ]
-    done = CliRunner().invoke(app, arguments, env={"COLUMNS": "300"})
+    options = "--format tau-bench --env pond --out".split()
+    done = toolroll("export", run, *options, tmp_path / "tau.json")
     assert "tau.json: 2 results of 1 tasks" in done.stdout
     assert [found["trial"] for found in json.loads((tmp_path / "tau.json").read_text())] == [0, 1]
     for words, kind, env, out in (  # type: ignore[assignment]

@@ -10,11 +10,10 @@ from typing import Any
 from zipfile import ZipFile
 
 import pytest
+from support.commands import toolroll
 from support.exports import METRICS, varied, write_run
 from support.results import episode, summary_of
-from typer.testing import CliRunner
 
-from toolroll.rollout.cli.app import app
 from toolroll.rollout.cli.export import export
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.runs.export.exported_run import ExportedRun
@@ -117,9 +116,9 @@ def test_the_command_writes(kind: str, words: str, tmp_path: Path) -> None:
     for env in ("pond", "la/ke"):
         write_run(tmp_path / "run", [episode("t-0", 0, env=env, metrics=METRICS)], env)
     (tmp_path / "run" / "run.json").unlink()
-    arguments = ["export", str(tmp_path / "run"), "--format", kind, "--env", "la/ke"]
     out = tmp_path / "out"
-    done = CliRunner().invoke(app, [*arguments, "--out", str(out)], env={"COLUMNS": "300"})
+    options = ("--format", kind, "--env", "la/ke", "--out", out)
+    done = toolroll("export", tmp_path / "run", *options)
     assert words in done.stdout
     with pytest.raises(UsageError, match="already exists: name a new folder"):
         export(tmp_path / "run", kind, out, "la/ke")

@@ -11,18 +11,16 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from support.commands import run_command
+from support.commands import run_command, toolroll
 from support.loop_clock import skip_until
 from support.results import content, episode
 from support.tau import MINI, REAL, STOP, needed, recorded_trials, scripted
-from typer.testing import CliRunner, Result
 
 from toolroll.agents.loop.call_policy import CallPolicy
 from toolroll.agents.text_agent import DEFAULT_POLICY, TextAgent
 from toolroll.parsers.openai import to_openai
 from toolroll.parsers.reading.lookalike import lookalike
 from toolroll.parsers.types import ParsedReply, ToolCall
-from toolroll.rollout.cli.app import app
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.model.turn import AssistantTurn
 from toolroll.rollout.runs.episode_file import read_episodes
@@ -51,13 +49,6 @@ from toolroll.rollout.types import (
     Task,
     Tool,
 )
-
-
-def toolroll(*arguments: object) -> Result:
-    result = CliRunner().invoke(app, [str(word) for word in arguments], env={"COLUMNS": "300"})
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    return result
 
 
 @pytest.fixture(scope="module")

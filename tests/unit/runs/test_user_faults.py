@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.commands import toolroll
 from support.results import episode
 from support.tau import recorded_trials
-from typer.testing import CliRunner
 
 from toolroll.rollout.cli import blame as blame_command
-from toolroll.rollout.cli.app import app
 from toolroll.rollout.cli.display import remarks
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.runs.compare import Question, compare, read_runs
@@ -166,10 +165,7 @@ def run(tmp_path: Path) -> Path:
 
 
 def blame(folder: Path, *options: str) -> list[str]:
-    result = CliRunner().invoke(app, ["blame", str(folder), *options])
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    return result.stdout.splitlines()
+    return toolroll("blame", folder, *options).stdout.splitlines()
 
 
 def test_failed_episodes_with_a_fault_are_counted_and_keep_their_reward() -> None:

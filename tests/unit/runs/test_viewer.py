@@ -15,11 +15,10 @@ from typing import Any
 
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
+from support.commands import toolroll
 from support.results import episode
 from support.viewed import HOSTILE, viewed_run
-from typer.testing import CliRunner
 
-from toolroll.rollout.cli.app import app
 from toolroll.rollout.cli.follow import follow_app
 from toolroll.rollout.cli.view import view
 from toolroll.rollout.errors import UsageError
@@ -125,9 +124,7 @@ def test_without_the_tokenizer_ids_are_shown(run: Path, tmp_path: Path) -> None:
 
 
 def test_the_command(run: Path, tmp_path: Path) -> None:
-    done = CliRunner().invoke(
-        app, ["view", str(run), "--out", str(tmp_path / "page.html")], env={"COLUMNS": "300"}
-    )
+    done = toolroll("view", run, "--out", tmp_path / "page.html")
     assert done.exit_code == 0
     assert "page.html: 4 episodes, 0.1 MB; open it in a browser" in done.stdout
     with pytest.raises(UsageError, match=r"holds no episodes\.jsonl"):
@@ -193,7 +190,7 @@ def test_a_comparison_pairs_the_samples_that_it_compares(tmp_path: Path) -> None
                 folder.append(replace(episode(f"t-{n}", sample, reason=reason), seed=n))
     page = tmp_path / "page.html"
     arguments = ["compare", str(tmp_path / "base"), str(tmp_path / "new"), "--page", str(page)]
-    assert CliRunner().invoke(app, arguments).exit_code == 0
+    assert toolroll(*arguments).exit_code == 0
     index = blocks(page)["index"]
     pairs = [(row["task"], row["run"], row["base"]) for row in index["rows"]]
     assert pairs[:6] == [(f"t-{n}", 0, None) for n in range(6)]

@@ -15,7 +15,7 @@ from yarl import URL
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.server import EndpointSettings
 from toolroll.rollout.server.http.access import session_key
-from toolroll.rollout.testing import Fault, Reply
+from toolroll.rollout.testing import Fault, PolicyRequest, Reply
 
 USER: Any = {"role": "user", "content": "Hi"}
 KEY = "a-secret-key"
@@ -84,14 +84,15 @@ async def test_an_id_is_checked_before_it_is_used(tokenizer: Any, bad: str) -> N
         assert len(bench.endpoint.sessions) == 0
 
 
+def busy(request: PolicyRequest) -> Reply:
+    """Hold the answer to the session "busy" after its first token."""
+    hold = asyncio.Event() if request.routing_key == "busy" else None
+    return Reply("Hello.", hold=hold, hold_after=1)
+
+
 async def test_limits_have_clear_errors(tokenizer: Any) -> None:
     limits = {"max_sessions": 2, "max_nodes": 4, "max_body": 4096, "max_in_flight": 2}
-    hold = lambda request: (
-        Reply("Hello.", hold=asyncio.Event(), hold_after=1)
-        if request.routing_key == "busy"
-        else "Hello."
-    )
-    async with endpoint(tokenizer, hold, settings=limits) as bench:
+    async with endpoint(tokenizer, busy, settings=limits) as bench:
         status, answer = await chat(bench, messages=[{"role": "user", "content": "x" * 5000}])
         assert (status, answer["error"]["code"]) == (413, "body_too_large")
         codes = []
@@ -109,12 +110,7 @@ async def test_limits_have_clear_errors(tokenizer: Any) -> None:
 
 
 async def test_an_unused_session_is_dropped_and_a_used_one_is_not(tokenizer: Any) -> None:
-    hold = lambda request: (
-        Reply("Hello.", hold=asyncio.Event(), hold_after=1)
-        if request.routing_key == "busy"
-        else "Hello."
-    )
-    async with endpoint(tokenizer, hold, settings={"idle": 1000.0}) as bench:
+    async with endpoint(tokenizer, busy, settings={"idle": 1000.0}) as bench:
         asking = asyncio.create_task(chat(bench, "busy"))
         await bench.engine.until(lambda engine: engine.held == 1)
         await chat(bench, "old")

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 from support.client import StartingEngine
-from typer.testing import CliRunner
+from support.commands import toolroll
 
-from toolroll.rollout.cli.app import app, main
+from toolroll.rollout.cli.app import main
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.server.endpoint_settings import EndpointSettings
 from toolroll.rollout.server.http.serve import serve
@@ -18,9 +18,8 @@ from toolroll.rollout.settings import RolloutArgs
 
 
 def test_another_address_needs_a_key() -> None:
-    result = CliRunner().invoke(app, ["serve", "--model", "embedded", "--host", "0.0.0.0"])
-    assert isinstance(result.exception, UsageError)
-    assert "--api-key-env" in str(result.exception)
+    with pytest.raises(UsageError, match="--api-key-env"):
+        toolroll("serve", "--model", "embedded", "--host", "0.0.0.0")
 
 
 @pytest.mark.parametrize(
@@ -58,11 +57,8 @@ def test_a_wrong_setting_is_refused_at_the_start_under_its_flag(
 
 
 def test_an_engine_that_is_not_there_is_said_at_once() -> None:
-    result = CliRunner().invoke(
-        app, ["serve", "--model", "embedded", "--engine", "http://127.0.0.1:9", "--port", "0"]
-    )
-    assert isinstance(result.exception, UsageError)
-    assert "http://127.0.0.1:9" in str(result.exception)
+    with pytest.raises(UsageError, match=r"http://127\.0\.0\.1:9"):
+        toolroll("serve", "--model", "embedded", "--engine", "http://127.0.0.1:9", "--port", "0")
 
 
 async def test_the_start_waits_for_an_engine_that_is_starting(
@@ -115,5 +111,5 @@ def test_the_flags_of_the_engine_and_the_collector_reach_the_model(
         given.append(args)
 
     monkeypatch.setattr("toolroll.rollout.server.http.serve.serve", serve)
-    assert CliRunner().invoke(app, ["serve", "--model", "embedded", *flags]).exit_code == 0
+    assert toolroll("serve", "--model", "embedded", *flags).exit_code == 0
     assert [(args.engine_timeout, args.pace_gc) for args in given] == [found]

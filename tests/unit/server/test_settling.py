@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import pytest
@@ -15,6 +16,10 @@ from toolroll.rollout.template.record import AnswerRecord
 
 USER: Any = {"role": "user", "content": "Hi"}
 CHAT = "/sessions/s/v1/chat/completions"
+
+
+def checking(tokenizer: Any, verify: str = "sample") -> AbstractAsyncContextManager[Bench]:
+    return endpoint(tokenizer, lambda request: "Hello.", settings={"verify": verify})
 
 
 async def talked(bench: Bench, turns: int = 2) -> list[Any]:
@@ -45,16 +50,14 @@ def _late(found: RenderedDelta) -> RenderedDelta:
 
 @pytest.mark.parametrize("verify", ["sample", "always"])
 async def test_the_trace_says_what_verification_found(tokenizer: Any, verify: str) -> None:
-    async with endpoint(tokenizer, lambda request: "Hello.", settings={"verify": verify}) as bench:
+    async with checking(tokenizer, verify) as bench:
         await talked(bench)
         trace = (await bench.get("/sessions/s/trace"))["trace"]
         assert [str(entry["excluded"]).partition(":")[0] for entry in trace] == ["verification"] * 2
 
 
 async def test_a_right_trace_is_excluded_nowhere(tokenizer: Any) -> None:
-    async with endpoint(
-        tokenizer, lambda request: "Hello.", settings={"verify": "sample"}
-    ) as bench:
+    async with checking(tokenizer) as bench:
         await bench.post(CHAT, {"messages": [USER]})
         [entry] = (await bench.get("/sessions/s/trace"))["trace"]
         assert entry["excluded"] is None
@@ -62,9 +65,7 @@ async def test_a_right_trace_is_excluded_nowhere(tokenizer: Any) -> None:
 
 @pytest.mark.parametrize("tree", [False, True])
 async def test_a_state_is_settled_after_calls_of_its_client(tokenizer: Any, tree: bool) -> None:
-    async with endpoint(
-        tokenizer, lambda request: "Hello.", settings={"verify": "sample"}
-    ) as bench:
+    async with checking(tokenizer) as bench:
         await talked(bench)
         async with ToolrollClient(bench.endpoint, session="s"):
             state = ManagedSession(bench.endpoint, session="s", track_tree=tree).get_state()
@@ -75,9 +76,7 @@ async def test_a_state_is_settled_after_calls_of_its_client(tokenizer: Any, tree
 
 async def test_what_is_committed_while_others_are_checked_is_checked_too(tokenizer: Any) -> None:
     begun, go_on = threading.Event(), threading.Event()
-    async with endpoint(
-        tokenizer, lambda request: "Hello.", settings={"verify": "sample"}
-    ) as bench:
+    async with checking(tokenizer) as bench:
         await bench.post(CHAT, {"messages": [{"role": "user", "content": "Another talk"}]})
         verifier = bench.served.template.verifier
         check, seen = verifier.check, list[int]()
@@ -118,9 +117,7 @@ async def test_what_is_committed_while_logprobs_are_compared_is_compared_too(
         return check(record, trajectories)
 
     monkeypatch.setattr(AnswerRecord, "check", slow)
-    async with endpoint(
-        tokenizer, lambda request: "Hello.", settings={"verify": "sample"}
-    ) as bench:
+    async with checking(tokenizer) as bench:
         await bench.post(CHAT, {"messages": [USER]})
         asking = asyncio.create_task(bench.get("/sessions/s/trajectories"))
         await asyncio.to_thread(begun.wait)
@@ -132,9 +129,7 @@ async def test_what_is_committed_while_logprobs_are_compared_is_compared_too(
 
 
 async def test_a_check_that_fails_is_made_again(tokenizer: Any) -> None:
-    async with endpoint(
-        tokenizer, lambda request: "Hello.", settings={"verify": "sample"}
-    ) as bench:
+    async with checking(tokenizer) as bench:
         await talked(bench)
         verifier = bench.served.template.verifier
         check = verifier.check
@@ -151,9 +146,7 @@ async def test_a_check_that_fails_is_made_again(tokenizer: Any) -> None:
 
 async def test_a_session_deleted_while_it_is_checked_is_said_to_be(tokenizer: Any) -> None:
     begun, go_on = threading.Event(), threading.Event()
-    async with endpoint(
-        tokenizer, lambda request: "Hello.", settings={"verify": "sample"}
-    ) as bench:
+    async with checking(tokenizer) as bench:
         await bench.post(CHAT, {"messages": [USER]})
 
         def waiting(sequence: Any) -> str | None:

@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 from support.adversarial.skeleton import filled
 from support.adversarial.zoo import tokenizer_of_kind
+from support.commands import toolroll
 from support.qwen import tokenizer_for, tool_templates
 from support.tiers import by_tier
-from typer.testing import CliRunner
 
-from toolroll.rollout.cli.app import app, main
+from toolroll.rollout.cli.app import main
 from toolroll.rollout.template import ChatTemplate, TemplateReport, certify
 from toolroll.rollout.template.certify import _tried, fingerprint, replay
 from toolroll.rollout.template.encode import Encoder
@@ -199,7 +199,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_command_prints_a_table_and_exits_0_where_tool_calling_is_exact(model: Path) -> None:
-    shown = CliRunner().invoke(app, ["check-template", str(model)])
+    shown = toolroll("check-template", model)
     assert shown.exit_code == 0, shown.output
     assert "Tool calling is exact" in shown.output
     assert "<|im_end|>" in shown.output
@@ -208,7 +208,7 @@ def test_the_command_prints_a_table_and_exits_0_where_tool_calling_is_exact(mode
 def test_the_command_says_how_often_a_tool_episode_forks(model: Path, tmp_path: Path) -> None:
     file = tmp_path / "qwen3.jinja"
     file.write_text(source("qwen3_5_nothink"))
-    shown = CliRunner().invoke(app, ["check-template", str(model), "--template", str(file)])
+    shown = toolroll("check-template", model, "--template", file)
     assert shown.exit_code == 0, shown.output
     assert "becomes 4 sequences, of which the largest has 25%" in " ".join(shown.output.split())
     assert "history=scaffold" in shown.output
@@ -225,9 +225,7 @@ def test_the_command_prints_json_and_exits_1_where_it_cannot_be(
     file.write_text(
         text.replace("messages[0]['content']", "messages[0]['content'] + messages|length|string")
     )
-    shown = CliRunner().invoke(
-        app, ["check-template", str(model), "--template", str(file), "--json"]
-    )
+    shown = toolroll("check-template", model, "--template", file, "--json")
     assert shown.exit_code == 1, shown.output
     report = json.loads(shown.output)
     assert report["exact"] is False

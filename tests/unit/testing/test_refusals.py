@@ -77,13 +77,9 @@ async def test_a_wrong_sampling_parameter_is_a_400(
         )
     assert answer.status == 400
     assert answer.message.startswith(words)
+    if words.startswith("unknown field"):
+        assert isinstance(answer.body["error"], str)
     assert engine.log == []  # no prompt of it ever came to the engine
-
-
-async def test_an_unknown_sampling_parameter_is_told_in_a_string(tokenizer: Any) -> None:
-    async with wired(tokenizer) as (_, wire):
-        answer = await wire.generate([300], bogus=1)
-    assert isinstance(answer.body["error"], str)
 
 
 async def test_an_unknown_field_is_ignored(tokenizer: Any) -> None:

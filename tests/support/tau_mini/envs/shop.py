@@ -5,8 +5,10 @@ them.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from support.tau_mini.envs.base import Env
 from support.tau_mini.types import Action, Task
 
 
@@ -163,3 +165,17 @@ def tasks(first: int, count: int) -> list[Task]:
         )
         made.append(kinds[i % 6])
     return made
+
+
+def maker(splits: Mapping[str, Sequence[Task]]) -> Callable[..., Env]:
+    """A function that makes an environment with the tasks of one of `splits`."""
+
+    def make(strategy: str, model: str, split: str, provider: str | None, index: int | None) -> Env:
+        if split not in splits:
+            raise ValueError(f"no split {split}")
+        user = (strategy, model, provider)
+        env = Env(load, TOOLS, splits[split], "# Shop policy\nBe kind.", user, index)
+        env.terminate_tools = ["transfer_to_human_agents"]
+        return env
+
+    return make
