@@ -459,7 +459,6 @@ async def test_strict_is_refused_by_name_if_it_cannot_be_honored(tokenizer: Any)
             CHAT, {**body, "response_format": {"type": "json_object"}}
         )
         assert (status, answer["error"]["param"]) == (400, place)
-        bench.endpoint.model_info = ModelInfo(context_length=1000)
         bench.endpoint.dropped = DROPPED_BY_SMG
         status, answer = await bench.post(CHAT, body)
         assert (status, answer["error"]["param"]) == (400, place)
