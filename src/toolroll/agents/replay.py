@@ -16,7 +16,7 @@ from toolroll.agents.text_agent import TextAgent
 from toolroll.parsers.openai import from_openai
 from toolroll.parsers.reading.lookalike import LOOKALIKE
 from toolroll.parsers.types import CallStatus, ParsedReply, ToolCall
-from toolroll.rollout.errors import UsageError, UserSimulatorError
+from toolroll.rollout.errors import RolloutError, UsageError, UserSimulatorError
 from toolroll.rollout.model.turn import AssistantTurn
 from toolroll.rollout.runtime.threads import BlockingRunner
 from toolroll.rollout.types import InteractionResult, Message, StopReason, Tool, UserSimulator
@@ -37,7 +37,7 @@ class Recording(UserSimulator):
         assistant = [position for position, role in enumerate(roles) if role == "assistant"]
         turns = int(recorded.metrics.get("turns", len(assistant)))
         if turns > len(assistant):
-            raise UsageError(f"{turns} turns, but only {len(assistant)} replies are recorded")
+            raise RolloutError(f"{turns} turns, but only {len(assistant)} replies are recorded")
         self.replies = assistant[len(assistant) - turns :]
 
     def next_reply(self) -> AssistantTurn:

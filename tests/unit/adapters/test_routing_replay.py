@@ -212,7 +212,7 @@ async def test_verl_gets_the_rows_of_the_tokens_it_gets(monkeypatch: pytest.Monk
     assert np.array_equal(cut["routed_experts"].reshape(29, -1), kept)
 
 
-async def skyrl_output(client: SkyrlClient, **limits: int) -> Any:
+async def skyrl_output(client: SkyrlClient, **limits: Any) -> Any:
     """The output for one prompt."""
     replay = SimpleNamespace(enable_return_routed_experts=True)
     config = GeneratorConfig(inference_engine=replay)

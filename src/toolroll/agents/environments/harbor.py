@@ -81,9 +81,8 @@ class HarborTask(SandboxEnvironment):
         found = [parent, *sorted(parent.iterdir())] if parent.is_dir() else []
         folders = [folder for folder in found if (folder / "task.toml").is_file()]
         return [
-            Task(name, index, SPLIT, {"folder": str(folder), "content": _digest(folder)})
+            Task(_name(folder), index, SPLIT, {"folder": str(folder), "content": _digest(folder)})
             for index, folder in enumerate(folders)
-            for name in [(folder if folder.name.strip(".") else folder.resolve()).name]
         ]
 
     @staticmethod
@@ -189,6 +188,10 @@ class HarborTask(SandboxEnvironment):
 def folder_of(task: Task) -> Path:
     """Return the absolute path of the folder of `task`."""
     return Path(str(task.data["folder"])).absolute()
+
+
+def _name(folder: Path) -> str:
+    return (folder if folder.name.strip(".") else folder.resolve()).name
 
 
 def _digest(folder: Path) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from toolroll.rollout.errors import EngineUnreachableError, TimeLimitError, error_in
+from toolroll.rollout.errors import EngineUnreachableError, TimeLimitError, UsageError, error_in
 from toolroll.rollout.runs.environment_check import excerpts, first_difference
 from toolroll.rollout.runs.environment_results import OWN_INFO
 from toolroll.rollout.runs.registry import agent_maker
@@ -24,7 +24,8 @@ from toolroll.rollout.runs.runner import (
 )
 from toolroll.rollout.runtime.foreign import guarded
 from toolroll.rollout.runtime.jsonable import plain
-from toolroll.rollout.runtime.threads import BlockingRunner
+from toolroll.rollout.runtime.threads import BlockingRunner, Threads
+from toolroll.rollout.runtime.time_limit import pausable
 from toolroll.rollout.types import (
     EnvironmentFactory,
     EnvironmentOptions,
@@ -50,6 +51,8 @@ class Regrader:
     threads: BlockingRunner
     settings: Mapping[str, Any]
     _make_agent: Any = field(default_factory=lambda: agent_maker("replay"), init=False)
+    _expected: dict[str, list[dict[str, Any]]] = field(default_factory=dict, init=False)
+    _references: Threads = field(default_factory=lambda: Threads(1), init=False)
 
     async def regrade(self, episode: Episode, task: Task) -> Episode:
         """Return `episode`, which played `task`, with the reward of its replay."""
@@ -66,7 +69,9 @@ class Regrader:
             trajectories=replayed.trajectories,
             info=ours | replayed.info | {KEY: notes},
         )
-        calls = await expected_calls(self.factory, task, self.threads)
+        if task.id not in self._expected:
+            self._expected[task.id] = await expected_calls(self.factory, task, self._references)
+        calls = self._expected[task.id]
         hashed = task_hash(episode.env, task)
         return replace(episode, result=result, task_hash=hashed, expected_calls=calls)
 
@@ -78,9 +83,9 @@ class Regrader:
         limit = asyncio.timeout(seconds)
         try:
             async with limit:
-                with guarded():
+                with pausable(limit), guarded():
                     return await self._replay(episode, task)
-        except EngineUnreachableError:  # a judge's server, which other episodes need too
+        except (EngineUnreachableError, UsageError):  # every other episode would fail too
             raise
         except Exception as error:  # noqa: BLE001 - one replay must not end the command
             failure = error

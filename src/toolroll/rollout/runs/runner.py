@@ -109,10 +109,16 @@ async def expected_calls(
     """Return the calls of the task's reference, or [] if there is none. If reading it raises an
     error or takes too long, log this and return [].
     """
+    limit = asyncio.timeout(None)
+
+    def begun() -> None:  # not while it waits for a thread
+        limit.reschedule(asyncio.get_running_loop().time() + _REFERENCE_LIMIT)
+
     try:
         with guarded():
-            async with asyncio.timeout(_REFERENCE_LIMIT):
-                actions: Any = await threads.run_in_thread(guarded()(factory.reference), task)
+            async with limit:
+                read = guarded()(factory.reference)
+                actions: Any = await threads.run_in_thread(read, task, begun=begun)
                 if inspect.isawaitable(actions):
                     actions = await actions
             calls = [call for action in actions or () for call in action.tool_calls]
