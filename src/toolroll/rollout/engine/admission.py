@@ -134,10 +134,11 @@ class Admission:
             elif not self._engine.stopped():
                 await self._wait(episode)
             self._make_room()
+            end = self._busy_until
             try:
                 completion = await self._engine.generate(request, progress=progress)
             except BaseException:
-                self._compute(-new)
+                self._take_back(new, end)
                 raise
             self._compute(len(prompt) - completion.cached_tokens - new)
             self._set_tokens(episode, len(prompt) + len(completion.output_ids))
@@ -231,6 +232,12 @@ class Admission:
         if self._load is not None:
             now = asyncio.get_running_loop().time()
             self._busy_until = max(now, self._busy_until) + tokens * self._load.seconds
+
+    def _take_back(self, tokens: int, end: float) -> None:
+        """Take back what the engine has not computed of `tokens`, which it computes until `end`."""
+        if self._load is not None:
+            left = max(0.0, end - asyncio.get_running_loop().time()) / self._load.seconds
+            self._compute(-min(tokens, int(left)))
 
     def _fits(self, episode: _Episode) -> bool:
         blocks = len(self._blocks) + sum(block not in self._blocks for block in episode.blocks)

@@ -3,8 +3,8 @@
 Invariants:
 
 - The workers are cached once the server has answered. A router, whose workers come and go, is asked
-  again after `_ASK_AGAIN` seconds. The model info is cached once it is complete, or once the engine
-  has reported its context length. Until then, each call asks again.
+  again after `_ASK_AGAIN` seconds. The model info is cached once it is complete, or once the workers
+  and the context length are known. Until then, each call asks again.
 - A new connection may lead to a restarted engine. So before an answer over a new connection is
   accepted, the engine is asked which model it serves. An answer from a different model is refused.
 - An engine that does not report its model is not checked.
@@ -121,8 +121,8 @@ class ControlPlane:
     async def _ask_model_info(self) -> tuple[ModelInfo, bool]:
         """Return the model info, and whether it is final.
 
-        It is not final if a later request may return values that are missing now, and the engine
-        has not reported its context length.
+        It is not final if a later request may return values that are missing now, and the workers
+        or the context length are not known yet.
         """
         worker = (await self.workers())[0]
         all_final = self._workers is not None
@@ -135,12 +135,13 @@ class ControlPlane:
             all_final = all_final and final
         _check_kind(worker, answers[-1])
         reported = read_model_info(*answers)
+        context_length = self._config.context_length or reported.context_length
         return replace(
             reported,
-            context_length=self._config.context_length or reported.context_length,
+            context_length=context_length,
             vocab_size=self._config.vocab_size or reported.vocab_size,
             session_cache=self._session_cache(reported),
-        ), all_final or reported.context_length is not None
+        ), all_final or (context_length is not None and self._workers is not None)
 
     def _session_cache(self, reported: ModelInfo) -> bool | None:
         if not self._config.session_cache or reported.session_cache is None:
