@@ -3,8 +3,8 @@
 Invariants:
 
 - The workers are cached once the server has answered. A router, whose workers come and go, is asked
-  again after `_ASK_AGAIN` seconds. The model info is cached once it is complete, or once the workers
-  and the context length are known. Until then, each call asks again.
+  again after `_ASK_AGAIN` seconds. The model info is cached once it is complete, or once the
+  workers and the context length are known. Until then, each call asks again.
 - A new connection may lead to a restarted engine. So before an answer over a new connection is
   accepted, the engine is asked which model it serves. An answer from a different model is refused.
 - An engine that does not report its model is not checked.
