@@ -76,8 +76,8 @@ class Regrader:
         return replace(episode, result=result, task_hash=hashed, expected_calls=calls)
 
     async def _replay_or_fail(self, episode: Episode, task: Task) -> InteractionResult:
-        """Return the replay. If it raises an error that other episodes need not have, or takes longer
-        than an episode of the run may, return an aborted one, whose turns have no rewards.
+        """Return the replay. If it takes longer than an episode of the run may, or raises an error
+        that concerns this episode alone, return an aborted one, whose turns have no rewards.
         """
         reason, seconds = StopReason.ENVIRONMENT_ERROR, self.settings.get("episode_timeout")
         limit = asyncio.timeout(seconds)
