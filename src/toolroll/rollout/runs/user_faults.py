@@ -85,7 +85,7 @@ def user_faults(result: InteractionResult) -> list[UserFault]:
 
 def _lines(messages: Sequence[Message]) -> Iterator[_Line]:
     """Yield the lines of the user. A message that answers an empty reply, or that is an error, is
-    the loop's own. Content without text, such as an image, is no line.
+    the loop's own. Content without text, such as an image, is skipped.
     """
     agent: str | None = None
     for position, message in enumerate(messages):
