@@ -20,7 +20,7 @@ from support.viewed import HOSTILE, called, viewed_run
 
 from toolroll.rollout.cli.follow import follow_app
 from toolroll.rollout.runs.episode_file import to_line
-from toolroll.rollout.runs.viewer import PageRun, write_page, write_side_by_side
+from toolroll.rollout.runs.viewer import PageRun, ShownTokens, write_page, write_side_by_side
 
 
 @pytest.fixture(scope="module")
@@ -121,7 +121,7 @@ def samples(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for k in range(3)
     ]
     file = tmp_path_factory.mktemp("samples") / "page.html"
-    write_page(file, "samples", episodes, pieces_of=lambda env: None)
+    write_page(file, "samples", episodes, tokens=ShownTokens(lambda env: None))
     return file
 
 
@@ -259,7 +259,7 @@ def test_only_the_rows_in_sight_are_in_the_document(browser: Browser, tmp_path: 
     file = tmp_path / "many.html"
     one = episode("t-0", messages=called("look"))
     many = (replace(one, task_id=f"t-{n}") for n in range(3000))
-    write_page(file, "many", many, pieces_of=lambda env: None, tokens_of=0)
+    write_page(file, "many", many, tokens=ShownTokens(lambda env: None, 0))
     with opened(browser, file) as page:
         assert page.get_attribute("#grid", "aria-rowcount") == "3001"
         assert 10 < page.locator("#rows .line").count() < 60
@@ -387,7 +387,7 @@ def test_invalid_calls_the_tools_and_the_reason_for_the_reward_are_shown(
         {"function": {"name": "look", "description": "Look at it.", "parameters": {"x": 1}}}
     )
     file = tmp_path / "page.html"
-    write_page(file, "one", [failed, episode("t-2")], pieces_of=lambda env: None)
+    write_page(file, "one", [failed, episode("t-2")], tokens=ShownTokens(lambda env: None))
     with opened(browser, file) as page:
         assert page.text_content(".verdict") == "reward 0turn 1: no jump"
         assert page.locator("#rows .c-reason").all_text_contents() == ["turn 1: no jump", ""]
@@ -521,7 +521,7 @@ def test_expected_calls_are_beside_those_that_were_made(browser: Browser, tmp_pa
         ],
     )
     file = tmp_path / "page.html"
-    write_page(file, "one", [played, episode("t-2")], pieces_of=lambda env: None)
+    write_page(file, "one", [played, episode("t-2")], tokens=ShownTokens(lambda env: None))
     with opened(browser, file) as page:
         assert page.text_content(".expected summary") == (
             "Expected calls: 1 of 3 made; other calls: 2"
@@ -543,7 +543,7 @@ def served(folder: Path) -> Iterator[str]:
     loop, urls = asyncio.new_event_loop(), []
 
     async def start() -> web.AppRunner:
-        runner = web.AppRunner(follow_app(folder, lambda env: None, 999))
+        runner = web.AppRunner(follow_app(folder, ShownTokens(lambda env: None, 999)))
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()
         urls.append(f"http://127.0.0.1:{runner.addresses[0][1]}")

@@ -24,9 +24,9 @@ from toolroll.rollout.cli.view import view
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.runs.episode_file import to_line
 from toolroll.rollout.runs.run_directory import RunDirectory
-from toolroll.rollout.runs.viewer import write_page
+from toolroll.rollout.runs.viewer import ShownTokens, write_page
 from toolroll.rollout.runs.viewer.data import Pieces, conversation, reward_reason
-from toolroll.rollout.runs.viewer.page import episodes_after
+from toolroll.rollout.runs.viewer.page import ReadSoFar, episodes_after
 from toolroll.rollout.types import StopReason
 
 
@@ -172,7 +172,7 @@ def test_a_list_of_tools_is_in_the_page_once_and_blocks_are_bounded(tmp_path: Pa
     many = [episode(f"t-{n}", messages=long) for n in range(7)]
     for one in many[1:]:
         one.result.tools.append(TOOL)
-    write_page(tmp_path / "page.html", "many", many, pieces_of=lambda env: None, tokens_of=0)
+    write_page(tmp_path / "page.html", "many", many, tokens=ShownTokens(lambda env: None, 0))
     data = blocks(tmp_path / "page.html")
     assert data["tools-0"] == [] and data["tools-1"] == [TOOL] and "tools-2" not in data
     assert [len(data[f"block-{n}"]) for n in range(3)] == [3, 3, 1]
@@ -205,8 +205,8 @@ def test_a_run_that_goes_on_is_read_on(tmp_path: Path) -> None:
     file.write_bytes(lines[0] + lines[1][:40])
 
     def tasks(last: dict[str, Any], rows: int) -> tuple[dict[str, Any], int, list[str]]:
-        places = last.get("file", 0), last.get("position", 0), rows, last.get("bad", 0)
-        more = episodes_after(file, *places, pieces_of=lambda env: None, tokens_of=2)
+        read = ReadSoFar(last.get("file", 0), last.get("position", 0), rows, last.get("bad", 0))
+        more = episodes_after(file, read, ShownTokens(lambda env: None, 2))
         return more, more["first"], [row["task"] for row in more["rows"]]
 
     first, start, names = tasks({}, 0)
@@ -232,7 +232,7 @@ def test_a_run_that_goes_on_is_read_on(tmp_path: Path) -> None:
 
 
 async def test_the_pages_of_others_cannot_read_a_followed_run(run: Path) -> None:
-    async with TestClient(TestServer(follow_app(run, lambda env: None, 1))) as client:
+    async with TestClient(TestServer(follow_app(run, ShownTokens(lambda env: None, 1)))) as client:
         page = await client.get("/")
         assert page.status == 200
         assert "owned" not in await page.text()

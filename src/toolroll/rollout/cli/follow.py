@@ -13,7 +13,7 @@ from toolroll.rollout.cli.view import page_title, pieces_by_model
 from toolroll.rollout.runs.episode_file import FILE_NAME
 from toolroll.rollout.runs.report import read_summary
 from toolroll.rollout.runs.run_directory import read_settings, refuse_no_run
-from toolroll.rollout.runs.viewer.page import PiecesOf, episodes_after, followed_page
+from toolroll.rollout.runs.viewer.page import ReadSoFar, ShownTokens, episodes_after, followed_page
 from toolroll.rollout.runtime.event_loop import stop_signals
 from toolroll.rollout.runtime.jsonable import json_bytes
 from toolroll.rollout.server.errors import ApiError
@@ -34,7 +34,7 @@ async def follow(
     for env in settings:
         pieces_of(env)  # load the tokenizers now, not during a request
     stop = asyncio.Event()
-    runner = web.AppRunner(follow_app(folder, pieces_of, tokens), access_log=None)
+    runner = web.AppRunner(follow_app(folder, ShownTokens(pieces_of, tokens)), access_log=None)
     await runner.setup()
     with stop_signals(lambda number: stop.set()):
         await web.TCPSite(runner, "127.0.0.1", 0).start()
@@ -43,7 +43,7 @@ async def follow(
     await runner.cleanup()
 
 
-def follow_app(folder: Path, pieces_of: PiecesOf, tokens: int) -> web.Application:
+def follow_app(folder: Path, tokens: ShownTokens) -> web.Application:
     """Return the app with the run's page. Other web pages read neither it nor its episodes."""
 
     @web.middleware
@@ -61,10 +61,10 @@ def follow_app(folder: Path, pieces_of: PiecesOf, tokens: int) -> web.Applicatio
 
     async def more(request: web.Request) -> web.Response:
         try:
-            after = [int(request.query.get(n, 0)) for n in ("file", "position", "rows", "bad")]
+            read = ReadSoFar(*(int(request.query.get(name, 0)) for name in ReadSoFar._fields))
         except ValueError as error:
             raise web.HTTPBadRequest(text=str(error)) from error
-        answer = episodes_after(folder / FILE_NAME, *after, pieces_of=pieces_of, tokens_of=tokens)
+        answer = episodes_after(folder / FILE_NAME, read, tokens)
         answer |= {"settings": [read_settings(folder)], "summary": read_summary(folder)}
         return web.Response(body=json_bytes(answer), content_type="application/json")
 

@@ -13,7 +13,7 @@ from toolroll.rollout.model.tokenizers import load_tokenizer
 from toolroll.rollout.runs.episode_file import read_episodes
 from toolroll.rollout.runs.report import read_summary
 from toolroll.rollout.runs.run_directory import read_settings, refuse_no_run
-from toolroll.rollout.runs.viewer import write_page
+from toolroll.rollout.runs.viewer import ShownTokens, write_page
 from toolroll.rollout.runs.viewer.data import Pieces
 from toolroll.rollout.runs.viewer.page import PiecesOf
 
@@ -50,10 +50,9 @@ def view(
         out,
         page_title(folder),
         read_episodes(folder, on_bad_line=bad_lines.append),
-        pieces_of=pieces_by_model(settings, tokenizer, messages.append),
+        tokens=ShownTokens(pieces_by_model(settings, tokenizer, messages.append), tokens),
         settings=settings,
         summary=read_summary(folder),
-        tokens_of=tokens,
     )
     messages += shortened(bad_lines)
     if count > tokens:

@@ -22,6 +22,7 @@ import random
 import re
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from time import perf_counter
@@ -164,15 +165,15 @@ class Engine(EngineClient):
             outcome = await self._attempt(request, rid, deadline, events)
             if not isinstance(outcome, Failure):
                 self._outage.answered()
+                latency = perf_counter() - began
                 completion = parse_completion(
                     outcome,
                     request,
-                    latency=perf_counter() - began,
-                    attempts=attempt,
                     rid=rid,
                     vocab_size=info.sampled_limit,
                     experts_per_token=self._experts_per_token,
                 )
+                completion = replace(completion, latency=latency, attempts=attempt)
                 self._take(completion, info)
                 return completion
             over = events is not None and events.started

@@ -44,18 +44,16 @@ def parse_completion(
     body: Mapping[str, Any],
     request: GenerateRequest,
     *,
-    latency: float = 0.0,
-    attempts: int = 1,
     rid: str = "",
     vocab_size: int | None = None,
     experts_per_token: int | None = None,
 ) -> Completion:
     """Return the completion in `body`, the JSON object that answers `request`.
 
-    `latency`, `attempts` and `rid` are copied to the completion. `vocab_size`: the number of ids
-    that the model can sample, or None if it is unknown. `experts_per_token`: layers * top_k, or
-    None if it is unknown; then the experts of all tokens must be in `body`. Raise `CompletionError`
-    if `body` is not a valid answer.
+    `rid`: the id of the request that was sent. `vocab_size`: the number of ids that the model can
+    sample, or None if it is unknown. `experts_per_token`: layers * top_k, or None if it is unknown;
+    then the experts of all tokens must be in `body`. Raise `CompletionError` if `body` is not a
+    valid answer.
     """
     try:
         meta, text = _envelope(body, rid)
@@ -72,8 +70,6 @@ def parse_completion(
             weight_versions=_weight_versions(meta, len(output_ids)),
             prompt_tokens=int(meta.get("prompt_tokens") or len(request.input_ids)),
             cached_tokens=int(meta.get("cached_tokens") or 0),
-            latency=latency,
-            attempts=attempts,
             rid=rid,
             routed_experts=_routed_experts(meta, request, len(output_ids), experts_per_token),
             top_logprobs=_top_logprobs(meta, len(output_ids), vocab_size),

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 
@@ -16,13 +17,26 @@ from toolroll.parsers.reasoning import Tags
 from toolroll.parsers.types import Span
 from toolroll.rollout.errors import HistoryRewrittenError, TemplateError, capped
 from toolroll.rollout.template.bodies import BodyMasker
-from toolroll.rollout.template.delta import DeltaRenderer, RenderedDelta, SampledText
+from toolroll.rollout.template.delta import DeltaRenderer, RenderedDelta, SampledText, ServedPrompt
 from toolroll.rollout.template.encode import Encoder, as_ids
 from toolroll.rollout.template.render import Head, Renderer, plain_content
 from toolroll.rollout.template.snapshot import SharedTools, texts_of
 from toolroll.rollout.types import IdArray, Message, Tool
 
 TOOLS_CHANGED = "the tool list changed, and the prompt that was already served contains the tools"
+
+
+class Position(NamedTuple):
+    """An `offset` in the render of a conversation, and the index of the first `message` whose
+    render starts there or later.
+    """
+
+    offset: int
+    message: int
+
+
+WHOLE = Position(0, 0)
+"""The start of the render, where the render of the tools may be too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,22 +61,21 @@ class TemplateParts:
         tools: SharedTools,
         spelled: frozenset[str],
         *,
-        start: int = 0,
-        first: int | None = None,
+        since: Position = WHOLE,
         generate: bool = True,
     ) -> list[Span]:
         """Return the body spans of the render `text`: where it contains text that comes from a
-        message or a tool and spells a control token. Only spans from `start` on are returned,
-        relative to `start`. `messages[first]` is the first message whose render starts there or
-        later. By default, the render of the tools does too.
+        message or a tool and spells a control token. Only spans from `since` on are returned,
+        relative to its offset.
 
         `spelled` are the control tokens that the messages and the tools contain
         (`BodyMasker.spelled`).
 
         Raises `TemplateError` if such text cannot be distinguished from the template's own tokens.
         """
-        strings = set(texts_of(messages[first or 0 :]))
-        if first is None:
+        start = since.offset
+        strings = set(texts_of(messages[since.message :]))
+        if since == WHOLE:
             strings |= tools.strings
         if not self.bodies.may_spell(text[start:], spelled, strings):
             return []
@@ -100,20 +113,19 @@ class Cursor:
         head: Head,
         spelled: frozenset[str],
         *,
-        preserved: str | None = None,
-        text: str | None = None,
-        start: int = 0,
+        delta: RenderedDelta | None = None,
         turns: tuple[int, ...] = (),
     ) -> None:
         self._parts = parts
         self._messages = messages
         self._head = head
         self._spelled = spelled  # the control tokens that the messages and the tools contain
-        self.preserved = preserved
-        self._start = start  # where the text after the last sampled turn starts
+        self.preserved = None if delta is None else delta.rewritten
+        # Where the text after the last sampled turn starts.
+        self._start = 0 if delta is None else delta.cut
         self._turns = turns  # where sampled turns start that still have their scaffold
-        if text is not None:
-            self.text = text
+        if delta is not None:
+            self.text = delta.whole
 
     @cached_property
     def text(self) -> str:
@@ -204,8 +216,7 @@ class Cursor:
             whole,
             head.shared_tools,
             spelled,
-            start=delta.cut,
-            first=len(self._messages) + 1,
+            since=Position(delta.cut, len(self._messages) + 1),
         )
         previous = sampled.last_id
         if previous is None:  # nothing was sampled: the delta follows the prompt
@@ -216,9 +227,7 @@ class Cursor:
             whole,
             head,
             spelled,
-            preserved=delta.rewritten,
-            text=delta.whole,
-            start=delta.cut,
+            delta=delta,
             turns=() if delta.bare or not parts.keep_scaffold else (*self._turns, len(self.text)),
         )
         return ids, after
@@ -233,10 +242,8 @@ class Cursor:
         self, sampled: SampledText, turn: Message, new: list[Message], head: Head, *, fork: bool
     ) -> RenderedDelta:
         parts, before = self._parts, [*self._messages, turn]
-        turns = self._turns if parts.keep_scaffold else None
-        return parts.deltas.derive(
-            before, new, head, sampled, prompt=self.text, fork=fork, turns=turns
-        )
+        prompt = ServedPrompt(self.text, self._turns if parts.keep_scaffold else None)
+        return parts.deltas.derive(before, new, head, sampled, prompt, fork=fork)
 
     def _prepared(self, messages: Sequence[Message]) -> tuple[Message, list[Message]]:
         if not messages:

@@ -29,6 +29,7 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 from toolroll.rollout.errors import HistoryRewrittenError, TemplateError
 from toolroll.rollout.runtime.jsonable import common_prefix
@@ -68,6 +69,15 @@ class SampledText:
         return self.text[: -len(self.stop)] if self.stop else self.text
 
 
+class ServedPrompt(NamedTuple):
+    """The text of a prompt that was served. `turns`: where earlier sampled turns start in it, if
+    later renders may lack their scaffolds. Otherwise None.
+    """
+
+    text: str
+    turns: Sequence[int] | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class RenderedDelta:
     """The render of the conversation with the new messages and the generation prompt.
@@ -102,6 +112,17 @@ class _Tail:
     resume_at: int
 
 
+class _Renders(NamedTuple):
+    """`served`: the prompt that was served. `prompt`: the same, perhaps without its scaffolds.
+    `whole`: the whole conversation. `history`: `whole` without the text to append.
+    """
+
+    served: str
+    prompt: str
+    whole: str
+    history: str
+
+
 class DeltaRenderer:
     """Derives the text to append after a sampled turn. `stops` are the texts of the tokens that end
     a turn.
@@ -111,7 +132,7 @@ class DeltaRenderer:
     token, the rendered message, and the next generation prompt::
 
         deltas = DeltaRenderer(renderer, encoder, ["<|im_end|>"])
-        found = deltas.derive(messages, new, head, sampled, prompt=prompt)
+        found = deltas.derive(messages, new, head, sampled, ServedPrompt(prompt))
         prompt + sampled.text + found.text  # the next prompt
         found.text  # "\\n<|im_start|>user\\nMore.<|im_end|>\\n<|im_start|>assistant\\n"
     """
@@ -127,21 +148,19 @@ class DeltaRenderer:
         new: Sequence[Message],
         head: Head,
         sampled: SampledText,
+        served: ServedPrompt,
         *,
-        prompt: str,
         fork: bool = False,
-        turns: Sequence[int] | None = None,
     ) -> RenderedDelta:
         """Return the text to append for `new` after `messages`.
 
         `messages` and `new` come from `Renderer.prepare`, `head` from `Renderer.head`. The last of
-        `messages` is the assistant turn that was sampled after the text `prompt`. `fork`: True if
-        a template that rewrites earlier text must start a new sequence. `turns`: where earlier
-        sampled turns start in `prompt`, if the render may lack their scaffolds.
+        `messages` is the assistant turn that was sampled after the prompt `served`. `fork`: True if
+        a template that rewrites earlier text must start a new sequence.
 
         Raises:
             HistoryRewrittenError: the text to append cannot be determined, or `fork` is True and
-                the whole render does not start with `prompt`.
+                the whole render does not start with the prompt.
             TemplateError: the template refuses the conversation.
         """
         if messages[-1].get("role") != "assistant":
@@ -150,12 +169,12 @@ class DeltaRenderer:
                 f"role {messages[-1].get('role')!r}"
             )
         whole = self.renderer.render_prepared([*messages, *new], head, generate=True)
-        served = prompt
-        if turns is not None and not whole.startswith(prompt):
-            prompt = self._without_scaffolds(prompt, turns)
+        prompt = served.text
+        if served.turns is not None and not whole.startswith(prompt):
+            prompt = self._without_scaffolds(prompt, served.turns)
         if fork and not whole.startswith(prompt):
             raise HistoryRewrittenError(_PROMPT_REWRITTEN)
-        bare = prompt != served
+        bare = prompt != served.text
         cut = self._end_of_turn(messages[-1], sampled, prompt, whole)
         if cut is not None:
             return RenderedDelta(whole, cut, None, bare)
@@ -172,9 +191,8 @@ class DeltaRenderer:
             else _resume_after_cut(tail, whole, prompt, sampled.text, messages[-1])
         )
         cut = len(whole) - len(tail.after) + resume_at
-        rewritten = self._rewritten(
-            messages, head, sampled, (prompt, served), whole, whole[:cut], tail
-        )
+        renders = _Renders(served.text, prompt, whole, whole[:cut])
+        rewritten = self._rewritten(messages, head, sampled, renders, tail)
         return RenderedDelta(whole, cut, rewritten, bare)
 
     @cached_property
@@ -374,18 +392,13 @@ class DeltaRenderer:
         messages: Sequence[Message],
         head: Head,
         sampled: SampledText,
-        prompts: tuple[str, str],
-        whole: str,
-        history: str,
+        renders: _Renders,
         tail: _Tail,
     ) -> str | None:
         """Describe what the template rewrites in the served and sampled text. Return None if it
         rewrites nothing.
-
-        `prompts` are the prompt, perhaps without its scaffolds, and the prompt that was served.
-        `history` is the whole conversation's render without the text to append.
         """
-        prompt, served = prompts
+        served, prompt, whole, history = renders
         if not history.startswith(prompt):
             return _PROMPT_REWRITTEN
         if history[len(prompt) :] == sampled.text:

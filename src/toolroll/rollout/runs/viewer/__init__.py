@@ -2,6 +2,6 @@
 shows several in such a page.
 """
 
-from toolroll.rollout.runs.viewer.page import PageRun, write_page, write_side_by_side
+from toolroll.rollout.runs.viewer.page import PageRun, ShownTokens, write_page, write_side_by_side
 
-__all__ = ["PageRun", "write_page", "write_side_by_side"]
+__all__ = ["PageRun", "ShownTokens", "write_page", "write_side_by_side"]

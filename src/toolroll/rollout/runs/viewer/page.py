@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 from toolroll.rollout.runs.episode_file import read_lines
 from toolroll.rollout.runs.viewer.data import Pieces, conversation, row, sequences
@@ -37,26 +37,44 @@ PiecesOf = Callable[[str], Pieces | None]
 """Returns the `Pieces` for an environment's tokens, or None to display ids."""
 
 
+class ShownTokens(NamedTuple):
+    """A page shows the tokens of this many `episodes`, starting with the first. `pieces_of`: see
+    `PiecesOf`.
+    """
+
+    pieces_of: PiecesOf
+    episodes: int = 500
+
+
+NO_TOKENS = ShownTokens(lambda env: None, 0)
+
+
+class ReadSoFar(NamedTuple):
+    """What was read of an episode file: its inode, up to which byte, the number of its episodes
+    (`rows`), and of the lines that are none (`bad`).
+    """
+
+    file: int = 0
+    position: int = 0
+    rows: int = 0
+    bad: int = 0
+
+
 def write_page(
     out: Path,
     title: str,
     episodes: Iterable[Episode],
     *,
-    pieces_of: PiecesOf,
+    tokens: ShownTokens,
     settings: dict[str, Any] | None = None,
     summary: dict[str, Any] | None = None,
-    tokens_of: int = 500,
 ) -> int:
     """Write the page for `episodes` to `out`. Return the number of episodes.
 
-    Args:
-        pieces_of: See `PiecesOf`.
-        settings: The content of `run.json`, by environment.
-        summary: The content of `summary.json`, by environment.
-        tokens_of: The page includes the tokens of this many episodes, starting with the first.
+    `settings` and `summary`: the content of `run.json` and of `summary.json`, by environment.
     """
     with _written_page(out) as file:
-        data = PageData(file, pieces_of, tokens_of)
+        data = PageData(file, tokens)
         for episode in episodes:
             data.add(episode)
         data.end({"title": title, "settings": [settings or {}], "summary": summary or {}})
@@ -80,7 +98,7 @@ def write_side_by_side(
 ) -> None:
     """Write the page for `runs` (the baseline first) and the `texts` of their comparisons."""
     with _written_page(out) as file:
-        data = PageData(file, lambda env: None, 0)
+        data = PageData(file, NO_TOKENS)
         for number, run in enumerate(runs):
             for episode in run.episodes:
                 base = run.base_samples.get((episode.env, episode.task_id, episode.sample))
@@ -95,40 +113,29 @@ def followed_page(title: str) -> bytes:
     """
     head, tail = _template("; connect-src 'self'")
     file = io.BytesIO()
-    PageData(file, lambda env: None, 0).end({"title": title, "follow": True})
+    PageData(file, NO_TOKENS).end({"title": title, "follow": True})
     return head.encode() + file.getvalue() + tail.encode()
 
 
-def episodes_after(
-    path: Path,
-    file: int,
-    position: int,
-    rows: int,
-    bad: int,
-    *,
-    pieces_of: PiecesOf,
-    tokens_of: int,
-) -> dict[str, Any]:
-    """Return the episodes in the episode file `path` that follow the first `rows` ones and `bad`
-    lines that are none, which end at the byte `position`: their `rows`, the HTML of their `data`,
-    the new `position`, and `bad` with the lines that follow.
+def episodes_after(path: Path, read: ReadSoFar, tokens: ShownTokens) -> dict[str, Any]:
+    """Return the episodes in the episode file `path` that follow what was `read`: their `rows`, the
+    HTML of their `data`, and the new `file`, `position` and `bad`.
 
-    `file`: the inode that was read before. If it is another one now (a resumed run drops aborted
-    episodes), or shorter, return all episodes. `first` in the result is the number of the first
-    row.
+    If another file has the path now (a resumed run drops aborted episodes), or it is shorter,
+    return all episodes. `first` in the result is the number of the first row.
     """
     with path.open("rb") as lines:
         now = os.fstat(lines.fileno())
-        if file != now.st_ino or position > now.st_size:
-            position = rows = bad = 0
+        if read.file != now.st_ino or read.position > now.st_size:
+            read = ReadSoFar()
         bad_lines: list[str] = []
-        lines.seek(position)
-        data = PageData(html := io.BytesIO(), pieces_of, tokens_of, first=rows)
+        lines.seek(read.position)
+        data = PageData(html := io.BytesIO(), tokens, first=read.rows)
         for episode in read_lines(lines, on_bad_line=bad_lines.append):
             data.add(episode)
         data.flush()
-        end = {"file": now.st_ino, "position": lines.tell(), "bad": bad + len(bad_lines)}
-    return end | {"first": rows, "rows": data.rows, "data": html.getvalue().decode()}
+        end = {"file": now.st_ino, "position": lines.tell(), "bad": read.bad + len(bad_lines)}
+    return end | {"first": read.rows, "rows": data.rows, "data": html.getvalue().decode()}
 
 
 @contextmanager
@@ -143,17 +150,14 @@ def _written_page(out: Path) -> Iterator[BinaryIO]:
 
 class PageData:
     """Writes the data of episodes to `file`. `rows` are their table rows. Conversations are written
-    in blocks, and each list of tools once. `pieces_of` and `tokens_of`: as for `write_page`.
-    `first`: the number of the first row. Blocks are numbered from there too.
+    in blocks, and each list of tools once. `first`: the number of the first row. Blocks are
+    numbered from there too.
     """
 
-    def __init__(
-        self, file: BinaryIO, pieces_of: PiecesOf, tokens_of: int, *, first: int = 0
-    ) -> None:
+    def __init__(self, file: BinaryIO, tokens: ShownTokens, *, first: int = 0) -> None:
         self.rows: list[dict[str, Any]] = []
         self._file = file
-        self._pieces_of = pieces_of
-        self._tokens_of = tokens_of
+        self._tokens = tokens
         self._first = first
         self._tools: dict[bytes, int] = {}
         self._block = first
@@ -164,10 +168,10 @@ class PageData:
         if sum(map(len, self._waiting)) >= _BLOCK:
             self.flush()
         number = self._first + len(self.rows)
-        if tokens := number < self._tokens_of:
-            shown_sequences = sequences(episode.result, self._pieces_of(episode.env))
+        if has_tokens := number < self._tokens.episodes:
+            shown_sequences = sequences(episode.result, self._tokens.pieces_of(episode.env))
             _write(self._file, f"tokens-{number}", json_bytes(shown_sequences))
-        place = {"block": self._block, "place": len(self._waiting), "hasTokens": tokens}
+        place = {"block": self._block, "place": len(self._waiting), "hasTokens": has_tokens}
         self.rows.append(row(episode) | {"run": run, "base": base} | place)
         tools = self._add_tools(episode.result.tools)
         self._waiting.append(json_bytes(conversation(episode, tools)))
