@@ -18,7 +18,7 @@ TOKEN_FILES = $$(grep -rl --include='*.py' 'pytest\.mark\.tokens' tests)
 OLDEST := $(shell sed -n 's/.*"transformers>=\([0-9.]*\)".*/\1/p' pyproject.toml)
 OLDEST_OPENAI := $(shell sed -n 's/^openai = .*"openai>=\([0-9.]*\)".*/\1/p' pyproject.toml)
 
-.PHONY: demo learn test test-fast test-all test-tokens test-transformers test-openai test-clients test-harbor test-peers test-newest-peers faults fuzz check docs bench clean
+.PHONY: demo learn test test-fast test-all test-tokens test-transformers test-openai test-clients test-harbor test-peers test-newest-peers faults fuzz check mypy pyright docs bench clean
 
 demo: $(VENV)/.base
 	$(VENV)/bin/toolroll demo --out $(OUT)
@@ -49,7 +49,7 @@ test-all: $(VENV)/.all $(VENV)/sglang-older
 
 # The tests that prove that tokens are exact. TOOLROLL_TEST_DATA names a folder with more templates and recorded conversations.
 test-tokens: $(VENV)/.all
-	HYPOTHESIS_PROFILE=$${HYPOTHESIS_PROFILE:-ci} $(PYTEST) tests -m "tokens and not peers" $(XDIST) $(PYTEST_ARGS)
+	HYPOTHESIS_PROFILE=$${HYPOTHESIS_PROFILE:-ci} $(PYTEST) -m "tokens and not peers" $(TOKEN_FILES) $(XDIST) $(PYTEST_ARGS)
 
 # The token tests with the oldest supported transformers, and with the newest on the index. Only the files with the marker `tokens`
 # are collected, because other files import packages that need another version of huggingface_hub. `make test-all` has tried more
@@ -101,10 +101,16 @@ faults: $(VENV)/.all
 fuzz: $(VENV)/.quick
 	TOOLROLL_FUZZ=$${TOOLROLL_FUZZ:-100000} $(PYTEST) tests/unit/parsers/test_fuzz.py --timeout=0 $(XDIST) $(PYTEST_ARGS)
 
+# The two type checkers run at the same time.
 check: $(VENV)/.check
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
+	$(MAKE) -j2 --output-sync=target mypy pyright
+
+mypy: $(VENV)/.check
 	$(VENV)/bin/mypy
+
+pyright: $(VENV)/.check
 	$(VENV)/bin/pyright --pythonpath $(VENV)/bin/python
 
 # Build the documentation site in out/site. A broken link, or a name that no longer exists, is an error.

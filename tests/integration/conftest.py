@@ -12,6 +12,7 @@ from typing import get_args
 
 import aiohttp
 import pytest
+from support.lora_adapter import lora_adapter
 from support.processes import START_DEADLINE, Server
 from support.proxy import CountingProxy, counting_proxy
 from support.servers import Router, router, sglang_server
@@ -84,9 +85,18 @@ def sglang_small(log_folder: Path) -> Iterator[Server]:
 
 
 @pytest.fixture(scope="session")
-def second_float32(log_folder: Path) -> Iterator[Server]:
-    """A second server like `sglang_float32`."""
-    with sglang_server(log_folder, name="sglang-float32-second") as server:
+def adapters(log_folder: Path) -> dict[str | None, Path | None]:
+    """The folder of each LoRA adapter of `second_float32`, by its name. None: no adapter."""
+    names = ("one", "two")
+    return {None: None} | {n: lora_adapter(log_folder / n, seed) for seed, n in enumerate(names)}
+
+
+@pytest.fixture(scope="session")
+def second_float32(log_folder: Path, adapters: dict[str | None, Path | None]) -> Iterator[Server]:
+    """A second server with the weights of `sglang_float32`, which also has LoRA adapters."""
+    paths = [f"{name}={folder}" for name, folder in adapters.items() if name]
+    flags = ["--enable-lora", "--lora-backend", "torch_native", "--lora-paths", *paths]
+    with sglang_server(log_folder, flags=flags, name="sglang-float32-second") as server:
         yield server
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import aiohttp
@@ -10,7 +9,6 @@ import numpy as np
 import pytest
 from support.lora_adapter import logprobs_with, lora_adapter
 from support.processes import Server
-from support.servers import sglang_server
 from support.tiny_model import tiny_model
 from support.wire import Wire
 
@@ -28,21 +26,9 @@ from toolroll.rollout.types import GenerateRequest, Trajectory
 PROMPT = list(range(1000, 1020))
 
 
-@pytest.fixture(scope="module")
-def adapters(tmp_path_factory: pytest.TempPathFactory) -> dict[str | None, Path | None]:
-    folder = tmp_path_factory.mktemp("adapters")
-    paths: dict[str | None, Path | None] = {None: None}
-    for seed, name in enumerate(("one", "two")):
-        paths[name] = lora_adapter(folder / name, seed)
-    return paths
-
-
-@pytest.fixture(scope="module")
-def server(log_folder: Path, adapters: dict[str | None, Path | None]) -> Iterator[Server]:
-    paths = [f"{name}={folder}" for name, folder in adapters.items() if name]
-    flags = ["--enable-lora", "--lora-backend", "torch_native", "--lora-paths", *paths]
-    with sglang_server(log_folder, flags=flags, name="sglang-lora") as server:
-        yield server
+@pytest.fixture
+def server(second_float32: Server) -> Server:
+    return second_float32
 
 
 def check(trajectory: Trajectory, adapters: dict[str | None, Path | None]) -> None:

@@ -8,10 +8,12 @@ import re
 import signal
 import sys
 import threading
+import time
 from typing import Any
 
 import pytest
 import uvloop
+from support.patience import PATIENCE
 from support.scripted_runs import AsyncScripted, ScriptedFactory, Talker, play
 from typer.testing import CliRunner
 
@@ -88,15 +90,20 @@ def test_only_main_ends_the_loop(how: str, loop_of: str, caplog: pytest.LogCaptu
     assert "code that was left behind on the event loop ended it" in caplog.text
 
 
-def test_a_second_ctrl_c_ends_a_main_that_suppresses_the_first(loop_of: str) -> None:
+@pytest.mark.parametrize("suppressed", [0, 1])
+def test_ctrl_c_cancels_main_and_a_second_one_ends_it(suppressed: int, loop_of: str) -> None:
     async def main() -> None:
-        while True:
+        for _ in range(suppressed):
             with contextlib.suppress(asyncio.CancelledError):
                 signal.raise_signal(signal.SIGINT)
-                await asyncio.sleep(10)
+                await asyncio.sleep(PATIENCE)
+        signal.raise_signal(signal.SIGINT)
+        await asyncio.sleep(PATIENCE)
 
+    began = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
         run(main())
+    assert time.monotonic() - began < PATIENCE
 
 
 @pytest.mark.parametrize("how", WAYS)

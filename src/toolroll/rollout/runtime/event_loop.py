@@ -35,7 +35,7 @@ def run(main: Coroutine[Any, Any, T]) -> T:
     runner = asyncio.Runner(loop_factory=_loop_factory() or asyncio.new_event_loop)
     loop = runner.get_loop()
     try:
-        return _complete(runner, loop.create_task(main))
+        return _complete(runner, loop.create_task(_waited_for(main)))
     finally:
         try:
             _complete(runner, loop.create_task(_leave(asyncio.all_tasks(loop))))
@@ -78,6 +78,14 @@ def _complete(runner: asyncio.Runner, task: asyncio.Task[T]) -> T:
                 type(error).__name__,
                 error,
             )
+
+
+async def _waited_for(main: Coroutine[Any, Any, T]) -> T:
+    """Return the result of `main`. It starts when the task of `_outcome` already waits, so that
+    Ctrl-C in its first step cancels it.
+    """
+    await asyncio.sleep(0)
+    return await main
 
 
 async def _outcome(task: asyncio.Task[T], waiting: list[asyncio.Task[Any]]) -> T:
