@@ -2,7 +2,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 OUT ?= out/demo
-PIP := $(VENV)/bin/python -m pip --disable-pip-version-check
+# pip compiles all modules of a package, Python only those that are imported.
+INSTALL := $(VENV)/bin/python -m pip --disable-pip-version-check install -q --no-compile
 BFCL := bfcl-eval==2026.3.23
 PEERS ?= git+https://github.com/sierra-research/tau-bench@59a200c6d575d595120f1cb70fea53cef0632f6b \
 	-e git+https://github.com/THUDM/slime@624b824a898ab0ec1fcb4d373004c7f3852bf515\#egg=slime
@@ -79,8 +80,8 @@ test-harbor: $(VENV)/.quick $(VENV)/harbor
 # Tests that need packages which are only on GitHub, and the readers of exports. If they cannot be installed, this is reported, and their tests are skipped.
 # PEERS may name local checkouts ("PATH -e PATH"): slime is installed with -e, because the files of its example are in no package.
 test-peers: $(VENV)/.all tests/requirements-peers.txt
-	$(PIP) install -q --no-deps --src $(VENV)/src -r tests/requirements-peers.txt $(PEERS) || echo "not installed: $(PEERS)"
-	$(PIP) install -q --no-deps $(MILES) || echo "not installed: $(MILES)"
+	$(INSTALL) --no-deps --src $(VENV)/src -r tests/requirements-peers.txt $(PEERS) || echo "not installed: $(PEERS)"
+	$(INSTALL) --no-deps $(MILES) || echo "not installed: $(MILES)"
 	$(MAKE) $(VENV)/readers || echo "not installed: tests/requirements-readers.txt"
 	TOOLROLL_READERS="$$(ls $(abspath $(VENV))/readers/bin/python)" $(PYTEST) tests -m peers $(PYTEST_ARGS)
 
@@ -137,59 +138,59 @@ $(VENV)/.made:
 
 # The dependencies of bfcl-eval take 6.4 GB. Its multi-turn part needs only mpmath (the extra `bfcl`).
 $(VENV)/.base: $(VENV)/.made pyproject.toml
-	$(PIP) install -q -e ".[bfcl]"
-	$(PIP) install -q --no-deps $(BFCL)
+	$(INSTALL) -e ".[bfcl]"
+	$(INSTALL) --no-deps $(BFCL)
 	touch $@
 
 $(VENV)/.quick: $(VENV)/.base tests/requirements.txt tests/requirements-data.txt
-	$(PIP) install -q -e ".[bfcl,test]" -r tests/requirements.txt
-	$(PIP) install -q --no-deps -r tests/requirements-data.txt
+	$(INSTALL) -e ".[bfcl,test]" -r tests/requirements.txt
+	$(INSTALL) --no-deps -r tests/requirements-data.txt
 	touch $@
 
 $(VENV)/.learn: $(VENV)/.base
-	$(PIP) install -q torch==2.13.0
-	$(PIP) install -q -e ".[learn]"
+	$(INSTALL) torch==2.13.0
+	$(INSTALL) -e ".[learn]"
 	touch $@
 
 $(VENV)/.check: $(VENV)/.base
-	$(PIP) install -q -e ".[bfcl,openai,dev]"
+	$(INSTALL) -e ".[bfcl,openai,dev]"
 	touch $@
 
 $(VENV)/.docs: $(VENV)/.base
-	$(PIP) install -q -e ".[bfcl,openai,docs]"
+	$(INSTALL) -e ".[bfcl,openai,docs]"
 	touch $@
 
 # torch is pinned and installed first: on most indexes, a version range installs several gigabytes of CUDA packages.
 $(VENV)/.all: $(VENV)/.quick $(VENV)/.check tests/requirements-all.txt tests/requirements-all-no-deps.txt
-	$(PIP) install -q torch==2.13.0
-	$(PIP) install -q -e ".[bfcl,test,dev]" -r tests/requirements.txt -r tests/requirements-all.txt
-	$(PIP) install -q --no-deps -r tests/requirements-all-no-deps.txt
+	$(INSTALL) torch==2.13.0
+	$(INSTALL) -e ".[bfcl,test,dev]" -r tests/requirements.txt -r tests/requirements-all.txt
+	$(INSTALL) --no-deps -r tests/requirements-all-no-deps.txt
 	touch $@
 
 $(VENV)/.peers: $(VENV)/.all benchmarks/requirements-peers.txt
-	$(PIP) install -q --no-deps --target $(VENV)/peers --upgrade -r benchmarks/requirements-peers.txt
+	$(INSTALL) --no-deps --target $(VENV)/peers --upgrade -r benchmarks/requirements-peers.txt
 	touch $@
 
 # transformers and its dependencies, without torch, in folders that PYTHONPATH puts before the virtual environment.
 $(VENV)/transformers-oldest: $(VENV)/.all
 	rm -rf $@
-	$(PIP) install -q --no-warn-conflicts --target $@ "transformers==$(OLDEST).*"
+	$(INSTALL) --no-warn-conflicts --target $@ "transformers==$(OLDEST).*"
 	touch $@
 
 $(VENV)/transformers-newest: $(VENV)/.all
 	rm -rf $@
-	$(PIP) install -q --no-warn-conflicts --target $@ --upgrade transformers
+	$(INSTALL) --no-warn-conflicts --target $@ --upgrade transformers
 	touch $@
 
 # The version of SGLang that slime pins, with the dependencies that it needs on a CPU.
 $(VENV)/sglang-older: $(VENV)/.all tests/requirements-sglang-older.txt
 	rm -rf $@
-	$(PIP) install -q --no-deps --target $@ -r tests/requirements-sglang-older.txt
+	$(INSTALL) --no-deps --target $@ -r tests/requirements-sglang-older.txt
 	touch $@
 
 $(VENV)/openai-oldest: $(VENV)/.quick
 	rm -rf $@
-	$(PIP) install -q --no-warn-conflicts --target $@ "openai==$(OLDEST_OPENAI).*"
+	$(INSTALL) --no-warn-conflicts --target $@ "openai==$(OLDEST_OPENAI).*"
 	touch $@
 
 clean:
