@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 OUT ?= out/demo
-# pip compiles all modules of a package, Python only those that are imported.
+# --no-compile: pip would compile every module. Python compiles a module when it is first imported.
 INSTALL := $(VENV)/bin/python -m pip --disable-pip-version-check install -q --no-compile
 BFCL := bfcl-eval==2026.3.23
 PEERS ?= git+https://github.com/sierra-research/tau-bench@59a200c6d575d595120f1cb70fea53cef0632f6b \
@@ -49,6 +49,7 @@ test-all: $(VENV)/.all $(VENV)/sglang-older
 	HYPOTHESIS_PROFILE=$${HYPOTHESIS_PROFILE:-ci} $(PYTEST) tests -m "not peers" $(XDIST) $(PYTEST_ARGS)
 
 # The tests that prove that tokens are exact. TOOLROLL_TEST_DATA names a folder with more templates and recorded conversations.
+# Only the files with the marker are collected.
 test-tokens: $(VENV)/.all
 	HYPOTHESIS_PROFILE=$${HYPOTHESIS_PROFILE:-ci} $(PYTEST) -m "tokens and not peers" $(TOKEN_FILES) $(XDIST) $(PYTEST_ARGS)
 
@@ -102,7 +103,7 @@ faults: $(VENV)/.all
 fuzz: $(VENV)/.quick
 	TOOLROLL_FUZZ=$${TOOLROLL_FUZZ:-100000} $(PYTEST) tests/unit/parsers/test_fuzz.py --timeout=0 $(XDIST) $(PYTEST_ARGS)
 
-# The two type checkers run at the same time.
+# The type checkers run in parallel. Each prints its output at its end.
 check: $(VENV)/.check
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .

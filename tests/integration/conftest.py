@@ -54,7 +54,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def log_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the servers write their logs."""
+    """Where the servers write their logs, and where their LoRA adapters are."""
     return tmp_path_factory.mktemp("servers")
 
 
@@ -86,9 +86,11 @@ def sglang_small(log_folder: Path) -> Iterator[Server]:
 
 @pytest.fixture(scope="session")
 def adapters(log_folder: Path) -> dict[str | None, Path | None]:
-    """The folder of each LoRA adapter of `second_float32`, by its name. None: no adapter."""
+    """The folder of each LoRA adapter of `second_float32`, by name. The key None has no adapter."""
     names = ("one", "two")
-    return {None: None} | {n: lora_adapter(log_folder / n, seed) for seed, n in enumerate(names)}
+    return {None: None} | {
+        name: lora_adapter(log_folder / name, seed) for seed, name in enumerate(names)
+    }
 
 
 @pytest.fixture(scope="session")
@@ -107,7 +109,7 @@ def routed_sglang(
     second_float32: Server,
     log_folder: Path,
 ) -> Iterator[RoutedSglang]:
-    """Each router over `sglang_float32` and a second server of its kind."""
+    """Each router over `sglang_float32` and `second_float32`, which has the same weights."""
     with ExitStack() as stack:
         workers = (sglang_float32, second_float32)
         proxies = tuple(stack.enter_context(counting_proxy(worker.url)) for worker in workers)

@@ -26,11 +26,6 @@ from toolroll.rollout.types import GenerateRequest, Trajectory
 PROMPT = list(range(1000, 1020))
 
 
-@pytest.fixture
-def server(second_float32: Server) -> Server:
-    return second_float32
-
-
 def check(trajectory: Trajectory, adapters: dict[str | None, Path | None]) -> None:
     """Compare each turn's logprobs with those of the model that the turn names."""
     for turn in trajectory.turns:
@@ -47,13 +42,13 @@ def check(trajectory: Trajectory, adapters: dict[str | None, Path | None]) -> No
 
 
 async def test_each_turn_is_sampled_and_recorded_with_the_adapter_that_it_names(
-    server: Server, adapters: dict[str | None, Path | None]
+    second_float32: Server, adapters: dict[str | None, Path | None]
 ) -> None:
     """Later turns find the earlier tokens in the cache of the same adapter only."""
     path = SessionPath(Session("s"))
     path.observe(PROMPT)
     names = [None, "one", "one", "two", None]
-    async with Engine(server.url) as engine:
+    async with Engine(second_float32.url) as engine:
         for name in names:
             params = {"max_new_tokens": 8, "ignore_eos": True, "lora_path": name}
             completion = await engine.generate(GenerateRequest(path.input_ids, params, "s"))
@@ -65,8 +60,8 @@ async def test_each_turn_is_sampled_and_recorded_with_the_adapter_that_it_names(
     check(again, adapters)
 
 
-async def test_an_unknown_name_is_refused_and_not_tried_again(server: Server) -> None:
-    async with Engine(server.url) as engine:
+async def test_an_unknown_name_is_refused_and_not_tried_again(second_float32: Server) -> None:
+    async with Engine(second_float32.url) as engine:
         with pytest.raises(EngineError, match="never been loaded: three") as caught:
             params = {"max_new_tokens": 2, "lora_path": "three"}
             await engine.generate(GenerateRequest(np.array(PROMPT, dtype=np.int32), params, "s"))
@@ -74,10 +69,10 @@ async def test_an_unknown_name_is_refused_and_not_tried_again(server: Server) ->
 
 
 async def test_new_weights_under_the_same_name_have_the_same_version(
-    server: Server, http: aiohttp.ClientSession, tmp_path: Path
+    second_float32: Server, http: aiohttp.ClientSession, tmp_path: Path
 ) -> None:
     """So the name is what tells them apart."""
-    wire, versions = Wire(http, server.url), []
+    wire, versions = Wire(http, second_float32.url), []
     for seed in (7, 8):
         body = {"lora_name": "again", "lora_path": str(lora_adapter(tmp_path / str(seed), seed))}
         assert (await wire.post("/load_lora_adapter", body)).status == 200
@@ -88,9 +83,9 @@ async def test_new_weights_under_the_same_name_have_the_same_version(
 
 
 async def test_a_client_of_the_endpoint_names_an_adapter_with_the_model(
-    server: Server, adapters: dict[str | None, Path | None]
+    second_float32: Server, adapters: dict[str | None, Path | None]
 ) -> None:
-    args = RolloutArgs(engine=server.url, model=str(tiny_model()), parser="qwen25")
+    args = RolloutArgs(engine=second_float32.url, model=str(tiny_model()), parser="qwen25")
     settings = EndpointSettings(model_names="own", sampling_params={"lora_path": "two"})
     async with (
         Model.from_args(args) as model,

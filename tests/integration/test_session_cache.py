@@ -76,7 +76,7 @@ def test_killed_runs_leave_no_session_open(proxy: CountingProxy, tmp_path: Path)
     ]  # fmt: skip
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     left, random_moments = 0, random.Random(11)
-    for _ in range(20 if FULL else 2):
+    for _ in range(20 if FULL else 3):
         sent = len(proxy.generations()) + random_moments.randint(4, 12)
         log = (tmp_path / "log").open("ab")
         with log, subprocess.Popen(command, stdout=log, stderr=log, env=environment) as process:

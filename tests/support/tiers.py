@@ -21,7 +21,7 @@ from toolroll.parsers.registry import built_in_parsers
 
 T = TypeVar("T")
 
-EXAMPLES = {"fast": 4, "dev": 20, "ci": 30, "nightly": 2000}
+EXAMPLES = {"fast": 4, "dev": 20, "ci": 50, "nightly": 2000}
 """How many examples hypothesis tries of each property."""
 
 REPRESENTATIVE = frozenset(

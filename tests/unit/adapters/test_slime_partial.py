@@ -143,7 +143,7 @@ def check_parked(parked: Any, plain: Any) -> None:
         assert parked.response
 
 
-@costly(3)
+@costly(2)
 @given(
     cuts=st.dictionaries(st.integers(0, 9), st.integers(0, 12), max_size=5),
     stops=st.sets(st.integers(0, 6), max_size=3),

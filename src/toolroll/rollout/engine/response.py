@@ -50,10 +50,11 @@ def parse_completion(
 ) -> Completion:
     """Return the completion in `body`, the JSON object that answers `request`.
 
-    `rid`: the id of the request that was sent. `vocab_size`: the number of ids that the model can
-    sample, or None if it is unknown. `experts_per_token`: layers * top_k, or None if it is unknown;
-    then the experts of all tokens must be in `body`. Raise `CompletionError` if `body` is not a
-    valid answer.
+    `rid`: the id that the answer must have if it has one, or "" for any id. It is copied to the
+    completion. `vocab_size`: the number of ids that the model can sample, or None if it is unknown.
+    `experts_per_token`: layers * top_k, or None if it is unknown; then the experts of all tokens
+    must be in `body`. The caller knows `latency` and `attempts`. Raise `CompletionError` if `body`
+    is not a valid answer.
     """
     try:
         meta, text = _envelope(body, rid)

@@ -35,7 +35,7 @@ def run(main: Coroutine[Any, Any, T]) -> T:
     runner = asyncio.Runner(loop_factory=_loop_factory() or asyncio.new_event_loop)
     loop = runner.get_loop()
     try:
-        return _complete(runner, loop.create_task(_waited_for(main)))
+        return _complete(runner, loop.create_task(_after_waiter(main)))
     finally:
         try:
             _complete(runner, loop.create_task(_leave(asyncio.all_tasks(loop))))
@@ -80,12 +80,15 @@ def _complete(runner: asyncio.Runner, task: asyncio.Task[T]) -> T:
             )
 
 
-async def _waited_for(main: Coroutine[Any, Any, T]) -> T:
-    """Return the result of `main`. It starts when the task of `_outcome` already waits, so that
-    Ctrl-C in its first step cancels it.
+async def _after_waiter(main: Coroutine[Any, Any, T]) -> T:
+    """Let `_outcome` start to wait, then await `main`. Ctrl-C cancels only what `_outcome` already
+    waits for, so `main` must not start earlier.
     """
-    await asyncio.sleep(0)
-    return await main
+    try:
+        await asyncio.sleep(0)
+        return await main
+    finally:
+        main.close()  # it may not have started
 
 
 async def _outcome(task: asyncio.Task[T], waiting: list[asyncio.Task[Any]]) -> T:

@@ -27,16 +27,16 @@ TOOLS_CHANGED = "the tool list changed, and the prompt that was already served c
 
 
 class Position(NamedTuple):
-    """An `offset` in the render of a conversation, and the index of the first `message` whose
-    render starts there or later.
+    """A place in the render of a conversation: its `offset`, and the index (`message`) of the first
+    message whose render starts there or later.
     """
 
     offset: int
     message: int
 
 
-WHOLE = Position(0, 0)
-"""The start of the render, where the render of the tools may be too."""
+START = Position(0, 0)
+"""The start of the render. The render of the tools follows it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +61,12 @@ class TemplateParts:
         tools: SharedTools,
         spelled: frozenset[str],
         *,
-        since: Position = WHOLE,
+        since: Position = START,
         generate: bool = True,
     ) -> list[Span]:
         """Return the body spans of the render `text`: where it contains text that comes from a
         message or a tool and spells a control token. Only spans from `since` on are returned,
-        relative to its offset.
+        relative to `since.offset`. Text of the tools is searched only from `START`.
 
         `spelled` are the control tokens that the messages and the tools contain
         (`BodyMasker.spelled`).
@@ -75,7 +75,7 @@ class TemplateParts:
         """
         start = since.offset
         strings = set(texts_of(messages[since.message :]))
-        if since == WHOLE:
+        if since == START:
             strings |= tools.strings
         if not self.bodies.may_spell(text[start:], spelled, strings):
             return []
@@ -242,8 +242,8 @@ class Cursor:
         self, sampled: SampledText, turn: Message, new: list[Message], head: Head, *, fork: bool
     ) -> RenderedDelta:
         parts, before = self._parts, [*self._messages, turn]
-        prompt = ServedPrompt(self.text, self._turns if parts.keep_scaffold else None)
-        return parts.deltas.derive(before, new, head, sampled, prompt, fork=fork)
+        served = ServedPrompt(self.text, self._turns if parts.keep_scaffold else None)
+        return parts.deltas.derive(before, new, head, sampled, served, fork=fork)
 
     def _prepared(self, messages: Sequence[Message]) -> tuple[Message, list[Message]]:
         if not messages:

@@ -113,11 +113,12 @@ class _Tail:
 
 
 class _Renders(NamedTuple):
-    """`served`: the prompt that was served. `prompt`: the same, perhaps without its scaffolds.
-    `whole`: the whole conversation. `history`: `whole` without the text to append.
+    """The renders that are compared. `served_text`: the prompt that was served. `prompt`: the same,
+    perhaps without its scaffolds. `whole`: the whole conversation. `history`: `whole` without the
+    text to append.
     """
 
-    served: str
+    served_text: str
     prompt: str
     whole: str
     history: str
@@ -160,7 +161,7 @@ class DeltaRenderer:
 
         Raises:
             HistoryRewrittenError: the text to append cannot be determined, or `fork` is True and
-                the whole render does not start with the prompt.
+                the whole render does not start with the prompt, with or without its scaffolds.
             TemplateError: the template refuses the conversation.
         """
         if messages[-1].get("role") != "assistant":
@@ -191,7 +192,7 @@ class DeltaRenderer:
             else _resume_after_cut(tail, whole, prompt, sampled.text, messages[-1])
         )
         cut = len(whole) - len(tail.after) + resume_at
-        renders = _Renders(served.text, prompt, whole, whole[:cut])
+        renders = _Renders(served_text=served.text, prompt=prompt, whole=whole, history=whole[:cut])
         rewritten = self._rewritten(messages, head, sampled, renders, tail)
         return RenderedDelta(whole, cut, rewritten, bare)
 
@@ -398,13 +399,13 @@ class DeltaRenderer:
         """Describe what the template rewrites in the served and sampled text. Return None if it
         rewrites nothing.
         """
-        served, prompt, whole, history = renders
+        served_text, prompt, whole, history = renders
         if not history.startswith(prompt):
             return _PROMPT_REWRITTEN
         if history[len(prompt) :] == sampled.text:
             return None
         alone = self.renderer.render_prepared(messages, head, generate=False)
-        opening = served if alone.startswith(served) else prompt
+        opening = served_text if alone.startswith(served_text) else prompt
         if not alone.startswith(opening):
             return (
                 "the render of the last assistant turn does not start with the generation prompt "

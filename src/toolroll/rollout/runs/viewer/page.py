@@ -38,8 +38,8 @@ PiecesOf = Callable[[str], Pieces | None]
 
 
 class ShownTokens(NamedTuple):
-    """A page shows the tokens of this many `episodes`, starting with the first. `pieces_of`: see
-    `PiecesOf`.
+    """How a page shows tokens: those of the first `episodes` episodes, with the text from
+    `pieces_of`.
     """
 
     pieces_of: PiecesOf
@@ -50,8 +50,8 @@ NO_TOKENS = ShownTokens(lambda env: None, 0)
 
 
 class ReadSoFar(NamedTuple):
-    """What was read of an episode file: its inode, up to which byte, the number of its episodes
-    (`rows`), and of the lines that are none (`bad`).
+    """How much of an episode file was read: its inode (`file`), the bytes (`position`), the
+    episodes (`rows`), and the lines that are not episodes (`bad`).
     """
 
     file: int = 0
@@ -108,8 +108,8 @@ def write_side_by_side(
 
 
 def followed_page(title: str) -> bytes:
-    """Return a page without episodes. It asks for them at `more`, with the fields of the last
-    answer (`episodes_after`) in the query.
+    """Return a page without episodes. It asks for them at `more`, with the fields of `ReadSoFar` in
+    the query.
     """
     head, tail = _template("; connect-src 'self'")
     file = io.BytesIO()
@@ -121,8 +121,8 @@ def episodes_after(path: Path, read: ReadSoFar, tokens: ShownTokens) -> dict[str
     """Return the episodes in the episode file `path` that follow what was `read`: their `rows`, the
     HTML of their `data`, and the new `file`, `position` and `bad`.
 
-    If another file has the path now (a resumed run drops aborted episodes), or it is shorter,
-    return all episodes. `first` in the result is the number of the first row.
+    If `path` is another file now (a resumed run drops aborted episodes), or if the file is shorter
+    than `read.position`, return all episodes. `first` in the result is the number of the first row.
     """
     with path.open("rb") as lines:
         now = os.fstat(lines.fileno())
