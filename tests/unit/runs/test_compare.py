@@ -36,7 +36,9 @@ def folder(
     return path
 
 
-def played(rewards: Mapping[str, Iterable[float | None]]) -> list[Episode]:
+def played(
+    rewards: Mapping[str, Iterable[float | None]], metrics: dict[str, float] | None = None
+) -> list[Episode]:
     """The samples of each task; None is an aborted one."""
     return [
         episode(
@@ -44,6 +46,7 @@ def played(rewards: Mapping[str, Iterable[float | None]]) -> list[Episode]:
             sample,
             reward,
             reason=StopReason.DONE if reward is not None else StopReason.ENGINE_ERROR,
+            metrics=metrics,
         )
         for task, samples in rewards.items()
         for sample, reward in enumerate(samples)
@@ -263,6 +266,7 @@ def test_the_table_and_the_markdown_have_the_same_rows(tmp_path: Path) -> None:
     table = toolroll("compare", base, other, *options).stdout
     text = toolroll("compare", base, other, *options, "--markdown").stdout
     for words in (
+        f"pond: {base} and {other}: inconclusive",
         "reward (mean)",
         "+0.025 [",
         "compared: 40 of 40 tasks, 40 of 40 samples",
@@ -278,6 +282,17 @@ def test_the_table_and_the_markdown_have_the_same_rows(tmp_path: Path) -> None:
     assert "---" not in table and "---" in text
     rows = [line for line in text.splitlines() if line.startswith("|")]
     assert {line.count("|") for line in rows} == {5}
+
+
+def test_large_numbers_have_no_exponent(tmp_path: Path) -> None:
+    metrics = {"prompt_tokens": 58_540.0, "turns": 8.595, "invalid_calls": 0.12121}
+    base = folder(tmp_path / "a", played({"t-0": [1.0], "t-1": [1.0]}, metrics))
+    table = toolroll("compare", base, base).stdout
+    assert [line.split("|")[1].strip() for line in table.splitlines()[5:8]] == [
+        "8.595",
+        "58,540",
+        "0.1212",
+    ]
 
 
 @pytest.mark.parametrize(

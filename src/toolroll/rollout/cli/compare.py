@@ -68,7 +68,7 @@ def json_text(comparisons: Sequence[Mapping[str, Any]]) -> str:
 
 def as_text(comparison: Mapping[str, Any], *, markdown: bool) -> str:
     """Return one comparison as a title, a table and lines, as plain text or as Markdown."""
-    title = "{env}: {base} and {candidate}".format_map(comparison)
+    title = "{env}: {base} and {candidate}: {verdict}".format_map(comparison)
     rows = [_HEADER, *([_RULE] if markdown else []), *_rows(comparison)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     table = [
@@ -93,9 +93,13 @@ def _rows(comparison: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
     ]
     usage = comparison["usage"] | {"aborted": comparison["coverage"]["aborted"]}
     return rows + [
-        (name, f"{part['base']:.4g}", f"{part['candidate']:.4g}", "")
+        (name, _amount(part["base"]), _amount(part["candidate"]), "")
         for name, part in usage.items()
     ]
+
+
+def _amount(value: float) -> str:
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
 
 
 def _lines(comparison: Mapping[str, Any]) -> list[str]:
