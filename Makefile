@@ -13,7 +13,7 @@ NEWEST_PYTHON ?= python3.12
 # One test process per core, up to eight. One process runs all tests of a file (`scope_of` in tests/conftest.py has exceptions).
 XDIST ?= -n logical --maxprocesses 8
 PYTEST := $(VENV)/bin/python -m pytest
-# pytest keeps the test files, with their asserts rewritten, as bytecode. Otherwise every process rewrites all of them again.
+# Keep bytecode: otherwise every process compiles the installed packages (`--no-compile`) and rewrites the asserts of all test files again.
 unexport PYTHONDONTWRITEBYTECODE
 TOKEN_FILES = $$(grep -rl --include='*.py' 'pytest\.mark\.tokens' tests)
 OLDEST := $(shell sed -n 's/.*"transformers>=\([0-9.]*\)".*/\1/p' pyproject.toml)

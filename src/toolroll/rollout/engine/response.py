@@ -53,8 +53,8 @@ def parse_completion(
     `rid`: the id that the answer must have if it has one, or "" for any id. It is copied to the
     completion. `vocab_size`: the number of ids that the model can sample, or None if it is unknown.
     `experts_per_token`: layers * top_k, or None if it is unknown; then the experts of all tokens
-    must be in `body`. The caller knows `latency` and `attempts`. Raise `CompletionError` if `body`
-    is not a valid answer.
+    must be in `body`. `latency` and `attempts` are not in `body`: the caller sets them. Raise
+    `CompletionError` if `body` is not a valid answer.
     """
     try:
         meta, text = _envelope(body, rid)
