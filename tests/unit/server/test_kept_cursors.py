@@ -210,6 +210,27 @@ def test_only_the_last_turns_keep_it() -> None:
     assert kept == talk.turns[-conversation_tree._KEPT :]
 
 
+@pytest.mark.parametrize("name", ["plain", "qwen3_5_nothink"])
+def test_a_continued_turn_frees_its_text_and_can_be_continued_again(name: str) -> None:
+    scaffold = ChatTemplate(tokenizer_for(trl_template("qwen3_5_nothink")), history="scaffold")
+    talk = Talk(plain() if name == "plain" else scaffold)
+    messages: list[Message] = [USER]
+
+    def planned(last: str) -> Prompt:
+        return talk.tree.plan([*messages[:-1], {**USER, "content": last}], TOOLS, talk.template)
+
+    for _ in range(2):
+        messages = [*messages, talk.reply(planned("Hi")).reply, USER]
+    before, third = planned("Other"), planned("Hi")
+    talk.reply(third)
+    assert ["text" in vars(turn.cursor) for turn in talk.turns] == [False, False, True]
+    after = planned("Other")
+    assert before.continues and after.continues and after.turn is before.turn
+    assert after.input_ids.tolist() == before.input_ids.tolist()
+    assert after.cursor is not None and before.cursor is not None
+    assert after.cursor.text == before.cursor.text
+
+
 def test_plans_that_are_not_committed_keep_nothing() -> None:
     talk = Talk(plain())
     turn, first = talk.reply(talk.plan([USER])), talk.turns[0].cursor

@@ -4,6 +4,7 @@ retry.
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,10 @@ from support.endpoints import Bench, endpoint
 from support.episodes import call
 from support.listed_environment import TOOL
 
+from toolroll.rollout.server import replies
 from toolroll.rollout.server.conversation.messages import read_messages
 from toolroll.rollout.server.errors import ApiError
+from toolroll.rollout.server.http import app
 from toolroll.rollout.server.sessions.pending import request_key
 from toolroll.rollout.testing import Reply, load_embedded_tokenizer
 
@@ -206,6 +209,24 @@ async def test_a_retry_of_a_repeated_request_gets_the_last_answer(
             return
     async with endpoint(tokenizer, says, out=tmp_path) as bench:
         assert (await bench.post(CHAT, body, **RETRY))[1] == last
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_what_was_written_is_not_kept_for_a_retry_but_written_again(
+    tokenizer: Any, stream: bool
+) -> None:
+    """Neither the body, nor the prompt's ids as JSON text."""
+    body = {"messages": [USER], "stream": stream}
+    async with endpoint(tokenizer, lambda request: "Hello.") as bench:
+        answers = []
+        for headers in ({}, RETRY):
+            async with bench.http.post(bench.url + CHAT, json=body, headers=headers) as response:
+                answers.append(await response.read())
+        assert answers[0] == answers[1]
+        [reply] = bench.endpoint.sessions.find("s").pending.all()
+        assert isinstance(reply, replies.Reply) and "prompt_json" not in vars(reply.result)
+        responses = [found for found in gc.get_objects() if isinstance(found, app._JsonResponse)]
+        assert all(found.body is None for found in responses) and bool(responses) != stream
 
 
 @pytest.mark.parametrize("cut", [False, True])

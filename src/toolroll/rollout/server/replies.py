@@ -154,7 +154,7 @@ class Reply(PendingRequest):
             self.result.choices.append(choice)
         request = self.parsed.request
         if not request.stream and is_long(completions, request.top):
-            await asyncio.to_thread(self.render)
+            self._body = await asyncio.to_thread(self.render)
         return self.result
 
     def plan(self) -> None:
@@ -291,10 +291,10 @@ class Reply(PendingRequest):
         self.saved = saved
 
     def render(self) -> bytes:
-        """Return the body, kept as text for a retry: Python lists are 10x as large."""
-        if self._body is None:
-            self._body = orjson.dumps(self.dialect.body(self.parsed, self.result))
-        return self._body
+        """Return the body. A retry makes it again, unless that takes long."""
+        body = self._body or orjson.dumps(self.dialect.body(self.parsed, self.result))
+        self.result.free()
+        return body
 
     # --- streaming --------------------------------------------------------------------------------
 
@@ -317,6 +317,8 @@ class Reply(PendingRequest):
             error = api_error(failure)
             self.endpoint.metrics.errors[error.code] += 1
             yield self.dialect.line(writer.failed(error))
+        finally:
+            self.result.free()
         yield self.dialect.done
 
     async def _events(self, writer: ReplyWriter) -> AsyncIterator[Event]:

@@ -135,6 +135,10 @@ class Cursor:
         """
         return self._parts.renderer.render_prepared(self._messages, self._head, generate=True)
 
+    def free(self) -> None:
+        """Free `text`. If it is needed again, it is rendered again."""
+        self.__dict__.pop("text", None)
+
     def opens_reasoning(self, reasoning: Tags | None) -> bool:
         """Return True if the prompt ends inside reasoning, so that the reply begins with reasoning.
 

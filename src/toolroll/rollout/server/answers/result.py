@@ -117,6 +117,10 @@ class CompletionResult:
         """`prompt_ids` as JSON text without brackets, for the engine and for the body."""
         return ids_json(self.prompt_ids)
 
+    def free(self) -> None:
+        """Free `prompt_json`. If it is needed again, it is made again."""
+        self.__dict__.pop("prompt_json", None)
+
     @property
     def usage(self) -> dict[str, Any]:
         """Return OpenAI's usage, including cached tokens."""

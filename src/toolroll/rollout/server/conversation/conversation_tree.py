@@ -19,7 +19,7 @@ Invariants:
   prompt. `ChatTemplate.start` would return an equal cursor: the one that is kept has the
   same template object (with its switches and its time), the same tools and the served messages
   before the reply. With history="scaffold", only the kept one knows earlier scaffolds, so that a
-  session without it forks.
+  session without it forks. If a turn continues it, its text is freed.
 """
 
 from __future__ import annotations
@@ -350,6 +350,8 @@ class ConversationTree:
         self._by_prompt[prompt.digest] = turn
         if prompt.turn is not None:
             self._next[prompt.turn.node.index] = turn
+            if prompt.continues and prompt.turn.cursor is not None:
+                prompt.turn.cursor.free()  # the next request continues the new turn
         return turn
 
     def _keep_cursor(self, turn: TurnNode) -> None:

@@ -236,7 +236,7 @@ class EndpointServer:
                 return await self._stream(request, reply)
             await asyncio.wait([reply.task])
             await reply.deliver()
-            return web.Response(body=reply.render(), content_type="application/json")
+            return _JsonResponse(reply.render())
         finally:
             reply.live.pending.leave(reply)
 
@@ -467,15 +467,27 @@ def _route(request: web.Request) -> str:
     return resource.canonical if resource is not None else "other"
 
 
+class _JsonResponse(web.Response):
+    """A response that frees its body after it was written, because aiohttp keeps the response until
+    the next request on the same connection.
+    """
+
+    def __init__(self, body: bytes, **options: Any) -> None:
+        super().__init__(body=body, content_type="application/json", **options)
+
+    async def write_eof(self, data: bytes = b"") -> None:
+        await super().write_eof(data)
+        self.body = None
+
+
 async def _json_of_size(build: Callable[[], Any], *, large: bool) -> web.Response:
     """Return the result of `build` as JSON. If the result is `large`, call `build` in a thread."""
-    body = await call_of_size(lambda: orjson.dumps(build()), large=large)
-    return web.Response(body=body, content_type="application/json")
+    return _JsonResponse(await call_of_size(lambda: orjson.dumps(build()), large=large))
 
 
 def _json(data: Any, *, status: int = 200, headers: dict[str, str] | None = None) -> web.Response:
     body = data if isinstance(data, bytes) else orjson.dumps(data)
-    return web.Response(body=body, status=status, headers=headers, content_type="application/json")
+    return _JsonResponse(body, status=status, headers=headers)
 
 
 def _shown(live: LiveSession) -> dict[str, Any]:
