@@ -46,7 +46,7 @@ from toolroll.rollout.types import (
 
 __all__ = ["ToolrollEnv", "ToolrollHarness", "ToolrollTaskset"]
 
-_STOP_CONDITIONS = {StopReason.MAX_STEPS: "max_turns", StopReason.CONTEXT_FULL: "max_total_tokens"}
+_STOP_CONDITIONS = {StopReason.MAX_TURNS: "max_turns", StopReason.CONTEXT_FULL: "max_total_tokens"}
 """Maps toolroll's stop reasons to verifiers' stop conditions for truncated traces."""
 
 

@@ -55,7 +55,7 @@ def varied() -> list[Episode]:
     return [
         episode("a/b", 0, 1.0, messages=CALLS, metrics=METRICS),
         episode("a/b", 1, 0.0, messages=three, metrics=METRICS, trajectories=[first, fork]),
-        episode("t-1", 0, 0.5, messages=CALLS, metrics=METRICS, reason=StopReason.MAX_STEPS),
+        episode("t-1", 0, 0.5, messages=CALLS, metrics=METRICS, reason=StopReason.MAX_TURNS),
         episode("t-1", 1, 1.0, messages=CALLS, metrics=METRICS),
         episode(
             "t-2",

@@ -198,7 +198,7 @@ async def test_a_program_at_its_limit_of_turns_is_killed_and_graded(tmp_path: Pa
     write_task(tmp_path)
     again = [call("bash", command=WRITE)] * 99
     episode = await played(tmp_path, again, f"{command_of()}; sleep 87654", max_turns=3)
-    assert (episode.result.stop_reason, episode.result.reward) == (StopReason.MAX_STEPS, 1.0)
+    assert (episode.result.stop_reason, episode.result.reward) == (StopReason.MAX_TURNS, 1.0)
     assert episode.result.metrics["turns"] == 3
 
 

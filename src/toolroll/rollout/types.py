@@ -45,7 +45,7 @@ class StopReason(StrEnum):
     DONE = "done", Status.COMPLETED  # reported by the environment
     # too many unreadable calls in a row, or a single one if the policy is to stop at the first
     INVALID_CALLS = "invalid_calls", Status.COMPLETED
-    MAX_STEPS = "max_steps", Status.TRUNCATED
+    MAX_TURNS = "max_turns", Status.TRUNCATED
     # a program agent was stopped at its time limit
     PROGRAM_TIMEOUT = "program_timeout", Status.TRUNCATED
     LENGTH = "length", Status.TRUNCATED  # max_new_tokens truncated a turn

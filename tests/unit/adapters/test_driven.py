@@ -83,7 +83,7 @@ async def test_only_the_context_limits_a_turn(tokenizer: Any, context_length: in
     ids = [*ids, tokenizer.convert_tokens_to_ids("<|end|>")]
     assert len(ids) > 300
     assert await episode.step(ids, [-0.5] * len(ids)) is None
-    assert episode.result.stop_reason is StopReason.MAX_STEPS
+    assert episode.result.stop_reason is StopReason.MAX_TURNS
     [turn] = episode.result.trajectories[0].turns
     assert turn.length == len(ids)
     room = 2**31 - 1 if context_length is None else context_length - len(prompt)

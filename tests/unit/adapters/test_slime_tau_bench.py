@@ -526,7 +526,7 @@ async def test_a18_no_steps_are_an_episode_of_no_turns(tokenizer: Any) -> None:
     result, engine = await episode(tokenizer, ListedWorld(), [], steps=0)
     assert (result.status, result.stop_reason, result.reward) == (
         Status.TRUNCATED,
-        StopReason.MAX_STEPS,
+        StopReason.MAX_TURNS,
         0.0,
     )
     assert engine.log == []

@@ -133,7 +133,7 @@ LIMIT = 1_000_000
 )
 async def test_an_observation_may_have_a_million_bytes(content: Any) -> None:
     result = await returned("step", StepResult([{"role": "user", "content": content}]))
-    assert result.stop_reason is StopReason.MAX_STEPS
+    assert result.stop_reason is StopReason.MAX_TURNS
 
 
 @pytest.mark.parametrize("content", ["x" * (LIMIT + 1), "é" * (LIMIT // 2 + 1)])
@@ -173,7 +173,7 @@ async def test_all_that_one_call_returns_is_one_observation(
     halves = [{"role": "user", **HALF}, {"role": "tool", "tool_call_id": "none", **HALF}]
     make = Observation if where == "reset" else StepResult
     fits = await returned(where, make(halves))
-    assert fits.stop_reason is StopReason.MAX_STEPS
+    assert fits.stop_reason is StopReason.MAX_TURNS
     longer = make(halves, tools=[more]) if more is TOOL else make([*halves, more])
     message = (await returned(where, longer)).info["error"]["message"]
     count = 2 if more is TOOL else 3

@@ -86,7 +86,7 @@ def test_an_environment_that_did_not_change_agrees(recorded: Path, tmp_path: Pat
     ]
     before, after = by_key(recorded), by_key(tmp_path / "again")
     reasons = {str(played.result.stop_reason) for played in before.values()}
-    assert reasons >= {"done", "max_steps"}
+    assert reasons >= {"done", "max_turns"}
     assert any(played.result.info.get("bad_calls") for played in before.values())
     assert {played.result.reward for played in before.values()} >= {0.0, 0.9, 1.0}
     for key, played in before.items():

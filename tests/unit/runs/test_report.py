@@ -40,7 +40,7 @@ def test_aborted_episodes_count_in_no_rate_and_are_told() -> None:
             episode("t-2", 0, 1.0),
             episode("t-10", 1, 0.0),
             episode("t-10", 0, 1.0),
-            episode("t-2", 1, 0.0, reason=StopReason.MAX_STEPS),
+            episode("t-2", 1, 0.0, reason=StopReason.MAX_TURNS),
             episode("t-3", 0, reason=StopReason.ENGINE_ERROR),
             episode("t-2", 2, reason=StopReason.USER_ERROR),
         )
@@ -55,7 +55,7 @@ def test_aborted_episodes_count_in_no_rate_and_are_told() -> None:
         "t-10": {"rewards": [1.0, 0.0], "aborted": 0},
     }
     assert list(found["by_task"]) == ["t-2", "t-3", "t-10"], "as people count"
-    assert found["stop_reasons"] == {"done": 3, "engine_error": 1, "max_steps": 1, "user_error": 1}
+    assert found["stop_reasons"] == {"done": 3, "engine_error": 1, "max_turns": 1, "user_error": 1}
     assert found["warnings"] == [
         "2 of 6 episodes were aborted and excluded from rewards: engine_error 1, user_error 1",
         "1 tasks have no graded episode and are excluded from pass rates: t-3",

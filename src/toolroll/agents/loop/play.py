@@ -185,7 +185,7 @@ class _Loop:
                 return StopReason.DONE
             if tracker.invalid_in_a_row >= rules.policy.max_invalid_in_a_row:
                 return StopReason.INVALID_CALLS
-        return StopReason.MAX_STEPS
+        return StopReason.MAX_TURNS
 
     async def _act(self, turn: AssistantTurn, action: Action) -> StepResult:
         """Execute `action`. The text of an `ActionError` becomes the observation."""

@@ -173,7 +173,7 @@ class ProgramConversation(EpisodeConversation):
         try:
             await asyncio.wait((running, stopped), return_when=asyncio.FIRST_COMPLETED)
             if self.live.stopped.is_set() and not self.live.failures:
-                self.reason = StopReason.MAX_STEPS
+                self.reason = StopReason.MAX_TURNS
                 if isinstance(environment, HarborTrial):  # which also grades
                     await asyncio.wait((running,))
         finally:

@@ -120,7 +120,7 @@ def _end(recorded: InteractionResult, replayed: InteractionResult) -> StopReason
     as many turns as were recorded.
     """
     ends = recorded.stop_reason, replayed.stop_reason
-    return ends[ends != (StopReason.CONTEXT_FULL, StopReason.MAX_STEPS)]
+    return ends[ends != (StopReason.CONTEXT_FULL, StopReason.MAX_TURNS)]
 
 
 def _difference(recorded: InteractionResult, replayed: InteractionResult) -> str:

@@ -71,7 +71,7 @@ RERUN = frozenset(
 
 _REASON_OF_STATUS = {  # from the best status to the worst
     Status.COMPLETED: StopReason.DONE,
-    Status.TRUNCATED: StopReason.MAX_STEPS,
+    Status.TRUNCATED: StopReason.MAX_TURNS,
     Status.ABORTED: StopReason.INTERNAL_ERROR,
 }
 _LONGEST_PAUSE = 30.0
