@@ -238,7 +238,7 @@ def written(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, bool]]:
         return call
 
     watched(app, "to_json", app.to_json)  # type: ignore[attr-defined]
-    watched(app, "_traced", app._traced)
+    watched(app, "traced", app.traced)  # type: ignore[attr-defined]
     for owner, name in (
         (openai_chat, "chat_logprobs"),
         (openai_chat, "text_logprobs"),
@@ -259,7 +259,7 @@ async def test_what_a_long_session_came_to_is_written_in_a_thread(
         assert (
             traced["prompt_token_ids"] + traced["completion_token_ids"] == trajectory["input_ids"]
         )
-        assert written == [("to_json", on_the_loop), ("_traced", on_the_loop)]
+        assert written == [("to_json", on_the_loop), ("traced", on_the_loop)]
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -225,7 +225,7 @@ async def test_what_was_written_is_not_kept_for_a_retry_but_written_again(
         assert answers[0] == answers[1]
         [reply] = bench.endpoint.sessions.find("s").pending.all()
         assert isinstance(reply, replies.Reply) and "prompt_json" not in vars(reply.result)
-        responses = [found for found in gc.get_objects() if isinstance(found, app._JsonResponse)]
+        responses = [found for found in gc.get_objects() if isinstance(found, app._Json)]
         assert all(found.body is None for found in responses) and bool(responses) != stream
 
 

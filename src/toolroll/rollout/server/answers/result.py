@@ -28,6 +28,7 @@ from toolroll.rollout.model.turn import ParsedTurn, call_id, with_call_ids
 from toolroll.rollout.runtime.jsonable import ids_json
 from toolroll.rollout.runtime.routed_experts import to_json as experts_to_json
 from toolroll.rollout.server.errors import ApiError
+from toolroll.rollout.session.tree import Node
 from toolroll.rollout.template.encode import Encoder, TextDecoder
 from toolroll.rollout.types import Completion, IdArray, Message
 
@@ -173,6 +174,22 @@ def exact(choice: Choice) -> dict[str, Any]:
         "stop_reason": completion.matched,
         "weight_version": completion.weight_version,
         **experts,
+    }
+
+
+def traced(answer: tuple[Node, str], prompt_ids: IdArray) -> dict[str, Any]:
+    """Return an entry of the trace: a sampled node with the name of its API, and its prompt."""
+    node, kind = answer
+    completion = node.completion
+    assert completion is not None
+    logprobs = completion.logprobs
+    return {
+        "object": kind,
+        "prompt_token_ids": prompt_ids.tolist(),
+        "completion_token_ids": completion.output_ids.tolist(),
+        "logprobs": logprobs.tolist() if logprobs is not None else None,
+        "finish_reason": completion.finish_reason,
+        "excluded": node.excluded,
     }
 
 

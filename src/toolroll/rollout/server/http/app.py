@@ -23,7 +23,7 @@ from aiohttp import web
 from aiohttp.http import HttpProcessingError
 
 from toolroll.rollout.runtime.threads import call_of_size
-from toolroll.rollout.server.answers.result import LONG
+from toolroll.rollout.server.answers.result import LONG, traced
 from toolroll.rollout.server.dialects.dialect import Dialect
 from toolroll.rollout.server.endpoint import Endpoint
 from toolroll.rollout.server.errors import ApiError, api_error
@@ -44,8 +44,6 @@ from toolroll.rollout.server.sessions.live_session import LiveSession
 from toolroll.rollout.server.sessions.pending import retry_number
 from toolroll.rollout.server.sessions.sessions import check_id
 from toolroll.rollout.session.trajectory_json import to_json
-from toolroll.rollout.session.tree import Node
-from toolroll.rollout.types import IdArray
 
 logger = logging.getLogger(__name__)
 _http_logger = logging.getLogger(f"{__name__}.http")
@@ -182,7 +180,7 @@ class EndpointServer:
         self.endpoint.metrics.errors[error.code] += 1
         dialect = self.endpoint.dialect_of(request.rel_url.raw_path)
         headers = {"x-should-retry": "true" if error.retry else "false"}
-        return _json(dialect.refusal(error), status=error.status, headers=headers)
+        return _Json(dialect.refusal(error), status=error.status, headers=headers)
 
     @web.middleware
     async def _allowed(self, request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -236,7 +234,7 @@ class EndpointServer:
                 return await self._stream(request, reply)
             await asyncio.wait([reply.task])
             await reply.deliver()
-            return _JsonResponse(reply.render())
+            return _Json(reply.render())
         finally:
             reply.live.pending.leave(reply)
 
@@ -268,7 +266,7 @@ class EndpointServer:
         body = await receive(request, self.settings) if has_body else Received({})
         names = [value for name, value in request.match_info.items() if name != "session"]
         live = partial(self._live, request, body.data)
-        return _json(await answer(Query(self.endpoint, body, "".join(names), live)))
+        return _Json(await answer(Query(self.endpoint, body, "".join(names), live)))
 
     def _live(self, request: web.Request, body: dict[str, Any]) -> LiveSession:
         """Return the session that the path, header, key or body names, or a new one that others
@@ -295,7 +293,7 @@ class EndpointServer:
 
     async def _health(self, request: web.Request) -> web.StreamResponse:
         model, sessions = self.endpoint.model_name, len(self.endpoint.sessions)
-        return _json({"status": "ok", "model": model, "sessions": sessions})
+        return _Json({"status": "ok", "model": model, "sessions": sessions})
 
     # --- sessions ---------------------------------------------------------------------------------
 
@@ -317,7 +315,7 @@ class EndpointServer:
         }
         if self.settings.api_key is not None:
             created["api_key"] = session_key(self.settings.api_key, live.id)
-        return _json(created, status=201)
+        return _Json(created, status=201)
 
     def _found(self, request: web.Request) -> LiveSession:
         """Return the session that the path names. Raise `ApiError` if it does not exist."""
@@ -349,7 +347,7 @@ class EndpointServer:
         entries = list(zip(live.trace, paths, strict=True))
         large = sum(map(len, paths)) + sum(node.stop - node.start for node, _ in live.trace) > LONG
         return await _json_of_size(
-            lambda: {"session_id": live.id, "trace": [_traced(*entry) for entry in entries]},
+            lambda: {"session_id": live.id, "trace": [traced(*entry) for entry in entries]},
             large=large,
         )
 
@@ -361,13 +359,13 @@ class EndpointServer:
         live.reward, live.info = parsed.reward, parsed.info
         if live.log is not None:
             await live.log.reward(parsed.reward, parsed.info)
-        return _json({"session_id": live.id, "reward": live.reward})
+        return _Json({"session_id": live.id, "reward": live.reward})
 
     async def _delete(self, request: web.Request) -> web.StreamResponse:
         session_id = request.match_info["session"]
         written = await self.endpoint.sessions.drop(session_id)
         _SESSION.set(session_id)
-        return _json({**(written or {"session_id": session_id}), "deleted": True})
+        return _Json({**(written or {"session_id": session_id}), "deleted": True})
 
     # --- all sessions -----------------------------------------------------------------------------
 
@@ -379,7 +377,7 @@ class EndpointServer:
     async def _list(self, request: web.Request) -> web.StreamResponse:
         self._all(request)
         live = [_shown(live) for live in self.endpoint.sessions.all()]
-        return _json({"object": "list", "data": [*live, *self._finished()]})
+        return _Json({"object": "list", "data": [*live, *self._finished()]})
 
     def _finished(self) -> list[dict[str, Any]]:
         store = self.endpoint.store
@@ -399,14 +397,14 @@ class EndpointServer:
             samples = [sample for other, sample in store.finished if other == name]
             if not samples:
                 self.endpoint.sessions.find(name)  # raises `ApiError`
-            return _json(store.written(name, max(samples)))
+            return _Json(store.written(name, max(samples)))
         if live.pending.in_flight:
             problem = f"the session has {live.pending.in_flight} requests in flight: wait for them"
             raise ApiError(409, "requests_in_flight", problem, param="session_id")
         if not live.trace:
             problem = f"the session {name!r} has no answer yet: there is nothing to write"
             raise ApiError(409, "session_empty", problem, param="session_id")
-        return _json(await self.endpoint.sessions.drop(name))
+        return _Json(await self.endpoint.sessions.drop(name))
 
     async def _metrics(self, request: web.Request) -> web.StreamResponse:
         self._all(request)
@@ -424,22 +422,6 @@ class EndpointServer:
             }
         )
         return web.Response(body=text.encode(), headers={"Content-Type": CONTENT_TYPE})
-
-
-def _traced(answer: tuple[Node, str], prompt_ids: IdArray) -> dict[str, Any]:
-    """Return an entry of the trace."""
-    node, kind = answer
-    completion = node.completion
-    assert completion is not None
-    logprobs = completion.logprobs
-    return {
-        "object": kind,
-        "prompt_token_ids": prompt_ids.tolist(),
-        "completion_token_ids": completion.output_ids.tolist(),
-        "logprobs": logprobs.tolist() if logprobs is not None else None,
-        "finish_reason": completion.finish_reason,
-        "excluded": node.excluded,
-    }
 
 
 def _http_error(error: web.HTTPException, request: web.Request) -> ApiError:
@@ -467,12 +449,13 @@ def _route(request: web.Request) -> str:
     return resource.canonical if resource is not None else "other"
 
 
-class _JsonResponse(web.Response):
-    """A response that frees its body after it was written, because aiohttp keeps the response until
-    the next request on the same connection.
+class _Json(web.Response):
+    """The answer `data` as JSON; bytes are JSON already. The body is freed after it was written,
+    because aiohttp keeps the response until the next request on the same connection.
     """
 
-    def __init__(self, body: bytes, **options: Any) -> None:
+    def __init__(self, data: Any, **options: Any) -> None:
+        body = data if isinstance(data, bytes) else orjson.dumps(data)
         super().__init__(body=body, content_type="application/json", **options)
 
     async def write_eof(self, data: bytes = b"") -> None:
@@ -482,12 +465,7 @@ class _JsonResponse(web.Response):
 
 async def _json_of_size(build: Callable[[], Any], *, large: bool) -> web.Response:
     """Return the result of `build` as JSON. If the result is `large`, call `build` in a thread."""
-    return _JsonResponse(await call_of_size(lambda: orjson.dumps(build()), large=large))
-
-
-def _json(data: Any, *, status: int = 200, headers: dict[str, str] | None = None) -> web.Response:
-    body = data if isinstance(data, bytes) else orjson.dumps(data)
-    return _JsonResponse(body, status=status, headers=headers)
+    return _Json(await call_of_size(lambda: orjson.dumps(build()), large=large))
 
 
 def _shown(live: LiveSession) -> dict[str, Any]:
