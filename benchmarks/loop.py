@@ -41,7 +41,7 @@ from toolroll.rollout.runs.episode_file import EpisodeStore
 from toolroll.rollout.runs.runner import Runner
 from toolroll.rollout.settings import RunSettings
 from toolroll.rollout.template import ChatTemplate
-from toolroll.rollout.template.verifier_process import PROCESS
+from toolroll.rollout.template.verifier_pool import POOL
 from toolroll.rollout.types import Action, EnvironmentOptions, Message, Status
 
 OURS, UNVERIFIED, TIGHT = "toolroll", 'toolroll, verify="off"', "tight loop"
@@ -243,8 +243,8 @@ def run(*, quick: bool = False) -> Table:
     with stub(replies(talks, tok)) as url:
         for loop in loops.values():
             asyncio.run(measured(loop, url, tok, given, 4))  # imports and caches
-        asyncio.run(measured(ours, url, tok, given, PROCESS.after))
-        PROCESS.ready.wait(60)  # its start would be part of one round
+        asyncio.run(measured(ours, url, tok, given, POOL.after))
+        POOL.ready.wait(60)  # its start would be part of one round
         episodes, rounds = (32, 2) if quick else (AT_ONCE, 5)
         for number_of_round in range(rounds):
             shift = number_of_round % len(names)

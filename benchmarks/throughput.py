@@ -37,7 +37,7 @@ from toolroll.rollout.runs.runner import Runner
 from toolroll.rollout.runtime.garbage import paced_garbage
 from toolroll.rollout.settings import RunSettings
 from toolroll.rollout.template.served import ServedSequence
-from toolroll.rollout.template.verifier_process import PROCESS
+from toolroll.rollout.template.verifier_pool import POOL
 from toolroll.rollout.types import Action, EnvironmentOptions, StepResult, Task
 
 ENGINE, USER = 0.5, 0.3
@@ -111,9 +111,9 @@ async def opened(
     served = await stack.enter_async_context(served_model(url, tok))
     if verify != "off":  # the start of the verifier's process would be part of the window
         nothing = ServedSequence(np.zeros(0, np.int32), (), [], [])
-        for _ in range(PROCESS.after):
-            await PROCESS.check(served.template.verifier, nothing)
-        await asyncio.to_thread(PROCESS.ready.wait, 60)
+        for _ in range(POOL.after):
+            await POOL.check(served.template.verifier, nothing)
+        await asyncio.to_thread(POOL.ready.wait, 60)
     agent = lambda: make_agent(served, {"verify": verify, "parallel_calls": "first"})
     settings = RunSettings(
         sampling_params=PARAMS, concurrency=share, max_turns=TURNS, samples=SAMPLES

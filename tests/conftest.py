@@ -25,7 +25,7 @@ import pytest
 from support.faults.tally import COUNTS, Tally
 from support.tiers import load_profile
 
-from toolroll.rollout.template.verifier_process import PROCESS
+from toolroll.rollout.template.verifier_pool import POOL
 from toolroll.rollout.testing import load_embedded_tokenizer
 
 if TYPE_CHECKING:
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 load_profile()
 
 # Tests replace methods of verifiers, which another process would not see.
-PROCESS.after = sys.maxsize
-PROCESS.reset()
+POOL.after = sys.maxsize
+POOL.reset()
 
 ALLOWED = "TOOLROLL_TEST_DATA"
 """A skip that names this variable is allowed everywhere: the extra data are in no package."""

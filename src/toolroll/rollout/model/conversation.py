@@ -40,7 +40,7 @@ from toolroll.rollout.template.delta import SampledText
 from toolroll.rollout.template.record import AnswerRecord
 from toolroll.rollout.template.served import ServedSequence, TurnSpan
 from toolroll.rollout.template.snapshot import SharedTools, text_size
-from toolroll.rollout.template.verifier_process import PROCESS
+from toolroll.rollout.template.verifier_pool import POOL
 from toolroll.rollout.types import Completion, GenerateRequest, IdArray, Message, Tool
 
 T = TypeVar("T")
@@ -288,7 +288,7 @@ class Conversation:
         return self._verify != "off" and not self.mismatches.keys() - {"preserved"}
 
     async def _check(self, sequence: ServedSequence) -> None:
-        kind = await PROCESS.check(self.template.verifier, sequence)
+        kind = await POOL.check(self.template.verifier, sequence)
         if kind is not None:
             self._mismatch(kind)
 

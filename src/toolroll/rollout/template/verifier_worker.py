@@ -1,4 +1,4 @@
-"""The process of `VerifierProcess`: verifies the sequences that it receives.
+"""The process of `VerifierPool`: verifies the sequences that it receives.
 
 Its standard input is a socket. A request is a pickle, and an answer is one byte. The process ends
 when the socket is closed. It never imports the user's main module, or any module outside the
@@ -29,7 +29,7 @@ the parent was killed.
 
 
 class VerifierWorker:
-    """Answers the requests of one `VerifierProcess`. It keeps the tokenizers that it received."""
+    """Answers the requests of one `VerifierPool`. It keeps the tokenizers that it received."""
 
     def __init__(self) -> None:
         self._tokenizers: dict[bytes, Any] = {}

@@ -30,7 +30,7 @@ from toolroll.rollout.server.sessions.pending import PendingRequest, PendingRequ
 from toolroll.rollout.session.session import Session
 from toolroll.rollout.session.tree import Node
 from toolroll.rollout.template.record import AnswerRecord
-from toolroll.rollout.template.verifier_process import PROCESS
+from toolroll.rollout.template.verifier_pool import POOL
 
 
 @dataclass(slots=True, eq=False)
@@ -202,7 +202,7 @@ class LiveSession:
 
     async def _check(self, turn: TurnNode) -> None:
         sequence = sequence_of(turn, self.session, self.record)
-        self._check_done(turn, await PROCESS.check(turn.template.verifier, sequence))
+        self._check_done(turn, await POOL.check(turn.template.verifier, sequence))
 
     def _check_done(self, turn: TurnNode, mismatch: str | None) -> None:
         """Record the result of verifying the sequence that ends with `turn`. A mismatch is counted

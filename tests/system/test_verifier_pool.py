@@ -28,9 +28,9 @@ from transformers import PreTrainedTokenizerFast
 
 from toolroll.agents.trainable import one_call_a_turn
 from toolroll.rollout.model import conversation
-from toolroll.rollout.template import ChatTemplate, verifier_process
+from toolroll.rollout.template import ChatTemplate, verifier_pool
 from toolroll.rollout.template.served import ServedSequence
-from toolroll.rollout.template.verifier_process import VerifierProcess
+from toolroll.rollout.template.verifier_pool import VerifierPool
 from toolroll.rollout.template.verifier_worker import (
     CONFIRMED,
     NOT_CONFIRMED,
@@ -47,15 +47,15 @@ async def served(tokenizer: Any) -> tuple[Verifier, ServedSequence]:
     return await verified_sequence(tokenizer)
 
 
-async def started(verifier: Verifier, sequence: ServedSequence) -> VerifierProcess:
+async def started(verifier: Verifier, sequence: ServedSequence) -> VerifierPool:
     """A process that is ready."""
-    process = VerifierProcess(after=1)
+    process = VerifierPool(after=1)
     assert await process.check(verifier, sequence) is None
     assert await asyncio.to_thread(process.ready.wait, PATIENCE)
     return process
 
 
-async def ended(process: VerifierProcess) -> None:
+async def ended(process: VerifierPool) -> None:
     assert process.process is not None
     process.process.kill()
     await asyncio.to_thread(process.process.wait)
@@ -164,8 +164,8 @@ async def test_a_tokenizer_of_the_user_stays_in_this_process(
     tokenizers = [pickle.loads(pickle.dumps(tokenizer)) for _ in range(2)]
     tokenizers[0].__class__ = UserTokenizer
     tokenizers[1].note = lambda: None
-    caplog.set_level(logging.INFO, verifier_process.__name__)
-    process = VerifierProcess(after=1)
+    caplog.set_level(logging.INFO, verifier_pool.__name__)
+    process = VerifierPool(after=1)
     for each in tokenizers:
         verifier = ChatTemplate(each).verifier
         counted = Counted(verifier)
@@ -182,7 +182,7 @@ async def test_a_tokenizer_of_the_user_stays_in_this_process(
 async def test_a_hook_of_the_user_stays_in_this_process(
     tokenizer: Any, caplog: pytest.LogCaptureFixture, named: bool
 ) -> None:
-    caplog.set_level(logging.INFO, verifier_process.__name__)
+    caplog.set_level(logging.INFO, verifier_pool.__name__)
 
     def shout(head: str) -> str:
         return head + "!"
@@ -190,7 +190,7 @@ async def test_a_hook_of_the_user_stays_in_this_process(
     if not named:
         shout.__module__ = None  # type: ignore[assignment]
     template = ChatTemplate(tokenizer).variant(head_hook=shout)
-    process = VerifierProcess(after=1)
+    process = VerifierPool(after=1)
     process.ready.set()
     async with talked(tokenizer, template=template, verify="sample") as made:
         for _ in range(2):
@@ -202,8 +202,8 @@ async def test_a_hook_of_the_user_stays_in_this_process(
 
 async def test_one_core_needs_no_process(served: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
-    process = VerifierProcess(after=1)
-    monkeypatch.setattr(verifier_process, "Thread", None)
+    process = VerifierPool(after=1)
+    monkeypatch.setattr(verifier_pool, "Thread", None)
     counted = Counted(served[0])
     for _ in range(3):
         assert await process.check(*served) is None
@@ -245,7 +245,7 @@ async def test_a_sequence_that_is_not_verified_in_time_is_not_trained(
     tokenizer: Any, served: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     process = await started(*served)
-    monkeypatch.setattr(conversation, "PROCESS", process)
+    monkeypatch.setattr(conversation, "POOL", process)
     assert process.process is not None and process._channel is not None
     process.process.send_signal(signal.SIGSTOP)
     process._channel.settimeout(0.01)
@@ -285,9 +285,9 @@ async def test_a_thread_that_cannot_start_is_started_later(
     def refused(**_: Any) -> None:
         raise RuntimeError("can't start new thread")
 
-    process = VerifierProcess(after=1)
+    process = VerifierPool(after=1)
     with monkeypatch.context() as patch:
-        patch.setattr(verifier_process, "Thread", refused)
+        patch.setattr(verifier_pool, "Thread", refused)
         assert await process.check(*served) is None
     assert await process.check(*served) is None
     assert await asyncio.to_thread(process.ready.wait, PATIENCE)
@@ -295,7 +295,7 @@ async def test_a_thread_that_cannot_start_is_started_later(
 
 
 async def test_an_idle_process_ends(served: Any) -> None:
-    process = VerifierProcess(after=1, idle=0.01)
+    process = VerifierPool(after=1, idle=0.01)
     assert await process.check(*served) is None
     assert await asyncio.to_thread(process.ready.wait, PATIENCE)
     assert process.process is not None
@@ -308,23 +308,23 @@ async def test_an_idle_process_ends(served: Any) -> None:
 PROGRAM = """
 import asyncio, os, signal, sys
 from support.verified import verified_sequence
-from toolroll.rollout.template.verifier_process import PROCESS
+from toolroll.rollout.template.verifier_pool import POOL
 with open(os.environ["RAN"], "a") as file:
     file.write("once")
 verifier, sequence = asyncio.run(verified_sequence())
 check = verifier.check
 async def verified(here):
     verifier.check = check if here else None
-    return await PROCESS.check(verifier, sequence)
-PROCESS.after = 1
-PROCESS.reset()
+    return await POOL.check(verifier, sequence)
+POOL.after = 1
+POOL.reset()
 assert asyncio.run(verified(True)) is None
-PROCESS.ready.wait()
+POOL.ready.wait()
 assert asyncio.run(verified(False)) is None
 if os.environ.get("FORK") and not os.fork():
     assert asyncio.run(verified(True)) is None
-    PROCESS = None
-print(PROCESS and PROCESS.process.pid, flush=True)
+    POOL = None
+print(POOL and POOL.process.pid, flush=True)
 if os.environ.get("PAUSE"):
     signal.pause()
 """

@@ -1,4 +1,4 @@
-"""`VerifierProcess`: verifies sequences in another process, so that the event loop has the GIL.
+"""`VerifierPool`: verifies sequences in another process, so that the event loop has the GIL.
 
 Invariants:
 
@@ -69,7 +69,7 @@ class _Job:
             self.answer.set_result(answer)
 
 
-class VerifierProcess:
+class VerifierPool:
     """The process is started in the background after `after` sequences, so that short runs need
     none. If it dies, or has no work for `idle` seconds, the next one is started after as many.
     `limit`: the time limit in seconds for one sequence. Thread-safe.
@@ -258,7 +258,7 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-PROCESS = VerifierProcess()
+POOL = VerifierPool()
 """The process for all event loops of this process."""
 if sys.platform != "win32":
-    os.register_at_fork(after_in_child=PROCESS.reset)
+    os.register_at_fork(after_in_child=POOL.reset)
