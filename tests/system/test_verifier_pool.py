@@ -1,5 +1,5 @@
-"""Sequences are verified in another process: with the same verdicts, without the user's code, and
-whatever happens to that process.
+"""Sequences are verified in other processes: with the same verdicts, without the user's code, and
+whatever happens to those processes.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import select
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -47,18 +47,18 @@ async def served(tokenizer: Any) -> tuple[Verifier, ServedSequence]:
     return await verified_sequence(tokenizer)
 
 
-async def started(verifier: Verifier, sequence: ServedSequence) -> VerifierPool:
-    """A process that is ready."""
-    process = VerifierPool(after=1)
-    assert await process.check(verifier, sequence) is None
-    assert await asyncio.to_thread(process.ready.wait, PATIENCE)
-    return process
+async def started(verifier: Verifier, sequence: ServedSequence, **options: Any) -> VerifierPool:
+    """A pool with a process that is ready."""
+    pool = VerifierPool(after=1, **options)
+    assert await pool.check(verifier, sequence) is None
+    assert await asyncio.to_thread(pool.ready.wait, PATIENCE)
+    return pool
 
 
-async def ended(process: VerifierPool) -> None:
-    assert process.process is not None
-    process.process.kill()
-    await asyncio.to_thread(process.process.wait)
+async def ended(pool: VerifierPool) -> None:
+    for process in list(pool.processes):
+        process.popen.kill()
+        await asyncio.to_thread(process.popen.wait)
 
 
 class Counted:
@@ -102,23 +102,23 @@ def changed(sequence: ServedSequence) -> Iterator[ServedSequence]:
 
 async def test_the_process_gives_the_verdicts_of_the_verifier(served: Any) -> None:
     verifier, sequence = served
-    process = await started(verifier, sequence)
+    pool = await started(verifier, sequence)
     sequences = [sequence, *changed(sequence)]
-    jobs = [process._submit(verifier, each) for each in sequences]
+    jobs = [pool._submit(verifier, each) for each in sequences]
     answers = [await asyncio.wrap_future(job.answer) for job in jobs if job is not None]
     expected = [verifier.check(each) for each in sequences]
     assert answers == [kind is None for kind in expected]
     assert expected[0] is None and None not in expected[1:]
     counted = Counted(verifier)
-    assert await asyncio.gather(*(process.check(verifier, each) for each in sequences)) == expected
+    assert await asyncio.gather(*(pool.check(verifier, each) for each in sequences)) == expected
     assert counted.checks == len(sequences) - 1  # a difference is confirmed here
-    await ended(process)
+    await ended(pool)
 
 
 async def test_another_tokenizer_and_other_options_reach_the_process(
     served: Any, tokenizer: Any
 ) -> None:
-    process = await started(*served)
+    pool = await started(*served)
     other = pickle.loads(pickle.dumps(tokenizer))
     other.add_tokens(["<|more|>"], special_tokens=True)
     for template in (
@@ -128,9 +128,9 @@ async def test_another_tokenizer_and_other_options_reach_the_process(
     ):
         async with talked(template.tokenizer, template=template, verify="sample") as made:
             counted = Counted(template.verifier)
-            assert await process.check(template.verifier, made._sequence()) is None
+            assert await pool.check(template.verifier, made._sequence()) is None
             assert counted.checks == 0
-    await ended(process)
+    await ended(pool)
 
 
 async def test_the_worker_takes_no_tokenizer_with_another_state(tokenizer: Any) -> None:
@@ -165,15 +165,16 @@ async def test_a_tokenizer_of_the_user_stays_in_this_process(
     tokenizers[0].__class__ = UserTokenizer
     tokenizers[1].note = lambda: None
     caplog.set_level(logging.INFO, verifier_pool.__name__)
-    process = VerifierPool(after=1)
+    pool = VerifierPool(after=1)
     for each in tokenizers:
         verifier = ChatTemplate(each).verifier
         counted = Counted(verifier)
-        process._serve(verifier)  # what the thread does
-        process.ready.set()  # a process for another tokenizer
-        assert await process.check(verifier, sequence) is None
-        assert counted.checks == 1 and process._jobs.empty()
-        process.ready.clear()
+        pool._threads += 1
+        pool._serve(verifier)  # what the thread does
+        pool.ready.set()  # a process for another tokenizer
+        assert await pool.check(verifier, sequence) is None
+        assert counted.checks == 1 and pool._jobs.empty()
+        pool.ready.clear()
     [record] = caplog.records
     assert "verified in threads" in record.message
 
@@ -190,23 +191,23 @@ async def test_a_hook_of_the_user_stays_in_this_process(
     if not named:
         shout.__module__ = None  # type: ignore[assignment]
     template = ChatTemplate(tokenizer).variant(head_hook=shout)
-    process = VerifierPool(after=1)
-    process.ready.set()
+    pool = VerifierPool(after=1)
+    pool.ready.set()
     async with talked(tokenizer, template=template, verify="sample") as made:
         for _ in range(2):
-            assert await process.check(template.verifier, made._sequence()) is None
-    assert process._jobs.empty()
+            assert await pool.check(template.verifier, made._sequence()) is None
+    assert pool._jobs.empty()
     [record] = caplog.records
     assert "verified in threads" in record.message
 
 
 async def test_one_core_needs_no_process(served: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
-    process = VerifierPool(after=1)
+    pool = VerifierPool(after=1)
     monkeypatch.setattr(verifier_pool, "Thread", None)
     counted = Counted(served[0])
     for _ in range(3):
-        assert await process.check(*served) is None
+        assert await pool.check(*served) is None
     assert counted.checks == 3
 
 
@@ -218,15 +219,14 @@ async def test_a_killed_process_leaves_no_sequence_unchecked(
     served: Any, at_work: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     verifier, sequence = served
-    process = await started(verifier, sequence)
-    assert process.process is not None
-    process.process.send_signal(signal.SIGSTOP)
+    pool = await started(verifier, sequence)
+    pool.processes[0].popen.send_signal(signal.SIGSTOP)
     counted = Counted(verifier)
-    jobs = [asyncio.create_task(process.check(verifier, sequence)) for _ in range(3 * at_work)]
+    jobs = [asyncio.create_task(pool.check(verifier, sequence)) for _ in range(3 * at_work)]
     await asyncio.sleep(0)  # the tasks start
-    await ended(process)
+    await ended(pool)
     assert [await job for job in jobs] == [None] * len(jobs)
-    assert await process.check(verifier, next(changed(sequence))) is not None
+    assert await pool.check(verifier, next(changed(sequence))) is not None
     assert counted.checks == len(jobs) + 1
 
     async def noticed() -> bool:
@@ -234,49 +234,47 @@ async def test_a_killed_process_leaves_no_sequence_unchecked(
 
     await until(noticed, "a warning about the process")
     assert [record.levelno for record in caplog.records] == [logging.WARNING]
-    assert await process.check(verifier, sequence) is None
-    assert await asyncio.to_thread(process.ready.wait, PATIENCE)  # the next one
-    assert await process.check(verifier, sequence) is None
+    assert await pool.check(verifier, sequence) is None
+    assert await asyncio.to_thread(pool.ready.wait, PATIENCE)  # the next one
+    assert await pool.check(verifier, sequence) is None
     assert counted.checks == len(jobs) + 2
-    await ended(process)
+    await ended(pool)
 
 
 async def test_a_sequence_that_is_not_verified_in_time_is_not_trained(
     tokenizer: Any, served: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    process = await started(*served)
-    monkeypatch.setattr(conversation, "POOL", process)
-    assert process.process is not None and process._channel is not None
-    process.process.send_signal(signal.SIGSTOP)
-    process._channel.settimeout(0.01)
+    pool = await started(*served)
+    monkeypatch.setattr(conversation, "POOL", pool)
+    [process] = pool.processes
+    process.popen.send_signal(signal.SIGSTOP)
+    process.channel.settimeout(0.01)
     async with talked(tokenizer, verify="sample") as made:
         await made.settle()
         [trajectory] = made.session.trajectories()
     assert {turn.excluded for turn in trajectory.turns} == {"verification: did not finish"}
-    assert await asyncio.to_thread(process.process.wait, PATIENCE) == -signal.SIGKILL
+    assert await asyncio.to_thread(process.popen.wait, PATIENCE) == -signal.SIGKILL
 
 
 async def test_a_tokenizer_that_is_not_read_in_time_leaves_no_sequence_unchecked(
     served: Any, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    process = await started(*served)
+    pool = await started(*served)
     other = pickle.loads(pickle.dumps(tokenizer))
     other.add_tokens(["<|more|>"], special_tokens=True)
-    template, send = ChatTemplate(other), process._send
+    template, send, [process] = ChatTemplate(other), pool._send, pool.processes
 
-    def hang(verifier: Verifier) -> bool:
-        assert process.process is not None and process._channel is not None
-        process.process.send_signal(signal.SIGSTOP)
-        process._channel.settimeout(0.01)
-        return send(verifier)
+    def hang(process: Any, verifier: Verifier) -> bool:
+        process.popen.send_signal(signal.SIGSTOP)
+        process.channel.settimeout(0.01)
+        return send(process, verifier)
 
-    monkeypatch.setattr(process, "_send", hang)
+    monkeypatch.setattr(pool, "_send", hang)
     async with talked(other, template=template, verify="sample") as made:
         counted = Counted(template.verifier)
-        assert await process.check(template.verifier, made._sequence()) is None
+        assert await pool.check(template.verifier, made._sequence()) is None
         assert counted.checks == 1
-    assert process.process is not None
-    await asyncio.to_thread(process.process.wait, PATIENCE)
+    await asyncio.to_thread(process.popen.wait, PATIENCE)
 
 
 async def test_a_thread_that_cannot_start_is_started_later(
@@ -285,22 +283,66 @@ async def test_a_thread_that_cannot_start_is_started_later(
     def refused(**_: Any) -> None:
         raise RuntimeError("can't start new thread")
 
-    process = VerifierPool(after=1)
+    pool = VerifierPool(after=1)
     with monkeypatch.context() as patch:
         patch.setattr(verifier_pool, "Thread", refused)
-        assert await process.check(*served) is None
-    assert await process.check(*served) is None
-    assert await asyncio.to_thread(process.ready.wait, PATIENCE)
-    await ended(process)
+        assert await pool.check(*served) is None
+    assert await pool.check(*served) is None
+    assert await asyncio.to_thread(pool.ready.wait, PATIENCE)
+    await ended(pool)
 
 
 async def test_an_idle_process_ends(served: Any) -> None:
-    process = VerifierPool(after=1, idle=0.01)
-    assert await process.check(*served) is None
-    assert await asyncio.to_thread(process.ready.wait, PATIENCE)
-    assert process.process is not None
-    await asyncio.to_thread(process.process.wait, PATIENCE)
-    assert await process.check(*served) is None
+    pool = VerifierPool(after=1, idle=0.01)
+    assert await pool.check(*served) is None
+    assert await asyncio.to_thread(pool.ready.wait, PATIENCE)
+    for process in list(pool.processes):  # none, if it has ended already
+        await asyncio.to_thread(process.popen.wait, PATIENCE)
+    assert await pool.check(*served) is None
+
+
+# --- many sequences at once -----------------------------------------------------------------------
+
+
+@pytest.fixture
+async def backlog(
+    served: tuple[Verifier, ServedSequence], monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[tuple[VerifierPool, list[asyncio.Task[str | None]]]]:
+    """A pool of two processes, of which the first hangs, and the checks of five sequences."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2})
+    pool = await started(*served, backlog=2)
+    pool.processes[0].popen.send_signal(signal.SIGSTOP)
+    checks = [asyncio.create_task(pool.check(*served)) for _ in range(5)]
+    await until(lambda: _is(pool._ready == 2), "a second process")
+    yield pool, checks
+    await ended(pool)
+
+
+async def _is(fact: bool) -> bool:
+    return fact
+
+
+async def test_more_processes_verify_what_waits(served: Any, backlog: Any) -> None:
+    """The second process takes all sequences but the one that the first has."""
+    pool, checks = backlog
+    counted = Counted(served[0])
+    await until(lambda: _is(sum(check.done() for check in checks) == 4), "four verdicts")
+    assert len(pool.processes) == 2  # no more than gain something
+    pool.processes[0].popen.send_signal(signal.SIGCONT)
+    assert await asyncio.gather(*checks) == [None] * 5
+    assert counted.checks == 0
+
+
+async def test_a_process_that_dies_beside_another_loses_only_its_sequence(
+    served: Any, backlog: Any
+) -> None:
+    pool, checks = backlog
+    counted = Counted(served[0])
+    pool.processes[0].popen.kill()
+    assert await asyncio.gather(*checks) == [None] * 5
+    assert counted.checks == 1 and pool.ready.is_set()
+    assert await pool.check(*served) is None
+    assert counted.checks == 1
 
 
 # --- other programs -------------------------------------------------------------------------------
@@ -324,7 +366,7 @@ assert asyncio.run(verified(False)) is None
 if os.environ.get("FORK") and not os.fork():
     assert asyncio.run(verified(True)) is None
     POOL = None
-print(POOL and POOL.process.pid, flush=True)
+print(POOL and POOL.processes[0].popen.pid, flush=True)
 if os.environ.get("PAUSE"):
     signal.pause()
 """

@@ -1,14 +1,14 @@
-"""`VerifierPool`: verifies sequences in another process, so that the event loop has the GIL.
+"""`VerifierPool`: verifies sequences in other processes, so that the event loop has the GIL.
 
 Invariants:
 
-- Every sequence gets the verdict of `Verifier.check`. The process only confirms sequences. A
-  sequence that it does not confirm is verified again in a thread of this process: because it is
-  wrong, because the process cannot read it, or because the process died.
-- A sequence for which the process needs more than the time limit counts as wrong.
-- The process is not used for a tokenizer that cannot be pickled, or whose state has a different
-  digest there.
-- The process never runs the user's code, and ends when this process ends for any reason.
+- Every sequence gets the verdict of `Verifier.check`. A process only confirms sequences. A sequence
+  that it does not confirm is verified again in a thread of this process: because it is wrong,
+  because the process cannot read it, or because the process died.
+- A sequence for which a process needs more than the time limit counts as wrong.
+- No process is used for a tokenizer that cannot be pickled, or whose state has a different digest
+  there.
+- The processes never run the user's code, and end when this process ends for any reason.
 """
 
 from __future__ import annotations
@@ -41,6 +41,9 @@ logger = logging.getLogger(__name__)
 DID_NOT_FINISH = "did not finish"
 
 _AFTER = 32
+_BACKLOG = 64
+"""Sequences that wait for each process, about a second of work, before the next one is started."""
+_MOST = 4
 _LIMIT = 120.0
 _IDLE = 300.0
 _PROGRAM = """\
@@ -69,30 +72,77 @@ class _Job:
             self.answer.set_result(answer)
 
 
+class _Process:
+    """A process that verifies sequences. `limit`: the time limit in seconds for each answer."""
+
+    def __init__(self, limit: float) -> None:
+        self.channel, theirs = socket.socketpair()
+        self.channel.settimeout(limit)
+        with theirs:
+            self.popen = subprocess.Popen(
+                [sys.executable, "-c", _PROGRAM, *sys.path],
+                stdin=theirs.fileno(),
+                stdout=subprocess.DEVNULL,
+                env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
+                start_new_session=True,  # so that Ctrl-C does not interrupt it
+            )
+        atexit.register(self.end)
+
+    def end(self) -> None:
+        """Kill the process."""
+        atexit.unregister(self.end)
+        self.popen.kill()
+        self.popen.wait()
+
+    def ask(self, *request: bytes | None) -> bytes:
+        """Return the answer. Raise `EOFError` or `OSError` if the process died, and `TimeoutError`
+        after the time limit.
+        """
+        self.channel.sendall(pickle.dumps(request))
+        answer = self.channel.recv(1)
+        if not answer:
+            raise EOFError("it was killed")
+        return answer
+
+
 class VerifierPool:
-    """The process is started in the background after `after` sequences, so that short runs need
-    none. If it dies, or has no work for `idle` seconds, the next one is started after as many.
+    """The first process is started in the background after `after` sequences, so that short runs
+    need none. It keeps up with an event loop. If many episodes end at once, `backlog` sequences
+    wait for each process, and the next one is started, if a core is left for it. If all have died,
+    or had no work for `idle` seconds, the next one is started as the first was.
+
     `limit`: the time limit in seconds for one sequence. Thread-safe.
     """
 
-    def __init__(self, *, after: int = _AFTER, limit: float = _LIMIT, idle: float = _IDLE) -> None:
-        self.after, self._limit, self._idle = after, limit, idle
+    def __init__(
+        self,
+        *,
+        after: int = _AFTER,
+        backlog: int = _BACKLOG,
+        limit: float = _LIMIT,
+        idle: float = _IDLE,
+    ) -> None:
+        self.after, self._backlog, self._limit, self._idle = after, backlog, limit, idle
         self._digests: WeakKeyDictionary[Verifier, bytes | None] = WeakKeyDictionary()
-        """Of the tokenizers' state. None if the process cannot use the tokenizer."""
+        """Of the tokenizers' state. None if no process can use the tokenizer."""
         self._has_explained = False
-        self._channel: socket.socket | None = None
-        self.process: subprocess.Popen[bytes] | None = None
+        self.processes: list[_Process] = []
         self.reset()
 
     def reset(self) -> None:
-        """Forget the process. Call this in a fork, which has neither the thread nor its locks."""
+        """Forget the processes. Call this in a fork, which has neither the threads nor their
+        locks.
+        """
         self._lock = Lock()
         self._left = self.after
         self._jobs: SimpleQueue[_Job] = SimpleQueue()
+        self._threads = self._ready = 0
         self.ready = Event()
-        if self._channel is not None:
+        """At least one process is ready."""
+        for process in self.processes:
             with contextlib.suppress(OSError):  # it is closed already
-                os.close(self._channel.detach())
+                os.close(process.channel.detach())
+        self.processes = []
 
     async def check(self, verifier: Verifier, sequence: ServedSequence) -> str | None:
         """Return the verdict of `verifier.check(sequence)`, or `DID_NOT_FINISH`."""
@@ -109,19 +159,29 @@ class VerifierPool:
         with self._lock:
             if not self.ready.is_set():
                 self._left -= 1
-                if self._left == 0 and _may_start():
-                    serve = partial(self._serve, verifier)
-                    try:
-                        Thread(target=serve, name="toolroll-verifier", daemon=True).start()
-                    except (RuntimeError, MemoryError):  # too many threads, for now
-                        self._left = self.after
+                if self._left == 0 and not self._start(verifier):
+                    self._left = self.after
                 return None
             try:
                 job = _Job(verifier, sequence)
             except Exception:  # noqa: BLE001 - for example, a message with an unusual object
                 return None
             self._jobs.put(job)
+            if self._jobs.qsize() > self._backlog * self._threads:
+                self._start(verifier)
             return job
+
+    def _start(self, verifier: Verifier) -> bool:
+        """Start a process, unless there are as many as gain something."""
+        if self._threads >= _most_processes():
+            return False
+        serve = partial(self._serve, verifier)
+        try:
+            Thread(target=serve, name="toolroll-verifier", daemon=True).start()
+        except (RuntimeError, MemoryError):  # too many threads, for now
+            return False
+        self._threads += 1
+        return True
 
     def _can_take(self, verifier: Verifier) -> bool:
         hook = verifier.head_hook
@@ -132,53 +192,49 @@ class VerifierPool:
             return False
         return self._digests.get(verifier, b"") is not None
 
-    # --- in the thread of the process -------------------------------------------------------------
+    # --- in the thread of a process ---------------------------------------------------------------
 
     def _serve(self, verifier: Verifier) -> None:
+        is_ready = False
         try:
-            with self._started():
-                if self._send(verifier):
-                    self.ready.set()
+            with self._process() as process:
+                if self._send(process, verifier):
+                    with self._lock:
+                        is_ready, self._ready = True, self._ready + 1
+                        self.ready.set()
                     while True:
-                        self._answer(self._jobs.get(timeout=self._idle))
+                        self._answer(process, self._jobs.get(timeout=self._idle))
         except Empty:
             pass
         except Exception as error:  # noqa: BLE001 - threads do its work
             if main_thread().is_alive():  # otherwise the interpreter exits, and killed the process
-                logger.warning("the process that verifies sequences has ended: %r", error)
+                logger.warning("a process that verifies sequences has ended: %r", error)
         finally:
             with self._lock:
-                self.ready.clear()
-                self._left = self.after
-            while not self._jobs.empty():
-                self._jobs.get().set(False)
+                self._threads -= 1
+                self._ready -= is_ready
+                if not self._ready:
+                    self.ready.clear()
+                    self._left = self.after
+                    while not self._jobs.empty():
+                        self._jobs.get().set(False)
 
     @contextmanager
-    def _started(self) -> Iterator[None]:
-        self._channel, theirs = socket.socketpair()
-        self._channel.settimeout(self._limit)
-        with self._channel:
-            with theirs:
-                self.process = subprocess.Popen(
-                    [sys.executable, "-c", _PROGRAM, *sys.path],
-                    stdin=theirs.fileno(),
-                    stdout=subprocess.DEVNULL,
-                    env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
-                    start_new_session=True,  # so that Ctrl-C does not interrupt it
-                )
-            end = partial(_end, self.process)
-            atexit.register(end)
-            try:
-                yield
-            finally:
-                atexit.unregister(end)
-                end()
+    def _process(self) -> Iterator[_Process]:
+        process = _Process(self._limit)
+        self.processes.append(process)
+        try:
+            yield process
+        finally:
+            self.processes.remove(process)
+            process.end()
+            process.channel.close()
 
-    def _answer(self, job: _Job) -> None:
+    def _answer(self, process: _Process, job: _Job) -> None:
         if job.answer.cancelled():
             return
         try:
-            answer = self._is_confirmed(job)
+            answer = self._is_confirmed(process, job)
         except TimeoutError:
             job.set(None)
             raise
@@ -187,14 +243,14 @@ class VerifierPool:
             raise
         job.set(answer)
 
-    def _is_confirmed(self, job: _Job) -> bool:
+    def _is_confirmed(self, process: _Process, job: _Job) -> bool:
         digest = self._digest(job.verifier)
         if digest is None:
             return False
         request = digest, job.options, job.sequence
-        answer = self._ask(*request)
-        if answer == UNKNOWN_TOKENIZER and self._send(job.verifier):
-            answer = self._ask(*request)
+        answer = process.ask(*request)
+        if answer == UNKNOWN_TOKENIZER and self._send(process, job.verifier):
+            answer = process.ask(*request)
         return answer == CONFIRMED
 
     def _digest(self, verifier: Verifier) -> bytes | None:
@@ -202,7 +258,7 @@ class VerifierPool:
             self._digests[verifier] = state_digest(verifier.tokenizer)
         return self._digests[verifier]
 
-    def _send(self, verifier: Verifier) -> bool:
+    def _send(self, process: _Process, verifier: Verifier) -> bool:
         """Send the tokenizer. Return False if it cannot be used in the process. Raise `EOFError` or
         `OSError` if the process died, and `EOFError` after the time limit.
         """
@@ -212,24 +268,13 @@ class VerifierPool:
             self._explain(f"the tokenizer cannot be pickled ({error!r})")
         else:
             try:
-                if self._ask(digest, None, body) == CONFIRMED:
+                if process.ask(digest, None, body) == CONFIRMED:
                     return True
             except TimeoutError as error:  # the sequence that waits for it may be correct
                 raise EOFError("it did not read the tokenizer in time") from error
             self._explain("the tokenizer has a class of your own, or changes when it is pickled")
         self._digests[verifier] = None
         return False
-
-    def _ask(self, *request: bytes | None) -> bytes:
-        """Return the answer. Raise `EOFError` or `OSError` if the process died, and `TimeoutError`
-        after the time limit.
-        """
-        assert self._channel is not None
-        self._channel.sendall(pickle.dumps(request))
-        answer = self._channel.recv(1)
-        if not answer:
-            raise EOFError("it was killed")
-        return answer
 
     def _explain(self, reason: str) -> None:
         if not self._has_explained:
@@ -245,20 +290,17 @@ def _with_own_record(sequence: ServedSequence) -> ServedSequence:
     return replace(sequence, record=sequence.record.part(ids, sequence.sampled_spans()))
 
 
-def _may_start() -> bool:
-    """Return False on one core, where the process would gain nothing, and if `sys.executable` is
-    the user's program.
+def _most_processes() -> int:
+    """Return 0 on one core, where a process would gain nothing, and if `sys.executable` is the
+    user's program.
     """
     cores = os.sched_getaffinity(0) if sys.platform == "linux" else range(os.cpu_count() or 1)
-    return os.name == "posix" and len(cores) > 1 and not getattr(sys, "frozen", False)
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    process.kill()
-    process.wait()
+    if os.name != "posix" or getattr(sys, "frozen", False):
+        return 0
+    return min(len(cores) - 1, _MOST)
 
 
 POOL = VerifierPool()
-"""The process for all event loops of this process."""
+"""The processes for all event loops of this process."""
 if sys.platform != "win32":
     os.register_at_fork(after_in_child=POOL.reset)
