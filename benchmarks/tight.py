@@ -120,7 +120,9 @@ async def run(
     prompts, waiting = Prompts(tok), iter(tasks)
     timeout = aiohttp.ClientTimeout(total=None)
     async with aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0), timeout=timeout
+        connector=aiohttp.TCPConnector(limit=0),
+        timeout=timeout,
+        headers={"Content-Type": "application/json"},
     ) as http:
 
         async def post(body: bytes) -> Any:
