@@ -22,7 +22,7 @@ pytestmark = pytest.mark.tokens
 BY_HAND = {template.name: template for template in by_hand()}
 PRESERVED = sampled(list(BY_HAND), 15)
 GENERATED = {template.name: template for template in sampled(generated(), 24)}
-# The nonce of a derivation is not what such a template takes, or the turn's text decides what
+# The sentinel of a derivation is not what such a template takes, or the turn's text decides what
 # follows.
 FORKS_TOO_OFTEN = 0.02
 

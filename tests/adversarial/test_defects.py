@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 from support.adversarial.dialogues import Step, loop
-from support.adversarial.judge import Judge, Said
 from support.adversarial.play import WRONG, Player, bad, counts, tokenizer_of, tokenizer_with
 from support.adversarial.skeleton import SLOTS, filled
 from support.adversarial.templates import Template
+from support.adversarial.token_judge import Judge, Said
 
 from toolroll.rollout.errors import HistoryRewrittenError
 from toolroll.rollout.template import ChatTemplate

@@ -13,10 +13,10 @@ from collections.abc import Iterator
 
 import pytest
 from support.adversarial.episodes import Outcome, play_episodes
-from support.adversarial.judge import Judge, Refused
 from support.adversarial.size import FULL, SEED
 from support.adversarial.spoiled import WORDS, spoiled
 from support.adversarial.templates import Template
+from support.adversarial.token_judge import Judge, Refused
 from support.adversarial.wheels import template_of
 from support.qwen import tokenizer_for, tool_templates
 

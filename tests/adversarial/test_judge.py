@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 from support.adversarial.dialogues import Step
-from support.adversarial.judge import Judge, Said, Unclear
 from support.adversarial.play import tokenizer_of, verdict_on
 from support.adversarial.skeleton import filled
 from support.adversarial.templates import Template
+from support.adversarial.token_judge import Judge, Said, Unclear
 
 pytestmark = pytest.mark.tokens
 

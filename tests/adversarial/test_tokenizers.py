@@ -16,11 +16,11 @@ from typing import Any
 import pytest
 from support.adversarial.dialogues import TURNS, loop, mixed
 from support.adversarial.dialogues import Conversation as Script
-from support.adversarial.judge import Inapplicable, Judge, Refused, Said
 from support.adversarial.size import FULL, SEED, sampled
 from support.adversarial.skeleton import filled
 from support.adversarial.styles import STYLES
 from support.adversarial.templates import Template
+from support.adversarial.token_judge import Inapplicable, Judge, Refused, Said
 from support.adversarial.zoo import EXACT, KINDS, Canon, tokenizer_of_kind
 from support.episodes import serving
 

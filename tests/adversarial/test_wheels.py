@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 from support.adversarial.dialogues import SHAPES, loop
 from support.adversarial.episodes import play_episodes
-from support.adversarial.judge import Refused
 from support.adversarial.play import WRONG, Player, Row, bad, counts, tokenizer_of
 from support.adversarial.size import FULL, SEED, sampled
 from support.adversarial.templates import by_hand
+from support.adversarial.token_judge import Refused
 from support.adversarial.wheels import sources, template_of
 
 from toolroll.rollout.testing import load_embedded_tokenizer

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from support.adversarial.dialogues import dialogues, loop
 from support.adversarial.episodes import Outcome, play_episodes
-from support.adversarial.judge import Judge
 from support.adversarial.play import control_words, tokenizer_of
 from support.adversarial.size import FULL, SEED, sampled
 from support.adversarial.templates import Template, by_hand, generated
+from support.adversarial.token_judge import Judge
 
 pytestmark = pytest.mark.tokens
 

@@ -17,9 +17,9 @@ import pytest
 from support import slime_mirror
 from support.adversarial.dialogues import dialogues
 from support.adversarial.episodes import play_episodes
-from support.adversarial.judge import Judge
 from support.adversarial.play import control_words, tokenizer_of
 from support.adversarial.templates import by_hand
+from support.adversarial.token_judge import Judge
 from support.endpoints import endpoint
 from support.episodes import agent, call, serving
 from support.listed_environment import TOOL

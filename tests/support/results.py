@@ -10,7 +10,7 @@ import numpy as np
 import orjson
 
 from toolroll.rollout.runs.episode_file import to_line
-from toolroll.rollout.runs.totals import Summary
+from toolroll.rollout.runs.summary import Summary
 from toolroll.rollout.types import (
     Episode,
     InteractionResult,

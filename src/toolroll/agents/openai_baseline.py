@@ -13,7 +13,7 @@ from time import perf_counter
 from typing import Any
 
 from toolroll.agents.chat_client import ChatClient, ChatClientConfig, history_message
-from toolroll.agents.loop.call_policy import policy_of, taken
+from toolroll.agents.loop.call_policy import policy_of, pop_settings
 from toolroll.agents.text_agent import TextAgent
 from toolroll.parsers.base import PlainParser
 from toolroll.parsers.reading.schema import Offered, check_call
@@ -105,9 +105,9 @@ def make_baseline(threads: BlockingRunner, settings: Mapping[str, Any]) -> Basel
     max_observation_bytes, extra_params, and the fields of `CallPolicy`.
     """
     policy = dict(settings)
-    server = {"base_url": policy.pop("endpoint")} | taken(
+    server = {"base_url": policy.pop("endpoint")} | pop_settings(
         policy, "model", "api_key", "api_key_env", "engine_timeout"
     )
     client = ChatClient(ChatClientConfig.checked("the endpoint", server))
-    options = taken(policy, "step_timeout", "max_observation_bytes", "extra_params")
+    options = pop_settings(policy, "step_timeout", "max_observation_bytes", "extra_params")
     return BaselineAgent(threads, client, policy=policy_of(policy), **options)

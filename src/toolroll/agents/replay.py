@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, fields, replace
 from typing import Any
 
-from toolroll.agents.loop.call_policy import CallPolicy, taken
+from toolroll.agents.loop.call_policy import CallPolicy, pop_settings
 from toolroll.agents.loop.play import Played, build_result, rewarded
 from toolroll.agents.text_agent import TextAgent
 from toolroll.parsers.openai import from_openai
@@ -129,6 +129,6 @@ def make_replay(threads: BlockingRunner, settings: Mapping[str, Any]) -> ReplayA
     own = {**settings, **settings.get("agent_args", {})}
     names = ("step_timeout", "max_observation_bytes", *(rule.name for rule in fields(CallPolicy)))
     policy = {name: own[name] for name in names if own.get(name) is not None}
-    limits = taken(policy, "step_timeout", "max_observation_bytes")
+    limits = pop_settings(policy, "step_timeout", "max_observation_bytes")
     recording = Recording(settings["recorded"])
     return ReplayAgent(threads, policy=CallPolicy(**policy), recording=recording, **limits)

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from toolroll.agents.loop.call_policy import ONE_CALL_A_TURN, CallPolicy, policy_of, taken
+from toolroll.agents.loop.call_policy import ONE_CALL_A_TURN, CallPolicy, policy_of, pop_settings
 from toolroll.agents.trainable import TrainableAgentMixin
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.model.model import Model
@@ -116,8 +116,8 @@ def make_agent(model: Model, settings: Mapping[str, Any]) -> TrainableToolCallin
     `max_observation_bytes`.
     """
     policy = dict(settings)
-    args = taken(policy, "verify", "max_observation_bytes")
-    attributes = taken(policy, "on_length", "step_timeout")
+    args = pop_settings(policy, "verify", "max_observation_bytes")
+    attributes = pop_settings(policy, "on_length", "step_timeout")
     agent = TrainableToolCallingAgent(rollout_args=args, policy=policy_of(policy), model=model)
     vars(agent).update(attributes)
     return agent

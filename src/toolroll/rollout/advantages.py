@@ -59,15 +59,15 @@ def episode_returns(result: InteractionResult, gamma: float = 1.0) -> list[Value
     Example:
         episode_returns(result, gamma=0.5)  # rewards 0, 0, 1 of three turns: [[0.25, 0.5, 1.0]]
     """
-    played = [
+    own_turns = [
         (number, index)
         for number, trajectory in enumerate(result.trajectories)
         for index, turn in enumerate(trajectory.turns)
         if turn.excluded != "context"
     ]
-    rewards = [result.trajectories[number].turns[index].reward for number, index in played]
+    rewards = [result.trajectories[number].turns[index].reward for number, index in own_turns]
     arrays = [np.zeros(len(trajectory.turns)) for trajectory in result.trajectories]
-    for (number, index), value in zip(played, returns_to_go(rewards, gamma), strict=True):
+    for (number, index), value in zip(own_turns, returns_to_go(rewards, gamma), strict=True):
         arrays[number][index] = value
     return arrays
 

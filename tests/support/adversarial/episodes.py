@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 from support.adversarial.dialogues import TOOLS, Message, Step, Tool
 from support.adversarial.dialogues import Conversation as Script
-from support.adversarial.judge import Inapplicable, Judge, Refused, Said, Unclear
 from support.adversarial.play import Row, tokenizer_of, verdict_on
 from support.adversarial.templates import Template
+from support.adversarial.token_judge import Inapplicable, Judge, Refused, Said, Unclear
 from support.episodes import serving
 
 from toolroll.parsers.types import ParsedReply, ToolCall

@@ -13,8 +13,8 @@ from functools import lru_cache
 from typing import Any, Literal
 
 from support.adversarial.dialogues import Conversation, Message, Tool, dialogues
-from support.adversarial.judge import Inapplicable, Judge, Refused, Said, Truth, Unclear
 from support.adversarial.templates import Template
+from support.adversarial.token_judge import Inapplicable, Judge, Refused, Said, Truth, Unclear
 from tokenizers import AddedToken
 
 from toolroll.rollout.errors import HistoryRewrittenError, TemplateError

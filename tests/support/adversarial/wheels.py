@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from support.adversarial.dialogues import Message
-from support.adversarial.judge import Judge, Refused
 from support.adversarial.templates import Template
+from support.adversarial.token_judge import Judge, Refused
 from support.qwen import markers, wheel_folder
 from tokenizers import AddedToken
 

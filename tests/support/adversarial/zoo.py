@@ -21,7 +21,7 @@ from support.adversarial.dialogues import (
     Message,
     Tool,
 )
-from support.adversarial.judge import Inapplicable, Judge, Said
+from support.adversarial.token_judge import Inapplicable, Judge, Said
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, trainers
 from tokenizers import pre_tokenizers as pre
 from transformers import PreTrainedTokenizerFast

@@ -27,7 +27,7 @@ from toolroll.rollout.errors import EnvironmentFailure
 from toolroll.rollout.runs.provenance import benchmark_packages
 from toolroll.rollout.runs.report import report
 from toolroll.rollout.runs.run_directory import RunDirectory
-from toolroll.rollout.runs.totals import Summary
+from toolroll.rollout.runs.summary import Summary
 from toolroll.rollout.testing import (
     EmbeddedEngine,
     Fault,

@@ -25,7 +25,7 @@ from toolroll.rollout.errors import EnvironmentFailure, first_error
 from toolroll.rollout.runs.environment_results import checked_step
 from toolroll.rollout.runs.episode_file import from_line, to_line
 from toolroll.rollout.runs.runner import Runner, checked_result
-from toolroll.rollout.runs.totals import Summary
+from toolroll.rollout.runs.summary import Summary
 from toolroll.rollout.runtime.jsonable import to_jsonable
 from toolroll.rollout.settings import RunSettings
 from toolroll.rollout.types import (

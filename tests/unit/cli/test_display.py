@@ -12,7 +12,7 @@ from support.results import episode
 from toolroll.rollout.cli.display import RunDisplay, print_line, remarks, show_environments
 from toolroll.rollout.runs.registry import environment_names, find_environment
 from toolroll.rollout.runs.report import report
-from toolroll.rollout.runs.totals import Summary
+from toolroll.rollout.runs.summary import Summary
 from toolroll.rollout.types import StopReason
 
 

@@ -16,7 +16,7 @@ from toolroll.rollout.cli.app import app, main
 from toolroll.rollout.runs.episode_file import FILE_NAME, to_line
 from toolroll.rollout.runs.report import report
 from toolroll.rollout.runs.run_config import RunConfig
-from toolroll.rollout.runs.totals import Summary
+from toolroll.rollout.runs.summary import Summary
 from toolroll.rollout.types import Status, StopReason
 
 SHOWN = {

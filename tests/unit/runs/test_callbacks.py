@@ -18,7 +18,7 @@ from support.toy_environment import PondFactory, look
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.runs.callbacks import Callback
 from toolroll.rollout.runs.runner import Runner
-from toolroll.rollout.runs.totals import Summary
+from toolroll.rollout.runs.summary import Summary
 from toolroll.rollout.settings import RunSettings
 from toolroll.rollout.types import Episode
 

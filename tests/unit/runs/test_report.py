@@ -13,7 +13,7 @@ from support.results import episode, summary_of, trajectory
 
 from toolroll.rollout.cli.display import results_table
 from toolroll.rollout.runs.report import by_task, report, write_summary
-from toolroll.rollout.runs.totals import Summary, recomputed_tokens
+from toolroll.rollout.runs.summary import Summary, recomputed_tokens
 from toolroll.rollout.types import StopReason, Turn
 
 

@@ -20,7 +20,7 @@ from toolroll.rollout.runs.compare import Question, compare, read_runs
 from toolroll.rollout.runs.episode_file import EpisodeStore
 from toolroll.rollout.runs.registry import load_environment
 from toolroll.rollout.runs.report import report
-from toolroll.rollout.runs.totals import Summary
+from toolroll.rollout.runs.summary import Summary
 from toolroll.rollout.runs.user_faults import RULES, UserFault, user_faults
 from toolroll.rollout.runs.viewer.data import row
 from toolroll.rollout.testing import EmbeddedEngine, load_embedded_tokenizer, serve_in_thread

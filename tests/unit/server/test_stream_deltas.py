@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 from support.adversarial.zoo import EXACT, tokenizer_of_kind
 from support.counted import CountedEncoder
-from support.deltas import chat_deltas, message_of, whole
 from support.examples import EXAMPLES, TOOLS
 from support.formats import FORMATS, Format
 from support.fuzz import pieces_of
 from support.parsing import tool
+from support.stream_chunks import chat_deltas, message_of, whole
 from support.tiers import by_code, fuzz_texts
 from tokenizers import AddedToken
 

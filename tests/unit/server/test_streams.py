@@ -10,10 +10,10 @@ import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.deltas import joined, whole
 from support.endpoints import Bench, endpoint
 from support.episodes import call
 from support.listed_environment import TOOL
+from support.stream_chunks import joined, whole
 from support.tiers import costly
 
 from toolroll.parsers.formats.hermes import HermesParser

@@ -16,7 +16,8 @@ from typing import Any
 
 import pytest
 from support.oracle import Case, Oracle, Refused, Truth
-from support.oracle_judge import (
+from support.oracle_scenarios import Message, Tool, scenarios
+from support.oracle_verdict import (
     BAD,
     History,
     Outcome,
@@ -26,7 +27,6 @@ from support.oracle_judge import (
     outcome_of,
     verdict,
 )
-from support.oracle_scenarios import Message, Tool, scenarios
 from support.qwen import FEW_RANKS, N_RANKS, tokenizer_for, tool_templates
 from support.tiers import by_tier
 
@@ -75,7 +75,7 @@ class UnderTest:
             case.sampled_ids, finish_reason=case.finish_reason, stop_token_ids=case.stop_token_ids
         )
         parts, said = template.parts, [*case.messages[-1:], *case.new]
-        by_nonce = ByNonce(parts.renderer, parts.encoder, parts.deltas.stops)
+        by_sentinel = BySentinel(parts.renderer, parts.encoder, parts.deltas.stops)
         cursor = template.start(case.messages[:-1], case.tools)
         try:
             found = cursor.derive(sampled, said)
@@ -83,12 +83,12 @@ class UnderTest:
             return
         prepared = parts.renderer.prepare(case.messages[:-1])
         head = parts.renderer.head(prepared, case.tools)
-        other = Cursor(replace(parts, deltas=by_nonce), prepared, head, frozenset())
+        other = Cursor(replace(parts, deltas=by_sentinel), prepared, head, frozenset())
         assert found == other.derive(sampled, said), case
 
 
-class ByNonce(DeltaRenderer):
-    """Finds every delta by comparing renders with a nonce in them."""
+class BySentinel(DeltaRenderer):
+    """Finds every delta by comparing renders with the sentinel in them."""
 
     def _end_of_turn(self, *args: Any) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         return None

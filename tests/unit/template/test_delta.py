@@ -124,7 +124,7 @@ def test_a_truncated_call_is_closed_and_never_completed(
 
 def test_other_words_are_told_apart_from_other_white_space(counting: Counted) -> None:
     delta = counting.delta([*FIRST, TURN], SAID.replace("here", "there"), NEW)
-    assert counting.renders > 2, "the message does not say what was sampled: by nonce"
+    assert counting.renders > 2, "the message does not say what was sampled: by the sentinel"
     assert text(counting, delta) == "\n<|turn|>user\nAnd now?<|end|>\n<|turn|>assistant\n"
 
 
@@ -147,7 +147,9 @@ def test_a_rewrite_is_seen_in_the_same_renders(tokenizer: Any, history: Any) -> 
         assert text(counted, delta) == "\n<|turn|>user\nAnd now?<|end|>\n<|turn|>assistant\n"
 
 
-def test_a_turn_whose_text_stands_in_what_follows_is_left_to_the_nonce(counting: Counted) -> None:
+def test_a_turn_whose_text_stands_in_what_follows_is_left_to_the_sentinel(
+    counting: Counted,
+) -> None:
     """A template that shows a turn's text behind its calls would have it appended twice; a user
     who quotes it only costs renders.
     """
@@ -160,7 +162,7 @@ def test_a_turn_whose_text_stands_in_what_follows_is_left_to_the_nonce(counting:
     )
 
 
-def test_the_quick_way_and_the_nonce_agree(
+def test_the_quick_way_and_the_sentinel_agree(
     counting: Counted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Under all real templates: `tests/unit/template/test_conformance.py`."""

@@ -151,7 +151,7 @@ def _check_rule(where: str, rule: object, rules: Any = ParallelCalls) -> None:
         raise UsageError(f"{where} must be one of {get_args(rules)}, not {rule!r}")
 
 
-def taken(settings: dict[str, Any], *names: str) -> dict[str, Any]:
+def pop_settings(settings: dict[str, Any], *names: str) -> dict[str, Any]:
     """Remove the keys `names` from an agent's `settings`, which leaves the fields of `CallPolicy`.
     Return the removed items.
     """

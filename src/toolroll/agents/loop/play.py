@@ -111,7 +111,7 @@ async def play(
     try:
         with guarded():  # hooks and agents may be user code
             played.conversation = await begin(tracker)
-            played.reason = await _Loop(played.conversation, runner, tracker, rules).turns()
+            played.reason = await _Loop(played.conversation, runner, tracker, rules).play_turns()
             await played.conversation.settle()
             played.reward = await tracker.reward(played.reason, runner, penalty)
     except (asyncio.CancelledError, EngineUnreachableError):
@@ -155,7 +155,7 @@ class _Loop:
     tracker: EpisodeTracker
     rules: Rules
 
-    async def turns(self) -> StopReason:
+    async def play_turns(self) -> StopReason:
         """Repeat sample, decide, act and observe until the episode is over."""
         conversation, tracker, rules = self.conversation, self.tracker, self.rules
         for _ in range(rules.max_num_steps):

@@ -25,7 +25,7 @@ from time import perf_counter
 from typing import Any
 
 from toolroll.agents.environments.sandboxed import SandboxEnvironment
-from toolroll.agents.loop.call_policy import CallPolicy, taken
+from toolroll.agents.loop.call_policy import CallPolicy, pop_settings
 from toolroll.agents.loop.episode_agent import EpisodeAgent
 from toolroll.agents.loop.play import EpisodeConversation, Played, Rules, build_result, rewarded
 from toolroll.agents.programs.harbor_trial import HarborTrial
@@ -61,7 +61,7 @@ from toolroll.rollout.types import (
 
 _WEEK = 7 * 24 * 3600.0
 _NOT_IN_ID = re.compile(r"[^A-Za-z0-9._:@-]+")
-_NAMES = {*AgentSettings.model_fields} - {"agent", "command", "step_timeout"}
+_IGNORED_SETTINGS = {*AgentSettings.model_fields} - {"agent", "command", "step_timeout"}
 """The settings of other agents, which have no effect."""
 
 
@@ -292,6 +292,6 @@ def make_program_agent(model: Model, settings: Mapping[str, Any]) -> ProgramAgen
     `settings`: `step_timeout`, `max_observation_bytes` and the fields of `ProgramSettings`.
     """
     own = dict(settings)
-    limits = taken(own, "step_timeout", "max_observation_bytes")
-    taken(own, *_NAMES)
+    limits = pop_settings(own, "step_timeout", "max_observation_bytes")
+    pop_settings(own, *_IGNORED_SETTINGS)
     return ProgramAgent(model, ProgramSettings.read(own, where="--agent-args"), **limits)

@@ -14,7 +14,7 @@ from toolroll.parsers.formats.blocks import BlockParser, json_arguments
 from toolroll.parsers.reading.json_text import MAX_DEPTH, Unreadable, made_call
 from toolroll.parsers.reading.python_text import read_value
 from toolroll.parsers.reading.source import Source, Steps
-from toolroll.parsers.reading.values import guessed
+from toolroll.parsers.reading.values import guess_value
 from toolroll.parsers.reasoning import get_reasoning
 from toolroll.parsers.types import ToolCall
 
@@ -92,7 +92,7 @@ def _value(source: Source, pos: int, name: str, depth: int) -> Steps[tuple[Any, 
         raise Broken(f"a value is missing in the arguments of {name}", name)
     if '"' in word or "'" in word:
         raise Broken(_unmatched(name), name)
-    return guessed(word), pos
+    return guess_value(word), pos
 
 
 def _string(source: Source, pos: int, name: str) -> Steps[tuple[str | None, int]]:

@@ -24,7 +24,7 @@ from toolroll.parsers.reading.json_text import decode, made_call
 from toolroll.parsers.reading.resolve import Schema
 from toolroll.parsers.reading.schema import parameter
 from toolroll.parsers.reading.source import Source, Steps
-from toolroll.parsers.reading.values import guessed, typed
+from toolroll.parsers.reading.values import guess_value, read_value
 from toolroll.parsers.types import ToolCall
 
 _NO_NAME = re.compile(r"""[{}"'<>\n]""")
@@ -163,16 +163,16 @@ class TagParser(BlockParser):
                 raise Broken(f"expected {shape.value[0]} after the parameter {key} of {name}", name)
             pos += len(shape.value[0])
         exact = tuple(marker for marker in (shape.block or shape.call) if source.exact(marker))
-        end, inner = yield from source.closing(
+        end, after_false_close = yield from source.closing(
             pos, shape.value[1], (shape.key[0], shape.call[1]), (*exact, *self._ways_out)
         )
         if end < 0:
             raise Broken(f"the parameter {key} of {name} is not closed with {shape.value[1]}", name)
-        following = source.group_between(self._start_tag, shape.key[0], inner, end)
-        if following:
+        swallowed = source.group_between(self._start_tag, shape.key[0], after_false_close, end)
+        if swallowed:
             raise Broken(
                 f"the parameter {key} of {name} is not closed with {shape.value[1]} before the "
-                f"parameter {following}",
+                f"parameter {swallowed}",
                 name,
             )
         try:
@@ -223,11 +223,11 @@ class TagParser(BlockParser):
         if self.shape.unescape is not None:
             text = self.shape.unescape(text)
         if is_string is None:
-            return typed(text, schema)
+            return read_value(text, schema)
         if is_string:
             return text
         bare = text.strip()
-        return decode(bare) if bare[:1] in ("'", '"') else guessed(bare)
+        return decode(bare) if bare[:1] in ("'", '"') else guess_value(bare)
 
 
 def _start_tag(shape: Shape) -> str:

@@ -222,10 +222,10 @@ class Source:
         key = (close, followers, stops)
         if self.is_absent(key, start):
             return -1, -1
-        first, end, inner = self._closed.get(key, (0, -1, 0))
+        first, end, after_false_close = self._closed.get(key, (0, -1, 0))
         if first <= start <= end:  # an earlier search has been here
-            return end, max(start, inner)
-        pos = inner = start
+            return end, max(start, after_false_close)
+        pos = after_false_close = start
         while True:
             pos, marker = yield from self.until(pos, (close, *stops))
             if marker != close:
@@ -234,9 +234,9 @@ class Source:
                 return -1, -1
             following = yield from self.skip(pos + len(close))
             if self.exact(close) or (yield from self.starts(following, *followers)):
-                self._closed[key] = start, pos, inner
-                return pos, inner
-            pos = inner = pos + len(close)
+                self._closed[key] = start, pos, after_false_close
+                return pos, after_false_close
+            pos = after_false_close = pos + len(close)
 
     def group_between(self, pattern: re.Pattern[str], marker: str, start: int, stop: int) -> str:
         """Return the group of the first match of `pattern` in the text from `start` to `stop`, or

@@ -19,7 +19,7 @@ from toolroll.parsers.reading.resolve import Schema, kind_of
 _NUMBER = re.compile(r"[-+]?[0-9.][0-9.eE+-]*")
 
 
-def typed(text: str, schema: Schema | None) -> Any:
+def read_value(text: str, schema: Schema | None) -> Any:
     """Return the value that `text` represents under `schema`. If `schema` is None or names no type,
     guess the type.
 
@@ -28,17 +28,17 @@ def typed(text: str, schema: Schema | None) -> Any:
     decoded value has another type that the schema allows.
     """
     if schema is None or (allowed := schema.allowed).kinds is None:
-        return guessed(text)
+        return guess_value(text)
     if allowed.kinds == {"string"}:
         return text
-    value = guessed(text)
+    value = guess_value(text)
     if "string" not in allowed.kinds:
         return value
     excluded = allowed.strings is not None and text not in allowed.strings
     return value if kind_of(value) in allowed.kinds and (value is None or excluded) else text
 
 
-def guessed(text: str) -> Any:
+def guess_value(text: str) -> Any:
     """Return `text`, decoded if it is a number, a constant, an object or an array."""
     bare = text.strip()
     if bare in CONSTANTS:

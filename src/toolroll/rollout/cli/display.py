@@ -24,7 +24,7 @@ from rich.text import Text
 
 if TYPE_CHECKING:
     from toolroll.rollout.adapters.frameworks import Framework
-    from toolroll.rollout.runs.totals import Summary
+    from toolroll.rollout.runs.summary import Summary
     from toolroll.rollout.types import EnvironmentFactory, Episode
 
 _BAR_FROM = 140  # columns: in a narrower terminal, the bar leaves no room for counts and times

@@ -30,7 +30,7 @@ from toolroll.rollout.runs.run_config import RunConfig
 from toolroll.rollout.runs.run_directory import RunDirectory
 from toolroll.rollout.runs.runner import EpisodeKey, Runner, RunStoppedError
 from toolroll.rollout.runs.setup import Plan, open_runner, prepare
-from toolroll.rollout.runs.totals import Summary
+from toolroll.rollout.runs.summary import Summary
 from toolroll.rollout.runtime.event_loop import stop_signals
 from toolroll.rollout.runtime.garbage import paced_garbage
 from toolroll.rollout.settings import split_credentials

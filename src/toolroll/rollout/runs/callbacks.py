@@ -12,7 +12,7 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
-from toolroll.rollout.runs.totals import Summary
+from toolroll.rollout.runs.summary import Summary
 from toolroll.rollout.runtime.foreign import guarded
 from toolroll.rollout.types import Episode
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from toolroll.rollout.runs.registry import agent_maker
 from toolroll.rollout.runs.runner import Runner
-from toolroll.rollout.runs.totals import Summary
+from toolroll.rollout.runs.summary import Summary
 from toolroll.rollout.runtime.threads import Threads
 from toolroll.rollout.settings import RunSettings
 from toolroll.rollout.types import EnvironmentFactory, EnvironmentOptions, Task, Tool, UserSimulator

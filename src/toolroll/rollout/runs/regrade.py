@@ -57,7 +57,7 @@ class Regrader:
     async def regrade(self, episode: Episode, task: Task) -> Episode:
         """Return `episode`, which played `task`, with the reward of its replay."""
         recorded, replayed = episode.result, await self._replay_or_fail(episode, task)
-        reason = _end(recorded, replayed)
+        reason = _stop_reason(recorded, replayed)
         ours = {name: value for name, value in recorded.info.items() if name in OWN_INFO}
         notes = {"reward": recorded.reward, "difference": _difference(recorded, replayed)}
         result = replace(
@@ -115,7 +115,7 @@ class Regrader:
         return checked_result(replayed)
 
 
-def _end(recorded: InteractionResult, replayed: InteractionResult) -> StopReason:
+def _stop_reason(recorded: InteractionResult, replayed: InteractionResult) -> StopReason:
     """Return the stop reason of a regraded episode. A replay has no context length: it ends after
     as many turns as were recorded.
     """
@@ -127,7 +127,7 @@ def _difference(recorded: InteractionResult, replayed: InteractionResult) -> str
     """Return how the replay differs from the recorded episode, or ""."""
     if replayed.status is Status.ABORTED:
         return f"the replay failed: {error_in(replayed.info).get('message')}"
-    reasons = recorded.stop_reason, _end(recorded, replayed)
+    reasons = recorded.stop_reason, _stop_reason(recorded, replayed)
     before, after = (
         plain({"messages": result.messages, "tools": result.tools, "stop_reason": reason})
         for result, reason in zip((recorded, replayed), reasons, strict=True)

@@ -29,7 +29,7 @@ from toolroll.rollout.runs.pass_at_k import (
     passed,
 )
 from toolroll.rollout.runs.run_directory import write_whole
-from toolroll.rollout.runs.totals import Summary, whole
+from toolroll.rollout.runs.summary import Summary, whole
 from toolroll.rollout.types import Status, StopReason
 
 FILE_NAME = "summary.json"
@@ -87,7 +87,7 @@ def report(
         "do_nothing_floor": _floor(floor),
         "statuses": dict(sorted(summary.statuses.items())),
         "stop_reasons": {str(name): count for name, count in sorted(summary.stop_reasons.items())},
-        **usage(summary),
+        **_counts_and_latencies(summary),
         "by_task": by_task(summary, sizes),
         "warnings": warnings,
         "seconds": seconds,
@@ -96,7 +96,7 @@ def report(
     }
 
 
-def usage(summary: Summary) -> dict[str, Any]:
+def _counts_and_latencies(summary: Summary) -> dict[str, Any]:
     """Return the numbers of turns, tokens and calls, and the latencies in seconds."""
     totals = summary.totals
     attempts = whole(totals["tool_calls"])
@@ -124,7 +124,7 @@ def usage(summary: Summary) -> dict[str, Any]:
         },
         "lookalike_calls": int(totals["lookalike_calls"]),
         "latency": {
-            "engine_turn": _spread(summary.turn_seconds),
+            "engine_turn": _percentiles(summary.turn_seconds),
             "env_step_mean": _share(
                 totals["env_seconds"] - totals["user_seconds"], totals["turns"] + summary.episodes
             ),
@@ -298,12 +298,12 @@ def _share(part: float, whole: float) -> float | None:
     return part / whole if whole else None
 
 
-def _spread(seconds: Sequence[float]) -> dict[str, float] | None:
-    if not seconds:
+def _percentiles(values: Sequence[float]) -> dict[str, float] | None:
+    if not values:
         return None
-    shares = np.percentile(seconds, [50, 95, 99]).tolist()
+    shares = np.percentile(values, [50, 95, 99]).tolist()
     return {
-        "mean": float(np.mean(seconds)),
+        "mean": float(np.mean(values)),
         **dict(zip(("p50", "p95", "p99"), shares, strict=True)),
     }
 

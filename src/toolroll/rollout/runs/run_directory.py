@@ -31,7 +31,7 @@ from toolroll.rollout.runs.episode_file import (
 )
 from toolroll.rollout.runs.provenance import Provenance, extended
 from toolroll.rollout.runs.runner import EpisodeKey
-from toolroll.rollout.runs.totals import Summary
+from toolroll.rollout.runs.summary import Summary
 from toolroll.rollout.runtime.disk import written_whole
 from toolroll.rollout.runtime.jsonable import plain
 from toolroll.rollout.types import Episode, Status

@@ -33,7 +33,7 @@ from toolroll.rollout.errors import (
     message_of,
 )
 from toolroll.rollout.runs.callbacks import Callback, Callbacks
-from toolroll.rollout.runs.totals import recomputed_tokens
+from toolroll.rollout.runs.summary import recomputed_tokens
 from toolroll.rollout.runtime.blocked_loop import watched_loop
 from toolroll.rollout.runtime.foreign import ForeignExitError, guarded
 from toolroll.rollout.runtime.garbage import paced_garbage

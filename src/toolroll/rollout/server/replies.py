@@ -365,7 +365,7 @@ class ChatReply(Reply):
         if request.continue_final_message:
             check_continued(request, self.use)
         switches, effort = request.chat_template_kwargs, request.reasoning_effort
-        self.template = templates.get(templates.with_effort(switches, effort))
+        self.template = templates.get(templates.add_effort(switches, effort))
         self.prompt: Prompt
         self.seeds: list[str]
         """One for each choice, from which the ids of its calls are derived."""

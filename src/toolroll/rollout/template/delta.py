@@ -100,14 +100,14 @@ class RenderedDelta:
 
 @dataclass(frozen=True, slots=True)
 class _Tail:
-    """The text after the sentinel: `after` if the new messages follow, `alone` if they do not.
+    """The text after the sentinel, if the new messages follow and if they do not.
 
-    `close_at` is where the turn close starts, in both `after` and `alone`. `resume_at` is where the
-    text to append starts in `after` if the model sampled the stop token.
+    `close_at` is where the turn close starts in both. `resume_at` is where the text to append
+    starts in `with_new` if the model sampled the stop token.
     """
 
-    after: str
-    alone: str
+    with_new: str
+    without_new: str
     close_at: int
     resume_at: int
 
@@ -182,7 +182,7 @@ class DeltaRenderer:
         tail = self._tail(messages, new, head, sampled)
         # The sentinel is part of the turn. If it changes the text after the turn, that text is not
         # the one that the template renders for the turn that was sampled.
-        if not whole.endswith(tail.after[tail.close_at :]):
+        if not whole.endswith(tail.with_new[tail.close_at :]):
             raise HistoryRewrittenError(
                 "the text of the new messages depends on the text of the assistant turn"
             )
@@ -191,7 +191,7 @@ class DeltaRenderer:
             if sampled.stop
             else _resume_after_cut(tail, whole, prompt, sampled.text, messages[-1])
         )
-        cut = len(whole) - len(tail.after) + resume_at
+        cut = len(whole) - len(tail.with_new) + resume_at
         renders = _Renders(served_text=served.text, prompt=prompt, whole=whole, history=whole[:cut])
         rewritten = self._rewritten(messages, head, sampled, renders, tail)
         return RenderedDelta(whole, cut, rewritten, bare)
@@ -279,14 +279,14 @@ class DeltaRenderer:
                 "the turn contains the text of a stop token, and the template does not render the "
                 "turn as it was sampled"
             )
-        after, alone = self._after_sentinel(messages, new, head)
-        close_at, rendered_close = self._first_stop(alone, 0, sampled)
+        with_new, without_new = self._after_sentinel(messages, new, head)
+        close_at, rendered_close = self._first_stop(without_new, 0, sampled)
         if rendered_close is not None:
-            if not after.startswith(alone[:close_at]):
+            if not with_new.startswith(without_new[:close_at]):
                 raise HistoryRewrittenError(
                     "the template moves or changes the end of the assistant turn"
                 )
-            if _shown_again(messages[-1], alone[close_at + len(rendered_close) :]):
+            if _shown_again(messages[-1], without_new[close_at + len(rendered_close) :]):
                 # DeepSeek-R1-Distill
                 raise HistoryRewrittenError("the template repeats the turn's text after its calls")
             # the model sampled the close, and continued up to the next role's marker
@@ -294,29 +294,29 @@ class DeltaRenderer:
             if (
                 sampled.stop != rendered_close
                 and sampled.text.endswith(beyond)
-                and after.startswith(beyond, close_at)
+                and with_new.startswith(beyond, close_at)
             ):
-                return _Tail(after, alone, close_at, close_at + len(beyond))
-            close = self._close_in_history(after, close_at, rendered_close, sampled.stop)
+                return _Tail(with_new, without_new, close_at, close_at + len(beyond))
+            close = self._close_in_history(with_new, close_at, rendered_close, sampled.stop)
             if sampled.stop and sampled.stop != rendered_close:
                 raise HistoryRewrittenError(
                     f"the model stopped with {sampled.stop!r}, but the template closes with "
                     f"{rendered_close!r}"
                 )
-            return _Tail(after, alone, close_at, close_at + len(close))
+            return _Tail(with_new, without_new, close_at, close_at + len(close))
         # No stop token in the render: the turn's stop is the next role's marker (GLM).
-        rest = alone if after.startswith(alone) else alone.rstrip("\n")
-        if not after.startswith(rest):
+        rest = without_new if with_new.startswith(without_new) else without_new.rstrip("\n")
+        if not with_new.startswith(rest):
             raise HistoryRewrittenError(
                 "the template moves or changes the end of the assistant turn"
             )
         close_at = len(rest)
-        if sampled.stop and not after.startswith(sampled.stop, close_at):
+        if sampled.stop and not with_new.startswith(sampled.stop, close_at):
             raise HistoryRewrittenError(
                 f"the model stopped with {sampled.stop!r}, but the template does not render this "
                 "token after the turn"
             )
-        return _Tail(after, alone, close_at, close_at + len(sampled.stop or ""))
+        return _Tail(with_new, without_new, close_at, close_at + len(sampled.stop or ""))
 
     def _after_sentinel(
         self, messages: Sequence[Message], new: Sequence[Message], head: Head
@@ -325,30 +325,31 @@ class DeltaRenderer:
         `new`.
         """
         turn = messages[-1]
-        probes = [{**turn, "content": (turn.get("content") or "") + SENTINEL}]
+        candidates = [{**turn, "content": (turn.get("content") or "") + SENTINEL}]
         if turn.get("tool_calls"):
-            probes.insert(0, _probe_arguments(turn, text=self.renderer.argument_form == "text"))
+            candidates.insert(0, _probe_arguments(turn, text=self.renderer.argument_form == "text"))
         elif turn.get("reasoning_content") and not turn.get("content"):
             # truncated in its reasoning: Seed-OSS does not close a turn without content
             fields = [name for name in ("reasoning_content", "thinking") if turn.get(name)]
-            probes.insert(0, {**turn, **{name: turn[name] + SENTINEL for name in fields}})
+            candidates.insert(0, {**turn, **{name: turn[name] + SENTINEL for name in fields}})
         # A template may drop one of the fields once messages follow, so try them in turn. Both
-        # renders need the sentinel: `alone` shows where the turn ends, `after` what follows it.
-        for probe in probes:
-            probed = (*messages[:-1], probe)
-            after = self.renderer.render_prepared([*probed, *new], head, generate=True)
-            alone = self.renderer.render_prepared(probed, head, generate=False)
-            if SENTINEL in after and SENTINEL in alone:
+        # renders need the sentinel: `without_new` shows where the turn ends, `with_new` what
+        # follows it.
+        for candidate in candidates:
+            probed = (*messages[:-1], candidate)
+            with_new = self.renderer.render_prepared([*probed, *new], head, generate=True)
+            without_new = self.renderer.render_prepared(probed, head, generate=False)
+            if SENTINEL in with_new and SENTINEL in without_new:
                 return (
-                    after[after.rfind(SENTINEL) + len(SENTINEL) :],
-                    alone[alone.rfind(SENTINEL) + len(SENTINEL) :],
+                    with_new[with_new.rfind(SENTINEL) + len(SENTINEL) :],
+                    without_new[without_new.rfind(SENTINEL) + len(SENTINEL) :],
                 )
         raise HistoryRewrittenError(
             "the template does not show this assistant turn once messages follow it"
         )
 
     def _close_in_history(
-        self, after: str, close_at: int, rendered_close: str, sampled: str | None
+        self, with_new: str, close_at: int, rendered_close: str, sampled: str | None
     ) -> str:
         """Return the turn close that the template renders if messages follow: gpt-oss writes
         `<|end|>` if `<|return|>` was sampled.
@@ -359,7 +360,7 @@ class DeltaRenderer:
             *self._other_closes,
         ]
         for close in candidates:
-            if after.startswith(close, close_at):
+            if with_new.startswith(close, close_at):
                 return close
         raise HistoryRewrittenError("the template does not close the turn once messages follow")
 
@@ -404,19 +405,21 @@ class DeltaRenderer:
             return _PROMPT_REWRITTEN
         if history[len(prompt) :] == sampled.text:
             return None
-        alone = self.renderer.render_prepared(messages, head, generate=False)
-        opening = served_text if alone.startswith(served_text) else prompt
-        if not alone.startswith(opening):
+        without_new = self.renderer.render_prepared(messages, head, generate=False)
+        opening = served_text if without_new.startswith(served_text) else prompt
+        if not without_new.startswith(opening):
             return (
                 "the render of the last assistant turn does not start with the generation prompt "
                 "that was served"
             )
-        turn_alone = alone[len(opening) : len(alone) - len(tail.alone) + tail.close_at]
-        turn_then = whole[len(prompt) : len(whole) - len(tail.after) + tail.close_at]
+        turn_last = without_new[
+            len(opening) : len(without_new) - len(tail.without_new) + tail.close_at
+        ]
+        turn_then = whole[len(prompt) : len(whole) - len(tail.with_new) + tail.close_at]
         # A turn that renders alike in both cases is not rewritten, even if it was sampled with
         # other spacing.
-        if turn_alone != turn_then and not _reads_like_history(
-            squashed(sampled.body), squashed(turn_alone), squashed(turn_then)
+        if turn_last != turn_then and not _reads_like_history(
+            squashed(sampled.body), squashed(turn_last), squashed(turn_then)
         ):
             return "the last assistant turn is rendered differently once messages follow it"
         part = dropped_part(messages[-1], sampled.body, history[len(prompt) :])
@@ -451,15 +454,15 @@ def _resume_after_cut(tail: _Tail, whole: str, prompt: str, sampled: str, turn: 
         rest = len(whole) - len(prompt) - len(sampled)
         # In a turn with calls, the text before the sentinel belongs to a call. A truncated call is
         # never completed with text that the model did not sample.
-        if len(tail.after) - tail.close_at <= rest and (
-            rest <= len(tail.after) or not turn.get("tool_calls")
+        if len(tail.with_new) - tail.close_at <= rest and (
+            rest <= len(tail.with_new) or not turn.get("tool_calls")
         ):
-            return len(tail.after) - rest
+            return len(tail.with_new) - rest
     # Cohere closes the text with its own marker, before the marker that closes the turn
-    calls, end = turn.get("tool_calls"), len(whole) - len(tail.after)
+    calls, end = turn.get("tool_calls"), len(whole) - len(tail.with_new)
     for n in range(tail.close_at, 0, -1):
         # A quote at the end of a truncated call need not be the quote that ends its arguments.
-        if sampled.endswith(tail.after[:n]) and (
+        if sampled.endswith(tail.with_new[:n]) and (
             not calls or squashed(whole[len(prompt) : end + n]) == squashed(sampled)
         ):
             return n
@@ -472,19 +475,19 @@ def _shown_again(turn: Message, rest: str) -> bool:
     return bool(content and turn.get("tool_calls") and content in rest)
 
 
-def _reads_like_history(text: str, alone: str, then: str) -> bool:
+def _reads_like_history(text: str, last: str, then: str) -> bool:
     """Return True if the sampled `text` agrees with the turn as it is rendered in history.
 
-    `alone` is the turn as rendered at the end of a conversation. `then` is the turn as rendered
-    with messages after it. `text` must start like `then`, up to the last position where `alone` and
+    `last` is the turn as rendered at the end of a conversation. `then` is the turn as rendered with
+    messages after it. `text` must start like `then`, up to the last position where `last` and
     `then` differ.
 
-    So an empty `<think>` that the template adds only to `alone` does no harm: it was not sampled.
+    So an empty `<think>` that the template adds only to `last` does no harm: it was not sampled.
     After the last difference, `text` is not compared, because a malformed call may render
     differently from how it was sampled.
     """
-    begin = common_prefix(alone, then)
-    after = common_prefix(alone[begin:][::-1], then[begin:][::-1])
+    begin = common_prefix(last, then)
+    same_end = common_prefix(last[begin:][::-1], then[begin:][::-1])
     # if `then` only omits something, the next character of `then` must agree
-    differs = max(len(then) - after, begin + 1)
+    differs = max(len(then) - same_end, begin + 1)
     return text.startswith(then[:differs])

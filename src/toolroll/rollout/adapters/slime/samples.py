@@ -69,25 +69,25 @@ def to_samples(
     the episode has none.
     """
     sequences = training_sequences(result, filler=filler)
-    filled = [_filled(sample, result, sequence, reward_key) for sequence in sequences]
-    for sibling, sequence in zip(filled, sequences, strict=True):
+    made = [_sequence_sample(sample, result, sequence, reward_key) for sequence in sequences]
+    for sibling, sequence in zip(made, sequences, strict=True):
         sibling.rollout_routed_experts = (
             None if experts_shape is None else routed_experts(sequence, experts_shape)
         )
-    if len(filled) > 1:
+    if len(made) > 1:
         rollout_id = sample.rollout_id if sample.rollout_id is not None else sample.index
         if rollout_id is None:
             raise UsageError(
                 "an episode forked into several samples, but the original sample has neither "
                 "rollout_id nor index: set one of them, so that the samples can share it"
             )
-        for sibling in filled:
+        for sibling in made:
             sibling.rollout_id = rollout_id
-    _add_episode_counts(filled[0], result)
-    return filled
+    _add_episode_counts(made[0], result)
+    return made
 
 
-def _filled(
+def _sequence_sample(
     sample: Any, result: InteractionResult, sequence: TrainingSequence, reward_key: str | None
 ) -> Any:
     copied = copy.copy(sample)
@@ -103,25 +103,25 @@ def _filled(
         {reward_key: result.reward} if reward_key and result.reward is not None else result.reward
     )
     copied.weight_versions = sequence.weight_versions
-    copied.metadata = {**(sample.metadata or {}), KEY: _summary(result, sequence.trajectory)}
+    copied.metadata = {**(sample.metadata or {}), KEY: _metadata(result, sequence.trajectory)}
     return copied
 
 
-def _summary(result: InteractionResult, trajectory: Trajectory | None) -> dict[str, Any]:
-    summary: dict[str, Any] = {
+def _metadata(result: InteractionResult, trajectory: Trajectory | None) -> dict[str, Any]:
+    metadata: dict[str, Any] = {
         "stop_reason": str(result.stop_reason),
         "metrics": dict(result.metrics),
         "step_rewards": list(result.step_rewards),
     }
     if "error" in result.info:
-        summary["error"] = result.info["error"]
+        metadata["error"] = result.info["error"]
     if trajectory is not None and trajectory.fork_reason is not None:
-        summary["fork_reason"] = trajectory.fork_reason
+        metadata["fork_reason"] = trajectory.fork_reason
     turns = () if trajectory is None else trajectory.turns
     lora_paths = [turn.sampling_params.get(LORA_PATH) for turn in turns]
     if any(lora_paths):
-        summary["lora_paths"] = lora_paths
-    return summary
+        metadata["lora_paths"] = lora_paths
+    return metadata
 
 
 def _add_episode_counts(first: Any, result: InteractionResult) -> None:

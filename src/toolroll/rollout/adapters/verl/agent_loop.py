@@ -54,10 +54,10 @@ def to_fields(
         max_response=response_length,
         max_prompt=prompt_length,
     )
-    return [_fields(result, sequence, sequences, experts_shape) for sequence in sequences]
+    return [_sequence_fields(result, sequence, sequences, experts_shape) for sequence in sequences]
 
 
-def _fields(
+def _sequence_fields(
     result: InteractionResult,
     sequence: TrainingSequence,
     sequences: Sequence[TrainingSequence],
@@ -91,12 +91,12 @@ def _fields(
                 "toolroll_delivered_share": delivered_share(sequences),
                 "toolroll_turns": metrics.get("turns", 0.0),
             },
-            **_steps(sequence.weight_versions),
+            **_global_steps(sequence.weight_versions),
         },
     }
 
 
-def _steps(versions: Sequence[str]) -> dict[str, int]:
+def _global_steps(versions: Sequence[str]) -> dict[str, int]:
     """Return the first and the last training step whose weights were used for sampling, if verl
     reported steps.
     """

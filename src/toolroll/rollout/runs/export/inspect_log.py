@@ -17,7 +17,7 @@ from toolroll.rollout.runs.export.exported_run import ExportedRun, file_part, is
 from toolroll.rollout.runs.export.messages import calls_of, text_of
 from toolroll.rollout.runs.pass_at_k import mean_and_error
 from toolroll.rollout.runs.report import read_summary
-from toolroll.rollout.runs.totals import Summary
+from toolroll.rollout.runs.summary import Summary
 from toolroll.rollout.runs.viewer.data import reward_reason
 from toolroll.rollout.runtime.disk import new_folder
 from toolroll.rollout.runtime.jsonable import json_bytes

@@ -22,7 +22,7 @@ from typing import Any
 
 from toolroll.rollout.runs.export.messages import mappings
 from toolroll.rollout.runs.pass_at_k import passed
-from toolroll.rollout.runs.totals import whole
+from toolroll.rollout.runs.summary import whole
 from toolroll.rollout.runs.user_faults import user_faults
 from toolroll.rollout.types import Episode, InteractionResult, Trajectory, Turn
 

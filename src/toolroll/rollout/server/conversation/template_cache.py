@@ -32,7 +32,7 @@ class TemplateCache:
         self._template = template
         self._with_switches = lru_cache(_KEPT)(lambda key: template.with_kwargs(orjson.loads(key)))
 
-    def with_effort(self, switches: Mapping[str, Any], effort: str | None) -> Mapping[str, Any]:
+    def add_effort(self, switches: Mapping[str, Any], effort: str | None) -> Mapping[str, Any]:
         """Return `switches` with the switch for `effort` (OpenAI's `reasoning_effort`) added. Raise
         `ApiError` if the template has no such switch, or if `switches` already sets it.
         """

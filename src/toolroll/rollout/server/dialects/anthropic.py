@@ -202,9 +202,9 @@ def usage_of(result: CompletionResult) -> dict[str, Any]:
     return _usage(len(result.prompt_ids) - cached, sampled, cached)
 
 
-def _usage(read: int, sampled: int, cached: int = 0) -> dict[str, Any]:
+def _usage(uncached: int, sampled: int, cached: int = 0) -> dict[str, Any]:
     return {
-        "input_tokens": read,
+        "input_tokens": uncached,
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": cached,
         "output_tokens": sampled,

@@ -287,7 +287,7 @@ def effort_switches(
         if effort in (None, default):
             return {}
         raise refused(param, f"the chat template has no switch for {param}: leave it out")
-    return dict(templates.with_effort({}, effort))
+    return dict(templates.add_effort({}, effort))
 
 
 def thinking_switches(

@@ -145,7 +145,7 @@ class ChatRequest(Sampling):
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = (
         None
     )
-    """Passed to the chat template as a variable (`TemplateCache.with_effort`)."""
+    """Passed to the chat template as a variable (`TemplateCache.add_effort`)."""
     modalities: list[Literal["text"]] | None = None
     store: Literal[False] | None = None
 

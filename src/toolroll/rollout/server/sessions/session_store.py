@@ -30,7 +30,7 @@ from toolroll.rollout.runs.episode_file import FILE_NAME, cut_torn_line
 from toolroll.rollout.runs.provenance import Provenance, template_hashes
 from toolroll.rollout.runs.report import report, write_summary
 from toolroll.rollout.runs.run_directory import RunDirectory
-from toolroll.rollout.runs.totals import recomputed_tokens
+from toolroll.rollout.runs.summary import recomputed_tokens
 from toolroll.rollout.server.conversation.template_cache import TemplateCache
 from toolroll.rollout.server.disk.journal import Journal, Keep, read_lines
 from toolroll.rollout.server.disk.session_log import SessionLog, session_of
