@@ -1,8 +1,8 @@
 """slime's types as its rollouts see them, copied from slime at commit
 624b824a898ab0ec1fcb4d373004c7f3852bf515: fields, names and defaults.
 
-`tests/unit/adapters/test_slime_samples.py` compares it with the real types if slime is installed, and
-checks samples by slime's rules.
+`tests/unit/adapters/test_slime_samples.py` compares it with the real types if slime is installed,
+and checks samples by slime's rules.
 """
 
 from __future__ import annotations
