@@ -122,10 +122,10 @@ class EpisodeTracker:
         if reason.status is Status.ABORTED:
             return None
         total = runner.env.reward_mode == "sum"
-        graded = reason is StopReason.DONE and self.rewards
-        reward = None if graded else await runner.truncated_reward()
+        ended_by_environment = reason is StopReason.DONE and self.rewards
+        reward = None if ended_by_environment else await runner.truncated_reward()
         if reward is None:
-            last = self.rewards[-1] if graded else 0.0
+            last = self.rewards[-1] if ended_by_environment else 0.0
             reward = sum(self.rewards) if total else last
         return checked_reward(
             "the sum of the step rewards", reward + penalty * self.counts["invalid_replies"]

@@ -119,8 +119,9 @@ def _stop_reason(recorded: InteractionResult, replayed: InteractionResult) -> St
     """Return the stop reason of a regraded episode. A replay has no context length: it ends after
     as many turns as were recorded.
     """
-    ends = recorded.stop_reason, replayed.stop_reason
-    return ends[ends != (StopReason.CONTEXT_FULL, StopReason.MAX_TURNS)]
+    reasons = recorded.stop_reason, replayed.stop_reason
+    is_full = reasons == (StopReason.CONTEXT_FULL, StopReason.MAX_TURNS)
+    return StopReason.CONTEXT_FULL if is_full else replayed.stop_reason
 
 
 def _difference(recorded: InteractionResult, replayed: InteractionResult) -> str:

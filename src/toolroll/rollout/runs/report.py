@@ -29,7 +29,7 @@ from toolroll.rollout.runs.pass_at_k import (
     passed,
 )
 from toolroll.rollout.runs.run_directory import write_whole
-from toolroll.rollout.runs.summary import Summary, whole
+from toolroll.rollout.runs.summary import Summary, as_count
 from toolroll.rollout.types import Status, StopReason
 
 FILE_NAME = "summary.json"
@@ -72,7 +72,7 @@ def report(
         "episodes": summary.episodes,
         "graded": summary.graded,
         "aborted": summary.statuses["aborted"],
-        "reruns": whole(summary.totals["reruns"]),
+        "reruns": as_count(summary.totals["reruns"]),
         **coverage,
         "lost": {
             "episodes": total - summary.graded,
@@ -99,7 +99,7 @@ def report(
 def _counts_and_latencies(summary: Summary) -> dict[str, Any]:
     """Return the numbers of turns, tokens and calls, and the latencies in seconds."""
     totals = summary.totals
-    attempts = whole(totals["tool_calls"])
+    attempts = as_count(totals["tool_calls"])
     return {
         "turns": _total(summary, "turns"),
         "tokens": {
@@ -115,7 +115,7 @@ def _counts_and_latencies(summary: Summary) -> dict[str, Any]:
         },
         "tool_calls": {"attempted": attempts, "by_tool": tool_rates(summary)},
         "invalid_calls": {
-            "total": whole(totals["invalid_calls"]),
+            "total": as_count(totals["invalid_calls"]),
             "rate": _share(totals["invalid_calls"], attempts),
             "by_kind": {
                 kind: {"count": n, "rate": _share(n, attempts)}
@@ -132,7 +132,7 @@ def _counts_and_latencies(summary: Summary) -> dict[str, Any]:
             "episode_mean": _share(totals["seconds"], summary.episodes),
         },
         "user_simulator": {
-            name: whole(totals[f"user_{name}"])
+            name: as_count(totals[f"user_{name}"])
             for name in ("calls", "prompt_tokens", "completion_tokens", "retries", "errors")
         },
         "user_faults": {
@@ -142,7 +142,7 @@ def _counts_and_latencies(summary: Summary) -> dict[str, Any]:
         },
         "judge": _agreement(summary),
         "token_mismatches": summary.mismatches,
-        "forks": whole(totals["forks"]),
+        "forks": as_count(totals["forks"]),
         "fork_reasons": dict(sorted(summary.fork_reasons.items())),
     }
 
@@ -215,7 +215,7 @@ def _warnings(summary: Summary, lost: Sequence[str]) -> list[str]:
             f"{summary.statuses['aborted']} of {summary.episodes} episodes were aborted and "
             f"excluded from rewards: {kinds}"
         )
-    if reruns := whole(summary.totals["reruns"]):
+    if reruns := as_count(summary.totals["reruns"]):
         lines.append(
             f"attempts that failed outside the model (engine, environment, user, time limit) and "
             f"were retried: {reruns}; the log has the reasons. If the model's own actions make an "
@@ -278,7 +278,7 @@ def _bounds(
 
 
 def _total(summary: Summary, name: str) -> dict[str, float]:
-    return {"total": whole(summary.totals[name]), "mean": summary.mean(name)}
+    return {"total": as_count(summary.totals[name]), "mean": summary.mean(name)}
 
 
 def _agreement(summary: Summary) -> dict[str, float] | None:

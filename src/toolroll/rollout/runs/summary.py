@@ -123,9 +123,9 @@ class Summary:
     def named(self, prefix: str) -> dict[str, float]:
         """Return the totals whose names have the form `prefix/NAME`, by NAME. Omit zeros."""
         return {
-            name[len(prefix) + 1 :]: whole(count)
+            name[len(prefix) + 1 :]: as_count(count)
             for name, count in self.totals.items()
-            if name.startswith(f"{prefix}/") and whole(count)
+            if name.startswith(f"{prefix}/") and as_count(count)
         }
 
     @property
@@ -156,6 +156,6 @@ def recomputed_tokens(trajectories: Sequence[Trajectory]) -> int:
     )
 
 
-def whole(value: float) -> float:
+def as_count(value: float) -> float:
     """Return a count as an int. Return it unchanged if it is too large to be one in JSON."""
     return int(value) if abs(value) < 2**53 else value

@@ -190,7 +190,7 @@ class ReferenceRender:
             return False
 
     @cached_property
-    def shows_date(self) -> bool:
+    def uses_clock(self) -> bool:
         """True if the template uses the current time."""
         template = self._tokenizer.get_chat_template(self._chat_template, tools=[{}])
         return "strftime_now" in str(template)

@@ -163,7 +163,7 @@ class Verifier:
             raise _Mismatch("delta: text is missing")
 
     def _check_prompt(self, sequence: ServedSequence, talk: ShownConversation) -> None:
-        if self._reference.shows_date and self._now.date() != datetime.now().date():
+        if self._reference.uses_clock and self._now.date() != datetime.now().date():
             return
         first = sequence.turns[0].message
         render = self._hooked(talk.prompt(first), talk)
@@ -463,10 +463,10 @@ class Verifier:
         except RENDER_ERRORS:  # the template requires a user message
             head = Shown("", "")
         return Shown(
-            *map(self._rewritten, (render.text, render.neutral), (head.text, head.neutral))
+            *map(self._with_hooked_head, (render.text, render.neutral), (head.text, head.neutral))
         )
 
-    def _rewritten(self, text: str, head: str) -> str:
+    def _with_hooked_head(self, text: str, head: str) -> str:
         assert self.head_hook is not None
         return self.head_hook(head) + text[len(head) :] if text.startswith(head) else text
 

@@ -86,7 +86,7 @@ class SkyrlEngine(FrameworkEngine):
         return None if version is None else str(version)
 
 
-_REASON_OF_STATUS = {Status.COMPLETED: "stop", Status.TRUNCATED: "length", Status.ABORTED: "abort"}
+_SKYRL_REASONS = {Status.COMPLETED: "stop", Status.TRUNCATED: "length", Status.ABORTED: "abort"}
 _NOT_SAMPLED = frozenset({"logprobs", "prompt_logprobs"})
 _SGLANG_NAMES = {vllm: sglang for sglang, vllm in VLLM_NAMES.items()}
 
@@ -139,7 +139,7 @@ class ToolrollGenerator:
                 "generator.vision_language_generator is not supported: set it to false"
             )
         self._cfg = generator_cfg
-        self._several = bool(generator_cfg.step_wise_trajectories)
+        self._step_wise = bool(generator_cfg.step_wise_trajectories)
         self._client = inference_engine_client
         longest = generator_cfg.max_input_length
         settings = settings.filled(
@@ -204,7 +204,7 @@ class ToolrollGenerator:
             metadata=extras.get("metadata"),
             number=ids[position].repetition_id if ids else position,
         )
-        return result, select_sequences(result, several=self._several, filler=player.filler)
+        return result, select_sequences(result, several=self._step_wise, filler=player.filler)
 
     def _default_params(self) -> dict[str, Any]:
         """Return `generator.sampling_params` under vLLM's names."""
@@ -221,9 +221,9 @@ class ToolrollGenerator:
     ) -> dict[str, Any]:
         results = [result for result, _ in episodes]
         ids = batch.get("trajectory_ids")
-        if ids is None and self._several:
+        if ids is None and self._step_wise:
             raise UsageError("generator.step_wise_trajectories needs trajectory_ids in the batch")
-        reasons = [_REASON_OF_STATUS[result.status] for result in results]
+        reasons = [_SKYRL_REASONS[result.status] for result in results]
         graded = [result.reward for result in results]
         if self._cfg.zero_reward_on_non_stop:  # before the means of the groups are taken
             graded = [
@@ -231,10 +231,10 @@ class ToolrollGenerator:
                 for reward, reason in zip(graded, reasons, strict=True)
             ]
         instances = [each.instance_id for each in ids] if ids else range(len(results))
-        rewards, baseline = _graded(graded, instances)
+        rewards, baseline_episodes = _rewards_and_baseline(graded, instances)
         rows = [
             (episode, sequence, sequence is episodes[episode][1][-1])
-            for episode in (baseline if self._several else range(len(results)))
+            for episode in (baseline_episodes if self._step_wise else range(len(results)))
             for sequence in episodes[episode][1]
         ]
         sequences = [sequence for _, sequence, _ in rows]
@@ -263,7 +263,7 @@ class ToolrollGenerator:
                 results[episode].metrics.get("seconds", 0.0) for episode, _, _ in rows
             ],
             "rollout_expert_indices": self._experts(sequences),
-            "is_last_step": [is_last for _, _, is_last in rows] if self._several else None,
+            "is_last_step": [is_last for _, _, is_last in rows] if self._step_wise else None,
             "env_metrics": [dict(results[episode].metrics) for episode, _, _ in rows],
             "pixel_values": None,
             "image_grid_thw": None,
@@ -295,7 +295,7 @@ def _text(prompt: Any) -> Any:
     return prompt[-1]["content"] if isinstance(prompt, list) and prompt else prompt
 
 
-def _graded(
+def _rewards_and_baseline(
     rewards: Sequence[float | None], instances: Sequence[Any]
 ) -> tuple[list[float], list[int]]:
     """Return a reward for each episode, and the numbers of the episodes that may be in a baseline.

@@ -22,7 +22,7 @@ from typing import Any
 
 from toolroll.rollout.runs.export.messages import mappings
 from toolroll.rollout.runs.pass_at_k import passed
-from toolroll.rollout.runs.summary import whole
+from toolroll.rollout.runs.summary import as_count
 from toolroll.rollout.runs.user_faults import user_faults
 from toolroll.rollout.types import Episode, InteractionResult, Trajectory, Turn
 
@@ -41,12 +41,12 @@ def row(episode: Episode) -> dict[str, Any]:
         "reward": result.reward,
         "passed": result.reward is not None and passed(result.reward),
         "reason": "; ".join(filter(None, [reward_reason(result.info), _faults(result)])),
-        "turns": whole(metrics.get("turns", 0)),
+        "turns": as_count(metrics.get("turns", 0)),
         "tokens": sum(len(part) for part in result.trajectories)
-        or whole(metrics.get("completion_tokens", 0)),
+        or as_count(metrics.get("completion_tokens", 0)),
         "trained": sum(part.trained_tokens for part in result.trajectories),
-        "calls": whole(metrics.get("tool_calls", 0)),
-        "invalid": whole(metrics.get("invalid_calls", 0)),
+        "calls": as_count(metrics.get("tool_calls", 0)),
+        "invalid": as_count(metrics.get("invalid_calls", 0)),
         "forks": max(len(result.trajectories) - 1, 0),
         "seconds": round(metrics.get("seconds", 0.0), 3),
         "called": called_tools(result.messages),

@@ -54,7 +54,7 @@ from toolroll.rollout.server.requests.tool_list import ToolList
 from toolroll.rollout.template.encode import Encoder
 from toolroll.rollout.types import Message
 
-_NAMES = {
+_PARAMETER_NAMES = {
     "messages": "input",
     "response_format": "text.format",
 }
@@ -62,7 +62,7 @@ _NAMES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Own:
+class RequestDetails:
     """The parts of the request that are needed for the answer, or that the answer repeats."""
 
     request: ResponsesRequest
@@ -112,7 +112,10 @@ class OpenAIResponses(Dialect):
             **_format(request),
         )
         metadata = mapping(data.get("metadata") or {}, "metadata")
-        details, lineage = Own(request, names, metadata), lineage_of(request.client_metadata)
+        details, lineage = (
+            RequestDetails(request, names, metadata),
+            lineage_of(request.client_metadata),
+        )
         return ParsedRequest(chat, messages, ToolList.of(tools), details, lineage)
 
     def _messages(self, request: ResponsesRequest, responses: ResponseStore) -> list[Message]:
@@ -155,7 +158,7 @@ class OpenAIResponses(Dialect):
         return {**self._answer(parsed, result), **self._echo(parsed, result)}
 
     def _answer(self, parsed: ParsedRequest, result: CompletionResult) -> dict[str, Any]:
-        details: Own = parsed.original
+        details: RequestDetails = parsed.original
         return {
             "id": result.id,
             "object": "response",
@@ -167,7 +170,7 @@ class OpenAIResponses(Dialect):
 
     def _echo(self, parsed: ParsedRequest, result: CompletionResult) -> dict[str, Any]:
         """Return the fields of the request that the response repeats."""
-        details: Own = parsed.original
+        details: RequestDetails = parsed.original
         request = details.request
         choice: Any = request.tool_choice or "auto"
         if isinstance(choice, FunctionChoice):
@@ -205,13 +208,13 @@ class OpenAIResponses(Dialect):
             "usage": None,
             **self._echo(parsed, result),
         }
-        details: Own = parsed.original
+        details: RequestDetails = parsed.original
         return self.writer_type(
             result, response, self.encoder, details.names, encrypted=details.encrypted
         )
 
     def refusal(self, error: ApiError) -> dict[str, Any]:
-        return renamed(error, _NAMES).body
+        return renamed(error, _PARAMETER_NAMES).body
 
     def stored(self, parsed: ParsedRequest, result: CompletionResult) -> StoredResponse | None:
         """Return the response, so that `previous_response_id` can refer to it. Return None if the
