@@ -94,10 +94,11 @@ class Bench:
         async with contextlib.AsyncExitStack() as stack:
             stack.enter_context(paced_garbage())
             if loop == TIGHT:
-                tight.PARAMS.update(load.params)
                 tasks = itertools.cycle(factory.tasks("test"))
                 tok = self.template.tokenizer
-                playing = tight.run(self.url, tok, factory, tasks, load.episodes)
+                playing = tight.run(
+                    self.url, tok, factory, tasks, load.episodes, params=load.params
+                )
             else:
                 model = await stack.enter_async_context(self._model())
                 playing = self._runner(model, factory, loop, load).run(
@@ -114,7 +115,7 @@ class Bench:
             running.cancel()
             with contextlib.suppress(asyncio.CancelledError, BaseExceptionGroup):
                 await running
-        return [loop, number(rate), number(rate * load.tokens), number(cpu / steps * 1e6)]
+        return [loop, number(rate), number(cpu / steps * 1e6)]
 
     def _model(self) -> Model:
         config = EngineConfig(engine=self.url, vocab_size=len(self.template.tokenizer))
@@ -180,7 +181,7 @@ class Bench:
 
 async def run(bench: Bench, load: Load, sequences: int = 48) -> list[Table]:
     """Measure and tabulate."""
-    head = ["loop", "turns/s", "sampled tokens/s", "us of CPU per turn in the loop's process"]
+    head = ["loop", "turns/s", "us of CPU per turn in the loop's process"]
     table = Table(f"Turns per second, {load.episodes:,} episodes at once", head)
     warm = replace(load, episodes=min(40, load.episodes))
     await bench.throughput(OURS, warm)  # starts the verifier's process, and fills caches

@@ -84,14 +84,14 @@ class Episode:
 
 
 async def play(
-    episode: Episode, factory: RecordedFactory, task: Task, prompts: Prompts, post: Any
+    episode: Episode, factory: RecordedFactory, task: Task, prompts: Prompts, post: Any, params: Any
 ) -> None:
     """Play one episode. `post` sends a body to the engine and returns the decoded answer."""
     env = factory.make(EnvironmentOptions())
     observation = await env.reset(task, 0)
     episode.messages = list(observation.messages)
     episode.append(prompts.first(episode.messages, list(observation.tools or ())))
-    tail = b'],"sampling_params":%b,"return_logprob":true}' % orjson.dumps(PARAMS)
+    tail = b'],"sampling_params":%b,"return_logprob":true}' % orjson.dumps(params)
     done = False
     while not done:
         answer = await post(b"".join((b'{"input_ids":[', episode.json, tail)))
@@ -115,6 +115,8 @@ async def run(
     tasks: Iterable[Task],
     concurrency: int,
     begun: Callable[[Episode], None] = lambda episode: None,
+    *,
+    params: Any = PARAMS,
 ) -> None:
     """Play `tasks`, `concurrency` at once. `begun` gets each episode before its first turn."""
     prompts, waiting = Prompts(tok), iter(tasks)
@@ -122,7 +124,7 @@ async def run(
     async with aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(limit=0),
         timeout=timeout,
-        headers={"Content-Type": "application/json"},
+        headers={"Content-Type": "application/json"},  # SGLang wants it
     ) as http:
 
         async def post(body: bytes) -> Any:
@@ -133,6 +135,6 @@ async def run(
             for task in waiting:
                 episode = Episode()
                 begun(episode)
-                await play(episode, factory, task, prompts, post)
+                await play(episode, factory, task, prompts, post, params)
 
         await asyncio.gather(*(player() for _ in range(concurrency)))
