@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -100,25 +99,6 @@ def test_every_change_of_a_delta_or_prompt_is_found(
     template: ChatTemplate, bodies: list[str], said: Any
 ) -> None:
     served = play(template, talk(bodies), [TOOL], said=said)
-    assert template.verifier.check(served) is None
-    missed = [name for name, changed in changes(served) if template.verifier.check(changed) is None]
-    assert missed == []
-
-
-DATED = """\
-{%- for m in messages %}{{ '<|im_start|>' + m.role + '\\n' }}
-{%- if m.role == 'user' %}{{ '[' + strftime_now('%A %d %B, %H:%M:%S') + '] ' }}{% endif %}
-{{- m.content + '<|im_end|>\\n' }}{% endfor %}
-{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"""
-
-
-def test_the_time_that_was_served_is_checked_on_any_day() -> None:
-    template = ChatTemplate(tokenizer_for(DATED), now=datetime(2026, 1, 31, 23, 59, 59))
-    messages: list[Message] = []
-    for text in ("Look.", "And there?"):
-        messages += [{"role": "user", "content": text}, {"role": "assistant", "content": "Done."}]
-    served = play(template, messages, None)
-    assert "Saturday 31 January, 23:59:59" in template.encoder.decode(served.input_ids)
     assert template.verifier.check(served) is None
     missed = [name for name, changed in changes(served) if template.verifier.check(changed) is None]
     assert missed == []

@@ -10,7 +10,6 @@ import itertools
 import json
 import re
 from collections.abc import Mapping
-from datetime import datetime
 from functools import cached_property
 from typing import Any
 
@@ -33,17 +32,15 @@ RENDER_ERRORS = (
 
 class ReferenceRender:
     """Renders conversations with `chat_template`, or with the tokenizer's own chat template if
-    `chat_template` is None. `kwargs` are the template's switches. `now` is the time that
-    `strftime_now` returns in the template.
+    `chat_template` is None. `kwargs` are the template's switches.
     """
 
     def __init__(
-        self, tokenizer: Any, chat_template: str | None, kwargs: Mapping[str, Any], now: datetime
+        self, tokenizer: Any, chat_template: str | None, kwargs: Mapping[str, Any]
     ) -> None:
         self._tokenizer = tokenizer
         self._chat_template = chat_template
-        # a variable hides the function of the same name that transformers gives to templates
-        self._kwargs = {"strftime_now": now.strftime, **kwargs}
+        self._kwargs = dict(kwargs)
         self._shows_parts: dict[str, bool] = {}
         self._shows_thinking: dict[tuple[bool, bool], bool] = {}
 
@@ -191,6 +188,12 @@ class ReferenceRender:
             return text in self.render(messages, [_TOOL])
         except RENDER_ERRORS:
             return False
+
+    @cached_property
+    def uses_clock(self) -> bool:
+        """True if the template uses the current time."""
+        template = self._tokenizer.get_chat_template(self._chat_template, tools=[{}])
+        return "strftime_now" in str(template)
 
 
 def readable(value: Any) -> Any:

@@ -84,7 +84,8 @@ class Verifier:
             "keep_scaffold": keep_scaffold,
         }
         self._keep_scaffold = keep_scaffold
-        self._reference = ReferenceRender(tokenizer, chat_template, kwargs, now)
+        self._reference = ReferenceRender(tokenizer, chat_template, kwargs)
+        self._now = now
         self._prompt_ids = lru_cache(_PROMPTS)(lambda text: np.array(self._encode(text), np.int32))
         added = tokenizer.get_added_vocab()
         texts = {index: text for text, index in added.items() if text.strip()}
@@ -162,6 +163,8 @@ class Verifier:
             raise _Mismatch("delta: text is missing")
 
     def _check_prompt(self, sequence: ServedSequence, talk: ShownConversation) -> None:
+        if self._reference.uses_clock and self._now.date() != datetime.now().date():
+            return
         first = sequence.turns[0].message
         render = self._hooked(talk.prompt(first), talk)
         prompt = sequence.input_ids[: sequence.turns[0].start]
