@@ -135,6 +135,8 @@ class Bench:
 
     async def exactness(self, sequences: int) -> Table:
         """Compare the log-probabilities of the last `sequences` that ended."""
+        if not self.kept:
+            raise RuntimeError("no episode has ended: measure more seconds, or fewer tokens a turn")
         pairs, off, cached, turns = [], [], 0, 0
         for trajectory in self.kept[-sequences:]:
             ids = trajectory.input_ids.tolist()

@@ -17,7 +17,7 @@ from toolroll.parsers.reading.json_text import MAX_DEPTH, Unreadable, scan_json
 from toolroll.parsers.reading.python_text import python_value, read_call
 from toolroll.parsers.reading.resolve import Schema
 from toolroll.parsers.reading.source import Source
-from toolroll.parsers.reading.values import read_value
+from toolroll.parsers.reading.values import value_by_schema
 from toolroll.parsers.registry import built_in_parsers, get_parser
 
 _DECODER = json.JSONDecoder()
@@ -159,8 +159,8 @@ def check_values(text: str) -> None:
     is read as JSON.
     """
     for schema in _SCHEMAS:
-        json.dumps(read_value(text, schema))
-    assert read_value(text, _SCHEMAS[0]) == text
+        json.dumps(value_by_schema(text, schema))
+    assert value_by_schema(text, _SCHEMAS[0]) == text
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
@@ -170,7 +170,7 @@ def check_values(text: str) -> None:
         and text.count("[") + text.count("{") <= MAX_DEPTH
     )
     if plain and not isinstance(value, str) and "inf" not in repr(value):
-        assert read_value(text, None) == value, text
+        assert value_by_schema(text, None) == value, text
 
 
 def check_format(name: str, text: str) -> None:

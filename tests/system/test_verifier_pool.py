@@ -308,7 +308,7 @@ async def test_an_idle_process_ends(served: Any) -> None:
 async def backlog(
     served: tuple[Verifier, ServedSequence], monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[tuple[VerifierPool, list[asyncio.Task[str | None]]]]:
-    """A pool of two processes, of which the first hangs, and the checks of five sequences."""
+    """A pool of two processes, and the checks of five sequences. The first process hangs."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2})
     pool = await started(*served, backlog=2)
     pool.processes[0].popen.send_signal(signal.SIGSTOP)

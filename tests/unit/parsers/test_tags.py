@@ -9,7 +9,7 @@ import pytest
 from support.parsing import assert_same_in_pieces, tool
 
 from toolroll.parsers.reading.resolve import Schema
-from toolroll.parsers.reading.values import read_value
+from toolroll.parsers.reading.values import value_by_schema
 from toolroll.parsers.registry import get_parser
 from toolroll.parsers.types import CallStatus
 
@@ -144,7 +144,7 @@ def test_text_between_the_calls_of_a_block_is_content() -> None:
     ],
 )
 def test_a_bare_value_is_read_by_its_schema(text: str, schema: Any, value: Any) -> None:
-    typed_value = read_value(text, None if schema is None else Schema.of(schema, valid=True))
+    typed_value = value_by_schema(text, None if schema is None else Schema.of(schema, valid=True))
     assert typed_value == value
     assert type(typed_value) is type(value)
 

@@ -22,7 +22,7 @@ from toolroll.parsers.reading.collect import Collector
 from toolroll.parsers.reading.json_text import Unreadable, decode, made_call, scan_json
 from toolroll.parsers.reading.schema import parameter
 from toolroll.parsers.reading.source import Source, Steps
-from toolroll.parsers.reading.values import read_value
+from toolroll.parsers.reading.values import value_by_schema
 from toolroll.parsers.types import CallStatus, Span, ToolCall
 
 _HEAD = ("<|start|>", "<|channel|>", "<|message|>", "<|constrain|>")
@@ -209,5 +209,5 @@ class BeamParser(HarmonyParser):
                 break
             pos = stop
         text = source.text[first:pos].removeprefix("\n")
-        arguments[key] = read_value(text, parameter(source.offered, name, key))
+        arguments[key] = value_by_schema(text, parameter(source.offered, name, key))
         return stop

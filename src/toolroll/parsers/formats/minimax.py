@@ -21,7 +21,7 @@ from toolroll.parsers.reading.collect import Collector
 from toolroll.parsers.reading.json_text import MAX_DEPTH, made_call
 from toolroll.parsers.reading.resolve import Schema
 from toolroll.parsers.reading.source import Source, Steps
-from toolroll.parsers.reading.values import read_value
+from toolroll.parsers.reading.values import value_by_schema
 from toolroll.parsers.reasoning import get_reasoning
 from toolroll.parsers.types import ToolCall
 
@@ -216,4 +216,4 @@ def _leaf(text: str, schema: Schema | None) -> Any:
     kinds = _kinds(schema)
     if not text.strip() and "string" not in kinds and kinds & {"array", "object"}:
         return [] if "array" in kinds else {}
-    return read_value(text, schema)
+    return value_by_schema(text, schema)

@@ -24,7 +24,7 @@ from toolroll.parsers.reading.json_text import decode, made_call
 from toolroll.parsers.reading.resolve import Schema
 from toolroll.parsers.reading.schema import parameter
 from toolroll.parsers.reading.source import Source, Steps
-from toolroll.parsers.reading.values import guess_value, read_value
+from toolroll.parsers.reading.values import guess_value, value_by_schema
 from toolroll.parsers.types import ToolCall
 
 _NO_NAME = re.compile(r"""[{}"'<>\n]""")
@@ -223,7 +223,7 @@ class TagParser(BlockParser):
         if self.shape.unescape is not None:
             text = self.shape.unescape(text)
         if is_string is None:
-            return read_value(text, schema)
+            return value_by_schema(text, schema)
         if is_string:
             return text
         bare = text.strip()

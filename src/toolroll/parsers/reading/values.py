@@ -19,7 +19,7 @@ from toolroll.parsers.reading.resolve import Schema, kind_of
 _NUMBER = re.compile(r"[-+]?[0-9.][0-9.eE+-]*")
 
 
-def read_value(text: str, schema: Schema | None) -> Any:
+def value_by_schema(text: str, schema: Schema | None) -> Any:
     """Return the value that `text` represents under `schema`. If `schema` is None or names no type,
     guess the type.
 

@@ -69,22 +69,22 @@ def to_samples(
     the episode has none.
     """
     sequences = training_sequences(result, filler=filler)
-    made = [_sequence_sample(sample, result, sequence, reward_key) for sequence in sequences]
-    for sibling, sequence in zip(made, sequences, strict=True):
+    samples = [_sequence_sample(sample, result, sequence, reward_key) for sequence in sequences]
+    for sibling, sequence in zip(samples, sequences, strict=True):
         sibling.rollout_routed_experts = (
             None if experts_shape is None else routed_experts(sequence, experts_shape)
         )
-    if len(made) > 1:
+    if len(samples) > 1:
         rollout_id = sample.rollout_id if sample.rollout_id is not None else sample.index
         if rollout_id is None:
             raise UsageError(
                 "an episode forked into several samples, but the original sample has neither "
                 "rollout_id nor index: set one of them, so that the samples can share it"
             )
-        for sibling in made:
+        for sibling in samples:
             sibling.rollout_id = rollout_id
-    _add_episode_counts(made[0], result)
-    return made
+    _add_episode_counts(samples[0], result)
+    return samples
 
 
 def _sequence_sample(

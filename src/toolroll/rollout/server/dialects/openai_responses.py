@@ -112,10 +112,8 @@ class OpenAIResponses(Dialect):
             **_format(request),
         )
         metadata = mapping(data.get("metadata") or {}, "metadata")
-        details, lineage = (
-            RequestDetails(request, names, metadata),
-            lineage_of(request.client_metadata),
-        )
+        details = RequestDetails(request, names, metadata)
+        lineage = lineage_of(request.client_metadata)
         return ParsedRequest(chat, messages, ToolList.of(tools), details, lineage)
 
     def _messages(self, request: ResponsesRequest, responses: ResponseStore) -> list[Message]:
