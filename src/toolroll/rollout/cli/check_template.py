@@ -79,9 +79,10 @@ def show(certificate: TemplateReport, console: Console, *, as_json: bool) -> Non
     if forks := certificate.forks("fork"):
         console.print(f"[yellow]{escape(forks)}.[/]", highlight=False)
     if certificate.exact:
+        kept = "." if certificate.remarks() else ", which stay unchanged."
         console.print(
             "[green]Tool calling is exact: each tool result is appended to the tokens of the "
-            "earlier prompts and replies, which stay unchanged.[/]"
+            f"earlier prompts and replies{kept}[/]"
         )
     else:
         console.print("[red]Tool calling cannot be exact in one sequence with this template.[/]")

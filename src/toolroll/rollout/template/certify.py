@@ -260,9 +260,8 @@ def _tried(template: ChatTemplate, probe: Probe) -> ProbeResult:
     # The start of the turn may be split into tokens differently in the whole render, because the
     # prompt ended there. So only the text is compared up to the delta. From there on, the ids are
     # compared.
-    if whole[-len(delta) :] != delta or not _reads_as(
-        template, [*stream, *sampled], whole[: -len(delta)]
-    ):
+    decode = template.encoder.decode
+    if whole[-len(delta) :] != delta or decode([*stream, *sampled]) != decode(whole[: -len(delta)]):
         return result(
             "wrong", "prompt + sampled + delta are not the render of the whole conversation"
         )
@@ -405,7 +404,7 @@ def _sampled_text(template: ChatTemplate, probe: Probe) -> tuple[str, str]:
     """Return the text of the sampled turn, including its stop token, and its finish reason.
 
     For a turn with reasoning, this is its render at the end of a conversation. If the template does
-    not show the reasoning there, the reasoning is added before it. The same render is used for
+    not show the reasoning or the text there, they are added before it. The same render is used for
     a turn that renders alike with and without later messages, apart from the token that closes it.
     For any other turn, this is its render with later messages.
     """
@@ -428,7 +427,8 @@ def _sampled_text(template: ChatTemplate, probe: Probe) -> tuple[str, str]:
     if not rendered.startswith(prompt):
         raise HistoryRewrittenError("the prompt that was served is no longer rendered as it was")
     rendered = rendered[len(prompt) :]
-    lead = f"{thought}\n" if thought and thought not in rendered else ""
+    parts = (thought, probe.messages[-1]["content"])
+    lead = "".join(f"{part}\n" for part in parts if part and part not in rendered)
     ends = [rendered.find(stop) + len(stop) for stop in template.stop_texts if stop in rendered]
     if ends:
         return lead + rendered[: min(ends)], "stop"
@@ -437,17 +437,6 @@ def _sampled_text(template: ChatTemplate, probe: Probe) -> tuple[str, str]:
         (stop for stop in template.stop_texts if whole.startswith(prompt + rendered + stop)), ""
     )
     return lead + rendered + marker, "stop" if marker else "length"
-
-
-def _reads_as(template: ChatTemplate, ids: Sequence[int], rendered: Sequence[int]) -> bool:
-    """Return True if the ids `ids` and `rendered` have the same text. Their last tokens may differ
-    if both are control tokens: gpt-oss samples `<|return|>`, but its history renders `<|end|>`.
-    """
-    decode = template.encoder.decode
-    return decode(ids) == decode(rendered) or (
-        decode(ids[:-1]) == decode(rendered[:-1])
-        and {ids[-1], rendered[-1]} <= template.encoder.control_ids
-    )
 
 
 # --- further facts --------------------------------------------------------------------------------

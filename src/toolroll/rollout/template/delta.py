@@ -351,8 +351,8 @@ class DeltaRenderer:
     def _close_in_history(
         self, with_new: str, close_at: int, rendered_close: str, sampled: str | None
     ) -> str:
-        """Return the turn close that the template renders if messages follow: gpt-oss writes
-        `<|end|>` if `<|return|>` was sampled.
+        """Return the turn close that the template renders if messages follow. It is a rewrite if
+        another one was sampled: gpt-oss samples `<|return|>`, and history shows `<|end|>`.
         """
         candidates: list[str] = [
             rendered_close,
@@ -422,11 +422,13 @@ class DeltaRenderer:
             squashed(sampled.body), squashed(turn_last), squashed(turn_then)
         ):
             return "the last assistant turn is rendered differently once messages follow it"
-        part = dropped_part(messages[-1], sampled.body, history[len(prompt) :])
-        if part is None:
-            return None
         turns = sum(message.get("role") == "assistant" for message in messages)
-        return f"the template does not show the {part} of turn {turns}"
+        part = dropped_part(messages[-1], sampled.body, history[len(prompt) :])
+        if part is not None:
+            return f"the template does not show the {part} of turn {turns}"
+        if sampled.stop and not history.endswith(sampled.stop):
+            return f"the template does not close turn {turns} with {sampled.stop!r} in history"
+        return None
 
 
 def _probe_arguments(turn: Message, *, text: bool) -> Message:

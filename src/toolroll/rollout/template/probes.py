@@ -125,6 +125,12 @@ _BATTERY = (
         (_result("1"),),
     ),
     Probe(
+        "thought_text_tool",
+        "a tool result after a thought, a text and a call",
+        (*BASE, _calling("x", content="I look.", **_THOUGHT)),
+        (_result("1"),),
+    ),
+    Probe(
         "thought_user",
         "a user message after a thought and an answer",
         (*BASE, {**_ANSWER, **_THOUGHT}),

@@ -42,7 +42,7 @@ class ReferenceRender:
         self._chat_template = chat_template
         self._kwargs = dict(kwargs)
         self._shows_parts: dict[str, bool] = {}
-        self._shows_thinking: dict[tuple[bool, bool], bool] = {}
+        self._thinking: dict[tuple[bool, bool], Message] = {}
 
     def render(
         self, messages: list[Message], tools: list[Tool] | None, *, generate: bool = True
@@ -75,8 +75,9 @@ class ReferenceRender:
             changed["content"] = ""
         if changed.get("tool_calls"):
             changed["tool_calls"] = [self._prepared_call(call) for call in changed["tool_calls"]]
-        if changed.get("reasoning_content") and self._takes_thinking(changed):
-            changed.setdefault("thinking", changed["reasoning_content"])
+        if changed.get("reasoning_content"):
+            for name, value in self._thinking_field(changed).items():
+                changed.setdefault(name, value and changed["reasoning_content"])
         result: Message = readable(changed)
         return result
 
@@ -166,28 +167,29 @@ class ReferenceRender:
             self._shows_parts[role] = takes_parts
         return self._shows_parts[role]
 
-    def _takes_thinking(self, message: Message) -> bool:
-        """Return True if the template reads the reasoning of a turn like `message` only from the
-        field `thinking`, as those of gpt-oss and LFM2.5 do.
+    def _thinking_field(self, message: Message) -> Message:
+        """Return the field that a turn like `message` needs besides `reasoning_content`: `thinking`
+        if the template reads only that (gpt-oss, LFM2.5), an empty `thinking` if it refuses the
+        field that transformers 5.24 adds (gpt-oss with text and calls), or none.
         """
         calls, content = bool(message.get("tool_calls")), bool(message.get("content"))
-        if (calls, content) not in self._shows_thinking:
+        if (calls, content) not in self._thinking:
             turn = _calling({"x": "x"} if self._takes_objects else '{"x":"x"}')
-            turn |= {"content": "x" if content else ""}
+            turn |= {"content": "x" if content else "", "reasoning_content": "qxa"}
             if not calls:
                 del turn["tool_calls"]
-            renders = [
-                self._shows([_USER, {**turn, name: "qxa"}], "qxa")
-                for name in ("reasoning_content", "thinking")
-            ]
-            self._shows_thinking[calls, content] = renders == [False, True]
-        return self._shows_thinking[calls, content]
+            fields: list[Message] = [{}, {"thinking": "qxa"}, {"thinking": ""}]
+            renders = [self._shown([_USER, {**turn, **field}]) for field in fields]
+            shown = [field for field, text in zip(fields, renders, strict=True) if "qxa" in text]
+            taken = [field for field, text in zip(fields, renders, strict=True) if text]
+            self._thinking[calls, content] = [*shown, *taken, {}][0]
+        return self._thinking[calls, content]
 
-    def _shows(self, messages: list[Message], text: str) -> bool:
+    def _shown(self, messages: list[Message]) -> str:
         try:
-            return text in self.render(messages, [_TOOL])
+            return self.render(messages, [_TOOL])
         except RENDER_ERRORS:
-            return False
+            return ""
 
     @cached_property
     def uses_clock(self) -> bool:

@@ -116,7 +116,7 @@ class Renderer:
         self._variables = snapshot(replace_surrogates(self.kwargs))
         self._apply = _applier(tokenizer, self.now)
         self._takes_parts: dict[str, bool] = {}
-        self._takes_thinking: dict[tuple[bool, bool], bool] = {}
+        self._thinking: dict[tuple[bool, bool], str | None] = {}
         self.argument_form: ArgumentForm | None = self._find_argument_form()
         """The form in which the template takes a call's arguments, or None if it does not render
         them.
@@ -254,26 +254,31 @@ class Renderer:
 
     def _with_reasoning(self, message: Message) -> Message:
         """Return `message` with its reasoning also in the field `thinking`, if the template reads
-        only this field (gpt-oss, LFM2.5).
+        only this field (gpt-oss, LFM2.5). The field is empty if the template refuses the reasoning
+        there: gpt-oss does for a turn with text and calls, and transformers 5.24 adds the field.
         """
         reasoning = message.get("reasoning_content")
         if not reasoning or "thinking" in message:
             return message
         kind = calls, content = bool(message.get("tool_calls")), bool(message.get("content"))
-        if kind not in self._takes_thinking:
-            self._takes_thinking[kind] = self._shows_thinking(calls=calls, content=content)
-        return {**message, "thinking": reasoning} if self._takes_thinking[kind] else message
+        if kind not in self._thinking:
+            self._thinking[kind] = self._find_thinking(calls=calls, content=content)
+        thinking = self._thinking[kind]
+        return message if thinking is None else {**message, "thinking": thinking and reasoning}
 
-    def _shows_thinking(self, *, calls: bool, content: bool) -> bool:
-        """Return True if the template renders the field `thinking` of a turn with or without calls
-        and content, but not its field `reasoning_content`.
+    def _find_thinking(self, *, calls: bool, content: bool) -> str | None:
+        """Return the field `thinking` (None: without it) with which the template shows the
+        reasoning `_FIRST` of a turn with or without calls and content, or else renders the turn.
         """
         text = "x" if content else ""
         turn = call_turn({"x": "x"}, text) if calls else {"role": "assistant", "content": text}
         turn = _with_arguments(turn, self.argument_form or "dict")
-        talks = [[USER, {**turn, name: _FIRST}] for name in ("reasoning_content", "thinking")]
-        standard, thinking = (self._shows(talk, [TOOL], _FIRST) for talk in talks)
-        return standard is None and thinking is not None
+        for texts, thinking in itertools.product(([_FIRST], []), (None, _FIRST, "")):
+            field = {} if thinking is None else {"thinking": thinking}
+            talk = [USER, {**turn, "reasoning_content": _FIRST, **field}]
+            if self._shows(talk, [TOOL], *texts) is not None:
+                return thinking
+        return None
 
     def _shows_parts(self, role: str) -> bool:
         """Return True if the template renders a list of text parts in a message of `role`.

@@ -9,14 +9,15 @@ Invariants:
 - The tokens decode to the render of the whole conversation.
 - A trained span starts after the generation prompt and ends with the stop token, like a sampled
   turn. It ends before a turn close that models do not sample (gpt-oss: `<|end|>`).
-- If the template renders a turn differently once messages follow, the turn is context (mask 0), and
-  `Turn.excluded` gives the reason.
+- If the template does not show all of a turn (`dropped.py`), or renders the turn differently once
+  messages follow, the turn is context (mask 0), and `Turn.excluded` gives the reason.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -24,6 +25,7 @@ from toolroll.parsers.types import Span
 from toolroll.rollout.errors import HistoryRewrittenError, TemplateError
 from toolroll.rollout.template.chat_template import ChatTemplate
 from toolroll.rollout.template.delta import SampledText
+from toolroll.rollout.template.dropped import dropped_part
 from toolroll.rollout.template.encode import as_ids
 from toolroll.rollout.template.render import plain_content
 from toolroll.rollout.types import Message, MessageSpan, Tool, Trajectory, Turn
@@ -50,9 +52,10 @@ def tokenize_conversation(
     `Trajectory.spans` gives the token span of each assistant message. The messages between two
     assistant messages, and the generation prompt, share one span.
 
-    If the template renders a turn differently once messages follow, the turn has mask 0 and
-    `Turn.excluded` is set. For example, Qwen3.5 removes reasoning when a user message follows. To
-    train on such a turn too, tokenize the conversation up to that turn as a separate sample.
+    If the template does not show a turn's reasoning, text or calls, or renders the turn differently
+    once messages follow, the turn has mask 0 and `Turn.excluded` gives the reason. For example,
+    Qwen3.5 removes reasoning when a user message follows. To train on such a turn too, tokenize the
+    conversation up to that turn as a separate sample.
 
     Raises `TemplateError` if the template refuses the conversation.
     """
@@ -238,8 +241,42 @@ class _Recorded:
             reason = f"its text contains {spelled!r}, which would be trained as the control token"
             return [_Piece(begin, stop, index, index, excluded=reason)]
         sampled_stop = _sampled_until(self.template, self.text, stop)
+        reason = self._altered(index, self.text[begin:sampled_stop])
+        if reason is not None:
+            return [_Piece(begin, stop, index, index, excluded=reason)]
         trained = _Piece(begin, sampled_stop, index, index, trained=True)
         return [trained, _Piece(sampled_stop, stop, index, index)]
+
+    def _altered(self, index: int, shown: str) -> str | None:
+        """Return why turn `index`, which is rendered as `shown`, is not the turn as recorded. Return
+        None if it is.
+        """
+        if index < len(self.messages) - 1:
+            upto = self.messages[: index + 1]
+            alone = self.template.renderer.render(upto, self.tools, generate=False)
+            recorded = replace(self, messages=upto, text=alone)
+            begin = recorded._begin(index)
+            stop = None if begin is None else recorded._end(index, begin)
+            if begin is None or self._body(alone[begin:stop]) != self._body(shown):
+                return "the template renders this turn differently once messages follow"
+        part = self._dropped(self.messages[index], shown)
+        return None if part is None else f"the template does not show the {part} of this turn"
+
+    def _dropped(self, message: Message, shown: str) -> str | None:
+        """Return the part of `message` that its render `shown` lacks, as `dropped_part` does."""
+        [turn] = self.template.renderer.prepare([message])
+        names = ("reasoning_content", "reasoning", "thinking")
+        turn = {**turn, "reasoning_content": next(filter(None, map(turn.get, names)), None)}
+        for recorded, call in zip(message.get("tool_calls") or (), turn.get("tool_calls") or ()):
+            arguments = recorded["function"].get("arguments")
+            if not call["function"]["arguments"] and str(arguments or "").strip("{} \n"):
+                return "calls"  # unreadable arguments are rendered as {}
+        return dropped_part(turn, json.dumps(turn, ensure_ascii=False), shown)
+
+    def _body(self, turn_text: str) -> str:
+        """Return the text of a turn without the token that closes it."""
+        stops = self.template.stop_texts
+        return turn_text.removesuffix(next(filter(turn_text.endswith, stops), ""))
 
     def _begin(self, index: int) -> int | None:
         """Return where turn `index` starts in `text`, after its generation prompt. Return None if
