@@ -330,6 +330,8 @@ class Judge:
         said_anew = any(content in str(message.get("content")) for message in new)
         if content and content not in then and content in full.text[at:] and not said_anew:
             return Truth("rewrite", why="the text of the turn is moved behind it")
+        if said.stop and full.text[slice(*end)] != said.stop:
+            return replace(self._tail(full, "rewrite", at), why="another token ends the turn")
         if self._reads_the_same(alone, served, said, then):
             return self._tail(full, "drift", at)
         return replace(self._tail(full, "rewrite", at), why="the turn reads otherwise")

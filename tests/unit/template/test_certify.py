@@ -65,6 +65,20 @@ def test_qwen3s_report() -> None:
     assert all("a second training sequence begins there" in line for line in report.remarks())
 
 
+def test_gptosss_report() -> None:
+    """History shows `<|end|>` where `<|return|>` was sampled, and no thought besides a text and a
+    call. The same under all versions of transformers.
+    """
+    report = certify(ChatTemplate(tokenizer_for(source("gptoss"))))
+    found = {probe.name: probe for probe in report.probes}
+    assert (found["user"].outcome, found["user"].preserved) == ("fork", True)
+    assert found["user"].detail == "the template does not close turn 1 with '<|return|>' in history"
+    assert found["thought_text_tool"].outcome == "fork"
+    detail = "the template does not show the reasoning of turn 1"
+    assert found["thought_text_tool"].detail == detail
+    assert report.exact
+
+
 NOTHINK = {"enable_thinking": False}
 
 

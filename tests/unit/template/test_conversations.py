@@ -184,14 +184,6 @@ def judged(
         return None, None
 
 
-def closed_otherwise(oracle: Oracle, prompt: list[int], wanted: list[int]) -> bool:
-    """Whether the stream is the template's history but for the closes: gpt-oss samples
-    `<|return|>` and shows `<|end|>`.
-    """
-    decode = oracle.tokenizer.decode
-    return str(decode(prompt)).replace("<|return|>", "<|end|>") == decode(wanted)
-
-
 def judge_prompt(
     oracle: Oracle,
     dialogue: Conversation,
@@ -210,10 +202,8 @@ def judge_prompt(
         return
     assert truth.kind != "raises"
     if not forked:
-        if truth.kind not in ("append", "drift"):
-            assert closed_otherwise(oracle, prompt, wanted), (
-                "the template rewrites history, and nothing was said"
-            )
+        rewritten = "the template rewrites history, and nothing was said"
+        assert truth.kind in ("append", "drift"), rewritten
         stream = [*engine.log[-2].input_ids.tolist(), *engine.log[-2].output_ids]
         assert prompt[: len(stream)] == stream
         assert prompt[len(stream) :] == truth.input_ids

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from support.qwen import tokenizer_for
 
 from toolroll.rollout.errors import HistoryRewrittenError
 from toolroll.rollout.template import ChatTemplate, Cursor
@@ -96,6 +97,25 @@ def test_a_turn_in_the_templates_own_words_costs_two_renders_or_one(
     next_delta = counting.delta(again, "Nothing.<|end|>", NEW, cursor=delta[1])
     assert counting.renders == 1
     assert text(counting, next_delta) == text(counting, delta)
+
+
+@pytest.mark.parametrize("history", ["fork", "scaffold", "preserve"])
+@pytest.mark.parametrize("said", [SAID, COMPACT, "Look:<|end|>"])
+def test_another_close_in_history_is_a_rewrite(history: Any, said: str) -> None:
+    """As with gpt-oss, whose models sample `<|return|>`."""
+    close = "'<|done|>' if loop.last and not add_generation_prompt else '<|end|>'"
+    source = COUNTING.replace("'<|end|>\\n'", close)
+    template = ChatTemplate(tokenizer_for(source), history=history)
+    turn = TURN if "tool_call" in said else {"role": "assistant", "content": "Look:"}
+    sampled = template.sampled(template.encoder.encode(said.replace("<|end|>", "<|done|>")))
+    cursor = template.start(FIRST)
+    if history != "preserve":
+        with pytest.raises(HistoryRewrittenError, match=r"not close turn 1 with '<\|done\|>'"):
+            cursor.after(sampled, [turn, *NEW])
+        return
+    ids, after = cursor.after(sampled, [turn, *NEW])
+    assert template.encoder.decode(ids) == "<|turn|>user\nAnd now?<|end|><|turn|>assistant\n"
+    assert after.preserved is not None and "does not close turn 1" in after.preserved
 
 
 @pytest.mark.parametrize(

@@ -133,6 +133,23 @@ def test_a_first_prompt_with_a_call_is_right_in_every_form(name: str, more: Mess
     assert template.verifier.check(served) is None
 
 
+@pytest.mark.parametrize("preserved", [False, True])
+def test_a_turn_that_history_closes_with_another_token_is_found(preserved: bool) -> None:
+    template = ChatTemplate(tokenizer_for(trl_template("gptoss")), history="preserve")
+    messages: list[Message] = []
+    for number in range(3):
+        messages += [user(f"Number {number}?"), {"role": "assistant", "content": f"{number}."}]
+    said = lambda text: text.partition(".")[0] + ".<|return|>"
+    served = replace(play(template, messages, None, said=said), preserved=preserved)
+    assert template.encoder.decode(served.input_ids).count(".<|return|><|start|>user") == 2
+    kind = None if preserved else "delta: the turn does not end there"
+    assert template.verifier.check(served) == kind
+
+
+def user(text: str) -> Message:
+    return {"role": "user", "content": text}
+
+
 def changes(served: ServedSequence) -> list[tuple[str, ServedSequence]]:
     """Each delta and the prompt without a token, with one doubled, without its head, without its
     tail, without anything.

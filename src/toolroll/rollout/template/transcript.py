@@ -94,7 +94,8 @@ def last_message_delta(
     An assistant message adds the generation prompt (mask 0), its text up to and including the stop
     token (mask 1), and the rest of the turn close (mask 0).
 
-    Raises `HistoryRewrittenError` if the last message changes how earlier messages are rendered.
+    Raises `HistoryRewrittenError` if the last message changes how earlier messages are rendered, or
+    if the template does not show all of it.
     """
     messages = [plain_content(message) for message in messages]
     before = _before_last(messages)
@@ -113,6 +114,10 @@ def last_message_delta(
                 "prompt"
             )
         stop = _sampled_text_end(template, text, len(prompted))
+        recorded = _Recorded(template, messages, tools, text)
+        reason = recorded.altered(before, text[len(prompted) : stop])
+        if reason is not None:
+            raise HistoryRewrittenError(f"messages[{before}] (assistant): {reason}")
         pieces = [
             _Piece(len(prior), len(prompted), before, before),
             _Piece(len(prompted), stop, before, before, trained=True),
@@ -241,13 +246,13 @@ class _Recorded:
             reason = f"its text contains {spelled!r}, which would be trained as the control token"
             return [_Piece(begin, stop, index, index, excluded=reason)]
         sampled_stop = _sampled_until(self.template, self.text, stop)
-        reason = self._altered(index, self.text[begin:sampled_stop])
+        reason = self.altered(index, self.text[begin:sampled_stop])
         if reason is not None:
             return [_Piece(begin, stop, index, index, excluded=reason)]
         trained = _Piece(begin, sampled_stop, index, index, trained=True)
         return [trained, _Piece(sampled_stop, stop, index, index)]
 
-    def _altered(self, index: int, shown: str) -> str | None:
+    def altered(self, index: int, shown: str) -> str | None:
         """Return why turn `index`, which is rendered as `shown`, is not the turn as recorded. Return
         None if it is.
         """
