@@ -32,6 +32,7 @@ ARGUMENTS = '{"city":"Paris Zw7Qmark"}'
 WEATHER = f'<tool_call>\n{{"name": "get_weather", "arguments": {ARGUMENTS}}}\n</tool_call>'
 ANALYSIS = f"<|channel|>analysis<|message|>{THOUGHT}<|end|><|start|>assistant"
 COMMENTARY = f" to=functions.get_weather<|channel|>commentary json<|message|>{ARGUMENTS}"
+PREAMBLE = "<|channel|>commentary<|message|>I look.<|end|><|start|>assistant"
 
 
 def steps(name: str, sampled: str, turn: Message, new: Message) -> tuple[str | None, str | None]:
@@ -60,6 +61,13 @@ def steps(name: str, sampled: str, turn: Message, new: Message) -> tuple[str | N
         ("qwen2_5", f"<think>{THOUGHT}</think>{WEATHER}<|im_end|>", {**CALL, **THINK}, RESULT),
         ("llama3_1", f"<think>{THOUGHT}</think>{ANSWER}<|eot_id|>", said(ANSWER, **THINK), AGAIN),
         ("qwen3_vl", f"<think>{THOUGHT}", said("", **THINK), AGAIN),
+        # refuses `thinking`, which transformers 5.24 adds, besides text and calls
+        (
+            "gptoss",
+            f"{ANALYSIS}{PREAMBLE}{COMMENTARY}<|call|>",
+            {**CALL, "content": "I look.", **THINK},
+            RESULT,
+        ),
     ],
 )
 def test_a_thought_that_the_template_never_shows_is_a_rewrite(

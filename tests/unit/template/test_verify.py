@@ -106,6 +106,7 @@ def test_every_change_of_a_delta_or_prompt_is_found(
 
 THOUGHT: Message = {"reasoning_content": "A thought."}
 NO_TEXT: Message = {"content": None}
+BOTH: Message = {**THOUGHT, "content": "I look."}
 
 
 @pytest.mark.parametrize(
@@ -113,6 +114,7 @@ NO_TEXT: Message = {"content": None}
     [
         ("gptoss", THOUGHT),  # reads it from the field `thinking`
         ("lfm2_2_5", THOUGHT),
+        ("gptoss", BOTH),  # refuses `thinking` besides text and calls
         ("gptoss", NO_TEXT),  # refuses null
         ("glm4moe", NO_TEXT),  # writes "None"
         ("deepseekv3", NO_TEXT),
