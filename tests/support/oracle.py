@@ -91,7 +91,8 @@ class Oracle:
         self, messages: Sequence[Message], tools: Sequence[Tool] | None, *, generate: bool
     ) -> str:
         """The template's text, remembered. Arguments are given as dicts, or as JSON text if it
-        takes no dicts. A thought is also given as `thinking` if the template reads only this field.
+        takes no dicts. A thought is also given as `thinking` if the template reads only this field,
+        or an empty one if it refuses that (transformers 5.24 adds the field).
         """
         key = repr((messages, tools, generate))
         if key not in self._renders:
@@ -105,7 +106,7 @@ class Oracle:
         source = str(self.tokenizer.chat_template)
         reads_thinking = "message.thinking" in source and "reasoning_content" not in source
         for form, joins, thinks in itertools.product(
-            (_as_dict, _as_text), (False, True), (True, False) if reads_thinking else (False,)
+            (_as_dict, _as_text), (False, True), ("all", None, "") if reads_thinking else (None,)
         ):
             prepared = [_prepared(message, form, joins=joins) for message in messages]
             if not self._takes_null:
@@ -113,9 +114,11 @@ class Oracle:
                     {**m, "content": ""} if m.get("tool_calls") and m.get("content") is None else m
                     for m in prepared
                 ]
-            if thinks:
+            if thinks is not None:
                 prepared = [
-                    {**m, "thinking": m["reasoning_content"]} if m.get("reasoning_content") else m
+                    {**m, "thinking": thinks and m["reasoning_content"]}
+                    if m.get("reasoning_content")
+                    else m
                     for m in prepared
                 ]
             try:

@@ -253,10 +253,10 @@ CUT = {"id": "c", "type": "function", "function": {"name": "look", "arguments": 
 @pytest.mark.parametrize(
     ("turn", "source", "reason"),
     [
-        ({"content": "No # x"}, "{{ m.content.split('#')[0] }}", "does not show the text"),
+        ({"content": "No # x"}, "{{ m.content | replace('#', '') }}", "does not show the text"),
         (calling(0, "A1"), "{{ m.content }}", "does not show the calls"),
         ({"content": "", "tool_calls": [CUT]}, CALLS, "does not show the calls"),
-        ({"content": "a"}, "{{ m.content ~ ('!' if loop.last else '') }}", "this turn differently"),
+        ({"content": "a"}, "{{ ('!' if loop.last else '') ~ m.content }}", "this turn differently"),
     ],
 )
 def test_a_turn_that_is_not_shown_as_recorded_is_excluded(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -145,6 +146,27 @@ def test_a_turn_that_history_closes_with_another_token_is_found(preserved: bool)
     served = replace(play(template, messages, None, said=said), preserved=preserved)
     assert template.encoder.decode(served.input_ids).count(".<|return|><|start|>user") == 2
     kind = None if preserved else "delta: the turn does not end there"
+    assert template.verifier.check(served) == kind
+
+
+@pytest.mark.parametrize(
+    ("dated", "kind"), [("loop.first", None), ("loop.index > 2", "delta: tokens")]
+)
+def test_a_date_of_another_day_is_excluded_if_a_later_message_shows_it(
+    dated: str, kind: str | None
+) -> None:
+    """The check renders with today's date. It leaves out the first prompt on another day."""
+    source = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}"
+        "{% if m.role == 'user' and DATED %}{{ strftime_now(' on %Y-%m-%d') }}{% endif %}<|im_end|>"
+        "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    ).replace("DATED", dated)
+    template = ChatTemplate(tokenizer_for(source), now=datetime(2020, 2, 29))
+    messages: list[Message] = []
+    for number in range(2):
+        messages += [user(f"Number {number}?"), {"role": "assistant", "content": f"{number}."}]
+    served = play(template, messages, None)
+    assert template.encoder.decode(served.input_ids).count(" on 2020-02-29") == 1
     assert template.verifier.check(served) == kind
 
 

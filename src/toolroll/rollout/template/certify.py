@@ -427,8 +427,8 @@ def _sampled_text(template: ChatTemplate, probe: Probe) -> tuple[str, str]:
     if not rendered.startswith(prompt):
         raise HistoryRewrittenError("the prompt that was served is no longer rendered as it was")
     rendered = rendered[len(prompt) :]
-    parts = (thought, probe.messages[-1]["content"])
-    lead = "".join(f"{part}\n" for part in parts if part and part not in rendered)
+    parts = (thought or "", probe.messages[-1].get("content") or "")
+    lead = "".join(f"{part}\n" for part in parts if part.strip() not in rendered)
     ends = [rendered.find(stop) + len(stop) for stop in template.stop_texts if stop in rendered]
     if ends:
         return lead + rendered[: min(ends)], "stop"

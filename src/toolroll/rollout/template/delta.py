@@ -17,7 +17,8 @@ Invariants (I3 and I5: docs/guarantees.md):
 - Sampled text is never encoded again (I3), and a rewrite is never ignored (I5).
 - If the model wrote a turn differently from how its message renders (different JSON spacing, for
   example), this alone does not count as a rewrite. The turn must also render differently with and
-  without the new messages, or without a part of the sampled text (`dropped.py`).
+  without the new messages, without a part of the sampled text (`dropped.py`), or with another token
+  at its end.
 - With history="scaffold", the render may lack the scaffold of earlier turns (`scaffold`). Nothing
   else may differ: the same comparisons are made with the served text without its scaffolds.
 """
