@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any
 
 from hypothesis import strategies as st
 from support.formats import Call, Format
+
+from toolroll.parsers.registry import get_parser
 
 NAMES = st.from_regex(r"[a-z][a-z0-9_]{0,15}", fullmatch=True)
 _EDGES = (
@@ -36,6 +39,10 @@ def strings(form: Format) -> st.SearchStrategy[str]:
     return st.lists(piece, max_size=5).map("".join).filter(form.carries)
 
 
+def _spells(text: str, marks: list[str]) -> bool:
+    return any(mark in text for mark in marks)
+
+
 def arguments(form: Format) -> st.SearchStrategy[dict[str, Any]]:
     """An object of arguments that the format can carry."""
     scalars = st.one_of(
@@ -49,7 +56,12 @@ def arguments(form: Format) -> st.SearchStrategy[dict[str, Any]]:
     words = st.from_regex(r"[a-zA-Z_][a-zA-Z0-9_]{0,9}", fullmatch=True).filter(
         lambda word: word.lower() not in _NO_NAMES
     )
-    keys = words if form.keys == "word" else st.one_of(words, strings(form))
+    parser = get_parser(form.name)  # a key with one of its markers is never ok
+    marks = [mark.strip().rstrip(">") for mark in (*parser.markers, *parser.inner) if len(mark) > 3]
+    unmarked = strings(
+        replace(form, markers=tuple(one for one in form.markers if not _spells(one, marks)))
+    ).filter(lambda key: not _spells(key, marks))
+    keys = words if form.keys == "word" else st.one_of(words, unmarked)
     values = st.recursive(
         scalars,
         lambda inner: st.one_of(

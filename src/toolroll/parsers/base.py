@@ -50,6 +50,8 @@ class ToolCallParser(ABC):
     """The markers that always start a call. Reasoning that is not closed ends before the first."""
     markers: tuple[str, ...] = ()
     """The format's own markers. They are never content."""
+    inner: tuple[str, ...] = ()
+    """Further markers, inside calls."""
     beside: Beside = ((), ())
     """The markers that precede the name of a tool, and those that follow it. If the text of a reply
     contains them with the name of a tool, it looks like a call."""
@@ -178,6 +180,7 @@ class ReplyStream:
             None if calls_as_text else offered,
             calls_as_text=calls_as_text,
             beside=parser.beside,
+            markers=(*parser.markers, *parser.inner),
         )
         self._steps = parser.read(self._source, self._out, in_reasoning=in_reasoning)
 

@@ -120,7 +120,10 @@ _BY_NAME: dict[str, Tags] = {
     "kimi_k3": Tags("<|open|>think<|sep|>", "<|close|>think<|sep|>"),
     "kimi": Tags("◁think▷", "◁/think▷"),
     "mistral": Tags("[THINK]", "[/THINK]"),
-    "gemma4": Tags("<|channel>thought", "<channel|>"),
+    # Gemma 4 sometimes writes its opening token twice.
+    "gemma4": Tags(
+        "<|channel>thought", "<channel|>", others=(("<|channel><|channel>thought", "<channel|>"),)
+    ),
     "cohere_command4": Tags("<|START_THINKING|>", "<|END_THINKING|>"),
     "minimax-m3": Tags("<mm:think>", "</mm:think>"),
     "apertus2509": Tags("<|inner_prefix|>", "<|inner_suffix|>"),

@@ -4,6 +4,8 @@ pieces.
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -11,10 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.calls import calls, same
 from support.formats import FORMATS, Format, tools_for
-from support.parsing import in_pieces, lost
+from support.parsing import assert_same_in_pieces, in_pieces, lost
 
 from toolroll.parsers.base import ToolCallParser
 from toolroll.parsers.registry import built_in_parsers, get_parser
+from toolroll.parsers.types import CallStatus
 
 IDS = [f"{form.name}-{form.write.__name__}" for form in FORMATS]
 
@@ -55,13 +58,60 @@ def test_what_a_writer_writes_is_read_back(form: Format) -> None:
 def test_a_value_may_spell_each_of_the_formats_markers(form: Format) -> None:
     parser = get_parser(form.name)
     for marker in dict.fromkeys((*form.markers, *parser.markers)):
-        for value in (f"a{marker}b", f"{marker}b", {"k": [f"a{marker}"]}):
+        for value in (f"a{marker}b", f"{marker}b", f"{marker}b{marker}", {"k": [f"a{marker}"]}):
             if form.carries(value):
                 found = [("f", {"a": value, "b": 1})]
                 reply = parser.parse(form.write(found), tools=tools_for(found), in_reasoning=False)
                 assert [(call.name, call.arguments, call.error) for call in reply.tool_calls] == [
                     (*found[0], None)
                 ], marker
+
+
+CALL = "look_up", {"city": "Paris", "page": 3}
+PLACES = {"name": "look_up", "key": "city", "value": "Paris"}
+
+
+@pytest.mark.parametrize("form", FORMATS, ids=IDS)
+def test_a_marker_in_a_name_or_a_key_is_never_ok_and_one_in_a_value_is_kept(form: Format) -> None:
+    parser, text = get_parser(form.name), form.write([CALL])
+    markers = [marker for marker in {*parser.markers, *parser.inner} if len(marker) > 3]
+    planted = [
+        (place, marker, text[:at] + marker + text[at:])
+        for place, word in PLACES.items()
+        for match in re.finditer(word, text)
+        for at in (match.start(), match.start() + 2, match.end())
+        for marker in markers
+    ]
+    seen: Counter[str] = Counter()
+    for tools in (tools_for([CALL]), None):
+        for place, marker, changed in planted:
+            reply = parser.parse(changed, tools=tools, in_reasoning=False)
+            assert not lost(parser, changed, reply), changed
+            for call in reply.ok_calls:
+                names = (call.name, *(call.arguments or ()))
+                assert not any(marker.strip().rstrip(">") in name for name in names), changed
+                value = (call.arguments or {}).get("city")
+                if place == "value" and value != "Paris":
+                    assert str(value).replace(marker, "") == "Paris", changed
+                seen[place] += 1
+    assert seen["value"]
+
+
+@pytest.mark.parametrize("form", FORMATS, ids=IDS)
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_key_with_two_values_is_never_ok(form: Format, nested: bool) -> None:
+    def arguments(**members: Any) -> dict[str, Any]:
+        return {"o": members} if nested else members
+
+    text, parser = form.write([("f", arguments(x1=1, x2=2, z=3))]), get_parser(form.name)
+    reply = assert_same_in_pieces(parser, text.replace("x2", "x1"), in_reasoning=False)
+    (call,) = reply.tool_calls
+    if form.name == "minimax-m3":  # repeated elements are a list
+        assert (call.arguments, call.ok) == (arguments(x1=[1, 2], z=3), True)
+        return
+    assert (call.name, call.status) == ("f", CallStatus.BAD_ARGUMENTS)
+    assert call.error == "the call of f is not clear: the key 'x1' gives a second value"
+    assert call.arguments == arguments(x1=2, z=3)
 
 
 WITHOUT_WRITER = {"plain": "it reads no calls: the whole reply is content"}

@@ -211,3 +211,68 @@ def test_a_closing_tag_in_a_call_does_not_close_reasoning(name: str) -> None:
     opener = parser.openers[0]
     named = read(f"I know {opener} well.</think>Hello.")
     assert (named.reasoning, named.content) == (f"I know {opener} well.", "Hello.")
+
+
+UNCLEAR = {
+    "two kinds of arguments": (
+        "hermes",
+        '<tool_call>{"name": "f", "arguments": {"x": "1"}, "parameters": {"x": "2"}}</tool_call>',
+        CallStatus.BAD_ARGUMENTS,
+    ),
+    "the same arguments twice": (
+        "hermes",
+        '<tool_call>{"name": "f", "arguments": {"x": "1"}, "parameters": {"x": "1"}}</tool_call>',
+        CallStatus.OK,
+    ),
+    "two names": (
+        "hermes",
+        '<tool_call>{"name": "g", "name": "f", "arguments": {"x": "1"}}</tool_call>',
+        CallStatus.BAD_ARGUMENTS,
+    ),
+    "a tool twice in one object": (
+        "apertus2509",
+        '<|tools_prefix|>[{"f": {"x": "1"}, "f": {"x": "2"}}]<|tools_suffix|>',
+        CallStatus.MISSING_NAME,
+    ),
+    "an unpacked key twice": ("pythonic", "[f(**{'x': '1', 'x': '2'})]", CallStatus.INVALID_JSON),
+    "an unpacked key and the key": (
+        "pythonic",
+        "[f(x='1', **{'x': '2'})]",
+        CallStatus.BAD_ARGUMENTS,
+    ),
+    "a list as arguments": (
+        "deepseekv4",
+        '<｜DSML｜tool_calls><｜DSML｜invoke name="f">["1"]</｜DSML｜invoke></｜DSML｜tool_calls>',
+        CallStatus.INVALID_JSON,
+    ),
+}
+
+
+@pytest.mark.parametrize("what", UNCLEAR)
+def test_a_call_that_loses_a_value_is_not_ok(what: str) -> None:
+    name, text, status = UNCLEAR[what]
+    reply = assert_same_in_pieces(get_parser(name), text, tools=TOOLS, in_reasoning=False)
+    assert [call.status for call in reply.tool_calls] == [status]
+
+
+def test_an_answer_in_json_with_a_key_twice_is_no_call() -> None:
+    text = '{"city": "Rome", "city": "Paris"}'
+    reply = assert_same_in_pieces(get_parser("llama3"), text, tools=TOOLS, in_reasoning=False)
+    assert (reply.content, reply.tool_calls) == (text, ())
+
+
+def test_kimi_k3_escapes_names_and_keys_but_not_values() -> None:
+    text = (
+        '<|open|>tools<|sep|><|open|>call tool="r&amp;d" index="1"<|sep|><|open|>argument '
+        'key="a&amp;b&quot;&amp;quot;" type="string"<|sep|>x&amp;y<|close|>argument<|sep|>'
+        "<|close|>call<|sep|><|close|>tools<|sep|>"
+    )
+    (call,) = assert_same_in_pieces(get_parser("kimi_k3"), text).tool_calls
+    assert (call.name, call.arguments, call.ok) == ("r&d", {'a&b"&quot;': "x&amp;y"}, True)
+
+
+@pytest.mark.parametrize("in_reasoning", [True, False, None])
+def test_gemma4_may_double_the_token_that_opens_a_thought(in_reasoning: bool | None) -> None:
+    text = "<|channel><|channel>thought\nI think.<channel|>Hello."
+    reply = assert_same_in_pieces(get_parser("gemma4"), text, in_reasoning=in_reasoning)
+    assert (reply.reasoning, reply.content) == ("I think.", "Hello.")

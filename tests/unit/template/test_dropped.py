@@ -19,7 +19,10 @@ from support.oracle_scenarios import (
 )
 from support.qwen import tokenizer_for, trl_template
 
+from toolroll.parsers.openai import to_openai
+from toolroll.parsers.registry import get_parser
 from toolroll.rollout.errors import HistoryRewrittenError
+from toolroll.rollout.model.turn import with_call_ids
 from toolroll.rollout.template import ChatTemplate, certify
 from toolroll.rollout.template.dropped import dropped_part
 
@@ -132,6 +135,63 @@ def test_a_turn_that_the_template_shows_is_none(
 )
 def test_what_counts_as_dropped(turn: Message, sampled: str, shown: str, part: str | None) -> None:
     assert dropped_part(turn, sampled, shown) == part
+
+
+CITY = '{"name": "get_weather", "arguments": {"city": "Paris"}}'
+SECOND = CITY.replace("Paris", "Rome")
+QWEN_CALL = (
+    "<tool_call>\n<function=get_weather>\n<parameter=city>\nParis\n</parameter>\n{}</function>\n"
+    "</tool_call><|im_end|>"
+)
+MORE_TEXT = "<parameter=city>\nRome\n</parameter>\n"
+
+
+def hermes(*parts: str) -> str:
+    return "".join(
+        f"<tool_call>\n{part}\n</tool_call>" if part[0] == "{" else part for part in parts
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "sampled", "unshown"),
+    [
+        ("hermes", hermes(CITY), False),
+        ("hermes", hermes("I look.\n", CITY.replace('": ', '":')), False),
+        ("hermes", hermes(f'{{"arguments": {{"city": "Paris"}}, {CITY[1:22]}}}'), False),
+        ("hermes", hermes(CITY.replace("Paris", r"Z\u00fcrich\nS\u00dcD \"1\"")), False),
+        ("hermes", hermes(CITY.replace('"Paris"', "-2.50")), True),
+        ("hermes", hermes(CITY.replace('"Paris"', "1e3")), True),
+        ("hermes", hermes(CITY.replace('{"c', '{"city": "Rome", "c')), True),
+        ("hermes", hermes(CITY.replace(', "a', ', "why": "because", "a')), True),
+        ("hermes", hermes(CITY, "\nThen Rome.\n", SECOND), True),
+        ("hermes", hermes(CITY, "\nThen Rome."), True),
+        ("hermes", hermes(CITY[:-1]), True),
+        ("qwen3_coder", QWEN_CALL.format(""), False),
+        ("qwen3_coder", QWEN_CALL.format(MORE_TEXT), True),
+        ("gpt-oss", f"{COMMENTARY}<|call|>", False),
+        (
+            "gpt-oss",
+            "<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>"
+            f"{ARGUMENTS}<|call|>",
+            False,
+        ),
+    ],
+)
+def test_sampled_text_that_the_history_does_not_show_is_kept_and_counted(
+    kind: str, sampled: str, unshown: bool
+) -> None:
+    name = {"hermes": "qwen2_5", "qwen3_coder": "qwen3_5_nothink", "gpt-oss": "gptoss"}[kind]
+    template = ChatTemplate(tokenizer_for(trl_template(name)))
+    ids = template.encoder.encode(sampled + "<|im_end|>" * (kind == "hermes"))
+    text = template.sampled(ids, finish_reason="stop")
+    reply = get_parser(kind).parse(text.body, in_reasoning=False)
+    turn = to_openai(with_call_ids(reply, "t"))
+    results = [
+        {**RESULT, "tool_call_id": call["id"], "name": call["function"]["name"]}
+        for call in turn["tool_calls"]
+    ]
+    _, after = template.start(BASE, list(TOOLS)).after(text, [turn, *results])
+    assert (after.preserved, after.unshown) == (None, unshown)
 
 
 def test_check_template_says_that_a_thought_is_dropped() -> None:

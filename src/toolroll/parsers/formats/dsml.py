@@ -67,6 +67,7 @@ class KimiK3Parser(TagParser):
         value=("", "<|close|>argument<|sep|>"),
         typed_by=('" type="', "string"),
         attribute_end='" ',
+        attribute=lambda text: text.replace("&quot;", '"').replace("&amp;", "&"),
     )
     reasoning = get_reasoning("kimi_k3")
     wrappers = ("<|open|>response<|sep|>", "<|close|>response<|sep|>", "<|close|>message<|sep|>")

@@ -11,7 +11,7 @@ from typing import Any
 
 from toolroll.parsers.base import Broken
 from toolroll.parsers.formats.blocks import BlockParser, json_arguments
-from toolroll.parsers.reading.json_text import MAX_DEPTH, Unreadable, made_call
+from toolroll.parsers.reading.json_text import MAX_DEPTH, Members, Unreadable, made_call
 from toolroll.parsers.reading.python_text import read_value
 from toolroll.parsers.reading.source import Source, Steps
 from toolroll.parsers.reading.values import guess_value
@@ -29,6 +29,7 @@ class Gemma4Parser(BlockParser):
 
     name = "gemma4"
     call = ("<|tool_call>", "<tool_call|>")
+    inner = (_QUOTE,)
     reasoning = get_reasoning("gemma4")
 
     def elements(self, source: Source, begin: int, start: int) -> Steps[tuple[list[ToolCall], int]]:
@@ -51,7 +52,7 @@ class Gemma4Parser(BlockParser):
 
 
 def _object(source: Source, pos: int, name: str, depth: int) -> Steps[tuple[dict[str, Any], int]]:
-    members: dict[str, Any] = {}
+    members = Members()
     pos = yield from source.skip(pos + 1)
     while (yield from source.char(pos)) != "}":
         key, pos = yield from _string(source, pos, name)
@@ -62,7 +63,7 @@ def _object(source: Source, pos: int, name: str, depth: int) -> Steps[tuple[dict
             raise Broken(f"expected a key and ':' in the arguments of {name}", name)
         members[key], pos = yield from _value(source, pos + 1, name, depth + 1)
         pos = yield from _next(source, pos, "}", name)
-    return members, pos + 1
+    return members.plain(), pos + 1
 
 
 def _array(source: Source, pos: int, name: str, depth: int) -> Steps[tuple[list[Any], int]]:

@@ -19,7 +19,7 @@ from typing import Any
 
 from toolroll.parsers.base import Broken, ToolCallParser
 from toolroll.parsers.reading.collect import Collector
-from toolroll.parsers.reading.json_text import Unreadable, decode, made_call, scan_json
+from toolroll.parsers.reading.json_text import Members, Unreadable, decode, made_call, scan_json
 from toolroll.parsers.reading.schema import parameter
 from toolroll.parsers.reading.source import Source, Steps
 from toolroll.parsers.reading.values import value_by_schema
@@ -155,9 +155,10 @@ class BeamParser(HarmonyParser):
 
     name = "beam"
     markers, plain = header_forms("xml")
+    inner = (_OPEN, _CLOSE)
 
     def call(self, source: Source, out: Collector, header: Span, name: str) -> Steps[int]:
-        arguments: dict[str, Any] = {}
+        arguments = Members()
         begin, pos = header
         body = pos
         try:
@@ -178,7 +179,7 @@ class BeamParser(HarmonyParser):
             )
             return end
         end = pos + len(marker) if marker in ENDS else pos
-        out.call(made_call(name, arguments, source.text[body:pos], (begin, end)))
+        out.call(made_call(name, arguments.plain(), source.text[body:pos], (begin, end)))
         return end
 
     def _parameter(

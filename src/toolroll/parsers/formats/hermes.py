@@ -10,7 +10,7 @@ from typing import Any
 from toolroll.parsers.base import MarkedParser
 from toolroll.parsers.formats.json_blocks import JsonBlockParser, open_json_calls
 from toolroll.parsers.reading.collect import Collector
-from toolroll.parsers.reading.json_text import Names, made_call
+from toolroll.parsers.reading.json_text import Members, Names, made_call
 from toolroll.parsers.reading.source import Source, Steps
 from toolroll.parsers.reasoning import get_reasoning
 from toolroll.parsers.types import Span, ToolCall
@@ -61,7 +61,7 @@ class ApertusParser(JsonBlockParser):
     def calls_in(self, value: Any, raw: str, span: Span) -> list[ToolCall]:
         calls: list[ToolCall] = []
         for item in value if isinstance(value, list) and value else [value]:
-            if isinstance(item, dict) and item:
+            if isinstance(item, dict) and item and not isinstance(item, Members):
                 calls += [made_call(name, arguments, raw, span) for name, arguments in item.items()]
             else:
                 calls.append(made_call("", {}, raw, span))

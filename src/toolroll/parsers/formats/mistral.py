@@ -23,6 +23,7 @@ class MistralParser(MarkedParser):
     reasoning = get_reasoning("mistral")
     openers = (_OPENER,)
     markers = (_OPENER,)
+    inner = (_ID, _ARGS)
 
     def read_marked(self, source: Source, out: Collector, begin: int, start: int) -> Steps[int]:
         pos = yield from source.skip(start)

@@ -21,6 +21,7 @@ class KimiK2Parser(NamedJsonParser):
     block = ("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>")
     call = ("<|tool_call_begin|>", "<|tool_call_end|>")
     separator = "<|tool_call_argument_begin|>"
+    inner = (separator,)
     bare = True
 
     def name_of(self, header: str) -> tuple[str, str]:
@@ -37,6 +38,7 @@ class DeepSeekV31Parser(NamedJsonParser):
     block = ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")
     call = ("<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>")
     separator = "<｜tool▁sep｜>"
+    inner = (separator,)
 
 
 class DeepSeekV3Parser(DeepSeekV31Parser):

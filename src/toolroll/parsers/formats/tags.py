@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 
 from toolroll.parsers.base import Broken
 from toolroll.parsers.formats.blocks import BlockParser, json_arguments
-from toolroll.parsers.reading.json_text import decode, made_call
+from toolroll.parsers.reading.json_text import Members, decode, made_call
 from toolroll.parsers.reading.resolve import Schema
 from toolroll.parsers.reading.schema import parameter
 from toolroll.parsers.reading.source import Source, Steps
@@ -52,6 +52,7 @@ class Shape:
             value, this line break and one after the value belong to the markers.
         self_closing: The marker that ends both the name and the call if there are no parameters.
         attribute_end: The text that ends the name if attributes follow it.
+        attribute: A function that decodes the escapes in the name and in a key.
         unescape: A function that decodes the escapes in a value.
     """
 
@@ -66,6 +67,7 @@ class Shape:
     json_body: bool = False
     self_closing: str = ""
     attribute_end: str = ""
+    attribute: Callable[[str], str] = str
     unescape: Callable[[str], str] | None = None
 
 
@@ -93,6 +95,7 @@ class TagParser(BlockParser):
         cls._start_tag = re.compile(_start_tag(shape))
         super().__init_subclass__()
         cls.beside = ((shape.call[0],), (shape.key[0],))
+        cls.inner = tuple(filter(None, (*shape.key, *(shape.kind or ()), *shape.value)))
 
     def elements(self, source: Source, begin: int, start: int) -> Steps[tuple[list[ToolCall], int]]:
         name, body = yield from self._name(source, start)
@@ -113,7 +116,7 @@ class TagParser(BlockParser):
         name = name.split(shape.attribute_end)[0] if shape.attribute_end else name
         if _NO_NAME.search(name):
             raise Broken(f"{name[:60]!r} is not a valid tool name")
-        return name, pos + len(marker) if marker == shape.name_end[0] else pos
+        return shape.attribute(name), pos + len(marker) if marker == shape.name_end[0] else pos
 
     def _arguments(
         self, source: Source, pos: int, name: str
@@ -122,17 +125,19 @@ class TagParser(BlockParser):
         of the call's end marker, and the position after this marker.
         """
         shape = self.shape
-        arguments: dict[str, Any] = {}
+        arguments = Members()
         while True:
             pos = yield from source.skip(pos)
             marker = yield from source.starts(pos, shape.key[0], *self._call_ends)
             if marker in self._call_ends:
-                return arguments, pos, pos + len(marker)
+                return arguments.plain(), pos, pos + len(marker)
             if marker == shape.key[0]:
                 pos = yield from self._parameter(source, pos + len(marker), name, arguments)
             elif shape.json_body and not arguments and (yield from source.char(pos)) == "{":
                 body, pos = yield from json_arguments(source, pos, name)
-                arguments = body if isinstance(body, dict) else {}
+                if not isinstance(body, dict):
+                    raise Broken(f"the arguments of {name} must be a JSON object", name)
+                arguments = body if isinstance(body, Members) else Members(body.items())
             else:
                 raise Broken(
                     f"expected {shape.key[0]} or {shape.call[1]} in the call of {name}", name
@@ -154,6 +159,7 @@ class TagParser(BlockParser):
         if shape.typed_by is not None:
             key, attribute, kind = key.partition(shape.typed_by[0])
             is_string = kind.lower() == shape.typed_by[1] if attribute else None
+        key = shape.attribute(key)
         schema = parameter(source.offered, name, key)
         if shape.kind is not None:
             pos, schema = yield from self._kind(source, pos, shape.kind, key, name, schema)

@@ -7,9 +7,12 @@ other text follows.
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
-from typing import Literal
+from functools import lru_cache
+from typing import Any, Literal
 
+from toolroll.parsers.reading.json_text import Members, unclear
 from toolroll.parsers.reading.lookalike import Beside, lookalike, lookalikes
 from toolroll.parsers.reading.schema import Offered, check_call
 from toolroll.parsers.reading.source import Source
@@ -52,6 +55,7 @@ class Collector:
         calls_as_text: If True, all text from the first call on is content.
         beside: The markers beside the name of a tool, which help to find text that looks like a
             call.
+        markers: The markers of the format. A call whose name or key contains one is not ok.
     """
 
     def __init__(
@@ -61,6 +65,7 @@ class Collector:
         *,
         calls_as_text: bool = False,
         beside: Beside = ((), ()),
+        markers: tuple[str, ...] = (),
     ) -> None:
         self._source = source
         self._offered = offered
@@ -71,6 +76,7 @@ class Collector:
         self._reasoning = _Trimmed("\n")
         self._calls: list[ToolCall] = []
         self._beside = beside
+        self._markup = _markup(markers)
         self._lookalikes: list[ToolCall] = []
         self._deltas: list[Delta] = []
         self.reasoning_closed = True
@@ -87,7 +93,7 @@ class Collector:
 
     def call(self, call: ToolCall) -> None:
         """Add a call, which may be unreadable, and set its token span. Change its status if it does
-        not fit the offered tools, or if an earlier call has the same id.
+        not fit the offered tools, if its keys are not clear, or if an earlier call has the same id.
         """
         if self.calls_as_text:
             if call.span is None:
@@ -96,6 +102,7 @@ class Collector:
                 self.begin_verbatim(call.span[0])
             return
         done = call if self._offered is None else check_call(call, self._offered)
+        done = unclear(done, _problem_of_key({done.name: done.arguments}, self._markup))
         if done.ok and done.id in self._ids:
             error = f"the call id {done.id!r} was used twice"
             done = replace(done, status=CallStatus.DUPLICATE_ID, error=error)
@@ -136,3 +143,26 @@ class Collector:
         content, names = str(self._content), self._offered.functions if self._offered else ()
         looks = (*self._lookalikes, *lookalikes(content, self._beside, names))
         return ParsedReply(content, reasoning, tuple(self._calls), self.reasoning_closed, looks)
+
+
+@lru_cache(maxsize=512)
+def _markup(markers: tuple[str, ...]) -> re.Pattern[str]:
+    """Return a pattern for `markers`, without the `>` at their end, because it may end a key.
+    Markers of at most three characters, such as `;`, are also text.
+    """
+    texts = (marker.strip().rstrip(">") for marker in markers if len(marker) > 3)
+    return re.compile("|".join(map(re.escape, texts)) or "(?!)")
+
+
+def _problem_of_key(value: Any, markup: re.Pattern[str]) -> str | None:
+    """Return what is wrong with a key in `value`: it is repeated, or contains a marker. Return None
+    if all keys are clear.
+    """
+    if isinstance(value, Members):
+        return f"the key {value.repeated!r} gives a second value"
+    if isinstance(value, dict):
+        for key in filter(markup.search, value):
+            return f"{key!r} contains a marker of the format"
+        value = [*value.values()]
+    items = value if isinstance(value, list) else ()
+    return next((found for item in items if (found := _problem_of_key(item, markup))), None)

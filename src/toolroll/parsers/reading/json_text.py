@@ -11,7 +11,8 @@ from __future__ import annotations
 import json
 import math
 import re
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from typing import Any
 
 from toolroll.parsers.reading.source import Source, Steps
@@ -179,7 +180,33 @@ def _finite(text: str) -> float:
     return value
 
 
-_DECODER = json.JSONDecoder(parse_constant=_no_constant, parse_float=_finite)
+class Members(dict[str, Any]):
+    """An object as the model wrote it. `repeated`: a key that was written twice, or "". The last
+    value of such a key counts.
+    """
+
+    repeated = ""
+
+    def __init__(self, pairs: Iterable[tuple[str, Any]] = ()) -> None:
+        for key, value in pairs:
+            self[key] = value
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        self.repeated = key if key in self else self.repeated
+        super().__setitem__(key, value)
+
+    def plain(self) -> dict[str, Any]:
+        """Return a `dict`, or the object itself if it repeats a key."""
+        return self if self.repeated else dict(self)
+
+
+def _members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    return Members(pairs).plain()
+
+
+_DECODER = json.JSONDecoder(
+    parse_constant=_no_constant, parse_float=_finite, object_pairs_hook=_members
+)
 
 
 def decode(text: str) -> Any:
@@ -233,10 +260,20 @@ def call_of(value: Any, raw: str, span: Span, names: Names = DEFAULT_NAMES) -> T
         )
     name = _first(value, names.name)
     call_id = _first(value, names.call_id)
-    call = made_call(
-        name if isinstance(name, str) else "", _first(value, names.arguments, {}), raw, span
-    )
+    arguments = _first(value, names.arguments, {})
+    call = made_call(name if isinstance(name, str) else "", arguments, raw, span)
+    lost = [key for key in names.arguments if value.get(key, arguments) != arguments]
+    lost += [value.repeated] if isinstance(value, Members) else []
+    call = unclear(call, f"the key {lost[0]!r} gives a second value" if lost else None)
     return call.with_id(call_id) if isinstance(call_id, str) else call
+
+
+def unclear(call: ToolCall, problem: str | None) -> ToolCall:
+    """Return `call`, or if it is ok and has a `problem`, a copy with the status bad_arguments."""
+    if problem is None or not call.ok:
+        return call
+    error = f"the call of {call.name} is not clear: {problem}"
+    return replace(call, status=CallStatus.BAD_ARGUMENTS, error=error)
 
 
 def json_calls(value: Any, raw: str, span: Span, names: Names = DEFAULT_NAMES) -> list[ToolCall]:

@@ -13,7 +13,7 @@ import math
 import re
 from typing import Any
 
-from toolroll.parsers.reading.json_text import MAX_DEPTH, Unreadable
+from toolroll.parsers.reading.json_text import MAX_DEPTH, Members, Unreadable
 from toolroll.parsers.reading.source import Source, Steps
 
 _NAME_START = re.compile(r"[^\W\d]")
@@ -52,7 +52,7 @@ def read_call(source: Source, pos: int) -> Steps[tuple[str, dict[str, Any], int]
     char = yield from source.char(pos)
     if not name or char != "(":
         raise _wrong(pos, char, "a function's name and '('")
-    arguments: dict[str, Any] = {}
+    arguments = Members()
     pos = yield from source.skip(pos + 1)
     while (char := (yield from source.char(pos))) != ")":
         pos = yield from _argument(source, pos, arguments)
@@ -62,15 +62,16 @@ def read_call(source: Source, pos: int) -> Steps[tuple[str, dict[str, Any], int]
             pos = yield from source.skip(pos + 1)
         elif char != ")":
             raise _wrong(pos, char, "',' or ')'")
-    return name, arguments, pos + 1
+    return name, arguments.plain(), pos + 1
 
 
 def _argument(source: Source, pos: int, arguments: dict[str, Any]) -> Steps[int]:
     if (yield from source.starts(pos, "**")):
         value, stop = yield from read_value(source, pos + 2, 1)
-        if not isinstance(value, dict):
-            raise Unreadable(pos, "** must unpack a dictionary")
-        arguments.update(value)
+        if not isinstance(value, dict) or isinstance(value, Members):
+            raise Unreadable(pos, "** must unpack a dictionary without repeated keys")
+        for key, item in value.items():
+            arguments[key] = item
         return stop
     key = yield from _run(source, pos, _KEY)
     equals = yield from source.skip(pos + len(key))
@@ -190,7 +191,7 @@ def _sequence(source: Source, pos: int, end: str, depth: int) -> Steps[tuple[lis
 
 
 def _dictionary(source: Source, pos: int, depth: int) -> Steps[tuple[dict[str, Any], int]]:
-    entries: dict[str, Any] = {}
+    entries = Members()
     pos = yield from source.skip(pos + 1)
     while (yield from source.char(pos)) != "}":
         key, pos = yield from read_value(source, pos, depth + 1)
@@ -204,7 +205,7 @@ def _dictionary(source: Source, pos: int, depth: int) -> Steps[tuple[dict[str, A
             source, pos + 1, depth + 1
         )
         pos = yield from _next(source, pos, "}")
-    return entries, pos + 1
+    return entries.plain(), pos + 1
 
 
 def _next(source: Source, pos: int, end: str) -> Steps[int]:

@@ -6,6 +6,7 @@ Invariants:
 - After each turn, only the ids of the new messages are appended. Earlier ids are not encoded again.
 - If the template now renders an earlier turn differently, the session forks, and the reason is
   stored. With `history="preserve"`, the recorded ids are kept instead, and the case is counted.
+- Sampled text that the template does not show in history is kept and counted.
 - If a new list of tools changes the beginning of the prompt, the session always forks.
 - Rendering, encoding and parsing of long texts run in a thread.
 
@@ -35,7 +36,7 @@ from toolroll.rollout.session.path import SessionPath
 from toolroll.rollout.session.session import Session
 from toolroll.rollout.session.tree import Node
 from toolroll.rollout.template.chat_template import ChatTemplate
-from toolroll.rollout.template.cursor import Cursor
+from toolroll.rollout.template.cursor import KEPT, Cursor
 from toolroll.rollout.template.delta import SampledText
 from toolroll.rollout.template.record import AnswerRecord
 from toolroll.rollout.template.served import ServedSequence, TurnSpan
@@ -224,6 +225,8 @@ class Conversation:
         if self._cursor.preserved:
             self._preserved = True
             self.mismatches["preserved"] += 1
+        if self._cursor.unshown:
+            self.mismatches["unshown"] += 1
         self._path.observe(self._hooked(self._delta_hook, ids, "delta_hook"))
 
     def _observe_first(self, tools: SharedTools) -> None:
@@ -285,7 +288,7 @@ class Conversation:
     @property
     def _is_checked(self) -> bool:
         """False if checks are off, or if a mismatch has already excluded the samples."""
-        return self._verify != "off" and not self.mismatches.keys() - {"preserved"}
+        return self._verify != "off" and not self.mismatches.keys() - KEPT
 
     async def _check(self, sequence: ServedSequence) -> None:
         kind = await POOL.check(self.template.verifier, sequence)
@@ -311,7 +314,7 @@ class Conversation:
             if kind is not None:
                 self._mismatch(kind)
         for kind in self.mismatches:
-            if kind != "preserved":
+            if kind not in KEPT:
                 self.session.exclude(f"verification: {kind}")
 
     def cancel_checks(self) -> None:

@@ -238,7 +238,7 @@ def _warnings(summary: Summary, lost: Sequence[str]) -> list[str]:
     if summary.mismatches:
         lines.append(
             f"token mismatches: {summary.mismatches}; the samples are excluded from training, "
-            "except for the kind `preserved`"
+            "except for the kinds `preserved` and `unshown`"
         )
     return lines
 

@@ -23,6 +23,8 @@ from toolroll.rollout.template.render import Head, Renderer, plain_content
 from toolroll.rollout.template.snapshot import SharedTools, texts_of
 from toolroll.rollout.types import IdArray, Message, Tool
 
+KEPT = frozenset(("preserved", "unshown"))
+"""The token mismatches that exclude nothing from training (see `Cursor`)."""
 TOOLS_CHANGED = "the tool list changed, and the prompt that was already served contains the tools"
 
 
@@ -95,7 +97,8 @@ class Cursor:
     Create a cursor with `ChatTemplate.start`; `after` returns the next one.
 
     With history="preserve", the step to this cursor may have kept tokens that the template would
-    have rewritten. `preserved` describes this rewrite, or is None if there was none.
+    have rewritten. `preserved` describes this rewrite, or is None if there was none. `unshown`: the
+    template rewrites nothing, but does not show all sampled text of the last turn at its place.
 
     Example::
 
@@ -121,6 +124,7 @@ class Cursor:
         self._head = head
         self._spelled = spelled  # the control tokens that the messages and the tools contain
         self.preserved = None if delta is None else delta.rewritten
+        self.unshown = delta is not None and delta.unshown
         # Where the text after the last sampled turn starts.
         self._start = 0 if delta is None else delta.cut
         self._turns = turns  # where sampled turns start that still have their scaffold

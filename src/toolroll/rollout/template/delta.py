@@ -34,7 +34,7 @@ from typing import NamedTuple
 
 from toolroll.rollout.errors import HistoryRewrittenError, TemplateError
 from toolroll.rollout.runtime.jsonable import common_prefix
-from toolroll.rollout.template.dropped import dropped_part, squashed
+from toolroll.rollout.template.dropped import dropped_part, shows_all, squashed
 from toolroll.rollout.template.encode import Encoder
 from toolroll.rollout.template.render import Head, Renderer
 from toolroll.rollout.template.snapshot import texts_of
@@ -85,13 +85,15 @@ class RenderedDelta:
 
     The text from `cut` on is appended. `rewritten` describes what the template rewrites in the
     prompt or the sampled turn. It is None if the template rewrites nothing. `bare`: the render
-    lacks the scaffolds of the turns so far.
+    lacks the scaffolds of the turns so far. `unshown`: nothing is rewritten, but the render lacks
+    sampled text, or shows it at another place.
     """
 
     whole: str
     cut: int
     rewritten: str | None
     bare: bool = False
+    unshown: bool = False
 
     @property
     def text(self) -> str:
@@ -195,7 +197,9 @@ class DeltaRenderer:
         cut = len(whole) - len(tail.with_new) + resume_at
         renders = _Renders(served_text=served.text, prompt=prompt, whole=whole, history=whole[:cut])
         rewritten = self._rewritten(messages, head, sampled, renders, tail)
-        return RenderedDelta(whole, cut, rewritten, bare)
+        shown, control = renders.history[len(prompt) :], self.encoder.pattern
+        shows = rewritten or shows_all(messages[-1], sampled.body, shown, control)
+        return RenderedDelta(whole, cut, rewritten, bare, unshown=not shows)
 
     @cached_property
     def scaffold(self) -> str:

@@ -1,4 +1,5 @@
-"""Find the part of a sampled turn that its template does not show in history.
+"""Find the part of a sampled turn that its template does not show in history, and find whether it
+shows all of its text.
 
 Only text counts. Spacing, escapes (of JSON, Python and HTML) and the markers of the model's format
 may differ. A call with unreadable arguments has no text here: its message has no form for them.
@@ -8,6 +9,7 @@ from __future__ import annotations
 
 import html
 import json
+import re
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -45,6 +47,35 @@ def dropped_part(turn: Message, sampled: str, rendered: str) -> str | None:
     ):
         return "calls"
     return None
+
+
+_ESCAPE = re.compile(r"\\+(?:u([0-9a-fA-F]{4})|x[0-9a-fA-F]{2}|[nrtbf])?|<\|\w+\|>")
+"""Matches an escape, and a marker such as `<|constrain|>`, which the template may not write."""
+_WORD = re.compile(r"[-+.]?\d[\w.+-]*|\w+")
+
+
+def shows_all(turn: Message, sampled: str, rendered: str, control: re.Pattern[str]) -> bool:
+    """Return True if the text `rendered` has all words and numbers of the text `sampled`, and those
+    of the text, the reasoning and the tools' names of `turn` in the same order.
+
+    `turn` is the prepared message. Control tokens, which `control` matches, are ignored.
+    """
+    source, shown = (_words(control.sub(" ", text)) for text in (sampled, rendered))
+    if Counter(source) - Counter(shown):
+        return False
+    texts = [turn.get("content") or "", turn.get("reasoning_content") or ""]
+    texts += [call["function"]["name"] for call in turn.get("tool_calls") or ()]
+    told, rest = {*_words(" ".join(texts))}, iter(shown)
+    return all(word in rest for word in source if word in told)
+
+
+def _words(text: str) -> list[str]:
+    plain = _ESCAPE.sub(_unescaped, html.unescape(html.unescape(text)))
+    return ["null" if word == "none" else word for word in _WORD.findall(plain.casefold())]
+
+
+def _unescaped(escape: re.Match[str]) -> str:
+    return chr(int(escape[1], 16)) if escape[1] else " "
 
 
 def _sampled_pieces(text: str, source: str) -> Iterator[str]:

@@ -74,9 +74,10 @@ class Prompt:
     after this turn. `digest` is the digest of the whole conversation. If the model continues an
     assistant message, `prefill` is that message's text, and `prefill_ids` are its ids, which are at
     the end of the prompt. `continues` is True if the prompt keeps all tokens of `turn`. `preserved`
-    is True if it keeps tokens that the template would have rewritten. `fork_reason` is None if the
-    prompt simply continues a turn or repeats an earlier prompt, or if the session had no turn when
-    the prompt was planned.
+    is True if it keeps tokens that the template would have rewritten, and `unshown` if it keeps
+    tokens of `turn` that the template does not show. `fork_reason` is None if the prompt simply
+    continues a turn or repeats an earlier prompt, or if the session had no turn when the prompt was
+    planned.
     """
 
     template: ChatTemplate
@@ -90,6 +91,7 @@ class Prompt:
     fork_reason: str | None = None
     continues: bool = False
     preserved: bool = False
+    unshown: bool = False
     dropped: IdArray | None = None
     """The ids that were truncated from the start of a first prompt, before `input_ids`."""
     prefill: str = ""
@@ -287,6 +289,7 @@ class ConversationTree:
             fork_reason=reason,
             continues=True,
             preserved=preserved,
+            unshown=after.unshown,
         )
 
     def _forked(

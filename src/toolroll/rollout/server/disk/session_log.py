@@ -101,6 +101,7 @@ class SessionLog:
             digest=prompt.digest.hex(),
             continues=prompt.continues,
             preserved=prompt.preserved,
+            unshown=prompt.unshown,
             dropped=None if prompt.dropped is None else packed(prompt.dropped, IDS),
             prefill=prompt.prefill,
             prefill_ids=packed(prompt.prefill_ids, IDS),

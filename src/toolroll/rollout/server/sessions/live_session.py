@@ -29,6 +29,7 @@ from toolroll.rollout.server.errors import ApiError, api_error
 from toolroll.rollout.server.sessions.pending import PendingRequest, PendingRequests
 from toolroll.rollout.session.session import Session
 from toolroll.rollout.session.tree import Node
+from toolroll.rollout.template.cursor import KEPT
 from toolroll.rollout.template.record import AnswerRecord
 from toolroll.rollout.template.verifier_pool import POOL
 
@@ -40,8 +41,8 @@ class LiveSession:
     `trace`: the sampled nodes in the order in which they were returned, each with the name of its
     API. `texts`: the nodes of text completions. `answers`: the number of answers to each prompt,
     by the digest of the conversation. `mismatches`: the number of verification failures of each
-    kind, and under "preserved", the number of prompts with tokens that the chat template would
-    have rewritten.
+    kind, and under "preserved" and "unshown", the number of prompts with tokens that the chat
+    template would have rewritten or does not show.
     """
 
     session: Session
@@ -137,8 +138,7 @@ class LiveSession:
             if origin.response is not None:
                 self.responses.add(turn, origin.response)
             turns.append(turn)
-        if prompt.preserved:
-            self.mismatches["preserved"] += 1
+        self.mismatches += Counter(preserved=prompt.preserved, unshown=prompt.unshown)
         return turns
 
     def add_text(
@@ -225,7 +225,7 @@ class LiveSession:
     def exclude_wrong(self) -> None:
         """Exclude the whole session from training if a verification found a mismatch."""
         for kind in self.mismatches:
-            if kind != "preserved":
+            if kind not in KEPT:
                 self.session.exclude(f"verification: {kind}")
 
     async def end(self) -> None:

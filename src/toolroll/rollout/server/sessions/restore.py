@@ -145,6 +145,7 @@ class _Builder:
             fork_reason=data["fork_reason"],
             continues=data["continues"],
             preserved=data["preserved"],
+            unshown=data.get("unshown", False),
             dropped=None if dropped is None else unpacked(dropped, IDS),
             prefill=data["prefill"],
             prefill_ids=unpacked(data["prefill_ids"], IDS),
