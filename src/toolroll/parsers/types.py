@@ -24,7 +24,7 @@ class CallStatus(StrEnum):
     UNCLOSED = "unclosed"  # the reply ended inside the call
     UNKNOWN_TOOL = "unknown_tool"  # well-formed, but no tool of that name was offered
     MISSING_NAME = "missing_name"
-    BAD_ARGUMENTS = "bad_arguments"  # readable, but they violate the tool's JSON schema
+    BAD_ARGUMENTS = "bad_arguments"  # readable, but not by the JSON schema, or a key is unclear
     DUPLICATE_ID = "duplicate_id"
     LOOKS_LIKE_A_CALL = "looks_like_a_call"  # text of the reply; see `ParsedReply.lookalikes`
 

@@ -403,3 +403,19 @@ async def test_a_thought_that_nothing_opens_is_no_content_of_an_episode(tokenize
     async with talking(tokenizer, "Hm.</think>Yes.") as (dialogue, _, _):
         reply = await dialogue.reply(PARAMS)
     assert (reply.parsed.reasoning, reply.parsed.content) == ("Hm.", "Yes.")
+
+
+async def test_text_that_the_history_does_not_show_is_kept_counted_and_trained(
+    tokenizer: Any,
+) -> None:
+    said = call(at="it").replace(', "arg', ', "why": "because", "arg')
+    async with talking(tokenizer, said) as (dialogue, engine, _):
+        for _ in range(3):
+            reply = await dialogue.reply(PARAMS)
+            (made,) = reply.message["tool_calls"]
+            dialogue.extend([{"role": "tool", "tool_call_id": made["id"], "content": "Seen."}])
+        await dialogue.settle()
+    assert (dialogue.forks, dialogue.mismatches) == ([], {"unshown": 2})
+    assert "because" in tokenizer.decode(engine.log[2].input_ids)
+    turns = [turn for one in dialogue.session.trajectories() for turn in one.turns]
+    assert [turn.excluded for turn in turns] == [None] * 3

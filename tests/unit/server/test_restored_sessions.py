@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.endpoints import Bench, endpoint, streamed
+from support.episodes import call
 from support.listed_environment import TOOL
 from support.recorded import CHAT, USER, ask, policy
 
@@ -157,6 +158,25 @@ async def test_a_killed_session_is_restored_bit_by_bit_and_goes_on_as_if_it_had_
             found = await again.get("/sessions/s/trajectories")
             assert found["mismatches"] == {}
             assert found["reward"] == 0.5
+
+
+async def test_text_that_the_history_does_not_show_is_counted_also_after_a_restart(
+    tokenizer: Any, tmp_path: Path
+) -> None:
+    said = call(at="it").replace(', "arg', ', "why": "because", "arg')
+    async with endpoint(tokenizer, lambda _: said, out=tmp_path / "out") as bench:
+        talk = await ask(bench, await ask(bench, [USER]))
+        async with restarted(tokenizer, tmp_path / "out") as again:
+            for one, unshown in ((bench, 1), (again, 1), (again, 2)):
+                found = await one.get("/sessions/s/trajectories")
+                assert (found["mismatches"], found["forks"]) == ({"unshown": unshown}, [])
+                assert all(
+                    turn["excluded"] is None
+                    for trajectory in found["trajectories"]
+                    for turn in trajectory["turns"]
+                )
+                if one is again and unshown == 1:
+                    await ask(again, talk)
 
 
 @pytest.mark.parametrize("kind", ["chat", "text"])

@@ -239,7 +239,7 @@ class Names:
     """The keys that hold the name, the arguments and the id in a call object.
 
     Each tuple lists the accepted keys. If an object has several of them, the first in the tuple
-    counts.
+    counts. If their arguments differ, the call is not ok.
     """
 
     name: tuple[str, ...] = ("name",)
@@ -262,7 +262,7 @@ def call_of(value: Any, raw: str, span: Span, names: Names = DEFAULT_NAMES) -> T
     call_id = _first(value, names.call_id)
     arguments = _first(value, names.arguments, {})
     call = made_call(name if isinstance(name, str) else "", arguments, raw, span)
-    lost = [key for key in names.arguments if value.get(key, arguments) != arguments]
+    lost = [key for key in names.arguments if value.get(key) not in (None, arguments)]
     lost += [value.repeated] if isinstance(value, Members) else []
     call = unclear(call, f"the key {lost[0]!r} gives a second value" if lost else None)
     return call.with_id(call_id) if isinstance(call_id, str) else call
