@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar
 
@@ -275,11 +274,7 @@ def unclosed(call: ToolCall, close: str) -> ToolCall:
     """Return `call` with the status UNCLOSED, because its end marker `close` is missing. If `call`
     already has an error, return it unchanged.
     """
-    if not call.ok:
-        return call
-    return replace(
-        call, status=CallStatus.UNCLOSED, error=f"the tool call is not closed with {close}"
-    )
+    return call.failed(CallStatus.UNCLOSED, f"the tool call is not closed with {close}")
 
 
 class PlainParser(ToolCallParser):

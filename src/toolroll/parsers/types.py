@@ -54,6 +54,10 @@ class ToolCall:
         """True if the call can be executed."""
         return self.status is CallStatus.OK
 
+    def failed(self, status: CallStatus, error: str) -> ToolCall:
+        """Return the same call with `status` and `error`, or if it is not ok, the call itself."""
+        return replace(self, status=status, error=error) if self.ok else self
+
     def with_id(self, call_id: str) -> ToolCall:
         """Return the same call with the id `call_id`."""
         return replace(self, id=call_id)

@@ -133,14 +133,11 @@ class MiniMaxM3Parser(BlockParser):
 
 @dataclass(slots=True)
 class _Holder:
-    """Collects the elements of an object or an array: `members` by name, and `items` in order.
-    `repeated` contains the names that occurred more than once.
-    """
+    """Collects the elements of an object or an array: `values` by name, and `items` in order."""
 
     schema: Schema | None
-    members: dict[str, Any] = field(default_factory=dict)
+    values: dict[str, list[Any]] = field(default_factory=dict)
     items: list[Any] = field(default_factory=list)
-    repeated: set[str] = field(default_factory=set)
 
     def schema_of(self, key: str) -> Schema | None:
         """Return the schema of the next element, named `key`, or None if it is unknown."""
@@ -150,15 +147,14 @@ class _Holder:
         return item or self.schema.member(key)
 
     def add(self, key: str, value: Any) -> None:
-        """Add the value of the element `key`. Elements with the same name become a list."""
+        """Add the value of the element `key`."""
         self.items.append(value)
-        if key not in self.members:
-            self.members[key] = value
-        elif key in self.repeated:
-            self.members[key].append(value)
-        else:
-            self.members[key] = [self.members[key], value]
-            self.repeated.add(key)
+        self.values.setdefault(key, []).append(value)
+
+    @property
+    def members(self) -> dict[str, Any]:
+        """The values by name. Elements with the same name are a list."""
+        return {key: found if len(found) > 1 else found[0] for key, found in self.values.items()}
 
     def value(self) -> Any:
         """Return `members` or `items`, as the schema requires. If the schema does not decide,

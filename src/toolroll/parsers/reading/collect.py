@@ -103,9 +103,8 @@ class Collector:
             return
         done = call if self._offered is None else check_call(call, self._offered)
         done = unclear(done, _problem_of_key({done.name: done.arguments}, self._markup))
-        if done.ok and done.id in self._ids:
-            error = f"the call id {done.id!r} was used twice"
-            done = replace(done, status=CallStatus.DUPLICATE_ID, error=error)
+        if done.id in self._ids:
+            done = done.failed(CallStatus.DUPLICATE_ID, f"the call id {done.id!r} was used twice")
         if done.id:
             self._ids.add(done.id)
         if done.span is not None and (tokens := self._source.tokens(done.span)) is not None:

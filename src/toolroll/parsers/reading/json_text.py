@@ -12,7 +12,7 @@ import json
 import math
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from toolroll.parsers.reading.source import Source, Steps
@@ -270,10 +270,8 @@ def call_of(value: Any, raw: str, span: Span, names: Names = DEFAULT_NAMES) -> T
 
 def unclear(call: ToolCall, problem: str | None) -> ToolCall:
     """Return `call`, or if it is ok and has a `problem`, a copy with the status bad_arguments."""
-    if problem is None or not call.ok:
-        return call
     error = f"the call of {call.name} is not clear: {problem}"
-    return replace(call, status=CallStatus.BAD_ARGUMENTS, error=error)
+    return call if problem is None else call.failed(CallStatus.BAD_ARGUMENTS, error)
 
 
 def json_calls(value: Any, raw: str, span: Span, names: Names = DEFAULT_NAMES) -> list[ToolCall]:

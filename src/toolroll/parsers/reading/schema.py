@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -51,21 +50,15 @@ def check_call(call: ToolCall, offered: Offered) -> ToolCall:
         return call
     if call.name not in offered.functions:
         names = ", ".join(sorted(offered.functions)) or "none"
-        return replace(
-            call,
-            status=CallStatus.UNKNOWN_TOOL,
-            error=f"there is no tool named {call.name!r}; the tools are: {names}",
-        )
+        error = f"there is no tool named {call.name!r}; the tools are: {names}"
+        return call.failed(CallStatus.UNKNOWN_TOOL, error)
     parameters = offered.parameters(call.name)
     validator = parameters.validator if parameters is not None else None
     problem = None if validator is None else _first_problem(validator, call.arguments)
     if problem is None:
         return call
-    return replace(
-        call,
-        status=CallStatus.BAD_ARGUMENTS,
-        error=f"the arguments of {call.name} do not fit: {problem}",
-    )
+    error = f"the arguments of {call.name} do not fit: {problem}"
+    return call.failed(CallStatus.BAD_ARGUMENTS, error)
 
 
 def _tool_schema(document: Any) -> ToolSchema | None:
