@@ -21,6 +21,7 @@ from support.adversarial.wheels import template_of
 from support.qwen import tokenizer_for, tool_templates
 
 from toolroll.rollout.model.conversation import Conversation
+from toolroll.rollout.template.cursor import KEPT
 
 pytestmark = pytest.mark.tokens
 
@@ -61,7 +62,7 @@ async def test_right_episodes_are_trained(kind: str) -> None:
             template, made, tokenizer=tokenizer, scripted=True, keep=played.append
         )
         for outcome, dialogue in zip(outcomes, played, strict=True):
-            reasons = dialogue.mismatches.keys() - {"preserved"}
+            reasons = dialogue.mismatches.keys() - KEPT
             excluded = f", excluded: {min(reasons)}" if reasons else ""
             counts[state(outcome) + excluded] += 1
             if reasons:

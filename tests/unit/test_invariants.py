@@ -92,7 +92,8 @@ async def test_i1_i2_i3_served_and_sampled_is_what_is_trained(
     result, engine = await play(tokenizer, world, said, split=split, seed=seed)
     assert result.status is not Status.ABORTED, result.info
     judge(result, engine, "s")
-    assert not [name for name in result.metrics if name.startswith("token_mismatches")]
+    found = {name for name in result.metrics if name.startswith("token_mismatches")}
+    assert found <= {"token_mismatches/unshown"}  # of malformed calls
     requests = [entry for entry in engine.log if entry.routing_key == "s"]
     for earlier, later in pairwise(requests):  # I1, on the wire
         whole = [*earlier.input_ids.tolist(), *earlier.output_ids]

@@ -63,7 +63,7 @@ def shows_all(turn: Message, sampled: str, rendered: str, control: re.Pattern[st
     source, shown = (_words(control.sub(" ", text)) for text in (sampled, rendered))
     if Counter(source) - Counter(shown):
         return False
-    texts = [turn.get("content") or "", turn.get("reasoning_content") or ""]
+    texts = [str(turn.get(name) or "") for name in ("content", "reasoning_content")]
     texts += [call["function"]["name"] for call in turn.get("tool_calls") or ()]
     told, rest = {*_words(" ".join(texts))}, iter(shown)
     return all(word in rest for word in source if word in told)
