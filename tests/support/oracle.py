@@ -9,8 +9,9 @@ A truth is one of:
   exactly the text after the turn's close, if that is defined.
 - `raises`: the template refuses the conversation.
 
-Control tokens are the template's own markers; the same characters in a body of a system message, a
-user message, a tool result or a tool description are text (I6). Texts are compared up to NFC, which
+Control tokens are the special tokens and the template's own markers; the same characters in a body
+of a system message, a user message, a tool result or a tool description are text (I6). Any other
+added token is one token everywhere. Texts are compared up to NFC, which
 the vocabulary's normalizer applies.
 """
 
@@ -79,9 +80,15 @@ class Oracle:
 
     def __init__(self, tokenizer: Any) -> None:
         self.tokenizer = tokenizer
-        self.control: dict[str, int] = tokenizer.get_added_vocab()
-        self.pattern = re.compile(
-            "|".join(map(re.escape, sorted(self.control, key=len, reverse=True)))
+        source = str(tokenizer.chat_template)
+        self.control: dict[str, int] = {}
+        self._words: dict[str, int] = {}
+        for index, token in tokenizer.added_tokens_decoder.items():
+            is_marker = token.special or token.content in source
+            (self.control if is_marker else self._words)[token.content] = index
+        self.pattern, self._word = (
+            re.compile("|".join(map(re.escape, sorted(texts, key=len, reverse=True))) or r"(?!)")
+            for texts in (self.control, self._words)
         )
         self._renders: dict[str, str] = {}
 
@@ -175,10 +182,18 @@ class Oracle:
         at = 0
         for found in [*self.pattern.finditer(masked), None]:
             piece = restore(masked[at : found.start() if found else len(masked)])
-            ids += self._plain.encode(piece, add_special_tokens=False).ids if piece else []
+            ids += self._with_words(piece)
             if found:
                 ids.append(self.control[found.group()])
                 at = found.end()
+        return ids
+
+    def _with_words(self, text: str) -> list[int]:
+        ids: list[int] = []
+        for part in re.split(f"({self._word.pattern})", text):
+            known = self._words.get(part)
+            plain = self._plain.encode(part, add_special_tokens=False).ids if part else []
+            ids += plain if known is None else [known]
         return ids
 
     def mask(self, value: Any) -> Any:

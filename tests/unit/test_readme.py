@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 import yaml
 
+from toolroll.rollout.model.tokenizers import load_tokenizer
 from toolroll.rollout.server import EndpointSettings
+from toolroll.rollout.settings import ModelSettings
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -63,19 +65,16 @@ def test_the_limits_that_the_security_page_names_are_settings() -> None:
     assert set(limits) <= set(EndpointSettings.model_fields)
 
 
-def test_no_tokenizer_is_loaded_with_code_of_its_folder() -> None:
+def test_no_tokenizer_is_loaded_with_code_of_its_folder_unless_asked() -> None:
     """Without the argument, transformers asks on standard input, and runs the code after "y"."""
-    lines = [
-        line
-        for path in ROOT.glob("rollout/**/*.py")
-        for line in path.read_text(encoding="utf-8").splitlines()
-    ]
-    calls = [
-        line for line in lines if "AutoTokenizer.from_pretrained(" in line and "return" in line
-    ]
-    assert len(calls) == 1
-    assert all("trust_remote_code=False" in line for line in calls)
-    assert not [line for line in lines if "trust_remote_code=True" in line]
+    text = "\n".join(
+        path.read_text(encoding="utf-8") for path in ROOT.glob("src/toolroll/rollout/**/*.py")
+    )
+    calls = re.findall(r"AutoTokenizer\.from_pretrained\(\s*name, (.*)", text)
+    assert calls == ["trust_remote_code=trust_remote_code"]
+    assert "trust_remote_code=True" not in text
+    assert load_tokenizer.__kwdefaults__ == {"trust_remote_code": False}
+    assert ModelSettings.model_fields["trust_remote_code"].default is False
 
 
 def test_the_files_for_github_can_be_read() -> None:

@@ -6,7 +6,7 @@ parser cannot read the template's calls.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jinja2
@@ -15,6 +15,7 @@ from toolroll.parsers.base import ToolCallParser
 from toolroll.parsers.registry import built_in_parsers
 from toolroll.parsers.types import ParsedReply, UnknownParserError
 
+_Template = str | Callable[..., str] | None
 _NAME, _ARGUMENTS = "lookup_order", {"order_id": "W12 é", "count": 3, "deep": {"a": [1, "x"]}}
 _TOOL = {
     "type": "function",
@@ -37,9 +38,9 @@ _IDS = (f"functions.{_NAME}:0", "aB3dE6gH9")
 _REFUSALS = (jinja2.TemplateError, TypeError, ValueError, KeyError, AttributeError)
 
 
-def infer_parser(tokenizer: Any, template: str | None = None) -> str:
-    """Return the name of the parser for `template` (Jinja text). If `template` is None, use the
-    chat template of `tokenizer`.
+def infer_parser(tokenizer: Any, template: _Template = None) -> str:
+    """Return the name of the parser for `template`: Jinja text, or a function that renders. If
+    `template` is None, use the chat template of `tokenizer`.
 
     If several parsers can read the call that the template renders, return the one that leaves the
     least text as content. Raises `UnknownParserError` if no parser can read the call. In this case,
@@ -56,9 +57,7 @@ def infer_parser(tokenizer: Any, template: str | None = None) -> str:
     )
 
 
-def better_parser(
-    parser: ToolCallParser, tokenizer: Any, template: str | None = None
-) -> str | None:
+def better_parser(parser: ToolCallParser, tokenizer: Any, template: _Template = None) -> str | None:
     """Return the name of a parser that reads the calls that the chat template renders, if `parser`
     cannot read them. Return None if `parser` can read them, or if no parser can.
     """
@@ -77,7 +76,7 @@ def _is_probe(reply: ParsedReply) -> bool:
     ]
 
 
-def _renders(tokenizer: Any, template: str | None) -> list[str]:
+def _renders(tokenizer: Any, template: _Template) -> list[str]:
     """Return the different texts that the template renders for an assistant turn with the test
     call. The call is rendered with each of `_IDS`, and with its arguments as a dict and as JSON
     text. Calls that the template refuses are left out.
@@ -115,13 +114,10 @@ def _renders(tokenizer: Any, template: str | None) -> list[str]:
 
 
 def _render(
-    tokenizer: Any, template: str | None, messages: Sequence[Mapping[str, Any]], *, generate: bool
+    tokenizer: Any, template: _Template, messages: Sequence[Mapping[str, Any]], *, generate: bool
 ) -> str:
-    text = tokenizer.apply_chat_template(
-        list(messages),
-        tools=[_TOOL],
-        chat_template=template,
-        add_generation_prompt=generate,
-        tokenize=False,
-    )
-    return str(text)
+    options = {"tools": [_TOOL], "add_generation_prompt": generate}
+    if callable(template):
+        return str(template(list(messages), **options))
+    options |= {"chat_template": template, "tokenize": False}
+    return str(tokenizer.apply_chat_template(list(messages), **options))

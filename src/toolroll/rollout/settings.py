@@ -239,7 +239,11 @@ class ModelSettings(EngineSettings):
     )
     chat_template: str | None = Field(
         default=None,
-        description="A Jinja file, or Jinja text, that replaces the tokenizer's chat template.",
+        description="A Jinja file, Jinja text, or a Python function FILE.py:NAME that renders; it "
+        "replaces the tokenizer's chat template.",
+    )
+    trust_remote_code: bool = Field(
+        default=False, description="Run the tokenizer class that the model's folder contains."
     )
     chat_template_kwargs: dict[str, Any] = Field(
         default_factory=dict, description="Variables of the chat template."

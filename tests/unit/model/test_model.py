@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 from argparse import Namespace
 from pathlib import Path
@@ -11,15 +12,18 @@ from typing import Any
 import numpy as np
 import pytest
 from support.episodes import serving
+from transformers import dynamic_module_utils
 
+from toolroll.rollout.cli.check_template import report as report_on
 from toolroll.rollout.errors import ContextOverflowError, TemplateError, UsageError
 from toolroll.rollout.model.model import Model, read_template
 from toolroll.rollout.model.rollout_args import read_args
 from toolroll.rollout.model.tokenizers import load_tokenizer
 from toolroll.rollout.template import ChatTemplate
 from toolroll.rollout.testing import Fault, embedded_tokenizer_path, fault_at
-from toolroll.rollout.types import GenerateRequest
+from toolroll.rollout.types import GenerateRequest, Message
 
+ASK: list[Message] = [{"role": "user", "content": "Hi."}]
 ASKED = GenerateRequest(np.array([5, 6, 7], dtype=np.int32), {"max_new_tokens": 20}, "s")
 
 
@@ -63,6 +67,46 @@ def test_a_template_is_a_file_or_jinja(tmp_path: Path) -> None:
     assert read_template("{% if x %}{% endif %}") and read_template(None) is None
     with pytest.raises(UsageError, match="neither a file nor Jinja text"):
         read_template(str(tmp_path / "none.jinja"))
+
+
+CODE = """
+from transformers import PreTrainedTokenizerFast
+
+def render(messages, *, tools, add_generation_prompt, system=""):
+    text = system + "".join("<|turn|>%s\\n%s<|end|>" % (m["role"], m["content"]) for m in messages)
+    return text + "<|turn|>assistant\\n" * add_generation_prompt
+
+class CodeTokenizer(PreTrainedTokenizerFast):
+    def apply_chat_template(self, messages, tools=None, tokenize=True, **variables):
+        return render(messages, tools=tools, **variables)
+"""
+
+
+def test_a_model_that_renders_in_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its folder has a tokenizer class but no template; or a file has a function."""
+    monkeypatch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "modules"))
+    tokenizer = load_tokenizer("embedded")
+    tokenizer.chat_template = None
+    tokenizer.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    with_class = config | {"auto_map": {"AutoTokenizer": [None, "code.CodeTokenizer"]}}
+    (tmp_path / "code.py").write_text(CODE)
+    given = {"model": str(tmp_path), "parser": "hermes", "pace_gc": False}
+    given |= {"chat_template_kwargs": {"system": "s"}}
+    file = {"chat_template": f"{tmp_path / 'code.py'}:render"}
+    prompts = [Model.from_args(read_args(given | file)).template.prompt(ASK)]
+    with pytest.raises(TemplateError, match="has no chat template"):
+        Model.from_args(read_args(given))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(with_class))
+    with pytest.raises(UsageError, match="trust_remote_code"):
+        Model.from_args(read_args(given))
+    trusted = Model.from_args(read_args(given | {"trust_remote_code": True}))
+    prompts.append(trusted.template.prompt(ASK))
+    assert (
+        prompts[0] == prompts[1] == tokenizer.encode("s<|turn|>user\nHi.<|end|><|turn|>assistant\n")
+    )
+    report = report_on(str(tmp_path), None, None, trust_remote_code=True)
+    assert report.stop_tokens == {"<|end|>": tokenizer.convert_tokens_to_ids("<|end|>")}
 
 
 async def test_the_effective_parameters_hold_the_stop_tokens_and_the_room_left(

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from toolroll.rollout.errors import UsageError
-from toolroll.rollout.runs.environment_file import absolute_target
 from toolroll.rollout.runs.registry import find_environment, load_environment
+from toolroll.rollout.runtime.targets import absolute_target
 from toolroll.rollout.types import EnvironmentOptions, Task
 
 ENV = '''

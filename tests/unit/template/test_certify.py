@@ -250,7 +250,7 @@ def test_the_command_prints_json_and_exits_1_where_it_cannot_be(
     ("arguments", "told"),
     [
         (["some.jinja"], "--template some.jinja"),
-        (["MODEL", "--template", "absent.jinja"], "there is no such file"),
+        (["MODEL", "--template", "absent.jinja"], "'absent.jinja' is neither a file nor"),
     ],
 )
 def test_a_bad_call_is_told_in_words(

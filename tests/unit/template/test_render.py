@@ -9,16 +9,22 @@ from datetime import datetime
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import pytest
 from support.oracle_scenarios import part, scenarios
 from support.qwen import all_templates, markers, trl_template
 from support.tiers import by_tier
+from tokenizers import AddedToken
 from transformers.utils import chat_template_utils
 
+from toolroll.parsers.infer import infer_parser
 from toolroll.rollout.errors import TemplateError
-from toolroll.rollout.template import ChatTemplate
+from toolroll.rollout.server.conversation.template_cache import TemplateCache
+from toolroll.rollout.template import ChatTemplate, certify
 from toolroll.rollout.template.render import Renderer
+from toolroll.rollout.template.served import ServedSequence, TurnSpan
 from toolroll.rollout.testing import load_embedded_tokenizer
+from toolroll.rollout.types import Message
 
 pytestmark = pytest.mark.tokens
 
@@ -306,6 +312,50 @@ def test_a_tokenizer_with_a_method_of_its_own_cannot_change_the_tools_of_others(
     other = ChatTemplate(load_embedded_tokenizer()).start(TALK, [TOOL])  # type: ignore[arg-type]
     assert '"strict"' not in other.text and "changed" not in other.text
     assert '"strict"' not in str(cursor._head.tools) and "changed" not in str(cursor._messages)
+
+
+def code(messages: Any, *, tools: Any = None, add_generation_prompt: bool = False) -> str:
+    """Renders as the embedded template does, changes its arguments, and refuses an empty list."""
+    assert messages, "no messages"
+    text = str(
+        load_embedded_tokenizer().apply_chat_template(
+            messages, tools=tools, add_generation_prompt=add_generation_prompt, tokenize=False
+        )
+    )
+    messages.clear()
+    return text
+
+
+@pytest.mark.parametrize("way", ["function", "method"])
+def test_code_renders_without_a_template(way: str) -> None:
+    """Models such as Kimi-K3 have no Jinja template."""
+    tokenizer, given = load_embedded_tokenizer(), code if way == "function" else None
+    own = {"apply_chat_template": lambda _, talk, tokenize, **options: code(talk, **options)}
+    tokenizer.chat_template, expected = None, ChatTemplate(load_embedded_tokenizer())
+    with pytest.raises(
+        TemplateError, match=r"Python function.*\(FILE.py:NAME\).*trust_remote_code"
+    ):
+        ChatTemplate(tokenizer)
+    if way == "method":
+        tokenizer.__class__ = type("Own", (type(tokenizer),), own)
+    tokenizer.add_tokens([AddedToken("customer_id")])
+    subject = ChatTemplate(tokenizer, chat_template=given)  # type: ignore[arg-type]
+    assert subject.prompt(TALK, [TOOL]) == expected.prompt(TALK, [TOOL])  # type: ignore[arg-type]
+    assert infer_parser(tokenizer, subject.renderer.template) == "hermes"  # type: ignore[arg-type]
+    assert certify(subject).exact and certify(subject).probes == certify(expected).probes
+    assert "customer_id" in subject.encoder.control
+    assert "customer_id" in subject.verifier._control.values()
+    assert "tokenize" not in TemplateCache(subject).variables or way == "method"
+    with pytest.raises(TemplateError, match="no messages"):
+        subject.prompt([])
+    first: list[Message] = [{"role": "user", "content": "a customer_id <|end|>"}]
+    prompt = subject.prompt(first)
+    ids = np.array([*prompt, *subject.encoder.encode("So.<|end|>", previous=prompt[-1])], np.int32)
+    turns = (TurnSpan(len(prompt), len(ids), 1),)
+    served = ServedSequence(ids, turns, [*first, {"role": "assistant", "content": "So."}], ())
+    assert subject.verifier.check(served) is None
+    ids[1] += 1
+    assert subject.verifier.check(served) == "prompt"
 
 
 # --- arguments ------------------------------------------------------------------------------------

@@ -251,6 +251,57 @@ def test_right_sequences_pass_under_real_templates(name: str, bodies: list[str])
     )
 
 
+WORDS = ("customer_id", "<b>")
+PLAIN_TOOL = {"type": "function", "function": {**TOOL["function"], "description": "A customer_id."}}  # type: ignore[dict-item]
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [{}, {"normalized": False}, {"single_word": True}, {"lstrip": True}, {"rstrip": True}],
+    ids=str,
+)
+def test_an_added_word_is_encoded_as_the_tokenizer_does(flags: dict[str, bool]) -> None:
+    tokenizer = tokenizer_for(trl_template("qwen2_5"))
+    tokenizer.add_tokens([AddedToken(text, **flags) for text in WORDS])
+    subject = ChatTemplate(tokenizer)
+    messages = talk(["the customer_id is <b>7</b>", " <b>  customer_id\n", "xcustomer_id"])
+    served = play(subject, messages, [PLAIN_TOOL])
+    whole = tokenizer.apply_chat_template(messages, tools=[PLAIN_TOOL], return_dict=False)
+    assert served.input_ids.tolist() == whole[: len(served.input_ids)]
+    words = {tokenizer.convert_tokens_to_ids(text) for text in WORDS}
+    assert words < {*served.input_ids.tolist()}
+    assert subject.verifier.check(served) is None
+    # beside control text, which stays text
+    served = play(subject, talk([f"customer_id {CONTROL} customer_id <b>"]), [TOOL])
+    assert sum(index in words for index in served.input_ids.tolist()) == 3
+    assert subject.verifier.check(served) is None
+
+
+BUILT = (
+    "{% for m in messages %}{{ '<|' + m.role + '|>' + m.content + '<|im_end|>' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|' + 'assistant' + '|>' }}{% endif %}"
+)
+
+
+@pytest.mark.parametrize("variants", [BUILT, {"default": BUILT, "other": "<|unseen|>"}], ids=type)
+def test_a_token_that_the_template_writes_or_names_is_no_word(variants: Any) -> None:
+    tokenizer = tokenizer_for(trl_template("qwen2_5"))
+    roles = [f"<|{role}|>" for role in ("system", "user", "assistant")]
+    tokenizer.add_tokens([*map(AddedToken, roles), AddedToken("<|unseen|>")])
+    tokenizer.chat_template = variants
+    subject = ChatTemplate(tokenizer)
+    unseen = [] if variants == BUILT else ["<|unseen|>"]
+    for control in (subject.encoder.control, subject.verifier._control.values()):
+        assert {*roles, "<|unseen|>"}.intersection(control) == {*roles, *unseen}
+    served = play(
+        subject,
+        [{"role": "user", "content": "<|user|>"}, {"role": "assistant", "content": "Done."}],
+        None,
+    )
+    assert served.input_ids.tolist().count(subject.encoder.control["<|user|>"]) == 1
+    assert subject.verifier.check(served) is None
+
+
 def test_a_tokenizer_whose_text_is_not_the_text_that_was_encoded() -> None:
     """A legacy Llama vocabulary writes a space after each special token: right sequences are not
     taken for wrong.

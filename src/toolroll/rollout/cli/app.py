@@ -29,9 +29,9 @@ from toolroll.rollout.cli.options import (
 )
 from toolroll.rollout.cli.serve_command import serve as serve_endpoint
 from toolroll.rollout.errors import RolloutError, ToolrollError, UsageError, first_error
-from toolroll.rollout.runs.environment_file import is_target
 from toolroll.rollout.runs.run_config import PANELS, RunConfig, json_object, load_config
 from toolroll.rollout.runtime.event_loop import run as run_loop
+from toolroll.rollout.runtime.targets import is_target
 from toolroll.rollout.runtime.threads import end_within
 from toolroll.rollout.settings import EmbeddedEngineSettings
 
@@ -192,13 +192,12 @@ def check_template(
         str,
         typer.Argument(help="folder or name of a tokenizer; `embedded` for the one in the package"),
     ],
-    template: Annotated[
-        Path | None, typer.Option(help="a Jinja file that replaces the tokenizer's chat template")
-    ] = None,
+    template: Annotated[str | None, typer.Option(help=help_of("chat_template"))] = None,
     chat_template_kwargs: Annotated[
         str | None, typer.Option(metavar="JSON", help=help_of("chat_template_kwargs"))
     ] = None,
     *,
+    trust_remote_code: Annotated[bool, typer.Option(help=help_of("trust_remote_code"))] = False,
     as_json: Annotated[bool, typer.Option("--json", help="the report as JSON")] = False,
 ) -> None:
     """Report what a chat template does to the tokens of tool-calling episodes. Exit with 1 if the
@@ -208,9 +207,8 @@ def check_template(
     """
     from toolroll.rollout.cli.check_template import report, show
 
-    certificate = report(
-        model, template, json_object(chat_template_kwargs, "--chat-template-kwargs")
-    )
+    kwargs = json_object(chat_template_kwargs, "--chat-template-kwargs")
+    certificate = report(model, template, kwargs, trust_remote_code=trust_remote_code)
     show(certificate, console, as_json=as_json)
     if not certificate.exact:
         raise typer.Exit(1)

@@ -20,9 +20,15 @@ from toolroll.rollout.template import ChatTemplate, TemplateReport, certify
 _STYLES = {"append": "green", "fork": "yellow", "refuse": "red", "wrong": "bold red"}
 
 
-def report(model: str, template: Path | None, kwargs: dict[str, Any] | None) -> TemplateReport:
-    """Return the report on the chat template in the file `template`, or on the tokenizer's own if
-    `template` is None.
+def report(
+    model: str,
+    template: str | None,
+    kwargs: dict[str, Any] | None,
+    *,
+    trust_remote_code: bool = False,
+) -> TemplateReport:
+    """Return the report on the chat template `template` (see `read_template`), or on the
+    tokenizer's own if `template` is None.
 
     `model`: the folder or name of the tokenizer. `kwargs`: variables of the chat template.
     """
@@ -31,11 +37,9 @@ def report(model: str, template: Path | None, kwargs: dict[str, Any] | None) -> 
             f"a template is checked with its tokenizer: toolroll check-template MODEL --template "
             f"{model}"
         )
-    if template is not None and not template.is_file():
-        raise UsageError(f"--template {template}: there is no such file")
-    source = read_template(str(template)) if template is not None else None
-    chat_template = ChatTemplate(load_tokenizer(model), chat_template=source, kwargs=kwargs)
-    check_syntax(chat_template, None if template is None else str(template))
+    tokenizer = load_tokenizer(model, trust_remote_code=trust_remote_code)
+    chat_template = ChatTemplate(tokenizer, chat_template=read_template(template), kwargs=kwargs)
+    check_syntax(chat_template, template)
     return certify(chat_template)
 
 

@@ -9,7 +9,6 @@ from typing import Any
 
 from toolroll.rollout.cli.display import shortened
 from toolroll.rollout.errors import UsageError
-from toolroll.rollout.runs.environment_file import absolute_target
 from toolroll.rollout.runs.episode_file import read_episodes
 from toolroll.rollout.runs.provenance import provenance
 from toolroll.rollout.runs.recorded_run import RecordedRun, recorded_runs
@@ -18,6 +17,7 @@ from toolroll.rollout.runs.regrade import KEY, Regrader
 from toolroll.rollout.runs.report import report, write_summary
 from toolroll.rollout.runs.run_directory import SETTINGS_NAME, RunDirectory, refuse_no_run
 from toolroll.rollout.runs.runner import session_id
+from toolroll.rollout.runtime.targets import absolute_target
 from toolroll.rollout.runtime.threads import Threads
 from toolroll.rollout.server.sessions.session_store import ENV as SESSIONS
 from toolroll.rollout.types import EnvironmentFactory, Episode, Status

@@ -20,7 +20,6 @@ from toolroll.rollout.engine.outage import Outage
 from toolroll.rollout.errors import UsageError, error_in, first_error
 from toolroll.rollout.model.model import Model
 from toolroll.rollout.runs.do_nothing import play_floor
-from toolroll.rollout.runs.environment_file import absolute_target
 from toolroll.rollout.runs.provenance import Provenance, provenance
 from toolroll.rollout.runs.ray import RayRunner
 from toolroll.rollout.runs.recorded_run import RecordedRun
@@ -33,6 +32,7 @@ from toolroll.rollout.runs.setup import Plan, open_runner, prepare
 from toolroll.rollout.runs.summary import Summary
 from toolroll.rollout.runtime.event_loop import stop_signals
 from toolroll.rollout.runtime.garbage import paced_garbage
+from toolroll.rollout.runtime.targets import absolute_target
 from toolroll.rollout.settings import split_credentials
 from toolroll.rollout.template import certify
 from toolroll.rollout.types import Episode, Status, Task

@@ -39,7 +39,8 @@ class ServeArgs(RolloutArgs):
 
 _PANELS = {
     "Options": "model engine host port api_key_env parser chat_template chat_template_kwargs "
-    "history context_length verify out engine_timeout pace_gc allow_model_mismatch session_cache",
+    "trust_remote_code history context_length verify out engine_timeout pace_gc "
+    "allow_model_mismatch session_cache",
     "Requests": "sampling_params default_max_tokens max_resumes seed server_tools model_names",
     "Sessions and limits": "grace idle max_sessions max_body max_text max_items",
 }

@@ -32,9 +32,11 @@ from toolroll.rollout.errors import TemplateError, UsageError
 from toolroll.rollout.model.identity import check_identity
 from toolroll.rollout.model.tokenizers import find_placeholders, load_tokenizer
 from toolroll.rollout.runtime.garbage import paced_garbage
+from toolroll.rollout.runtime.targets import is_target, load_target
 from toolroll.rollout.runtime.threads import Threads
 from toolroll.rollout.settings import EngineSettings, RolloutArgs
 from toolroll.rollout.template import ChatTemplate
+from toolroll.rollout.template.render import ChatFunction
 from toolroll.rollout.types import Completion, GenerateRequest
 
 T = TypeVar("T")
@@ -99,11 +101,11 @@ class Model:
         If `args.parser` is "auto", the parser for the format that the chat template
         writes is selected. Raise `UsageError` if no parser reads this format.
         """
-        tokenizer = tokenizer if tokenizer is not None else load_tokenizer(args.model)
-        source = read_template(args.chat_template)
+        if tokenizer is None:
+            tokenizer = load_tokenizer(args.model, trust_remote_code=args.trust_remote_code)
         template = ChatTemplate(
             tokenizer,
-            chat_template=source,
+            chat_template=read_template(args.chat_template),
             kwargs=args.chat_template_kwargs,
             history=args.history,
         )
@@ -115,8 +117,9 @@ class Model:
             **args.part(EngineSettings),
         )
         try:
+            source = template.renderer.template
             name = infer_parser(tokenizer, source) if args.parser == "auto" else args.parser
-            parser = get_parser(name, template.encoder.control)
+            parser = get_parser(name, tokenizer.get_added_vocab())
         except UnknownParserError as error:
             raise UsageError(f"--parser: {error}") from error
         model = cls(
@@ -194,7 +197,7 @@ class Model:
         warnings = await check_identity(
             self.engine, self.template, name=self.name, allow_mismatch=allow_mismatch
         )
-        source = self.template.renderer.chat_template
+        source = self.template.renderer.template
         better = await self.run_in_thread(
             better_parser, self.parser, self.template.tokenizer, source
         )
@@ -275,14 +278,20 @@ def check_syntax(template: ChatTemplate, value: str | None) -> None:
             ) from error
 
 
-def read_template(value: str | None) -> str | None:
-    """Return the chat template that `value` specifies, as the path of a file or as Jinja text.
+def read_template(value: str | None) -> str | ChatFunction | None:
+    """Return the chat template that `value` specifies, as the path of a file, as Jinja text, or as
+    a function that renders: FILE.py:NAME or MODULE:NAME.
 
-    Raise `UsageError` if it is neither.
+    Raise `UsageError` if it is none of these.
     """
     if value is None or "{%" in value or "{{" in value:
         return value
     path = Path(value)
-    if not path.is_file():
-        raise UsageError(f"the chat template {value!r} is neither a file nor Jinja text")
-    return path.read_text(encoding="utf-8")
+    if path.is_file() and path.suffix != ".py":
+        return path.read_text(encoding="utf-8")
+    if is_target(value):
+        function: ChatFunction = load_target(value)[0]
+        return function
+    raise UsageError(
+        f"the chat template {value!r} is neither a file nor Jinja text nor a function FILE.py:NAME"
+    )

@@ -32,10 +32,10 @@ _PLACEHOLDERS = [
 """Where `config.json` and tokenizers name a placeholder token."""
 
 
-def load_tokenizer(name: str | None) -> Any:
+def load_tokenizer(name: str | None, *, trust_remote_code: bool = False) -> Any:
     """Return the tokenizer `name`: a folder, a model name on a hub, `embedded` for the small
     tokenizer in this package, or `desk-1m` for the tokenizer of the model that comes with the
-    package.
+    package. With `trust_remote_code`, a tokenizer class in the model's folder is loaded and run.
 
     Raise `UsageError` if it cannot be loaded.
     """
@@ -61,7 +61,7 @@ def load_tokenizer(name: str | None) -> Any:
         )
     transformers: Any = import_transformers()
     try:
-        return transformers.AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+        return transformers.AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
     except (OSError, ValueError) as error:
         reason = " ".join(str(error).split())
         raise UsageError(

@@ -21,10 +21,10 @@ import orjson
 from toolroll.parsers.types import ToolCall
 from toolroll.rollout.errors import RolloutError, ToolrollError, UsageError, error_in, message_of
 from toolroll.rollout.runs.do_nothing import LeavingUser, do_nothing_runner
-from toolroll.rollout.runs.environment_file import error_line
 from toolroll.rollout.runs.environment_recorder import EnvironmentRecorder
 from toolroll.rollout.runs.wrong_arguments import example_arguments, wrong_calls
 from toolroll.rollout.runtime.jsonable import common_prefix, shown
+from toolroll.rollout.runtime.targets import error_line
 from toolroll.rollout.settings import RunSettings
 from toolroll.rollout.types import (
     Action,

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from toolroll.rollout.errors import UsageError
-from toolroll.rollout.runs.environment_file import is_target
 from toolroll.rollout.runs.provenance import Provenance, latest
 from toolroll.rollout.runs.run_config import RunConfig
 from toolroll.rollout.runs.run_directory import SETTINGS_NAME, difference, read_run_file
+from toolroll.rollout.runtime.targets import is_target
 
 _OF_ONE_RUN = frozenset({"date", "command", "options"})
 

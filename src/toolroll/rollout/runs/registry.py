@@ -11,9 +11,9 @@ from typing import Any, cast
 
 from toolroll.rollout.errors import ToolrollError, UsageError
 from toolroll.rollout.runs.environment_class import EnvironmentClass, env_args_of
-from toolroll.rollout.runs.environment_file import error_line, is_target, load_target
 from toolroll.rollout.runtime.complaints import did_you_mean
 from toolroll.rollout.runtime.signature import Signature
+from toolroll.rollout.runtime.targets import error_line, is_target, load_target
 from toolroll.rollout.types import Environment, EnvironmentFactory, EnvironmentOptions, Task
 
 GROUP = "toolroll.environments"

@@ -13,7 +13,7 @@ import yaml
 from pydantic import Field, model_validator
 
 from toolroll.rollout.errors import UsageError
-from toolroll.rollout.runs.environment_file import absolute_target
+from toolroll.rollout.runtime.targets import absolute_target
 from toolroll.rollout.settings import (
     AgentSettings,
     EngineTimeout,
@@ -165,7 +165,8 @@ _SAMPLING = (
 )
 PANELS: Mapping[str, str] = {
     "What is played": "env_args split tasks samples max_turns seed do_nothing allow_unequal",
-    "Model and engine": "model engine parser chat_template chat_template_kwargs context_length "
+    "Model and engine": "model engine parser chat_template chat_template_kwargs "
+    "trust_remote_code context_length "
     "engine_timeout max_resumes allow_model_mismatch session_cache return_routed_experts "
     "ban_placeholders",
     "Agent": "agent command agent_args on_invalid_call parallel_calls on_length history verify",

@@ -24,9 +24,9 @@ from toolroll.rollout.template.bodies import BodyMasker
 from toolroll.rollout.template.cursor import Cursor, TemplateParts
 from toolroll.rollout.template.delta import DeltaRenderer, SampledText
 from toolroll.rollout.template.encode import Encoder
-from toolroll.rollout.template.render import HeadHook, Renderer
+from toolroll.rollout.template.render import ChatFunction, HeadHook, Renderer
 from toolroll.rollout.template.snapshot import SharedTools
-from toolroll.rollout.template.stop_tokens import find_stops
+from toolroll.rollout.template.stop_tokens import find_stops, find_words
 from toolroll.rollout.template.verify import Verifier
 from toolroll.rollout.types import IdArray, Message, Tool
 
@@ -47,7 +47,10 @@ class ChatTemplate:
 
     Args:
         tokenizer: Renders the template and encodes text.
-        chat_template: Jinja text that replaces the tokenizer's own template.
+        chat_template: Jinja text that replaces the tokenizer's own template, or a function that
+            renders in its place: `function(messages, *, tools, add_generation_prompt, **kwargs)`
+            returns the text. By default, a tokenizer's own `apply_chat_template` is such a
+            function.
         kwargs: The template's own switches (`enable_thinking`, ...).
         history: What happens if the template rewrites tokens of earlier prompts or turns. "fork"
             raises `HistoryRewrittenError`, so that the caller starts a second training sequence.
@@ -58,17 +61,19 @@ class ChatTemplate:
         now: The time that a template gets from `strftime_now`. Default: the time of construction.
         stop_token_ids: Tokens that end a turn, in addition to the tokenizer's and the template's.
         head_hook: Rewrites the head of each render: the leading system messages and the tools.
-        encoder: An `Encoder` of the same tokenizer, to share its cache. Default: a new one.
+        encoder: An `Encoder` for the same tokenizer and template, to share its cache. Default: a
+            new one.
 
-    Raises `TemplateError` if there is no chat template, or if the tokenizer cannot encode text
-    exactly (see `Encoder`). Safe to share between the episodes of one event loop.
+    Raises `TemplateError` if there is neither a chat template nor code that renders, or if the
+    tokenizer cannot encode text exactly (see `Encoder`). Safe to share between the episodes of one
+    event loop.
     """
 
     def __init__(
         self,
         tokenizer: Any,
         *,
-        chat_template: str | None = None,
+        chat_template: str | ChatFunction | None = None,
         kwargs: Mapping[str, Any] | None = None,
         history: HistoryPolicy = "fork",
         now: datetime | None = None,
@@ -81,7 +86,8 @@ class ChatTemplate:
         self.renderer = Renderer(
             tokenizer, chat_template=chat_template, kwargs=kwargs, now=now, head_hook=head_hook
         )
-        self.encoder = encoder or Encoder(tokenizer)  # variants share its cache
+        # variants share its cache
+        self.encoder = encoder or Encoder(tokenizer, words=find_words(tokenizer, self.renderer))
         stops = {*stop_token_ids, *find_stops(tokenizer, self.renderer, self.encoder)}
         self._stop_texts = {index: self.encoder.decode([index]) for index in sorted(stops)}
         self.parts = TemplateParts(
@@ -138,7 +144,7 @@ class ChatTemplate:
         renderer = self.renderer
         return Verifier(
             self.tokenizer,
-            chat_template=renderer.chat_template,
+            chat_template=renderer.template,
             kwargs=renderer.kwargs,
             now=renderer.now,
             head_hook=renderer.head_hook,

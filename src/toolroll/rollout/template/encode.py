@@ -1,13 +1,14 @@
 """Encode text to ids, with control tokens only where the template wrote them
 (I6 in docs/guarantees.md).
 
-A *control token* is any added token of the tokenizer that contains more than white space:
+A *control token* is an added token of the tokenizer that contains more than white space:
 `<|im_end|>`, but also the non-special `</tool_response>`. The same characters inside a message body
-are ordinary text.
+are ordinary text. The other added tokens, such as `customer_id`, are *words*: part of the
+vocabulary, as in the tokenizer itself.
 
 A `tokenizers` pipeline first splits a text at added tokens. Then it normalizes, splits and encodes
 each piece separately. `Encoder` does the same: it splits the text at the real control tokens, and
-encodes each piece with a tokenizer that has the same model and the same steps but no control
+encodes each piece with a tokenizer that has the same model, steps and words but no control
 tokens. The encoding of a piece depends on what precedes it: a control token, ordinary text or
 nothing. A piece that follows a control token is encoded after an anchor token. So the mark for the
 start of a text (`▁`) is added only if the whole pipeline adds it there. If a control token strips
@@ -22,7 +23,7 @@ from __future__ import annotations
 import re
 import secrets
 from array import array
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from functools import cached_property
 from itertools import accumulate
 from typing import Any, Literal
@@ -56,6 +57,8 @@ _UNKNOWN = "\U0010fffd"
 """A character that no vocabulary contains."""
 
 _BYTE = re.compile("<0x[0-9A-F]{2}>")
+_BLANK = " \t\r\n▁Ġ"
+_WORD_EDGE = re.compile(r"\A\w|\w\Z")
 
 _CACHED = 4 << 20
 """The maximum size of the cache in characters. A full cache is cleared."""
@@ -74,8 +77,9 @@ then checked (`_check_normalized`).
 class Encoder:
     """Encodes rendered text with `tokenizer`, a fast tokenizer of `transformers`.
 
-    It uses the added tokens that the tokenizer has at construction. The tokenizer's truncation and
-    padding have no effect.
+    It uses the added tokens that the tokenizer has at construction. Those in `words` (see
+    `find_words`) and those of white space are encoded in every text as the tokenizer does; all
+    others are control tokens. The tokenizer's truncation and padding have no effect.
 
     Raises `TemplateError` for a tokenizer that cannot encode a text exactly in separate pieces, or
     that does not decode a text as it was encoded.
@@ -89,7 +93,7 @@ class Encoder:
         # the first <|im_end|> is ordinary text, the second one is the control token
     """
 
-    def __init__(self, tokenizer: Any) -> None:
+    def __init__(self, tokenizer: Any, *, words: Collection[str] = ()) -> None:
         fast = getattr(tokenizer, "backend_tokenizer", None)
         if fast is None:
             raise TemplateError(
@@ -100,8 +104,9 @@ class Encoder:
         self._fast: Tokenizer = fast
         added = tokenizer.get_added_vocab()
         flags = {token.content: token for token in tokenizer.added_tokens_decoder.values()}
-        is_control = {text: bool(text.strip(" \t\r\n▁Ġ")) for text in added}
-        self.control: dict[str, int] = {text: added[text] for text in added if is_control[text]}
+        self.control: dict[str, int] = {
+            text: index for text, index in added.items() if text not in words and text.strip(_BLANK)
+        }
         """Maps the text of each control token to its id."""
         self.control_ids = frozenset(self.control.values())
         self.special = frozenset(
@@ -113,8 +118,8 @@ class Encoder:
         self._eats_left = {text for text in self.control if text in flags and flags[text].lstrip}
         self._eats_right = {text for text in self.control if text in flags and flags[text].rstrip}
         self._eating_ids = frozenset(self.control[text] for text in self._eats_right)
-        self._blank = [flags[text] for text in added if not is_control[text]]
-        self._match_checked = _refuse_flags(self.control, flags, fast, has_blank=bool(self._blank))
+        self._words = [flags[text] for text in added if text not in self.control]
+        self._match_checked = _refuse_flags(self.control, self._words, tokenizer)
         self._texts: dict[int, str] = {}
         self._pieces: dict[tuple[str, str], array[int]] = {}
         self._room = _CACHED
@@ -228,16 +233,14 @@ class Encoder:
             tokenizer.normalizer = normalizer
         if pre_tokenizer is not None:
             tokenizer.pre_tokenizer = pre_tokenizer
-        tokenizer.add_tokens([*self._blank, AddedToken(_ANCHOR, normalized=False)])
+        tokenizer.add_tokens([*self._words, AddedToken(_ANCHOR, normalized=False)])
         return tokenizer
 
     @cached_property
     def _renumbered(self) -> dict[int, int]:
-        """Maps the id of each added white-space token in `_plain` to its id in `tokenizer`. Equal
-        ids are omitted.
-        """
+        """Maps the id of each word in `_plain` to its id in `tokenizer`. Equal ids are omitted."""
         vocabulary = self.tokenizer.get_added_vocab()
-        ids = ((self._plain.token_to_id(t.content), vocabulary[t.content]) for t in self._blank)
+        ids = ((self._plain.token_to_id(t.content), vocabulary[t.content]) for t in self._words)
         return {plain: index for plain, index in ids if plain is not None and plain != index}
 
     def _check_normalized(self, text: str) -> None:
@@ -415,25 +418,26 @@ def _stripped(piece: str, *, left: bool, right: bool) -> str:
     return piece
 
 
-def _refuse_flags(
-    control: Iterable[str], flags: Mapping[str, AddedToken], fast: Tokenizer, *, has_blank: bool
-) -> bool:
-    """Raise `TemplateError` if the flags of a control token prevent exact encoding.
+def _refuse_flags(control: Iterable[str], words: Sequence[AddedToken], tokenizer: Any) -> bool:
+    """Raise `TemplateError` if the flags of an added token prevent exact encoding.
 
     Return True if some control tokens match normalized text. Each text must then be checked with
     `_check_normalized`.
     """
-    types = _types(component_state(fast.normalizer))
+    types = _types(component_state(tokenizer.backend_tokenizer.normalizer))
+    flags = {token.content: token for token in tokenizer.added_tokens_decoder.values()}
+    has_blank = any(word.content != word.content.strip(_BLANK) for word in words)
+    has_single = any(word.single_word for word in words)
     checked = False
     for text in control:
         token = flags.get(text)
         if token is None:
             continue
-        if token.single_word:
+        if token.single_word or (has_single and _WORD_EDGE.search(text)):
             raise TemplateError(
-                f"the token {text!r} is a control token only next to certain characters "
-                "(single_word=True), so its position in a text is unknown. Add it without "
-                "single_word"
+                f"the token {text!r}, or a word next to it, is a token only next to certain "
+                "characters (single_word=True), so its position in a text is unknown. Add it "
+                "without single_word"
             )
         if token.normalized and types:
             if not types <= _HARMLESS:
@@ -446,7 +450,7 @@ def _refuse_flags(
         if has_blank and (text[0].isspace() or token.lstrip or token.rstrip):
             raise TemplateError(
                 f"the token {text!r} strips the white space next to it, but the tokenizer also has "
-                "added tokens of white space, so the ids of that white space are unknown"
+                "added tokens with white space at an edge, so the ids of the space are unknown"
             )
     return checked
 

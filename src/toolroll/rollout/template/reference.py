@@ -1,7 +1,8 @@
 """`ReferenceRender`: renders conversations as `transformers` does, for `Verifier`.
 
-This module shares no code with `Renderer`. It calls `tokenizer.apply_chat_template` directly. It
-uses its own probe conversations to find out which input forms a template accepts.
+This module shares no code with `Renderer`. It calls `tokenizer.apply_chat_template` directly, or
+the code that renders in place of a template. It uses its own probe conversations to find out which
+input forms a template accepts.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import Any
 
@@ -28,6 +29,8 @@ RENDER_ERRORS = (
     ValueError,
 )
 """Exceptions that a template or its sandbox raises for messages that it refuses."""
+TemplateText = str | Callable[..., str] | None
+"""Jinja text, or a function that renders. None: the tokenizer's own template."""
 
 
 class ReferenceRender:
@@ -36,7 +39,7 @@ class ReferenceRender:
     """
 
     def __init__(
-        self, tokenizer: Any, chat_template: str | None, kwargs: Mapping[str, Any]
+        self, tokenizer: Any, chat_template: TemplateText, kwargs: Mapping[str, Any]
     ) -> None:
         self._tokenizer = tokenizer
         self._chat_template = chat_template
@@ -50,16 +53,30 @@ class ReferenceRender:
         """Return the text of prepared messages. Raises one of `RENDER_ERRORS` if the template
         refuses them.
         """
-        return str(
-            self._tokenizer.apply_chat_template(
-                messages,
-                tools=tools,
-                chat_template=self._chat_template,
-                add_generation_prompt=generate,
-                tokenize=False,
-                **self._kwargs,
-            )
-        )
+        options = {"tools": tools, "add_generation_prompt": generate, **self._kwargs}
+        if callable(self._chat_template):
+            return str(self._chat_template(messages, **options))
+        options |= {"tokenize": False, "chat_template": self._chat_template}
+        return str(self._tokenizer.apply_chat_template(messages, **options))
+
+    def names(self, token: str) -> bool:
+        """Return True if the template may write or search for the text `token`. Code may use any
+        token.
+        """
+        return callable(self._chat_template) or token.lower() in self._known_text
+
+    @cached_property
+    def _known_text(self) -> str:
+        """The text of the template, in all its variants, and of small conversations."""
+        own = self._tokenizer.chat_template
+        variants = own.values() if isinstance(own, dict) else ()
+        chosen = self._tokenizer.get_chat_template(self._chat_template, tools=[{}])
+        call = _calling({"x": "x"} if self._takes_objects else '{"x":"x"}')
+        turns = call, {**call, "reasoning_content": "x", "thinking": "x"}
+        talks = [[_USER, turn, _result("x")] for turn in turns]
+        talks.append([{"role": "system", "content": "x"}, _USER])
+        texts = [chosen, *variants, *self.around_answer, *map(self._text, talks)]
+        return "\n".join(texts).lower()
 
     def prepared(self, message: Message) -> Message:
         """Return the message with its arguments, content and reasoning in the form that the
@@ -179,13 +196,14 @@ class ReferenceRender:
             if not calls:
                 del turn["tool_calls"]
             fields: list[Message] = [{}, {"thinking": "qxa"}, {"thinking": ""}]
-            renders = [self._shown([_USER, {**turn, **field}]) for field in fields]
+            renders = [self._text([_USER, {**turn, **field}]) for field in fields]
             shown = [field for field, text in zip(fields, renders, strict=True) if "qxa" in text]
             taken = [field for field, text in zip(fields, renders, strict=True) if text]
             self._thinking[calls, content] = [*shown, *taken, {}][0]
         return self._thinking[calls, content]
 
-    def _shown(self, messages: list[Message]) -> str:
+    def _text(self, messages: list[Message]) -> str:
+        """Return the render of `messages` with a tool, or "" if the template refuses them."""
         try:
             return self.render(messages, [_TOOL])
         except RENDER_ERRORS:
@@ -193,7 +211,9 @@ class ReferenceRender:
 
     @cached_property
     def uses_clock(self) -> bool:
-        """True if the template uses the current time."""
+        """True if the template uses the current time, or may use it because it is code."""
+        if callable(self._chat_template):
+            return True
         template = self._tokenizer.get_chat_template(self._chat_template, tools=[{}])
         return "strftime_now" in str(template)
 

@@ -4,7 +4,8 @@ Invariants:
 
 - The text is the same as from `tokenizer.apply_chat_template(tokenize=False)` in the installed
     `transformers`. The code of `transformers` prepares the messages, the tools and the variables;
-    only the compilation of the template is replaced (`sandbox.py`).
+    only the compilation of the template is replaced (`sandbox.py`). Code that renders in place of a
+    template (a Python function, or a tokenizer's own `apply_chat_template`) is called as it is.
 - Each `Renderer` reads the clock once, so that a template with the date renders the same prompt for
   the whole session.
 - The input forms that the template accepts (tool arguments as a dict or as JSON text, text parts or
@@ -15,6 +16,7 @@ Invariants:
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -33,6 +35,8 @@ from toolroll.rollout.template.snapshot import JsonTexts, SharedTools, json_text
 from toolroll.rollout.types import Message, Tool
 
 HeadHook = Callable[[str], str]
+ChatFunction = Callable[..., str]
+"""Code that renders: `function(messages, *, tools, add_generation_prompt, **variables)`."""
 ArgumentForm = Literal["dict", "text"]
 
 _RENDER_ERRORS = (
@@ -85,11 +89,12 @@ class Head:
 
 
 class Renderer:
-    """Renders conversations with `chat_template`, or with the tokenizer's own chat template.
+    """Renders conversations with `chat_template`, which is Jinja text or a `ChatFunction`, or with
+    the tokenizer's own chat template or `apply_chat_template`.
 
     `kwargs` are the template's own switches (`enable_thinking` ...). `now` is the time that
-    `strftime_now` returns in the template (default: the time of construction). A tokenizer that
-    overrides `apply_chat_template` reads the clock itself. `head_hook` rewrites the head of each
+    `strftime_now` returns in the template (default: the time of construction). Code that renders
+    reads the clock itself. `head_hook` rewrites the head of each
     render: the leading system messages and the tools. It never sees a user message or a tool
     result.
     """
@@ -98,15 +103,25 @@ class Renderer:
         self,
         tokenizer: Any,
         *,
-        chat_template: str | None = None,
+        chat_template: str | ChatFunction | None = None,
         kwargs: Mapping[str, Any] | None = None,
         now: datetime | None = None,
         head_hook: HeadHook | None = None,
     ) -> None:
-        if chat_template is None and not tokenizer.chat_template:
+        self.function = _function(tokenizer, chat_template)
+        """The code that renders in place of a template, or None."""
+        self.template = self.function or chat_template
+        """What `Verifier` and `infer_parser` take as the template."""
+        has_text = not callable(chat_template) and (chat_template or tokenizer.chat_template)
+        self.code = None if has_text else chat_template or tokenizer.apply_chat_template
+        """The same as it was given, or None if there is Jinja text."""
+        if not (has_text or self.function):
             raise TemplateError(
                 f"the tokenizer {tokenizer.name_or_path!r} has no chat template: give one with "
-                "chat_template=..., or use the tokenizer of an instruction-tuned model"
+                "chat_template=..., or use the tokenizer of an instruction-tuned model. For a "
+                "model that renders in code, give a Python function as chat_template "
+                "(FILE.py:NAME), or load its tokenizer class, which must have its own "
+                "apply_chat_template, with trust_remote_code"
             )
         self.tokenizer = tokenizer
         self.chat_template = chat_template
@@ -114,7 +129,8 @@ class Renderer:
         self.now = now or datetime.now()
         self.head_hook = head_hook
         self._variables = snapshot(replace_surrogates(self.kwargs))
-        self._apply = _applier(tokenizer, self.now)
+        self._apply = self.function or _applier(tokenizer, self.now)
+        self._fixed = {} if self.function else {"tokenize": False, "chat_template": chat_template}
         self._takes_parts: dict[str, bool] = {}
         self._thinking: dict[tuple[bool, bool], str | None] = {}
         self.argument_form: ArgumentForm | None = self._find_argument_form()
@@ -125,9 +141,14 @@ class Renderer:
     @property
     def source(self) -> str:
         """The Jinja text of the template. If the template has several variants, this is the one for
-        tools.
+        tools. If there is none, the text of `code`.
         """
-        return str(self.tokenizer.get_chat_template(self.chat_template, tools=[{}]))
+        if self.code is None:
+            return str(self.tokenizer.get_chat_template(self.chat_template, tools=[{}]))
+        try:
+            return inspect.getsource(self.code)
+        except (OSError, TypeError):  # no file has it
+            return repr(self.code)
 
     def render(
         self, messages: Sequence[Message], tools: Sequence[Tool] | None, *, generate: bool
@@ -179,17 +200,9 @@ class Renderer:
         return head.rewritten + text[len(head.text) :] if own_head else text
 
     def _render(self, messages: list[Message], tools: list[Tool] | None, *, generate: bool) -> str:
-        if not isinstance(self._apply, partial):  # the tokenizer's own code may change them
-            messages, tools = snapshot(messages), snapshot(tools)
         try:
-            text = self._apply(
-                messages,
-                tools=tools,
-                chat_template=self.chat_template,
-                add_generation_prompt=generate,
-                tokenize=False,
-                **self._variables,
-            )
+            options = {"tools": tools, "add_generation_prompt": generate, **self._fixed}
+            text = self._apply(messages, **options, **self._variables)
         except _RENDER_ERRORS as error:
             roles = " ".join(str(message.get("role")) for message in messages[-8:])
             raise TemplateError(
@@ -200,7 +213,7 @@ class Renderer:
 
     # --- what the template takes -----------------------------------------------------------------
 
-    def _shows(self, messages: list[Message], tools: list[Tool] | None, *texts: str) -> str | None:
+    def shows(self, messages: list[Message], tools: list[Tool] | None, *texts: str) -> str | None:
         """Return the render of `messages` if it contains all of `texts`, else None."""
         try:
             text = self._render(messages, tools, generate=False)
@@ -214,7 +227,7 @@ class Renderer:
         """
         for talk, tools in itertools.product(_calls_in_context(), ([TOOL], None)):
             for form in ("dict", "text"):
-                if self._shows([_with_arguments(message, form) for message in talk], tools, _FIRST):
+                if self.shows([_with_arguments(message, form) for message in talk], tools, _FIRST):
                     return form
         return None
 
@@ -243,7 +256,7 @@ class Renderer:
         call = _with_arguments(call_turn({"x": "x"}), form)
         for after, tools in itertools.product(([tool_result()], []), ([TOOL], None)):
             null, empty = (
-                self._shows([USER, {**call, "content": content}, *after], tools)
+                self.shows([USER, {**call, "content": content}, *after], tools)
                 for content in (None, "")
             )
             if empty is not None:
@@ -276,7 +289,7 @@ class Renderer:
         for texts, thinking in itertools.product(([_FIRST], []), (None, _FIRST, "")):
             field = {} if thinking is None else {"thinking": thinking}
             talk = [USER, {**turn, "reasoning_content": _FIRST, **field}]
-            if self._shows(talk, [TOOL], *texts) is not None:
+            if self.shows(talk, [TOOL], *texts) is not None:
                 return thinking
         return None
 
@@ -291,7 +304,7 @@ class Renderer:
         for talk, tools in itertools.product(_parts_in_context(role, parts), ([TOOL], None)):
             form = self.argument_form or "dict"
             talk = [_with_arguments(message, form) for message in talk]
-            text = self._shows(talk, tools, _FIRST, _SECOND)
+            text = self.shows(talk, tools, _FIRST, _SECOND)
             if text is not None:
                 return printed not in text
         return False
@@ -310,21 +323,44 @@ def _is_lead(message: Message) -> bool:
 # --- transformers' renderer with our compiled template --------------------------------------------
 
 
+def _function(tokenizer: Any, chat_template: str | ChatFunction | None) -> ChatFunction | None:
+    """Return the function `chat_template`, or the `apply_chat_template` of a tokenizer that
+    overrides this method, or None.
+
+    The function that is returned passes on copies, because the code may change them. All errors of
+    the code become errors of `jinja2`.
+    """
+    from transformers import PreTrainedTokenizerBase
+
+    code, fixed = tokenizer.apply_chat_template, {"tokenize": False}
+    if callable(chat_template):
+        code, fixed = chat_template, {}
+    elif getattr(code, "__func__", None) is PreTrainedTokenizerBase.apply_chat_template:
+        return None
+    elif chat_template is not None:
+        fixed["chat_template"] = chat_template
+
+    def render(messages: Any, *, tools: Any, **options: Any) -> str:
+        try:
+            return str(code(snapshot(messages), tools=snapshot(tools), **fixed, **options))
+        except Exception as error:
+            raise jinja2.TemplateError(str(error) or type(error).__name__) from error
+
+    return render
+
+
 def _applier(tokenizer: Any, now: datetime) -> Callable[..., Any]:
     """Return `tokenizer.apply_chat_template`, with templates compiled by `compile_template`.
 
-    This is `transformers`' own code with one global name rebound. If the tokenizer overrides the
-    method, or if this version of `transformers` compiles templates elsewhere, return the
-    tokenizer's method unchanged. That method is correct, but it is slower and reads the clock on
-    each call.
+    This is `transformers`' own code with one global name rebound. If this version of `transformers`
+    compiles templates elsewhere, return the tokenizer's method unchanged. That method is correct,
+    but it is slower and reads the clock on each call.
     """
     from transformers import PreTrainedTokenizerBase
     from transformers.utils import chat_template_utils
 
     method: Callable[..., Any] = tokenizer.apply_chat_template
     function = PreTrainedTokenizerBase.apply_chat_template
-    if getattr(method, "__func__", None) is not function:
-        return method
     compiler = partial(compile_template, now=now)
     render = _rebound(
         chat_template_utils.render_jinja_template, "_compile_jinja_template", compiler

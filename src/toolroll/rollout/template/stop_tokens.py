@@ -1,5 +1,5 @@
 """Find the tokens that end an assistant turn: those named by the generation config and the
-tokenizer, and those that close a turn in the template.
+tokenizer, and those that close a turn in the template. Find the added tokens that are only words.
 """
 
 from __future__ import annotations
@@ -45,14 +45,36 @@ def missing_tokens(renderer: Renderer, encoder: Encoder) -> tuple[str, ...]:
     token = encoder.pattern.search(after)
     if close is None or (token is not None and token.start() <= close.start()):
         return ()
-    written = []
-    for tools, messages in ((None, [*_BASE, _FOLLOW[0]]), ([TOOL], [*_calling(1), tool_result()])):
-        try:
-            written.append(renderer.render(messages, tools, generate=True))
-        except TemplateError:
-            continue
-    texts = dict.fromkeys(_LIKE_CONTROL.findall("\n".join(written)))
+    texts = dict.fromkeys(_LIKE_CONTROL.findall("\n".join(_written(renderer))))
     return tuple(text for text in texts if text not in encoder.control)
+
+
+def find_words(tokenizer: Any, renderer: Renderer) -> frozenset[str]:
+    """Return the added tokens that are not special, and neither written nor searched for by the
+    template. Return none if code renders, because it may use any token.
+    """
+    if renderer.function is not None:
+        return frozenset()
+    own = tokenizer.chat_template
+    variants = own.values() if isinstance(own, dict) else ()
+    known = "\n".join([renderer.source, *variants, *_written(renderer)]).casefold()
+    added = tokenizer.added_tokens_decoder.values()
+    return frozenset(
+        token.content
+        for token in added
+        if not token.special and token.content.casefold() not in known
+    )
+
+
+def _written(renderer: Renderer) -> list[str]:
+    """Return renders of small conversations. Those that the template refuses are left out."""
+    user, call = _calling(1)
+    turns = call, {**call, "reasoning_content": "x"}
+    talks = [[user, turn, tool_result()] for turn in turns]
+    talks += [[*_BASE, user], [{"role": "system", "content": "x"}, user]]
+    prepared = map(renderer.prepare, talks)
+    renders = (renderer.shows(talk, tools) for talk in prepared for tools in (None, [TOOL]))
+    return [text for text in renders if text is not None]
 
 
 def _configured(tokenizer: Any) -> set[int]:

@@ -185,10 +185,9 @@ class VerifierPool:
 
     def _can_take(self, verifier: Verifier) -> bool:
         hook = verifier.head_hook
-        if hook is not None and not (
-            isinstance(hook, FunctionType) and (hook.__module__ or "").startswith("toolroll.")
-        ):
-            self._explain("a hook rewrites the start of prompts")
+        is_ours = isinstance(hook, FunctionType) and (hook.__module__ or "").startswith("toolroll.")
+        if callable(verifier.options["chat_template"]) or not (hook is None or is_ours):
+            self._explain("a hook or other code renders prompts")
             return False
         return self._digests.get(verifier, b"") is not None
 

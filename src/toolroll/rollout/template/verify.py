@@ -34,7 +34,7 @@ from unicodedata import normalize
 import numpy as np
 
 from toolroll.rollout.template.record import in_order
-from toolroll.rollout.template.reference import RENDER_ERRORS, ReferenceRender
+from toolroll.rollout.template.reference import RENDER_ERRORS, ReferenceRender, TemplateText
 from toolroll.rollout.template.served import ServedSequence, TurnSpan
 from toolroll.rollout.template.shown import (
     NeutralTextError,
@@ -68,7 +68,7 @@ class Verifier:
         self,
         tokenizer: Any,
         *,
-        chat_template: str | None,
+        chat_template: TemplateText,
         kwargs: Mapping[str, Any],
         now: datetime,
         head_hook: Callable[[str], str] | None = None,
@@ -87,10 +87,14 @@ class Verifier:
         self._reference = ReferenceRender(tokenizer, chat_template, kwargs)
         self._now = now
         self._prompt_ids = lru_cache(_PROMPTS)(lambda text: np.array(self._encode(text), np.int32))
-        added = tokenizer.get_added_vocab()
-        texts = {index: text for text, index in added.items() if text.strip()}
-        flags = tokenizer.added_tokens_decoder.values()
-        self._eats_space = any(token.lstrip or token.rstrip for token in flags)
+        added = tokenizer.added_tokens_decoder
+        self._eats_space = {i for i, token in added.items() if token.lstrip or token.rstrip}
+        # An added token that the template does not know is a word, like those of the vocabulary.
+        texts = {
+            index: token.content
+            for index, token in added.items()
+            if token.content.strip() and (token.special or self._reference.names(token.content))
+        }
         # In some vocabularies, unknown characters and single bytes have the ids of special tokens.
         text_too = {
             *self._encode("\U0010fffd"),
@@ -410,6 +414,8 @@ class Verifier:
         if render.text == render.neutral:
             return ids == wanted
         text, decoded = (normalize("NFC", each) for each in (render.text, self._decode(ids)))
+        if not self._eats_space.isdisjoint(ids):  # a word strips the white space next to it
+            return "".join(decoded.split()) == "".join(text.split())
         if self._eats_space:
             return decoded.strip() == text.strip()
         # some vocabularies omit a leading space

@@ -154,7 +154,7 @@ class AgentExecutor:
             llm_engine, sampling_params, max_length=max_length, vocab_size=len(hf_tokenizer)
         )
         model = Model(
-            engine, template, get_parser(self.parser, template.encoder.control), threads=1
+            engine, template, get_parser(self.parser, hf_tokenizer.get_added_vocab()), threads=1
         )
         settings = EndpointSettings(
             default_max_tokens=sampling_params.max_tokens,

@@ -4,6 +4,7 @@ variable that the request sets with `chat_template_kwargs` or `reasoning_effort`
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from functools import cached_property, lru_cache
 from typing import Any
@@ -56,6 +57,8 @@ class TemplateCache:
     def variables(self) -> frozenset[str]:
         """The variables that the template reads but does not set, among them its switches."""
         renderer = self._template.renderer
+        if renderer.code is not None:
+            return frozenset(inspect.signature(renderer.code).parameters)
         environment = compile_template(renderer.source, renderer.now).environment
         return frozenset(meta.find_undeclared_variables(environment.parse(renderer.source)))
 

@@ -225,7 +225,7 @@ def open_model(
     if isinstance(loaded, str):
         loaded = load_tokenizer(loaded)
     chat_template = ChatTemplate(loaded, **template)
-    reader = get_parser(parser or "plain", chat_template.encoder.control)
+    reader = get_parser(parser or "plain", loaded.get_added_vocab())
     if not reasoning:
         reader.reasoning = None
     name = getattr(getattr(server, "config", None), "model_name", "")
