@@ -70,7 +70,7 @@ def test_no_tokenizer_is_loaded_with_code_of_its_folder_unless_asked() -> None:
     text = "\n".join(
         path.read_text(encoding="utf-8") for path in ROOT.glob("src/toolroll/rollout/**/*.py")
     )
-    calls = re.findall(r"AutoTokenizer\.from_pretrained\(\s*name, (.*)", text)
+    calls = re.findall(r"AutoTokenizer\.from_pretrained\(\s*name, (.*?)\s*\)", text)
     assert calls == ["trust_remote_code=trust_remote_code"]
     assert "trust_remote_code=True" not in text
     assert load_tokenizer.__kwdefaults__ == {"trust_remote_code": False}

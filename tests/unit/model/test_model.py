@@ -89,7 +89,8 @@ def test_a_model_that_renders_in_code(tmp_path: Path, monkeypatch: pytest.Monkey
     tokenizer.chat_template = None
     tokenizer.save_pretrained(tmp_path)
     config = json.loads((tmp_path / "tokenizer_config.json").read_text())
-    with_class = config | {"auto_map": {"AutoTokenizer": [None, "code.CodeTokenizer"]}}
+    own = {"AutoTokenizer": [None, "code.CodeTokenizer"]}
+    with_class = config | {"auto_map": own, "tokenizer_class": "CodeTokenizer"}
     (tmp_path / "code.py").write_text(CODE)
     given = {"model": str(tmp_path), "parser": "hermes", "pace_gc": False}
     given |= {"chat_template_kwargs": {"system": "s"}}
