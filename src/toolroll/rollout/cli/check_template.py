@@ -21,11 +21,7 @@ _STYLES = {"append": "green", "fork": "yellow", "refuse": "red", "wrong": "bold 
 
 
 def report(
-    model: str,
-    template: str | None,
-    kwargs: dict[str, Any] | None,
-    *,
-    trust_remote_code: bool = False,
+    model: str, template: str | None, kwargs: dict[str, Any] | None, *, trust_remote_code: bool
 ) -> TemplateReport:
     """Return the report on the chat template `template` (see `read_template`), or on the
     tokenizer's own if `template` is None.

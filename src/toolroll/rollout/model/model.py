@@ -293,5 +293,5 @@ def read_template(value: str | None) -> str | ChatFunction | None:
         function: ChatFunction = load_target(value)[0]
         return function
     raise UsageError(
-        f"the chat template {value!r} is neither a file nor Jinja text nor a function FILE.py:NAME"
+        f"the chat template {value!r} is neither a file nor Jinja text nor FILE.py:NAME"
     )

@@ -59,11 +59,8 @@ def find_words(tokenizer: Any, renderer: Renderer) -> frozenset[str]:
     variants = own.values() if isinstance(own, dict) else ()
     known = "\n".join([renderer.source, *variants, *_written(renderer)]).casefold()
     added = tokenizer.added_tokens_decoder.values()
-    return frozenset(
-        token.content
-        for token in added
-        if not token.special and token.content.casefold() not in known
-    )
+    texts = (token.content for token in added if not token.special)
+    return frozenset(text for text in texts if text.casefold() not in known)
 
 
 def _written(renderer: Renderer) -> list[str]:
