@@ -157,7 +157,9 @@ class TrainableAgentMixin:
         result.
 
         `env`: an `Environment`, or any object that `as_environment` accepts, such as a tau-bench
-        environment. `task_index` chooses the task if no `task` is given. A `seed` of None is 0.
+        environment. `task_index` chooses the task if no `task` is given. Without both, the
+        environment draws it, as in slime's example, and the result's `info["task_index"]` is what
+        the environment says of it, or None. A `seed` of None is 0.
         Raise `UsageError` for settings that cannot work, `EngineUnreachableError` (only if an
         `engine_timeout` is set), and `CancelledError`. Every other failure becomes the result's
         status, stop reason and `info["error"]`.

@@ -8,7 +8,8 @@ import threading
 import urllib.request
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from datetime import date
 from types import ModuleType, SimpleNamespace
 from typing import Any, cast
 
@@ -215,6 +216,144 @@ async def test_an_adapter_of_none_is_the_model_s(kind: type[PublishedAgent], par
     result, shop = await played(cast(Any, type("Kind", (kind,), inherits)), **more)
     assert (result.info.get("error"), result.reward) == (None, 1.0)
     assert [action.name for action in shop.actions] == ["look", "buy"]
+
+
+# --- the task and the info of a response ---------------------------------------------------------
+
+
+class Draws(Shop):
+    """Draws a task if it gets none, as tau-bench does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left = [4, 1, 5, 2]
+
+    def reset(self, task_index: int | None = None) -> Any:
+        self.task_index = self.left.pop() if task_index is None else task_index
+        return super().reset(self.task_index)
+
+
+class Says(Shop):
+    """Has one task, and says which one in its info."""
+
+    def reset(self) -> Any:  # type: ignore[override]
+        return SimpleNamespace(observation="Task 9.", info={"task_index": 9})
+
+
+class Single(Shop):
+    """Takes no task, and names none."""
+
+    def reset(self) -> Any:  # type: ignore[override]
+        return super().reset(7)
+
+
+class Chooses(TrainableToolCallingAgent):
+    def _initialize_environment(self, env: Any, task_index: int | None) -> Any:
+        first = env.reset(task_index=6)
+        return first.observation, {}
+
+
+@pytest.mark.parametrize(
+    ("env", "kind", "index", "texts", "named"),
+    [
+        (Draws, PublishedAgent, None, [2, 5, 1], [2, 5, 1]),
+        (Draws, TrainableToolCallingAgent, None, [2, 5, 1], [2, 5, 1]),
+        (Draws, TrainableToolCallingAgent, 0, [0, 0], ["-", "-"]),
+        (Draws, Chooses, None, [6, 6], [6, 6]),
+        (Draws, Chooses, 3, [3], ["-"]),
+        (Says, PublishedAgent, None, [9, 9], [9, 9]),
+        (Single, PublishedAgent, None, [7, 7], [None, None]),
+    ],
+)
+async def test_the_environment_draws_the_task_if_none_is_chosen(
+    env: type[Shop],
+    kind: type[TrainableToolCallingAgent],
+    index: int | None,
+    texts: list[int],
+    named: list[Any],
+) -> None:
+    """It was task 0 for ever, and a `reset` without parameters failed."""
+    shop, results = env(), []
+    async with serving(load_embedded_tokenizer(), look_then_buy) as (_, model):
+        for _ in texts:
+            results.append(await agent_of(kind, model).asolve(shop, None, None, index))
+    assert [result.status for result in results] == [Status.COMPLETED] * len(texts)
+    assert [result.messages[1]["content"] for result in results] == [f"Task {n}." for n in texts]
+    assert [result.info.get("task_index", "-") for result in results] == named
+
+
+async def test_an_environment_that_needs_an_index_does_not_play_task_0() -> None:
+    class Needs(Shop):
+        def reset(self, task_index: int) -> Any:  # type: ignore[override]
+            return super().reset(task_index)
+
+    async with serving(load_embedded_tokenizer(), look_then_buy) as (_, model):
+        result = await agent_of(PublishedAgent, model).asolve(Needs(), None, None)
+    assert result.stop_reason is StopReason.ENVIRONMENT_ERROR
+    assert result.info["error"]["message"].endswith("no task was chosen: pass task or task_index")
+    assert result.info["task_index"] is None
+
+
+class Dumps:
+    """What `model_dump` returns."""
+
+    def __init__(self, data: Any) -> None:
+        self.data = data
+
+    def model_dump(self) -> Any:
+        return self.data
+
+
+class DumpsWith(Dumps):
+    def model_dump(self, **options: Any) -> Any:
+        return self.data
+
+
+class Informs(Shop):
+    """Its responses have these fields besides the usual ones."""
+
+    def __init__(self, **fields: Any) -> None:
+        super().__init__()
+        self.fields = fields
+
+    def reset(self, task_index: int | None = None) -> Any:
+        return SimpleNamespace(observation=f"Task {task_index}.", **self.fields)
+
+    def step(self, action: Any) -> Any:
+        step = super().step(action)
+        given = {"observation": step.observation, "reward": step.reward, "done": step.done}
+        return SimpleNamespace(**given, **self.fields)
+
+
+@dataclass
+class Record:
+    a: int = 1
+
+
+@pytest.mark.parametrize("kind", [PublishedAgent, TrainableToolCallingAgent])
+@pytest.mark.parametrize(
+    ("fields", "info"),
+    [
+        ({}, {}),
+        ({"info": None}, {}),
+        ({"info": {"a": 1}}, {"a": 1}),
+        ({"info": Dumps({"a": 1})}, {"a": 1}),
+        ({"info": Dumps({"at": date(2026, 1, 2)})}, {"at": "2026-01-02"}),
+        ({"info": DumpsWith({"a": 1})}, {"a": 1}),
+        ({"info": Record()}, "the info Record(a=1)"),
+        ({"info": SimpleNamespace(dict=lambda: {"a": 1})}, "the info namespace(dict="),
+        ({"info": Dumps([1])}, "must be None, a mapping, or an object whose model_dump() returns"),
+    ],
+)
+async def test_the_info_of_a_response(
+    kind: type[TrainableToolCallingAgent], fields: dict[str, Any], info: Any
+) -> None:
+    result, _ = await played(kind, env=Informs(**fields))
+    if isinstance(info, str):
+        assert info in result.info["error"]["message"]
+        assert result.stop_reason is StopReason.ENVIRONMENT_ERROR
+    else:
+        assert (result.info, result.reward) == (info, 1.0)
 
 
 # --- the forms of a hook that executes a step ---------------------------------------------------

@@ -22,6 +22,7 @@ from toolroll.agents.trainable_agents import (
     call_to_action_sglang,
 )
 from toolroll.rollout.errors import UsageError
+from toolroll.rollout.runs.environment_runner import DRAWN
 from toolroll.rollout.runs.registry import load_environment
 from toolroll.rollout.testing import PolicyRequest, Reply, load_embedded_tokenizer
 from toolroll.rollout.types import Action, EnvironmentOptions, Task
@@ -389,7 +390,7 @@ async def test_asolve_with_the_published_signature_plays_the_task_of_the_run(
     result, agent = await episode(kind, "listed", env)
     assert (result.status, env.asked) == (Status.COMPLETED, asked)
     if kind is WithPartner:
-        assert agent.other.asked == (Task("None", 0), 0)
+        assert agent.other.asked == (DRAWN, 0)
 
 
 class BestOfTwo(Signature):

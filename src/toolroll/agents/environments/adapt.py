@@ -29,6 +29,8 @@ from typing import Any
 from toolroll.agents.loop.call_policy import tool_message
 from toolroll.parsers.types import ToolCall
 from toolroll.rollout.errors import ActionError, UsageError
+from toolroll.rollout.runs.environment_runner import DRAWN
+from toolroll.rollout.runtime.jsonable import plain, shown
 from toolroll.rollout.types import (
     Action,
     Environment,
@@ -151,7 +153,8 @@ class GymStyleEnvironment(OneActionEnvironment):
 
     `make_action(content, call)` returns an action of `env`. It is called once per call, or once
     with None if the reply has no call. If it raises `ActionError`, the message becomes the
-    observation. `env.reset` gets `options={"task_index": ..., "task_id": ...}`.
+    observation. `env.reset` gets `options={"task_index": ..., "task_id": ...}`, or None if no task
+    was chosen.
 
         env = GymStyleEnvironment(gymnasium.make("my/TextGame-v0"), wiki="Escape from the maze.")
         result = await agent.asolve(env, task_index=0)
@@ -172,9 +175,8 @@ class GymStyleEnvironment(OneActionEnvironment):
 
     def reset(self, task: Task, seed: int) -> Observation:
         """Reset `env` with the seed and the task."""
-        observation, info = self.env.reset(
-            seed=seed, options={"task_index": task.index, "task_id": task.id}
-        )
+        options = None if task is DRAWN else {"task_index": task.index, "task_id": task.id}
+        observation, info = self.env.reset(seed=seed, options=options)
         return self.first(as_text(observation), dict(info))
 
     def make_one(self, content: str, call: ToolCall | None) -> Any:
@@ -288,8 +290,12 @@ class TauStyleEnvironment(OneActionEnvironment):
         self._make_action = make_action
 
     def reset(self, task: Task, seed: int) -> Observation:
-        response = self.env.reset(task_index=task.index)
-        return self.first(response.observation, as_data(response.info))
+        if task is not DRAWN:
+            response = self.env.reset(task_index=task.index)
+            return self.first(response.observation, info_of(response))
+        response = self.env.reset()
+        drawn = {"task_index": getattr(self.env, "task_index", None)}
+        return self.first(response.observation, drawn | info_of(response))
 
     def make_one(self, content: str, call: ToolCall | None) -> Any:
         """Return the action for `call`, or `respond` with the text."""
@@ -301,7 +307,7 @@ class TauStyleEnvironment(OneActionEnvironment):
     def execute(self, action: Any) -> tuple[Any, float, bool, dict[str, Any]]:
         """Step `env` with `action`, which `make_action` returned."""
         step = self.env.step(action)
-        return step.observation, float(step.reward), bool(step.done), as_data(step.info)
+        return step.observation, float(step.reward), bool(step.done), info_of(step)
 
 
 def check_no_respond(call: ToolCall) -> None:
@@ -312,11 +318,16 @@ def check_no_respond(call: ToolCall) -> None:
         )
 
 
-def as_data(info: Any) -> dict[str, Any]:
-    """Return an `info` (a pydantic model, a mapping or None) as plain data."""
-    if info is None:
-        return {}
-    if isinstance(info, Mapping):
-        return dict(info)
-    data: dict[str, Any] = info.model_dump(mode="json")
-    return data
+def info_of(response: Any) -> dict[str, Any]:
+    """Return the `info` of a response: a mapping, or an object whose `model_dump()` returns one, as
+    in slime's example. It is empty if there is none. Raise `TypeError` for anything else.
+    """
+    info = data = getattr(response, "info", None)
+    if callable(dump := getattr(info, "model_dump", None)) and not isinstance(info, Mapping):
+        data = plain(dump())
+    if not isinstance(data, Mapping | None):
+        raise TypeError(
+            f"the info {shown(info)} must be None, a mapping, or an object whose model_dump() "
+            "returns a mapping"
+        )
+    return dict(data or {})

@@ -10,7 +10,7 @@ from toolroll.agents.environments.adapt import as_environment
 from toolroll.agents.loop.call_policy import CallPolicy
 from toolroll.agents.loop.episode_tracker import EpisodeTracker
 from toolroll.agents.loop.play import C, Played, Rules, play, to_its_end
-from toolroll.rollout.runs.environment_runner import EnvironmentRunner
+from toolroll.rollout.runs.environment_runner import EnvironmentRunner, chosen_task
 from toolroll.rollout.runtime.threads import BlockingRunner
 from toolroll.rollout.types import Environment, InteractionResult, Observation, Task
 
@@ -38,12 +38,13 @@ class EpisodeAgent(ABC, Generic[C]):
         session_id: str | None = None,
     ) -> InteractionResult:
         """Play one episode of `env`, with at most `max_num_steps` model turns, and return its
-        result. `task_index` chooses the task if no `task` is given. `rollout_args` has no effect.
+        result. `task_index` chooses the task if no `task` is given. Without both, the environment
+        draws it. `rollout_args` has no effect.
 
         Raise `UsageError`, `EngineUnreachableError` and `CancelledError`. Every other failure
         becomes the result's status, stop reason and `info["error"]`.
         """
-        task = task or Task(str(task_index), task_index or 0)
+        task = task or chosen_task(task_index)
         environment = self.prepare(as_environment(env))
         runner = EnvironmentRunner(
             environment,
@@ -58,7 +59,7 @@ class EpisodeAgent(ABC, Generic[C]):
 
         async def begin(tracker: EpisodeTracker) -> C:
             nonlocal conversation
-            first = await runner.reset(task.index)
+            first = await runner.reset()
             tracker.info.update(first.info)
             conversation = await self.converse(environment, first, name, max_num_steps)
             return conversation

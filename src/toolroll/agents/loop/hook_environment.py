@@ -22,18 +22,17 @@ from dataclasses import dataclass, replace
 from types import FrameType
 from typing import Any, TypeVar
 
-from toolroll.agents.environments.adapt import as_data
+from toolroll.agents.environments.adapt import info_of
 from toolroll.agents.loop.call_policy import reject_action
 from toolroll.agents.loop.hook_value import hook_value, run_hook
 from toolroll.rollout.errors import EnvironmentFailure, UsageError
-from toolroll.rollout.runs.environment_runner import EnvironmentRunner
+from toolroll.rollout.runs.environment_runner import DRAWN, EnvironmentRunner, chosen_task
 from toolroll.rollout.types import (
     Action,
     Environment,
     Message,
     Observation,
     StepResult,
-    Task,
 )
 
 T = TypeVar("T")
@@ -210,10 +209,10 @@ def reset_hook(env: Any, task_index: int | None) -> HookCall:
     a `HookEnvironment`, or an environment outside an episode.
     """
     if isinstance(env, Environment):
-        returned: Any = env.reset(Task(str(task_index), task_index or 0), 0)
+        returned: Any = env.reset(chosen_task(task_index), 0)
     else:  # as in slime's example
         returned = env.reset() if task_index is None else env.reset(task_index=task_index)
-    return HookCall.of(returned, lambda first: (first.observation, as_data(first.info)))
+    return HookCall.of(returned, lambda first: (first.observation, info_of(first)))
 
 
 def step_hook(env: Any, action: Any) -> HookCall:
@@ -246,7 +245,9 @@ class HookEnvironment:
         vars(self).update(_runner=runner, _loop=loop, _waiting=waiting, _calls=calls)
 
     def reset(self, task_index: int | None = None) -> HookCall:
-        """Start the episode's task. `task_index` has no effect."""
+        """Start the episode's task. `task_index` has an effect only if `asolve` got no task."""
+        if self._runner.task is DRAWN:
+            self._runner.task = chosen_task(task_index)
         return self._begun("reset", self._runner.reset, self._runner.reset_now)
 
     def step(self, action: Action) -> HookCall:
@@ -366,7 +367,7 @@ def _step_result(returned: Any, action: Action) -> StepResult:
             reject_action(action, str(returned.observation)),
             returned.reward,
             returned.done,
-            info=as_data(getattr(returned, "info", None)),
+            info=info_of(returned),
         )
     except (AttributeError, TypeError, ValueError) as error:
         raise EnvironmentFailure(

@@ -218,6 +218,7 @@ def build_result(
     prompt = ""
     if conversation is not None:
         messages, tools = conversation.messages, conversation.tools
+    tracker.info = {**played.runner.drawn, **tracker.info}
     if tracker.bad_calls:
         tracker.info["bad_calls"] = tracker.bad_calls
     if not trainable:

@@ -27,6 +27,7 @@ from toolroll.rollout.engine import cut_placeholder, parse_completion, request_f
 from toolroll.rollout.errors import EnvironmentFailure
 from toolroll.rollout.model.model import Model
 from toolroll.rollout.runs.environment_results import checked_reward
+from toolroll.rollout.runs.environment_runner import chosen_task
 from toolroll.rollout.types import (
     Completion,
     GenerateRequest,
@@ -83,7 +84,7 @@ def episode_arguments(
     if task is None:
         task = asked.get("task")
         if task is None or task_index not in (None, task.index):  # the override changed the index
-            task = Task(str(task_index), task_index or 0)
+            task = chosen_task(task_index)
     if not session_id and asked.get("session_id"):
         session_id = asked["session_id"].pop()
     seed = asked.get("seed") if seed is None else seed

@@ -23,7 +23,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from time import monotonic, perf_counter
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from toolroll.rollout.errors import (
     ActionError,
@@ -51,7 +51,17 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 RunInThread = Callable[..., Awaitable[Any]]
 
+DRAWN = Task("drawn", cast("int", None))
+"""The task of an episode for which the caller chose none: the environment draws it. It has no
+index, so an environment that needs one fails, instead of playing task 0.
+"""
+
 _CLOSE_LIMIT = 10.0
+
+
+def chosen_task(task_index: int | None) -> Task:
+    """Return the task with this index, or `DRAWN`."""
+    return DRAWN if task_index is None else Task(str(task_index), task_index)
 
 
 class EnvironmentRunner:
@@ -84,6 +94,10 @@ class EnvironmentRunner:
         self.seed = seed
         self.seconds = 0.0
         self.done = False
+        self.drawn: dict[str, Any] = {"task_index": None} if task is DRAWN else {}
+        """If the caller chose no task: the index of the task that is played, as the info of `reset`
+        says it. None if it does not say it.
+        """
         self.first: Observation | None = None
         """The result of `reset`, or None before `reset`. The caller may set it to None to free its
         messages and tools.
@@ -119,6 +133,8 @@ class EnvironmentRunner:
 
     def _first(self, returned: Any) -> Observation:
         self.first = self._checked(checked_observation, self._name, returned, self._most_bytes)
+        for name in self.drawn:
+            self.drawn[name] = self.first.info.get(name, self.task.index)
         return self.first
 
     @contextmanager
@@ -259,8 +275,9 @@ class EnvironmentRunner:
                 reason = self._still_runs() if blocker is None else _blocked_by(blocker)
                 raise TimeLimitError(f"{where} took more than {seconds:g} s{reason}") from error
             cause = (error.__cause__ if isinstance(error, ForeignExitError) else None) or error
+            hint = "; no task was chosen: pass task or task_index" if self.task is DRAWN else ""
             raise EnvironmentFailure(
-                f"{where} failed: {_shown(cause)}{_place(cause, type(self.env))}"
+                f"{where} failed: {_shown(cause)}{_place(cause, type(self.env))}{hint}"
             ) from error
         finally:
             self.seconds += perf_counter() - start

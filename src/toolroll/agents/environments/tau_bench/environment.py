@@ -13,6 +13,7 @@ tau-bench's tasks have none.
 
 from __future__ import annotations
 
+import random
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -27,6 +28,7 @@ from toolroll.agents.loop.call_policy import tool_message
 from toolroll.agents.users import OpenAIUser, checked_line, is_stop
 from toolroll.parsers.types import ToolCall
 from toolroll.rollout.errors import ActionError, EnvironmentFailure
+from toolroll.rollout.runs.environment_runner import DRAWN
 from toolroll.rollout.types import (
     Action,
     Environment,
@@ -79,6 +81,10 @@ class TauBenchEnvironment(Environment):
         Raise `UsageError` for a task out of range.
         """
         self._bench = self._bench_of(task.split or self._split)
+        drawn = {}
+        if task is DRAWN:  # as in the package, each time anew: the seed is the user's
+            task = Task("", random.randrange(len(self._bench.domain.tasks)))
+            drawn["task_index"] = task.index
         tau_task = self._bench.task(task.index)
         self._index, self._texts, self._calls, self._errors = task.index, [], 0, 0
         self._data = self._bench.database.copy()
@@ -93,7 +99,7 @@ class TauBenchEnvironment(Environment):
         return Observation(
             messages,
             self._bench.domain.tools_info,
-            {"task": tau_task.model_dump(), "source": "user"},
+            {"task": tau_task.model_dump(), "source": "user", **drawn},
         )
 
     async def step(self, action: Action) -> StepResult:
