@@ -8,6 +8,8 @@ import asyncio
 import functools
 import inspect
 import json
+import re
+import warnings
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, ClassVar
@@ -173,7 +175,6 @@ async def test_the_published_run_agent(outcome: Any, reward: Any, scores: Any) -
 @pytest.mark.parametrize(
     ("outcome", "words"),
     [
-        ({"rewards": 1.0}, "a dict with rewards; its keys are reward, scores, extra_logs"),
         ("good", "run_agent returned str: return a finite number, None, or a dict"),
         ("0.5", "run_agent returned str: return a finite number, None, or a dict"),
         (float("nan"), "a finite number, None"),
@@ -182,13 +183,33 @@ async def test_the_published_run_agent(outcome: Any, reward: Any, scores: Any) -
         ({"reward": 1.0, "scores": float("inf")}, "the scores inf: it must be"),
         ({"reward": 1.0, "extra_logs": None}, "the extra_logs None: they must be a dict"),
         ({"extra_logs": {"n": "few"}}, r"the extra_logs\['n'\] 'few': it must be a finite number"),
-        ({"extra_logs": {"m": 1}}, r"extra_logs with m: .* such as log_defaults = {'m': 0.0}"),
     ],
 )
 async def test_a_result_of_run_agent_that_cannot_be_read(outcome: Any, words: str) -> None:
     async with actor(lambda request: "Hello.") as (_, llm):
         with pytest.raises(UsageError, match=words):
             await execute(Published(outcome), llm)
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"extra_logs": {"n": 2, "m": 1, "text": "x"}}, "extra_logs m, text are left out: .* log_defaults"),
+        ({"steps": 3, 1: 2}, "whose keys 1, steps are left out: a result has reward, scores"),
+    ],
+)
+async def test_what_openrlhf_does_not_take_is_left_out(more: Any, words: str) -> None:
+    """As in the published executor. It ended the episode, after it was played."""
+    outcome = {"reward": 1.0, "extra_logs": {"n": 2}, **more}
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("default")
+        async with actor(lambda request: "Hello.") as (_, llm):
+            results = [await execute(Published(outcome), llm) for _ in range(2)]
+    rows = [(result["reward"], result["extra_logs"]["n"]) for result in results]
+    assert rows == [(1.0, 2.0)] * 2
+    assert not any({"m", "text"} & set(result["extra_logs"]) for result in results)
+    [warning] = caught
+    assert re.search(words, str(warning.message))
 
 
 async def test_all_samples_have_the_same_logs_and_all_numbers_are_floats() -> None:

@@ -13,7 +13,7 @@ from support.listed_environment import TOOL
 from toolroll.agents.environments.adapt import GymStyleEnvironment, as_environment, is_gym_style
 from toolroll.parsers.types import ToolCall
 from toolroll.rollout.errors import ActionError, UsageError
-from toolroll.rollout.runs.environment_runner import EnvironmentRunner
+from toolroll.rollout.runs.environment_runner import DRAWN, EnvironmentRunner
 from toolroll.rollout.runtime.threads import Threads
 from toolroll.rollout.testing import script
 from toolroll.rollout.types import Action, StepResult, StopReason, Task
@@ -87,6 +87,14 @@ async def test_an_episode(tokenizer: Any) -> None:
     assert (result.stop_reason, env.closed) == (StopReason.DONE, 1)
     assert result.info == {"doors": 3, "looks": 2, "found": True}
     assert env.options == {"task_index": 4, "task_id": "doors"}
+
+
+def test_without_a_task_there_are_no_options() -> None:
+    """The options had the index 0 and the id "None"."""
+    env = Doors()
+    env.options = {}
+    GymStyleEnvironment(env).reset(DRAWN, 3)
+    assert env.options is None
 
 
 def test_the_seed_is_passed_on() -> None:

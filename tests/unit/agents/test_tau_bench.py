@@ -27,9 +27,11 @@ from support.tau import (
 
 from toolroll.agents.environments.adapt import TauStyleEnvironment
 from toolroll.agents.environments.tau_bench import TauBenchFactory
+from toolroll.agents.text_agent import DoNothingAgent
 from toolroll.agents.users import ScriptedUser
 from toolroll.parsers.types import ToolCall
 from toolroll.rollout.errors import ActionError, EnvironmentFailure, UsageError, UserSimulatorError
+from toolroll.rollout.runtime.threads import Threads
 from toolroll.rollout.types import Action, EnvironmentOptions, Task
 
 pytestmark = pytest.mark.tokens
@@ -65,6 +67,19 @@ async def test_reference_actions_pass_and_doing_nothing_has_its_floor(
             f"{domain}/{split}: reference {rewards[0]}/{len(tasks)}, doing nothing "
             f"{rewards[1]}/{len(tasks)}",
         )
+
+
+async def test_a_task_is_drawn_if_none_is_chosen() -> None:
+    """Each time anew, for any agent."""
+    factory, agent = MINI.factory(), DoNothingAgent(Threads(1))
+    results = [await agent.asolve(factory.make(scripted()), task_index=None) for _ in range(30)]
+    infos = [result.info for result in results]
+    played = [info["task_index"] for info in infos]
+    tasks = factory.tasks("test")
+    assert [info["task"] for info in infos] == [dict(tasks[index].data) for index in played]
+    assert len(set(played)) > 1
+    chosen = await agent.asolve(factory.make(scripted()), task_index=3)
+    assert "task_index" not in chosen.info and chosen.info["task"] == dict(tasks[3].data)
 
 
 def _spoilt(actions: Sequence[Action], rng: random.Random) -> list[Action]:

@@ -10,7 +10,8 @@ from __future__ import annotations
 import contextlib
 import importlib
 import uuid
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Collection, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -79,8 +80,8 @@ class AgentExecutor:
 
     parser = "hermes"
     log_defaults: ClassVar[Mapping[str, float]] = {}
-    """The names that `run_agent` may return in `extra_logs`, and the value of each for a sample
-    that does not return it. OpenRLHF needs the same names for all samples.
+    """The names in `extra_logs` that OpenRLHF gets, and the value of each for a sample that does
+    not return it. OpenRLHF needs the same names for all samples, so other names are left out.
     """
     overflow_reward: ClassVar[float | None] = 0.0
     """The reward of a sample whose context overflowed. Set None if a reward model gives the
@@ -233,23 +234,13 @@ def _outcome(returned: Any, log_defaults: Mapping[str, float]) -> dict[str, Any]
                 f"dict with the keys {', '.join(_OUTCOME)}"
             )
         returned = {"reward": returned}
-    unknown = sorted(set(returned) - set(_OUTCOME))
-    if unknown:
-        raise UsageError(
-            f"run_agent returned a dict with {', '.join(unknown)}; its keys are "
-            f"{', '.join(_OUTCOME)}"
-        )
+    returned = _known("keys", returned, _OUTCOME, f"a result has {', '.join(_OUTCOME)}")
     reward, scores = (_number(name, returned.get(name)) for name in ("reward", "scores"))
     logs = returned.get("extra_logs", {})
     if not isinstance(logs, Mapping):
         raise UsageError(f"run_agent returned the extra_logs {shown(logs)}: they must be a dict")
-    undeclared = sorted(set(logs) - set(log_defaults))
-    if undeclared:
-        raise UsageError(
-            f"run_agent returned extra_logs with {', '.join(undeclared)}: OpenRLHF needs the same "
-            "names for all samples, so add them to the class attribute log_defaults, such as "
-            f"log_defaults = {{{undeclared[0]!r}: 0.0}}"
-        )
+    advice = "OpenRLHF needs the same names for all samples, so declare them in log_defaults"
+    logs = _known("extra_logs", logs, log_defaults, advice)
     numbers = {name: _number(f"extra_logs[{name!r}]", value) for name, value in logs.items()}
     return {
         "reward": reward,
@@ -259,6 +250,22 @@ def _outcome(returned: Any, log_defaults: Mapping[str, float]) -> dict[str, Any]
             **{name: value for name, value in numbers.items() if value is not None},
         },
     }
+
+
+def _known(
+    what: str, given: Mapping[Any, Any], names: Collection[str], advice: str
+) -> dict[str, Any]:
+    """Return the items of `given` that are in `names`. Warn of the others: they are left out, as in
+    the published executor.
+    """
+    unknown = ", ".join(sorted(str(name) for name in given if name not in names))
+    if unknown:
+        warnings.warn(
+            f"run_agent returned a dict whose {what} {unknown} are left out: {advice}",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+    return {name: given[name] for name in names if name in given}
 
 
 def _number(name: str, value: Any) -> float | None:
