@@ -194,7 +194,10 @@ async def test_a_result_of_run_agent_that_cannot_be_read(outcome: Any, words: st
 @pytest.mark.parametrize(
     ("more", "words"),
     [
-        ({"extra_logs": {"n": 2, "m": 1, "text": "x"}}, "extra_logs m, text are left out: .* log_defaults"),
+        (
+            {"extra_logs": {"n": 2, "m": 1, "text": "x"}},
+            "extra_logs m, text are left out: .* log_defaults",
+        ),
         ({"steps": 3, 1: 2}, "whose keys 1, steps are left out: a result has reward, scores"),
     ],
 )

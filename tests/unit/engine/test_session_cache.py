@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import shutil
+import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +31,10 @@ PARAMS = {"temperature": 1.0, "max_new_tokens": 256}
 
 def files(folder: Path) -> list[Path]:
     return list(folder.iterdir())
+
+
+def all_files(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.is_file()]
 
 
 def ids_of(engine: EmbeddedEngine, name: str = "s") -> list[str | None]:
@@ -212,14 +220,66 @@ async def test_the_next_start_closes_what_a_killed_process_left(
         [file] = files(tmp_path)
         assert len(file.read_bytes()) == 5 * 33
         assert set(file.read_text().split()) == engine.open_sessions
+        left = tmp_path / "left"
+        left.mkdir()
+        shutil.copy(file, left)  # without the lock of this process
         async with client(engine.url, model_info=None) as started:
-            started.keep_sessions(tmp_path)
+            started.keep_sessions(left)
             await started.model_info()
-            assert await started.close_left_sessions(tmp_path) == 5
+            assert await started.close_left_sessions(left) == 5
             assert engine.open_sessions == set()
-            assert files(tmp_path) == []
+            assert files(left) == []
         for leave in [*ends, end]:
             leave()
+
+
+async def kill_with_open_session(url: str) -> None:
+    """Run a process that opens a session at `url`, keeps no folder, and is killed."""
+    code = (
+        "import asyncio, os, sys\n"
+        "from support.client import client, request\n"
+        "async def main():\n"
+        "    async with client(sys.argv[1], model_info=None) as calls:\n"
+        "        calls.open_session('s')\n"
+        "        await calls.generate(request())\n"
+        "        await asyncio.gather(*calls._sessions._closing)\n"
+        "        os.kill(os.getpid(), 9)\n"
+        "asyncio.run(main())\n"
+    )
+    paths = {"PYTHONPATH": os.pathsep.join(sys.path), "TMPDIR": tempfile.gettempdir()}
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", code, url, env=os.environ | paths
+    )
+    assert await process.wait() == -9
+
+
+async def test_without_a_folder_the_next_process_closes_what_a_killed_one_left(
+    tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It stayed open for ever. The sessions of a live process stay open."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    async with (
+        EmbeddedEngine(tokenizer, session_cache=True) as engine,
+        client(engine.url, model_info=None) as alive,
+        client(engine.url, model_info=None) as started,
+    ):
+        end = alive.open_session("s")
+        await alive.generate(request())
+        for _ in range(2):
+            await kill_with_open_session(engine.url)
+        of_alive, killed, also = ids_of(engine)
+        assert engine.open_sessions == {of_alive, also}  # the second one closed the first one's
+        started.keep_sessions(tmp_path)
+        end_of_started = started.open_session("t")
+        await started.generate(request(session="t"))
+        await started._sessions.settle()
+        assert engine.open_sessions == {of_alive, *ids_of(engine, "t")}
+        assert await started.close_left_sessions(tmp_path) == 0  # its own are not left
+        end()
+        end_of_started()
+        await alive.aclose()
+        assert killed != also
+    assert all_files(tmp_path) == []
 
 
 async def test_the_file_is_gone_once_nothing_is_open(tokenizer: Any, tmp_path: Path) -> None:
@@ -356,7 +416,7 @@ async def test_an_id_is_read_from_a_damaged_file(tmp_path: Path, before: bytes) 
         return True
 
     (tmp_path / ".open-sessions-1-0a").write_bytes(before + b"ab" * 16 + b"\n")
-    assert await SessionCache(close).close_left(tmp_path) == 1
+    assert await SessionCache(close, "http://e").close_left(tmp_path) == 1
     assert closed == ["ab" * 16] and not files(tmp_path)
 
 
@@ -376,7 +436,7 @@ async def test_ids_that_could_not_be_closed_are_kept(tmp_path: Path) -> None:
     (tmp_path / ".open-sessions-0-0a").mkdir()
     file = tmp_path / ".open-sessions-1-0a"
     file.write_text("".join(f"{session_id}\n" for session_id in ids))
-    cache = SessionCache(close)
+    cache = SessionCache(close, "http://e")
     assert await cache.close_left(tmp_path) == 63 and most == 32
     assert file.read_text().split() == [*ids[64:], ids[40]]
     assert await cache.close_left(tmp_path) == 36

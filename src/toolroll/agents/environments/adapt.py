@@ -290,12 +290,10 @@ class TauStyleEnvironment(OneActionEnvironment):
         self._make_action = make_action
 
     def reset(self, task: Task, seed: int) -> Observation:
-        if task is not DRAWN:
-            response = self.env.reset(task_index=task.index)
-            return self.first(response.observation, info_of(response))
-        response = self.env.reset()
-        drawn = {"task_index": getattr(self.env, "task_index", None)}
-        return self.first(response.observation, drawn | info_of(response))
+        drawn = task is DRAWN
+        response = self.env.reset() if drawn else self.env.reset(task_index=task.index)
+        named = {"task_index": getattr(self.env, "task_index", None)} if drawn else {}
+        return self.first(response.observation, named | info_of(response))
 
     def make_one(self, content: str, call: ToolCall | None) -> Any:
         """Return the action for `call`, or `respond` with the text."""

@@ -104,7 +104,7 @@ class Engine(EngineClient):
         # layers * top_k. Answers do not contain it, so the first one must have all rows.
         self._experts_per_token: int | None = None
         self._aborts: set[asyncio.Task[None]] = set()
-        self._sessions = SessionCache(self._close_session)
+        self._sessions = SessionCache(self._close_session, self.url)
 
     @property
     def url(self) -> str:

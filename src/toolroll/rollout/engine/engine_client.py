@@ -77,7 +77,7 @@ class EngineClient(Protocol):
 
     async def close_left_sessions(self, folder: Path) -> int:
         """Close the sessions that killed processes left open at the engine, by the files in
-        `folder`. Return their number. No other process may use the folder.
+        `folder`. Return their number.
         """
         return 0
 

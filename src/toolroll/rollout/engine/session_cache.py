@@ -7,20 +7,24 @@ Invariants:
 - Each opening has a new id, because SGLang ignores ids that were closed.
 - An id is closed after its owner and its last request have ended, and at every worker. If that
   fails, it is closed again after the next one that could be closed, or in `settle`.
-- An id is in the file before it is sent, and until it is closed. So if the process is killed, the
-  next start with the same folder can close it.
+- An id is in a file before it is sent, and until it is closed. The process locks its file. So if it
+  is killed, the next process that uses the same folder can close the id, and no live process's.
 """
 
 from __future__ import annotations
 
 import asyncio
+import fcntl
+import hashlib
 import logging
 import os
 import re
-from collections.abc import Awaitable, Callable, Sequence
+import tempfile
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.runtime.disk import written_whole
@@ -47,16 +51,21 @@ class CachedSession:
 
 
 class SessionCache:
-    """The open sessions of one engine client. `close` closes one id at every worker, and returns
-    False if a later call may succeed where this one failed.
+    """The open sessions of one client of the engine at `url`. `close` closes one id at every
+    worker, and returns False if a later call may succeed where this one failed.
+
+    The ids are in a folder that all clients of this user, machine and `url` share, unless `keep`
+    names another one. The first session closes what killed processes left in the shared folder.
     """
 
-    def __init__(self, close: Callable[[str], Awaitable[bool]]) -> None:
+    def __init__(self, close: Callable[[str], Awaitable[bool]], url: str) -> None:
         self._close = close
+        name = f"toolroll-{os.getuid()}-{hashlib.sha256(url.encode()).hexdigest()[:16]}"
+        self._shared: Path | None = Path(tempfile.gettempdir(), name)
+        self._file = _IdFile(self._shared)
         self._open: dict[str, CachedSession] = {}
         self._closing: set[asyncio.Task[None]] = set()
         self._failed: list[str] = []
-        self._file: _IdFile | None = None
 
     def open(self, name: str) -> Callable[[], None]:
         """Open the session `name`. Return the function that ends it."""
@@ -79,17 +88,22 @@ class SessionCache:
             session.users += 1
             if not session.id:
                 session.id = os.urandom(16).hex()
-                if self._file is not None:
-                    self._file.add(session.id)
+                self._file.add(session.id)
+                if self._shared is not None:
+                    self._run(self.close_left(self._shared))
+                    self._shared = None
         return session
 
     def leave(self, session: CachedSession) -> None:
         """Count one user less. The last one closes the session, in a task."""
         session.users -= 1
         if not session.users and session.id:
-            task = asyncio.get_running_loop().create_task(self._closed(session.id))
-            self._closing.add(task)
-            task.add_done_callback(self._closing.discard)
+            self._run(self._closed(session.id))
+
+    def _run(self, closing: Coroutine[Any, Any, object]) -> None:
+        task = asyncio.get_running_loop().create_task(closing)
+        self._closing.add(task)
+        task.add_done_callback(self._closing.discard)
 
     async def _closed(self, session_id: str) -> None:
         left = await self._close_all([session_id])
@@ -100,7 +114,7 @@ class SessionCache:
 
     async def _close_one(self, session_id: str) -> bool:
         closed = await self._close(session_id)
-        if closed and self._file is not None:
+        if closed:
             self._file.remove(session_id)
         return closed
 
@@ -125,65 +139,74 @@ class SessionCache:
 
     def keep(self, folder: Path) -> None:
         """Keep the ids of open sessions in a file in `folder`, if this machine has the folder."""
-        if self._file is None and folder.is_dir():
-            self._file = _IdFile(folder / f"{_PREFIX}{os.getpid()}-{os.urandom(4).hex()}")
+        if folder.is_dir() and not self._file.lines:
+            self._file = _IdFile(folder)
 
     async def close_left(self, folder: Path) -> int:
         """Close the sessions that killed processes left open, by the files in `folder`. Return
-        their number. The ids that could not be closed stay in the files. No other live process may
-        use the folder.
+        their number. The ids that could not be closed stay in the files.
         """
         closed = 0
-        for file in self._left(folder):
+        for file in _files(folder):
             try:
-                ids = [found.decode() for found in _ID.findall(file.read_bytes())]
-                left = await self._close_all(ids)
-                closed += len(ids) - len(left)
-                if left:
-                    with written_whole(file) as rewritten:
-                        rewritten.writelines(f"{session_id}\n".encode() for session_id in left)
-                else:
-                    file.unlink(missing_ok=True)
+                with file.open("rb") as opened:
+                    if not file.stat().st_size:  # not locked yet
+                        continue
+                    fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    ids = [found.decode() for found in _ID.findall(opened.read())]
+                    left = await self._close_all(ids)
+                    closed += len(ids) - len(left)
+                    if left:
+                        with written_whole(file) as rewritten:
+                            rewritten.writelines(f"{session_id}\n".encode() for session_id in left)
+                    else:
+                        file.unlink(missing_ok=True)
+            except (BlockingIOError, FileNotFoundError):
+                continue  # its process is alive, or another one has closed its sessions
             except (OSError, UsageError) as error:  # a run must not fail for it
                 logger.warning("the sessions in %s may stay open: %s", file, error)
         return closed
 
-    def _left(self, folder: Path) -> list[Path]:
-        own = None if self._file is None else self._file.path
-        return [file for file in folder.glob(f"{_PREFIX}*") if file != own]
+
+def _files(folder: Path) -> list[Path]:
+    return list(folder.glob(f"{_PREFIX}*"))
 
 
 class _IdFile:
-    """A file with one id a line, while there is an id. Lines are used again, so it stays short."""
+    """A locked file with one id a line, while there is an id. Lines are used again, so it stays
+    short. It is in `folder`, which is made if needed.
+    """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / f"{_PREFIX}{os.getpid()}-{os.urandom(4).hex()}"
         self._descriptor: int | None = None
-        self._lines: dict[str, int] = {}
+        self.lines: dict[str, int] = {}
         self._free: list[int] = []
 
     def add(self, session_id: str) -> None:
         """Write an id."""
-        line = self._free.pop() if self._free else len(self._lines)
-        self._lines[session_id] = line
+        line = self._free.pop() if self._free else len(self.lines)
+        self.lines[session_id] = line
         self._write(session_id, line)
 
     def remove(self, session_id: str) -> None:
         """Remove an id."""
-        if (line := self._lines.pop(session_id, None)) is None:
+        if (line := self.lines.pop(session_id, None)) is None:
             return
         self._free.append(line)
         self._write(" " * (_LINE - 1), line)
-        if not self._lines and self._descriptor is not None:
+        if not self.lines and self._descriptor is not None:
+            self.path.unlink(missing_ok=True)
             os.close(self._descriptor)
             self._descriptor = None
             self._free.clear()
-            self.path.unlink(missing_ok=True)
 
     def _write(self, text: str, line: int) -> None:
         try:
             if self._descriptor is None:
+                self.path.parent.mkdir(mode=0o700, exist_ok=True)
                 self._descriptor = os.open(self.path, os.O_CREAT | os.O_WRONLY, 0o644)
+                fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.pwrite(self._descriptor, f"{text}\n".encode("ascii"), line * _LINE)
         except OSError as error:  # a run must not fail for it
             logger.warning("%s cannot be written: %s", self.path, error)

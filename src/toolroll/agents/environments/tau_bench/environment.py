@@ -82,11 +82,11 @@ class TauBenchEnvironment(Environment):
         """
         self._bench = self._bench_of(task.split or self._split)
         drawn = {}
-        if task is DRAWN:  # as in the package, each time anew: the seed is the user's
-            task = Task("", random.randrange(len(self._bench.domain.tasks)))
-            drawn["task_index"] = task.index
-        tau_task = self._bench.task(task.index)
         self._index, self._texts, self._calls, self._errors = task.index, [], 0, 0
+        if task is DRAWN:  # each time anew, as in the package: the seed is the user's
+            self._index = random.randrange(len(self._bench.domain.tasks))
+            drawn["task_index"] = self._index
+        tau_task = self._bench.task(self._index)
         self._data = self._bench.database.copy()
         self._user = self._make_user(seed)
         if isinstance(self._user, OpenAIUser):
