@@ -48,11 +48,19 @@ async def test_long_agents_keep_their_prefixes_among_short_episodes(proxy: Count
 
 
 async def test_a_uniform_load_is_never_worse(sglang_small: Server) -> None:
+    """In sum, with admission: the same load can differ by a factor of two from run to run."""
+    recomputed = {False: 0, True: 0}
     for at_once in (6, 8, 10) if FULL else (8,):
-        counts = {"at_once": at_once, "episodes": 60 if FULL else 10}
-        plain = await play_uniform(sglang_small.url, session_cache=False, **counts)
-        kept = await play_uniform(sglang_small.url, session_cache=True, **counts)
-        assert kept.recomputed <= plain.recomputed
+        for order in ((False, True), (True, False)) * (2 if FULL else 1):
+            for kept in order:
+                played = await play_uniform(
+                    sglang_small.url,
+                    session_cache=kept,
+                    at_once=at_once,
+                    episodes=60 if FULL else 10,
+                )
+                recomputed[kept] += played.recomputed
+    assert recomputed[True] <= recomputed[False]
 
 
 ENVIRONMENT = """
@@ -65,16 +73,19 @@ env = tool_environment(
 """
 
 
-def test_killed_runs_leave_no_session_open(proxy: CountingProxy, tmp_path: Path) -> None:
+@pytest.mark.parametrize("out", ["--out", "no folder"])
+def test_killed_runs_leave_no_session_open(proxy: CountingProxy, tmp_path: Path, out: str) -> None:
     (tmp_path / "looks.py").write_text(ENVIRONMENT)
     params = json.dumps({name: PARAMS[name] for name in ("regex", "logit_bias")})
     command = [
         sys.executable, "-m", "toolroll", "run", f"{tmp_path}/looks.py:env",
         "--engine", proxy.url, "--model", str(tiny_model()), "--max-turns", "4",
-        "--out", str(tmp_path / "run"), "--concurrency", "4", "--sampling-params", params,
+        "--concurrency", "4", "--sampling-params", params,
         "--max-new-tokens", "48", "--no-do-nothing",
+        *(("--out", str(tmp_path / "run")) if out == "--out" else ()),
     ]  # fmt: skip
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    paths = {"PYTHONPATH": os.pathsep.join(sys.path), "TMPDIR": str(tmp_path)}
+    environment = os.environ | paths
     left, random_moments = 0, random.Random(11)
     for _ in range(20 if FULL else 3):
         sent = len(proxy.generations()) + random_moments.randint(4, 12)
@@ -91,4 +102,4 @@ def test_killed_runs_leave_no_session_open(proxy: CountingProxy, tmp_path: Path)
     done = subprocess.run([*command, "--tasks", "0"], env=environment, check=False)
     assert done.returncode == 0
     assert set(sessions(proxy, "/generate")) == set(sessions(proxy, "/close_session"))
-    assert not list((tmp_path / "run").glob(".open-sessions-*"))
+    assert not list(tmp_path.rglob(".open-sessions-*"))

@@ -290,9 +290,8 @@ class TauStyleEnvironment(OneActionEnvironment):
         self._make_action = make_action
 
     def reset(self, task: Task, seed: int) -> Observation:
-        drawn = task is DRAWN
-        response = self.env.reset() if drawn else self.env.reset(task_index=task.index)
-        named = {"task_index": getattr(self.env, "task_index", None)} if drawn else {}
+        response = self.env.reset() if task is DRAWN else self.env.reset(task_index=task.index)
+        named = {"task_index": getattr(self.env, "task_index", None)} if task is DRAWN else {}
         return self.first(response.observation, named | info_of(response))
 
     def make_one(self, content: str, call: ToolCall | None) -> Any:
