@@ -64,7 +64,7 @@ class SessionCache:
         self._shared: Path | None = Path(tempfile.gettempdir(), name)
         self._file = _IdFile(self._shared)
         self._open: dict[str, CachedSession] = {}
-        self._closing: set[asyncio.Task[None]] = set()
+        self._closing: set[asyncio.Task[Any]] = set()
         self._failed: list[str] = []
 
     def open(self, name: str) -> Callable[[], None]:
