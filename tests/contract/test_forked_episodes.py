@@ -14,14 +14,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
+from support import areal
 from support.forked_episodes import VOCAB, episode, sequence
-from support.framework_engines import (
-    GenerationHyperparameters,
-    GeneratorConfig,
-    SkyrlClient,
-    TrajectoryID,
-    install_areal,
-)
+from support.framework_engines import GeneratorConfig, SkyrlClient, TrajectoryID
 from support.trainer_source import theirs
 
 from toolroll.rollout.adapters.areal import ToolrollWorkflow
@@ -31,6 +26,7 @@ from toolroll.rollout.adapters.sequences import select_sequences
 from toolroll.rollout.adapters.skyrl import ToolrollGenerator
 from toolroll.rollout.adapters.verl import to_fields
 from toolroll.rollout.adapters.verl.agent_loop import counts_once
+from toolroll.rollout.advantages import group_advantages
 from toolroll.rollout.testing import load_embedded_tokenizer
 from toolroll.rollout.types import InteractionResult, StopReason
 
@@ -260,65 +256,60 @@ def test_the_last_graded_episode_of_a_prompt_gets_no_advantage_in_skyrl() -> Non
 # --- AReaL ----------------------------------------------------------------------------------------
 
 
-def areal_rows(
-    results: Sequence[InteractionResult], monkeypatch: pytest.MonkeyPatch
-) -> dict[str, Any]:
+def areal_advantages(results: Sequence[InteractionResult], **actor: float) -> dict[str, Any]:
     own = ToolrollWorkflow(
-        GenerationHyperparameters(), load_embedded_tokenizer(), SETTINGS, group_size=len(results)
+        areal.gconfig(), load_embedded_tokenizer(), SETTINGS, group_size=len(results), **actor
     )
-    with monkeypatch.context() as patched:
-        install_areal(patched)
-        data = _tensors(own._rows(results))
-    actor = SimpleNamespace(
-        config=SimpleNamespace(
-            overlong_reward_penalty=False, use_decoupled_loss=True, recompute_logprob=True
-        ),
-        reward_bias=0.0, reward_scaling=1.0, reward_clip=20.0, reward_norm=None, adv_norm=None,
-        kl_ctl=0.0, kl_estimator=lambda old, ref: torch.zeros_like(old), discount=1.0,
-        gae_lambda=1.0, mask_no_eos_with_zero=False,
-    )  # fmt: skip
-    step = theirs("areal/trainer/ppo/actor.py", "PPOActor._compute_advantages", torch=torch)
-    advantages: dict[str, Any] = step(actor, data)
-    return advantages
+    (found,) = areal.actor(**actor).compute_advantages([_tensors(own._rows(results))])
+    made: dict[str, Any] = found
+    return made
 
 
-def areal_gradient(data: dict[str, Any]) -> Any:
-    loss = theirs("areal/utils/functional/functional.py", "ppo_actor_loss_fn", torch=torch)
-    ids = torch.roll(data["input_ids"], -1, -1)
-
-    def of(logps: Any) -> Any:
-        found, _ = loss(
-            logps, logps.detach(), logps.detach(), data["advantages"], 0.2,
-            data["loss_mask"].bool(),
-        )  # fmt: skip
-        return found
-
-    return gradient(ids, of)
+def areal_gradient(results: Sequence[InteractionResult]) -> Any:
+    logits = torch.linspace(-1.0, 1.0, VOCAB).requires_grad_()
+    own = ToolrollWorkflow(
+        areal.gconfig(), load_embedded_tokenizer(), SETTINGS, group_size=len(results)
+    )
+    areal.update(
+        lambda ids, mask: torch.log_softmax(logits, 0)[ids[:, 1:]], [_tensors(own._rows(results))]
+    )
+    return logits.grad
 
 
-def test_areal_counts_a_forked_episode_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_areal_counts_a_forked_episode_once() -> None:
     found = []
     for forked in (False, True):
         results = [episode(1.0), episode(0.0), episode(1.0, forked=forked), episode(0.0)]
-        found.append(areal_gradient(areal_rows(results, monkeypatch)))
+        found.append(areal_gradient(results))
     assert torch.allclose(found[0], found[1], atol=1e-7)
     assert found[0].abs().sum() > 0
 
 
-def test_an_aborted_episode_moves_no_advantage_in_areal(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_aborted_episode_moves_no_advantage_in_areal() -> None:
     graded = [episode(1.0), episode(0.0), episode(1.0, forked=True)]
-    with_abort = areal_rows([*graded[:1], episode(None), *graded[1:]], monkeypatch)
-    without = areal_rows(graded, monkeypatch)
-    assert torch.equal(with_abort["advantages"], without["advantages"])
+    with_abort = areal_advantages([*graded[:1], episode(None), *graded[1:]])
+    assert torch.equal(with_abort["advantages"], areal_advantages(graded)["advantages"])
 
 
-def test_areal_gives_the_reward_to_a_sequence_whose_last_turn_is_excluded(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("rewards", [(1.0, 0.0, 0.0), (1.0, 1.0, 1.0)])
+@pytest.mark.parametrize("actor", [{}, {"reward_scaling": 10.0, "reward_bias": -0.5}])
+def test_areal_s_actor_computes_the_advantages_of_the_workflow(
+    actor: dict[str, float], rewards: tuple[float, ...]
 ) -> None:
+    results = [episode(reward) for reward in rewards]
+    data = areal_advantages(results, **actor)
+    trained = data["loss_mask"] == 1
+    for row, mask, advantage in zip(
+        data["advantages"], trained, group_advantages(results, normalize=True), strict=True
+    ):
+        assert row[mask].tolist() == pytest.approx([advantage] * 10, abs=1e-5)
+
+
+def test_areal_gives_the_reward_to_a_sequence_whose_last_turn_is_excluded() -> None:
     """AReaL puts the reward at the last token, and drops it if that is not trained."""
     made = sequence((4, 8, None), (10, 16, "invalid call"), length=16)
     cut = InteractionResult.of(
         [made], messages=[], stop_reason=StopReason.DONE, prompt="", info={}, reward=1.0
     )
-    data = areal_rows([cut, episode(0.0)], monkeypatch)
+    data = areal_advantages([cut, episode(0.0)])
     assert data["advantages"][0][data["loss_mask"][0] == 1].tolist() == [1.0] * 4

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import math
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,14 +20,9 @@ import aiohttp
 import numpy as np
 import pytest
 from openai import InternalServerError
+from support import areal
 from support.bare import borrowed
-from support.framework_engines import (
-    GenerationHyperparameters,
-    GeneratorConfig,
-    SkyrlClient,
-    TrajectoryID,
-    install_areal,
-)
+from support.framework_engines import GeneratorConfig, SkyrlClient, TrajectoryID
 from support.gradients import (
     ABORTED,
     PLAYED,
@@ -324,50 +320,17 @@ def padded_logps(policy: Any, ids: Any, mask: Any) -> Any:
 # --- AReaL ----------------------------------------------------------------------------------------
 
 
-def test_areal(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With `group_size`, and the engine's logprobs as the old ones (no recomputation)."""
-    own = ToolrollWorkflow(
-        GenerationHyperparameters(), world.tokenizer, SETTINGS, group_size=SAMPLES
-    )
-    with monkeypatch.context() as patched:
-        install_areal(patched)
-        rows = [_tensors(own._rows(world.group(task))) for task in PLAYED]
-    found = areal_gradient(world, rows)
-    losses = terms(groups(world), per_token(trained(world)), eps=0.0, ddof=0)
-    assert_equal(found, step(policy_of(world.folder), losses))
-
-
-def areal_gradient(world: World, rows: list[dict[str, Any]]) -> dict[str, Any]:
-    join, *_ = theirs(
-        "areal/utils/data.py", "concat_padded_tensors", "_pad_cat_dim0", "is_multi_modal_key",
-        torch=torch, F=torch.nn.functional,
-    )  # fmt: skip
-    actor = SimpleNamespace(
-        config=SimpleNamespace(
-            overlong_reward_penalty=False, use_decoupled_loss=False, recompute_logprob=False
-        ),
-        reward_bias=0.0, reward_scaling=1.0, reward_clip=20.0, reward_norm=None, adv_norm=None,
-        kl_ctl=0.0, kl_estimator=lambda old, ref: torch.zeros_like(old), discount=1.0,
-        gae_lambda=1.0, mask_no_eos_with_zero=False,
-    )  # fmt: skip
-    compute = theirs("areal/trainer/ppo/actor.py", "PPOActor._compute_advantages", torch=torch)
-    data = compute(actor, join(rows))
+def test_areal(world: World) -> None:
+    """With `group_size`, and the engine's logprobs as the old ones (no recomputation). The actor
+    moves and scales the rewards.
+    """
+    actor = {"reward_scaling": 10.0, "reward_bias": -0.5}
+    own = ToolrollWorkflow(areal.gconfig(), world.tokenizer, SETTINGS, group_size=SAMPLES, **actor)
+    rows = [_tensors(own._rows(world.group(task))) for task in PLAYED]
     policy = policy_of(world.folder)
-    ids, mask = data["input_ids"].long(), data["attention_mask"].long()
-    logps = torch.nn.functional.pad(padded_logps(policy, ids, mask), (0, 1))
-    ppo = theirs("areal/utils/functional/functional.py", "ppo_actor_loss_fn", torch=torch)
-    nothing = lambda *given, **named: None
-    stats = SimpleNamespace(denominator=nothing, stat=nothing, scalar=nothing)
-    loss_of, _ = theirs(
-        "areal/trainer/ppo/actor.py", "grpo_loss_fn", "_resolve_proximal_logp", torch=torch,
-        ppo_actor_loss_fn=ppo, stats_tracker=stats, infer_token_denominator=nothing,
-        _log_proximal_approximation_stats=nothing, _log_version_staleness_stats=nothing,
-        PROX_LOGP_METHOD_RECOMPUTE="recompute", PROX_LOGP_METHOD_LOGLINEAR="loglinear",
-        PROX_LOGP_METHOD_METRICS="metrics",
-    )  # fmt: skip
-    loss = loss_of(logps, torch.zeros_like(logps), data, 0.2, None, None)
-    loss.backward()
-    return gradient(policy)
+    areal.update(partial(padded_logps, policy), rows, **actor)
+    losses = terms(groups(world), per_token(trained(world)), eps=0.0, ddof=0)
+    assert_equal(gradient(policy), step(policy_of(world.folder), losses))
 
 
 # --- OpenRLHF -------------------------------------------------------------------------------------

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
-import sys
 from importlib.util import find_spec
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-from support import areal_mirror
+from support import areal
 from support.bare import run_apart
-from support.framework_engines import GenerationHyperparameters, ModelResponse, install_areal
-from support.trainer_source import theirs
 
 from toolroll.rollout.adapters.areal.workflow import ArealEngine
 from toolroll.rollout.types import GenerateRequest
@@ -76,18 +72,13 @@ else:
     assert experts[1, 2:6].tolist() == rows[1] and not experts[1, [0, 1, 6]].any()
 """
 
+
 _AREAL = """
 bare("areal", "areal.api")
 from areal.api.workflow_api import RolloutWorkflow
-from support.framework_engines import GenerationHyperparameters
 from toolroll.rollout.adapters.areal import ToolrollWorkflow
-from toolroll.rollout.adapters.episodes import EpisodeSettings
-from toolroll.rollout.testing import load_embedded_tokenizer
 
-own = ToolrollWorkflow(
-    GenerationHyperparameters(), load_embedded_tokenizer(), EpisodeSettings(env="desk")
-)
-assert isinstance(own, RolloutWorkflow)
+assert issubclass(ToolrollWorkflow, RolloutWorkflow)
 assert not issubclass(dict, RolloutWorkflow)
 """
 
@@ -101,73 +92,22 @@ def test_a_trainer_takes_it_as_its_own(package: str, version: str, code: str) ->
     run_apart(code)
 
 
-async def test_areal_s_client_names_the_adapter_and_its_version(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    name = theirs("areal/api/io_struct.py", "get_versioned_lora_name")
-    build = theirs(
-        "areal/engine/sglang_remote.py",
-        "SGLangBackend.build_generation_request",
-        get_versioned_lora_name=name,
-        HttpRequest=SimpleNamespace,
+async def test_areal_s_client_names_the_adapter_and_its_version() -> None:
+    backend = areal.real("areal.engine.sglang_remote").SGLangBackend()
+    answer = areal.real("areal.api").ModelResponse(
+        output_tokens=[5], output_logprobs=[-1.0], output_versions=[3]
     )
-    install_areal(monkeypatch)
     asked: list[Any] = []
 
-    async def agenerate(req: Any) -> ModelResponse:
+    async def agenerate(req: Any) -> Any:
         asked.append(req)
-        return ModelResponse(output_tokens=[5], output_logprobs=[-1.0], output_versions=[3])
+        return answer
 
-    gconfig = GenerationHyperparameters(lora_name="agent")
     inference = SimpleNamespace(agenerate=agenerate)
-    engine = ArealEngine(inference, gconfig, [None] * 9, context_length=None)
+    engine = ArealEngine(
+        inference, areal.gconfig(lora_name="agent"), [None] * 9, context_length=None
+    )
     prompt = np.array([1, 2], dtype=np.int32)
     await engine.generate(GenerateRequest(prompt, {"max_new_tokens": 4}, "s"))
-    payload = build(None, asked[0], with_lora=True, version=3).payload
+    payload = backend.build_generation_request(asked[0], with_lora=True, version=3).payload
     assert (payload["lora_path"], payload["input_ids"]) == ("agent-v3", [1, 2])
-
-
-def test_areal_normalizes_groups_as_its_mirror_does() -> None:
-    torch = pytest.importorskip("torch")
-    made = theirs(
-        "areal/utils/data.py", "Normalization", torch=torch, np=np, dist=torch.distributed
-    )
-    config = type("NormConfig", (), {})()
-    vars(config).update(mean_level="group", mean_leave1out=False, std_level="group", eps=1e-5)
-    vars(config).update(std_unbiased=True, group_size=4)
-    rewards = torch.tensor([1.0, 0.0, 0.5, 0.25, 1.0, 1.0, 1.0, 0.0, 0.0, 1.0, 0.5])
-    assert torch.equal(made(config)(rewards), areal_mirror.normalized(rewards, 4))
-
-
-async def test_areal_groups_episodes_as_its_mirror_does(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = ModuleType("areal.experimental.openai")
-    vars(module)["InteractionWithTokenLogpReward"] = type("InteractionWithTokenLogpReward", (), {})
-    monkeypatch.setitem(sys.modules, module.__name__, module)
-    own = theirs(
-        "areal/infra/remote_inf_engine.py",
-        "GroupedRolloutWorkflow",
-        asyncio=asyncio,
-        concat_padded_tensors=list,
-        RolloutWorkflow=object,
-    )
-
-    class Episodes:
-        def __init__(self, results: list[Any]) -> None:
-            self.left = iter(results)
-
-        async def arun_episode(self, engine: Any, data: Any) -> Any:
-            result = next(self.left)
-            if isinstance(result, Exception):
-                raise result
-            return result
-
-    logger = type("Logger", (), {"warning": lambda *words: None})()
-    for results in ([1, 2, 3], [1, None, 3], [None, None, None], [1, ValueError("aborted"), 3]):
-        grouped = [
-            await areal_mirror.execute(workflow, None, {})
-            for workflow in (
-                own(Episodes(results), 3, logger),
-                areal_mirror.GroupedRolloutWorkflow(Episodes(results), 3),
-            )
-        ]
-        assert grouped[0] == grouped[1]

@@ -53,7 +53,6 @@ def test_the_facade_loads_nothing_of_its_own_at_import() -> None:
 
 NEED_OPENAI = (
     "toolroll.rollout.server.in_process",
-    "toolroll.rollout.adapters.areal",
     "toolroll.rollout.adapters.atropos",
     "toolroll.rollout.adapters.openrlhf",
     "toolroll.rollout.adapters.verifiers",

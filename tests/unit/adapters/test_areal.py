@@ -1,15 +1,15 @@
-"""The AReaL adapter with AReaL's types (1.0.4)."""
+"""The AReaL adapter with AReaL 1.0.4."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
 import numpy as np
 import pytest
-from support import areal_mirror
-from support.framework_engines import ArealInference, GenerationHyperparameters, install_areal
+from support import areal
 from support.slime_trainer import reference_lines
 
 from toolroll.rollout.adapters.areal import ToolrollWorkflow
@@ -26,8 +26,12 @@ SETTINGS = EpisodeSettings(env="desk", parser="hermes", verify="always", max_tur
 
 
 @pytest.fixture(autouse=True)
-def recorded(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[float]]:
-    return install_areal(monkeypatch)
+def recorded() -> dict[str, list[float]]:
+    """AReaL's statistics of rollouts."""
+    tracker = areal.real("areal.utils.stats_tracker").get("rollout")
+    tracker.export(reset=True)
+    stats: dict[str, list[float]] = tracker.stats
+    return stats
 
 
 def plays(request: PolicyRequest) -> str:
@@ -39,14 +43,22 @@ def plays(request: PolicyRequest) -> str:
 
 @asynccontextmanager
 async def workflow(
-    settings: EpisodeSettings = SETTINGS, group_size: int | None = None, **config: Any
-) -> AsyncIterator[tuple[ToolrollWorkflow, ArealInference]]:
-    async with EmbeddedEngine(load_embedded_tokenizer(), plays) as engine:
-        gconfig = GenerationHyperparameters(max_new_tokens=256, **config)
-        tokenizer = load_embedded_tokenizer()
-        own = ToolrollWorkflow(gconfig, tokenizer, settings, group_size=group_size)
-        yield own, ArealInference(engine.url)
+    settings: EpisodeSettings = SETTINGS, *, n_samples: int = 1, concurrency: int = 64, **given: Any
+) -> AsyncIterator[tuple[ToolrollWorkflow, Any]]:
+    tokenizer = load_embedded_tokenizer()
+    gconfig = areal.gconfig(max_new_tokens=256, n_samples=n_samples)
+    own = ToolrollWorkflow(gconfig, tokenizer, settings, **given)
+    async with (
+        EmbeddedEngine(tokenizer, plays) as engine,
+        areal.inference(engine.url, concurrency=concurrency) as client,
+    ):
+        yield own, client
         await own.aclose()
+
+
+async def rollout_batch(client: Any, *given: Any, **named: Any) -> list[Any]:
+    """AReaL's outermost call: its executor's thread plays the groups."""
+    return list(await asyncio.to_thread(client.rollout_batch, *given, **named))
 
 
 async def test_an_episode_is_a_row_of_tensors(recorded: dict[str, list[float]]) -> None:
@@ -63,10 +75,11 @@ async def test_an_episode_is_a_row_of_tensors(recorded: dict[str, list[float]]) 
     mask, versions = row["loss_mask"][0].tolist(), row["versions"][0].tolist()
     assert [value >= 0 for value in versions] == [bool(value) for value in mask]
     ends = [at for at, value in enumerate(mask) if value and not [*mask, 0][at + 1]]
-    assert [versions[at] for at in ends] == [engine.version + 1] * len(ends)
-    assert versions.count(engine.version) == sum(mask) - len(ends)
-    assert row["rewards"].item() == 1.0 and recorded["reward"] == [1.0]
-    assert recorded["left_out_tokens"] == [0] and recorded["num_turns"] == [len(ends)]
+    assert [versions[at] for at in ends] == [4] * len(ends)
+    assert versions.count(3) == sum(mask) - len(ends)
+    assert row["rewards"].item() == 1.0 and recorded["rollout/reward"] == [1.0]
+    assert recorded["rollout/left_out_tokens"] == [0]
+    assert recorded["rollout/num_turns"] == [len(ends)]
     assert len({asked.rid for asked in engine.seen}) == 1, "the prefix cache would be lost"
     assert all(asked.gconfig.n_samples == 1 for asked in engine.seen)
 
@@ -90,7 +103,7 @@ def test_a_last_turn_that_is_not_trained_has_no_versions() -> None:
     assert rows["versions"].tolist() == [[-1, -1, 7, 7]]
 
 
-def lose_a_logprob(engine: ArealInference, episode: int) -> None:
+def lose_a_logprob(engine: Any, episode: int) -> None:
     """Let `engine` leave out a logprob in the answers to this episode, which is aborted for it."""
     answers, rids = engine.agenerate, list[str]()
 
@@ -101,22 +114,22 @@ def lose_a_logprob(engine: ArealInference, episode: int) -> None:
             answer.output_logprobs.pop()
         return answer
 
-    engine.agenerate = sometimes  # type: ignore[method-assign]
+    engine.agenerate = sometimes
 
 
-async def test_an_aborted_episode_does_not_shift_the_groups() -> None:
+async def test_an_aborted_episode_does_not_shift_the_groups(
+    recorded: dict[str, list[float]],
+) -> None:
     """AReaL finds groups by counting rows. The first of three groups has an aborted episode."""
-    size, rewards = 4, dict[int, list[float]]()
-    async with workflow() as (own, engine):
+    async with workflow(concurrency=1) as (own, engine):
         lose_a_logprob(engine, episode=2)
-        grouped = areal_mirror.GroupedRolloutWorkflow(own, size)
-        for index in (0, 1, 0):
-            rows = await areal_mirror.execute(grouped, engine, {"index": index})
-            rewards[len(rewards)] = [row["rewards"].item() for row in rows or ()]
-    groups = [group for group in rewards.values() if group]
-    assert groups == [[0.0] * size, [1.0] * size]
-    flat = torch.tensor([reward for group in groups for reward in group])
-    assert areal_mirror.normalized(flat, size).tolist() == [0.0] * len(flat)
+        tasks = [{"index": index} for index in (0, 1, 0)]
+        groups = await rollout_batch(engine, tasks, own, group_size=4)
+    assert sorted(group["rewards"].tolist() for group in groups) == [[0.0] * 4, [1.0] * 4]
+    assert recorded["rollout/rejected"] == [1] and recorded["rollout/accepted"] == [1, 1]
+    norm = areal.real("areal.api.cli_args").NormConfig("group", std_level="group", group_size=4)
+    for group in areal.actor(reward_norm=norm).compute_advantages(groups):
+        assert not group["advantages"].any()
 
 
 async def test_a_first_prompt_that_is_too_long_is_rejected() -> None:
@@ -129,22 +142,31 @@ async def test_a_first_prompt_that_is_too_long_is_rejected() -> None:
 async def test_a_group_of_the_workflow_leaves_out_only_its_aborted_episode(
     recorded: dict[str, list[float]],
 ) -> None:
-    """`rewards` are advantages: all rewards are equal here."""
-    async with workflow(group_size=3) as (own, engine):
+    """The actor turns `rewards` into advantages, which are 0: all rewards are equal here."""
+    actor = {"reward_scaling": 10.0, "reward_bias": -0.5}
+    async with workflow(group_size=3, **actor) as (own, engine):
         lose_a_logprob(engine, episode=1)
-        rows = await own.arun_episode(engine, {"index": 0})
+        (rows,) = await rollout_batch(engine, [{"index": 0}], own)
     assert rows["input_ids"].shape[0] == len(rows["rewards"]) == 2
-    assert rows["rewards"].tolist() == [0.0, 0.0] and recorded["reward"] == [1.0, 1.0]
-    assert recorded["delivered_share"] == [1.0, 1.0]
+    assert rows["rewards"].tolist() == [0.5, 0.5] and recorded["rollout/reward"] == [1.0, 1.0]
+    assert recorded["rollout/delivered_share"] == [1.0, 1.0]
+    (advantages,) = areal.actor(**actor).compute_advantages([rows])
+    assert not advantages["advantages"].any()
 
 
 async def test_what_cannot_be_done_is_refused() -> None:
     with pytest.raises(UsageError, match=r"n_samples=4 and group_size=8 are both set"):
         async with workflow(group_size=8, n_samples=4):
             pass
-    with pytest.raises(UsageError, match="use_beam_search is not supported"):
-        async with workflow(use_beam_search=True):
+    with pytest.raises(UsageError, match="reward_bias need group_size"):
+        async with workflow(reward_bias=-0.5):
             pass
+    with pytest.raises(UsageError, match="reward_scaling is 0"):
+        async with workflow(group_size=8, reward_scaling=0.0):
+            pass
+    beams = areal.gconfig(use_beam_search=True)
+    with pytest.raises(UsageError, match="use_beam_search is not supported"):
+        ToolrollWorkflow(beams, load_embedded_tokenizer(), SETTINGS)
     async with workflow() as (own, engine):
         with pytest.raises(UsageError, match="no key 'index'"):
             await own.arun_episode(engine, {"messages": []})

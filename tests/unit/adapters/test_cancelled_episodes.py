@@ -10,7 +10,6 @@ import threading
 from typing import Any
 
 import pytest
-from support import framework_engines as engines
 from support import miles_mirror, verl_mirror
 from support.closing import NAME, Closing, Held, holding
 from support.slime_mirror import DataSource
@@ -105,7 +104,6 @@ async def test_a_cancelled_call_returns_after_its_episodes_are_closed(
 ) -> None:
     miles_mirror.install(monkeypatch)
     verl_mirror.install(monkeypatch)
-    engines.install_areal(monkeypatch)
     Closing.clear()
     full = asyncio.Event()
     tokenizer = load_embedded_tokenizer()

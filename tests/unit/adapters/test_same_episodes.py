@@ -20,8 +20,8 @@ from typing import Any
 
 import aiohttp
 import pytest
+from support import areal, miles_mirror, verl_mirror
 from support import framework_engines as engines
-from support import miles_mirror, verl_mirror
 from support.bare import run_apart
 from support.desk_episodes import DESK, TASKS, known_tasks, openings
 from support.qwen import tokenizer_for, trl_template
@@ -271,19 +271,17 @@ async def with_skyrl(world: World) -> list[Played]:
 
 
 async def with_areal(world: World) -> list[Played]:
-    pytest.importorskip("torch", reason="AReaL takes tensors: install torch for the CPU")
-    config = engines.GenerationHyperparameters(max_new_tokens=MAX_NEW)
     own = ToolrollWorkflow(
-        config, world.tokenizer, EpisodeSettings(**world.settings), group_size=1, baseline="none",
-        normalize=False,
+        areal.gconfig(max_new_tokens=MAX_NEW), world.tokenizer, EpisodeSettings(**world.settings),
+        group_size=1, baseline="none", normalize=False,
     )  # fmt: skip
-    inference = engines.ArealInference(world.engine.url)
-    try:
-        rows = await asyncio.gather(
-            *(own.arun_episode(inference, {"index": index}) for index in world.asked)
-        )
-    finally:
-        await own.aclose()
+    async with areal.inference(world.engine.url) as inference:
+        try:
+            rows = await asyncio.gather(
+                *(own.arun_episode(inference, {"index": index}) for index in world.asked)
+            )
+        finally:
+            await own.aclose()
     played = []
     for row in rows:
         names = ("input_ids", "loss_mask", "logprobs")
@@ -508,7 +506,6 @@ async def test_the_same_episodes(
     adapter = ADAPTERS[name]
     miles_mirror.install(monkeypatch)
     verl_mirror.install(monkeypatch)
-    engines.install_areal(monkeypatch)
     async with world(history, tmp_path) as made:
         played = await adapter.run(made)
         oracle = await expected(made)

@@ -9,7 +9,7 @@ Written for areal 1.0.4. In a row of the data set, the keys `index` and `metadat
 
 - With `group_size`, the workflow plays the group, returns all sequences of its episodes, and their
   advantages as `rewards`. Aborted episodes are left out. Set `gconfig.n_samples` to 1 and
-  `actor.reward_norm` to null.
+  `actor.reward_norm` to null, and pass the actor's `reward_scaling` and `reward_bias`.
 - Without it, AReaL plays the group. It normalizes rewards over a fixed number of rows, so it gets
   only the sequence with the most trained tokens of each episode. If an episode was aborted, or has
   no reward or no trained token (for example because its first prompt is too long), the workflow

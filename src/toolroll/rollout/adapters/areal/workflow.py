@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import importlib
+import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
 from importlib import import_module
@@ -99,7 +98,11 @@ class ToolrollWorkflow:
     `rewards` are then the episodes' advantages, by `group_advantages` with `baseline` and
     `normalize`. Set AReaL's own `gconfig.n_samples` to 1 and `actor.reward_norm` to null.
 
-    Raise `UsageError` if `gconfig.use_beam_search` is True, or if both groups are set.
+    AReaL's actor computes `(reward + reward_bias) * reward_scaling`. With `group_size`, pass the
+    actor's two values: `rewards` are then such that it computes the advantages.
+
+    Raise `UsageError` if `gconfig.use_beam_search` is True, if both groups are set, if
+    `reward_scaling` is 0, or if one of the actor's values is passed without `group_size`.
 
     Example:
         workflow = ToolrollWorkflow(
@@ -117,7 +120,10 @@ class ToolrollWorkflow:
         group_size: int | None = None,
         baseline: Baseline = "mean",
         normalize: bool = True,
+        reward_scaling: float = 1.0,
+        reward_bias: float = 0.0,
     ) -> None:
+        _register()
         if gconfig.use_beam_search:
             raise UsageError("gconfig.use_beam_search is not supported: set it to false")
         if group_size is not None and gconfig.n_samples != 1:
@@ -126,6 +132,17 @@ class ToolrollWorkflow:
                 "the workflow plays the group, so set gconfig.n_samples to 1 and actor.reward_norm "
                 "to null"
             )
+        if group_size is None and (reward_scaling, reward_bias) != (1.0, 0.0):
+            raise UsageError(
+                "reward_scaling and reward_bias need group_size: without it, AReaL gets rewards, "
+                "which its actor moves and scales"
+            )
+        if not reward_scaling:
+            raise UsageError(
+                "reward_scaling is 0: AReaL's actor multiplies all rewards by it, so that nothing "
+                "is trained. Set actor.reward_scaling to another value, and pass it"
+            )
+        self._scaling, self._bias = reward_scaling, reward_bias
         self._group_size = group_size
         self._advantages = partial(group_advantages, baseline=baseline, normalize=normalize)
         settings = settings.filled(context_length=gconfig.max_tokens)
@@ -190,6 +207,7 @@ class ToolrollWorkflow:
                 left_out_tokens=sequences[-1].left_out_tokens,
                 delivered_share=delivered_share(sequences),
             )
+            value = value / self._scaling - self._bias
             rows += [(sequence, value) for sequence in sequences]
         return rows
 
@@ -207,12 +225,12 @@ def _sampling_params(gconfig: Any) -> dict[str, Any]:
 
 def _record(**values: float) -> None:
     """Add `values` to the statistics that AReaL keeps for the running workflow."""
-    scope = importlib.import_module("areal.workflow_context").stat_scope()
-    importlib.import_module("areal.utils.stats_tracker").get(scope).scalar(**values)
+    scope = import_module("areal").workflow_context.stat_scope()
+    import_module("areal.utils.stats_tracker").get(scope).scalar(**values)
 
 
 def _tensors(rows: Sequence[tuple[TrainingSequence, float]]) -> dict[str, Any]:
-    torch = importlib.import_module("torch")
+    torch = import_module("torch")
     made = [_row(torch, sequence) for sequence, _ in rows]
     padded = {
         name: torch.nn.utils.rnn.pad_sequence([row[name] for row in made], batch_first=True)
@@ -238,6 +256,12 @@ def _row(torch: Any, sequence: TrainingSequence) -> dict[str, Any]:
     }
 
 
-# AReaL requires a subclass of its own class, but is installed only in a trainer
-with contextlib.suppress(ImportError):
-    importlib.import_module("areal.api.workflow_api").RolloutWorkflow.register(ToolrollWorkflow)
+def _register() -> None:
+    """Make the workflow a subclass of AReaL's `RolloutWorkflow`, which AReaL requires. AReaL itself
+    is not imported: that takes seconds, and configures the logging.
+    """
+    if api := sys.modules.get("areal.api.workflow_api"):
+        api.RolloutWorkflow.register(ToolrollWorkflow)
+
+
+_register()  # AReaL imports a workflow by its path, and then asks for the class
