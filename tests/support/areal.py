@@ -35,7 +35,7 @@ def gconfig(**given: Any) -> Any:
 def _client() -> Any:
     base = real("areal.infra.remote_inf_engine").RemoteInfEngine
 
-    class Client(base):  # type: ignore[misc]
+    class Client(base):  # type: ignore[misc, valid-type]
         """Keeps its requests in `seen`. Each turn's last token has the next weight version, as if
         the weights had changed during the turn.
         """
