@@ -5,6 +5,7 @@ SGLang is to fail here first.
 from __future__ import annotations
 
 import asyncio
+import re
 import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -15,6 +16,8 @@ import pytest
 from support.processes import Server
 from support.tiny_model import CONTEXT_LENGTH, tiny_model
 from support.wire import Answer, Wire, until
+
+from toolroll.rollout.runtime.sglang_names import SGLANG_NAMES
 
 HELLO, IM_END, TOOL_CALL_END = 9707, 151645, 151658
 FORCE = 300.0  # a logit bias that beats every logit of the tiny model
@@ -266,10 +269,13 @@ async def test_a_prompt_must_be_shorter_than_max_req_input_len(float32: Wire) ->
     assert answer.meta["finish_reason"] == {"type": "length", "length": len(answer.output_ids)}
 
 
-async def test_a_misspelt_sampling_parameter_is_a_400(float32: Wire) -> None:
+async def test_an_unknown_sampling_parameter_is_a_400_that_lists_the_known_ones(
+    float32: Wire,
+) -> None:
     answer = await float32.generate([HELLO], max_tokens=3)
     assert answer.status == 400
-    assert "unknown field `max_tokens`, expected one of `max_new_tokens`" in answer.body["error"]
+    unknown, *names = re.findall("`(.*?)`", answer.body["error"])
+    assert (unknown, tuple(names)) == ("max_tokens", SGLANG_NAMES)
 
 
 # --- weight versions ------------------------------------------------------------------------------

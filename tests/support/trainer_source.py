@@ -16,18 +16,23 @@ def theirs(file: str, *names: str, **given: Any) -> Any:
     """Return the objects `names` of the module in `file`, such as `areal/utils/data.py`: functions,
     classes, and methods as `Class.method`. `given` are the other names that their code uses.
     """
-    package, _, path = file.partition("/")
-    spec = find_spec(package)
-    if spec is None or not spec.submodule_search_locations:
-        pytest.skip(f"the package {package} is not installed")
-    tree = ast.parse((Path(spec.submodule_search_locations[0]) / path).read_text())
-    nodes = [_found(tree.body, name.split(".")) for name in names]
+    nodes = [definition(file, name) for name in names]
     for node in nodes:
         node.decorator_list = []
     future: list[ast.stmt] = ast.parse("from __future__ import annotations").body
     exec(compile(ast.Module([*future, *nodes], []), file, "exec"), given)
     found = [given[name.rpartition(".")[2]] for name in names]
     return found[0] if len(found) == 1 else found
+
+
+def definition(file: str, name: str) -> Any:
+    """Return the syntax tree of a function, a class or a `Class.method` in `file`."""
+    package, _, path = file.partition("/")
+    spec = find_spec(package)
+    if spec is None or not spec.submodule_search_locations:
+        pytest.skip(f"the package {package} is not installed")
+    tree = ast.parse((Path(spec.submodule_search_locations[0]) / path).read_text())
+    return _found(tree.body, name.split("."))
 
 
 def _found(body: list[ast.stmt], path: list[str]) -> Any:

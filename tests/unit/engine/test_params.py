@@ -15,11 +15,12 @@ from toolroll.rollout.engine.errors import from_exception, from_response, messag
 from toolroll.rollout.engine.model_info import ModelInfo, read_model_info
 from toolroll.rollout.engine.sampling_params import (
     DEFAULT_MAX_NEW_TOKENS,
+    DROPPED_BY_SMG,
+    KNOWN,
     check_names,
     effective_params,
 )
 from toolroll.rollout.errors import ContextOverflowError, UsageError
-from toolroll.rollout.testing.wire import KNOWN_PARAMS
 
 
 @given(
@@ -51,8 +52,12 @@ def test_what_is_asked_for_always_fits(
     assert given_params.get("max_new_tokens") == wanted, "the caller's dict is its own"
 
 
-def test_every_name_that_the_server_lists_is_known() -> None:
-    check_names(dict.fromkeys(KNOWN_PARAMS))
+def test_a_name_that_is_close_to_none_is_passed_on_unless_a_router_drops_it() -> None:
+    """Every router drops the names that it does not know."""
+    assert check_names(KNOWN) == set()
+    assert check_names({"bogus": 1, "top_k": 5}) == {"bogus"}
+    with pytest.raises(UsageError, match="the router silently drops the sampling parameter 'bogu"):
+        check_names({"bogus": 1}, dropped=DROPPED_BY_SMG)
 
 
 @pytest.mark.parametrize(

@@ -283,6 +283,20 @@ async def test_a_session_has_defaults_of_its_own(tokenizer: Any) -> None:
         assert (status, answer["error"]["param"]) == (400, "sampling_params.temprature")
 
 
+async def test_a_default_that_a_newer_sglang_may_have_is_sent_unless_a_router_drops_it(
+    tokenizer: Any,
+) -> None:
+    settings = {"sampling_params": {"bogus": 1}}
+    async with endpoint(tokenizer, lambda request: "Hello.", settings=settings) as bench:
+        made = {"session_id": "s", "sampling_params": {"novel": 2, "top_k": 5}}
+        assert (await bench.post("/sessions", made))[0] == 201
+        status, answer = await bench.post(CHAT, {"messages": [USER]})
+        assert status == 400 and "unknown field `bogus`" in answer["error"]["message"]
+        bench.endpoint.dropped = DROPPED_BY_SMG
+        status, answer = await bench.post(CHAT, {"messages": [USER]})
+        assert (status, answer["error"]["param"]) == (400, "bogus")
+
+
 async def test_the_model_s_name_may_select_an_adapter(tokenizer: Any) -> None:
     """The request's precedes the session's, which precedes the endpoint's."""
     settings = {"model_names": "own", "sampling_params": {"lora_path": "a"}}

@@ -18,6 +18,8 @@ JUDGED = (
     "toolroll.rollout.engine",
     "toolroll.parsers",
 )
+FACTS = "toolroll.rollout.runtime.sglang_names"
+"""Names of SGLang's, without code, which a contract test compares with the installed SGLang."""
 # What plays benchmarks stands above the engine: it knows tasks and sessions' names, but no tokens.
 ABOVE = {"__init__", "reference_policy", "serve"}
 
@@ -47,6 +49,11 @@ def test_no_module_imports_templates_or_sessions(path: Path) -> None:
 )
 def test_the_engine_imports_nothing_of_ours_but_its_own_modules(path: Path) -> None:
     """So nothing can reach it by a detour either."""
-    assert [
-        name for name in imported(path) if not name.startswith("toolroll.rollout.testing.")
-    ] == []
+    allowed = ("toolroll.rollout.testing.", FACTS)
+    assert [name for name in imported(path) if not name.startswith(allowed)] == []
+
+
+def test_the_shared_names_are_no_code() -> None:
+    tree = ast.parse((ROOT / "rollout/runtime/sglang_names.py").read_text())
+    assert {type(node) for node in tree.body} == {ast.Expr, ast.ImportFrom, ast.Assign}
+    assert not [node for node in ast.walk(tree) if isinstance(node, ast.Lambda | ast.FunctionDef)]

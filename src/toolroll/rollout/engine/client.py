@@ -101,6 +101,7 @@ class Engine(EngineClient):
         # The sampled ids that the tokenizer does not have. A model has more embedding rows than its
         # tokenizer has tokens, and an untrained policy may sample these extra ids.
         self._padding_sampled: set[int] = set()
+        self._unknown_params: set[str] = set()
         # layers * top_k. Answers do not contain it, so the first one must have all rows.
         self._experts_per_token: int | None = None
         self._aborts: set[asyncio.Task[None]] = set()
@@ -147,8 +148,8 @@ class Engine(EngineClient):
         Raises:
             ContextOverflowError: The prompt leaves no room for an answer.
             TokenError: The prompt is empty, or contains an id outside the vocabulary.
-            UsageError: A sampling parameter is unknown or dropped by the router, the session id is
-                not one line of text, or the engine no longer serves the same model.
+            UsageError: A sampling parameter is misspelled or dropped by the router, the session id
+                is not one line of text, or the engine no longer serves the same model.
             CompletionError: The answer is not a valid answer to `request`.
             EngineUnreachableError: `engine_timeout` is set, and the engine has not answered for
                 that many seconds.
@@ -265,7 +266,10 @@ class Engine(EngineClient):
                 f"the session id {request.session_id!r} cannot be sent as a header: it must be a "
                 f"single line of text"
             )
-        check_names(request.sampling_params, dropped=self._control_plane.dropped)
+        unknown = check_names(request.sampling_params, dropped=self._control_plane.dropped)
+        for name in unknown - self._unknown_params:
+            logger.warning("SGLang 0.5.23 has no sampling parameter %r: it is sent unchecked", name)
+        self._unknown_params |= unknown
         return info
 
     def _body(

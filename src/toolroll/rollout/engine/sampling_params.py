@@ -6,30 +6,20 @@ checked here.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from toolroll.rollout.engine.model_info import ModelInfo
 from toolroll.rollout.errors import UsageError, prompt_too_long
 from toolroll.rollout.runtime.complaints import did_you_mean
+from toolroll.rollout.runtime.sglang_names import SGLANG_NAMES
 
 LORA_PATH = "lora_path"
 """The parameter that names a LoRA adapter. SGLang reads it beside the sampling parameters. Here it
 is one of them, so that it reaches each request, and each turn records which adapter sampled it.
 """
 
-# The list that SGLang 0.5.23 prints in its error message for an unknown name, and `LORA_PATH`.
-KNOWN = frozenset(
-    (
-        "max_new_tokens stop stop_token_ids stop_regex temperature top_p top_k min_p "
-        "frequency_penalty presence_penalty "
-        "repetition_penalty min_new_tokens n json_schema regex ebnf structural_tag ignore_eos "
-        "skip_special_tokens "
-        "spaces_between_special_tokens no_stop_trim stream_interval logit_bias sampling_seed "
-        "custom_params beam_width "
-        "watermark choice "
-    ).split()
-) | {LORA_PATH}
+KNOWN = frozenset(SGLANG_NAMES) | {LORA_PATH}
 
 DROPPED_BY_SMG = frozenset(
     (
@@ -47,25 +37,32 @@ ones.
 """
 
 
-def check_names(
-    sampling_params: Mapping[str, Any], *, dropped: frozenset[str] = frozenset()
-) -> None:
-    """Raise `UsageError` for a name that SGLang does not know, or that the router drops."""
-    for name in sampling_params:
-        if name not in KNOWN:
-            hint = did_you_mean(name, KNOWN, f"; the known ones are {', '.join(sorted(KNOWN))}")
+def check_names(names: Iterable[str], *, dropped: frozenset[str] = frozenset()) -> set[str]:
+    """Return the unknown names, which a newer SGLang may have. Raise `UsageError` for an unknown
+    name that is close to a known one, and for a name that the router drops.
+    """
+    unknown = set(names) - KNOWN
+    for name in sorted(unknown):
+        if hint := did_you_mean(name, KNOWN):
             raise UsageError(f"SGLang has no sampling parameter {name!r}{hint}")
-    check_dropped(sampling_params, dropped)
+    check_dropped(names, dropped)
+    return unknown
 
 
-def check_dropped(sampling_params: Mapping[str, Any], dropped: frozenset[str]) -> None:
+def check_dropped(names: Iterable[str], dropped: frozenset[str]) -> None:
     """Raise `UsageError` for a name that the router drops."""
-    for name in sampling_params:
-        if name in dropped:
-            raise UsageError(
-                f"the router silently drops the sampling parameter {name!r}: connect to the worker "
-                f"directly to use it"
-            )
+    for name in dropped_names(names, dropped):
+        raise UsageError(
+            f"the router silently drops the sampling parameter {name!r}: connect to the worker "
+            f"directly to use it"
+        )
+
+
+def dropped_names(names: Iterable[str], dropped: frozenset[str]) -> list[str]:
+    """Return those of `names` that the router drops: the `dropped` ones and, because every router
+    drops what it does not know, the unknown ones. `dropped` is empty if there is no router.
+    """
+    return [name for name in names if name in dropped or (dropped and name not in KNOWN)]
 
 
 def request_fields(sampling_params: Mapping[str, Any]) -> dict[str, Any]:

@@ -25,10 +25,33 @@ from toolroll.rollout.settings import (
     Reruns,
     RolloutArgs,
     RunSettings,
+    Settings,
 )
 
 
-class RunConfig(RunSettings, RolloutArgs, EnvironmentSettings, AgentSettings):
+class SamplingOptions(Settings):
+    """The sampling parameters that have an option of their own, with SGLang's names."""
+
+    temperature: float = Field(default=1.0, ge=0, description="0 is greedy.")
+    top_p: float | None = Field(default=None, gt=0, le=1)
+    top_k: int | None = Field(default=None)
+    min_p: float | None = Field(default=None, ge=0, le=1)
+    frequency_penalty: float | None = Field(default=None)
+    presence_penalty: float | None = Field(default=None)
+    repetition_penalty: float | None = Field(default=None)
+    max_new_tokens: int = Field(default=1024, ge=1, description="Maximum tokens of one turn.")
+    stop: list[str] | None = Field(
+        default=None,
+        description="A stop string; may be given several times.",
+    )
+    lora_path: str | None = Field(
+        default=None,
+        min_length=1,
+        description="The LoRA adapter that samples: its name in SGLang (--lora-paths).",
+    )
+
+
+class RunConfig(RunSettings, RolloutArgs, EnvironmentSettings, AgentSettings, SamplingOptions):
     """The settings of one run. The options of `toolroll run` are generated from these fields, and a
     YAML file for --config uses the same names.
     """
@@ -50,23 +73,6 @@ class RunConfig(RunSettings, RolloutArgs, EnvironmentSettings, AgentSettings):
     allow_unequal: bool = Field(
         default=False,
         description="Compute pass@k and pass^k even if tasks have unequal numbers of samples.",
-    )
-    temperature: float = Field(default=1.0, ge=0, description="0 is greedy.")
-    top_p: float | None = Field(default=None, gt=0, le=1)
-    top_k: int | None = Field(default=None)
-    min_p: float | None = Field(default=None, ge=0, le=1)
-    frequency_penalty: float | None = Field(default=None)
-    presence_penalty: float | None = Field(default=None)
-    repetition_penalty: float | None = Field(default=None)
-    max_new_tokens: int = Field(default=1024, ge=1, description="Maximum tokens of one turn.")
-    stop: list[str] | None = Field(
-        default=None,
-        description="A stop string; may be given several times.",
-    )
-    lora_path: str | None = Field(
-        default=None,
-        min_length=1,
-        description="The LoRA adapter that samples: its name in SGLang (--lora-paths).",
     )
     user_model: str | None = Field(default=None, description="The model that plays the user.")
     user_url: str | None = Field(
@@ -127,7 +133,7 @@ class RunConfig(RunSettings, RolloutArgs, EnvironmentSettings, AgentSettings):
     def params_of(self, seed: int) -> dict[str, Any]:
         """Return the sampling parameters of the episode whose seed is `seed`."""
         return self.model_dump(
-            include=set(_SAMPLING.split()), exclude_none=True
+            include=set(SamplingOptions.model_fields), exclude_none=True
         ) | super().params_of(seed)
 
     @property
@@ -159,10 +165,6 @@ class RunConfig(RunSettings, RolloutArgs, EnvironmentSettings, AgentSettings):
         return free | hidden | {"env": absolute_target(self.env)}
 
 
-_SAMPLING = (
-    "temperature top_p top_k min_p frequency_penalty presence_penalty repetition_penalty "
-    "max_new_tokens stop lora_path"
-)
 PANELS: Mapping[str, str] = {
     "What is played": "env_args split tasks samples max_turns seed do_nothing allow_unequal",
     "Model and engine": "model engine parser chat_template chat_template_kwargs "
@@ -170,7 +172,7 @@ PANELS: Mapping[str, str] = {
     "engine_timeout max_resumes allow_model_mismatch session_cache return_routed_experts "
     "ban_placeholders",
     "Agent": "agent command agent_args on_invalid_call parallel_calls on_length history verify",
-    "Sampling": f"{_SAMPLING} sampling_params sampling_seed",
+    "Sampling": " ".join([*SamplingOptions.model_fields, "sampling_params sampling_seed"]),
     "Simulated user": "user_model user_url user_strategy user_api_key_env",
     "Baseline": "baseline_url api_key_env",
     "Execution": "concurrency cache_share affinity processes ray pace_gc",

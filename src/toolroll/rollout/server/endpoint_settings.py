@@ -120,13 +120,11 @@ class EndpointSettings(Settings):
     @field_validator("sampling_params")
     @classmethod
     def _known(cls, params: dict[str, Any]) -> dict[str, Any]:
-        from toolroll.rollout.engine.sampling_params import check_names
         from toolroll.rollout.server.errors import refusal_of
 
         if "n" in params:
             raise ValueError("n is set by each request")
         try:
-            check_names(params)
             return sampling_defaults(params)
         except UsageError as error:
             raise ValueError(str(error)) from error
@@ -181,7 +179,7 @@ class SameNames(BaseModel):
 class SamplingDefaults(SameNames):
     """The defaults, with SGLang's names and types. `n` is missing, because each request sets it."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="allow")  # `check_names` has seen the names
 
     max_new_tokens: Count | None = None
     min_new_tokens: Size | None = None
@@ -205,9 +203,12 @@ class SamplingDefaults(SameNames):
 
 
 def sampling_defaults(params: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the validated `params`. Leave out values that are None. Raise pydantic's
-    `ValidationError` if a value is not valid.
+    """Return the validated `params`. Leave out values that are None. Raise `UsageError` for a
+    misspelled name, and pydantic's `ValidationError` if a value is not valid.
     """
+    from toolroll.rollout.engine.sampling_params import check_names
+
+    check_names(params)
     defaults = SamplingDefaults.model_validate(dict(params)).model_dump(exclude_none=True)
     if "logit_bias" in defaults:
         defaults["logit_bias"] = {

@@ -18,15 +18,8 @@ import orjson
 from aiohttp import web
 from tokenizers import Tokenizer
 
-KNOWN_PARAMS = (
-    "max_new_tokens stop stop_token_ids stop_regex temperature top_p top_k min_p frequency_penalty "
-    "presence_penalty "
-    "repetition_penalty min_new_tokens n json_schema regex ebnf structural_tag ignore_eos "
-    "skip_special_tokens "
-    "spaces_between_special_tokens no_stop_trim stream_interval logit_bias sampling_seed "
-    "custom_params beam_width "
-    "watermark choice"
-).split()
+from toolroll.rollout.runtime.sglang_names import SGLANG_NAMES
+
 _DEFAULT_MAX_NEW_TOKENS = 128
 _UNBOUNDED = 1 << 30
 _INPUT_RESERVE = 5  # tokens that the scheduler reserves after the longest prompt
@@ -254,8 +247,8 @@ def read_params(value: Any) -> dict[str, Any]:
         raise invalid("sampling_params must be an object")
     params = dict(value or {})
     for name, param in params.items():
-        if name not in KNOWN_PARAMS:
-            names = ", ".join(f"`{param_name}`" for param_name in KNOWN_PARAMS)
+        if name not in SGLANG_NAMES:
+            names = ", ".join(f"`{param_name}`" for param_name in SGLANG_NAMES)
             raise RefusedError(400, {"error": f"unknown field `{name}`, expected one of {names}"})
         if name in _TYPES and param is not None and not _TYPES[name][0](param):
             raise invalid(f"sampling_params.{name} must be {_TYPES[name][1]}")

@@ -16,9 +16,10 @@ import orjson
 from pydantic import ValidationError
 
 from toolroll.rollout.engine import ModelInfo
-from toolroll.rollout.engine.sampling_params import KNOWN
+from toolroll.rollout.engine.sampling_params import dropped_names
+from toolroll.rollout.errors import UsageError
 from toolroll.rollout.server.endpoint_settings import EndpointSettings, SameNames, sampling_defaults
-from toolroll.rollout.server.errors import invalid, refusal_of, refused
+from toolroll.rollout.server.errors import api_error, invalid, refusal_of, refused
 from toolroll.rollout.server.requests.request_bodies import (
     ChatRequest,
     NamedChoice,
@@ -72,7 +73,7 @@ def sampling_params(
         limit = NO_LIMIT if info.context_length else _UNKNOWN_CONTEXT_LIMIT
     params["max_new_tokens"] = limit
     _check(request, settings, info, params)
-    for name in dropped.intersection(params):
+    for name in dropped_names(params, dropped):
         raise refused(name, f"the router silently drops {name!r}: leave it out")
     return params
 
@@ -115,17 +116,15 @@ def _check(
 
 
 def session_defaults(params: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the validated default sampling parameters of a session. Raise `ApiError` if SGLang
-    does not know a parameter, or if a value is not valid.
+    """Return the validated default sampling parameters of a session. Raise `ApiError` if a name is
+    misspelled, or if a value is not valid.
     """
-    for name in params:
-        if name not in KNOWN or name == "n":
-            raise refused(
-                f"sampling_params.{name}",
-                f"{name!r} is not one of SGLang's sampling parameters that a session may set",
-            )
     try:
+        if "n" in params:
+            raise UsageError("'n' is set by each request")
         return sampling_defaults(params)
+    except UsageError as error:
+        raise refused(f"sampling_params.{api_error(error).param}", str(error)) from error
     except ValidationError as error:
         raise refusal_of(error, "sampling_params") from error
 

@@ -23,24 +23,26 @@ TopLogprobs = list[tuple[float, int]]
 
 _GREEDY_BELOW = 1e-6  # SGLang's smallest temperature
 _HASH_BYTES = 6
+_IMPLEMENTED = frozenset(
+    (
+        "max_new_tokens stop stop_token_ids temperature top_p top_k n ignore_eos "
+        "skip_special_tokens spaces_between_special_tokens no_stop_trim stream_interval "
+        "sampling_seed"
+    ).split()
+)
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "min_p": (None, 0),
-    "frequency_penalty": (None, 0),
-    "presence_penalty": (None, 0),
-    "repetition_penalty": (None, 1),
-    "min_new_tokens": (None, 0),
-    "stop_regex": (None, "", []),
-    "json_schema": (None,),
-    "regex": (None,),
-    "ebnf": (None,),
-    "structural_tag": (None,),
-    "logit_bias": (None, {}),
-    "custom_params": (None, {}),
-    "beam_width": (None, 1),
-    "watermark": (None, False),
-    "choice": (None,),
+    "min_p": (0,),
+    "frequency_penalty": (0,),
+    "presence_penalty": (0,),
+    "repetition_penalty": (1,),
+    "min_new_tokens": (0,),
+    "stop_regex": ("", []),
+    "logit_bias": ({},),
+    "custom_params": ({},),
+    "beam_width": (1,),
+    "watermark": (False,),
 }
-"""Parameters that are not implemented, with their neutral values."""
+"""Values, beside None, with which a parameter that is not implemented has no effect."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,11 +84,11 @@ class Sampling:
 
 def check_sampling(params: Mapping[str, Any]) -> None:
     """Raise `RefusedError` if a parameter is not implemented and its value is not neutral."""
-    for name, neutral in _NEUTRAL.items():
-        if params.get(name) not in neutral:
+    for name, value in params.items():
+        if name not in _IMPLEMENTED and value is not None and value not in _NEUTRAL.get(name, ()):
             raise refused(
                 f"the embedded engine's language model does not support {name}="
-                f"{params[name]!r} in sampling_params"
+                f"{value!r} in sampling_params"
             )
 
 
