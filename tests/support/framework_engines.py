@@ -47,22 +47,43 @@ class SkyrlSamplingParams:
 
 
 @dataclass
-class GeneratorConfig:
-    """Of SkyRL's `GeneratorConfig`, what a generator reads."""
+class SkyrlChatTemplate:
+    """SkyRL's `ChatTemplateConfig`."""
 
+    source: str = "name"
+    name_or_path: str | None = None
+
+
+@dataclass
+class SkyrlInference:
+    """Of SkyRL's `InferenceEngineConfig`, what an engine returns."""
+
+    enable_return_routed_experts: bool = False
+    enable_return_sample_support_set: bool = False  # of SkyRL 0.4
+
+
+@dataclass
+class GeneratorConfig:
+    """SkyRL's `GeneratorConfig`."""
+
+    inference_engine: Any = field(default_factory=SkyrlInference)
+    n_samples_per_prompt: int = 5
+    batched: bool = False
     max_turns: int = 1
     max_input_length: int | None = None
+    chat_template: SkyrlChatTemplate = field(default_factory=SkyrlChatTemplate)
     chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
     sampling_params: SkyrlSamplingParams = field(default_factory=SkyrlSamplingParams)
+    use_conversation_multi_turn: bool = True
+    append_eos_token_after_stop_str_in_multi_turn: bool = True
+    eval_sampling_params: SkyrlSamplingParams | None = None
+    eval_n_samples_per_prompt: int = 1
     zero_reward_on_non_stop: bool = False
     use_cache_salt: bool = True
     apply_overlong_filtering: bool = False
     step_wise_trajectories: bool = False
     vision_language_generator: bool = False
     merge_stepwise_output: bool = False
-    inference_engine: Any = field(
-        default_factory=lambda: SimpleNamespace(enable_return_routed_experts=False)
-    )
 
 
 @dataclass

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import pytest
-from support.framework_engines import GeneratorConfig, SkyrlClient, TrajectoryID
+from support.framework_engines import (
+    GeneratorConfig,
+    SkyrlChatTemplate,
+    SkyrlClient,
+    SkyrlInference,
+    TrajectoryID,
+)
 from support.qwen import tokenizer_for, trl_template
 from support.slime_trainer import reference_lines
 
@@ -157,10 +163,24 @@ def test_a_lora_adapter_without_a_name_is_refused() -> None:
         ToolrollGenerator(GeneratorConfig(), load_embedded_tokenizer(), client, SETTINGS)
 
 
+@dataclass
+class NewerConfig(GeneratorConfig):
+    novelty: int = 0
+
+
+@pytest.mark.parametrize(("name", "value"), [
+    ("vision_language_generator", True), ("batched", True), ("use_conversation_multi_turn", False),
+    ("chat_template", SkyrlChatTemplate(name_or_path="qwen3_with_thinking")), ("novelty", 1),
+    ("inference_engine", SkyrlInference(enable_return_sample_support_set=True)),
+])  # fmt: skip
+def test_a_setting_that_is_not_known_to_be_harmless_is_refused(name: str, value: Any) -> None:
+    config, tokenizer = NewerConfig(**{name: value}), load_embedded_tokenizer()
+    inner = ".enable_return_sample_support_set" if name == "inference_engine" else ""
+    with pytest.raises(UsageError, match=rf"generator\.{name}{inner} is .* not supported"):
+        ToolrollGenerator(config, tokenizer, SkyrlClient(""), SETTINGS)
+
+
 async def test_what_cannot_be_done_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"generator\.vision_language_generator is not supported"):
-        async with generator(vision_language_generator=True):
-            pass
     async with generator(step_wise_trajectories=True) as (own, _):
         with pytest.raises(UsageError, match="needs trajectory_ids"):
             await own.generate({**batch(1), "trajectory_ids": None})

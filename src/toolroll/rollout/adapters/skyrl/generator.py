@@ -90,6 +90,16 @@ _SKYRL_REASONS = {Status.COMPLETED: "stop", Status.TRUNCATED: "length", Status.A
 _NOT_SAMPLED = frozenset({"logprobs", "prompt_logprobs"})
 _SGLANG_NAMES = {vllm: sglang for sglang, vllm in VLLM_NAMES.items()}
 
+_HONORED = frozenset(
+    "sampling_params max_turns max_input_length chat_template_kwargs use_cache_salt inference_engine "
+    "apply_overlong_filtering zero_reward_on_non_stop step_wise_trajectories".split()
+)
+# What SkyRL's trainer applies itself; and no end-of-sequence token is ever appended to a turn.
+_HARMLESS = frozenset(
+    "n_samples_per_prompt eval_sampling_params eval_n_samples_per_prompt merge_stepwise_output "
+    "append_eos_token_after_stop_str_in_multi_turn".split()
+)
+
 Episodes = Sequence[tuple[InteractionResult, Sequence[TrainingSequence]]]
 """Episodes, and the sequences of each that are trained."""
 
@@ -99,12 +109,13 @@ class ToolrollGenerator:
 
     `generator_cfg` is SkyRL's `cfg.generator`. The generator reads its fields `sampling_params`,
     `max_turns` (unless `settings` sets it), `max_input_length`, `chat_template_kwargs`,
-    `use_cache_salt`, `apply_overlong_filtering`, `zero_reward_on_non_stop` and
-    `step_wise_trajectories`. If the last one is True, all sequences of an episode are trained.
+    `use_cache_salt`, `apply_overlong_filtering`, `zero_reward_on_non_stop`,
+    `inference_engine.enable_return_routed_experts` and `step_wise_trajectories`. If the last one is
+    True, all sequences of an episode are trained.
 
     `policy_model_name` is what SkyRL's `resolve_policy_model_name(cfg)` returns. If SkyRL trains a
     LoRA adapter, this is the adapter's name, and is required. Raise `UsageError` if it is missing,
-    and for a setting of SkyRL that episodes do not support.
+    and for a field that is set to something that episodes do not support or that is unknown.
 
     Example:
         generator = ToolrollGenerator(
@@ -134,10 +145,7 @@ class ToolrollGenerator:
                 "SkyRL trains a LoRA adapter, and its engines need the adapter's name: pass "
                 "policy_model_name=resolve_policy_model_name(cfg)"
             )
-        if getattr(generator_cfg, "vision_language_generator", False):
-            raise UsageError(
-                "generator.vision_language_generator is not supported: set it to false"
-            )
+        _check_settings(generator_cfg)
         self._cfg = generator_cfg
         self._step_wise = bool(generator_cfg.step_wise_trajectories)
         self._client = inference_engine_client
@@ -208,13 +216,9 @@ class ToolrollGenerator:
 
     def _default_params(self) -> dict[str, Any]:
         """Return `generator.sampling_params` under vLLM's names."""
-        sampling = self._cfg.sampling_params
-        names = "repetition_penalty temperature top_p min_p top_k logprobs stop".split()
-        return {
-            "max_tokens": sampling.max_generate_length,
-            **{name: getattr(sampling, name) for name in names},
-            **(sampling.additional_kwargs or {}),
-        }
+        params = dict(vars(self._cfg.sampling_params))
+        more = params.pop("additional_kwargs") or {}
+        return {"max_tokens": params.pop("max_generate_length"), **params, **more}
 
     def _output(
         self, episodes: Episodes, batch: Mapping[str, Any], *, with_logprobs: bool
@@ -286,6 +290,23 @@ class ToolrollGenerator:
             )
         rows = [routed_experts(sequence, shape).astype(np.int16) for sequence in sequences]
         return rows if _takes_arrays() else [array.tolist() for array in rows]
+
+
+def _check_settings(config: Any) -> None:
+    """Raise `UsageError` for a setting that differs from SkyRL's default, unless it is honored or
+    known to be harmless, and for what the engine would return beside routed experts.
+    """
+    default = type(config)()
+    wrong = {
+        f"generator.{name}": value
+        for name, value in vars(config).items()
+        if name not in _HONORED | _HARMLESS and value != getattr(default, name, None)
+    }
+    for name, value in vars(config.inference_engine).items():
+        if value and name.startswith("enable_return_") and name != "enable_return_routed_experts":
+            wrong[f"generator.inference_engine.{name}"] = value
+    for name, value in wrong.items():
+        raise UsageError(f"{name} is {value!r}, which is not supported: leave it at its default")
 
 
 def _text(prompt: Any) -> Any:

@@ -1,0 +1,137 @@
+"""SkyRL's own configuration, client, input and trainer: an episode through `RayPPOTrainer.generate`,
+which ends with SkyRL's check of what a generator returns.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Iterator
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from aiohttp import web
+from support import framework_engines as mirror
+from support.bare import borrowed
+from support.http import http_server
+from support.slime_trainer import reference_lines
+
+from toolroll.rollout.adapters.episodes import EpisodeSettings
+from toolroll.rollout.adapters.skyrl import ToolrollGenerator
+from toolroll.rollout.adapters.skyrl.generator import _HARMLESS, _HONORED
+from toolroll.rollout.testing import EmbeddedEngine, PolicyRequest, load_embedded_tokenizer
+
+pytest.importorskip("torch", reason="SkyRL imports torch: install it for the CPU")
+FOUND = find_spec("skyrl")
+if FOUND is None or FOUND.origin is None:
+    pytest.skip("pip install --no-deps skyrl", allow_module_level=True)
+
+REFUSED = {"batched", "chat_template", "use_conversation_multi_turn", "vision_language_generator"}
+BARE = "skyrl skyrl.backends skyrl.train.generators skyrl.backends.skyrl_train.inference_servers"
+"""The packages whose `__init__` imports engines, or needs Python 3.12."""
+
+
+@pytest.fixture(scope="module")
+def skyrl() -> Iterator[SimpleNamespace]:
+    """SkyRL's modules."""
+    with pytest.MonkeyPatch.context() as patch, borrowed(BARE):
+        patch.syspath_prepend(str(Path(FOUND.origin).parents[1] / "skyrl-gym"))  # in its wheel
+        from skyrl.backends.skyrl_train.inference_servers import (
+            engine_utils,
+            remote_inference_client,
+        )
+        from skyrl.train import config, trainer
+        from skyrl.train.generators import base, utils
+
+        yield SimpleNamespace(
+            config=config, trainer=trainer, base=base, input=utils.prepare_generator_input,
+            client=remote_inference_client.RemoteInferenceClient,
+            sampling=engine_utils.get_sampling_params_for_backend,
+        )  # fmt: skip
+
+
+def test_each_setting_is_honored_harmless_or_refused(skyrl: SimpleNamespace) -> None:
+    names = {field.name for field in dataclasses.fields(skyrl.config.GeneratorConfig)}
+    assert names == _HONORED | _HARMLESS | REFUSED
+
+
+@pytest.mark.parametrize(("theirs", "ours"), [
+    ("config.GeneratorConfig", mirror.GeneratorConfig), ("base.TrajectoryID", mirror.TrajectoryID),
+    ("config.SamplingParams", mirror.SkyrlSamplingParams),
+    ("config.ChatTemplateConfig", mirror.SkyrlChatTemplate),
+])  # fmt: skip
+def test_a_mirror_has_their_fields_and_defaults(
+    skyrl: SimpleNamespace, theirs: str, ours: Any
+) -> None:
+    module, name = theirs.split(".")
+    defaults = [
+        {field.name: field.default for field in dataclasses.fields(one)}
+        for one in (getattr(getattr(skyrl, module), name), ours)
+    ]
+    assert defaults[0] == defaults[1]
+
+
+def test_the_mirrors_of_the_engine_say_no_more_than_theirs(skyrl: SimpleNamespace) -> None:
+    config = {field.name for field in dataclasses.fields(skyrl.config.InferenceEngineConfig)}
+    newer = set() if version("skyrl") >= "0.4" else {"enable_return_sample_support_set"}
+    assert {field.name for field in dataclasses.fields(mirror.SkyrlInference)} - config == newer
+    own, client = mirror.SkyrlClient(""), skyrl.client("http://none", [], 1)
+    for name in ("weight_version", "uses_lora_weight_sync"):
+        assert getattr(own, name) == getattr(client, name)
+    parameters = [[*inspect.signature(one.generate).parameters] for one in (own, client)]
+    assert parameters[0] == parameters[1]
+
+
+def plays(request: PolicyRequest) -> str:
+    """The reference of task 0."""
+    said, turn = reference_lines(0), request.text.count("<|turn|>assistant") - 1
+    return said[turn] if turn < len(said) else "Goodbye."
+
+
+@pytest.mark.parametrize("step_wise", [False, True])
+async def test_an_episode_passes_the_trainer_s_own_check(
+    skyrl: SimpleNamespace, *, step_wise: bool
+) -> None:
+    tokenizer: Any = load_embedded_tokenizer()
+    config = skyrl.config.GeneratorConfig(max_turns=12, step_wise_trajectories=step_wise)
+    seen: list[dict[str, Any]] = []
+    async with EmbeddedEngine(tokenizer, plays) as engine:
+
+        async def generate(request: web.Request) -> web.Response:
+            """vLLM's route, with the embedded engine behind it."""
+            asked = await request.json()
+            seen.append(asked)
+            answer = await mirror.SkyrlClient(engine.url).generate({
+                "prompt_token_ids": [asked["token_ids"]],
+                "sampling_params": asked["sampling_params"],
+                "session_ids": [request.headers["X-Session-ID"]],
+            })  # fmt: skip
+            content = [{"logprob": value} for value in answer["response_logprobs"][0]]
+            choice = {
+                "token_ids": answer["response_ids"][0], "logprobs": {"content": content},
+                "finish_reason": answer["stop_reasons"][0],
+            }  # fmt: skip
+            return web.json_response({"choices": [choice]})
+
+        async with http_server({"/inference/v1/generate": generate}) as url:
+            client = skyrl.client(url, [url], 1, tokenizer=tokenizer)
+            own = ToolrollGenerator(
+                config, tokenizer, client,
+                EpisodeSettings(env="desk", parser="hermes", verify="always"),
+            )  # fmt: skip
+            row = {"prompt": [], "env_class": None, "env_extras": {"index": 0}, "uid": "a"}
+            sampling = skyrl.sampling("vllm", config.sampling_params)
+            batch, _ = skyrl.input([row], 2, sampling, "desk", "train", 0)
+            trainer = SimpleNamespace(
+                generator=own, all_metrics={}, cfg=SimpleNamespace(generator=config)
+            )
+            output = await skyrl.trainer.RayPPOTrainer.generate(trainer, batch)
+            await own.aclose()
+            await client.teardown()
+    assert [sum(rewards) for rewards in output["rewards"]] == [1.0, 1.0]
+    assert trainer.all_metrics["toolroll/aborted"] == 0.0
+    assert {one["cache_salt"] for one in seen} == {"toolroll-0"} and len(seen) > 2
