@@ -1,5 +1,5 @@
-"""SkyRL's own configuration, client, input and trainer: an episode through `RayPPOTrainer.generate`,
-which ends with SkyRL's check of what a generator returns.
+"""SkyRL's own configuration, client, input and trainer: an episode through
+`RayPPOTrainer.generate`, which ends with SkyRL's check of what a generator returns.
 """
 
 from __future__ import annotations

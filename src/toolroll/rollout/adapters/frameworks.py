@@ -72,7 +72,7 @@ FRAMEWORKS = (
         _ALL.format("step_wise_trajectories"),
         "nothing with step_wise_trajectories; otherwise stop reason abort, zero mask",
         "SkyRL's engines pause and continue the turn",
-        ("yes", "-", "one", "yes", "yes"),
+        ("yes", "no", "one", "yes", "yes"),
     ),
     Framework(
         "AReaL",

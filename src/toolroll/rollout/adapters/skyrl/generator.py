@@ -91,8 +91,9 @@ _NOT_SAMPLED = frozenset({"logprobs", "prompt_logprobs"})
 _SGLANG_NAMES = {vllm: sglang for sglang, vllm in VLLM_NAMES.items()}
 
 _HONORED = frozenset(
-    "sampling_params max_turns max_input_length chat_template_kwargs use_cache_salt inference_engine "
-    "apply_overlong_filtering zero_reward_on_non_stop step_wise_trajectories".split()
+    "sampling_params max_turns max_input_length chat_template_kwargs use_cache_salt "
+    "inference_engine apply_overlong_filtering zero_reward_on_non_stop "
+    "step_wise_trajectories".split()
 )
 # What SkyRL's trainer applies itself; and no end-of-sequence token is ever appended to a turn.
 _HARMLESS = frozenset(

@@ -266,7 +266,7 @@ def _load(url: str, folder: str, version: str, timeout: float) -> None:
 def sampling_params(args: Any) -> dict[str, Any]:
     """Return the sampling parameters of `args`, a `GRPOConfig`, under SGLang's names.
 
-    `generation_kwargs` must use SGLang's names. The engine client refuses other names.
+    `generation_kwargs` must use SGLang's names.
     """
     params = {
         "max_new_tokens": args.max_completion_length,
