@@ -5,7 +5,6 @@ the adapter reads: names, fields and defaults.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from types import SimpleNamespace
 from typing import Any
 
 import aiohttp
