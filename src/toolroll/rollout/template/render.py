@@ -113,7 +113,8 @@ class Renderer:
         self.template = self.function or chat_template
         """What `Verifier` and `infer_parser` take as the template."""
         has_text = not callable(chat_template) and (chat_template or tokenizer.chat_template)
-        self.code = None if has_text else chat_template or tokenizer.apply_chat_template
+        code: Any = chat_template or tokenizer.apply_chat_template
+        self.code: ChatFunction | None = None if has_text else code
         """The same as it was given, or None if there is Jinja text."""
         if not (has_text or self.function):
             raise TemplateError(
@@ -332,7 +333,8 @@ def _function(tokenizer: Any, chat_template: str | ChatFunction | None) -> ChatF
     """
     from transformers import PreTrainedTokenizerBase
 
-    code, fixed = tokenizer.apply_chat_template, {"tokenize": False}
+    code: Any = tokenizer.apply_chat_template
+    fixed: dict[str, Any] = {"tokenize": False}
     if callable(chat_template):
         code, fixed = chat_template, {}
     elif getattr(code, "__func__", None) is PreTrainedTokenizerBase.apply_chat_template:
