@@ -256,7 +256,7 @@ def test_the_last_graded_episode_of_a_prompt_gets_no_advantage_in_skyrl() -> Non
 # --- AReaL ----------------------------------------------------------------------------------------
 
 
-def areal_advantages(results: Sequence[InteractionResult], **actor: float) -> dict[str, Any]:
+def areal_advantages(results: Sequence[InteractionResult], **actor: Any) -> dict[str, Any]:
     own = ToolrollWorkflow(
         areal.gconfig(), load_embedded_tokenizer(), SETTINGS, group_size=len(results), **actor
     )

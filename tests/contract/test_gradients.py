@@ -324,7 +324,7 @@ def test_areal(world: World) -> None:
     """With `group_size`, and the engine's logprobs as the old ones (no recomputation). The actor
     moves and scales the rewards.
     """
-    actor = {"reward_scaling": 10.0, "reward_bias": -0.5}
+    actor: dict[str, Any] = {"reward_scaling": 10.0, "reward_bias": -0.5}
     own = ToolrollWorkflow(areal.gconfig(), world.tokenizer, SETTINGS, group_size=SAMPLES, **actor)
     rows = [_tensors(own._rows(world.group(task))) for task in PLAYED]
     policy = policy_of(world.folder)

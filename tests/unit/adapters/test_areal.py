@@ -143,7 +143,7 @@ async def test_a_group_of_the_workflow_leaves_out_only_its_aborted_episode(
     recorded: dict[str, list[float]],
 ) -> None:
     """The actor turns `rewards` into advantages, which are 0: all rewards are equal here."""
-    actor = {"reward_scaling": 10.0, "reward_bias": -0.5}
+    actor: dict[str, Any] = {"reward_scaling": 10.0, "reward_bias": -0.5}
     async with workflow(group_size=3, **actor) as (own, engine):
         lose_a_logprob(engine, episode=1)
         (rows,) = await rollout_batch(engine, [{"index": 0}], own)
