@@ -29,6 +29,7 @@ pytest.importorskip("torch", reason="SkyRL imports torch: install it for the CPU
 FOUND = find_spec("skyrl")
 if FOUND is None or FOUND.origin is None:
     pytest.skip("pip install --no-deps skyrl", allow_module_level=True)
+GYM = str(Path(FOUND.origin).parents[1] / "skyrl-gym")  # in SkyRL's wheel
 
 REFUSED = {"batched", "chat_template", "use_conversation_multi_turn", "vision_language_generator"}
 BARE = "skyrl skyrl.backends skyrl.train.generators skyrl.backends.skyrl_train.inference_servers"
@@ -39,7 +40,7 @@ BARE = "skyrl skyrl.backends skyrl.train.generators skyrl.backends.skyrl_train.i
 def skyrl() -> Iterator[SimpleNamespace]:
     """SkyRL's modules."""
     with pytest.MonkeyPatch.context() as patch, borrowed(BARE):
-        patch.syspath_prepend(str(Path(FOUND.origin).parents[1] / "skyrl-gym"))  # in its wheel
+        patch.syspath_prepend(GYM)
         from skyrl.backends.skyrl_train.inference_servers import (
             engine_utils,
             remote_inference_client,
@@ -123,7 +124,8 @@ async def test_an_episode_passes_the_trainer_s_own_check(
                 config, tokenizer, client,
                 EpisodeSettings(env="desk", parser="hermes", verify="always"),
             )  # fmt: skip
-            row = {"prompt": [], "env_class": None, "env_extras": {"index": 0}, "uid": "a"}
+            row: dict[str, Any] = {"prompt": [], "env_class": None, "uid": "a"}
+            row["env_extras"] = {"index": 0}
             sampling = skyrl.sampling("vllm", config.sampling_params)
             batch, _ = skyrl.input([row], 2, sampling, "desk", "train", 0)
             trainer = SimpleNamespace(
