@@ -19,7 +19,14 @@ TOKEN_FILES = $$(grep -rl --include='*.py' 'pytest\.mark\.tokens' tests)
 OLDEST := $(shell sed -n 's/.*"transformers>=\([0-9.]*\)".*/\1/p' pyproject.toml)
 OLDEST_OPENAI := $(shell sed -n 's/^openai = .*"openai>=\([0-9.]*\)".*/\1/p' pyproject.toml)
 
-.PHONY: demo learn test test-fast test-all test-tokens test-transformers test-openai test-clients test-harbor test-peers test-newest-peers faults fuzz check mypy pyright docs bench clean
+# `make test-transformers TRANSFORMERS="5.10.4 5.15.0"` and `make test-older-sglang SGLANG=0.5.12` select versions.
+TRANSFORMERS ?= oldest newest
+SGLANG ?= 0.5.10.post1 0.5.12 0.5.15
+# The newest transformers that each trainer allows. test-newest-peers tests SkyRL's.
+TRAINERS ?= areal=5.3.0 verl=5.10.4 openrlhf=5.15.0
+
+.PHONY: demo learn test test-fast test-all test-tokens test-transformers test-trainers test-older-sglang test-openai test-clients
+.PHONY: test-harbor test-peers test-newest-peers test-newest-clients newest faults fuzz check mypy pyright docs bench clean
 
 demo: $(VENV)/.base
 	$(VENV)/bin/toolroll demo --out $(OUT)
@@ -44,8 +51,8 @@ test: $(VENV)/.quick
 	$(PYTEST) tests/unit -m "not slow and not peers" $(XDIST) $(PYTEST_ARGS)
 
 # All tests whose packages are on the package index: processes, the real SGLang server and router, Ray, all chat templates.
-test-all: $(VENV)/.all $(VENV)/sglang-older
-	TOOLROLL_OLDER_SGLANG=$(abspath $(VENV)/sglang-older) \
+test-all: $(VENV)/.all $(VENV)/sglang-0.5.15
+	TOOLROLL_OLDER_SGLANG=$(abspath $(VENV)/sglang-0.5.15) \
 	HYPOTHESIS_PROFILE=$${HYPOTHESIS_PROFILE:-ci} $(PYTEST) tests -m "not peers" $(XDIST) $(PYTEST_ARGS)
 
 # The tests that prove that tokens are exact. TOOLROLL_TEST_DATA names a folder with more templates and recorded conversations.
@@ -56,11 +63,24 @@ test-tokens: $(VENV)/.all
 # The token tests with the oldest supported transformers, and with the newest on the index. Only the files with the marker `tokens`
 # are collected, because other files import packages that need another version of huggingface_hub. `make test-all` has tried more
 # examples of each property: none of them is about the version.
-test-transformers: $(VENV)/.all $(VENV)/transformers-oldest $(VENV)/transformers-newest
-	for folder in $(VENV)/transformers-oldest $(VENV)/transformers-newest; do \
+test-transformers: $(VENV)/.all $(TRANSFORMERS:%=$(VENV)/transformers-%)
+	for folder in $(TRANSFORMERS:%=$(VENV)/transformers-%); do \
 		PYTHONPATH=$$folder $(VENV)/bin/python -c "import transformers; print('transformers', transformers.__version__)" && \
 		HYPOTHESIS_PROFILE=fast PYTHONPATH=$$folder $(PYTEST) -m "tokens and not slow" $(TOKEN_FILES) $(XDIST) $(PYTEST_ARGS) || exit 1; \
 	done
+
+# The tests of each trainer's adapter with a transformers that the trainer allows.
+ADAPTER_FILES := tests/unit/adapters tests/contract
+test-trainers: $(VENV)/.all $(foreach pair,$(TRAINERS),$(VENV)/transformers-$(lastword $(subst =, ,$(pair))))
+	for pair in $(TRAINERS); do \
+		echo "== $$pair" && \
+		PYTHONPATH=$(VENV)/transformers-$${pair#*=} $(PYTEST) $(ADAPTER_FILES) -m "not peers" -k $${pair%=*} $(XDIST) $(PYTEST_ARGS) || exit 1; \
+	done
+
+# The engine client against older versions of the real SGLang server.
+test-older-sglang: $(VENV)/.all $(SGLANG:%=$(VENV)/sglang-%)
+	TOOLROLL_OLDER_SGLANG="$(foreach version,$(SGLANG),$(abspath $(VENV)/sglang-$(version)))" \
+	$(PYTEST) tests/integration/test_older_sglang.py $(PYTEST_ARGS)
 
 # The tests of the endpoint and its clients with the oldest supported openai (version 2, which uses httpx).
 OPENAI_FILES := tests/unit/in_process tests/unit/server/test_openai_client.py tests/unit/server/test_chat.py tests/unit/adapters/test_openrlhf.py
@@ -92,7 +112,17 @@ test-newest-peers:
 	$(MAKE) VENV=$(VENV)/newest PYTHON=$(NEWEST_PYTHON) $(VENV)/newest/.all
 	$(VENV)/newest/bin/python -m pip install -q --no-deps skyrl==0.4.0
 	$(VENV)/newest/bin/python -m pip install -q --no-deps $(PRIME_RL) || echo "not installed: $(PRIME_RL)"
-	$(VENV)/newest/bin/python -m pytest tests/unit/adapters tests/contract $(PYTEST_ARGS)
+	$(VENV)/newest/bin/python -m pytest $(ADAPTER_FILES) $(PYTEST_ARGS)
+	$(MAKE) VENV=$(VENV)/newest TRAINERS=skyrl=5.16.1 test-trainers
+
+# Each pinned package, its newest release, and what that allows. TEST=1 also runs the tests that import a package with its newer
+# release. NAMES="verl harbor" selects packages. test-newest-clients plays the newest releases of the clients.
+newest: $(VENV)/$(if $(TEST),.all,.quick)
+	$(VENV)/bin/python scripts/newest.py $(NAMES) $(if $(TEST),--test $(VENV)/newer)
+
+test-newest-clients: $(VENV)/.quick
+	rm -rf $(VENV)/clients-newest
+	PYTHONPATH=tests $(VENV)/bin/python -m clients --newest --folder $(VENV)/clients-newest $(CLIENTS)
 
 # All fault-injection tests: failing environments, engines, disks and clients, and killed processes. The output ends with the number
 # of episodes that were lost, duplicated or changed.
@@ -126,7 +156,7 @@ bench: $(VENV)/.all $(VENV)/.peers
 
 $(VENV)/harbor:
 	$(HARBOR_PYTHON) -m venv $@
-	$@/bin/python -m pip install -q harbor==0.25.0 || { rm -rf $@; exit 1; }
+	$@/bin/python -m pip install -q harbor==0.26.0 || { rm -rf $@; exit 1; }
 
 $(VENV)/readers: tests/requirements-readers.txt
 	$(NEWEST_PYTHON) -m venv $@
@@ -173,20 +203,17 @@ $(VENV)/.peers: $(VENV)/.all benchmarks/requirements-peers.txt
 	touch $@
 
 # transformers and its dependencies, without torch, in folders that PYTHONPATH puts before the virtual environment.
-$(VENV)/transformers-oldest: $(VENV)/.all
+REQUIREMENT_oldest := transformers==$(OLDEST).*
+REQUIREMENT_newest := transformers
+$(VENV)/transformers-%: $(VENV)/.all
 	rm -rf $@
-	$(INSTALL) --no-warn-conflicts --target $@ "transformers==$(OLDEST).*"
+	$(INSTALL) --no-warn-conflicts --target $@ "$(or $(REQUIREMENT_$*),transformers==$*)"
 	touch $@
 
-$(VENV)/transformers-newest: $(VENV)/.all
+# Versions of SGLang that trainers pin, with the dependencies that each needs on a CPU.
+$(VENV)/sglang-%: tests/requirements-sglang-%.txt $(VENV)/.all
 	rm -rf $@
-	$(INSTALL) --no-warn-conflicts --target $@ --upgrade transformers
-	touch $@
-
-# The version of SGLang that slime pins, with the dependencies that it needs on a CPU.
-$(VENV)/sglang-older: $(VENV)/.all tests/requirements-sglang-older.txt
-	rm -rf $@
-	$(INSTALL) --no-deps --target $@ -r tests/requirements-sglang-older.txt
+	$(INSTALL) --no-deps --target $@ -r $<
 	touch $@
 
 $(VENV)/openai-oldest: $(VENV)/.quick

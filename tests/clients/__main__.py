@@ -6,9 +6,11 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import re
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from clients.play import PROGRAMS, play
@@ -19,6 +21,13 @@ HEAD = """\
 |---|---|---|"""
 DIALECTS = {"chat": "chat", "responses": "Responses", "messages": "Messages"}
 STREAMS: dict[tuple[bool, ...], str] = {(False,): ", not streamed", (True,): ", streamed"}
+
+
+def unpinned(client: Client) -> Client:
+    """Return `client` with the newest releases of its packages."""
+    latest = "@latest" if client.program.endswith(".mjs") else ""
+    packages = (re.sub(r"(==|(?<=.)@)[\d.]+$", latest, package) for package in client.packages)
+    return replace(client, packages=tuple(packages))
 
 
 def install(client: Client, folder: Path) -> list[str | Path]:
@@ -71,9 +80,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", help="the clients' names, or their beginnings")
     parser.add_argument("--folder", type=Path, default=Path(".venv/clients"))
+    parser.add_argument("--newest", action="store_true", help="play each client's newest release")
     options = parser.parse_args()
     names = tuple(options.names) or ("",)
     clients = [client for client in CLIENTS if client.name.startswith(names)]
+    if options.newest:
+        clients = [unpinned(client) for client in clients]
     print(HEAD, flush=True)
     differences: list[str] = []
     for client in clients:

@@ -1,5 +1,5 @@
-"""Our engine client against SGLang 0.5.15, the version that slime pins: the real server, with the
-packages that it requires.
+"""Our engine client against the older versions of SGLang that trainers pin: the real server, with
+the packages that it requires, in one folder for each version (`make test-older-sglang`).
 
 What differs from 0.5.23 on the wire: an answer has the `weight_version` at its end, and no spans
 (`weight_versions`); an unknown sampling parameter is a 500 without a reason, not a 400.
@@ -24,19 +24,20 @@ from toolroll.rollout.engine import Engine, EngineConfig
 from toolroll.rollout.errors import ContextOverflowError
 from toolroll.rollout.types import GenerateRequest, WeightVersion
 
-PACKAGES = os.environ.get("TOOLROLL_OLDER_SGLANG")
+FOLDERS = [Path(name) for name in os.environ.get("TOOLROLL_OLDER_SGLANG", "").split()]
+"""Each is named `sglang-VERSION`."""
 pytestmark = [
     pytest.mark.integration,
-    pytest.mark.skipif(PACKAGES is None, reason="TOOLROLL_OLDER_SGLANG is not set: make test-all"),
+    pytest.mark.skipif(not FOLDERS, reason="TOOLROLL_OLDER_SGLANG is not set: make test-all"),
 ]
 PROMPT = np.arange(100, 140, dtype=np.int32)
 
 
-@pytest.fixture(scope="module")
-def older(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    assert PACKAGES is not None and (Path(PACKAGES) / "sglang").is_dir()
-    folder = tmp_path_factory.mktemp("older")
-    with sglang_server(folder, name="sglang-older", packages=Path(PACKAGES)) as server:
+@pytest.fixture(scope="module", params=FOLDERS, ids=lambda folder: folder.name)
+def older(request: pytest.FixtureRequest, log_folder: Path) -> Iterator[Server]:
+    folder: Path = request.param
+    assert (folder / "sglang").is_dir()
+    with sglang_server(log_folder, name=folder.name, packages=folder) as server:
         yield server
 
 
@@ -47,10 +48,10 @@ def asked(prompt: np.ndarray = PROMPT, **params: object) -> GenerateRequest:
     )
 
 
-async def test_the_version_is_the_older_one(older: Server) -> None:
+async def test_the_version_is_the_folder_s(older: Server) -> None:
     async with Engine(EngineConfig(engine=older.url)) as engine:
         info = await engine.model_info()
-    assert info.sglang_version == "0.5.15"
+    assert f"sglang-{info.sglang_version}" == older.log.stem
     assert info.context_length == CONTEXT_LENGTH and info.weight_version == "default"
 
 
