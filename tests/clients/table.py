@@ -91,7 +91,7 @@ CLIENTS = (
         "langgraph_agent.py",
         (
             "langgraph==1.2.24",
-            "langchain==1.4.3",
+            "langchain==1.5.2",
             "langchain-openai==1.7.4",
             "langchain-anthropic==1.7.10",
         ),
@@ -165,8 +165,8 @@ CLIENTS = (
         (
             "ai@7.0.173",
             "@ai-sdk/openai@4.0.118",
-            "@ai-sdk/openai-compatible@2.0.92",
-            "@ai-sdk/anthropic@3.0.140",
+            "@ai-sdk/openai-compatible@3.0.92",
+            "@ai-sdk/anthropic@4.0.105",
             "zod",
         ),
         everywhere("AI_APICallError", "chat", "responses", "messages"),

@@ -1,6 +1,6 @@
 r"""Real tokenizers and chat templates for tests, out of two pinned wheels and without a model hub.
 
-The BPE is Qwen's (`qwen.tiktoken` in dashscope 1.24.6: that of Qwen2, Qwen2.5 and Qwen3), the
+The BPE is Qwen's (`qwen.tiktoken` in dashscope 2.0.2: that of Qwen2, Qwen2.5 and Qwen3), the
 special tokens are Qwen3's, and the chat templates are those that trl 1.16.0 ships. `tokenizer_for`
 takes the first 4,096 of the 151,643 ranks unless it is asked for all of them. These are a complete
 BPE, with Qwen's own merges across the edges of message bodies (`}\n`, `\n\n`), and a tokenizer is
@@ -249,7 +249,7 @@ def _built(data: bytes, count: int) -> Tokenizer:
     ranks = {base64.b64decode(token): int(rank) for token, rank in lines}
     if sorted(ranks.values()) != list(range(count)):
         raise RuntimeError(
-            f"qwen.tiktoken does not hold the ranks 0 to {count - 1}: is this dashscope 1.24.6?"
+            f"qwen.tiktoken does not hold the ranks 0 to {count - 1}: is this dashscope 2.0.2?"
         )
     backend = Tokenizer(_bpe(ranks))
     backend.normalizer = normalizers.NFC()

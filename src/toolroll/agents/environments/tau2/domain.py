@@ -1,7 +1,7 @@
 """`Tau2Domain`: the data that all episodes of one tau2 domain share, and the state of one episode.
 
 A deep copy of airline's database takes 0.25 s, most of it for the flights. A tool can change a
-flight only through `_get_flight` (inspect-evals 0.26.0). So episodes share the flights and copy a
+flight only through `_get_flight` (inspect-evals 0.28.0). So episodes share the flights and copy a
 flight when that method first returns it. The small tables are copied.
 
 Invariants: shared objects never change. The state of an episode is in its own store. The error of a

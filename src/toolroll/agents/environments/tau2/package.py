@@ -3,7 +3,7 @@
 The wheel (MIT license) contains the data and the tools of tau2-bench (MIT license, Sierra
 Research). The tools keep their state in inspect_ai's store. During the import, stand-in modules
 replace inspect_ai, so that the tools use this module's store, which belongs to one episode. This
-module is written for inspect-evals 0.26.0.
+module is written for inspect-evals 0.28.0.
 
 Invariants: nothing is imported before it is needed. `sys.modules` is restored. Two episodes never
 share a store.
@@ -30,7 +30,7 @@ from pydantic import BaseModel, ConfigDict
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.runs.provenance import checkout_commit, package_version
 
-VERSION = "0.26.0"
+VERSION = "0.28.0"
 INSTALL = f"pip install --no-deps inspect-evals=={VERSION}"
 WHEEL = "inspect_evals"
 WHEEL_COMMIT = "377cecff73b873e63430a0acfce00e0eff024855"
