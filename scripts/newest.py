@@ -147,24 +147,26 @@ def plain(name: str) -> str:
     return canonicalize_name(name)
 
 
-def test(pin: Pin, folder: Path) -> tuple[bool, str]:
-    """Run the tests of `pin` with its newest release. Return False if one failed, and a line."""
+def test(pin: Pin, folder: Path) -> tuple[str, str]:
+    """Run the tests of `pin` with its newest release. Return `passed`, `failed` or `not run`, and
+    the details.
+    """
     files = tests_of(pin.name)
     if pin.kind != "pip" or not files:
-        return True, "not run: no test imports it"
+        return "not run", "no test imports it"
     if not SpecifierSet(pin.python).contains(platform.python_version()):
-        return True, f"not run: needs Python {pin.python}"
+        return "not run", f"it needs Python {pin.python}"
     home = folder.absolute() / f"{pin.name}-{pin.newest}"
     install = ("install", "--quiet", "--no-deps", "--upgrade", "--target")
     installed = run(*PIP, *install, home, f"{pin.name}=={pin.newest}")
     if installed.returncode:
-        return False, f"cannot be installed: {installed.stderr.splitlines()[-1]}"
+        return "failed", installed.stderr.splitlines()[-1]
     pytest = ("-m", "pytest", "-q", "-m", "not peers", "-p", "no:cacheprovider")
     path = os.pathsep.join(filter(None, [str(home), os.environ.get("PYTHONPATH")]))
     ran = run(sys.executable, *pytest, *files, PYTHONPATH=path)
     lines = ran.stdout.splitlines() or ran.stderr.splitlines()
     failed = [line for line in lines if line.startswith(("FAILED", "ERROR"))]
-    return ran.returncode == 0, "\n  ".join([lines[-1].strip(" ="), *failed])
+    return ("failed" if ran.returncode else "passed"), "\n  ".join([lines[-1], *failed])
 
 
 def main() -> None:
@@ -179,15 +181,13 @@ def main() -> None:
         for pin in pool.map(with_newest, chosen):
             asked.append(pin)
             print(pin.row, flush=True)
-    failures = 0
+    results = []
     for pin in asked:
         if pin.is_old and options.test is not None:
-            passed, line = test(pin, options.test)
-            failures += not passed
-            print(
-                f"{'passed' if passed else 'FAILED'}: {pin.name} {pin.newest}: {line}", flush=True
-            )
-    sys.exit(bool(failures))
+            result, details = test(pin, options.test)
+            results.append(result)
+            print(f"{result}: {pin.name} {pin.newest}: {details}", flush=True)
+    sys.exit("failed" in results)
 
 
 if __name__ == "__main__":
