@@ -20,14 +20,20 @@ HEAD = """\
 | client | dialects | turns of each sequence |
 |---|---|---|"""
 DIALECTS = {"chat": "chat", "responses": "Responses", "messages": "Messages"}
+SDKS = ("openai==", "anthropic==", "litellm==")
 STREAMS: dict[tuple[bool, ...], str] = {(False,): ", not streamed", (True,): ", streamed"}
 
 
 def unpinned(client: Client) -> Client:
-    """Return `client` with the newest releases of its packages."""
+    """Return `client` with the newest releases of its packages. A provider's SDK keeps its pin:
+    newer ones break some clients.
+    """
     latest = "@latest" if client.program.endswith(".mjs") else ""
-    packages = (re.sub(r"(==|(?<=.)@)[\d.]+$", latest, package) for package in client.packages)
-    return replace(client, packages=tuple(packages))
+    packages = tuple(
+        package if package.startswith(SDKS) else re.sub(r"(==|(?<=.)@)[\d.]+$", latest, package)
+        for package in client.packages
+    )
+    return replace(client, packages=packages)
 
 
 def install(client: Client, folder: Path) -> list[str | Path]:
