@@ -45,7 +45,7 @@ from support.gradients import (
 )
 from support.trainer_source import theirs
 from support.trl_toy import grpo_trainer
-from support.vllm_mirror import LlmEngine, SamplingParams
+from support.vllm_mirror import LlmEngine, asked_params
 
 from toolroll.rollout.adapters import openrlhf
 from toolroll.rollout.adapters.areal import ToolrollWorkflow
@@ -369,7 +369,7 @@ async def openrlhf_responses(world: World) -> list[Any]:
         async def play(task: int, sample: int) -> Any:
             script.playing = (task, sample)
             return await executor.execute(
-                prompt=str(task), label="", sampling_params=SamplingParams(), max_length=8192,
+                prompt=str(task), label="", sampling_params=asked_params(), max_length=8192,
                 hf_tokenizer=world.tokenizer, llm_engine=LlmEngine(engine.url, http),
             )  # fmt: skip
 

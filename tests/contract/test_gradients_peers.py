@@ -8,7 +8,6 @@ import math
 import sys
 from argparse import Namespace
 from collections.abc import Iterator
-from importlib.metadata import version
 from importlib.util import find_spec
 from types import SimpleNamespace
 from typing import Any
@@ -254,7 +253,6 @@ def test_prime_rl(world: World) -> None:
     needs("prime_rl", "github.com/PrimeIntellect-ai/prime-rl")
     without = "prime_sandboxes beartype jaxtyping prime_rl.configs"
     with borrowed(PRIME_RL, without=without):
-        sys.modules["verifiers"].__version__ = version("verifiers")  # type: ignore[attr-defined]
         found = asyncio.run(prime_rl_gradient(world))
     group = [one for one in read(world.file) if one.task == 0]
     tokens = sum(one.tokens for one in group)

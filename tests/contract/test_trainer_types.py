@@ -39,7 +39,7 @@ bare("skyrl", "skyrl.train", "skyrl.train.dataset", "skyrl.train.generators", "s
      "skyrl.backends.skyrl_train.inference_servers")
 import torch
 from types import SimpleNamespace
-sys.modules["jaxtyping"] = SimpleNamespace(Bool=dict, Float=dict, Integer=dict)  # for annotations
+absent("jaxtyping")  # for annotations
 from skyrl.train.dataset.preprocess import convert_prompts_responses_to_batch_tensors
 from skyrl.train.generators import base
 from support.framework_engines import GeneratorConfig, SkyrlClient

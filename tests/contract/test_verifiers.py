@@ -10,13 +10,10 @@ from support.bare import run_apart
 _NEEDED = ("verifiers", "anthropic", "docstring_parser", "tomli_w", "renderers", "pydantic_config")
 
 _BEGIN = """
-import asyncio, types
+import asyncio
 
-for name in ("prime_sandboxes", "prime_sandboxes.models"):  # a client of a paid service
-    sys.modules[name] = types.ModuleType(name)
-sys.modules["prime_sandboxes.models"].validate_egress_lists = None
+absent("prime_sandboxes")  # a client of a paid service
 bare("verifiers", "verifiers.v1")
-sys.modules["verifiers"].__version__ = "0.4.0"
 """
 
 _CLIENT = """

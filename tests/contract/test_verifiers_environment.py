@@ -12,22 +12,9 @@ from support.bare import run_apart
 _NEEDED = ("verifiers", "anthropic", "docstring_parser", "tomli_w", "renderers", "pydantic_config")
 
 _BEGIN = """
-import asyncio, types
+import asyncio
 
-
-class Absent(types.ModuleType):
-    __path__ = []
-
-    def __getattr__(self, name):
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return type(name, (Exception,), {})
-
-
-for name in ("prime_sandboxes", "prime_sandboxes.models"):  # a client of a paid service
-    sys.modules[name] = Absent(name)
-for name in ("math_verify", "math_verify.errors"):  # for tasks of mathematics
-    sys.modules[name] = Absent(name)
+absent("prime_sandboxes math_verify")  # a client of a paid service; for tasks of mathematics
 
 import verifiers.v1 as vf
 from support.desk_episodes import ByTask, known_tasks
@@ -155,6 +142,39 @@ async def main():
 asyncio.run(main())
 """
 
+_ABORTED = """
+from types import SimpleNamespace
+from toolroll.rollout.types import InteractionResult, StopReason
+from toolroll_verifiers import ToolrollHarness
+
+
+async def refused(client, words):
+    try:
+        context = SimpleNamespace(model="m", client=client)
+        trace, data = SimpleNamespace(id="t", info={}), SimpleNamespace(name="n", index=0, seed=0)
+        await harness.launch(context, trace, None, "", "", {}, data)
+    except vf.HarnessError as error:
+        assert words in str(error), error
+    else:
+        raise AssertionError("not refused")
+
+
+async def main():
+    await refused(None, "the episode was aborted: engine_abort")  # it has no error
+    await refused(vf.TrainClientConfig(base_url="http://other/v1"), "its tokens are not exact")
+
+
+async def play(*_):
+    return InteractionResult.of(
+        (), messages=[], stop_reason=StopReason.ENGINE_ABORT, prompt="", reward=None, info={}
+    )
+
+
+harness = ToolrollHarness.__new__(ToolrollHarness)
+harness._play = play
+asyncio.run(main())
+"""
+
 _PAGE = Path(__file__).parents[2] / "docs" / "trainers.md"
 
 
@@ -185,4 +205,4 @@ def test_verifiers_plays_our_environments() -> None:
             "pip install --no-deps verifiers==0.4.0 anthropic docstring-parser tomli-w "
             f"(no {missing[0]})"
         )
-    run_apart(_BEGIN + _REFERENCES + _TOKENS + _ENDINGS + page())
+    run_apart(_BEGIN + _REFERENCES + _TOKENS + _ENDINGS + page() + _ABORTED)

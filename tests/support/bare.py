@@ -8,11 +8,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
-from unittest.mock import MagicMock
+
+from support.inventory import Tree
 
 
 def bare(*names: str) -> None:
@@ -27,11 +29,32 @@ def bare(*names: str) -> None:
         module.__path__ = [str(folder.joinpath(*name.split(".")))]
         module.__spec__ = ModuleSpec(name, None, is_package=True)
         module.__spec__.submodule_search_locations = module.__path__
+        if "__version__" in Tree().bound(name):
+            vars(module)["__version__"] = version(name)
         sys.modules[name] = module
 
 
+class _Unused(type):
+    """A name of a module that is not installed: for annotations, `except` and base classes. A call
+    raises, unless it decorates.
+    """
+
+    def __call__(cls, *given: Any, **named: Any) -> Any:
+        if len(given) == 1 and not named and callable(given[0]):
+            return given[0]
+        raise RuntimeError(f"{cls.__name__} is not installed: the test cannot use it")
+
+    def __getattr__(cls, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _Unused(f"{cls.__name__}.{name}", (Exception,), {})
+
+    def __getitem__(cls, key: Any) -> Any:
+        return cls
+
+
 class _Absent(MetaPathFinder, Loader):
-    """Modules whose names are only imported, not used, and all modules below them."""
+    """Modules whose names are imported and not used, and all modules below them."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self._names = names
@@ -42,11 +65,19 @@ class _Absent(MetaPathFinder, Loader):
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         module = ModuleType(spec.name)
-        module.__getattr__ = lambda name: MagicMock()  # type: ignore[method-assign]
+        names = _Unused(spec.name, (Exception,), {})
+        module.__getattr__ = lambda name: getattr(names, name)  # type: ignore[method-assign]
         return module
 
     def exec_module(self, module: ModuleType) -> None:
         pass
+
+
+def absent(names: str) -> None:
+    """Make modules importable that are not installed, and that the code which is called does not
+    use. To be called in a process of its own.
+    """
+    sys.meta_path.insert(0, _Absent(names.split()))
 
 
 @contextmanager
@@ -74,5 +105,5 @@ def borrowed(names: str, *, without: str = "") -> Iterator[None]:
 
 def run_apart(code: str) -> None:
     """Run `code` in a process of its own, with this one's search path."""
-    paths = f"import sys; sys.path[:] = {sys.path!r}\nfrom support.bare import bare\n"
+    paths = f"import sys; sys.path[:] = {sys.path!r}\nfrom support.bare import absent, bare\n"
     subprocess.run([sys.executable, "-c", paths + code], check=True)

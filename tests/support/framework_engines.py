@@ -9,6 +9,7 @@ from typing import Any
 
 import aiohttp
 from support.experts import sent_experts
+from support.standins import stands_for
 
 _OURS = {"max_tokens": "max_new_tokens", "min_tokens": "min_new_tokens", "seed": "sampling_seed"}
 
@@ -30,6 +31,7 @@ async def _generate(
 # --- SkyRL ----------------------------------------------------------------------------------------
 
 
+@stands_for("skyrl.train.config.config:SamplingParams")
 @dataclass
 class SkyrlSamplingParams:
     """SkyRL's `SamplingParams`."""
@@ -45,6 +47,7 @@ class SkyrlSamplingParams:
     additional_kwargs: dict[str, Any] | None = None
 
 
+@stands_for("skyrl.train.config.config:GeneratorConfig")
 @dataclass
 class SkyrlChatTemplate:
     """SkyRL's `ChatTemplateConfig`."""
@@ -85,12 +88,17 @@ class GeneratorConfig:
     merge_stepwise_output: bool = False
 
 
+@stands_for("skyrl.train.generators.base:TrajectoryID")
 @dataclass
 class TrajectoryID:
     instance_id: str
     repetition_id: int
 
 
+@stands_for(
+    "skyrl.backends.skyrl_train.inference_servers.remote_inference_client:RemoteInferenceClient",
+    own="__init__ url without_logprobs experts seen models",
+)
 @dataclass
 class SkyrlClient:
     """SkyRL's `RemoteInferenceClient`. `without_logprobs`: as an engine that gives none. `experts`:

@@ -1,24 +1,22 @@
 """miles' types as a generate function sees them, after miles at commit
-31f1ca961a94cb860cec3b2dea34ec332bfa8f76: fields, names and defaults.
-
-`tests/unit/adapters/test_miles.py` compares it with the real ones if miles is installed.
+31f1ca961a94cb860cec3b2dea34ec332bfa8f76 (see `support.standins`).
 """
 
 from __future__ import annotations
 
-import sys
 from argparse import Namespace
 from dataclasses import dataclass, field
 from enum import Enum
-from types import ModuleType
 from typing import Any
 
 import pytest
 from support import slime_mirror
+from support.standins import stand_in, stands_for
 
 COMMIT = "31f1ca961a94cb860cec3b2dea34ec332bfa8f76"
 
 
+@stands_for("miles.utils.types:Sample")
 @dataclass
 class Sample:
     group_index: int | None = None
@@ -60,6 +58,9 @@ class Sample:
     prefix_cache_info: Any = field(default_factory=slime_mirror.Sample.PrefixCacheInfo)
 
 
+@stands_for(
+    "miles.rollout.inference_rollout.inference_rollout_common:GenerateState", own="__init__"
+)
 @dataclass
 class GenerateState:
     """What a generate function reads of miles' `GenerateState`."""
@@ -68,6 +69,7 @@ class GenerateState:
     aborted: bool = False
 
 
+@stands_for("miles.rollout.base_types:GenerateFnInput")
 @dataclass(frozen=True)
 class GenerateFnInput:
     state: GenerateState
@@ -80,9 +82,15 @@ class GenerateFnInput:
         return self.state.args
 
 
+@stands_for("miles.rollout.base_types:GenerateFnOutput")
 @dataclass(frozen=True)
 class GenerateFnOutput:
     samples: Any
+
+
+@stands_for("miles.utils.lora:lora_rollout_enabled")
+def lora_rollout_enabled(args: Namespace) -> bool:
+    return not args.lora_train_only
 
 
 def install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,10 +105,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> None:
         "miles.utils": {},
         "miles.utils.lora": {
             "LORA_ADAPTER_NAME": "miles_lora",
-            "lora_rollout_enabled": lambda args: not args.lora_train_only,
+            "lora_rollout_enabled": lora_rollout_enabled,
         },
     }
-    for name, contents in modules.items():
-        module = ModuleType(name)
-        vars(module).update(contents)
-        monkeypatch.setitem(sys.modules, name, module)
+    stand_in(monkeypatch, modules)

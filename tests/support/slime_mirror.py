@@ -1,8 +1,6 @@
 """slime's types as its rollouts see them, copied from slime at commit
-624b824a898ab0ec1fcb4d373004c7f3852bf515: fields, names and defaults.
-
-`tests/unit/adapters/test_slime_samples.py` compares it with the real types if slime is installed,
-and checks samples by slime's rules.
+624b824a898ab0ec1fcb4d373004c7f3852bf515 (see `support.standins`), and the checks of samples by
+slime's rules.
 """
 
 from __future__ import annotations
@@ -10,14 +8,13 @@ from __future__ import annotations
 import asyncio
 import copy
 import itertools
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from types import ModuleType
 from typing import Any
 
 import pytest
+from support.standins import stand_in, stands_for
 
 COMMIT = "624b824a898ab0ec1fcb4d373004c7f3852bf515"
 
@@ -58,6 +55,7 @@ MODEL_ARGUMENTS = frozenset({"moe_router_topk", "num_layers"})
 """The same, of Megatron's own arguments, which slime's routing replay reads too."""
 
 
+@stands_for("slime.utils.types:Sample")
 @dataclass
 class Sample:
     group_index: int | None = None
@@ -117,31 +115,34 @@ class Sample:
         return self.reward[args.reward_key] if args.reward_key else self.reward
 
 
+@stands_for("slime.rollout.base_types:RolloutFnTrainOutput")
 @dataclass
 class RolloutFnTrainOutput:
     samples: list[list[Sample]]
     metrics: dict[str, Any] | None = None
 
 
+@stands_for("slime.rollout.base_types:RolloutFnEvalOutput")
 @dataclass
 class RolloutFnEvalOutput:
     data: dict[str, dict[str, Any]]
     metrics: dict[str, Any] | None = None
 
 
+@stands_for("slime.utils.eval_config:EvalDatasetConfig")
 @dataclass
-class EvalDataset:
-    """The fields of slime's `EvalDatasetConfig` that a rollout reads."""
+class EvalDatasetConfig:
+    """The fields that a rollout reads."""
 
     name: str
     path: str
-    input_key: str | None = "index"
-    metadata_key: str | None = "metadata"
-    n_samples_per_eval_prompt: int | None = 1
-    temperature: float | None = 0.0
-    top_p: float | None = 1.0
-    top_k: int | None = -1
-    max_response_len: int | None = 256
+    input_key: str | None = None
+    metadata_key: str | None = None
+    n_samples_per_eval_prompt: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    max_response_len: int | None = None
     stop: list[str] | None = None
     stop_token_ids: list[int] | None = None
     min_new_tokens: int | None = None
@@ -149,9 +150,18 @@ class EvalDataset:
     metadata_overrides: dict[str, Any] = field(default_factory=dict)
 
 
+def eval_dataset(name: str, path: str, **given: Any) -> EvalDatasetConfig:
+    """A dataset, with what slime fills in from its arguments."""
+    arguments = {
+        "input_key": "index", "metadata_key": "metadata", "n_samples_per_eval_prompt": 1,
+        "temperature": 0.0, "top_p": 1.0, "top_k": -1, "max_response_len": 256,
+    }  # fmt: skip
+    return EvalDatasetConfig(name, path, **{**arguments, **given})
+
+
 def install(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make the mirror importable as slime, whether or not slime is installed."""
-    modules: dict[str, dict[str, Any]] = {
+    modules = {
         "slime": {},
         "slime.utils": {},
         "slime.utils.types": {"Sample": Sample},
@@ -161,12 +171,32 @@ def install(monkeypatch: pytest.MonkeyPatch) -> None:
             "RolloutFnEvalOutput": RolloutFnEvalOutput,
         },
     }
-    for name, contents in modules.items():
-        module = ModuleType(name)
-        vars(module).update(contents)
-        monkeypatch.setitem(sys.modules, name, module)
+    stand_in(monkeypatch, modules)
 
 
+def install_loop(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Make slime's own loop importable. Return its state: `aborted` stops it."""
+
+    class GenerateState:
+        aborted = False
+
+        def __new__(cls, args: Any) -> Any:  # slime's is a singleton too
+            return cls
+
+        def __init__(self, args: Any) -> None:
+            raise AssertionError("not called")
+
+    stand_in(monkeypatch, {"slime.rollout.sglang_rollout": {"GenerateState": GenerateState}})
+    return GenerateState
+
+
+def install_hooks(monkeypatch: pytest.MonkeyPatch, apply: Any) -> None:
+    """Make `apply` importable as the function that calls slime's hooks for samples."""
+    hooks = {"apply_rollout_sample_hooks": apply}
+    stand_in(monkeypatch, {"slime.rollout.sample_hooks": hooks})
+
+
+@stands_for("slime.rollout.data_source:RolloutDataSourceWithBuffer", own="__init__ given")
 class DataSource:
     """Groups of `n` samples of each prompt, in order and from the beginning again; what is added
     comes first.
@@ -196,8 +226,8 @@ class DataSource:
         self.given += groups
         return groups
 
-    def add_samples(self, groups: list[list[Any]]) -> None:
-        self.buffer += groups
+    def add_samples(self, samples: list[list[Any]]) -> None:
+        self.buffer += samples
 
 
 def train_data(samples: Sequence[Any]) -> dict[str, list[Any]]:

@@ -10,13 +10,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.inventory import bindings
 
 
 def theirs(file: str, *names: str, **given: Any) -> Any:
     """Return the objects `names` of the module in `file`, such as `areal/utils/data.py`: functions,
-    classes, and methods as `Class.method`. `given` are the other names that their code uses.
+    classes, and methods as `Class.method`. `given` are the other names that their code uses, which
+    the module has too, or which are the package's own.
     """
-    nodes = [definition(file, name) for name in names]
+    tree = _tree(file)
+    package, bound = file.partition("/")[0], {name for name, _ in bindings(tree.body)}
+    foreign = {one for one in given.keys() - bound if not _is_of(package, given[one])}
+    assert not foreign, f"{file} has no names {sorted(foreign)}"
+    nodes = [_found(tree.body, name.split(".")) for name in names]
     for node in nodes:
         node.decorator_list = []
     future: list[ast.stmt] = ast.parse("from __future__ import annotations").body
@@ -27,12 +33,19 @@ def theirs(file: str, *names: str, **given: Any) -> Any:
 
 def definition(file: str, name: str) -> Any:
     """Return the syntax tree of a function, a class or a `Class.method` in `file`."""
+    return _found(_tree(file).body, name.split("."))
+
+
+def _tree(file: str) -> ast.Module:
     package, _, path = file.partition("/")
     spec = find_spec(package)
     if spec is None or not spec.submodule_search_locations:
         pytest.skip(f"the package {package} is not installed")
-    tree = ast.parse((Path(spec.submodule_search_locations[0]) / path).read_text())
-    return _found(tree.body, name.split("."))
+    return ast.parse((Path(spec.submodule_search_locations[0]) / path).read_text())
+
+
+def _is_of(package: str, made: Any) -> bool:
+    return str(getattr(made, "__module__", "")).partition(".")[0] == package
 
 
 def _found(body: list[ast.stmt], path: list[str]) -> Any:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+from support.standins import named
+
 from toolroll.rollout.testing import load_embedded_tokenizer
 
 
@@ -15,16 +17,19 @@ def a_trainer(**config: Any) -> Any:
         "repetition_penalty": 1.0, "generation_kwargs": None, "chat_template_kwargs": None,
         "seed": 42,
     }  # fmt: skip
-    return SimpleNamespace(
-        args=SimpleNamespace(**{**settings, **config}),
+    accelerator = named(
+        "accelerate:Accelerator",
+        num_processes=1,
+        process_index=0,
+        is_main_process=True,
+        wait_for_everyone=lambda: None,
+        unwrap_model=lambda model: model,
+    )
+    return named(
+        "trl.trainer.grpo_trainer:GRPOTrainer",
+        args=named("trl.trainer.grpo_config:GRPOConfig", **{**settings, **config}),
         processing_class=load_embedded_tokenizer(),
-        accelerator=SimpleNamespace(
-            num_processes=1,
-            process_index=0,
-            is_main_process=True,
-            wait_for_everyone=lambda: None,
-            unwrap_model=lambda model: model,
-        ),
+        accelerator=accelerator,
         model=SimpleNamespace(),
-        state=SimpleNamespace(global_step=0),
+        state=named("transformers.trainer_callback:TrainerState", global_step=0),
     )

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import sys
-from abc import ABC
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import aiohttp
 import pytest
 from support.experts import sent_experts
+from support.standins import stand_in, stands_for
 
 _VLLM = {"max_tokens": "max_new_tokens", "min_tokens": "min_new_tokens"}
 
 
+@stands_for("verl.workers.rollout.replica:TokenOutput")
 @dataclass
 class TokenOutput:
     token_ids: list[int]
@@ -25,6 +26,7 @@ class TokenOutput:
     extra_fields: dict[str, Any] = field(default_factory=dict)
 
 
+@stands_for("verl.workers.rollout.llm_server:LLMServerClient", own="__init__ seen")
 class Servers:
     """`output`: the class that is returned. `vllm`: names and stop reasons as of verl's vLLM
     server. `without_logprobs`: as a server that gives none. `experts`: with
@@ -80,18 +82,48 @@ class Servers:
         )
 
 
+@stands_for("verl.experimental.agent_loop.agent_loop:AgentLoopBase")
+class AgentLoopBase(ABC):
+    @abstractmethod
+    async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> Any: ...
+
+
+@stands_for("verl.experimental.agent_loop.agent_loop:AgentLoopMetrics")
+@dataclass
+class AgentLoopMetrics:
+    generate_sequences: float = 0.0
+    tool_calls: float = 0.0
+    compute_score: float = 0.0
+    num_preempted: int = -1
+
+
+@stands_for("verl.experimental.agent_loop.agent_loop:AgentLoopOutput")
+@dataclass(kw_only=True)
+class AgentLoopOutput:
+    prompt_ids: list[int]
+    response_ids: list[int]
+    response_mask: list[int]
+    response_logprobs: list[float] | None = None
+    routed_experts: Any = None
+    multi_modal_data: dict[str, Any] | None = None
+    reward_score: float | None = None
+    num_turns: int = 0
+    metrics: AgentLoopMetrics
+    extra_fields: dict[str, Any] = field(default_factory=dict)
+
+
 def install(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make the mirror importable as verl's agent loop, whether or not verl is installed."""
-    module = ModuleType("agent_loop")
-    vars(module).update(
-        AgentLoopBase=type("AgentLoopBase", (ABC,), {}),
-        AgentLoopMetrics=SimpleNamespace,
-        AgentLoopOutput=SimpleNamespace,
+    own = {kind.__name__: kind for kind in (AgentLoopBase, AgentLoopMetrics, AgentLoopOutput)}
+    stand_in(
+        monkeypatch,
+        {
+            "verl": {},
+            "verl.experimental": {},
+            "verl.experimental.agent_loop": {},
+            "verl.experimental.agent_loop.agent_loop": own,
+        },
     )
-    parts = "verl.experimental.agent_loop.agent_loop".split(".")
-    for at in range(1, len(parts)):
-        monkeypatch.setitem(sys.modules, ".".join(parts[:at]), ModuleType(parts[at - 1]))
-    monkeypatch.setitem(sys.modules, ".".join(parts), module)
 
 
 def loop_arguments(servers: Servers, tokenizer: Any, **rollout: Any) -> dict[str, Any]:

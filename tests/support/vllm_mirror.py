@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import aiohttp
+from support.standins import stands_for
 
 _NAMES = {"max_tokens": "max_new_tokens", "min_tokens": "min_new_tokens"}
 
 
+@stands_for("vllm.sampling_params:SamplingParams")
 @dataclass
 class SamplingParams:
-    """vLLM's, as far as OpenRLHF sets it."""
+    """As far as OpenRLHF sets it."""
 
     n: int = 1
     temperature: float = 1.0
     top_p: float = 1.0
-    top_k: int = -1
+    top_k: int = 0
     min_p: float = 0.0
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
@@ -27,16 +30,23 @@ class SamplingParams:
     stop: list[str] | str | None = None
     stop_token_ids: list[int] | None = None
     ignore_eos: bool = False
-    max_tokens: int | None = None
+    max_tokens: int | None = 16
     min_tokens: int = 0
-    logprobs: int | None = 0
+    logprobs: int | None = None
 
 
+def asked_params(**given: Any) -> SamplingParams:
+    """The parameters that OpenRLHF's trainer asks for."""
+    return SamplingParams(**{"top_k": -1, "max_tokens": None, "logprobs": 1, **given})
+
+
+@stands_for("vllm.logprobs:Logprob")
 @dataclass
 class Logprob:
     logprob: float
 
 
+@stands_for("vllm.outputs:CompletionOutput", own="__init__")
 @dataclass
 class CompletionOutput:
     token_ids: list[int]
@@ -46,12 +56,17 @@ class CompletionOutput:
     logprobs: list[dict[int, Logprob]] | None
 
 
+@stands_for("vllm.outputs:RequestOutput", own="__init__")
 @dataclass
 class RequestOutput:
     outputs: list[CompletionOutput]
     num_cached_tokens: int | None = None
 
 
+@stands_for(
+    "openrlhf.trainer.ray.vllm_engine:RolloutRayActor",
+    own="__init__ url http without_logprobs seen loops",
+)
 @dataclass
 class LlmEngine:
     """`without_logprobs`: as an engine that gives none. `loops`: the event loops that it was
@@ -95,3 +110,16 @@ class LlmEngine:
             None if self.without_logprobs else logprobs,
         )
         return RequestOutput([output], meta["cached_tokens"])
+
+
+@stands_for("vllm.v1.engine.async_llm:AsyncLLM", own="__init__")
+class AsyncLLM:
+    """The engine that OpenRLHF's actor calls, with `engine` behind it."""
+
+    def __init__(self, engine: LlmEngine) -> None:
+        self._engine = engine
+
+    async def generate(
+        self, prompt: Any, sampling_params: Any, request_id: str
+    ) -> AsyncIterator[RequestOutput]:
+        yield await self._engine.generate(prompt["prompt_token_ids"], sampling_params)

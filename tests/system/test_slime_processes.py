@@ -7,11 +7,8 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import sys
-from argparse import Namespace
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -181,16 +178,14 @@ async def test_a_process_that_dies_with_parked_episodes_ends_no_rollout(
     """Nobody continues them, and their group is dropped."""
     killed: list[int] = []
 
-    async def hook(args: Any, sample: Any, *, evaluation: bool) -> Any:
-        if sample.status.name == "ABORTED":
+    async def hook(args: Any, value: Any, *, evaluation: bool) -> Any:
+        if value.status.name == "ABORTED":
             killed.extend(workers())
             for pid in killed:
                 os.kill(pid, signal.SIGKILL)
-        return sample
+        return value
 
-    hooks = ModuleType("slime.rollout.sample_hooks")
-    vars(hooks)["apply_rollout_sample_hooks"] = hook
-    monkeypatch.setitem(sys.modules, hooks.__name__, hooks)
+    slime_mirror.install_hooks(monkeypatch, hook)
 
     def faults(request: PolicyRequest) -> Fault | None:
         return Fault(abort_after=3) if request.routing_key == "0/0" else None
@@ -208,10 +203,7 @@ async def test_a_process_that_dies_with_parked_episodes_ends_no_rollout(
 
 async def test_slime_stops_the_episodes_of_all_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     """The running turn goes on to its end, and the next one does not start."""
-    state, sent, reached = Namespace(aborted=False), asyncio.Event(), set[str]()
-    module = ModuleType("slime.rollout.sglang_rollout")
-    vars(module)["GenerateState"] = lambda args: state
-    monkeypatch.setitem(sys.modules, module.__name__, module)
+    state, sent, reached = slime_mirror.install_loop(monkeypatch), asyncio.Event(), set[str]()
     send = RayPlayer._send_stops
 
     async def noted(self: RayPlayer) -> None:

@@ -23,7 +23,7 @@ from support.client_scenario import SAID, play, saying
 from support.endpoints import endpoint
 from support.listed_environment import TOOL
 from support.qwen import tokenizer_for, trl_template
-from support.vllm_mirror import LlmEngine, SamplingParams
+from support.vllm_mirror import LlmEngine, asked_params
 
 from toolroll.rollout.adapters.openrlhf import AgentExecutor, VllmEngine
 from toolroll.rollout.adapters.openrlhf import executor as openrlhf_executor
@@ -68,7 +68,7 @@ async def execute(
     tokenizer = tokenizer or load_embedded_tokenizer()
     return await executor.execute(
         **{
-            "prompt": "Hi", "label": "L", "sampling_params": params or SamplingParams(),
+            "prompt": "Hi", "label": "L", "sampling_params": params or asked_params(),
             "max_length": max_length,
             "hf_tokenizer": tokenizer, "llm_engine": llm, "images": None, **more,
         }
@@ -255,7 +255,7 @@ async def test_a_first_prompt_that_is_too_long_loses_its_first_tokens() -> None:
     async with actor(lambda request: "Hello.") as (engine, llm):
         executor = Chatter(2)
         result = await execute(
-            executor, llm, prompt=long, max_length=300, params=SamplingParams(max_tokens=100)
+            executor, llm, prompt=long, max_length=300, params=asked_params(max_tokens=100)
         )
         whole = await execute(Chatter(1), llm, prompt=long, max_length=5000)
         exact(result, engine)
@@ -312,7 +312,7 @@ async def test_d2_no_episode_is_lost_to_tokenising_anew(how: str) -> None:
 
 async def test_d3_no_limit_is_the_room_that_is_left() -> None:
     async with actor(lambda request: "Hello.") as (engine, llm):
-        await execute(Chatter(2), llm, params=SamplingParams(max_tokens=None), max_length=300)
+        await execute(Chatter(2), llm, params=asked_params(max_tokens=None), max_length=300)
         for entry in engine.log:
             assert entry.sampling_params["max_new_tokens"] == 300 - len(entry.input_ids)
 
@@ -333,7 +333,7 @@ async def test_d6_what_a_call_asks_for_is_what_is_sampled_with() -> None:
         "extra_body": {"top_k": 5, "min_p": 0.1, "repetition_penalty": 1.1, "min_tokens": 2},
     }
     async with actor(lambda request: "One STOP two.") as (_, llm):
-        await execute(Chatter(1, **more), llm, params=SamplingParams(temperature=0.3, top_p=0.8))
+        await execute(Chatter(1, **more), llm, params=asked_params(temperature=0.3, top_p=0.8))
         [seen] = llm.seen
         # the trainer's, where the call leaves it open
         assert (seen.temperature, seen.top_p) == (0.3, 0.8)
@@ -344,7 +344,7 @@ async def test_d6_what_a_call_asks_for_is_what_is_sampled_with() -> None:
 async def test_progress_is_the_whole_turn_since_the_actor_does_not_stream() -> None:
     told: list[list[int]] = []
     async with actor(lambda request: "one two three") as (_, llm):
-        engine = VllmEngine(llm, SamplingParams(), max_length=100, vocab_size=1000)
+        engine = VllmEngine(llm, asked_params(), max_length=100, vocab_size=1000)
         found = await engine.generate(request(), progress=lambda ids: told.append(list(ids)))
     assert told == [found.output_ids.tolist()] and len(found.output_ids) > 2
 
@@ -374,7 +374,7 @@ async def test_d7_samples_in_flight_keep_their_own_parameters() -> None:
     executor = Chatter(3)
     async with actor(lambda request: "Hello.", token_latency=0.002) as (engine, llm):
         params = [
-            SamplingParams(temperature=value, max_tokens=limit)
+            asked_params(temperature=value, max_tokens=limit)
             for value, limit in ((1.0, 40), (0.5, 3), (0.1, 9))
         ]
         results = await asyncio.gather(
@@ -422,7 +422,7 @@ async def test_d10_a_missing_logprob_is_no_probability_of_one() -> None:
 async def test_d10_truncated_looks_at_every_turn() -> None:
     said = ["One two three four five six seven.", "Yes."]
     async with actor(lambda request: said[request.index]) as (engine, llm):
-        result = await execute(Chatter(2), llm, params=SamplingParams(max_tokens=5))
+        result = await execute(Chatter(2), llm, params=asked_params(max_tokens=5))
         assert [entry.finish_reason for entry in engine.log] == ["length", "stop"]
         assert result["truncated"]
 

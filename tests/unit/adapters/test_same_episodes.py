@@ -27,7 +27,7 @@ from support.desk_episodes import DESK, TASKS, known_tasks, openings
 from support.qwen import tokenizer_for, trl_template
 from support.slime_trainer import arguments
 from support.trl_mirror import a_trainer
-from support.vllm_mirror import LlmEngine, SamplingParams
+from support.vllm_mirror import LlmEngine, asked_params
 
 from toolroll.agents.text_agent import TextAgent
 from toolroll.parsers.openai import from_openai
@@ -370,7 +370,7 @@ async def with_openrlhf(world: World) -> list[Played]:
     async with aiohttp.ClientSession() as http:
         for index in world.asked:
             made = await executor.execute(
-                prompt=str(index), label="", sampling_params=SamplingParams(), max_length=8192,
+                prompt=str(index), label="", sampling_params=asked_params(), max_length=8192,
                 hf_tokenizer=world.tokenizer, llm_engine=LlmEngine(world.engine.url, http),
             )  # fmt: skip
             ids = made["observation_tokens"]
@@ -412,13 +412,10 @@ async def with_atropos(world: World) -> list[Played]:
 
 
 _VERIFIERS = """
-import asyncio, json, types
+import asyncio, json
 
-for name in ("prime_sandboxes", "prime_sandboxes.models"):  # a client of a paid service
-    sys.modules[name] = types.ModuleType(name)
-sys.modules["prime_sandboxes.models"].validate_egress_lists = None
+absent("prime_sandboxes")  # a client of a paid service
 bare("verifiers", "verifiers.v1")
-sys.modules["verifiers"].__version__ = "0.4.0"
 
 from openai.types.chat import ChatCompletion
 from toolroll.rollout.adapters.verifiers import EndpointClient

@@ -5,13 +5,11 @@ from __future__ import annotations
 import asyncio
 import importlib
 import random
-import sys
 from argparse import Namespace
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import AsyncExitStack
 from itertools import groupby
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -19,7 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support import miles_mirror
-from support.slime_mirror import DataSource, flattened, train_data
+from support.slime_mirror import DataSource, flattened, install_hooks, install_loop, train_data
 from support.slime_trainer import (
     SAMPLING,
     every_sampled_token_is_as_served,
@@ -97,13 +95,9 @@ def environments(monkeypatch: pytest.MonkeyPatch) -> Environments:
 
 
 @pytest.fixture
-def state(monkeypatch: pytest.MonkeyPatch) -> Iterator[Namespace]:
+def state(monkeypatch: pytest.MonkeyPatch) -> Any:
     """The state of slime's own loop, which says whether it stops."""
-    state = Namespace(aborted=False)
-    module = ModuleType("slime.rollout.sglang_rollout")
-    vars(module)["GenerateState"] = lambda args: state
-    monkeypatch.setitem(sys.modules, module.__name__, module)
-    yield state
+    return install_loop(monkeypatch)
 
 
 def is_aborted(sample: Any) -> bool:
@@ -618,13 +612,11 @@ async def test_an_error_in_a_group_closes_its_parked_episodes(
 ) -> None:
     """The data source gets the group without the sessions of these episodes."""
 
-    async def failing(args: Any, sample: Any, *, evaluation: bool) -> Any:
-        assert is_aborted(sample)
+    async def failing(args: Any, value: Any, *, evaluation: bool) -> Any:
+        assert is_aborted(value)
         raise ValueError("the hook failed")
 
-    hooks = ModuleType("slime.rollout.sample_hooks")
-    vars(hooks)["apply_rollout_sample_hooks"] = failing
-    monkeypatch.setitem(sys.modules, hooks.__name__, hooks)
+    install_hooks(monkeypatch, failing)
     async with serving(faults=cut_once()) as (_, args):
         vars(args).update(over_sampling_batch_size=2, partial_rollout=True)
         args.rollout_sample_hook_path = "a.hook"

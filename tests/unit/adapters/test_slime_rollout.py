@@ -5,17 +5,16 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
-import sys
 from argparse import Namespace
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 from support.slime_mirror import (
     DataSource,
-    EvalDataset,
+    eval_dataset,
     flattened,
+    install_hooks,
     play_group,
     put_back,
     train_data,
@@ -179,7 +178,7 @@ async def test_evaluation_counts_graded_episodes_only(
         # one after another: sessions come in the order of the rows
         args.toolroll_concurrency, args.toolroll_env = 1, None
         args.eval_datasets = [
-            EvalDataset("desk-three", str(tmp_path / "tasks.jsonl"), n_samples_per_eval_prompt=2)
+            eval_dataset("desk-three", str(tmp_path / "tasks.jsonl"), n_samples_per_eval_prompt=2)
         ]
         output = await asyncio.to_thread(generate_rollout, args, 0, None, evaluation=True)
     assert type(output).__name__ == "RolloutFnEvalOutput"
@@ -206,7 +205,7 @@ async def test_an_evaluation_of_failures_is_no_number(
     first: dict[str, int] = {}
     async with serving(faults=faults) as (_, args):
         args.toolroll_concurrency, args.toolroll_reruns = 1, 0
-        args.eval_datasets = [EvalDataset("d", str(path))]
+        args.eval_datasets = [eval_dataset("d", str(path))]
         with pytest.raises(RolloutError, match="none of 2 episodes could be graded"):
             await asyncio.to_thread(generate_rollout, args, 0, None, evaluation=True)
         failing["on"] = False
@@ -217,7 +216,7 @@ async def test_an_evaluation_of_failures_is_no_number(
             ({"path": "/nowhere"}, "does not exist"),
             ({"input_key": "text"}, "no key 'text'"),
         ):
-            args.eval_datasets = [dataclasses.replace(EvalDataset("d", str(path)), **wrong)]  # type: ignore[arg-type]
+            args.eval_datasets = [dataclasses.replace(eval_dataset("d", str(path)), **wrong)]  # type: ignore[arg-type]
             with pytest.raises(UsageError, match=words):
                 await asyncio.to_thread(generate_rollout, args, 0, None, evaluation=True)
 
@@ -337,7 +336,7 @@ async def test_deterministic_inference_gets_slime_s_seeds(
             seeds.append(seeds_of(engine.log[before:]))
         args.sglang_enable_deterministic_inference = True
         before = len(engine.log)
-        args.eval_datasets = [EvalDataset("d", str(path), n_samples_per_eval_prompt=2)]
+        args.eval_datasets = [eval_dataset("d", str(path), n_samples_per_eval_prompt=2)]
         await asyncio.to_thread(generate_rollout, args, 0, None, evaluation=True)
         evaluated = seeds_of(engine.log[before:])
     assert seeds[0] == {"0/0": {42}, "0/1": {43}, "0/2": {44}}
@@ -359,20 +358,18 @@ async def test_the_sample_hooks_are_called_in_training_and_evaluation(
 ) -> None:
     called: list[bool] = []
 
-    async def apply(args: Any, made: Any, *, evaluation: bool) -> Any:
+    async def apply(args: Any, value: Any, *, evaluation: bool) -> Any:
         called.append(evaluation)
-        made.label = "hooked"
-        return made
+        value.label = "hooked"
+        return value
 
-    module = ModuleType("slime.rollout.sample_hooks")
-    vars(module)["apply_rollout_sample_hooks"] = apply
-    monkeypatch.setitem(sys.modules, module.__name__, module)
+    install_hooks(monkeypatch, apply)
     path = tmp_path / "tasks.jsonl"
     path.write_text('{"index": 0}\n', encoding="utf-8")
     async with serving() as (_, args):
         args.rollout_batch_size = args.over_sampling_batch_size = 1
         args.rollout_sample_hook_path = ["mine.hook"]
-        args.eval_datasets = [EvalDataset("d", str(path))]
+        args.eval_datasets = [eval_dataset("d", str(path))]
         source = DataSource(sample_type, [{"prompt": 0}], n=1)
         trained = await asyncio.to_thread(generate_rollout, args, 0, source)
         evaluated = await asyncio.to_thread(generate_rollout, args, 0, None, evaluation=True)

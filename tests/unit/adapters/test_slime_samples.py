@@ -8,10 +8,8 @@ import asyncio
 import dataclasses
 import inspect
 import json
-import sys
 from argparse import Namespace
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -196,10 +194,7 @@ async def test_an_agent_with_its_own_call_llm_is_stopped_too(sample_type: Any) -
 async def test_an_aborted_turn_is_resumed_unless_slime_stops_its_rollout(
     sample_type: Any, monkeypatch: pytest.MonkeyPatch, stopping: bool
 ) -> None:
-    state = Namespace(aborted=False)
-    module = ModuleType("slime.rollout.sglang_rollout")
-    vars(module)["GenerateState"] = lambda args: state
-    monkeypatch.setitem(sys.modules, module.__name__, module)
+    state = slime_mirror.install_loop(monkeypatch)
 
     def faults(request: PolicyRequest) -> Fault | None:
         state.aborted = stopping
@@ -372,29 +367,7 @@ def test_every_setting_is_documented() -> None:
     assert read_settings(Namespace(toolroll_env="desk", other=1)).env == "desk"
 
 
-# --- the mirror -----------------------------------------------------------------------------------
-
-
-@pytest.mark.peers
-def test_the_mirror_is_slime_s_sample() -> None:
-    types, base = real_slime("slime.utils.types"), real_slime("slime.rollout.base_types")
-    for mirror, real in (
-        (slime_mirror.Sample, types.Sample),
-        (slime_mirror.Sample.PrefixCacheInfo, types.Sample.PrefixCacheInfo),
-        (slime_mirror.Sample.SpecInfo, types.Sample.SpecInfo),
-        (slime_mirror.RolloutFnTrainOutput, base.RolloutFnTrainOutput),
-        (slime_mirror.RolloutFnEvalOutput, base.RolloutFnEvalOutput),
-    ):
-        assert [field.name for field in dataclasses.fields(mirror)] == [
-            field.name for field in dataclasses.fields(real)
-        ]
-    assert {status.name: status.value for status in slime_mirror.Sample.Status} == {
-        s.name: s.value for s in types.Sample.Status
-    }
-    ours, theirs = slime_mirror.Sample(), types.Sample()
-    for field in dataclasses.fields(types.Sample):
-        if field.name not in ("status", "spec_info", "prefix_cache_info"):
-            assert getattr(ours, field.name) == getattr(theirs, field.name), field.name
+# --- slime's own checks and loop ------------------------------------------------------------------
 
 
 @pytest.mark.peers

@@ -4,19 +4,17 @@ tests/contract/test_verifiers.py has the real ones.
 
 from __future__ import annotations
 
-import importlib
 import sys
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from pydantic import BaseModel
+from support.standins import stand_in, stands_for
 
 from toolroll.rollout.adapters.verifiers import EndpointClient, register
 from toolroll.rollout.errors import UsageError
-from toolroll.rollout.types import InteractionResult, StopReason
 
 RAW: dict[str, Any] = {
     "prompt_token_ids": [1, 2],
@@ -33,28 +31,48 @@ RAW: dict[str, Any] = {
 NO_LOGPROB = {"content": [{"token_id": 3, "logprob": None}]}
 
 
+@stands_for("verifiers.v1.errors:ProviderError")
 class ProviderError(Exception):
-    pass
+    def __init__(self, message: str = "", *, status_code: int = 502) -> None:
+        super().__init__(f"{status_code}: {message}")
 
 
-@dataclass
-class TrainClientConfig:
+@stands_for("verifiers.v1.errors:model_error")
+def model_error(e: object, *, status_code: int | None = None) -> ProviderError:
+    return ProviderError(str(e), status_code=status_code or 502)
+
+
+@stands_for("verifiers.v1.clients:TrainClientConfig")
+class TrainClientConfig(BaseModel):
     base_url: str
 
-    def model_dump_json(self) -> str:
-        return self.base_url
+
+CONFIG = TrainClientConfig(base_url="http://e/v1")
 
 
-CONFIG = TrainClientConfig("http://e/v1")
+@stands_for("verifiers.v1.types:TurnTokens")
+class TurnTokens(BaseModel):
+    prompt_ids: list[int] = []
+    completion_ids: list[int] = []
+    completion_logprobs: list[float] = []
 
 
+@stands_for("verifiers.v1.clients.eval:EvalClient", own="raw asked")
 class EvalClient:
     def __init__(self, config: Any) -> None:
         self.raw = RAW
         self.asked: list[Any] = []
 
-    async def get_response(self, *given: Any) -> Any:
-        self.asked.append(given)
+    async def get_response(
+        self,
+        dialect: Any,
+        body: Any,
+        sampling: Any,
+        session_id: str | None = None,
+        turn: Any = None,
+        headers: Any = None,
+    ) -> Any:
+        self.asked.append((body, session_id))
         return SimpleNamespace(raw=self.raw, tokens=None)
 
     async def close(self) -> None:
@@ -69,15 +87,10 @@ def client(monkeypatch: pytest.MonkeyPatch) -> EndpointClient:
         "verifiers.v1": {},
         "verifiers.v1.clients": {},
         "verifiers.v1.clients.eval": {"EvalClient": EvalClient},
-        "verifiers.v1.errors": {
-            "model_error": lambda text, status_code: ProviderError(f"{status_code}: {text}")
-        },
-        "verifiers.v1.types": {"TurnTokens": SimpleNamespace},
+        "verifiers.v1.errors": {"model_error": model_error},
+        "verifiers.v1.types": {"TurnTokens": TurnTokens},
     }
-    for name, contents in mirror.items():
-        module = ModuleType(name)
-        vars(module).update(contents)
-        monkeypatch.setitem(sys.modules, name, module)
+    stand_in(monkeypatch, mirror)
     return EndpointClient(CONFIG)
 
 
@@ -92,7 +105,7 @@ async def test_the_tokens_of_a_turn_are_filled(client: Any) -> None:
         "completion_ids": [3],
         "completion_logprobs": [-0.5],
     }
-    (_, asked, _, session, *_), *_ = client._inner.asked
+    (asked, session), *_ = client._inner.asked
     assert asked == {"messages": [], "logprobs": True} and session == "session"
     assert body["stream"], "the given body was changed"
 
@@ -141,47 +154,3 @@ def test_without_verifiers_the_error_says_what_to_install(monkeypatch: pytest.Mo
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(UsageError, match=r"pip install verifiers==0\.4\.0"):
         EndpointClient(CONFIG)
-
-
-class Subscripted:
-    """A generic class of verifiers."""
-
-    def __class_getitem__(cls, item: Any) -> Any:
-        return cls
-
-
-async def test_an_episode_that_the_engine_aborted_is_a_harness_error(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """It has no error, and the message of none was read."""
-    own: Any = {name: type(name, (), {}) for name in ("TaskData", "TasksetConfig", "EnvConfig")}
-    own |= {"HarnessConfig": BaseModel, "AgentConfig": SimpleNamespace}
-    own |= {"SubprocessConfig": SimpleNamespace, "TrainClientConfig": TrainClientConfig}
-    own |= dict.fromkeys(("Task", "Taskset", "Harness", "Env"), Subscripted)
-    own |= {"reward": lambda given: given, "metric": lambda given: given}
-    own["HarnessError"] = type("HarnessError", (Exception,), {})
-    own["ProgramResult"] = SimpleNamespace
-    for name, contents in {"verifiers": {}, "verifiers.v1": own}.items():
-        module = ModuleType(name)
-        vars(module).update(contents)
-        monkeypatch.setitem(sys.modules, name, module)
-    vars(sys.modules["verifiers"])["v1"] = sys.modules["verifiers.v1"]
-    monkeypatch.delitem(sys.modules, "toolroll_verifiers", raising=False)
-    package = importlib.import_module("toolroll_verifiers")
-    monkeypatch.delitem(sys.modules, "toolroll_verifiers")
-    result = InteractionResult.of(
-        (), messages=[], stop_reason=StopReason.ENGINE_ABORT, prompt="", reward=None, info={}
-    )
-
-    async def play(*_: Any) -> InteractionResult:
-        return result
-
-    harness = package.ToolrollHarness.__new__(package.ToolrollHarness)
-    harness._play = play
-    trace, data = SimpleNamespace(id="t", info={}), SimpleNamespace(name="n", index=0, seed=0)
-    context = SimpleNamespace(model="m", client=None)
-    with pytest.raises(own["HarnessError"], match="the episode was aborted: engine_abort"):
-        await harness.launch(context, trace, None, "", "", {}, data)
-    context.client = TrainClientConfig("http://other/v1")
-    with pytest.raises(own["HarnessError"], match="its tokens are not exact"):
-        await harness.launch(context, trace, None, "", "", {}, data)

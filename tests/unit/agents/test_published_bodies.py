@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import json
-import sys
 import threading
 import urllib.request
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from pydantic import BaseModel
 from support.episodes import call, judge, serving
 from support.patience import PATIENCE
+from support.standins import stand_in
 
 from toolroll.agents.environments.adapt import TauAction
 from toolroll.agents.environments.tau_bench.package import import_module
@@ -561,13 +562,12 @@ async def test_an_attribute_that_info_lacks() -> None:
 
 
 def test_an_action_is_tau_benchs_own_if_it_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Action(SimpleNamespace):
-        pass
+    class Action(BaseModel):
+        name: str
+        kwargs: dict[str, Any]
 
     assert isinstance(call_to_action_sglang([], "Hi."), TauAction)
-    module = ModuleType("tau_bench.types")
-    vars(module)["Action"] = Action
-    monkeypatch.setitem(sys.modules, "tau_bench.types", module)
+    stand_in(monkeypatch, {"tau_bench.types": {"Action": Action}})
     found = call_to_action_sglang([{"name": "look", "parameters": '{"a": 1}'}], "")
     assert isinstance(found, Action)
     assert (found.name, found.kwargs) == ("look", {"a": 1})

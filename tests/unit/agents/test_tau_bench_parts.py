@@ -8,10 +8,9 @@ import asyncio
 import copy
 import json
 import pickle
-import sys
 import threading
 from collections.abc import Callable
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,6 +18,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from support.chat import UNFINISHED
 from support.memory import peak
+from support.standins import stand_in, stands_for
 from support.tau import MINI
 
 from toolroll.agents.environments.tau_bench import TauBenchUsers
@@ -362,47 +362,43 @@ async def test_the_expected_outcome_is_computed_once_and_in_a_thread_of_its_own(
 
 
 @pytest.fixture
-def litellm(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """A litellm that answers what `replies` holds, and an environment that has it."""
-    module = ModuleType("litellm")
-    vars(module).update(replies=[], finishes=[], threads=set(), gate=None, calls=[])
+def litellm(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """A litellm that answers what `replies` holds."""
+    state = SimpleNamespace(replies=[], finishes=[], threads=set(), gate=None, calls=[])
 
+    @stands_for("litellm.main:completion")
     def completion(*, model: str, custom_llm_provider: str, messages: list[Any]) -> Any:
-        vars(module)["threads"].add(threading.get_ident())
-        vars(module)["calls"].append(
-            (model, custom_llm_provider, [dict(message) for message in messages])
-        )
-        gate = vars(module)["gate"]
-        if gate is not None:
-            gate.wait(60)
-        reply = vars(module)["replies"].pop(0) if vars(module)["replies"] else "Something."
+        state.threads.add(threading.get_ident())
+        state.calls.append((model, custom_llm_provider, [dict(message) for message in messages]))
+        if state.gate is not None:
+            state.gate.wait(60)
+        reply = state.replies.pop(0) if state.replies else "Something."
         if isinstance(reply, Exception):
             raise reply
-        finish = vars(module)["finishes"].pop(0) if vars(module)["finishes"] else "stop"
+        finish = state.finishes.pop(0) if state.finishes else "stop"
         message = SimpleNamespace(content=reply)
         return SimpleNamespace(choices=[SimpleNamespace(message=message, finish_reason=finish)])
 
-    vars(module)["completion"] = completion
-    monkeypatch.setitem(sys.modules, "litellm", module)
-    return module
+    stand_in(monkeypatch, {"litellm": {"completion": completion}})
+    return state
 
 
 def _users(**given: Any) -> TauBenchUsers:
     return TauBenchUsers("gpt", "openai", package=MINI.package, **given)
 
 
-async def test_litellm_users_play_off_the_loop(litellm: ModuleType) -> None:
+async def test_litellm_users_play_off_the_loop(litellm: SimpleNamespace) -> None:
     async with _users(concurrency=3) as users:
         played = [users.make(seed) for seed in range(3)]
-        vars(litellm)["gate"] = threading.Barrier(3)  # passes only where three wait at once
+        litellm.gate = threading.Barrier(3)  # passes only where three wait at once
         lines = await asyncio.gather(*(user.reset("Order a cup.") for user in played))
-        vars(litellm)["gate"] = None
+        litellm.gate = None
         assert lines == ["Something."] * 3
-        vars(litellm)["replies"] += ["<think>###STOP###</think>Not yet.", "###STOP###"]
+        litellm.replies += ["<think>###STOP###</think>Not yet.", "###STOP###"]
         assert await played[0].step("Which one?") == "Not yet."
         assert await played[0].step("Done.") == "###STOP###"
-        assert threading.get_ident() not in vars(litellm)["threads"]
-        model, provider, messages = vars(litellm)["calls"][-1]
+        assert threading.get_ident() not in litellm.threads
+        model, provider, messages = litellm.calls[-1]
         assert (model, provider, messages[-1]) == (
             "gpt",
             "openai",
@@ -414,32 +410,34 @@ async def test_litellm_users_play_off_the_loop(litellm: ModuleType) -> None:
 
 @pytest.mark.parametrize("finish", [reason for reason in UNFINISHED if reason != "length"])
 async def test_an_unfinished_answer_is_no_line_of_a_litellm_user(
-    litellm: ModuleType, finish: str | None
+    litellm: SimpleNamespace, finish: str | None
 ) -> None:
     async with _users() as users:
         user = users.make()
         await user.reset("Order a cup.")
-        vars(litellm)["finishes"] += [finish, "stop"]
+        litellm.finishes += [finish, "stop"]
         assert await user.step("Which one?") == "Something."
-        vars(litellm)["finishes"] += [finish] * 3
+        litellm.finishes += [finish] * 3
         with pytest.raises(UserSimulatorError, match=f"were unfinished .*{finish!r}"):
             await user.step("Which one?")
 
 
 async def test_a_truncated_answer_of_a_litellm_user_is_not_sampled_again(
-    litellm: ModuleType,
+    litellm: SimpleNamespace,
 ) -> None:
     """The same request has the same token limit."""
     async with _users() as users:
         user = users.make()
         await user.reset("Order a cup.")
-        vars(litellm)["finishes"] += ["length", "stop"]
+        litellm.finishes += ["length", "stop"]
         with pytest.raises(UserSimulatorError, match="token limit truncated"):
             await user.step("Which one?")
-    assert vars(litellm)["finishes"] == ["stop"]
+    assert litellm.finishes == ["stop"]
 
 
-async def test_a_call_that_hangs_takes_no_place_and_keeps_no_process(litellm: ModuleType) -> None:
+async def test_a_call_that_hangs_takes_no_place_and_keeps_no_process(
+    litellm: SimpleNamespace,
+) -> None:
     free, threads = threading.Event(), list[threading.Thread]()
 
     class Gate:
@@ -447,13 +445,13 @@ async def test_a_call_that_hangs_takes_no_place_and_keeps_no_process(litellm: Mo
             threads.append(threading.current_thread())
             free.wait(seconds)
 
-    vars(litellm)["gate"] = Gate()
+    litellm.gate = Gate()
     try:
         async with _users(concurrency=1) as users:
             hanging = asyncio.create_task(users.make().reset("x"))
             while not threads:
                 await asyncio.sleep(0)
-            vars(litellm)["gate"] = None
+            litellm.gate = None
             hanging.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await hanging
@@ -464,11 +462,11 @@ async def test_a_call_that_hangs_takes_no_place_and_keeps_no_process(litellm: Mo
 
 
 @pytest.mark.parametrize("reply", [RuntimeError("rate limit"), None, "", "<think>hm"])
-async def test_a_failing_litellm_user_is_a_user_error(litellm: ModuleType, reply: Any) -> None:
+async def test_a_failing_litellm_user_is_a_user_error(litellm: SimpleNamespace, reply: Any) -> None:
     async with _users() as users:
         user = users.make()
         await user.reset("x")
-        vars(litellm)["replies"].append(reply)
+        litellm.replies.append(reply)
         with pytest.raises(UserSimulatorError, match=r"rate limit|without visible text"):
             await user.step("y")
         assert user.metrics()["user_errors"] == 1.0

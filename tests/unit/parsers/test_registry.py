@@ -7,12 +7,12 @@ import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from support.parsing import assert_same_in_pieces
 from support.source import ROOT
+from support.standins import stand_in
 
 from toolroll.parsers import registry
 from toolroll.parsers.base import ToolCallParser
@@ -118,10 +118,20 @@ def test_a_name_of_sglang_without_sglang_says_so(monkeypatch: pytest.MonkeyPatch
 def test_a_name_that_sglang_does_not_have_is_told_those_it_has(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    theirs = SimpleNamespace(ToolCallParserEnum={"qwen25": None, "glm": None})
-    module = SimpleNamespace(Tool=None, FunctionCallParser=theirs)
-    for name in ("entrypoints.openai.protocol", "function_call.function_call_parser"):
-        monkeypatch.setitem(sys.modules, f"sglang.srt.{name}", module)
+    class FunctionCallParser:
+        ToolCallParserEnum: ClassVar[dict[str, Any]] = {"qwen25": None, "glm": None}
+
+    class Tool:
+        pass
+
+    srt = "sglang.srt"
+    stand_in(
+        monkeypatch,
+        {
+            f"{srt}.entrypoints.openai.protocol": {"Tool": Tool},
+            f"{srt}.function_call.function_call_parser": {"FunctionCallParser": FunctionCallParser},
+        },
+    )
     with pytest.raises(UnknownParserError, match="named 'nobody'; it has qwen25, glm"):
         get_parser("sglang:nobody")
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-import sys
 from collections.abc import Sequence
-from types import ModuleType
 from typing import Any
 
 import pytest
 from support.episodes import agent, serving
 from support.source import ROOT
+from support.standins import stand_in, stands_for
 from support.toy_environment import PondFactory, look
 
 from toolroll.rollout.errors import UsageError
@@ -111,36 +110,50 @@ async def test_the_end_of_a_run_that_fails_is_reported_too(tokenizer: Any) -> No
     assert (counts.seen, counts.ends) == ([], [0])
 
 
-class Recorder:
-    """A stand-in for `SummaryWriter` and for a run of W&B."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+@stands_for("torch.utils.tensorboard:SummaryWriter", own="lines closed")
+class SummaryWriter:
+    def __init__(self, log_dir: str | None = None) -> None:
         self.lines: list[Any] = []
-        self.summary: dict[str, Any] = {}
         self.closed = 0
 
-    def add_scalar(self, tag: str, scalar_value: float, global_step: int) -> None:
+    def add_scalar(self, tag: str, scalar_value: float, global_step: int | None = None) -> None:
         self.lines.append((tag, float(scalar_value), global_step))
-
-    def log(self, data: dict[str, Any], step: int) -> None:
-        self.lines.append((data, step))
 
     def close(self) -> None:
         self.closed += 1
 
-    finish = close
+
+@stands_for("wandb.sdk.wandb_run:Run", own="__init__ lines closed")
+class WandbRun:
+    def __init__(self) -> None:
+        self.lines: list[Any] = []
+        self.summary: dict[str, Any] = {}
+        self.closed = 0
+
+    def log(self, data: dict[str, Any], step: int | None = None) -> None:
+        self.lines.append((data, step))
+
+    def finish(self) -> None:
+        self.closed += 1
+
+
+@stands_for("wandb:init")
+def wandb_init(*, project: str | None = None) -> WandbRun:
+    return WandbRun()
 
 
 async def test_the_documented_examples_work(
     tokenizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    modules = {"torch.utils.tensorboard": ("SummaryWriter", Recorder), "wandb": ("init", Recorder)}
-    for name, (attribute, value) in modules.items():
-        module = ModuleType(name)
-        setattr(module, attribute, value)
-        monkeypatch.setitem(sys.modules, name, module)
-    for name in ("torch", "torch.utils"):  # the real ones take seconds to import
-        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    stand_in(
+        monkeypatch,
+        {
+            "torch": {},  # the real ones take seconds to import
+            "torch.utils": {},
+            "torch.utils.tensorboard": {"SummaryWriter": SummaryWriter},
+            "wandb": {"init": wandb_init},
+        },
+    )
     text = (ROOT / "docs" / "callbacks.md").read_text()
     factory = PondFactory(3)
     async with serving(tokenizer, look) as (_, served):
