@@ -246,7 +246,7 @@ BOUND = 1e-5
 """Of the default loss: probabilities may change by so much."""
 
 
-def test_prime_rl(world: World) -> None:
+def test_verifiers_and_prime_rl(world: World) -> None:
     """verifiers' traces, by prime-rl's default loss. An aborted episode is a trace with an error,
     which prime-rl drops.
     """

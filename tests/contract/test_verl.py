@@ -1,21 +1,24 @@
-"""verl's own `AgentLoopWorker` plays our agent loop on the CPU, with a server manager over the
-embedded engine in place of its GPU servers.
+"""verl's own `AgentLoopManager` plays our agent loop on the CPU, with its own workers and its own
+client in this process; the embedded engine is in place of its GPU servers.
 """
 
 from __future__ import annotations
 
+import asyncio
 import importlib
+import inspect
 import json
 import os
 import subprocess
 from pathlib import Path
 from runpy import run_path
+from types import SimpleNamespace
 from typing import Any
 
 import aiohttp
 import pytest
 from support.desk_episodes import ByTask, known_tasks
-from support.verl_mirror import Servers
+from support.verl_mirror import Server, Servers, loop_arguments
 
 from toolroll.rollout.adapters.verl.settings import VerlSettings
 from toolroll.rollout.errors import CompletionError, UsageError
@@ -93,33 +96,63 @@ def batch_of(tasks: list[int]) -> Any:
     return DataProto(non_tensor_batch=arrays)
 
 
-async def test_verls_worker_plays_the_agent_loop(tmp_path: Path) -> None:
+class Actor:
+    """`made`, called as one of Ray's actors is."""
+
+    def __init__(self, made: Any) -> None:
+        self._made = made
+
+    def __getattr__(self, name: str) -> Any:
+        def remote(*given: Any, **named: Any) -> asyncio.Future[Any]:
+            result = getattr(self._made, name)(*given, **named)
+            if inspect.isawaitable(result):
+                return asyncio.ensure_future(result)
+            done = asyncio.get_running_loop().create_future()
+            done.set_result(result)
+            return done
+
+        return SimpleNamespace(remote=remote)
+
+
+async def test_verls_manager_plays_the_agent_loop(tmp_path: Path) -> None:
     import torch
-    from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopWorker
+    from verl.experimental.agent_loop.agent_loop import (
+        AgentLoopBase,
+        AgentLoopManager,
+        AgentLoopWorker,
+    )
+    from verl.workers.rollout.llm_server import GlobalRequestLoadBalancer, LLMServerClient
     from verl.workers.rollout.replica import TokenOutput
 
-    tasks = known_tasks()[:3]
+    tasks = known_tasks()[:4]
     async with (
         EmbeddedEngine(load_embedded_tokenizer(), ByTask(mistakes=0.0)) as engine,
         aiohttp.ClientSession() as http,
     ):
-        servers: Any = Servers(engine.url, http, TokenOutput, experts=True)
-        worker = AgentLoopWorker(configuration(tmp_path), servers)
-        made = await worker.generate_sequences(batch_of(tasks))
+        server, config = (
+            Server(engine.url, http, TokenOutput, experts=True),
+            configuration(tmp_path),
+        )
+        balancer: Any = Actor(GlobalRequestLoadBalancer({"one": Actor(server)}))  # type: ignore[dict-item]
+        client = LLMServerClient(config, balancer)
+        manager = AgentLoopManager(config, client)
+        workers = [Actor(AgentLoopWorker(config, client)) for _ in range(2)]
+        vars(manager)["agent_loop_workers"] = workers
+        made = await manager.generate_sequences(batch_of(tasks))
     assert issubclass(importlib.import_module(MODULE).ToolrollAgentLoop, AgentLoopBase)
     batch = made.batch
-    assert batch["responses"].shape == (3, RESPONSE) and batch["prompts"].shape == (3, PROMPT)
-    assert batch["rm_scores"].sum(dim=1).tolist() == [1.0, 1.0, 1.0]
-    assert list(made.non_tensor_batch["min_global_steps"]) == [3, 3, 3]
-    assert list(made.non_tensor_batch["toolroll_left_out_tokens"]) == [0, 0, 0]
+    assert batch["responses"].shape == (4, RESPONSE) and batch["prompts"].shape == (4, PROMPT)
+    assert batch["rm_scores"].sum(dim=1).tolist() == [1.0] * 4
+    assert list(made.non_tensor_batch["min_global_steps"]) == [3] * 4
+    assert list(made.non_tensor_batch["toolroll_left_out_tokens"]) == [0] * 4
     served = {(*entry.input_ids.tolist(), *entry.output_ids): entry for entry in engine.log}
-    for at in range(3):
+    for at in range(4):
         shown = batch["attention_mask"][at].bool()
         ids = batch["input_ids"][at][shown].tolist()
-        last = served[tuple(ids)]  # the last turn's prompt and reply: all that verl trains on
+        assert tuple(ids) in served  # the last turn's prompt and reply: all that verl trains on
         mask = batch["response_mask"][at][shown[PROMPT:]].tolist()
         logprobs = batch["rollout_log_probs"][at][shown[PROMPT:]].tolist()
-        turns = [one for one in engine.log if one.routing_key == last.routing_key]
+        turns = [one for whole, one in served.items() if whole == tuple(ids[: len(whole)])]
         assert sum(mask) == sum(len(one.output_ids) for one in turns) and len(turns) > 2
         assert [value for value, one in zip(logprobs, mask, strict=True) if one] == pytest.approx(
             [value for one in turns for value in one.logprobs]
@@ -179,3 +212,23 @@ def test_the_example_is_what_verl_takes() -> None:
     assert VerlSettings.read(entry["settings"], where="settings").env == "desk"
     rows = run_path(str(EXAMPLE / "make_data.py"))["rows"]()
     assert [row["extra_info"]["index"] for row in rows] == list(range(33))
+
+
+def test_the_mirror_gives_the_loop_what_verls_worker_gives_it(tmp_path: Path) -> None:
+    from verl.experimental.agent_loop.agent_loop import AgentLoopBase
+
+    nothing: Any = None
+    given = loop_arguments(Servers("", nothing), nothing)
+    assert given.keys() <= inspect.signature(AgentLoopBase.__init__).parameters.keys()
+    config = configuration(tmp_path)
+
+    def missing(ours: Any, theirs: Any) -> list[str]:
+        entries = ours if isinstance(ours, dict) else vars(ours)
+        return [name for name in entries if name not in theirs] + [
+            f"{name}.{one}"
+            for name, value in entries.items()
+            if isinstance(value, dict | SimpleNamespace)
+            for one in missing(value, theirs[name])
+        ]
+
+    assert missing(given["trainer_config"].config, config) == []

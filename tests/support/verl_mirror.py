@@ -82,6 +82,26 @@ class Servers:
         )
 
 
+@stands_for(
+    "verl.workers.rollout.sglang_rollout.async_sglang_server:SGLangHttpServer",
+    own="__init__ seen",
+)
+class Server(Servers):
+    """One server behind verl's own client."""
+
+    async def generate(  # type: ignore[override]
+        self,
+        prompt_ids: list[int],
+        sampling_params: dict[str, Any],
+        request_id: str,
+        image_data: None = None,
+        video_data: None = None,
+    ) -> Any:
+        return await super().generate(
+            request_id, prompt_ids=prompt_ids, sampling_params=sampling_params
+        )
+
+
 @stands_for("verl.experimental.agent_loop.agent_loop:AgentLoopBase")
 class AgentLoopBase(ABC):
     @abstractmethod

@@ -61,6 +61,14 @@ def test_the_command_and_the_table_name_what_exists() -> None:
             assert f"{what}: {answer}" in printed
 
 
+def test_the_commands_of_the_table_select_tests() -> None:
+    contract = (ROOT / "tests" / "contract").glob("test_*.py")
+    names = [path.stem for path in contract] + re.findall(r"def (test_\w+)", all_tests())
+    for one in FRAMEWORKS:
+        (word,) = re.findall(r"-k (\w+)", one.support[-1])
+        assert any(word in name for name in names), one.support[-1]
+
+
 def test_every_adapter_is_listed() -> None:
     folders = (ROOT / "src" / "toolroll" / "rollout" / "adapters").glob("*/__init__.py")
     assert {path.parent.name for path in folders} == PACKAGES

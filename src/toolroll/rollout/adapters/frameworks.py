@@ -22,8 +22,10 @@ class Framework:
     support: tuple[str, ...]
 
 
-SUPPORT = ("routed experts", "sampling mask", "processes", "LoRA", "gradient checked")
-"""What large runs need. In `support`, "-" means that the trainer does not use it."""
+SUPPORT = ("routed experts", "sampling mask", "processes", "LoRA", "gradient checked", "shown by")
+"""What large runs need, and a command that runs the trainer's tests. In `support`, "-" means that
+the trainer does not use it.
+"""
 
 _ONE = "the sequence with the most trained tokens"
 _ALL = "all sequences with {}; otherwise " + _ONE
@@ -36,7 +38,7 @@ FRAMEWORKS = (
         "several samples with one rollout_id; in an evaluation, the first",
         "ABORTED, no reward, zero mask, remove_sample",
         "parked and continued, with --partial-rollout and in the fully asynchronous rollout",
-        ("yes", "no", "several", "-", "yes"),
+        ("yes", "no", "several", "-", "yes", 'make test-peers PYTEST_ARGS="-k slime"'),
     ),
     Framework(
         "miles",
@@ -45,7 +47,7 @@ FRAMEWORKS = (
         "several samples with one rollout_id; in an evaluation, the first",
         "ABORTED, no reward, zero mask, remove_sample",
         "parked and continued, with --partial-rollout",
-        ("yes", "-", "several", "yes", "yes"),
+        ("yes", "-", "several", "yes", "yes", 'make test-peers PYTEST_ARGS="-k miles"'),
     ),
     Framework(
         "TRL",
@@ -54,7 +56,7 @@ FRAMEWORKS = (
         _ONE,
         "reward None, zero mask",
         "TRL interrupts no episode",
-        ("-", "-", "one", "no", "yes"),
+        ("-", "-", "one", "no", "yes", "pytest tests/contract -k trl"),
     ),
     Framework(
         "verl",
@@ -63,7 +65,7 @@ FRAMEWORKS = (
         _ALL.format("GRPO"),
         "an error, so that verl normalizes the group without it",
         "verl's client resumes the turn (async_training.partial_rollout)",
-        ("yes", "-", "several", "yes", "yes"),
+        ("yes", "-", "several", "yes", "yes", "pytest tests/contract -k verl"),
     ),
     Framework(
         "SkyRL",
@@ -72,7 +74,7 @@ FRAMEWORKS = (
         _ALL.format("step_wise_trajectories"),
         "nothing with step_wise_trajectories; otherwise stop reason abort, zero mask",
         "SkyRL's engines pause and continue the turn",
-        ("yes", "no", "one", "yes", "yes"),
+        ("yes", "no", "one", "yes", "yes", "pytest tests/contract -k skyrl"),
     ),
     Framework(
         "AReaL",
@@ -81,7 +83,7 @@ FRAMEWORKS = (
         _ALL.format("group_size"),
         "nothing with group_size; otherwise an error, for which AReaL rejects the group",
         "AReaL's client resumes the turn",
-        ("-", "-", "one", "yes", "yes"),
+        ("-", "-", "one", "yes", "yes", "pytest tests -k areal"),
     ),
     Framework(
         "verifiers, prime-rl",
@@ -90,7 +92,7 @@ FRAMEWORKS = (
         "branches of the trace",
         "a trace with a ProviderError",
         "the endpoint resumes the turn (--max-resumes)",
-        ("yes", "no", "one", "no", "yes"),
+        ("yes", "no", "one", "no", "yes", 'make test-newest-peers PYTEST_ARGS="-k verifiers"'),
     ),
     Framework(
         "OpenRLHF",
@@ -99,7 +101,7 @@ FRAMEWORKS = (
         _ONE,
         "the exception that the agent raises; a context overflow is a truncated sample",
         "max_resumes",
-        ("-", "-", "several", "-", "yes"),
+        ("-", "-", "several", "-", "yes", "pytest tests/contract -k openrlhf"),
     ),
     Framework(
         "Atropos",
@@ -108,6 +110,6 @@ FRAMEWORKS = (
         "several nodes of the session",
         "an exception; nothing is stored",
         "max_resumes",
-        ("-", "-", "several", "-", "yes"),
+        ("-", "-", "several", "-", "yes", "pytest tests/contract -k atropos"),
     ),
 )
