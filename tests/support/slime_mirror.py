@@ -192,8 +192,9 @@ def install_loop(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def install_hooks(monkeypatch: pytest.MonkeyPatch, apply: Any) -> None:
     """Make `apply` importable as the function that calls slime's hooks for samples."""
-    hooks = {"apply_rollout_sample_hooks": apply}
-    stand_in(monkeypatch, {"slime.rollout.sample_hooks": hooks})
+    module, name = "slime.rollout.sample_hooks", "apply_rollout_sample_hooks"
+    marked = stands_for(f"{module}:{name}", own="evaluation")(apply)
+    stand_in(monkeypatch, {module: {name: marked}})
 
 
 @stands_for("slime.rollout.data_source:RolloutDataSourceWithBuffer", own="__init__ given")

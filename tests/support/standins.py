@@ -30,8 +30,8 @@ Made = TypeVar("Made")
 
 @dataclass(frozen=True)
 class Claim:
-    """`made` stands for `real` (`module:name`). `own`: members that only tests use. `omits`:
-    parameters that the real one asks for.
+    """`made` stands for `real` (`module:name`). `own`: members that only tests use, and parameters
+    that the real one takes as `**kwargs`. `omits`: parameters that the real one asks for.
     """
 
     made: Any
@@ -124,7 +124,7 @@ def faults(name: str, ours: Entry, theirs: Entry, claim: Claim | None = None) ->
     if ours.keys() != theirs.keys():
         return [f"{name}: {sorted(theirs)} in the package, here {sorted(ours)}"]
     if "function" in ours:
-        return list(_parameters(name, ours["function"], theirs["function"], omits))
+        return list(_parameters(name, ours["function"], theirs["function"], own, omits))
     if "value" in ours:
         return list(_differ(name, ours["value"], theirs["value"]))
     return list(_class(name, ours, theirs, own, omits)) if "methods" in ours else []
@@ -139,7 +139,8 @@ def _class(name: str, ours: Entry, theirs: Entry, own: set[str], omits: set[str]
         elif (member in ours["methods"]) != (member in theirs["methods"]):
             yield f"{where}: a method in one, and none in the other"
         elif member in ours["methods"]:
-            yield from _parameters(where, ours["methods"][member], theirs["methods"][member], omits)
+            made, real = ours["methods"][member], theirs["methods"][member]
+            yield from _parameters(where, made, real, own, omits)
         elif member in ours["classes"]:
             yield from faults(where, ours["classes"][member], theirs["classes"][member])
         else:
@@ -148,7 +149,7 @@ def _class(name: str, ours: Entry, theirs: Entry, own: set[str], omits: set[str]
                     yield from _differ(where, ours[part][member], theirs[part][member])
     made, real = _constructor(ours), _constructor(theirs)
     if CONSTRUCTOR not in own and made and real:
-        yield from _parameters(name, made, real, omits)
+        yield from _parameters(name, made, real, own, omits)
 
 
 def _constructor(entry: Entry) -> str:
@@ -159,8 +160,10 @@ def _constructor(entry: Entry) -> str:
     return f"(*, {', '.join(fields)})" if fields else ""
 
 
-def _parameters(name: str, ours: str, theirs: str, omits: set[str]) -> Iterator[str]:
+def _parameters(name: str, ours: str, theirs: str, own: set[str], omits: set[str]) -> Iterator[str]:
     made, real = _Signature(ours), _Signature(theirs)
+    if not real.defaults and len(real.starred) == 2:
+        return  # it passes all on
     if made.coroutine != real.coroutine:
         yield f"{name}: async in one, and not in the other"
     if made.starred - real.starred:
@@ -168,7 +171,7 @@ def _parameters(name: str, ours: str, theirs: str, omits: set[str]) -> Iterator[
     for one, default in made.defaults.items():
         where = f"{name}({one})"
         if one not in real.defaults:
-            if one in made.positions or "**" not in real.starred:
+            if one in made.positions or one not in own or "**" not in real.starred:
                 yield f"{where}: the package has no such parameter"
             continue
         if one in made.positions and made.positions[one] != real.positions.get(one):

@@ -95,10 +95,11 @@ def _imported(name: str) -> ModuleType:
 
 def test_every_module_that_a_test_puts_in_place_is_compared() -> None:
     """All that writes to `sys.modules` goes through `stand_in`, or is listed."""
+    texts = {path: path.read_text(encoding="utf-8") for path in TESTS.rglob("*.py")}
     writing = {
         path.relative_to(TESTS).as_posix()
-        for path in TESTS.rglob("*.py")
-        if list(writes(ast.parse(path.read_text(encoding="utf-8"))))
+        for path, text in texts.items()
+        if re.search(r"sys\.(modules|meta_path)|ModuleType", text) and list(writes(ast.parse(text)))
     }
     assert writing == NOT_COMPARED.keys()
 
@@ -153,7 +154,8 @@ class Client:
 
 
 @pytest.mark.parametrize(("wrong", "word"), [
-    ("async def ask(self, ids, *, seed=None, extra=1): ...", ""),
+    ("async def ask(self, ids, *, seed=None): ...", ""),
+    ("async def ask(self, ids, *, extra=1): ...", "(extra): the package has no such parameter"),
     ("def ask(self, ids): ...", "async"),
     ("async def ask(self): ...", "needs ['ids']"),
     ("async def ask(self, *ids): ...", "needs ['ids']"),
