@@ -22,8 +22,10 @@ from support.verl_mirror import Server, Servers, loop_arguments
 
 from toolroll.rollout.adapters.verl.settings import VerlSettings
 from toolroll.rollout.errors import CompletionError, UsageError
+from toolroll.rollout.runs.runner import session_id
 from toolroll.rollout.testing import (
     EmbeddedEngine,
+    PolicyRequest,
     embedded_tokenizer_path,
     load_embedded_tokenizer,
 )
@@ -114,6 +116,20 @@ class Actor:
         return SimpleNamespace(remote=remote)
 
 
+class ByText(ByTask):
+    """The next line by the text alone: verl's client gives each turn an id of its own."""
+
+    def __call__(self, request: PolicyRequest) -> str:
+        text = request.text
+        task, opening = next(it for it in self._openings.items() if it[1] in text)
+        at = text.index(opening)
+        for line in self._lines[session_id("desk", task, 0)]:
+            if (at := text.find(line, at)) < 0:
+                return line
+            at += len(line)
+        return "Goodbye."
+
+
 async def test_verls_manager_plays_the_agent_loop(tmp_path: Path) -> None:
     import torch
     from verl.experimental.agent_loop.agent_loop import (
@@ -126,7 +142,7 @@ async def test_verls_manager_plays_the_agent_loop(tmp_path: Path) -> None:
 
     tasks = known_tasks()[:4]
     async with (
-        EmbeddedEngine(load_embedded_tokenizer(), ByTask(mistakes=0.0)) as engine,
+        EmbeddedEngine(load_embedded_tokenizer(), ByText(mistakes=0.0)) as engine,
         aiohttp.ClientSession() as http,
     ):
         server, config = (

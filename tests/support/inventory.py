@@ -143,11 +143,11 @@ def signature(node: Function, *, bound: bool = False) -> str:
     arguments = node.args
     for one in [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]:
         one.annotation = None
-    for one in (arguments.vararg, arguments.kwarg):
-        if one is not None:
-            one.annotation = None
-    if bound:
-        (arguments.posonlyargs or arguments.args or [None]).pop(0)
+    for star in (arguments.vararg, arguments.kwarg):
+        if star is not None:
+            star.annotation = None
+    if bound and (listed := arguments.posonlyargs or arguments.args):
+        del listed[0]
     return f"{'async ' * isinstance(node, ast.AsyncFunctionDef)}({ast.unparse(arguments)})"
 
 
@@ -173,7 +173,12 @@ def _class(node: ast.ClassDef) -> Entry:
             elif not marks & {"setter", "overload"}:
                 attributes |= dict.fromkeys(_set_on_self(one), "")
                 methods[one.name] = signature(one, bound="staticmethod" not in marks)
-    parts = {"fields": fields, "methods": methods, "attributes": attributes, "classes": classes}
+    parts: Entry = {
+        "fields": fields,
+        "methods": methods,
+        "attributes": attributes,
+        "classes": classes,
+    }
     return {
         name: {k: _short(v) for k, v in part.items() if not k.startswith("_") or k == "__init__"}
         for name, part in parts.items()
