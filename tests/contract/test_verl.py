@@ -137,8 +137,9 @@ async def test_verls_manager_plays_the_agent_loop(tmp_path: Path) -> None:
         AgentLoopManager,
         AgentLoopWorker,
     )
-    from verl.workers.rollout.llm_server import GlobalRequestLoadBalancer, LLMServerClient
+    from verl.workers.rollout.llm_server import LLMServerClient
     from verl.workers.rollout.replica import TokenOutput
+    from verl.workers.rollout.router import GlobalRequestLoadBalancer
 
     tasks = known_tasks()[:4]
     async with (
@@ -149,7 +150,7 @@ async def test_verls_manager_plays_the_agent_loop(tmp_path: Path) -> None:
             Server(engine.url, http, TokenOutput, experts=True),
             configuration(tmp_path),
         )
-        balancer: Any = Actor(GlobalRequestLoadBalancer({"one": Actor(server)}))  # type: ignore[dict-item]
+        balancer: Any = Actor(GlobalRequestLoadBalancer({"one": Actor(server)}))
         client = LLMServerClient(config, balancer)
         manager = AgentLoopManager(config, client)
         workers = [Actor(AgentLoopWorker(config, client)) for _ in range(2)]

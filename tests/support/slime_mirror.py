@@ -161,7 +161,7 @@ def eval_dataset(name: str, path: str, **given: Any) -> EvalDatasetConfig:
 
 def install(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make the mirror importable as slime, whether or not slime is installed."""
-    modules = {
+    modules: dict[str, dict[str, Any]] = {
         "slime": {},
         "slime.utils": {},
         "slime.utils.types": {"Sample": Sample},

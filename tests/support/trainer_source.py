@@ -18,11 +18,12 @@ def theirs(file: str, *names: str, **given: Any) -> Any:
     classes, and methods as `Class.method`. `given` are the other names that their code uses, which
     the module has too, or which are the package's own.
     """
-    tree = _tree(file)
-    package, bound = file.partition("/")[0], {name for name, _ in bindings(tree.body)}
-    foreign = {one for one in given.keys() - bound if not _is_of(package, given[one])}
-    assert not foreign, f"{file} has no names {sorted(foreign)}"
+    package, tree = file.partition("/")[0], _tree(file)
     nodes = [_found(tree.body, name.split(".")) for name in names]
+    used = {one.id for node in nodes for one in ast.walk(node) if isinstance(one, ast.Name)}
+    foreign = used & given.keys() - {name for name, _ in bindings(tree.body)}
+    foreign = {name for name in foreign if not _is_of(package, given[name])}
+    assert not foreign, f"{file} has no names {sorted(foreign)}"
     for node in nodes:
         node.decorator_list = []
     future: list[ast.stmt] = ast.parse("from __future__ import annotations").body
