@@ -47,7 +47,7 @@ class SkyrlSamplingParams:
     additional_kwargs: dict[str, Any] | None = None
 
 
-@stands_for("skyrl.train.config.config:GeneratorConfig")
+@stands_for("skyrl.train.config.config:ChatTemplateConfig")
 @dataclass
 class SkyrlChatTemplate:
     """SkyRL's `ChatTemplateConfig`."""
@@ -56,6 +56,10 @@ class SkyrlChatTemplate:
     name_or_path: str | None = None
 
 
+@stands_for(
+    "skyrl.train.config.config:InferenceEngineConfig",
+    own="__init__ enable_return_sample_support_set",
+)
 @dataclass
 class SkyrlInference:
     """Of SkyRL's `InferenceEngineConfig`, what an engine returns."""
@@ -64,6 +68,7 @@ class SkyrlInference:
     enable_return_sample_support_set: bool = False  # of SkyRL 0.4
 
 
+@stands_for("skyrl.train.config.config:GeneratorConfig")
 @dataclass
 class GeneratorConfig:
     """SkyRL's `GeneratorConfig`."""

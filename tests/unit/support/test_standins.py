@@ -22,14 +22,6 @@ from toolroll.agents.environments.tau_bench.package import import_module
 SUPPORT = TESTS / "support"
 MIRRORS = [*sorted(path.stem for path in SUPPORT.glob("*_mirror.py")), "framework_engines"]
 OWN = {
-    "areal_mirror.GroupedRolloutWorkflow": "compared by what it returns",
-    "areal_mirror.execute": "compared by what it returns",
-    "areal_mirror.normalized": "compared by what it returns",
-    "framework_engines.ArealInference": "AReaL's",
-    "framework_engines.GenerationHyperparameters": "AReaL's",
-    "framework_engines.ModelRequest": "AReaL's",
-    "framework_engines.ModelResponse": "AReaL's",
-    "framework_engines.install_areal": "AReaL's",
     "miles_mirror.install": "installs the mirror",
     "slime_mirror.eval_dataset": "makes a dataset",
     "slime_mirror.flattened": "slime's statements, which are no function of their own",
@@ -47,9 +39,7 @@ OWN = {
 """What else the mirrors define, and why `stands_for` does not mark it."""
 NOT_COMPARED = {
     "contract/test_gradients_peers.py": "a class of verifiers without what prime-rl reads of it",
-    "contract/test_trainer_types.py": "AReaL's",
     "support/bare.py": "the package's own files; a call of what is absent raises",
-    "support/framework_engines.py": "AReaL's",
     "support/published_example.py": "the example's own files, and our module in place of its own",
     "support/standins.py": "compares",
     "support/stubs/triton.py": "decorates GPU kernels; none runs on a CPU",

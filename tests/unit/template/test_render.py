@@ -339,9 +339,9 @@ def test_code_renders_without_a_template(way: str) -> None:
     if way == "method":
         tokenizer.__class__ = type("Own", (type(tokenizer),), own)
     tokenizer.add_tokens([AddedToken("customer_id")])
-    subject = ChatTemplate(tokenizer, chat_template=given)  # type: ignore[arg-type]
+    subject = ChatTemplate(tokenizer, chat_template=given)
     assert subject.prompt(TALK, [TOOL]) == expected.prompt(TALK, [TOOL])  # type: ignore[arg-type]
-    assert infer_parser(tokenizer, subject.renderer.template) == "hermes"  # type: ignore[arg-type]
+    assert infer_parser(tokenizer, subject.renderer.template) == "hermes"
     assert certify(subject).exact and certify(subject).probes == certify(expected).probes
     assert "customer_id" in subject.encoder.control
     assert "customer_id" in subject.verifier._control.values()
