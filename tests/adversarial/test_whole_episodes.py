@@ -9,9 +9,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from support.adversarial.dialogues import dialogues, loop
+from support.adversarial.dialogues import dialogues, loop, mixed
 from support.adversarial.episodes import Outcome, play_episodes
 from support.adversarial.play import control_words, tokenizer_of
+from support.adversarial.rewrites import kept, rewriting
 from support.adversarial.size import FULL, SEED, sampled
 from support.adversarial.templates import Template, by_hand, generated
 from support.adversarial.token_judge import Judge
@@ -78,3 +79,21 @@ async def test_templates_that_number_are_trained_to_the_last_turn(name: str) -> 
     outcomes = await play_episodes(ALL[name], made)
     assert not failures(outcomes), failures(outcomes)
     assert [outcome.trained for outcome in outcomes] == [len(script.steps) + 1 for script in made]
+
+
+REWRITING = {template.name: template for template in rewriting()}
+
+
+@pytest.mark.parametrize("scripted", [False, True], ids=["hermes", "own format"])
+@pytest.mark.parametrize("name", sampled(list(REWRITING), 16))
+async def test_what_is_kept_though_history_shows_it_otherwise_is_counted(
+    name: str, scripted: bool
+) -> None:
+    template, seed = REWRITING[name], f"{name}/{SEED}"
+    made = [loop(f"{seed}/1", text=True, thought=True), mixed(seed), loop(f"{seed}/2", calls=2)]
+    outcomes = await play_episodes(template, made, scripted=scripted)
+    assert not failures(outcomes), failures(outcomes)
+    for outcome in outcomes:
+        starts = list(kept(template, outcome.prompts))
+        assert len(starts) <= outcome.counted, (outcome.name, starts)
+        assert outcome.rows and (outcome.trained or outcome.ended)

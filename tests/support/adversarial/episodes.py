@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -42,6 +43,8 @@ class Outcome:
     trained_wrong: int = 0
     left_out: int = 0
     ended: str = ""
+    prompts: list[tuple[str, str]] = field(default_factory=list)
+    counted: int = 0
 
 
 class Voice:
@@ -188,7 +191,7 @@ def _judged(
     tools: Sequence[Tool],
 ) -> Outcome:
     name = dialogue.session.session_id
-    outcome = Outcome(name, ended=ended)
+    outcome = Outcome(name, ended=ended, counted=dialogue.mismatches.total())
     log = [entry for entry in engine.log if entry.routing_key == name]
     at = [n for n, message in enumerate(dialogue.messages) if message["role"] == "assistant"]
     at.append(len(dialogue.messages))
@@ -197,6 +200,9 @@ def _judged(
     for turn, entry in enumerate(log):
         prompt = entry.input_ids.tolist()
         before = dialogue.messages[: at[turn]]
+        with suppress(Refused):
+            rendered = judge.text(before, tools, generate=True)
+            outcome.prompts.append((judge.decode(prompt), rendered))
         last = dialogue.messages[: at[turn - 1]] if turn else []
         verdict, detail = _verdict(
             judge, prompt, stream, before, last, log[turn - 1] if turn else None, tools

@@ -366,7 +366,7 @@ def litellm(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """A litellm that answers what `replies` holds."""
     state = SimpleNamespace(replies=[], finishes=[], threads=set(), gate=None, calls=[])
 
-    @stands_for("litellm.main:completion")
+    @stands_for("litellm.main:completion", own="custom_llm_provider")  # as tau-bench calls it
     def completion(*, model: str, custom_llm_provider: str, messages: list[Any]) -> Any:
         state.threads.add(threading.get_ident())
         state.calls.append((model, custom_llm_provider, [dict(message) for message in messages]))

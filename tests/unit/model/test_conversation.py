@@ -249,7 +249,7 @@ async def test_what_is_added_after_a_failed_request_is_in_the_next_prompt(
             await dialogue.reply(PARAMS)
             dialogue.extend([user("Again.")])
         with pytest.raises(UsageError):
-            await dialogue.reply({**PARAMS, "no_such_parameter": 1})
+            await dialogue.reply({**PARAMS, "temperatur": 1})
         dialogue.extend([user(text) for text in added], tools=[TOOL, other])
         await dialogue.reply(PARAMS)
         await dialogue.settle()

@@ -30,6 +30,7 @@ from toolroll.rollout.runs.pass_at_k import (
 )
 from toolroll.rollout.runs.run_directory import write_whole
 from toolroll.rollout.runs.summary import Summary, as_count
+from toolroll.rollout.template.cursor import KEPT
 from toolroll.rollout.types import Status, StopReason
 
 FILE_NAME = "summary.json"
@@ -235,11 +236,8 @@ def _warnings(summary: Summary, lost: Sequence[str]) -> list[str]:
             f"{len(lost)} tasks have no graded episode and are excluded from pass rates: "
             f"{', '.join(sorted(lost, key=_natural)[:5])}"
         )
-    if summary.mismatches:
-        lines.append(
-            f"token mismatches: {summary.mismatches}; the samples are excluded from training, "
-            "except for the kinds `preserved` and `unshown`"
-        )
+    if excluded := {kind: n for kind, n in summary.mismatches.items() if kind not in KEPT}:
+        lines.append(f"token mismatches: {excluded}; the samples are excluded from training")
     return lines
 
 

@@ -52,6 +52,8 @@ def dropped_part(turn: Message, sampled: str, rendered: str) -> str | None:
 _ESCAPE = re.compile(r"\\+(?:u([0-9a-fA-F]{4})|x[0-9a-fA-F]{2}|[nrtbf])?|<\|\w+\|>")
 """Matches an escape, and a marker such as `<|constrain|>`, which the template may not write."""
 _WORD = re.compile(r"[-+.]?\d[\w.+-]*|\w+")
+_CONSTANTS = {"True": "true", "False": "false", "None": "null"}
+"""Of Python, as JSON writes them."""
 
 
 def shows_all(turn: Message, sampled: str, rendered: str, control: re.Pattern[str]) -> bool:
@@ -71,7 +73,7 @@ def shows_all(turn: Message, sampled: str, rendered: str, control: re.Pattern[st
 
 def _words(text: str) -> list[str]:
     plain = _ESCAPE.sub(_unescaped, html.unescape(html.unescape(text)))
-    return ["null" if word == "none" else word for word in _WORD.findall(plain.casefold())]
+    return [_CONSTANTS.get(word, word) for word in _WORD.findall(plain)]
 
 
 def _unescaped(escape: re.Match[str]) -> str:

@@ -134,13 +134,16 @@ class ReferenceRender:
 
     @cached_property
     def _takes_objects(self) -> bool:
-        """True if the template takes tool arguments as objects. False if it takes JSON text, like
-        DeepSeek-V3's template.
+        """True if the template takes tool arguments as objects. False if it takes only JSON text,
+        like DeepSeek-V3's template.
         """
+        return self._shows_argument({"x": "qxa"}) or not self._shows_argument('{"x":"qxa"}')
+
+    def _shows_argument(self, arguments: object) -> bool:
         # DeepSeek-V3 does not render calls next to text. Some templates do not render calls without
         # tools.
         for content, tools in itertools.product(("", None), (None, [_TOOL])):
-            call = {**_calling({"x": "qxa"}), "content": content}
+            call = {**_calling(arguments), "content": content}
             try:
                 if "qxa" in self.render([_USER, call, _result("x")], tools):
                     return True
