@@ -6,6 +6,7 @@ import errno
 import io
 import os
 import resource
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -166,13 +167,15 @@ def test_what_cannot_be_read_is_not_said_to_be_what_cannot_be_written(tmp_path: 
 @contextmanager
 def room(size: int) -> Iterator[None]:
     """No file of this process may grow beyond `size` bytes: writing fails as it does on a full
-    disk.
+    disk. Bytecode is not written either: Python would keep modules that are cut off.
     """
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    before, bytecode = resource.getrlimit(resource.RLIMIT_FSIZE), sys.dont_write_bytecode
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    sys.dont_write_bytecode = True
     try:
         yield
     finally:
+        sys.dont_write_bytecode = bytecode
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
