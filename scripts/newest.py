@@ -3,7 +3,8 @@
 The table has the pin, the newest release, and which transformers, SGLang and Python that release
 allows. With `--test FOLDER`, each newer release is installed without its dependencies in a folder
 of its own in FOLDER, and the tests that import it run with that folder first on the path. The exit
-status is 1 if one of them fails. `python -m clients --newest` plays the newest clients.
+status is 1 if one of them fails, or if an index did not answer for a pin. `python -m clients
+--newest` plays the newest clients.
 """
 
 from __future__ import annotations
@@ -187,7 +188,10 @@ def main() -> None:
             result, details = test(pin, options.test)
             results.append(result)
             print(f"{result}: {pin.name} {pin.newest}: {details}", flush=True)
-    sys.exit("failed" in results)
+    unknown = [pin.name for pin in asked if not pin.newest]
+    if unknown:
+        print(f"the index did not answer for {', '.join(unknown)}")
+    sys.exit("failed" in results or bool(unknown))
 
 
 if __name__ == "__main__":

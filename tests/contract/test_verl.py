@@ -5,6 +5,7 @@ client in this process; the embedded engine is in place of its GPU servers.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import importlib
 import inspect
 import json
@@ -20,6 +21,7 @@ import pytest
 from support.desk_episodes import ByTask, known_tasks
 from support.verl_mirror import Server, Servers, loop_arguments
 
+from toolroll.rollout.adapters.verl.agent_loop import DEFAULTS, HARMLESS
 from toolroll.rollout.adapters.verl.settings import VerlSettings
 from toolroll.rollout.errors import CompletionError, UsageError
 from toolroll.rollout.runs.runner import session_id
@@ -249,3 +251,12 @@ def test_the_mirror_gives_the_loop_what_verls_worker_gives_it(tmp_path: Path) ->
         ]
 
     assert missing(given["trainer_config"].config, config) == []
+
+
+def test_every_key_of_multi_turn_has_no_effect_or_is_refused() -> None:
+    config = importlib.import_module("verl.workers.config.rollout").MultiTurnConfig()
+    fields = {one.name: getattr(config, one.name) for one in dataclasses.fields(config)}
+    assert {name: value for name, value in fields.items() if name not in HARMLESS} == {
+        name: DEFAULTS.get(name) for name in fields if name not in HARMLESS
+    }
+    assert DEFAULTS.keys() <= fields.keys()

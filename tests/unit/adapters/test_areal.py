@@ -164,9 +164,9 @@ async def test_what_cannot_be_done_is_refused() -> None:
     with pytest.raises(UsageError, match="reward_scaling is 0"):
         async with workflow(group_size=8, reward_scaling=0.0):
             pass
-    beams = areal.gconfig(use_beam_search=True)
-    with pytest.raises(UsageError, match="use_beam_search is not supported"):
-        ToolrollWorkflow(beams, load_embedded_tokenizer(), SETTINGS)
+    for name, value in {"use_beam_search": True, "min_new_tokens": 8}.items():
+        with pytest.raises(UsageError, match=f"{name} is not supported"):
+            ToolrollWorkflow(areal.gconfig(**{name: value}), load_embedded_tokenizer(), SETTINGS)
     async with workflow() as (own, engine):
         with pytest.raises(UsageError, match="no key 'index'"):
             await own.arun_episode(engine, {"messages": []})

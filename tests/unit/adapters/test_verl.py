@@ -237,6 +237,17 @@ async def test_the_limit_of_turns_is_verl_s(own: dict[str, int], turns: int) -> 
     await player.aclose()
 
 
+def test_what_only_verl_s_own_loop_would_use_is_refused() -> None:
+    given = loop_arguments(
+        Says(token_ids=[9]),
+        load_embedded_tokenizer(),
+        multi_turn={"tool_config_path": "tools.yaml"},
+    )
+    loop = ToolrollAgentLoop(**given, settings={"env": "desk"})
+    with pytest.raises(UsageError, match=r"multi_turn.tool_config_path is 'tools.yaml'.* at None"):
+        loop._player(loop.settings)
+
+
 ROWS: list[dict[str, Any]] = [
     {"index": 0, "metadata": {"env": "desk", "split": "test"}},
     {"index": 0, "env": None, "split": None, "metadata": {"env": "desk", "split": "test"}},

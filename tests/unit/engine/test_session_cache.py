@@ -6,7 +6,6 @@ import asyncio
 import os
 import shutil
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -246,7 +245,7 @@ async def kill_with_open_session(url: str) -> None:
         "        os.kill(os.getpid(), 9)\n"
         "asyncio.run(main())\n"
     )
-    paths = {"PYTHONPATH": os.pathsep.join(sys.path), "TMPDIR": tempfile.gettempdir()}
+    paths = {"PYTHONPATH": os.pathsep.join(sys.path)}
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-c", code, url, env=os.environ | paths
     )
@@ -257,7 +256,7 @@ async def test_without_a_folder_the_next_process_closes_what_a_killed_one_left(
     tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It stayed open for ever. The sessions of a live process stay open."""
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     async with (
         EmbeddedEngine(tokenizer, session_cache=True) as engine,
         client(engine.url, model_info=None) as alive,

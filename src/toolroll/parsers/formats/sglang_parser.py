@@ -58,7 +58,7 @@ class SGLangParser(ToolCallParser):
         self._own = ours
         if ours is not None:
             self.reasoning, self.openers = ours.reasoning, ours.openers
-            self.markers = ours.markers
+            self.markers, self.inner = ours.markers, ours.inner
 
     def read_calls(self, source: Source, out: Collector, pos: int) -> Steps[None]:
         """Nothing is added before the end of the text, because SGLang's parser gets the whole text

@@ -14,12 +14,11 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import hashlib
 import logging
 import os
 import re
-import tempfile
+import socket
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -27,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from toolroll.rollout.errors import UsageError
-from toolroll.rollout.runtime.disk import written_whole
+from toolroll.rollout.runtime.disk import lock, written_whole
 
 logger = logging.getLogger(__name__)
 
@@ -54,14 +53,14 @@ class SessionCache:
     """The open sessions of one client of the engine at `url`. `close` closes one id at every
     worker, and returns False if a later call may succeed where this one failed.
 
-    The ids are in a folder that all clients of this user, machine and `url` share, unless `keep`
-    names another one. The first session closes what killed processes left in the shared folder.
+    The ids are in a folder below the user's `~/.cache` that all clients of this machine and `url`
+    share, unless `keep` names another one. The first session closes what killed processes left in
+    the shared folder.
     """
 
     def __init__(self, close: Callable[[str], Awaitable[bool]], url: str) -> None:
         self._close = close
-        name = f"toolroll-{os.getuid()}-{hashlib.sha256(url.encode()).hexdigest()[:16]}"
-        self._shared: Path | None = Path(tempfile.gettempdir(), name)
+        self._shared = _shared_folder(url)
         self._file = _IdFile(self._shared)
         self._open: dict[str, CachedSession] = {}
         self._closing: set[asyncio.Task[Any]] = set()
@@ -152,7 +151,7 @@ class SessionCache:
                 with file.open("rb") as opened:
                     if not file.stat().st_size:  # not locked yet
                         continue
-                    fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    lock(opened.fileno())
                     ids = [found.decode() for found in _ID.findall(opened.read())]
                     left = await self._close_all(ids)
                     closed += len(ids) - len(left)
@@ -168,18 +167,29 @@ class SessionCache:
         return closed
 
 
+def _shared_folder(url: str) -> Path | None:
+    """Return the folder for the engine at `url`, or None if the user has no home."""
+    name = hashlib.sha256(f"{socket.gethostname()} {url}".encode()).hexdigest()[:16]
+    try:
+        home = Path.home()
+    except RuntimeError:
+        return None
+    return Path(os.environ.get("XDG_CACHE_HOME") or home / ".cache", "toolroll", name)
+
+
 def _files(folder: Path) -> list[Path]:
     return list(folder.glob(f"{_PREFIX}*"))
 
 
 class _IdFile:
     """A locked file with one id a line, while there is an id. Lines are used again, so it stays
-    short. It is in `folder`, which is made if needed.
+    short. It is in `folder`, which is made if needed. Without a folder, or if it cannot be written,
+    there is no file.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.path = folder / f"{_PREFIX}{os.getpid()}-{os.urandom(4).hex()}"
-        self._descriptor: int | None = None
+    def __init__(self, folder: Path | None) -> None:
+        self._folder = folder
+        self._opened: tuple[Path, int] | None = None
         self.lines: dict[str, int] = {}
         self._free: list[int] = []
 
@@ -195,18 +205,28 @@ class _IdFile:
             return
         self._free.append(line)
         self._write(" " * (_LINE - 1), line)
-        if not self.lines and self._descriptor is not None:
-            self.path.unlink(missing_ok=True)
-            os.close(self._descriptor)
-            self._descriptor = None
+        if not self.lines and self._opened is not None:
+            path, descriptor = self._opened
+            path.unlink(missing_ok=True)
+            os.close(descriptor)
+            self._opened = None
             self._free.clear()
 
     def _write(self, text: str, line: int) -> None:
+        if self._folder is None:
+            return
         try:
-            if self._descriptor is None:
-                self.path.parent.mkdir(mode=0o700, exist_ok=True)
-                self._descriptor = os.open(self.path, os.O_CREAT | os.O_WRONLY, 0o644)
-                fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            os.pwrite(self._descriptor, f"{text}\n".encode("ascii"), line * _LINE)
+            if self._opened is None:
+                self._opened = self._new(self._folder)
+            os.pwrite(self._opened[1], f"{text}\n".encode("ascii"), line * _LINE)
         except OSError as error:  # a run must not fail for it
-            logger.warning("%s cannot be written: %s", self.path, error)
+            logger.warning("the file of open sessions in %s failed: %s", self._folder, error)
+            self._folder = None
+
+    def _new(self, folder: Path) -> tuple[Path, int]:
+        # Never a name that was used before: another process may be about to delete that file.
+        path = folder / f"{_PREFIX}{os.getpid()}-{os.urandom(4).hex()}"
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)
+        lock(descriptor)
+        return path, descriptor

@@ -291,6 +291,8 @@ def read_template(value: str | None) -> str | ChatFunction | None:
         return path.read_text(encoding="utf-8")
     if is_target(value):
         function: ChatFunction = load_target(value)[0]
+        if not callable(function):
+            raise UsageError(f"the chat template {value} is no function, but {function!r:.100}")
         return function
     raise UsageError(
         f"the chat template {value!r} is neither a file nor Jinja text nor FILE.py:NAME"

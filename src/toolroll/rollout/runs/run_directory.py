@@ -12,7 +12,6 @@ Invariants:
 
 from __future__ import annotations
 
-import fcntl
 import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -32,7 +31,7 @@ from toolroll.rollout.runs.episode_file import (
 from toolroll.rollout.runs.provenance import Provenance, extended
 from toolroll.rollout.runs.runner import EpisodeKey
 from toolroll.rollout.runs.summary import Summary
-from toolroll.rollout.runtime.disk import written_whole
+from toolroll.rollout.runtime.disk import lock, written_whole
 from toolroll.rollout.runtime.jsonable import plain
 from toolroll.rollout.types import Episode, Status
 
@@ -107,7 +106,7 @@ class RunDirectory:
     def __enter__(self) -> RunDirectory:
         make_folder(self.path)
         refuse_other_files(self.path)
-        self._lock = lock(self.path)
+        self._lock = lock_folder(self.path)
         try:
             self._agree()
             cut_torn_line(self.path / FILE_NAME)
@@ -293,13 +292,13 @@ def refuse_no_run(path: Path) -> None:
         )
 
 
-def lock(path: Path) -> int:
+def lock_folder(path: Path) -> int:
     """Lock the folder for this process until the returned file descriptor is closed or the process
     ends. Raise `UsageError` if another process has locked it.
     """
     descriptor = os.open(path / ".lock", os.O_CREAT | os.O_RDWR, 0o644)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        lock(descriptor)
     except BlockingIOError as error:
         os.close(descriptor)
         raise UsageError(

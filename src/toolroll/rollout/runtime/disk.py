@@ -6,12 +6,24 @@ import io
 import os
 import secrets
 import shutil
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from toolroll.rollout.errors import UsageError
+
+
+def lock(descriptor: int) -> None:
+    """Lock a file until the descriptor is closed. Raise `BlockingIOError` if another process has
+    locked it, and `OSError` on Windows.
+    """
+    if sys.platform == "win32":
+        raise OSError("files cannot be locked on Windows")
+    import fcntl
+
+    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 @contextmanager

@@ -43,7 +43,7 @@ def load_target(target: str) -> tuple[Any, str]:
     place, colon, name = target.rpartition(":")
     if not colon or not place or not name:
         file = place or ("FILE.py" if colon else target)
-        raise UsageError(f"{target}: name the environment in the file: {file}:NAME")
+        raise UsageError(f"{target}: name the object in the file: {file}:NAME")
     if place.endswith(".py"):
         module, short = _load_file(Path(place)), Path(place).stem
     else:

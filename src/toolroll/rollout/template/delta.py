@@ -45,7 +45,7 @@ SENTINEL = f"Nq{secrets.token_hex(4)}zN"
 contains them.
 """
 
-_EMPTY_ELEMENT = re.compile(r"\s*<(\w+)>\s*</\1>\s*")
+EMPTY_ELEMENT = re.compile(r"\s*<(\w+)>\s*</\1>\s*")
 _LAST_ARGUMENT = "zzzzzz"  # for templates that sort the names: nearly always the last one
 _PROMPT_REWRITTEN = "the prompt that was served is no longer rendered as it was"
 
@@ -216,7 +216,7 @@ class DeltaRenderer:
             return ""
         opening = history.partition(SENTINEL)[0]
         scaffold = prompt[len(opening) :] if prompt.startswith(opening) else ""
-        return scaffold if _EMPTY_ELEMENT.fullmatch(scaffold) else ""
+        return scaffold if EMPTY_ELEMENT.fullmatch(scaffold) else ""
 
     def _without_scaffolds(self, prompt: str, turns: Sequence[int]) -> str:
         """Return `prompt` without the scaffolds before `turns` and at its end. Return it unchanged

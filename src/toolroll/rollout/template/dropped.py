@@ -73,6 +73,7 @@ def shows_all(turn: Message, sampled: str, rendered: str, control: re.Pattern[st
 
 def _words(text: str) -> list[str]:
     plain = _ESCAPE.sub(_unescaped, html.unescape(html.unescape(text)))
+    plain = plain.encode("utf-16", "surrogatepass").decode("utf-16", "replace")  # joins surrogates
     return [_CONSTANTS.get(word, word) for word in _WORD.findall(plain)]
 
 

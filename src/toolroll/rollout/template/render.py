@@ -346,7 +346,7 @@ def _function(tokenizer: Any, chat_template: str | ChatFunction | None) -> ChatF
         try:
             return str(code(snapshot(messages), tools=snapshot(tools), **fixed, **options))
         except Exception as error:
-            raise jinja2.TemplateError(str(error) or type(error).__name__) from error
+            raise jinja2.TemplateError(f"{type(error).__name__}: {error}") from error
 
     return render
 

@@ -24,7 +24,7 @@ import numpy as np
 from toolroll.parsers.types import Span
 from toolroll.rollout.errors import HistoryRewrittenError, TemplateError
 from toolroll.rollout.template.chat_template import ChatTemplate
-from toolroll.rollout.template.delta import SampledText
+from toolroll.rollout.template.delta import EMPTY_ELEMENT, SampledText
 from toolroll.rollout.template.dropped import dropped_part
 from toolroll.rollout.template.encode import as_ids
 from toolroll.rollout.template.render import plain_content
@@ -263,6 +263,10 @@ class _Recorded:
             recorded = replace(self, messages=upto, text=alone)
             begin = recorded._begin(index)
             last = "" if begin is None else alone[begin : recorded._end(index, begin)]
+            # As in an episode, an empty element that only the end of a conversation has is no part
+            # of the turn (Qwen3's `<think>`).
+            added = last.removesuffix(shown) if last.endswith(shown) else ""
+            last = last.removeprefix(added) if EMPTY_ELEMENT.fullmatch(added) else last
             # one of the two may lack the close: GLM's last turn, and see `_sampled_until`
             if shown not in (last, self._body(last)) and last != self._body(shown):
                 return "the template renders this turn differently once messages follow"

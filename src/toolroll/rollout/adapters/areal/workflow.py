@@ -28,8 +28,7 @@ from toolroll.rollout.types import GenerateRequest, InteractionResult, WeightVer
 NAMES = {
     name: name
     for name in (
-        "max_new_tokens min_new_tokens temperature top_p top_k stop stop_token_ids ignore_eos "
-        "frequency_penalty"
+        "max_new_tokens temperature top_p top_k stop stop_token_ids ignore_eos frequency_penalty"
     ).split()
 }
 """The fields of `GenerationHyperparameters` that are set for each turn. SGLang's names are the
@@ -101,8 +100,9 @@ class ToolrollWorkflow:
     AReaL's actor computes `(reward + reward_bias) * reward_scaling`. With `group_size`, pass the
     actor's two values: `rewards` are then such that it computes the advantages.
 
-    Raise `UsageError` if `gconfig.use_beam_search` is True, if both groups are set, if
-    `reward_scaling` is 0, or if one of the actor's values is passed without `group_size`.
+    Raise `UsageError` if `gconfig.use_beam_search` or `gconfig.min_new_tokens` is set, if both
+    groups are set, if `reward_scaling` is 0, or if one of the actor's values is passed without
+    `group_size`.
 
     Example:
         workflow = ToolrollWorkflow(
@@ -126,6 +126,11 @@ class ToolrollWorkflow:
         _register()
         if gconfig.use_beam_search:
             raise UsageError("gconfig.use_beam_search is not supported: set it to false")
+        if gconfig.min_new_tokens:
+            raise UsageError(
+                "gconfig.min_new_tokens is not supported, because AReaL does not send it to the "
+                "engine: set it to 0"
+            )
         if group_size is not None and gconfig.n_samples != 1:
             raise UsageError(
                 f"gconfig.n_samples={gconfig.n_samples} and group_size={group_size} are both set: "

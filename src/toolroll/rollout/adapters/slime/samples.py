@@ -20,6 +20,7 @@ from typing import Any
 from toolroll.rollout.adapters.sequences import TrainingSequence, routed_experts, training_sequences
 from toolroll.rollout.engine import LORA_PATH
 from toolroll.rollout.errors import UsageError
+from toolroll.rollout.template.cursor import KEPT
 from toolroll.rollout.types import InteractionResult, Trajectory
 
 KEY = "toolroll"
@@ -222,8 +223,9 @@ def rollout_metrics(
         metrics |= {name: totals[name] / len(graded) for name in _PER_EPISODE}
         prompts, cached = totals["prompt_tokens"], totals["cached_tokens"]
         metrics["cached_share"] = cached / prompts if prompts else 0.0
-        mismatches = [name for name in totals if name.startswith("token_mismatches/")]
-        metrics["token_mismatches"] = sum(totals[name] for name in mismatches)
+        kinds = {name: name.partition("token_mismatches/")[2] for name in totals}
+        excluding = [name for name, kind in kinds.items() if kind and kind not in KEPT]
+        metrics["token_mismatches"] = sum(totals[name] for name in excluding)
         truncated = [sample for sample in graded if sample.status.name == "TRUNCATED"]
         metrics["truncated_share"] = len(truncated) / len(graded)
     metrics |= staleness(sample for group in groups for sample in leaves(group))

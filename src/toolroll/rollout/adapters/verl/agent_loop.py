@@ -119,6 +119,29 @@ def counts_once(config: Any) -> bool:
     )
 
 
+HARMLESS = frozenset(
+    "_target_ enable format max_assistant_turns num_repeat_rollouts tokenization_sanity_check_mode "
+    "use_inference_chat_template".split()
+)
+"""The keys of verl's `multi_turn` that are honored, or have no effect on an episode."""
+DEFAULTS = {
+    "max_parallel_calls": 1,
+    "max_tool_response_length": 256,
+    "tool_response_truncate_side": "middle",
+}
+"""verl's defaults of the other keys. Those that are missing here are None."""
+
+
+def _check_multi_turn(multi_turn: Mapping[str, Any]) -> None:
+    for name, value in multi_turn.items():
+        if name not in HARMLESS and value != DEFAULTS.get(name):
+            raise UsageError(
+                f"rollout.multi_turn.{name} is {value!r}, but episodes do not use it: leave it at "
+                f"{DEFAULTS.get(name)!r}. The environment has the tools and the user, and the "
+                "settings max_turns and parallel_calls limit an episode"
+            )
+
+
 _VERL = "verl.experimental.agent_loop.agent_loop"
 
 
@@ -197,7 +220,9 @@ class ToolrollAgentLoop:
 
     def _player(self, settings: VerlSettings) -> EpisodePlayer:
         config = self.rollout_config
-        turns = (config.get("multi_turn") or {}).get("max_assistant_turns")
+        multi_turn = config.get("multi_turn") or {}
+        _check_multi_turn(multi_turn)
+        turns = multi_turn.get("max_assistant_turns")
         length = int(config.prompt_length) + int(config.response_length)
         settings = settings.filled(
             max_turns=int(turns) if turns else None,
