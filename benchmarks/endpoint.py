@@ -27,8 +27,8 @@ from benchmarks.loop import served_model
 from benchmarks.stub import stub
 from benchmarks.tables import Table, number
 from benchmarks.world import Material, material, replies
+from toolroll.endpoint import Endpoint, EndpointServer, EndpointSettings
 from toolroll.rollout.runtime.garbage import paced_garbage
-from toolroll.rollout.server import Endpoint, EndpointServer, EndpointSettings
 
 SESSIONS, TURNS = 128, 20
 STOPS = (1, 5, 10, 20)

@@ -12,7 +12,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     import typer
     from typer.cli import get_docs_for_click
 
-    from toolroll.rollout.cli.app import app
+    from toolroll.cli.app import app
 
     command = typer.main.get_command(app)
     made = get_docs_for_click(obj=command, ctx=typer.Context(command), name="toolroll")

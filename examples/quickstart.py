@@ -5,13 +5,13 @@ trained.
 import asyncio
 
 from toolroll import Model, RolloutArgs, TrainableToolCallingAgent, load_environment
-from toolroll.rollout.testing import (
+from toolroll.rollout.types import EnvironmentOptions
+from toolroll.testing import (
     EmbeddedEngine,
     load_embedded_tokenizer,
     play_references,
     reference_policy,
 )
-from toolroll.rollout.types import EnvironmentOptions
 
 
 async def main() -> None:

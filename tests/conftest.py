@@ -26,7 +26,7 @@ from support.faults.tally import COUNTS, Tally
 from support.tiers import load_profile
 
 from toolroll.rollout.template.verifier_pool import POOL
-from toolroll.rollout.testing import load_embedded_tokenizer
+from toolroll.testing import load_embedded_tokenizer
 
 if TYPE_CHECKING:
     from xdist.scheduler import LoadScopeScheduling

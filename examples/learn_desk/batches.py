@@ -12,8 +12,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from toolroll.rollout.adapters.sequences import training_sequences
 from toolroll.rollout.types import InteractionResult
+from toolroll.trainers.sequences import training_sequences
 
 
 @dataclass(frozen=True)

@@ -31,9 +31,9 @@ from examples.learn_desk.tokenizer import (
     train_tokenizer,
 )
 
-from toolroll.agents.environments.desk import DESK
-from toolroll.rollout.testing import load_engine
+from toolroll.environments.desk import DESK
 from toolroll.rollout.types import Episode
+from toolroll.testing import load_engine
 
 logger = logging.getLogger(__name__)
 

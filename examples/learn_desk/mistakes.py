@@ -18,7 +18,7 @@ from examples.learn_desk.batches import Sample, to_batch
 from examples.learn_desk.network import Network
 from examples.learn_desk.reinforce import Scored, scored
 
-from toolroll.agents.environments.desk import BRIEF_POLICY, Desk
+from toolroll.environments.desk import BRIEF_POLICY, Desk
 from toolroll.rollout.types import (
     Action,
     EnvironmentOptions,

@@ -13,13 +13,13 @@ from examples.learn_desk.teacher import replies
 from examples.learn_desk.tokenizer import load_tokenizer
 
 from toolroll import Model, RolloutArgs
-from toolroll.agents.environments.desk import DESK, Desk, DeskFactory
+from toolroll.environments.desk import DESK, Desk, DeskFactory
 from toolroll.rollout.runs.registry import agent_maker
 from toolroll.rollout.runs.runner import Runner, session_id
 from toolroll.rollout.settings import RunSettings
-from toolroll.rollout.testing import EmbeddedEngine
-from toolroll.rollout.testing.policy import script
 from toolroll.rollout.types import EnvironmentOptions, Episode, Task
+from toolroll.testing import EmbeddedEngine
+from toolroll.testing.policy import script
 
 OPTIONS = EnvironmentOptions(settings={"policy": "brief"})
 MAX_TURNS = 16

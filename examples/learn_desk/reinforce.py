@@ -13,8 +13,8 @@ from examples.learn_desk.batches import Sample, samples_of, to_batch
 from examples.learn_desk.network import Network
 from torch import Tensor
 
-from toolroll.rollout.advantages import group_advantages
 from toolroll.rollout.types import Episode
+from toolroll.trainers.advantages import group_advantages
 
 CLIP = 0.2
 _TOKENS = 16_384

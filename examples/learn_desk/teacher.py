@@ -11,10 +11,10 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from toolroll.agents.environments.desk import reference
-from toolroll.agents.environments.desk.tools import money
-from toolroll.rollout.testing.reference_policy import write_action
+from toolroll.environments.desk import reference
+from toolroll.environments.desk.tools import money
 from toolroll.rollout.types import Action, Task
+from toolroll.testing.reference_policy import write_action
 
 Facts = Mapping[str, Any]
 Fact = tuple[str, str | None]

@@ -12,7 +12,7 @@ from typing import Any
 from examples.learn_desk import teacher
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from toolroll.agents.environments.desk import BRIEF_POLICY, TOOLS, words
+from toolroll.environments.desk import BRIEF_POLICY, TOOLS, words
 from toolroll.rollout.types import Task
 
 VOCABULARY = 2048

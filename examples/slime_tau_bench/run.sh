@@ -17,11 +17,11 @@ MODEL="$CHECKPOINTS/Qwen3-4B-Instruct-2507"
 source "$SLIME/scripts/models/qwen3-4B-Instruct-2507.sh"
 
 TOOLROLL_ARGS=(
-    --rollout-function-path toolroll.rollout.adapters.slime.generate_rollout
-    --eval-function-path toolroll.rollout.adapters.slime.generate_rollout
-    --custom-generate-function-path toolroll.rollout.adapters.slime.generate # used only by slime's own loop
-    --dynamic-sampling-filter-path toolroll.rollout.adapters.slime.keep_group
-    --custom-reward-post-process-path toolroll.rollout.adapters.slime.normalize_rewards # a forked episode counts once
+    --rollout-function-path toolroll.trainers.slime.generate_rollout
+    --eval-function-path toolroll.trainers.slime.generate_rollout
+    --custom-generate-function-path toolroll.trainers.slime.generate # used only by slime's own loop
+    --dynamic-sampling-filter-path toolroll.trainers.slime.keep_group
+    --custom-reward-post-process-path toolroll.trainers.slime.normalize_rewards # a forked episode counts once
     --custom-config-path "$HERE/toolroll.yaml"
     --prompt-data "$DATA/retail_train.jsonl"
     --input-key index # no --apply-chat-template: a prompt is a task's number

@@ -7,14 +7,14 @@ the environment.
 import os
 from typing import Any
 
-from toolroll.rollout.adapters.episodes import EpisodeSettings
-from toolroll.rollout.adapters.trl import (
+from toolroll.rollout.runs.registry import load_environment
+from toolroll.trainers.episodes import EpisodeSettings
+from toolroll.trainers.trl import (
     RolloutFunc,
     make_rollout_func,
     reward,
     weights_from_disk,
 )
-from toolroll.rollout.runs.registry import load_environment
 
 MODEL = os.environ.get("MODEL", "Qwen/Qwen3-0.6B")
 ENGINE_URL = os.environ.get("ENGINE_URL", "http://127.0.0.1:30000")

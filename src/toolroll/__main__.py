@@ -1,6 +1,6 @@
 """Run the `toolroll` command line for `python -m toolroll`."""
 
-from toolroll.rollout.cli import main
+from toolroll.cli import main
 
 if __name__ == "__main__":
     main()

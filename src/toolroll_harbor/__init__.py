@@ -1,5 +1,5 @@
-"""Plays one trial with Harbor. `toolroll.agents.programs` runs this file in a sandbox, with the
-Python interpreter in which Harbor is installed. It imports nothing of toolroll.
+"""Plays one trial with Harbor. `toolroll.environments.programs` runs this file in a sandbox, with
+the Python interpreter in which Harbor is installed. It imports nothing of toolroll.
 
 The argument is JSON: `task` (the task's folder), `agent`, `model`, `environment`, `timeout`, `args`
 and `variables` (the agent's). The outcome is written to `OUTCOME`.

@@ -10,7 +10,7 @@ them, and an environment whose agent runs in this process.
 
 - The harness executes the environment in this process. Each turn of the model is one chat
   completion request to verifiers' interception server.
-- A `TrainClientConfig` is refused unless `toolroll.rollout.adapters.verifiers.register` has made an
+- A `TrainClientConfig` is refused unless `toolroll.trainers.verifiers.register` has made an
   `EndpointClient` for it. verifiers' own client would encode the conversation again, and so train
   on other tokens than the model sampled.
 - `rewards["environment"]` is the environment's reward. `trace.info["toolroll"]` has the step
@@ -29,8 +29,6 @@ from typing import Any, Literal
 import verifiers.v1 as vf
 from pydantic import Field
 
-from toolroll.rollout.adapters.episodes import why_aborted
-from toolroll.rollout.adapters.verifiers import is_registered
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.runs.registry import agent_maker, load_environment, user_maker
 from toolroll.rollout.runs.runner import episode_seed
@@ -43,6 +41,8 @@ from toolroll.rollout.types import (
     StopReason,
     Task,
 )
+from toolroll.trainers.episodes import why_aborted
+from toolroll.trainers.verifiers import is_registered
 
 __all__ = ["ToolrollEnv", "ToolrollHarness", "ToolrollTaskset"]
 
@@ -165,7 +165,7 @@ class ToolrollHarness(vf.Harness[ToolrollHarnessConfig]):  # type: ignore[misc]
         if isinstance(ctx.client, vf.TrainClientConfig) and not is_registered(ctx.client):
             raise vf.HarnessError(
                 "verifiers' own client encodes conversations again, so its tokens are not exact: "
-                "pass the config to toolroll.rollout.adapters.verifiers.register"
+                "pass the config to toolroll.trainers.verifiers.register"
             )
         server = {"endpoint": endpoint, "api_key": secret, "model": ctx.model}
         # Each sample of a task has a different seed.

@@ -27,7 +27,7 @@ from support.episodes import serving
 from toolroll.rollout.errors import HistoryRewrittenError, TemplateError, UsageError
 from toolroll.rollout.model.conversation import Conversation
 from toolroll.rollout.template import ChatTemplate
-from toolroll.rollout.testing import Reply
+from toolroll.testing import Reply
 
 pytestmark = pytest.mark.tokens
 

@@ -23,7 +23,7 @@ from support.adversarial.templates import by_hand
 from support.adversarial.token_judge import Refused
 from support.adversarial.wheels import sources, template_of
 
-from toolroll.rollout.testing import load_embedded_tokenizer
+from toolroll.testing import load_embedded_tokenizer
 
 pytestmark = pytest.mark.tokens
 

@@ -24,14 +24,14 @@ from aiohttp import web
 from support.processes import serving
 from support.qwen import extra_templates, tokenizer_for
 
+from toolroll.endpoint import Endpoint, EndpointServer, EndpointSettings
 from toolroll.parsers.infer import infer_parser
 from toolroll.parsers.openai import to_openai
 from toolroll.parsers.registry import get_parser
 from toolroll.rollout.engine import Engine, EngineConfig
 from toolroll.rollout.model.model import Model
-from toolroll.rollout.server import Endpoint, EndpointServer, EndpointSettings
 from toolroll.rollout.template import ChatTemplate
-from toolroll.rollout.testing import EmbeddedEngine, PolicyRequest
+from toolroll.testing import EmbeddedEngine, PolicyRequest
 
 TURNS, ROLLOUTS = 8, 8
 """Turns of the main conversation, and rollouts."""

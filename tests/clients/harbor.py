@@ -34,13 +34,13 @@ from support.tiny_model import tiny_model
 
 from clients.__main__ import install
 from clients.table import CLIENTS
-from toolroll.agents.programs.agent import make_program_agent
+from toolroll.environments.programs.agent import make_program_agent
 from toolroll.parsers.registry import get_parser
 from toolroll.rollout.engine import Engine, EngineConfig
 from toolroll.rollout.model.model import Model
 from toolroll.rollout.template import ChatTemplate
-from toolroll.rollout.testing import PolicyRequest, load_embedded_tokenizer
 from toolroll.rollout.types import Episode
+from toolroll.testing import PolicyRequest, load_embedded_tokenizer
 
 HEAD = """\
 | agent | through | trials | requests | sequences | forks | sampled tokens | delivered | rewards |

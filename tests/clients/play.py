@@ -15,7 +15,7 @@ from support.endpoints import endpoint
 from support.patience import PATIENCE
 
 from clients.table import Client, Dialect, Expected
-from toolroll.rollout.testing import PolicyRequest, load_embedded_tokenizer
+from toolroll.testing import PolicyRequest, load_embedded_tokenizer
 
 PROGRAMS = Path(__file__).parent / "programs"
 SYSTEM, TASK = FIRST[0]["content"], FIRST[1]["content"]

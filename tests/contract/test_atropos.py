@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from support.endpoints import endpoint
 
-from toolroll.rollout.server.in_process import managed_session
-from toolroll.rollout.testing import Reply, embedded_tokenizer_path, load_embedded_tokenizer
+from toolroll.endpoint.in_process import managed_session
+from toolroll.testing import Reply, embedded_tokenizer_path, load_embedded_tokenizer
 
 USER: Any = {"role": "user", "content": "Hi"}
 
@@ -59,7 +59,7 @@ async def test_the_state_is_what_atropos_reads(tree: bool) -> None:
 def test_the_constructors_take_what_atropos_classes_take() -> None:
     from atroposlib.envs.server_handling import managed_server as theirs
 
-    from toolroll.rollout.server import in_process as ours
+    from toolroll.endpoint import in_process as ours
 
     for name in ("ManagedServer", "DummyManagedServer"):
         published = inspect.signature(getattr(theirs, name)).parameters
@@ -75,7 +75,7 @@ async def test_an_environment_runs_a_group_with_only_its_import_changed() -> Non
     pytest.importorskip("atroposlib.envs.base", reason="needs atroposlib's own requirements")
     from support.atropos_env import CountingEnv
 
-    from toolroll.rollout.adapters.atropos import APIServerConfig
+    from toolroll.trainers.atropos import APIServerConfig
 
     policy = lambda request: f"<answer>{'o' * (request.index % 2 + 1)}</answer>"
     path = str(embedded_tokenizer_path())
@@ -105,7 +105,7 @@ async def test_an_environment_runs_a_group_with_only_its_import_changed() -> Non
 async def test_atropos_own_server_manager_spreads_sessions_over_its_servers() -> None:
     """Two engines behind atroposlib's `ServerManager`: its own semaphores count our requests."""
     pytest.importorskip("atroposlib.envs.base", reason="needs atroposlib's own requirements")
-    from toolroll.rollout.adapters.atropos import APIServerConfig, ServerManager
+    from toolroll.trainers.atropos import APIServerConfig, ServerManager
 
     release = asyncio.Event()
     hold = lambda request: Reply("Hello.", hold=release, hold_after=1)

@@ -17,8 +17,8 @@ import pytest
 from support.commands import toolroll
 from support.results import episode, exported, trajectory
 
+from toolroll.evaluation.export.dataset import sample_rows, write_dataset
 from toolroll.rollout.errors import UsageError
-from toolroll.rollout.runs.export.dataset import sample_rows, write_dataset
 from toolroll.rollout.runs.run_directory import RunDirectory
 
 

@@ -12,7 +12,7 @@ from support.client_scenario import saying as policy
 from support.endpoints import endpoint
 from support.listed_environment import TOOL
 
-from toolroll.rollout.testing import load_embedded_tokenizer
+from toolroll.testing import load_embedded_tokenizer
 
 pytestmark = pytest.mark.peers
 

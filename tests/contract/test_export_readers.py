@@ -15,10 +15,10 @@ import pytest
 from support.exports import own_turns, varied, write_run
 from support.results import summary_of
 
-from toolroll.rollout.runs.export.atif import write_atif
-from toolroll.rollout.runs.export.exported_run import ExportedRun
-from toolroll.rollout.runs.export.inspect_log import write_inspect_logs
-from toolroll.rollout.runs.export.lm_eval import write_lm_eval
+from toolroll.evaluation.export.atif import write_atif
+from toolroll.evaluation.export.exported_run import ExportedRun
+from toolroll.evaluation.export.inspect_log import write_inspect_logs
+from toolroll.evaluation.export.lm_eval import write_lm_eval
 from toolroll.rollout.runs.report import report
 
 READERS = os.environ.get("TOOLROLL_READERS", "")

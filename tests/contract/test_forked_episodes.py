@@ -19,16 +19,16 @@ from support.forked_episodes import VOCAB, episode, sequence
 from support.framework_engines import GeneratorConfig, SkyrlClient, TrajectoryID
 from support.trainer_source import theirs
 
-from toolroll.rollout.adapters.areal import ToolrollWorkflow
-from toolroll.rollout.adapters.areal.workflow import _tensors
-from toolroll.rollout.adapters.episodes import EpisodeSettings
-from toolroll.rollout.adapters.sequences import select_sequences
-from toolroll.rollout.adapters.skyrl import ToolrollGenerator
-from toolroll.rollout.adapters.verl import to_fields
-from toolroll.rollout.adapters.verl.agent_loop import counts_once
-from toolroll.rollout.advantages import group_advantages
-from toolroll.rollout.testing import load_embedded_tokenizer
 from toolroll.rollout.types import InteractionResult, StopReason
+from toolroll.testing import load_embedded_tokenizer
+from toolroll.trainers.advantages import group_advantages
+from toolroll.trainers.areal import ToolrollWorkflow
+from toolroll.trainers.areal.workflow import _tensors
+from toolroll.trainers.episodes import EpisodeSettings
+from toolroll.trainers.sequences import select_sequences
+from toolroll.trainers.skyrl import ToolrollGenerator
+from toolroll.trainers.verl import to_fields
+from toolroll.trainers.verl.agent_loop import counts_once
 
 torch = pytest.importorskip("torch", reason="the trainers' losses need torch for the CPU")
 

@@ -47,15 +47,15 @@ from support.trainer_source import theirs
 from support.trl_toy import grpo_trainer
 from support.vllm_mirror import LlmEngine, asked_params
 
-from toolroll.rollout.adapters import openrlhf
-from toolroll.rollout.adapters.areal import ToolrollWorkflow
-from toolroll.rollout.adapters.areal.workflow import _tensors
-from toolroll.rollout.adapters.episodes import EpisodeSettings
-from toolroll.rollout.adapters.sequences import select_sequences
-from toolroll.rollout.adapters.skyrl import ToolrollGenerator
-from toolroll.rollout.adapters.trl import to_output
-from toolroll.rollout.adapters.verl import to_fields
-from toolroll.rollout.server.in_process import ManagedServer
+from toolroll.endpoint.in_process import ManagedServer
+from toolroll.trainers import openrlhf
+from toolroll.trainers.areal import ToolrollWorkflow
+from toolroll.trainers.areal.workflow import _tensors
+from toolroll.trainers.episodes import EpisodeSettings
+from toolroll.trainers.sequences import select_sequences
+from toolroll.trainers.skyrl import ToolrollGenerator
+from toolroll.trainers.trl import to_output
+from toolroll.trainers.verl import to_fields
 
 torch = pytest.importorskip("torch", reason="the trainers' losses need torch for the CPU")
 

@@ -34,10 +34,10 @@ from support.gradients import (
 )
 from support.trainer_source import theirs
 
-from toolroll.rollout.adapters.slime import keep_group, normalize_rewards, to_samples
-from toolroll.rollout.adapters.slime.samples import EpisodeSamples
-from toolroll.rollout.adapters.verifiers import EndpointClient
-from toolroll.rollout.server import Endpoint, EndpointServer, EndpointSettings
+from toolroll.endpoint import Endpoint, EndpointServer, EndpointSettings
+from toolroll.trainers.slime import keep_group, normalize_rewards, to_samples
+from toolroll.trainers.slime.samples import EpisodeSamples
+from toolroll.trainers.verifiers import EndpointClient
 
 torch = pytest.importorskip("torch", reason="the trainers' losses need torch for the CPU")
 pytestmark = pytest.mark.peers

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from support.tool_calls import SAID
 
-from toolroll.rollout.server.requests.tool_choice import call_grammar, strict_tag
+from toolroll.endpoint.requests.tool_choice import call_grammar, strict_tag
 
 
 @pytest.mark.parametrize("name", SAID)

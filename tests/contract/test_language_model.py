@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from support.tiny_llama import wired_model, write_tiny_llama
 
-from toolroll.rollout.testing.language_model import LanguageModel
-from toolroll.rollout.testing.language_model.model import KVCache, Part
-from toolroll.rollout.testing.language_model.sampling import log_softmax
+from toolroll.testing.language_model import LanguageModel
+from toolroll.testing.language_model.model import KVCache, Part
+from toolroll.testing.language_model.sampling import log_softmax
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 4096,

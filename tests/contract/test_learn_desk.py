@@ -17,11 +17,11 @@ from examples.learn_desk.play import play, play_references
 from examples.learn_desk.reinforce import agreement, scored
 from examples.learn_desk.tokenizer import FILES, load_tokenizer
 
-from toolroll.agents.environments.desk import DESK, reference
+from toolroll.environments.desk import DESK, reference
 from toolroll.rollout.model.tokenizers import desk_model_path
 from toolroll.rollout.runs.runner import session_id
-from toolroll.rollout.testing import load_engine
 from toolroll.rollout.types import Status
+from toolroll.testing import load_engine
 
 MODEL = desk_model_path()
 torch.set_num_threads(1)  # with more, it waits for the other processes of the tests

@@ -15,7 +15,7 @@ bare("openrlhf", "openrlhf.trainer", "openrlhf.trainer.ray", "openrlhf.utils")
 from openrlhf.trainer.ray import vllm_engine
 from openrlhf.utils.agent import AgentExecutorBase
 from support.vllm_mirror import AsyncLLM, LlmEngine, asked_params
-from toolroll.rollout.testing import EmbeddedEngine, load_embedded_tokenizer
+from toolroll.testing import EmbeddedEngine, load_embedded_tokenizer
 
 vllm_engine.TokensPrompt = dict  # a typed dictionary
 vllm_engine.random_uuid = iter("abcdefgh").__next__
@@ -47,7 +47,7 @@ asyncio.run(main())
 """
 
 _AGENT = """
-from toolroll.rollout.adapters import openrlhf
+from toolroll.trainers import openrlhf
 
 
 class AgentExecutor(openrlhf.AgentExecutor):

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from support.endpoints import Bench, endpoint
 
-from toolroll.rollout.testing import Fault
+from toolroll.testing import Fault
 
 LONG: Any = [{"role": "user", "content": "word " * 100}]
 REFUSED = (

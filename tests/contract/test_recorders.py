@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from support.endpoints import Bench, endpoint
 
-from toolroll.rollout.testing import load_embedded_tokenizer
+from toolroll.testing import load_embedded_tokenizer
 
 USER: Any = {"role": "user", "content": "Hi"}
 LINES = ["I look.", "Found it.", "Bye."]

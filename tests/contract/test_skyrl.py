@@ -20,10 +20,10 @@ from support.bare import borrowed
 from support.http import http_server
 from support.slime_trainer import reference_lines
 
-from toolroll.rollout.adapters.episodes import EpisodeSettings
-from toolroll.rollout.adapters.skyrl import ToolrollGenerator
-from toolroll.rollout.adapters.skyrl.generator import _HARMLESS, _HONORED
-from toolroll.rollout.testing import EmbeddedEngine, PolicyRequest, load_embedded_tokenizer
+from toolroll.testing import EmbeddedEngine, PolicyRequest, load_embedded_tokenizer
+from toolroll.trainers.episodes import EpisodeSettings
+from toolroll.trainers.skyrl import ToolrollGenerator
+from toolroll.trainers.skyrl.generator import _HARMLESS, _HONORED
 
 pytest.importorskip("torch", reason="SkyRL imports torch: install it for the CPU")
 FOUND = find_spec("skyrl")

@@ -21,15 +21,15 @@ from pydantic import TypeAdapter
 from support.chat import completion, endpoint
 from support.tau2_user import ReferenceUser
 
-from toolroll.agents.environments.tau2 import Tau2Factory, telecom
-from toolroll.agents.environments.tau2.domain import digest
-from toolroll.agents.environments.tau2.environment import grade, scenario
-from toolroll.agents.environments.tau2.package import WHEEL_COMMIT, data_folder
 from toolroll.agents.users import OpenAIUsers, ScriptedUser, UserConfig
+from toolroll.environments.tau2 import Tau2Factory, telecom
+from toolroll.environments.tau2.domain import digest
+from toolroll.environments.tau2.environment import grade, scenario
+from toolroll.environments.tau2.package import WHEEL_COMMIT, data_folder
+from toolroll.evaluation.do_nothing import play_floor
 from toolroll.parsers.reading.schema import Offered, check_call
 from toolroll.parsers.types import ToolCall
 from toolroll.rollout.errors import ActionError, EnvironmentFailure, UsageError, UserSimulatorError
-from toolroll.rollout.runs.do_nothing import play_floor
 from toolroll.rollout.runs.provenance import benchmark_packages, checkout_commit
 from toolroll.rollout.types import Action, EnvironmentOptions, StepResult, Task
 
@@ -111,7 +111,7 @@ def _communicating() -> Task:
 
 
 def _leaving() -> Any:
-    from toolroll.rollout.runs.do_nothing import LeavingUser
+    from toolroll.evaluation.do_nothing import LeavingUser
 
     return LeavingUser()
 

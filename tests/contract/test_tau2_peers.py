@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from toolroll.agents.environments.tau2 import Tau2Factory
 from toolroll.agents.users import CallTool
+from toolroll.environments.tau2 import Tau2Factory
 from toolroll.parsers.types import ToolCall
 from toolroll.rollout.types import Action, EnvironmentOptions, StepResult, Task, Tool
 

@@ -11,17 +11,17 @@ import pytest
 from support import areal
 from support.bare import run_apart
 
-from toolroll.rollout.adapters.areal.workflow import ArealEngine
 from toolroll.rollout.types import GenerateRequest
+from toolroll.trainers.areal.workflow import ArealEngine
 
 _SKYRL = """
 bare("skyrl", "skyrl.backends", "skyrl.backends.skyrl_train", "skyrl.train",
      "skyrl.backends.skyrl_train.inference_servers", "skyrl.train.generators")
 from skyrl.train.generators.base import GeneratorInterface, GeneratorOutput
 from support.framework_engines import GeneratorConfig, SkyrlClient
-from toolroll.rollout.adapters.episodes import EpisodeSettings
-from toolroll.rollout.adapters.skyrl import ToolrollGenerator
-from toolroll.rollout.testing import load_embedded_tokenizer
+from toolroll.trainers.episodes import EpisodeSettings
+from toolroll.trainers.skyrl import ToolrollGenerator
+from toolroll.testing import load_embedded_tokenizer
 
 own = ToolrollGenerator(
     GeneratorConfig(), load_embedded_tokenizer(), SkyrlClient(""), EpisodeSettings(env="desk")
@@ -43,10 +43,10 @@ absent("jaxtyping")  # for annotations
 from skyrl.train.dataset.preprocess import convert_prompts_responses_to_batch_tensors
 from skyrl.train.generators import base
 from support.framework_engines import GeneratorConfig, SkyrlClient
-from toolroll.rollout.adapters.episodes import EpisodeSettings
-from toolroll.rollout.adapters.sequences import TrainingSequence
-from toolroll.rollout.adapters.skyrl import ToolrollGenerator, generator
-from toolroll.rollout.testing import load_embedded_tokenizer
+from toolroll.trainers.episodes import EpisodeSettings
+from toolroll.trainers.sequences import TrainingSequence
+from toolroll.trainers.skyrl import ToolrollGenerator, generator
+from toolroll.testing import load_embedded_tokenizer
 
 config = GeneratorConfig(inference_engine=SimpleNamespace(enable_return_routed_experts=True))
 own = ToolrollGenerator(
@@ -76,7 +76,7 @@ else:
 _AREAL = """
 bare("areal", "areal.api")
 from areal.api.workflow_api import RolloutWorkflow
-from toolroll.rollout.adapters.areal import ToolrollWorkflow
+from toolroll.trainers.areal import ToolrollWorkflow
 
 assert issubclass(ToolrollWorkflow, RolloutWorkflow)
 assert not issubclass(dict, RolloutWorkflow)

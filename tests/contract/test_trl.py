@@ -11,12 +11,12 @@ from support.desk_episodes import ByTask, known_tasks
 from support.forked_episodes import episode
 from support.trl_toy import InProcess, grpo_trainer, save_arms
 
-from toolroll.rollout.adapters.episodes import EpisodeSettings
-from toolroll.rollout.adapters.trl import (
+from toolroll.testing import EmbeddedEngine, load_embedded_tokenizer, serve_in_thread
+from toolroll.trainers.episodes import EpisodeSettings
+from toolroll.trainers.trl import (
     make_rollout_func,
     to_output,
 )
-from toolroll.rollout.testing import EmbeddedEngine, load_embedded_tokenizer, serve_in_thread
 
 
 def test_ten_steps_from_the_engines_episodes(tmp_path: Path) -> None:

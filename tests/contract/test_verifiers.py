@@ -21,8 +21,8 @@ from support.endpoints import endpoint
 import numpy as np
 from support.experts import first_experts
 from support.listed_environment import TOOL
-from toolroll.rollout.adapters.verifiers import EndpointClient
-from toolroll.rollout.testing import Fault, load_embedded_tokenizer
+from toolroll.trainers.verifiers import EndpointClient
+from toolroll.testing import Fault, load_embedded_tokenizer
 from verifiers.v1 import graph
 from verifiers.v1.clients import Client, TrainClientConfig
 from verifiers.v1.dialects.anthropic import AnthropicDialect
@@ -91,8 +91,8 @@ asyncio.run(main())
 _SERVER = """
 from openai import AsyncOpenAI
 from support.endpoints import endpoint
-from toolroll.rollout.adapters.verifiers import EndpointClient, register
-from toolroll.rollout.testing import load_embedded_tokenizer
+from toolroll.trainers.verifiers import EndpointClient, register
+from toolroll.testing import load_embedded_tokenizer
 from verifiers.v1.clients import ModelContext, TrainClientConfig
 from verifiers.v1.interception.server import InterceptionServer
 from verifiers.v1.session import RolloutSession

@@ -19,7 +19,7 @@ absent("prime_sandboxes math_verify")  # a client of a paid service; for tasks o
 import verifiers.v1 as vf
 from support.desk_episodes import ByTask, known_tasks
 from support.endpoints import endpoint
-from toolroll.rollout.testing import load_embedded_tokenizer
+from toolroll.testing import load_embedded_tokenizer
 
 
 def loaded(env, **given):
@@ -56,7 +56,7 @@ asyncio.run(main())
 """
 
 _TOKENS = """
-from toolroll.rollout.adapters.verifiers import register
+from toolroll.trainers.verifiers import register
 
 
 async def main():

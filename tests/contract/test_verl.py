@@ -21,22 +21,22 @@ import pytest
 from support.desk_episodes import ByTask, known_tasks
 from support.verl_mirror import Server, Servers, loop_arguments
 
-from toolroll.rollout.adapters.verl.agent_loop import DEFAULTS, HARMLESS
-from toolroll.rollout.adapters.verl.settings import VerlSettings
 from toolroll.rollout.errors import CompletionError, UsageError
 from toolroll.rollout.runs.runner import session_id
-from toolroll.rollout.testing import (
+from toolroll.testing import (
     EmbeddedEngine,
     PolicyRequest,
     embedded_tokenizer_path,
     load_embedded_tokenizer,
 )
+from toolroll.trainers.verl.agent_loop import DEFAULTS, HARMLESS
+from toolroll.trainers.verl.settings import VerlSettings
 
 pytest.importorskip("verl", reason="the peer `verl` is not installed")
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "verl_desk"
 PROMPT, RESPONSE = 4096, 4096
-MODULE = "toolroll.rollout.adapters.verl.agent_loop"
+MODULE = "toolroll.trainers.verl.agent_loop"
 LOOP = f"""
 - name: toolroll
   _target_: {MODULE}.ToolrollAgentLoop

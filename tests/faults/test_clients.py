@@ -12,7 +12,7 @@ from support.faults.size import FULL, sampled
 from support.faults.tally import Tally
 from yarl import URL
 
-from toolroll.rollout.testing import PolicyRequest
+from toolroll.testing import PolicyRequest
 
 pytestmark = pytest.mark.faults
 

@@ -18,8 +18,8 @@ from support.toy_environment import PondFactory, look
 from toolroll.rollout.model.model import Model
 from toolroll.rollout.runs.runner import Runner, session_id
 from toolroll.rollout.settings import RunSettings
-from toolroll.rollout.testing import EmbeddedEngine, Fault, PolicyRequest, Reply
 from toolroll.rollout.types import Episode, StopReason
+from toolroll.testing import EmbeddedEngine, Fault, PolicyRequest, Reply
 
 pytestmark = pytest.mark.faults
 

@@ -16,10 +16,10 @@ from examples.learn_desk.tokenizer import FILES, load_tokenizer
 from support.processes import Server
 from support.servers import sglang_server
 
-from toolroll.agents.environments.desk import DESK
+from toolroll.environments.desk import DESK
 from toolroll.rollout.model.tokenizers import desk_model_path
-from toolroll.rollout.testing import load_engine
 from toolroll.rollout.types import Episode, Status
+from toolroll.testing import load_engine
 
 TASKS = DESK.tasks("held-out")[:12]
 CLOSE = 1e-3

@@ -18,11 +18,11 @@ from support.listed_environment import TOOL
 from support.qwen import qwen3_tokenizer
 from support.wire import Wire
 
+from toolroll.endpoint import Endpoint, EndpointServer, EndpointSettings
+from toolroll.endpoint.in_process import ToolrollClient
 from toolroll.parsers.registry import get_parser
 from toolroll.rollout.engine import Engine, EngineConfig
 from toolroll.rollout.model.model import Model
-from toolroll.rollout.server import Endpoint, EndpointServer, EndpointSettings
-from toolroll.rollout.server.in_process import ToolrollClient
 from toolroll.rollout.template import ChatTemplate
 
 SESSIONS = 8

@@ -27,7 +27,7 @@ from toolroll.rollout.errors import UsageError
 from toolroll.rollout.model.identity import probe_text
 from toolroll.rollout.model.model import Model
 from toolroll.rollout.template import ChatTemplate
-from toolroll.rollout.testing import load_embedded_tokenizer
+from toolroll.testing import load_embedded_tokenizer
 
 PROMPT = [9707, 11, 1879]
 

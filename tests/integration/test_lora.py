@@ -12,11 +12,11 @@ from support.processes import Server
 from support.tiny_model import tiny_model
 from support.wire import Wire
 
+from toolroll.endpoint import Endpoint, EndpointSettings
+from toolroll.endpoint.in_process import ToolrollClient
 from toolroll.rollout.engine import Engine
 from toolroll.rollout.errors import EngineError
 from toolroll.rollout.model.model import Model
-from toolroll.rollout.server import Endpoint, EndpointSettings
-from toolroll.rollout.server.in_process import ToolrollClient
 from toolroll.rollout.session.path import SessionPath
 from toolroll.rollout.session.session import Session
 from toolroll.rollout.session.trajectory_json import from_json, to_json

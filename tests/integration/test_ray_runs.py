@@ -13,12 +13,12 @@ from ray.cluster_utils import Cluster
 from rich.console import Console
 from support.faults.tally import Tally, contents
 
-from toolroll.rollout.cli.run_command import run
+from toolroll.cli.run_command import run
 from toolroll.rollout.runs.episode_file import read_episodes
 from toolroll.rollout.runs.ray_worker import connected
 from toolroll.rollout.runs.registry import find_environment
 from toolroll.rollout.runs.run_config import RunConfig
-from toolroll.rollout.testing import (
+from toolroll.testing import (
     EmbeddedEngine,
     PolicyRequest,
     load_embedded_tokenizer,

@@ -23,8 +23,8 @@ from toolroll.rollout.model.model import Model
 from toolroll.rollout.runs.runner import Runner
 from toolroll.rollout.settings import RunSettings
 from toolroll.rollout.template import ChatTemplate
-from toolroll.rollout.testing import EmbeddedEngine, Fault, serve_in_thread
 from toolroll.rollout.types import Episode, Status
+from toolroll.testing import EmbeddedEngine, Fault, serve_in_thread
 
 EPISODES = 24
 PARAMS = {"temperature": 1.0, "max_new_tokens": 256}

@@ -22,8 +22,8 @@ from support.wire import Wire
 from toolroll.rollout.engine import Engine, EngineConfig
 from toolroll.rollout.engine.sampling_params import DROPPED_BY_ROUTER, DROPPED_BY_SMG
 from toolroll.rollout.errors import UsageError
-from toolroll.rollout.testing import EmbeddedEngine, serve_in_thread
 from toolroll.rollout.types import GenerateRequest
+from toolroll.testing import EmbeddedEngine, serve_in_thread
 
 ROUTERS: tuple[Router, ...] = get_args(Router)
 PAGE = Path(__file__).parents[2] / "docs" / "sglang.md"

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from toolroll.rollout.adapters.atropos import (
+from toolroll.testing import embedded_tokenizer_path
+from toolroll.trainers.atropos import (
     APIServerConfig,
     BaseEnv,
     BaseEnvConfig,
     ScoredDataGroup,
 )
-from toolroll.rollout.testing import embedded_tokenizer_path
 
 
 class CountingEnv(BaseEnv):

@@ -37,7 +37,7 @@ def official_verdicts(trajectories: Sequence[dict[str, Any]], folder: Path) -> l
 def _main() -> None:
     from bfcl_eval.eval_checker.multi_turn_eval.multi_turn_checker import multi_turn_checker
 
-    from toolroll.agents.environments.bfcl.data import BfclData
+    from toolroll.environments.bfcl.data import BfclData
 
     data = {
         name: BfclData(name)

@@ -11,8 +11,8 @@ import orjson
 from aiohttp import web
 
 from toolroll.rollout.engine import EncodedRequest, Engine, EngineConfig, ModelInfo
-from toolroll.rollout.testing import EmbeddedEngine, echo
 from toolroll.rollout.types import GenerateRequest
+from toolroll.testing import EmbeddedEngine, echo
 
 INFO = ModelInfo(context_length=1000, vocab_size=5000)
 

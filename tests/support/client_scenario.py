@@ -12,7 +12,7 @@ from support.endpoints import Bench
 from support.episodes import call
 from support.listed_environment import TOOL
 
-from toolroll.rollout.testing import PolicyRequest
+from toolroll.testing import PolicyRequest
 
 THINKING = "<think>\nWhat now?\n</think>\n\n"
 SAID = (

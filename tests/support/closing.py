@@ -11,13 +11,13 @@ from typing import Any, ClassVar
 from support.patience import PATIENCE
 
 from toolroll.rollout.errors import UsageError
-from toolroll.rollout.testing import (
+from toolroll.rollout.types import Action, Environment, Observation, StepResult, Task
+from toolroll.testing import (
     EmbeddedEngine,
     PolicyRequest,
     load_embedded_tokenizer,
     serve_in_thread,
 )
-from toolroll.rollout.types import Action, Environment, Observation, StepResult, Task
 
 NAME = "support.closing:Closing"
 

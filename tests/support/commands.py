@@ -7,9 +7,9 @@ from pathlib import Path
 
 from typer.testing import CliRunner, Result
 
-from toolroll.rollout.cli.app import app
+from toolroll.cli.app import app
 from toolroll.rollout.runs.registry import find_environment
-from toolroll.rollout.testing import Policy, PolicyRequest, Reply, play_references
+from toolroll.testing import Policy, PolicyRequest, Reply, play_references
 
 
 def toolroll(*arguments: object, columns: int = 300) -> Result:

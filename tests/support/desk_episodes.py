@@ -10,8 +10,8 @@ from functools import cache
 
 from toolroll.rollout.runs.registry import load_environment
 from toolroll.rollout.runs.runner import session_id
-from toolroll.rollout.testing import PolicyRequest, play_references
 from toolroll.rollout.types import Environment, EnvironmentOptions, Observation
+from toolroll.testing import PolicyRequest, play_references
 
 DESK = load_environment("desk")
 TASKS = DESK.tasks("test")

@@ -10,7 +10,7 @@ from typing import Any
 import aiohttp
 from support.wire import Wire
 
-from toolroll.rollout.testing import EmbeddedEngine, Policy, PolicyRequest, Reply, echo
+from toolroll.testing import EmbeddedEngine, Policy, PolicyRequest, Reply, echo
 
 
 @asynccontextmanager

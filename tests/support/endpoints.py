@@ -15,10 +15,10 @@ from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 from openai.lib.streaming.chat import ChatCompletionStreamState
 from support.episodes import serving
 
+from toolroll.endpoint import Endpoint, EndpointServer, EndpointSettings
+from toolroll.endpoint.sessions.session_store import SessionStore, store_settings
 from toolroll.rollout.model.model import Model
-from toolroll.rollout.server import Endpoint, EndpointServer, EndpointSettings
-from toolroll.rollout.server.sessions.session_store import SessionStore, store_settings
-from toolroll.rollout.testing import EmbeddedEngine
+from toolroll.testing import EmbeddedEngine
 
 
 @dataclass

@@ -14,8 +14,8 @@ from toolroll.parsers.registry import get_parser
 from toolroll.rollout.engine import Engine, EngineConfig
 from toolroll.rollout.model.model import Model
 from toolroll.rollout.template import ChatTemplate
-from toolroll.rollout.testing import EmbeddedEngine, reference_logprob
 from toolroll.rollout.types import InteractionResult, Trajectory
+from toolroll.testing import EmbeddedEngine, reference_logprob
 
 
 def call(name: str = "look", **arguments: Any) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from toolroll.rollout.testing import LoggedRequest
+from toolroll.testing import LoggedRequest
 
 
 def first_experts(

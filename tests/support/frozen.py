@@ -26,20 +26,20 @@ from support.listed_environment import TOOL
 from support.slime_trainer import SAMPLING, TASKS, reference_lines, says
 from support.slime_trainer import serving as trainer
 
-from toolroll.rollout.adapters.slime import generate
 from toolroll.rollout.model.conversation import Conversation
 from toolroll.rollout.runs.episode_file import EpisodeStore
 from toolroll.rollout.runs.registry import load_environment
 from toolroll.rollout.runs.runner import Runner
 from toolroll.rollout.settings import RunSettings
-from toolroll.rollout.testing import (
+from toolroll.rollout.types import Trajectory
+from toolroll.testing import (
     PolicyRequest,
     Reply,
     load_embedded_tokenizer,
     play_references,
     reference_policy,
 )
-from toolroll.rollout.types import Trajectory
+from toolroll.trainers.slime import generate
 
 Items = dict[str, Any]
 

@@ -27,13 +27,6 @@ from toolroll.rollout.model.model import Model
 from toolroll.rollout.runs.episode_file import EpisodeStore
 from toolroll.rollout.runs.runner import Runner, session_id
 from toolroll.rollout.settings import RunSettings
-from toolroll.rollout.testing import (
-    EmbeddedEngine,
-    Fault,
-    PolicyRequest,
-    reference_logprobs,
-    scripted_source,
-)
 from toolroll.rollout.types import (
     Action,
     Environment,
@@ -41,6 +34,13 @@ from toolroll.rollout.types import (
     Observation,
     StepResult,
     Task,
+)
+from toolroll.testing import (
+    EmbeddedEngine,
+    Fault,
+    PolicyRequest,
+    reference_logprobs,
+    scripted_source,
 )
 
 CLIP = 0.2

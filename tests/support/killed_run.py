@@ -27,8 +27,8 @@ from toolroll.rollout.runs.episode_file import FILE_NAME
 from toolroll.rollout.runs.run_directory import RunDirectory
 from toolroll.rollout.runs.runner import Runner
 from toolroll.rollout.settings import RunSettings
-from toolroll.rollout.testing import load_embedded_tokenizer
 from toolroll.rollout.types import Episode
+from toolroll.testing import load_embedded_tokenizer
 
 SAMPLES = 2
 PARAMS = {"temperature": 1.0, "max_new_tokens": 256}

@@ -19,11 +19,11 @@ from typing import Any
 from support.episodes import call, serving
 from support.program_trials import PARAMS, command_of, factory, program, write_task
 
-from toolroll.agents.programs.sandbox import Sandbox
+from toolroll.environments.programs.sandbox import Sandbox
 from toolroll.rollout.runs.run_directory import RunDirectory
 from toolroll.rollout.runs.runner import Runner
 from toolroll.rollout.settings import RunSettings
-from toolroll.rollout.testing import PolicyRequest, load_embedded_tokenizer
+from toolroll.testing import PolicyRequest, load_embedded_tokenizer
 
 MARKER = "98765431"
 TURNS, MOMENTS = 4, 6

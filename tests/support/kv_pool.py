@@ -9,7 +9,7 @@ import asyncio
 import numpy as np
 import numpy.typing as npt
 
-from toolroll.rollout.testing.prefix_cache import PrefixCache
+from toolroll.testing.prefix_cache import PrefixCache
 
 _Ids = npt.NDArray[np.int32]
 

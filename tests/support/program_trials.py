@@ -11,8 +11,8 @@ from typing import Any
 
 from support.episodes import call
 
-from toolroll.agents.environments.harbor import HarborTask
-from toolroll.agents.programs.agent import ProgramAgent, make_program_agent
+from toolroll.environments.harbor import HarborTask
+from toolroll.environments.programs.agent import ProgramAgent, make_program_agent
 from toolroll.rollout.model.model import Model
 from toolroll.rollout.runs.environment_class import EnvironmentClass
 from toolroll.rollout.runs.runner import Runner

@@ -15,8 +15,8 @@ from tokenizers.processors import TemplateProcessing
 
 from toolroll.agents.loop.call_policy import CallPolicy
 from toolroll.agents.tool_calling import TrainableToolCallingAgent
-from toolroll.rollout.testing import EmbeddedEngine, PolicyRequest, Reply
 from toolroll.rollout.types import InteractionResult, Task, Trajectory
+from toolroll.testing import EmbeddedEngine, PolicyRequest, Reply
 
 TOOLS_LAST = (
     "{%- for m in messages %}{%- if m.role == 'user' and tools and loop.last %}"

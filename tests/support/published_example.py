@@ -112,7 +112,7 @@ class _Policy:
     def __call__(self, request: Any) -> Any:
         from support.episodes import call
 
-        from toolroll.rollout.testing import Reply
+        from toolroll.testing import Reply
 
         self.turn += 1
         if self.turn > 1:
@@ -127,7 +127,7 @@ async def _main() -> dict[str, Any]:
     from slime.utils.types import Sample
     from tau_bench.envs import get_env
 
-    from toolroll.rollout.testing import EmbeddedEngine, load_embedded_tokenizer
+    from toolroll.testing import EmbeddedEngine, load_embedded_tokenizer
 
     config = generate_with_tau.tau_config
     config.user_strategy = "human"

@@ -9,8 +9,8 @@ from support.endpoints import Bench
 from support.episodes import call
 from support.listed_environment import TOOL
 
-from toolroll.rollout.server.sessions.live_session import LiveSession
-from toolroll.rollout.testing import PolicyRequest
+from toolroll.endpoint.sessions.live_session import LiveSession
+from toolroll.testing import PolicyRequest
 
 USER: Any = {"role": "user", "content": "Hi"}
 CHAT = "/sessions/{}/v1/chat/completions"

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from toolroll.rollout.runs.compare.difference import Difference
+from toolroll.evaluation.compare.difference import Difference
 
 Array = npt.NDArray[np.float64]
 Interval = Callable[[Array, np.random.Generator], tuple[float, float]]

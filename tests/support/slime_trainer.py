@@ -15,10 +15,10 @@ import pytest
 from support import slime_mirror
 from support.qwen import tokenizer_for, trl_template
 
-from toolroll.rollout.adapters import slime
 from toolroll.rollout.runs.registry import load_environment
-from toolroll.rollout.testing import EmbeddedEngine, PolicyRequest, Reply, load_embedded_tokenizer
-from toolroll.rollout.testing.reference_policy import write_action
+from toolroll.testing import EmbeddedEngine, PolicyRequest, Reply, load_embedded_tokenizer
+from toolroll.testing.reference_policy import write_action
+from toolroll.trainers import slime
 
 DESK = load_environment("desk")
 TASKS = DESK.tasks("test")

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from toolroll.endpoint.answers.result import CompletionResult
+from toolroll.endpoint.dialects.openai_chat import ChatCompletions, ChatWriter
+from toolroll.endpoint.requests.request_bodies import ChatRequest
 from toolroll.parsers.types import Delta
-from toolroll.rollout.server.answers.result import CompletionResult
-from toolroll.rollout.server.dialects.openai_chat import ChatCompletions, ChatWriter
-from toolroll.rollout.server.requests.request_bodies import ChatRequest
 from toolroll.rollout.template.encode import Encoder
-from toolroll.rollout.testing import load_embedded_tokenizer
+from toolroll.testing import load_embedded_tokenizer
 
 
 @cache

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from toolroll.agents.environments.tau2.factory import action_groups
 from toolroll.agents.users import STOP_MARKER, CallTool
+from toolroll.environments.tau2.factory import action_groups
 from toolroll.rollout.types import Tool
 
 

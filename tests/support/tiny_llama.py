@@ -13,7 +13,7 @@ import numpy as np
 from safetensors.numpy import save_file
 from support.wire import Wire
 
-from toolroll.rollout.testing import EmbeddedEngine, embedded_tokenizer_path, load_engine
+from toolroll.testing import EmbeddedEngine, embedded_tokenizer_path, load_engine
 
 VOCABULARY = 4128
 CONFIG: dict[str, Any] = {

@@ -13,7 +13,6 @@ from typing import Any
 
 from support.listed_environment import TOOL
 
-from toolroll.rollout.testing import PolicyRequest
 from toolroll.rollout.types import (
     Action,
     Environment,
@@ -22,6 +21,7 @@ from toolroll.rollout.types import (
     StepResult,
     Task,
 )
+from toolroll.testing import PolicyRequest
 
 _SEEN = ("frog", "fish", "newt", "reed")
 

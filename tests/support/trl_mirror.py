@@ -7,7 +7,7 @@ from typing import Any
 
 from support.standins import named
 
-from toolroll.rollout.testing import load_embedded_tokenizer
+from toolroll.testing import load_embedded_tokenizer
 
 
 def a_trainer(**config: Any) -> Any:

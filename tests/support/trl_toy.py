@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from toolroll.rollout.adapters.trl import reward
 from toolroll.rollout.engine import EngineClient, ModelInfo, Progress
-from toolroll.rollout.testing import load_embedded_tokenizer
 from toolroll.rollout.types import Completion, GenerateRequest, WeightVersion
+from toolroll.testing import load_embedded_tokenizer
+from toolroll.trainers.trl import reward
 
 ARMS = """
 from toolroll.rollout.types import (

@@ -11,7 +11,7 @@ from support.episodes import call, serving
 from toolroll.rollout.model.conversation import Conversation
 from toolroll.rollout.template.served import ServedSequence
 from toolroll.rollout.template.verify import Verifier
-from toolroll.rollout.testing import load_embedded_tokenizer
+from toolroll.testing import load_embedded_tokenizer
 
 TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
 USER = {"role": "user", "content": "Where is <|end|>?"}

@@ -25,8 +25,8 @@ from toolroll.rollout.model.model import Model
 from toolroll.rollout.runs.runner import Runner, RunStoppedError
 from toolroll.rollout.settings import RunSettings
 from toolroll.rollout.template import ChatTemplate
-from toolroll.rollout.testing import load_embedded_tokenizer
 from toolroll.rollout.types import Action, StepResult, Task
+from toolroll.testing import load_embedded_tokenizer
 
 PARAMS = {"temperature": 1.0, "max_new_tokens": 256}
 SAMPLES = 3

@@ -175,7 +175,7 @@ def test_the_installed_library_works(clean: Path, tmp_path: Path) -> None:
     code = (
         "import toolroll\n"
         "for name in toolroll.__all__: getattr(toolroll, name)\n"
-        "from toolroll.rollout.testing import load_embedded_tokenizer\n"
+        "from toolroll.testing import load_embedded_tokenizer\n"
         "print(len(load_embedded_tokenizer()) > 0, "
         "len(toolroll.load_environment('desk').tasks('test')) > 0)\n"
     )

@@ -25,14 +25,14 @@ from support.processes import serving
 from support.tiny_llama import write_tiny_llama
 
 from toolroll.rollout.runs.episode_file import read_episodes
-from toolroll.rollout.testing import (
+from toolroll.testing import (
     EmbeddedEngine,
     PolicyRequest,
     reference_policy,
     serve_in_thread,
 )
 
-MAIN = "from toolroll.rollout.cli import main; main()"
+MAIN = "from toolroll.cli import main; main()"
 
 
 LEFT_BEHIND = {
@@ -47,7 +47,7 @@ def test_it_ends_although_what_an_environment_left_behind_does_not(left: str) ->
     arguments, status = (["run", "nothing"], 2) if left == "exit function" else (["envs"], 0)
     lines = [
         "import atexit, concurrent.futures, threading",
-        "from toolroll.rollout.cli import app, main",
+        "from toolroll.cli import app, main",
         "app.EXIT_SECONDS = 0.1",
         "hang = threading.Event().wait",
         LEFT_BEHIND[left],
@@ -141,7 +141,7 @@ def test_a_stopped_demo_begins_no_further_environment(tmp_path: Path) -> None:
 async def test_it_serves_until_it_is_told_to_stop(tokenizer: Any) -> None:
     async with EmbeddedEngine(tokenizer, lambda request: "Hello.") as engine:
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-c", "from toolroll.rollout.cli import main; main()",
+            sys.executable, "-c", "from toolroll.cli import main; main()",
             "serve", "--model", "embedded", "--engine", engine.url, "--port", "0",
             stdout=asyncio.subprocess.PIPE,
         )  # fmt: skip

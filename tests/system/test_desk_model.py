@@ -12,8 +12,8 @@ from toolroll.rollout.model.tokenizers import desk_model_path
 from toolroll.rollout.runs.registry import agent_maker
 from toolroll.rollout.runs.runner import Runner
 from toolroll.rollout.settings import RunSettings
-from toolroll.rollout.testing import load_engine
 from toolroll.rollout.types import Episode
+from toolroll.testing import load_engine
 
 EXPECTED = {"test": (0.0, 0.25), "held-out": (0.8, 1.0)}
 """Bounds of the mean reward at temperature 1, wider than its 99 % interval."""
@@ -43,7 +43,7 @@ def test_the_model_is_served_without_torch() -> None:
         "import asyncio, sys\n"
         "sys.modules['torch'] = None\n"
         "from toolroll.rollout.model.tokenizers import desk_model_path\n"
-        "from toolroll.rollout.testing import load_engine\n"
+        "from toolroll.testing import load_engine\n"
         "async def main():\n"
         "    async with load_engine(desk_model_path()) as engine:\n"
         "        print(engine.model_name)\n"

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from toolroll.rollout.server import EndpointSettings
+from toolroll.endpoint import EndpointSettings
 
 DOCKERFILE = Path(__file__).parents[2] / "Dockerfile"
 TEXT = DOCKERFILE.read_text(encoding="utf-8").replace("\\\n", " ")

@@ -16,7 +16,7 @@ from support.endpoints import judge
 from support.episodes import call
 from support.patience import PATIENCE
 
-from toolroll.rollout.testing import EmbeddedEngine, load_embedded_tokenizer
+from toolroll.testing import EmbeddedEngine, load_embedded_tokenizer
 
 ROOT = Path(__file__).parents[2]
 SAID = [
@@ -36,7 +36,7 @@ async def test_the_agents_sdk_against_toolroll_serve() -> None:
     async with EmbeddedEngine(
         load_embedded_tokenizer(), lambda request: SAID[request.call], split="random"
     ) as engine:
-        main = "from toolroll.rollout.cli import main; main()"
+        main = "from toolroll.cli import main; main()"
         server = await started(
             "-c", main, "serve", "--model", "embedded", "--engine", engine.url, "--port", "0"
         )

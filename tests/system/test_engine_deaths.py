@@ -26,7 +26,7 @@ from toolroll.rollout.runs.registry import find_environment
 
 pytestmark = pytest.mark.faults
 
-MAIN = "from toolroll.rollout.cli import main; main()"
+MAIN = "from toolroll.cli import main; main()"
 SAMPLES = 7 if FULL else 3
 EPISODES = 33 * SAMPLES
 DOWN = 60.0 if FULL else 0.0

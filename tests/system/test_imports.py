@@ -52,10 +52,10 @@ def test_the_facade_loads_nothing_of_its_own_at_import() -> None:
 
 
 NEED_OPENAI = (
-    "toolroll.rollout.server.in_process",
-    "toolroll.rollout.adapters.atropos",
-    "toolroll.rollout.adapters.openrlhf",
-    "toolroll.rollout.adapters.verifiers",
+    "toolroll.endpoint.in_process",
+    "toolroll.trainers.atropos",
+    "toolroll.trainers.openrlhf",
+    "toolroll.trainers.verifiers",
 )
 """They subclass the OpenAI SDK's client, or classes of a trainer that imports the SDK or httpx."""
 
@@ -76,7 +76,7 @@ def test_using_a_public_name_loads_nothing_heavy() -> None:
 
 def test_the_command_shows_its_help_without_what_its_commands_need() -> None:
     code = (
-        "import sys; from toolroll.rollout.cli import app; "
+        "import sys; from toolroll.cli import app; "
         "print(*{'aiohttp', 'jinja2', 'jsonschema_rs', 'numpy', 'transformers'} & set(sys.modules))"
     )
     assert printed(code).split() == []
@@ -121,7 +121,7 @@ def test_neither_wheel_is_imported() -> None:
 
 def test_d11_an_import_sets_up_no_logging() -> None:
     code = (
-        "import logging, toolroll.rollout.server, toolroll.rollout.adapters.openrlhf as o; "
+        "import logging, toolroll.endpoint, toolroll.trainers.openrlhf as o; "
         "assert not logging.getLogger().handlers"
     )
     printed(code)

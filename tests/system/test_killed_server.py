@@ -22,11 +22,11 @@ from support.faults.size import FULL
 from support.patience import PATIENCE
 from support.processes import Server, serving
 
-from toolroll.rollout.cli.view import view
+from toolroll.cli.view import view
+from toolroll.evaluation.export.dataset import sample_rows
 from toolroll.rollout.runs.episode_file import read_episodes
-from toolroll.rollout.runs.export.dataset import sample_rows
 from toolroll.rollout.runs.provenance import package_version
-from toolroll.rollout.testing import (
+from toolroll.testing import (
     EmbeddedEngine,
     PolicyRequest,
     load_embedded_tokenizer,

@@ -11,7 +11,7 @@ import pytest
 from support.commands import toolroll
 from support.patience import PATIENCE
 
-from toolroll.rollout.cli.new_env import new_env
+from toolroll.cli.new_env import new_env
 from toolroll.rollout.errors import UsageError
 
 

@@ -28,7 +28,7 @@ from support.ray_processes import local_cluster, workers
 from support.results import content
 from support.toy_environment import PondFactory, look
 
-from toolroll.rollout.cli.run_command import run
+from toolroll.cli.run_command import run
 from toolroll.rollout.errors import RolloutError, UsageError
 from toolroll.rollout.runs import ray_worker
 from toolroll.rollout.runs.episode_file import read_episodes
@@ -36,16 +36,16 @@ from toolroll.rollout.runs.ray import RayRunner
 from toolroll.rollout.runs.registry import find_environment
 from toolroll.rollout.runs.run_config import RunConfig
 from toolroll.rollout.runs.runner import Runner, RunStoppedError
-from toolroll.rollout.testing import (
+from toolroll.rollout.types import Episode
+from toolroll.testing import (
     EmbeddedEngine,
     PolicyRequest,
     load_embedded_tokenizer,
     play_references,
     serve_in_thread,
 )
-from toolroll.rollout.types import Episode
 
-MAIN = "from toolroll.rollout.cli import main; main()"
+MAIN = "from toolroll.cli import main; main()"
 SAMPLES = worker_factories.SAMPLES
 SIGNALS = (
     [signal.SIGTERM, signal.SIGKILL]

@@ -25,24 +25,17 @@ from support.program_trials import (
 from support.toy_environment import Pond
 from support.wire import until
 
-from toolroll.agents.environments.harbor import HarborTask
-from toolroll.agents.environments.sandboxed import SandboxEnvironment
-from toolroll.agents.programs.harbor_trial import HarborTrial
-from toolroll.agents.programs.program_settings import ProgramSettings
-from toolroll.agents.programs.sandbox import Exit, Sandbox
+from toolroll.environments.harbor import HarborTask
+from toolroll.environments.programs.harbor_trial import HarborTrial
+from toolroll.environments.programs.program_settings import ProgramSettings
+from toolroll.environments.programs.sandbox import Exit, Sandbox
+from toolroll.environments.sandboxed import SandboxEnvironment
+from toolroll.evaluation.environment_check import check
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.model.model import Model
-from toolroll.rollout.runs.environment_check import check
 from toolroll.rollout.runs.episode_file import read_episodes
 from toolroll.rollout.runs.runner import task_hash
 from toolroll.rollout.settings import RolloutArgs
-from toolroll.rollout.testing import (
-    EmbeddedEngine,
-    Fault,
-    PolicyRequest,
-    Reply,
-    load_embedded_tokenizer,
-)
 from toolroll.rollout.types import (
     Action,
     EnvironmentOptions,
@@ -52,6 +45,13 @@ from toolroll.rollout.types import (
     StepResult,
     StopReason,
     Task,
+)
+from toolroll.testing import (
+    EmbeddedEngine,
+    Fault,
+    PolicyRequest,
+    Reply,
+    load_embedded_tokenizer,
 )
 
 pytestmark = pytest.mark.skipif(bool(refusal()), reason=f"needs user namespaces: {refusal()}")

@@ -16,8 +16,8 @@ from toolroll.parsers.registry import get_parser
 from toolroll.rollout.engine import Engine, EngineConfig
 from toolroll.rollout.model.model import Model
 from toolroll.rollout.template import ChatTemplate
-from toolroll.rollout.testing import EmbeddedEngine, PolicyRequest
 from toolroll.rollout.types import Trajectory
+from toolroll.testing import EmbeddedEngine, PolicyRequest
 
 SOURCE = extra_templates().get("qwen3_5_think", "")
 TURNS, ROLLOUTS = 8, 8

@@ -19,7 +19,7 @@ from support.endpoints import Bench, judge
 from support.patience import PATIENCE
 from support.recorded_shapes import ClaudeCode, Codex
 
-from toolroll.rollout.testing import EmbeddedEngine, load_embedded_tokenizer
+from toolroll.testing import EmbeddedEngine, load_embedded_tokenizer
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "record-codex.md").read_text()
@@ -37,7 +37,7 @@ async def _recorded(words: list[str], agent: type[Any], tool: str) -> None:
     policy = lambda request: said[request.call % 3]
     async with EmbeddedEngine(load_embedded_tokenizer(), policy, split="random") as engine:
         words[words.index("--engine") + 1] = engine.url
-        main = "from toolroll.rollout.cli import main; main()"
+        main = "from toolroll.cli import main; main()"
         server = await asyncio.create_subprocess_exec(
             sys.executable,
             *("-c", main, *words, "--port", "0", "--history", "preserve"),

@@ -14,13 +14,13 @@ import pytest
 from support.patience import PATIENCE
 from support.program_trials import processes_of, refusal
 
-from toolroll.agents.programs.sandbox import OUTPUT, Exit, Sandbox
+from toolroll.environments.programs.sandbox import OUTPUT, Exit, Sandbox
 from toolroll.rollout.errors import EnvironmentFailure, UsageError
 
 pytestmark = pytest.mark.skipif(bool(refusal()), reason=f"needs user namespaces: {refusal()}")
 KEEP = """
 import asyncio, sys
-from toolroll.agents.programs.sandbox import Sandbox
+from toolroll.environments.programs.sandbox import Sandbox
 async def main():
     async with Sandbox() as sandbox:
         print("started", flush=True)

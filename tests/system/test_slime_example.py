@@ -19,10 +19,10 @@ import yaml
 from support import slime_mirror
 
 from toolroll.agents.users import UserConfig
-from toolroll.rollout.adapters.episodes import task_index
-from toolroll.rollout.adapters.slime import read_settings
-from toolroll.rollout.cli.tasks import task_lines, write_lines
+from toolroll.cli.tasks import task_lines, write_lines
 from toolroll.rollout.runs.registry import agent_maker, user_maker
+from toolroll.trainers.episodes import task_index
+from toolroll.trainers.slime import read_settings
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "slime_tau_bench"
@@ -204,7 +204,7 @@ def test_slime_s_parsers_take_the_script_s_arguments(parsed: dict[str, Any]) -> 
     assert (
         values["rollout_function_path"]
         == values["eval_function_path"]
-        == "toolroll.rollout.adapters.slime.generate_rollout"
+        == "toolroll.trainers.slime.generate_rollout"
     )
     assert (
         values["rollout_batch_size"],

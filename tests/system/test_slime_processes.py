@@ -22,9 +22,9 @@ from support.slime_trainer import (
     serving,
 )
 
-from toolroll.rollout.adapters.slime import close_rollout, generate, generate_rollout
-from toolroll.rollout.adapters.slime.ray_player import RayPlayer
-from toolroll.rollout.testing import Fault, PolicyRequest, Reply
+from toolroll.testing import Fault, PolicyRequest, Reply
+from toolroll.trainers.slime import close_rollout, generate, generate_rollout
+from toolroll.trainers.slime.ray_player import RayPlayer
 
 PROMPTS = [{"prompt": at} for at in range(4)]
 

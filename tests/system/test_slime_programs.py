@@ -12,10 +12,10 @@ from support.program_trials import command_of, processes_of, refusal, replies, w
 from support.slime_mirror import DataSource, train_data
 from support.slime_trainer import SAMPLING, serving
 
-from toolroll.rollout.adapters.slime import generate_rollout
-from toolroll.rollout.adapters.slime.generation import play_sample
-from toolroll.rollout.adapters.slime.training import close_rollout
-from toolroll.rollout.testing import Fault, PolicyRequest
+from toolroll.testing import Fault, PolicyRequest
+from toolroll.trainers.slime import generate_rollout
+from toolroll.trainers.slime.generation import play_sample
+from toolroll.trainers.slime.training import close_rollout
 
 MARKER = "98765432"
 

@@ -18,9 +18,9 @@ from playwright.sync_api import Browser, Page, expect, sync_playwright
 from support.results import episode
 from support.viewed import HOSTILE, called, viewed_run
 
-from toolroll.rollout.cli.follow import follow_app
+from toolroll.cli.follow import follow_app
+from toolroll.evaluation.viewer import PageRun, ShownTokens, write_page, write_side_by_side
 from toolroll.rollout.runs.episode_file import to_line
-from toolroll.rollout.runs.viewer import PageRun, ShownTokens, write_page, write_side_by_side
 
 
 @pytest.fixture(scope="module")

@@ -20,13 +20,13 @@ from typer.main import get_command
 from typer.testing import CliRunner
 from unit.adapters.test_same_episodes import ADAPTERS
 
+from toolroll.cli.app import app
 from toolroll.parsers import formats
 from toolroll.parsers.base import ToolCallParser
 from toolroll.parsers.registry import built_in_parsers
-from toolroll.rollout.adapters.frameworks import FRAMEWORKS, SUPPORT
-from toolroll.rollout.cli.app import app
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.runs.registry import environment_names
+from toolroll.trainers.frameworks import FRAMEWORKS, SUPPORT
 
 PACKAGES = {one.path.split(".")[3] for one in FRAMEWORKS}
 COMMANDS = get_command(app).commands  # type: ignore[attr-defined]

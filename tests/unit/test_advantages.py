@@ -11,15 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toolroll.rollout.advantages import (
+from toolroll.rollout.errors import UsageError
+from toolroll.rollout.types import InteractionResult, Trajectory, Turn
+from toolroll.trainers.advantages import (
     episode_returns,
     group_advantages,
     per_token,
     returns_to_go,
     turn_rewards,
 )
-from toolroll.rollout.errors import UsageError
-from toolroll.rollout.types import InteractionResult, Trajectory, Turn
 
 
 def sequence(*turns: Turn, length: int) -> Trajectory:

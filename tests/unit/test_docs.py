@@ -26,10 +26,10 @@ from typer.testing import CliRunner
 
 import toolroll
 from toolroll import Model, RolloutArgs, RunSettings
-from toolroll.rollout.adapters.episodes import EpisodeSettings
-from toolroll.rollout.cli.app import app
-from toolroll.rollout.server import Endpoint, EndpointServer, EndpointSettings
-from toolroll.rollout.testing import EmbeddedEngine, load_embedded_tokenizer, serve_in_thread
+from toolroll.cli.app import app
+from toolroll.endpoint import Endpoint, EndpointServer, EndpointSettings
+from toolroll.testing import EmbeddedEngine, load_embedded_tokenizer, serve_in_thread
+from toolroll.trainers.episodes import EpisodeSettings
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]

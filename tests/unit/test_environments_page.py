@@ -10,16 +10,16 @@ from pathlib import Path
 import pytest
 from support.commands import toolroll
 
+from toolroll.evaluation.environment_check import check
 from toolroll.rollout.model.tokenizers import desk_model_path
-from toolroll.rollout.runs.environment_check import check
 from toolroll.rollout.runs.episode_file import read_episodes
-from toolroll.rollout.testing import (
+from toolroll.testing import (
     EmbeddedEngine,
     load_embedded_tokenizer,
     load_engine,
     serve_in_thread,
 )
-from toolroll.rollout.testing.policy import script
+from toolroll.testing.policy import script
 
 PAGE = (Path(__file__).parents[2] / "docs" / "environments.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)

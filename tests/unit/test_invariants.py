@@ -17,8 +17,8 @@ from support.episodes import agent, call, judge, serving
 from support.listed_environment import ListedWorld
 
 from toolroll.rollout.errors import UserSimulatorError
-from toolroll.rollout.testing import Fault, PolicyRequest, Reply
 from toolroll.rollout.types import Action, InteractionResult, Status, StepResult, StopReason, Task
+from toolroll.testing import Fault, PolicyRequest, Reply
 
 pytestmark = pytest.mark.tokens
 

@@ -74,7 +74,7 @@ def test_there_are_no_import_cycles() -> None:
 
 def test_rollout_reaches_agents_by_entry_point_only() -> None:
     """No module below names one above as text either, as in
-    `import_module("toolroll.agents.environments.desk")`.
+    `import_module("toolroll.environments.desk")`.
     """
     for module in MODULES.values():
         above = {"parsers": ("rollout", "agents"), "rollout": ("agents",)}.get(module.floor, ())
@@ -112,7 +112,7 @@ SERVER_ROOMS = (
     ("metrics", "replies", "endpoint", "queries"),
     ("http", "in_process"),
 )
-"""The rooms and modules of `rollout/server`, in the same way. Modules of one line that are no
+"""The rooms and modules of `endpoint`, in the same way. Modules of one line that are no
 packages may import one another.
 """
 
@@ -157,7 +157,7 @@ def test_the_check_shares_no_code_with_what_it_checks() -> None:
 
 def test_each_room_imports_only_the_rooms_below_it() -> None:
     assert upward_imports("toolroll.rollout", ROOMS) == [], "see docs/architecture.md"
-    assert upward_imports("toolroll.rollout.server", SERVER_ROOMS) == []
+    assert upward_imports("toolroll.endpoint", SERVER_ROOMS) == []
 
 
 def test_the_links_at_the_top_show_the_package() -> None:

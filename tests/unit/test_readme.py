@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from toolroll.endpoint import EndpointSettings
 from toolroll.rollout.model.tokenizers import load_tokenizer
-from toolroll.rollout.server import EndpointSettings
 from toolroll.rollout.settings import ModelSettings
 
 ROOT = Path(__file__).parents[2]

@@ -13,11 +13,11 @@ from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 from toolroll.agents.loop.call_policy import CallPolicy
+from toolroll.agents.loop.environment_results import MOST_BYTES
 from toolroll.agents.loop.episode_agent import EpisodeAgent
 from toolroll.agents.loop.play import EpisodeConversation, Played, build_result
 from toolroll.parsers.types import ParsedReply
 from toolroll.rollout.model.turn import AssistantTurn
-from toolroll.rollout.runs.environment_results import MOST_BYTES
 from toolroll.rollout.runtime.threads import BlockingRunner
 from toolroll.rollout.types import Environment, InteractionResult, Message, Observation, Tool
 

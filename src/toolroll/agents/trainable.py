@@ -24,6 +24,8 @@ from typing import Any, Literal
 
 from toolroll.agents.environments.adapt import as_environment
 from toolroll.agents.loop.call_policy import ONE_CALL_A_TURN, CallPolicy
+from toolroll.agents.loop.environment_results import check_messages
+from toolroll.agents.loop.environment_runner import EnvironmentRunner
 from toolroll.agents.loop.episode_tracker import EpisodeTracker
 from toolroll.agents.loop.hook_environment import (
     HookEnvironment,
@@ -51,8 +53,6 @@ from toolroll.rollout.errors import EnvironmentFailure, UsageError
 from toolroll.rollout.model.conversation import Conversation, DeltaHook
 from toolroll.rollout.model.model import Model
 from toolroll.rollout.model.rollout_args import read_args
-from toolroll.rollout.runs.environment_results import check_messages
-from toolroll.rollout.runs.environment_runner import EnvironmentRunner
 from toolroll.rollout.runtime.foreign import guarded
 from toolroll.rollout.settings import RolloutArgs
 from toolroll.rollout.template import ChatTemplate

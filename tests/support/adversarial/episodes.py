@@ -24,7 +24,7 @@ from support.episodes import serving
 from toolroll.parsers.types import ParsedReply, ToolCall
 from toolroll.rollout.errors import TemplateError
 from toolroll.rollout.model.conversation import Conversation
-from toolroll.rollout.testing import EmbeddedEngine, PolicyRequest, Reply
+from toolroll.testing import EmbeddedEngine, PolicyRequest, Reply
 
 _FAREWELL = Step({"role": "assistant", "content": "That is all."}, ())
 PARAMS = {"max_new_tokens": 2048, "temperature": 1.0}

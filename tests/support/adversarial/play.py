@@ -19,7 +19,7 @@ from tokenizers import AddedToken
 
 from toolroll.rollout.errors import HistoryRewrittenError, TemplateError
 from toolroll.rollout.template import ChatTemplate
-from toolroll.rollout.testing import load_embedded_tokenizer
+from toolroll.testing import load_embedded_tokenizer
 
 History = Literal["fork", "preserve"]
 Outcome = tuple[Literal["append", "fork", "refuse", "crash"], Any]

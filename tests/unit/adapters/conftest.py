@@ -11,7 +11,7 @@ import pytest
 from support import slime_mirror
 from support.slime_trainer import real_slime
 
-from toolroll.rollout.adapters.slime.training import close_rollout
+from toolroll.trainers.slime.training import close_rollout
 
 
 @pytest.fixture(params=["mirror", pytest.param("real", marks=pytest.mark.peers)])

@@ -12,13 +12,13 @@ import pytest
 from support import areal
 from support.slime_trainer import reference_lines
 
-from toolroll.rollout.adapters.areal import ToolrollWorkflow
-from toolroll.rollout.adapters.areal import workflow as areal_workflow
-from toolroll.rollout.adapters.episodes import EpisodeSettings
-from toolroll.rollout.adapters.sequences import select_sequences
 from toolroll.rollout.errors import RolloutError, UsageError
-from toolroll.rollout.testing import EmbeddedEngine, PolicyRequest, load_embedded_tokenizer
 from toolroll.rollout.types import InteractionResult, StopReason, Trajectory, Turn, WeightVersion
+from toolroll.testing import EmbeddedEngine, PolicyRequest, load_embedded_tokenizer
+from toolroll.trainers.areal import ToolrollWorkflow
+from toolroll.trainers.areal import workflow as areal_workflow
+from toolroll.trainers.episodes import EpisodeSettings
+from toolroll.trainers.sequences import select_sequences
 
 torch = pytest.importorskip("torch", reason="AReaL takes tensors: install torch for the CPU")
 

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 from support.endpoints import Bench, endpoint
 
-from toolroll.rollout.adapters.atropos import ManagedServers
+from toolroll.endpoint.in_process import DummyManagedServer
 from toolroll.rollout.errors import UsageError
-from toolroll.rollout.server.in_process import DummyManagedServer
-from toolroll.rollout.testing import Reply, load_embedded_tokenizer
+from toolroll.testing import Reply, load_embedded_tokenizer
+from toolroll.trainers.atropos import ManagedServers
 
 USER: Any = {"role": "user", "content": "Hi"}
 

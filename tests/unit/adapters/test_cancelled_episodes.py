@@ -18,19 +18,19 @@ from support.trl_mirror import a_trainer
 from unit.adapters.test_same_episodes import ADAPTERS, World, with_skyrl
 
 from toolroll.agents.text_agent import TextAgent
-from toolroll.rollout.adapters import slime
-from toolroll.rollout.adapters.driven import DrivenEpisode
-from toolroll.rollout.adapters.episodes import EpisodeSettings, gather
-from toolroll.rollout.adapters.slime import generate_rollout
-from toolroll.rollout.adapters.trl import make_rollout_func
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.runtime.threads import Threads
-from toolroll.rollout.testing import (
+from toolroll.rollout.types import Task
+from toolroll.testing import (
     EmbeddedEngine,
     embedded_tokenizer_path,
     load_embedded_tokenizer,
 )
-from toolroll.rollout.types import Task
+from toolroll.trainers import slime
+from toolroll.trainers.driven import DrivenEpisode
+from toolroll.trainers.episodes import EpisodeSettings, gather
+from toolroll.trainers.slime import generate_rollout
+from toolroll.trainers.trl import make_rollout_func
 
 COUNT = 4
 SETTINGS: dict[str, Any] = {"env": NAME, "parser": "hermes"}

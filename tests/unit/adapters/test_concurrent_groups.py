@@ -27,13 +27,13 @@ from unit.adapters.test_same_episodes import (
     trainer_args,
 )
 
-from toolroll.rollout.adapters import slime
-from toolroll.rollout.testing import (
+from toolroll.testing import (
     EmbeddedEngine,
     Fault,
     PolicyRequest,
     load_embedded_tokenizer,
 )
+from toolroll.trainers import slime
 
 pytestmark = pytest.mark.slow
 

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from support.episodes import agent, call, serving
 
-from toolroll.rollout.adapters.driven import DrivenEpisode
-from toolroll.rollout.adapters.episodes import EpisodeSettings
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.runs.registry import load_environment
-from toolroll.rollout.testing import PolicyRequest, Reply, reference_logprobs
 from toolroll.rollout.types import EnvironmentOptions, StopReason
+from toolroll.testing import PolicyRequest, Reply, reference_logprobs
+from toolroll.trainers.driven import DrivenEpisode
+from toolroll.trainers.episodes import EpisodeSettings
 
 SAID = [call("search_catalog", title="Dune"), call("no_such_tool"), "Goodbye."]
 

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from toolroll.rollout.adapters.areal import ArealEngine
-from toolroll.rollout.adapters.framework_engine import VLLM_NAMES, FrameworkEngine, Sampled, renamed
-from toolroll.rollout.adapters.skyrl.generator import _SGLANG_NAMES, SkyrlEngine
 from toolroll.rollout.errors import CompletionError, UsageError
 from toolroll.rollout.types import GenerateRequest, WeightVersion
+from toolroll.trainers.areal import ArealEngine
+from toolroll.trainers.framework_engine import VLLM_NAMES, FrameworkEngine, Sampled, renamed
+from toolroll.trainers.skyrl.generator import _SGLANG_NAMES, SkyrlEngine
 
 REQUEST = GenerateRequest(
     np.array([1, 2], dtype=np.int32), {"max_new_tokens": 8, "stop_token_ids": [9]}, "session"

@@ -18,12 +18,12 @@ from support.miles_mirror import GenerateFnInput, GenerateState, Sample
 from support.slime_mirror import train_data
 from support.slime_trainer import SAMPLING, serving
 
-from toolroll.rollout.adapters import slime
-from toolroll.rollout.adapters.miles import generate
-from toolroll.rollout.adapters.slime import SlimeSettings, read_settings
-from toolroll.rollout.adapters.slime.samples import EpisodeSamples
 from toolroll.rollout.errors import UsageError
-from toolroll.rollout.testing import EmbeddedEngine
+from toolroll.testing import EmbeddedEngine
+from toolroll.trainers import slime
+from toolroll.trainers.miles import generate
+from toolroll.trainers.slime import SlimeSettings, read_settings
+from toolroll.trainers.slime.samples import EpisodeSamples
 
 
 @pytest.fixture(autouse=True)

@@ -9,16 +9,16 @@ import pytest
 from support.miles_mirror import Sample
 from support.results import trajectory
 
-from toolroll.rollout.adapters.openrlhf import executor
-from toolroll.rollout.adapters.sequences import training_sequences
-from toolroll.rollout.adapters.slime import to_samples
-from toolroll.rollout.adapters.trl import to_output
-from toolroll.rollout.adapters.verl import to_fields
+from toolroll.endpoint.in_process import ManagedServer
 from toolroll.rollout.engine import EngineClient, ModelInfo
 from toolroll.rollout.errors import TokenError
-from toolroll.rollout.server.in_process import ManagedServer
-from toolroll.rollout.testing import load_embedded_tokenizer
 from toolroll.rollout.types import Completion, GenerateRequest, InteractionResult, StopReason
+from toolroll.testing import load_embedded_tokenizer
+from toolroll.trainers.openrlhf import executor
+from toolroll.trainers.sequences import training_sequences
+from toolroll.trainers.slime import to_samples
+from toolroll.trainers.trl import to_output
+from toolroll.trainers.verl import to_fields
 
 WORDS = "1 trained tokens have no logprob, the first at position"
 

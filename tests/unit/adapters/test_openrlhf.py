@@ -25,11 +25,11 @@ from support.listed_environment import TOOL
 from support.qwen import tokenizer_for, trl_template
 from support.vllm_mirror import LlmEngine, asked_params
 
-from toolroll.rollout.adapters.openrlhf import AgentExecutor, VllmEngine
-from toolroll.rollout.adapters.openrlhf import executor as openrlhf_executor
 from toolroll.rollout.errors import UsageError
-from toolroll.rollout.testing import EmbeddedEngine, load_embedded_tokenizer
 from toolroll.rollout.types import Trajectory, Turn
+from toolroll.testing import EmbeddedEngine, load_embedded_tokenizer
+from toolroll.trainers.openrlhf import AgentExecutor, VllmEngine
+from toolroll.trainers.openrlhf import executor as openrlhf_executor
 
 
 @functools.cache

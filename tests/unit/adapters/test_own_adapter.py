@@ -9,7 +9,7 @@ import pytest
 from support.episodes import call
 from support.source import ROOT
 
-from toolroll.rollout.testing import reference_logprobs
+from toolroll.testing import reference_logprobs
 
 PAGE = (ROOT / "docs" / "adapters.md").read_text()
 BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)

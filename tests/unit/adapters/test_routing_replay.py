@@ -18,14 +18,7 @@ from support.framework_engines import GeneratorConfig, SkyrlClient, TrajectoryID
 from support.slime_trainer import SAMPLING, real_slime, says, serving
 from support.verl_mirror import Servers, loop_arguments
 
-from toolroll.rollout.adapters import miles, slime
-from toolroll.rollout.adapters.episodes import EpisodeSettings
-from toolroll.rollout.adapters.sequences import routed_experts, training_sequences
-from toolroll.rollout.adapters.skyrl import ToolrollGenerator
-from toolroll.rollout.adapters.slime import to_samples
-from toolroll.rollout.adapters.verl import ServerEngine, ToolrollAgentLoop, agent_loop
 from toolroll.rollout.errors import CompletionError, RolloutError, TokenError, UsageError
-from toolroll.rollout.testing import EmbeddedEngine, Fault, LoggedRequest, load_embedded_tokenizer
 from toolroll.rollout.types import (
     GenerateRequest,
     InteractionResult,
@@ -34,6 +27,13 @@ from toolroll.rollout.types import (
     Trajectory,
     Turn,
 )
+from toolroll.testing import EmbeddedEngine, Fault, LoggedRequest, load_embedded_tokenizer
+from toolroll.trainers import miles, slime
+from toolroll.trainers.episodes import EpisodeSettings
+from toolroll.trainers.sequences import routed_experts, training_sequences
+from toolroll.trainers.skyrl import ToolrollGenerator
+from toolroll.trainers.slime import to_samples
+from toolroll.trainers.verl import ServerEngine, ToolrollAgentLoop, agent_loop
 
 REPLAY = {"use_rollout_routing_replay": True, "num_layers": 2, "moe_router_topk": 2}
 SHAPE = (2, 2)

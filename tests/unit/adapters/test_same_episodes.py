@@ -30,31 +30,31 @@ from support.trl_mirror import a_trainer
 from support.vllm_mirror import LlmEngine, asked_params
 
 from toolroll.agents.text_agent import TextAgent
+from toolroll.endpoint import Endpoint, EndpointServer, EndpointSettings
+from toolroll.endpoint.in_process import ManagedServer
 from toolroll.parsers.openai import from_openai
 from toolroll.parsers.types import ToolCall
-from toolroll.rollout.adapters import openrlhf, slime
-from toolroll.rollout.adapters.areal import ToolrollWorkflow
-from toolroll.rollout.adapters.atropos import ManagedServers
-from toolroll.rollout.adapters.episodes import EpisodeSettings
-from toolroll.rollout.adapters.miles import generate
-from toolroll.rollout.adapters.skyrl import ToolrollGenerator
-from toolroll.rollout.adapters.trl import make_rollout_func
-from toolroll.rollout.adapters.verl import ToolrollAgentLoop, agent_loop
 from toolroll.rollout.errors import ActionError
 from toolroll.rollout.model.model import Model
 from toolroll.rollout.model.turn import AssistantTurn
 from toolroll.rollout.runs.runner import session_id
 from toolroll.rollout.runtime.threads import Threads
-from toolroll.rollout.server import Endpoint, EndpointServer, EndpointSettings
-from toolroll.rollout.server.in_process import ManagedServer
 from toolroll.rollout.settings import RolloutArgs
-from toolroll.rollout.testing import (
+from toolroll.rollout.types import Action, EnvironmentOptions
+from toolroll.testing import (
     EmbeddedEngine,
     PolicyRequest,
     load_embedded_tokenizer,
     play_references,
 )
-from toolroll.rollout.types import Action, EnvironmentOptions
+from toolroll.trainers import openrlhf, slime
+from toolroll.trainers.areal import ToolrollWorkflow
+from toolroll.trainers.atropos import ManagedServers
+from toolroll.trainers.episodes import EpisodeSettings
+from toolroll.trainers.miles import generate
+from toolroll.trainers.skyrl import ToolrollGenerator
+from toolroll.trainers.trl import make_rollout_func
+from toolroll.trainers.verl import ToolrollAgentLoop, agent_loop
 
 EPISODES = known_tasks()[:20]
 MAX_NEW = 256
@@ -418,7 +418,7 @@ absent("prime_sandboxes")  # a client of a paid service
 bare("verifiers", "verifiers.v1")
 
 from openai.types.chat import ChatCompletion
-from toolroll.rollout.adapters.verifiers import EndpointClient
+from toolroll.trainers.verifiers import EndpointClient
 from unit.adapters.test_same_episodes import EPISODES, play
 from verifiers.v1 import graph
 from verifiers.v1.clients import TrainClientConfig

@@ -19,13 +19,13 @@ from support.framework_engines import (
 from support.qwen import tokenizer_for, trl_template
 from support.slime_trainer import reference_lines
 
-from toolroll.rollout.adapters.episodes import EpisodeSettings
-from toolroll.rollout.adapters.sequences import select_sequences, training_sequences
-from toolroll.rollout.adapters.skyrl import ToolrollGenerator
-from toolroll.rollout.adapters.skyrl.generator import token_rewards
 from toolroll.rollout.errors import UsageError
-from toolroll.rollout.testing import EmbeddedEngine, PolicyRequest, Reply, load_embedded_tokenizer
 from toolroll.rollout.types import InteractionResult, Status, StopReason, Trajectory, Turn
+from toolroll.testing import EmbeddedEngine, PolicyRequest, Reply, load_embedded_tokenizer
+from toolroll.trainers.episodes import EpisodeSettings
+from toolroll.trainers.sequences import select_sequences, training_sequences
+from toolroll.trainers.skyrl import ToolrollGenerator
+from toolroll.trainers.skyrl.generator import token_rewards
 
 SETTINGS = EpisodeSettings(env="desk", parser="hermes", verify="always", max_turns=12, reruns=0)
 

@@ -30,23 +30,13 @@ from support.slime_trainer import (
 from support.tiers import costly
 from support.wire import until
 
-from toolroll.agents.environments.desk.environment import Desk
-from toolroll.rollout.adapters import miles
-from toolroll.rollout.adapters.parking import masked
-from toolroll.rollout.adapters.slime import (
-    aclose,
-    generate,
-    generate_rollout,
-    ray_player,
-    training,
-)
-from toolroll.rollout.adapters.slime.generation import _players, play_sample, player
-from toolroll.rollout.adapters.slime.samples import leaves
+from toolroll.environments.desk.environment import Desk
 from toolroll.rollout.engine import admission
 from toolroll.rollout.errors import RolloutError
 from toolroll.rollout.runs import worker_pool
 from toolroll.rollout.runs.worker_pool import WorkerDiedError
-from toolroll.rollout.testing import (
+from toolroll.rollout.types import Trajectory, Turn
+from toolroll.testing import (
     EmbeddedEngine,
     Fault,
     PolicyRequest,
@@ -54,8 +44,18 @@ from toolroll.rollout.testing import (
     embedded_tokenizer_path,
     fault_at,
 )
-from toolroll.rollout.testing.policy import LoggedRequest
-from toolroll.rollout.types import Trajectory, Turn
+from toolroll.testing.policy import LoggedRequest
+from toolroll.trainers import miles
+from toolroll.trainers.parking import masked
+from toolroll.trainers.slime import (
+    aclose,
+    generate,
+    generate_rollout,
+    ray_player,
+    training,
+)
+from toolroll.trainers.slime.generation import _players, play_sample, player
+from toolroll.trainers.slime.samples import leaves
 
 
 class Environments:
@@ -649,7 +649,7 @@ class Groups(DataSource):
 def slime_arguments(args: Namespace, **others: Any) -> None:
     vars(args).update(
         hf_checkpoint=str(embedded_tokenizer_path()),
-        custom_generate_function_path="toolroll.rollout.adapters.slime.generate",
+        custom_generate_function_path="toolroll.trainers.slime.generate",
         custom_rm_path=None,
         mask_offpolicy_in_partial_rollout=False,
         partial_rollout=False,

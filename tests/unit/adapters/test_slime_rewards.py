@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from toolroll.rollout.adapters.slime import normalize_rewards
 from toolroll.rollout.errors import UsageError
+from toolroll.trainers.slime import normalize_rewards
 
 
 def arguments(**given: Any) -> Namespace:

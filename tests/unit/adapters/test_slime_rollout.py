@@ -28,17 +28,17 @@ from support.slime_trainer import (
     serving,
 )
 
-from toolroll.rollout.adapters.slime import (
+from toolroll.rollout.errors import RolloutError, UsageError
+from toolroll.testing import (
+    Fault,
+    PolicyRequest,
+    Reply,
+)
+from toolroll.trainers.slime import (
     generate,
     generate_rollout,
     keep_group,
     training,
-)
-from toolroll.rollout.errors import RolloutError, UsageError
-from toolroll.rollout.testing import (
-    Fault,
-    PolicyRequest,
-    Reply,
 )
 
 # --- generate_rollout: a trainer's loop -----------------------------------------------------------
@@ -62,7 +62,7 @@ async def test_a_trainer_s_loop_gets_consistent_samples(sample_type: Any, closin
         )
 
     async with serving(policy, faults=faults, weight_version="1") as (engine, args):
-        args.dynamic_sampling_filter_path = "toolroll.rollout.adapters.slime.keep_group"
+        args.dynamic_sampling_filter_path = "toolroll.trainers.slime.keep_group"
         source = DataSource(sample_type, [{"prompt": 0}, {"prompt": 1}], n=8)
         outputs = [await asyncio.to_thread(generate_rollout, args, 0, source)]
         engine.weight_version = "3"

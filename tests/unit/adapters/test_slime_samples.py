@@ -27,18 +27,18 @@ from support.slime_trainer import (
 )
 
 from toolroll.agents.trainable_agents import TrainableToolCallingAgent
-from toolroll.rollout.adapters import slime
-from toolroll.rollout.adapters.episodes import EpisodeSettings
-from toolroll.rollout.adapters.slime import generate, keep_group, read_settings, to_samples
-from toolroll.rollout.adapters.slime.player import Player
 from toolroll.rollout.errors import UsageError
-from toolroll.rollout.testing import (
+from toolroll.rollout.types import InteractionResult, Status, StopReason, Trajectory
+from toolroll.testing import (
     Fault,
     PolicyRequest,
     Reply,
     embedded_tokenizer_path,
 )
-from toolroll.rollout.types import InteractionResult, Status, StopReason, Trajectory
+from toolroll.trainers import slime
+from toolroll.trainers.episodes import EpisodeSettings
+from toolroll.trainers.slime import generate, keep_group, read_settings, to_samples
+from toolroll.trainers.slime.player import Player
 
 # --- generate -------------------------------------------------------------------------------------
 
@@ -407,7 +407,7 @@ async def test_slime_s_own_loop_plays_our_generate(slime_loop: Any) -> None:
     async with serving(policy, faults=faults, weight_version="1") as (engine, args):
         vars(args).update(
             hf_checkpoint=str(embedded_tokenizer_path()),
-            custom_generate_function_path="toolroll.rollout.adapters.slime.generate",
+            custom_generate_function_path="toolroll.trainers.slime.generate",
             rollout_skip_special_tokens=False,
             mask_offpolicy_in_partial_rollout=False,
             custom_rm_path=None,

@@ -41,7 +41,6 @@ from toolroll.agents.trainable_agents import (
 )
 from toolroll.rollout.model.model import Model
 from toolroll.rollout.model.rollout_args import read_args
-from toolroll.rollout.testing import EmbeddedEngine, Reply
 from toolroll.rollout.types import (
     InteractionResult,
     Status,
@@ -50,6 +49,7 @@ from toolroll.rollout.types import (
     Task,
     Trajectory,
 )
+from toolroll.testing import EmbeddedEngine, Reply
 
 pytestmark = pytest.mark.tokens
 

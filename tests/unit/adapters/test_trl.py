@@ -16,19 +16,19 @@ import pytest
 from support.desk_episodes import ByTask, known_tasks
 from support.trl_mirror import a_trainer
 
-from toolroll.rollout.adapters.episodes import EpisodeSettings
-from toolroll.rollout.adapters.trl import (
-    make_rollout_func,
-    reward,
-    weights_from_disk,
-)
 from toolroll.rollout.errors import EngineError, UsageError
-from toolroll.rollout.testing import (
+from toolroll.testing import (
     EmbeddedEngine,
     Fault,
     PolicyRequest,
     load_embedded_tokenizer,
     serve_in_thread,
+)
+from toolroll.trainers.episodes import EpisodeSettings
+from toolroll.trainers.trl import (
+    make_rollout_func,
+    reward,
+    weights_from_disk,
 )
 
 

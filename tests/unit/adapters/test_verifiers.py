@@ -13,8 +13,8 @@ import pytest
 from pydantic import BaseModel
 from support.standins import stand_in, stands_for
 
-from toolroll.rollout.adapters.verifiers import EndpointClient, register
 from toolroll.rollout.errors import UsageError
+from toolroll.trainers.verifiers import EndpointClient, register
 
 RAW: dict[str, Any] = {
     "prompt_token_ids": [1, 2],

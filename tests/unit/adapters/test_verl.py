@@ -16,24 +16,24 @@ from support.desk_episodes import ByTask, known_tasks
 from support.forked_episodes import episode
 from support.verl_mirror import Servers, TokenOutput, loop_arguments
 
-from toolroll.rollout.adapters.episodes import EpisodePlayer, why_aborted
-from toolroll.rollout.adapters.verl import (
-    ServerEngine,
-    ToolrollAgentLoop,
-    VerlSettings,
-    agent_loop,
-    to_fields,
-)
 from toolroll.rollout.errors import CompletionError, RolloutError, UsageError
 from toolroll.rollout.model.model import Model
 from toolroll.rollout.settings import RolloutArgs
-from toolroll.rollout.testing import EmbeddedEngine, load_embedded_tokenizer
 from toolroll.rollout.types import (
     GenerateRequest,
     InteractionResult,
     StopReason,
     Trajectory,
     Turn,
+)
+from toolroll.testing import EmbeddedEngine, load_embedded_tokenizer
+from toolroll.trainers.episodes import EpisodePlayer, why_aborted
+from toolroll.trainers.verl import (
+    ServerEngine,
+    ToolrollAgentLoop,
+    VerlSettings,
+    agent_loop,
+    to_fields,
 )
 
 SAMPLING = {"max_new_tokens": 256, "temperature": 1.0}

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jsonschema_rs import meta
 
-from toolroll.agents.environments.desk import (
+from toolroll.agents.users import STOP_MARKER, ScriptedUser
+from toolroll.environments.desk import (
     DESK,
     TODAY,
     TOOLS,
@@ -23,7 +24,6 @@ from toolroll.agents.environments.desk import (
     open_database,
     reference,
 )
-from toolroll.agents.users import STOP_MARKER, ScriptedUser
 from toolroll.parsers.types import ToolCall
 from toolroll.rollout.errors import ActionError, UsageError, UserSimulatorError
 from toolroll.rollout.types import Action, EnvironmentOptions, StepResult, Task

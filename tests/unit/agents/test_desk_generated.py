@@ -6,9 +6,9 @@ from collections import Counter
 
 import pytest
 
-from toolroll.agents.environments.desk import DESK, reference
-from toolroll.agents.environments.desk.generate import generate
-from toolroll.agents.environments.desk.tools import handwritten
+from toolroll.environments.desk import DESK, reference
+from toolroll.environments.desk.generate import generate
+from toolroll.environments.desk.tools import handwritten
 from toolroll.rollout.types import Action, EnvironmentOptions, Task
 
 PART = [Task(row["id"], at, "train", row) for at, row in enumerate(generate(200, held_out=False))]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from support.tau import BOTH, TauBench, needed
 
-from toolroll.rollout.runs.do_nothing import play_floor
+from toolroll.evaluation.do_nothing import play_floor
 from toolroll.rollout.runs.registry import find_environment
 
 

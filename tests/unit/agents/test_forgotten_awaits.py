@@ -14,8 +14,8 @@ from support.listed_environment import ListedWorld
 from toolroll.agents.tool_calling import TrainableToolCallingAgent
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.model.model import Model
-from toolroll.rollout.testing import Reply, load_embedded_tokenizer
 from toolroll.rollout.types import InteractionResult, Status, StepResult, StopReason
+from toolroll.testing import Reply, load_embedded_tokenizer
 
 LOOK = Reply(call("look", at="here"))
 

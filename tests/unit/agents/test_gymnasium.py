@@ -11,12 +11,12 @@ from support.episodes import agent, call, judge, serving
 from support.listed_environment import TOOL
 
 from toolroll.agents.environments.adapt import GymStyleEnvironment, as_environment, is_gym_style
+from toolroll.agents.loop.environment_runner import DRAWN, EnvironmentRunner
 from toolroll.parsers.types import ToolCall
 from toolroll.rollout.errors import ActionError, UsageError
-from toolroll.rollout.runs.environment_runner import DRAWN, EnvironmentRunner
 from toolroll.rollout.runtime.threads import Threads
-from toolroll.rollout.testing import script
 from toolroll.rollout.types import Action, StepResult, StopReason, Task
+from toolroll.testing import script
 
 
 class Doors(gymnasium.Env[str, str]):

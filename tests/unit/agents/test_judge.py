@@ -21,14 +21,15 @@ from toolroll import (
     tool_environment,
 )
 from toolroll.agents.chat_client import ChatClient
-from toolroll.agents.judge import Judge
-from toolroll.rollout.cli.display import remarks
+from toolroll.cli.display import remarks
+from toolroll.evaluation.judge import Judge
 from toolroll.rollout.errors import EnvironmentFailure
 from toolroll.rollout.runs.provenance import benchmark_packages
 from toolroll.rollout.runs.report import report
 from toolroll.rollout.runs.run_directory import RunDirectory
 from toolroll.rollout.runs.summary import Summary
-from toolroll.rollout.testing import (
+from toolroll.rollout.types import Message, StopReason
+from toolroll.testing import (
     EmbeddedEngine,
     Fault,
     fault_at,
@@ -36,7 +37,6 @@ from toolroll.rollout.testing import (
     play_episode,
     serve_in_thread,
 )
-from toolroll.rollout.types import Message, StopReason
 
 GOOD = '{"reason": "It is right.", "score": 1}'
 RECORD: list[Message] = [{"role": "assistant", "content": "It is 42."}]
@@ -200,7 +200,7 @@ async def test_equal_records_at_once_get_one_verdict(monkeypatch: pytest.MonkeyP
             closed.append(self)
             await super().aclose()
 
-    monkeypatch.setattr("toolroll.agents.judge.ChatClient", Client)
+    monkeypatch.setattr("toolroll.evaluation.judge.ChatClient", Client)
     with judging(GOOD, '{"reason": "No.", "score": 0}') as (_, judge):
         one = judge()
         verdicts = await asyncio.gather(one.verdict(RECORD), one.verdict(RECORD))

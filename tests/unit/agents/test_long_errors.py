@@ -16,8 +16,8 @@ from toolroll.rollout.errors import ActionError, EngineError, RolloutError, capp
 from toolroll.rollout.runs.episode_file import to_line
 from toolroll.rollout.runs.runner import Runner
 from toolroll.rollout.settings import RunSettings
-from toolroll.rollout.testing import Fault, fault_at
 from toolroll.rollout.types import Episode, Status
+from toolroll.testing import Fault, fault_at
 
 LONG = "x" * 2_000_000
 

@@ -13,15 +13,14 @@ from support.episodes import agent, call, judge, serving
 from support.listed_environment import ListedWorld
 from support.scripted_runs import Scripted, ScriptedFactory, play
 
+from toolroll.agents.loop.environment_runner import EnvironmentRunner
 from toolroll.agents.openai_baseline import make_baseline
 from toolroll.agents.text_agent import make_do_nothing
 from toolroll.agents.tool_calling import TrainableToolCallingAgent, make_agent
 from toolroll.parsers.types import ToolCall
 from toolroll.rollout.errors import ActionError, EnvironmentFailure
-from toolroll.rollout.runs.environment_runner import EnvironmentRunner
 from toolroll.rollout.runs.run_config import RunConfig
 from toolroll.rollout.runtime.threads import Threads
-from toolroll.rollout.testing import PolicyRequest
 from toolroll.rollout.types import (
     Action,
     InteractionResult,
@@ -31,6 +30,7 @@ from toolroll.rollout.types import (
     StopReason,
     Task,
 )
+from toolroll.testing import PolicyRequest
 
 LONG = 100_000
 TEXT = "a frog, a fish " * 8_000

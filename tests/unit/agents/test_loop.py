@@ -29,7 +29,6 @@ from toolroll.rollout.model.conversation import Conversation
 from toolroll.rollout.model.model import Model
 from toolroll.rollout.model.turn import AssistantTurn
 from toolroll.rollout.template import ChatTemplate
-from toolroll.rollout.testing import EmbeddedEngine
 from toolroll.rollout.types import (
     Action,
     Environment,
@@ -41,6 +40,7 @@ from toolroll.rollout.types import (
     Task,
     Tool,
 )
+from toolroll.testing import EmbeddedEngine
 
 TOOL: Tool = {
     "type": "function",

@@ -23,7 +23,6 @@ from toolroll.rollout.errors import UsageError
 from toolroll.rollout.runs.episode_file import from_line, read_episodes, to_line
 from toolroll.rollout.runs.registry import find_environment
 from toolroll.rollout.runtime.threads import Threads
-from toolroll.rollout.testing import EmbeddedEngine, echo, serve_in_thread
 from toolroll.rollout.types import (
     Action,
     EnvironmentOptions,
@@ -33,6 +32,7 @@ from toolroll.rollout.types import (
     StopReason,
     Task,
 )
+from toolroll.testing import EmbeddedEngine, echo, serve_in_thread
 
 
 def says(*arguments: Any, **named: Any) -> Answer:

@@ -10,12 +10,12 @@ from support.episodes import call, serving
 from support.listed_environment import ListedWorld
 
 from toolroll.agents.environments.adapt import TauStyleEnvironment
-from toolroll.agents.environments.bfcl.environment import BfclEnvironment
 from toolroll.agents.environments.tau_bench.environment import TauBenchEnvironment
 from toolroll.agents.loop.call_policy import CallPolicy
 from toolroll.agents.text_agent import TextAgent
 from toolroll.agents.tool_calling import TrainableToolCallingAgent, make_agent
 from toolroll.agents.trainable import TrainableAgentMixin
+from toolroll.environments.bfcl.environment import BfclEnvironment
 from toolroll.parsers.types import ParsedReply, ToolCall
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.model.turn import AssistantTurn

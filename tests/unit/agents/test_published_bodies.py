@@ -27,8 +27,8 @@ from toolroll.agents.trainable_agents import (
 )
 from toolroll.parsers.openai import create_openai_adapter
 from toolroll.rollout.model.model import Model
-from toolroll.rollout.testing import PolicyRequest, Reply, load_embedded_tokenizer
 from toolroll.rollout.types import InteractionResult, Status, StopReason
+from toolroll.testing import PolicyRequest, Reply, load_embedded_tokenizer
 
 types: Any = import_module("support.tau_mini.types")  # without litellm
 

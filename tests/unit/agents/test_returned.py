@@ -21,8 +21,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from support.scripted_runs import Scripted, ScriptedFactory, play
 
+from toolroll.agents.loop.environment_results import checked_step
 from toolroll.rollout.errors import EnvironmentFailure, first_error
-from toolroll.rollout.runs.environment_results import checked_step
 from toolroll.rollout.runs.episode_file import from_line, to_line
 from toolroll.rollout.runs.runner import Runner, checked_result
 from toolroll.rollout.runs.summary import Summary

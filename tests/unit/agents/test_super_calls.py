@@ -15,6 +15,7 @@ from support.listed_environment import ListedWorld
 from support.published import qwen
 from unit.agents.test_published_bodies import TOOLS, WIKI, Shop, agent_of, look_then_buy
 
+from toolroll.agents.loop.environment_runner import DRAWN
 from toolroll.agents.trainable_agents import (
     InteractionResult,
     Status,
@@ -22,10 +23,9 @@ from toolroll.agents.trainable_agents import (
     call_to_action_sglang,
 )
 from toolroll.rollout.errors import UsageError
-from toolroll.rollout.runs.environment_runner import DRAWN
 from toolroll.rollout.runs.registry import load_environment
-from toolroll.rollout.testing import PolicyRequest, Reply, load_embedded_tokenizer
 from toolroll.rollout.types import Action, EnvironmentOptions, Task
+from toolroll.testing import PolicyRequest, Reply, load_embedded_tokenizer
 
 
 class AsPublished(TrainableToolCallingAgent):

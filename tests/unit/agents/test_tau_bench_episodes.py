@@ -16,13 +16,13 @@ from toolroll.agents.environments.tau_bench import TauBenchFactory
 from toolroll.agents.tool_calling import TrainableToolCallingAgent
 from toolroll.agents.users import OpenAIUsers, UserConfig
 from toolroll.rollout.model.model import Model
-from toolroll.rollout.testing import (
+from toolroll.rollout.types import EnvironmentOptions, InteractionResult, Task
+from toolroll.testing import (
     EmbeddedEngine,
     PolicyRequest,
     play_references,
     reference_policy,
 )
-from toolroll.rollout.types import EnvironmentOptions, InteractionResult, Task
 
 
 def _user(request: PolicyRequest) -> str:

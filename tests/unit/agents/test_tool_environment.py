@@ -21,8 +21,8 @@ from toolroll import (
 from toolroll.agents.environments.tool_environment import ToolEnvironmentFactory
 from toolroll.rollout.errors import EnvironmentFailure
 from toolroll.rollout.runs.registry import find_environment
-from toolroll.rollout.testing import play_episode
 from toolroll.rollout.types import Environment, EnvironmentOptions, StepResult
+from toolroll.testing import play_episode
 
 TWENTY_LINES = '''from toolroll import tool_environment
 

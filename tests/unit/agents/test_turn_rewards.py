@@ -9,9 +9,7 @@ import pytest
 from support.episodes import agent, call, serving
 from support.qwen import tokenizer_for, trl_template
 
-from toolroll.rollout.advantages import turn_rewards
 from toolroll.rollout.session.trajectory_json import from_json, to_json
-from toolroll.rollout.testing import PolicyRequest, Reply
 from toolroll.rollout.types import (
     Action,
     Environment,
@@ -21,6 +19,8 @@ from toolroll.rollout.types import (
     StepResult,
     Task,
 )
+from toolroll.testing import PolicyRequest, Reply
+from toolroll.trainers.advantages import turn_rewards
 
 LOOK = {
     "type": "function",

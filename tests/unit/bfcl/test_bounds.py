@@ -12,9 +12,9 @@ import mpmath
 import pytest
 from support.memory import peak
 
-from toolroll.agents.environments.bfcl import MULTI_TURN_BASE
-from toolroll.agents.environments.bfcl.environment import BfclEnvironment
-from toolroll.agents.environments.bfcl.instances import BfclInstances
+from toolroll.environments.bfcl import MULTI_TURN_BASE
+from toolroll.environments.bfcl.environment import BfclEnvironment
+from toolroll.environments.bfcl.instances import BfclInstances
 from toolroll.parsers.types import ToolCall
 from toolroll.rollout.types import Action, EnvironmentOptions
 

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 from support.bfcl_official import official_verdicts
 
-from toolroll.agents.environments.bfcl import (
+from toolroll.environments.bfcl import (
     MULTI_TURN_BASE,
     MULTI_TURN_LONG_CONTEXT,
     MULTI_TURN_MISS_FUNC,
     MULTI_TURN_MISS_PARAM,
 )
-from toolroll.agents.environments.bfcl.environment import BfclFactory
+from toolroll.environments.bfcl.environment import BfclFactory
 from toolroll.parsers.types import ToolCall
 from toolroll.rollout.types import Action, EnvironmentOptions, Task
 

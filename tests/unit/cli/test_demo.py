@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from support.commands import toolroll
 
-from toolroll.rollout.cli import demo
+from toolroll.cli import demo
 from toolroll.rollout.model.tokenizers import desk_model_path
 from toolroll.rollout.runs.registry import choose_tasks
 

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from support.client import StartingEngine
 
-from toolroll.rollout.cli.app import main
+from toolroll.cli.app import main
 from toolroll.rollout.runs.episode_file import read_episodes
 from toolroll.rollout.runs.run_config import FREE
-from toolroll.rollout.testing import EmbeddedEngine, PolicyRequest, serve_in_thread
 from toolroll.rollout.types import Status
+from toolroll.testing import EmbeddedEngine, PolicyRequest, serve_in_thread
 
 RUN = ["run", "desk", "--model", "embedded", "--no-do-nothing"]
 DEAD = "http://127.0.0.1:9/v1"

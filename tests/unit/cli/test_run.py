@@ -16,17 +16,17 @@ import pytest
 from support.commands import run_command, toolroll
 from typer.testing import Result
 
-from toolroll.rollout.cli.app import main
+from toolroll.cli.app import main
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.runs.episode_file import read_episodes
 from toolroll.rollout.runs.registry import find_environment
-from toolroll.rollout.testing import EmbeddedEngine, PolicyRequest, play_references, serve_in_thread
+from toolroll.testing import EmbeddedEngine, PolicyRequest, play_references, serve_in_thread
 
 
 @pytest.fixture(scope="module")
 def engine() -> Iterator[EmbeddedEngine]:
     """Plays the desk's reference actions, with mistakes in half of the episodes."""
-    from toolroll.rollout.testing import load_embedded_tokenizer
+    from toolroll.testing import load_embedded_tokenizer
 
     desk = find_environment("desk")
     lines = play_references(desk, desk.tasks("test"), samples=2, mistakes=0.5, seed=4)

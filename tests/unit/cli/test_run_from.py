@@ -16,7 +16,7 @@ from toolroll.rollout.errors import UsageError
 from toolroll.rollout.model.tokenizers import desk_model_path
 from toolroll.rollout.runs.episode_file import read_episodes
 from toolroll.rollout.runs.run_config import RunConfig
-from toolroll.rollout.testing import EmbeddedEngine, load_engine, serve_in_thread
+from toolroll.testing import EmbeddedEngine, load_engine, serve_in_thread
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from typer.testing import Result
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.runs.episode_file import FILE_NAME, read_episodes
 from toolroll.rollout.runtime.garbage import THRESHOLD
-from toolroll.rollout.testing import EmbeddedEngine, PolicyRequest, serve_in_thread
+from toolroll.testing import EmbeddedEngine, PolicyRequest, serve_in_thread
 
 TASKS = 3
 

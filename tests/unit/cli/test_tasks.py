@@ -10,12 +10,12 @@ from rich.console import Console
 from support.commands import toolroll
 from support.tau import MINI
 
-from toolroll.agents.environments.desk import DESK
 from toolroll.agents.environments.tau_bench import INSTALL, TauBenchFactory
-from toolroll.rollout.adapters.episodes import task_index
-from toolroll.rollout.cli.display import show_environments
-from toolroll.rollout.cli.tasks import task_row
+from toolroll.cli.display import show_environments
+from toolroll.cli.tasks import task_row
+from toolroll.environments.desk import DESK
 from toolroll.rollout.errors import UsageError
+from toolroll.trainers.episodes import task_index
 
 
 def test_a_line_a_task(tmp_path: Path) -> None:
@@ -89,7 +89,7 @@ def test_the_tasks_of_a_file_name_it_with_its_whole_path(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A trainer reads them in another folder."""
-    (tmp_path / "mine.py").write_text("from toolroll.agents.environments.desk import DESK\n")
+    (tmp_path / "mine.py").write_text("from toolroll.environments.desk import DESK\n")
     monkeypatch.chdir(tmp_path)
     done = toolroll("tasks", "mine.py:DESK", "--tasks", 0)
     assert json.loads(done.stdout)["metadata"]["env"] == f"{tmp_path}/mine.py:DESK"

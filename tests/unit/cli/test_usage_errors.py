@@ -12,7 +12,7 @@ import pytest
 from support.results import episode
 from typer.testing import CliRunner
 
-from toolroll.rollout.cli.app import app, main
+from toolroll.cli.app import app, main
 from toolroll.rollout.runs.episode_file import FILE_NAME, to_line
 from toolroll.rollout.runs.report import report
 from toolroll.rollout.runs.run_config import RunConfig

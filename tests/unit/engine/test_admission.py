@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 from support.kv_pool import KvPool
 
-from toolroll.rollout.adapters.parking import ParkableEpisode
 from toolroll.rollout.engine import admission, generate_resumed
 from toolroll.rollout.engine.admission import Admission, Load, read_load
 from toolroll.rollout.runtime.time_limit import pausable
 from toolroll.rollout.types import Completion, GenerateRequest, IdArray
+from toolroll.trainers.parking import ParkableEpisode
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):

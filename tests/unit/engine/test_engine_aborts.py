@@ -14,7 +14,7 @@ from support.loop_clock import skip
 from support.patience import PATIENCE
 
 from toolroll.rollout.engine import Engine, EngineConfig
-from toolroll.rollout.testing import PolicyRequest, Reply
+from toolroll.testing import PolicyRequest, Reply
 
 # --- time limits and aborts -----------------------------------------------------------------------
 

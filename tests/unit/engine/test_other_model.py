@@ -18,8 +18,8 @@ from toolroll.rollout.engine import Engine, EngineConfig, ModelInfo
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.model.model import Model
 from toolroll.rollout.settings import RolloutArgs
-from toolroll.rollout.testing import load_embedded_tokenizer
 from toolroll.rollout.types import Completion
+from toolroll.testing import load_embedded_tokenizer
 
 CHANGED = "now serves a different model: 'b' instead of 'a'"
 

@@ -18,9 +18,9 @@ from support.loop_clock import skip
 from support.toy_environment import PondFactory, look
 
 from toolroll.agents.chat_client import ChatClient, ChatClientConfig
+from toolroll.agents.loop.environment_runner import EnvironmentRunner
 from toolroll.agents.users import OpenAIUsers, UserConfig
 from toolroll.parsers.registry import get_parser
-from toolroll.rollout.adapters.episodes import EpisodePlayer, EpisodeSettings
 from toolroll.rollout.engine import Engine, EngineConfig, Health
 from toolroll.rollout.engine.errors import from_response
 from toolroll.rollout.engine.outage import Outage
@@ -31,12 +31,10 @@ from toolroll.rollout.errors import (
     UserSimulatorError,
 )
 from toolroll.rollout.model.model import Model
-from toolroll.rollout.runs.environment_runner import EnvironmentRunner
 from toolroll.rollout.runs.runner import Runner
 from toolroll.rollout.runtime.time_limit import pausable
 from toolroll.rollout.settings import RolloutArgs, RunSettings
 from toolroll.rollout.template import ChatTemplate
-from toolroll.rollout.testing import EmbeddedEngine, PolicyRequest, Reply
 from toolroll.rollout.types import (
     Action,
     Environment,
@@ -47,6 +45,8 @@ from toolroll.rollout.types import (
     StopReason,
     Task,
 )
+from toolroll.testing import EmbeddedEngine, PolicyRequest, Reply
+from toolroll.trainers.episodes import EpisodePlayer, EpisodeSettings
 
 UP, DOWN = Health(True), Health(False, "no", down=True)
 

@@ -15,7 +15,8 @@ from support.tiers import costly
 from toolroll.rollout.engine import generate_resumed
 from toolroll.rollout.engine.resume import join
 from toolroll.rollout.engine.stream import Progress
-from toolroll.rollout.testing import (
+from toolroll.rollout.types import Completion, GenerateRequest, WeightVersion
+from toolroll.testing import (
     EmbeddedEngine,
     Fault,
     FaultPlan,
@@ -23,7 +24,6 @@ from toolroll.rollout.testing import (
     Reply,
     fault_at,
 )
-from toolroll.rollout.types import Completion, GenerateRequest, WeightVersion
 
 IDS = list(range(100, 130))
 

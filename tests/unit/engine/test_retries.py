@@ -11,7 +11,7 @@ from support.client import Pauses, client, flaky, refusal, request
 from support.http import completion, http_server, says
 
 from toolroll.rollout.errors import ContextOverflowError, EngineError
-from toolroll.rollout.testing import EmbeddedEngine, Reply
+from toolroll.testing import EmbeddedEngine, Reply
 
 # --- retries --------------------------------------------------------------------------------------
 

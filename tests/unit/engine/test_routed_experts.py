@@ -23,8 +23,8 @@ from toolroll.rollout.runs.episode_file import EpisodeStore, read_episodes
 from toolroll.rollout.runs.registry import load_environment
 from toolroll.rollout.runtime.routed_experts import ExpertsRecord, compact, new_rows, to_json
 from toolroll.rollout.settings import RolloutArgs
-from toolroll.rollout.testing import EmbeddedEngine, Fault, Reply
 from toolroll.rollout.types import EnvironmentOptions, Episode, GenerateRequest
+from toolroll.testing import EmbeddedEngine, Fault, Reply
 
 
 def request(ids: list[int], **more: Any) -> GenerateRequest:

@@ -18,8 +18,8 @@ from support.tiers import costly
 
 from toolroll.rollout.engine import Engine
 from toolroll.rollout.errors import ContextOverflowError, TokenError, UsageError
-from toolroll.rollout.testing import Fault, fault_at, script
 from toolroll.rollout.types import GenerateRequest
+from toolroll.testing import Fault, fault_at, script
 
 # --- what is sent ---------------------------------------------------------------------------------
 

@@ -23,7 +23,7 @@ from toolroll.rollout.engine import Engine
 from toolroll.rollout.engine.session_cache import SessionCache
 from toolroll.rollout.runs.runner import Runner, RunStoppedError
 from toolroll.rollout.settings import RunSettings
-from toolroll.rollout.testing import EmbeddedEngine, Fault, Reply, echo
+from toolroll.testing import EmbeddedEngine, Fault, Reply, echo
 
 PARAMS = {"temperature": 1.0, "max_new_tokens": 256}
 

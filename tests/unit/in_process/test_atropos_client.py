@@ -10,7 +10,7 @@ import pytest
 from openai import BadRequestError, BaseModel, NotFoundError
 from support.endpoints import endpoint
 
-from toolroll.rollout.server.in_process import (
+from toolroll.endpoint.in_process import (
     AtroposManagedClient,
     ChoiceLogprobs,
     DummyManagedServer,
@@ -22,7 +22,7 @@ from toolroll.rollout.server.in_process import (
     ManagedSession,
     ToolrollClient,
 )
-from toolroll.rollout.testing import load_embedded_tokenizer
+from toolroll.testing import load_embedded_tokenizer
 
 USER: Any = {"role": "user", "content": "Hi"}
 

@@ -16,12 +16,12 @@ from support.hostile import drop_logprob
 from support.listed_environment import TOOL
 from support.qwen import qwen3_tokenizer
 
-from toolroll.rollout.server.in_process import (
+from toolroll.endpoint.in_process import (
     ManagedSession,
     SequenceNode,
     managed_session,
 )
-from toolroll.rollout.testing import (
+from toolroll.testing import (
     Fault,
     Reply,
     load_embedded_tokenizer,

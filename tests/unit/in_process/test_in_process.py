@@ -15,8 +15,8 @@ from openai import APITimeoutError, AsyncOpenAI, BadRequestError, InternalServer
 from support.client_scenario import one_episode, play, saying
 from support.endpoints import Bench, endpoint, streamed
 
-from toolroll.rollout.server.in_process import ToolrollClient
-from toolroll.rollout.testing import Fault, Reply, load_embedded_tokenizer
+from toolroll.endpoint.in_process import ToolrollClient
+from toolroll.testing import Fault, Reply, load_embedded_tokenizer
 
 USER: Any = {"role": "user", "content": "Hi"}
 

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from toolroll.rollout.server.in_process import ManagedServer, SequenceNode
-from toolroll.rollout.testing import EmbeddedEngine, PolicyRequest, load_embedded_tokenizer
+from toolroll.endpoint.in_process import ManagedServer, SequenceNode
+from toolroll.testing import EmbeddedEngine, PolicyRequest, load_embedded_tokenizer
 
 Answer = tuple[tuple[int, ...], tuple[int, ...], tuple[np.float32, ...]]
 """The ids of the prompt, the sampled ids, and their logprobs."""

@@ -16,9 +16,9 @@ from support.episodes import call
 from support.listed_environment import TOOL
 from support.qwen import qwen3_tokenizer
 
+from toolroll.endpoint.in_process import DummyManagedServer, ManagedServer, SequenceNode
 from toolroll.rollout.errors import UsageError
-from toolroll.rollout.server.in_process import DummyManagedServer, ManagedServer, SequenceNode
-from toolroll.rollout.testing import load_embedded_tokenizer
+from toolroll.testing import load_embedded_tokenizer
 
 USER: Any = {"role": "user", "content": "Hi"}
 

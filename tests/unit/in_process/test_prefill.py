@@ -15,10 +15,10 @@ from support.episodes import call
 from support.listed_environment import TOOL
 from support.qwen import qwen3_tokenizer, tokenizer_for, trl_template
 
-from toolroll.rollout.server.in_process import ManagedServer, ManagedSession
+from toolroll.endpoint.in_process import ManagedServer, ManagedSession
 from toolroll.rollout.template.encode import as_ids
 from toolroll.rollout.template.served import ServedSequence, TurnSpan
-from toolroll.rollout.testing import load_embedded_tokenizer
+from toolroll.testing import load_embedded_tokenizer
 
 USER: Any = {"role": "user", "content": "Hi"}
 

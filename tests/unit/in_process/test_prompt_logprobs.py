@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from support.endpoints import endpoint
 
+from toolroll.endpoint.in_process import ManagedServer
 from toolroll.rollout.errors import ContextOverflowError, EngineError, UsageError
-from toolroll.rollout.server.in_process import ManagedServer
-from toolroll.rollout.testing import Fault, load_embedded_tokenizer, reference_logprob
+from toolroll.testing import Fault, load_embedded_tokenizer, reference_logprob
 
 USER: Any = {"role": "user", "content": "Hi"}
 

@@ -19,8 +19,8 @@ from toolroll.rollout.errors import ContextOverflowError, TemplateError, UsageEr
 from toolroll.rollout.model.conversation import Conversation
 from toolroll.rollout.model.model import Model
 from toolroll.rollout.template.delta import RenderedDelta
-from toolroll.rollout.testing import EmbeddedEngine, reference_logprobs
 from toolroll.rollout.types import Completion, GenerateRequest, Message, Tool
+from toolroll.testing import EmbeddedEngine, reference_logprobs
 
 pytestmark = pytest.mark.tokens
 

@@ -18,24 +18,24 @@ import pytest
 from aiohttp import web
 from support.http import http_server, says
 
+from toolroll.cli.app import main
+from toolroll.endpoint.endpoint import Endpoint
 from toolroll.parsers.registry import get_parser
-from toolroll.rollout.adapters.slime.player import Player
-from toolroll.rollout.adapters.slime.settings import read_settings
-from toolroll.rollout.cli.app import main
 from toolroll.rollout.engine import Engine, EngineClient, EngineConfig, ModelInfo, Progress
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.model.identity import check_identity, probe_text
 from toolroll.rollout.model.model import Model
 from toolroll.rollout.model.tokenizers import DESK_MODEL, desk_model_path, load_tokenizer
-from toolroll.rollout.server.endpoint import Endpoint
 from toolroll.rollout.template import ChatTemplate
-from toolroll.rollout.testing import (
+from toolroll.rollout.types import Completion, GenerateRequest
+from toolroll.testing import (
     EmbeddedEngine,
     embedded_tokenizer_path,
     load_engine,
     serve_in_thread,
 )
-from toolroll.rollout.types import Completion, GenerateRequest
+from toolroll.trainers.slime.player import Player
+from toolroll.trainers.slime.settings import read_settings
 
 ANOTHER = "whose tokenizer is not that of 'embedded' (--model)"
 

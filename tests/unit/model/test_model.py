@@ -14,14 +14,14 @@ import pytest
 from support.episodes import serving
 from transformers import dynamic_module_utils
 
-from toolroll.rollout.cli.check_template import report as report_on
+from toolroll.cli.check_template import report as report_on
 from toolroll.rollout.errors import ContextOverflowError, TemplateError, UsageError
 from toolroll.rollout.model.model import Model, read_template
 from toolroll.rollout.model.rollout_args import read_args
 from toolroll.rollout.model.tokenizers import load_tokenizer
 from toolroll.rollout.template import ChatTemplate
-from toolroll.rollout.testing import Fault, embedded_tokenizer_path, fault_at
 from toolroll.rollout.types import GenerateRequest, Message
+from toolroll.testing import Fault, embedded_tokenizer_path, fault_at
 
 ASK: list[Message] = [{"role": "user", "content": "Hi."}]
 ASKED = GenerateRequest(np.array([5, 6, 7], dtype=np.int32), {"max_new_tokens": 20}, "s")

@@ -15,12 +15,11 @@ from support.endpoints import endpoint
 from support.episodes import agent, call, serving
 from support.http import router_over
 
+from toolroll.endpoint.in_process import ManagedServer
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.model.model import Model
 from toolroll.rollout.model.tokenizers import find_placeholders
-from toolroll.rollout.server.in_process import ManagedServer
 from toolroll.rollout.settings import RolloutArgs
-from toolroll.rollout.testing import Reply, load_embedded_tokenizer
 from toolroll.rollout.types import (
     Action,
     Environment,
@@ -30,6 +29,7 @@ from toolroll.rollout.types import (
     StopReason,
     Task,
 )
+from toolroll.testing import Reply, load_embedded_tokenizer
 
 TEXT = [40, 41, 42]
 """Ids of ordinary text."""

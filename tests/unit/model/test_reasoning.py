@@ -12,13 +12,13 @@ from support.endpoints import endpoint
 from support.episodes import call, serving
 from support.listed_environment import TOOL
 
+from toolroll.endpoint.in_process import ManagedSession
 from toolroll.parsers.reasoning import get_reasoning
 from toolroll.rollout.model.conversation import Conversation
-from toolroll.rollout.server.in_process import ManagedSession
 from toolroll.rollout.template.chat_template import ChatTemplate
 from toolroll.rollout.template.encode import Encoder
-from toolroll.rollout.testing import load_embedded_tokenizer
 from toolroll.rollout.types import Message
+from toolroll.testing import load_embedded_tokenizer
 
 PARAMS = {"max_new_tokens": 64, "temperature": 1.0}
 SYSTEM: Message = {"role": "system", "content": "Be brief."}

@@ -17,7 +17,7 @@ from toolroll.rollout.model.model import Model
 from toolroll.rollout.runs.runner import Runner
 from toolroll.rollout.settings import RunSettings
 from toolroll.rollout.template import ChatTemplate
-from toolroll.rollout.testing import EmbeddedEngine, Reply
+from toolroll.testing import EmbeddedEngine, Reply
 
 SAMPLES = 6
 

@@ -12,9 +12,9 @@ import pytest
 from support.commands import toolroll
 from support.results import episode
 
+from toolroll.evaluation.compare import Question, compare, read_runs
+from toolroll.evaluation.compare.difference import Difference, holm, mcnemar
 from toolroll.rollout.errors import UsageError
-from toolroll.rollout.runs.compare import Question, compare, read_runs
-from toolroll.rollout.runs.compare.difference import Difference, holm, mcnemar
 from toolroll.rollout.runs.run_directory import RunDirectory
 from toolroll.rollout.types import Episode, StopReason
 

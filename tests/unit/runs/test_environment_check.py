@@ -25,9 +25,9 @@ from toolroll import (
     ToolCall,
     UsageError,
 )
-from toolroll.rollout.runs.environment_check import CheckResult, check
+from toolroll.evaluation.environment_check import CheckResult, check
+from toolroll.evaluation.environment_recorder import EnvironmentRecorder
 from toolroll.rollout.runs.environment_class import EnvironmentClass
-from toolroll.rollout.runs.environment_recorder import EnvironmentRecorder
 from toolroll.rollout.runs.registry import find_environment
 from toolroll.rollout.types import EnvironmentFactory, EnvironmentOptions
 

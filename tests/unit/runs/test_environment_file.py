@@ -15,7 +15,7 @@ from toolroll.rollout.types import EnvironmentOptions, Task
 ENV = '''
 from neighbor_of_env import START
 from toolroll import Action, Environment, EnvironmentOptions, Observation, StepResult, Task
-from toolroll.agents.environments.desk import Desk, DeskFactory
+from toolroll.environments.desk import Desk, DeskFactory
 
 class Counter(Environment):
     """Count to a number."""

@@ -22,9 +22,9 @@ from pydantic import BaseModel
 from rich.console import Console
 from support.results import content, episode, trajectory
 
-from toolroll.rollout.cli.display import remarks, results_table
-from toolroll.rollout.cli.export import export
-from toolroll.rollout.cli.view import view
+from toolroll.cli.display import remarks, results_table
+from toolroll.cli.export import export
+from toolroll.cli.view import view
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.runs.episode_file import (
     FILE_NAME,

@@ -16,10 +16,10 @@ from support.results import episode, exported, summary_of, trajectory
 from support.tau import REAL
 
 from toolroll.agents.environments.tau_bench.package import import_module, installed
-from toolroll.rollout.cli.export import export
+from toolroll.cli.export import export
+from toolroll.evaluation.export.dataset import sample_rows
+from toolroll.evaluation.export.tau_bench import tau_bench_results
 from toolroll.rollout.errors import UsageError
-from toolroll.rollout.runs.export.dataset import sample_rows
-from toolroll.rollout.runs.export.tau_bench import tau_bench_results
 from toolroll.rollout.runs.pass_at_k import pass_hat_k
 from toolroll.rollout.runs.run_directory import RunDirectory
 from toolroll.rollout.types import Episode, StopReason

@@ -25,11 +25,10 @@ from support.listed_environment import TOOL
 from support.qwen import tokenizer_for, trl_template
 from support.results import episode, trajectory
 
+from toolroll.evaluation.export.atif import write_atif
+from toolroll.evaluation.export.exported_run import ExportedRun
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.runs.episode_file import to_line
-from toolroll.rollout.runs.export.atif import write_atif
-from toolroll.rollout.runs.export.exported_run import ExportedRun
-from toolroll.rollout.testing import PolicyRequest
 from toolroll.rollout.types import (
     Action,
     Environment,
@@ -38,6 +37,7 @@ from toolroll.rollout.types import (
     StepResult,
     Task,
 )
+from toolroll.testing import PolicyRequest
 
 pytestmark = pytest.mark.tokens
 USER: Any = {"role": "user", "content": "And now?"}

@@ -14,11 +14,11 @@ from support.commands import toolroll
 from support.exports import METRICS, varied, write_run
 from support.results import episode, summary_of
 
-from toolroll.rollout.cli.export import export
+from toolroll.cli.export import export
+from toolroll.evaluation.export.exported_run import ExportedRun
+from toolroll.evaluation.export.inspect_log import write_inspect_logs
+from toolroll.evaluation.export.lm_eval import write_lm_eval
 from toolroll.rollout.errors import UsageError
-from toolroll.rollout.runs.export.exported_run import ExportedRun
-from toolroll.rollout.runs.export.inspect_log import write_inspect_logs
-from toolroll.rollout.runs.export.lm_eval import write_lm_eval
 from toolroll.rollout.runs.pass_at_k import pass_estimates
 from toolroll.rollout.runs.report import report
 

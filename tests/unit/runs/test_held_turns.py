@@ -12,12 +12,11 @@ from support.episodes import agent, call, judge, serving
 from support.loop_clock import skip
 from support.wire import until
 
+from toolroll.endpoint import Endpoint
+from toolroll.endpoint.in_process import ToolrollClient
 from toolroll.rollout.engine import admission
 from toolroll.rollout.runs.runner import Runner
-from toolroll.rollout.server import Endpoint
-from toolroll.rollout.server.in_process import ToolrollClient
 from toolroll.rollout.settings import RunSettings
-from toolroll.rollout.testing import EmbeddedEngine, Reply
 from toolroll.rollout.types import (
     Action,
     Environment,
@@ -29,6 +28,7 @@ from toolroll.rollout.types import (
     StopReason,
     Task,
 )
+from toolroll.testing import EmbeddedEngine, Reply
 
 TURNS, EPISODES = 5, 12
 HELLO: Any = {"messages": [{"role": "user", "content": "Hello."}]}

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.results import episode, summary_of
 
+from toolroll.evaluation.viewer.data import row
 from toolroll.rollout.runs.pass_at_k import (
     UnequalSamplesError,
     mean_over_tasks,
@@ -23,7 +24,6 @@ from toolroll.rollout.runs.pass_at_k import (
     passed,
 )
 from toolroll.rollout.runs.report import report
-from toolroll.rollout.runs.viewer.data import row
 
 rewards_of_tasks = st.integers(1, 6).flatmap(
     lambda n: st.lists(

@@ -22,7 +22,7 @@ from toolroll.rollout.runs.registry import _Configured, load_environment
 from toolroll.rollout.runs.run_config import RunConfig
 from toolroll.rollout.runs.run_directory import RunDirectory, read_settings
 from toolroll.rollout.runs.setup import prepare
-from toolroll.rollout.testing import EmbeddedEngine, load_embedded_tokenizer
+from toolroll.testing import EmbeddedEngine, load_embedded_tokenizer
 
 
 async def test_a_run_names_its_software_its_model_and_its_command() -> None:

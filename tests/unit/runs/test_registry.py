@@ -18,7 +18,7 @@ from toolroll.rollout.runs.registry import (
 from toolroll.rollout.types import Task
 
 MODULE = """
-from toolroll.agents.environments.desk import DeskFactory
+from toolroll.environments.desk import DeskFactory
 
 class Pond(DeskFactory):
     name = "pond"

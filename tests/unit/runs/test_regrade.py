@@ -18,6 +18,7 @@ from support.tau import MINI, REAL, STOP, needed, recorded_trials, scripted
 
 from toolroll.agents.loop.call_policy import CallPolicy
 from toolroll.agents.text_agent import DEFAULT_POLICY, TextAgent
+from toolroll.evaluation.regrade import Regrader
 from toolroll.parsers.openai import to_openai
 from toolroll.parsers.reading.lookalike import lookalike
 from toolroll.parsers.types import ParsedReply, ToolCall
@@ -25,16 +26,8 @@ from toolroll.rollout.errors import UsageError
 from toolroll.rollout.model.turn import AssistantTurn
 from toolroll.rollout.runs.episode_file import read_episodes
 from toolroll.rollout.runs.registry import find_environment
-from toolroll.rollout.runs.regrade import Regrader
 from toolroll.rollout.runs.run_directory import RunDirectory
 from toolroll.rollout.runtime.threads import Threads
-from toolroll.rollout.testing import (
-    EmbeddedEngine,
-    load_embedded_tokenizer,
-    play_references,
-    reference_policy,
-    serve_in_thread,
-)
 from toolroll.rollout.types import (
     Action,
     Environment,
@@ -48,6 +41,13 @@ from toolroll.rollout.types import (
     StopReason,
     Task,
     Tool,
+)
+from toolroll.testing import (
+    EmbeddedEngine,
+    load_embedded_tokenizer,
+    play_references,
+    reference_policy,
+    serve_in_thread,
 )
 
 

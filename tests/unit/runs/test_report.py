@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 from support.results import episode, summary_of, trajectory
 
-from toolroll.rollout.cli.display import results_table
+from toolroll.cli.display import results_table
 from toolroll.rollout.runs.report import by_task, report, write_summary
 from toolroll.rollout.runs.summary import Summary, recomputed_tokens
 from toolroll.rollout.types import StopReason, Turn

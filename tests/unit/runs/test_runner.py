@@ -27,8 +27,8 @@ from toolroll.rollout.runs.runner import (
 )
 from toolroll.rollout.runtime.threads import Threads
 from toolroll.rollout.settings import RunSettings
-from toolroll.rollout.testing import Reply
 from toolroll.rollout.types import Action, Episode, InteractionResult, Status, StopReason, Task
+from toolroll.testing import Reply
 
 PARAMS = {"temperature": 1.0, "max_new_tokens": 256}
 

@@ -13,18 +13,18 @@ from support.commands import toolroll
 from support.results import episode
 from support.tau import recorded_trials
 
-from toolroll.rollout.cli import blame as blame_command
-from toolroll.rollout.cli.display import remarks
+from toolroll.cli import blame as blame_command
+from toolroll.cli.display import remarks
+from toolroll.evaluation.compare import Question, compare, read_runs
+from toolroll.evaluation.user_faults import RULES, UserFault, user_faults
+from toolroll.evaluation.viewer.data import row
 from toolroll.rollout.errors import UsageError
-from toolroll.rollout.runs.compare import Question, compare, read_runs
 from toolroll.rollout.runs.episode_file import EpisodeStore
 from toolroll.rollout.runs.registry import load_environment
 from toolroll.rollout.runs.report import report
 from toolroll.rollout.runs.summary import Summary
-from toolroll.rollout.runs.user_faults import RULES, UserFault, user_faults
-from toolroll.rollout.runs.viewer.data import row
-from toolroll.rollout.testing import EmbeddedEngine, load_embedded_tokenizer, serve_in_thread
 from toolroll.rollout.types import EnvironmentOptions, Episode, InteractionResult, Message
+from toolroll.testing import EmbeddedEngine, load_embedded_tokenizer, serve_in_thread
 
 STOP = "###STOP###"
 ORDERS = (

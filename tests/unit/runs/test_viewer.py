@@ -19,14 +19,14 @@ from support.commands import toolroll
 from support.results import episode
 from support.viewed import HOSTILE, viewed_run
 
-from toolroll.rollout.cli.follow import follow_app
-from toolroll.rollout.cli.view import view
+from toolroll.cli.follow import follow_app
+from toolroll.cli.view import view
+from toolroll.evaluation.viewer import ShownTokens, write_page
+from toolroll.evaluation.viewer.data import Pieces, conversation, reward_reason
+from toolroll.evaluation.viewer.page import ReadSoFar, episodes_after
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.runs.episode_file import to_line
 from toolroll.rollout.runs.run_directory import RunDirectory
-from toolroll.rollout.runs.viewer import ShownTokens, write_page
-from toolroll.rollout.runs.viewer.data import Pieces, conversation, reward_reason
-from toolroll.rollout.runs.viewer.page import ReadSoFar, episodes_after
 from toolroll.rollout.types import StopReason
 
 

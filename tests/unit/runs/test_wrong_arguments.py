@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from jsonschema_rs import Draft202012Validator
 
-from toolroll.rollout.runs.wrong_arguments import example_arguments, wrong_calls
+from toolroll.evaluation.wrong_arguments import example_arguments, wrong_calls
 
 SCHEMAS: list[dict[str, Any]] = [
     {},

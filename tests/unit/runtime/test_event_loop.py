@@ -17,7 +17,7 @@ from support.patience import PATIENCE
 from support.scripted_runs import AsyncScripted, ScriptedFactory, Talker, play
 from typer.testing import CliRunner
 
-from toolroll.rollout.cli.app import app
+from toolroll.cli.app import app
 from toolroll.rollout.errors import RolloutError, first_error
 from toolroll.rollout.runs.runner import Runner
 from toolroll.rollout.runtime import event_loop
@@ -181,6 +181,6 @@ def test_serve_runs_on_it(monkeypatch: pytest.MonkeyPatch) -> None:
     async def serve(*args: Any) -> None:
         kinds.append(await loop_kind())
 
-    monkeypatch.setattr("toolroll.rollout.server.http.serve.serve", serve)
+    monkeypatch.setattr("toolroll.endpoint.http.serve.serve", serve)
     result = CliRunner().invoke(app, ["serve", "--model", "embedded"])
     assert (result.exit_code, kinds) == (0, [uvloop.Loop])

@@ -19,11 +19,11 @@ from support.loop_clock import skip_until
 from support.memory import peak
 from yarl import URL
 
-from toolroll.rollout.server import EndpointSettings
-from toolroll.rollout.server.errors import ApiError
-from toolroll.rollout.server.requests import received
-from toolroll.rollout.server.requests.received import decode
-from toolroll.rollout.testing import Fault, Reply, fault_at
+from toolroll.endpoint import EndpointSettings
+from toolroll.endpoint.errors import ApiError
+from toolroll.endpoint.requests import received
+from toolroll.endpoint.requests.received import decode
+from toolroll.testing import Fault, Reply, fault_at
 
 USER: Any = {"role": "user", "content": "Hi"}
 BODY = b'{"messages": [{"role": "user", "content": "Hi"}]}'

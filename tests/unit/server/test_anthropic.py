@@ -14,7 +14,7 @@ from support.client_scenario import one_episode, saying
 from support.endpoints import endpoint
 from support.episodes import call
 
-from toolroll.rollout.testing import Fault
+from toolroll.testing import Fault
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -12,8 +12,8 @@ from support.endpoints import endpoint
 from support.listed_environment import TOOL
 from support.recorded_shapes import ClaudeCode, Codex
 
-from toolroll.rollout.server.conversation.conversation_tree import NEW_ROOT
-from toolroll.rollout.testing import PolicyRequest
+from toolroll.endpoint.conversation.conversation_tree import NEW_ROOT
+from toolroll.testing import PolicyRequest
 
 DROP: dict[str, Any] = {"server_tools": "drop"}
 KEPT: dict[str, Any] = {"split": "random", "history": "preserve"}

@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toolroll.rollout.server.conversation.completions import CompletionIndex
+from toolroll.endpoint.conversation.completions import CompletionIndex
 from toolroll.rollout.session.session import Session
 from toolroll.rollout.session.tree import Node
 from toolroll.rollout.template.encode import Encoder

@@ -16,10 +16,10 @@ from support.episodes import call
 from support.listed_environment import TOOL
 from support.qwen import tokenizer_for, trl_template
 
+from toolroll.endpoint.conversation.conversation_tree import EDITED
 from toolroll.parsers.formats.hermes import HermesParser
 from toolroll.parsers.types import ParsedReply
-from toolroll.rollout.server.conversation.conversation_tree import EDITED
-from toolroll.rollout.testing import Reply
+from toolroll.testing import Reply
 
 USER: dict[str, Any] = {"role": "user", "content": "Hi"}
 WIRES: dict[str, Any] = {"messages": anthropic_wire, "responses": responses_wire}

@@ -11,12 +11,12 @@ from support.endpoints import endpoint, streamed
 from support.episodes import call
 from support.listed_environment import TOOL
 
+from toolroll.endpoint.conversation.template_cache import TemplateCache
+from toolroll.endpoint.errors import ApiError
+from toolroll.endpoint.requests.tool_choice import strict_tag
 from toolroll.rollout.engine import ModelInfo
 from toolroll.rollout.engine.sampling_params import DROPPED_BY_SMG
-from toolroll.rollout.server.conversation.template_cache import TemplateCache
-from toolroll.rollout.server.errors import ApiError
-from toolroll.rollout.server.requests.tool_choice import strict_tag
-from toolroll.rollout.testing import Fault
+from toolroll.testing import Fault
 
 USER: Any = {"role": "user", "content": "Hi"}
 CHAT = "/sessions/s/v1/chat/completions"

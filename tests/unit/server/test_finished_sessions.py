@@ -14,11 +14,11 @@ import pytest
 from support.endpoints import Bench, endpoint
 from support.recorded import CHAT, USER, ask, delete, hold_the_end, policy
 
+from toolroll.endpoint.requests.received import Received
+from toolroll.endpoint.sessions.live_session import LiveSession
+from toolroll.endpoint.sessions.session_store import JOURNAL_NAME
 from toolroll.rollout.runs.episode_file import read_episodes
-from toolroll.rollout.server.requests.received import Received
-from toolroll.rollout.server.sessions.live_session import LiveSession
-from toolroll.rollout.server.sessions.session_store import JOURNAL_NAME
-from toolroll.rollout.testing import Reply
+from toolroll.testing import Reply
 
 
 async def test_an_older_session_of_a_name_is_finished_by_the_next_server(

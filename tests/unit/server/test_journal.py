@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from toolroll.endpoint.disk import journal as journal_module
+from toolroll.endpoint.disk.journal import Journal, read_lines
+from toolroll.endpoint.errors import ApiError
 from toolroll.rollout.runtime import disk
-from toolroll.rollout.server.disk import journal as journal_module
-from toolroll.rollout.server.disk.journal import Journal, read_lines
-from toolroll.rollout.server.errors import ApiError
 
 
 def lines(path: Path) -> list[bytes]:

@@ -13,16 +13,16 @@ from support.endpoints import endpoint
 from support.listed_environment import TOOL
 from support.qwen import tokenizer_for, trl_template
 
-from toolroll.parsers.reasoning import THINK
-from toolroll.parsers.types import ParsedReply
-from toolroll.rollout.model.turn import ParsedTurn
-from toolroll.rollout.server.conversation import conversation_tree
-from toolroll.rollout.server.conversation.conversation_tree import (
+from toolroll.endpoint.conversation import conversation_tree
+from toolroll.endpoint.conversation.conversation_tree import (
     ConversationTree,
     Prompt,
     TurnNode,
 )
-from toolroll.rollout.server.requests.tool_list import ToolList
+from toolroll.endpoint.requests.tool_list import ToolList
+from toolroll.parsers.reasoning import THINK
+from toolroll.parsers.types import ParsedReply
+from toolroll.rollout.model.turn import ParsedTurn
 from toolroll.rollout.session.session import Session
 from toolroll.rollout.template import ChatTemplate
 from toolroll.rollout.template.render import Renderer

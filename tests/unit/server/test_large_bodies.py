@@ -12,16 +12,16 @@ import orjson
 import pytest
 from support.endpoints import Bench, endpoint
 
+from toolroll.endpoint.answers import result
+from toolroll.endpoint.conversation.conversation_tree import ConversationTree
+from toolroll.endpoint.dialects import openai_chat
+from toolroll.endpoint.http import app
+from toolroll.endpoint.requests import received
+from toolroll.endpoint.sessions.pending import request_key
 from toolroll.parsers.formats.hermes import HermesParser
-from toolroll.rollout.server.answers import result
-from toolroll.rollout.server.conversation.conversation_tree import ConversationTree
-from toolroll.rollout.server.dialects import openai_chat
-from toolroll.rollout.server.http import app
-from toolroll.rollout.server.requests import received
-from toolroll.rollout.server.sessions.pending import request_key
 from toolroll.rollout.template.encode import Encoder
 from toolroll.rollout.template.render import Renderer
-from toolroll.rollout.testing import Fault
+from toolroll.testing import Fault
 
 LONG = "word " * 25_000
 CHAT = "/sessions/s/v1/chat/completions"
@@ -167,7 +167,7 @@ async def test_a_session_deleted_while_its_request_is_read_answers_nothing(
         assert go_on.wait(60)
         return request_key(kind, body)
 
-    monkeypatch.setattr("toolroll.rollout.server.endpoint.request_key", slow)
+    monkeypatch.setattr("toolroll.endpoint.endpoint.request_key", slow)
     async with endpoint(tokenizer, lambda request: "Hello.", context_length=500_000) as bench:
         assert (await bench.post("/sessions", {"session_id": "s"}))[0] == 201
         large = asyncio.create_task(bench.post(CHAT, {"messages": [USER]}))

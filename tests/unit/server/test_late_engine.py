@@ -8,13 +8,13 @@ from typing import Any
 import aiohttp
 import pytest
 
+from toolroll.endpoint import Endpoint, EndpointServer, EndpointSettings
+from toolroll.endpoint.in_process import ToolrollClient
 from toolroll.parsers.registry import get_parser
 from toolroll.rollout.engine import Engine, EngineConfig
 from toolroll.rollout.model.model import Model
-from toolroll.rollout.server import Endpoint, EndpointServer, EndpointSettings
-from toolroll.rollout.server.in_process import ToolrollClient
 from toolroll.rollout.template.chat_template import ChatTemplate
-from toolroll.rollout.testing import EmbeddedEngine
+from toolroll.testing import EmbeddedEngine
 
 USER: Any = {"role": "user", "content": "Hi"}
 

@@ -14,7 +14,7 @@ from support.client_scenario import FIRST, one_episode, play, saying, seen
 from support.endpoints import endpoint, streamed
 from support.listed_environment import TOOL
 
-from toolroll.rollout.testing import Fault, Reply, load_embedded_tokenizer
+from toolroll.testing import Fault, Reply, load_embedded_tokenizer
 
 SMALL = pytest.mark.parametrize("any_tokenizer", ["embedded"], indirect=True)
 """For what does not depend on the tokenizer."""

@@ -6,8 +6,8 @@ import asyncio
 
 from support.patience import PATIENCE
 
-from toolroll.rollout.server.answers.result import CompletionResult
-from toolroll.rollout.server.sessions.pending import PendingRequest, PendingRequests
+from toolroll.endpoint.answers.result import CompletionResult
+from toolroll.endpoint.sessions.pending import PendingRequest, PendingRequests
 
 
 class Request(PendingRequest):

@@ -26,7 +26,7 @@ from support.episodes import call
 from support.patience import PATIENCE
 from support.tiers import costly
 
-from toolroll.rollout.testing import PolicyRequest, Reply
+from toolroll.testing import PolicyRequest, Reply
 
 pytestmark = pytest.mark.tokens
 

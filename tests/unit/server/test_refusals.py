@@ -14,13 +14,13 @@ from support.endpoints import endpoint
 from support.listed_environment import TOOL
 from yarl import URL
 
+from toolroll.endpoint import EndpointSettings
+from toolroll.endpoint.endpoint_settings import SamplingDefaults
+from toolroll.endpoint.errors import ApiError
+from toolroll.endpoint.requests.tool_choice import call_closer, call_grammar
 from toolroll.rollout.engine.sampling_params import KNOWN
 from toolroll.rollout.errors import UsageError
-from toolroll.rollout.server import EndpointSettings
-from toolroll.rollout.server.endpoint_settings import SamplingDefaults
-from toolroll.rollout.server.errors import ApiError
-from toolroll.rollout.server.requests.tool_choice import call_closer, call_grammar
-from toolroll.rollout.testing import Fault
+from toolroll.testing import Fault
 
 FORMS = {
     "/v1/messages": "messages",

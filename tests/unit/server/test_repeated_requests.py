@@ -13,12 +13,12 @@ from support.endpoints import Bench, endpoint
 from support.episodes import call
 from support.listed_environment import TOOL
 
-from toolroll.rollout.server import replies
-from toolroll.rollout.server.conversation.messages import read_messages
-from toolroll.rollout.server.errors import ApiError
-from toolroll.rollout.server.http import app
-from toolroll.rollout.server.sessions.pending import request_key
-from toolroll.rollout.testing import Reply, load_embedded_tokenizer
+from toolroll.endpoint import replies
+from toolroll.endpoint.conversation.messages import read_messages
+from toolroll.endpoint.errors import ApiError
+from toolroll.endpoint.http import app
+from toolroll.endpoint.sessions.pending import request_key
+from toolroll.testing import Reply, load_embedded_tokenizer
 
 USER: Any = {"role": "user", "content": "Hi"}
 

@@ -16,7 +16,7 @@ from support.endpoints import endpoint
 from support.episodes import call
 from support.responses_wire import HELLO, LOOK, PATH, ask, play, response_of
 
-from toolroll.rollout.server.dialects.openai_responses_items import read_items
+from toolroll.endpoint.dialects.openai_responses_items import read_items
 
 USER: dict[str, Any] = {"role": "user", "content": "Hi"}
 GRAMMAR = {"type": "grammar", "syntax": "lark", "definition": "start: /x/"}

@@ -23,19 +23,19 @@ from support.episodes import call
 from support.listed_environment import TOOL
 from support.recorded import CHAT, USER, ask, policy
 
-from toolroll.rollout.errors import UsageError
-from toolroll.rollout.runs.episode_file import read_episodes, to_line
-from toolroll.rollout.server import Endpoint
-from toolroll.rollout.server.conversation.conversation_tree import NEW_ROOT
-from toolroll.rollout.server.replies import NEW_TEXT
-from toolroll.rollout.server.sessions.live_session import LiveSession
-from toolroll.rollout.server.sessions.session_store import (
+from toolroll.endpoint import Endpoint
+from toolroll.endpoint.conversation.conversation_tree import NEW_ROOT
+from toolroll.endpoint.replies import NEW_TEXT
+from toolroll.endpoint.sessions.live_session import LiveSession
+from toolroll.endpoint.sessions.session_store import (
     JOURNAL_NAME,
     SessionStore,
     store_settings,
 )
+from toolroll.rollout.errors import UsageError
+from toolroll.rollout.runs.episode_file import read_episodes, to_line
 from toolroll.rollout.session.trajectory_json import to_json
-from toolroll.rollout.testing import PolicyRequest, Reply
+from toolroll.testing import PolicyRequest, Reply
 
 TEXT = "/sessions/{}/v1/completions"
 

@@ -12,10 +12,10 @@ from openai import AuthenticationError
 from support.endpoints import Bench, endpoint
 from yarl import URL
 
+from toolroll.endpoint import EndpointSettings
+from toolroll.endpoint.http.access import session_key
 from toolroll.rollout.errors import UsageError
-from toolroll.rollout.server import EndpointSettings
-from toolroll.rollout.server.http.access import session_key
-from toolroll.rollout.testing import Fault, PolicyRequest, Reply
+from toolroll.testing import Fault, PolicyRequest, Reply
 
 USER: Any = {"role": "user", "content": "Hi"}
 KEY = "a-secret-key"
@@ -215,7 +215,7 @@ async def test_what_is_not_served_is_said(tokenizer: Any) -> None:
 async def test_each_request_is_one_line_of_the_log_without_keys_or_bodies(
     tokenizer: Any, caplog: Any
 ) -> None:
-    caplog.set_level(logging.INFO, "toolroll.rollout.server")
+    caplog.set_level(logging.INFO, "toolroll.endpoint")
     owner = {"Authorization": f"Bearer {KEY}"}
     async with endpoint(tokenizer, lambda request: "Hello.", settings={"api_key": KEY}) as bench:
         body = {"messages": [{"role": "user", "content": "a-private-word"}]}
@@ -230,7 +230,7 @@ async def test_each_request_is_one_line_of_the_log_without_keys_or_bodies(
     lines = [
         record.getMessage()
         for record in caplog.records
-        if record.name == "toolroll.rollout.server.http.app"
+        if record.name == "toolroll.endpoint.http.app"
     ]
     expected = [
         "POST /sessions/s/v1/chat/completions 200 session=s",

@@ -10,10 +10,10 @@ import pytest
 from support.client import StartingEngine
 from support.commands import toolroll
 
-from toolroll.rollout.cli.app import main
+from toolroll.cli.app import main
+from toolroll.endpoint.endpoint_settings import EndpointSettings
+from toolroll.endpoint.http.serve import serve
 from toolroll.rollout.errors import UsageError
-from toolroll.rollout.server.endpoint_settings import EndpointSettings
-from toolroll.rollout.server.http.serve import serve
 from toolroll.rollout.settings import RolloutArgs
 
 
@@ -110,6 +110,6 @@ def test_the_flags_of_the_engine_and_the_collector_reach_the_model(
     async def serve(args: RolloutArgs, *others: object) -> None:
         given.append(args)
 
-    monkeypatch.setattr("toolroll.rollout.server.http.serve.serve", serve)
+    monkeypatch.setattr("toolroll.endpoint.http.serve.serve", serve)
     assert toolroll("serve", "--model", "embedded", *flags).exit_code == 0
     assert [(args.engine_timeout, args.pace_gc) for args in given] == [found]

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from support.endpoints import Bench, endpoint
 
+from toolroll.endpoint.http.access import session_key
+from toolroll.endpoint.metrics import Metrics
 from toolroll.rollout.runs.episode_file import read_episodes
-from toolroll.rollout.server.http.access import session_key
-from toolroll.rollout.server.metrics import Metrics
-from toolroll.rollout.testing import PolicyRequest
+from toolroll.testing import PolicyRequest
 
 USER: Any = {"role": "user", "content": "Hi"}
 BODY = {"messages": [USER]}

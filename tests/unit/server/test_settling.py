@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from support.endpoints import Bench, endpoint
 
-from toolroll.rollout.server.in_process import ManagedSession, ToolrollClient
+from toolroll.endpoint.in_process import ManagedSession, ToolrollClient
 from toolroll.rollout.template.delta import RenderedDelta
 from toolroll.rollout.template.record import AnswerRecord
 

@@ -16,9 +16,9 @@ import aiohttp
 import pytest
 from support.endpoints import Bench, endpoint
 
+from toolroll.endpoint.replies import Reply as EndpointReply
 from toolroll.rollout.runs.episode_file import read_episodes
-from toolroll.rollout.server.replies import Reply as EndpointReply
-from toolroll.rollout.testing import PolicyRequest, Reply
+from toolroll.testing import PolicyRequest, Reply
 
 USER: Any = {"role": "user", "content": "Hi"}
 CHAT = "/sessions/{}/v1/chat/completions"

@@ -21,16 +21,16 @@ from support.stream_chunks import chat_deltas, message_of, whole
 from support.tiers import by_code, fuzz_texts
 from tokenizers import AddedToken
 
+from toolroll.endpoint.answers.result import ChoiceStream, TextStream
+from toolroll.endpoint.errors import ApiError
 from toolroll.parsers.registry import built_in_parsers
 from toolroll.rollout.engine import Engine, EngineConfig
 from toolroll.rollout.model.model import Model
 from toolroll.rollout.model.turn import ParsedTurn, parse_options, parse_turn
-from toolroll.rollout.server.answers.result import ChoiceStream, TextStream
-from toolroll.rollout.server.errors import ApiError
 from toolroll.rollout.template.chat_template import ChatTemplate
 from toolroll.rollout.template.encode import Encoder
-from toolroll.rollout.testing import TokenSplitter, load_embedded_tokenizer
 from toolroll.rollout.types import Completion
+from toolroll.testing import TokenSplitter, load_embedded_tokenizer
 
 NAMES = by_code([kind.name for kind in built_in_parsers()], str)
 SEED = "session/17"

@@ -18,7 +18,7 @@ from support.tiers import costly
 
 from toolroll.parsers.formats.hermes import HermesParser
 from toolroll.parsers.types import ParsedReply
-from toolroll.rollout.testing import Fault, Reply
+from toolroll.testing import Fault, Reply
 
 USER: Any = {"role": "user", "content": "Hi"}
 PATH = "/sessions/s/v1/chat/completions"

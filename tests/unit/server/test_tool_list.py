@@ -10,10 +10,10 @@ import pytest
 from support.endpoints import endpoint
 from support.listed_environment import TOOL
 
-from toolroll.rollout.server.dialects import openai_chat
-from toolroll.rollout.server.requests import tool_list
-from toolroll.rollout.server.requests.request_bodies import read
-from toolroll.rollout.server.requests.tool_list import ToolList
+from toolroll.endpoint.dialects import openai_chat
+from toolroll.endpoint.requests import tool_list
+from toolroll.endpoint.requests.request_bodies import read
+from toolroll.endpoint.requests.tool_list import ToolList
 
 CHAT = "/sessions/s/v1/chat/completions"
 USER = {"role": "user", "content": "Hi"}

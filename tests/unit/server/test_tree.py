@@ -15,15 +15,15 @@ from support.loop_clock import skip
 from support.memory import kept
 from support.qwen import qwen3_tokenizer
 
-from toolroll.rollout.server.answers.result import CompletionResult
-from toolroll.rollout.server.conversation import conversation_tree
-from toolroll.rollout.server.conversation.conversation_tree import (
+from toolroll.endpoint.answers.result import CompletionResult
+from toolroll.endpoint.conversation import conversation_tree
+from toolroll.endpoint.conversation.conversation_tree import (
     EDITED,
     NEW_ROOT,
     SWITCHES_CHANGED,
     ConversationTree,
 )
-from toolroll.rollout.server.requests.tool_list import ToolList
+from toolroll.endpoint.requests.tool_list import ToolList
 from toolroll.rollout.session.session import Session
 from toolroll.rollout.template import ChatTemplate
 from toolroll.rollout.template.cursor import TOOLS_CHANGED

@@ -22,8 +22,8 @@ from toolroll.rollout.session.trajectory_json import from_json, to_json
 from toolroll.rollout.session.tree import Node
 from toolroll.rollout.template import ChatTemplate
 from toolroll.rollout.template.transcript import tokenize_conversation
-from toolroll.rollout.testing import load_embedded_tokenizer
 from toolroll.rollout.types import Completion, Trajectory, WeightVersion
+from toolroll.testing import load_embedded_tokenizer
 
 pytestmark = pytest.mark.tokens
 

@@ -18,7 +18,7 @@ from support.commands import toolroll
 from support.qwen import tokenizer_for, tool_templates
 from support.tiers import by_tier
 
-from toolroll.rollout.cli.app import main
+from toolroll.cli.app import main
 from toolroll.rollout.template import ChatTemplate, TemplateReport, certify
 from toolroll.rollout.template.certify import _tried, fingerprint, replay
 from toolroll.rollout.template.encode import Encoder

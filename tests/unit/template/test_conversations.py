@@ -43,7 +43,7 @@ from toolroll.rollout.errors import TemplateError
 from toolroll.rollout.model.conversation import Conversation
 from toolroll.rollout.model.model import Model
 from toolroll.rollout.template import ChatTemplate
-from toolroll.rollout.testing import EmbeddedEngine, PolicyRequest, Reply
+from toolroll.testing import EmbeddedEngine, PolicyRequest, Reply
 
 pytestmark = pytest.mark.tokens
 

@@ -17,14 +17,14 @@ from support.tiers import by_tier
 from tokenizers import AddedToken
 from transformers.utils import chat_template_utils
 
+from toolroll.endpoint.conversation.template_cache import TemplateCache
 from toolroll.parsers.infer import infer_parser
 from toolroll.rollout.errors import TemplateError
-from toolroll.rollout.server.conversation.template_cache import TemplateCache
 from toolroll.rollout.template import ChatTemplate, certify
 from toolroll.rollout.template.render import Renderer
 from toolroll.rollout.template.served import ServedSequence, TurnSpan
-from toolroll.rollout.testing import load_embedded_tokenizer
 from toolroll.rollout.types import Message
+from toolroll.testing import load_embedded_tokenizer
 
 pytestmark = pytest.mark.tokens
 

@@ -24,8 +24,8 @@ from toolroll.rollout.engine.resume import join
 from toolroll.rollout.model.conversation import Conversation
 from toolroll.rollout.template import ChatTemplate
 from toolroll.rollout.template.served import ServedSequence
-from toolroll.rollout.testing import PolicyRequest, Reply
 from toolroll.rollout.types import Completion, GenerateRequest, Trajectory
+from toolroll.testing import PolicyRequest, Reply
 
 pytestmark = pytest.mark.tokens
 

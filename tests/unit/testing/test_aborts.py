@@ -12,7 +12,7 @@ from aiohttp import ClientError, ClientSession
 from support.embedded import Held, says, wired
 from support.loop_clock import skip
 
-from toolroll.rollout.testing import EmbeddedEngine, PolicyRequest, reference_logprobs
+from toolroll.testing import EmbeddedEngine, PolicyRequest, reference_logprobs
 
 IDS = [400 + at for at in range(40)]
 ABORTED = {"type": "abort", "message": "Aborted", "status_code": None, "err_type": None}

@@ -10,7 +10,7 @@ import pytest
 from support.embedded import wired
 from support.tiny_llama import wired_model
 
-from toolroll.rollout.testing import EmbeddedEngine, PolicyRequest
+from toolroll.testing import EmbeddedEngine, PolicyRequest
 
 
 async def test_the_info_endpoints_have_sglangs_fields(tokenizer: Any) -> None:

@@ -10,7 +10,7 @@ import pytest
 from support.embedded import says, wired
 from support.hostile import drop_logprob
 
-from toolroll.rollout.testing import (
+from toolroll.testing import (
     Fault,
     PolicyRequest,
     fault_at,

@@ -14,7 +14,7 @@ from support.qwen import qwen3_tokenizer
 from support.tiers import costly
 from support.wire import Wire
 
-from toolroll.rollout.testing import PolicyRequest, Reply, reference_logprob, reference_logprobs
+from toolroll.testing import PolicyRequest, Reply, reference_logprob, reference_logprobs
 
 PROMPT = [101, 102, 103, 104, 105, 106, 107, 108, 109]
 META = {

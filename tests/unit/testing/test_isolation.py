@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-import toolroll.rollout.testing.engine as engine_module
+import toolroll.testing.engine as engine_module
 
 FOLDER = Path(engine_module.__file__ or "").parent
 ROOT = FOLDER.parents[1]  # the folder that `toolroll` names
@@ -49,7 +49,7 @@ def test_no_module_imports_templates_or_sessions(path: Path) -> None:
 )
 def test_the_engine_imports_nothing_of_ours_but_its_own_modules(path: Path) -> None:
     """So nothing can reach it by a detour either."""
-    allowed = ("toolroll.rollout.testing.", FACTS)
+    allowed = ("toolroll.testing.", FACTS)
     assert [name for name in imported(path) if not name.startswith(allowed)] == []
 
 

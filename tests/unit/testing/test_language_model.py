@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from support.tiny_llama import CONFIG, tiny_tensors, write_model
 
-from toolroll.rollout.testing.language_model import LanguageModel, ModelFolderError
-from toolroll.rollout.testing.language_model.model import KVCache, Part
-from toolroll.rollout.testing.language_model.sampling import (
+from toolroll.testing.language_model import LanguageModel, ModelFolderError
+from toolroll.testing.language_model.model import KVCache, Part
+from toolroll.testing.language_model.sampling import (
     Sampling,
     log_softmax,
     sample,

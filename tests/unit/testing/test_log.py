@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from support.embedded import Held, says, wired
 
-from toolroll.rollout.testing import Fault, Reply, fault_at, reference_logprobs
+from toolroll.testing import Fault, Reply, fault_at, reference_logprobs
 
 
 async def test_an_entry_is_what_was_asked_and_what_was_sent(tokenizer: Any) -> None:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.embedded import says, wired
 
-from toolroll.rollout.testing import reference_logprob, reference_logprobs
+from toolroll.testing import reference_logprob, reference_logprobs
 
 ids = st.lists(st.integers(0, 2**31 - 1), max_size=12)
 token = st.integers(0, 2**31 - 1)

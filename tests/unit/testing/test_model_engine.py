@@ -15,11 +15,11 @@ from support.tiny_llama import tiny_tensors, wired_model, write_model, write_tin
 from support.wire import Answer, Wire
 
 from toolroll.rollout.errors import UsageError
-from toolroll.rollout.testing import EmbeddedEngine, Fault, fault_at, load_engine
-from toolroll.rollout.testing.language_model import LanguageModel
-from toolroll.rollout.testing.language_model.batch import Batch, Scheduler, Sequence
-from toolroll.rollout.testing.language_model.model import KVCache, Part
-from toolroll.rollout.testing.language_model.sampling import Sampling, log_softmax
+from toolroll.testing import EmbeddedEngine, Fault, fault_at, load_engine
+from toolroll.testing.language_model import LanguageModel
+from toolroll.testing.language_model.batch import Batch, Scheduler, Sequence
+from toolroll.testing.language_model.model import KVCache, Part
+from toolroll.testing.language_model.sampling import Sampling, log_softmax
 
 GREEDY: dict[str, Any] = {"temperature": 0, "ignore_eos": True}
 LONG: dict[str, Any] = {**GREEDY, "max_new_tokens": 400, "stream_interval": 1}
@@ -76,7 +76,7 @@ async def test_requests_at_once_have_the_answers_of_requests_alone(llama: Path) 
 async def test_a_long_prompt_is_computed_in_parts(
     llama: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    module = "toolroll.rollout.testing.language_model.batch"
+    module = "toolroll.testing.language_model.batch"
     ask = lambda wire, ids: wire.generate(
         ids, fields={"logprob_start_len": 1}, max_new_tokens=4, **GREEDY
     )
@@ -448,7 +448,7 @@ async def test_an_error_of_the_network_fails_its_requests_only(
     async with wired_model(llama) as (engine, wire):
         with monkeypatch.context() as patch:
             broken = lambda self, hidden: (_ for _ in ()).throw(MemoryError("no room"))
-            patch.setattr("toolroll.rollout.testing.language_model.LanguageModel.logits", broken)
+            patch.setattr("toolroll.testing.language_model.LanguageModel.logits", broken)
             asked = [wire.generate(ids, max_new_tokens=3) for ids in PROMPTS[:3]]
             assert [each.status for each in await asyncio.gather(*asked)] == [500] * 3
         assert (await wire.generate(PROMPTS[3], max_new_tokens=3)).status == 200

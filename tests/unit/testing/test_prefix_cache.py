@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from toolroll.rollout.testing.prefix_cache import PrefixCache
+from toolroll.testing.prefix_cache import PrefixCache
 
 sequences = st.lists(st.lists(st.integers(0, 2), max_size=10), max_size=12)
 

@@ -16,8 +16,8 @@ from support.processes import serving
 
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.settings import EmbeddedEngineSettings
-from toolroll.rollout.testing import EmbeddedEngine, serve_in_thread
-from toolroll.rollout.testing.serve import _policy, serve
+from toolroll.testing import EmbeddedEngine, serve_in_thread
+from toolroll.testing.serve import _policy, serve
 
 
 def ask(url: str, key: str = "s") -> str:
@@ -43,7 +43,7 @@ SCRIPT = '{"s": ["One.", "Two."], "t": []}'
 def test_the_command_serves_a_script(tmp_path: Path) -> None:
     script = tmp_path / "script.json"
     script.write_text(SCRIPT, encoding="utf-8")
-    main = "from toolroll.rollout.cli import main; main()"
+    main = "from toolroll.cli import main; main()"
     command = lambda port: [
         sys.executable,
         "-c",

@@ -13,7 +13,7 @@ from support.embedded import says, wired
 from support.qwen import qwen3_tokenizer
 
 from toolroll.rollout.model.tokenizers import load_embedded_tokenizer
-from toolroll.rollout.testing import TokenSplitter
+from toolroll.testing import TokenSplitter
 
 pytestmark = pytest.mark.tokens
 

@@ -9,7 +9,7 @@ from typing import Any
 from make_tokenizer import CONTROL_TOKENS, VOCABULARY, build, corpus
 from transformers import AutoTokenizer
 
-from toolroll.rollout.testing import embedded_tokenizer_path
+from toolroll.testing import embedded_tokenizer_path
 
 MESSAGES: list[dict[str, Any]] = [
     {"role": "system", "content": "Be kind."},

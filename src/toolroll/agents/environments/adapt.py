@@ -27,9 +27,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from toolroll.agents.loop.call_policy import tool_message
+from toolroll.agents.loop.environment_runner import DRAWN
 from toolroll.parsers.types import ToolCall
 from toolroll.rollout.errors import ActionError, UsageError
-from toolroll.rollout.runs.environment_runner import DRAWN
 from toolroll.rollout.runtime.jsonable import plain, shown
 from toolroll.rollout.types import (
     Action,

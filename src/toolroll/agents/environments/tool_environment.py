@@ -24,7 +24,7 @@ from typing import Any
 import orjson
 
 from toolroll.agents.environments.factory import Factory, openai_tool, tool_error_metrics
-from toolroll.agents.judge import Judge
+from toolroll.evaluation.judge import Judge
 from toolroll.parsers.types import ToolCall
 from toolroll.rollout.errors import ActionError, EnvironmentFailure, UsageError, message_of
 from toolroll.rollout.runtime.jsonable import plain

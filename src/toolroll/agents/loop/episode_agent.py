@@ -8,9 +8,9 @@ from typing import Any, Generic
 
 from toolroll.agents.environments.adapt import as_environment
 from toolroll.agents.loop.call_policy import CallPolicy
+from toolroll.agents.loop.environment_runner import EnvironmentRunner, chosen_task
 from toolroll.agents.loop.episode_tracker import EpisodeTracker
 from toolroll.agents.loop.play import C, Played, Rules, play, to_its_end
-from toolroll.rollout.runs.environment_runner import EnvironmentRunner, chosen_task
 from toolroll.rollout.runtime.threads import BlockingRunner
 from toolroll.rollout.types import Environment, InteractionResult, Observation, Task
 

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
 
+from toolroll.agents.loop.environment_results import checked_reward
+from toolroll.agents.loop.environment_runner import EnvironmentRunner
 from toolroll.parsers.types import ToolCall
 from toolroll.rollout.errors import (
     ContextOverflowError,
@@ -22,8 +24,6 @@ from toolroll.rollout.errors import (
     describe,
 )
 from toolroll.rollout.model.turn import AssistantTurn
-from toolroll.rollout.runs.environment_results import checked_reward
-from toolroll.rollout.runs.environment_runner import EnvironmentRunner
 from toolroll.rollout.types import Status, StepResult, StopReason
 
 

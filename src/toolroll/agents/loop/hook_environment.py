@@ -24,9 +24,9 @@ from typing import Any, TypeVar
 
 from toolroll.agents.environments.adapt import info_of
 from toolroll.agents.loop.call_policy import reject_action
+from toolroll.agents.loop.environment_runner import DRAWN, EnvironmentRunner, chosen_task
 from toolroll.agents.loop.hook_value import hook_value, run_hook
 from toolroll.rollout.errors import EnvironmentFailure, UsageError
-from toolroll.rollout.runs.environment_runner import DRAWN, EnvironmentRunner, chosen_task
 from toolroll.rollout.types import (
     Action,
     Environment,

@@ -15,11 +15,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
 from toolroll.agents.loop.call_policy import CallPolicy, order_by_call, reject_action
+from toolroll.agents.loop.environment_runner import EnvironmentRunner
 from toolroll.agents.loop.episode_tracker import EpisodeTracker
 from toolroll.rollout.errors import ActionError, EngineUnreachableError, UsageError, message_of
 from toolroll.rollout.model.conversation import Conversation
 from toolroll.rollout.model.turn import AssistantTurn
-from toolroll.rollout.runs.environment_runner import EnvironmentRunner
 from toolroll.rollout.runtime.foreign import guarded
 from toolroll.rollout.types import (
     Action,

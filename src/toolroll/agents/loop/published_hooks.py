@@ -16,6 +16,8 @@ from functools import wraps
 from operator import index
 from typing import Any
 
+from toolroll.agents.loop.environment_results import checked_reward
+from toolroll.agents.loop.environment_runner import chosen_task
 from toolroll.agents.loop.hook_value import hook_value, reading, run_hook
 from toolroll.parsers.openai import (
     OpenAICompatibleToolCallAdapter,
@@ -26,8 +28,6 @@ from toolroll.parsers.types import CallStatus, ParsedReply, ToolCall
 from toolroll.rollout.engine import cut_placeholder, parse_completion, request_fields
 from toolroll.rollout.errors import EnvironmentFailure
 from toolroll.rollout.model.model import Model
-from toolroll.rollout.runs.environment_results import checked_reward
-from toolroll.rollout.runs.environment_runner import chosen_task
 from toolroll.rollout.types import (
     Completion,
     GenerateRequest,

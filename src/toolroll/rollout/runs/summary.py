@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
+from toolroll.evaluation.user_faults import user_faults
 from toolroll.rollout.runs.pass_at_k import passed
-from toolroll.rollout.runs.user_faults import user_faults
 from toolroll.rollout.runtime.jsonable import finite
 from toolroll.rollout.types import Episode, Status, Trajectory
 

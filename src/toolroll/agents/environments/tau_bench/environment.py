@@ -25,10 +25,10 @@ from toolroll.agents.environments.tau_bench.database import Database
 from toolroll.agents.environments.tau_bench.grading import Bench
 from toolroll.agents.environments.tau_bench.package import INSTALL, installed, load_domain
 from toolroll.agents.loop.call_policy import tool_message
+from toolroll.agents.loop.environment_runner import DRAWN
 from toolroll.agents.users import OpenAIUser, checked_line, is_stop
 from toolroll.parsers.types import ToolCall
 from toolroll.rollout.errors import ActionError, EnvironmentFailure
-from toolroll.rollout.runs.environment_runner import DRAWN
 from toolroll.rollout.types import (
     Action,
     Environment,

@@ -1,0 +1,500 @@
+"""The commands and their options.
+
+A command imports what it needs when it runs, so that `toolroll --help` is fast.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Coroutine, Mapping
+from functools import partial
+from importlib.metadata import version
+from inspect import Parameter
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from toolroll.cli.display import print_line
+from toolroll.cli.env_commands import Env, EnvArgs, Split, check_env, new_env
+from toolroll.cli.options import (
+    flag_of,
+    help_of,
+    option_parameters,
+    used_options,
+    with_parameters,
+)
+from toolroll.cli.serve_command import serve as serve_endpoint
+from toolroll.rollout.errors import RolloutError, ToolrollError, UsageError, first_error
+from toolroll.rollout.runs.run_config import PANELS, RunConfig, json_object, load_config
+from toolroll.rollout.runtime.event_loop import run as run_loop
+from toolroll.rollout.runtime.targets import is_target
+from toolroll.rollout.runtime.threads import end_within
+from toolroll.rollout.settings import EmbeddedEngineSettings
+
+if TYPE_CHECKING:
+    from toolroll.cli.run_command import Outcome
+
+T = TypeVar("T")
+EXIT_SECONDS = 10.0
+app = typer.Typer(
+    help="Token-exact multi-turn tool rollouts for SGLang.",
+    no_args_is_help=True,
+)
+console = Console()
+app.command(name="serve")(serve_endpoint)
+app.command(name="new-env")(new_env)
+app.command(name="check-env")(check_env)
+
+
+def _version(*, value: bool) -> None:
+    if value:
+        typer.echo(f"toolroll {version('toolroll')}")
+        raise typer.Exit
+
+
+def command() -> None:
+    """Run `main` as a program, which ends within `EXIT_SECONDS` after its work is done."""
+    status = 1
+    try:
+        main()
+    except SystemExit as ended:
+        status = ended.code if isinstance(ended.code, int) else int(bool(ended.code))
+        raise
+    finally:
+        end_within(EXIT_SECONDS, status)
+
+
+def main() -> None:
+    """Run the `toolroll` command. Print toolroll's own errors on one line, without a traceback."""
+    try:
+        app()
+    except ToolrollError as error:
+        message = Text.assemble(("toolroll:", "bold red"), f" {error}")
+        Console(stderr=True).print(message, soft_wrap=True)
+        sys.exit(2)
+
+
+@app.callback()
+def _root(
+    *,
+    show: Annotated[
+        bool,
+        typer.Option(
+            "--version", help="print the version and exit", callback=_version, is_eager=True
+        ),
+    ] = False,
+) -> None:
+    """Token-exact multi-turn tool rollouts for SGLang."""
+
+
+def _play(env: str | None, config: Path | None, recorded: Path | None, **options: Any) -> None:
+    """Play an environment against an engine, and print the results.
+
+    With --out, the same command continues a run that was stopped. With --from, play a recorded run
+    again, and print what differs.
+
+    Example: toolroll run desk --engine http://127.0.0.1:30000 --model Qwen/Qwen3-8B --out out/desk
+    """
+    from toolroll.evaluation.recorded_run import recorded_run
+
+    again = None if recorded is None else recorded_run(recorded, env)
+    values = {} if again is None else again.values
+    env = env if again is None or is_target(env or "") else values["env"]
+    if env is None:
+        raise UsageError("name an environment, such as toolroll run desk, or give --from")
+    settings = load_config(config, {"env": env, **used_options(RunConfig, options)}, values)
+    from toolroll.cli.run_command import run as run_environment
+
+    outcome = _run(run_environment(settings, console, again))
+    _show({outcome.summary.env: outcome}, settings.out, max_lost=settings.max_lost)
+
+
+_ENV = typer.Argument(help=f"{help_of('env')} Required without --from.", show_default=False)
+_FROM = typer.Option(
+    "--from",
+    help="The folder or run.json of a run, to play it again. Other options override its settings.",
+    rich_help_panel="Files",
+)
+_CONFIG = typer.Option(help="A YAML file with the same settings.", rich_help_panel="Files")
+
+
+def _optional(name: str, annotation: Any) -> Parameter:
+    return Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+
+
+app.command(name="run")(
+    with_parameters(
+        _play,
+        [
+            _optional("env", Annotated[str | None, _ENV]),
+            *option_parameters(RunConfig.model_fields, PANELS),
+            _optional("config", Annotated[Path | None, _CONFIG]),
+            _optional("recorded", Annotated[Path | None, _FROM]),
+        ],
+    )
+)
+
+
+@app.command()
+def envs() -> None:
+    """List the environments, and the commands that install missing packages.
+
+    Example: toolroll envs
+    """
+    from toolroll.cli.display import show_environments
+    from toolroll.rollout.runs.registry import environment_names, find_environment
+
+    show_environments([find_environment(name) for name in environment_names()], console)
+
+
+@app.command()
+def frameworks() -> None:
+    """List the adapters for training frameworks: the tested version, the name to configure, and
+    what happens to forked, aborted and interrupted episodes.
+
+    Example: toolroll frameworks
+    """
+    from toolroll.cli.display import show_frameworks
+    from toolroll.trainers.frameworks import FRAMEWORKS
+
+    show_frameworks(FRAMEWORKS, console)
+
+
+@app.command()
+def tasks(
+    env: Env,
+    split: Split = None,
+    tasks: Annotated[str | None, typer.Option(help=help_of("tasks"))] = None,
+    env_args: EnvArgs = None,
+    out: Annotated[Path | None, typer.Option(help="the file to write; default: stdout")] = None,
+) -> None:
+    """Write an environment's tasks as JSON lines, to be used as a trainer's prompt data.
+
+    Example: toolroll tasks desk --out tasks.jsonl
+    """
+    from toolroll.cli.tasks import task_lines, write_lines
+
+    lines = task_lines(env, split, tasks, json_object(env_args, "--env-args"))
+    if out is None:
+        typer.echo(b"\n".join(lines))
+    else:
+        write_lines(lines, out)
+        print_line(console, f"{len(lines)} tasks: {out}")
+
+
+@app.command()
+def check_template(
+    model: Annotated[
+        str,
+        typer.Argument(help="folder or name of a tokenizer; `embedded` for the one in the package"),
+    ],
+    template: Annotated[str | None, typer.Option(help=help_of("chat_template"))] = None,
+    chat_template_kwargs: Annotated[
+        str | None, typer.Option(metavar="JSON", help=help_of("chat_template_kwargs"))
+    ] = None,
+    *,
+    trust_remote_code: Annotated[bool, typer.Option(help=help_of("trust_remote_code"))] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="the report as JSON")] = False,
+) -> None:
+    """Report what a chat template does to the tokens of tool-calling episodes. Exit with 1 if the
+    tokens cannot be exact.
+
+    Example: toolroll check-template Qwen/Qwen3-8B
+    """
+    from toolroll.cli.check_template import report, show
+
+    kwargs = json_object(chat_template_kwargs, "--chat-template-kwargs")
+    certificate = report(model, template, kwargs, trust_remote_code=trust_remote_code)
+    show(certificate, console, as_json=as_json)
+    if not certificate.exact:
+        raise typer.Exit(1)
+
+
+@app.command()
+def view(
+    folder: Annotated[Path, typer.Argument(help="the folder of a run")],
+    out: Annotated[
+        Path | None, typer.Option(help="the file to write; default: view.html in the folder")
+    ] = None,
+    tokenizer: Annotated[
+        str | None,
+        typer.Option(help="a tokenizer (folder, name or `embedded`); default: the run's own"),
+    ] = None,
+    tokens: Annotated[
+        int, typer.Option(min=0, help="include the tokens of this many episodes, the first ones")
+    ] = 500,
+    *,
+    follow: Annotated[
+        bool, typer.Option("--follow", help="serve the page, to which new episodes are added")
+    ] = False,
+) -> None:
+    """Write a page that shows a run: a table of episodes, their conversations, and their tokens.
+    The page needs no network.
+
+    Example: toolroll view out/demo
+    """
+    from toolroll.cli.follow import follow as follow_run
+    from toolroll.cli.view import view as view_run
+
+    if follow:
+        say = partial(print_line, console)
+        _run(follow_run(folder, tokenizer=tokenizer, tokens=tokens, say=say))
+        return
+
+    page, count, messages = view_run(folder, out=out, tokenizer=tokenizer, tokens=tokens)
+    for line in messages:
+        print_line(console, line)
+    size = page.stat().st_size / 1e6
+    print_line(console, f"{page}: {count} episodes, {size:.1f} MB; open it in a browser")
+
+
+@app.command()
+def export(
+    folder: Annotated[Path, typer.Argument(help="the folder of a run")],
+    out: Annotated[Path, typer.Option(help="a new folder (for tau-bench: a new file)")],
+    kind: Annotated[
+        str,
+        typer.Option(
+            "--format",
+            help="parquet (training samples), atif (Harbor's trajectories with token ids), inspect "
+            "(logs), lm-eval or tau-bench (results)",
+        ),
+    ] = "parquet",
+    env: Annotated[str | None, typer.Option(help="export only this environment")] = None,
+) -> None:
+    """Write a run in another format: a data set of training samples, trajectories or results.
+
+    Example: toolroll export out/desk --out out/desk-parquet
+    """
+    from toolroll.cli.export import export as export_run
+
+    for line in export_run(folder, kind, out, env):
+        print_line(console, line)
+
+
+@app.command()
+def compare(
+    folders: Annotated[list[Path], typer.Argument(help="runs: the baseline, then the others")],
+    allow_different: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="a difference that does not matter, such as template"),
+    ] = None,
+    fail_if_worse: Annotated[
+        float | None,
+        typer.Option(
+            metavar="POINTS",
+            min=0.0,
+            help="exit with 3 if the mean reward fell by more, and with 4 if that is not clear",
+        ),
+    ] = None,
+    margin: Annotated[
+        float | None,
+        typer.Option(metavar="REWARD", min=0.0, help="test whether they differ by less"),
+    ] = None,
+    power_for: Annotated[
+        float | None,
+        typer.Option(metavar="REWARD", min=0.001, help="how many tasks show this difference"),
+    ] = None,
+    *,
+    as_json: Annotated[bool, typer.Option("--json", help="the comparison as JSON")] = False,
+    markdown: Annotated[
+        bool, typer.Option("--markdown", help="the comparison as Markdown")
+    ] = False,
+    page: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="write a page with the episodes of both")
+    ] = None,
+) -> None:
+    """Compare runs with a baseline run, paired by task and sample (docs/compare.md).
+
+    Example: toolroll compare out/base out/new --fail-if-worse 2
+    """
+    from toolroll.cli.compare import as_text, compare_folders, exit_status, json_text
+    from toolroll.evaluation.compare import Question
+
+    limit = None if fail_if_worse is None else fail_if_worse / 100
+    question = Question(allow_different or (), limit, margin, power_for)
+    comparisons, messages = compare_folders(folders, question, page)
+    if as_json:
+        typer.echo(json_text(comparisons))
+    else:
+        for comparison in comparisons:
+            typer.echo(as_text(comparison, markdown=markdown))
+    for message in messages:
+        print_line(Console(stderr=True), message)
+    if fail_if_worse is not None:
+        raise typer.Exit(exit_status(comparisons))
+
+
+@app.command()
+def regrade(
+    folder: Annotated[Path, typer.Argument(help="the folder of a run")],
+    out: Annotated[Path, typer.Option(help="a new folder, for the run with the new rewards")],
+    env: Annotated[str | None, typer.Option(help="the environment, if it was moved")] = None,
+) -> None:
+    """Replay a run's actions in new environments, without an engine. Print the rewards that
+    changed, and the episodes that the environment does not repeat.
+
+    Example: toolroll regrade out/desk --out out/desk-regraded
+    """
+    from toolroll.cli.regrade import regrade_folder
+
+    for line in _run(regrade_folder(folder, out, env)):
+        print_line(console, line)
+
+
+@app.command()
+def blame(
+    folder: Annotated[Path, typer.Argument(help="the folder of a run")],
+    judge_model: Annotated[
+        str | None, typer.Option(help="a model that also judges the simulated user")
+    ] = None,
+    judge_url: Annotated[
+        str | None,
+        typer.Option(
+            help="its OpenAI-compatible endpoint, with /v1; default: http://127.0.0.1:30000/v1"
+        ),
+    ] = None,
+    judge_api_key_env: Annotated[
+        str | None, typer.Option(metavar="NAME", help="the environment variable with its key")
+    ] = None,
+) -> None:
+    """List the faults of the simulated user in the failed episodes of a run: by rules, and with
+    --judge-model also by a model. Rewards do not change.
+
+    Example: toolroll blame out/retail --judge-model Qwen/Qwen3-32B
+    """
+    from toolroll.cli.blame import blame as blame_folder
+
+    if judge_model is None and (judge_url or judge_api_key_env):
+        raise UsageError("--judge-url and --judge-api-key-env need --judge-model")
+    url = judge_url or "http://127.0.0.1:30000/v1"
+    settings = {"model": judge_model, "base_url": url, "api_key_env": judge_api_key_env}
+    for line in _run(blame_folder(folder, settings if judge_model is not None else None)):
+        print_line(console, line)
+
+
+def _engine(**options: Any) -> None:
+    """Serve the embedded engine: SGLang's /generate, with a small model or scripted replies.
+
+    Example: toolroll engine --port 30000
+    """
+    _one_blas_thread()
+    from toolroll.testing.serve import serve
+
+    used = used_options(EmbeddedEngineSettings, options)
+    _run(serve(EmbeddedEngineSettings.read(used, name_of=flag_of)))
+
+
+_ENGINE = EmbeddedEngineSettings.model_fields
+app.command(name="engine")(
+    with_parameters(_engine, option_parameters(_ENGINE, {"Options": " ".join(_ENGINE)}))
+)
+
+
+@app.command()
+def demo(
+    out: Annotated[
+        Path, typer.Option(help="folder of the episodes; an earlier demo in it is replaced")
+    ] = Path("out/demo"),
+    samples: Annotated[int, typer.Option(min=1, help="episodes of each task")] = 2,
+    seed: Annotated[int, typer.Option()] = 0,
+) -> None:
+    """Play two environments against the embedded engine: desk with the model in this package, and
+    BFCL multi-turn with its reference actions. No GPU and no torch are needed.
+
+    Example: toolroll demo --out out/demo
+    """
+    _one_blas_thread()
+    from toolroll.cli.demo import run_demo
+
+    _show(_run(run_demo(console, out, samples=samples, seed=seed)), out, resumes=False)
+
+
+def _one_blas_thread() -> None:
+    """Make OpenBLAS use one thread, unless OPENBLAS_NUM_THREADS is already set. Call this before
+    numpy is imported.
+
+    The matrices of a small model are too small to gain from more threads. With more threads, each
+    operation also waits for the slowest one, for example if another program uses its core.
+    """
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+
+def _show(
+    results: Mapping[str, Outcome],
+    out: Path | None,
+    *,
+    resumes: bool = True,
+    max_lost: float = 0.0,
+) -> None:
+    """Print the results: a table, remarks, and the names of the files.
+
+    `results`: the outcomes by column title. `resumes`: True if the same command can continue the
+    run. `max_lost`: the share of the episodes that may lack a reward.
+
+    Exit with 128 + the number of the signal that ended the run early, or with 1 if too many
+    episodes lack a reward. Raise the error that ended the run early.
+    """
+    from toolroll.cli.display import remarks, results_tables
+
+    for table in results_tables({title: outcome.report for title, outcome in results.items()}):
+        console.print(table)
+    outcomes = list(results.values())
+    for outcome in outcomes:
+        for line in remarks(outcome.summary.env, outcome.report):
+            print_line(console, line)
+    if out is not None:
+        print_line(
+            console,
+            f"In {out}: run.json, episodes.jsonl, summary.json; to view them: toolroll view {out}",
+        )
+    for outcome in outcomes:
+        if outcome.error is not None:
+            raise outcome.error
+    stopped = next((outcome.stopped for outcome in outcomes if outcome.stopped is not None), None)
+    if stopped is not None:
+        console.print(
+            "Stopped early; the same command continues from here."
+            if out is not None and resumes
+            else "Stopped early."
+        )
+        raise typer.Exit(128 + stopped)
+    failed = False
+    for outcome in outcomes:
+        name, lost = outcome.summary.env, outcome.report["lost"]
+        if lost["episodes"] and not outcome.summary.graded:
+            problem = "no episode has a reward"
+        elif lost["share"] > max_lost:
+            problem = (
+                f"{lost['episodes']} of {lost['of_episodes']} episodes have no reward, and "
+                f"--max-lost allows a share of {max_lost:g}"
+            )
+        else:
+            continue
+        failed = True
+        cause = f". The last aborted episode: {outcome.failure}" if outcome.failure else ""
+        print_line(console, f"{name}: {problem}{cause}")
+    if failed:
+        raise typer.Exit(1)
+
+
+def _run(main: Coroutine[Any, Any, T]) -> T:
+    """Run `main` to its end. If several `ToolrollError`s are raised together, raise the first.
+
+    Raise `RolloutError` if code of others in `main` exits, whatever its exit status is.
+    """
+    error: Exception
+    try:
+        return run_loop(main)
+    except* ToolrollError as group:
+        error = first_error(group)
+    except* SystemExit as exits:
+        error = RolloutError(f"code in this process exited: {exits.exceptions[0]!r}")
+    except* KeyboardInterrupt:
+        console.print("stopped")
+        raise typer.Exit(130) from None
+    raise error

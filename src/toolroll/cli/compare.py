@@ -1,0 +1,155 @@
+"""`toolroll compare`: prints how runs differ from a baseline run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from toolroll.cli.display import shortened
+from toolroll.evaluation.compare import SIGNIFICANT, ComparedRun, Question, compare, read_runs
+from toolroll.evaluation.viewer import PageRun, write_side_by_side
+from toolroll.rollout.errors import UsageError
+from toolroll.rollout.runs.episode_file import read_episodes
+from toolroll.rollout.runs.run_directory import read_settings
+
+Runs = Mapping[str, ComparedRun]
+EXIT_STATUS = {"worse": 3, "inconclusive": 4}
+"""The exit status of a failed gate by verdict."""
+_HEADER = ("", "baseline", "candidate", "difference [95 %]")
+_RULE = ("---", *["---:"] * 3)
+_MOST_TASKS = 8
+
+
+def compare_folders(
+    folders: Sequence[Path], question: Question, page: Path | None = None
+) -> tuple[list[dict[str, Any]], list[str]]:
+    """Return the comparisons of the first folder with each other one, and messages about lines that
+    cannot be read. Write the file `page`, which shows them with their episodes.
+    """
+    if len(folders) < 2:
+        raise UsageError("give at least two folders: the baseline, and what is compared with it")
+    bad_lines: list[str] = []
+    runs = [read_runs(folder, on_bad_line=bad_lines.append) for folder in folders]
+    comparisons = compare(runs[0], runs[1:], question)
+    if page is not None:
+        shown = [_page_run(*pair, runs[0], question) for pair in zip(folders, runs, strict=True)]
+        texts = [as_text(comparison, markdown=False) for comparison in comparisons]
+        names = " and ".join(folder.resolve().name for folder in folders)
+        write_side_by_side(page, f"toolroll: {names}", shown, texts)
+    return comparisons, shortened(bad_lines)
+
+
+def _page_run(folder: Path, runs: Runs, base: Runs, question: Question) -> PageRun:
+    """Return the run in `folder` for the page, with the samples that are compared with `base`."""
+    pairs = {
+        (env, task, after.number): before.number
+        for env in (() if runs is base else runs.keys() & base.keys())
+        for task, samples in question.pairing(base[env], runs[env]).pairs.items()
+        for before, after in samples
+    }
+    episodes = read_episodes(folder, on_bad_line=lambda message: None)
+    return PageRun(str(folder), episodes, read_settings(folder), pairs)
+
+
+def exit_status(comparisons: Sequence[Mapping[str, Any]]) -> int:
+    """Return the exit status of `--fail-if-worse`: 0 if no candidate is worse."""
+    statuses = [EXIT_STATUS.get(comparison["verdict"], 0) for comparison in comparisons]
+    return min(filter(None, statuses), default=0)
+
+
+def json_text(comparisons: Sequence[Mapping[str, Any]]) -> str:
+    """Return the comparisons as JSON."""
+    content = {"schema_version": 1, "comparisons": comparisons}
+    return orjson.dumps(content, option=orjson.OPT_INDENT_2).decode()
+
+
+def as_text(comparison: Mapping[str, Any], *, markdown: bool) -> str:
+    """Return one comparison as a title, a table and lines, as plain text or as Markdown."""
+    title = "{env}: {base} and {candidate}: {verdict}".format_map(comparison)
+    rows = [_HEADER, *([_RULE] if markdown else []), *_rows(comparison)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    table = [
+        " | ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True))
+        for row in rows
+    ]
+    lines = _lines(comparison)
+    if markdown:
+        title, table = f"**{title}**", [f"| {row} |" for row in table]
+        lines = [f"- {line}" for line in lines]
+    return "\n".join([title, "", *table, "", *lines, ""])
+
+
+def _rows(comparison: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
+    rates = {"reward (mean)": comparison["reward"]} | {
+        f"pass^{k}": part for k, part in comparison["pass_hat_k"].items()
+    }
+    interval = "{difference:+z.3f} [{low:+z.3f}, {high:+z.3f}]".format_map
+    rows = [
+        (name, f"{part['base']:.3f}", f"{part['candidate']:.3f}", interval(part))
+        for name, part in rates.items()
+    ]
+    usage = comparison["usage"] | {"aborted": comparison["coverage"]["aborted"]}
+    return rows + [
+        (name, _amount(part["base"]), _amount(part["candidate"]), "")
+        for name, part in usage.items()
+    ]
+
+
+def _amount(value: float) -> str:
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
+
+
+def _lines(comparison: Mapping[str, Any]) -> list[str]:
+    coverage, reward = comparison["coverage"], comparison["reward"]
+    lines = [
+        f"{comparison['verdict']} (p = {reward['p_holm']:.3g} for the hypothesis that the mean "
+        f"reward {_hypothesis(reward['limit'])}); such runs show a difference of "
+        f"{comparison['detectable']:.3f} with the power 0.8",
+        *_gate_lines(comparison),
+        f"compared: {coverage['tasks']} of {coverage['of_tasks']} tasks, {coverage['samples']} of "
+        f"{coverage['of_samples']} samples",
+    ]
+    if coverage["other_data"]:
+        lines.append(f"tasks with other data: {_some(coverage['other_data'])}")
+    if comparison["mcnemar"] is not None:
+        lines.append("McNemar's exact test: p = {p:.3g}".format_map(comparison["mcnemar"]))
+    if power := comparison.get("power_for"):
+        lines.append(
+            "a difference of {difference:g}: the power is {power:.2f}; {tasks} tasks show it with "
+            "the power 0.8".format_map(power)
+        )
+    if equivalence := comparison.get("equivalence"):
+        answer = "" if equivalence["p"] <= SIGNIFICANT else "not shown to be "
+        lines.append(
+            f"{answer}equivalent within {{margin:g}} (p = {{p:.3g}})".format_map(equivalence)
+        )
+    for name, tasks in comparison["changed"].items():
+        if tasks:
+            texts = ["{task} {base:.2f} -> {candidate:.2f}".format_map(task) for task in tasks]
+            count = "1 task" if len(tasks) == 1 else f"{len(tasks)} tasks"
+            lines.append(f"{name} in {count}: {_some(texts)}")
+    return lines + [f"also different: {line}" for line in comparison["settings"]]
+
+
+def _hypothesis(limit: float) -> str:
+    return f"fell by {-limit:g}" if limit else "did not change"
+
+
+def _gate_lines(comparison: Mapping[str, Any]) -> list[str]:
+    """Return why an inconclusive gate may need more tasks."""
+    gate = comparison.get("gate")
+    if gate is None or comparison["verdict"] != "inconclusive":
+        return []
+    points, tasks = f"{gate['loss'] * 100:g}", gate["tasks_if_unchanged"]
+    if tasks is None:
+        return [f"a gate of {points} points cannot pass if nothing changed"]
+    if comparison["coverage"]["tasks"] >= tasks:
+        return []
+    return [f"a gate of {points} points needs at least {tasks} tasks, even if nothing changed"]
+
+
+def _some(texts: Sequence[str]) -> str:
+    return ", ".join(texts[:_MOST_TASKS]) + (", ..." if len(texts) > _MOST_TASKS else "")

@@ -1,0 +1,133 @@
+"""`toolroll demo`: plays two environments on the embedded engine. In desk, the engine samples from
+the model that comes with the package. In BFCL, the engine's replies are scripted.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from toolroll.cli.display import print_line
+from toolroll.cli.run_command import Outcome, play
+from toolroll.rollout.model.model import Model
+from toolroll.rollout.model.tokenizers import DESK_MODEL, desk_model_path
+from toolroll.rollout.runs.episode_file import FILE_NAME
+from toolroll.rollout.runs.registry import choose_tasks, find_environment
+from toolroll.rollout.runs.report import FILE_NAME as SUMMARY_NAME
+from toolroll.rollout.runs.run_config import RunConfig
+from toolroll.rollout.runs.run_directory import SETTINGS_NAME, make_folder
+from toolroll.rollout.runs.setup import Plan, served_agents
+from toolroll.rollout.types import EnvironmentFactory, EnvironmentOptions, Task
+from toolroll.testing import EmbeddedEngine, load_embedded_tokenizer, load_engine
+from toolroll.testing.reference_policy import play_references, reference_policy
+
+SCRIPTED = "bfcl/multi_turn_base"
+SAMPLED = "desk"
+HELD_OUT = 100
+"""The number of desk's held-out tasks that are played."""
+
+MISTAKES = 0.3
+"""The share of episodes in which the scripted engine makes a mistake, so that rewards differ."""
+
+
+async def run_demo(console: Console, out: Path, *, samples: int, seed: int) -> dict[str, Outcome]:
+    """Play the demo's environments. Replace the episodes of an earlier demo in `out`.
+
+    Return the results by column title. The held-out results are written to a folder next to `out`,
+    whose name ends in `-held-out`.
+    """
+    print_line(
+        console,
+        f"On {SAMPLED}, the engine samples {DESK_MODEL}, the model in this package. It was trained "
+        "on generated tasks: it solves most of those that it has not seen (held-out), and few of "
+        f"those written by hand. On {SCRIPTED}, the engine replies with the reference actions, "
+        f"with a mistake in {MISTAKES:.0%} of the episodes.",
+    )
+    results: dict[str, Outcome] = {}
+    for title, config, tasks in _parts(console, out, samples=samples, seed=seed):
+        results[title] = await _played(console, config, tasks)
+        if results[title].stopped is not None or results[title].error is not None:
+            break
+    return results
+
+
+def _parts(
+    console: Console, out: Path, *, samples: int, seed: int
+) -> list[tuple[str, RunConfig, Sequence[Task]]]:
+    """Return the column title, the settings and the tasks of each part of the demo. A part is one
+    split of an environment. Leave out environments that are not installed, and print a message.
+    """
+    parts: list[tuple[str, RunConfig, Sequence[Task]]] = []
+    whole = out.resolve()  # "." has no name
+    beside = whole.with_name(f"{whole.name}-held-out")  # a folder has one split of an environment
+    for title, env, model, split, folder in (
+        (f"{SAMPLED}\n({DESK_MODEL})", SAMPLED, DESK_MODEL, "test", out),
+        (f"{SAMPLED}, held-out\n({DESK_MODEL})", SAMPLED, DESK_MODEL, "held-out", beside),
+        (f"{SCRIPTED}\n(references)", SCRIPTED, "embedded", None, out),
+    ):
+        factory = find_environment(env)
+        command = factory.missing()
+        if command is not None:
+            print_line(console, f"{env} is skipped; to install it: {command}")
+            continue
+        _emptied(folder)
+        config = RunConfig(
+            env=env,
+            split=split,
+            engine="http://127.0.0.1",
+            model=model,
+            parser="hermes",
+            samples=samples,
+            max_turns=60 if model == "embedded" else 16,
+            seed=seed,
+            out=folder,
+        )
+        tasks = choose_tasks(factory, split, None)
+        parts.append((title, config, tasks[:HELD_OUT] if split == "held-out" else tasks))
+    return parts
+
+
+def _emptied(folder: Path) -> None:
+    """Create the folder, or remove an earlier demo's episodes, settings and summary from it."""
+    make_folder(folder)
+    for name in (FILE_NAME, SETTINGS_NAME, SUMMARY_NAME):
+        (folder / name).unlink(missing_ok=True)
+
+
+async def _played(console: Console, config: RunConfig, tasks: Sequence[Task]) -> Outcome:
+    factory = find_environment(config.env)
+    options = EnvironmentOptions(settings={"policy": "brief"} if config.env == SAMPLED else {})
+    async with _engine(config, factory, tasks) as engine:
+        config = config.model_copy(update={"engine": engine.url})
+        async with Model.from_args(config, tokenizer=engine.tokenizer) as served:
+            agents = served_agents(config, served)
+            plan = Plan(config, factory, tasks, agents, options, config.identity, served)
+            return await play(plan, console, produced_by=_policy(config))
+
+
+def _policy(config: RunConfig) -> dict[str, str | None]:
+    """Return what `run.json` records about the engine's replies: the policy, and the SHA-256 hash
+    of its weights (None if the replies are scripted).
+    """
+    if config.env != SAMPLED:
+        policy = f"reference actions, with a mistake in {MISTAKES:.0%} of the episodes"
+        return {"policy": policy, "weights_sha256": None}
+    weights = (desk_model_path() / "model.safetensors").read_bytes()
+    return {"policy": DESK_MODEL, "weights_sha256": hashlib.sha256(weights).hexdigest()}
+
+
+def _engine(
+    config: RunConfig, factory: EnvironmentFactory, tasks: Sequence[Task]
+) -> AbstractAsyncContextManager[Any]:
+    if config.env == SAMPLED:
+        return load_engine(desk_model_path(), seed=config.seed, keep_log=False)
+    lines = play_references(
+        factory, tasks, samples=config.samples, mistakes=MISTAKES, seed=config.seed
+    )
+    policy = reference_policy(lines)
+    return EmbeddedEngine(load_embedded_tokenizer(), policy, context_length=131072)

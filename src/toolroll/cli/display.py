@@ -1,0 +1,305 @@
+"""The output of the commands: lines, the progress of a run (a live bar in a terminal, plain lines
+elsewhere), and the tables.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Table
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from toolroll.rollout.runs.summary import Summary
+    from toolroll.rollout.types import EnvironmentFactory, Episode
+    from toolroll.trainers.frameworks import Framework
+
+_BAR_FROM = 140  # columns: in a narrower terminal, the bar leaves no room for counts and times
+_TIMES = 2 * len("0:00:00") + 4  # columns of both times, with the blanks around them
+_LINES = 20  # without a terminal, print one line for each twentieth of the run
+_MOST_LINES = 5
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+def print_line(console: Console, line: str) -> None:
+    """Print `line`. rich does not interpret markup or emoji names, or wrap the line. A line may
+    quote a model: characters that control a terminal become `?`.
+    """
+    console.print(
+        _CONTROL.sub("?", line), markup=False, emoji=False, highlight=False, soft_wrap=True
+    )
+
+
+def shortened(lines: Sequence[str]) -> list[str]:
+    """Return the first of `lines`, and the number of the others."""
+    more = len(lines) - _MOST_LINES
+    return [*lines[:_MOST_LINES], *([f"... and {more} more such lines"] if more > 0 else [])]
+
+
+class RunDisplay:
+    """Shows the progress of one environment's run. This is a context manager.
+
+    `summary` contains the episodes of earlier runs. Add each new episode to `summary` before you
+    call `show`.
+    """
+
+    def __init__(self, console: Console, summary: Summary, total: int) -> None:
+        self.summary = summary
+        self.seconds = 0.0
+        self._console = console
+        self._total = total
+        self._began = time.perf_counter()
+        self._tokens = 0.0
+        self._shown = 0
+        self._left = max(total - summary.episodes, 1)
+        self._progress = Progress(
+            TextColumn("{task.description}", style="bold", markup=False),
+            *([BarColumn()] if console.width >= _BAR_FROM else []),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[state]}"),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            console=console,
+            disable=not console.is_terminal,
+        )
+        self._task = self._progress.add_task(
+            summary.env, total=total, completed=summary.episodes, state=""
+        )
+
+    def __enter__(self) -> RunDisplay:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.seconds = time.perf_counter() - self._began
+        self._progress.stop()
+
+    def show(self, episode: Episode) -> None:
+        """Update the progress after an episode has finished."""
+        self._tokens += episode.result.metrics.get("completion_tokens", 0.0)
+        self._shown += 1
+        state = self._state()
+        self._progress.update(self._task, advance=1, state=state)
+        if not self._console.is_terminal and (
+            self._shown == self._left or self._shown % max(1, self._left // _LINES) == 0
+        ):
+            print_line(
+                self._console, f"{self.summary.env}: {self.summary.episodes}/{self._total}  {state}"
+            )
+
+    def _state(self) -> str:
+        summary = self.summary
+        seconds = max(time.perf_counter() - self._began, 1e-9)
+        aborted = summary.statuses["aborted"]
+        errors = f"  errors {aborted}" if aborted else ""
+        if held := summary.totals["held_turns"]:
+            errors = f"  {held:,.0f} turns held{errors}"
+        left = (
+            ""
+            if self._console.is_terminal
+            else f"  {_time((self._left - self._shown) * seconds / self._shown)} left"
+        )
+        reward = f"reward {_number(summary.mean_reward)}"
+        speeds = [
+            f"  {self._shown / seconds:,.1f} episodes/s",
+            f"  {self._tokens / seconds:,.0f} tok/s",
+        ]
+        if self._console.is_terminal:
+            room = self._console.width - len(summary.env) - 2 * len(str(self._total)) - 1 - _TIMES
+            while speeds and len(reward) + len("".join(speeds)) + len(errors) > room:
+                speeds.pop()
+        return f"{reward}{''.join(speeds)}{errors}{left}"
+
+
+def results_tables(reports: Mapping[str, Mapping[str, Any]]) -> list[Table]:
+    """Return the tables at the end of a run. Each shows at most two reports, because more do not
+    fit in 80 characters.
+    """
+    names = list(reports)
+    return [
+        results_table({name: reports[name] for name in names[start : start + 2]})
+        for start in range(0, len(names), 2)
+    ]
+
+
+def results_table(reports: Mapping[str, Mapping[str, Any]]) -> Table:
+    """Return a table with one column per report. With one or two reports, the table fits in 80
+    characters.
+    """
+    table = Table(title="toolroll", title_justify="left")
+    table.add_column("", no_wrap=True)
+    for name in reports:
+        table.add_column(Text(name), justify="right", no_wrap=True)
+    gap = " " if len(reports) == 1 else "\n"
+    for name, read in [*_FIRST_ROWS, *_pass_rows(reports.values()), *_LAST_ROWS]:
+        table.add_row(name, *(read(report).replace("\n", gap) for report in reports.values()))
+    return table
+
+
+Read = Callable[[Mapping[str, Any]], str]
+
+_FIRST_ROWS: tuple[tuple[str, Read], ...] = (
+    ("episodes", lambda report: str(report["episodes"])),
+    ("reward (mean)", lambda report: _estimate(report["reward"])),
+)
+
+_LAST_ROWS: tuple[tuple[str, Read], ...] = (
+    ("do-nothing baseline", lambda report: _floor(report["do_nothing_floor"])),
+    ("turns (mean)", lambda report: f"{report['turns']['mean']:.1f}"),
+    ("tokens sampled (mean)", lambda report: _tokens(report, "completion")),
+    (
+        "tokens trained (mean)",
+        lambda report: _tokens(report, "trained") if report["trainable"] else "not trainable",
+    ),
+    ("prompt tokens cached", lambda report: f"{report['tokens']['cached_share']:.0%}"),
+    ("computed again (mean)", lambda report: _tokens(report, "recomputed")),
+    ("tool calls", lambda report: str(report["tool_calls"]["attempted"])),
+    ("invalid calls", lambda report: _invalid(report["invalid_calls"])),
+    ("aborted", lambda report: str(report["aborted"])),
+    ("time", lambda report: f"{report['seconds']:.1f} s"),
+)
+
+_SHOWN_K = (1, 2, 4, 8, 16, 32)
+
+
+def _pass_rows(reports: Iterable[Mapping[str, Any]]) -> list[tuple[str, Read]]:
+    """Return rows of pass^k and pass@k for each k of `_SHOWN_K` that any report has. For k = 1
+    there is only one row, because both values are the same.
+    """
+    parts = [report["pass_at_k"] or {} for report in reports]
+    bounds = [report["pass_bounds"]["pass_at_k"] for report in reports if report["pass_bounds"]]
+    available = {int(k) for part in [*parts, *bounds] for k in part}
+    rows: list[tuple[str, Read]] = []
+    for k in (k for k in _SHOWN_K if k in available):
+        for sign, kind in (("^", "pass_hat_k"), ("@", "pass_at_k"))[: 2 if k > 1 else 1]:
+            name = f"pass{sign}{k}" if k > 1 else "pass^1 = pass@1"
+            rows.append((name, partial(_rate, kind=kind, k=k)))
+            if bounds:
+                rows.append(("  lost: failed, passed", partial(_bounds, kind=kind, k=k)))
+    return rows
+
+
+def _rate(report: Mapping[str, Any], *, kind: str, k: int) -> str:
+    return _estimate((report[kind] or {}).get(str(k)))
+
+
+def _estimate(value: Mapping[str, float] | None) -> str:
+    """Return a rate, its interval and the tasks that it covers, as two lines."""
+    if value is None:
+        return "-"
+    tasks, of_tasks = value["tasks"], value["of_tasks"]
+    covered = f"{tasks} of {of_tasks}" if tasks < of_tasks else f"{tasks}"
+    return (
+        f"{value['value']:.3f} [{value['low']:.2f}, {value['high']:.2f}]"
+        f"\n({covered} {'tasks' if of_tasks > 1 else 'task'})"
+    )
+
+
+def _bounds(report: Mapping[str, Any], *, kind: str, k: int) -> str:
+    pair = report["pass_bounds"] and report["pass_bounds"][kind].get(str(k))
+    return "{:.3f}, {:.3f}".format(*pair) if pair else "-"
+
+
+def _floor(floor: Mapping[str, Any] | None) -> str:
+    if floor is None:
+        return "-"
+    lost = f" ({floor['aborted']} aborted)" if floor["aborted"] else ""
+    return f"{floor['passed']}/{floor['episodes'] - floor['aborted']}{lost}"
+
+
+def _tokens(report: Mapping[str, Any], name: str) -> str:
+    return f"{report['tokens'][name]['mean']:.0f}" if name in report["tokens"] else "-"
+
+
+def _invalid(invalid: Mapping[str, Any]) -> str:
+    rate = f" ({invalid['rate']:.1%})" if invalid["rate"] else ""
+    return f"{invalid['total']}{rate}"
+
+
+def remarks(name: str, report: Mapping[str, Any]) -> list[str]:
+    """Return the lines below the table: why episodes ended, invalid calls by kind, and warnings."""
+    ends = ", ".join(
+        f"{reason} {count}"
+        for reason, count in sorted(report["stop_reasons"].items(), key=lambda item: -item[1])
+    )
+    lines = [f"{name}: ended by {ends}"] if ends else []
+    kinds = ", ".join(
+        f"{kind} {part['count']}" for kind, part in report["invalid_calls"]["by_kind"].items()
+    )
+    if kinds:
+        lines.append(f"{name}: invalid calls: {kinds}")
+    if report["lookalike_calls"]:
+        lines.append(f"{name}: text that looks like a tool call: {report['lookalike_calls']}")
+    faults, judge = report["user_faults"], report["judge"]
+    if faults["by_kind"]:
+        kinds = ", ".join(f"{kind} {count}" for kind, count in faults["by_kind"].items())
+        lines.append(
+            f"{name}: faults of the simulated user in {faults['with_fault']} of "
+            f"{faults['failed']} failed episodes: {kinds} (toolroll blame lists them)"
+        )
+    if judge is not None:
+        lines.append(
+            f"{name}: the judge agrees with the rule in {judge['agreement']:.1%} of "
+            f"{judge['episodes']} episodes (passed by the judge only: "
+            f"{judge['passed_by_judge_only']}, by the rule only: {judge['passed_by_rule_only']})"
+        )
+    return lines + [f"{name}: WARNING: {warning}" for warning in report["warnings"]]
+
+
+def _time(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"
+
+
+def show_frameworks(frameworks: Sequence[Framework], console: Console) -> None:
+    """Print each adapter as a block of lines, so that no name is truncated."""
+    from toolroll.trainers.frameworks import SUPPORT
+
+    for framework in frameworks:
+        console.print(f"[bold]{framework.name}[/]", framework.version, highlight=False)
+        print_line(console, f"  {framework.path}")
+        print_line(console, f"  an episode that forked: {framework.forks}")
+        print_line(console, f"  an aborted episode: {framework.aborted}")
+        print_line(console, f"  an interrupted turn: {framework.interrupted}")
+        for what, answer in zip(SUPPORT, framework.support, strict=True):
+            print_line(console, f"  {what}: {answer}")
+
+
+def show_environments(factories: Sequence[EnvironmentFactory], console: Console) -> None:
+    """Print the environments as a table. Below the table, print the commands that install missing
+    packages. Each command is one line, so that it can be copied.
+    """
+    table = Table()
+    table.add_column("environment", no_wrap=True)
+    table.add_column("splits", overflow="fold")
+    table.add_column("what it is", overflow="fold")
+    table.add_column("", no_wrap=True)
+    missing: dict[str, list[str]] = {}
+    for factory in factories:
+        command = factory.missing()
+        if command is not None:
+            missing.setdefault(command, []).append(factory.name)
+        ready = "[green]ready[/]" if command is None else "[yellow]to install[/]"
+        texts = (factory.name, ", ".join(factory.splits), factory.description)
+        table.add_row(*map(Text, texts), ready)
+    console.print(table)
+    for command, names in missing.items():
+        print_line(console, f"{', '.join(names)}:\n    {command}")

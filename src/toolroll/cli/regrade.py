@@ -1,0 +1,113 @@
+"""`toolroll regrade`: replays a run in new environments, and writes it with the new rewards."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from toolroll.cli.display import shortened
+from toolroll.endpoint.sessions.session_store import ENV as SESSIONS
+from toolroll.evaluation.recorded_run import RecordedRun, recorded_runs
+from toolroll.evaluation.regrade import KEY, Regrader
+from toolroll.rollout.errors import UsageError
+from toolroll.rollout.runs.episode_file import read_episodes
+from toolroll.rollout.runs.provenance import provenance
+from toolroll.rollout.runs.registry import choose_tasks, load_environment
+from toolroll.rollout.runs.report import report, write_summary
+from toolroll.rollout.runs.run_directory import SETTINGS_NAME, RunDirectory, refuse_no_run
+from toolroll.rollout.runs.runner import session_id
+from toolroll.rollout.runtime.targets import absolute_target
+from toolroll.rollout.runtime.threads import Threads
+from toolroll.rollout.types import EnvironmentFactory, Episode, Status
+
+
+async def regrade_folder(folder: Path, out: Path, target: str | None) -> list[str]:
+    """Write the run in `folder` with new rewards to the new folder `out`. Return the messages to
+    print.
+
+    `target`: the environment, if it is not where `run.json` says.
+    """
+    refuse_no_run(folder)
+    _refuse_existing(out)
+    bad_lines: list[str] = []
+    names = sorted({episode.env for episode in read_episodes(folder, on_bad_line=bad_lines.append)})
+    if target is not None and len(names) > 1:
+        raise UsageError(f"--env names one environment, and {folder} has {', '.join(names)}")
+    recorded = recorded_runs(folder)
+    runs = {name: _replayable(folder, name, recorded) for name in names}
+    lines = [
+        line for name in runs for line in await _regraded(folder, out, name, runs[name], target)
+    ]
+    return [*lines, *shortened(bad_lines)]
+
+
+def _replayable(folder: Path, env: str, runs: Mapping[str, RecordedRun]) -> RecordedRun:
+    """Return the run of `env`. Raise `UsageError` if its actions are not recorded."""
+    if env not in runs:
+        raise UsageError(
+            f"{folder} has episodes of {env}, but no {SETTINGS_NAME} with its settings"
+        )
+    if env == SESSIONS or runs[env].settings.get("agent") == "program":
+        raise UsageError(f"{folder} cannot be graded again: what its programs did is not recorded")
+    return runs[env]
+
+
+def _refuse_existing(out: Path) -> None:
+    if out.exists():
+        raise UsageError(f"--out {out} already exists: name a new folder")
+
+
+async def _regraded(
+    folder: Path, out: Path, env: str, run: RecordedRun, target: str | None
+) -> list[str]:
+    values = {"env": env, **run.values}
+    factory = _loaded(target, values)
+    tasks = {task.id: task for task in choose_tasks(factory, values.get("split"), None)}
+    now = {**run.provenance, **await provenance(None, factory), "regraded": str(folder)}
+    if target is not None:
+        now["options"] = {**now.get("options", {}), "env": absolute_target(target)}
+    regrader = Regrader(factory, Threads(1), values)
+    unlike: list[str] = []
+    changed: list[str] = []
+    planned: Counter[str] = Counter()
+    with RunDirectory(out, env, run.settings, provenance=now) as directory:
+        for recorded in read_episodes(folder, on_bad_line=lambda message: None):
+            if recorded.env != env:
+                continue
+            planned[recorded.task_id] += 1
+            if recorded.task_id not in tasks or recorded.result.status is Status.ABORTED:
+                continue
+            episode = await regrader.regrade(recorded, tasks[recorded.task_id])
+            directory.append(episode)
+            _compare(episode, unlike, changed)
+    summary = directory.summary
+    part = report(summary, settings=run.settings, planned=planned, provenance=directory.provenance)
+    write_summary(out, {env: part})
+    alike = summary.episodes - len(unlike)
+    lines = [
+        f"{env}: {summary.episodes} episodes, {alike} replayed alike "
+        f"({alike / max(1, summary.episodes):.1%}), {len(changed)} rewards changed"
+    ]
+    if left_out := planned.total() - summary.episodes:
+        lines.append(f"{env}: {left_out} aborted episodes, or of tasks that are gone: left out")
+    return [*lines, *shortened(unlike), *shortened(changed)]
+
+
+def _loaded(target: str | None, values: Mapping[str, Any]) -> EnvironmentFactory:
+    try:
+        return load_environment(target or values["env"], values.get("env_args"))
+    except UsageError as error:
+        if target is not None:
+            raise
+        raise UsageError(f"{error}; if it was moved: --env FILE.py:NAME") from error
+
+
+def _compare(episode: Episode, unlike: list[str], changed: list[str]) -> None:
+    """Add a line to `unlike` if the replay differed, and one to `changed` if the reward did."""
+    name, again = session_id(episode.env, episode.task_id, episode.sample), episode.result
+    if difference := again.info[KEY]["difference"]:
+        unlike.append(f"{name} is not replayed alike: {difference}")
+    if again.reward != again.info[KEY]["reward"]:
+        changed.append(f"{name}: the reward was {again.info[KEY]['reward']} and is {again.reward}")

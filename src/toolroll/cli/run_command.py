@@ -1,0 +1,311 @@
+"""`toolroll run`: opens the model, starts or continues a run, shows its progress, and stores the
+results.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from toolroll.cli.display import RunDisplay, print_line, shortened
+from toolroll.evaluation.do_nothing import play_floor
+from toolroll.evaluation.recorded_run import RecordedRun
+from toolroll.rollout.engine.health import check_endpoint
+from toolroll.rollout.engine.outage import Outage
+from toolroll.rollout.errors import UsageError, error_in, first_error
+from toolroll.rollout.model.model import Model
+from toolroll.rollout.runs.provenance import Provenance, provenance
+from toolroll.rollout.runs.ray import RayRunner
+from toolroll.rollout.runs.registry import choose_tasks
+from toolroll.rollout.runs.report import read_summary, report, write_summary
+from toolroll.rollout.runs.run_config import RunConfig
+from toolroll.rollout.runs.run_directory import RunDirectory
+from toolroll.rollout.runs.runner import EpisodeKey, Runner, RunStoppedError
+from toolroll.rollout.runs.setup import Plan, open_runner, prepare
+from toolroll.rollout.runs.summary import Summary
+from toolroll.rollout.runtime.event_loop import stop_signals
+from toolroll.rollout.runtime.garbage import paced_garbage
+from toolroll.rollout.runtime.targets import absolute_target
+from toolroll.rollout.settings import split_credentials
+from toolroll.rollout.template import certify
+from toolroll.rollout.types import Episode, Status, Task
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The result of playing one environment.
+
+    `stopped`: the signal that ended the run early. `failure`: the reason why the last aborted
+    episode of the run was aborted, in one line. `error`: the error that ended the run early.
+    """
+
+    summary: Summary
+    report: dict[str, Any]
+    stopped: int | None = None
+    failure: str = ""
+    error: Exception | None = None
+
+
+async def run(config: RunConfig, console: Console, recorded: RecordedRun | None = None) -> Outcome:
+    """Check the servers and the template, then play `config.env`. If the run repeats a `recorded`
+    one, print what differs.
+    """
+    async with AsyncExitStack() as stack:
+        plan = await prepare(config, stack)
+        await _check_addresses(config)
+        if plan.served is not None:
+            await _check_engine(plan.served, console, allow_mismatch=config.allow_model_mismatch)
+            await _check_template(plan.served, console)
+        return await play(plan, console, recorded=recorded)
+
+
+async def play(
+    plan: Plan,
+    console: Console,
+    *,
+    produced_by: Mapping[str, Any] | None = None,
+    recorded: RecordedRun | None = None,
+) -> Outcome:
+    """Play the episodes of `plan` that are not yet in the folder `config.out`, and show the
+    progress. `produced_by` is added to the provenance in `run.json`.
+
+    SIGINT and SIGTERM end the run early.
+    """
+    env, out = plan.factory.name, plan.config.out
+    now = await provenance(plan.served, plan.factory) | dict(produced_by or {})
+    now["options"] = plan.config.options
+    if recorded is not None:
+        for line in recorded.differences(plan.identity, now) or ["nothing"]:
+            print_line(console, f"{env}: different from the recorded run: {line}")
+    if out is None:
+        summary = Summary(env)
+        return await _play(plan, console, summary, summary.add, frozenset(), [now])
+    with RunDirectory(
+        out,
+        env,
+        plan.identity,
+        sync=plan.config.sync,
+        provenance=now,
+    ) as folder:
+        await _close_left(plan, out)
+        read_summary(out)  # a damaged file is an error before the episodes, not after them
+        if folder.done:
+            print_line(console, f"{env}: {len(folder.done)} episodes are in {out} already")
+        if _has_others(folder.done, plan):
+            print_line(
+                console,
+                f"{env}: the table covers every episode in {out}, including tasks and samples that "
+                "this command does not name",
+            )
+        for message in shortened(folder.bad_lines):
+            print_line(console, f"WARNING: {message} (its episode is played again)")
+        if folder.dropped:
+            print_line(console, f"{env}: {folder.dropped} aborted episodes will be retried")
+        outcome = await _play(
+            plan, console, folder.summary, folder.append, folder.done, folder.provenance
+        )
+        await _close_left(plan, out)  # of worker processes that died
+        try:
+            write_summary(out, {env: outcome.report})
+        except UsageError:
+            if outcome.error is None:  # otherwise the disk has probably ended the run
+                raise
+        return outcome
+
+
+async def _close_left(plan: Plan, out: Path) -> None:
+    """Close the sessions that killed processes of the run left open at the engine."""
+    if plan.served is not None:
+        await plan.served.engine.close_left_sessions(out)
+        plan.served.engine.keep_sessions(out)
+
+
+def _has_others(done: Collection[EpisodeKey], plan: Plan) -> bool:
+    """Return True if `done` contains an episode of a task or sample that is not in `plan`."""
+    tasks = {task.id for task in plan.tasks}
+    return any(task not in tasks or sample >= plan.config.samples for task, sample in done)
+
+
+async def _play(
+    plan: Plan,
+    console: Console,
+    summary: Summary,
+    keep: Callable[[Episode], None],
+    done: Collection[EpisodeKey],
+    history: Sequence[Provenance],
+) -> Outcome:
+    config = plan.config
+    runner = runner_of(plan)
+    failure = ""
+    floor: Summary | None = None
+    with RunDisplay(console, summary, len(plan.tasks) * config.samples) as display:
+
+        def take(episode: Episode) -> None:
+            nonlocal failure
+            keep(episode)
+            display.show(episode)
+            if episode.result.status is Status.ABORTED:
+                failure = _failure(error_in(episode.result.info), config)
+
+        with paced_garbage(enabled=config.pace_gc):
+            stopped, error = await _end(runner.run(plan.tasks, take, done=done), config)
+
+    async def play_do_nothing() -> None:
+        nonlocal floor
+        floor = await play_floor(
+            plan.factory,
+            _played(plan, summary),
+            max_turns=config.max_turns,
+            episode_timeout=config.episode_timeout,
+            pace_gc=config.pace_gc,
+            limits={
+                "step_timeout": config.step_timeout,
+                "max_observation_bytes": config.max_observation_bytes,
+            },
+        )
+
+    if error is not None and not summary.episodes:
+        raise error
+    if config.do_nothing and stopped is None and error is None:
+        stopped, error = await _end(play_do_nothing(), config)
+    environment_report = report(
+        summary,
+        floor=floor,
+        settings=plan.identity,
+        seconds=display.seconds,
+        planned={task.id: config.samples for task in plan.tasks},
+        allow_unequal=config.allow_unequal,
+        provenance=history,
+    )
+    return Outcome(summary, environment_report, stopped, failure, error)
+
+
+async def _end(run: Awaitable[None], config: RunConfig) -> tuple[int | None, Exception | None]:
+    """Await `run`. At the first SIGINT or SIGTERM, cancel it and wait until it ends. Return the
+    signal or the error that ended it early, if any.
+    """
+    task = asyncio.ensure_future(run)
+    received: list[int] = []
+
+    def stop(number: int) -> None:
+        if not received:  # a second signal must not interrupt the clean-up
+            received.append(number)
+            task.cancel()
+
+    try:
+        with stop_signals(stop):
+            await task
+    except asyncio.CancelledError:
+        if received:
+            return received[0], None
+        task.cancel()
+        raise
+    except Exception as error:  # noqa: BLE001 - raised after the table of what was played
+        first = first_error(error)
+        if isinstance(first, RunStoppedError):
+            message = f"{first}{no_such_address(first.failure, config)}"
+            first = RunStoppedError(message, first.failure)
+        return None, first
+    return None, None
+
+
+def _played(plan: Plan, summary: Summary) -> list[Task]:
+    """Return the tasks in the result: the tasks of `plan`, and the tasks that earlier runs stored
+    in the folder.
+    """
+    names = {task.id for task in plan.tasks} | {*summary.samples, *summary.aborted}
+    return [
+        task for task in choose_tasks(plan.factory, plan.config.split, None) if task.id in names
+    ]
+
+
+def _failure(error: Mapping[str, Any], config: RunConfig) -> str:
+    message = " ".join(str(error.get("message", "unknown error")).split())
+    return f"{message}{no_such_address(error, config)}"
+
+
+def no_such_address(error: Mapping[str, Any], config: RunConfig) -> str:
+    """Return a hint about the address if the baseline's endpoint answered 404, else ""."""
+    if config.baseline_url is None or error.get("status") != 404:
+        return ""
+    return (
+        f" ({split_credentials(config.baseline_url)[0]} answers 404: does the address end in /v1?)"
+    )
+
+
+def runner_of(plan: Plan) -> Runner | RayRunner:
+    """Return the runner for `plan`: in this process, or in processes of a Ray cluster."""
+    config = plan.config
+    if config.processes == 1 and config.ray is None:
+        return Runner(plan.factory, plan.make_agent, config, plan.options)
+    # a worker may run in another folder
+    places = {"env": absolute_target(config.env), "out": config.out and config.out.absolute()}
+    return RayRunner(
+        partial(open_runner, config.model_copy(update=places)),
+        processes=config.processes,
+        concurrency=config.concurrency,
+        samples=config.samples,
+        address=config.ray or "local",
+    )
+
+
+async def _check_addresses(config: RunConfig) -> None:
+    """Wait up to `config.engine_timeout` seconds for the servers of the baseline and of the user
+    simulator. Raise an error if one of them does not respond.
+    """
+    user_url = config.user_url if config.user_model is not None else None
+    for option, url in (("--baseline-url", config.baseline_url), ("--user-url", user_url)):
+        if url is None:
+            continue
+        address, authorization = split_credentials(url.rstrip("/"))
+        probe = partial(check_endpoint, address, authorization)
+        server = f"{option}: the server at {address}"
+        health = await Outage(server, probe, timeout=config.engine_timeout).wait_until_healthy()
+        if not health.ok:
+            raise UsageError(f"{option}: {health.why}: is the server running there?")
+
+
+async def _check_engine(served: Model, console: Console, *, allow_mismatch: bool) -> None:
+    """Wait until the engine responds. Raise `UsageError` if it does not, or if it serves a model
+    with another tokenizer than `served`. If `allow_mismatch` is True, only warn about the
+    tokenizer. Print the warnings.
+    """
+    health = await served.engine.wait_until_healthy()
+    if not health.ok:
+        raise UsageError(health.why)
+    info = await served.engine.model_info()  # raises an error if this is not an engine's address
+    if info.session_cache is not None:
+        print_line(console, _SESSION_CACHE[info.session_cache])
+    for line in await served.check_identity(allow_mismatch=allow_mismatch):
+        print_line(console, f"WARNING: {line}")
+
+
+_SESSION_CACHE = {
+    True: "SGLang's cache keeps the prefixes of running episodes.",
+    False: "SGLang's cache may drop the prefixes of running episodes "
+    "(--enable-session-radix-cache keeps them, but not behind sglang-router 0.3.2).",
+}
+
+
+async def _check_template(served: Model, console: Console) -> None:
+    """Print whether tool episodes fork with the chat template. If tool calling is not exact with
+    it, also print what it does to the tokens.
+    """
+    certificate = await served.run_in_thread(certify, served.template)
+    history = served.template.history
+    if forks := certificate.forks(history):
+        print_line(console, forks)
+    if certificate.exact_with(history):
+        return
+    console.print(
+        "[yellow]The chat template does not append tool results to the earlier tokens:[/]"
+    )
+    for line in certificate.remarks():
+        print_line(console, f"- {line}")

@@ -1,0 +1,94 @@
+"""`toolroll view`: writes a page that shows a run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from toolroll.cli.display import shortened
+from toolroll.evaluation.viewer import ShownTokens, write_page
+from toolroll.evaluation.viewer.data import Pieces
+from toolroll.evaluation.viewer.page import PiecesOf
+from toolroll.rollout.errors import UsageError
+from toolroll.rollout.model.tokenizers import load_tokenizer
+from toolroll.rollout.runs.episode_file import read_episodes
+from toolroll.rollout.runs.report import read_summary
+from toolroll.rollout.runs.run_directory import read_settings, refuse_no_run
+
+PAGE_NAME = "view.html"
+
+
+def view(
+    folder: Path, *, out: Path | None, tokenizer: str | None, tokens: int
+) -> tuple[Path, int, list[str]]:
+    """Write the page for the run in `folder`. Return the page's path, the number of episodes, and
+    messages for the user.
+
+    Args:
+        folder: The folder of a run.
+        out: The file to write; by default `view.html` in `folder`.
+        tokenizer: The tokenizer for all environments. By default, `run.json` names one for each
+            environment.
+        tokens: The number of episodes to include with tokens.
+
+    Raises:
+        UsageError: `folder` is not the folder of a run, `out` cannot be written, or `tokenizer`
+            cannot be loaded.
+    """
+    refuse_no_run(folder)
+    out = out or folder / PAGE_NAME
+    if out.is_dir():
+        raise UsageError(f"--out {out} is a folder: the page is a file")
+    if not out.parent.is_dir():
+        raise UsageError(f"--out {out}: there is no folder {out.parent}")
+    settings = read_settings(folder)
+    messages: list[str] = []
+    bad_lines: list[str] = []
+    count = write_page(
+        out,
+        page_title(folder),
+        read_episodes(folder, on_bad_line=bad_lines.append),
+        tokens=ShownTokens(pieces_by_model(settings, tokenizer, messages.append), tokens),
+        settings=settings,
+        summary=read_summary(folder),
+    )
+    messages += shortened(bad_lines)
+    if count > tokens:
+        messages.append(
+            f"the tokens of the first {tokens} episodes are in the page; the other episodes have "
+            f"their conversation only (to include more: --tokens)"
+        )
+    return out, count, messages
+
+
+def page_title(folder: Path) -> str:
+    """Return the title of the page of the run in `folder`."""
+    return f"toolroll: {folder.resolve().name}"
+
+
+def pieces_by_model(
+    settings: dict[str, dict[str, Any]], tokenizer: str | None, say: Callable[[str], None]
+) -> PiecesOf:
+    """Return a function that loads the tokenizer of an environment. `tokenizer`: as for `view`.
+    `say` gets a message if the tokenizer that `run.json` names cannot be loaded.
+    """
+
+    @cache
+    def pieces(name: str) -> Pieces | None:
+        try:
+            return Pieces(load_tokenizer(name))
+        except UsageError as error:
+            if tokenizer is not None:
+                raise
+            say(f"tokens are shown as ids; to show their text, give --tokenizer: {error}")
+            return None
+
+    def of(env: str) -> Pieces | None:
+        name = tokenizer or settings.get(env, {}).get("model")
+        if name is None or (tokenizer is None and settings[env].get("agent") == "baseline"):
+            return None
+        return pieces(name)
+
+    return of

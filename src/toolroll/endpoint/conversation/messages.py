@@ -1,0 +1,394 @@
+"""Validate the messages of a request, compare them with the messages of earlier requests and
+replies in the same session, and say how they differ, for the `fork_reason`.
+
+Invariants: differences that client libraries introduce on their own are ignored (the order of JSON
+keys in arguments, arguments that equal their default in the tool's schema, the ids of tool calls,
+`null` for an empty content, dropped reasoning, text in parts). All other differences count. A field
+that chat templates ignore is refused by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from hashlib import blake2b
+from typing import Any
+
+import orjson
+
+from toolroll.endpoint.errors import ApiError, invalid, not_rendered, refused
+from toolroll.endpoint.requests.received import too_deep, too_deep_text
+from toolroll.endpoint.requests.tool_list import Schemas
+from toolroll.parsers.reading.resolve import Schema
+from toolroll.rollout.errors import TemplateError
+from toolroll.rollout.runtime.jsonable import common_prefix
+from toolroll.rollout.template.render import plain_content
+from toolroll.rollout.types import Message
+
+_ROLES = {
+    "system": frozenset({"role", "content", "name"}),
+    "developer": frozenset({"role", "content", "name"}),
+    "user": frozenset({"role", "content", "name"}),
+    "tool": frozenset({"role", "content", "name", "tool_call_id"}),
+    "assistant": frozenset(
+        {"role", "content", "name", "tool_calls", "reasoning_content", "reasoning"}
+    ),
+}
+_CALL = frozenset({"id", "type", "function", "index"})
+_FUNCTION = frozenset({"name", "arguments", "parsed_arguments"})
+"""The openai SDK adds `index` and `parsed_arguments`; models never see them."""
+
+_INERT = frozenset({"provider_specific_fields", "annotations"})
+"""Fields that client libraries add to messages and that models never see."""
+
+Digest = bytes
+START: Digest = b""
+
+
+def read_messages(
+    values: Sequence[Any], *, developer: bool = False, answer: bool = True
+) -> list[Message]:
+    """Return `values` as plain messages. Text parts are joined, and empty fields are left out.
+
+    `developer`: the template supports the role `developer`. Otherwise messages with this role
+    become system messages. `answer`: the request asks for a new reply, so the last message must not
+    be the assistant's. Raise `ApiError` if a message is not valid.
+    """
+    if not values:
+        raise _invalid_message("messages", "messages is empty")
+    messages = [_read(message, f"messages[{index}]") for index, message in enumerate(values)]
+    if not developer:
+        messages = with_role(messages, "developer", "system")
+    if answer and messages[-1]["role"] == "assistant":
+        raise _invalid_message(
+            "messages",
+            "the last message is from the assistant: to continue it, set "
+            "continue_final_message: true",
+        )
+    return messages
+
+
+def with_role(messages: Sequence[Message], role: str, new: str) -> list[Message]:
+    """Return `messages`, but with the role `new` in those that have the role `role`."""
+    return [{**m, "role": new} if m["role"] == role else m for m in messages]
+
+
+def _read(raw: Any, place: str) -> Message:
+    if not isinstance(raw, Mapping):
+        raise invalid(place, f"{place} is not an object with a role")
+    role = raw.get("role")
+    fields = _ROLES.get(role) if isinstance(role, str) else None
+    if fields is None:
+        problem = f"{place}.role is {role!r}; it must be one of {', '.join(_ROLES)}"
+        raise _invalid_message(f"{place}.role", problem)
+    message: Message = {"role": role}
+    for name, value in raw.items():
+        if name in fields and (value is not None or name == "content"):
+            message[name] = value
+    _only(raw, fields, place)
+    try:
+        message = plain_content(message)
+    except (TemplateError, KeyError) as error:
+        raise refused(f"{place}.content", f"{place}: {error}") from error
+    if role == "assistant":
+        return _assistant(message, place)
+    for name, value in (
+        ("content", message.get("content")),
+        ("tool_call_id", message.get("tool_call_id", "")),
+    ):
+        if not isinstance(value, str):
+            raise _invalid_message(f"{place}.{name}", f"{place}.{name} must be text")
+    return message
+
+
+def _assistant(message: Message, place: str) -> Message:
+    reasoning = message.pop("reasoning", None)
+    if reasoning and not message.get("reasoning_content"):
+        message["reasoning_content"] = reasoning
+    message.setdefault("content", None)
+    calls = message.pop("tool_calls", None)
+    if calls and not isinstance(calls, list):
+        raise _invalid_message(f"{place}.tool_calls", f"{place}.tool_calls must be a list")
+    if calls:
+        message["tool_calls"] = [
+            _call(call, f"{place}.tool_calls[{index}]") for index, call in enumerate(calls)
+        ]
+    return message
+
+
+def _call(call: Any, place: str) -> dict[str, Any]:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+        raise _invalid_message(place, f"{place} is not a function call with a name")
+    if call.get("type") not in (None, "function"):
+        problem = f"{place}.type is {call['type']!r}; it must be function"
+        raise _invalid_message(f"{place}.type", problem)
+    _only(call, _CALL, place)
+    _only(function, _FUNCTION, f"{place}.function")
+    arguments = function.get("arguments")
+    return {
+        "id": str(call.get("id") or ""),
+        "type": "function",
+        "function": {
+            "name": function["name"],
+            "arguments": "{}" if arguments in (None, "") else arguments,
+        },
+    }
+
+
+def _only(fields_given: Mapping[str, Any], fields: frozenset[str], place: str) -> None:
+    """Raise `ApiError` if a field has a value, but is not in `fields` or `_INERT`."""
+    for name, value in fields_given.items():
+        if value and name not in fields and name not in _INERT:
+            raise not_rendered(f"{place}.{name}")
+
+
+def check_arguments(messages: Sequence[Message]) -> None:
+    """Raise `ApiError` if the arguments of a call in `messages` are a text that is nested too deep.
+    Most chat templates could not render it. `messages` are the new messages of the request:
+    messages of earlier turns need no second check.
+    """
+    for call in (call for message in messages for call in message.get("tool_calls") or ()):
+        arguments = call["function"]["arguments"]
+        if isinstance(arguments, str) and too_deep_text(arguments):
+            problem = f"messages: the arguments of the call {call['id']!r} are nested too deep"
+            raise _invalid_message("messages", problem)
+
+
+def _invalid_message(place: str, problem: str) -> ApiError:
+    return refused(place, problem, code="invalid_messages")
+
+
+# --- the form in which messages are compared ------------------------------------------------------
+
+
+class Echo:
+    """A digest of each prefix of a conversation.
+
+    Two digests are the same if the messages differ only in what a client library may change.
+    `schemas` give the defaults of arguments: a call without an argument is the same call as one
+    with the argument's default.
+    """
+
+    def __init__(self, digest: Digest = START, schemas: Schemas | None = None) -> None:
+        self.digest = digest
+        self._schemas = schemas or {}
+        self._ids: dict[str, str] = {}
+        self._calls = 0
+
+    def add(self, message: Message) -> Digest:
+        """Add the next message. Return the digest of all messages so far."""
+        form = json_form(self._form(message))
+        self.digest = blake2b(self.digest + form, digest_size=16).digest()
+        return self.digest
+
+    def _form(self, message: Message) -> list[Any]:
+        role, content = message["role"], message.get("content") or ""
+        if role == "assistant":
+            return [
+                role,
+                content.strip(),
+                [self._call(call) for call in message.get("tool_calls") or ()],
+            ]
+        if role == "tool":
+            call_id = str(message.get("tool_call_id") or "")
+            return [role, content, self._ids.get(call_id, "?" + call_id)]
+        return [role, content, message.get("name")]
+
+    def _call(self, call: Mapping[str, Any]) -> list[Any]:
+        self._ids[str(call.get("id") or "")] = str(self._calls)
+        self._calls += 1
+        return call_form(call, self._schemas)
+
+
+def call_form(call: Mapping[str, Any], schemas: Schemas) -> list[Any]:
+    """Return the name and the arguments of `call` in the form in which calls are compared."""
+    name = call["function"]["name"]
+    # `_call` reads a call without arguments as "{}".
+    arguments = canonical(call["function"].get("arguments") or "{}")
+    return [name, _without_defaults(arguments, schemas.get(name))]
+
+
+def _without_defaults(
+    value: Any, schema: Schema | None, within: frozenset[bytes] = frozenset()
+) -> Any:
+    """Return `value` without the fields that equal their default in `schema`, at any depth.
+    `within`: the defaults that contain `value`. If a default contains itself, it is not compared
+    again.
+    """
+    if schema is None:
+        return value
+    if isinstance(value, list):
+        items = enumerate(value)
+        return [_without_defaults(item, schema.item(index), within) for index, item in items]
+    if not isinstance(value, dict):
+        return value
+    changed = {}
+    for name, item in value.items():
+        field = schema.member(name)
+        rest = _without_defaults(item, field, within)
+        for default in map(_same_numbers, field.default if field is not None else ()):
+            form = json_form(default)
+            if form not in within and json_form(rest) == json_form(
+                _without_defaults(default, field, within | {form})
+            ):
+                break
+        else:
+            changed[name] = rest
+    return changed
+
+
+def json_form(value: Any) -> bytes:
+    """Return `value` as JSON text that does not depend on the order of keys."""
+    return orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
+
+
+def canonical(arguments: Any) -> Any:
+    """Return `arguments` as data for a comparison that ignores spacing, the order of keys and the
+    notation of numbers. If `arguments` is a text that is not JSON or is nested too deep, return it
+    unchanged.
+    """
+    data = arguments
+    if isinstance(arguments, str):
+        try:
+            data = orjson.loads(arguments)
+        except orjson.JSONDecodeError:
+            return arguments
+        if too_deep(data):
+            return arguments
+    return _same_numbers(data)
+
+
+def _same_numbers(value: Any) -> Any:
+    """Return `value` with its numbers as JavaScript would send them back. JavaScript writes 1.0 as
+    1, and its integers have at most 53 bits.
+    """
+    if isinstance(value, dict):
+        return {key: _same_numbers(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_same_numbers(item) for item in value]
+    if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
+        return int(value)
+    if isinstance(value, int) and abs(value) >= 2**53:
+        return float(value)
+    return value
+
+
+def same_reasoning(message: Message, original: Message) -> bool:
+    """Return True if the client's `message` repeats the reasoning of `original`, or has none."""
+    echo = message.get("reasoning_content")
+    return not echo or str(echo).strip() == str(original.get("reasoning_content") or "").strip()
+
+
+def with_served_ids(
+    new: Sequence[Message], echoed: Sequence[Message], history: Sequence[Message]
+) -> list[Message]:
+    """Return the `new` messages. If a tool result has a call id that the client made up, replace
+    this id with the id that the endpoint gave to the call.
+
+    `echoed` is the start of the conversation as the client repeats it. `history` is the same start
+    with the endpoint's own ids.
+    """
+    wanted = {m["tool_call_id"] for m in new if m.get("tool_call_id") is not None}
+    ids: dict[str, str] = {}
+    # In reverse: the last call with an id counts, and it is usually in the last message.
+    for echo, other in zip(reversed(echoed), reversed(history), strict=True):
+        if not wanted:
+            break
+        for call, served_call in zip(
+            reversed(echo.get("tool_calls") or ()),
+            reversed(other.get("tool_calls") or ()),
+            strict=True,
+        ):
+            if call["id"] in wanted:
+                wanted.discard(call["id"])
+                ids[call["id"]] = served_call["id"]
+    # A message whose id does not change stays the same object, so that the session stores it once.
+    changed = {given_id: own_id for given_id, own_id in ids.items() if given_id != own_id}
+    return [
+        {**m, "tool_call_id": changed[m["tool_call_id"]]} if m.get("tool_call_id") in changed else m
+        for m in new
+    ]
+
+
+# --- how a request differs from what was served ---------------------------------------------------
+
+
+_EXCERPT = 40
+"""The number of characters that an excerpt of a text has on each side of the first difference."""
+
+
+def common_length(history: Sequence[Message], messages: Sequence[Message], schemas: Schemas) -> int:
+    """Return the number of messages at the start of `history` that `messages` repeat."""
+    ours, theirs = Echo(schemas=schemas), Echo(schemas=schemas)
+    for index, (before, after) in enumerate(zip(history, messages, strict=False)):
+        if ours.add(before) != theirs.add(after) or not same_reasoning(after, before):
+            return index
+    return min(len(history), len(messages))
+
+
+def change_at(
+    index: int, history: Sequence[Message], messages: Sequence[Message], schemas: Schemas
+) -> str:
+    """Say what happened to message `index`, the first one that `messages` do not repeat."""
+    before, after = history[index], messages[index]
+    place = f"message {index} ({before['role']}) of the served history"
+    if _has(messages[index + 1 :], before, schemas):
+        return f"message {index} ({after['role']}) was inserted before {place}"
+    if before["role"] != after["role"] or _has(history[index + 1 :], after, schemas):
+        return f"{place} is missing"
+    return f"{place} was changed: {_change(before, after, schemas)}"
+
+
+def _has(messages: Sequence[Message], wanted: Message, schemas: Schemas) -> bool:
+    digest = Echo(schemas=schemas).add(wanted)
+    return any(Echo(schemas=schemas).add(message) == digest for message in messages)
+
+
+def _change(before: Message, after: Message, schemas: Schemas) -> str:
+    ours, theirs = (str(message.get("content") or "").strip() for message in (before, after))
+    if ours != theirs:
+        return f"its text {_excerpts(ours, theirs)}"
+    calls, others = before.get("tool_calls") or (), after.get("tool_calls") or ()
+    names, other_names = ([call["function"]["name"] for call in each] for each in (calls, others))
+    if names != other_names:
+        return f"its calls {_short(names)} became {_short(other_names)}"
+    for call, other in zip(calls, others, strict=True):
+        name, ours = call_form(call, schemas)
+        _, theirs = call_form(other, schemas)
+        if json_form(ours) != json_form(theirs):
+            return f"{_argument(ours, theirs)} of its call {_short(name)}"
+    if not same_reasoning(after, before):
+        return "its reasoning"
+    return "its tool_call_id" if before["role"] == "tool" else "its name"
+
+
+def _argument(before: Any, after: Any) -> str:
+    """Name the first argument that differs."""
+    if not (isinstance(before, Mapping) and isinstance(after, Mapping)):
+        return "the arguments"
+    name = next(name for name in {**before, **after} if _differ(name, before, after))
+    if name not in after:
+        return f"the argument {_short(name)} was removed from the arguments"
+    if name not in before:
+        return f"the argument {_short(name)} was added to the arguments"
+    return f"the argument {_short(name)}"
+
+
+def _differ(name: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
+    if name not in before or name not in after:
+        return True
+    return json_form(before[name]) != json_form(after[name])
+
+
+def _excerpts(before: str, after: str) -> str:
+    start = max(0, common_prefix(before, after) - _EXCERPT)
+    return " became ".join(
+        repr(f"{'...' if start else ''}{text[start : start + 2 * _EXCERPT]}")
+        + ("..." if len(text) > start + 2 * _EXCERPT else "")
+        for text in (before, after)
+    )
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 2 * _EXCERPT else f"{text[: 2 * _EXCERPT]}..."

@@ -1,0 +1,128 @@
+"""`TemplateCache`: the served chat template with the switches of a request. A switch is a template
+variable that the request sets with `chat_template_kwargs` or `reasoning_effort`.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from functools import cached_property, lru_cache
+from typing import Any
+
+import orjson
+from jinja2 import meta
+
+from toolroll.endpoint.errors import refused
+from toolroll.rollout.errors import TemplateError
+from toolroll.rollout.template.chat_template import ChatTemplate
+from toolroll.rollout.template.sandbox import compile_template
+from toolroll.rollout.types import Message
+
+_KEPT = 16
+_RESERVED = frozenset(
+    "messages tools chat_template add_generation_prompt tokenize strftime_now conversation".split()
+)
+_EFFORTS = ("reasoning_effort", "enable_thinking", "thinking")
+"""The names that chat templates use for the reasoning effort. The last two are booleans."""
+
+
+class TemplateCache:
+    """Keeps the most recently used combinations of the served template and switches."""
+
+    def __init__(self, template: ChatTemplate) -> None:
+        self._template = template
+        self._with_switches = lru_cache(_KEPT)(lambda key: template.with_kwargs(orjson.loads(key)))
+
+    def add_effort(self, switches: Mapping[str, Any], effort: str | None) -> Mapping[str, Any]:
+        """Return `switches` with the switch for `effort` (OpenAI's `reasoning_effort`) added. Raise
+        `ApiError` if the template has no such switch, or if `switches` already sets it.
+        """
+        if effort is None:
+            return switches
+        name = self.effort_switch
+        if name is None:
+            problem = (
+                f"the chat template has no switch for reasoning_effort (such as "
+                f"{', '.join(_EFFORTS)})"
+            )
+            raise refused("reasoning_effort", f"{problem}: leave it out")
+        if name in switches:
+            raise refused(
+                "reasoning_effort",
+                f"reasoning_effort and chat_template_kwargs.{name} are the same switch: give one",
+            )
+        return {**switches, name: effort if name == "reasoning_effort" else effort != "none"}
+
+    @cached_property
+    def variables(self) -> frozenset[str]:
+        """The variables that the template reads but does not set, among them its switches."""
+        renderer = self._template.renderer
+        if renderer.code is not None:
+            return frozenset(inspect.signature(renderer.code).parameters)
+        environment = compile_template(renderer.source, renderer.now).environment
+        return frozenset(meta.find_undeclared_variables(environment.parse(renderer.source)))
+
+    @cached_property
+    def effort_switch(self) -> str | None:
+        """The name of the template's switch for the reasoning effort, or None if it has none."""
+        return next((name for name in _EFFORTS if name in self.variables), None)
+
+    @property
+    def developer(self) -> bool:
+        """True if the template mentions the role `developer`."""
+        return "developer" in self._template.renderer.source
+
+    @cached_property
+    def system_anywhere(self) -> bool:
+        """True if the template renders each system message at its own place in the conversation."""
+        marks = ("Pq1zP", "Pq2zP", "Pq3zP", "Pq4zP")
+        roles = ("system", "system", "user", "system")
+        messages: list[Message] = [
+            {"role": role, "content": mark} for role, mark in zip(roles, marks, strict=True)
+        ]
+        try:
+            text = self._template.renderer.render(
+                [*messages, {"role": "user", "content": "x"}], None, generate=True
+            )
+        except TemplateError:
+            return False
+        places = [text.find(mark) for mark in marks]
+        return min(places) >= 0 and places == sorted(places)
+
+    def get(self, switches: Mapping[str, Any]) -> ChatTemplate:
+        """Return the served template with `switches` added to its own. Raise `ApiError` if a name
+        in `switches` is reserved.
+        """
+        taken = _RESERVED.intersection(switches)
+        if taken:
+            name = f"chat_template_kwargs.{min(taken)}"
+            raise refused(name, f"{name} is not a switch of the template")
+        changed = self._own(switches)
+        return self._with_switches(_key(changed)) if changed else self._template
+
+    def switches_of(self, template: ChatTemplate) -> dict[str, Any]:
+        """Return the switches that `get` added to `template`."""
+        return self._own(template.renderer.kwargs)
+
+    def _own(self, switches: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the `switches` whose values differ from those of the served template."""
+        defaults = self._template.renderer.kwargs
+        return {
+            name: value
+            for name, value in switches.items()
+            if name not in defaults or _key({name: defaults[name]}) != _key({name: value})
+        }
+
+
+def same_switches(template: ChatTemplate, other: ChatTemplate) -> bool:
+    """Return True if two templates of one cache have equal switches. They may be two objects,
+    because the cache keeps only the templates that were used most recently.
+    """
+    return template is other or _key(template.renderer.kwargs) == _key(other.renderer.kwargs)
+
+
+def _key(switches: Mapping[str, Any]) -> bytes:
+    """Return equal bytes for equal switches, in any order. 1, 1.0 and true give different bytes,
+    and so do two orders of keys inside a switch, because a template may render them differently.
+    """
+    return orjson.dumps(dict(sorted(switches.items())), default=repr)

@@ -1,0 +1,1 @@
+"""Look at finished runs: compare, regrade, judge, check environments, export, and a page."""

@@ -1,0 +1,206 @@
+"""`compare`: the difference between runs, as plain data.
+
+Invariants: both sides of each number cover the same samples. An aborted episode counts only as
+aborted. Runs that differ in more than the model are refused, unless the difference is allowed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+from toolroll.evaluation.compare.difference import Difference, holm, mcnemar, tasks_for_gate
+from toolroll.evaluation.compare.identity import KINDS, TASKS, unlike
+from toolroll.evaluation.compare.pairing import Pairing, pair
+from toolroll.evaluation.compare.run import ComparedRun
+from toolroll.rollout.errors import UsageError
+from toolroll.rollout.runs.pass_at_k import pass_hat_k, passed
+
+Rewards = Mapping[str, tuple[Sequence[float], Sequence[float]]]
+"""The rewards of the baseline and of the candidate by task, pair by pair."""
+
+SIGNIFICANT = 0.05
+_USAGE = (
+    "turns prompt_tokens completion_tokens tool_calls invalid_calls tool_errors user_calls "
+    "user_faults user_cost engine_seconds seconds"
+).split()
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What a comparison is to answer.
+
+    `allowed`: the differences between the runs (`KINDS` and `TASKS`) that are accepted.
+    `fail_if_worse`: the loss of reward that is too much. `margin`: the difference that does not
+    matter. `power_for`: the difference that further runs are to show.
+    """
+
+    allowed: Collection[str] = ()
+    fail_if_worse: float | None = None
+    margin: float | None = None
+    power_for: float | None = None
+
+    def __post_init__(self) -> None:
+        names = (*KINDS, TASKS)
+        if unknown := set(self.allowed) - set(names):
+            raise UsageError(f"--allow-different {min(unknown)}: the names are {', '.join(names)}")
+
+    def pairing(self, base: ComparedRun, candidate: ComparedRun) -> Pairing:
+        """Return the samples that are compared."""
+        by_seed, changed_tasks = "seed" not in self.allowed, TASKS in self.allowed
+        return pair(base, candidate, by_seed=by_seed, changed_tasks=changed_tasks)
+
+
+def compare(
+    base: Mapping[str, ComparedRun],
+    candidates: Sequence[Mapping[str, ComparedRun]],
+    question: Question,
+) -> list[dict[str, Any]]:
+    """Return one comparison for each environment that `base` and a candidate have in common.
+
+    The verdict is about the mean reward. With `fail_if_worse`, the reward may fall by that much
+    ("no worse"). With several comparisons, its p-value has Holm's correction. Raise `UsageError` if
+    there is nothing to compare, or if the runs differ in something that is not allowed.
+    """
+    runs = [
+        (run, candidate[env])
+        for env, run in sorted(base.items())
+        for candidate in candidates
+        if env in candidate
+    ]
+    if not runs:
+        raise UsageError("the runs have no environment in common")
+    level = SIGNIFICANT / len(runs)
+    comparisons = [_compared(*pair_of_runs, question, level) for pair_of_runs in runs]
+    limit = 0.0 - (question.fail_if_worse or 0.0)  # not -0.0
+    corrected = holm([comparison["reward"]["p"] for comparison in comparisons])
+    for comparison, p_value in zip(comparisons, corrected, strict=True):
+        reward = comparison["reward"]
+        reward |= {"limit": limit, "p_holm": p_value}
+        good = "better" if question.fail_if_worse is None else "no worse"
+        verdict = "worse" if reward["difference"] < limit else good
+        comparison["verdict"] = verdict if p_value <= SIGNIFICANT else "inconclusive"
+    return comparisons
+
+
+def _compared(
+    base: ComparedRun, candidate: ComparedRun, question: Question, level: float
+) -> dict[str, Any]:
+    where = f"{base.env}: {base.folder} and {candidate.folder}"
+    different = unlike(base, candidate)
+    if refused := different.keys() - {"", *question.allowed}:
+        lines = "\n  ".join(
+            f"{kind}: {line.removeprefix(f'{kind}: ')}"
+            for kind in refused
+            for line in different[kind]
+        )
+        options = " ".join(f"--allow-different {kind}" for kind in sorted(refused))
+        raise UsageError(
+            f"{where} differ in more than the model:\n  {lines}\nTo allow it: {options}"
+        )
+    pairing = question.pairing(base, candidate)
+    if not pairing.pairs:
+        count = len(pairing.coverage["other_data"])
+        raise UsageError(
+            f"{where} have no graded sample in common, and {count} tasks have other data (to allow "
+            f"it: --allow-different {TASKS})"
+        )
+    rewards = pairing.rewards
+    return {
+        "env": base.env,
+        "base": base.folder,
+        "candidate": candidate.folder,
+        "coverage": pairing.coverage,
+        **_answers(rewards, question, level),
+        "pass_hat_k": _pass_hat(rewards),
+        "mcnemar": _mcnemar(rewards),
+        "changed": _changed(rewards),
+        "usage": _usage(pairing),
+        "settings": [line for lines in different.values() for line in lines],
+    }
+
+
+def _answers(rewards: Rewards, question: Question, level: float) -> dict[str, Any]:
+    """Return the difference of the mean reward, and what follows from it. `level`: the significance
+    that a gate needs.
+    """
+    every = [reward for sides in rewards.values() for side in sides for reward in side]
+    means = [(fmean(before), fmean(after)) for before, after in rewards.values()]
+    difference = Difference.of(means, max(1.0, *every) - min(0.0, *every))
+    reward = _shown(means, difference)
+    reward["p"] = difference.p_value(-(question.fail_if_worse or 0.0))
+    answers: dict[str, Any] = {"reward": reward, "detectable": difference.detectable}
+    if (loss := question.fail_if_worse) is not None:
+        needed = tasks_for_gate(loss, difference.span, level)
+        answers["gate"] = {"loss": loss, "tasks_if_unchanged": needed}
+    if (true := question.power_for) is not None:
+        power, tasks = difference.power(true), difference.tasks_for(true)
+        answers["power_for"] = {"difference": true, "power": power, "tasks": tasks}
+    if question.margin is not None:
+        p_value = difference.p_not_equivalent(question.margin)
+        answers["equivalence"] = {"margin": question.margin, "p": p_value}
+    return answers
+
+
+def _shown(means: Sequence[tuple[float, float]], difference: Difference) -> dict[str, Any]:
+    low, high = difference.interval()
+    return {
+        "base": fmean(before for before, _ in means),
+        "candidate": fmean(after for _, after in means),
+        "difference": difference.value,
+        "low": low,
+        "high": high,
+        "tasks": difference.tasks,
+    }
+
+
+def _pass_hat(rewards: Rewards) -> dict[str, dict[str, Any]]:
+    """Return pass^k of both runs by k. Each k covers the tasks that have at least k pairs."""
+    found = {}
+    for k in range(1, max(len(before) for before, _ in rewards.values()) + 1):
+        means = [
+            (pass_hat_k([before], k), pass_hat_k([after], k))
+            for before, after in rewards.values()
+            if len(before) >= k
+        ]
+        found[str(k)] = _shown(means, Difference.of(means))
+    return found
+
+
+def _mcnemar(rewards: Rewards) -> dict[str, Any] | None:
+    """Return McNemar's exact test, or None if a task has several samples."""
+    if any(len(before) > 1 for before, _ in rewards.values()):
+        return None
+    passes = [(passed(before[0]), passed(after[0])) for before, after in rewards.values()]
+    worse, better = passes.count((True, False)), passes.count((False, True))
+    return {"worse": worse, "better": better, "p": mcnemar(worse, better)}
+
+
+def _changed(rewards: Rewards) -> dict[str, list[dict[str, Any]]]:
+    """Return the tasks whose mean reward changed, the largest changes first."""
+    means = [(task, fmean(before), fmean(after)) for task, (before, after) in rewards.items()]
+    means.sort(key=lambda row: -abs(row[2] - row[1]))
+    return {
+        name: [
+            {"task": task, "base": before, "candidate": after}
+            for task, before, after in means
+            if (after - before) * sign > 0
+        ]
+        for name, sign in (("worse", -1), ("better", 1))
+    }
+
+
+def _usage(pairing: Pairing) -> dict[str, dict[str, float]]:
+    """Return the means of metrics over the paired samples, if an episode has the metric."""
+    pairs = [pair_of_samples for group in pairing.pairs.values() for pair_of_samples in group]
+    sides = dict(zip(("base", "candidate"), zip(*pairs, strict=True), strict=True))
+    return {
+        metric: {
+            side: fmean(sample.metrics.get(metric, 0.0) for sample in samples)
+            for side, samples in sides.items()
+        }
+        for metric in _USAGE
+        if any(metric in sample.metrics for samples in sides.values() for sample in samples)
+    }

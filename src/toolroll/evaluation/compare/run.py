@@ -1,0 +1,68 @@
+"""`ComparedRun`: one environment's part of a run folder, as a comparison needs it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from toolroll.evaluation.recorded_run import recorded_runs
+from toolroll.evaluation.user_faults import user_faults
+from toolroll.rollout.runs.episode_file import read_episodes
+from toolroll.rollout.runs.run_directory import refuse_no_run
+from toolroll.rollout.types import Status
+
+
+@dataclass(frozen=True, slots=True)
+class PlayedSample:
+    """One sample of a task. `reward` is None if the episode was aborted."""
+
+    reward: float | None
+    number: int
+    seed: int
+    task_hash: str
+    metrics: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class ComparedRun:
+    """The episodes of `env` in the run `folder`.
+
+    `facts` are the settings and the latest provenance in `run.json`, or empty if there is none.
+    `tasks` has the samples of each task.
+    """
+
+    folder: str
+    env: str
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    tasks: dict[str, list[PlayedSample]] = field(default_factory=dict)
+
+    @property
+    def aborted(self) -> int:
+        """The number of aborted samples."""
+        return sum(s.reward is None for samples in self.tasks.values() for s in samples)
+
+
+def read_runs(
+    folder: Path, *, on_bad_line: Callable[[str], None] | None = None
+) -> dict[str, ComparedRun]:
+    """Return the runs in `folder` by environment. `on_bad_line`: as for `read_episodes`. Raise
+    `UsageError` if `folder` is not a run.
+    """
+    refuse_no_run(folder)
+    recorded = recorded_runs(folder)
+    runs: dict[str, ComparedRun] = {}
+    for episode in read_episodes(folder, on_bad_line=on_bad_line):
+        env, result = episode.env, episode.result
+        if env not in runs:
+            facts = recorded[env].facts if env in recorded else {}
+            runs[env] = ComparedRun(str(folder), env, facts)
+        metrics = dict(result.metrics)
+        if "user_calls" in metrics:
+            metrics["user_faults"] = float(len(user_faults(result)))
+        reward = None if result.status is Status.ABORTED else result.reward
+        runs[env].tasks.setdefault(episode.task_id, []).append(
+            PlayedSample(reward, episode.sample, episode.seed, episode.task_hash, metrics)
+        )
+    return runs

@@ -1,0 +1,219 @@
+"""The data of the page.
+
+`view.html` contains JSON in blocks `<script type="text/plain" id=ID>`. Each block is deflated and
+base64-encoded:
+
+- `index`: `title`; `rows`, which has the result of `row` for each episode; `settings` (`run.json`
+  by environment) of each run; and `summary` (`summary.json`) by environment. `run` in a row is the
+  number of its run. A comparison also has `runs` (their names) and `texts` (the results), and
+  `base` in a row is the baseline's sample with which it is paired, or null.
+- `block-N`: a list of results of `conversation`. In a row, `block` is the N of its block, and
+  `place` is its index in the list.
+- `tools-N`: a list of tools in OpenAI's format. In a conversation, `tools` is the N of its list.
+- `tokens-I`: the result of `sequences` for the episode in row I. It exists if the row's `hasTokens`
+  is true.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from toolroll.evaluation.export.messages import mappings
+from toolroll.evaluation.user_faults import user_faults
+from toolroll.rollout.runs.pass_at_k import passed
+from toolroll.rollout.runs.summary import as_count
+from toolroll.rollout.types import Episode, InteractionResult, Trajectory, Turn
+
+
+def row(episode: Episode) -> dict[str, Any]:
+    """Return the data for a table row, including the fields for filters."""
+    result = episode.result
+    metrics = result.metrics
+    return {
+        "env": episode.env,
+        "task": episode.task_id,
+        "sample": episode.sample,
+        "seed": episode.seed,
+        "status": result.status.value,
+        "stop": str(result.stop_reason),
+        "reward": result.reward,
+        "passed": result.reward is not None and passed(result.reward),
+        "reason": "; ".join(filter(None, [reward_reason(result.info), _faults(result)])),
+        "turns": as_count(metrics.get("turns", 0)),
+        "tokens": sum(len(part) for part in result.trajectories)
+        or as_count(metrics.get("completion_tokens", 0)),
+        "trained": sum(part.trained_tokens for part in result.trajectories),
+        "calls": as_count(metrics.get("tool_calls", 0)),
+        "invalid": as_count(metrics.get("invalid_calls", 0)),
+        "forks": max(len(result.trajectories) - 1, 0),
+        "seconds": round(metrics.get("seconds", 0.0), 3),
+        "called": called_tools(result.messages),
+    }
+
+
+def conversation(episode: Episode, tools: int) -> dict[str, Any]:
+    """Return the data for an episode's view, without its tokens.
+
+    `tools`: the N of the block `tools-N` that has the episode's tools. In the result, `invalid` has
+    `[message, call, status]` for each invalid call.
+    """
+    result = episode.result
+    bad_calls = result.info.get("bad_calls")
+    return {
+        "messages": result.messages,
+        "invalid": [
+            [bad.get("message"), bad.get("call"), bad.get("status")] for bad in mappings(bad_calls)
+        ],
+        "tools": tools,
+        "info": result.info,
+        "metrics": result.metrics,
+        "stepRewards": list(result.step_rewards),
+        "expected": episode.expected_calls,
+    }
+
+
+def _faults(result: InteractionResult) -> str:
+    kinds = [fault.kind for fault in user_faults(result)]
+    return f"simulated user: {', '.join(kinds)}" if kinds else ""
+
+
+def called_tools(messages: list[dict[str, Any]]) -> list[str]:
+    """Return the names of the tools that were called, sorted."""
+    calls = [call for message in messages for call in mappings(message.get("tool_calls"))]
+    functions = [function for call in calls for function in mappings([call.get("function")])]
+    return sorted({str(function.get("name") or "unknown") for function in functions})
+
+
+def sequences(result: InteractionResult, pieces: Pieces | None) -> list[dict[str, Any]]:
+    """Return the data of the training sequences. Without `pieces`, a token's text is its id."""
+    return [_sequence(part, pieces) for part in result.trajectories]
+
+
+def _sequence(part: Trajectory, pieces: Pieces | None) -> dict[str, Any]:
+    ids = part.input_ids.tolist()
+    return {
+        "ids": ids,
+        "texts": pieces.of(ids) if pieces is not None else [f"{index} " for index in ids],
+        "mask": "".join("1" if bit else "0" for bit in part.loss_mask.tolist()),
+        "logprobs": [
+            None if math.isnan(value) else round(value, 4) for value in part.logprobs.tolist()
+        ],
+        "promptLength": part.prompt_length,
+        "source": part.source,
+        "forkReason": part.fork_reason,
+        "turns": [_turn(turn) for turn in part.turns],
+    }
+
+
+def _turn(turn: Turn) -> dict[str, Any]:
+    return {
+        "start": turn.start,
+        "stop": turn.stop,
+        "finish": turn.finish_reason,
+        "excluded": turn.excluded,
+        "versions": [[span.version, span.start, span.stop] for span in turn.weight_versions],
+        "params": dict(turn.sampling_params),
+        "prompt": turn.prompt_tokens,
+        "cached": turn.cached_tokens,
+        "latency": round(turn.latency, 4),
+    }
+
+
+# --- the reason for a reward ----------------------------------------------------------------------
+
+_KEYS = ("reward_reason", "reason", "failure")  # keys with a text
+_LONGEST = 300
+_LEAVES = 8
+_DEEPEST = 20
+
+
+def reward_reason(info: Mapping[str, Any]) -> str:
+    """Return the reason for the reward as one line, or "" if `info` has none.
+
+    The reason is the first of these that `info` has: `error`, the text under one of `_KEYS`, or the
+    numbers and truth values in `reward_info` (tau-bench and tau2 write them).
+    """
+    error = info.get("error")
+    if isinstance(error, Mapping):
+        return _short(f"{error.get('type')}: {error.get('message')}")
+    for key in _KEYS:
+        if isinstance(info.get(key), str) and info[key]:
+            return _short(info[key])
+    parts = info.get("reward_info")
+    if not isinstance(parts, Mapping):
+        return ""
+    leaves = [part for part in _leaves(parts) if not part.startswith("reward ")]
+    return _short(", ".join(leaves[:_LEAVES]))
+
+
+def _leaves(parts: Mapping[str, Any], depth: int = 0) -> Iterator[str]:
+    """Yield each number and truth value in `parts` with its key."""
+    for key, value in parts.items():
+        if isinstance(value, Mapping) and depth < _DEEPEST:
+            yield from _leaves(value, depth + 1)
+        elif isinstance(value, bool):
+            yield f"{key} {'yes' if value else 'no'}"
+        elif isinstance(value, int | float):
+            yield f"{key} {value:g}"
+
+
+def _short(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= _LONGEST else line[: _LONGEST - 1] + "…"
+
+
+# --- the text of each token -----------------------------------------------------------------------
+
+_BROKEN = "\ufffd"
+_MOST_TOKENS = 8  # maximum tokens of one character: 4 bytes in UTF-8, and joined emoji
+
+
+class Pieces:
+    """The text of each token of a sequence, its piece. Each id is decoded once.
+
+    Invariant: the joined pieces of a sequence are its text. If a character consists of several
+    tokens, the piece of the last of these tokens is the whole character, and the pieces of the
+    others are empty.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self._known: dict[int, str] = {}
+
+    def of(self, ids: Sequence[int]) -> list[str]:
+        """Return the piece of each token in `ids`."""
+        pieces: list[str] = []
+        waiting: list[int] = []
+        for index in ids:
+            alone = self._alone(int(index))
+            if not waiting and _BROKEN not in alone:
+                pieces.append(alone)
+                continue
+            waiting.append(int(index))
+            text = self._decode(waiting)
+            if _BROKEN in text and len(waiting) < _MOST_TOKENS:
+                pieces.append("")
+                continue
+            pieces.append(text)
+            waiting.clear()
+        if waiting:
+            pieces[-1] = self._decode(waiting)
+        return pieces
+
+    def _alone(self, index: int) -> str:
+        if index not in self._known:
+            text = self._decode([index])
+            token = self._tokenizer.convert_ids_to_tokens(index)
+            if isinstance(token, str) and token.startswith("▁") and not text.startswith(" "):
+                text = " " + text  # SentencePiece drops the space of a first word
+            self._known[index] = text
+        return self._known[index]
+
+    def _decode(self, ids: list[int]) -> str:
+        return str(
+            self._tokenizer.decode(
+                ids, skip_special_tokens=False, clean_up_tokenization_spaces=False
+            )
+        )

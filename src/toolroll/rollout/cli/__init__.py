@@ -1,5 +1,0 @@
-"""The command line: the command `toolroll` and its subcommands."""
-
-from toolroll.rollout.cli.app import command as main
-
-__all__ = ["main"]

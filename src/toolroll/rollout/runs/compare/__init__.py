@@ -1,6 +1,0 @@
-"""Compare runs, paired by task and sample."""
-
-from toolroll.rollout.runs.compare.comparison import SIGNIFICANT, Question, compare
-from toolroll.rollout.runs.compare.run import ComparedRun, read_runs
-
-__all__ = ["SIGNIFICANT", "ComparedRun", "Question", "compare", "read_runs"]
