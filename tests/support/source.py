@@ -8,7 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-FLOORS = ("parsers", "rollout", "agents")
+CORE = ("parsers", "rollout", "agents")
+"""The packages of the core, from the bottom up."""
+AROUND = ("endpoint", "environments", "evaluation", "testing", "trainers", "cli")
+"""The packages around the core, which it never imports."""
+FLOORS = (*CORE, *AROUND)
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +26,7 @@ class Module:
 
     @property
     def floor(self) -> str:
-        """parsers, rollout, agents, or "" for the façade and the command."""
+        """One of `FLOORS`, or "" for the façade and `python -m toolroll`."""
         first = [*self.name.split("."), ""][1]
         return first if first in FLOORS else ""
 

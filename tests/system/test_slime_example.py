@@ -26,7 +26,7 @@ from toolroll.trainers.slime import read_settings
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "slime_tau_bench"
-ADAPTER = ROOT / "rollout" / "adapters" / "slime"
+ADAPTER = ROOT / "src" / "toolroll" / "trainers" / "slime"
 MODEL_FLAG = "--num-layers"
 
 MEGATRON = """

@@ -28,7 +28,7 @@ from toolroll.rollout.errors import UsageError
 from toolroll.rollout.runs.registry import environment_names
 from toolroll.trainers.frameworks import FRAMEWORKS, SUPPORT
 
-PACKAGES = {one.path.split(".")[3] for one in FRAMEWORKS}
+PACKAGES = {one.path.split(".")[2] for one in FRAMEWORKS}
 COMMANDS = get_command(app).commands  # type: ignore[attr-defined]
 ENVIRONMENTS: dict[str, str] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
     "entry-points"
@@ -70,7 +70,7 @@ def test_the_commands_of_the_table_select_tests() -> None:
 
 
 def test_every_adapter_is_listed() -> None:
-    folders = (ROOT / "src" / "toolroll" / "rollout" / "adapters").glob("*/__init__.py")
+    folders = (ROOT / "src" / "toolroll" / "trainers").glob("*/__init__.py")
     assert {path.parent.name for path in folders} == PACKAGES
 
 
@@ -183,7 +183,7 @@ def test_every_step_of_the_drawings_exists() -> None:
         assert re.search(rf"^ *(async )?def {function}\(", text, re.MULTILINE), (path, function)
 
 
-@pytest.mark.parametrize("inside", ["rollout", "rollout.server"])
+@pytest.mark.parametrize("inside", ["rollout", "endpoint"])
 def test_every_room_is_on_the_map(inside: str) -> None:
     page = (ROOT / "docs" / "architecture.md").read_text()
     package = ROOT / "src" / "toolroll" / inside.replace(".", "/")

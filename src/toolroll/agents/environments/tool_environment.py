@@ -19,12 +19,11 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import orjson
 
 from toolroll.agents.environments.factory import Factory, openai_tool, tool_error_metrics
-from toolroll.evaluation.judge import Judge
 from toolroll.parsers.types import ToolCall
 from toolroll.rollout.errors import ActionError, EnvironmentFailure, UsageError, message_of
 from toolroll.rollout.runtime.jsonable import plain
@@ -48,6 +47,20 @@ _MADE_FROM = ("task", "seed")
 _VARIABLE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
+class Grader(Protocol):
+    """A model that grades a record of messages, such as `toolroll.evaluation.judge.Judge`."""
+
+    async def grade(
+        self, record: Sequence[Message], task: Mapping[str, Any] | None, rule: float | None
+    ) -> StepResult:
+        """Return the last step of an episode, with its reward. `rule`: the reward by a rule."""
+        ...
+
+    def version(self, task: Mapping[str, Any]) -> str:
+        """Return a text that is another one if `task` would be graded in another way."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class PlayedCall:
     """One call in an episode. `result` is the tool's return value, or None if the call failed. If
@@ -65,7 +78,7 @@ def tool_environment(
     tools: Sequence[Callable[..., Any]],
     tasks: Sequence[Mapping[str, Any]] | Mapping[str, Sequence[Mapping[str, Any]]] | str | Path,
     reward: Callable[..., float] | None = None,
-    judge: Judge | None = None,
+    judge: Grader | None = None,
     system: str | None = None,
     state: Callable[..., Any] | None = None,
     told_errors: tuple[type[Exception], ...] = TOLD_ERRORS,
@@ -90,8 +103,9 @@ def tool_environment(
         reward: a function with any of the parameters `task` (the dict), `final` (the text of the
             last reply), `calls` (a list of `PlayedCall`) and `state`. It returns a number, which is
             1.0 for success. A truncated episode gets 0.
-        judge: a model that gives the reward. It reads the prompt, the calls with their results, and
-            the final reply. With `reward` too, the summary says how often the two agree.
+        judge: a model that gives the reward (`Judge`). It reads the prompt, the calls with their
+            results, and the final reply. With `reward` too, the summary says how often the two
+            agree.
         system: the system message.
         state: a function that creates the state of one episode, with any of the parameters `task`
             and `seed`. A tool gets the state as its first argument if its first parameter is named
@@ -202,7 +216,7 @@ class _Rules:
 
     tools: Mapping[str, _FunctionTool]
     reward: _Named | None
-    judge: Judge | None
+    judge: Grader | None
     state: _Named | None
     system: str | None
     told_errors: tuple[type[Exception], ...]
