@@ -346,37 +346,6 @@ def regrade(
         print_line(console, line)
 
 
-@app.command()
-def blame(
-    folder: Annotated[Path, typer.Argument(help="the folder of a run")],
-    judge_model: Annotated[
-        str | None, typer.Option(help="a model that also judges the simulated user")
-    ] = None,
-    judge_url: Annotated[
-        str | None,
-        typer.Option(
-            help="its OpenAI-compatible endpoint, with /v1; default: http://127.0.0.1:30000/v1"
-        ),
-    ] = None,
-    judge_api_key_env: Annotated[
-        str | None, typer.Option(metavar="NAME", help="the environment variable with its key")
-    ] = None,
-) -> None:
-    """List the faults of the simulated user in the failed episodes of a run: by rules, and with
-    --judge-model also by a model. Rewards do not change.
-
-    Example: toolroll blame out/retail --judge-model Qwen/Qwen3-32B
-    """
-    from toolroll.cli.blame import blame as blame_folder
-
-    if judge_model is None and (judge_url or judge_api_key_env):
-        raise UsageError("--judge-url and --judge-api-key-env need --judge-model")
-    url = judge_url or "http://127.0.0.1:30000/v1"
-    settings = {"model": judge_model, "base_url": url, "api_key_env": judge_api_key_env}
-    for line in _run(blame_folder(folder, settings if judge_model is not None else None)):
-        print_line(console, line)
-
-
 def _engine(**options: Any) -> None:
     """Serve the embedded engine: SGLang's /generate, with a small model or scripted replies.
 

@@ -243,13 +243,7 @@ def remarks(name: str, report: Mapping[str, Any]) -> list[str]:
         lines.append(f"{name}: invalid calls: {kinds}")
     if report["lookalike_calls"]:
         lines.append(f"{name}: text that looks like a tool call: {report['lookalike_calls']}")
-    faults, judge = report["user_faults"], report["judge"]
-    if faults["by_kind"]:
-        kinds = ", ".join(f"{kind} {count}" for kind, count in faults["by_kind"].items())
-        lines.append(
-            f"{name}: faults of the simulated user in {faults['with_fault']} of "
-            f"{faults['failed']} failed episodes: {kinds} (toolroll blame lists them)"
-        )
+    judge = report["judge"]
     if judge is not None:
         lines.append(
             f"{name}: the judge agrees with the rule in {judge['agreement']:.1%} of "

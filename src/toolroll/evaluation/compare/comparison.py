@@ -24,7 +24,7 @@ Rewards = Mapping[str, tuple[Sequence[float], Sequence[float]]]
 SIGNIFICANT = 0.05
 _USAGE = (
     "turns prompt_tokens completion_tokens tool_calls invalid_calls tool_errors user_calls "
-    "user_faults user_cost engine_seconds seconds"
+    "user_cost engine_seconds seconds"
 ).split()
 
 

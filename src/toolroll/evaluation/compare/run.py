@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from toolroll.evaluation.recorded_run import recorded_runs
-from toolroll.evaluation.user_faults import user_faults
 from toolroll.rollout.runs.episode_file import read_episodes
 from toolroll.rollout.runs.run_directory import refuse_no_run
 from toolroll.rollout.types import Status
@@ -58,11 +57,10 @@ def read_runs(
         if env not in runs:
             facts = recorded[env].facts if env in recorded else {}
             runs[env] = ComparedRun(str(folder), env, facts)
-        metrics = dict(result.metrics)
-        if "user_calls" in metrics:
-            metrics["user_faults"] = float(len(user_faults(result)))
         reward = None if result.status is Status.ABORTED else result.reward
         runs[env].tasks.setdefault(episode.task_id, []).append(
-            PlayedSample(reward, episode.sample, episode.seed, episode.task_hash, metrics)
+            PlayedSample(
+                reward, episode.sample, episode.seed, episode.task_hash, dict(result.metrics)
+            )
         )
     return runs

@@ -21,7 +21,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from toolroll.evaluation.export.messages import mappings
-from toolroll.evaluation.user_faults import user_faults
 from toolroll.rollout.runs.pass_at_k import passed
 from toolroll.rollout.runs.summary import as_count
 from toolroll.rollout.types import Episode, InteractionResult, Trajectory, Turn
@@ -40,7 +39,7 @@ def row(episode: Episode) -> dict[str, Any]:
         "stop": str(result.stop_reason),
         "reward": result.reward,
         "passed": result.reward is not None and passed(result.reward),
-        "reason": "; ".join(filter(None, [reward_reason(result.info), _faults(result)])),
+        "reason": reward_reason(result.info),
         "turns": as_count(metrics.get("turns", 0)),
         "tokens": sum(len(part) for part in result.trajectories)
         or as_count(metrics.get("completion_tokens", 0)),
@@ -72,11 +71,6 @@ def conversation(episode: Episode, tools: int) -> dict[str, Any]:
         "stepRewards": list(result.step_rewards),
         "expected": episode.expected_calls,
     }
-
-
-def _faults(result: InteractionResult) -> str:
-    kinds = [fault.kind for fault in user_faults(result)]
-    return f"simulated user: {', '.join(kinds)}" if kinds else ""
 
 
 def called_tools(messages: list[dict[str, Any]]) -> list[str]:

@@ -165,7 +165,6 @@ def choose_tasks(factory: EnvironmentFactory, split: str | None, wanted: str | N
 
 AGENTS = "toolroll.agents"
 USERS = "toolroll.users"
-JUDGES = "toolroll.judges"
 
 
 def agent_maker(name: str) -> Any:
@@ -178,11 +177,6 @@ def agent_maker(name: str) -> Any:
 def user_maker(name: str) -> Any:
     """Return the factory of user simulators with this name. Raise `UsageError` if it is unknown."""
     return _by_name(USERS, name, "user simulator")
-
-
-def judge_maker(name: str) -> Any:
-    """Return the class of judges with this name. Raise `UsageError` if the name is unknown."""
-    return _by_name(JUDGES, name, "judge")
 
 
 def _by_name(group: str, name: str, what: str, otherwise: str = "") -> Any:

@@ -136,11 +136,6 @@ def _counts_and_latencies(summary: Summary) -> dict[str, Any]:
             name: as_count(totals[f"user_{name}"])
             for name in ("calls", "prompt_tokens", "completion_tokens", "retries", "errors")
         },
-        "user_faults": {
-            "failed": summary.graded - summary.passed,
-            "with_fault": summary.user_faults[""],
-            "by_kind": {kind: n for kind, n in sorted(summary.user_faults.items()) if kind},
-        },
         "judge": _agreement(summary),
         "token_mismatches": summary.mismatches,
         "forks": as_count(totals["forks"]),

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
-from toolroll.evaluation.user_faults import user_faults
 from toolroll.rollout.runs.pass_at_k import passed
 from toolroll.rollout.runtime.jsonable import finite
 from toolroll.rollout.types import Episode, Status, Trajectory
@@ -42,8 +41,6 @@ class Summary:
     fork_reasons: Counter[str] = field(default_factory=Counter)
     """The number of sequences by the reason of their fork, without its details."""
     trainable: bool = True
-    user_faults: Counter[str] = field(default_factory=Counter)
-    """Failed episodes by the kind of the simulated user's fault. The key "" counts any fault."""
     judged: Counter[tuple[bool, bool]] = field(default_factory=Counter)
     """Episodes with a judge and a rule, by whether they passed by the rule, and by the judge."""
 
@@ -73,8 +70,6 @@ class Summary:
             self.reward += result.reward
             self.passed += passed(result.reward)
             self.samples[episode.task_id][episode.sample] = result.reward
-            if not passed(result.reward) and (faults := user_faults(result)):
-                self.user_faults.update(["", *(fault.kind for fault in faults)])
             if (grades := _judged(result.info)) is not None:
                 self.judged[grades] += 1
         else:
