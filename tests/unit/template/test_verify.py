@@ -283,16 +283,16 @@ BUILT = (
 )
 
 
-@pytest.mark.parametrize("variants", [BUILT, {"default": BUILT, "other": "<|unseen|>"}], ids=type)
+@pytest.mark.parametrize("variants", [BUILT, {"default": BUILT, "other": "[unseen]"}], ids=type)
 def test_a_token_that_the_template_writes_or_names_is_no_word(variants: Any) -> None:
     tokenizer = tokenizer_for(trl_template("qwen2_5"))
     roles = [f"<|{role}|>" for role in ("system", "user", "assistant")]
-    tokenizer.add_tokens([*map(AddedToken, roles), AddedToken("<|unseen|>")])
+    tokenizer.add_tokens([*map(AddedToken, roles), AddedToken("[unseen]")])
     tokenizer.chat_template = variants
     subject = ChatTemplate(tokenizer)
-    unseen = [] if variants == BUILT else ["<|unseen|>"]
+    unseen = [] if variants == BUILT else ["[unseen]"]
     for control in (subject.encoder.control, subject.verifier._control.values()):
-        assert {*roles, "<|unseen|>"}.intersection(control) == {*roles, *unseen}
+        assert {*roles, "[unseen]"}.intersection(control) == {*roles, *unseen}
     served = play(
         subject,
         [{"role": "user", "content": "<|user|>"}, {"role": "assistant", "content": "Done."}],

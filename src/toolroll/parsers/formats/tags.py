@@ -158,6 +158,8 @@ class TagParser(BlockParser):
         pos += len(marker)
         if shape.typed_by is not None:
             key, attribute, kind = key.partition(shape.typed_by[0])
+            if '"' in key:
+                raise Broken(f"a parameter's name in the call of {name} has a quote", name)
             is_string = kind.lower() == shape.typed_by[1] if attribute else None
         key = shape.attribute(key)
         schema = parameter(source.offered, name, key)

@@ -11,7 +11,7 @@ import html
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from jinja2.utils import htmlsafe_json_dumps
@@ -51,24 +51,54 @@ def dropped_part(turn: Message, sampled: str, rendered: str) -> str | None:
 
 _ESCAPE = re.compile(r"\\+(?:u([0-9a-fA-F]{4})|x[0-9a-fA-F]{2}|[nrtbf])?|<\|\w+\|>")
 """Matches an escape, and a marker such as `<|constrain|>`, which the template may not write."""
-_WORD = re.compile(r"[-+.]?\d[\w.+-]*|\w+")
+_WORD = re.compile(r"[-+.]?\d[\w.+-]*|\w+|[^\w\s\0-\x7f]+")
 _CONSTANTS = {"True": "true", "False": "false", "None": "null"}
 """Of Python, as JSON writes them."""
 
 
 def shows_all(turn: Message, sampled: str, rendered: str, control: re.Pattern[str]) -> bool:
-    """Return True if the text `rendered` has all words and numbers of the text `sampled`, and those
-    of the text, the reasoning and the tools' names of `turn` in the same order.
+    """Return True if the text `rendered` has all words and numbers of the text `sampled`. Those of
+    the text, the reasoning and the tools' names of `turn` must be in the same order, and so must
+    those of the arguments. No tool's name may be there more often.
 
     `turn` is the prepared message. Control tokens, which `control` matches, are ignored.
     """
-    source, shown = (_words(control.sub(" ", text)) for text in (sampled, rendered))
-    if Counter(source) - Counter(shown):
+    source, shown = words_of(sampled, control), words_of(rendered, control)
+    counts, counts_shown = Counter(source), Counter(shown)
+    texts, names, arguments = recorded_words(turn)
+    # A call that cannot be read may be shown inside itself.
+    if counts - counts_shown or any(0 < counts[name] < counts_shown[name] for name in names):
         return False
-    texts = [str(turn.get(name) or "") for name in ("content", "reasoning_content")]
-    texts += [call["function"]["name"] for call in turn.get("tool_calls") or ()]
-    told, rest = {*_words(" ".join(texts))}, iter(shown)
-    return all(word in rest for word in source if word in told)
+    return all(
+        has_in_order(shown, [word for word in source if word in told])
+        for told in ({*texts, *names}, {*arguments})
+    )
+
+
+def recorded_words(turn: Message) -> tuple[list[str], list[str], list[str]]:
+    """Return the words of a message's reasoning and text, of its tools' names, and of all
+    arguments.
+    """
+    functions = [call["function"] for call in turn.get("tool_calls") or ()]
+    given = [function.get("arguments") or "" for function in functions]
+    written = [
+        one if isinstance(one, str) else json.dumps(one, ensure_ascii=False) for one in given
+    ]
+    texts = [str(turn.get(name) or "") for name in ("reasoning_content", "content")]
+    names = [function["name"] for function in functions]
+    texts, names, arguments = (_words(" ".join(part)) for part in (texts, names, written))
+    return texts, names, arguments
+
+
+def has_in_order(words: Sequence[str], part: Sequence[str]) -> bool:
+    """Return True if `part` is left if some of `words` are taken away."""
+    rest = iter(words)
+    return all(word in rest for word in part)
+
+
+def words_of(text: str, control: re.Pattern[str]) -> list[str]:
+    """Return the words and numbers of `text`, without control tokens."""
+    return _words(control.sub(" ", text))
 
 
 def _words(text: str) -> list[str]:

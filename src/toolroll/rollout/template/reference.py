@@ -60,22 +60,53 @@ class ReferenceRender:
         return str(self._tokenizer.apply_chat_template(messages, **options))
 
     def names(self, token: str) -> bool:
-        """Return True if the template may write or search for the text `token`. Code may use any
-        token.
+        """Return True if the template may write or search for the text `token`, unless it is a word
+        of letters, digits and `_`. Code may use any token.
         """
-        return callable(self._chat_template) or token.lower() in self._known_text
+        if callable(self._chat_template):
+            return True
+        if not token.replace("_", "a").isalnum():
+            return token.lower() in self._known_text or self._joins(token)
+        return False
+
+    def _joins(self, token: str) -> bool:
+        """Return True if the template has text that ends like the start of `token`, and text that
+        starts like its end. It may write a value between them, such as a role.
+        """
+        outer = token[0] + token[-1]
+        if any(letter.isspace() or letter == "_" or letter.isalnum() for letter in outer):
+            return False
+        cuts = range(1, len(token))
+        return any(text.endswith(token[:cut]) for text in self._literals for cut in cuts) and any(
+            text.startswith(token[cut:]) for text in self._literals for cut in cuts
+        )
+
+    @cached_property
+    def _literals(self) -> list[str]:
+        """What the template has outside its tags, and between quotes."""
+        lexed = (jinja2.Environment().lex(source) for source in self._sources)
+        return [
+            text.strip("'\"") if kind == "string" else text
+            for tokens in lexed
+            for _, kind, text in tokens
+            if kind in ("data", "string")
+        ]
+
+    @cached_property
+    def _sources(self) -> list[str]:
+        """The template in all its variants."""
+        own = self._tokenizer.chat_template
+        variants = own.values() if isinstance(own, dict) else ()
+        return [self._tokenizer.get_chat_template(self._chat_template, tools=[{}]), *variants]
 
     @cached_property
     def _known_text(self) -> str:
         """The text of the template, in all its variants, and of small conversations."""
-        own = self._tokenizer.chat_template
-        variants = own.values() if isinstance(own, dict) else ()
-        chosen = self._tokenizer.get_chat_template(self._chat_template, tools=[{}])
         call = _calling({"x": "x"} if self._takes_objects else '{"x":"x"}')
         turns = call, {**call, "reasoning_content": "x", "thinking": "x"}
         talks = [[_USER, turn, _result("x")] for turn in turns]
         talks.append([{"role": "system", "content": "x"}, _USER])
-        texts = [chosen, *variants, *self.around_answer, *map(self._text, talks)]
+        texts = [*self._sources, *self.around_answer, *map(self._text, talks)]
         return "\n".join(texts).lower()
 
     def prepared(self, message: Message) -> Message:

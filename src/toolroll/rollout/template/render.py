@@ -344,9 +344,13 @@ def _function(tokenizer: Any, chat_template: str | ChatFunction | None) -> ChatF
 
     def render(messages: Any, *, tools: Any, **options: Any) -> str:
         try:
-            return str(code(snapshot(messages), tools=snapshot(tools), **fixed, **options))
+            text = code(snapshot(messages), tools=snapshot(tools), **fixed, **options)
+            if not isinstance(text, str):
+                raise TypeError(f"it must return the text, not a {type(text).__name__}")
+            text.encode()  # no lone surrogates
         except Exception as error:
             raise jinja2.TemplateError(f"{type(error).__name__}: {error}") from error
+        return text
 
     return render
 

@@ -5,9 +5,11 @@ tokenizer, and those that close a turn in the template. Find the added tokens th
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import jinja2
 import orjson
 
 from toolroll.rollout.errors import TemplateError
@@ -50,17 +52,48 @@ def missing_tokens(renderer: Renderer, encoder: Encoder) -> tuple[str, ...]:
 
 
 def find_words(tokenizer: Any, renderer: Renderer) -> frozenset[str]:
-    """Return the added tokens that are not special, and neither written nor searched for by the
-    template. Return none if code renders, because it may use any token.
+    """Return the added tokens that are only words: not special, not configured as a stop token, and
+    either of letters, digits and `_`, or neither written nor searched for by the template. Return
+    none if code renders, because it may use any token.
     """
     if renderer.function is not None:
         return frozenset()
     own = tokenizer.chat_template
-    variants = own.values() if isinstance(own, dict) else ()
-    known = "\n".join([renderer.source, *variants, *_written(renderer)]).casefold()
-    added = tokenizer.added_tokens_decoder.values()
-    texts = (token.content for token in added if not token.special)
-    return frozenset(text for text in texts if text.casefold() not in known)
+    sources = [renderer.source, *(own.values() if isinstance(own, dict) else ())]
+    known = "\n".join([*sources, *_written(renderer)]).casefold()
+    literals = [literal for source in sources for literal in _literals(source)]
+    stops = _configured(tokenizer)
+    texts = (
+        token.content
+        for index, token in tokenizer.added_tokens_decoder.items()
+        if not token.special and index not in stops
+    )
+    return frozenset(
+        text
+        for text in texts
+        if re.fullmatch(r"\w+", text)
+        or not (text.casefold() in known or _may_be_joined(text, literals))
+    )
+
+
+def _literals(source: str) -> Iterator[str]:
+    """Yield the texts of a Jinja template: outside its tags, and in quotes."""
+    for _, kind, value in jinja2.Environment().lex(source):
+        if kind in ("data", "string"):
+            yield value[1:-1] if kind == "string" else value
+
+
+def _may_be_joined(token: str, literals: Sequence[str]) -> bool:
+    """Return True if a template may write `token`, which has punctuation at both ends, as a literal
+    that ends with its start, a value, and a literal that starts with its end.
+    """
+    if re.match(r"[\w\s]", token[0] + token[-1]) or re.match(r"[\w\s]", token[-1]):
+        return False
+    starts = tuple(token[:size] for size in range(1, len(token)))
+    ends = tuple(token[size:] for size in range(1, len(token)))
+    return any(text.endswith(starts) for text in literals) and any(
+        text.startswith(ends) for text in literals
+    )
 
 
 def _written(renderer: Renderer) -> list[str]:

@@ -25,10 +25,18 @@ from toolroll.parsers.types import Span
 from toolroll.rollout.errors import HistoryRewrittenError, TemplateError
 from toolroll.rollout.template.chat_template import ChatTemplate
 from toolroll.rollout.template.delta import EMPTY_ELEMENT, SampledText
-from toolroll.rollout.template.dropped import dropped_part
+from toolroll.rollout.template.dropped import (
+    dropped_part,
+    has_in_order,
+    recorded_words,
+    words_of,
+)
 from toolroll.rollout.template.encode import as_ids
 from toolroll.rollout.template.render import plain_content
 from toolroll.rollout.types import Message, MessageSpan, Tool, Trajectory, Turn
+
+_OTHER_PARTS = ("refusal", "function_call", "reasoning_details")
+"""What OpenAI's and OpenRouter's messages may have, and no template shows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +67,7 @@ def tokenize_conversation(
 
     Raises `TemplateError` if the template refuses the conversation.
     """
-    messages = [plain_content(message) for message in messages]
+    messages = [_plain(message) for message in messages]
     text, bodies = template.conversation(messages, tools, generate=False)
     pieces = _Recorded(template, messages, tools, text).pieces()
     ids: list[int] = []
@@ -97,7 +105,7 @@ def last_message_delta(
     Raises `HistoryRewrittenError` if the last message changes how earlier messages are rendered, or
     if the template does not show all of it.
     """
-    messages = [plain_content(message) for message in messages]
+    messages = [_plain(message) for message in messages]
     before = _before_last(messages)
     text, bodies = template.conversation(messages, tools, generate=False)
     prior = template.renderer.render(messages[:before], tools, generate=False) if before else ""
@@ -130,6 +138,13 @@ def last_message_delta(
         ids += added
         mask += [int(piece.trained)] * len(added)
     return ids, mask
+
+
+def _plain(message: Message) -> Message:
+    """Return `message` with its text as one string: many templates write null as a word."""
+    if message.get("role") == "assistant" and not message.get("tool_calls"):
+        message = {**message, "content": message.get("content") or ""}
+    return plain_content(message)
 
 
 def _before_last(messages: Sequence[Message]) -> int:
@@ -271,7 +286,9 @@ class _Recorded:
             if shown not in (last, self._body(last)) and last != self._body(shown):
                 return "the template renders this turn differently once messages follow"
         part = self._dropped(self.messages[index], shown)
-        return None if part is None else f"the template does not show the {part} of this turn"
+        if part is not None:
+            return f"the template does not show the {part} of this turn"
+        return None
 
     def _dropped(self, message: Message, shown: str) -> str | None:
         """Return the part of `message` that its render `shown` lacks, as `dropped_part` does."""
@@ -284,7 +301,14 @@ class _Recorded:
             arguments = recorded["function"].get("arguments")
             if not call["function"].get("arguments") and str(arguments or "").strip("{} \n"):
                 return "calls"  # unreadable arguments are rendered as {}
-        return dropped_part(turn, json.dumps(turn, ensure_ascii=False), shown)
+        part = dropped_part(turn, json.dumps(turn, ensure_ascii=False), shown)
+        if part is not None:
+            return part
+        words = words_of(shown, self.template.encoder.pattern)
+        recorded = recorded_words(turn)
+        if not all(has_in_order(words, one) for one in recorded):
+            return "whole text"
+        return next(filter(message.get, _OTHER_PARTS), None if any(recorded) else "text")
 
     def _body(self, turn_text: str) -> str:
         """Return the text of a turn without the token that closes it."""
