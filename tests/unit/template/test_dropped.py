@@ -166,6 +166,7 @@ def hermes(*parts: str) -> str:
         ("hermes", hermes(CITY, "\nThen Rome.\n", SECOND), True),
         ("hermes", hermes(CITY, "\nThen Rome."), True),
         ("hermes", hermes(CITY[:-1]), True),
+        ("hermes", hermes('{"name": "get_weather", "arguments": null}'), True),  # shown in itself
         ("qwen3_coder", QWEN_CALL.format(""), False),
         ("qwen3_coder", QWEN_CALL.format(MORE_TEXT), True),
         ("gpt-oss", f"{COMMENTARY}<|call|>", False),

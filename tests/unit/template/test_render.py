@@ -326,6 +326,12 @@ def code(messages: Any, *, tools: Any = None, add_generation_prompt: bool = Fals
     return text
 
 
+@pytest.mark.parametrize("made", [None, [1, 2], b"text", "\ud800"])
+def test_code_must_return_text(made: Any) -> None:
+    with pytest.raises(TemplateError, match=r"TypeError: it must return the text|surrogates"):
+        ChatTemplate(load_embedded_tokenizer(), chat_template=lambda *_, **__: made).prompt(TALK)
+
+
 @pytest.mark.parametrize("way", ["function", "method"])
 def test_code_renders_without_a_template(way: str) -> None:
     """Models such as Kimi-K3 have no Jinja template."""

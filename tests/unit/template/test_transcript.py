@@ -256,6 +256,13 @@ CUT = {"id": "c", "type": "function", "function": {"name": "look", "arguments": 
         (calling(0, "A1"), "{{ m.content }}", "does not show the calls"),
         ({"content": "", "tool_calls": [CUT]}, CALLS, "does not show the calls"),
         ({"content": "a"}, "{{ ('!' if loop.last else '') ~ m.content }}", "this turn differently"),
+        (
+            calling(0, "A1"),
+            "{{ m.content }}{{ (m.tool_calls or []) | tojson | replace('1', '2') }}",
+            "show the calls",
+        ),
+        ({"content": "", "refusal": "No."}, "{{ m.content }}", "show the refusal"),
+        ({"content": ""}, "{{ m.content }}", "show the text"),
     ],
 )
 def test_a_turn_that_is_not_shown_as_recorded_is_excluded(
@@ -269,6 +276,14 @@ def test_a_turn_that_is_not_shown_as_recorded_is_excluded(
     if "show" in reason:
         with pytest.raises(HistoryRewrittenError, match=rf"messages\[1\] .*{reason}"):
             last_message_delta(template, messages[:2])
+
+
+def test_null_is_an_empty_text() -> None:
+    template = ChatTemplate(tokenizer_for(SOURCE.replace("TURN", "{{ m.content }}")))
+    messages = [THOUGHTFUL[0], {"role": "assistant", "content": None}]
+    found = tokenize_conversation(template, messages)
+    assert "None" not in template.encoder.decode(found.input_ids)
+    assert found.trained_tokens == 0
 
 
 def test_the_last_messages_delta() -> None:

@@ -277,6 +277,20 @@ def test_an_added_word_is_encoded_as_the_tokenizer_does(flags: dict[str, bool]) 
     assert subject.verifier.check(served) is None
 
 
+def test_letters_are_no_control_token_and_what_a_template_may_join_is_one() -> None:
+    """Not even if they are in the template's code, or in the random text of a probe."""
+    letters = ["append", "message", "role", "9f", "41", "0", "nq"]
+    joined = ["<call_1>", "<call_2>", "<|observation|>"]
+    tokenizer = tokenizer_for(trl_template("qwen2_5"))
+    tokenizer.add_tokens([*map(AddedToken, letters + joined)])
+    tokenizer.chat_template += (
+        "{% if x %}{{ '<call_' ~ x ~ '>' }}{{ '<|' ~ role ~ '|>' }}{% endif %}"
+    )
+    subject = ChatTemplate(tokenizer)
+    for control in (subject.encoder.control, {*subject.verifier._control.values()}):
+        assert {*letters, *joined}.intersection(control) == {*joined}
+
+
 BUILT = (
     "{% for m in messages %}{{ '<|' + m.role + '|>' + m.content + '<|im_end|>' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|' + 'assistant' + '|>' }}{% endif %}"
