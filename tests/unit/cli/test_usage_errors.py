@@ -142,7 +142,7 @@ def refused(
             ["run", "broken.py:Twice", "--model", "embedded", "--engine", "http://127.0.0.1:9"],
             "toolroll: two tasks have the id 'a': give each task its own id",
         ),
-        (["tasks", ":env"], ":env: name the environment in the file: FILE.py:NAME"),
+        (["tasks", ":env"], ":env: name the object in the file: FILE.py:NAME"),
         (["tasks", "null.py:env"], "null.py: SyntaxError: source code string cannot contain null"),
         ([*RUN, "--temperature", "nan"], "--temperature: must be a finite number"),
         ([*RUN, "--temperature", "inf"], "--temperature: must be a finite number"),

@@ -210,8 +210,8 @@ def test_an_error_of_the_file_names_its_line(file: Path, text: str, words: str) 
     [
         ("no/such.py:env", "there is no file no/such.py"),
         ("no_such_package.sub:env", "there is no module 'no_such_package'"),
-        ("bench.py", "name the environment in the file: bench.py:NAME"),
-        ("bench.py:", "name the environment in the file: bench.py:NAME"),
+        ("bench.py", "name the object in the file: bench.py:NAME"),
+        ("bench.py:", "name the object in the file: bench.py:NAME"),
     ],
 )
 def test_what_is_not_there_is_said(

@@ -10,7 +10,7 @@ import pytest
 import toolroll.testing.engine as engine_module
 
 FOLDER = Path(engine_module.__file__ or "").parent
-ROOT = FOLDER.parents[1]  # the folder that `toolroll` names
+ROOT = FOLDER.parent  # the package
 JUDGED = (
     "toolroll.rollout.template",
     "toolroll.rollout.session",

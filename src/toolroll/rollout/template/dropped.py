@@ -65,7 +65,7 @@ def shows_all(turn: Message, sampled: str, rendered: str, control: re.Pattern[st
     """
     source, shown = words_of(sampled, control), words_of(rendered, control)
     counts, counts_shown = Counter(source), Counter(shown)
-    texts, names, arguments = recorded_words(turn)
+    texts, names, arguments = recorded_words(turn, control)
     # A call that cannot be read may be shown inside itself.
     if counts - counts_shown or any(0 < counts[name] < counts_shown[name] for name in names):
         return False
@@ -75,9 +75,11 @@ def shows_all(turn: Message, sampled: str, rendered: str, control: re.Pattern[st
     )
 
 
-def recorded_words(turn: Message) -> tuple[list[str], list[str], list[str]]:
+def recorded_words(
+    turn: Message, control: re.Pattern[str]
+) -> tuple[list[str], list[str], list[str]]:
     """Return the words of a message's reasoning and text, of its tools' names, and of all
-    arguments.
+    arguments, without control tokens.
     """
     functions = [call["function"] for call in turn.get("tool_calls") or ()]
     given = [function.get("arguments") or "" for function in functions]
@@ -86,7 +88,9 @@ def recorded_words(turn: Message) -> tuple[list[str], list[str], list[str]]:
     ]
     texts = [str(turn.get(name) or "") for name in ("reasoning_content", "content")]
     names = [function["name"] for function in functions]
-    texts, names, arguments = (_words(" ".join(part)) for part in (texts, names, written))
+    texts, names, arguments = (
+        words_of(" ".join(part), control) for part in (texts, names, written)
+    )
     return texts, names, arguments
 
 

@@ -304,8 +304,8 @@ class _Recorded:
         part = dropped_part(turn, json.dumps(turn, ensure_ascii=False), shown)
         if part is not None:
             return part
-        words = words_of(shown, self.template.encoder.pattern)
-        recorded = recorded_words(turn)
+        control = self.template.encoder.pattern
+        words, recorded = words_of(shown, control), recorded_words(turn, control)
         if not all(has_in_order(words, one) for one in recorded):
             return "whole text"
         return next(filter(message.get, _OTHER_PARTS), None if any(recorded) else "text")
