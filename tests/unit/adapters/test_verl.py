@@ -238,11 +238,9 @@ async def test_the_limit_of_turns_is_verl_s(own: dict[str, int], turns: int) -> 
 
 
 def test_what_only_verl_s_own_loop_would_use_is_refused() -> None:
-    given = loop_arguments(
-        Says(token_ids=[9]),
-        load_embedded_tokenizer(),
-        multi_turn={"tool_config_path": "tools.yaml"},
-    )
+    manager: Any = Says(token_ids=[9])
+    keys = {"tool_config_path": "tools.yaml"}
+    given = loop_arguments(manager, load_embedded_tokenizer(), multi_turn=keys)
     loop = ToolrollAgentLoop(**given, settings={"env": "desk"})
     with pytest.raises(UsageError, match=r"multi_turn.tool_config_path is 'tools.yaml'.* at None"):
         loop._player(loop.settings)

@@ -329,7 +329,9 @@ def code(messages: Any, *, tools: Any = None, add_generation_prompt: bool = Fals
 @pytest.mark.parametrize("made", [None, [1, 2], b"text", "\ud800"])
 def test_code_must_return_text(made: Any) -> None:
     with pytest.raises(TemplateError, match=r"TypeError: it must return the text|surrogates"):
-        ChatTemplate(load_embedded_tokenizer(), chat_template=lambda *_, **__: made).prompt(TALK)
+        ChatTemplate(load_embedded_tokenizer(), chat_template=lambda *_, **__: made).prompt(
+            [{"role": "user", "content": "Hi."}]
+        )
 
 
 @pytest.mark.parametrize("way", ["function", "method"])
