@@ -52,14 +52,14 @@ class Voice:
     them."""
 
     def __init__(self, judge: Judge) -> None:
-        self.judge = judge
+        self.judge, self.added = judge, judge.tokenizer.get_added_vocab()
         self.lines: dict[str, list[Reply]] = {}
 
     def __call__(self, request: PolicyRequest) -> Reply:
         return self.lines[request.routing_key][request.call]
 
     def line(self, step: Step) -> Reply:
-        turn, plain, control = step.turn, self.judge.plain, self.judge.control
+        turn, plain, control = step.turn, self.judge.plain, self.added
         ids: list[int] = []
         if turn.get("reasoning_content") and "<think>" in control:
             ids += [

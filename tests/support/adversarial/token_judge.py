@@ -92,11 +92,18 @@ class Judge:
     def __init__(self, tokenizer: Any, template: Template) -> None:
         self.tokenizer = tokenizer
         self.template = template
-        self.control: dict[str, int] = tokenizer.get_added_vocab()
+        added = tokenizer.added_tokens_decoder.values()
+        # An added token that is not special, and not in the template, is a word.
+        words = {token.content for token in added if not token.special}
+        words = {text for text in words if text not in template.source}
+        self.control: dict[str, int] = {
+            text: index for text, index in tokenizer.get_added_vocab().items() if text not in words
+        }
         names = sorted(self.control, key=len, reverse=True)
         self.pattern = re.compile("|".join(map(re.escape, names)))
         data = json.loads(tokenizer.backend_tokenizer.to_str())
-        data |= {"added_tokens": [], "post_processor": None}
+        kept = [entry for entry in data["added_tokens"] if entry["content"] in words]
+        data |= {"added_tokens": kept, "post_processor": None}
         self._renders: dict[str, Render] = {}
         self._plain = Tokenizer.from_str(json.dumps(data))
 
