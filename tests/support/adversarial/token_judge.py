@@ -96,14 +96,13 @@ class Judge:
         # An added token that is not special, and not in the template, is a word.
         words = {token.content for token in added if not token.special}
         words = {text for text in words if text not in template.source}
-        self.control: dict[str, int] = {
-            text: index for text, index in tokenizer.get_added_vocab().items() if text not in words
-        }
+        ids = tokenizer.get_added_vocab()
+        self.words = {text: ids[text] for text in sorted(words, key=len, reverse=True)}
+        self.control: dict[str, int] = {text: ids[text] for text in ids if text not in words}
         names = sorted(self.control, key=len, reverse=True)
         self.pattern = re.compile("|".join(map(re.escape, names)))
         data = json.loads(tokenizer.backend_tokenizer.to_str())
-        kept = [entry for entry in data["added_tokens"] if entry["content"] in words]
-        data |= {"added_tokens": kept, "post_processor": None}
+        data |= {"added_tokens": [], "post_processor": None}
         self._renders: dict[str, Render] = {}
         self._plain = Tokenizer.from_str(json.dumps(data))
 
@@ -193,7 +192,14 @@ class Judge:
 
     def plain(self, text: str) -> list[int]:
         """The ids of text that holds no control token, whatever it reads like."""
-        return list(self._plain.encode(text, add_special_tokens=False).ids)
+        if not any(word in text for word in self.words):
+            return list(self._plain.encode(text, add_special_tokens=False).ids)
+        found: list[int] = []
+        for piece in re.split(f"({'|'.join(map(re.escape, self.words))})", text):
+            known = self.words.get(piece)
+            encoded = self._plain.encode(piece, add_special_tokens=False).ids
+            found += encoded if known is None else [known]
+        return found
 
     def careless(self, text: str) -> list[int]:
         """The ids of text in which all that reads like a control token is one."""
