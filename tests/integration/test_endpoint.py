@@ -74,7 +74,7 @@ async def trajectories(
 ) -> list[dict[str, Any]]:
     async with http.get(f"{server.url}/sessions/{session}/trajectories") as response:
         found = await response.json()
-    assert found["mismatches"] == {}
+    assert found["mismatches"].keys() <= {"unshown"}
     return list(found["trajectories"])
 
 

@@ -96,7 +96,8 @@ def check(result: InteractionResult, control: frozenset[int], users: int = 4) ->
     a tool call that is none, or another end of the turn. Then there may be more turns, or a fork;
     what holds for every token holds all the same."""
     assert (result.status, result.stop_reason) == (Status.COMPLETED, StopReason.DONE), result.info
-    assert not [name for name in result.metrics if name.startswith("token_mismatches")]
+    found = {name for name in result.metrics if name.startswith("token_mismatches")}
+    assert found <= {"token_mismatches/unshown"}  # a template may normalize random text
     for trajectory in result.trajectories:
         for earlier, later in pairwise(trajectory.turns):
             assert later.prompt_tokens == later.start
