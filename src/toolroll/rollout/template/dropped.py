@@ -108,7 +108,8 @@ def words_of(text: str, control: re.Pattern[str]) -> list[str]:
 def _words(text: str) -> list[str]:
     plain = _ESCAPE.sub(_unescaped, html.unescape(html.unescape(text)))
     plain = plain.encode("utf-16", "surrogatepass").decode("utf-16", "replace")  # joins surrogates
-    return [_CONSTANTS.get(word, word) for word in _WORD.findall(plain)]
+    words: list[str] = _WORD.findall(plain)
+    return [_CONSTANTS.get(word, word) for word in words]
 
 
 def _unescaped(escape: re.Match[str]) -> str:
