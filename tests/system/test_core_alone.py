@@ -84,7 +84,8 @@ async def main() -> None:
     assert [turn.stop - turn.start for turn in trajectory.turns] == [
         trajectory.loss_mask[turn.start : turn.stop].sum() for turn in trajectory.turns
     ]
-    assert len(prompts) == 2 and not result.metrics.get("mismatches")
+    assert len(prompts) == 2
+    assert not [name for name in result.metrics if name.startswith("token_mismatches")]
 
 
 asyncio.run(main())

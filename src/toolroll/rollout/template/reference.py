@@ -76,21 +76,24 @@ class ReferenceRender:
         outer = token[0] + token[-1]
         if any(letter.isspace() or letter == "_" or letter.isalnum() for letter in outer):
             return False
-        cuts = range(1, len(token))
-        return any(text.endswith(token[:cut]) for text in self._literals for cut in cuts) and any(
-            text.startswith(token[cut:]) for text in self._literals for cut in cuts
+        halves = [(token[:cut], token[cut:]) for cut in range(1, len(token))]
+        return any(f"{left}\0" in self._literals for left, _ in halves) and any(
+            f"\0{right}" in self._literals for _, right in halves
         )
 
     @cached_property
-    def _literals(self) -> list[str]:
-        """What the template has outside its tags, and between quotes."""
+    def _literals(self) -> str:
+        """What the template has outside its tags, and between quotes: each text once, between null
+        characters.
+        """
         lexed = (jinja2.Environment().lex(source) for source in self._sources)
-        return [
+        found = {
             text.strip("'\"") if kind == "string" else text
             for tokens in lexed
             for _, kind, text in tokens
             if kind in ("data", "string")
-        ]
+        }
+        return "\0".join(["", *found, ""])
 
     @cached_property
     def _sources(self) -> list[str]:

@@ -94,9 +94,8 @@ class Renderer:
 
     `kwargs` are the template's own switches (`enable_thinking` ...). `now` is the time that
     `strftime_now` returns in the template (default: the time of construction). Code that renders
-    reads the clock itself. `head_hook` rewrites the head of each
-    render: the leading system messages and the tools. It never sees a user message or a tool
-    result.
+    reads the clock itself. `head_hook` rewrites the head of each render: the leading system
+    messages and the tools. It never sees a user message or a tool result.
     """
 
     def __init__(
@@ -115,7 +114,7 @@ class Renderer:
         has_text = not callable(chat_template) and (chat_template or tokenizer.chat_template)
         code: Any = chat_template or tokenizer.apply_chat_template
         self.code: ChatFunction | None = None if has_text else code
-        """The same as it was given, or None if there is Jinja text."""
+        """The code as the caller gave it (`function` wraps it), or None if there is Jinja text."""
         if not (has_text or self.function):
             raise TemplateError(
                 f"the tokenizer {tokenizer.name_or_path!r} has no chat template: give one with "

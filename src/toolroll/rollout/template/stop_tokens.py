@@ -61,7 +61,7 @@ def find_words(tokenizer: Any, renderer: Renderer) -> frozenset[str]:
     own = tokenizer.chat_template
     sources = [renderer.source, *(own.values() if isinstance(own, dict) else ())]
     known = "\n".join([*sources, *_written(renderer)]).casefold()
-    literals = [literal for source in sources for literal in _literals(source)]
+    starts, ends = _edges([literal for source in sources for literal in _literals(source)])
     stops = _configured(tokenizer)
     texts = (
         token.content
@@ -72,8 +72,11 @@ def find_words(tokenizer: Any, renderer: Renderer) -> frozenset[str]:
         text
         for text in texts
         if re.fullmatch(r"\w+", text)
-        or not (text.casefold() in known or _may_be_joined(text, literals))
+        or not (text.casefold() in known or _may_be_joined(text, starts, ends))
     )
+
+
+_LONGEST = 64
 
 
 def _literals(source: str) -> Iterator[str]:
@@ -83,17 +86,23 @@ def _literals(source: str) -> Iterator[str]:
             yield value[1:-1] if kind == "string" else value
 
 
-def _may_be_joined(token: str, literals: Sequence[str]) -> bool:
+def _edges(literals: Sequence[str]) -> tuple[set[str], set[str]]:
+    """Return the texts with which `literals` start, and those with which they end. A token is not
+    longer than `_LONGEST`.
+    """
+    sizes = range(1, _LONGEST)
+    starts = {literal[:size] for literal in literals for size in sizes}
+    return starts, {literal[-size:] for literal in literals for size in sizes}
+
+
+def _may_be_joined(token: str, starts: set[str], ends: set[str]) -> bool:
     """Return True if a template may write `token`, which has punctuation at both ends, as a literal
     that ends with its start, a value, and a literal that starts with its end.
     """
-    if re.match(r"[\w\s]", token[0] + token[-1]) or re.match(r"[\w\s]", token[-1]):
+    if re.search(r"[\w\s]", token[0] + token[-1]):
         return False
-    starts = tuple(token[:size] for size in range(1, len(token)))
-    ends = tuple(token[size:] for size in range(1, len(token)))
-    return any(text.endswith(starts) for text in literals) and any(
-        text.startswith(ends) for text in literals
-    )
+    cuts = range(1, len(token))
+    return any(token[:cut] in ends for cut in cuts) and any(token[cut:] in starts for cut in cuts)
 
 
 def _written(renderer: Renderer) -> list[str]:
