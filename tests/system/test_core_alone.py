@@ -70,7 +70,7 @@ async def main() -> None:
     environment = tool_environment(
         tools=[look],
         tasks=[{"prompt": "Is the door open?"}],
-        reward=lambda task, calls, messages: float("open" in messages[-1]["content"]),
+        reward=lambda final: float("open" in final),
     )
     args = RolloutArgs(engine=f"http://127.0.0.1:{port}", model="embedded", parser="hermes")
     async with Model.from_args(args) as model:
@@ -85,7 +85,8 @@ async def main() -> None:
         trajectory.loss_mask[turn.start : turn.stop].sum() for turn in trajectory.turns
     ]
     assert len(prompts) == 2
-    assert not [name for name in result.metrics if name.startswith("token_mismatches")]
+    mismatches = [name for name in result.metrics if name.startswith("token_mismatches")]
+    assert not mismatches, mismatches
 
 
 asyncio.run(main())
