@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import copy
 import json
 import sys
 from collections.abc import Iterator
@@ -140,7 +141,7 @@ def signature(node: Function, *, bound: bool = False) -> str:
     """The parameters without annotations, such as `async (ids, *, seed=None)`. `bound`: without
     the first.
     """
-    arguments = node.args
+    arguments = copy.deepcopy(node.args)  # parsed files are kept
     for one in [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]:
         one.annotation = None
     for star in (arguments.vararg, arguments.kwarg):

@@ -12,10 +12,11 @@ import ast
 import dataclasses
 import inspect
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from textwrap import dedent
 from types import ModuleType, SimpleNamespace
 from typing import Any, TypeVar
 from unittest.mock import Mock
@@ -105,11 +106,30 @@ def described(made: Any) -> Entry:
 
 
 def _node(made: Any) -> ast.AST:
-    node = ast.parse(dedent(inspect.getsource(made))).body[0]
-    assert isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef), (
-        f"write the stand-in {made} as a class or a function"
-    )
+    node = _definitions(inspect.getfile(made)).get(made.__qualname__)
+    assert node, f"write the stand-in {made} as a class or a function"
     return node
+
+
+@cache
+def _definitions(path: str) -> dict[str, ast.AST]:
+    """The classes and functions of a file by qualified name, but for names that are defined twice.
+    The file is parsed once, where `inspect.getsource` parses all of it for each class.
+    """
+    found: list[tuple[str, ast.AST]] = []
+    waiting: list[tuple[str, ast.AST]] = [("", ast.parse(Path(path).read_text(encoding="utf-8")))]
+    while waiting:
+        prefix, parent = waiting.pop()
+        for node in ast.iter_child_nodes(parent):
+            if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                name = prefix + node.name
+                found.append((name, node))
+                inner = "" if isinstance(node, ast.ClassDef) else "<locals>."
+                waiting.append((f"{name}.{inner}", node))
+            else:
+                waiting.append((prefix, node))
+    names = Counter(name for name, _ in found)
+    return {name: node for name, node in found if names[name] == 1}
 
 
 def members(entry: Entry) -> set[str]:

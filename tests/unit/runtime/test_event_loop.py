@@ -22,6 +22,7 @@ from toolroll.rollout.errors import RolloutError, first_error
 from toolroll.rollout.runs.runner import Runner
 from toolroll.rollout.runtime import event_loop
 from toolroll.rollout.runtime.event_loop import run
+from toolroll.rollout.runtime.foreign import retrieve
 from toolroll.rollout.runtime.threads import Threads
 from toolroll.rollout.settings import RunSettings
 from toolroll.rollout.types import Episode, Task
@@ -56,7 +57,9 @@ def exits(how: str) -> None:
     if how == "stop":
         loop.stop()
     elif how.startswith("task"):
-        exits.kept = loop.create_task(leave(EXITS[how.split()[1]]))  # type: ignore[attr-defined]
+        left = loop.create_task(leave(EXITS[how.split()[1]]))
+        left.add_done_callback(retrieve)
+        exits.kept = left  # type: ignore[attr-defined]
     else:
         loop.call_soon(call, EXITS[how.split()[1]])
 
