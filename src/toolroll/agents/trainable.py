@@ -22,7 +22,7 @@ from inspect import getattr_static
 from types import SimpleNamespace
 from typing import Any, Literal
 
-from toolroll.agents.environments.adapt import as_environment
+from toolroll.agents.loop.adapt import as_environment
 from toolroll.agents.loop.call_policy import ONE_CALL_A_TURN, CallPolicy
 from toolroll.agents.loop.environment_results import check_messages
 from toolroll.agents.loop.environment_runner import EnvironmentRunner

@@ -4,7 +4,7 @@
 repository would hide the package `agents` of openai-agents from code that runs there.
 """
 
-from toolroll.agents.environments.adapt import (
+from toolroll.agents.loop.adapt import (
     RESPOND_ACTION_FIELD_NAME,
     RESPOND_ACTION_NAME,
     TauAction,

@@ -10,7 +10,7 @@ from gymnasium.spaces import Text
 from support.episodes import agent, call, judge, serving
 from support.listed_environment import TOOL
 
-from toolroll.agents.environments.adapt import GymStyleEnvironment, as_environment, is_gym_style
+from toolroll.agents.loop.adapt import GymStyleEnvironment, as_environment, is_gym_style
 from toolroll.agents.loop.environment_runner import DRAWN, EnvironmentRunner
 from toolroll.parsers.types import ToolCall
 from toolroll.rollout.errors import ActionError, UsageError

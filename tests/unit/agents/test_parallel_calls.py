@@ -9,8 +9,8 @@ import pytest
 from support.episodes import call, serving
 from support.listed_environment import ListedWorld
 
-from toolroll.agents.environments.adapt import TauStyleEnvironment
 from toolroll.agents.environments.tau_bench.environment import TauBenchEnvironment
+from toolroll.agents.loop.adapt import TauStyleEnvironment
 from toolroll.agents.loop.call_policy import CallPolicy
 from toolroll.agents.text_agent import TextAgent
 from toolroll.agents.tool_calling import TrainableToolCallingAgent, make_agent

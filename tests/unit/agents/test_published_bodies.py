@@ -18,8 +18,8 @@ from support.episodes import call, judge, serving
 from support.patience import PATIENCE
 from support.standins import stand_in
 
-from toolroll.agents.environments.adapt import TauAction
 from toolroll.agents.environments.tau_bench.package import import_module
+from toolroll.agents.loop.adapt import TauAction
 from toolroll.agents.trainable_agents import (
     TrainableAgentMixin,
     TrainableToolCallingAgent,

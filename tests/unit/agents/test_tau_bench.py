@@ -25,8 +25,8 @@ from support.tau import (
     scripted,
 )
 
-from toolroll.agents.environments.adapt import TauStyleEnvironment
 from toolroll.agents.environments.tau_bench import TauBenchFactory
+from toolroll.agents.loop.adapt import TauStyleEnvironment
 from toolroll.agents.text_agent import DoNothingAgent
 from toolroll.agents.users import ScriptedUser
 from toolroll.parsers.types import ToolCall

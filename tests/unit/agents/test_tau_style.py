@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from toolroll.agents.environments.adapt import NOT_EXECUTED, TauAction, TauStyleEnvironment
+from toolroll.agents.loop.adapt import NOT_EXECUTED, TauAction, TauStyleEnvironment
 from toolroll.parsers.types import ToolCall
 from toolroll.rollout.errors import ActionError
 from toolroll.rollout.types import Action, Task

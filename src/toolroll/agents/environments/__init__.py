@@ -1,1 +1,1 @@
-"""The library's environments, and adapters for environments with different interfaces."""
+"""The core's environments: tau-bench's, and those that are made from functions."""

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, Generic
 
-from toolroll.agents.environments.adapt import as_environment
+from toolroll.agents.loop.adapt import as_environment
 from toolroll.agents.loop.call_policy import CallPolicy
 from toolroll.agents.loop.environment_runner import EnvironmentRunner, chosen_task
 from toolroll.agents.loop.episode_tracker import EpisodeTracker

@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from types import FrameType
 from typing import Any, TypeVar
 
-from toolroll.agents.environments.adapt import info_of
+from toolroll.agents.loop.adapt import info_of
 from toolroll.agents.loop.call_policy import reject_action
 from toolroll.agents.loop.environment_runner import DRAWN, EnvironmentRunner, chosen_task
 from toolroll.agents.loop.hook_value import hook_value, run_hook

@@ -19,11 +19,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from toolroll.agents.environments.adapt import NOT_EXECUTED, RESPOND_ACTION_NAME, check_no_respond
 from toolroll.agents.environments.factory import Factory
 from toolroll.agents.environments.tau_bench.database import Database
 from toolroll.agents.environments.tau_bench.grading import Bench
 from toolroll.agents.environments.tau_bench.package import INSTALL, installed, load_domain
+from toolroll.agents.loop.adapt import NOT_EXECUTED, RESPOND_ACTION_NAME, check_no_respond
 from toolroll.agents.loop.call_policy import tool_message
 from toolroll.agents.loop.environment_runner import DRAWN
 from toolroll.agents.users import OpenAIUser, checked_line, is_stop

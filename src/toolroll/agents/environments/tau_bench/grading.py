@@ -26,9 +26,9 @@ from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from toolroll.agents.environments.adapt import RESPOND_ACTION_NAME
 from toolroll.agents.environments.tau_bench.database import Changes, Database
 from toolroll.agents.environments.tau_bench.package import TauBenchDomain
+from toolroll.agents.loop.adapt import RESPOND_ACTION_NAME
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.runtime.threads import Threads
 
