@@ -118,13 +118,6 @@ def test_every_format_is_registered() -> None:
     assert unregistered(ToolCallParser) == []
 
 
-def test_the_pages_count_the_formats() -> None:
-    formats_with_calls = len(built_in_parsers()) - 1  # all except `plain`
-    assert f"| {formats_with_calls} tool-call formats" in (ROOT / "README.md").read_text()
-    page = (ROOT / "docs" / "guarantees.md").read_text()
-    assert f"each of the {formats_with_calls} formats with calls" in page
-
-
 def unregistered(kind: type[Any]) -> list[str]:
     """The subclasses with a name, in the package's own formats, that are not registered."""
     found = []
