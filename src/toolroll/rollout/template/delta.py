@@ -103,10 +103,17 @@ class RenderedDelta:
 
 @dataclass(frozen=True, slots=True)
 class _Tail:
-    """The text after the sentinel, if the new messages follow and if they do not.
+    """The text after the sentinel (S), if the new messages follow and if they do not::
+
+        prompt | turn | S | </arguments> | <|im_end|> | \\n<|im_start|>user ...
+                            with_new --------------------------------------->
+                            without_new ------------> (perhaps and a newline)
+                                          close_at     resume_at
 
     `close_at` is where the turn close starts in both. `resume_at` is where the text to append
-    starts in `with_new` if the model sampled the stop token.
+    starts in `with_new` if the model sampled the stop token. S is the only difference between the
+    render with it and `whole`, so both end alike, and a position is taken from one to the other by
+    its distance from the end.
     """
 
     with_new: str
