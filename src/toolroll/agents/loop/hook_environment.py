@@ -124,6 +124,8 @@ class HookCall(Coroutine[Any, Any, Any]):
     """
 
     def __init__(self, start: Callable[[], Awaitable[Any]], read: Callable[[], Any]) -> None:
+        # A hook's assignments to a call change the response (`__setattr__`), so the call's own
+        # fields are set in its dictionary.
         vars(self).update(_start=start, _read=read, _running=None)
         vars(self).update(_result=_MISSING, _response=_MISSING, _awaited=False)
 
