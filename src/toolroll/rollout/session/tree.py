@@ -34,8 +34,8 @@ from toolroll.rollout.types import (
 NONE = -1
 """Represents a missing node or index."""
 # A row: the node before it; the position of its first token in the path; how many tokens; where
-# they start in `ids`; the index of its completion in `_answers` and `_params`; where its logprobs start;
-# how many nodes follow it.
+# they start in `ids`; the index of its completion in `_answers` and `_params`; where its logprobs
+# start; how many nodes follow it.
 _PARENT, _START, _LENGTH, _IDS, _ANSWER, _LOGPROBS, _CHILDREN = range(7)
 _WIDTH = 7
 _ROOM = 256
