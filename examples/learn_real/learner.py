@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -50,7 +50,7 @@ class Learner:
     def __init__(self, folder: Path, start: Path, device: str, rate: float) -> None:
         self.folder = folder
         self.step = self.tokens = 0
-        self.seconds: Counter[str] = Counter()
+        self.seconds: defaultdict[str, float] = defaultdict(float)
         self.network = RealNetwork(start, device)
         self.optimizer = torch.optim.AdamW(self.network.parameters(), lr=rate, betas=(0.9, 0.98))
         self._saved = time.monotonic()

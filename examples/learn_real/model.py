@@ -74,7 +74,8 @@ def convert(parts: Sequence[Path], to: Path, layers: int) -> None:
 
 def _tokenizer(tokens: list[str], kinds: list[int], merges: list[str]) -> Tokenizer:
     vocab = {token: at for at, token in enumerate(tokens)}
-    tokenizer = Tokenizer(models.BPE(vocab, [tuple(pair.split(" ")) for pair in merges]))
+    pairs = [(first, second) for first, second in map(str.split, merges)]
+    tokenizer = Tokenizer(models.BPE(vocab, pairs))
     digits = pre_tokenizers.Digits(individual_digits=True)
     letters = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([digits, letters])

@@ -71,7 +71,7 @@ def sglang(model: Path, device: str, log: Path, flags: Sequence[str]) -> Iterato
             stdout=file,
             stderr=subprocess.STDOUT,
             # If this process is killed, the kernel ends the server (Linux: PR_SET_PDEATHSIG).
-            preexec_fn=partial(ctypes.CDLL(None).prctl, 1, signal.SIGTERM),
+            preexec_fn=partial(ctypes.CDLL(None).prctl, 1, signal.SIGKILL),
         )
     try:
         yield Server(f"http://127.0.0.1:{port}", process, log)

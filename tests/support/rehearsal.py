@@ -34,6 +34,7 @@ class DrawnDesk(Desk):
 
 
 if __name__ == "__main__":
-    playing.MAX_NEW_TOKENS = parts.MAX_NEW_TOKENS = MAX_NEW_TOKENS
-    parts.play = partial(playing.play, make_desk=DrawnDesk)
+    playing.MAX_NEW_TOKENS = MAX_NEW_TOKENS
+    play = partial(playing.play, make_desk=DrawnDesk)
+    vars(parts).update(MAX_NEW_TOKENS=MAX_NEW_TOKENS, play=play)
     main()
