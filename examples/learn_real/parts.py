@@ -62,6 +62,7 @@ class Run:
     def __init__(self, out: Path, settings: Settings, gguf: Sequence[Path] | None = None) -> None:
         self.out, self.settings, self.base = out, settings, out / "base"
         self._began = time.monotonic()
+        torch.set_float32_matmul_precision("high" if settings.device == "cuda" else "highest")
         if not self.base.exists():
             convert(gguf or [package_file()], out / "base.new", settings.layers)
             (out / "base.new").rename(self.base)
@@ -188,16 +189,14 @@ class Run:
         app([*command, "--out", str(out)], standalone_mode=False)
         seconds = time.monotonic() - began
         episodes = list(read_episodes(out))
+        if len(episodes) <= last:  # after Ctrl-C
+            sys.exit(f"{out} is not complete: the same command continues there")
         speed = sum(one.result.metrics["completion_tokens"] for one in episodes[before:]) / seconds
-        earlier = [other for other in ("untrained", "warm", "rl") if self.result(other)]
-        compared = {
-            other: compare_folders([self.out / other / "episodes", out], Question())[0][0]["reward"]
-            for other in earlier
-        }
-        return _measured(episodes, network) | {
-            "sampled_per_second": speed,
-            "compared_with": compared,
-        }
+        found = _measured(episodes, network) | {"sampled_per_second": speed, "compared_with": {}}
+        for other in filter(self.result, ("untrained", "warm", "rl")):
+            [comparison], _ = compare_folders([self.out / other / "episodes", out], Question())
+            found["compared_with"][other] = comparison["reward"]
+        return found
 
 
 def _measured(episodes: Sequence[Episode], network: RealNetwork) -> dict[str, Any]:
