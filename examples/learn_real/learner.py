@@ -27,8 +27,8 @@ class RealNetwork(nn.Module):
 
     def __init__(self, folder: Path, device: str) -> None:
         super().__init__()
-        self.llama = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32).to(device)
-        self.llama.train()  # it has no dropout
+        self.llama: Any = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        self.llama.to(device).train()  # it has no dropout
 
     def logprobs(self, ids: Tensor, where: Tensor) -> Tensor:
         """Return what `learn_desk`'s `Network.logprobs` returns. All tensors are on the CPU."""

@@ -50,9 +50,6 @@ three start from the model after the warm start. The last two are `rl` with a mi
 `learn_desk`.
 """
 
-COMPARED = 64
-"""The maximum number of sequences whose logprobs are compared."""
-
 
 class Run:
     """A run in the folder `out`. `gguf` are the model's file, or its pieces (default: the file of
@@ -201,12 +198,12 @@ class Run:
 
 def _measured(episodes: Sequence[Episode], network: RealNetwork) -> dict[str, Any]:
     """Return the mean reward, the share of the sampled tokens that a trainer gets, and how the
-    trainer's logprobs differ from the engine's.
+    trainer's logprobs differ from the engine's in at most 64 sequences.
     """
     results = [episode.result for episode in episodes]
     rewards = [result.reward for result in results if result.reward is not None]
     sequences = [one for result in results for one in select_sequences(result, several=True)]
-    samples = [sample for result in results for sample in samples_of(result)][:COMPARED]
+    samples = [sample for result in results for sample in samples_of(result)][:64]
     return {
         "reward": fmean(rewards) if rewards else None,
         "aborted": len(results) - len(rewards),

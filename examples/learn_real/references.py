@@ -24,6 +24,7 @@ async def reference_sample(template: ChatTemplate, task: Task) -> Sample:
     desk = DESK.make(OPTIONS)
     start = await desk.reset(task, 0)
     messages = list(start.messages)
+    reward = None
     for action, text in zip(reference(task), teacher.replies(task), strict=True):
         calls = [{"name": one.name, "arguments": one.arguments} for one in action.tool_calls]
         reply = {
@@ -34,8 +35,9 @@ async def reference_sample(template: ChatTemplate, task: Task) -> Sample:
         }
         result = await desk.step(action)
         messages += [reply, *result.messages]
+        reward = result.reward
     await desk.close()
     found = tokenize_conversation(template, messages, start.tools)
-    assert result.reward == 1.0, task.id
+    assert reward == 1.0, task.id
     assert not any(turn.excluded for turn in found.turns), task.id
     return Sample(found.input_ids, found.loss_mask, np.zeros(len(found.input_ids), np.float32))

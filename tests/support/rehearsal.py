@@ -36,5 +36,5 @@ class DrawnDesk(Desk):
 if __name__ == "__main__":
     playing.MAX_NEW_TOKENS = MAX_NEW_TOKENS
     play = partial(playing.play, make_desk=DrawnDesk)
-    vars(parts).update(MAX_NEW_TOKENS=MAX_NEW_TOKENS, play=play)
+    parts.__dict__.update(MAX_NEW_TOKENS=MAX_NEW_TOKENS, play=play)
     main()
