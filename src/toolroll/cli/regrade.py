@@ -12,6 +12,7 @@ from toolroll.endpoint.sessions.session_store import ENV as SESSIONS
 from toolroll.evaluation.recorded_run import RecordedRun, recorded_runs
 from toolroll.evaluation.regrade import KEY, Regrader
 from toolroll.rollout.errors import UsageError
+from toolroll.rollout.runs.environment_identity import environment_identity
 from toolroll.rollout.runs.episode_file import read_episodes
 from toolroll.rollout.runs.provenance import provenance
 from toolroll.rollout.runs.registry import choose_tasks, load_environment
@@ -64,7 +65,10 @@ async def _regraded(
 ) -> list[str]:
     values = {"env": env, **run.values}
     factory = _loaded(target, values)
-    tasks = {task.id: task for task in choose_tasks(factory, values.get("split"), None)}
+    all_tasks = choose_tasks(factory, values.get("split"), None)
+    tasks = {task.id: task for task in all_tasks}
+    identity = environment_identity(target or values["env"], factory, all_tasks)
+    settings = {**run.settings, "environment": identity}
     now = {**run.provenance, **await provenance(None, factory), "regraded": str(folder)}
     if target is not None:
         now["options"] = {**now.get("options", {}), "env": absolute_target(target)}
@@ -72,7 +76,7 @@ async def _regraded(
     unlike: list[str] = []
     changed: list[str] = []
     planned: Counter[str] = Counter()
-    with RunDirectory(out, env, run.settings, provenance=now) as directory:
+    with RunDirectory(out, env, settings, provenance=now) as directory:
         for recorded in read_episodes(folder, on_bad_line=lambda message: None):
             if recorded.env != env:
                 continue
@@ -83,7 +87,7 @@ async def _regraded(
             directory.append(episode)
             _compare(episode, unlike, changed)
     summary = directory.summary
-    part = report(summary, settings=run.settings, planned=planned, provenance=directory.provenance)
+    part = report(summary, settings=settings, planned=planned, provenance=directory.provenance)
     write_summary(out, {env: part})
     alike = summary.episodes - len(unlike)
     lines = [

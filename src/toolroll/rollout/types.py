@@ -477,7 +477,9 @@ def response_text(messages: Sequence[Message]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Episode:
-    """One played sample of a task. `task_hash` is "" if there is no task."""
+    """One played sample of a task. `task_hash` is "" if there is no task. `environment` is a hash
+    of the environment's identity, or "" if it is unknown.
+    """
 
     env: str
     task_id: str
@@ -489,6 +491,7 @@ class Episode:
     task_hash: str = ""
     expected_calls: list[dict[str, Any]] = field(default_factory=list)
     """The `name` and `arguments` of each call of the task's reference."""
+    environment: str = ""
 
 
 class Agent(Protocol):

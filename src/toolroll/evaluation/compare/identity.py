@@ -12,7 +12,7 @@ KINDS: Mapping[str, str] = {
     "tokenizer": "tokenizer_sha256",
     "user": "user_model user_strategy",
     "limits": "max_turns max_new_tokens context_length on_length",
-    "benchmark": "benchmark env_args split",
+    "benchmark": "benchmark environment env_args split",
     "seed": "seed",
 }
 """The settings and the provenance that must be equal, by the name for `--allow-different`."""

@@ -28,7 +28,9 @@ Sync = Literal["always", "end"]
 
 SCHEMA_VERSION = 1
 FILE_NAME = "episodes.jsonl"
-_OF_EPISODE = "env task_id task_index sample seed model task_hash expected_calls".split()
+_OF_EPISODE = (
+    "env task_id task_index sample seed model task_hash expected_calls environment".split()
+)
 _OF_RESULT = (
     "status stop_reason reward step_rewards prompt messages tools trajectories metrics info".split()
 )
@@ -54,6 +56,7 @@ class EpisodeRecord(BaseModel):
     model: str = ""
     task_hash: str = ""
     expected_calls: list[dict[str, Any]] = []
+    environment: str = ""
     status: Status
     stop_reason: StopReason
     reward: Number | None

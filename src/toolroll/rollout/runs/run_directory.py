@@ -14,12 +14,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import orjson
 
 from toolroll.rollout.errors import UsageError
+from toolroll.rollout.runs.environment_identity import identity_hash
 from toolroll.rollout.runs.episode_file import (
     FILE_NAME,
     EpisodeStore,
@@ -82,6 +84,7 @@ class RunDirectory:
         self._sync: Sync = sync
         self._bound_when_empty = bound_when_empty
         self._settings: dict[str, Any] = plain(settings)
+        self._environment = identity_hash(settings.get("environment"))
         self._store: EpisodeStore | None = None
         self._done: set[EpisodeKey] = set()
 
@@ -99,7 +102,7 @@ class RunDirectory:
                 f"{episode.env}: task {episode.task_id}, sample {episode.sample} is already "
                 f"in {self.path}"
             )
-        self._store.append(episode)
+        self._store.append(replace(episode, environment=self._environment))
         self._done.add(key)
         self.summary.add(episode)
 

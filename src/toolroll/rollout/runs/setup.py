@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from toolroll.rollout.model.model import Model
+from toolroll.rollout.runs.environment_identity import environment_identity
 from toolroll.rollout.runs.registry import agent_maker, choose_tasks, load_environment, user_maker
 from toolroll.rollout.runs.run_config import RunConfig
 from toolroll.rollout.runs.runner import Runner, check_ids
@@ -36,9 +37,14 @@ class Plan:
 async def prepare(config: RunConfig, stack: AsyncExitStack) -> Plan:
     """Open the environment, the model and the user simulator of a run. `stack` closes them."""
     factory = load_environment(config.env, config.env_args)
-    named_env = {"env": factory.name}  # without the path of its file, whose folder may be moved
-    tasks = choose_tasks(factory, config.split, config.tasks)
+    tasks = all_tasks = choose_tasks(factory, config.split, None)
+    if config.tasks is not None:
+        tasks = choose_tasks(factory, config.split, config.tasks)
     check_ids(tasks)
+    environment = {
+        "env": factory.name,  # without the path of its file, whose folder may be moved
+        "environment": environment_identity(config.env, factory, all_tasks),
+    }
     options = EnvironmentOptions()
     if config.user_model is not None:
         options = EnvironmentOptions(user=await _users(config, stack))
@@ -46,9 +52,9 @@ async def prepare(config: RunConfig, stack: AsyncExitStack) -> Plan:
         threads = Threads(config.concurrency)
         agent = agent_maker(config.agent)(threads, config.agent_settings)
         stack.push_async_callback(agent.aclose)
-        return Plan(config, factory, tasks, lambda: agent, options, config.identity | named_env)
+        return Plan(config, factory, tasks, lambda: agent, options, config.identity | environment)
     served = await stack.enter_async_context(Model.from_args(config))
-    identity = config.identity | named_env | {"template": fingerprint(served.template)}
+    identity = config.identity | environment | {"template": fingerprint(served.template)}
     return Plan(config, factory, tasks, served_agents(config, served), options, identity, served)
 
 
