@@ -351,6 +351,62 @@ def test_an_environment_of_a_file_is_played_and_resumed(
         toolroll("run", "wait.py:Waiter", *common, "--env-args", "line=3")
 
 
+def test_an_edited_environment_is_another_one(
+    engine: EmbeddedEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / "wait.py"
+    common = ("--engine", engine.url, "--model", "embedded", "--parser", "hermes", "--tasks", "0")
+
+    def played(text: str, out: str) -> Result:
+        file.write_text(text)
+        return toolroll("run", "wait.py:Waiter", *common, "--out", out)
+
+    assert played(FILE, "out").exit_code == 0
+    assert "1 episodes are in out already" in played(f"{FILE}# a comment", "out").stdout
+    edited = FILE.replace("float(self.line ==", "float(self.line !=")
+    assert edited != FILE
+    with pytest.raises(UsageError, match=r'environment: recorded {.*"code":'):
+        played(edited, "out")
+    assert played(edited, "other").exit_code == 0
+    with pytest.raises(UsageError, match=r"benchmark: environment: baseline .*\n.*--allow-different b"):
+        toolroll("compare", "out", "other")
+    file = tmp_path / "out" / "episodes.jsonl"
+    lines = file.read_text() + (tmp_path / "other" / "episodes.jsonl").read_text()
+    file.write_text(lines)
+    with pytest.raises(UsageError, match="baseline has episodes of 2 versions of the environment"):
+        toolroll("compare", "out", "out")
+
+
+def test_a_sampling_parameter_has_one_home(
+    engine: EmbeddedEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    own = ("--tasks", "0", "--max-turns", "1")
+
+    def params(**values: Any) -> tuple[str, str]:
+        return "--sampling-params", json.dumps(values)
+
+    with pytest.raises(UsageError, match=r"--temperature is 0.9, and --sampling-params says 0.1"):
+        run(engine, *own, "--temperature", 0.9, *params(temperature=0.1))
+    for out, options in {
+        "a": params(temperature=0.5, top_k=7, ignore_eos=False),
+        "b": ("--temperature", 0.5, *params(top_k=7, ignore_eos=False)),
+        "c": params(temperature=0.5, max_new_tokens=12),
+    }.items():
+        assert run(engine, *own, "--out", out, *options).exit_code == 0
+    settings = json.loads(Path("a", "run.json").read_text())["environments"]["desk"]
+    found = [settings[name] for name in ("temperature", "top_k", "sampling_params")]
+    assert found == [0.5, 7, {"ignore_eos": False}]
+    assert "also different" not in toolroll("compare", "a", "b").stdout
+    with pytest.raises(UsageError, match="limits: max_new_tokens: baseline 1024, candidate 12"):
+        toolroll("compare", "a", "c")
+    for name, wrong in (("a", 0.1), ("b", 0.9)):  # what was sampled counts
+        file = Path(name, "run.json")
+        file.write_text(file.read_text().replace('"temperature": 0.5', f'"temperature": {wrong}'))
+    assert "also different" not in toolroll("compare", "a", "b").stdout
+
+
 HOSTILE = "[bold] :smile:"
 
 

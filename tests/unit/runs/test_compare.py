@@ -127,10 +127,10 @@ def test_runs_that_differ_in_more_than_the_model_are_refused_by_name(
 
 def test_another_model_is_what_is_compared(tmp_path: Path) -> None:
     base = folder(tmp_path / "a", many(4, 2))
-    other = folder(tmp_path / "b", many(4, 2), model="other", temperature=0.5, processes=2)
+    other = folder(tmp_path / "b", many(4, 2), model="other", top_p=0.5, processes=2)
     assert comparison(base, other)["settings"] == [
         'model: baseline "tiny", candidate "other"',
-        "temperature: baseline not set, candidate 0.5",
+        "top_p: baseline not set, candidate 0.5",
     ]
 
 
@@ -261,7 +261,7 @@ def test_several_candidates_are_corrected(tmp_path: Path) -> None:
 
 def test_the_table_and_the_markdown_have_the_same_rows(tmp_path: Path) -> None:
     base = folder(tmp_path / "a", many(40, 20))
-    other = folder(tmp_path / "b", many(40, 21, start=1), temperature=0.5)
+    other = folder(tmp_path / "b", many(40, 21, start=1), top_p=0.5)
     options = ["--margin", "0.5", "--power-for", "0.03"]
     table = toolroll("compare", base, other, *options).stdout
     text = toolroll("compare", base, other, *options, "--markdown").stdout
@@ -276,7 +276,7 @@ def test_the_table_and_the_markdown_have_the_same_rows(tmp_path: Path) -> None:
         " for the hypothesis that the mean reward did not change)",
         "worse in 1 task: t-0 1.00 -> 0.00",
         "better in 2 tasks: t-20 0.00 -> 1.00, t-21 0.00 -> 1.00",
-        "also different: temperature: baseline not set, candidate 0.5",
+        "also different: top_p: baseline not set, candidate 0.5",
     ):
         assert words in table and words in text, words
     assert "---" not in table and "---" in text

@@ -38,6 +38,10 @@ def unlike(base: ComparedRun, candidate: ComparedRun) -> dict[str, list[str]]:
         parts = ({name: fact.get(name) for name in names.split()} for fact in facts)
         if different := difference(*parts, sides=_SIDES):
             lines[kind] = different
+    for side, run in zip(_SIDES, (base, candidate), strict=True):
+        if len(run.environments) > 1:
+            line = f"{side} has episodes of {len(run.environments)} versions of the environment"
+            lines.setdefault("benchmark", []).append(line)
     known = {name for names in KINDS.values() for name in names.split()} | _OF_ONE_RUN
     rest = [{name: fact[name] for name in fact.keys() - known} for fact in facts]
     if different := difference(*rest, sides=_SIDES):

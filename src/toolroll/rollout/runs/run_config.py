@@ -125,6 +125,11 @@ class RunConfig(RunSettings, RolloutArgs, EnvironmentSettings, AgentSettings, Sa
 
     @model_validator(mode="before")
     @classmethod
+    def _one_home(cls, values: dict[str, Any]) -> dict[str, Any]:
+        return with_one_home(values)
+
+    @model_validator(mode="before")
+    @classmethod
     def _baseline(cls, values: dict[str, Any]) -> dict[str, Any]:
         if values.get("baseline_url") is None or values.get("agent") not in (None, "tool-calling"):
             return values
@@ -193,6 +198,23 @@ concurrency, time limits and the handling of failures.
 """
 
 
+def with_one_home(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings `values`, with each of the `sampling_params` that has an option of its
+    own moved there. Raise `UsageError` if both are given and differ.
+    """
+    params = values.get("sampling_params")
+    if not isinstance(params, Mapping):
+        return dict(values)
+    own = {name: params[name] for name in SamplingOptions.model_fields if name in params}
+    for name, value in own.items():
+        if values.get(name, value) != value:
+            raise UsageError(
+                f"--{name.replace('_', '-')} is {values[name]!r}, and --sampling-params says "
+                f"{value!r}: give one of them"
+            )
+    return {**values, **own, "sampling_params": {k: params[k] for k in params.keys() - own.keys()}}
+
+
 def load_config(
     path: Path | None, options: dict[str, Any], recorded: Mapping[str, Any] = {}
 ) -> RunConfig:
@@ -208,8 +230,8 @@ def load_config(
             f"--config {path}: env is {values['env']!r}, but the command plays {options['env']!r}: "
             "name the environment only in the command"
         )
-    values = {**recorded, **values}
-    values |= {name: value for name, value in options.items() if value is not None}
+    given = {name: value for name, value in options.items() if value is not None}
+    values = {**recorded, **with_one_home(values), **with_one_home(given)}
     for name in sorted(FREE & values.keys()):
         if "***" in str(values[name]) and values[name] == recorded.get(name):
             raise UsageError(f"{values[name]} lacks its secret: give --{name.replace('_', '-')}")
