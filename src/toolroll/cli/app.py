@@ -286,7 +286,7 @@ def compare(
     fail_if_worse: Annotated[
         float | None,
         typer.Option(
-            metavar="POINTS",
+            metavar="REWARD",
             min=0.0,
             help="exit with 3 if the mean reward fell by more, and with 4 if that is not clear",
         ),
@@ -310,13 +310,12 @@ def compare(
 ) -> None:
     """Compare runs with a baseline run, paired by task and sample (docs/compare.md).
 
-    Example: toolroll compare out/base out/new --fail-if-worse 2
+    Example: toolroll compare out/base out/new --fail-if-worse 0.02
     """
     from toolroll.cli.compare import as_text, compare_folders, exit_status, json_text
     from toolroll.evaluation.compare import Question
 
-    limit = None if fail_if_worse is None else fail_if_worse / 100
-    question = Question(allow_different or (), limit, margin, power_for)
+    question = Question(allow_different or (), fail_if_worse, margin, power_for)
     comparisons, messages = compare_folders(folders, question, page)
     if as_json:
         typer.echo(json_text(comparisons))

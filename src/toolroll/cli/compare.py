@@ -106,8 +106,7 @@ def _lines(comparison: Mapping[str, Any]) -> list[str]:
     coverage, reward = comparison["coverage"], comparison["reward"]
     lines = [
         f"{comparison['verdict']} (p = {reward['p_holm']:.3g} for the hypothesis that the mean "
-        f"reward {_hypothesis(reward['limit'])}); such runs show a difference of "
-        f"{comparison['detectable']:.3f} with the power 0.8",
+        f"reward {_hypothesis(reward['limit'])}); {_power(comparison)}",
         *_gate_lines(comparison),
         f"compared: {coverage['tasks']} of {coverage['of_tasks']} tasks, {coverage['samples']} of "
         f"{coverage['of_samples']} samples",
@@ -134,6 +133,12 @@ def _lines(comparison: Mapping[str, Any]) -> list[str]:
     return lines + [f"also different: {line}" for line in comparison["settings"]]
 
 
+def _power(comparison: Mapping[str, Any]) -> str:
+    if comparison["detectable"] > comparison["span"]:
+        return "no difference of these rewards is large enough for so few tasks to show it"
+    return f"such runs show a difference of {comparison['detectable']:.3f} with the power 0.8"
+
+
 def _hypothesis(limit: float) -> str:
     return f"fell by {-limit:g}" if limit else "did not change"
 
@@ -143,12 +148,12 @@ def _gate_lines(comparison: Mapping[str, Any]) -> list[str]:
     gate = comparison.get("gate")
     if gate is None or comparison["verdict"] != "inconclusive":
         return []
-    points, tasks = f"{gate['loss'] * 100:g}", gate["tasks_if_unchanged"]
+    loss, tasks = f"{gate['loss']:g}", gate["tasks_if_unchanged"]
     if tasks is None:
-        return [f"a gate of {points} points cannot pass if nothing changed"]
+        return [f"a gate of {loss} cannot pass if nothing changed"]
     if comparison["coverage"]["tasks"] >= tasks:
         return []
-    return [f"a gate of {points} points needs at least {tasks} tasks, even if nothing changed"]
+    return [f"a gate of {loss} needs at least {tasks} tasks, even if nothing changed"]
 
 
 def _some(texts: Sequence[str]) -> str:

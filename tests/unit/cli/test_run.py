@@ -369,7 +369,9 @@ def test_an_edited_environment_is_another_one(
     with pytest.raises(UsageError, match=r'environment: recorded {.*"code":'):
         played(edited, "out")
     assert played(edited, "other").exit_code == 0
-    with pytest.raises(UsageError, match=r"benchmark: environment: baseline .*\n.*--allow-different b"):
+    with pytest.raises(
+        UsageError, match=r"benchmark: environment: baseline .*\n.*--allow-different b"
+    ):
         toolroll("compare", "out", "other")
     file = tmp_path / "out" / "episodes.jsonl"
     lines = file.read_text() + (tmp_path / "other" / "episodes.jsonl").read_text()

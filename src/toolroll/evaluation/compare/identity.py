@@ -20,6 +20,10 @@ KINDS: Mapping[str, str] = {
 TASKS = "tasks"
 """The name for `--allow-different` that also pairs tasks whose data differ."""
 
+MODEL = "model"
+"""The name for `--allow-different` that stands for what usually differs between models."""
+OF_A_MODEL = frozenset({"template", "tokenizer"})
+
 _OF_ONE_RUN = frozenset(
     "date command options engine user_url baseline_url tasks samples template regraded processes "
     "concurrency".split()
