@@ -370,7 +370,7 @@ def test_an_edited_environment_is_another_one(
         played(edited, "out")
     assert played(edited, "other").exit_code == 0
     with pytest.raises(
-        UsageError, match=r"benchmark: environment: baseline .*\n.*--allow-different b"
+        UsageError, match=r"benchmark: environment: baseline .*\n.*--allow-diff"
     ):
         toolroll("compare", "out", "other")
     file = tmp_path / "out" / "episodes.jsonl"

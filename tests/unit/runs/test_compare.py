@@ -267,7 +267,7 @@ def test_three_tasks_can_show_no_difference(tmp_path: Path) -> None:
 def test_another_model_has_one_name(tmp_path: Path) -> None:
     sides = [{"tokenizer_sha256": side, "template_sha256": side} for side in "ab"]
     base, other = (folder(tmp_path / s["template_sha256"], many(4, 2), provenance=s) for s in sides)
-    with pytest.raises(UsageError, match="To allow it: --allow-different model$"):
+    with pytest.raises(UsageError, match=r"To allow it: --allow-different model$"):
         comparison(base, other)
     assert comparison(base, other, allowed=["model"])["verdict"] == "inconclusive"
 
