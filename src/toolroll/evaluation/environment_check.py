@@ -11,19 +11,19 @@ import re
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
 from statistics import median
-from typing import Any, Literal
+from typing import Literal
 
 import jsonschema_rs
 import orjson
 
+from toolroll.evaluation.differences import excerpts, first_difference
 from toolroll.evaluation.do_nothing import LeavingUser, do_nothing_runner
 from toolroll.evaluation.environment_recorder import EnvironmentRecorder
 from toolroll.evaluation.wrong_arguments import example_arguments, wrong_calls
 from toolroll.parsers.types import ToolCall
 from toolroll.rollout.errors import RolloutError, ToolrollError, UsageError, error_in, message_of
-from toolroll.rollout.runtime.jsonable import common_prefix, shown
+from toolroll.rollout.runtime.jsonable import shown
 from toolroll.rollout.runtime.targets import error_line
 from toolroll.rollout.settings import RunSettings
 from toolroll.rollout.types import (
@@ -42,7 +42,6 @@ _MOST_ON_LOOP = 0.05
 """The maximum time in seconds for which one call may block the event loop of all episodes."""
 _MOST_TOOLS = 10
 _ADVICE = "raise an ActionError, or answer with a tool message"
-_EXCERPT = 80  # characters of a value in a message
 _FAREWELL = Action("Goodbye.")
 
 
@@ -379,33 +378,6 @@ def _first_error(recorder: EnvironmentRecorder) -> str:
             if str(message.get("content")).startswith("Error"):
                 return f" ({message['content']})"
     return ""
-
-
-def first_difference(first: Any, second: Any, path: str = "") -> tuple[str, Any, Any]:
-    """Return the path of the first difference between two JSON values, such as
-    `messages[0].content`, and the value of each at this path (None if it is missing).
-    """
-    if isinstance(first, Mapping) and isinstance(second, Mapping):
-        for name in {**first, **second}:
-            if first.get(name) != second.get(name):
-                inner = f"{path}.{name}" if path else name
-                return first_difference(first.get(name), second.get(name), inner)
-    elif isinstance(first, list) and isinstance(second, list):
-        for position, (left, other) in enumerate(zip_longest(first, second)):
-            if left != other:
-                return first_difference(left, other, f"{path}[{position}]")
-    return path, first, second
-
-
-def excerpts(first: Any, second: Any) -> tuple[str, str]:
-    """Return the beginning of each value. If both are texts, begin shortly before the first
-    character that differs.
-    """
-    if not isinstance(first, str) or not isinstance(second, str):
-        return shown(first, _EXCERPT), shown(second, _EXCERPT)
-    start = max(0, common_prefix(first, second) - _EXCERPT // 3)
-    cut = "... " * (start > 0)
-    return cut + shown(first[start:], _EXCERPT), cut + shown(second[start:], _EXCERPT)
 
 
 def _duration(seconds: float) -> str:
