@@ -255,18 +255,17 @@ def view(
 @app.command()
 def export(
     folder: Annotated[Path, typer.Argument(help="the folder of a run")],
-    out: Annotated[Path, typer.Option(help="a new folder (for tau-bench: a new file)")],
+    out: Annotated[Path, typer.Option(help="a new folder")],
     kind: Annotated[
         str,
         typer.Option(
             "--format",
-            help="parquet (training samples), atif (Harbor's trajectories with token ids), inspect "
-            "(logs), lm-eval or tau-bench (results)",
+            help="parquet (training samples) or atif (Harbor's trajectories with token ids)",
         ),
     ] = "parquet",
     env: Annotated[str | None, typer.Option(help="export only this environment")] = None,
 ) -> None:
-    """Write a run in another format: a data set of training samples, trajectories or results.
+    """Write a run in another format: a data set of training samples, or trajectories.
 
     Example: toolroll export out/desk --out out/desk-parquet
     """

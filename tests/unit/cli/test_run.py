@@ -9,6 +9,7 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -146,10 +147,9 @@ def test_an_episode_that_ended_without_a_reward_was_not_aborted(
     result = run(engine, *command)
     assert result.exit_code == 1
     assert words in result.stdout
-    exported = toolroll(
-        "export", tmp_path / "out", "--out", tmp_path / "data", "--format", "tau-bench"
-    ).stdout
-    assert f"1 of {1 + len(tasks) // 2} tasks have no graded episode" in exported
+    if tasks != "0" and find_spec("pyarrow"):  # a data set needs a graded episode
+        exported = toolroll("export", tmp_path / "out", "--out", tmp_path / "data").stdout
+        assert "1 of 2 tasks have no graded episode" in exported
 
 
 def test_numbers_of_an_environment_and_bad_lines_break_no_folder(
@@ -167,7 +167,7 @@ def test_numbers_of_an_environment_and_bad_lines_break_no_folder(
     assert again.exit_code == 0
     assert "line 2, is not a valid episode: " in again.stdout
     assert rows(again)["episodes"] == "4"
-    export = ["export", out, "--out", tmp_path / "data", "--format", "tau-bench"]
+    export = ["export", out, "--out", tmp_path / "data", "--format", "atif"]
     for reading in (["view", out], export):
         assert "line 2, is not a valid episode: " in toolroll(*reading).stdout
 

@@ -225,9 +225,9 @@ def test_the_command_line_says_it_in_one_line_and_goes_on(
         "export",
         out,
         "--format",
-        "tau-bench",
+        "atif",
         "--out",
-        tmp_path / "results.json",
+        tmp_path / "trajectories",
     )
     assert sorted(found.name for found in out.iterdir()) == before
     assert [found.name for found in tmp_path.iterdir()] == ["run"]
