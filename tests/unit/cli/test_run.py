@@ -369,13 +369,14 @@ def test_an_edited_environment_is_another_one(
     with pytest.raises(UsageError, match=r'environment: recorded {.*"code":'):
         played(edited, "out")
     assert played(edited, "other").exit_code == 0
-    with pytest.raises(
-        UsageError, match=r"benchmark: environment: baseline .*\n.*--allow-diff"
-    ):
+    with pytest.raises(UsageError, match=r"benchmark: environment: baseline .*\n.*--allow-diff"):
         toolroll("compare", "out", "other")
-    file = tmp_path / "out" / "episodes.jsonl"
-    lines = file.read_text() + (tmp_path / "other" / "episodes.jsonl").read_text()
-    file.write_text(lines)
+    lines = (tmp_path / "other" / "episodes.jsonl").read_text()
+    with (tmp_path / "out" / "episodes.jsonl").open("a") as out:
+        out.write(lines)
+    assert "an earlier line has the same sample, wait:Waiter/a/0" in toolroll("view", "out").output
+    with (tmp_path / "out" / "episodes.jsonl").open("a") as out:
+        out.write(lines.replace('"sample":0', '"sample":1'))
     with pytest.raises(UsageError, match="baseline has episodes of 2 versions of the environment"):
         toolroll("compare", "out", "out")
 

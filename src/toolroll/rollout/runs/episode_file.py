@@ -207,9 +207,9 @@ def read_episodes(
 ) -> Iterator[Episode]:
     """Yield the episodes in a file, or in the folder that contains the file.
 
-    An incomplete last line and repeated lines are skipped. If any other line is not a valid
-    episode, raise `UsageError`, or call `on_bad_line` with the error's message and continue. If a
-    line has a different schema version, always raise `UsageError`.
+    An incomplete last line and repeated lines are skipped. If another line is not a valid episode,
+    or has the sample of an earlier one, raise `UsageError`, or call `on_bad_line` with the error's
+    message and continue. If a line has a different schema version, always raise `UsageError`.
     """
     file = Path(path)
     file = file / FILE_NAME if file.is_dir() else file
@@ -224,6 +224,7 @@ def read_lines(
     an incomplete last line.
     """
     seen: set[bytes] = set()
+    samples: set[tuple[str, str, int]] = set()
     for number in count(1):
         if not (line := lines.readline()).endswith(b"\n"):
             lines.seek(-len(line), os.SEEK_CUR)
@@ -234,6 +235,12 @@ def read_lines(
         seen.add(digest)
         try:
             episode = from_line(line)
+            sample = (episode.env, episode.task_id, episode.sample)
+            if sample in samples:
+                raise ValueError(
+                    f"an earlier line has the same sample, {'/'.join(map(str, sample))}"
+                )
+            samples.add(sample)
         except UsageError as error:
             raise UsageError(f"{lines.name}, line {number}: {error}") from error
         except ValueError as error:
