@@ -25,7 +25,7 @@ async def test_model_info_is_asked_once_and_the_configuration_overrides(tokenize
         async with client(engine.url, model_info=None, vocab_size=77) as calls:
             told = await asyncio.gather(*(calls.model_info() for _ in range(5)))
         assert set(told) == {
-            ModelInfo(2048, 77, "default", "embedded", 2041, sglang_version="0.5.23")
+            ModelInfo(2048, 77, "default", "embedded", 2041, sglang_version="0.5.23+embedded")
         }
         async with client(engine.url, model_info=None, context_length=512) as calls:
             assert (await calls.model_info()).context_length == 512

@@ -11,13 +11,11 @@ import hashlib
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from importlib.metadata import PackageNotFoundError, distribution
-from importlib.util import find_spec
 from pathlib import Path
 
 import orjson
 
-from toolroll.rollout.runs.provenance import benchmark_packages
+from toolroll.rollout.runs.provenance import benchmark_packages, package_digest
 from toolroll.rollout.runs.registry import environment_file
 from toolroll.rollout.runs.runner import task_hash
 from toolroll.rollout.types import EnvironmentFactory, Task
@@ -39,7 +37,7 @@ def environment_identity(
     if path is not None:
         identity["code"] = _digest(sorted(_contents(path)))
     for name, version in benchmark_packages(factory).items():
-        identity[name] = f"{version} {_package_digest(name)}".strip()
+        identity[name] = f"{version} {package_digest(name)}".strip()
     return identity
 
 
@@ -124,22 +122,6 @@ def _digest_of_data(suffix: str, content: bytes) -> str:
         with suppress(orjson.JSONDecodeError):
             content = orjson.dumps(orjson.loads(content), option=orjson.OPT_SORT_KEYS)
     return _sha256(content)
-
-
-def _package_digest(name: str) -> str:
-    """Return a hash of the files of an installed package, or "" if there is none."""
-    try:
-        files = [file for file in distribution(name).files or () if file.suffix != ".pyc"]
-    except PackageNotFoundError:
-        return ""
-    found = {str(file): Path(str(file.locate())) for file in files if "dist-info" not in str(file)}
-    spec = find_spec(name.replace("-", "_"))
-    for folder in (spec and spec.submodule_search_locations) or ():  # of an editable installation
-        for path in Path(folder).rglob("*"):
-            if path.suffix != ".pyc":
-                found[f"{Path(folder).name}/{path.relative_to(folder)}"] = path
-    present = {name: path for name, path in sorted(found.items()) if path.is_file()}
-    return _digest([(name, _sha256(path.read_bytes())) for name, path in present.items()])
 
 
 def _sha256(content: bytes) -> str:
