@@ -108,8 +108,8 @@ class TemplateReport:
 
     @property
     def exact(self) -> bool:
-        """True if the outcome of every probe in `CORE` is `append`. Tool results are then exact
-        after any number of calls.
+        """True if the outcome of every probe in `CORE` is `append`. Each tool result is then
+        appended to the earlier tokens, exactly.
         """
         return self.exact_with("fork")
 

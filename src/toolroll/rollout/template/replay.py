@@ -66,11 +66,11 @@ def _tool_step(
     name: str, what: str, results: Mapping[int, str], *, text: str = "", optional: bool = True
 ) -> Step:
     """Return a step with a call for each of `results`, which maps the number of each call in the
-    conversation to its result. Every fourth call has no arguments.
+    conversation to its result. Every second call has no arguments.
     """
     calls, new = [], []
     for number, result in results.items():
-        tool, arguments = ("look", {"key": f"k{number}"}) if number % 4 else ("list_all", {})
+        tool, arguments = ("look", {"key": f"k{number}"}) if number % 2 else ("list_all", {})
         call_id = f"callid{number:03d}"
         function = {"name": tool, "arguments": arguments}
         calls.append({"id": call_id, "type": "function", "function": function})
@@ -121,8 +121,8 @@ def conversation(*, reasons: bool, control: str) -> list[Step]:
     parts = "a thought, a text and a call" if reasons else "a text and a call"
     steps = [
         *required[:-1],
-        _tool_step("text_tool", f"a tool result after {parts}", {10: "1"}, text="I look."),
-        _tool_step("parallel", "two results of two calls", {11: "1", 12: "2"}),
+        _tool_step("text_tool", f"a tool result after {parts}", {11: "1"}, text="I look."),
+        _tool_step("parallel", "two results of two calls", {12: "1", 13: "2"}),
     ]
     last = answer._replace(new=[])
     if not reasons:
