@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from toolroll.rollout.errors import HistoryRewrittenError, TemplateError
 from toolroll.rollout.runtime.jsonable import common_prefix
@@ -68,9 +68,11 @@ def _tool_step(
     """Return a step with a call for each of `results`, which maps the number of each call in the
     conversation to its result. Every second call has no arguments.
     """
-    calls, new = [], []
+    calls: list[dict[str, Any]] = []
+    new: list[Message] = []
     for number, result in results.items():
-        tool, arguments = ("look", {"key": f"k{number}"}) if number % 2 else ("list_all", {})
+        tool = "look" if number % 2 else "list_all"
+        arguments = {"key": f"k{number}"} if number % 2 else {}
         call_id = f"callid{number:03d}"
         function = {"name": tool, "arguments": arguments}
         calls.append({"id": call_id, "type": "function", "function": function})
