@@ -209,7 +209,7 @@ def _certified(subject: _Subject) -> TemplateReport:
 
 def _replayed(
     template: ChatTemplate, *, reasons: bool
-) -> tuple[tuple[ProbeResult, ...], dict[HistoryPolicy, Sequence[int]]]:
+) -> tuple[tuple[ProbeResult, ...], dict[HistoryPolicy, list[int]]]:
     """Replay the conversation with each `history` setting. Return the results, and the number of
     sampled tokens in each sequence.
     """
