@@ -25,7 +25,7 @@ from toolroll.rollout.runs.provenance import Provenance, provenance
 from toolroll.rollout.runs.ray import RayRunner
 from toolroll.rollout.runs.registry import choose_tasks
 from toolroll.rollout.runs.report import read_summary, report, write_summary
-from toolroll.rollout.runs.run_config import RunConfig
+from toolroll.rollout.runs.run_config import RunConfig, SamplingOptions
 from toolroll.rollout.runs.run_directory import RunDirectory
 from toolroll.rollout.runs.runner import EpisodeKey, Runner, RunStoppedError
 from toolroll.rollout.runs.setup import Plan, open_runner, prepare
@@ -63,7 +63,17 @@ async def run(config: RunConfig, console: Console, recorded: RecordedRun | None 
         if plan.served is not None:
             await _check_engine(plan.served, console, allow_mismatch=config.allow_model_mismatch)
             await _check_template(plan.served, console)
+            _print_defaults(config, plan.config, console)
         return await play(plan, console, recorded=recorded)
+
+
+def _print_defaults(given: RunConfig, used: RunConfig, console: Console) -> None:
+    """Print the sampling parameters that come from the model's generation_config.json."""
+    names = [name for name in SamplingOptions.model_fields if getattr(given, name) is None]
+    values = {name: getattr(used, name) for name in names if getattr(used, name) is not None}
+    if values:
+        shown = ", ".join(f"{name} {value:g}" for name, value in values.items())
+        print_line(console, f"sampling as the model's generation_config.json says: {shown}")
 
 
 async def play(

@@ -21,7 +21,13 @@ from toolroll.cli.app import main
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.runs.episode_file import read_episodes
 from toolroll.rollout.runs.registry import find_environment
-from toolroll.testing import EmbeddedEngine, PolicyRequest, play_references, serve_in_thread
+from toolroll.testing import (
+    EmbeddedEngine,
+    PolicyRequest,
+    load_embedded_tokenizer,
+    play_references,
+    serve_in_thread,
+)
 
 
 @pytest.fixture(scope="module")
@@ -402,7 +408,7 @@ def test_a_sampling_parameter_has_one_home(
     found = [settings[name] for name in ("temperature", "top_k", "sampling_params")]
     assert found == [0.5, 7, {"ignore_eos": False}]
     assert "also different" not in toolroll("compare", "a", "b").stdout
-    with pytest.raises(UsageError, match="limits: max_new_tokens: baseline 1024, candidate 12"):
+    with pytest.raises(UsageError, match="limits: max_new_tokens: baseline 32768, candidate 12"):
         toolroll("compare", "a", "c")
     for name, wrong in (("a", 0.1), ("b", 0.9)):  # what was sampled counts
         file = Path(name, "run.json")
@@ -433,3 +439,27 @@ def test_names_are_printed_as_they_are(
     again = toolroll(*command, "--parser", "hermes", "--out", out)
     assert f"episodes are in {out} already" in again.stdout
     assert str(out) in toolroll("view", out).stdout
+
+
+def test_an_evaluation_samples_as_the_model_says(
+    engine: EmbeddedEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    model = tmp_path / "model"
+    load_embedded_tokenizer().save_pretrained(model)
+    given = {"temperature": 0.6, "top_p": 0.95, "top_k": 0, "do_sample": True}
+    (model / "generation_config.json").write_text(json.dumps(given))
+    command = ("run", "desk", "--engine", engine.url, "--model", model, "--parser", "hermes")
+    result = toolroll(*command, "--tasks", "0", "--top-p", 0.5, "--out", "out")
+    assert "generation_config.json says: temperature 0.6" in result.stdout
+    settings = json.loads(Path("out", "run.json").read_text())["environments"]["desk"]
+    [episode] = read_episodes(Path("out"))
+    sampled = episode.result.trajectories[0].turns[0].sampling_params
+    for found in (settings, sampled):
+        names = ("temperature", "top_p", "top_k", "repetition_penalty")
+        assert [found.get(name) for name in names] == [0.6, 0.5, None, None]
+    assert settings["max_new_tokens"] == 32768
+    room = engine.context_length - episode.result.trajectories[0].prompt_length
+    assert sampled["max_new_tokens"] == min(32768, room)
+    again = toolroll(*command, "--tasks", "0-1", "--max-new-tokens", 2, "--out", "cut")
+    assert "2 of 2 episodes ended because a turn reached --max-new-tokens (2)" in again.stdout

@@ -45,7 +45,10 @@ class ComparedRun:
     @property
     def facts(self) -> dict[str, Any]:
         """What is recorded, by name. What the turns were sampled with replaces what was set."""
-        return {**self.recorded, **{name: _shown(values) for name, values in self.sampled.items()}}
+        turns = {name: _shown(values) for name, values in self.sampled.items()}
+        if "max_new_tokens" in self.recorded:  # a turn has less, if the context leaves less
+            turns.pop("max_new_tokens", None)
+        return {**self.recorded, **turns}
 
     @property
     def aborted(self) -> int:

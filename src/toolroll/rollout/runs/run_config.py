@@ -28,18 +28,31 @@ from toolroll.rollout.settings import (
     Settings,
 )
 
+DEFAULT_SAMPLING: Mapping[str, Any] = {"temperature": 1.0}
+_OF_ENGINE: Mapping[str, Any] = {"max_new_tokens": 32768}
+"""Defaults for SGLang. The endpoint of a baseline has its own."""
+
 
 class SamplingOptions(Settings):
     """The sampling parameters that have an option of their own, with SGLang's names."""
 
-    temperature: float = Field(default=1.0, ge=0, description="0 is greedy.")
+    temperature: float | None = Field(
+        default=None,
+        ge=0,
+        description="0 is greedy; default: that of the model's generation_config.json, as for "
+        "top_p, top_k, min_p and repetition_penalty, else 1.",
+    )
     top_p: float | None = Field(default=None, gt=0, le=1)
     top_k: int | None = Field(default=None)
     min_p: float | None = Field(default=None, ge=0, le=1)
     frequency_penalty: float | None = Field(default=None)
     presence_penalty: float | None = Field(default=None)
     repetition_penalty: float | None = Field(default=None)
-    max_new_tokens: int = Field(default=1024, ge=1, description="Maximum tokens of one turn.")
+    max_new_tokens: int | None = Field(
+        default=None,
+        ge=1,
+        description="Maximum tokens of one turn; default: 32768, or what the context leaves.",
+    )
     stop: list[str] | None = Field(
         default=None,
         description="A stop string; may be given several times.",
@@ -137,9 +150,17 @@ class RunConfig(RunSettings, RolloutArgs, EnvironmentSettings, AgentSettings, Sa
 
     def params_of(self, seed: int) -> dict[str, Any]:
         """Return the sampling parameters of the episode whose seed is `seed`."""
-        return self.model_dump(
-            include=set(SamplingOptions.model_fields), exclude_none=True
-        ) | super().params_of(seed)
+        return self._sampling | super().params_of(seed)
+
+    @property
+    def _sampling(self) -> dict[str, Any]:
+        own = self.model_dump(include=set(SamplingOptions.model_fields), exclude_none=True)
+        return {**DEFAULT_SAMPLING, **(_OF_ENGINE if self.baseline_url is None else {}), **own}
+
+    def with_defaults(self, defaults: Mapping[str, Any]) -> RunConfig:
+        """Return the settings with those sampling parameters of `defaults` that are not set."""
+        unset = {name: defaults[name] for name in defaults if getattr(self, name) is None}
+        return self.model_copy(update=unset)
 
     @property
     def agent_settings(self) -> dict[str, Any]:
@@ -156,7 +177,7 @@ class RunConfig(RunSettings, RolloutArgs, EnvironmentSettings, AgentSettings, Sa
         """The settings that determine the episodes. A run can be continued only if they are the
         same.
         """
-        return self.model_dump(mode="json", exclude=set(FREE))
+        return self.model_dump(mode="json", exclude=set(FREE)) | self._sampling
 
     @property
     def options(self) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from toolroll.rollout.model.model import Model
+from toolroll.rollout.model.tokenizers import generation_defaults
 from toolroll.rollout.runs.environment_identity import environment_identity
 from toolroll.rollout.runs.registry import agent_maker, choose_tasks, load_environment, user_maker
 from toolroll.rollout.runs.run_config import RunConfig
@@ -53,6 +54,7 @@ async def prepare(config: RunConfig, stack: AsyncExitStack) -> Plan:
         agent = agent_maker(config.agent)(threads, config.agent_settings)
         stack.push_async_callback(agent.aclose)
         return Plan(config, factory, tasks, lambda: agent, options, config.identity | environment)
+    config = config.with_defaults(generation_defaults(config.model))
     served = await stack.enter_async_context(Model.from_args(config))
     identity = config.identity | environment | {"template": fingerprint(served.template)}
     return Plan(config, factory, tasks, served_agents(config, served), options, identity, served)
