@@ -177,8 +177,10 @@ class Endpoint(Serving):
 
     async def settle(self, live: LiveSession) -> None:
         """Verify the sequences of `live`. If one is wrong, exclude the whole session from training.
-        Call this before the sequences are returned.
+        Call this before the sequences are returned. Raise `UsageError` if the engine now serves a
+        different model.
         """
+        await self.model.engine.check_model()
         if self.settings.verify != "off":
             await live.check_all()
         live.exclude_wrong()
