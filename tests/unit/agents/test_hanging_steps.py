@@ -13,6 +13,7 @@ from support.loop_clock import skip
 from support.scripted_runs import Scripted, ScriptedFactory, Talker, play
 
 from toolroll.rollout.errors import UsageError
+from toolroll.rollout.runs import runner
 from toolroll.rollout.runs.runner import Runner
 from toolroll.rollout.runtime.threads import Threads
 from toolroll.rollout.settings import RunSettings
@@ -31,11 +32,14 @@ class Hanging:
             self.free.wait(60)
 
 
-async def test_two_hanging_tasks_of_forty_take_nothing_from_the_others() -> None:
+async def test_two_hanging_tasks_of_forty_take_nothing_from_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(runner, "_FIRST_PAUSE", 0.0)
     hanging = Hanging("t-0", "t-1")
     factory = ScriptedFactory(lambda: Scripted(hanging), count=40)
     playing = asyncio.create_task(
-        play(factory, step_timeout=600, reruns=2, rerun_pause=0.0, concurrency=2, threads=2)
+        play(factory, step_timeout=600, reruns=2, concurrency=2, threads=2)
     )
     try:
         for attempts in range(1, 4):
@@ -105,8 +109,8 @@ async def test_too_many_of_them_end_the_run_with_a_message_that_names_the_enviro
     try:
         calls = Threads(2, most_given_up=3, grace=0.0)
         agent = Talker(calls, step_timeout=600)
-        runner = Runner(factory, lambda: agent, RunSettings(concurrency=2))
-        running = asyncio.create_task(runner.run(factory.tasks("test"), episodes.append))
+        run = Runner(factory, lambda: agent, RunSettings(concurrency=2)).run
+        running = asyncio.create_task(run(factory.tasks("test"), episodes.append))
         seen = 0
         while not running.done():
             if hanging.hung > seen:

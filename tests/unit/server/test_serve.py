@@ -32,7 +32,6 @@ def test_another_address_needs_a_key() -> None:
         (["--sampling-params", '{"n": 2}'], ["--sampling-params", "n is set by each request"]),
         (["--history", "forget"], ["--history", "fork", "preserve"]),
         (["--seed", "never"], ["--seed", "refuse", "best_effort"]),
-        (["--default-max-tokens", "0"], ["--default-max-tokens"]),
         (["--max-body", "5"], ["--max-body"]),
         (["--max-text", "5"], ["--max-text"]),
     ],

@@ -81,11 +81,10 @@ def sampling_params(
 def default_limit(settings: EndpointSettings, session_params: Mapping[str, Any]) -> int | None:
     """Return the default token limit, for requests without a limit of their own, or None.
 
-    The session's `max_new_tokens` takes precedence over the endpoint's `default_max_tokens`, which
-    takes precedence over `max_new_tokens` in the endpoint's `sampling_params`.
+    The session's `max_new_tokens` takes precedence over the endpoint's.
     """
-    limit: int | None = session_params.get("max_new_tokens", settings.default_max_tokens)
-    return settings.sampling_params.get("max_new_tokens") if limit is None else limit
+    limit: int | None = {**settings.sampling_params, **session_params}.get("max_new_tokens")
+    return limit
 
 
 def stop_strings(params: Mapping[str, Any]) -> list[str]:

@@ -48,6 +48,8 @@ logger = logging.getLogger(__name__)
 
 _ABORT_INTERVAL = 1.0
 """Seconds between two aborts of all requests. A request may start during an abort."""
+_MOST_ABORTED = 64
+"""A rollout ends after this many aborted groups in a row."""
 _MOST_CONTINUED = 100
 """How often one rollout plays on an aborted group. A rollout whose engine aborts every request
 must end.
@@ -278,7 +280,7 @@ class _Batch:
         if reason != "aborted":
             return
         self._failures += 1
-        if self._failures >= self._playing.settings.max_dropped:
+        if self._failures >= _MOST_ABORTED:
             failed = [sample for sample in leaves(group) if sample.reward is None]
             raise RolloutError(
                 f"{self._failures} groups in a row could not be graded; the last episode: "
