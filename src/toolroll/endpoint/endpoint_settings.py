@@ -42,11 +42,6 @@ class EndpointSettings(Settings):
         description="Defaults for sampling parameters that a request does not set, by SGLang's "
         "names.",
     )
-    seed: Literal["best_effort", "refuse"] = Field(
-        default="best_effort",
-        description="If a request has a seed but the engine is not deterministic: send the seed "
-        "anyway (best_effort), or refuse the request (refuse).",
-    )
     server_tools: Literal["refuse", "drop"] = Field(
         default="refuse",
         description="If a request offers a tool that cannot be served, such as web_search, which "

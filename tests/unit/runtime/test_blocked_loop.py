@@ -43,6 +43,7 @@ def warned(monkeypatch: pytest.MonkeyPatch) -> Warned:
 async def test_each_blocking_call_is_named_once_with_its_line(warned: Warned) -> None:
     async def call() -> None:
         warned.block()
+        assert not warned.event.wait(0.2)  # there is no second message
 
     with watched_loop(seconds=0.05):
         for number in range(2):

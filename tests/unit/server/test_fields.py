@@ -391,12 +391,8 @@ async def test_the_keys_inside_a_switch_keep_their_order(tokenizer: Any) -> None
 # --- seeds, tiers, strict tools, effort -----------------------------------------------------------
 
 
-async def test_a_seed_is_sent_as_best_effort_unless_the_endpoint_refuses_it(tokenizer: Any) -> None:
+async def test_a_seed_is_sent(tokenizer: Any) -> None:
     assert (await params(tokenizer, seed=3))["sampling_seed"] == 3
-    async with endpoint(tokenizer, lambda request: "Hello.", settings={"seed": "refuse"}) as bench:
-        status, answer = await bench.post(CHAT, {"messages": [USER], "seed": 3})
-        assert (status, answer["error"]["param"]) == (400, "seed")
-        assert bench.engine.log == []
 
 
 async def test_the_only_tier_there_is_is_taken(tokenizer: Any) -> None:

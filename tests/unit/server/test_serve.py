@@ -31,7 +31,7 @@ def test_another_address_needs_a_key() -> None:
         ),
         (["--sampling-params", '{"n": 2}'], ["--sampling-params", "n is set by each request"]),
         (["--history", "forget"], ["--history", "fork", "preserve"]),
-        (["--seed", "never"], ["--seed", "refuse", "best_effort"]),
+        (["--server-tools", "never"], ["--server-tools", "refuse", "drop"]),
         (["--max-body", "5"], ["--max-body"]),
         (["--max-text", "5"], ["--max-text"]),
     ],

@@ -59,12 +59,6 @@ def sampling_params(
     if request.logit_bias is not None:
         params["logit_bias"] = {str(index): bias for index, bias in request.logit_bias.items()}
     if request.seed is not None:
-        if not info.deterministic and settings.seed == "refuse":
-            problem = (
-                "the engine is not deterministic (--enable-deterministic-inference): a seed "
-                "would not repeat an answer"
-            )
-            raise refused("seed", f"{problem}; to send it anyway, serve with --seed best_effort")
         params["sampling_seed"] = request.seed
     limit = request.token_limit
     if limit is None:
