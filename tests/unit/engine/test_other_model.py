@@ -16,6 +16,7 @@ from toolroll.rollout.engine import Engine, EngineConfig
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.model.model import Model
 from toolroll.rollout.settings import RolloutArgs
+from toolroll.rollout.types import EnvironmentOptions
 from toolroll.testing import EmbeddedEngine, PolicyRequest, load_embedded_tokenizer
 
 CHANGED = "now serves a different model: 'b' instead of 'a'"
@@ -111,18 +112,20 @@ async def test_an_episode_is_compared_once_after_its_last_turn(tokenizer: Any) -
             await super().check_model()
 
     factory = PondFactory(4)
-    async with Restarting(tokenizer, policy) as engine:
+    engine = Restarting(tokenizer, policy)
+    async with engine:
         args = RolloutArgs(model="embedded", engine=engine.url, pace_gc=False)
         async with Model.from_args(args, tokenizer=tokenizer, engine=Watched) as model:
             task = factory.tasks("test")[3]
             with pytest.raises(UsageError, match="now serves a different model: 'other'"):
-                await agent(model).asolve(factory.make({}), task=task)
+                await agent(model).asolve(factory.make(EnvironmentOptions()), task=task)
     assert len(turns) > 2
     assert asked == [len(turns)]
 
 
 async def test_the_endpoint_compares_before_it_returns_a_sessions_tokens(tokenizer: Any) -> None:
-    async with Restarting(tokenizer, look) as engine:
+    engine = Restarting(tokenizer, look)
+    async with engine:
         args = RolloutArgs(model="embedded", engine=engine.url, pace_gc=False)
         async with Model.from_args(args, tokenizer=tokenizer) as model, Endpoint(model) as endpoint:
             live = endpoint.sessions.create("s")

@@ -58,8 +58,13 @@ async def test_each_blocking_call_is_named_once_with_its_line(warned: Warned) ->
 
 async def test_a_callback_that_blocks_has_no_name(warned: Warned) -> None:
     done = asyncio.Event()
+
+    def call() -> None:
+        warned.block()
+        done.set()
+
     with watched_loop(seconds=0.05):
-        asyncio.get_running_loop().call_soon(lambda: (warned.block(), done.set()))
+        asyncio.get_running_loop().call_soon(call)
         await done.wait()
     assert warned.messages[0].startswith("a callback has blocked")
 
