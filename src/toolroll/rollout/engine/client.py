@@ -310,9 +310,12 @@ class Engine(EngineClient):
                 self._sessions.leave(session)
         if events is not None and events.started:
             return outcome.final()  # `progress` has its tokens, another attempt would sample others
-        if outcome.status == 503 and not self._retries.outage.started:
-            return replace(outcome, lost=True)  # an engine that is starting
-        return replace(outcome, retry_after=min(outcome.retry_after or 0.0, _MAX_RETRY_AFTER))
+        starting = outcome.status == 503 and not self._retries.outage.started
+        return replace(
+            outcome,
+            lost=outcome.lost or starting,
+            retry_after=min(outcome.retry_after or 0.0, _MAX_RETRY_AFTER),
+        )
 
     async def _posted(
         self, sent: bytes, request: GenerateRequest, seconds: float, events: EventReader | None
