@@ -41,7 +41,7 @@ _PANELS = {
     "Options": "model engine host port api_key_env parser chat_template chat_template_kwargs "
     "trust_remote_code history context_length verify out engine_timeout pace_gc "
     "allow_model_mismatch session_cache",
-    "Requests": "sampling_params default_max_tokens max_resumes seed server_tools model_names",
+    "Requests": "sampling_params max_resumes server_tools",
     "Sessions and limits": "grace idle max_sessions max_body max_text max_items",
 }
 """The settings in each panel of `toolroll serve --help`, separated by spaces."""

@@ -61,14 +61,20 @@ NEW_TEXT = "another text of the same session"
 
 
 class Serving:
-    """What the replies of one endpoint share. `store` keeps the sessions on disk."""
+    """What the replies of one endpoint share. For the parameters, see `Endpoint`."""
 
     def __init__(
-        self, model: Model, settings: EndpointSettings, store: SessionStore | None
+        self,
+        model: Model,
+        settings: EndpointSettings,
+        store: SessionStore | None,
+        *,
+        openrlhf: bool,
     ) -> None:
         self.model = model
         self.settings = settings
         self.store = store
+        self.openrlhf = openrlhf
         self.metrics = Metrics()
         self.sessions = Sessions(settings, model.open_session, store)
         self.model_info = ModelInfo()
@@ -377,7 +383,7 @@ class ChatReply(Reply):
 
     def plan(self) -> Node | None:
         """Find the turn that the conversation continues."""
-        settings, messages, prefill = self.endpoint.settings, self.parsed.messages, ""
+        messages, prefill = self.parsed.messages, ""
         if self.parsed.chat.continue_final_message:
             messages, prefill = split_prefill(messages)
         prompt = self.live.tree.plan(
@@ -386,8 +392,8 @@ class ChatReply(Reply):
         length = self.endpoint.model_info.context_length
         if prefill:
             prompt = with_prefill(prompt, prefill)
-        elif settings.cut_first_prompt and length is not None:
-            limit = default_limit(settings, self.live.sampling_params)
+        elif self.endpoint.openrlhf and length is not None:
+            limit = default_limit(self.endpoint.settings, self.live.sampling_params)
             prompt = prompt.cut(max(1, length - (limit or 1)))
         self.prompt = prompt
         return prompt.parent

@@ -35,7 +35,7 @@ from toolroll.endpoint.http.access import (
 from toolroll.endpoint.metrics import CONTENT_TYPE
 from toolroll.endpoint.queries import QUERIES, Query, tokenize
 from toolroll.endpoint.replies import Reply
-from toolroll.endpoint.requests.paths import hint_for, instead_of
+from toolroll.endpoint.requests.paths import unknown
 from toolroll.endpoint.requests.received import Received, receive
 from toolroll.endpoint.requests.request_bodies import RewardRequest, SessionRequest, read
 from toolroll.endpoint.requests.sampling import session_defaults
@@ -427,12 +427,10 @@ class EndpointServer:
 def _http_error(error: web.HTTPException, request: web.Request) -> ApiError:
     codes = {405: "method_not_allowed", 413: "body_too_large"}
     problem = error.text or error.reason
-    path = request.rel_url.raw_path
     if request.headers.get("Upgrade", "").lower() == "websocket":
         return ApiError(426, "upgrade_required", "use HTTP")  # then Codex does so at once
-    # a wrong path may match the route of another method, such as /v1/responses/ID
-    if error.status == 404 or (error.status == 405 and hint_for(path) is not None):
-        return ApiError(404, "not_found", instead_of(path))
+    if error.status == 404:
+        return ApiError(404, "not_found", unknown(request.rel_url.raw_path))
     if isinstance(error, web.HTTPMethodNotAllowed):
         problem = (
             f"{request.path!r} is not served for {request.method!r}: use "

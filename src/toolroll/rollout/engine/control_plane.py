@@ -5,8 +5,8 @@ Invariants:
 - The workers are cached once the server has answered. A router, whose workers come and go, is asked
   again after `_ASK_AGAIN` seconds. The model info is cached once it is complete, or once the
   workers and the context length are known. Until then, each call asks again.
-- A new connection may lead to a restarted engine. So before an answer over a new connection is
-  accepted, the engine is asked which model it serves. An answer from a different model is refused.
+- `ask_model` refuses a model that is not the first one. It is called after the last turn of each
+  episode, because the engine may have restarted since its first turn.
 - An engine that does not report its model is not checked.
 - Behind a router, only the first worker is asked for its model.
 """
@@ -18,7 +18,7 @@ import logging
 from collections.abc import Mapping
 from dataclasses import replace
 from math import inf
-from typing import Any, Literal
+from typing import Any
 
 import orjson
 
@@ -26,7 +26,7 @@ from toolroll.rollout.engine.engine_config import EngineConfig
 from toolroll.rollout.engine.health import Health, check_health
 from toolroll.rollout.engine.model_info import ModelInfo, read_model_info
 from toolroll.rollout.engine.sampling_params import DROPPED_BY_ROUTER, DROPPED_BY_SMG
-from toolroll.rollout.engine.transport import NETWORK_ERRORS, Answer, Transport
+from toolroll.rollout.engine.transport import NETWORK_ERRORS, Transport
 from toolroll.rollout.errors import UsageError
 
 logger = logging.getLogger(__name__)
@@ -51,20 +51,18 @@ class ControlPlane:
         self._smg, self._asked = False, -inf
         self._model_info = model_info
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._locks: dict[Literal["info", "model"], asyncio.Lock] = {}
+        self._lock = asyncio.Lock()
         self._info_asked = 0
         self._info_so_far = ModelInfo()
         self._model = None if model_info is None else model_info.model_path
         self._tokenizer: str | None = None
-        self._other_model = ""  # the error message if the engine now serves a different model
-        self._questions = self._last_answered = self._connections = 0
 
-    def _lock(self, of: Literal["info", "model"]) -> asyncio.Lock:
-        """Return the lock for one kind of request, `of`. Each event loop has its own locks."""
+    def _lock_of_loop(self) -> asyncio.Lock:
+        """Return the lock for the question about the model info, one for each event loop."""
         loop = asyncio.get_running_loop()
         if self._loop is not loop:
-            self._loop, self._locks = loop, {}
-        return self._locks.setdefault(of, asyncio.Lock())
+            self._loop, self._lock = loop, asyncio.Lock()
+        return self._lock
 
     @property
     def routed(self) -> bool:
@@ -110,7 +108,7 @@ class ControlPlane:
         """
         if self._model_info is None:
             asked = self._info_asked
-            async with self._lock("info"):  # meanwhile another caller may have asked
+            async with self._lock_of_loop():  # meanwhile another caller may have asked
                 if self._model_info is None and self._info_asked == asked:
                     self._info_so_far, final = await self._ask_model_info()
                     self._info_asked += 1
@@ -126,7 +124,7 @@ class ControlPlane:
         """
         worker = (await self.workers())[0]
         all_final = self._workers is not None
-        info, final = await self._ask_model()
+        info, final = await self.ask_model()
         all_final = all_final and final
         answers = [info]
         for path in ("/server_info", "/v1/models"):
@@ -156,39 +154,17 @@ class ControlPlane:
         """Check the health during an outage. Raise `UsageError` if the model has changed."""
         health = await self.health()
         if not health.down and self._model is not None:
-            await self._ask_model()
+            await self.ask_model()
         return health
 
-    async def check_model(self, connections: int) -> None:
-        """If connections were opened since the engine was last asked which model it serves, ask
-        again. Raise `UsageError` if the model has changed.
-
-        `connections`: the number of connections that had been opened when the caller's request was
-        sent. Concurrent callers share one request for the model.
-        """
-        questions = self._questions
-        if self._connections < connections:
-            async with self._lock("model"):
-                if self._connections < connections and self._last_answered <= questions:
-                    await self._ask_model()
-        if self._other_model:
-            raise UsageError(self._other_model)
-
-    async def _ask_model(self) -> tuple[Mapping[str, Any], bool]:
+    async def ask_model(self) -> tuple[Mapping[str, Any], bool]:
         """Return the answer to `/model_info`, and whether it is final.
 
         It is not final if a later request may succeed. Raise `UsageError` if the model has changed.
         """
-        self._questions += 1
-        question = self._questions
-        url = f"{(await self.workers())[0]}/model_info"
-        answer = await self._get(url)
-        body, final = _read(url, answer)
+        body, final = await self.ask(f"{(await self.workers())[0]}/model_info")
         info = body if isinstance(body, dict) else {}
-        self._last_answered = max(self._last_answered, question)
         self._compare(info)
-        if answer is not None and final:
-            self._connections = max(self._connections, answer.connections)
         return info, final
 
     def _compare(self, info: Mapping[str, Any]) -> None:
@@ -201,14 +177,12 @@ class ControlPlane:
         if path is None:
             return
         updated = tokenizer is not None and tokenizer == self._tokenizer
-        self._other_model = ""
         if self._model not in (None, path) and not updated:
             message = (
                 f"the engine at {self._config.engine} now serves a different model: {path!r} "
                 f"instead of {self._model!r}"
             )
             if not self._config.allow_model_mismatch:
-                self._other_model = message
                 raise UsageError(message)
             logger.warning("%s", message)
         self._model, self._tokenizer = path, tokenizer
@@ -245,14 +219,18 @@ class ControlPlane:
 
         It is not final if a later request may succeed.
         """
-        return _read(url, await self._get(url))
-
-    async def _get(self, url: str) -> Answer | None:
         try:
-            return await self._transport.get(url, seconds=self._config.connect_timeout)
+            answer = await self._transport.get(url, seconds=self._config.connect_timeout)
         except NETWORK_ERRORS as error:
             logger.info("the request to %s failed: %s", url, error)
-            return None
+            return None, False
+        if answer.status != 200:
+            return None, _is_final(answer.status)
+        try:
+            return orjson.loads(answer.body), True
+        except orjson.JSONDecodeError as error:
+            logger.info("the answer of %s is not JSON: %s", url, error)
+            return None, True
 
 
 def _check_kind(url: str, models: Mapping[str, Any]) -> None:
@@ -267,19 +245,6 @@ def _check_kind(url: str, models: Mapping[str, Any]) -> None:
             f"{url} is `toolroll serve`, which has no /generate: give the address of its engine, "
             "or use it as a baseline with --baseline-url and /v1 at the end of its address"
         )
-
-
-def _read(url: str, answer: Answer | None) -> tuple[Any, bool]:
-    """Return the JSON in `answer` (None if there is none), and whether this result is final."""
-    if answer is None:
-        return None, False
-    if answer.status != 200:
-        return None, _is_final(answer.status)
-    try:
-        return orjson.loads(answer.body), True
-    except orjson.JSONDecodeError as error:
-        logger.info("the answer of %s is not JSON: %s", url, error)
-        return None, True
 
 
 def _is_final(status: int) -> bool:

@@ -49,6 +49,12 @@ class EngineClient(Protocol):
     async def model_info(self) -> ModelInfo:
         """Return the context length, the vocabulary size and the weight version."""
 
+    async def check_model(self) -> None:
+        """Raise `UsageError` if the engine is known to serve a different model by now. This is
+        called once per episode, after its last turn.
+        """
+        return
+
     @abstractmethod
     async def post(self, url: str, payload: Mapping[str, Any]) -> dict[str, Any]:
         """Post `payload` unchanged. Return the JSON of the answer."""

@@ -97,10 +97,6 @@ class RunConfig(RunSettings, RolloutArgs, EnvironmentSettings, AgentSettings, Sa
         default="llm",
         description="How the user model replies; the names are tau-bench's.",
     )
-    user_api_key_env: str | None = Field(
-        default=None,
-        description="The environment variable that holds the API key of the user's model.",
-    )
     baseline_url: str | None = Field(
         default=None,
         description="Play the model that --model names at this OpenAI-compatible address, without "
@@ -108,7 +104,8 @@ class RunConfig(RunSettings, RolloutArgs, EnvironmentSettings, AgentSettings, Sa
     )
     api_key_env: str | None = Field(
         default=None,
-        description="The environment variable that holds the API key of the baseline.",
+        description="The environment variable that holds the API key of the baseline and, without "
+        "--user-url or --baseline-url, of the user's model.",
     )
     processes: int = Field(
         default=1,
@@ -195,22 +192,21 @@ PANELS: Mapping[str, str] = {
     "What is played": "env_args split tasks samples max_turns seed do_nothing allow_unequal",
     "Model and engine": "model engine parser chat_template chat_template_kwargs "
     "trust_remote_code context_length "
-    "engine_timeout max_resumes allow_model_mismatch session_cache return_routed_experts "
-    "ban_placeholders",
+    "engine_timeout max_resumes allow_model_mismatch session_cache return_routed_experts",
     "Agent": "agent command agent_args on_invalid_call parallel_calls on_length history verify",
     "Sampling": " ".join([*SamplingOptions.model_fields, "sampling_params sampling_seed"]),
-    "Simulated user": "user_model user_url user_strategy user_api_key_env",
+    "Simulated user": "user_model user_url user_strategy",
     "Baseline": "baseline_url api_key_env",
     "Execution": "concurrency cache_share affinity processes ray pace_gc",
-    "Limits and failures": "episode_timeout step_timeout max_observation_bytes reruns rerun_pause "
+    "Limits and failures": "episode_timeout step_timeout max_observation_bytes reruns "
     "give_up_after max_lost",
     "Files": "out sync",
 }
 """The settings in each panel of `toolroll run --help`, separated by spaces."""
 
 FREE = frozenset(
-    "engine tasks samples concurrency cache_share affinity user_url user_api_key_env baseline_url "
-    "api_key_env episode_timeout step_timeout reruns rerun_pause max_resumes "
+    "engine tasks samples concurrency cache_share affinity user_url baseline_url "
+    "api_key_env episode_timeout step_timeout reruns max_resumes "
     "max_observation_bytes give_up_after max_lost engine_timeout verify processes ray do_nothing "
     "pace_gc allow_unequal allow_model_mismatch session_cache out sync".split()
 )

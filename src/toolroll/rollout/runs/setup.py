@@ -84,13 +84,13 @@ async def _users(config: RunConfig, stack: AsyncExitStack) -> Any:
     They call the OpenAI-compatible endpoint at `user_url`. By default, this is the baseline's
     endpoint. Without a baseline, it is the engine's.
     """
+    shared = config.user_url is None or config.baseline_url is None  # one server gets the key
     users = user_maker("openai")(
         base_url=config.user_url or config.baseline_url or f"{config.engine}/v1",
         model=config.user_model,
         strategy=config.user_strategy,
         engine_timeout=config.engine_timeout,
-        api_key_env=config.user_api_key_env
-        or (config.api_key_env if config.user_url is None else None),
+        api_key_env=config.api_key_env if shared else None,
     )
     await stack.enter_async_context(users)
     return users.make

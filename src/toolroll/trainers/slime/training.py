@@ -48,6 +48,8 @@ logger = logging.getLogger(__name__)
 
 _ABORT_INTERVAL = 1.0
 """Seconds between two aborts of all requests. A request may start during an abort."""
+_MOST_ABORTED = 64
+"""A rollout ends after this many aborted groups in a row."""
 _MOST_CONTINUED = 100
 """How often one rollout plays on an aborted group. A rollout whose engine aborts every request
 must end.
@@ -155,17 +157,16 @@ class _Taken:
 
     `kept` are the groups to train on, and `played` all finished groups. `dropped` counts the groups
     that are not trained on, by reason: "aborted", or the dynamic filter's reason. After
-    `max_dropped` aborted groups in a row, `add` raises `RolloutError`.
+    `_MOST_ABORTED` aborted groups in a row, `add` raises `RolloutError`.
     """
 
-    def __init__(self, args: Any, max_dropped: int) -> None:
+    def __init__(self, args: Any) -> None:
         self.kept: list[list[Any]] = []
         self.played: list[list[Any]] = []
         self.dropped: Counter[str] = Counter()
         self._args = args
         self._wanted: int = args.rollout_batch_size
         self._filter = _function(args, "dynamic_sampling_filter_path")
-        self._max_dropped = max_dropped
         self._failures = 0
 
     @property
@@ -185,7 +186,7 @@ class _Taken:
         if reason != "aborted":
             return
         self._failures += 1
-        if self._failures >= self._max_dropped:
+        if self._failures >= _MOST_ABORTED:
             failed = [sample for sample in leaves(group) if sample.reward is None]
             raise RolloutError(
                 f"{self._failures} groups in a row could not be graded; the last episode: "
@@ -215,7 +216,7 @@ class _Batch:
     def __init__(
         self, args: Any, playing: Player | RayPlayer, data_source: Any, rollout_id: int
     ) -> None:
-        self.taken = _Taken(args, playing.settings.max_dropped)
+        self.taken = _Taken(args)
         self._continued: Counter[int] = Counter()
         self._args = args
         self._playing = playing
