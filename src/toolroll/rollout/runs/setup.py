@@ -75,7 +75,7 @@ async def open_runner(
     plan = await prepare(config, stack)
     if config.out is not None and plan.served is not None:
         plan.served.engine.keep_sessions(config.out)
-    return Runner(plan.factory, plan.make_agent, config, plan.options), plan.tasks
+    return Runner(plan.factory, plan.make_agent, plan.config, plan.options), plan.tasks
 
 
 async def _users(config: RunConfig, stack: AsyncExitStack) -> Any:
