@@ -61,7 +61,7 @@ async def run(config: RunConfig, console: Console, recorded: RecordedRun | None 
         plan = await prepare(config, stack)
         user_url = config.user_url if config.user_model is not None else None
         servers = {"--baseline-url": config.baseline_url, "--user-url": user_url}
-        await _check_addresses(servers, timeout=config.engine_timeout)
+        await _check_addresses(servers, seconds=config.engine_timeout)
         if plan.served is not None:
             await _check_engine(plan.served, console, allow_mismatch=config.allow_model_mismatch)
             await _check_template(plan.served, console)
@@ -270,8 +270,8 @@ def runner_of(plan: Plan) -> Runner | RayRunner:
     )
 
 
-async def _check_addresses(servers: Mapping[str, str | None], *, timeout: float) -> None:
-    """Wait up to `timeout` seconds for each of `servers`, whose address an option gives. Raise an
+async def _check_addresses(servers: Mapping[str, str | None], *, seconds: float) -> None:
+    """Wait up to `seconds` for each of `servers`, whose address an option gives. Raise an
     error if one of them does not respond.
     """
     for option, url in servers.items():
@@ -280,7 +280,7 @@ async def _check_addresses(servers: Mapping[str, str | None], *, timeout: float)
         address, authorization = split_credentials(url.rstrip("/"))
         probe = partial(check_endpoint, address, authorization)
         server = f"{option}: the server at {address}"
-        health = await Outage(server, probe, timeout=timeout).wait_until_healthy()
+        health = await Outage(server, probe, timeout=seconds).wait_until_healthy()
         if not health.ok:
             raise UsageError(f"{option}: {health.why}: is the server running there?")
 
