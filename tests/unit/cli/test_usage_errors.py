@@ -24,7 +24,7 @@ SHOWN = {
     "--engine": "Default: http://127.0.0.1:30000",
     "--samples": "Default: 1",
     "--concurrency": "Default: 64",
-    "--temperature": "Default: 1.",
+    "--max-turns": "Default: 30.",
     "--parser": "Default: auto",
     "--max-turns": "Default: 30",
     "--verify": "Default: sample",

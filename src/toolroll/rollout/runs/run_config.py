@@ -39,8 +39,8 @@ class SamplingOptions(Settings):
     temperature: float | None = Field(
         default=None,
         ge=0,
-        description="0 is greedy; default: that of the model's generation_config.json, as for "
-        "top_p, top_k, min_p and repetition_penalty, else 1.",
+        description="0 is greedy; default, as for top_p, top_k, min_p and repetition_penalty: what "
+        "the model's generation_config.json says, else 1.",
     )
     top_p: float | None = Field(default=None, gt=0, le=1)
     top_k: int | None = Field(default=None)
