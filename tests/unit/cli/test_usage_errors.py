@@ -24,7 +24,6 @@ SHOWN = {
     "--engine": "Default: http://127.0.0.1:30000",
     "--samples": "Default: 1",
     "--concurrency": "Default: 64",
-    "--max-turns": "Default: 30.",
     "--parser": "Default: auto",
     "--max-turns": "Default: 30",
     "--verify": "Default: sample",
