@@ -248,7 +248,9 @@ async def test_only_sessions_with_the_same_first_messages_are_compared() -> None
         await found(*EXAMPLES)
 
 
-async def test_a_session_that_ends_while_it_is_compared_is_not_continued(tokenizer: Any) -> None:
+async def test_a_session_that_ends_while_it_is_compared_is_not_continued(
+    tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async with endpoint(tokenizer, same) as bench:
         name, reply = await say(bench, USER)
         tree = bench.endpoint.sessions.find(name).tree
@@ -263,7 +265,7 @@ async def test_a_session_that_ends_while_it_is_compared_is_not_continued(tokeniz
         async def drop() -> None:
             bench.endpoint.sessions.discard(name)
 
-        tree.fit = ended  # type: ignore[method-assign]
+        monkeypatch.setattr(tree, "fit", ended)
         other, _ = await say(bench, USER, reply, MORE, user="x" * 200_000)
         assert other != name
 

@@ -53,18 +53,19 @@ class UnnamedSessions:
         """
         if live.opening is None or live.added:
             return live
-        retried = self._retried(key, retry) if retry else None
+        live.opening = opening(parsed.messages)
+        retried = self._retried(live.opening, key, retry) if retry else None
         if retried is not None:
             return retried
-        live.opening = opening(parsed.messages)
         found = await call_of_size(self._continued, live.opening, parsed, large=large)
         if found is None or found.id not in self._by_opening.get(live.opening, ()):
             return live  # the second: it ended while the thread compared it
         return found
 
-    def _retried(self, key: bytes, retry: int) -> LiveSession | None:
+    def _retried(self, first: str, key: bytes, retry: int) -> LiveSession | None:
         """Return the session of the request that is retried, or None. Of equal ones, the last."""
-        lives = [live for live in reversed(self.all()) if live.retry_rank(key, retry) is not None]
+        same = reversed(self._by_opening.get(first, {}).values())
+        lives = [live for live in same if live.retry_rank(key, retry) is not None]
         return min(lives, key=lambda live: live.retry_rank(key, retry) or 0, default=None)
 
     def _continued(self, first: str, parsed: ParsedRequest) -> LiveSession | None:
