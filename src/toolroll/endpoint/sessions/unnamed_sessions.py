@@ -54,10 +54,9 @@ class UnnamedSessions:
         if live.opening is None or live.added:
             return live
         live.opening = opening(parsed.messages)
-        retried = self._retried(live.opening, key, retry) if retry else None
-        if retried is not None:
-            return retried
-        found = await call_of_size(self._continued, live.opening, parsed, large=large)
+        found = self._retried(live.opening, key, retry) if retry else None
+        if found is None:
+            found = await call_of_size(self._continued, live.opening, parsed, large=large)
         if found is None or found.id not in self._by_opening.get(live.opening, ()):
             return live  # the second: it ended while the thread compared it
         return found
