@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from toolroll.cli.display import shortened
+from toolroll.endpoint.sessions.session_store import unfinished_sessions
 from toolroll.evaluation.export.atif import write_atif
 from toolroll.evaluation.export.dataset import write_dataset
 from toolroll.evaluation.export.exported_run import ExportedRun
@@ -19,8 +20,12 @@ def export(folder: Path, kind: str, out: Path, env: str | None) -> list[str]:
     """
     if kind not in FORMATS:
         raise UsageError(f"--format {kind!r}: the formats are {', '.join(FORMATS)}")
-    run = ExportedRun(folder, env)
-    return FORMATS[kind](run, out) + shortened(run.bad_lines)
+    left_out = unfinished_sessions(folder)
+    try:
+        run = ExportedRun(folder, env)
+        return FORMATS[kind](run, out) + shortened(run.bad_lines) + left_out
+    except UsageError as error:
+        raise UsageError("\n".join((str(error), *left_out))) from error
 
 
 def _parquet(run: ExportedRun, out: Path) -> list[str]:

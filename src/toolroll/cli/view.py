@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from toolroll.cli.display import shortened
+from toolroll.endpoint.sessions.session_store import unfinished_sessions
 from toolroll.evaluation.viewer import ShownTokens, write_page
 from toolroll.evaluation.viewer.data import Pieces
 from toolroll.evaluation.viewer.page import PiecesOf
@@ -54,7 +55,7 @@ def view(
         settings=settings,
         summary=read_summary(folder),
     )
-    messages += shortened(bad_lines)
+    messages += shortened(bad_lines) + unfinished_sessions(folder)
     if count > tokens:
         messages.append(
             f"the tokens of the first {tokens} episodes are in the page; the other episodes have "

@@ -117,13 +117,16 @@ class Endpoint(Serving):
         """Start the reply to `body`, a request in `dialect`. If `body` is a retry, return the reply
         to the earlier request instead.
 
-        If `body` is valid, `live` is added to the sessions. The caller must not change `body`
-        afterwards.
+        If `body` is valid, `live` is added to the sessions. If no client named `live`, the reply is
+        that of the unnamed session that `body` continues, if there is one. The caller must not
+        change `body` afterwards.
         """
+        live = self.sessions.unnamed.with_response(live, body.data.get("previous_response_id"))
         parsed, key = await call_of_size(
             lambda: (self._read(dialect, live, body.data), request_key(dialect.kind, body.data)),
             large=body.large,
         )
+        live = await self.sessions.unnamed.find(live, parsed, key, retry, large=body.large)
         live = self.sessions.current(live)
         earlier = live.pending.retried(key, retry) if retry else None
         if earlier is not None:

@@ -64,6 +64,7 @@ class EndpointSettings(Settings):
     idle: float = Field(
         default=3600.0, gt=0, description="Seconds after which an unused session is dropped."
     )
+    require_session: bool = Field(default=False, description="Refuse requests without a session.")
     max_sessions: int = Field(default=10_000, ge=1, description="Limit of open sessions.")
     max_nodes: int = Field(default=20_000, ge=1, description="Limit of nodes in a session's tree.")
     max_in_flight: int = Field(

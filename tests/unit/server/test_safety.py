@@ -219,6 +219,7 @@ async def test_each_request_is_one_line_of_the_log_without_keys_or_bodies(
         await bench.post("/sessions/s/v1/chat/completions?token=a-query", body, **owner)
         await bench.post("/v1/chat/completions", {**body, "session_id": "in-the-body"}, **owner)
         await bench.post("/v1/chat/completions", body, **owner)
+        unnamed = bench.endpoint.sessions.all()[-1].id
         await bench.post("/sessions/s/reward", {"reward": 1})
         async with bench.http.get(f"{bench.url}/sessions/s/trajectories", headers=owner):
             pass
@@ -232,7 +233,7 @@ async def test_each_request_is_one_line_of_the_log_without_keys_or_bodies(
     expected = [
         "POST /sessions/s/v1/chat/completions 200 session=s",
         "POST /v1/chat/completions 200 session=in-the-body",
-        "POST /v1/chat/completions 200 session=-",
+        f"POST /v1/chat/completions 200 session={unnamed}",
         "POST /sessions/s/reward 401 session=s",
         "GET /sessions/s/trajectories 200 session=s",
         "GET /a%0Ab 404 session=-",

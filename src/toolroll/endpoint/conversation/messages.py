@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from hashlib import blake2b
+from itertools import takewhile
 from typing import Any
 
 import orjson
@@ -197,6 +198,20 @@ class Echo:
         self._ids[str(call.get("id") or "")] = str(self._calls)
         self._calls += 1
         return call_form(call, self._schemas)
+
+
+def digests_of(messages: Sequence[Message], schemas: Schemas) -> list[Digest]:
+    """Return the digest of each prefix of `messages`, the shortest first."""
+    echo = Echo(schemas=schemas)
+    return [echo.add(message) for message in messages]
+
+
+def opening(messages: Sequence[Message]) -> str:
+    """Return the digest of the messages before the first one of the assistant, in hex."""
+    echo = Echo()
+    for message in takewhile(lambda message: message["role"] != "assistant", messages):
+        echo.add(message)
+    return echo.digest.hex()
 
 
 def call_form(call: Mapping[str, Any], schemas: Schemas) -> list[Any]:

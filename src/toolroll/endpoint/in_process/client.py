@@ -220,7 +220,7 @@ class InProcessTransport:
 
     def _live(self, session: str | None) -> LiveSession:
         sessions = self._endpoint.sessions
-        return sessions.of(session) if session is not None else sessions.ephemeral()
+        return sessions.of(session) if session is not None else sessions.new_unnamed()
 
     async def _reply(self, http: Any, request: Any, reply: Reply) -> Any:
         pending = reply.live.pending
