@@ -10,6 +10,7 @@ from toolroll.evaluation.export.dataset import write_dataset
 from toolroll.evaluation.export.exported_run import ExportedRun
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.runs.report import read_summary
+from toolroll.rollout.runs.run_directory import unended
 
 
 def export(folder: Path, kind: str, out: Path, env: str | None) -> list[str]:
@@ -20,7 +21,7 @@ def export(folder: Path, kind: str, out: Path, env: str | None) -> list[str]:
     if kind not in FORMATS:
         raise UsageError(f"--format {kind!r}: the formats are {', '.join(FORMATS)}")
     run = ExportedRun(folder, env)
-    return FORMATS[kind](run, out) + shortened(run.bad_lines)
+    return FORMATS[kind](run, out) + unended(folder) + shortened(run.bad_lines)
 
 
 def _parquet(run: ExportedRun, out: Path) -> list[str]:
