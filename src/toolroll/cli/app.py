@@ -76,9 +76,7 @@ def command() -> None:
 
 
 def main() -> None:
-    """Run the `toolroll` command. Print toolroll's own errors, and those of the system, on one
-    line, without a traceback.
-    """
+    """Run the `toolroll` command. Print toolroll's errors and the system's on one line."""
     try:
         app()
     except (ToolrollError, OSError) as error:
