@@ -6,14 +6,13 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
-from toolroll.cli.display import print_line
+from toolroll.cli.display import Output, print_line
 from toolroll.cli.options import help_of
 from toolroll.rollout.runs.run_config import json_object
 from toolroll.rollout.runtime.event_loop import run
 
-console = Console()
+console = Output()
 
 Env = Annotated[str, typer.Argument(help=help_of("env"))]
 EnvArgs = Annotated[str | None, typer.Option(metavar="JSON", help=help_of("env_args"))]

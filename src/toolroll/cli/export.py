@@ -11,6 +11,7 @@ from toolroll.evaluation.export.dataset import write_dataset
 from toolroll.evaluation.export.exported_run import ExportedRun
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.runs.report import read_summary
+from toolroll.rollout.runs.run_directory import unended
 
 
 def export(folder: Path, kind: str, out: Path, env: str | None) -> list[str]:
@@ -23,9 +24,10 @@ def export(folder: Path, kind: str, out: Path, env: str | None) -> list[str]:
     left_out = unfinished_sessions(folder)
     try:
         run = ExportedRun(folder, env)
-        return FORMATS[kind](run, out) + shortened(run.bad_lines) + left_out
+        lines = FORMATS[kind](run, out) + unended(folder) + shortened(run.bad_lines)
     except UsageError as error:
         raise UsageError("\n".join((str(error), *left_out))) from error
+    return lines + left_out
 
 
 def _parquet(run: ExportedRun, out: Path) -> list[str]:

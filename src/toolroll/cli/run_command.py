@@ -27,7 +27,7 @@ from toolroll.rollout.runs.registry import choose_tasks
 from toolroll.rollout.runs.report import read_summary, report, write_summary
 from toolroll.rollout.runs.run_config import RunConfig, SamplingOptions
 from toolroll.rollout.runs.run_directory import RunDirectory
-from toolroll.rollout.runs.runner import EpisodeKey, Runner, RunStoppedError
+from toolroll.rollout.runs.runner import EpisodeKey, Runner, RunStoppedError, remaining
 from toolroll.rollout.runs.setup import Plan, open_runner, prepare
 from toolroll.rollout.runs.summary import Summary
 from toolroll.rollout.runtime.event_loop import stop_signals
@@ -105,7 +105,10 @@ async def play(
         plan.identity,
         sync=plan.config.sync,
         provenance=now,
+        planned=remaining(plan.tasks, plan.config.samples, ()),
     ) as folder:
+        for line in folder.unended:
+            print_line(console, line)
         await _close_left(plan, out)
         read_summary(out)  # a damaged file is an error before the episodes, not after them
         if folder.done:

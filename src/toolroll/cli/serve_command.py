@@ -9,16 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import Field
-from rich.console import Console
 
-from toolroll.cli.display import print_line
+from toolroll.cli.display import Output, print_line
 from toolroll.cli.options import flag_of, option_parameters, used_options, with_parameters
 from toolroll.endpoint.endpoint_settings import EndpointSettings
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.runtime.event_loop import run
 from toolroll.rollout.settings import MaxResumes, ModelName, RolloutArgs
 
-console = Console()
+console = Output()
 
 
 class ServeArgs(RolloutArgs):

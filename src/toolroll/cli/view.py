@@ -16,7 +16,7 @@ from toolroll.rollout.errors import UsageError
 from toolroll.rollout.model.tokenizers import load_tokenizer
 from toolroll.rollout.runs.episode_file import read_episodes
 from toolroll.rollout.runs.report import read_summary
-from toolroll.rollout.runs.run_directory import read_settings, refuse_no_run
+from toolroll.rollout.runs.run_directory import read_settings, refuse_no_run, unended
 
 PAGE_NAME = "view.html"
 
@@ -45,7 +45,7 @@ def view(
     if not out.parent.is_dir():
         raise UsageError(f"--out {out}: there is no folder {out.parent}")
     settings = read_settings(folder)
-    messages: list[str] = []
+    messages = unended(folder)
     bad_lines: list[str] = []
     count = write_page(
         out,

@@ -92,6 +92,8 @@ class Endpoint(Serving):
         self.model_info, self.dropped = info, dropped  # only now: `refresh` repeats a failed start
         if self.store is not None:
             await self.store.open(self.sessions, self.templates, self.settle)
+            for node in (node for live in self.sessions.all() for node, _ in live.trace):
+                engine.allow_sampled(node.ids)
             await engine.close_left_sessions(self.store.folder)
             engine.keep_sessions(self.store.folder)
 

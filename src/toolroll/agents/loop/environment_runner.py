@@ -42,6 +42,7 @@ from toolroll.rollout.errors import (
     message_of,
 )
 from toolroll.rollout.runtime.foreign import ForeignExitError, call_in_task, guarded, outcome
+from toolroll.rollout.runtime.threads import OF_ENVIRONMENT
 from toolroll.rollout.runtime.time_limit import pausable
 from toolroll.rollout.types import Action, Environment, Observation, StepResult, Task
 
@@ -298,6 +299,7 @@ class EnvironmentRunner:
     async def _on_loop(self, where: str, function: Callable[..., Any], *args: Any) -> Any:
         """Call `function` in its own task, and keep its changes to context variables."""
         context = contextvars.copy_context()
+        context.run(OF_ENVIRONMENT.set, True)
         self._task = asyncio.create_task(
             call_in_task(function, *args), name=f"{where} of {self.task.id}", context=context
         )
@@ -305,7 +307,7 @@ class EnvironmentRunner:
             return await outcome(self._task)
         finally:
             for variable, value in context.items():
-                if variable.get(None) is not value:
+                if variable is not OF_ENVIRONMENT and variable.get(None) is not value:
                     variable.set(value)
 
     def _still_runs(self) -> str:

@@ -58,7 +58,7 @@ from toolroll.rollout.errors import (
 )
 from toolroll.rollout.runtime.jsonable import ids_json
 from toolroll.rollout.runtime.time_limit import not_counted
-from toolroll.rollout.types import Completion, GenerateRequest
+from toolroll.rollout.types import Completion, GenerateRequest, IdArray
 
 logger = logging.getLogger(__name__)
 
@@ -390,6 +390,10 @@ class Engine(EngineClient):
         function that ends this.
         """
         return self._sessions.open(session_id)
+
+    def allow_sampled(self, ids: IdArray) -> None:
+        """Allow `ids` in prompts: the engine sampled them in an earlier process."""
+        self._padding_sampled.update(ids.tolist())
 
     def keep_sessions(self, folder: Path) -> None:
         """Keep the ids of open sessions in `folder`, for `close_left_sessions`."""

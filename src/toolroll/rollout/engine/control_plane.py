@@ -8,7 +8,8 @@ Invariants:
 - `ask_model` refuses a model that is not the first one. It is called after the last turn of each
   episode, because the engine may have restarted since its first turn.
 - An engine that does not report its model is not checked.
-- Behind a router, only the first worker is asked for its model.
+- Behind a router, only the first worker is asked for its model. A worker that lets a question time
+  out is asked nothing for `_SILENT` seconds.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from math import inf
 from typing import Any
 
 import orjson
+from yarl import URL
 
 from toolroll.rollout.engine.engine_config import EngineConfig
 from toolroll.rollout.engine.health import Health, check_health
@@ -33,6 +35,8 @@ logger = logging.getLogger(__name__)
 
 _MAY_PASS = (408, 425, 429)
 _ASK_AGAIN = 10.0
+_SILENT = 60.0
+_MOST_WORKERS = 1000
 
 
 class ControlPlane:
@@ -49,6 +53,7 @@ class ControlPlane:
         self._transport = transport
         self._workers: list[str] | None = None
         self._smg, self._asked = False, -inf
+        self._silent: dict[str, float] = {}
         self._model_info = model_info
         self._loop: asyncio.AbstractEventLoop | None = None
         self._lock = asyncio.Lock()
@@ -82,16 +87,24 @@ class ControlPlane:
         return (self._model_info or self._info_so_far).session_cache is True
 
     async def workers(self) -> list[str]:
-        """Return the workers' addresses: the ones that a router lists, or the engine's own."""
+        """Return the workers' addresses: the engine's own, or those that a router lists and that
+        are not silent.
+        """
+        now = asyncio.get_running_loop().time
+        return [url for url in await self._listed() if now() >= self._silent.get(url, -inf)]
+
+    async def _listed(self) -> list[str]:
         now = asyncio.get_running_loop().time()
         if self._workers is None or (self.routed and now >= self._asked + _ASK_AGAIN):
             self._asked = now  # meanwhile other callers get the earlier answer
             url = self._config.engine
             listed, final = await self.ask(f"{url}/workers")
-            entries = listed.get("workers", []) if isinstance(listed, dict) else listed
+            entries = listed.get("workers") if isinstance(listed, dict) else listed
             workers = [
-                entry for entry in entries or () if isinstance(entry, dict) and entry.get("url")
-            ]
+                entry
+                for entry in (entries if isinstance(entries, list) else ())
+                if isinstance(entry, dict) and _is_address(entry.get("url"))
+            ][:_MOST_WORKERS]
             urls = [entry["url"] for entry in workers]
             if urls:
                 smg = all("runtime_type" in entry for entry in workers)  # not in 0.3.2
@@ -122,7 +135,7 @@ class ControlPlane:
         It is not final if a later request may return values that are missing now, and the workers
         or the context length are not known yet.
         """
-        worker = (await self.workers())[0]
+        worker = (await self._listed())[0]
         all_final = self._workers is not None
         info, final = await self.ask_model()
         all_final = all_final and final
@@ -162,7 +175,7 @@ class ControlPlane:
 
         It is not final if a later request may succeed. Raise `UsageError` if the model has changed.
         """
-        body, final = await self.ask(f"{(await self.workers())[0]}/model_info")
+        body, final = await self.ask(f"{(await self._listed())[0]}/model_info")
         info = body if isinstance(body, dict) else {}
         self._compare(info)
         return info, final
@@ -200,7 +213,7 @@ class ControlPlane:
         False if a later request may succeed where this one failed.
         """
         data, all_final = orjson.dumps(body), True
-        for worker in await self.workers():
+        for worker in await self._listed():
             url = f"{worker}{path}"
             try:
                 answer = await self._transport.post(url, data, seconds=self._config.abort_timeout)
@@ -219,10 +232,17 @@ class ControlPlane:
 
         It is not final if a later request may succeed.
         """
+        now = asyncio.get_running_loop().time
+        workers = self._workers if self._workers is not None and self.routed else ()
+        worker = next((worker for worker in workers if url.startswith(f"{worker}/")), "")
+        if now() < self._silent.get(worker, -inf):
+            return None, False
         try:
             answer = await self._transport.get(url, seconds=self._config.connect_timeout)
         except NETWORK_ERRORS as error:
             logger.info("the request to %s failed: %s", url, error)
+            if worker and isinstance(error, TimeoutError):
+                self._silent[worker] = now() + _SILENT
             return None, False
         if answer.status != 200:
             return None, _is_final(answer.status)
@@ -245,6 +265,13 @@ def _check_kind(url: str, models: Mapping[str, Any]) -> None:
             f"{url} is `toolroll serve`, which has no /generate: give the address of its engine, "
             "or use it as a baseline with --baseline-url and /v1 at the end of its address"
         )
+
+
+def _is_address(url: Any) -> bool:
+    try:
+        return isinstance(url, str) and url.startswith(("http://", "https://")) and bool(URL(url))
+    except ValueError:
+        return False
 
 
 def _is_final(status: int) -> bool:

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from toolroll.rollout.engine.health import Health
 from toolroll.rollout.engine.model_info import ModelInfo
 from toolroll.rollout.engine.stream import Progress
-from toolroll.rollout.types import Completion, GenerateRequest
+from toolroll.rollout.types import Completion, GenerateRequest, IdArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +76,10 @@ class EngineClient(Protocol):
         that ends this. It may be called more than once.
         """
         return lambda: None
+
+    def allow_sampled(self, ids: IdArray) -> None:
+        """Allow `ids` in prompts: the engine sampled them in an earlier process."""
+        return
 
     def keep_sessions(self, folder: Path) -> None:
         """Keep the ids of open sessions in `folder`, for `close_left_sessions`."""

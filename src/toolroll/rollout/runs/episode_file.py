@@ -134,6 +134,7 @@ class EpisodeStore:
             folder.mkdir(parents=True, exist_ok=True)
             cut_torn_line(self.path)
             self._file = file or self.path.open("ab")
+            self._size = os.fstat(self._file.fileno()).st_size
             sync_folder(folder)
 
     def append(self, episode: Episode) -> None:
@@ -151,9 +152,21 @@ class EpisodeStore:
                 self._file.flush()
                 if self._sync == "always":
                     os.fsync(self._file.fileno())
+            self._size += len(line)
+            self._check_file()
         except UsageError:
             self._failed = True
             raise
+
+    def _check_file(self) -> None:
+        """Raise `UsageError` if another program has replaced, changed or removed the file."""
+        found = self.path.stat() if self.path.exists() else None
+        mine = os.fstat(self._file.fileno())
+        if found is None or not os.path.samestat(found, mine) or found.st_size != self._size:
+            raise UsageError(
+                f"{self.path} was replaced, changed or removed while it was written, so finished "
+                "episodes are missing: run the same command again to play them"
+            )
 
     def close(self) -> None:
         """Flush to the disk and close the file.
@@ -165,6 +178,8 @@ class EpisodeStore:
                 try:
                     self._file.flush()
                     os.fsync(self._file.fileno())
+                    if not self._failed:
+                        self._check_file()
                 finally:
                     self._file.close()
         except UsageError:
