@@ -251,12 +251,17 @@ def replace_it(file: Path) -> None:
     file.write_bytes(written)
 
 
+def make_folder(file: Path) -> None:
+    file.unlink()
+    file.mkdir()
+
+
 CHANGES: dict[str, Callable[[Path], object]] = {
     "replaced": replace_it,
     "removed": Path.unlink,
     "emptied": lambda file: file.write_bytes(b""),
     "longer": lambda file: file.write_bytes(file.read_bytes() * 2),
-    "a folder": lambda file: (file.unlink(), file.mkdir()),
+    "a folder": make_folder,
 }
 
 
