@@ -394,14 +394,14 @@ async def test_endpoint_sessions_are_closed_when_they_are_dropped(tokenizer: Any
             assert (await bench.post(f"{path}/chat/completions", chat))[0] == 200
         first, again, other, alone = [entry.session_id for entry in bench.engine.log]
         assert first == again != other
-        assert alone is None  # nothing continues it
-        assert bench.engine.open_sessions == {first, other}
+        assert alone not in (None, first, other)  # an unnamed session, which may be continued
+        assert bench.engine.open_sessions == {first, other, alone}
         async with bench.http.get(f"{bench.url}/metrics") as response:
             assert "toolroll_session_cache 1" in await response.text()
         async with bench.http.delete(f"{bench.url}/sessions/a") as response:
             assert response.status == 200
         await calls._sessions.settle()
-        assert bench.engine.open_sessions == {other}
+        assert bench.engine.open_sessions == {other, alone}
         await bench.endpoint.aclose()
         await calls._sessions.settle()
         assert bench.engine.open_sessions == set()

@@ -211,7 +211,7 @@ def test_environments_whose_threads_hang_take_none_from_anything_else() -> None:
     assert reasons.keys() == {"time_limit", "environment_error"}
     assert 64 <= reasons["time_limit"] < 110
     errors = [episode.result.info["error"]["message"] for episode in episodes]
-    message = r"calls of asyncio.to_thread exceeded their time limit .*AsyncScripted of t-"
+    message = r"calls of asyncio.to_thread exceeded their time limit .*AsyncScripted.step of t-"
     refused = [error for error in errors if re.search(message, error)]
     assert len(refused) == reasons["environment_error"]
 

@@ -299,10 +299,9 @@ class EnvironmentRunner:
     async def _on_loop(self, where: str, function: Callable[..., Any], *args: Any) -> Any:
         """Call `function` in its own task, and keep its changes to context variables."""
         context = contextvars.copy_context()
-        context.run(OF_ENVIRONMENT.set, True)
-        self._task = asyncio.create_task(
-            call_in_task(function, *args), name=f"{where} of {self.task.id}", context=context
-        )
+        name = f"{where} of {self.task.id}"
+        context.run(OF_ENVIRONMENT.set, name)
+        self._task = asyncio.create_task(call_in_task(function, *args), name=name, context=context)
         try:
             return await outcome(self._task)
         finally:

@@ -28,8 +28,8 @@ T = TypeVar("T")
 MOST_GIVEN_UP = 64
 _GRACE = 30.0
 _AT_ONCE = 32
-OF_ENVIRONMENT = ContextVar("of_environment", default=False)
-"""True in the tasks that run an environment's coroutines, and in the tasks that they create."""
+OF_ENVIRONMENT = ContextVar("of_environment", default="")
+"""The name of the environment, in tasks that run its coroutines and in tasks that these create."""
 
 
 async def call_of_size(function: Callable[..., T], *args: Any, large: bool) -> T:
@@ -150,23 +150,25 @@ class LoopThreads(ThreadPoolExecutor):
     def __init__(self) -> None:
         super().__init__(thread_name_prefix="toolroll-loop")
         self._of_environments = ThreadPoolExecutor(MOST_GIVEN_UP + _AT_ONCE, "environment")
-        self._tasks: dict[Future[Any], asyncio.Task[Any] | None] = {}
+        self._calls: dict[Future[Any], tuple[str, asyncio.Task[Any] | None]] = {}
 
     def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
         """Call `fn` in a thread."""
-        if not OF_ENVIRONMENT.get():
+        environment = OF_ENVIRONMENT.get()
+        if not environment:
             return super().submit(fn, *args, **kwargs)
-        given_up = [task for task in list(self._tasks.values()) if task is not None and task.done()]
+        calls = list(self._calls.values())
+        given_up = [name for name, task in calls if task is not None and task.done()]
         if len(given_up) >= MOST_GIVEN_UP:
-            names = sorted({task.get_name() for task in given_up})
+            names = sorted(set(given_up))
             raise EnvironmentFailure(
                 f"{len(given_up)} calls of asyncio.to_thread exceeded their time limit and are "
                 f"still running ({', '.join(names[:3])}, ...): add a timeout to the operation that "
                 "blocks them"
             )
         future = self._of_environments.submit(fn, *args, **kwargs)
-        self._tasks[future] = asyncio.current_task()
-        future.add_done_callback(self._tasks.pop)
+        self._calls[future] = environment, asyncio.current_task()
+        future.add_done_callback(self._calls.pop)
         return future
 
 
