@@ -165,7 +165,9 @@ async def measure(
     stretches = []
     try:
         async with served_model(engine, tok) as served, AsyncExitStack() as stack:
-            core = Endpoint(served, EndpointSettings(port=0, default_max_tokens=512))
+            core = Endpoint(
+                served, EndpointSettings(port=0, sampling_params={"max_new_tokens": 512})
+            )
             server = await stack.enter_async_context(EndpointServer(core))
             stack.enter_context(paced_garbage())
             renders = stack.enter_context(counted_renders())

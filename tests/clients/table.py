@@ -82,7 +82,7 @@ def react(tool: str, arguments: str) -> str:
     return sections(next_thought="What now?", next_tool_name=tool, next_tool_args=arguments)
 
 
-DROPPED = "its text 'Let me look.' became ''"
+DROPPED = "its text"
 CHANGED = "the client changed what was served"
 
 CLIENTS = (

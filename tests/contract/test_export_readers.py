@@ -1,5 +1,5 @@
-"""Harbor, Inspect and lm-eval read what toolroll exports. TOOLROLL_READERS is the Python that has
-them (`make test-peers`), because Harbor needs Python 3.12.
+"""Harbor, Inspect and lm-eval read what toolroll and `examples/exports` write. TOOLROLL_READERS is
+the Python that has them (`make test-peers`), because Harbor needs Python 3.12.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from examples.exports.to_inspect import write_inspect_logs
+from examples.exports.to_lm_eval import write_lm_eval
 from support.exports import own_turns, varied, write_run
 from support.results import summary_of
 
 from toolroll.evaluation.export.atif import write_atif
 from toolroll.evaluation.export.exported_run import ExportedRun
-from toolroll.evaluation.export.inspect_log import write_inspect_logs
-from toolroll.evaluation.export.lm_eval import write_lm_eval
 from toolroll.rollout.runs.report import report
 
 READERS = os.environ.get("TOOLROLL_READERS", "")

@@ -46,7 +46,12 @@ async def serving(
         core = Endpoint(
             served,
             EndpointSettings(
-                **{"port": 0, "verify": "always", "default_max_tokens": 24, **settings}
+                **{
+                    "port": 0,
+                    "verify": "always",
+                    "sampling_params": {"max_new_tokens": 24},
+                    **settings,
+                }
             ),
         )
         async with EndpointServer(core) as server, aiohttp.ClientSession() as http:

@@ -86,7 +86,7 @@ async def test_a_client_of_the_endpoint_names_an_adapter_with_the_model(
     second_float32: Server, adapters: dict[str | None, Path | None]
 ) -> None:
     args = RolloutArgs(engine=second_float32.url, model=str(tiny_model()), parser="qwen25")
-    settings = EndpointSettings(model_names="own", sampling_params={"lora_path": "two"})
+    settings = EndpointSettings(sampling_params={"lora_path": "two"})
     async with (
         Model.from_args(args) as model,
         Endpoint(model, settings) as endpoint,

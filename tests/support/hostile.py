@@ -228,7 +228,10 @@ HOSTILE: dict[str, tuple[Spoil, list[str]]] = {
         ),
         ["gap or overlap at token 1"],
     ),
-    "cached tokens in words": (meta(cached_tokens="many"), ["cannot be read"]),
+    "cached tokens in words": (meta(cached_tokens="many"), ["cached_tokens is 'many'"]),
+    "fewer than no cached tokens": (meta(cached_tokens=-1), ["cached_tokens is -1"]),
+    "more cached tokens than can be": (meta(cached_tokens=2**31), ["cached_tokens is 2147483648"]),
+    "parts of cached tokens": (meta(cached_tokens=1e15), ["cached_tokens is 1000000000000000.0"]),
     "too few top logprobs": (
         tops([[-0.5, 7, None]]),
         ["3 sampled ids came with 1 lists of top logprobs"],

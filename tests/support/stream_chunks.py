@@ -25,7 +25,7 @@ def chat_deltas(steps: Iterable[Delta]) -> list[dict[str, Any]]:
     """The pieces of one choice as the deltas of a chat completion."""
     ids = np.zeros(0, dtype=np.int32)
     result = CompletionResult(id="x", created=0, model="m", prompt_ids=ids)
-    dialect = ChatCompletions(_encoder(), openrlhf_token_ids=False)
+    dialect = ChatCompletions(_encoder(), openrlhf=False)
     writer = ChatWriter(dialect, ChatRequest(messages=[{}]), result)
     list(writer.start())
     events = [event for step in steps for event in writer.add(0, step)]

@@ -228,3 +228,28 @@ async def test_ctrl_c_finishes_the_sessions_and_sigterm_leaves_them_to_the_next_
     assert len(first["tokenizer_sha256"]) == 64
     # the later servers have other ports
     assert [sorted(other) for other in others] == [["command", "date"]] * 2
+
+
+async def test_conversations_without_a_session_go_on_after_a_kill(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    talks: list[list[Any]] = [[{"role": "user", "content": "Hi"}] for _ in range(3)]
+    names: list[set[str]] = [set() for _ in talks]
+    engine = EmbeddedEngine(load_embedded_tokenizer(), policy)
+    with serve_in_thread(engine) as served:
+        for life, number in enumerate((signal.SIGKILL, signal.SIGKILL, signal.SIGINT)):
+            with started(served.url, out, tmp_path / f"log-{life}") as server:
+                async with aiohttp.ClientSession() as http:
+                    for talk, found in zip(talks, names, strict=True):
+                        url = f"{server.url}/v1/chat/completions"
+                        async with http.post(url, json={"messages": talk}) as response:
+                            found.add(response.headers["x-session-id"])
+                            message = (await response.json())["choices"][0]["message"]
+                        talk += [message, {"role": "user", "content": f"Life {life}"}]
+                os.kill(server.process.pid, number)
+                server.process.wait(PATIENCE)
+    episodes = {one.task_id: one.result for one in read_episodes(out)}
+    assert [{name} for name in episodes] == names
+    for talk, result in zip(talks, episodes.values(), strict=True):
+        (trajectory,) = result.trajectories
+        assert len(trajectory.turns) == 3
+        assert [m["content"] for m in result.messages] == [m["content"] for m in talk[:-1]]

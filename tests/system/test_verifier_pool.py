@@ -34,7 +34,6 @@ from toolroll.rollout.template.verifier_pool import VerifierPool
 from toolroll.rollout.template.verifier_worker import (
     CONFIRMED,
     NOT_CONFIRMED,
-    UNKNOWN_TOKENIZER,
     VerifierWorker,
     state_digest,
 )
@@ -133,12 +132,28 @@ async def test_another_tokenizer_and_other_options_reach_the_process(
     await ended(pool)
 
 
+async def test_a_process_has_a_limited_number_of_tokenizers(
+    served: Any, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(verifier_pool, "_MOST_TOKENIZERS", 1)
+    pool = await started(*served)
+    other = pickle.loads(pickle.dumps(tokenizer))
+    other.add_tokens(["<|more|>"], special_tokens=True)
+    template = ChatTemplate(other)
+    async with talked(other, template=template, verify="sample") as made:
+        for verifier, checks in ((template.verifier, 1), (served[0], 0)):
+            counted = Counted(verifier)
+            assert await pool.check(verifier, made._sequence()) is None
+            assert counted.checks == checks
+    await ended(pool)
+
+
 async def test_the_worker_takes_no_tokenizer_with_another_state(tokenizer: Any) -> None:
     digest, body = state_digest(tokenizer), pickle.dumps(tokenizer)
     other = pickle.loads(body)
     assert state_digest(other) == digest
     worker = VerifierWorker()
-    assert worker.answer(digest, b"", b"") == UNKNOWN_TOKENIZER
+    assert worker.answer(digest, b"", b"") == NOT_CONFIRMED
     assert worker.answer(digest, None, body) == CONFIRMED
     for change in (
         lambda: other.add_tokens(["<|more|>"]),
@@ -264,7 +279,7 @@ async def test_a_tokenizer_that_is_not_read_in_time_leaves_no_sequence_unchecked
     other.add_tokens(["<|more|>"], special_tokens=True)
     template, send, [process] = ChatTemplate(other), pool._send, pool.processes
 
-    def hang(process: Any, verifier: Verifier) -> bool:
+    def hang(process: Any, verifier: Verifier) -> bytes | None:
         process.popen.send_signal(signal.SIGSTOP)
         process.channel.settimeout(0.01)
         return send(process, verifier)
@@ -292,15 +307,6 @@ async def test_a_thread_that_cannot_start_is_started_later(
     await ended(pool)
 
 
-async def test_an_idle_process_ends(served: Any) -> None:
-    pool = VerifierPool(after=1, idle=0.01)
-    assert await pool.check(*served) is None
-    assert await asyncio.to_thread(pool.ready.wait, PATIENCE)
-    for process in list(pool.processes):  # none, if it has ended already
-        await asyncio.to_thread(process.popen.wait, PATIENCE)
-    assert await pool.check(*served) is None
-
-
 # --- many sequences at once -----------------------------------------------------------------------
 
 
@@ -313,7 +319,7 @@ async def backlog(
     pool = await started(*served, backlog=2)
     pool.processes[0].popen.send_signal(signal.SIGSTOP)
     checks = [asyncio.create_task(pool.check(*served)) for _ in range(5)]
-    await until(lambda: _is(pool._ready == 2), "a second process")
+    await until(lambda: _is(len(pool.processes) == 2), "a second process")
     yield pool, checks
     await ended(pool)
 

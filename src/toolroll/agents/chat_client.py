@@ -52,7 +52,8 @@ from toolroll.rollout.engine.errors import (
     reason,
 )
 from toolroll.rollout.engine.health import check_endpoint
-from toolroll.rollout.engine.outage import MAX_OUTAGES, Outage
+from toolroll.rollout.engine.outage import Outage
+from toolroll.rollout.engine.retries import Backoff, Retries
 from toolroll.rollout.engine.transport import NETWORK_ERRORS
 from toolroll.rollout.errors import ContextOverflowError, EngineError, UsageError, capped
 from toolroll.rollout.runtime.complaints import complaints
@@ -62,6 +63,12 @@ from toolroll.rollout.types import Message
 _NOT_RETRIED = frozenset({501, 505})
 """5xx statuses that are not retried: the server does not support the request."""
 _EXCERPT = 500
+_TRUNCATED = Failure(
+    "the token limit truncated the answer (finish_reason 'length'): raise max_tokens, or turn the "
+    "model's reasoning off",
+    200,
+    retry=True,
+)
 FINISHED = frozenset({"stop", "tool_calls"})
 """The finish reasons of whole answers. Servers also send 200 with the part of an answer that they
 had when they aborted the request (SGLang: "abort"), lost the model ("error", "network_error") or
@@ -237,14 +244,14 @@ class ChatClient:
         self._headers = {"Content-Type": "application/json"} | (
             {"Authorization": authorization} if authorization else {}
         )
-        self._outage = Outage(
+        outage = Outage(
             f"the endpoint {base_url}",
             partial(check_endpoint, base_url, authorization),
             timeout=config.engine_timeout,
             sleep=sleep,
         )
-        self._sleep = sleep
-        self._jitter = jitter
+        backoff = Backoff(config.retries, config.backoff, config.max_backoff, jitter)
+        self._retries = Retries(outage, backoff, sleep=sleep)
         self._limit = asyncio.Semaphore(config.max_concurrency or sys.maxsize)
         self._session: aiohttp.ClientSession | None = None
 
@@ -261,41 +268,28 @@ class ChatClient:
         `EngineUnreachableError` if the server did not answer for `engine_timeout` seconds, and
         `EngineError` for any other failure that the retries did not repair.
         """
-        config = self._config
-        attempt = deaths = 0
         truncated: Failure | None = None
-        while True:
-            ended = self._outage.ended
-            outcome = await self._attempt(orjson.dumps({"model": config.model, **request}))
-            attempt += 1
-            if isinstance(outcome, ChatCompletion):
-                self._outage.answered()
-                if outcome.finish_reason != "length" or allow_length:
-                    return replace(outcome, attempts=attempt)
-                request = _with_more_room(request, outcome.usage["completion_tokens"])
-                outcome = truncated = Failure(
-                    "the token limit truncated the answer (finish_reason 'length'): raise "
-                    "max_tokens, or turn the model's reasoning off",
-                    200,
-                    retry=True,
-                )
-            gone = outcome.lost or outcome.down
-            if gone and await self._outage.over(ended, outcome.message, down=outcome.down):
-                deaths += 1
-                if deaths < MAX_OUTAGES:
-                    attempt -= 1  # an outage does not count as an attempt
-                    continue
-            wait = outcome.retry_after or 0.0
-            if not outcome.retry or attempt > config.retries or wait > config.max_backoff:
-                if truncated is not None and _is_overflow(outcome):
-                    outcome = truncated  # the prompt was not too long with the lower limit
-                raise self._error(outcome, attempt)
-            pause = min(config.backoff * 2.0 ** (attempt - 1), config.max_backoff)
-            await self._sleep(max(pause * (0.5 + self._jitter() / 2), wait))
+
+        async def attempt(left: float) -> ChatCompletion | Failure:
+            nonlocal request, truncated
+            outcome = await self._attempt(orjson.dumps({"model": self._config.model, **request}))
+            if isinstance(outcome, Failure) or outcome.finish_reason != "length" or allow_length:
+                return outcome
+            self._retries.outage.answered()
+            request = _with_more_room(request, outcome.usage["completion_tokens"])
+            truncated = _TRUNCATED
+            return truncated
+
+        outcome, attempts = await self._retries.send(attempt)
+        if not isinstance(outcome, Failure):
+            return replace(outcome, attempts=attempts)
+        if truncated is not None and _is_overflow(outcome):
+            outcome = truncated  # the prompt was not too long with the lower limit
+        raise self._error(outcome, attempts)
 
     async def aclose(self) -> None:
         """Close the connections. A later request opens new ones."""
-        await self._outage.aclose()
+        await self._retries.aclose()
         session, self._session = self._session, None
         if session is not None:
             await session.close()
@@ -322,6 +316,10 @@ class ChatClient:
                 return answer
             return replace(answer, body=self._redacted(text)[:_EXCERPT].decode("utf-8", "replace"))
         failure = from_response(status, self._redacted(text), retry_after=retry_after)
+        wait, longest = failure.retry_after or 0.0, self._config.max_backoff
+        if wait > longest:
+            limit = f"Retry-After is {wait:g} s, longer than max_backoff ({longest:g} s)"
+            return replace(failure, retry=False, message=f"{limit}: {failure.message}")
         retry = failure.retry or (status >= 500 and status not in _NOT_RETRIED)
         return replace(failure, retry=retry)
 
@@ -332,13 +330,9 @@ class ChatClient:
         return text.replace(self._secret, b"***") if self._secret else text
 
     def _error(self, failure: Failure, attempts: int) -> EngineError:
-        status, wait = failure.status, failure.retry_after or 0.0
-        text = failure.message
+        status, text = failure.status, failure.message
         if status not in (None, 200):
             text = f"HTTP {status}: {text}".removesuffix(f": HTTP {status}")
-        if wait > self._config.max_backoff:
-            limit = f"max_backoff ({self._config.max_backoff:g} s)"
-            text = f"Retry-After is {wait:g} s, longer than {limit}: {text}"
         times = f"{attempts} attempt{'s' if attempts > 1 else ''}"
         return (ContextOverflowError if _is_overflow(failure) else EngineError)(
             f"{self.url} failed after {times}: {text}",

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Coroutine, Mapping
+from contextlib import suppress
 from functools import partial
 from importlib.metadata import version
 from inspect import Parameter
@@ -18,7 +19,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from toolroll.cli.display import print_line
+from toolroll.cli.display import Output, print_line
 from toolroll.cli.env_commands import Env, EnvArgs, Split, check_env, new_env
 from toolroll.cli.options import (
     flag_of,
@@ -44,7 +45,7 @@ app = typer.Typer(
     help="Token-exact multi-turn tool rollouts for SGLang.",
     no_args_is_help=True,
 )
-console = Console()
+console = Output()
 app.command(name="serve")(serve_endpoint)
 app.command(name="new-env")(new_env)
 app.command(name="check-env")(check_env)
@@ -58,6 +59,11 @@ def _version(*, value: bool) -> None:
 
 def command() -> None:
     """Run `main` as a program, which ends within `EXIT_SECONDS` after its work is done."""
+    for number in range(3):  # a file or socket that took the number of a closed one would get text
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
     status = 1
     try:
         main()
@@ -65,17 +71,34 @@ def command() -> None:
         status = ended.code if isinstance(ended.code, int) else int(bool(ended.code))
         raise
     finally:
+        _discard_unwritable()
         end_within(EXIT_SECONDS, status)
 
 
 def main() -> None:
-    """Run the `toolroll` command. Print toolroll's own errors on one line, without a traceback."""
+    """Run the `toolroll` command. Print toolroll's errors and the system's on one line."""
     try:
         app()
-    except ToolrollError as error:
-        message = Text.assemble(("toolroll:", "bold red"), f" {error}")
-        Console(stderr=True).print(message, soft_wrap=True)
+    except (ToolrollError, OSError) as error:
+        line = str(error)
+        if isinstance(error, OSError):
+            line = f"{error.filename or 'standard output'}: {error.strerror or error}"
+        message = Text.assemble(("toolroll:", "bold red"), f" {line}")
+        with suppress(OSError):
+            Console(stderr=True).print(message, soft_wrap=True)
         sys.exit(2)
+
+
+def _discard_unwritable() -> None:
+    """Discard what standard output or standard error cannot write, so that Python's own attempt at
+    the end does not change the exit status.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            if stream is not None:
+                stream.flush()
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 @app.callback()
@@ -91,7 +114,14 @@ def _root(
     """Token-exact multi-turn tool rollouts for SGLang."""
 
 
-def _play(env: str | None, config: Path | None, recorded: Path | None, **options: Any) -> None:
+def _play(
+    env: str | None,
+    config: Path | None,
+    recorded: Path | None,
+    *,
+    trust: bool | None,
+    **options: Any,
+) -> None:
     """Play an environment against an engine, and print the results.
 
     With --out, the same command continues a run that was stopped. With --from, play a recorded run
@@ -99,14 +129,18 @@ def _play(env: str | None, config: Path | None, recorded: Path | None, **options
 
     Example: toolroll run desk --engine http://127.0.0.1:30000 --model Qwen/Qwen3-8B --out out/desk
     """
-    from toolroll.evaluation.recorded_run import recorded_run
+    from toolroll.evaluation.recorded_run import RUNNING, recorded_run, refuse_code
 
     again = None if recorded is None else recorded_run(recorded, env)
     values = {} if again is None else again.values
+    given = used_options(RunConfig, options)
+    if again is not None and not trust:
+        known = given.keys() | ({"env"} if is_target(env or "") else set())
+        refuse_code(values, sorted(RUNNING - known), how="give this setting in the command")
     env = env if again is None or is_target(env or "") else values["env"]
     if env is None:
         raise UsageError("name an environment, such as toolroll run desk, or give --from")
-    settings = load_config(config, {"env": env, **used_options(RunConfig, options)}, values)
+    settings = load_config(config, {"env": env, **given}, values)
     from toolroll.cli.run_command import run as run_environment
 
     outcome = _run(run_environment(settings, console, again))
@@ -118,6 +152,9 @@ _FROM = typer.Option(
     "--from",
     help="The folder or run.json of a run, to play it again. Other options override its settings.",
     rich_help_panel="Files",
+)
+_TRUST = typer.Option(
+    "--trust", help="Run the code that a recorded run names.", rich_help_panel="Files"
 )
 _CONFIG = typer.Option(help="A YAML file with the same settings.", rich_help_panel="Files")
 
@@ -134,6 +171,7 @@ app.command(name="run")(
             *option_parameters(RunConfig.model_fields, PANELS),
             _optional("config", Annotated[Path | None, _CONFIG]),
             _optional("recorded", Annotated[Path | None, _FROM]),
+            _optional("trust", Annotated[bool | None, _TRUST]),
         ],
     )
 )
@@ -255,18 +293,17 @@ def view(
 @app.command()
 def export(
     folder: Annotated[Path, typer.Argument(help="the folder of a run")],
-    out: Annotated[Path, typer.Option(help="a new folder (for tau-bench: a new file)")],
+    out: Annotated[Path, typer.Option(help="a new folder")],
     kind: Annotated[
         str,
         typer.Option(
             "--format",
-            help="parquet (training samples), atif (Harbor's trajectories with token ids), inspect "
-            "(logs), lm-eval or tau-bench (results)",
+            help="parquet (training samples) or atif (Harbor's trajectories with token ids)",
         ),
     ] = "parquet",
     env: Annotated[str | None, typer.Option(help="export only this environment")] = None,
 ) -> None:
-    """Write a run in another format: a data set of training samples, trajectories or results.
+    """Write a run in another format: a data set of training samples, or trajectories.
 
     Example: toolroll export out/desk --out out/desk-parquet
     """
@@ -286,7 +323,7 @@ def compare(
     fail_if_worse: Annotated[
         float | None,
         typer.Option(
-            metavar="POINTS",
+            metavar="REWARD",
             min=0.0,
             help="exit with 3 if the mean reward fell by more, and with 4 if that is not clear",
         ),
@@ -310,13 +347,12 @@ def compare(
 ) -> None:
     """Compare runs with a baseline run, paired by task and sample (docs/compare.md).
 
-    Example: toolroll compare out/base out/new --fail-if-worse 2
+    Example: toolroll compare out/base out/new --fail-if-worse 0.02
     """
     from toolroll.cli.compare import as_text, compare_folders, exit_status, json_text
     from toolroll.evaluation.compare import Question
 
-    limit = None if fail_if_worse is None else fail_if_worse / 100
-    question = Question(allow_different or (), limit, margin, power_for)
+    question = Question(allow_different or (), fail_if_worse, margin, power_for)
     comparisons, messages = compare_folders(folders, question, page)
     if as_json:
         typer.echo(json_text(comparisons))
@@ -333,7 +369,11 @@ def compare(
 def regrade(
     folder: Annotated[Path, typer.Argument(help="the folder of a run")],
     out: Annotated[Path, typer.Option(help="a new folder, for the run with the new rewards")],
-    env: Annotated[str | None, typer.Option(help="the environment, if it was moved")] = None,
+    env: Annotated[
+        str | None, typer.Option(help="the environment's FILE.py:NAME, if it is not installed")
+    ] = None,
+    *,
+    trust: Annotated[bool, typer.Option(help="run the file that run.json names")] = False,
 ) -> None:
     """Replay a run's actions in new environments, without an engine. Print the rewards that
     changed, and the episodes that the environment does not repeat.
@@ -342,7 +382,7 @@ def regrade(
     """
     from toolroll.cli.regrade import regrade_folder
 
-    for line in _run(regrade_folder(folder, out, env)):
+    for line in _run(regrade_folder(folder, out, env, trust=trust)):
         print_line(console, line)
 
 

@@ -13,7 +13,7 @@ from toolroll.evaluation.compare import SIGNIFICANT, ComparedRun, Question, comp
 from toolroll.evaluation.viewer import PageRun, write_side_by_side
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.runs.episode_file import read_episodes
-from toolroll.rollout.runs.run_directory import read_settings
+from toolroll.rollout.runs.run_directory import read_settings, unended
 
 Runs = Mapping[str, ComparedRun]
 EXIT_STATUS = {"worse": 3, "inconclusive": 4}
@@ -39,7 +39,8 @@ def compare_folders(
         texts = [as_text(comparison, markdown=False) for comparison in comparisons]
         names = " and ".join(folder.resolve().name for folder in folders)
         write_side_by_side(page, f"toolroll: {names}", shown, texts)
-    return comparisons, shortened(bad_lines)
+    unfinished = [f"{folder}: {line}" for folder in folders for line in unended(folder)]
+    return comparisons, unfinished + shortened(bad_lines)
 
 
 def _page_run(folder: Path, runs: Runs, base: Runs, question: Question) -> PageRun:
@@ -106,8 +107,7 @@ def _lines(comparison: Mapping[str, Any]) -> list[str]:
     coverage, reward = comparison["coverage"], comparison["reward"]
     lines = [
         f"{comparison['verdict']} (p = {reward['p_holm']:.3g} for the hypothesis that the mean "
-        f"reward {_hypothesis(reward['limit'])}); such runs show a difference of "
-        f"{comparison['detectable']:.3f} with the power 0.8",
+        f"reward {_hypothesis(reward['limit'])}); {_power(comparison)}",
         *_gate_lines(comparison),
         f"compared: {coverage['tasks']} of {coverage['of_tasks']} tasks, {coverage['samples']} of "
         f"{coverage['of_samples']} samples",
@@ -134,6 +134,12 @@ def _lines(comparison: Mapping[str, Any]) -> list[str]:
     return lines + [f"also different: {line}" for line in comparison["settings"]]
 
 
+def _power(comparison: Mapping[str, Any]) -> str:
+    if comparison["detectable"] > comparison["span"]:
+        return "no difference of these rewards is large enough for so few tasks to show it"
+    return f"such runs show a difference of {comparison['detectable']:.3f} with the power 0.8"
+
+
 def _hypothesis(limit: float) -> str:
     return f"fell by {-limit:g}" if limit else "did not change"
 
@@ -143,12 +149,12 @@ def _gate_lines(comparison: Mapping[str, Any]) -> list[str]:
     gate = comparison.get("gate")
     if gate is None or comparison["verdict"] != "inconclusive":
         return []
-    points, tasks = f"{gate['loss'] * 100:g}", gate["tasks_if_unchanged"]
+    loss, tasks = f"{gate['loss']:g}", gate["tasks_if_unchanged"]
     if tasks is None:
-        return [f"a gate of {points} points cannot pass if nothing changed"]
+        return [f"a gate of {loss} cannot pass if nothing changed"]
     if comparison["coverage"]["tasks"] >= tasks:
         return []
-    return [f"a gate of {points} points needs at least {tasks} tasks, even if nothing changed"]
+    return [f"a gate of {loss} needs at least {tasks} tasks, even if nothing changed"]
 
 
 def _some(texts: Sequence[str]) -> str:

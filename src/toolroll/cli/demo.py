@@ -83,6 +83,7 @@ def _parts(
             model=model,
             parser="hermes",
             samples=samples,
+            max_new_tokens=1024,
             max_turns=60 if model == "embedded" else 16,
             seed=seed,
             out=folder,

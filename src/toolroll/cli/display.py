@@ -22,6 +22,8 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
+from toolroll.rollout.errors import UsageError
+
 if TYPE_CHECKING:
     from toolroll.rollout.runs.summary import Summary
     from toolroll.rollout.types import EnvironmentFactory, Episode
@@ -32,6 +34,17 @@ _TIMES = 2 * len("0:00:00") + 4  # columns of both times, with the blanks around
 _LINES = 20  # without a terminal, print one line for each twentieth of the run
 _MOST_LINES = 5
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+class Output(Console):
+    """A console whose failure to write is an error of the command, not an exit in its midst."""
+
+    def on_broken_pipe(self) -> None:
+        """Discard the rest, and raise `UsageError`."""
+        try:
+            super().on_broken_pipe()
+        except SystemExit:
+            raise UsageError("standard output was closed by the program that reads it") from None
 
 
 def print_line(console: Console, line: str) -> None:

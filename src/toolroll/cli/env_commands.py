@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
-from toolroll.cli.display import print_line
+from toolroll.cli.display import Output, print_line
 from toolroll.cli.options import help_of
 from toolroll.rollout.runs.run_config import json_object
 from toolroll.rollout.runtime.event_loop import run
 
-if TYPE_CHECKING:
-    from toolroll.evaluation.environment_check import CheckResult
-
-console = Console()
-_COLORS = {"ok": "green", "failed": "bold red", "not applicable": "dim"}
+console = Output()
 
 Env = Annotated[str, typer.Argument(help=help_of("env"))]
 EnvArgs = Annotated[str | None, typer.Option(metavar="JSON", help=help_of("env_args"))]
@@ -55,8 +47,8 @@ def check_env(
         str | None, typer.Option(help="which tasks: 3, 0-9 or 0-4,7; default: the first 20")
     ] = None,
 ) -> None:
-    """Check an environment before you play it: seeds, reference actions, wrong arguments, blocking
-    calls, concurrent episodes. Exit with 1 if a check failed.
+    """Check an environment before you play it: tasks, seeds, reference actions, doing nothing,
+    argument types, wrong calls. Exit with 1 if a check failed.
 
     Example: toolroll check-env env.py:env
     """
@@ -66,18 +58,8 @@ def check_env(
     factory = load_environment(env, json_object(env_args, "--env-args"))
     chosen = choose_tasks(factory, split, tasks)
     results = run(check(factory, chosen if tasks is not None else chosen[:20]))
-    Console().print(_checks_table(factory.name, results))
+    print_line(console, f"{factory.name}:")
+    for result in results:
+        print_line(console, f"  {result.status}: {result.name}: {result.detail}")
     if any(result.status == "failed" for result in results):
         raise typer.Exit(1)
-
-
-def _checks_table(name: str, results: Sequence[CheckResult]) -> Table:
-    """Return a table with one row per check of the environment `name`."""
-    table = Table(title=Text(name), title_justify="left")
-    table.add_column("check")
-    table.add_column("result")
-    table.add_column("detail", overflow="fold")
-    for result in results:
-        color = _COLORS[result.status]
-        table.add_row(result.name, f"[{color}]{result.status}[/]", Text(result.detail))
-    return table

@@ -4,19 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import orjson
-
 from toolroll.cli.display import shortened
+from toolroll.endpoint.sessions.session_store import unfinished_sessions
 from toolroll.evaluation.export.atif import write_atif
 from toolroll.evaluation.export.dataset import write_dataset
 from toolroll.evaluation.export.exported_run import ExportedRun
-from toolroll.evaluation.export.inspect_log import write_inspect_logs
-from toolroll.evaluation.export.lm_eval import write_lm_eval
-from toolroll.evaluation.export.tau_bench import tau_bench_results
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.runs.report import read_summary
-from toolroll.rollout.runtime.disk import written_whole
-from toolroll.rollout.runtime.jsonable import json_bytes
+from toolroll.rollout.runs.run_directory import unended
 
 
 def export(folder: Path, kind: str, out: Path, env: str | None) -> list[str]:
@@ -26,8 +21,13 @@ def export(folder: Path, kind: str, out: Path, env: str | None) -> list[str]:
     """
     if kind not in FORMATS:
         raise UsageError(f"--format {kind!r}: the formats are {', '.join(FORMATS)}")
-    run = ExportedRun(folder, env)
-    return FORMATS[kind](run, out) + shortened(run.bad_lines)
+    left_out = unfinished_sessions(folder)
+    try:
+        run = ExportedRun(folder, env)
+        lines = FORMATS[kind](run, out) + unended(folder) + shortened(run.bad_lines)
+    except UsageError as error:
+        raise UsageError("\n".join((str(error), *left_out))) from error
+    return lines + left_out
 
 
 def _parquet(run: ExportedRun, out: Path) -> list[str]:
@@ -42,44 +42,7 @@ def _atif(run: ExportedRun, out: Path) -> list[str]:
     return [f"{out}: {write_atif(run, out)} of {total} episodes; aborted ones are left out"]
 
 
-def _inspect(run: ExportedRun, out: Path) -> list[str]:
-    write_inspect_logs(run, out)
-    return [f"{out}: inspect view --log-dir {out} shows it"]
-
-
-def _lm_eval(run: ExportedRun, out: Path) -> list[str]:
-    why = "no pass^k, because its tasks have different numbers of graded samples"
-    unequal = [f"{env}: {why}" for env in write_lm_eval(run, out)]
-    return [f"{out}: results_*.json and samples_*.jsonl", *unequal, *_lost(run)]
-
-
-def _tau_bench(run: ExportedRun, out: Path) -> list[str]:
-    if len(run.tasks) > 1:
-        raise UsageError(
-            f"tau-bench's format holds one environment: choose one with --env: "
-            f"{', '.join(run.tasks)}"
-        )
-    results, left_out = tau_bench_results(run.episodes())
-    if out.exists():
-        raise UsageError(f"{out} already exists: name a new file")
-    text = json_bytes(results, option=orjson.OPT_INDENT_2)
-    with written_whole(out) as file:
-        file.write(text)
-    written = len({result["task_id"] for result in results})
-    of_tasks = f" of {written + len(left_out)}" if left_out else ""
-    messages = [f"{out}: {len(results)} results of {written}{of_tasks} tasks"]
-    if left_out:
-        messages.append(f"left out, because a trial is missing: {', '.join(left_out)}")
-    return messages + _lost(run)
-
-
-FORMATS = {
-    "parquet": _parquet,
-    "tau-bench": _tau_bench,
-    "atif": _atif,
-    "inspect": _inspect,
-    "lm-eval": _lm_eval,
-}
+FORMATS = {"parquet": _parquet, "atif": _atif}
 
 
 def _lost(run: ExportedRun) -> list[str]:

@@ -3,44 +3,54 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 from toolroll.cli.display import shortened
 from toolroll.endpoint.sessions.session_store import ENV as SESSIONS
-from toolroll.evaluation.recorded_run import RecordedRun, recorded_runs
+from toolroll.evaluation.recorded_run import RecordedRun, recorded_runs, refuse_code
 from toolroll.evaluation.regrade import KEY, Regrader
 from toolroll.rollout.errors import UsageError
+from toolroll.rollout.runs.environment_identity import environment_identity
 from toolroll.rollout.runs.episode_file import read_episodes
 from toolroll.rollout.runs.provenance import provenance
 from toolroll.rollout.runs.registry import choose_tasks, load_environment
 from toolroll.rollout.runs.report import report, write_summary
-from toolroll.rollout.runs.run_directory import SETTINGS_NAME, RunDirectory, refuse_no_run
-from toolroll.rollout.runs.runner import session_id
+from toolroll.rollout.runs.run_directory import SETTINGS_NAME, RunDirectory, refuse_no_run, unended
+from toolroll.rollout.runs.runner import EpisodeKey, session_id
 from toolroll.rollout.runtime.targets import absolute_target
 from toolroll.rollout.runtime.threads import Threads
 from toolroll.rollout.types import EnvironmentFactory, Episode, Status
 
 
-async def regrade_folder(folder: Path, out: Path, target: str | None) -> list[str]:
+async def regrade_folder(
+    folder: Path, out: Path, target: str | None, *, trust: bool = False
+) -> list[str]:
     """Write the run in `folder` with new rewards to the new folder `out`. Return the messages to
     print.
 
-    `target`: the environment, if it is not where `run.json` says.
+    `target`: the environment. Without it, or `trust`, no file that `run.json` names is executed.
     """
     refuse_no_run(folder)
     _refuse_existing(out)
     bad_lines: list[str] = []
-    names = sorted({episode.env for episode in read_episodes(folder, on_bad_line=bad_lines.append)})
+    keys: dict[str, list[EpisodeKey]] = {}
+    for episode in read_episodes(folder, on_bad_line=bad_lines.append):
+        keys.setdefault(episode.env, []).append((episode.task_id, episode.sample))
+    names = sorted(keys)
     if target is not None and len(names) > 1:
         raise UsageError(f"--env names one environment, and {folder} has {', '.join(names)}")
     recorded = recorded_runs(folder)
     runs = {name: _replayable(folder, name, recorded) for name in names}
+    for name, run in runs.items() if target is None and not trust else ():
+        refuse_code({"env": name, **run.values}, ["env"], how="give --env FILE.py:NAME")
     lines = [
-        line for name in runs for line in await _regraded(folder, out, name, runs[name], target)
+        line
+        for name, run in runs.items()
+        for line in await _regraded(folder, out, name, run, target, keys[name])
     ]
-    return [*lines, *shortened(bad_lines)]
+    return [*unended(folder), *lines, *shortened(bad_lines)]
 
 
 def _replayable(folder: Path, env: str, runs: Mapping[str, RecordedRun]) -> RecordedRun:
@@ -60,30 +70,37 @@ def _refuse_existing(out: Path) -> None:
 
 
 async def _regraded(
-    folder: Path, out: Path, env: str, run: RecordedRun, target: str | None
+    folder: Path,
+    out: Path,
+    env: str,
+    run: RecordedRun,
+    target: str | None,
+    keys: Collection[EpisodeKey],
 ) -> list[str]:
     values = {"env": env, **run.values}
     factory = _loaded(target, values)
-    tasks = {task.id: task for task in choose_tasks(factory, values.get("split"), None)}
+    all_tasks = choose_tasks(factory, values.get("split"), None)
+    tasks = {task.id: task for task in all_tasks}
+    identity = environment_identity(target or values["env"], factory, all_tasks)
+    settings = {**run.settings, "environment": identity}
     now = {**run.provenance, **await provenance(None, factory), "regraded": str(folder)}
     if target is not None:
         now["options"] = {**now.get("options", {}), "env": absolute_target(target)}
     regrader = Regrader(factory, Threads(1), values)
     unlike: list[str] = []
     changed: list[str] = []
-    planned: Counter[str] = Counter()
-    with RunDirectory(out, env, run.settings, provenance=now) as directory:
+    planned = Counter(task_id for task_id, _ in keys)
+    with RunDirectory(out, env, settings, provenance=now, planned=keys) as directory:
         for recorded in read_episodes(folder, on_bad_line=lambda message: None):
             if recorded.env != env:
                 continue
-            planned[recorded.task_id] += 1
             if recorded.task_id not in tasks or recorded.result.status is Status.ABORTED:
                 continue
             episode = await regrader.regrade(recorded, tasks[recorded.task_id])
             directory.append(episode)
             _compare(episode, unlike, changed)
     summary = directory.summary
-    part = report(summary, settings=run.settings, planned=planned, provenance=directory.provenance)
+    part = report(summary, settings=settings, planned=planned, provenance=directory.provenance)
     write_summary(out, {env: part})
     alike = summary.episodes - len(unlike)
     lines = [

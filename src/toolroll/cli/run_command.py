@@ -25,9 +25,9 @@ from toolroll.rollout.runs.provenance import Provenance, provenance
 from toolroll.rollout.runs.ray import RayRunner
 from toolroll.rollout.runs.registry import choose_tasks
 from toolroll.rollout.runs.report import read_summary, report, write_summary
-from toolroll.rollout.runs.run_config import RunConfig
+from toolroll.rollout.runs.run_config import RunConfig, SamplingOptions
 from toolroll.rollout.runs.run_directory import RunDirectory
-from toolroll.rollout.runs.runner import EpisodeKey, Runner, RunStoppedError
+from toolroll.rollout.runs.runner import EpisodeKey, Runner, RunStoppedError, remaining
 from toolroll.rollout.runs.setup import Plan, open_runner, prepare
 from toolroll.rollout.runs.summary import Summary
 from toolroll.rollout.runtime.event_loop import stop_signals
@@ -59,11 +59,23 @@ async def run(config: RunConfig, console: Console, recorded: RecordedRun | None 
     """
     async with AsyncExitStack() as stack:
         plan = await prepare(config, stack)
-        await _check_addresses(config)
+        user_url = config.user_url if config.user_model is not None else None
+        servers = {"--baseline-url": config.baseline_url, "--user-url": user_url}
+        await _check_addresses(servers, seconds=config.engine_timeout)
         if plan.served is not None:
             await _check_engine(plan.served, console, allow_mismatch=config.allow_model_mismatch)
             await _check_template(plan.served, console)
+            _print_defaults(config, plan.config, console)
         return await play(plan, console, recorded=recorded)
+
+
+def _print_defaults(given: RunConfig, used: RunConfig, console: Console) -> None:
+    """Print the sampling parameters that come from the model's generation_config.json."""
+    names = [name for name in SamplingOptions.model_fields if getattr(given, name) is None]
+    values = {name: getattr(used, name) for name in names if getattr(used, name) is not None}
+    if values:
+        shown = ", ".join(f"{name} {value:g}" for name, value in values.items())
+        print_line(console, f"sampling as the model's generation_config.json says: {shown}")
 
 
 async def play(
@@ -93,7 +105,10 @@ async def play(
         plan.identity,
         sync=plan.config.sync,
         provenance=now,
+        planned=remaining(plan.tasks, plan.config.samples, ()),
     ) as folder:
+        for line in folder.unended:
+            print_line(console, line)
         await _close_left(plan, out)
         read_summary(out)  # a damaged file is an error before the episodes, not after them
         if folder.done:
@@ -152,10 +167,12 @@ async def _play(
             keep(episode)
             display.show(episode)
             if episode.result.status is Status.ABORTED:
-                failure = _failure(error_in(episode.result.info), config)
+                failure = _failure(error_in(episode.result.info), config.baseline_url)
 
         with paced_garbage(enabled=config.pace_gc):
-            stopped, error = await _end(runner.run(plan.tasks, take, done=done), config)
+            stopped, error = await _end(
+                runner.run(plan.tasks, take, done=done), config.baseline_url
+            )
 
     async def play_do_nothing() -> None:
         nonlocal floor
@@ -174,7 +191,7 @@ async def _play(
     if error is not None and not summary.episodes:
         raise error
     if config.do_nothing and stopped is None and error is None:
-        stopped, error = await _end(play_do_nothing(), config)
+        stopped, error = await _end(play_do_nothing(), config.baseline_url)
     environment_report = report(
         summary,
         floor=floor,
@@ -187,7 +204,9 @@ async def _play(
     return Outcome(summary, environment_report, stopped, failure, error)
 
 
-async def _end(run: Awaitable[None], config: RunConfig) -> tuple[int | None, Exception | None]:
+async def _end(
+    run: Awaitable[None], baseline_url: str | None
+) -> tuple[int | None, Exception | None]:
     """Await `run`. At the first SIGINT or SIGTERM, cancel it and wait until it ends. Return the
     signal or the error that ended it early, if any.
     """
@@ -210,7 +229,7 @@ async def _end(run: Awaitable[None], config: RunConfig) -> tuple[int | None, Exc
     except Exception as error:  # noqa: BLE001 - raised after the table of what was played
         first = first_error(error)
         if isinstance(first, RunStoppedError):
-            message = f"{first}{no_such_address(first.failure, config)}"
+            message = f"{first}{no_such_address(first.failure, baseline_url)}"
             first = RunStoppedError(message, first.failure)
         return None, first
     return None, None
@@ -226,18 +245,16 @@ def _played(plan: Plan, summary: Summary) -> list[Task]:
     ]
 
 
-def _failure(error: Mapping[str, Any], config: RunConfig) -> str:
+def _failure(error: Mapping[str, Any], baseline_url: str | None) -> str:
     message = " ".join(str(error.get("message", "unknown error")).split())
-    return f"{message}{no_such_address(error, config)}"
+    return f"{message}{no_such_address(error, baseline_url)}"
 
 
-def no_such_address(error: Mapping[str, Any], config: RunConfig) -> str:
+def no_such_address(error: Mapping[str, Any], baseline_url: str | None) -> str:
     """Return a hint about the address if the baseline's endpoint answered 404, else ""."""
-    if config.baseline_url is None or error.get("status") != 404:
+    if baseline_url is None or error.get("status") != 404:
         return ""
-    return (
-        f" ({split_credentials(config.baseline_url)[0]} answers 404: does the address end in /v1?)"
-    )
+    return f" ({split_credentials(baseline_url)[0]} answers 404: does the address end in /v1?)"
 
 
 def runner_of(plan: Plan) -> Runner | RayRunner:
@@ -256,18 +273,17 @@ def runner_of(plan: Plan) -> Runner | RayRunner:
     )
 
 
-async def _check_addresses(config: RunConfig) -> None:
-    """Wait up to `config.engine_timeout` seconds for the servers of the baseline and of the user
-    simulator. Raise an error if one of them does not respond.
+async def _check_addresses(servers: Mapping[str, str | None], *, seconds: float) -> None:
+    """Wait up to `seconds` for each of `servers`, whose address an option gives. Raise an
+    error if one of them does not respond.
     """
-    user_url = config.user_url if config.user_model is not None else None
-    for option, url in (("--baseline-url", config.baseline_url), ("--user-url", user_url)):
+    for option, url in servers.items():
         if url is None:
             continue
         address, authorization = split_credentials(url.rstrip("/"))
         probe = partial(check_endpoint, address, authorization)
         server = f"{option}: the server at {address}"
-        health = await Outage(server, probe, timeout=config.engine_timeout).wait_until_healthy()
+        health = await Outage(server, probe, timeout=seconds).wait_until_healthy()
         if not health.ok:
             raise UsageError(f"{option}: {health.why}: is the server running there?")
 

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import logging
 import os
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from pydantic import Field
-from rich.console import Console
 
-from toolroll.cli.display import print_line
+from toolroll.cli.display import Output, print_line
 from toolroll.cli.options import flag_of, option_parameters, used_options, with_parameters
 from toolroll.endpoint.endpoint_settings import EndpointSettings
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.runtime.event_loop import run
 from toolroll.rollout.settings import MaxResumes, ModelName, RolloutArgs
 
-console = Console()
+console = Output()
 
 
 class ServeArgs(RolloutArgs):
@@ -41,8 +41,8 @@ _PANELS = {
     "Options": "model engine host port api_key_env parser chat_template chat_template_kwargs "
     "trust_remote_code history context_length verify out engine_timeout pace_gc "
     "allow_model_mismatch session_cache",
-    "Requests": "sampling_params default_max_tokens max_resumes seed server_tools model_names",
-    "Sessions and limits": "grace idle max_sessions max_body max_text max_items",
+    "Requests": "sampling_params max_resumes server_tools",
+    "Sessions and limits": "require_session grace idle max_sessions max_body max_text max_items",
 }
 """The settings in each panel of `toolroll serve --help`, separated by spaces."""
 
@@ -59,7 +59,8 @@ def _serve(**options: Any) -> None:
     used = used_options(EndpointSettings, {**options, "api_key": _key(args.api_key_env)})
     settings = EndpointSettings.read(used, name_of=_flag_of)
     _log_requests()
-    run(serve_endpoint(args, settings, _ready, args.out))
+    ready = partial(_ready, require_session=settings.require_session)
+    run(serve_endpoint(args, settings, ready, args.out))
 
 
 serve = with_parameters(
@@ -80,10 +81,9 @@ def _key(variable: str | None) -> str | None:
     return key
 
 
-def _ready(url: str) -> None:
-    print_line(
-        console, f"The endpoint serves at {url}/v1; a session's address is {url}/sessions/NAME/v1"
-    )
+def _ready(url: str, *, require_session: bool) -> None:
+    unnamed = "" if require_session else f"; at {url}/v1, each conversation is a session"
+    print_line(console, f"The endpoint serves the session NAME at {url}/sessions/NAME/v1{unnamed}")
 
 
 def _log_requests() -> None:

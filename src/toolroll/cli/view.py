@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from toolroll.cli.display import shortened
+from toolroll.endpoint.sessions.session_store import unfinished_sessions
 from toolroll.evaluation.viewer import ShownTokens, write_page
 from toolroll.evaluation.viewer.data import Pieces
 from toolroll.evaluation.viewer.page import PiecesOf
@@ -15,7 +16,7 @@ from toolroll.rollout.errors import UsageError
 from toolroll.rollout.model.tokenizers import load_tokenizer
 from toolroll.rollout.runs.episode_file import read_episodes
 from toolroll.rollout.runs.report import read_summary
-from toolroll.rollout.runs.run_directory import read_settings, refuse_no_run
+from toolroll.rollout.runs.run_directory import read_settings, refuse_no_run, unended
 
 PAGE_NAME = "view.html"
 
@@ -44,7 +45,7 @@ def view(
     if not out.parent.is_dir():
         raise UsageError(f"--out {out}: there is no folder {out.parent}")
     settings = read_settings(folder)
-    messages: list[str] = []
+    messages = unended(folder)
     bad_lines: list[str] = []
     count = write_page(
         out,
@@ -54,7 +55,7 @@ def view(
         settings=settings,
         summary=read_summary(folder),
     )
-    messages += shortened(bad_lines)
+    messages += shortened(bad_lines) + unfinished_sessions(folder)
     if count > tokens:
         messages.append(
             f"the tokens of the first {tokens} episodes are in the page; the other episodes have "

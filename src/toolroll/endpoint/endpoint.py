@@ -28,7 +28,7 @@ from toolroll.endpoint.errors import ApiError
 from toolroll.endpoint.replies import ChatReply, Reply, Serving, TextReply
 from toolroll.endpoint.requests.paths import api_of
 from toolroll.endpoint.requests.received import Received
-from toolroll.endpoint.requests.request_bodies import CompletionRequest, Sampling
+from toolroll.endpoint.requests.request_bodies import CompletionRequest
 from toolroll.endpoint.sessions.live_session import LiveSession
 from toolroll.endpoint.sessions.pending import request_key
 from toolroll.endpoint.sessions.session_store import SessionStore
@@ -40,6 +40,10 @@ class Endpoint(Serving):
     """Serves `model` to many sessions. Use it as an async context manager, or call `start` before
     the first request and `aclose` at the end. `aclose` does not close `model`. `store` keeps the
     sessions on disk.
+
+    `openrlhf`: do as OpenRLHF's own executors. If the first prompt of a conversation leaves no room
+    for the default number of new tokens, drop its first tokens, and answer with the field
+    `token_ids` in addition.
     """
 
     def __init__(
@@ -47,14 +51,16 @@ class Endpoint(Serving):
         model: Model,
         settings: EndpointSettings | None = None,
         store: SessionStore | None = None,
+        *,
+        openrlhf: bool = False,
     ) -> None:
-        super().__init__(model, settings or EndpointSettings(), store)
+        super().__init__(model, settings or EndpointSettings(), store, openrlhf=openrlhf)
         settings, templates = self.settings, self.templates
         encoder, reasons = model.template.encoder, model.parser.reasoning is not None
         self._placeholders = {
             index: text for text, index in encoder.control.items() if index in model.placeholders
         }
-        self.chat = ChatCompletions(encoder, settings.openrlhf_token_ids)
+        self.chat = ChatCompletions(encoder, openrlhf)
         self.responses = OpenAIResponses(encoder, templates, settings, reasons)
         self.messages = AnthropicMessages(templates, settings, reasons)
         self.dialects: dict[str, Dialect] = {
@@ -86,6 +92,8 @@ class Endpoint(Serving):
         self.model_info, self.dropped = info, dropped  # only now: `refresh` repeats a failed start
         if self.store is not None:
             await self.store.open(self.sessions, self.templates, self.settle)
+            for node in (node for live in self.sessions.all() for node, _ in live.trace):
+                engine.allow_sampled(node.ids)
             await engine.close_left_sessions(self.store.folder)
             engine.keep_sessions(self.store.folder)
 
@@ -111,20 +119,23 @@ class Endpoint(Serving):
         """Start the reply to `body`, a request in `dialect`. If `body` is a retry, return the reply
         to the earlier request instead.
 
-        If `body` is valid, `live` is added to the sessions. The caller must not change `body`
-        afterwards.
+        If `body` is valid, `live` is added to the sessions. If no client named `live`, the reply is
+        that of the unnamed session that `body` continues, if there is one. The caller must not
+        change `body` afterwards.
         """
+        live = self.sessions.unnamed.with_response(live, body.data.get("previous_response_id"))
         parsed, key = await call_of_size(
             lambda: (self._read(dialect, live, body.data), request_key(dialect.kind, body.data)),
             large=body.large,
         )
+        live = await self.sessions.unnamed.find(live, parsed, key, retry, large=body.large)
         live = self.sessions.current(live)
         earlier = live.pending.retried(key, retry) if retry else None
         if earlier is not None:
             assert isinstance(earlier, Reply)
             parsed.messages.clear()
             return earlier
-        self._admit(live, parsed.request, key)
+        self._admit(live, parsed.request.n, key)
         kind = TextReply if isinstance(parsed.request, CompletionRequest) else ChatReply
         reply = kind(self, dialect, live, parsed, key=key, large=body.large)
         self.sessions.start(live, reply, retry)
@@ -157,14 +168,10 @@ class Endpoint(Serving):
             split_prefill(messages)
         return replace(parsed, messages=messages)
 
-    def _admit(self, live: LiveSession, request: Sampling, key: bytes) -> None:
+    def _admit(self, live: LiveSession, choices: int, key: bytes) -> None:
         live.check()
-        live.check_turns(request.n)
+        live.check_turns(choices)
         settings = self.settings
-        known = request.model in (None, self.model_name) or self.lora_path(request.model)
-        if settings.model_names == "own" and not known:
-            problem = f"this endpoint serves {self.model_name!r}, not {request.model!r}"
-            raise ApiError(404, "model_not_found", problem, param="model")
         if live.session.nodes >= settings.max_nodes:
             problem = f"the session is full, with {live.session.nodes} nodes: start another session"
             raise ApiError(409, "session_full", problem, param="session_id")
@@ -177,8 +184,10 @@ class Endpoint(Serving):
 
     async def settle(self, live: LiveSession) -> None:
         """Verify the sequences of `live`. If one is wrong, exclude the whole session from training.
-        Call this before the sequences are returned.
+        Call this before the sequences are returned. Raise `UsageError` if the engine now serves a
+        different model.
         """
+        await self.model.engine.check_model()
         if self.settings.verify != "off":
             await live.check_all()
         live.exclude_wrong()

@@ -42,31 +42,6 @@ class EndpointSettings(Settings):
         description="Defaults for sampling parameters that a request does not set, by SGLang's "
         "names.",
     )
-    default_max_tokens: int | None = Field(
-        default=None,
-        ge=1,
-        description="`max_tokens` of requests that set none; default: the rest of the context.",
-    )
-    cut_first_prompt: bool = Field(
-        default=False,
-        description="If the first prompt of a conversation leaves no room for the default number "
-        "of new tokens (the session's max_new_tokens, else default_max_tokens), drop the prompt's "
-        "first tokens, as OpenRLHF does, instead of refusing the request.",
-    )
-    openrlhf_token_ids: bool = Field(
-        default=False,
-        description="Also answer with OpenRLHF's `token_ids`: {prompt_token_ids, "
-        "completion_token_ids}.",
-    )
-    model_names: Literal["any", "own"] = Field(
-        default="any",
-        description="Which model a request may name: any, or only the served one (own).",
-    )
-    seed: Literal["best_effort", "refuse"] = Field(
-        default="best_effort",
-        description="If a request has a seed but the engine is not deterministic: send the seed "
-        "anyway (best_effort), or refuse the request (refuse).",
-    )
     server_tools: Literal["refuse", "drop"] = Field(
         default="refuse",
         description="If a request offers a tool that cannot be served, such as web_search, which "
@@ -89,6 +64,7 @@ class EndpointSettings(Settings):
     idle: float = Field(
         default=3600.0, gt=0, description="Seconds after which an unused session is dropped."
     )
+    require_session: bool = Field(default=False, description="Refuse requests without a session.")
     max_sessions: int = Field(default=10_000, ge=1, description="Limit of open sessions.")
     max_nodes: int = Field(default=20_000, ge=1, description="Limit of nodes in a session's tree.")
     max_in_flight: int = Field(

@@ -50,7 +50,8 @@ async def model(query: Query) -> dict[str, Any]:
 
 async def response(query: Query) -> bytes:
     """Return a stored response of the session."""
-    stored = query.live().responses.get(query.name)
+    live = query.endpoint.sessions.unnamed.with_response(query.live(), query.name)
+    stored = live.responses.get(query.name)
     if stored is None:
         raise not_found(query.name)
     return stored.body

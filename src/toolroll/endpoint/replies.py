@@ -12,7 +12,6 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
-from typing import Any
 
 import orjson
 
@@ -62,14 +61,20 @@ NEW_TEXT = "another text of the same session"
 
 
 class Serving:
-    """What the replies of one endpoint share. `store` keeps the sessions on disk."""
+    """What the replies of one endpoint share. For the parameters, see `Endpoint`."""
 
     def __init__(
-        self, model: Model, settings: EndpointSettings, store: SessionStore | None
+        self,
+        model: Model,
+        settings: EndpointSettings,
+        store: SessionStore | None,
+        *,
+        openrlhf: bool,
     ) -> None:
         self.model = model
         self.settings = settings
         self.store = store
+        self.openrlhf = openrlhf
         self.metrics = Metrics()
         self.sessions = Sessions(settings, model.open_session, store)
         self.model_info = ModelInfo()
@@ -95,10 +100,10 @@ class Serving:
 class Reply(PendingRequest):
     """One request to the endpoint, and its answer. `key` and `large`: see `Endpoint.start_reply`.
 
-    The task of a request runs the steps `plan` (find the exact prompt), `begin`, `sample` and
-    `choice` (read what was sampled). These change nothing in the session. When the answer is
-    returned, `deliver` calls `commit`, which adds the answer to the session, and `render` writes
-    the body.
+    The task of a request runs the steps `plan` (find the exact `prompt`), `begin` (create the
+    `result`), `sample` and `choice` (read what was sampled). These change nothing in the session.
+    When the answer is returned, `deliver` calls `commit`, which adds the answer to the session, and
+    `render` writes the body.
     """
 
     def __init__(
@@ -133,7 +138,7 @@ class Reply(PendingRequest):
         # not the stop string that ends a reply after its first call, which stays in the text
         self.stop_strings = stop_strings(self.params)
         self.result: CompletionResult
-        """Set by `begin`. Its choices are added at the end."""
+        """Set by `run` before the engine is asked. Its choices are added at the end."""
         self.saved: asyncio.Future[None] | None = None
         """Done once the answer is on disk."""
         self._body: bytes | None = None
@@ -141,10 +146,10 @@ class Reply(PendingRequest):
     # --- sampling ---------------------------------------------------------------------------------
 
     async def run(self) -> CompletionResult:
-        await call_of_size(self.plan, large=self.large)
-        self.begin()
+        parent = await call_of_size(self.plan, large=self.large)
+        self.result = self.begin()
         try:
-            completions = await self.sample()
+            completions = await self.sample(parent)
         finally:
             if self.endpoint.sessions.get(self.live.id) is None:  # it has no next turn
                 self.model.admission.end(self.live.id)
@@ -157,35 +162,33 @@ class Reply(PendingRequest):
             self._body = await asyncio.to_thread(self.render)
         return self.result
 
-    def plan(self) -> None:
-        """Find the exact prompt. It stays valid if other requests are committed afterwards."""
+    def plan(self) -> Node | None:
+        """Find the exact prompt, and return the node that it extends. The prompt stays valid if
+        other requests are committed afterwards.
+        """
         raise NotImplementedError
 
-    def begin(self) -> None:
-        """Create `result`."""
+    def begin(self) -> CompletionResult:
+        """Return the result of the planned prompt, without choices."""
         raise NotImplementedError
 
-    def _begin(self, prompt: Prompt | TextPrompt, **fields: Any) -> None:
-        self._parent = prompt.parent
+    def _result(self, prompt: Prompt | TextPrompt, *, first: int = 0) -> CompletionResult:
         name = self.endpoint.model_name
         if self.stored is not None:
-            self.result = replace(
-                self.stored, model=name, choices=[], stop_strings=self.stop_strings
-            )
-            return
-        self.result = CompletionResult(
+            return replace(self.stored, model=name, choices=[], stop_strings=self.stop_strings)
+        return CompletionResult(
             id=self.dialect.prefix + uuid.uuid4().hex,
             created=int(time.time()),
             model=name,
             prompt_ids=prompt.input_ids,
             stop_strings=self.stop_strings,
-            **fields,
+            first=first,
         )
 
-    async def sample(self) -> list[Completion]:
-        """Return what the engine sampled. Each choice is a separate request to the engine, whose
-        prefix cache holds the prompt. If the choices were restored from disk, return them
-        unchanged.
+    async def sample(self, parent: Node | None) -> list[Completion]:
+        """Return what the engine sampled after the prompt, which extends `parent`. Each choice is a
+        separate request to the engine, whose prefix cache holds the prompt. If the choices were
+        restored from disk, return them unchanged.
         """
         if self.stored is not None:
             return [choice.completion for choice in self.stored.choices]
@@ -198,7 +201,7 @@ class Reply(PendingRequest):
             sampling_params=sent,
             session_id=self.live.id,
             extra={"top_logprobs_num": top} if top else {},
-            routed_experts_start=self.live.session.experts_end(self._parent),
+            routed_experts_start=self.live.session.experts_end(parent),
         )
         async with asyncio.timeout(self.endpoint.settings.timeout) as limit:
             with pausable(limit):
@@ -352,8 +355,19 @@ class Reply(PendingRequest):
 class ChatReply(Reply):
     """The next message of a conversation, in any dialect."""
 
-    def __init__(self, endpoint: Serving, *args: Any, **options: Any) -> None:
-        super().__init__(endpoint, *args, **options)
+    prompt: Prompt
+
+    def __init__(
+        self,
+        endpoint: Serving,
+        dialect: Dialect,
+        live: LiveSession,
+        parsed: ParsedRequest,
+        *,
+        key: bytes = b"",
+        large: bool = False,
+    ) -> None:
+        super().__init__(endpoint, dialect, live, parsed, key=key, large=large)
         request, templates = self.parsed.chat, endpoint.templates
         self.use = apply_tool_choice(
             request,
@@ -366,13 +380,10 @@ class ChatReply(Reply):
             check_continued(request, self.use)
         switches, effort = request.chat_template_kwargs, request.reasoning_effort
         self.template = templates.get(templates.add_effort(switches, effort))
-        self.prompt: Prompt
-        self.seeds: list[str]
-        """One for each choice, from which the ids of its calls are derived."""
 
-    def plan(self) -> None:
+    def plan(self) -> Node | None:
         """Find the turn that the conversation continues."""
-        settings, messages, prefill = self.endpoint.settings, self.parsed.messages, ""
+        messages, prefill = self.parsed.messages, ""
         if self.parsed.chat.continue_final_message:
             messages, prefill = split_prefill(messages)
         prompt = self.live.tree.plan(
@@ -381,13 +392,14 @@ class ChatReply(Reply):
         length = self.endpoint.model_info.context_length
         if prefill:
             prompt = with_prefill(prompt, prefill)
-        elif settings.cut_first_prompt and length is not None:
-            limit = default_limit(settings, self.live.sampling_params)
+        elif self.endpoint.openrlhf and length is not None:
+            limit = default_limit(self.endpoint.settings, self.live.sampling_params)
             prompt = prompt.cut(max(1, length - (limit or 1)))
         self.prompt = prompt
+        return prompt.parent
 
-    def begin(self) -> None:
-        """Create `result`, and count the answers to the prompt."""
+    def begin(self) -> CompletionResult:
+        """Return the result without choices, and count the answers to the prompt."""
         prompt, live, choices = self.prompt, self.live, self.parsed.request.n
         self.parsed.messages.clear()  # a whole conversation, not needed while the engine samples
         first = live.answers[prompt.digest]
@@ -395,13 +407,14 @@ class ChatReply(Reply):
             live.answers[prompt.digest] += choices
             if prompt.turn is not None:
                 live.forget_request(prompt.turn)
-        self._begin(prompt, first=first)
-        self.result.constrained = self.use.constrained
-        first, length = self.result.first, len(self.result.prompt_ids)
-        self.seeds = [
-            f"{live.id}/{length}" + (f"/{number}" if number else "")
-            for number in range(first, first + choices)
-        ]
+        result = self._result(prompt, first=first)
+        result.constrained = self.use.constrained
+        return result
+
+    def _seed(self, index: int) -> str:
+        """Return the text from which the ids of the calls of choice number `index` are derived."""
+        number = self.result.first + index
+        return f"{self.live.id}/{len(self.result.prompt_ids)}" + (f"/{number}" if number else "")
 
     @property
     def _offered(self) -> Offered | None:
@@ -416,7 +429,7 @@ class ChatReply(Reply):
             completion,
             self.result.sampling_params,
             tools=self._offered,
-            seed=self.seeds[index],
+            seed=self._seed(index),
             in_reasoning=prompt.in_reasoning,
             stop_strings=self.stop_strings,
             streamed=True,
@@ -433,7 +446,7 @@ class ChatReply(Reply):
         in_reasoning = self.prompt.in_reasoning
         options = parse_options(self._offered, in_reasoning=in_reasoning, streamed=True)
         parser = self.model.parser.stream(**options)
-        return ChoiceStream(self._text_stream(), parser, self.seeds[index])
+        return ChoiceStream(self._text_stream(), parser, self._seed(index))
 
     def commit(self) -> None:
         """Add the turns to the tree of the conversation."""
@@ -455,12 +468,13 @@ class TextReply(Reply):
 
     prompt: TextPrompt
 
-    def plan(self) -> None:
+    def plan(self) -> Node | None:
         """Find the earlier completion that the text continues."""
         self.prompt = plan_text(self.live.texts, self.parsed.text.prompt, self.template.encoder)
+        return self.prompt.parent
 
-    def begin(self) -> None:
-        self._begin(self.prompt)
+    def begin(self) -> CompletionResult:
+        return self._result(self.prompt)
 
     def choice(self, index: int, completion: Completion) -> Choice:
         sampled = self.template.sampled(

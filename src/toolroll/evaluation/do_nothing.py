@@ -36,17 +36,6 @@ class LeavingUser(UserSimulator):
         return "###STOP###"
 
 
-def do_nothing_runner(
-    factory: EnvironmentFactory, settings: RunSettings, limits: Mapping[str, Any]
-) -> Runner:
-    """Return a runner whose agent does nothing. `limits`: settings of the agent, such as
-    `step_timeout`.
-    """
-    make, threads = agent_maker("do-nothing"), Threads(_CONCURRENCY)
-    options = EnvironmentOptions(user=lambda seed: LeavingUser())
-    return Runner(factory, lambda: make(threads, limits), settings, options)
-
-
 async def play_floor(
     factory: EnvironmentFactory,
     tasks: Sequence[Task],
@@ -57,7 +46,7 @@ async def play_floor(
     limits: Mapping[str, Any] | None = None,
 ) -> Summary:
     """Play one do-nothing episode of each task, without an engine, and return their summary.
-    `limits`: as for `do_nothing_runner`.
+    `limits`: settings of the agent, such as `step_timeout`.
     """
     summary = Summary(factory.name)
     settings = RunSettings(
@@ -66,5 +55,8 @@ async def play_floor(
         episode_timeout=episode_timeout,
         pace_gc=pace_gc,
     )
-    await do_nothing_runner(factory, settings, limits or {}).run(tasks, summary.add)
+    make, threads = agent_maker("do-nothing"), Threads(_CONCURRENCY)
+    options = EnvironmentOptions(user=lambda seed: LeavingUser())
+    runner = Runner(factory, lambda: make(threads, limits or {}), settings, options)
+    await runner.run(tasks, summary.add)
     return summary

@@ -1,54 +1,53 @@
-"""`check`: finds mistakes in an environment before a model plays it.
+"""`check`: asks six questions about an environment before a model plays it. No engine is needed.
 
-Invariants: the result of each check is ok, failed (with the mistake) or not applicable (with the
-reason). If one check fails, the checks that depend on it are not applicable, so that a mistake is
-reported only once.
+Invariants: the answer to a question is ok, failed (with the mistake) or not applicable (with the
+reason). An error of the environment ends the check, because the next questions would meet the same
+error.
 """
 
 from __future__ import annotations
 
-import re
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import zip_longest
-from statistics import median
+from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, Literal
 
 import jsonschema_rs
 import orjson
 
-from toolroll.evaluation.do_nothing import LeavingUser, do_nothing_runner
-from toolroll.evaluation.environment_recorder import EnvironmentRecorder
+from toolroll.agents.loop.call_policy import CallPolicy
+from toolroll.agents.text_agent import FAREWELL, TextAgent
+from toolroll.evaluation.differences import excerpts, first_difference
+from toolroll.evaluation.do_nothing import LeavingUser
 from toolroll.evaluation.wrong_arguments import example_arguments, wrong_calls
-from toolroll.parsers.types import ToolCall
-from toolroll.rollout.errors import RolloutError, ToolrollError, UsageError, error_in, message_of
-from toolroll.rollout.runtime.jsonable import common_prefix, shown
+from toolroll.parsers.openai import to_openai
+from toolroll.parsers.types import ParsedReply, ToolCall
+from toolroll.rollout.errors import RolloutError, UsageError, error_in
+from toolroll.rollout.model.turn import AssistantTurn
+from toolroll.rollout.runs.pass_at_k import passed
+from toolroll.rollout.runtime.jsonable import plain, shown
 from toolroll.rollout.runtime.targets import error_line
-from toolroll.rollout.settings import RunSettings
+from toolroll.rollout.runtime.threads import Threads
 from toolroll.rollout.types import (
     Action,
     EnvironmentFactory,
     EnvironmentOptions,
-    Status,
+    InteractionResult,
+    Message,
     Task,
     Tool,
 )
 
 CheckStatus = Literal["ok", "failed", "not applicable"]
 _DRAFT = "https://json-schema.org/draft/2020-12/schema"
-_NAME = re.compile(r"[a-zA-Z0-9_.-]{1,64}")
-_MOST_ON_LOOP = 0.05
-"""The maximum time in seconds for which one call may block the event loop of all episodes."""
+_TYPES = frozenset({"type", "enum", "const", "anyOf", "oneOf", "allOf", "$ref"})
+"""The keywords of a JSON schema that say which values an argument may have."""
 _MOST_TOOLS = 10
-_ADVICE = "raise an ActionError, or answer with a tool message"
-_EXCERPT = 80  # characters of a value in a message
-_FAREWELL = Action("Goodbye.")
 
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """The result of one check. `detail`: what was found, or why it failed or does not apply."""
+    """The answer to one question. `detail`: what was found, or why it failed or does not apply."""
 
     name: str
     status: CheckStatus
@@ -56,18 +55,18 @@ class CheckResult:
 
 
 class _FailedError(Exception):
-    """Raised by a check that fails. The message is the result's `detail`."""
+    """Raised by a question whose answer is no. The message is the result's `detail`."""
 
 
 class _NotApplicableError(Exception):
-    """Raised by a check that does not apply. The message is the result's `detail`."""
+    """Raised by a question that does not apply. The message is the result's `detail`."""
 
 
 async def check(
     factory: EnvironmentFactory, tasks: Sequence[Task], *, time_limit: float = 60.0
 ) -> list[CheckResult]:
-    """Check the environment of `factory` on `tasks`, and return one result per check. No engine is
-    needed.
+    """Check the environment of `factory` on `tasks`. Return one result per question, up to the
+    first one that meets an error of the environment.
 
     Each call of an environment may take at most `time_limit` seconds.
 
@@ -79,65 +78,45 @@ async def check(
         >>> [result.name for result in results if result.status == "failed"]
         []
     """
-    return await _Checks(factory, tasks, time_limit).run()
+    questions = _Questions(factory, tasks, time_limit)
+    results: list[CheckResult] = []
+    for name, ask in {
+        "tasks": questions.tasks_load,
+        "same seed": questions.same_seed_is_the_same,
+        "reference actions": questions.references_earn_1,
+        "doing nothing": questions.doing_nothing_does_not,
+        "argument types": questions.every_argument_has_a_type,
+        "wrong calls": questions.wrong_calls_are_answered,
+    }.items():
+        try:
+            results.append(CheckResult(name, "ok", await ask()))
+        except _NotApplicableError as error:
+            results.append(CheckResult(name, "not applicable", str(error)))
+        except _FailedError as error:
+            results.append(CheckResult(name, "failed", str(error)))
+        except (RolloutError, UsageError) as error:
+            return [*results, CheckResult(name, "failed", str(error))]
+        except Exception as error:  # noqa: BLE001 - a third-party factory may raise anything
+            return [*results, CheckResult(name, "failed", error_line(error))]
+    return results
 
 
-class _Checks:
+class _Questions:
+    """Each question returns what it found. An error of the environment is a `RolloutError`."""
+
     def __init__(
         self, factory: EnvironmentFactory, tasks: Sequence[Task], time_limit: float
     ) -> None:
         self.factory = factory
-        self.time_limit = time_limit
         self.tasks = tasks
+        self.time_limit = time_limit
         self.options = EnvironmentOptions()
-        self.played: list[list[EnvironmentRecorder]] = []
-        """For each of two episodes, one recorder for each time that the episode was played."""
-        self.results: list[CheckResult] = []
-        self.close_error = ""
+        self.tools: dict[str, Tool] = {}
+        """The tools of the episodes played so far, by name."""
 
-    async def run(self) -> list[CheckResult]:
-        await self._check("tasks", self._tasks)
-        if self.results[-1].status == "ok":
-            await self._check("an episode", self._episode)
-        start = self.results[-1]
-        rest: dict[str, Callable[[], Awaitable[str]]] = {
-            "tool schemas": self._schemas,
-            "same seed, same episode": self._seeds,
-            "two episodes at once": self._at_once,
-            "reference actions": self._references,
-            "wrong arguments": self._wrong_arguments,
-            "event loop": self._event_loop,
-            "close": self._close,
-            "time": self._time,
-        }
-        for name, function in rest.items():
-            if start.status == "ok":
-                await self._check(name, function)
-            else:
-                self._add(name, "not applicable", f"not checked: {start.name} failed")
-        return self.results
-
-    async def _check(self, name: str, function: Callable[[], Awaitable[str]]) -> None:
-        try:
-            self._add(name, "ok", await function())
-        except _NotApplicableError as error:
-            self._add(name, "not applicable", str(error))
-        except (_FailedError, ToolrollError) as error:
-            self._add(name, "failed", message_of(error))
-        except Exception as error:  # noqa: BLE001 - a third-party factory may raise anything
-            self._add(name, "failed", error_line(error))
-
-    def _add(self, name: str, status: CheckStatus, detail: str) -> None:
-        self.results.append(CheckResult(name, status, detail))
-
-    def _failed(self, name: str) -> bool:
-        return any(result.name == name and result.status == "failed" for result in self.results)
-
-    # --- the checks -------------------------------------------------------------------------------
-
-    async def _tasks(self) -> str:
+    async def tasks_load(self) -> str:
         if not self.tasks:
-            raise _FailedError("there are no tasks")
+            raise UsageError("there are no tasks")
         split = self.tasks[0].split or self.factory.splits[0]
         first, again = (list(self.factory.tasks(split)) for _ in range(2))
         if [(task.id, task.data) for task in first] != [(task.id, task.data) for task in again]:
@@ -155,75 +134,36 @@ class _Checks:
                 raise _FailedError(f"the data of task {task.id} is not JSON: {error}") from error
         return f"{len(first)} in the split {split}"
 
-    async def _episode(self) -> str:
-        """Play two episodes step by step, and one with the do-nothing agent."""
-        await self._find_options()
-        self.played = [[await self._play(task, seed)] for task, seed in self._pair()]
-        limits = {"step_timeout": self.time_limit}
-        runner = do_nothing_runner(self.factory, RunSettings(), limits)
-        result = (await runner.play(self.tasks[0], 0)).result
-        if result.status is Status.ABORTED:
-            raise _FailedError(str(error_in(result.info).get("message", "it was aborted")))
-        return f"doing nothing earns {result.reward:g} in task {self.tasks[0].id}"
-
-    async def _schemas(self) -> str:
-        tools = [tool for group in self.played for tool in group[0].tools]
-        if not tools:
-            raise _NotApplicableError("there are no tools")
-        for group in self.played:
-            names = [_checked_tool(tool) for tool in group[0].tools]
-            doubled = [name for name, count in Counter(names).items() if count > 1]
-            if doubled:
-                raise _FailedError(f"two tools are named {doubled[0]!r}")
-        count = len({tool["function"]["name"] for tool in tools})
-        return f"{count} tool{'s' * (count > 1)}"
-
-    async def _seeds(self) -> str:
-        for (task, seed), plays in zip(self._pair(), self.played, strict=True):
-            plays.append(await self._play(task, seed))
-            where = _difference(plays[0], plays[1], ("the first time", "the second time"))
-            if where:
-                raise _FailedError(
-                    f"task {task.id} differs if it is played twice with one seed: {where}"
-                )
-        return f"{len(self.played)} episodes, each played twice"
-
-    async def _at_once(self) -> str:
-        if self._failed("same seed, same episode"):
-            raise _NotApplicableError("not checked: one episode alone is not reproducible")
-        recorders = [self._recorder(task, seed) for task, seed in self._pair()]
+    async def same_seed_is_the_same(self) -> str:
+        """Play two episodes twice: of two tasks, or of one task with two seeds."""
         try:
-            for recorder in recorders:
-                await recorder.start()
-            waiting = [self._actions(recorder) for recorder in recorders]
-            while any(waiting):
-                for recorder, actions in zip(recorders, waiting, strict=True):
-                    if actions and not recorder.done:
-                        await recorder.execute(actions.pop(0))
-                    else:
-                        actions.clear()
-        finally:
-            for recorder in recorders:
-                await self._end(recorder)
-        for recorder, alone in zip(recorders, self.played, strict=True):
-            where = _difference(alone[0], recorder, ("alone", "with another episode"))
-            if where:
+            await self._play(self.tasks[0], 0, [])
+        except UsageError:  # the environment needs a simulated user
+            self.options = EnvironmentOptions(user=lambda seed: LeavingUser())
+        for task, seed in ((self.tasks[0], 1), (self.tasks[1 % len(self.tasks)], 2)):
+            actions = self.factory.reference(task)
+            first, again = [
+                plain({"messages": result.messages, "tools": result.tools, "reward": result.reward})
+                for result in [await self._play(task, seed, actions) for _ in range(2)]
+            ]
+            if first != again:
+                path, *values = first_difference(first, again)
                 raise _FailedError(
-                    f"task {recorder.task.id} changes if another episode runs: {where}"
+                    "task {} differs if it is played twice with one seed: {} is {} the first time "
+                    "and {} the second time".format(task.id, path, *excerpts(*values))
                 )
-            alone.append(recorder)
-        return "stepped alternately; each is the same as when it runs alone"
+        return "two episodes, each the same when it is played again"
 
-    async def _references(self) -> str:
+    async def references_earn_1(self) -> str:
         references = [(task, self.factory.reference(task)) for task in self.tasks]
-        solved = [(task, list(actions)) for task, actions in references if actions is not None]
+        solved = [(task, actions) for task, actions in references if actions is not None]
         if not solved:
             raise _NotApplicableError("the environment has no reference actions")
         wrong = []
         for task, actions in solved:
-            recorder = await self._play(task, 0, [*actions, _FAREWELL])
-            if recorder.reward != 1.0:
-                wrong.append(f"{task.id}: {shown(recorder.reward)}{_first_error(recorder)}")
+            result = await self._play(task, 0, actions)
+            if result.reward != 1.0:
+                wrong.append(f"{task.id}: {shown(result.reward)}{_first_error(result.messages)}")
         if wrong and self.options.user is not None:
             raise _NotApplicableError(
                 f"{len(wrong)} of {len(solved)} need a user who answers; this check has none"
@@ -233,180 +173,111 @@ class _Checks:
             raise _FailedError(f"{len(wrong)} of {len(solved)} do not earn 1.0: {some}")
         return f"{len(solved)} of {len(solved)} earn 1.0"
 
-    async def _wrong_arguments(self) -> str:
-        tools = list(self.played[0][0].tools)[:_MOST_TOOLS]
-        if not tools:
+    async def doing_nothing_does_not(self) -> str:
+        """This fails only if each task is solved, because some tasks of a benchmark ask for no
+        call.
+        """
+        rewards = [(await self._play(task, 0, [])).reward for task in self.tasks]
+        count = sum(reward is not None and passed(reward) for reward in rewards)
+        found = f"a farewell earns 1.0 in {count} of {len(rewards)}"
+        if count == len(rewards):
+            raise _FailedError(f"{found}: a model would learn to do nothing")
+        return found
+
+    async def every_argument_has_a_type(self) -> str:
+        if not self.tools:
             raise _NotApplicableError("there are no tools")
-        calls = wrong_calls(tools)
+        for name, tool in self.tools.items():
+            wrong = _wrong_schema(tool["function"].get("parameters", {"type": "object"}))
+            if wrong:
+                raise _FailedError(f"{name}: {wrong}")
+        return f"{len(self.tools)} tool{'s' * (len(self.tools) > 1)}"
+
+    async def wrong_calls_are_answered(self) -> str:
+        if not self.tools:
+            raise _NotApplicableError("there are no tools")
+        calls = wrong_calls(list(self.tools.values())[:_MOST_TOOLS])
         for what, call in calls:
             try:
                 await self._play(self.tasks[0], 0, [Action("", (call,))])
             except RolloutError as error:
                 arguments = orjson.dumps(call.arguments).decode()
-                advice = "" if "ActionError" in str(error) else f"; {_ADVICE}"
-                raise _FailedError(f"{what}, {call.name}({arguments}): {error}{advice}") from error
+                raise _FailedError(
+                    f"{what}, {call.name}({arguments}): {error}; raise an ActionError, or answer "
+                    f"with a tool message"
+                ) from error
         return f"{len(calls)} calls, each answered"
 
-    async def _event_loop(self) -> str:
-        env = self.played[0][0].env
-        longest = [max(map(min, zip(*(p.on_loop for p in ps), strict=False))) for ps in self.played]
-        if not any(longest):
-            raise _NotApplicableError("reset and step run in a thread")
-        if max(longest) > _MOST_ON_LOOP:
-            raise _FailedError(
-                f"a call of {type(env).__name__} blocks the event loop for {max(longest):.2f} s: "
-                f"make reset and step plain methods and set blocking = True, or await the "
-                f"operation that blocks"
-            )
-        return f"blocked for at most {1e3 * max(longest):.1f} ms"
-
-    async def _close(self) -> str:
-        """Close one environment after an episode, and one before `reset`, because `close` is also
-        called if `reset` fails.
-        """
-        if self.close_error:
-            raise _FailedError(self.close_error)
-        error = await self._recorder(self.tasks[0], 0).close()
-        if error is not None:
-            raise _FailedError(f"before reset: {message_of(error)}")
-        return "after an episode, and before reset"
-
-    async def _time(self) -> str:
-        recorders = [recorder for group in self.played for recorder in group]
-        resets = [recorder.durations[0] for recorder in recorders]
-        steps = [seconds for recorder in recorders for seconds in recorder.durations[1:-1]]
-        text = f"reset {_duration(median(resets))}"
-        return f"{text}, step {_duration(median(steps))} (median)" if steps else text
-
-    # --- playing ----------------------------------------------------------------------------------
-
-    def _pair(self) -> list[tuple[Task, int]]:
-        """Return two episodes: of two tasks, or of one task with two seeds."""
-        return [(self.tasks[0], 1), (self.tasks[1 % len(self.tasks)], 2)]
-
-    def _recorder(self, task: Task, seed: int) -> EnvironmentRecorder:
-        return EnvironmentRecorder(self.factory.make(self.options), task, seed, self.time_limit)
-
-    async def _find_options(self) -> None:
-        """If the environment raises `UsageError` without a simulated user, add a user to the
-        options. This user leaves at once.
-        """
-        try:
-            await self._play(self.tasks[0], 0, [])
-        except UsageError:
-            self.options = EnvironmentOptions(user=lambda seed: LeavingUser())
-
     async def _play(
-        self, task: Task, seed: int, actions: Sequence[Action] | None = None
-    ) -> EnvironmentRecorder:
-        recorder = self._recorder(task, seed)
-        try:
-            await recorder.start()
-            for action in self._actions(recorder) if actions is None else actions:
-                if not recorder.done:
-                    await recorder.execute(action)
-        finally:
-            await self._end(recorder)
-        return recorder
-
-    async def _end(self, recorder: EnvironmentRecorder) -> None:
-        """Close the environment. If this fails, keep the error for the check "close"."""
-        error = await recorder.close()
-        if error is not None:
-            self.close_error = message_of(error)
-
-    def _actions(self, recorder: EnvironmentRecorder) -> list[Action]:
-        """Return the task's reference actions and a farewell. If the task has no reference, return
-        one call of each tool (at most `_MOST_TOOLS`) and a farewell.
+        self, task: Task, seed: int, actions: Sequence[Action] | None
+    ) -> InteractionResult:
+        """Play one episode with `actions` and a farewell. If `actions` is None, call each tool
+        once. Raise `RolloutError` if the environment raises an error.
         """
-        reference = self.factory.reference(recorder.task)
-        if reference is not None:
-            return [*reference, _FAREWELL]
+        agent = _ScriptedAgent(
+            Threads(1),
+            policy=CallPolicy(parallel_calls="all"),
+            step_timeout=self.time_limit,
+            actions=actions,
+        )
+        env = self.factory.make(self.options)
+        most = (_MOST_TOOLS if actions is None else len(actions)) + 1
+        result = await agent.asolve(env, None, {}, task.index, most, task=task, seed=seed)
+        if error := error_in(result.info) or result.info.get("close_error"):
+            raise RolloutError(str(error["message"]))
+        self.tools |= {tool["function"]["name"]: tool for tool in result.tools}
+        return result
+
+
+@dataclass(eq=False)
+class _ScriptedAgent(TextAgent):
+    """Takes `actions`, and then says goodbye. If `actions` is None, it calls each tool once (at
+    most `_MOST_TOOLS`).
+    """
+
+    _: KW_ONLY
+    actions: Sequence[Action] | None
+
+    async def reply(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Tool],
+        sampling_params: Mapping[str, Any],
+        session_id: str,
+    ) -> AssistantTurn:
+        if self.actions is None:
+            self.actions = [Action("", (_example_call(tool),)) for tool in tools[:_MOST_TOOLS]]
+        action, *self.actions = self.actions or [Action(FAREWELL)]
         calls = [
-            ToolCall(function["name"], example_arguments(function.get("parameters") or {}), "")
-            for tool in recorder.tools[:_MOST_TOOLS]
-            for function in [tool["function"]]
+            call.with_id(f"call_{len(messages)}_{number}")
+            for number, call in enumerate(action.tool_calls)
         ]
-        return [*(Action("", (call,)) for call in calls), _FAREWELL]
+        reply = ParsedReply(action.content, tool_calls=tuple(calls))
+        return AssistantTurn(reply, to_openai(reply))
 
 
-def _checked_tool(tool: Tool) -> str:
-    """Return the name of `tool`. Raise `_FailedError` if `tool` is not in OpenAI's format."""
+def _example_call(tool: Tool) -> ToolCall:
     function = tool["function"]
-    if tool.get("type") != "function":
-        raise _FailedError(f'a tool must be {{"type": "function", "function": ...}}: {shown(tool)}')
-    name: str = function["name"]
-    if not _NAME.fullmatch(name):
-        raise _FailedError(f"{shown(name)} cannot be the name of a tool")
-    schema = function.get("parameters", {"type": "object"})
+    return ToolCall(function["name"], example_arguments(function.get("parameters") or {}), "")
+
+
+def _first_error(messages: Sequence[Message]) -> str:
+    """Return the first message that is an error, in parentheses, or "" if there is none."""
+    texts = [str(message.get("content")) for message in messages]
+    return next((f" ({text})" for text in texts if text.startswith("Error")), "")
+
+
+def _wrong_schema(schema: Any) -> str:
+    """Return what is wrong with the `parameters` of a tool, or ""."""
     if not isinstance(schema, Mapping) or schema.get("type") != "object":
-        raise _FailedError(f'{name}: the parameters must have "type": "object"')
+        return 'the parameters must have "type": "object"'
     try:
         jsonschema_rs.meta.validate({**schema, "$schema": _DRAFT})
     except jsonschema_rs.ValidationError as error:
-        place = "/".join(map(str, error.instance_path))
-        raise _FailedError(f"{name}: parameters/{place}: {error.message}") from error
-    unknown = set(schema.get("required", ())) - set(schema.get("properties", {}))
-    if unknown:
-        raise _FailedError(f"{name}: {min(unknown)!r} is required and not among the properties")
-    return name
-
-
-def _difference(
-    expected: EnvironmentRecorder, other: EnvironmentRecorder, when: tuple[str, str]
-) -> str:
-    """Return a message about the first difference between two transcripts, or "". `when`: how the
-    message refers to each transcript.
-    """
-    entries = zip(expected.transcript, other.transcript, strict=False)
-    for step, (first, second) in enumerate(entries):
-        if first != second:
-            path, *values = first_difference(first, second)
-            texts = [f"{text} {name}" for text, name in zip(excerpts(*values), when, strict=True)]
-            return f"{path} of {f'step {step}' if step else 'reset'} is {' and '.join(texts)}"
-    if len(expected.transcript) != len(other.transcript):
-        steps = [f"{len(player.transcript) - 1}" for player in (expected, other)]
-        return f"the number of steps is {steps[0]} {when[0]} and {steps[1]} {when[1]}"
+        return f"parameters/{'/'.join(map(str, error.instance_path))}: {error.message}"
+    properties = schema.get("properties", {})
+    for name in (*schema.get("required", ()), *properties):
+        argument = properties.get(name)
+        if not isinstance(argument, Mapping) or not _TYPES & argument.keys():
+            return f"the argument {name!r} has no type"
     return ""
-
-
-def _first_error(recorder: EnvironmentRecorder) -> str:
-    """Return the first error message in the transcript, in parentheses, or "" if there is none."""
-    for entry in recorder.transcript[1:]:
-        if "error" in entry:
-            return f" ({entry['error']})"
-        for message in entry["messages"]:
-            if str(message.get("content")).startswith("Error"):
-                return f" ({message['content']})"
-    return ""
-
-
-def first_difference(first: Any, second: Any, path: str = "") -> tuple[str, Any, Any]:
-    """Return the path of the first difference between two JSON values, such as
-    `messages[0].content`, and the value of each at this path (None if it is missing).
-    """
-    if isinstance(first, Mapping) and isinstance(second, Mapping):
-        for name in {**first, **second}:
-            if first.get(name) != second.get(name):
-                inner = f"{path}.{name}" if path else name
-                return first_difference(first.get(name), second.get(name), inner)
-    elif isinstance(first, list) and isinstance(second, list):
-        for position, (left, other) in enumerate(zip_longest(first, second)):
-            if left != other:
-                return first_difference(left, other, f"{path}[{position}]")
-    return path, first, second
-
-
-def excerpts(first: Any, second: Any) -> tuple[str, str]:
-    """Return the beginning of each value. If both are texts, begin shortly before the first
-    character that differs.
-    """
-    if not isinstance(first, str) or not isinstance(second, str):
-        return shown(first, _EXCERPT), shown(second, _EXCERPT)
-    start = max(0, common_prefix(first, second) - _EXCERPT // 3)
-    cut = "... " * (start > 0)
-    return cut + shown(first[start:], _EXCERPT), cut + shown(second[start:], _EXCERPT)
-
-
-def _duration(seconds: float) -> str:
-    return f"{seconds:.2f} s" if seconds >= 0.1 else f"{1e3 * seconds:.2g} ms"

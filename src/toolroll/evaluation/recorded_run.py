@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,9 @@ from toolroll.rollout.runs.run_directory import SETTINGS_NAME, difference, read_
 from toolroll.rollout.runtime.targets import is_target
 
 _OF_ONE_RUN = frozenset({"date", "command", "options"})
+_TARGETS = frozenset({"env", "agent"})
+RUNNING = _TARGETS | {"command", "trust_remote_code"}
+"""The settings whose value may be code, or a program, that is run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,3 +65,16 @@ def recorded_run(path: Path, env: str | None) -> RecordedRun:
         names = ", ".join(runs) or "it has none"
         raise UsageError(f"--from {path}: name one of its environments: {names}")
     return next(iter(runs.values()))
+
+
+def refuse_code(values: Mapping[str, Any], names: Collection[str], *, how: str) -> None:
+    """Raise `UsageError` if one of the recorded `values` with these `names` is code that would be
+    run: files of somebody else run nothing by surprise. `how`: what the user can do.
+    """
+    for name in names:
+        value = values.get(name)
+        if value and (name not in _TARGETS or is_target(str(value))):
+            raise UsageError(
+                f"{SETTINGS_NAME} names code that would be run ({name}: {value}): {how}, or give "
+                "--trust if you trust its author"
+            )

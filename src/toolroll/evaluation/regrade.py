@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from toolroll.agents.loop.environment_results import OWN_INFO
-from toolroll.evaluation.environment_check import excerpts, first_difference
+from toolroll.evaluation.differences import excerpts, first_difference
 from toolroll.rollout.errors import EngineUnreachableError, TimeLimitError, UsageError, error_in
 from toolroll.rollout.runs.registry import agent_maker
 from toolroll.rollout.runs.runner import (

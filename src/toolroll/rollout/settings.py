@@ -256,11 +256,6 @@ class ModelSettings(EngineSettings):
     )
     verify: Verify = "sample"
     max_resumes: MaxResumes = 0
-    ban_placeholders: bool = Field(
-        default=False,
-        description="Ban the tokens that stand for an image, a video or audio, with logit_bias; "
-        "changes the logprobs, and needs an engine without a router.",
-    )
     max_observation_bytes: int = Field(
         default=1_000_000,
         ge=1,
@@ -376,12 +371,6 @@ class RunSettings(EpisodeLimits, ProcessSettings):
         default=None,
         gt=0,
         description="Time limit for one attempt at an episode, in seconds.",
-    )
-    rerun_pause: float = Field(
-        default=0.5,
-        ge=0,
-        description="Seconds before the first retry of an episode. Each further pause is twice as "
-        "long.",
     )
     give_up_after: GiveUpAfter = None
     affinity: Affinity = 1

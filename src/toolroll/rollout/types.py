@@ -58,8 +58,7 @@ class StopReason(StrEnum):
     ENVIRONMENT_ERROR = "environment_error", Status.ABORTED
     USER_ERROR = "user_error", Status.ABORTED
     TOKEN_ERROR = "token_error", Status.ABORTED  # the tokens could not be kept exact
-    # the chat template refuses the conversation
-    TEMPLATE_ERROR = "template_error", Status.ABORTED
+    TEMPLATE_ERROR = "template_error", Status.ABORTED  # the chat template refuses the conversation
     TIME_LIMIT = "time_limit", Status.ABORTED
     INTERNAL_ERROR = "internal_error", Status.ABORTED
 
@@ -477,7 +476,7 @@ def response_text(messages: Sequence[Message]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Episode:
-    """One played sample of a task. `task_hash` is "" if there is no task."""
+    """One played sample of a task. `task_hash` and `environment`, hashes, are "" if unknown."""
 
     env: str
     task_id: str
@@ -489,6 +488,7 @@ class Episode:
     task_hash: str = ""
     expected_calls: list[dict[str, Any]] = field(default_factory=list)
     """The `name` and `arguments` of each call of the task's reference."""
+    environment: str = ""
 
 
 class Agent(Protocol):

@@ -23,8 +23,8 @@ from toolroll.testing.wire import (
     read_params,
 )
 
-VERSION = "0.5.23"
-"""The version of SGLang whose wire format the embedded engine uses."""
+VERSION = "0.5.23+embedded"
+"""The version of SGLang whose wire format the embedded engine uses, and that it is not SGLang."""
 
 _SAMPLING = {
     **{name: name for name in "temperature top_p stop frequency_penalty presence_penalty".split()},

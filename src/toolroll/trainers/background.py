@@ -12,6 +12,8 @@ import threading
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
+from toolroll.rollout.runtime.threads import LoopThreads
+
 T = TypeVar("T")
 
 
@@ -64,6 +66,7 @@ class Background:
         with self._lock:
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
+                self._loop.set_default_executor(LoopThreads())
                 self._thread = threading.Thread(
                     target=self._loop.run_forever, name=self._name, daemon=True
                 )

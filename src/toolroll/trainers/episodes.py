@@ -284,7 +284,7 @@ def check_template(template: ChatTemplate) -> None:
     produce wrong tokens.
     """
     report = certify(template)
-    wrong = [probe.what for probe in report.probes if probe.outcome == "wrong"]
+    wrong = [probe.detail for probe in report.probes if probe.outcome == "wrong"]
     if wrong:
         raise UsageError(
             f"this chat template cannot be used for training, because its tokens would be wrong "

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from toolroll.rollout.engine import EngineClient, ModelInfo, Progress
-from toolroll.rollout.engine.response import check_ids, check_logprobs
+from toolroll.rollout.engine.response import check_cached, check_ids, check_logprobs
 from toolroll.rollout.errors import CompletionError, UsageError
 from toolroll.rollout.model.model import Model
 from toolroll.rollout.runtime.routed_experts import new_rows
@@ -126,7 +126,7 @@ class FrameworkEngine(EngineClient):
             text=turn.text,
             weight_versions=turn.weight_versions,
             prompt_tokens=len(request.input_ids),
-            cached_tokens=turn.cached_tokens,
+            cached_tokens=check_cached(turn.cached_tokens),
             latency=perf_counter() - start,
             top_logprobs=turn.top_logprobs,
             routed_experts=self._routed_experts(turn, request) if len(ids) else None,

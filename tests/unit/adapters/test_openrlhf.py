@@ -409,7 +409,8 @@ async def test_d8_d9_the_engine_is_called_in_the_callers_loop_and_nothing_stays_
     async with endpoint(load_embedded_tokenizer(), lambda request: "Hello.") as bench:
         for _ in range(3):
             await bench.client(None).chat.completions.create(model="m", messages=[USER])
-        assert len(bench.endpoint.sessions) == 0  # a request without a session leaves nothing
+        sessions = bench.endpoint.sessions.all()  # one for each conversation
+        assert [live.id.partition("-")[0] for live in sessions] == ["unnamed"] * 3
 
 
 async def test_d10_a_missing_logprob_is_no_probability_of_one() -> None:

@@ -578,11 +578,12 @@ async def test_an_episode_may_be_played_twice_by_a_process_that_was_only_unreach
 
 
 async def test_generate_rollout_continues_what_the_engine_aborts(
-    sample_type: Any, closing: None, environments: Environments
+    sample_type: Any, closing: None, environments: Environments, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An aborted group is played on in the same rollout, and is no failure."""
+    monkeypatch.setattr(training, "_MOST_ABORTED", 1)
     async with serving(faults=cut_once()) as (_, args):
-        vars(args).update(over_sampling_batch_size=1, partial_rollout=True, toolroll_max_dropped=1)
+        vars(args).update(over_sampling_batch_size=1, partial_rollout=True)
         source = DataSource(sample_type, [{"prompt": 0}], n=2)
         output = await asyncio.to_thread(generate_rollout, args, 5, source)
     assert [group[0].group_index for group in output.samples] == [0, 1]
@@ -598,8 +599,9 @@ async def test_an_engine_that_aborts_every_request_ends_the_rollout(
     sample_type: Any, closing: None, environments: Environments, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(training, "_MOST_CONTINUED", 3)
+    monkeypatch.setattr(training, "_MOST_ABORTED", 1)
     async with serving(faults=lambda request: Fault(abort_after=1)) as (_, args):
-        vars(args).update(over_sampling_batch_size=1, partial_rollout=True, toolroll_max_dropped=1)
+        vars(args).update(over_sampling_batch_size=1, partial_rollout=True)
         source = DataSource(sample_type, [{"prompt": 0}], n=1)
         with pytest.raises(RolloutError, match="could not be graded"):
             await asyncio.to_thread(generate_rollout, args, 5, source)

@@ -115,9 +115,11 @@ async def test_a_group_with_an_aborted_episode_is_replaced(sample_type: Any, clo
     )
 
 
-async def test_a_rollout_of_failures_ends_with_their_words(sample_type: Any, closing: None) -> None:
+async def test_a_rollout_of_failures_ends_with_their_words(
+    sample_type: Any, closing: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(training, "_MOST_ABORTED", 3)
     async with serving(faults=lambda request: Fault(status=400, body=b"out of order")) as (_, args):
-        args.toolroll_max_dropped = 3
         source = DataSource(sample_type, [{"prompt": 0}], n=2)
         with pytest.raises(RolloutError, match=r"3 groups in a row.*EngineError"):
             await asyncio.to_thread(generate_rollout, args, 0, source)

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import threading
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 from support.loop_clock import skip
-from support.scripted_runs import AsyncScripted, Scripted, ScriptedFactory, Talker, play
+from support.scripted_runs import Scripted, ScriptedFactory, Talker, play
 
 from toolroll.rollout.errors import UsageError
+from toolroll.rollout.runs import runner
 from toolroll.rollout.runs.runner import Runner
-from toolroll.rollout.runtime.event_loop import run
 from toolroll.rollout.runtime.threads import Threads
 from toolroll.rollout.settings import RunSettings
 from toolroll.rollout.types import Episode, Observation, StepResult, StopReason, Task
@@ -34,11 +32,14 @@ class Hanging:
             self.free.wait(60)
 
 
-async def test_two_hanging_tasks_of_forty_take_nothing_from_the_others() -> None:
+async def test_two_hanging_tasks_of_forty_take_nothing_from_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(runner, "_FIRST_PAUSE", 0.0)
     hanging = Hanging("t-0", "t-1")
     factory = ScriptedFactory(lambda: Scripted(hanging), count=40)
     playing = asyncio.create_task(
-        play(factory, step_timeout=600, reruns=2, rerun_pause=0.0, concurrency=2, threads=2)
+        play(factory, step_timeout=600, reruns=2, concurrency=2, threads=2)
     )
     try:
         for attempts in range(1, 4):
@@ -54,72 +55,6 @@ async def test_two_hanging_tasks_of_forty_take_nothing_from_the_others() -> None
     assert late.keys() == {"t-0", "t-1"}
     assert {result.stop_reason for result in late.values()} == {StopReason.TIME_LIMIT}
     assert sum(episode.result.reward == 1.0 for episode in episodes) == 38
-
-
-def forever() -> None:
-    while True:
-        pass
-
-
-def swallows() -> None:
-    while True:
-        with contextlib.suppress(Exception):
-            time.sleep(3600)
-
-
-def locks() -> None:
-    lock = threading.Lock()
-    lock.acquire()
-    lock.acquire()
-
-
-@pytest.mark.parametrize(
-    ("name", "block", "limit"),
-    [
-        ("reset", forever, "step_timeout"),
-        ("step", forever, "episode_timeout"),
-        ("step", swallows, "step_timeout"),
-        ("reset", locks, "episode_timeout"),
-    ],
-)
-def test_a_call_that_blocks_the_event_loop_ends_at_its_limit(
-    name: str, block: Callable[[], Any], limit: str
-) -> None:
-    """The test hangs if nothing interrupts the call."""
-
-    async def act(method: str, task: Task) -> None:
-        if method == name and task.id == "t-1":
-            block()
-
-    limits: dict[str, Any] = {limit: 0.05}
-    factory = ScriptedFactory(lambda: AsyncScripted(act), count=3)
-    episodes = run(play(factory, concurrency=1, **limits))
-    stopped = episodes[1].result
-    assert stopped.stop_reason is StopReason.TIME_LIMIT
-    assert [episode.result.reward for episode in episodes] == [1.0, None, 1.0]
-
-
-def test_an_episode_beside_a_blocked_loop_names_the_blocking_environment() -> None:
-    """It waits for something that cannot come while the loop is blocked."""
-    waits: list[str] = []
-
-    async def act(method: str, task: Task) -> None:
-        if method == "step" and task.id == "t-1":
-            while "t-0" not in waits:
-                await asyncio.sleep(0)
-            forever()
-        if method == "step" and task.id == "t-0":
-            waits.append(task.id)
-            await asyncio.sleep(60)
-
-    factory = ScriptedFactory(lambda: AsyncScripted(act), count=2)
-    beside, blocking = run(play(factory, concurrency=2, step_timeout=0.3))
-    text = beside.result.info["error"]["message"]
-    assert "because another environment blocked the event loop (AsyncScripted of t-1)" in text
-    text = blocking.result.info["error"]["message"]
-    assert (
-        "AsyncScripted.step blocked the event loop beyond its time limit (scripted_runs.py" in text
-    )
 
 
 class Endless(Sequence[Any]):
@@ -174,8 +109,8 @@ async def test_too_many_of_them_end_the_run_with_a_message_that_names_the_enviro
     try:
         calls = Threads(2, most_given_up=3, grace=0.0)
         agent = Talker(calls, step_timeout=600)
-        runner = Runner(factory, lambda: agent, RunSettings(concurrency=2))
-        running = asyncio.create_task(runner.run(factory.tasks("test"), episodes.append))
+        run = Runner(factory, lambda: agent, RunSettings(concurrency=2)).run
+        running = asyncio.create_task(run(factory.tasks("test"), episodes.append))
         seen = 0
         while not running.done():
             if hanging.hung > seen:

@@ -42,6 +42,7 @@ def environment_with(name: str) -> tuple[BfclEnvironment, BfclInstances]:
 def test_bombs_are_answered_at_once(name: str, arguments: dict[str, Any]) -> None:
     _, instances = environment_with("MathAPI")
     assert instances.call(name, arguments).startswith("Error during execution")
+    assert instances.call(name, {}, arguments.values()) == instances.call(name, arguments)
     assert peak(lambda: instances.call(name, arguments)) < 50_000, (
         "a number was computed before it was refused"
     )
@@ -50,6 +51,8 @@ def test_bombs_are_answered_at_once(name: str, arguments: dict[str, Any]) -> Non
 def test_sane_numbers_are_computed() -> None:
     _, instances = environment_with("MathAPI")
     assert instances.call("power", {"base": 2, "exponent": 10}) == '{"result": 1024}'
+    assert instances.call("power", {"exponent": 10}, [2]) == '{"result": 1024}'
+    assert "missing 1 required positional argument" in instances.call("power", {"base": 2})
 
 
 def test_precision_stays_in_the_episode() -> None:

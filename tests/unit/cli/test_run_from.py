@@ -107,3 +107,32 @@ def test_what_is_recorded_has_no_passwords() -> None:
     config = RunConfig(env="desk", model="tiny", engine=address, user_url=f"{address}/v1")
     assert "secret" not in json.dumps(config.options)
     assert config.options["engine"] == "http://***@127.0.0.1:1"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "given"),
+    [
+        ("env", "/tmp/gone.py:Env", ["/tmp/gone.py:Env"]),
+        ("env", "gone:Env", ["gone:Env"]),
+        ("agent", "/tmp/gone.py:Agent", ["--agent", "tool-calling"]),
+        ("command", "touch gone", ["--command", "true"]),
+        ("trust_remote_code", True, ["--trust-remote-code"]),
+    ],
+)
+@pytest.mark.parametrize("part", ["environments", "provenance"])
+def test_code_that_a_record_names_is_not_run_unless_it_is_trusted(
+    recorded: Path, tmp_path: Path, name: str, value: Any, given: list[str], part: str
+) -> None:
+    changed = settings(recorded)
+    entry = changed["provenance"]["desk"][0]["options"]
+    if part == "environments" and name != "env":
+        entry = changed["environments"]["desk"]
+    entry[name] = value
+    (tmp_path / "run.json").write_text(json.dumps(changed))
+    again = ["run", "--from", tmp_path, "--model", tmp_path / "gone"]
+    with pytest.raises(UsageError, match=rf"names code that would be run \({name}: "):
+        toolroll(*again)
+    for more in (["--trust"], given):
+        with pytest.raises(UsageError) as later:
+            toolroll(*again, *more)
+        assert "names code" not in str(later.value)

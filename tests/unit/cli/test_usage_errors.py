@@ -24,7 +24,6 @@ SHOWN = {
     "--engine": "Default: http://127.0.0.1:30000",
     "--samples": "Default: 1",
     "--concurrency": "Default: 64",
-    "--temperature": "Default: 1.",
     "--parser": "Default: auto",
     "--max-turns": "Default: 30",
     "--verify": "Default: sample",
@@ -127,8 +126,8 @@ def refused(
         ([*RUN, "--engine", "http://127.0.0.1:9", "--engine-timeout", "0"], "127.0.0.1:9"),
         ([*RUN, "--samples", "0"], "--samples: must be at least 1"),
         (
-            ["export", "run", "--format", "tau-bench", "--out", "nope/x"],
-            "nope/x cannot be written: No such file or directory",
+            ["export", "run", "--format", "atif", "--out", "afile/x"],
+            "cannot create afile/x: Not a directory",
         ),
         (["view", "run", "--out", "nope/x"], "--out nope/x: there is no folder nope"),
         (["view", "run", "--out", "."], "--out . is a folder: the page is a file"),

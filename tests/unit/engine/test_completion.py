@@ -242,7 +242,6 @@ def test_a_weight_version_that_is_no_span_is_refused_in_words(spans: Any) -> Non
     ("top", "meta"),
     [
         ({}, {"output_token_logprobs": 5}),
-        ({}, {"cached_tokens": "x"}),
         ({}, {"weight_versions": 7}),
         ({}, {"output_top_logprobs": [5]}),
         ({"output_ids": False}, {}),

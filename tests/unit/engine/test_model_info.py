@@ -16,6 +16,8 @@ from support.loop_clock import skip
 
 from toolroll.rollout.engine import EngineConfig, ModelInfo
 from toolroll.rollout.errors import EngineError, UsageError
+from toolroll.rollout.model.identity import check_identity
+from toolroll.rollout.template import ChatTemplate
 
 # --- model info, workers, health, post ------------------------------------------------------------
 
@@ -25,7 +27,7 @@ async def test_model_info_is_asked_once_and_the_configuration_overrides(tokenize
         async with client(engine.url, model_info=None, vocab_size=77) as calls:
             told = await asyncio.gather(*(calls.model_info() for _ in range(5)))
         assert set(told) == {
-            ModelInfo(2048, 77, "default", "embedded", 2041, sglang_version="0.5.23")
+            ModelInfo(2048, 77, "default", "embedded", 2041, sglang_version="0.5.23+embedded")
         }
         async with client(engine.url, model_info=None, context_length=512) as calls:
             assert (await calls.model_info()).context_length == 512
@@ -223,3 +225,71 @@ def test_a_bad_configuration_is_refused() -> None:
         EngineConfig(engine="http://h", timeout=3)  # type: ignore[call-arg]
     with pytest.raises(UsageError, match="retries: must be at least 0"):
         EngineConfig(engine="http://h", retries=-1)
+
+
+# --- what a router says of its workers -----------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "listed",
+    [
+        True,
+        7,
+        "http://h:1",
+        {"workers": True},
+        {"workers": {"url": "http://h:1"}},
+        {"workers": [{"url": 7}, {"url": "ftp://h"}, {"url": "http://[h"}, {"url": True}, 5]},
+    ],
+)
+async def test_a_list_of_workers_that_is_none_is_not_used(listed: Any) -> None:
+    async with (
+        http_server({"/workers": says(listed)}) as url,
+        client(url, model_info=None) as calls,
+    ):
+        assert await calls.workers() == [url]
+        assert (await calls.model_info()).context_length is None
+
+
+async def test_a_worker_that_never_answers_costs_one_time_limit(tokenizer: Any) -> None:
+    asked: list[str] = []
+
+    async def silent(http: web.Request) -> web.StreamResponse:
+        asked.append(http.path)
+        return await asyncio.get_running_loop().create_future()
+
+    paths = ("/model_info", "/server_info", "/v1/models", "/tokenize", "/v1/loads")
+    async with (
+        embedded(tokenizer) as (engine, _),
+        http_server(dict.fromkeys(paths, silent)) as worker,
+    ):
+        workers = says({"workers": [{"url": worker}, {"url": engine.url}]})
+        async with (
+            http_server({"/workers": workers}) as url,
+            client(url, model_info=None, connect_timeout=0.2) as calls,
+        ):
+            for _ in range(3):
+                await calls.model_info()
+            assert await calls.workers() == [engine.url]
+            template = ChatTemplate(tokenizer)
+            assert await check_identity(calls, template, name="embedded") == []
+    assert asked == ["/model_info"]
+
+
+async def test_a_second_worker_that_never_answers_is_not_asked_to_encode(tokenizer: Any) -> None:
+    asked: list[str] = []
+
+    async def silent(http: web.Request) -> web.StreamResponse:
+        asked.append(http.path)
+        return await asyncio.get_running_loop().create_future()
+
+    async with (
+        embedded(tokenizer) as (engine, _),
+        http_server({"/model_info": silent, "/tokenize": silent}) as worker,
+    ):
+        workers = says({"workers": [{"url": engine.url}, {"url": worker}]})
+        async with (
+            http_server({"/workers": workers}) as url,
+            client(url, model_info=None, connect_timeout=0.2) as calls,
+        ):
+            assert await check_identity(calls, ChatTemplate(tokenizer), name="embedded") == []
+    assert asked == ["/model_info"]

@@ -47,12 +47,15 @@ async def test_the_pauses_grow_to_a_limit_and_are_jittered() -> None:
     assert len(set(pauses)) == 7
 
 
+@pytest.mark.parametrize("status", [429, 503])
 @pytest.mark.parametrize(
     ("header", "least", "most"),
     [("7", 7.0, 7.0), ("9999", 60.0, 60.0), ("soon", 0.0, 0.4), ("-3", 0.0, 0.4)],
 )
-async def test_a_server_says_when_to_come_back(header: str, least: float, most: float) -> None:
-    _, handle = flaky(refusal(429, {}, **{"Retry-After": header}), completion([3]))
+async def test_a_server_says_when_to_come_back(
+    header: str, least: float, most: float, status: int
+) -> None:
+    _, handle = flaky(refusal(status, {}, **{"Retry-After": header}), completion([3]))
     pauses = Pauses()
     async with (
         http_server({"/generate": handle}) as url,

@@ -13,13 +13,10 @@ import pytest
 from openai import BadRequestError
 from support.endpoints import endpoint
 from support.episodes import agent, call, serving
-from support.http import router_over
 
 from toolroll.endpoint.in_process import ManagedServer
 from toolroll.rollout.errors import UsageError
-from toolroll.rollout.model.model import Model
 from toolroll.rollout.model.tokenizers import find_placeholders
-from toolroll.rollout.settings import RolloutArgs
 from toolroll.rollout.types import (
     Action,
     Environment,
@@ -170,18 +167,3 @@ async def test_a_prompt_of_the_client_with_a_placeholder_is_refused_by_name(visi
         with pytest.raises(UsageError, match=r"<\|pad\|>, which stands for an image"):
             await m.get_logprobs(input_ids=ids)
     assert bench.engine.log == []
-
-
-async def test_a_ban_is_a_logit_bias_and_no_router_may_drop_it(vision: Any) -> None:
-    args = RolloutArgs(engine="http://127.0.0.1:1", ban_placeholders=True, context_length=64)
-    placeholder = str(placeholder_of(vision))
-    async with Model.from_args(args, tokenizer=vision) as model:
-        params = await model.effective_params({"logit_bias": {"5": 1.0}}, 8, model.template)
-    assert params["logit_bias"] == {"5": 1.0, placeholder: -100.0}
-    async with router_over("http://127.0.0.1:1") as url:
-        behind = args.model_copy(update={"engine": url})
-        async with Model.from_args(behind, tokenizer=vision) as model:
-            with pytest.raises(UsageError, match=f"ban_placeholders .* the router at {url} drops"):
-                await model.check_identity()
-    async with Model.from_args(RolloutArgs(context_length=64), tokenizer=vision) as model:
-        assert "logit_bias" not in await model.effective_params({}, 8, model.template)

@@ -14,7 +14,7 @@ from jsonschema_rs import ValidationErrorKind as Kind
 
 from toolroll.parsers.reading.resolve import Schema
 from toolroll.parsers.reading.validator import (
-    MOST_COMPILED,
+    MOST_PARTS,
     MOST_WORK,
     NotChecked,
     Validator,
@@ -142,15 +142,13 @@ def doubled(levels: int, **more: Any) -> Any:
 @pytest.mark.parametrize(
     ("schema", "value"),
     [
-        (doubled(24), 1),
         ({"uniqueItems": True}, [2**70 + number for number in range(3000)]),
-        ({"items": {"enum": [{"a": number} for number in range(1900)]}}, [[0]] * 3000),
+        ({"items": {"enum": [{"a": number} for number in range(900)]}}, [[0]] * 3000),
         ({"items": {"anyOf": [STRING] * 1900}}, list(range(3000))),
         ({"items": {"multipleOf": 0.1}}, [0.1] * 200_000),
-        ({"items": doubled(8), "$defs": doubled(8)["$defs"]}, [1] * 3000),
+        ({"items": doubled(6), "$defs": doubled(6)["$defs"]}, [1] * 3000),
     ],
     ids=[
-        "references",
         "unique items",
         "an enum",
         "alternatives",
@@ -166,15 +164,31 @@ def test_a_check_is_bounded(schema: Any, value: Any) -> None:
 @pytest.mark.parametrize(
     "schema",
     [
-        doubled(14, unevaluatedProperties=False),
-        doubled(14, unevaluatedItems=False),
-        {"properties": {str(at): doubled(9, unevaluatedItems=False) for at in range(9)}}
-        | {"$defs": doubled(9)["$defs"]},
+        doubled(24),
+        {"allOf": [STRING] * MOST_PARTS},
+        {"enum": ["x" * 400] * (MOST_PARTS // 2)},
+        {"enum": [*range(MOST_PARTS // 8)]},
+        {"enum": [number / 2 for number in range(MOST_PARTS // 60)]},
+        doubled(8, unevaluatedProperties=False),
+        doubled(8, unevaluatedItems=False),
+        {"properties": {str(at): doubled(6, unevaluatedItems=False) for at in range(9)}}
+        | {"$defs": doubled(6)["$defs"]},
     ],
 )
-def test_the_time_to_compile_a_schema_is_bounded(schema: Any) -> None:
-    with pytest.raises(NotChecked, match=f"more than {MOST_COMPILED} parts"):
+def test_the_size_of_a_schema_is_bounded(schema: Any) -> None:
+    with pytest.raises(NotChecked, match=f"more than {MOST_PARTS} parts"):
         validator(schema)
+
+
+@pytest.mark.parametrize(
+    ("value", "size"),
+    [(None, 1), (True, 1), ("x" * 399, 1), ("x" * 400, 2), (7, 8), (0.5, 64), ({}, 1), ([], 1)],
+)
+def test_the_size_of_a_schema_is_the_number_of_its_values(value: Any, size: int) -> None:
+    most = (MOST_PARTS - 2) // size  # beside the schema and the array
+    validator({"examples": [value] * most})
+    with pytest.raises(NotChecked):
+        validator({"examples": [value] * (most + 1)})
 
 
 def test_nested_unevaluated_keywords_are_bounded() -> None:
@@ -189,9 +203,9 @@ def test_nested_unevaluated_keywords_are_bounded() -> None:
     ("schema", "value"),
     [
         ({"items": {"anyOf": [STRING] * 1900}}, list(range(100))),
-        ({"allOf": [STRING] * 1900}, ["x" * 100] * 400),
+        ({"allOf": [STRING] * 1900}, ["x" * 100] * 100),
         ({"items": {"const": ["y" * 50] * 3000}}, ["x"] * 40),
-        (doubled(12), -1),
+        ({"items": doubled(6), "$defs": doubled(6)["$defs"]}, [-1] * 50),
         ({"anyOf": [{"properties": {"a": {"$ref": "#"}}}] * 2, "type": "object"}, nested(90)),
     ],
     ids=["alternatives", "long messages", "long schemas", "references", "recursive alternatives"],
@@ -201,21 +215,14 @@ def test_many_errors_are_not_listed(schema: Any, value: Any) -> None:
 
 
 NOT_ONE = (
-    {"allOf": [STRING] * 2001},
     {"type": [*range(10)]},
     {"type": 3},
     {"type": "dict"},
-    {"$ref": "#"},
-    {"not": {"$ref": "#"}},
-    {"anyOf": [{"$ref": "#/$defs/x"}], "$defs": {"x": {"oneOf": [{"$ref": "#"}]}}},
-    {
-        "$defs": {"x": {"allOf": [{"$ref": "#"}]}},
-        "anyOf": [{"items": {"$ref": "#/$defs/x"}}, {"$ref": "#/$defs/x"}],
-    },
-    {"$defs": {"x": {"$dynamicAnchor": "x"}, "y": {"$id": "/y", "$dynamicAnchor": "x"}}},
+    {"$defs": {"x": {"$dynamicAnchor": "x"}}},
+    {"$dynamicAnchor": "x"},
     {"$defs": {"x": {"$schema": OLD}}},
     {"minimum": "3"},
-    deep(60),
+    deep(51),
     doubled(60),
     {"$defs": {str(at): {"$ref": f"#/$defs/{at + 1}"} for at in range(1900)}, "$ref": "#/$defs/0"},
 )
@@ -225,6 +232,35 @@ NOT_ONE = (
 def test_what_is_no_schema_or_too_large_checks_nothing(schema: Any) -> None:
     with pytest.raises(NotChecked):
         validator(schema)
+
+
+def test_the_deepest_schema_is_checked() -> None:
+    assert validator(deep(50)).problem(nested(50)) is not None
+
+
+EACH_OTHER: Any = {
+    str(at): {"allOf": [{"$ref": f"#/$defs/{to}"} for to in range(10)], **STRING}
+    for at in range(10)
+}
+
+
+@pytest.mark.parametrize(
+    ("schema", "fits"),
+    [
+        ({"$ref": "#", **STRING}, True),
+        ({"allOf": [{"$ref": "#/$defs/x"}], "$defs": {"x": {"$ref": "#", **STRING}}}, True),
+        ({"anyOf": [{"$ref": "#/$defs/x"}], "$defs": {"x": {"oneOf": [{"$ref": "#"}]}}}, False),
+    ],
+)
+def test_a_schema_that_refers_to_itself_checks_the_rest(schema: Any, fits: bool) -> None:
+    """What it refers to fits, so an `anyOf` with it always does."""
+    assert validator(schema).problem("x") is None
+    assert (validator(schema).problem(1) is not None) is fits
+
+
+def test_schemas_that_all_refer_to_each_other_are_too_large() -> None:
+    with pytest.raises(NotChecked, match=f"more than {MOST_PARTS} parts"):
+        validator({"$defs": EACH_OTHER, "$ref": "#/$defs/0"})
 
 
 @pytest.mark.parametrize("value", ["\ud800", {1: 2}])

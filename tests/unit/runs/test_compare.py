@@ -127,10 +127,10 @@ def test_runs_that_differ_in_more_than_the_model_are_refused_by_name(
 
 def test_another_model_is_what_is_compared(tmp_path: Path) -> None:
     base = folder(tmp_path / "a", many(4, 2))
-    other = folder(tmp_path / "b", many(4, 2), model="other", temperature=0.5, processes=2)
+    other = folder(tmp_path / "b", many(4, 2), model="other", top_p=0.5, processes=2)
     assert comparison(base, other)["settings"] == [
         'model: baseline "tiny", candidate "other"',
-        "temperature: baseline not set, candidate 0.5",
+        "top_p: baseline not set, candidate 0.5",
     ]
 
 
@@ -220,10 +220,10 @@ def test_a_gate_has_three_exit_statuses(
 ) -> None:
     base = folder(tmp_path / "a", many(100, 100))
     other = folder(tmp_path / "b", many(100, passes))
-    result = toolroll("compare", base, other, "--fail-if-worse", 5)
+    result = toolroll("compare", base, other, "--fail-if-worse", 0.05)
     assert (result.exit_code, verdict in result.stdout) == (status, True), result.stdout
     assert "the hypothesis that the mean reward fell by 0.05); such runs show" in result.stdout
-    assert "a gate of 5 points needs" not in result.stdout, "100 tasks are enough"
+    assert "a gate of 0.05 needs" not in result.stdout, "100 tasks are enough"
     assert toolroll("compare", base, other).exit_code == 0
 
 
@@ -233,10 +233,10 @@ def test_a_gate_says_how_many_tasks_it_needs(tmp_path: Path, candidates: int) ->
     needed = {1: 41, 3: 51}[candidates]
     for count, status in ((needed - 1, 4), (needed, 0)):
         base = folder(tmp_path / str(count), many(count, count))
-        arguments = ("compare", base, *[base] * candidates, "--fail-if-worse", 5)
+        arguments = ("compare", base, *[base] * candidates, "--fail-if-worse", 0.05)
         result = toolroll(*arguments)
         assert result.exit_code == status
-        line = f"a gate of 5 points needs at least {needed} tasks, even if nothing changed"
+        line = f"a gate of 0.05 needs at least {needed} tasks, even if nothing changed"
         assert (line in result.stdout) == (status == 4)
         gates = [
             found["gate"]
@@ -244,7 +244,32 @@ def test_a_gate_says_how_many_tasks_it_needs(tmp_path: Path, candidates: int) ->
         ]
         assert gates == [{"loss": 0.05, "tasks_if_unchanged": needed}] * candidates
     zero = toolroll("compare", base, base, "--fail-if-worse", 0).stdout
-    assert "a gate of 0 points cannot pass if nothing changed" in zero
+    assert "a gate of 0 cannot pass if nothing changed" in zero
+
+
+def test_a_gate_notices_an_improvement(tmp_path: Path) -> None:
+    base, other = folder(tmp_path / "a", many(40, 5)), folder(tmp_path / "b", many(40, 30))
+    assert ": better" in toolroll("compare", base, other, "--fail-if-worse", 0.02).stdout
+
+
+@pytest.mark.parametrize("option", ["--fail-if-worse", "--margin", "--power-for"])
+def test_a_difference_that_rewards_cannot_have_is_refused(tmp_path: Path, option: str) -> None:
+    base = folder(tmp_path / "a", many(4, 2))
+    with pytest.raises(UsageError, match=f"{option} is 2, in rewards, .* differ by at most 1"):
+        toolroll("compare", base, base, option, 2)
+
+
+def test_three_tasks_can_show_no_difference(tmp_path: Path) -> None:
+    base = folder(tmp_path / "a", many(3, 2))
+    assert "no difference of these rewards is large" in toolroll("compare", base, base).stdout
+
+
+def test_another_model_has_one_name(tmp_path: Path) -> None:
+    sides = [{"tokenizer_sha256": side, "template_sha256": side} for side in "ab"]
+    base, other = (folder(tmp_path / s["template_sha256"], many(4, 2), provenance=s) for s in sides)
+    with pytest.raises(UsageError, match=r"To allow it: --allow-different model$"):
+        comparison(base, other)
+    assert comparison(base, other, allowed=["model"])["verdict"] == "inconclusive"
 
 
 def test_several_candidates_are_corrected(tmp_path: Path) -> None:
@@ -261,7 +286,7 @@ def test_several_candidates_are_corrected(tmp_path: Path) -> None:
 
 def test_the_table_and_the_markdown_have_the_same_rows(tmp_path: Path) -> None:
     base = folder(tmp_path / "a", many(40, 20))
-    other = folder(tmp_path / "b", many(40, 21, start=1), temperature=0.5)
+    other = folder(tmp_path / "b", many(40, 21, start=1), top_p=0.5)
     options = ["--margin", "0.5", "--power-for", "0.03"]
     table = toolroll("compare", base, other, *options).stdout
     text = toolroll("compare", base, other, *options, "--markdown").stdout
@@ -276,7 +301,7 @@ def test_the_table_and_the_markdown_have_the_same_rows(tmp_path: Path) -> None:
         " for the hypothesis that the mean reward did not change)",
         "worse in 1 task: t-0 1.00 -> 0.00",
         "better in 2 tasks: t-20 0.00 -> 1.00, t-21 0.00 -> 1.00",
-        "also different: temperature: baseline not set, candidate 0.5",
+        "also different: top_p: baseline not set, candidate 0.5",
     ):
         assert words in table and words in text, words
     assert "---" not in table and "---" in text

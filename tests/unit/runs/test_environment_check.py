@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 import re
-import sqlite3
 import threading
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -26,7 +23,6 @@ from toolroll import (
     UsageError,
 )
 from toolroll.evaluation.environment_check import CheckResult, check
-from toolroll.evaluation.environment_recorder import EnvironmentRecorder
 from toolroll.rollout.runs.environment_class import EnvironmentClass
 from toolroll.rollout.runs.registry import find_environment
 from toolroll.rollout.types import EnvironmentFactory, EnvironmentOptions
@@ -96,20 +92,6 @@ class LongResult(LeftOver):
         return f"{'x' * 500} step {super().call(call)} {'y' * 500}"
 
 
-class Shared(Adder):
-    """The state is one for all episodes, and is reset with each."""
-
-    state: ClassVar[dict[str, Any]] = {}
-
-    def reset(self, task: Task, seed: int) -> Observation:
-        found = super().reset(task, seed)
-        self.state.update(task.data)
-        return found
-
-    def call(self, call: ToolCall) -> str:
-        return str(self.state["a"] + self.state["b"])
-
-
 class Careless(Adder):
     def call(self, call: ToolCall) -> str:
         assert call.arguments is not None
@@ -120,24 +102,6 @@ class WrongReference(Adder):
     @staticmethod
     def reference(task: Task) -> Sequence[Action]:
         return [Action("It is 3.")]
-
-
-class Blocking(Adder):
-    """Waits on the event loop."""
-
-    async def step(self, action: Action) -> StepResult:  # type: ignore[override]
-        if not action.tool_calls:
-            time.sleep(0.055)  # noqa: ASYNC251 - the fault
-        return super().step(action)
-
-
-class BlockingPlain(Adder):
-    blocking = False
-
-    def step(self, action: Action) -> StepResult:
-        if not action.tool_calls:
-            time.sleep(0.055)
-        return super().step(action)
 
 
 class WrongSchema(Adder):
@@ -155,23 +119,33 @@ class RequiredButUnknown(Adder):
         return Observation(super().reset(task, seed).messages, tools=[tool])
 
 
+class Untyped(Adder):
+    def reset(self, task: Task, seed: int) -> Observation:
+        properties = NUMBERS["properties"] | {"b": {"description": "the second number"}}
+        function = {"name": "add", "parameters": NUMBERS | {"properties": properties}}
+        tool = {"type": "function", "function": function}
+        return Observation(super().reset(task, seed).messages, tools=[tool])
+
+
+class NoObject(Adder):
+    def reset(self, task: Task, seed: int) -> Observation:
+        tool = {"type": "function", "function": {"name": "add", "parameters": {}}}
+        return Observation(super().reset(task, seed).messages, tools=[tool])
+
+
+class Generous(Adder):
+    """Each answer is right."""
+
+    def step(self, action: Action) -> StepResult:
+        result = super().step(action)
+        return StepResult(result.messages, reward=1.0, done=result.done)
+
+
 class Silent(Adder):
     """A call is not answered."""
 
     def step(self, action: Action) -> StepResult:
         return StepResult() if action.tool_calls else super().step(action)
-
-
-class OneThread(Adder):
-    """A connection that may be used in the thread that made it only."""
-
-    def reset(self, task: Task, seed: int) -> Observation:
-        self.database = sqlite3.connect(":memory:")
-        return super().reset(task, seed)
-
-    def call(self, call: ToolCall) -> str:
-        self.database.execute("select 1")
-        return super().call(call)
 
 
 class BadReset(Adder):
@@ -193,11 +167,6 @@ class NotANumber(Adder):
 class BadClose(Adder):
     def close(self) -> None:
         raise OSError("the socket is gone")
-
-
-class CloseBeforeReset(Adder):
-    def close(self) -> None:
-        del self.task
 
 
 class Doubled(Adder):
@@ -229,40 +198,38 @@ class BadConstructor(Adder):
 
 
 BROKEN = [
-    (Unseeded, "same seed, same episode", r"messages\[1\].content of reset is '"),
+    (Unseeded, "same seed", r"task small differs .*: messages\[1\].content is '"),
     (
         LeftOver,
-        "same seed, same episode",
-        r"messages\[0\].content of step 1 is '\d+' the first time and '\d+' the second time$",
+        "same seed",
+        r"messages\[2\].content is '\d+' the first time and '\d+' the second time$",
     ),
     (
         LongResult,
-        "same seed, same episode",
-        r"messages\[0\].content of step 1 is \.\.\. 'x+ step \d+ y+ \.\.\. the first time and ",
+        "same seed",
+        r"messages\[2\].content is \.\.\. 'x+ step \d+ y+ \.\.\. the first time and ",
     ),
+    (Careless, "wrong calls", r"an unknown tool, no_such_tool\(\{\}\): .*KeyError: 'a'"),
+    (WrongReference, "reference actions", r"1 of 2 do not earn 1.0: large: 0.0$"),
     (
-        Shared,
-        "two episodes at once",
-        r"task small changes if another episode runs: messages\[0\].content of step 1 is '3' alone "
-        "and '70' with another episode$",
+        Generous,
+        "doing nothing",
+        "a farewell earns 1.0 in 2 of 2: a model would learn to do nothing$",
     ),
-    (Careless, "wrong arguments", r"an unknown tool, no_such_tool\(\{\}\): .*KeyError: 'a'"),
-    (WrongReference, "reference actions", r"1 of 2 do not earn 1.0: large: 0.0"),
-    (Blocking, "event loop", "a call of Blocking blocks the event loop for 0.0"),
-    (BlockingPlain, "event loop", "a call of BlockingPlain blocks the event loop for 0.0"),
-    (WrongSchema, "tool schemas", 'add: parameters/properties/a/type: "int" is not valid'),
-    (RequiredButUnknown, "tool schemas", "add: 'c' is required and not among the properties"),
-    (Silent, "an episode", "Silent.step returned no tool message for the call to add"),
-    (BadReset, "an episode", "BadReset.reset must return an Observation, not dict"),
-    (BadMessage, "an episode", r"messages\[0\] must be a mapping with a role"),
-    (NotANumber, "an episode", "NotANumber.step gave the reward nan"),
-    (BadClose, "close", "close failed: .*OSError: the socket is gone"),
-    (CloseBeforeReset, "close", "before reset: CloseBeforeReset.close failed: AttributeError"),
+    (WrongSchema, "argument types", 'add: parameters/properties/a/type: "int" is not valid'),
+    (RequiredButUnknown, "argument types", "add: the argument 'c' has no type$"),
+    (Untyped, "argument types", "add: the argument 'b' has no type$"),
+    (NoObject, "argument types", 'add: the parameters must have "type": "object"$'),
+    (Silent, "same seed", "Silent.step returned no tool message for the call to add"),
+    (BadReset, "same seed", "BadReset.reset must return an Observation, not dict"),
+    (BadMessage, "same seed", r"messages\[0\] must be a mapping with a role"),
+    (NotANumber, "same seed", "NotANumber.step gave the reward nan"),
+    (BadClose, "same seed", "BadClose.close failed: .*OSError: the socket is gone"),
     (Doubled, "tasks", "1 task ids are not unique, such as 'same'"),
-    (Endless, "an episode", "step took more than 0.1 s"),
-    (BadReference, "an episode", "KeyError: 'solution'"),
-    (BadConstructor, "an episode", "KeyError: 'rooms'"),
-    (Exits, "an episode", r"Exits.step failed: SystemExit: 3 \("),
+    (Endless, "same seed", "step took more than 0.1 s"),
+    (BadReference, "same seed", "KeyError: 'solution'"),
+    (BadConstructor, "same seed", "KeyError: 'rooms'"),
+    (Exits, "same seed", r"Exits.step failed: SystemExit: 3 \("),
 ]
 
 
@@ -281,41 +248,96 @@ def failed(results: list[CheckResult]) -> list[str]:
 async def test_each_fault_is_found_once_and_named(
     kind: type[Environment], name: str, words: str
 ) -> None:
-    tasks = 1 if name == "event loop" else 2  # each of its steps waits
     time_limit = 0.1 if kind is Endless else 60.0
-    found = failed(await checked(EnvironmentClass(kind, "broken"), tasks, time_limit))
+    found = failed(await checked(EnvironmentClass(kind, "broken"), 2, time_limit))
     assert len(found) == 1, found
     assert re.match(f"{name}: .*{words}", found[0]), found
 
 
-async def test_an_object_of_one_thread_is_found() -> None:
-    found = failed(await checked(EnvironmentClass(OneThread, "broken")))
-    assert found and all("ProgrammingError: SQLite objects created in a" in one for one in found)
-
-
-async def test_no_call_has_the_thread_of_the_one_before_it() -> None:
-    """Also if the platform gives a new thread the ident of one that has ended, as Linux does."""
-    idents: list[int] = []
-
-    class Noting(Adder):
-        def reset(self, task: Task, seed: int) -> Observation:
-            idents.append(threading.get_ident())
-            return super().reset(task, seed)
-
-    for _ in range(20):
-        task = Task("one", 0, data={"a": 1, "b": 2})
-        recorder = EnvironmentRecorder(Noting(), task, 0, 60.0)
-        for _ in range(3):
-            await recorder.start()
-        assert idents[-3] != idents[-2] != idents[-1]
-
-
 async def test_one_without_a_fault_passes_all_checks() -> None:
     results = await checked(EnvironmentClass(Adder, "adder"))
+    assert [(result.name, result.status, result.detail) for result in results] == [
+        ("tasks", "ok", "2 in the split test"),
+        ("same seed", "ok", "two episodes, each the same when it is played again"),
+        ("reference actions", "ok", "2 of 2 earn 1.0"),
+        ("doing nothing", "ok", "a farewell earns 1.0 in 0 of 2"),
+        ("argument types", "ok", "1 tool"),
+        ("wrong calls", "ok", "5 calls, each answered"),
+    ]
+
+
+async def test_an_error_ends_the_check() -> None:
+    """The next questions would meet it too."""
+    results = await checked(EnvironmentClass(Silent, "silent"))
+    assert [(result.name, result.status) for result in results] == [
+        ("tasks", "ok"),
+        ("same seed", "failed"),
+    ]
+
+
+class Listed(EnvironmentClass):
+    """A factory with the lists of tasks `lists`, one for each call of `tasks`."""
+
+    def __init__(self, *lists: list[Task]) -> None:
+        super().__init__(Adder, "listed")
+        self.lists = list(lists)
+
+    def tasks(self, split: str) -> list[Task]:
+        return self.lists.pop(0) if len(self.lists) > 1 else self.lists[0]
+
+
+SMALL = {"a": 1, "b": 2}
+
+
+@pytest.mark.parametrize(
+    ("lists", "words"),
+    [
+        ([[]], "there are no tasks"),
+        (
+            [[Task("x", 0, "test", SMALL)]] * 2 + [[Task("y", 0, "test", SMALL)]],
+            "tasks() returns different tasks when it is called again",
+        ),
+        ([[Task("x", 1, "test", SMALL)]], "task x has index 1, expected 0"),
+        (
+            [[Task("x", 0, "test", SMALL | {"c": object()})]],
+            "the data of task x is not JSON: Type is not JSON serializable: object",
+        ),
+    ],
+)
+async def test_the_tasks_are_checked(lists: list[list[Task]], words: str) -> None:
+    assert failed(await checked(Listed(*lists)))[0] == f"tasks: {words}"
+
+
+async def test_tasks_that_ask_for_nothing_are_counted() -> None:
+    class Half(Adder):
+        def step(self, action: Action) -> StepResult:
+            result = super().step(action)
+            return StepResult(result.messages, float(self.task["a"] == 1), result.done)
+
+        @staticmethod
+        def reference(task: Task) -> None:
+            return None
+
+    results = {one.name: one for one in await checked(EnvironmentClass(Half, "half"))}
+    assert failed(list(results.values())) == []
+    assert results["doing nothing"].detail == "a farewell earns 1.0 in 1 of 2"
+
+
+async def test_an_environment_without_tools_passes() -> None:
+    class Plain(Adder):
+        def reset(self, task: Task, seed: int) -> Observation:
+            return Observation(super().reset(task, seed).messages)
+
+        @staticmethod
+        def reference(task: Task) -> Sequence[Action]:
+            return [Action(f"It is {task.data['a'] + task.data['b']}.")]
+
+    results = await checked(EnvironmentClass(Plain, "plain"))
     assert failed(results) == []
-    assert {result.name for result in results if result.status == "not applicable"} == {
-        "event loop"  # each call runs in a thread
-    }
+    assert [one.name for one in results if one.detail == "there are no tools"] == [
+        "argument types",
+        "wrong calls",
+    ]
 
 
 async def test_without_references_tools_are_called_with_examples() -> None:
@@ -328,24 +350,13 @@ async def test_without_references_tools_are_called_with_examples() -> None:
 
     results = {one.name: one for one in await checked(EnvironmentClass(Alone, "alone"))}
     assert results["reference actions"].status == "not applicable"
-    assert results["same seed, same episode"].status == "ok"
+    assert results["same seed"].status == "ok"
 
     class Noisy(Alone):
         def call(self, call: ToolCall) -> str:
             return str(random.random())
 
     assert failed(await checked(EnvironmentClass(Noisy, "noisy")))[0].startswith("same seed")
-
-
-async def test_an_async_environment_that_waits_passes() -> None:
-    class Patient(Adder):
-        async def step(self, action: Action) -> StepResult:  # type: ignore[override]
-            await asyncio.sleep(0)
-            return super().step(action)
-
-    results = await checked(EnvironmentClass(Patient, "patient"))
-    assert failed(results) == []
-    assert next(one for one in results if one.name == "event loop").status == "ok"
 
 
 SHORT = '''

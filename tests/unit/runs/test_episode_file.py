@@ -128,7 +128,7 @@ class Model(BaseModel):
     text: str
 
 
-EXPORTS = ("tau-bench", *(("parquet",) if find_spec("pyarrow") else ()))
+EXPORTS = ("atif", *(("parquet",) if find_spec("pyarrow") else ()))
 """`make test` installs no pyarrow."""
 HOSTILE: list[Any] = [
     None, True, -1, 0.5, 2**31, 2**63, 2**64, 1e18, 1e99, 1e101, 1e308, -1e308, "", "inf", "nan",

@@ -11,14 +11,15 @@ import re
 from pathlib import Path
 
 import pytest
+from examples.exports.to_tau_bench import main, tau_bench_results
 from support.commands import toolroll
+from support.exports import write_run
 from support.results import episode, exported, summary_of, trajectory
 from support.tau import REAL
 
 from toolroll.agents.environments.tau_bench.package import import_module, installed
 from toolroll.cli.export import export
 from toolroll.evaluation.export.dataset import sample_rows
-from toolroll.evaluation.export.tau_bench import tau_bench_results
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.runs.pass_at_k import pass_hat_k
 from toolroll.rollout.runs.run_directory import RunDirectory
@@ -91,22 +92,40 @@ def test_tau_bench_itself_gives_the_same_pass_hat_k() -> None:
     assert theirs == {k: pytest.approx(pass_hat_k(list(rewards.values()), k)) for k in (1, 2, 3, 4)}
 
 
-def test_the_command_writes_tau_benchs_format(tmp_path: Path) -> None:
-    run = tmp_path / "run"
+def test_the_script_writes_tau_benchs_format(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, out = tmp_path / "run", tmp_path / "tau.json"
     for env in ("pond", "lake"):
         with RunDirectory(run, env, {}) as folder:
             for sample in range(2):
                 folder.append(episode("t-0", sample, env=env))
-    options = "--format tau-bench --env pond --out".split()
-    done = toolroll("export", run, *options, tmp_path / "tau.json")
-    assert "tau.json: 2 results of 1 tasks" in done.stdout
-    assert [found["trial"] for found in json.loads((tmp_path / "tau.json").read_text())] == [0, 1]
-    for words, kind, env, out in (  # type: ignore[assignment]
-        ("the formats are parquet, tau-bench, atif", "csv", None, "x"),
-        ("one environment: choose one with --env: lake, pond", "tau-bench", None, "x"),
-        ("already exists: name a new file", "tau-bench", "pond", "tau.json"),
-    ):
-        with pytest.raises(UsageError, match=words):
-            export(run, kind, tmp_path / out, env)
+            if env == "pond":
+                folder.append(episode("t-1", 0, reason=StopReason.USER_ERROR))
+    main([str(run), str(out), "--env", "pond"])
+    said = capsys.readouterr().out
+    assert "tau.json: 2 results\nleft out, because a trial is missing: t-1\n" in said
+    assert [found["trial"] for found in json.loads(out.read_text())] == [0, 1]
+    with pytest.raises(UsageError, match="already exists: name a new file"):
+        main([str(run), str(out), "--env", "pond"])
+    with pytest.raises(UsageError, match="one environment: choose one with --env: lake, pond"):
+        main([str(run), str(tmp_path / "x")])
+
+
+def test_the_command_writes_one_environment_without_provenance(tmp_path: Path) -> None:
+    run, out = tmp_path / "run", tmp_path / "out"
+    for env in ("pond", "la/ke"):
+        write_run(run, [episode("t-0", 0, env=env)], env)
+    (run / "run.json").unlink()
+    done = toolroll("export", run, "--format", "atif", "--env", "la/ke", "--out", out)
+    assert "1 of 1 episodes; aborted ones" in done.stdout
+    with pytest.raises(UsageError, match="already exists: name a new folder"):
+        export(run, "atif", out, "la/ke")
+
+
+def test_what_cannot_be_exported_is_refused(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", [episode("t-0", 0)])
+    with pytest.raises(UsageError, match=r"the formats are parquet, atif$"):
+        export(run, "csv", tmp_path / "x", None)
     with pytest.raises(UsageError, match=r"holds no episodes\.jsonl"):
         export(tmp_path, "parquet", tmp_path / "x", None)

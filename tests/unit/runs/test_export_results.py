@@ -1,4 +1,4 @@
-"""Results in the formats of Inspect and lm-eval: the run's numbers, and what the record has."""
+"""`examples/exports`: the run's numbers in the formats of Inspect and lm-eval."""
 
 from __future__ import annotations
 
@@ -10,14 +10,13 @@ from typing import Any
 from zipfile import ZipFile
 
 import pytest
-from support.commands import toolroll
+from examples.exports import to_inspect, to_lm_eval
+from examples.exports.to_inspect import write_inspect_logs
+from examples.exports.to_lm_eval import write_lm_eval
 from support.exports import METRICS, varied, write_run
 from support.results import episode, summary_of
 
-from toolroll.cli.export import export
 from toolroll.evaluation.export.exported_run import ExportedRun
-from toolroll.evaluation.export.inspect_log import write_inspect_logs
-from toolroll.evaluation.export.lm_eval import write_lm_eval
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.runs.pass_at_k import pass_estimates
 from toolroll.rollout.runs.report import report
@@ -104,21 +103,18 @@ def test_a_run_that_is_not_that_of_one_model_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "words"),
-    [
-        ("atif", "1 of 1 episodes; aborted ones"),
-        ("inspect", "inspect view --log-dir"),
-        ("lm-eval", "results_*.json and samples_*.jsonl"),
-    ],
+    ("script", "words"),
+    [(to_inspect, "inspect view --log-dir"), (to_lm_eval, "results and samples")],
 )
-def test_the_command_writes(kind: str, words: str, tmp_path: Path) -> None:
+def test_the_script_writes(
+    script: Any, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Also a run whose `run.json` has no provenance, and only one of its environments."""
     for env in ("pond", "la/ke"):
         write_run(tmp_path / "run", [episode("t-0", 0, env=env, metrics=METRICS)], env)
     (tmp_path / "run" / "run.json").unlink()
-    out = tmp_path / "out"
-    options = ("--format", kind, "--env", "la/ke", "--out", out)
-    done = toolroll("export", tmp_path / "run", *options)
-    assert words in done.stdout
+    arguments = [str(tmp_path / "run"), str(tmp_path / "out"), "--env", "la/ke"]
+    script.main(arguments)
+    assert words in capsys.readouterr().out
     with pytest.raises(UsageError, match="already exists: name a new folder"):
-        export(tmp_path / "run", kind, out, "la/ke")
+        script.main(arguments)

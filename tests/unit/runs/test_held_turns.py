@@ -125,6 +125,9 @@ async def test_the_endpoint_holds_sessions_and_forgets_them(tokenizer: Any) -> N
             async with bench.http.delete(f"{bench.url}/sessions/{session}") as response:
                 assert response.status == 200
         assert await gauge(bench) == 0
+        [unnamed] = bench.endpoint.sessions.all()
+        assert list(bench.served.admission._episodes) == [unnamed.id]
+        await bench.endpoint.sessions.drop(unnamed.id)
         assert not bench.served.admission._episodes
 
 
@@ -174,6 +177,8 @@ async def test_all_choices_of_one_request_are_counted_to_the_last(tokenizer: Any
         finally:
             hold.set()
         await asked
+        [unnamed] = bench.endpoint.sessions.all()
+        await bench.endpoint.sessions.drop(unnamed.id)
         assert not admitted
 
 

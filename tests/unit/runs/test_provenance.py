@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
 from support.source import ROOT
 
+from toolroll.rollout.runs import provenance as module
 from toolroll.rollout.runs.provenance import (
     benchmark_packages,
     command_without_secrets,
@@ -80,10 +82,15 @@ def test_a_key_in_a_word_of_its_own_is_not_stored() -> None:
     ]  # fmt: skip
 
 
-def test_the_commit_of_a_checkout_is_known() -> None:
-    found = commit()
-    assert (found is not None) == (ROOT / ".git").exists()
-    assert found is None or len(found.removesuffix("-dirty")) == 40
+def test_the_commit_of_a_checkout_or_a_hash_of_the_files_is_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = commit() or ""
+    in_checkout = (ROOT / ".git").exists()
+    pattern = r"[0-9a-f]{40}(-dirty)?" if in_checkout else r"files [0-9a-f]{16}"
+    assert re.fullmatch(pattern, found)
+    monkeypatch.setattr(module, "__file__", str(tmp_path / "lib" / "site" / "a" / "b" / "c.py"))
+    assert re.fullmatch(r"files [0-9a-f]{16}", commit() or "")
 
 
 def test_the_benchmarks_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -111,9 +111,12 @@ def test_a_regraded_run_is_compared_with_its_run_and_regraded_again(tmp_path: Pa
     with serve_in_thread(EmbeddedEngine(load_embedded_tokenizer())) as engine:
         env = bench(tmp_path / "bench")
         toolroll(*run_command(engine.url, "--no-do-nothing", "--out", run, env=env))
-    toolroll("regrade", run, "--out", out)
+    with pytest.raises(UsageError, match=r"names code that would be run \(env: .*bench.py:Bench"):
+        toolroll("regrade", run, "--out", out)
+    toolroll("regrade", run, "--out", out, "--trust")
     assert "compared: 4 of 4 tasks" in toolroll("compare", run, out).stdout
-    assert "3 replayed alike" in toolroll("regrade", out, "--out", tmp_path / "again").stdout
+    again = toolroll("regrade", out, "--out", tmp_path / "again", "--env", env)
+    assert "3 replayed alike" in again.stdout
 
 
 def test_a_regraded_run_is_played_again_where_its_environment_is_now(tmp_path: Path) -> None:
@@ -123,10 +126,13 @@ def test_a_regraded_run_is_played_again_where_its_environment_is_now(tmp_path: P
         toolroll(*run_command(engine.url, "--no-do-nothing", "--out", run, env=env))
         (tmp_path / "bench").rename(tmp_path / "moved")
         with pytest.raises(UsageError, match=r"no file .*; if it was moved: --env FILE.py:NAME"):
-            toolroll("regrade", run, "--out", out)
+            toolroll("regrade", run, "--out", out, "--trust")
         moved = env.replace("/bench/", "/moved/")
         toolroll("regrade", run, "--out", out, "--env", moved)
-        assert toolroll("run", "--from", out, "--out", again).exit_code == 0
+        with pytest.raises(UsageError, match=r"names code .* \(env: .*moved.bench.py:Bench\)"):
+            toolroll("run", "--from", out, "--out", again)
+        assert toolroll("run", "--from", out, "--out", again, "--trust").exit_code == 0
+        assert toolroll("run", moved, "--from", out, "--out", again).exit_code == 0
     assert by_key(again).keys() == by_key(run).keys()
 
 

@@ -150,8 +150,9 @@ async def test_no_more_than_the_limit_at_once(tokenizer: Any) -> None:
 
 
 async def test_a_failed_episode_is_played_again_and_comes_out_as_if_nothing_had_been(
-    tokenizer: Any,
+    tokenizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("toolroll.rollout.runs.runner._FIRST_PAUSE", 0.0)
     tries = Counter[str]()
 
     def flaky(task: Task, action: Action) -> None:
@@ -163,7 +164,7 @@ async def test_a_failed_episode_is_played_again_and_comes_out_as_if_nothing_had_
     async with serving(tokenizer, look) as (_, served):
         undisturbed = await play(PondFactory(4), served)
         factory = PondFactory(4, flaky)
-        episodes = await play(factory, served, reruns=2, rerun_pause=0.0)
+        episodes = await play(factory, served, reruns=2)
     assert [found.result.metrics["reruns"] for found in episodes] == [0, 0, 0, 2]
     assert [content(a, circumstances=False) for a in episodes] == [
         content(b, circumstances=False) for b in undisturbed
@@ -171,14 +172,18 @@ async def test_a_failed_episode_is_played_again_and_comes_out_as_if_nothing_had_
     assert len(factory.made) == 6
 
 
-async def test_reruns_end_and_the_failure_is_data(tokenizer: Any) -> None:
+async def test_reruns_end_and_the_failure_is_data(
+    tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("toolroll.rollout.runs.runner._FIRST_PAUSE", 0.0)
+
     def broken(task: Task, action: Action) -> None:
         if task.id == "t-1":
             raise OSError("the pond is closed")
 
     factory = PondFactory(3, broken)
     async with serving(tokenizer, look) as (_, served):
-        episodes = await play(factory, served, reruns=2, rerun_pause=0.0)
+        episodes = await play(factory, served, reruns=2)
     assert [found.result.status for found in episodes] == [
         Status.COMPLETED,
         Status.ABORTED,

@@ -9,6 +9,7 @@ import signal
 import sys
 import threading
 import time
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -187,3 +188,43 @@ def test_serve_runs_on_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("toolroll.endpoint.http.serve.serve", serve)
     result = CliRunner().invoke(app, ["serve", "--model", "embedded"])
     assert (result.exit_code, kinds) == (0, [uvloop.Loop])
+
+
+def test_environments_whose_threads_hang_take_none_from_anything_else() -> None:
+    free = threading.Event()
+
+    async def act(method: str, task: Task) -> None:
+        if method == "step":
+            await asyncio.gather(asyncio.to_thread(free.wait, PATIENCE))
+
+    async def main() -> tuple[list[Episode], str]:
+        factory = ScriptedFactory(lambda: AsyncScripted(act), count=110)
+        episodes = await play(factory, step_timeout=0.05, concurrency=20)
+        return episodes, await asyncio.to_thread(lambda: threading.current_thread().name)
+
+    try:
+        episodes, thread = run(main())
+    finally:
+        free.set()
+    assert thread.startswith("toolroll-loop")
+    reasons = Counter(str(episode.result.stop_reason) for episode in episodes)
+    assert reasons.keys() == {"time_limit", "environment_error"}
+    assert 64 <= reasons["time_limit"] < 110
+    errors = [episode.result.info["error"]["message"] for episode in episodes]
+    message = r"calls of asyncio.to_thread exceeded their time limit .*AsyncScripted.step of t-"
+    refused = [error for error in errors if re.search(message, error)]
+    assert len(refused) == reasons["environment_error"]
+
+
+def test_the_threads_of_an_environment_are_its_own_only_while_it_runs() -> None:
+    names: list[str] = []
+
+    async def act(method: str, task: Task) -> None:
+        names.append(await asyncio.to_thread(lambda: threading.current_thread().name))
+
+    async def main() -> str:
+        await play(ScriptedFactory(lambda: AsyncScripted(act), count=3), concurrency=3)
+        return await asyncio.to_thread(lambda: threading.current_thread().name)
+
+    assert run(main()).startswith("toolroll-loop")
+    assert names and all(name.startswith("environment") for name in names)

@@ -7,7 +7,7 @@ import io
 import os
 import resource
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, cast
@@ -26,6 +26,7 @@ from toolroll.rollout.runs.runner import Runner
 from toolroll.rollout.runtime.disk import written_whole
 from toolroll.rollout.runtime.threads import Threads
 from toolroll.rollout.settings import RunSettings
+from toolroll.rollout.types import Episode
 from toolroll.testing import EmbeddedEngine, load_embedded_tokenizer, serve_in_thread
 
 
@@ -225,9 +226,9 @@ def test_the_command_line_says_it_in_one_line_and_goes_on(
         "export",
         out,
         "--format",
-        "tau-bench",
+        "atif",
         "--out",
-        tmp_path / "results.json",
+        tmp_path / "trajectories",
     )
     assert sorted(found.name for found in out.iterdir()) == before
     assert [found.name for found in tmp_path.iterdir()] == ["run"]
@@ -242,3 +243,60 @@ def test_a_data_set_is_written_whole_or_not_at_all(
             store.append(episode(sample=sample))
     fails(monkeypatch, capfd, "export", tmp_path / "run", "--out", tmp_path / "data", size=500)
     assert [found.name for found in tmp_path.iterdir()] == ["run"]
+
+
+def replace_it(file: Path) -> None:
+    written = file.read_bytes()
+    file.unlink()
+    file.write_bytes(written)
+
+
+def make_folder(file: Path) -> None:
+    file.unlink()
+    file.mkdir()
+
+
+CHANGES: dict[str, Callable[[Path], object]] = {
+    "replaced": replace_it,
+    "removed": Path.unlink,
+    "emptied": lambda file: file.write_bytes(b""),
+    "longer": lambda file: file.write_bytes(file.read_bytes() * 2),
+    "a folder": make_folder,
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+@pytest.mark.parametrize("then", ["append", "close"])
+def test_a_file_that_another_program_changed_is_an_error(
+    tmp_path: Path, change: Callable[[Path], object], then: str
+) -> None:
+    store = EpisodeStore(tmp_path)
+    store.append(episode(sample=0))
+    change(tmp_path / FILE_NAME)
+    message = r"episodes.jsonl was replaced, changed or removed while it was written"
+    with pytest.raises(UsageError, match=message):
+        getattr(store, then)(*[episode(sample=1)] * (then == "append"))
+    if then == "append":
+        store.close()  # which has nothing to add
+
+
+def test_a_run_whose_file_is_replaced_ends_with_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    append, appended = EpisodeStore.append, list[str]()
+
+    def replacing(store: EpisodeStore, played: Episode) -> None:
+        append(store, played)
+        appended.append(played.task_id)
+        if len(appended) == 2:
+            replace_it(store.path)
+
+    monkeypatch.setattr(EpisodeStore, "append", replacing)
+    with serve_in_thread(EmbeddedEngine(load_embedded_tokenizer())) as engine:
+        options = ["--tasks", "0-5", "--concurrency", 1, "--no-do-nothing", "--out", tmp_path / "o"]
+        monkeypatch.setattr(sys, "argv", ["toolroll", *run_command(engine.url, *options)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+    assert ended.value.code == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert "episodes.jsonl was replaced" in line and len(appended) == 2

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import runpy
-import signal
-import threading
 
 import pytest
 from aiohttp import web
@@ -13,16 +10,7 @@ from support.client import client, request
 from support.http import completion, http_server, says
 from support.loop_clock import skip
 
-from toolroll.rollout.runtime import blocked_loop
 from toolroll.rollout.runtime.time_limit import not_counted, pausable
-
-
-def test_a_platform_without_the_signal_can_use_the_module(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(signal, "SIGURG")
-    module = runpy.run_path(blocked_loop.__file__)
-    before = threading.active_count()
-    with module["watched_loop"]():
-        assert threading.active_count() == before
 
 
 @pytest.mark.parametrize("first_out", [0, 1])

@@ -69,13 +69,14 @@ async def test_the_session_is_chosen_by_path_header_or_body(tokenizer: Any, by: 
         assert len(await bench.trajectories("one")) == 1
 
 
-async def test_without_a_session_nothing_is_kept(tokenizer: Any) -> None:
+async def test_without_a_session_each_conversation_is_one(tokenizer: Any) -> None:
     async with endpoint(tokenizer, lambda request: "Hello.") as bench:
         reply: Any = await bench.client(None).chat.completions.create(
             model="m", messages=[{"role": "user", "content": "Hi"}]
         )
         assert reply.choices[0].token_ids == bench.engine.log[0].output_ids
-        assert len(bench.endpoint.sessions) == 0
+        [live] = bench.endpoint.sessions.all()
+        assert len(await bench.trajectories(live.id)) == 1
 
 
 async def test_n_answers_are_siblings(tokenizer: Any) -> None:

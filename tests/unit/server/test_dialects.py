@@ -75,9 +75,9 @@ async def test_a_rewritten_history_says_so(tokenizer: Any, wire: Any) -> None:
     async with endpoint(tokenizer, saying) as bench:
         await wire.play(bench, change=pick(wire, _forgotten, _forgotten_item))
         first, second = await bench.trajectories()
-        changed = "message 4 (assistant) of the served history was changed: the argument 'at'"
+        changed = "message 4 (assistant) of the served history was changed: its calls"
         assert first["fork_reason"] is None
-        assert second["fork_reason"] == f"{EDITED}: {changed} of its call 'look'"
+        assert second["fork_reason"] == f"{EDITED}: {changed}"
 
 
 @EACH

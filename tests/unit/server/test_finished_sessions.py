@@ -14,9 +14,12 @@ import pytest
 from support.endpoints import Bench, endpoint
 from support.recorded import CHAT, USER, ask, delete, hold_the_end, policy
 
+from toolroll.cli.export import export
+from toolroll.cli.view import view
 from toolroll.endpoint.requests.received import Received
 from toolroll.endpoint.sessions.live_session import LiveSession
 from toolroll.endpoint.sessions.session_store import JOURNAL_NAME
+from toolroll.rollout.errors import UsageError
 from toolroll.rollout.runs.episode_file import read_episodes
 from toolroll.testing import Reply
 
@@ -115,6 +118,48 @@ async def test_a_session_that_could_not_be_finished_can_be_finished_later(
         store._settle = settle
         assert await delete(bench, "s") == 200
     assert [one.task_id for one in read_episodes(tmp_path)] == ["s"]
+
+
+async def test_view_and_export_say_how_many_sessions_are_not_finished(
+    tokenizer: Any, tmp_path: Path
+) -> None:
+    out, killed = tmp_path / "out", tmp_path / "killed"
+
+    def said(folder: Path) -> tuple[int, list[str]]:
+        _, count, messages = view(folder, out=None, tokenizer=None, tokens=0)
+        return count, [line for line in messages if "unfinished" in line]
+
+    async with endpoint(tokenizer, policy, out=out) as bench:
+        for name in "abc":
+            await ask(bench, [USER], name)
+            await bench.post(f"/sessions/{name}/reward", {"reward": 1.0})
+        await bench.post("/sessions/c/v1/completions", {"prompt": "Once"})
+        await bench.post("/sessions/text/v1/completions", {"prompt": "Once"})
+        await bench.post("/sessions", {"session_id": "empty"})
+        count, [line] = said(out)
+        assert (count, line.partition(".")[0]) == (0, "left out: 4 unfinished sessions")
+        assert "DELETE /sessions/ID" in line and "Ctrl-C" in line and str(out) in line
+        with pytest.raises(UsageError) as refused:
+            export(out, "parquet", tmp_path / "x", None)
+        assert "nothing to train on" in str(refused.value) and line in str(refused.value)
+        with pytest.raises(UsageError, match="no episodes\nleft out: 4 unfinished"):
+            export(out, "atif", tmp_path / "x", "serve")
+        before = (out / JOURNAL_NAME).read_bytes()
+        assert await delete(bench, "a") == 200
+        assert line.replace("4", "3") in export(out, "parquet", tmp_path / "one", None)
+        await ask(bench, [USER], "a")  # another session of this name
+        count, [line] = said(out)
+        assert (count, line.partition(".")[0]) == (1, "left out: 4 unfinished sessions")
+        for name in ("a", "b", "c", "text"):
+            assert await delete(bench, name) == 200
+        assert said(out) == (5, [])
+    # killed after the sessions were written as episodes, with lines that cannot be read
+    shutil.copytree(out, killed)
+    junk = b'{"s": ["x"], "k": 0, "kind": "chat"}\n[]\n{"kind": "end"}\n\xff\n'
+    (killed / JOURNAL_NAME).write_bytes(before + junk + b'{"s": "y", "k": 0, "kind": "chat"}')
+    assert said(killed) == (5, [])
+    (killed / JOURNAL_NAME).unlink()
+    assert said(killed) == (5, [])
 
 
 async def test_a_stream_that_its_client_still_reads_is_in_flight(

@@ -179,6 +179,21 @@ async def test_text_that_the_history_does_not_show_is_counted_also_after_a_resta
                     await ask(again, talk)
 
 
+async def test_a_restored_session_goes_on_after_an_id_above_the_vocabulary(
+    tokenizer: Any, tmp_path: Path
+) -> None:
+    """A model has more embedding rows than its tokenizer has tokens."""
+    rows = Reply(output_ids=[len(tokenizer) + 7, tokenizer.eos_token_id])
+    size = len(tokenizer) + 64
+    async with endpoint(tokenizer, lambda _: rows, out=tmp_path / "out", vocab_size=size) as bench:
+        talk = await ask(bench, [USER])
+        async with restarted(tokenizer, tmp_path / "out", vocab_size=size) as again:
+            for one in (bench, again):
+                await ask(one, talk)
+                prompt = one.engine.log[-1].input_ids
+                assert len(tokenizer) + 7 in list(prompt)
+
+
 @pytest.mark.parametrize("kind", ["chat", "text"])
 async def test_first_requests_at_the_same_time_are_forks_but_one_and_so_they_are_restored(
     tokenizer: Any, tmp_path: Path, kind: str

@@ -142,10 +142,9 @@ async def test_an_edited_reply_forks(tokenizer: Any, edit: str) -> None:
         assert [turn["excluded"] for turn in first["turns"]] == [None, None]
         assert [turn["excluded"] for turn in second["turns"]] == ["context", None]
         changed = {
-            "content": "its text 'Well.' became 'Something else.'",
+            "content": "its text",
             "reasoning": "its reasoning",
-            "arguments": "the argument 'at' of its call 'look'",
-        }.get(edit, "its calls ['look', 'look'] became ['look']")
+        }.get(edit, "its calls")
         place = "message 3 (assistant) of the served history was changed"
         assert second["fork_reason"] == f"{EDITED}: {place}: {changed}"
         text = tokenizer.decode(second["input_ids"])
@@ -192,7 +191,7 @@ async def test_a_root_says_that_the_client_changed_what_was_before_a_reply(token
         await ask(bench, [{"role": "system", "content": "It is 2 pm."}, USER, reply, USER])
         found = await bench.trajectories()
         place = "message 0 (system) of the served history was changed"
-        changed = f"{EDITED}: {place}: its text 'It is 1 pm.' became 'It is 2 pm.'"
+        changed = f"{EDITED}: {place}: its text"
         assert [one["fork_reason"] for one in found] == [None, changed]
 
 
@@ -207,10 +206,9 @@ async def test_a_root_says_that_the_client_changed_the_first_reply(tokenizer: An
         await ask(bench, messages)
         found = await bench.trajectories()
         assert [len(one["turns"]) for one in found] == [1, 1, 1]
-        changed = f"{EDITED}: message 1 (assistant) of the served history was changed: its text ''"
+        changed = f"{EDITED}: message 1 (assistant) of the served history was changed: its text"
         assert found[0]["fork_reason"] is None
-        assert found[1]["fork_reason"] == f"{changed} became 'Calling tools: [...]'"
-        assert found[2]["fork_reason"] == f"{changed} became 'What now?'"
+        assert found[1]["fork_reason"] == found[2]["fork_reason"] == changed
 
 
 async def test_a_root_with_other_first_messages_is_another_conversation(tokenizer: Any) -> None:
@@ -232,21 +230,19 @@ def _user(text: str) -> Any:
     [
         ("left out", "message {reply} (assistant) of the served history is missing"),
         ("left out, and the message before it changed",
-         "message {asked} (user) of the served history was changed: its text 'Fix it.' became "
-         "'Fix this.'"),
+         "message {asked} (user) of the served history was changed: its text"),
         ("the message before it left out", "message {asked} (user) of the served history is "
          "missing"),
         ("a message inserted", "message {asked} (system) was inserted before message {asked} "
          "(user) of the served history"),
-        ("long", "message {reply} (assistant) of the served history was changed: its text "
-         "'...{before}g{after}'... became '...{before}G{after}'..."),
+        ("an edited reply", "message {reply} (assistant) of the served history was changed: its "
+         "text"),
     ],
 )  # fmt: skip
 async def test_the_fork_reason_names_what_the_client_changed(
     tokenizer: Any, change: str, expected: str, turns: int
 ) -> None:
-    long = " ".join(["so"] * 100) + " good " + " ".join(["so"] * 100)
-    async with endpoint(tokenizer, lambda request: long) as bench:
+    async with endpoint(tokenizer, lambda request: "All good.") as bench:
         before: list[Any] = [{"role": "system", "content": "Be brief."}, _user("Hi")]
         if turns:
             before += [await ask(bench, before), _user("Well?")]
@@ -262,12 +258,10 @@ async def test_the_fork_reason_names_what_the_client_changed(
             inserted = {"role": "system", "content": "Note."}
             await ask(bench, [*before, inserted, _user("Fix it."), reply, _user("Go on.")])
         else:
-            edited = {"role": "assistant", "content": long.replace("good", "Good")}
+            edited = {"role": "assistant", "content": "All Good."}
             await ask(bench, [*served, edited, _user("Go on.")])
         first, second = await bench.trajectories()
-        text = expected.format(
-            reply=len(served), asked=len(before), before=" so" * 13 + " ", after="ood" + " so" * 12
-        )
+        text = expected.format(reply=len(served), asked=len(before))
         another = change.startswith("left out, and") and not turns
         assert first["fork_reason"] is None
         assert second["fork_reason"] == (NEW_ROOT if another else f"{EDITED}: {text}")
@@ -323,23 +317,23 @@ SAMPLED = {
 
 @pytest.mark.parametrize("history", ["fork", "preserve"])
 @pytest.mark.parametrize(
-    ("echoed", "argument"),
+    ("echoed", "changed"),
     [
-        ({"replace_all": False}, None),
-        ({"count": 1, "where": {"line": None}, "edits": [{"line": 1}, {"line": None}]}, None),
-        ({"maybe": {"line": None}, "all": {"line": None}}, None),
-        ({"pair": [{"line": None}], "mode": "fast"}, None),
-        ({"width": 5}, "the argument 'width' was added to the arguments"),
-        ({"labels": {"a": ""}}, "the argument 'labels'"),
-        ({"replace_all": True}, "the argument 'replace_all' was added to the arguments"),
-        ({"replace_all": 0}, "the argument 'replace_all' was added to the arguments"),
-        ({"where": {"line": 2}}, "the argument 'where'"),
-        ({"edits": [{"line": 1}]}, "the argument 'edits'"),
-        ({"file_path": "b.py", "replace_all": False}, "the argument 'file_path'"),
+        ({"replace_all": False}, False),
+        ({"count": 1, "where": {"line": None}, "edits": [{"line": 1}, {"line": None}]}, False),
+        ({"maybe": {"line": None}, "all": {"line": None}}, False),
+        ({"pair": [{"line": None}], "mode": "fast"}, False),
+        ({"width": 5}, True),
+        ({"labels": {"a": ""}}, True),
+        ({"replace_all": True}, True),
+        ({"replace_all": 0}, True),
+        ({"where": {"line": 2}}, True),
+        ({"edits": [{"line": 1}]}, True),
+        ({"file_path": "b.py", "replace_all": False}, True),
     ],
 )
 async def test_an_argument_that_equals_its_default_is_no_change(
-    tokenizer: Any, history: str, echoed: dict[str, Any], argument: str | None
+    tokenizer: Any, history: str, echoed: dict[str, Any], changed: bool
 ) -> None:
     """Claude Code validates the input of a call, which fills in defaults."""
     said = [call("Edit", **SAMPLED)] * 3 + ["Done."]
@@ -356,12 +350,12 @@ async def test_an_argument_that_equals_its_default_is_no_change(
             messages = [*messages, reply, *_results(reply)]
         found = await bench.trajectories()
         forks = (await bench.get("/sessions/s/trajectories"))["forks"]
-        if argument is None:
+        if changed:
+            place = "message 1 (assistant) of the served history was changed"
+            assert forks[0] == f"{EDITED}: {place}: its calls"
+        else:
             assert len(found[0]["turns"]) >= 3
             assert not any(reason.startswith(EDITED) for reason in forks)
-        else:
-            changed = f"was changed: {argument} of its call 'Edit'"
-            assert forks[0] == f"{EDITED}: message 1 (assistant) of the served history {changed}"
 
 
 @pytest.mark.parametrize("first", [0, 1])

@@ -75,6 +75,7 @@ def test_a_file_of_the_first_version_is_read() -> None:
         now = content(found)
         assert now.pop("task_hash") == ""
         assert now.pop("expected_calls") == []
+        assert now.pop("environment") == ""
         for part in now["trajectories"]:
             for turn in part["turns"]:
                 assert turn.pop("constrained") is None

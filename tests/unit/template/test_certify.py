@@ -7,7 +7,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +14,16 @@ import pytest
 from support.adversarial.skeleton import filled
 from support.adversarial.zoo import tokenizer_of_kind
 from support.commands import toolroll
-from support.qwen import tokenizer_for, tool_templates
+from support.qwen import tokenizer_for, tool_templates, trl_template
 from support.tiers import by_tier
 
 from toolroll.cli.app import main
-from toolroll.rollout.template import ChatTemplate, TemplateReport, certify
-from toolroll.rollout.template.certify import _tried, fingerprint, replay
+from toolroll.rollout.errors import UsageError
+from toolroll.rollout.template import ChatTemplate, Cursor, TemplateReport, certify
+from toolroll.rollout.template.certify import fingerprint
 from toolroll.rollout.template.encode import Encoder
-from toolroll.rollout.template.probes import probes
+from toolroll.rollout.template.replay import Replay, Step
+from toolroll.trainers.episodes import check_template
 
 pytestmark = pytest.mark.tokens
 
@@ -53,15 +54,20 @@ def test_no_template_is_wrong_and_only_the_known_ones_are_not_exact(name: str) -
 
 def test_qwen3s_report() -> None:
     report = certify(ChatTemplate(tokenizer_for(source("qwen3"))))
-    found = outcomes(report)
-    assert found["tool"] == found["cycles"] == found["tool_control_text"] == "append"
-    assert "fork" in found.values()  # it takes thoughts out of history
+    assert outcomes(report) == {
+        "plain_user": "append",
+        "tool": "append",
+        "user": "fork",  # it takes thoughts out of history
+        "text_tool": "append",
+        "parallel": "append",
+        "check": "append",
+    }
     assert "<|im_end|>" in report.stop_tokens
     assert report.generation_prompt == "<|im_start|>assistant\n"
     assert report.opens_reasoning == {"user message": False, "tool result": False}
     assert not report.dated
     assert report.tools_change.startswith("fork")
-    assert all(probe.preserved is not None for probe in report.probes if probe.outcome == "fork")
+    assert [probe.preserved for probe in report.probes] == [None, None, True, None, None, None]
     assert all("a second training sequence begins there" in line for line in report.remarks())
 
 
@@ -71,12 +77,40 @@ def test_gptosss_report() -> None:
     """
     report = certify(ChatTemplate(tokenizer_for(source("gptoss"))))
     found = {probe.name: probe for probe in report.probes}
-    assert (found["user"].outcome, found["user"].preserved) == ("fork", True)
-    assert found["user"].detail == "the template does not close turn 1 with '<|return|>' in history"
-    assert found["thought_text_tool"].outcome == "fork"
-    detail = "the template does not show the reasoning of turn 1"
-    assert found["thought_text_tool"].detail == detail
+    plain, text = found["plain_user"], found["text_tool"]
+    assert (plain.outcome, plain.preserved, text.outcome) == ("fork", True, "fork")
+    assert plain.detail == "the template does not close turn 1 with '<|return|>' in history"
+    assert text.what == "a tool result after a thought, a text and a call"
+    assert text.detail == "the template does not show the reasoning of turn 12"
+    assert found["tool"].outcome == found["check"].outcome == "append"
     assert report.exact
+
+
+def test_a_step_that_only_some_templates_take_does_not_end_the_replay() -> None:
+    report = certify(ChatTemplate(tokenizer_for(source("llama3_1"))))
+    found = {probe.name: probe for probe in report.probes}
+    assert (found["parallel"].outcome, found["parallel"].preserved) == ("refuse", None)
+    assert found["parallel"].detail == "This model only supports single tool-calls at once!"
+    assert report.exact and report.sequences
+    assert any("stop_reason template_error" in line for line in report.remarks())
+
+
+def test_a_preserved_sequence_that_cannot_be_continued_is_told() -> None:
+    report = certify(ChatTemplate(tokenizer_for(source("gemma4"))))
+    found = {probe.name: probe.preserved for probe in report.probes if probe.outcome == "fork"}
+    assert found == {"user": True, "text_tool": False}
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [("cohere2", "Conversation roles must alternate"), ("gemma", "System role not supported")],
+)
+def test_a_template_that_refuses_tool_results_or_the_first_prompt(name: str, reason: str) -> None:
+    report = certify(ChatTemplate(tokenizer_for(trl_template(name))))
+    assert not report.exact and not report.exact_with("scaffold")
+    assert outcomes(report) == {"tool": "refuse", "check": "append"}
+    assert report.probes[0].detail.startswith(reason)
+    assert report.sequences == {} and report.forks("fork") is None
 
 
 NOTHINK = {"enable_thinking": False}
@@ -126,7 +160,14 @@ def test_recorded_conversations_fork_at_each_user_message_and_not_with_scaffold(
         messages = [{**message, "content": message["content"] or ""} for message in entry["traj"]]
         for history, found in counts.items():
             template = ChatTemplate(tokenizer, kwargs=kwargs, history=history)  # type: ignore[arg-type]
-            found.append(replay(template, template.renderer.prepare(messages)))
+            prepared = template.renderer.prepare(messages)
+            turns = [at for at, message in enumerate(prepared) if message["role"] == "assistant"]
+            replay = Replay(template, prepared[: turns[0]], None)
+            for turn, following in zip(turns, [*turns[1:], len(prepared)], strict=True):
+                new = prepared[turn + 1 : following]
+                assert replay.play([Step("turn", "a turn", prepared[turn], new)])
+            assert replay.mismatch() is None
+            found.append(replay.counts())
     assert all(len(one) >= 4 for one in counts["fork"])
     assert [[sum(one)] for one in counts["fork"]] == counts["scaffold"]
 
@@ -146,20 +187,25 @@ def test_a_template_is_probed_once_for_the_same_tokenizer_and_switches() -> None
     assert certify(quiet) is not certify(ChatTemplate(tokenizer))
 
 
-class Careless(ChatTemplate):
-    """Leaves out the last token of each delta."""
+@pytest.mark.parametrize("name", ["qwen2_5", "qwen3", "deepseekv3"])
+def test_a_wrong_delta_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    after = Cursor.after
 
-    def delta(self, messages: Sequence[Any], new: Sequence[Any], **more: Any) -> list[int]:
-        return super().delta(messages, new, **more)[:-1]
+    def careless(*arguments: Any) -> tuple[Any, Cursor]:
+        """Leave out the last token of each delta."""
+        delta, cursor = after(*arguments)
+        return delta[:-1], cursor
 
-
-def test_a_wrong_delta_is_found() -> None:
-    tokenizer = tokenizer_for(source("qwen2_5"))
-    for probe in probes(opens_reasoning=False):
-        if "reasoning_content" in probe.messages[-1]:  # this template does not show reasoning
-            continue
-        assert _tried(Careless(tokenizer), probe).outcome == "wrong"
-        assert _tried(ChatTemplate(tokenizer), probe).outcome == "append"
+    template = ChatTemplate(tokenizer_for(source(name)), kwargs={"careless": True})
+    with monkeypatch.context() as patched:
+        patched.setattr(Cursor, "after", careless)
+        report = certify(template)
+    assert not report.exact
+    [wrong] = [probe for probe in report.probes if probe.outcome == "wrong"]
+    assert wrong.name == "check" and "history=preserve: delta" in wrong.detail
+    assert any("please report this template" in line for line in report.remarks())
+    with pytest.raises(UsageError, match=r"its tokens would be wrong.*delta"):
+        check_template(template)
 
 
 def test_a_template_of_another_model_is_named_with_the_missing_tokens() -> None:
@@ -194,15 +240,13 @@ def test_a_tokenizer_whose_pieces_are_encoded_otherwise_is_not_exact() -> None:
     tokenizer = tokenizer_of_kind("metaspace_first", ["<|turn|>", "<|end|>"], "<|end|>")
     tokenizer.chat_template = filled()
     report = certify(ChatTemplate(tokenizer))
-    assert (report.tokenizer, report.exact) == ("", True)
-    wrong = ChatTemplate(tokenizer, kwargs={"beginning": True}, encoder=Beginning(tokenizer))
-    report = certify(wrong)
-    assert not report.exact
-    assert (
-        report.tokenizer
-        == "for a text with control tokens, its ids differ from the ids of the text's pieces"
+    assert report.exact and report.remarks() == []
+    report = certify(
+        ChatTemplate(tokenizer, kwargs={"beginning": True}, encoder=Beginning(tokenizer))
     )
-    assert report.remarks()[0] == f"the tokenizer: {report.tokenizer}"
+    assert not report.exact
+    [remark] = report.remarks()
+    assert "history=fork: prompt" in remark
 
 
 @pytest.fixture(scope="module")

@@ -14,9 +14,8 @@ from support.qwen import tokenizer_for, trl_template
 
 from toolroll.rollout.errors import HistoryRewrittenError
 from toolroll.rollout.template import ChatTemplate
-from toolroll.rollout.template.certify import _sampled_text
 from toolroll.rollout.template.encode import as_ids
-from toolroll.rollout.template.probes import TOOLS, Probe, episode
+from toolroll.rollout.template.replay import OPENING, TOOLS, conversation, sampled_text
 from toolroll.rollout.template.served import ServedSequence, TurnSpan
 from toolroll.rollout.types import Message
 
@@ -33,6 +32,13 @@ def template_of(name: str, history: Any = "scaffold", source: str | None = None)
         kwargs={"enable_thinking": False},
         history=history,
     )
+
+
+def episode(answers: int) -> list[Message]:
+    """A conversation in which each answer follows two calls."""
+    steps = [step for step in conversation(reasons=False, control="") if not step.optional]
+    talk = [message for step in steps[: 3 * answers] for message in (step.turn, *step.new)]
+    return [*OPENING, *talk]
 
 
 @dataclass
@@ -64,8 +70,8 @@ def play(template: ChatTemplate, messages: list[Message], *, spaced: bool) -> Pl
     cursor = template.start(messages[: at[0]], TOOLS)
     played = Played(template, messages[: at[-1] + 1], list(cursor.prompt()))
     for turn, following in pairwise(at):
-        probe = Probe("", "", (*messages[: turn + 1],), (*messages[turn + 1 : following],), TOOLS)
-        text, _ = _sampled_text(template, probe)
+        upto, new = messages[: turn + 1], messages[turn + 1 : following]
+        text = sampled_text(template, cursor.text, upto, new, TOOLS)
         text = text.replace('": ', '":  ') if spaced else text
         sampled = template.encoder.encode(text, previous=played.ids[-1])
         start = len(played.ids)
@@ -92,7 +98,7 @@ def bare(text: str) -> str:
 @pytest.mark.parametrize("spaced", [False, True])
 @pytest.mark.parametrize("name", NAMES)
 def test_only_the_scaffold_differs_from_the_template_s_render(name: str, *, spaced: bool) -> None:
-    template, messages = template_of(name), episode(4, thinks=False)
+    template, messages = template_of(name), episode(4)
     with pytest.raises(HistoryRewrittenError):
         play(template_of(name, "fork"), messages, spaced=spaced)
     played = play(template, messages, spaced=spaced)
@@ -103,7 +109,7 @@ def test_only_the_scaffold_differs_from_the_template_s_render(name: str, *, spac
 
 @pytest.mark.parametrize("name", NAMES)
 def test_no_changed_token_outside_the_turns_passes_the_verification(name: str) -> None:
-    played = play(template_of(name), episode(2, thinks=False), spaced=False)
+    played = play(template_of(name), episode(2), spaced=False)
     sampled = {at for turn in played.turns for at in range(turn.start, turn.stop)}
     right, verifier = list(played.ids), played.template.verifier
     for at in range(len(right)):
@@ -114,7 +120,7 @@ def test_no_changed_token_outside_the_turns_passes_the_verification(name: str) -
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_removed_scaffold_is_found(name: str) -> None:
-    played = play(template_of(name), episode(2, thinks=False), spaced=False)
+    played = play(template_of(name), episode(2), spaced=False)
     count = len(played.template.encoder.encode(SCAFFOLD))
     start = played.turns[2].start
     del played.ids[start - count : start]
@@ -132,7 +138,7 @@ def test_every_other_rewrite_forks(name: str) -> None:
     source, count = re.subn(old, r"\1 | replace('It is', 'It was')\2", trl_template(name))
     assert count
     with pytest.raises(HistoryRewrittenError, match="rewrites history"):
-        play(template_of(name, source=source), episode(2, thinks=False), spaced=False)
+        play(template_of(name, source=source), episode(2), spaced=False)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -140,7 +146,7 @@ def test_the_verification_finds_every_other_rewrite(name: str) -> None:
     """The template writes another head once there are more than four messages."""
     before, _, after = trl_template(name).partition('{{- "# Tools')
     source = before + '{{- ("!" if messages | length > 4 else "") + "# Tools' + after
-    played = play(template_of(name), episode(2, thinks=False), spaced=False)
+    played = play(template_of(name), episode(2), spaced=False)
     other = template_of(name, source=source)
     assert other.prompt(played.messages[:2], TOOLS) == played.ids[: played.turns[0].start]
     assert other.verifier.check(played.sequence()) == "rewritten"

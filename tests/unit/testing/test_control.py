@@ -21,7 +21,7 @@ async def test_the_info_endpoints_have_sglangs_fields(tokenizer: Any) -> None:
         assert (await wire.get("/get_model_info")).body == model
         assert (await wire.get("/get_server_info")).body == server
     assert model["weight_version"] == "step3"
-    assert (server["context_length"], server["version"]) == (2048, "0.5.23")
+    assert (server["context_length"], server["version"]) == (2048, "0.5.23+embedded")
     assert server["max_req_input_len"] == 2048 - 6  # what the real server says for this context
     assert models["data"][0]["max_model_len"] == 2048
 

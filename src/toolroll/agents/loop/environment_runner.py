@@ -22,7 +22,7 @@ import traceback
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from time import monotonic, perf_counter
+from time import perf_counter
 from typing import Any, TypeVar, cast
 
 from toolroll.agents.loop.environment_results import (
@@ -41,8 +41,8 @@ from toolroll.rollout.errors import (
     UsageError,
     message_of,
 )
-from toolroll.rollout.runtime.blocked_loop import LoopBlocked, blocker_since, watch
 from toolroll.rollout.runtime.foreign import ForeignExitError, call_in_task, guarded, outcome
+from toolroll.rollout.runtime.threads import OF_ENVIRONMENT
 from toolroll.rollout.runtime.time_limit import pausable
 from toolroll.rollout.types import Action, Environment, Observation, StepResult, Task
 
@@ -260,7 +260,7 @@ class EnvironmentRunner:
         """Convert the errors of a call (see the module's invariants), and add the call's duration
         to `self.seconds`. `timeout` is the call's time limit of `seconds`.
         """
-        start, clock = perf_counter(), monotonic()
+        start = perf_counter()
         try:
             yield
         except (ActionError, UsageError):
@@ -268,12 +268,9 @@ class EnvironmentRunner:
         except Exception as error:
             if isinstance(error, RolloutError) and not isinstance(error, ForeignExitError):
                 raise
-            blocker = blocker_since(clock)
-            if blocker is not None and blocker is self._task:
-                raise self._blocked(where, blocker) from error
             if timeout is not None and timeout.expired():
-                reason = self._still_runs() if blocker is None else _blocked_by(blocker)
-                raise TimeLimitError(f"{where} took more than {seconds:g} s{reason}") from error
+                still = self._still_runs()
+                raise TimeLimitError(f"{where} took more than {seconds:g} s{still}") from error
             cause = (error.__cause__ if isinstance(error, ForeignExitError) else None) or error
             hint = "; no task was chosen: pass task or task_index" if self.task is DRAWN else ""
             raise EnvironmentFailure(
@@ -281,16 +278,6 @@ class EnvironmentRunner:
             ) from error
         finally:
             self.seconds += perf_counter() - start
-
-    def _blocked(self, where: str, task: asyncio.Task[Any]) -> TimeLimitError:
-        """Return the error for a call whose `task` was interrupted by `LoopBlocked`."""
-        error = task.exception() if task.done() and not task.cancelled() else None
-        cause = error.__cause__ if error is not None else None
-        place = _place(cause, type(self.env)) if isinstance(cause, LoopBlocked) else ""
-        return TimeLimitError(
-            f"{where} blocked the event loop beyond its time limit{place}: it runs on the "
-            "event loop, so it must await, or run blocking code in a thread"
-        )
 
     async def _result(self, where: str, begun: Callable[[], None], method: str, *args: Any) -> Any:
         """Call the environment's `method`. `begun` is called when the call starts to run."""
@@ -307,20 +294,19 @@ class EnvironmentRunner:
                 function, args = _same, (result,)
             else:
                 begun()
-            return await self._on_loop(function, *args)
+            return await self._on_loop(where, function, *args)
 
-    async def _on_loop(self, function: Callable[..., Any], *args: Any) -> Any:
+    async def _on_loop(self, where: str, function: Callable[..., Any], *args: Any) -> Any:
         """Call `function` in its own task, and keep its changes to context variables."""
         context = contextvars.copy_context()
-        self._task = asyncio.create_task(
-            call_in_task(function, *args), name=f"{self._name} of {self.task.id}", context=context
-        )
-        watch(self._task)
+        name = f"{where} of {self.task.id}"
+        context.run(OF_ENVIRONMENT.set, name)
+        self._task = asyncio.create_task(call_in_task(function, *args), name=name, context=context)
         try:
             return await outcome(self._task)
         finally:
             for variable, value in context.items():
-                if variable.get(None) is not value:
+                if variable is not OF_ENVIRONMENT and variable.get(None) is not value:
                     variable.set(value)
 
     def _still_runs(self) -> str:
@@ -333,13 +319,6 @@ class EnvironmentRunner:
 
 def _same(value: T) -> T:
     return value
-
-
-def _blocked_by(task: asyncio.Task[Any]) -> str:
-    return (
-        f", because another environment blocked the event loop ({task.get_name()}): it must "
-        "await, or run blocking code in a thread"
-    )
 
 
 def _shown(error: BaseException) -> str:

@@ -177,7 +177,7 @@ class ConversationTree:
         """Return the prompt of a request. Raise `TemplateError` or `ApiError` if the template
         cannot render the conversation. `reasoning`: the parser's tags for reasoning.
         """
-        schemas = self._schemas_with(tools)
+        schemas = self.schemas_with(tools)
         echo = Echo(schemas=schemas)
         digests = [echo.add(message) for message in messages]
         turn, length = self._longest(messages, digests)
@@ -199,9 +199,19 @@ class ConversationTree:
                 reason = edited or error.reason
         return self._forked(request, turn, history, reason)
 
-    def _schemas_with(self, tools: ToolList) -> Schemas:
+    def schemas_with(self, tools: ToolList) -> Schemas:
         """Return the schemas of the session's tools and of new tools in `tools`."""
         return {**tools.schemas, **self._schemas}
+
+    def fit(self, messages: Sequence[Message], digests: Sequence[Digest]) -> tuple[int, int]:
+        """Return the number of messages in the longest conversation of this session that a request
+        with `messages` repeats, and how many of them it repeats with their call ids, reasoning and
+        spacing. Return (0, 0) if it repeats none. `digests`: see `_longest`.
+        """
+        turn, length = self._longest(messages, digests)
+        if turn is None:
+            return 0, 0
+        return length, sum(map(operator.eq, map(_parts, turn.messages()), map(_parts, messages)))
 
     def _longest(
         self, messages: Sequence[Message], digests: Sequence[Digest]
@@ -329,7 +339,7 @@ class ConversationTree:
 
     def commit(self, prompt: Prompt, node: Node, parsed: ParsedTurn) -> TurnNode:
         """Add the turn whose reply was sampled as `node`."""
-        schemas = self._schemas = self._schemas_with(prompt.tools)
+        schemas = self._schemas = self.schemas_with(prompt.tools)
         digest = Echo(prompt.digest, schemas).add(parsed.message)
         turn = TurnNode(
             parent=prompt.turn,

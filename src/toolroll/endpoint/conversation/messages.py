@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from hashlib import blake2b
+from itertools import takewhile
 from typing import Any
 
 import orjson
@@ -20,7 +21,6 @@ from toolroll.endpoint.requests.received import too_deep, too_deep_text
 from toolroll.endpoint.requests.tool_list import Schemas
 from toolroll.parsers.reading.resolve import Schema
 from toolroll.rollout.errors import TemplateError
-from toolroll.rollout.runtime.jsonable import common_prefix
 from toolroll.rollout.template.render import plain_content
 from toolroll.rollout.types import Message
 
@@ -200,6 +200,20 @@ class Echo:
         return call_form(call, self._schemas)
 
 
+def digests_of(messages: Sequence[Message], schemas: Schemas) -> list[Digest]:
+    """Return the digest of each prefix of `messages`, the shortest first."""
+    echo = Echo(schemas=schemas)
+    return [echo.add(message) for message in messages]
+
+
+def opening(messages: Sequence[Message]) -> str:
+    """Return the digest of the messages before the first one of the assistant, in hex."""
+    echo = Echo()
+    for message in takewhile(lambda message: message["role"] != "assistant", messages):
+        echo.add(message)
+    return echo.digest.hex()
+
+
 def call_form(call: Mapping[str, Any], schemas: Schemas) -> list[Any]:
     """Return the name and the arguments of `call` in the form in which calls are compared."""
     name = call["function"]["name"]
@@ -313,10 +327,6 @@ def with_served_ids(
 # --- how a request differs from what was served ---------------------------------------------------
 
 
-_EXCERPT = 40
-"""The number of characters that an excerpt of a text has on each side of the first difference."""
-
-
 def common_length(history: Sequence[Message], messages: Sequence[Message], schemas: Schemas) -> int:
     """Return the number of messages at the start of `history` that `messages` repeat."""
     ours, theirs = Echo(schemas=schemas), Echo(schemas=schemas)
@@ -345,50 +355,16 @@ def _has(messages: Sequence[Message], wanted: Message, schemas: Schemas) -> bool
 
 
 def _change(before: Message, after: Message, schemas: Schemas) -> str:
+    """Name the part of the message that differs."""
     ours, theirs = (str(message.get("content") or "").strip() for message in (before, after))
     if ours != theirs:
-        return f"its text {_excerpts(ours, theirs)}"
-    calls, others = before.get("tool_calls") or (), after.get("tool_calls") or ()
-    names, other_names = ([call["function"]["name"] for call in each] for each in (calls, others))
-    if names != other_names:
-        return f"its calls {_short(names)} became {_short(other_names)}"
-    for call, other in zip(calls, others, strict=True):
-        name, ours = call_form(call, schemas)
-        _, theirs = call_form(other, schemas)
-        if json_form(ours) != json_form(theirs):
-            return f"{_argument(ours, theirs)} of its call {_short(name)}"
+        return "its text"
+    if _calls(before, schemas) != _calls(after, schemas):
+        return "its calls"
     if not same_reasoning(after, before):
         return "its reasoning"
     return "its tool_call_id" if before["role"] == "tool" else "its name"
 
 
-def _argument(before: Any, after: Any) -> str:
-    """Name the first argument that differs."""
-    if not (isinstance(before, Mapping) and isinstance(after, Mapping)):
-        return "the arguments"
-    name = next(name for name in {**before, **after} if _differ(name, before, after))
-    if name not in after:
-        return f"the argument {_short(name)} was removed from the arguments"
-    if name not in before:
-        return f"the argument {_short(name)} was added to the arguments"
-    return f"the argument {_short(name)}"
-
-
-def _differ(name: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
-    if name not in before or name not in after:
-        return True
-    return json_form(before[name]) != json_form(after[name])
-
-
-def _excerpts(before: str, after: str) -> str:
-    start = max(0, common_prefix(before, after) - _EXCERPT)
-    return " became ".join(
-        repr(f"{'...' if start else ''}{text[start : start + 2 * _EXCERPT]}")
-        + ("..." if len(text) > start + 2 * _EXCERPT else "")
-        for text in (before, after)
-    )
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 2 * _EXCERPT else f"{text[: 2 * _EXCERPT]}..."
+def _calls(message: Message, schemas: Schemas) -> list[bytes]:
+    return [json_form(call_form(call, schemas)) for call in message.get("tool_calls") or ()]

@@ -150,14 +150,12 @@ class ChunkWriter:
 
 @dataclass(frozen=True, eq=False)
 class ChatCompletions(Completions):
-    """`POST /v1/chat/completions`. `openrlhf_token_ids`: add the top-level field `token_ids` for
-    OpenRLHF.
-    """
+    """`POST /v1/chat/completions`. `openrlhf`: add the top-level field `token_ids`."""
 
     kind = "chat.completion"
     prefix = "chatcmpl-"
 
-    openrlhf_token_ids: bool
+    openrlhf: bool
 
     def translate(self, data: dict[str, Any], responses: ResponseStore) -> ParsedRequest:
         """Return the request in `data`. Raise `ApiError` if it is not valid."""
@@ -179,7 +177,7 @@ class ChatCompletions(Completions):
         """If OpenRLHF is the client, return the ids of the prompt and of the first answer, under
         the names that OpenRLHF's example uses.
         """
-        if not self.openrlhf_token_ids:
+        if not self.openrlhf:
             return {}
         ids = result.choices[0].completion.output_ids.tolist()
         prompt = result.prompt_ids.tolist()

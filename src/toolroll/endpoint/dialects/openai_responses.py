@@ -228,9 +228,9 @@ class OpenAIResponses(Dialect):
 def not_found(response_id: str, param: str | None = None) -> ApiError:
     """Return the error for a response that is not stored."""
     problem = (
-        f"there is no response {response_id!r} in this session. A response is kept only if its "
-        "request names a session (in the path, a header, the key or the body) and store is not "
-        "false"
+        f"there is no response {response_id!r} in this session. A response is kept until its "
+        "session ends, unless its request has store: false. A request that names no session finds "
+        "only responses to such requests"
     )
     return ApiError(404, "response_not_found", problem, param=param)
 

@@ -57,9 +57,9 @@ class SessionLog:
             raise ApiError(409, "request_aborted", "the session was deleted during the request")
         self._journal.check()
 
-    def begin(self, sampling_params: Mapping[str, Any], created: float) -> asyncio.Future[None]:
-        """Write that the session exists, with its default sampling parameters."""
-        return self._append("session", sampling_params=dict(sampling_params), created=created)
+    def begin(self, sampling_params: Mapping[str, Any], **facts: Any) -> asyncio.Future[None]:
+        """Write that the session exists, with its default sampling parameters and other `facts`."""
+        return self._append("session", sampling_params=dict(sampling_params), **facts)
 
     async def saved(self) -> None:
         """Wait until all lines written so far are on disk."""

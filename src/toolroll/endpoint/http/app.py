@@ -35,7 +35,7 @@ from toolroll.endpoint.http.access import (
 from toolroll.endpoint.metrics import CONTENT_TYPE
 from toolroll.endpoint.queries import QUERIES, Query, tokenize
 from toolroll.endpoint.replies import Reply
-from toolroll.endpoint.requests.paths import hint_for, instead_of
+from toolroll.endpoint.requests.paths import unknown
 from toolroll.endpoint.requests.received import Received, receive
 from toolroll.endpoint.requests.request_bodies import RewardRequest, SessionRequest, read
 from toolroll.endpoint.requests.sampling import session_defaults
@@ -234,7 +234,7 @@ class EndpointServer:
                 return await self._stream(request, reply)
             await asyncio.wait([reply.task])
             await reply.deliver()
-            return _Json(reply.render())
+            return _Json(reply.render(), headers={SESSION_HEADER: reply.live.id})
         finally:
             reply.live.pending.leave(reply)
 
@@ -246,13 +246,14 @@ class EndpointServer:
         await self.endpoint.refresh()
         live = self._live(request, body.data)
         retry = retry_number(request.headers.get(_RETRY_HEADER))
-        return await self.endpoint.start_reply(dialect, live, body, retry=retry)
+        reply = await self.endpoint.start_reply(dialect, live, body, retry=retry)
+        _SESSION.set(reply.live.id)
+        return reply
 
     async def _stream(self, request: web.Request, reply: Reply) -> web.StreamResponse:
         await reply.opened()
-        response = web.StreamResponse(
-            headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
-        )
+        headers = {"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
+        response = web.StreamResponse(headers={**headers, SESSION_HEADER: reply.live.id})
         await response.prepare(request)
         async for line in reply.event_lines():
             await response.write(line)
@@ -270,7 +271,8 @@ class EndpointServer:
 
     def _live(self, request: web.Request, body: dict[str, Any]) -> LiveSession:
         """Return the session that the path, header, key or body names, or a new one that others
-        cannot find yet. If none is named, return one that is dropped when the request ends.
+        cannot find yet. If none is named, return a new unnamed one, or raise `ApiError` if requests
+        must name one.
         """
         named = self._named(request)
         in_body = body.get("session_id")
@@ -287,7 +289,11 @@ class EndpointServer:
         if session_id is not None:
             _SESSION.set(check_id(str(session_id)))
             return self.endpoint.sessions.of(str(session_id))
-        return self.endpoint.sessions.ephemeral()
+        if self.settings.require_session:
+            address = f"{request.scheme}://{request.host}/sessions/NAME{request.path}"
+            problem = f"--require-session: the request names no session: send it to {address}"
+            raise ApiError(400, "session_required", problem, param="session_id")
+        return self.endpoint.sessions.new_unnamed()
 
     # --- the model --------------------------------------------------------------------------------
 
@@ -427,12 +433,10 @@ class EndpointServer:
 def _http_error(error: web.HTTPException, request: web.Request) -> ApiError:
     codes = {405: "method_not_allowed", 413: "body_too_large"}
     problem = error.text or error.reason
-    path = request.rel_url.raw_path
     if request.headers.get("Upgrade", "").lower() == "websocket":
         return ApiError(426, "upgrade_required", "use HTTP")  # then Codex does so at once
-    # a wrong path may match the route of another method, such as /v1/responses/ID
-    if error.status == 404 or (error.status == 405 and hint_for(path) is not None):
-        return ApiError(404, "not_found", instead_of(path))
+    if error.status == 404:
+        return ApiError(404, "not_found", unknown(request.rel_url.raw_path))
     if isinstance(error, web.HTTPMethodNotAllowed):
         problem = (
             f"{request.path!r} is not served for {request.method!r}: use "

@@ -20,7 +20,7 @@ import logging
 import re
 import uuid
 from collections.abc import AsyncIterator
-from functools import cached_property, partial, wraps
+from functools import cache, cached_property, partial, wraps
 from typing import Any
 
 import orjson
@@ -169,6 +169,8 @@ class InProcessTransport:
 
         `request` and the returned response are objects of the HTTP library that the SDK uses.
         """
+        # The SDK's client accepts only responses, streams and errors of its own HTTP library, and
+        # which library that is depends on the SDK's version.
         http = importlib.import_module(type(request).__module__.partition(".")[0])
         try:
             return await self._answer(http, request)
@@ -218,7 +220,7 @@ class InProcessTransport:
 
     def _live(self, session: str | None) -> LiveSession:
         sessions = self._endpoint.sessions
-        return sessions.of(session) if session is not None else sessions.ephemeral()
+        return sessions.of(session) if session is not None else sessions.new_unnamed()
 
     async def _reply(self, http: Any, request: Any, reply: Reply) -> Any:
         pending = reply.live.pending
@@ -230,7 +232,7 @@ class InProcessTransport:
                 pending.leave(reply)
                 raise
             headers = {"Content-Type": "text/event-stream"}
-            return http.Response(200, headers=headers, stream=_byte_stream(http, reply))
+            return http.Response(200, headers=headers, stream=_stream_type(http)(reply))
         limit = request.extensions.get("timeout", {}).get("read")
         try:
             done, _ = await asyncio.wait([reply.task], timeout=limit)
@@ -251,26 +253,31 @@ def _ask_for_tokens(data: dict[str, Any], *, chat: bool) -> None:
     data |= {name: value for name, value in wanted.items() if data.get(name) is None}
 
 
-def _byte_stream(http: Any, reply: Reply) -> Any:
-    """Return the lines of `reply` as a stream, which the client of `http` requires."""
+class _EventStream:
+    """The lines of `reply`. When the client stops reading, it no longer waits for `reply`."""
 
-    class EventStream(http.AsyncByteStream):  # type: ignore[misc]
-        open = True
+    def __init__(self, reply: Reply) -> None:
+        self._reply = reply
+        self._open = True
 
-        async def __aiter__(self) -> AsyncIterator[bytes]:
-            try:
-                async for line in reply.event_lines():
-                    yield line
-            finally:
-                await self.aclose()
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        try:
+            async for line in self._reply.event_lines():
+                yield line
+        finally:
+            await self.aclose()
 
-        async def aclose(self) -> None:
-            """Say that the client no longer waits. Only the first call has an effect."""
-            if self.open:
-                self.open = False
-                reply.live.pending.leave(reply)
+    async def aclose(self) -> None:
+        """Say that the client no longer waits. Only the first call has an effect."""
+        if self._open:
+            self._open = False
+            self._reply.live.pending.leave(self._reply)
 
-    return EventStream()
+
+@cache
+def _stream_type(http: Any) -> Any:
+    """Return `_EventStream` as a class that the client of the HTTP library `http` accepts."""
+    return type("EventStream", (_EventStream, http.AsyncByteStream), {})
 
 
 def _json(http: Any, data: Any, status: int = 200, headers: dict[str, str] | None = None) -> Any:

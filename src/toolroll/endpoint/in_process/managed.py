@@ -12,7 +12,7 @@ import inspect
 import uuid
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from openai.types import Completion
 from openai.types.chat import ChatCompletion
@@ -228,9 +228,8 @@ def open_model(
     reader = get_parser(parser or "plain", loaded.get_added_vocab())
     if not reasoning:
         reader.reasoning = None
-    name = getattr(getattr(server, "config", None), "model_name", "")
-    name = "" if name in _UNNAMED else name
-    return Model(_engine(server, vocab_size=len(loaded)), chat_template, reader, name=name)
+    engine, name = _engine(server, vocab_size=len(loaded)), _config_of(server).model_name or ""
+    return Model(engine, chat_template, reader, name=name)
 
 
 async def close_model(model: Model, server: Any) -> None:
@@ -248,39 +247,61 @@ def _named_tokenizer(server: Any, tokenizer: Any) -> Any:
     direct = tokenizer if tokenizer is not None else getattr(server, "tokenizer", None)
     if direct is not None:
         return direct
-    config = getattr(server, "config", None)
-    names = [getattr(config, name, "") for name in ("tokenizer_name", "model_name")]
-    return next((name for name in names if name and name not in _UNNAMED), None)
+    config = _config_of(server)
+    return config.tokenizer_name or config.model_name
 
 
 def _engine(server: Any, *, vocab_size: int) -> Any:
+    """Return the engine of `server`: an address, an `EngineConfig`, a server of Atropos, whose
+    `config` has an address, or another object with a method `generate`, such as an `EngineClient`.
+    """
     if isinstance(server, str):
         return Engine(EngineConfig(engine=_root(server), vocab_size=vocab_size))
     if isinstance(server, EngineConfig):
         return Engine(server)
-    config = getattr(server, "config", None)
-    address = getattr(config, "base_url", None)
-    if not address and callable(getattr(server, "generate", None)):
+    config = _config_of(server)
+    if config.base_url:  # first, because a server of Atropos may have a method `generate` too
+        return Engine(_engine_config(config, config.base_url, vocab_size))
+    if callable(getattr(server, "generate", None)):
         return server
-    if not address:
+    raise UsageError(
+        f"a ManagedServer needs the address of an SGLang server, not {type(server).__name__}: "
+        "give an address, or an object whose config has a base_url"
+    )
+
+
+class _ServerConfig(NamedTuple):
+    """The fields of an Atropos server's `config` that have an effect here. None: not set."""
+
+    base_url: str | None
+    server_type: str | None
+    api_key: str | None
+    timeout: float | None
+    model_name: str | None
+    tokenizer_name: str | None
+
+
+def _config_of(server: Any) -> _ServerConfig:
+    """Read the `config` of `server`. If it is no server of Atropos, no field is set."""
+    config = getattr(server, "config", None)
+    fields = {name: getattr(config, name, None) for name in _ServerConfig._fields}
+    names = {name: fields[name] for name in ("model_name", "tokenizer_name")}
+    unnamed = {name: None for name, value in names.items() if value in _UNNAMED}
+    return _ServerConfig(**{**fields, **unnamed})
+
+
+def _engine_config(config: _ServerConfig, address: str, vocab_size: int) -> EngineConfig:
+    if config.server_type in ("vllm", "trl"):
         raise UsageError(
-            f"a ManagedServer needs the address of an SGLang server, not {type(server).__name__}: "
-            "give an address, or an object whose config has a base_url"
+            f"the server at {address} is of type {config.server_type!r}: only SGLang's /generate "
+            "gives exact tokens here (server_type='sglang')"
         )
-    kind = getattr(config, "server_type", None)
-    if kind in ("vllm", "trl"):
-        raise UsageError(
-            f"the server at {address} is of type {kind!r}: only SGLang's /generate gives exact "
-            "tokens here (server_type='sglang')"
-        )
-    key, timeout = getattr(config, "api_key", None), getattr(config, "timeout", None)
-    return Engine(
-        EngineConfig(
-            engine=_root(address),
-            authorization=SecretStr(f"Bearer {key}") if key else None,
-            vocab_size=vocab_size,
-            **({"attempt_timeout": timeout} if timeout else {}),
-        )
+    limits: dict[str, Any] = {"attempt_timeout": config.timeout} if config.timeout else {}
+    return EngineConfig(
+        engine=_root(address),
+        authorization=SecretStr(f"Bearer {config.api_key}") if config.api_key else None,
+        vocab_size=vocab_size,
+        **limits,
     )
 
 

@@ -59,12 +59,6 @@ def sampling_params(
     if request.logit_bias is not None:
         params["logit_bias"] = {str(index): bias for index, bias in request.logit_bias.items()}
     if request.seed is not None:
-        if not info.deterministic and settings.seed == "refuse":
-            problem = (
-                "the engine is not deterministic (--enable-deterministic-inference): a seed "
-                "would not repeat an answer"
-            )
-            raise refused("seed", f"{problem}; to send it anyway, serve with --seed best_effort")
         params["sampling_seed"] = request.seed
     limit = request.token_limit
     if limit is None:
@@ -81,11 +75,10 @@ def sampling_params(
 def default_limit(settings: EndpointSettings, session_params: Mapping[str, Any]) -> int | None:
     """Return the default token limit, for requests without a limit of their own, or None.
 
-    The session's `max_new_tokens` takes precedence over the endpoint's `default_max_tokens`, which
-    takes precedence over `max_new_tokens` in the endpoint's `sampling_params`.
+    The session's `max_new_tokens` takes precedence over the endpoint's.
     """
-    limit: int | None = session_params.get("max_new_tokens", settings.default_max_tokens)
-    return settings.sampling_params.get("max_new_tokens") if limit is None else limit
+    limit: int | None = {**settings.sampling_params, **session_params}.get("max_new_tokens")
+    return limit
 
 
 def stop_strings(params: Mapping[str, Any]) -> list[str]:

@@ -51,6 +51,8 @@ class LiveSession:
     texts: CompletionIndex
     added: bool
     """False until other requests can find the session."""
+    opening: str | None = None
+    """If no client named the session: the digest of the first messages (`messages.opening`)."""
     sampling_params: Mapping[str, Any] = field(default_factory=dict)
     reward: float | None = None
     info: dict[str, Any] = field(default_factory=dict)
@@ -100,6 +102,18 @@ class LiveSession:
         request = self.requests.pop(turn.node.index, None)
         if request is not None:
             self.pending.forget(request)
+
+    def retry_rank(self, key: bytes, retry: int) -> int | None:
+        """Return the rank of this session among those to which a retry may belong; the lowest is
+        the best. Return None if this session had no such request, or if an earlier retry has got
+        the answer: equal requests of several clients must not get the same answer.
+        """
+        request, stored = self.pending.joinable(key, retry), bool(self.restored.get(key))
+        if request is not None and request.given_up:
+            return 0
+        if stored or self.pending.expects(key):
+            return 1
+        return None if request is None or request.joined else 2 + request.delivered
 
     def check(self) -> None:
         """Raise `ApiError` if the session cannot get another answer."""

@@ -39,7 +39,7 @@ class PendingRequest:
         waiting: The number of connections that wait for the result.
         committed: True once the result was added to the session.
         delivered: True once the result was returned to a client.
-        joined: The highest retry number of the retries that joined the request.
+        joined: The highest retry number of the retries that started or joined the request.
         expiry: The timer that drops the request after the grace time.
         progress: The ids sampled so far, by choice.
         changed: Set whenever `progress` has grown, and at the end.
@@ -84,6 +84,11 @@ class PendingRequest:
     def failed(self) -> bool:
         """True if the request ended without a result, or if its result could not be committed."""
         return self.task.done() and (self.task.cancelled() or self.error is not None)
+
+    @property
+    def given_up(self) -> bool:
+        """True if no client waits for the answer, and none got it."""
+        return not self.waiting and not self.delivered
 
     @property
     def error(self) -> BaseException | None:
@@ -146,19 +151,26 @@ class PendingRequests:
         joined. Return None if every such request failed, or if there is none. Also return None if
         the client retries because of an error and there is no abandoned request.
         """
-        # The last of equal requests: its client sent it again, so it has the earlier answers.
-        alive = [request for request in reversed(self._by_key.get(key, ())) if not request.failed]
-        request = min(
-            alive,
-            key=lambda request: (request.joined >= retry, request.delivered, request.waiting > 0),
-            default=None,
-        )
-        given_up = request is not None and not request.waiting and not request.delivered
-        if not given_up and self._follows_error(key):
+        request = self.joinable(key, retry)
+        if (request is None or not request.given_up) and self._follows_error(key):
             return None
         if request is not None:
             request.joined = max(request.joined, retry)
         return request
+
+    def joinable(self, key: bytes, retry: int) -> PendingRequest | None:
+        """Return the request that a retry joins (`retried`) unless it follows an error, or None."""
+        # The last of equal requests: its client sent it again, so it has the earlier answers.
+        alive = [request for request in reversed(self._by_key.get(key, ())) if not request.failed]
+        return min(
+            alive,
+            key=lambda request: (request.joined >= retry, request.delivered, request.waiting > 0),
+            default=None,
+        )
+
+    def expects(self, key: bytes) -> bool:
+        """Return True if a client got an error for the request `key`, and did not retry it yet."""
+        return key in self._errors
 
     def join(self, request: PendingRequest) -> None:
         """Count one more connection that waits for `request`."""

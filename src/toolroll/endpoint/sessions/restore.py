@@ -96,6 +96,7 @@ class _Builder:
         if kind == "session":
             self.live.sampling_params = data["sampling_params"]
             self.live.created = data["created"]
+            self.live.opening = data.get("opening")
         elif kind == "reward":
             self.live.reward, self.live.info = data["reward"], data["info"]
         elif kind == "chat":

@@ -17,7 +17,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ from toolroll.endpoint.sessions.restore import Key, Restored, restore
 from toolroll.endpoint.sessions.sessions import Sessions
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.model.model import Model
-from toolroll.rollout.runs.episode_file import FILE_NAME, cut_torn_line
+from toolroll.rollout.runs.episode_file import FILE_NAME, cut_torn_line, read_episodes
 from toolroll.rollout.runs.provenance import Provenance, template_hashes
 from toolroll.rollout.runs.report import report, write_summary
 from toolroll.rollout.runs.run_directory import RunDirectory
@@ -163,7 +163,7 @@ class SessionStore:
         sample = self._samples[live.id]
         self._samples[live.id] += 1
         log = self._logs[live.id, sample] = self._log(live, sample)
-        log.begin(live.sampling_params, live.created)
+        log.begin(live.sampling_params, created=live.created, opening=live.opening)
 
     def finish(self, live: LiveSession) -> asyncio.Task[dict[str, Any]]:
         """Start a task that aborts the requests of `live`, accepts no new ones, and appends `live`
@@ -292,6 +292,26 @@ def _finished(path: Path) -> dict[Key, int]:
             if data["env"] == ENV:
                 answers[data["task_id"], data["sample"]] = int(data["metrics"].get("turns", 0))
     return answers
+
+
+def unfinished_sessions(folder: Path) -> list[str]:
+    """Return a message with the number of sessions in `folder` that have an answer, but are not
+    finished. Return no message if there are none. Lines that cannot be read are ignored, because
+    the next server refuses them.
+    """
+    path = folder / JOURNAL_NAME
+    answered, ended = set[Key](), set[Key]()
+    for _, line in read_lines(path) if path.is_file() else ():
+        with suppress(ValueError, LookupError, TypeError):
+            data = orjson.loads(line)
+            if data["kind"] in ("chat", "text", "end"):
+                (ended if data["kind"] == "end" else answered).add((data["s"], data["k"]))
+    if answered - ended:  # a kill may have come between the episode and the end
+        episodes = read_episodes(folder, on_bad_line=lambda message: None)
+        ended |= {(one.task_id, one.sample) for one in episodes if one.env == ENV}
+    how = f"DELETE /sessions/ID at its server, toolroll serve --out {folder}; Ctrl-C there ends all"
+    count = len(answered - ended)
+    return [f"left out: {count} unfinished sessions. To finish one: {how}"] if count else []
 
 
 def _episode(live: LiveSession, env: str, sample: int, model: str) -> Episode | None:

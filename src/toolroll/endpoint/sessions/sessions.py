@@ -1,14 +1,16 @@
 """`Sessions`: creates, finds, limits and drops the sessions of an endpoint.
 
 Invariants: an id is validated before it is used. The key of one session does not open others. A
-session is dropped if it has no request in flight and was not used for the idle time. A request
-without a session leaves no data. Once the server stops, no session is found, created or dropped.
+session is dropped if it has no request in flight and was not used for the idle time. If the
+endpoint is full, a new session takes the place of an unnamed one without a request in flight. Once
+the server stops, no session is found, created or dropped.
 The sessions that are kept on disk then belong to the next server.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 import time
 import uuid
@@ -22,7 +24,10 @@ from toolroll.endpoint.endpoint_settings import EndpointSettings
 from toolroll.endpoint.errors import ApiError, server_stopping
 from toolroll.endpoint.sessions.live_session import LiveSession
 from toolroll.endpoint.sessions.pending import PendingRequest, PendingRequests
+from toolroll.endpoint.sessions.unnamed_sessions import UnnamedSessions
 from toolroll.rollout.session.session import Session
+
+logger = logging.getLogger(__name__)
 
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@-]{0,127}")
 
@@ -70,6 +75,7 @@ class Sessions:
         self._open_session = open_session
         self._store = store
         self._sessions: OrderedDict[str, LiveSession] = OrderedDict()
+        self.unnamed = UnnamedSessions()
         self.closed = False
         """True once the server stops."""
 
@@ -85,9 +91,13 @@ class Sessions:
         if self.closed:
             raise server_stopping()
 
-    def ephemeral(self) -> LiveSession:
-        """Return a session for one request. Other requests cannot find it, and it is not stored."""
-        return _new(f"ephemeral-{uuid.uuid4().hex}", grace=0.0, added=True)
+    def new_unnamed(self) -> LiveSession:
+        """Return a new session that has no name of a client, only a generated id. Requests cannot
+        find it yet.
+        """
+        live = self.empty(f"unnamed-{uuid.uuid4().hex}")
+        live.opening = ""
+        return live
 
     def create(
         self, session_id: str, sampling_params: Mapping[str, Any] | None = None
@@ -109,13 +119,14 @@ class Sessions:
         return live
 
     def add(self, live: LiveSession) -> None:
-        """Add `live`, so that other requests can find it. Do nothing if `live` is already added, or
-        is for one request only. Raises `ApiError` if the endpoint is full, or if the server stops.
+        """Add `live`, so that other requests can find it. Do nothing if `live` is already added.
+        Raises `ApiError` if the endpoint is full, or if the server stops.
         """
         self.check_open()
         if live.added:
             return
         self.drop_idle()
+        self._make_room()
         if len(self._sessions) >= self._settings.max_sessions:
             raise ApiError(
                 429,
@@ -127,14 +138,29 @@ class Sessions:
             self._store.begin(live)
         self._take(live)
 
+    def _make_room(self) -> None:
+        """If the endpoint is full, drop the least recently used unnamed session that has no request
+        in flight: an agent that names no session does not delete its sessions.
+        """
+        lives = self.all() if len(self) >= self._settings.max_sessions else []
+        idle = (live for live in lives if live.opening is not None and not live.pending.in_flight)
+        oldest = next(idle, None)
+        if oldest is not None:
+            logger.info("the unnamed session %s ends: the endpoint is full", oldest.id)
+            self.discard(oldest.id)
+
     def _take(self, live: LiveSession) -> None:
         self._sessions[live.id] = live
+        self.unnamed.add(live)
         live.added = True
         live.end_at_engine = self._open_session(live.id)
 
     def empty(self, session_id: str) -> LiveSession:
         """Return a new session that requests cannot find yet."""
-        return _new(session_id, grace=self._settings.grace, added=False)
+        session = Session(session_id)
+        tree, texts = ConversationTree(session), CompletionIndex(session)
+        pending = PendingRequests(self._settings.grace)
+        return LiveSession(session, tree, pending, texts, added=False)
 
     def restore(self, lives: Iterable[LiveSession]) -> None:
         """Add sessions that were restored from disk."""
@@ -187,6 +213,7 @@ class Sessions:
         self.add(live)
         stored = live.restored.get(request.key) if retry else None
         live.pending.start(request)
+        request.joined = retry
         if stored:
             request.stored, request.committed = stored.pop(), True
         request.task.add_done_callback(lambda _: live.ended(request))
@@ -199,20 +226,24 @@ class Sessions:
         """
         if self.closed:
             return
-        live = self._sessions.pop(session_id, None)
+        live = self._sessions.get(session_id)
         if live is not None:
-            live.end_at_engine()
+            self._remove(live)
             live.pending.cancel()
             if self._store is not None:
                 self._store.finish(live)
+
+    def _remove(self, live: LiveSession) -> None:
+        del self._sessions[live.id]
+        self.unnamed.remove(live)
+        live.end_at_engine()
 
     async def drop(self, session_id: str) -> Any:
         """Drop a session, and wait until its requests in flight are aborted. Return the store's
         data about the session, or None if there is no store.
         """
         live = self.find(session_id)
-        del self._sessions[session_id]
-        live.end_at_engine()
+        self._remove(live)
         if self._store is not None:
             return await asyncio.shield(self._store.finish(live))
         await live.end()
@@ -224,7 +255,7 @@ class Sessions:
         its tokens can be read, and it can be dropped again.
         """
         if not self.closed and self._sessions.setdefault(live.id, live) is live:
-            live.added = True
+            live.added, live.opening = True, None  # so no request continues it
             self._touched(live)
 
     def drop_idle(self) -> None:
@@ -244,9 +275,3 @@ class Sessions:
             live.end_at_engine()
         await asyncio.gather(*(live.end() for live in lives))
         return lives
-
-
-def _new(session_id: str, *, grace: float, added: bool) -> LiveSession:
-    session = Session(session_id)
-    tree, texts = ConversationTree(session), CompletionIndex(session)
-    return LiveSession(session, tree, PendingRequests(grace), texts, added=added)

@@ -15,6 +15,7 @@ from __future__ import annotations
 import copy
 import decimal
 import importlib
+import inspect
 import json
 import math
 import threading
@@ -110,7 +111,11 @@ def _call_math(
 ) -> str:
     import mpmath
 
-    problem = _too_large(name, [*values, *named.values()], named, values)
+    try:
+        arguments = inspect.signature(function).bind(*values, **named).arguments
+    except TypeError:
+        arguments = {}  # the call then raises the function's own error
+    problem = _too_large(name, arguments)
     if problem is not None:
         return f"Error during execution: {problem}"
     with _math_lock, decimal.localcontext():
@@ -121,29 +126,21 @@ def _call_math(
             mpmath.mp.dps = digits
 
 
-def _too_large(
-    name: str, arguments: list[Any], named: Mapping[str, Any], values: Sequence[Any]
-) -> str | None:
+def _too_large(name: str, arguments: Mapping[str, Any]) -> str | None:
     """Return why a call of `MathAPI` would take too long, or None if it would not. No task comes
     near these limits.
     """
-    for value in _numbers(arguments):
+    for value in _numbers(list(arguments.values())):
         if isinstance(value, int) and value.bit_length() > _MAX_BITS:
             return f"a number has more than {_MAX_BITS} bits"
-    precision = named.get(
-        "precision",
-        values[-1] if name in ("logarithm", "square_root") and len(values) > 1 else None,
-    )
+    precision = arguments.get("precision")  # of `logarithm` and `square_root`
     if isinstance(precision, int | float) and precision > _MAX_DIGITS:
         return f"the precision may be at most {_MAX_DIGITS} digits"
     if name == "power":
-        base, exponent = (
-            named.get(key, values[position] if position < len(values) else None)
-            for position, key in enumerate(("base", "exponent"))
-        )
+        base, exponent = arguments.get("base"), arguments.get("exponent")
         if (
             isinstance(base, int)
-            and isinstance(exponent, int)
+            and isinstance(exponent, int)  # a power of floats overflows at once
             and abs(base) > 1
             and exponent * math.log2(abs(base)) > _MAX_BITS
         ):

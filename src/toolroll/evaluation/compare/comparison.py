@@ -12,7 +12,7 @@ from statistics import fmean
 from typing import Any
 
 from toolroll.evaluation.compare.difference import Difference, holm, mcnemar, tasks_for_gate
-from toolroll.evaluation.compare.identity import KINDS, TASKS, unlike
+from toolroll.evaluation.compare.identity import KINDS, MODEL, OF_A_MODEL, TASKS, unlike
 from toolroll.evaluation.compare.pairing import Pairing, pair
 from toolroll.evaluation.compare.run import ComparedRun
 from toolroll.rollout.errors import UsageError
@@ -32,9 +32,9 @@ _USAGE = (
 class Question:
     """What a comparison is to answer.
 
-    `allowed`: the differences between the runs (`KINDS` and `TASKS`) that are accepted.
-    `fail_if_worse`: the loss of reward that is too much. `margin`: the difference that does not
-    matter. `power_for`: the difference that further runs are to show.
+    `allowed`: the differences between the runs (`KINDS`, `TASKS` and `MODEL`) that are accepted.
+    In rewards: `fail_if_worse`, the loss that is too much; `margin`, the difference that does not
+    matter; `power_for`, the difference that further runs are to show.
     """
 
     allowed: Collection[str] = ()
@@ -43,9 +43,25 @@ class Question:
     power_for: float | None = None
 
     def __post_init__(self) -> None:
-        names = (*KINDS, TASKS)
+        names = (*KINDS, TASKS, MODEL)
         if unknown := set(self.allowed) - set(names):
             raise UsageError(f"--allow-different {min(unknown)}: the names are {', '.join(names)}")
+
+    @property
+    def accepted(self) -> set[str]:
+        """The kinds of differences that are accepted."""
+        return {*self.allowed, *(OF_A_MODEL if MODEL in self.allowed else ())}
+
+    def check_rewards(self, span: float) -> None:
+        """Raise `UsageError` if a difference is larger than any between rewards that lie within
+        `span`.
+        """
+        for name in ("fail_if_worse", "margin", "power_for"):
+            if (getattr(self, name) or 0.0) >= span:
+                raise UsageError(
+                    f"--{name.replace('_', '-')} is {getattr(self, name):g}, in rewards, and these "
+                    f"rewards differ by at most {span:g}: two points of a hundred are 0.02"
+                )
 
     def pairing(self, base: ComparedRun, candidate: ComparedRun) -> Pairing:
         """Return the samples that are compared."""
@@ -79,7 +95,8 @@ def compare(
     for comparison, p_value in zip(comparisons, corrected, strict=True):
         reward = comparison["reward"]
         reward |= {"limit": limit, "p_holm": p_value}
-        good = "better" if question.fail_if_worse is None else "no worse"
+        rose = reward["difference"] > 0 and reward["p_unchanged"] <= level
+        good = "better" if question.fail_if_worse is None or rose else "no worse"
         verdict = "worse" if reward["difference"] < limit else good
         comparison["verdict"] = verdict if p_value <= SIGNIFICANT else "inconclusive"
     return comparisons
@@ -90,13 +107,16 @@ def _compared(
 ) -> dict[str, Any]:
     where = f"{base.env}: {base.folder} and {candidate.folder}"
     different = unlike(base, candidate)
-    if refused := different.keys() - {"", *question.allowed}:
+    if refused := different.keys() - {"", *question.accepted}:
         lines = "\n  ".join(
             f"{kind}: {line.removeprefix(f'{kind}: ')}"
             for kind in refused
             for line in different[kind]
         )
-        options = " ".join(f"--allow-different {kind}" for kind in sorted(refused))
+        kinds = sorted(refused)
+        if refused >= OF_A_MODEL:
+            kinds = [MODEL, *sorted(refused - OF_A_MODEL)]
+        options = " ".join(f"--allow-different {kind}" for kind in kinds)
         raise UsageError(
             f"{where} differ in more than the model:\n  {lines}\nTo allow it: {options}"
         )
@@ -129,9 +149,15 @@ def _answers(rewards: Rewards, question: Question, level: float) -> dict[str, An
     every = [reward for sides in rewards.values() for side in sides for reward in side]
     means = [(fmean(before), fmean(after)) for before, after in rewards.values()]
     difference = Difference.of(means, max(1.0, *every) - min(0.0, *every))
+    question.check_rewards(difference.span)
     reward = _shown(means, difference)
+    reward["p_unchanged"] = difference.p_value()
     reward["p"] = difference.p_value(-(question.fail_if_worse or 0.0))
-    answers: dict[str, Any] = {"reward": reward, "detectable": difference.detectable}
+    answers: dict[str, Any] = {
+        "reward": reward,
+        "span": difference.span,
+        "detectable": difference.detectable,
+    }
     if (loss := question.fail_if_worse) is not None:
         needed = tasks_for_gate(loss, difference.span, level)
         answers["gate"] = {"loss": loss, "tasks_if_unchanged": needed}

@@ -12,13 +12,17 @@ KINDS: Mapping[str, str] = {
     "tokenizer": "tokenizer_sha256",
     "user": "user_model user_strategy",
     "limits": "max_turns max_new_tokens context_length on_length",
-    "benchmark": "benchmark env_args split",
+    "benchmark": "benchmark environment env_args split",
     "seed": "seed",
 }
 """The settings and the provenance that must be equal, by the name for `--allow-different`."""
 
 TASKS = "tasks"
 """The name for `--allow-different` that also pairs tasks whose data differ."""
+
+MODEL = "model"
+"""The name for `--allow-different` that stands for what usually differs between models."""
+OF_A_MODEL = frozenset({"template", "tokenizer"})
 
 _OF_ONE_RUN = frozenset(
     "date command options engine user_url baseline_url tasks samples template regraded processes "
@@ -38,6 +42,10 @@ def unlike(base: ComparedRun, candidate: ComparedRun) -> dict[str, list[str]]:
         parts = ({name: fact.get(name) for name in names.split()} for fact in facts)
         if different := difference(*parts, sides=_SIDES):
             lines[kind] = different
+    for side, run in zip(_SIDES, (base, candidate), strict=True):
+        if len(run.environments) > 1:
+            line = f"{side} has episodes of {len(run.environments)} versions of the environment"
+            lines.setdefault("benchmark", []).append(line)
     known = {name for names in KINDS.values() for name in names.split()} | _OF_ONE_RUN
     rest = [{name: fact[name] for name in fact.keys() - known} for fact in facts]
     if different := difference(*rest, sides=_SIDES):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,9 @@ from typing import Any
 from toolroll.evaluation.recorded_run import recorded_runs
 from toolroll.rollout.runs.episode_file import read_episodes
 from toolroll.rollout.runs.run_directory import refuse_no_run
-from toolroll.rollout.types import Status
+from toolroll.rollout.types import Episode, Status
+
+_MOST_VALUES = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,19 +30,53 @@ class PlayedSample:
 class ComparedRun:
     """The episodes of `env` in the run `folder`.
 
-    `facts` are the settings and the latest provenance in `run.json`, or empty if there is none.
-    `tasks` has the samples of each task.
+    `recorded` are the settings and the latest provenance in `run.json`, or empty if there is none.
+    `tasks` has the samples of each task. `sampled` has the values of each sampling parameter with
+    which turns were sampled, and `environments` those of the environment's hash.
     """
 
     folder: str
     env: str
-    facts: Mapping[str, Any] = field(default_factory=dict)
+    recorded: Mapping[str, Any] = field(default_factory=dict)
     tasks: dict[str, list[PlayedSample]] = field(default_factory=dict)
+    sampled: dict[str, list[Any]] = field(default_factory=dict)
+    environments: set[str] = field(default_factory=set)
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What is recorded, by name. What the turns were sampled with replaces what was set."""
+        turns = {name: _shown(values) for name, values in self.sampled.items()}
+        if "max_new_tokens" in self.recorded:  # a turn has less, if the context leaves less
+            turns.pop("max_new_tokens", None)
+        return {**self.recorded, **turns}
 
     @property
     def aborted(self) -> int:
         """The number of aborted samples."""
         return sum(s.reward is None for samples in self.tasks.values() for s in samples)
+
+    def add(self, episode: Episode) -> None:
+        """Add one sample."""
+        result = episode.result
+        reward = None if result.status is Status.ABORTED else result.reward
+        self.tasks.setdefault(episode.task_id, []).append(
+            PlayedSample(
+                reward, episode.sample, episode.seed, episode.task_hash, dict(result.metrics)
+            )
+        )
+        self.environments.add(episode.environment)
+        for trajectory in result.trajectories:
+            for turn in trajectory.turns:
+                for name in turn.sampling_params.keys() - {"sampling_seed"}:
+                    values = self.sampled.setdefault(name, [])
+                    if turn.sampling_params[name] not in values:
+                        values.append(turn.sampling_params[name])
+
+
+def _shown(values: Sequence[Any]) -> Any:
+    if len(values) > _MOST_VALUES:
+        return f"{len(values)} values"
+    return values[0] if len(values) == 1 else sorted(values, key=repr)
 
 
 def read_runs(
@@ -53,14 +89,9 @@ def read_runs(
     recorded = recorded_runs(folder)
     runs: dict[str, ComparedRun] = {}
     for episode in read_episodes(folder, on_bad_line=on_bad_line):
-        env, result = episode.env, episode.result
+        env = episode.env
         if env not in runs:
             facts = recorded[env].facts if env in recorded else {}
             runs[env] = ComparedRun(str(folder), env, facts)
-        reward = None if result.status is Status.ABORTED else result.reward
-        runs[env].tasks.setdefault(episode.task_id, []).append(
-            PlayedSample(
-                reward, episode.sample, episode.seed, episode.task_hash, dict(result.metrics)
-            )
-        )
+        runs[env].add(episode)
     return runs

@@ -1,3 +1,1 @@
-"""Export a run: training samples as a data set, episodes as trajectories, or results in the formats
-of tau-bench, Inspect and lm-eval.
-"""
+"""Export a run: training samples as a data set, or episodes as trajectories."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -55,18 +54,7 @@ class ExportedRun:
         history = self._run_file["provenance"].get(env) or [{"date": written.isoformat()}]
         return {**latest(history), "date": history[0]["date"]}
 
-    def started(self, env: str) -> datetime:
-        """Return the date of `provenance`."""
-        return datetime.fromisoformat(self.provenance(env)["date"])
-
 
 def is_graded(episode: Episode) -> bool:
     """Return True if `episode` has a reward and was not aborted."""
     return episode.result.reward is not None and episode.result.status is not Status.ABORTED
-
-
-def file_part(name: str, between: str = "-") -> str:
-    """Return `name` as a part of a file's name: `between` replaces other characters than letters,
-    digits, `.`, `-` and `_`.
-    """
-    return re.sub(r"[^A-Za-z0-9._-]+", between, name)

@@ -11,8 +11,8 @@ from toolroll.rollout.types import Message
 
 
 class RecordedCall(NamedTuple):
-    """A tool call of an assistant message, with the names of Inspect. If the arguments are not a
-    JSON object, `arguments` is {}, and `parse_error` has them as they were written.
+    """A tool call of an assistant message. If the arguments are not a JSON object, `arguments` is
+    {}, and `parse_error` has them as they were written.
     """
 
     id: str

@@ -160,6 +160,12 @@ class NamedJsonParser(BlockParser):
     fence: ClassVar[tuple[str, str]] = ("", "")
 
     def elements(self, source: Source, begin: int, start: int) -> Steps[tuple[list[ToolCall], int]]:
+        # start                                pos, once the arguments are read
+        # | header  separator                  |
+        # | header  separator  name  fence[0]  {JSON}  fence[1]  call[1]
+        #
+        # Other markers before the separator mean that this call has none. The JSON may be missing,
+        # and so may fence[1]. A marker inside the JSON is part of a string.
         guards = tuple(dict.fromkeys((self.separator, *self.call, *(self.block or ()))))
         pos, marker = yield from source.until(start, guards)
         if marker != self.separator:

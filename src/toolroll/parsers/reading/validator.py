@@ -1,15 +1,14 @@
 """`Validator`: checks values against untrusted JSON schemas (draft 2020-12).
 
 Invariants: a schema's regular expressions are ignored, and nothing is fetched for a `$ref`. A check
-cannot be stopped once it has begun, so the work that it may take is bounded before. If the schema
-is too large or not valid, or if a check may take too long, `NotChecked` is raised.
+cannot be stopped once it has begun, so the sizes of the schema and of the value are limited. If the
+schema is too large or not valid, or if the value is too large for it, `NotChecked` is raised.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
-from graphlib import TopologicalSorter
+from collections.abc import Iterable, Mapping
 from heapq import nsmallest
 from itertools import chain
 from typing import Any
@@ -19,32 +18,21 @@ from jsonschema_rs import ValidationErrorKind as Kind
 
 from toolroll.parsers.reading.resolve import NOT_A_SCHEMA, Schema
 
-MOST_OBJECTS = 2000
-"""The maximum number of objects in a schema."""
-MOST_DEEP = 50
-"""The maximum nesting of a schema in which each reference is replaced."""
-MOST_COMPILED = 10_000
-"""The maximum size of the parts with `unevaluatedItems` or `unevaluatedProperties`. The compiler
-replaces the references in them, which takes 0.1 s for this size.
-"""
+MOST_DEEP = 100
+"""The maximum nesting of objects and arrays in a schema in which each reference is replaced."""
+MOST_PARTS = 10_000
+"""The maximum size of this schema (`_Expansion`). It takes up to 0.1 s to compile."""
 MOST_WORK = 1_000_000
-"""The maximum work of a check: the size of the schema times the size of the value. A unit of work
-takes about 50 ns, and at most 0.5 us.
-"""
-MOST_ERRORS = 20_000
-"""The maximum work for which the errors are listed. An error takes up to 20 us."""
+"""The maximum product of the sizes of this schema and of a value. A check takes up to 1.5 s."""
+MOST_ERRORS = 40_000
+"""The maximum product for which the errors are listed, up to 20,000 errors of 20 us."""
 
 _NO_FIT = "they do not match the tool's JSON schema"
 _PATTERNS = ("pattern", "patternProperties")
 _BY_PATTERN = ("additionalProperties", "unevaluatedProperties")
+_UNEVALUATED = ("unevaluatedItems", "unevaluatedProperties")
+_COSTS = {bool: 1, type(None): 1, int: 8, float: 64}  # a float is compared as a fraction
 _OLD = "dependencies"  # the library checks it, but draft 2020-12 does not have it
-_HERE = ("allOf", "anyOf", "oneOf", "not", "if", "then", "else", "dependentSchemas")
-_FOR_EACH = (
-    *("additionalProperties", "unevaluatedProperties", "propertyNames"),
-    *("items", "contains", "unevaluatedItems"),
-)
-_FOR_ONE = ("properties", "prefixItems")  # one part of these applies to a member, at most
-_NUMERIC = {"const", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"}
 
 
 class NotChecked(Exception):
@@ -56,13 +44,10 @@ class Validator:
 
     def __init__(self, schema: Schema) -> None:
         document = {name: part for name, part in schema.node.items() if name != "$schema"}
-        objects = list(_objects(document))
-        _refuse(objects)
-        named = any("patternProperties" in node for node in objects)
-        ignored = (_OLD, *_PATTERNS, *(_BY_PATTERN if named else ()))
-        keywords: dict[str, Any] = dict.fromkeys(ignored, _Ignored)
         try:
             self._expansion = _Expansion(schema)
+            by_pattern = _BY_PATTERN if self._expansion.has_patterns else ()
+            keywords: dict[str, Any] = dict.fromkeys((_OLD, *_PATTERNS, *by_pattern), _Ignored)
             self._validator = Draft202012Validator(
                 document,
                 keywords=keywords,
@@ -106,91 +91,67 @@ class _Ignored:
 
 
 class _Expansion:
-    """A schema with each reference replaced, except inside the schema that it refers to. `size`:
-    how many of its parts apply, at most, to a leaf of a value and to the values around it.
+    """A schema in which each reference is replaced, except inside the schema that it refers to.
+
+    `size`: the number of its JSON values. Long texts and numbers, which are slow to compare, count
+    more. `unevaluatedItems` and `unevaluatedProperties` check the parts around them again, and
+    the library replaces the references in them, so what is in an object with them counts thrice.
     `recursive`: whether a reference is not replaced.
     """
 
     def __init__(self, schema: Schema) -> None:
+        self.size = 0
         self.recursive = False
-        self._sizes: dict[int, int] = {}
-        self._here: dict[int, list[int]] = {}
-        self._compiled = 0
-        self.size = self._size(schema, 0)
-        TopologicalSorter(self._here).prepare()  # CycleError: a schema refers to itself
+        self.has_patterns = False
+        self._read: dict[int, tuple[int, int, list[Schema]]] = {}
+        self._add(schema, (), 1)
 
-    def _size(self, schema: Schema, depth: int) -> int:
-        """Return the size of `schema`. `depth`: the number of schemas around it."""
-        node, key = schema.node, id(schema.node)
-        if not isinstance(node, Mapping):
-            return 1
-        if key in self._sizes:
-            self.recursive = self.recursive or not self._sizes[key]
-            return self._sizes[key]
-        if depth > MOST_DEEP:  # before Python's recursion limit, at which `referencing` aborts
+    def _add(self, schema: Schema, around: tuple[int, ...], weight: int) -> None:
+        """Add `schema`, inside the objects and arrays `around`. Raises `NotChecked` or one of
+        `NOT_A_SCHEMA`.
+        """
+        key = id(schema.node)
+        if key in around:
+            self.recursive = True
+            return
+        if len(around) > MOST_DEEP:
             raise NotChecked(f"the schema is nested more than {MOST_DEEP} deep")
-        self._sizes[key] = 0
-        here = [*map(schema.target, schema.references()), *_parts(schema, _HERE)]
-        self._here[key] = [id(part.node) for part in here]
-        same, each, one = (
-            [self._size(part, depth + 1) for part in parts]
-            for parts in (here, _parts(schema, _FOR_EACH), _parts(schema, _FOR_ONE))
-        )
-        size = _weight(node) + sum(same) + sum(each) + max(one, default=0)
-        if not node.keys().isdisjoint(("unevaluatedItems", "unevaluatedProperties")):
-            size *= 3  # the parts for the same value are checked again
-            self._compiled += size
-            if self._compiled > MOST_COMPILED:
-                raise NotChecked(f"the schema expands to more than {MOST_COMPILED} parts")
-        self._sizes[key] = size
-        return size
+        if key not in self._read:
+            self._read[key] = self._parts(schema)
+        size, times, parts = self._read[key]
+        self.size += weight * times * size
+        if self.size > MOST_PARTS:
+            raise NotChecked(f"the schema has more than {MOST_PARTS} parts")
+        for part in parts:
+            self._add(part, (*around, key), weight * times)
 
-
-def _parts(schema: Schema, keywords: Iterable[str]) -> Iterator[Schema]:
-    """Yield the schemas in the `keywords` of `schema`."""
-    for keyword in keywords:
-        content = schema.node.get(keyword, [])
-        if keyword in ("properties", "dependentSchemas") and isinstance(content, Mapping):
-            content = [*content.values()]
-        parts = content if isinstance(content, list) else [content]
-        yield from (schema.within(part) for part in parts if isinstance(part, Mapping))
-
-
-def _weight(node: Mapping[str, Any]) -> int:
-    """Return the size of `node` without its parts."""
-    options = node.get("enum")
-    compared = len(_NUMERIC & node.keys())
-    if isinstance(options, list) and len({type(option) for option in options} | {str}) > 1:
-        compared += len(options)  # strings are not compared, but looked up
-    return 1 + 16 * compared + len(str(node)) // 400  # an error may contain a part of the schema
-
-
-def _objects(schema: Any) -> Iterator[Mapping[str, Any]]:
-    """Yield each object in `schema`."""
-    left = [schema]
-    while left:
-        node = left.pop()
+    def _parts(self, schema: Schema) -> tuple[int, int, list[Schema]]:
+        """Return the size of an object or array without the objects and arrays in it, how many
+        times it counts, and these objects and arrays, those that it refers to included.
+        """
+        node, times, targets = schema.node, 1, list[Schema]()
+        values = node if isinstance(node, list) else [*node.values()]
         if isinstance(node, Mapping):
-            yield node
-            left += node.values()
-        elif isinstance(node, list):
-            left += node
+            if "$dynamicAnchor" in node or (self._read and isinstance(node.get("$schema"), str)):
+                raise NotChecked("a part of the schema has a dynamic anchor or its own draft")
+            self.has_patterns |= "patternProperties" in node
+            times = 1 if node.keys().isdisjoint(_UNEVALUATED) else 3
+            targets = [schema.target(reference) for reference in schema.references()]
+        parts = [*targets, *map(schema.within, values)]
+        parts = [part for part in parts if isinstance(part.node, Mapping | list)]
+        return 1 + sum(map(_cost, values)), times, parts
 
 
-def _refuse(objects: list[Mapping[str, Any]]) -> None:
-    """Raise `NotChecked` if a schema with these `objects` is not checked."""
-    if len(objects) > MOST_OBJECTS:
-        raise NotChecked(f"the schema has {len(objects)} objects, more than {MOST_OBJECTS}")
-    if any(isinstance(node.get("$schema"), str) for node in objects):
-        raise NotChecked("a part of the schema names its own draft")
-    anchors = [str(node["$dynamicAnchor"]) for node in objects if "$dynamicAnchor" in node]
-    if len(anchors) > len(set(anchors)):
-        raise NotChecked("two parts of the schema have the same dynamic anchor")
+def _cost(value: Any) -> int:
+    """Return the size of `value`, or 0 if it is an object or an array."""
+    if isinstance(value, str):
+        return 1 + len(value) // 400  # an error may contain it
+    return _COSTS.get(type(value), 0)
 
 
 def _measured(value: Any) -> tuple[int, int]:
     """Return the size of `value`, its keys included, and how deep it is nested. Integers beyond 64
-    bits count more than other values, because `uniqueItems` compares all pairs of them.
+    bits count most, because `uniqueItems` compares all pairs of them.
     """
     size, words, depth, level = 0, 0, -1, [value]
     while level:
@@ -204,6 +165,8 @@ def _measured(value: Any) -> tuple[int, int]:
                 below += [*item, *item.values()]
             elif isinstance(item, list):
                 below += item
+            elif isinstance(item, float):
+                size += 3
             elif isinstance(item, int):
                 words += item.bit_length() // 64
         level = below

@@ -18,7 +18,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import random
 import re
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
@@ -37,8 +36,9 @@ from toolroll.rollout.engine.engine_config import EngineConfig
 from toolroll.rollout.engine.errors import Failure, foreign, from_exception, from_response
 from toolroll.rollout.engine.health import Health
 from toolroll.rollout.engine.model_info import ModelInfo
-from toolroll.rollout.engine.outage import MAX_OUTAGES, Outage, Sleep
+from toolroll.rollout.engine.outage import Outage, Sleep
 from toolroll.rollout.engine.response import check_ids, parse_completion
+from toolroll.rollout.engine.retries import Backoff, Retries
 from toolroll.rollout.engine.sampling_params import check_dropped, check_names, request_fields
 from toolroll.rollout.engine.session_cache import CachedSession, SessionCache
 from toolroll.rollout.engine.stream import EventReader, Progress
@@ -46,7 +46,6 @@ from toolroll.rollout.engine.transport import (
     NETWORK_ERRORS,
     Answer,
     Transport,
-    connections_at,
     whole,
 )
 from toolroll.rollout.errors import (
@@ -59,7 +58,7 @@ from toolroll.rollout.errors import (
 )
 from toolroll.rollout.runtime.jsonable import ids_json
 from toolroll.rollout.runtime.time_limit import not_counted
-from toolroll.rollout.types import Completion, GenerateRequest
+from toolroll.rollout.types import Completion, GenerateRequest, IdArray
 
 logger = logging.getLogger(__name__)
 
@@ -69,7 +68,6 @@ requests of other sessions have their session id as the key. It names the sessio
 that an episode starts gets the context of this episode for all its requests.
 """
 
-_SERVER_FAULT_RETRIES = 1
 _MAX_RETRY_AFTER = 60.0
 _NO_HEADER = re.compile(r"[\x00-\x08\x0a-\x1f\x7f\ud800-\udfff]")
 
@@ -87,16 +85,16 @@ class Engine(EngineClient):
         sleep: Sleep = asyncio.sleep,
     ) -> None:
         self.config = config if isinstance(config, EngineConfig) else EngineConfig(engine=config)
-        self._sleep = sleep
         self._transport = Transport(self.config)
         self._control_plane = ControlPlane(self.config, self._transport, model_info=model_info)
-        self._outage = Outage(
+        outage = Outage(
             f"the engine at {self.url}",
             self._control_plane.probe,
             timeout=self.config.engine_timeout,
             sleep=sleep,
         )
-        self._closings = 0
+        backoff = Backoff(self.config.retries, self.config.backoff, self.config.max_backoff)
+        self._retries = Retries(outage, backoff, sleep=sleep)
         self._in_flight: set[str] = set()
         # The sampled ids that the tokenizer does not have. A model has more embedding rows than its
         # tokenizer has tokens, and an untrained policy may sample these extra ids.
@@ -122,8 +120,7 @@ class Engine(EngineClient):
         """Wait for the aborts in flight and for the sessions that are being closed, then close the
         connections. Requests in flight fail and are not retried.
         """
-        self._closings += 1
-        await self._outage.aclose()
+        await self._retries.aclose()
         for _ in range(2):  # what the requests in flight leave opens new connections
             await self._settle()
             await self._transport.close()
@@ -148,65 +145,33 @@ class Engine(EngineClient):
         Raises:
             ContextOverflowError: The prompt leaves no room for an answer.
             TokenError: The prompt is empty, or contains an id outside the vocabulary.
-            UsageError: A sampling parameter is misspelled or dropped by the router, the session id
-                is not one line of text, or the engine no longer serves the same model.
+            UsageError: A sampling parameter is misspelled or dropped by the router, or the session
+                id is not one line of text.
             CompletionError: The answer is not a valid answer to `request`.
             EngineUnreachableError: `engine_timeout` is set, and the engine has not answered for
                 that many seconds.
             EngineError: Any other failure, after the retries.
         """
         info = await self._check(request)
-        began, outages = perf_counter(), 0
-        deadline = began + self.config.deadline
         check = partial(check_ids, request=request, vocab_size=info.sampled_limit)
-        closings, attempt, server_faults = self._closings, 1, 0
-        while True:
-            rid, ended = os.urandom(16).hex(), self._outage.ended
-            events = None if progress is None else EventReader(progress, rid, check)
-            outcome = await self._attempt(request, rid, deadline, events)
-            if not isinstance(outcome, Failure):
-                self._outage.answered()
-                latency = perf_counter() - began
-                completion = parse_completion(
-                    outcome,
-                    request,
-                    rid=rid,
-                    vocab_size=info.sampled_limit,
-                    experts_per_token=self._experts_per_token,
-                )
-                completion = replace(completion, latency=latency, attempts=attempt)
-                self._take(completion, info)
-                return completion
-            over = events is not None and events.started
-            starting = outcome.status == 503 and not self._outage.started
-            away = outcome.lost or outcome.down or starting
-            if away and not over and self._closings == closings:
-                waited_from = perf_counter()
-                if await self._outage.over(ended, outcome.message, down=outcome.down):
-                    deadline += perf_counter() - waited_from
-                    outages += outcome.running
-                    if outages < MAX_OUTAGES:
-                        continue  # an outage does not count as an attempt
-                    outage_text = f"the engine went down {outages} times during this request"
-                    raise EngineError(
-                        f"{self.url}: {outage_text}: {outcome.message}", attempts=attempt
-                    )
-            if self._closings != closings:
-                raise EngineError(
-                    f"{self.url}: the client was closed during the request", attempts=attempt
-                )
-            server_faults += outcome.server_fault
-            again = outcome.retry or (
-                outcome.server_fault and server_faults <= _SERVER_FAULT_RETRIES
-            )
-            pause = None if over or not again else self._pause(outcome, attempt)
-            if pause is None or pause >= deadline - perf_counter():
-                raise _raised(outcome, attempt, self.url)
-            logger.info(
-                "attempt %d failed (%s), the next one in %.2f s", attempt, outcome.message, pause
-            )
-            await self._sleep(pause)
-            attempt += 1
+        began = perf_counter()
+        outcome, attempts = await self._retries.send(
+            partial(self._attempt, request, progress, check), seconds=self.config.deadline
+        )
+        latency = perf_counter() - began
+        if isinstance(outcome, Failure):
+            raise _raised(outcome, attempts, self.url)
+        rid, answer = outcome
+        completion = parse_completion(
+            answer,
+            request,
+            rid=rid,
+            vocab_size=info.sampled_limit,
+            experts_per_token=self._experts_per_token,
+        )
+        completion = replace(completion, latency=latency, attempts=attempts)
+        self._take(completion, info)
+        return completion
 
     def _take(self, completion: Completion, info: ModelInfo) -> None:
         """Remember the sampled ids that the tokenizer does not have. Raise `CompletionError` if the
@@ -303,20 +268,31 @@ class Engine(EngineClient):
         return {"return_routed_experts": True, "routed_experts_start_len": start}
 
     async def _attempt(
-        self, request: GenerateRequest, rid: str, deadline: float, events: EventReader | None
-    ) -> Mapping[str, Any] | Failure:
-        seconds = min(max(deadline - perf_counter(), 0.001), self.config.attempt_timeout)
+        self,
+        request: GenerateRequest,
+        progress: Progress | None,
+        check: Callable[[Any], object],
+        left: float,
+    ) -> tuple[str, Mapping[str, Any]] | Failure:
+        """Send `request` once, with at most `left` seconds. Return the attempt's id and the
+        answer.
+        """
+        rid = os.urandom(16).hex()
+        events = None if progress is None else EventReader(progress, rid, check)
+        seconds = min(max(left, 0.001), self.config.attempt_timeout)
         session = None
         if self._control_plane.session_cache:
             session = self._sessions.enter(request.session_id)
-        closings = self._closings
+        closings = self._retries.closings
         self._in_flight.add(rid)
         try:
             sent = self._body(request, rid, stream=events is not None, session=session)
             outcome = await self._posted(sent, request, seconds, events)
             if not isinstance(outcome, Failure):
                 outcome = foreign(outcome, rid) or outcome
-            if isinstance(outcome, Failure) and outcome.running and self._closings == closings:
+            if not isinstance(outcome, Failure):
+                return rid, outcome
+            if outcome.running and self._retries.closings == closings:
                 if not outcome.lost:  # otherwise the outage is logged
                     logger.warning(
                         "%s: request %s of session %s is aborted: %s",
@@ -332,7 +308,14 @@ class Engine(EngineClient):
             self._in_flight.discard(rid)
             if session is not None:
                 self._sessions.leave(session)
-        return outcome
+        if events is not None and events.started:
+            return outcome.final()  # `progress` has its tokens, another attempt would sample others
+        starting = outcome.status == 503 and not self._retries.outage.started
+        return replace(
+            outcome,
+            lost=outcome.lost or starting,
+            retry_after=min(outcome.retry_after or 0.0, _MAX_RETRY_AFTER),
+        )
 
     async def _posted(
         self, sent: bytes, request: GenerateRequest, seconds: float, events: EventReader | None
@@ -347,35 +330,15 @@ class Engine(EngineClient):
                     and response.status == 200
                     and response.content_type == "text/event-stream"
                 ):
-                    await self._control_plane.check_model(connections_at(response))
                     return await events.read(response.content.iter_any())
                 answer = await whole(response)
         except NETWORK_ERRORS as error:
             return from_exception(error)
-        return await self._checked(answer)
+        return _checked(answer)
 
     def _routing_key(self, session_id: str) -> str:
         session, key = ROUTING_KEY.get()
         return key if self._control_plane.routed and session == session_id else session_id
-
-    async def _checked(self, answer: Answer) -> Mapping[str, Any] | Failure:
-        """Return the JSON of `answer`, or the failure that it reports.
-
-        Raise `UsageError` if the engine no longer serves the same model.
-        """
-        if answer.status != 200:
-            return from_response(answer.status, answer.body, retry_after=answer.retry_after)
-        body = _decoded(answer.body)
-        await self._control_plane.check_model(answer.connections)
-        return body
-
-    def _pause(self, failure: Failure, attempt: int) -> float | None:
-        """Return the seconds until the next attempt, or None if no attempt is left."""
-        if attempt > self.config.retries:
-            return None
-        backoff = min(self.config.backoff * 2.0 ** (attempt - 1), self.config.max_backoff)
-        asked = min(failure.retry_after or 0.0, _MAX_RETRY_AFTER)
-        return max(backoff * random.uniform(0.5, 1.5), asked)
 
     async def post(self, url: str, payload: Mapping[str, Any]) -> dict[str, Any]:
         """Post `payload` unchanged and without retries. Return the JSON of the answer.
@@ -392,7 +355,7 @@ class Engine(EngineClient):
             answer = await self._transport.post(url, data, seconds=self.config.attempt_timeout)
         except NETWORK_ERRORS as error:
             raise _raised(from_exception(error), 1, url) from error
-        body = await self._checked(answer)
+        body = _checked(answer)
         if isinstance(body, Failure):
             raise _raised(body, 1, url)
         return dict(body)
@@ -428,6 +391,10 @@ class Engine(EngineClient):
         """
         return self._sessions.open(session_id)
 
+    def allow_sampled(self, ids: IdArray) -> None:
+        """Allow `ids` in prompts: the engine sampled them in an earlier process."""
+        self._padding_sampled.update(ids.tolist())
+
     def keep_sessions(self, folder: Path) -> None:
         """Keep the ids of open sessions in `folder`, for `close_left_sessions`."""
         self._sessions.keep(folder)
@@ -461,16 +428,27 @@ class Engine(EngineClient):
         """
         return await self._control_plane.model_info()
 
+    async def check_model(self) -> None:
+        """Raise `UsageError` if the engine now serves a different model."""
+        await self._control_plane.ask_model()
+
     async def wait_until_healthy(self) -> Health:
         """Wait up to `engine_timeout` seconds until the engine can answer. Return the last health
         check. Raise `EngineUnreachableError` if the engine is still down after that time, and
         `UsageError` if it no longer serves the same model.
         """
-        return await self._outage.wait_until_healthy()
+        return await self._retries.outage.wait_until_healthy()
 
     async def health(self) -> Health:
         """Return whether the engine can answer, and if not, why."""
         return await self._control_plane.health()
+
+
+def _checked(answer: Answer) -> Mapping[str, Any] | Failure:
+    """Return the JSON of `answer`, or the failure that it reports."""
+    if answer.status != 200:
+        return from_response(answer.status, answer.body, retry_after=answer.retry_after)
+    return _decoded(answer.body)
 
 
 def _decoded(body: bytes) -> Mapping[str, Any]:

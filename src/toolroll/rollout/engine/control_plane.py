@@ -5,10 +5,11 @@ Invariants:
 - The workers are cached once the server has answered. A router, whose workers come and go, is asked
   again after `_ASK_AGAIN` seconds. The model info is cached once it is complete, or once the
   workers and the context length are known. Until then, each call asks again.
-- A new connection may lead to a restarted engine. So before an answer over a new connection is
-  accepted, the engine is asked which model it serves. An answer from a different model is refused.
+- `ask_model` refuses a model that is not the first one. It is called after the last turn of each
+  episode, because the engine may have restarted since its first turn.
 - An engine that does not report its model is not checked.
-- Behind a router, only the first worker is asked for its model.
+- Behind a router, only the first worker is asked for its model. A worker that lets a question time
+  out is asked nothing for `_SILENT` seconds.
 """
 
 from __future__ import annotations
@@ -18,21 +19,24 @@ import logging
 from collections.abc import Mapping
 from dataclasses import replace
 from math import inf
-from typing import Any, Literal
+from typing import Any
 
 import orjson
+from yarl import URL
 
 from toolroll.rollout.engine.engine_config import EngineConfig
 from toolroll.rollout.engine.health import Health, check_health
 from toolroll.rollout.engine.model_info import ModelInfo, read_model_info
 from toolroll.rollout.engine.sampling_params import DROPPED_BY_ROUTER, DROPPED_BY_SMG
-from toolroll.rollout.engine.transport import NETWORK_ERRORS, Answer, Transport
+from toolroll.rollout.engine.transport import NETWORK_ERRORS, Transport
 from toolroll.rollout.errors import UsageError
 
 logger = logging.getLogger(__name__)
 
 _MAY_PASS = (408, 425, 429)
 _ASK_AGAIN = 10.0
+_SILENT = 60.0
+_MOST_WORKERS = 1000
 
 
 class ControlPlane:
@@ -49,22 +53,21 @@ class ControlPlane:
         self._transport = transport
         self._workers: list[str] | None = None
         self._smg, self._asked = False, -inf
+        self._silent: dict[str, float] = {}
         self._model_info = model_info
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._locks: dict[Literal["info", "model"], asyncio.Lock] = {}
+        self._lock = asyncio.Lock()
         self._info_asked = 0
         self._info_so_far = ModelInfo()
         self._model = None if model_info is None else model_info.model_path
         self._tokenizer: str | None = None
-        self._other_model = ""  # the error message if the engine now serves a different model
-        self._questions = self._last_answered = self._connections = 0
 
-    def _lock(self, of: Literal["info", "model"]) -> asyncio.Lock:
-        """Return the lock for one kind of request, `of`. Each event loop has its own locks."""
+    def _lock_of_loop(self) -> asyncio.Lock:
+        """Return the lock for the question about the model info, one for each event loop."""
         loop = asyncio.get_running_loop()
         if self._loop is not loop:
-            self._loop, self._locks = loop, {}
-        return self._locks.setdefault(of, asyncio.Lock())
+            self._loop, self._lock = loop, asyncio.Lock()
+        return self._lock
 
     @property
     def routed(self) -> bool:
@@ -84,16 +87,24 @@ class ControlPlane:
         return (self._model_info or self._info_so_far).session_cache is True
 
     async def workers(self) -> list[str]:
-        """Return the workers' addresses: the ones that a router lists, or the engine's own."""
+        """Return the workers' addresses: the engine's own, or those that a router lists and that
+        are not silent.
+        """
+        now = asyncio.get_running_loop().time
+        return [url for url in await self._listed() if now() >= self._silent.get(url, -inf)]
+
+    async def _listed(self) -> list[str]:
         now = asyncio.get_running_loop().time()
         if self._workers is None or (self.routed and now >= self._asked + _ASK_AGAIN):
             self._asked = now  # meanwhile other callers get the earlier answer
             url = self._config.engine
             listed, final = await self.ask(f"{url}/workers")
-            entries = listed.get("workers", []) if isinstance(listed, dict) else listed
+            entries = listed.get("workers") if isinstance(listed, dict) else listed
             workers = [
-                entry for entry in entries or () if isinstance(entry, dict) and entry.get("url")
-            ]
+                entry
+                for entry in (entries if isinstance(entries, list) else ())
+                if isinstance(entry, dict) and _is_address(entry.get("url"))
+            ][:_MOST_WORKERS]
             urls = [entry["url"] for entry in workers]
             if urls:
                 smg = all("runtime_type" in entry for entry in workers)  # not in 0.3.2
@@ -110,7 +121,7 @@ class ControlPlane:
         """
         if self._model_info is None:
             asked = self._info_asked
-            async with self._lock("info"):  # meanwhile another caller may have asked
+            async with self._lock_of_loop():  # meanwhile another caller may have asked
                 if self._model_info is None and self._info_asked == asked:
                     self._info_so_far, final = await self._ask_model_info()
                     self._info_asked += 1
@@ -124,9 +135,9 @@ class ControlPlane:
         It is not final if a later request may return values that are missing now, and the workers
         or the context length are not known yet.
         """
-        worker = (await self.workers())[0]
+        worker = (await self._listed())[0]
         all_final = self._workers is not None
-        info, final = await self._ask_model()
+        info, final = await self.ask_model()
         all_final = all_final and final
         answers = [info]
         for path in ("/server_info", "/v1/models"):
@@ -156,39 +167,17 @@ class ControlPlane:
         """Check the health during an outage. Raise `UsageError` if the model has changed."""
         health = await self.health()
         if not health.down and self._model is not None:
-            await self._ask_model()
+            await self.ask_model()
         return health
 
-    async def check_model(self, connections: int) -> None:
-        """If connections were opened since the engine was last asked which model it serves, ask
-        again. Raise `UsageError` if the model has changed.
-
-        `connections`: the number of connections that had been opened when the caller's request was
-        sent. Concurrent callers share one request for the model.
-        """
-        questions = self._questions
-        if self._connections < connections:
-            async with self._lock("model"):
-                if self._connections < connections and self._last_answered <= questions:
-                    await self._ask_model()
-        if self._other_model:
-            raise UsageError(self._other_model)
-
-    async def _ask_model(self) -> tuple[Mapping[str, Any], bool]:
+    async def ask_model(self) -> tuple[Mapping[str, Any], bool]:
         """Return the answer to `/model_info`, and whether it is final.
 
         It is not final if a later request may succeed. Raise `UsageError` if the model has changed.
         """
-        self._questions += 1
-        question = self._questions
-        url = f"{(await self.workers())[0]}/model_info"
-        answer = await self._get(url)
-        body, final = _read(url, answer)
+        body, final = await self.ask(f"{(await self._listed())[0]}/model_info")
         info = body if isinstance(body, dict) else {}
-        self._last_answered = max(self._last_answered, question)
         self._compare(info)
-        if answer is not None and final:
-            self._connections = max(self._connections, answer.connections)
         return info, final
 
     def _compare(self, info: Mapping[str, Any]) -> None:
@@ -201,14 +190,12 @@ class ControlPlane:
         if path is None:
             return
         updated = tokenizer is not None and tokenizer == self._tokenizer
-        self._other_model = ""
         if self._model not in (None, path) and not updated:
             message = (
                 f"the engine at {self._config.engine} now serves a different model: {path!r} "
                 f"instead of {self._model!r}"
             )
             if not self._config.allow_model_mismatch:
-                self._other_model = message
                 raise UsageError(message)
             logger.warning("%s", message)
         self._model, self._tokenizer = path, tokenizer
@@ -226,7 +213,7 @@ class ControlPlane:
         False if a later request may succeed where this one failed.
         """
         data, all_final = orjson.dumps(body), True
-        for worker in await self.workers():
+        for worker in await self._listed():
             url = f"{worker}{path}"
             try:
                 answer = await self._transport.post(url, data, seconds=self._config.abort_timeout)
@@ -245,14 +232,25 @@ class ControlPlane:
 
         It is not final if a later request may succeed.
         """
-        return _read(url, await self._get(url))
-
-    async def _get(self, url: str) -> Answer | None:
+        now = asyncio.get_running_loop().time
+        workers = self._workers if self._workers is not None and self.routed else ()
+        worker = next((worker for worker in workers if url.startswith(f"{worker}/")), "")
+        if now() < self._silent.get(worker, -inf):
+            return None, False
         try:
-            return await self._transport.get(url, seconds=self._config.connect_timeout)
+            answer = await self._transport.get(url, seconds=self._config.connect_timeout)
         except NETWORK_ERRORS as error:
             logger.info("the request to %s failed: %s", url, error)
-            return None
+            if worker and isinstance(error, TimeoutError):
+                self._silent[worker] = now() + _SILENT
+            return None, False
+        if answer.status != 200:
+            return None, _is_final(answer.status)
+        try:
+            return orjson.loads(answer.body), True
+        except orjson.JSONDecodeError as error:
+            logger.info("the answer of %s is not JSON: %s", url, error)
+            return None, True
 
 
 def _check_kind(url: str, models: Mapping[str, Any]) -> None:
@@ -269,17 +267,11 @@ def _check_kind(url: str, models: Mapping[str, Any]) -> None:
         )
 
 
-def _read(url: str, answer: Answer | None) -> tuple[Any, bool]:
-    """Return the JSON in `answer` (None if there is none), and whether this result is final."""
-    if answer is None:
-        return None, False
-    if answer.status != 200:
-        return None, _is_final(answer.status)
+def _is_address(url: Any) -> bool:
     try:
-        return orjson.loads(answer.body), True
-    except orjson.JSONDecodeError as error:
-        logger.info("the answer of %s is not JSON: %s", url, error)
-        return None, True
+        return isinstance(url, str) and url.startswith(("http://", "https://")) and bool(URL(url))
+    except ValueError:
+        return False
 
 
 def _is_final(status: int) -> bool:

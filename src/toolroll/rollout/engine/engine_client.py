@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from toolroll.rollout.engine.health import Health
 from toolroll.rollout.engine.model_info import ModelInfo
 from toolroll.rollout.engine.stream import Progress
-from toolroll.rollout.types import Completion, GenerateRequest
+from toolroll.rollout.types import Completion, GenerateRequest, IdArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +49,12 @@ class EngineClient(Protocol):
     async def model_info(self) -> ModelInfo:
         """Return the context length, the vocabulary size and the weight version."""
 
+    async def check_model(self) -> None:
+        """Raise `UsageError` if the engine is known to serve a different model by now. This is
+        called once per episode, after its last turn.
+        """
+        return
+
     @abstractmethod
     async def post(self, url: str, payload: Mapping[str, Any]) -> dict[str, Any]:
         """Post `payload` unchanged. Return the JSON of the answer."""
@@ -70,6 +76,10 @@ class EngineClient(Protocol):
         that ends this. It may be called more than once.
         """
         return lambda: None
+
+    def allow_sampled(self, ids: IdArray) -> None:
+        """Allow `ids` in prompts: the engine sampled them in an earlier process."""
+        return
 
     def keep_sessions(self, folder: Path) -> None:
         """Keep the ids of open sessions in `folder`, for `close_left_sessions`."""

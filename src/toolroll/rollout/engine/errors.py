@@ -12,7 +12,7 @@ import os
 import re
 import ssl
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Any
@@ -73,6 +73,10 @@ class Failure:
     lost: bool = False
     down: bool = False
     running: bool = False
+
+    def final(self) -> Failure:
+        """Return this failure, after which there is no other attempt."""
+        return replace(self, retry=False, server_fault=False, lost=False, down=False)
 
 
 def from_response(status: int, body: bytes, *, retry_after: str | None = None) -> Failure:

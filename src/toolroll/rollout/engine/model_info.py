@@ -28,8 +28,6 @@ class ModelInfo:
     weight_version: str | None = None
     model_path: str | None = None
     max_input_length: int | None = None
-    deterministic: bool = False
-    """True if a `sampling_seed` reproduces the tokens (--enable-deterministic-inference)."""
     sglang_version: str | None = None
     session_cache: bool | None = None
     """True if the prefix cache evicts open sessions last (--enable-session-radix-cache)."""
@@ -70,7 +68,6 @@ def read_model_info(
         weight_version=_text(model_info.get("weight_version") or server_info.get("weight_version")),
         model_path=_text(model_info.get("model_path") or server_info.get("model_path")),
         max_input_length=None if refused is None else refused - 1,
-        deterministic=server_info.get("enable_deterministic_inference") is True,
         sglang_version=_text(server_info.get("version")),
         session_cache=_boolean(server_info.get("enable_session_radix_cache")),
     )

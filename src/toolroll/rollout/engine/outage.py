@@ -24,8 +24,6 @@ from toolroll.rollout.runtime.time_limit import not_counted
 
 logger = logging.getLogger(__name__)
 
-MAX_OUTAGES = 3
-"""After this many outages during one request, the request is assumed to cause them."""
 _FIRST_PAUSE = 1.0
 _LONGEST_PAUSE = 10.0
 

@@ -70,7 +70,7 @@ def parse_completion(
             text=text,
             weight_versions=_weight_versions(meta, len(output_ids)),
             prompt_tokens=int(meta.get("prompt_tokens") or len(request.input_ids)),
-            cached_tokens=int(meta.get("cached_tokens") or 0),
+            cached_tokens=check_cached(meta.get("cached_tokens")),
             rid=rid,
             routed_experts=_routed_experts(meta, request, len(output_ids), experts_per_token),
             top_logprobs=_top_logprobs(meta, len(output_ids), vocab_size),
@@ -233,6 +233,17 @@ def _check_counts(meta: Mapping[str, Any], sampled: int, prompt: int) -> None:
         raise CompletionError(
             f"the engine read a prompt of {read!r} tokens, but {prompt} were sent"
         )
+
+
+def check_cached(count: Any) -> int:
+    """Return the number of tokens that the engine had cached, or 0 if it does not say. Raise
+    `CompletionError` if it is not a number of tokens, which no reader of an episode would take.
+    """
+    if count is None:
+        return 0
+    if type(count) is not int or not 0 <= count <= _ANY_ID:
+        raise CompletionError(f"cached_tokens is {count!r}, expected a number of tokens")
+    return count
 
 
 def _ids(output_ids: Any) -> IdArray:

@@ -12,14 +12,11 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
-from itertools import count
-from typing import Any, NamedTuple
-from weakref import WeakSet
+from typing import NamedTuple
 
 import aiohttp
-from aiohttp.client_proto import ResponseHandler
 from aiohttp.connector import Connection
 from yarl import URL
 
@@ -38,19 +35,11 @@ lines).
 
 
 class Answer(NamedTuple):
-    """A complete answer with any status.
-
-    `connections`: the number of connections that had been opened when the request was sent.
-    """
+    """A complete answer with any status."""
 
     status: int
     body: bytes
     retry_after: str | None
-    connections: int
-
-
-class _Response(aiohttp.ClientResponse):
-    connections = 0
 
 
 class _Request(aiohttp.ClientRequest):
@@ -58,35 +47,10 @@ class _Request(aiohttp.ClientRequest):
     this data as the answer.
     """
 
-    connections = 0
-
     async def send(self, conn: Connection) -> aiohttp.ClientResponse:
         if conn.protocol is not None and conn.protocol.should_close:
             raise aiohttp.ClientConnectionResetError("unsolicited data on an idle connection")
-        response = await super().send(conn)
-        if isinstance(response, _Response):
-            response.connections = self.connections
-        return response
-
-
-class _Connector(aiohttp.TCPConnector):
-    """A connector that counts the connections that it opens. A `TraceConfig` could count them too,
-    but costs 15 us per request.
-    """
-
-    def __init__(self, numbers: Iterator[int], **options: Any) -> None:
-        super().__init__(**options)
-        self._numbers = numbers
-        self._made = 0
-        self._known: WeakSet[ResponseHandler] = WeakSet()
-
-    async def connect(self, req: Any, *args: Any, **options: Any) -> Connection:
-        connection = await super().connect(req, *args, **options)
-        if connection.protocol is not None and connection.protocol not in self._known:
-            self._known.add(connection.protocol)
-            self._made = next(self._numbers)
-        req.connections = self._made
-        return connection
+        return await super().send(conn)
 
 
 class Transport:
@@ -99,7 +63,6 @@ class Transport:
         self._generate = URL(f"{config.engine}/generate")
         self._session: aiohttp.ClientSession | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._numbers = count(1)
         self._attempt = self._limits(config.attempt_timeout)
 
     async def generate(
@@ -144,8 +107,7 @@ class Transport:
             self._loop = loop
         if self._session is None:
             self._session = aiohttp.ClientSession(
-                connector=_Connector(
-                    self._numbers,
+                connector=aiohttp.TCPConnector(
                     limit=0,  # the default of 100 halves the throughput of 256 episodes
                     keepalive_timeout=_KEEP_ALIVE,
                     ttl_dns_cache=_DNS_CACHE,
@@ -157,7 +119,6 @@ class Transport:
                 max_line_size=_HEAD_LINE,
                 max_field_size=_HEAD_LINE,
                 request_class=_Request,
-                response_class=_Response,
                 trust_env=False,
             )
         return self._session
@@ -175,10 +136,4 @@ class Transport:
 async def whole(response: aiohttp.ClientResponse) -> Answer:
     """Read the body of `response` to its end and return the answer."""
     body = await response.read()
-    retry_after = response.headers.get("Retry-After")
-    return Answer(response.status, body, retry_after, connections_at(response))
-
-
-def connections_at(response: aiohttp.ClientResponse) -> int:
-    """Return how many connections had been opened when the request for `response` was sent."""
-    return response.connections if isinstance(response, _Response) else 0
+    return Answer(response.status, body, response.headers.get("Retry-After"))

@@ -301,8 +301,11 @@ class Conversation:
 
     async def settle(self) -> None:
         """Check the episode's sequences, loss masks and logprobs, and exclude the episode from
-        training if a check fails. Call this once, at the end.
+        training if a check fails. Call this once, at the end. Raise `UsageError` if the engine now
+        serves a different model, because part of the tokens may be from it.
         """
+        if self._finished or self._turns:
+            await self.model.engine.check_model()
         if self._checks:
             await asyncio.gather(*self._checks)
         if self._verify == "sample" and self._is_checked:

@@ -130,6 +130,8 @@ async def _ask(engine: EngineClient, worker: str, text: str) -> _Answered:
     info = info if isinstance(info, Mapping) else {}
     values = [info.get(key) for key in ("model_path", "served_model_name", "tokenizer_path")]
     names = tuple(value for value in values if isinstance(value, str) and value)
+    if worker not in await engine.workers():  # it did not answer
+        return _Answered(worker, names, None)
     answer = await _posted(
         engine, f"{worker}/tokenize", {"prompt": text, "add_special_tokens": False}
     )

@@ -41,16 +41,13 @@ from toolroll.rollout.types import Completion, GenerateRequest
 
 T = TypeVar("T")
 
-_BAN = -100.0
-"""The logit bias of a banned token."""
-
 
 class Model:
     """A served model. Use it as an async context manager, or call `aclose` at the end.
 
     `max_resumes`: the maximum number of times that one turn is resumed after the engine aborted it
     (for a weight update). If the engine then aborts it again, the partial turn is returned.
-    `ban_placeholders`, `cache_share`: see `RolloutArgs`.
+    `cache_share`: see `RolloutArgs`.
     `threads`: the maximum number of concurrent blocking calls of environments and user simulators,
     usually the number of concurrent episodes.
     """
@@ -63,7 +60,6 @@ class Model:
         *,
         name: str = "",
         max_resumes: int = 0,
-        ban_placeholders: bool = False,
         cache_share: float = 1.0,
         threads: int = 64,
     ) -> None:
@@ -77,7 +73,6 @@ class Model:
         """
         self.admission = Admission(engine, cache_share)
         self._max_resumes = max_resumes
-        self._bans = {str(index): _BAN for index in self.placeholders if ban_placeholders}
         self.args: RolloutArgs | None = None
         """The settings that were given to `from_args`. Agents without settings use them."""
         self.run_in_thread = Threads(threads).run_in_thread
@@ -128,7 +123,6 @@ class Model:
             parser,
             name=args.model,
             max_resumes=args.max_resumes,
-            ban_placeholders=args.ban_placeholders,
             cache_share=args.cache_share,
             threads=args.concurrency,
         )
@@ -164,8 +158,6 @@ class Model:
                 *self.placeholders,
             }
         )
-        if self._bans:
-            params["logit_bias"] = {**(params.get("logit_bias") or {}), **self._bans}
         return effective_params(params, prompt_length, await self.engine.model_info())
 
     async def generate(
@@ -191,9 +183,6 @@ class Model:
         If the tokenizers differ, raise `UsageError`, or return a warning if `allow_mismatch` is
         True.
         """
-        if self._bans and "logit_bias" in await self.engine.dropped_params():
-            problem = f"ban_placeholders needs logit_bias, which the router at {self.url} drops"
-            raise UsageError(f"{problem}: connect to the worker directly")
         warnings = await check_identity(
             self.engine, self.template, name=self.name, allow_mismatch=allow_mismatch
         )

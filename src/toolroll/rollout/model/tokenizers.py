@@ -13,7 +13,7 @@ import importlib
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -30,6 +30,16 @@ _PLACEHOLDERS = [
     f"{kind}_token_{suffix}" for kind in ("image", "video", "audio") for suffix in ("id", "index")
 ]
 """Where `config.json` and tokenizers name a placeholder token."""
+
+
+_GENERATION: Mapping[str, Callable[[float], bool]] = {
+    "temperature": lambda value: value >= 0,
+    "top_p": lambda value: 0 < value <= 1,
+    "top_k": lambda value: value >= 1,
+    "min_p": lambda value: 0 <= value <= 1,
+    "repetition_penalty": lambda value: value > 0,
+}
+"""The sampling parameters that are read from `generation_config.json`, and their valid values."""
 
 
 def load_tokenizer(name: str | None, *, trust_remote_code: bool = False) -> Any:
@@ -68,6 +78,21 @@ def load_tokenizer(name: str | None, *, trust_remote_code: bool = False) -> Any:
             f"no tokenizer can be loaded from {name!r}: {reason} (without a network, give "
             f"the tokenizer's folder)"
         ) from error
+
+
+def generation_defaults(name: str) -> dict[str, Any]:
+    """Return the sampling parameters, by SGLang's names, that the `generation_config.json` of the
+    model `name` sets. It is empty if there is no such file.
+    """
+    if name in ("embedded", DESK_MODEL):
+        return {}
+    transformers: Any = import_transformers()
+    try:
+        path = transformers.utils.hub.cached_file(name, "generation_config.json")
+        given = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError):  # the folder of a tokenizer has none
+        return {}
+    return {key: given[key] for key, valid in _GENERATION.items() if valid(given.get(key) or -1)}
 
 
 def desk_model_path() -> Path:

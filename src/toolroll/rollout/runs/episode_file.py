@@ -28,7 +28,9 @@ Sync = Literal["always", "end"]
 
 SCHEMA_VERSION = 1
 FILE_NAME = "episodes.jsonl"
-_OF_EPISODE = "env task_id task_index sample seed model task_hash expected_calls".split()
+_OF_EPISODE = (
+    "env task_id task_index sample seed model task_hash expected_calls environment".split()
+)
 _OF_RESULT = (
     "status stop_reason reward step_rewards prompt messages tools trajectories metrics info".split()
 )
@@ -54,6 +56,7 @@ class EpisodeRecord(BaseModel):
     model: str = ""
     task_hash: str = ""
     expected_calls: list[dict[str, Any]] = []
+    environment: str = ""
     status: Status
     stop_reason: StopReason
     reward: Number | None
@@ -131,6 +134,7 @@ class EpisodeStore:
             folder.mkdir(parents=True, exist_ok=True)
             cut_torn_line(self.path)
             self._file = file or self.path.open("ab")
+            self._size = os.fstat(self._file.fileno()).st_size
             sync_folder(folder)
 
     def append(self, episode: Episode) -> None:
@@ -148,9 +152,21 @@ class EpisodeStore:
                 self._file.flush()
                 if self._sync == "always":
                     os.fsync(self._file.fileno())
+            self._size += len(line)
+            self._check_file()
         except UsageError:
             self._failed = True
             raise
+
+    def _check_file(self) -> None:
+        """Raise `UsageError` if another program has replaced, changed or removed the file."""
+        found = self.path.stat() if self.path.exists() else None
+        mine = os.fstat(self._file.fileno())
+        if found is None or not os.path.samestat(found, mine) or found.st_size != self._size:
+            raise UsageError(
+                f"{self.path} was replaced, changed or removed while it was written, so finished "
+                "episodes are missing: run the same command again to play them"
+            )
 
     def close(self) -> None:
         """Flush to the disk and close the file.
@@ -162,6 +178,8 @@ class EpisodeStore:
                 try:
                     self._file.flush()
                     os.fsync(self._file.fileno())
+                    if not self._failed:
+                        self._check_file()
                 finally:
                     self._file.close()
         except UsageError:
@@ -204,9 +222,9 @@ def read_episodes(
 ) -> Iterator[Episode]:
     """Yield the episodes in a file, or in the folder that contains the file.
 
-    An incomplete last line and repeated lines are skipped. If any other line is not a valid
-    episode, raise `UsageError`, or call `on_bad_line` with the error's message and continue. If a
-    line has a different schema version, always raise `UsageError`.
+    An incomplete last line and repeated lines are skipped. If another line is not a valid episode,
+    or has the sample of an earlier one, raise `UsageError`, or call `on_bad_line` with the error's
+    message and continue. If a line has a different schema version, always raise `UsageError`.
     """
     file = Path(path)
     file = file / FILE_NAME if file.is_dir() else file
@@ -221,6 +239,7 @@ def read_lines(
     an incomplete last line.
     """
     seen: set[bytes] = set()
+    samples: set[tuple[str, str, int]] = set()
     for number in count(1):
         if not (line := lines.readline()).endswith(b"\n"):
             lines.seek(-len(line), os.SEEK_CUR)
@@ -231,6 +250,12 @@ def read_lines(
         seen.add(digest)
         try:
             episode = from_line(line)
+            sample = (episode.env, episode.task_id, episode.sample)
+            if sample in samples:
+                raise ValueError(
+                    f"an earlier line has the same sample, {'/'.join(map(str, sample))}"
+                )
+            samples.add(sample)
         except UsageError as error:
             raise UsageError(f"{lines.name}, line {number}: {error}") from error
         except ValueError as error:

@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import comb
-from statistics import stdev
 
 import numpy as np
 
@@ -62,12 +61,6 @@ def mean_over_tasks(values: Sequence[float]) -> Estimate:
         )
     low, high = np.percentile(means, [2.5, 97.5])
     return Estimate(float(data.mean()), float(low), float(high))
-
-
-def mean_and_error(means: Sequence[float]) -> tuple[float, float | None]:
-    """Return the mean over tasks and its standard error, which is None if there is one task."""
-    error = stdev(means) / len(means) ** 0.5 if len(means) > 1 else None
-    return sum(means) / len(means), error
 
 
 def pass_hat_k(rewards: Sequence[Sequence[float]], k: int) -> float:

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, distribution, entry_points, version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -96,14 +97,35 @@ def package_version(name: str) -> str | None:
         return None
 
 
+def package_digest(name: str) -> str:
+    """Return a hash of the files of an installed package, or "" if there is none."""
+    try:
+        files = [file for file in distribution(name).files or () if file.suffix != ".pyc"]
+    except PackageNotFoundError:
+        return ""
+    found = {str(file): Path(str(file.locate())) for file in files if "dist-info" not in str(file)}
+    spec = find_spec(name.replace("-", "_"))
+    for folder in (spec and spec.submodule_search_locations) or ():  # of an editable installation
+        for path in Path(folder).rglob("*"):
+            if path.suffix != ".pyc":
+                found[f"{Path(folder).name}/{path.relative_to(folder)}"] = path
+    present = {file: path for file, path in sorted(found.items()) if path.is_file()}
+    total = hashlib.sha256()
+    for file, path in present.items():
+        total.update(f"{file} {hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
+    return total.hexdigest()[:16]
+
+
 def commit() -> str | None:
     """Return toolroll's commit, with "-dirty" appended if tracked files differ from it.
 
-    Return None if toolroll neither runs from a checkout nor was installed from the address of a
-    repository (`git+https://...`).
+    If toolroll neither runs from a checkout nor was installed from the address of a repository
+    (`git+https://...`), return a hash of its files: "files 0123456789abcdef".
     """
     root = Path(__file__).parents[4]
-    return checkout_commit(root) if (root / ".git").exists() else _installed_commit()
+    if (root / ".git").exists():
+        return checkout_commit(root)
+    return _installed_commit() or f"files {package_digest('toolroll')}"
 
 
 def checkout_commit(root: Path) -> str | None:

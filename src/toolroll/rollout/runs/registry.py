@@ -4,9 +4,11 @@ add), in a file (`path/to/file.py:NAME`) or in a module (`package.module:NAME`).
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from importlib.metadata import entry_points
+from pathlib import Path
 from typing import Any, cast
 
 from toolroll.rollout.errors import ToolrollError, UsageError
@@ -60,6 +62,17 @@ def find_environment(name: str, env_args: Mapping[str, Any] | None = None) -> En
         return _factory_of(target, name, short, arguments)
     how = "; toolroll envs lists all names; name your own as path/to/file.py:NAME"
     return _factory_of(_by_name(GROUP, name, "environment", how), name, name, arguments)
+
+
+def environment_file(name: str) -> Path | None:
+    """Return the file that the environment `name` was loaded from. None if it is not a file."""
+    place = name.rpartition(":")[0]
+    if not is_target(name):
+        place = next(entry.module for entry in entry_points(group=GROUP) if entry.name == name)
+    elif place.endswith(".py"):
+        return Path(place).resolve()
+    file = getattr(sys.modules.get(place), "__file__", None)
+    return Path(file).resolve() if file else None
 
 
 def _factory_of(

@@ -57,7 +57,7 @@ def report(
     rewards, sizes = summary.rewards, summary.sizes(planned)
     total = sum(sizes.values())
     lost = [task for task in sizes if not rewards.get(task)]
-    warnings = _warnings(summary, lost)
+    warnings = _warnings(summary, lost, settings)
     if summary.episodes < total:
         warnings.insert(0, f"the run is not finished: {summary.episodes} of {total} episodes")
     rates: dict[str, dict[int, Estimate]] | None = None
@@ -194,8 +194,21 @@ def read_summary(folder: Path) -> dict[str, Any]:
         ) from error
 
 
-def _warnings(summary: Summary, lost: Sequence[str]) -> list[str]:
+_FEW = 0.03
+"""The share of truncated episodes that needs no warning."""
+
+
+def _warnings(
+    summary: Summary, lost: Sequence[str], settings: Mapping[str, Any] | None
+) -> list[str]:
     lines = []
+    cut = summary.stop_reasons[StopReason.LENGTH.value]
+    if cut > _FEW * summary.episodes:
+        limit = (settings or {}).get("max_new_tokens", "its limit")
+        lines.append(
+            f"{cut} of {summary.episodes} episodes ended because a turn reached --max-new-tokens "
+            f"({limit}): their rewards are those of truncated replies"
+        )
     if not summary.trainable:
         lines.append(
             "this is a baseline at an OpenAI-compatible endpoint: no tokens are recorded, so "

@@ -28,18 +28,31 @@ from toolroll.rollout.settings import (
     Settings,
 )
 
+DEFAULT_SAMPLING: Mapping[str, Any] = {"temperature": 1.0}
+_OF_ENGINE: Mapping[str, Any] = {"max_new_tokens": 32768}
+"""Defaults for SGLang. The endpoint of a baseline has its own."""
+
 
 class SamplingOptions(Settings):
     """The sampling parameters that have an option of their own, with SGLang's names."""
 
-    temperature: float = Field(default=1.0, ge=0, description="0 is greedy.")
+    temperature: float | None = Field(
+        default=None,
+        ge=0,
+        description="0 is greedy; default, as for top_p, top_k, min_p and repetition_penalty: what "
+        "the model's generation_config.json says, else 1.",
+    )
     top_p: float | None = Field(default=None, gt=0, le=1)
     top_k: int | None = Field(default=None)
     min_p: float | None = Field(default=None, ge=0, le=1)
     frequency_penalty: float | None = Field(default=None)
     presence_penalty: float | None = Field(default=None)
     repetition_penalty: float | None = Field(default=None)
-    max_new_tokens: int = Field(default=1024, ge=1, description="Maximum tokens of one turn.")
+    max_new_tokens: int | None = Field(
+        default=None,
+        ge=1,
+        description="Maximum tokens of one turn; default: 32768, or what the context leaves.",
+    )
     stop: list[str] | None = Field(
         default=None,
         description="A stop string; may be given several times.",
@@ -84,10 +97,6 @@ class RunConfig(RunSettings, RolloutArgs, EnvironmentSettings, AgentSettings, Sa
         default="llm",
         description="How the user model replies; the names are tau-bench's.",
     )
-    user_api_key_env: str | None = Field(
-        default=None,
-        description="The environment variable that holds the API key of the user's model.",
-    )
     baseline_url: str | None = Field(
         default=None,
         description="Play the model that --model names at this OpenAI-compatible address, without "
@@ -95,7 +104,8 @@ class RunConfig(RunSettings, RolloutArgs, EnvironmentSettings, AgentSettings, Sa
     )
     api_key_env: str | None = Field(
         default=None,
-        description="The environment variable that holds the API key of the baseline.",
+        description="The environment variable that holds the API key of the baseline and, without "
+        "--user-url or --baseline-url, of the user's model.",
     )
     processes: int = Field(
         default=1,
@@ -125,6 +135,11 @@ class RunConfig(RunSettings, RolloutArgs, EnvironmentSettings, AgentSettings, Sa
 
     @model_validator(mode="before")
     @classmethod
+    def _one_home(cls, values: dict[str, Any]) -> dict[str, Any]:
+        return with_one_home(values)
+
+    @model_validator(mode="before")
+    @classmethod
     def _baseline(cls, values: dict[str, Any]) -> dict[str, Any]:
         if values.get("baseline_url") is None or values.get("agent") not in (None, "tool-calling"):
             return values
@@ -132,9 +147,17 @@ class RunConfig(RunSettings, RolloutArgs, EnvironmentSettings, AgentSettings, Sa
 
     def params_of(self, seed: int) -> dict[str, Any]:
         """Return the sampling parameters of the episode whose seed is `seed`."""
-        return self.model_dump(
-            include=set(SamplingOptions.model_fields), exclude_none=True
-        ) | super().params_of(seed)
+        return self._sampling | super().params_of(seed)
+
+    @property
+    def _sampling(self) -> dict[str, Any]:
+        own = self.model_dump(include=set(SamplingOptions.model_fields), exclude_none=True)
+        return {**DEFAULT_SAMPLING, **(_OF_ENGINE if self.baseline_url is None else {}), **own}
+
+    def with_defaults(self, defaults: Mapping[str, Any]) -> RunConfig:
+        """Return the settings with those sampling parameters of `defaults` that are not set."""
+        unset = {name: defaults[name] for name in defaults if getattr(self, name) is None}
+        return self.model_copy(update=unset)
 
     @property
     def agent_settings(self) -> dict[str, Any]:
@@ -151,7 +174,7 @@ class RunConfig(RunSettings, RolloutArgs, EnvironmentSettings, AgentSettings, Sa
         """The settings that determine the episodes. A run can be continued only if they are the
         same.
         """
-        return self.model_dump(mode="json", exclude=set(FREE))
+        return self.model_dump(mode="json", exclude=set(FREE)) | self._sampling
 
     @property
     def options(self) -> dict[str, Any]:
@@ -169,28 +192,44 @@ PANELS: Mapping[str, str] = {
     "What is played": "env_args split tasks samples max_turns seed do_nothing allow_unequal",
     "Model and engine": "model engine parser chat_template chat_template_kwargs "
     "trust_remote_code context_length "
-    "engine_timeout max_resumes allow_model_mismatch session_cache return_routed_experts "
-    "ban_placeholders",
+    "engine_timeout max_resumes allow_model_mismatch session_cache return_routed_experts",
     "Agent": "agent command agent_args on_invalid_call parallel_calls on_length history verify",
     "Sampling": " ".join([*SamplingOptions.model_fields, "sampling_params sampling_seed"]),
-    "Simulated user": "user_model user_url user_strategy user_api_key_env",
+    "Simulated user": "user_model user_url user_strategy",
     "Baseline": "baseline_url api_key_env",
     "Execution": "concurrency cache_share affinity processes ray pace_gc",
-    "Limits and failures": "episode_timeout step_timeout max_observation_bytes reruns rerun_pause "
+    "Limits and failures": "episode_timeout step_timeout max_observation_bytes reruns "
     "give_up_after max_lost",
     "Files": "out sync",
 }
 """The settings in each panel of `toolroll run --help`, separated by spaces."""
 
 FREE = frozenset(
-    "engine tasks samples concurrency cache_share affinity user_url user_api_key_env baseline_url "
-    "api_key_env episode_timeout step_timeout reruns rerun_pause max_resumes "
+    "engine tasks samples concurrency cache_share affinity user_url baseline_url "
+    "api_key_env episode_timeout step_timeout reruns max_resumes "
     "max_observation_bytes give_up_after max_lost engine_timeout verify processes ray do_nothing "
     "pace_gc allow_unequal allow_model_mismatch session_cache out sync".split()
 )
 """The settings that may differ when a run is continued, such as addresses, the number of episodes,
 concurrency, time limits and the handling of failures.
 """
+
+
+def with_one_home(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings `values`, with each of the `sampling_params` that has an option of its
+    own moved there. Raise `UsageError` if both are given and differ.
+    """
+    params = values.get("sampling_params")
+    if not isinstance(params, Mapping):
+        return dict(values)
+    own = {name: params[name] for name in SamplingOptions.model_fields if name in params}
+    for name, value in own.items():
+        if values.get(name, value) != value:
+            raise UsageError(
+                f"--{name.replace('_', '-')} is {values[name]!r}, and --sampling-params says "
+                f"{value!r}: give one of them"
+            )
+    return {**values, **own, "sampling_params": {k: params[k] for k in params.keys() - own.keys()}}
 
 
 def load_config(
@@ -208,8 +247,8 @@ def load_config(
             f"--config {path}: env is {values['env']!r}, but the command plays {options['env']!r}: "
             "name the environment only in the command"
         )
-    values = {**recorded, **values}
-    values |= {name: value for name, value in options.items() if value is not None}
+    given = {name: value for name, value in options.items() if value is not None}
+    values = {**recorded, **with_one_home(values), **with_one_home(given)}
     for name in sorted(FREE & values.keys()):
         if "***" in str(values[name]) and values[name] == recorded.get(name):
             raise UsageError(f"{values[name]} lacks its secret: give --{name.replace('_', '-')}")

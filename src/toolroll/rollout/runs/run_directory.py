@@ -12,14 +12,19 @@ Invariants:
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import orjson
+from pydantic import BaseModel, ConfigDict, NonNegativeInt, ValidationError
 
-from toolroll.rollout.errors import UsageError
+from toolroll.rollout.errors import UsageError, capped
+from toolroll.rollout.runs.environment_identity import identity_hash
 from toolroll.rollout.runs.episode_file import (
     FILE_NAME,
     EpisodeStore,
@@ -31,12 +36,43 @@ from toolroll.rollout.runs.episode_file import (
 from toolroll.rollout.runs.provenance import Provenance, extended
 from toolroll.rollout.runs.runner import EpisodeKey
 from toolroll.rollout.runs.summary import Summary
+from toolroll.rollout.runtime.complaints import complaints
 from toolroll.rollout.runtime.disk import lock, written_whole
 from toolroll.rollout.runtime.jsonable import plain
 from toolroll.rollout.types import Episode, Status
 
 SETTINGS_NAME = "run.json"
 SCHEMA_VERSION = 1
+_WHY = 300
+
+
+class _Settings(BaseModel):
+    """The settings of an environment. Those that are read have a type."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    env: str | None = None
+    model: str | None = None
+    agent: str | None = None
+    split: str | None = None
+    env_args: dict[str, Any] | None = None
+    agent_args: dict[str, Any] | None = None
+    user_model: str | None = None
+
+
+class _Provenance(BaseModel):
+    date: str
+    options: _Settings = _Settings()
+
+
+class RunFile(BaseModel):
+    """`run.json`. `running`: for each environment whose run has begun and not ended, the number of
+    episodes that it is to have.
+    """
+
+    environments: dict[str, _Settings]
+    provenance: dict[str, list[_Provenance]] = {}
+    running: dict[str, NonNegativeInt] = {}
 
 
 class RunDirectory:
@@ -48,7 +84,8 @@ class RunDirectory:
     later run, the values that changed.
 
     `bound_when_empty`: refuse different settings even if the folder has no finished episode. Use it
-    if other files in the folder depend on the settings.
+    if other files in the folder depend on the settings. `planned`: the episodes that the run is to
+    have. Until it ends, `run.json` has their number.
 
     Raises `UsageError` if the folder was written with different settings, or if another process is
     writing into it.
@@ -63,6 +100,7 @@ class RunDirectory:
         sync: Sync = "end",
         provenance: Provenance | None = None,
         bound_when_empty: bool = False,
+        planned: Collection[EpisodeKey] = (),
     ) -> None:
         self.path = path
         self.env = env
@@ -78,10 +116,14 @@ class RunDirectory:
         """
         self.provenance: list[Provenance] = []
         """The first run's provenance, then the values that changed in later runs."""
+        self.unended: list[str] = []
+        """`unended` when the folder was opened."""
+        self._planned = planned
         self._now = plain(provenance) if provenance else None
         self._sync: Sync = sync
         self._bound_when_empty = bound_when_empty
         self._settings: dict[str, Any] = plain(settings)
+        self._environment = identity_hash(settings.get("environment"))
         self._store: EpisodeStore | None = None
         self._done: set[EpisodeKey] = set()
 
@@ -99,7 +141,7 @@ class RunDirectory:
                 f"{episode.env}: task {episode.task_id}, sample {episode.sample} is already "
                 f"in {self.path}"
             )
-        self._store.append(episode)
+        self._store.append(replace(episode, environment=self._environment))
         self._done.add(key)
         self.summary.add(episode)
 
@@ -108,11 +150,14 @@ class RunDirectory:
         refuse_other_files(self.path)
         self._lock = lock_folder(self.path)
         try:
+            self.unended = unended(self.path)
             self._agree()
             cut_torn_line(self.path / FILE_NAME)
             if self._read_finished():
                 self._drop_aborted()
             self._store = EpisodeStore(self.path, sync=self._sync)
+            if self._planned:
+                self._note({self.env: len(self._done.union(self._planned))})
         except BaseException:
             os.close(self._lock)
             raise
@@ -120,11 +165,21 @@ class RunDirectory:
 
     def __exit__(self, *error: object) -> None:
         try:
+            if self._planned:
+                with contextlib.suppress(UsageError):  # of a full disk, which has its own message
+                    self._note({})
             if self._store is not None:
                 self._store.close()
         finally:
             self._store = None
             os.close(self._lock)
+
+    def _note(self, running: dict[str, int]) -> None:
+        """Replace the number in `run.json` that says that this run has begun and not ended."""
+        parts = read_run_file(self.path)
+        if self.env in parts["environments"]:
+            parts["running"].pop(self.env, None)
+            _write_run_file(self.path, parts | {"running": parts["running"] | running})
 
     def _agree(self) -> None:
         """Compare the run's settings with those in `run.json`. If `run.json` has none for this
@@ -132,7 +187,6 @@ class RunDirectory:
         folder already has finished episodes of this environment, or if the settings differ and
         `bound_when_empty` is set. Also store the run's provenance.
         """
-        file = self.path / SETTINGS_NAME
         run_file = read_run_file(self.path)
         environments, written = run_file["environments"], run_file["provenance"]
         recorded = environments.get(self.env)
@@ -155,14 +209,11 @@ class RunDirectory:
             self.provenance = extended(self.provenance, self._now)
         if recorded is None or self.provenance != written.get(self.env, []):
             provenance = {**written, self.env: self.provenance} if self.provenance else written
-            write_whole(
-                file,
-                {
-                    "schema_version": SCHEMA_VERSION,
-                    "environments": {self.env: self._settings} | environments,
-                    "provenance": provenance,
-                },
-            )
+            parts = {
+                "environments": {self.env: self._settings} | environments,
+                "provenance": provenance,
+            }
+            _write_run_file(self.path, run_file | parts)
 
     def _has_finished(self) -> bool:
         """Return True if the folder has an episode of this environment that was not aborted."""
@@ -216,12 +267,13 @@ def read_settings(path: Path) -> dict[str, dict[str, Any]]:
 
 
 def read_run_file(path: Path) -> dict[str, Any]:
-    """Return the `environments` and their `provenance` in `run.json`. Both are empty if there is no
-    such file. Raise `UsageError` if it cannot be read.
+    """Return the parts of `run.json`, as `RunFile` has them. They are empty if there is no such
+    file. Raise `UsageError` if it cannot be read.
     """
     file = path / SETTINGS_NAME
+    empty: dict[str, Any] = {name: {} for name in RunFile.model_fields}
     if not file.is_file():
-        return {"environments": {}, "provenance": {}}
+        return empty
     try:
         data = orjson.loads(file.read_bytes())
         if data["schema_version"] != SCHEMA_VERSION:
@@ -229,14 +281,32 @@ def read_run_file(path: Path) -> dict[str, Any]:
                 f"{file} has schema version {data['schema_version']!r}; this toolroll reads "
                 f"{SCHEMA_VERSION}"
             )
-        return {
-            "environments": {env: dict(part) for env, part in data["environments"].items()},
-            "provenance": dict(data.get("provenance", {})),
-        }
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        RunFile.model_validate(data)
+        return empty | {name: data[name] for name in empty if name in data}
+    except (KeyError, TypeError, ValueError) as error:
+        why = complaints(error) if isinstance(error, ValidationError) else repr(error)
         raise UsageError(
-            f"{file} cannot be read ({error!r}): repair it, or choose another --out"
+            f"{file} cannot be read ({capped(why, _WHY)}): repair it, or choose another --out"
         ) from error
+
+
+def _write_run_file(path: Path, parts: Mapping[str, Any]) -> None:
+    noted = {name: part for name, part in parts.items() if part or name != "running"}
+    write_whole(path / SETTINGS_NAME, {"schema_version": SCHEMA_VERSION, **noted})
+
+
+def unended(path: Path) -> list[str]:
+    """Return a line for each environment in the folder `path` whose run has not ended."""
+    running = read_run_file(path)["running"]
+    if not running or not (path / FILE_NAME).is_file():
+        return []
+    episodes = read_episodes(path, on_bad_line=lambda message: None)
+    counts = Counter(episode.env for episode in episodes)
+    return [
+        f"{env}: the run did not end by itself, or still goes on: {counts[env]} of {planned} "
+        "episodes are recorded"
+        for env, planned in running.items()
+    ]
 
 
 def difference(

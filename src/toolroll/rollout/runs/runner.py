@@ -74,7 +74,9 @@ _REASON_OF_STATUS = {  # from the best status to the worst
     Status.TRUNCATED: StopReason.MAX_TURNS,
     Status.ABORTED: StopReason.INTERNAL_ERROR,
 }
+_FIRST_PAUSE = 0.5
 _LONGEST_PAUSE = 30.0
+"""The seconds before the first retry of an episode. Each further pause is twice as long."""
 _REFERENCE_LIMIT = 60.0  # seconds
 
 
@@ -258,7 +260,7 @@ class Runner:
         `metrics["reruns"]` counts the retries.
         """
         settings = self.settings
-        pause = settings.rerun_pause
+        pause = _FIRST_PAUSE
         for attempt in range(settings.reruns + 1):
             episode = await self._attempt(task, sample)
             self._watch(episode)

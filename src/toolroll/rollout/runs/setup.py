@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from toolroll.rollout.model.model import Model
+from toolroll.rollout.model.tokenizers import generation_defaults
+from toolroll.rollout.runs.environment_identity import environment_identity
 from toolroll.rollout.runs.registry import agent_maker, choose_tasks, load_environment, user_maker
 from toolroll.rollout.runs.run_config import RunConfig
 from toolroll.rollout.runs.runner import Runner, check_ids
@@ -36,9 +38,14 @@ class Plan:
 async def prepare(config: RunConfig, stack: AsyncExitStack) -> Plan:
     """Open the environment, the model and the user simulator of a run. `stack` closes them."""
     factory = load_environment(config.env, config.env_args)
-    named_env = {"env": factory.name}  # without the path of its file, whose folder may be moved
-    tasks = choose_tasks(factory, config.split, config.tasks)
+    tasks = all_tasks = choose_tasks(factory, config.split, None)
+    if config.tasks is not None:
+        tasks = choose_tasks(factory, config.split, config.tasks)
     check_ids(tasks)
+    environment = {
+        "env": factory.name,  # without the path of its file, whose folder may be moved
+        "environment": environment_identity(config.env, factory, all_tasks),
+    }
     options = EnvironmentOptions()
     if config.user_model is not None:
         options = EnvironmentOptions(user=await _users(config, stack))
@@ -46,9 +53,10 @@ async def prepare(config: RunConfig, stack: AsyncExitStack) -> Plan:
         threads = Threads(config.concurrency)
         agent = agent_maker(config.agent)(threads, config.agent_settings)
         stack.push_async_callback(agent.aclose)
-        return Plan(config, factory, tasks, lambda: agent, options, config.identity | named_env)
+        return Plan(config, factory, tasks, lambda: agent, options, config.identity | environment)
+    config = config.with_defaults(generation_defaults(config.model))
     served = await stack.enter_async_context(Model.from_args(config))
-    identity = config.identity | named_env | {"template": fingerprint(served.template)}
+    identity = config.identity | environment | {"template": fingerprint(served.template)}
     return Plan(config, factory, tasks, served_agents(config, served), options, identity, served)
 
 
@@ -67,7 +75,7 @@ async def open_runner(
     plan = await prepare(config, stack)
     if config.out is not None and plan.served is not None:
         plan.served.engine.keep_sessions(config.out)
-    return Runner(plan.factory, plan.make_agent, config, plan.options), plan.tasks
+    return Runner(plan.factory, plan.make_agent, plan.config, plan.options), plan.tasks
 
 
 async def _users(config: RunConfig, stack: AsyncExitStack) -> Any:
@@ -76,13 +84,13 @@ async def _users(config: RunConfig, stack: AsyncExitStack) -> Any:
     They call the OpenAI-compatible endpoint at `user_url`. By default, this is the baseline's
     endpoint. Without a baseline, it is the engine's.
     """
+    shared = config.user_url is None or config.baseline_url is None  # one server gets the key
     users = user_maker("openai")(
         base_url=config.user_url or config.baseline_url or f"{config.engine}/v1",
         model=config.user_model,
         strategy=config.user_strategy,
         engine_timeout=config.engine_timeout,
-        api_key_env=config.user_api_key_env
-        or (config.api_key_env if config.user_url is None else None),
+        api_key_env=config.api_key_env if shared else None,
     )
     await stack.enter_async_context(users)
     return users.make

@@ -19,6 +19,7 @@ from importlib.util import find_spec
 from typing import Any, TypeVar
 
 from toolroll.rollout.runtime.foreign import LEAVE_SECONDS, abandon, retrieve
+from toolroll.rollout.runtime.threads import LoopThreads
 
 T = TypeVar("T")
 
@@ -34,6 +35,7 @@ def run(main: Coroutine[Any, Any, T]) -> T:
     # Not a context, because `Runner.close` waits without a limit.
     runner = asyncio.Runner(loop_factory=_loop_factory() or asyncio.new_event_loop)
     loop = runner.get_loop()
+    loop.set_default_executor(LoopThreads())
     try:
         return _complete(runner, loop.create_task(_after_waiter(main)))
     finally:

@@ -17,14 +17,19 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextvars import ContextVar
 from typing import Any, Protocol, TypeVar
 
-from toolroll.rollout.errors import UsageError
+from toolroll.rollout.errors import EnvironmentFailure, UsageError
 
 T = TypeVar("T")
 
 MOST_GIVEN_UP = 64
 _GRACE = 30.0
+_AT_ONCE = 32
+OF_ENVIRONMENT = ContextVar("of_environment", default="")
+"""The name of the environment, in tasks that run its coroutines and in tasks that these create."""
 
 
 async def call_of_size(function: Callable[..., T], *args: Any, large: bool) -> T:
@@ -132,6 +137,39 @@ class Threads:
         """Record that a call that was given up has ended."""
         self._given_up.pop(future, None)
         self._ended.set()
+
+
+class LoopThreads(ThreadPoolExecutor):
+    """The default executor of an event loop, which runs calls of `asyncio.to_thread`. Environments
+    have threads of their own, so that calls that hang take no thread from anything else.
+
+    `submit` raises `EnvironmentFailure` if `MOST_GIVEN_UP` calls of environments are still running
+    although the tasks that waited for them are over.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(thread_name_prefix="toolroll-loop")
+        self._of_environments = ThreadPoolExecutor(MOST_GIVEN_UP + _AT_ONCE, "environment")
+        self._calls: dict[Future[Any], tuple[str, asyncio.Task[Any] | None]] = {}
+
+    def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
+        """Call `fn` in a thread."""
+        environment = OF_ENVIRONMENT.get()
+        if not environment:
+            return super().submit(fn, *args, **kwargs)
+        calls = list(self._calls.values())
+        given_up = [name for name, task in calls if task is not None and task.done()]
+        if len(given_up) >= MOST_GIVEN_UP:
+            names = sorted(set(given_up))
+            raise EnvironmentFailure(
+                f"{len(given_up)} calls of asyncio.to_thread exceeded their time limit and are "
+                f"still running ({', '.join(names[:3])}, ...): add a timeout to the operation that "
+                "blocks them"
+            )
+        future = self._of_environments.submit(fn, *args, **kwargs)
+        self._calls[future] = environment, asyncio.current_task()
+        future.add_done_callback(self._calls.pop)
+        return future
 
 
 def end_within(seconds: float, status: int) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from contextvars import ContextVar
 
@@ -13,27 +13,22 @@ class _Limit:
 
     def __init__(self, timeout: asyncio.Timeout) -> None:
         self._timeout: asyncio.Timeout | None = timeout
-        self._last_end: float | None = None
         self._pauses = 0
         self._left: float | None = None
-
-    @property
-    def end(self) -> float | None:
-        """The time at which the limit ends, or None if it is paused or not set."""
-        return self._last_end if self._timeout is None else self._timeout.when()
 
     def close(self) -> None:
         """Let go of the timeout, and so of its task. Connections that were opened in the task's
         context keep this object as long as they are open.
         """
-        self._last_end, self._timeout = self.end, None
+        self._timeout = None
 
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Pause the limit. With overlapping contexts, it continues when the last one ends."""
         loop = asyncio.get_running_loop()
-        end = self.end
-        if not self._pauses and end is not None and not self._expired():
+        timeout = self._timeout
+        end = None if timeout is None or timeout.expired() else timeout.when()
+        if not self._pauses and end is not None:
             self._left = end - loop.time()
             self._reschedule(None)
         self._pauses += 1
@@ -44,9 +39,6 @@ class _Limit:
             if not self._pauses and self._left is not None:
                 self._reschedule(loop.time() + self._left)
                 self._left = None
-
-    def _expired(self) -> bool:
-        return self._timeout is None or self._timeout.expired()
 
     def _reschedule(self, when: float | None) -> None:
         if self._timeout is not None:
@@ -73,20 +65,6 @@ def pausable(limit: asyncio.Timeout) -> Iterator[None]:
         added.close()
         with suppress(ValueError):  # an abandoned coroutine is closed in another context
             _pausable.reset(token)
-
-
-Deadline = Callable[[], float | None]
-"""Returns the time, on the event loop's clock, at which a time limit ends; None if it is paused."""
-
-
-def current_deadline() -> Deadline:
-    """Return the earliest end of all `pausable` limits of the running task."""
-    limits = _pausable.get()
-
-    def earliest() -> float | None:
-        return min((end for limit in limits if (end := limit.end) is not None), default=None)
-
-    return earliest
 
 
 @contextmanager

@@ -15,25 +15,23 @@ from __future__ import annotations
 
 import asyncio
 import atexit
-import contextlib
 import logging
 import os
 import pickle
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
-from concurrent.futures import Future, InvalidStateError
-from contextlib import contextmanager
+from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 from threading import Event, Lock, Thread, main_thread
 from types import FunctionType
+from typing import NamedTuple
 from weakref import WeakKeyDictionary
 
 from toolroll.rollout.template.served import ServedSequence
-from toolroll.rollout.template.verifier_worker import CONFIRMED, UNKNOWN_TOKENIZER, state_digest
+from toolroll.rollout.template.verifier_worker import CONFIRMED, state_digest
 from toolroll.rollout.template.verify import Verifier
 
 logger = logging.getLogger(__name__)
@@ -44,38 +42,37 @@ _AFTER = 32
 _BACKLOG = 64
 """Sequences that wait for each process, about a second of work, before the next one is started."""
 _MOST = 4
+_MOST_TOKENIZERS = 4
 _LIMIT = 120.0
-_IDLE = 300.0
 _PROGRAM = """\
 import sys
 sys.path = sys.argv[1:]
 from toolroll.rollout.template.verifier_worker import main
 main()
 """
-"""Not `multiprocessing`, which imports the user's main module again."""
+"""Not an executor of `concurrent.futures`: it imports the user's main module again, does not say
+which sequence a process had when it died, and waits for a process that hangs at exit.
+"""
 
 
-class _Job:
+class _Job(NamedTuple):
     """A sequence to verify. `answer` is True if it is correct, False if a thread must verify it,
     and None if the process did not finish.
     """
 
-    def __init__(self, verifier: Verifier, sequence: ServedSequence) -> None:
-        self.verifier = verifier
-        self.options = pickle.dumps(verifier.options)
-        self.sequence = pickle.dumps(_with_own_record(sequence), pickle.HIGHEST_PROTOCOL)
-        self.answer: Future[bool | None] = Future()
-
-    def set(self, answer: bool | None) -> None:  # noqa: FBT001 - as in `Future.set_result`
-        """Set the answer, unless the caller was cancelled."""
-        with contextlib.suppress(InvalidStateError):
-            self.answer.set_result(answer)
+    verifier: Verifier
+    options: bytes
+    sequence: bytes
+    answer: Future[bool | None]
 
 
 class _Process:
-    """A process that verifies sequences. `limit`: the time limit in seconds for each answer."""
+    """A process that verifies sequences. `limit`: the time limit in seconds for each answer.
+    `known`: the digests of the tokenizers that it has.
+    """
 
     def __init__(self, limit: float) -> None:
+        self.known = set[bytes]()
         self.channel, theirs = socket.socketpair()
         self.channel.settimeout(limit)
         with theirs:
@@ -94,7 +91,7 @@ class _Process:
         self.popen.kill()
         self.popen.wait()
 
-    def ask(self, *request: bytes | None) -> bytes:
+    def confirms(self, *request: bytes | None) -> bool:
         """Return the answer. Raise `EOFError` or `OSError` if the process died, and `TimeoutError`
         after the time limit.
         """
@@ -102,27 +99,22 @@ class _Process:
         answer = self.channel.recv(1)
         if not answer:
             raise EOFError("it was killed")
-        return answer
+        return answer == CONFIRMED
 
 
 class VerifierPool:
     """The first process is started in the background after `after` sequences, so that short runs
     need none. It keeps up with an event loop. If many episodes end at once, `backlog` sequences
     wait for each process, and the next one is started, if a core is left for it. If all have died,
-    or had no work for `idle` seconds, the next one is started as the first was.
+    the next one is started as the first was.
 
     `limit`: the time limit in seconds for one sequence. Thread-safe.
     """
 
     def __init__(
-        self,
-        *,
-        after: int = _AFTER,
-        backlog: int = _BACKLOG,
-        limit: float = _LIMIT,
-        idle: float = _IDLE,
+        self, *, after: int = _AFTER, backlog: int = _BACKLOG, limit: float = _LIMIT
     ) -> None:
-        self.after, self._backlog, self._limit, self._idle = after, backlog, limit, idle
+        self.after, self._backlog, self._limit = after, backlog, limit
         self._digests: WeakKeyDictionary[Verifier, bytes | None] = WeakKeyDictionary()
         """Of the tokenizers' state. None if no process can use the tokenizer."""
         self._has_explained = False
@@ -136,12 +128,11 @@ class VerifierPool:
         self._lock = Lock()
         self._left = self.after
         self._jobs: SimpleQueue[_Job] = SimpleQueue()
-        self._threads = self._ready = 0
+        self._threads = 0
         self.ready = Event()
-        """At least one process is ready."""
+        """A process was ready, and not all have ended since."""
         for process in self.processes:
-            with contextlib.suppress(OSError):  # it is closed already
-                os.close(process.channel.detach())
+            process.channel.close()
         self.processes = []
 
     async def check(self, verifier: Verifier, sequence: ServedSequence) -> str | None:
@@ -159,29 +150,30 @@ class VerifierPool:
         with self._lock:
             if not self.ready.is_set():
                 self._left -= 1
-                if self._left == 0 and not self._start(verifier):
-                    self._left = self.after
+                if self._left <= 0 and not self._threads:
+                    self._start(verifier)
                 return None
             try:
-                job = _Job(verifier, sequence)
+                options = pickle.dumps(verifier.options)
+                body = pickle.dumps(_with_own_record(sequence), pickle.HIGHEST_PROTOCOL)
             except Exception:  # noqa: BLE001 - for example, a message with an unusual object
                 return None
+            job = _Job(verifier, options, body, Future())
             self._jobs.put(job)
             if self._jobs.qsize() > self._backlog * self._threads:
                 self._start(verifier)
             return job
 
-    def _start(self, verifier: Verifier) -> bool:
+    def _start(self, verifier: Verifier) -> None:
         """Start a process, unless there are as many as gain something."""
         if self._threads >= _most_processes():
-            return False
+            return
         serve = partial(self._serve, verifier)
         try:
             Thread(target=serve, name="toolroll-verifier", daemon=True).start()
         except (RuntimeError, MemoryError):  # too many threads, for now
-            return False
+            return
         self._threads += 1
-        return True
 
     def _can_take(self, verifier: Verifier) -> bool:
         hook = verifier.head_hook
@@ -194,86 +186,69 @@ class VerifierPool:
     # --- in the thread of a process ---------------------------------------------------------------
 
     def _serve(self, verifier: Verifier) -> None:
-        is_ready = False
         try:
-            with self._process() as process:
-                if self._send(process, verifier):
-                    with self._lock:
-                        is_ready, self._ready = True, self._ready + 1
-                        self.ready.set()
+            process = _Process(self._limit)
+            self.processes.append(process)
+            try:
+                if self._send(process, verifier) is not None:
+                    self.ready.set()
                     while True:
-                        self._answer(process, self._jobs.get(timeout=self._idle))
-        except Empty:
-            pass
+                        self._answer(process, self._jobs.get())
+            finally:
+                self.processes.remove(process)
+                process.end()
+                process.channel.close()
         except Exception as error:  # noqa: BLE001 - threads do its work
             if main_thread().is_alive():  # otherwise the interpreter exits, and killed the process
                 logger.warning("a process that verifies sequences has ended: %r", error)
         finally:
             with self._lock:
                 self._threads -= 1
-                self._ready -= is_ready
-                if not self._ready:
+                if not self._threads:
                     self.ready.clear()
                     self._left = self.after
                     while not self._jobs.empty():
-                        self._jobs.get().set(False)
-
-    @contextmanager
-    def _process(self) -> Iterator[_Process]:
-        process = _Process(self._limit)
-        self.processes.append(process)
-        try:
-            yield process
-        finally:
-            self.processes.remove(process)
-            process.end()
-            process.channel.close()
+                        answer = self._jobs.get().answer
+                        if answer.set_running_or_notify_cancel():
+                            answer.set_result(False)
 
     def _answer(self, process: _Process, job: _Job) -> None:
-        if job.answer.cancelled():
+        if not job.answer.set_running_or_notify_cancel():
             return
         try:
-            answer = self._is_confirmed(process, job)
-        except TimeoutError:
-            job.set(None)
+            digest = self._send(process, job.verifier)
+            is_correct = digest and process.confirms(digest, job.options, job.sequence)
+        except BaseException as error:
+            job.answer.set_result(None if isinstance(error, TimeoutError) else False)
             raise
-        except BaseException:
-            job.set(False)
-            raise
-        job.set(answer)
+        job.answer.set_result(bool(is_correct))
 
-    def _is_confirmed(self, process: _Process, job: _Job) -> bool:
-        digest = self._digest(job.verifier)
-        if digest is None:
-            return False
-        request = digest, job.options, job.sequence
-        answer = process.ask(*request)
-        if answer == UNKNOWN_TOKENIZER and self._send(process, job.verifier):
-            answer = process.ask(*request)
-        return answer == CONFIRMED
-
-    def _digest(self, verifier: Verifier) -> bytes | None:
-        if verifier not in self._digests:
-            self._digests[verifier] = state_digest(verifier.tokenizer)
-        return self._digests[verifier]
-
-    def _send(self, process: _Process, verifier: Verifier) -> bool:
-        """Send the tokenizer. Return False if it cannot be used in the process. Raise `EOFError` or
-        `OSError` if the process died, and `EOFError` after the time limit.
+    def _send(self, process: _Process, verifier: Verifier) -> bytes | None:
+        """Send the tokenizer, unless the process has it. Return the digest of its state, or None if
+        the process cannot use it. Raise `EOFError` or `OSError` if the process died, and `EOFError`
+        after the time limit.
         """
         try:
-            digest, body = self._digest(verifier), pickle.dumps(verifier.tokenizer)
+            if verifier not in self._digests:
+                self._digests[verifier] = state_digest(verifier.tokenizer)
+            digest = self._digests[verifier]
+            if digest is None or digest in process.known:
+                return digest
+            body = pickle.dumps(verifier.tokenizer)
         except Exception as error:  # noqa: BLE001 - any error of the tokenizer
             self._explain(f"the tokenizer cannot be pickled ({error!r})")
         else:
+            if len(process.known) == _MOST_TOKENIZERS:
+                return None
             try:
-                if process.ask(digest, None, body) == CONFIRMED:
-                    return True
+                if process.confirms(digest, None, body):
+                    process.known.add(digest)
+                    return digest
             except TimeoutError as error:  # the sequence that waits for it may be correct
                 raise EOFError("it did not read the tokenizer in time") from error
             self._explain("the tokenizer has a class of your own, or changes when it is pickled")
         self._digests[verifier] = None
-        return False
+        return None
 
     def _explain(self, reason: str) -> None:
         if not self._has_explained:

@@ -13,15 +13,16 @@ import pickle
 import signal
 import socket
 import sys
+from functools import lru_cache
 from hashlib import blake2b
 from typing import Any
 
 from toolroll.rollout.template.verify import Verifier
 
-CONFIRMED, NOT_CONFIRMED, UNKNOWN_TOKENIZER = b"+", b"-", b"?"
+CONFIRMED, NOT_CONFIRMED = b"+", b"-"
 
 _PACKAGES = frozenset({"numpy", "tokenizers", "toolroll", "transformers"})
-_MOST_TOKENIZERS, _MOST_VERIFIERS = 4, 64
+_MOST_VERIFIERS = 64
 _ORPHAN_LIMIT = 600
 """Seconds after which a process that hangs ends itself. By then its parent has killed it, unless
 the parent was killed.
@@ -33,7 +34,9 @@ class VerifierWorker:
 
     def __init__(self) -> None:
         self._tokenizers: dict[bytes, Any] = {}
-        self._verifiers: dict[tuple[bytes, bytes], Verifier] = {}
+        self._verifier = lru_cache(_MOST_VERIFIERS)(
+            lambda digest, options: Verifier(self._tokenizers[digest], **load(options))
+        )
 
     def answer(self, digest: bytes, options: bytes | None, body: bytes) -> bytes:
         """Verify `body`, a pickled sequence, with the tokenizer whose state has this digest and the
@@ -43,31 +46,15 @@ class VerifierWorker:
         """
         try:
             if options is None:
-                is_confirmed = self._add(digest, load(body))
-            elif digest not in self._tokenizers:
-                return UNKNOWN_TOKENIZER
+                tokenizer = load(body)
+                is_confirmed = state_digest(tokenizer) == digest
+                if is_confirmed:
+                    self._tokenizers[digest] = tokenizer
             else:
                 is_confirmed = self._verifier(digest, options).check(load(body)) is None
         except Exception:  # noqa: BLE001 - the parent then verifies the sequence itself
             is_confirmed = False
         return CONFIRMED if is_confirmed else NOT_CONFIRMED
-
-    def _add(self, digest: bytes, tokenizer: Any) -> bool:
-        if state_digest(tokenizer) != digest:
-            return False
-        if len(self._tokenizers) == _MOST_TOKENIZERS:
-            self._tokenizers.clear()
-            self._verifiers.clear()
-        self._tokenizers[digest] = tokenizer
-        return True
-
-    def _verifier(self, digest: bytes, options: bytes) -> Verifier:
-        if (digest, options) not in self._verifiers:
-            if len(self._verifiers) == _MOST_VERIFIERS:
-                self._verifiers.clear()
-            verifier = Verifier(self._tokenizers[digest], **load(options))
-            self._verifiers[digest, options] = verifier
-        return self._verifiers[digest, options]
 
 
 def state_digest(tokenizer: Any) -> bytes:

@@ -157,12 +157,9 @@ class AgentExecutor:
         model = Model(
             engine, template, get_parser(self.parser, hf_tokenizer.get_added_vocab()), threads=1
         )
-        settings = EndpointSettings(
-            default_max_tokens=sampling_params.max_tokens,
-            cut_first_prompt=True,
-            openrlhf_token_ids=True,
-        )
-        endpoint = Endpoint(model, settings)
+        most = sampling_params.max_tokens
+        defaults = {} if most is None else {"max_new_tokens": most}
+        endpoint = Endpoint(model, EndpointSettings(sampling_params=defaults), openrlhf=True)
         session_id = f"openrlhf-{uuid.uuid4().hex}"
         client = ToolrollClient(endpoint, session=session_id)
         sample = _Sample(

@@ -199,7 +199,8 @@ class ToolrollGenerator:
         self, batch: Mapping[str, Any], position: int, params: Mapping[str, Any]
     ) -> tuple[InteractionResult, Sequence[TrainingSequence]]:
         """Play the prompt at `position` in the batch."""
-        extras = (batch.get("env_extras") or {position: None})[position] or {}
+        rows = batch.get("env_extras")  # one row for each prompt; a row without columns is None
+        extras = (rows[position] if rows else None) or {}
         ids = batch.get("trajectory_ids")
         wanted = {
             name: value

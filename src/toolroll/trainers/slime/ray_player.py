@@ -29,7 +29,11 @@ _INTERVAL = 0.1
 
 
 class RayPlayer:
-    """Plays samples as `Player` does, in `settings.workers` processes."""
+    """Plays samples as `Player` does, in `settings.workers` processes.
+
+    Its methods have the signatures of `Player`'s, because a rollout is played with either. The
+    classes share no code, and a common interface would only repeat the signatures once more.
+    """
 
     def __init__(self, args: Any, settings: SlimeSettings) -> None:
         self.settings = settings
@@ -145,7 +149,8 @@ class _HeldPlayer:
         sampling_params: Mapping[str, Any],
         *,
         stopped: bool,
-        **options: Any,
+        park: bool,
+        mask: bool,
     ) -> list[Any]:
         """Play the sample's episode, until `stop` gets `call`."""
         self._stopped[call] = stopped
@@ -154,7 +159,8 @@ class _HeldPlayer:
                 sample,
                 sampling_params,
                 stopped=lambda: self._stopped.get(call, False),
-                **options,
+                park=park,
+                mask=mask,
             )
         finally:
             del self._stopped[call]

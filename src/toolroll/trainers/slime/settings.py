@@ -37,11 +37,6 @@ class SlimeSettings(EpisodeSettings):
         "event loop.",
     )
     affinity: Affinity = 1
-    max_dropped: int = Field(
-        default=64,
-        ge=1,
-        description="generate_rollout gives up after this many aborted groups in a row.",
-    )
     partial: Literal["park", "restart"] | None = Field(
         default=None,
         description="After an abort by the trainer: keep the episode in the process and continue "

@@ -48,6 +48,8 @@ logger = logging.getLogger(__name__)
 
 _ABORT_INTERVAL = 1.0
 """Seconds between two aborts of all requests. A request may start during an abort."""
+_MOST_ABORTED = 64
+"""A rollout ends after this many aborted groups in a row."""
 _MOST_CONTINUED = 100
 """How often one rollout plays on an aborted group. A rollout whose engine aborts every request
 must end.
@@ -115,7 +117,7 @@ async def collect(
         await batch.park()
     finally:
         await batch.stop()
-    groups = sorted(batch.kept, key=_place)
+    groups = sorted(batch.taken.kept, key=_place)
     forked = any(isinstance(item, list) for group in groups for item in group)
     own_rewards = attribute(args, "custom_reward_post_process_path")
     if forked and normalizes_groups(args) and not own_rewards:
@@ -123,12 +125,12 @@ async def collect(
     if filter_samples := _function(args, "rollout_sample_filter_path"):
         filter_samples(args, groups)
     if process := _function(args, "rollout_all_samples_process_path"):
-        process(args, sorted(batch.played, key=_place), data_source)
+        process(args, sorted(batch.taken.played, key=_place), data_source)
     dropped = {
         f"rollout/dynamic_filter/drop_{reason}": float(count)
-        for reason, count in batch.dropped.items()
+        for reason, count in batch.taken.dropped.items()
     }
-    metrics = rollout_metrics(batch.played) | await playing.parked_metrics()
+    metrics = rollout_metrics(batch.taken.played) | await playing.parked_metrics()
     # slime flattens a batch by the type of its first item, so no item may be a list.
     return [list(leaves(group)) for group in groups], metrics | dropped
 
@@ -149,30 +151,79 @@ def _warn_of_forks() -> None:
     )
 
 
-class _Batch:
-    """Collects the groups of one rollout. In a group, a forked episode is a list of samples.
+class _Taken:
+    """The finished groups of one rollout, and the rules by which they are trained on. In a group, a
+    forked episode is a list of samples.
 
     `kept` are the groups to train on, and `played` all finished groups. `dropped` counts the groups
-    that are not trained on, by reason: "aborted", or the dynamic filter's reason. `rollout_id` is
-    noted in samples that are put back and have tokens, as slime does.
+    that are not trained on, by reason: "aborted", or the dynamic filter's reason. After
+    `_MOST_ABORTED` aborted groups in a row, `add` raises `RolloutError`.
+    """
+
+    def __init__(self, args: Any) -> None:
+        self.kept: list[list[Any]] = []
+        self.played: list[list[Any]] = []
+        self.dropped: Counter[str] = Counter()
+        self._args = args
+        self._wanted: int = args.rollout_batch_size
+        self._filter = _function(args, "dynamic_sampling_filter_path")
+        self._failures = 0
+
+    @property
+    def missing(self) -> int:
+        """The number of groups that are still to be kept."""
+        return self._wanted - len(self.kept)
+
+    def add(self, group: list[Any], pending: int) -> None:
+        """Keep or drop a finished group. `pending`: the number of groups that are still played."""
+        self.played.append(group)
+        reason = self._reason_to_drop(group, pending)
+        if reason is None:
+            if self.missing:
+                self.kept.append(group)
+            return
+        self.dropped[reason] += 1
+        if reason != "aborted":
+            return
+        self._failures += 1
+        if self._failures >= _MOST_ABORTED:
+            failed = [sample for sample in leaves(group) if sample.reward is None]
+            raise RolloutError(
+                f"{self._failures} groups in a row could not be graded; the last episode: "
+                f"{failure(failed[-1])}"
+            )
+
+    def _reason_to_drop(self, group: list[Any], pending: int) -> str | None:
+        if has_aborted(group):
+            return "aborted"
+        self._failures = 0
+        if self._filter is None:
+            return None
+        verdict = self._filter(self._args, group)
+        if isinstance(verdict, bool):
+            return None if verdict else "filter"
+        insufficient = pending < self.missing
+        if verdict.keep or (attribute(verdict, "keep_when_insufficient", False) and insufficient):
+            return None
+        return str(verdict.reason or "filter")
+
+
+class _Batch:
+    """Plays the groups of one rollout until enough of them are `taken`. `rollout_id` is noted in
+    samples that are put back and have tokens, as slime does.
     """
 
     def __init__(
         self, args: Any, playing: Player | RayPlayer, data_source: Any, rollout_id: int
     ) -> None:
-        self.kept: list[list[Any]] = []
-        self.played: list[list[Any]] = []
-        self.dropped: Counter[str] = Counter()
+        self.taken = _Taken(args)
         self._continued: Counter[int] = Counter()
         self._args = args
         self._playing = playing
         self._source = data_source
         self._rollout_id = rollout_id
-        self._wanted: int = args.rollout_batch_size
-        self._filter = _function(args, "dynamic_sampling_filter_path")
         self._params = train_sampling_params(args)
         self._pending: dict[asyncio.Task[list[Any]], list[Any]] = {}
-        self._failures = 0
         self._parks = parks(args, playing.settings)
         self._puts_back = self._parks and collects_partial(args)
         self._stopped = False
@@ -181,16 +232,13 @@ class _Batch:
         """Play groups until enough of them can be trained on. A group with parked episodes, whose
         requests the engine aborted, is put back and so played on, at most `_MOST_CONTINUED` times.
         """
-        while len(self.kept) < self._wanted:
-            while len(self._pending) + len(self.kept) < self._wanted:
-                self._begin(
-                    self._source.get_samples(
-                        attribute(self._args, "over_sampling_batch_size", self._wanted)
-                    )
-                )
+        size = attribute(self._args, "over_sampling_batch_size", self._args.rollout_batch_size)
+        while self.taken.missing:
+            while len(self._pending) < self.taken.missing:
+                self._begin(self._source.get_samples(size))
             done, _ = await asyncio.wait(self._pending, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
-                if len(self.kept) == self._wanted and collects_partial(self._args):
+                if not self.taken.missing and collects_partial(self._args):
                     break  # the others are put back
                 self._pending.pop(task)
                 await self._take(task.result())
@@ -268,36 +316,7 @@ class _Batch:
                 self._put_back(group)
                 return
         await self._playing.close_parked(leaves(group))
-        self.played.append(group)
-        reason = self._reason_to_drop(group)
-        if reason is None:
-            if len(self.kept) < self._wanted:
-                self.kept.append(group)
-            return
-        self.dropped[reason] += 1
-        if reason != "aborted":
-            return
-        self._failures += 1
-        if self._failures >= self._playing.settings.max_dropped:
-            failed = [sample for sample in leaves(group) if sample.reward is None]
-            raise RolloutError(
-                f"{self._failures} groups in a row could not be graded; the last episode: "
-                f"{failure(failed[-1])}"
-            )
-
-    def _reason_to_drop(self, group: list[Any]) -> str | None:
-        if has_aborted(group):
-            return "aborted"
-        self._failures = 0
-        if self._filter is None:
-            return None
-        verdict = self._filter(self._args, group)
-        if isinstance(verdict, bool):
-            return None if verdict else "filter"
-        insufficient = len(self._pending) + len(self.kept) < self._wanted
-        if verdict.keep or (attribute(verdict, "keep_when_insufficient", False) and insufficient):
-            return None
-        return str(verdict.reason or "filter")
+        self.taken.add(group, len(self._pending))
 
 
 def _function(args: Any, option: str) -> Callable[..., Any] | None:

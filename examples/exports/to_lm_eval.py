@@ -1,4 +1,6 @@
-"""`write_lm_eval`: writes `results_*.json` and `samples_*.jsonl` as lm-evaluation-harness does.
+"""Write a run as `results_*.json` and `samples_*.jsonl`, as lm-evaluation-harness does:
+
+    python examples/exports/to_lm_eval.py out/base out/lm-eval
 
 An environment is a task of lm-eval (`a-b` for `a/b`), and a task is a document. The samples of a
 task are the repeats of its document, and its metrics are means over them. Aborted episodes are left
@@ -7,17 +9,21 @@ out. A document has the task's id and hash, because the record does not have its
 
 from __future__ import annotations
 
+import argparse
 import hashlib
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from datetime import datetime
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import Any
 
 import orjson
 
-from toolroll.evaluation.export.exported_run import ExportedRun, file_part, is_graded
+from toolroll.evaluation.export.exported_run import ExportedRun, is_graded
 from toolroll.rollout.errors import UsageError
-from toolroll.rollout.runs.pass_at_k import mean_and_error, pass_hat_k
+from toolroll.rollout.runs.pass_at_k import pass_hat_k
 from toolroll.rollout.runtime.disk import new_folder
 from toolroll.rollout.runtime.jsonable import json_bytes
 from toolroll.rollout.types import Episode
@@ -40,26 +46,33 @@ def write_lm_eval(run: ExportedRun, folder: Path) -> list[str]:
         names = ", ".join(sorted(models)) or "none"
         raise UsageError(f"lm-eval's results are those of one model; {run.folder} has {names}")
     [model] = models
-    started = min(run.started(env) for env in by_env)
+    started = min(datetime.fromisoformat(run.provenance(env)["date"]) for env in by_env)
     date = f"{started:%Y-%m-%dT%H-%M-%S.%f}"
     results: dict[str, Any] = {
         "config": {"model": "toolroll", "model_args": {"pretrained": model}},
         "date": started.timestamp(),
         "model_name": model,
-        "model_name_sanitized": file_part(model, "__") or "unknown",
+        "model_name_sanitized": _file_part(model, "__") or "unknown",
     }
     with new_folder(folder):
         inside = folder / results["model_name_sanitized"]
         inside.mkdir()
         for env, documents in by_env.items():
-            with (inside / f"samples_{file_part(env)}_{date}.jsonl").open("xb") as file:
+            with (inside / f"samples_{_file_part(env)}_{date}.jsonl").open("xb") as file:
                 for document in documents:
                     file.write(json_bytes(document, option=orjson.OPT_APPEND_NEWLINE))
             for name, part in _of_environment(run, env, documents).items():
-                results.setdefault(name, {})[file_part(env)] = part
+                results.setdefault(name, {})[_file_part(env)] = part
         text = json_bytes(results, option=orjson.OPT_INDENT_2)
         (inside / f"results_{date}.json").write_bytes(text)
     return [env for env, documents in by_env.items() if "pass^1" not in documents[0]]
+
+
+def _file_part(name: str, between: str = "-") -> str:
+    """Return `name` as a part of a file's name: `between` replaces other characters than letters,
+    digits, `.`, `-` and `_`.
+    """
+    return re.sub(r"[^A-Za-z0-9._-]+", between, name)
 
 
 def _documents(episodes: Iterable[Episode], models: set[str]) -> Documents:
@@ -107,15 +120,32 @@ def _of_environment(run: ExportedRun, env: str, documents: Documents) -> dict[st
     names = documents[0]["metrics"]
     metrics: dict[str, Any] = {"alias": env, "sample_len": len(documents)}
     for name in names:
-        mean, error = mean_and_error([document[name] for document in documents])
-        metrics[f"{name},none"] = mean
-        metrics[f"{name}_stderr,none"] = "N/A" if error is None else error
+        means = [document[name] for document in documents]
+        error = stdev(means) / len(means) ** 0.5 if len(means) > 1 else "N/A"
+        metrics |= {f"{name},none": fmean(means), f"{name}_stderr,none": error}
     versions = run.provenance(env).get("benchmark") or {}
     return {
         "results": metrics,
-        "configs": {"task": file_part(env), "metadata": run.settings(env)},
+        "configs": {"task": _file_part(env), "metadata": run.settings(env)},
         "versions": ", ".join(f"{name} {version}" for name, version in versions.items()) or None,
         "n-shot": 0,
         "higher_is_better": dict.fromkeys(names, True),
         "n-samples": {"original": len(run.tasks[env]), "effective": len(documents)},
     }
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Write the run that the `arguments` of the command line name."""
+    parser = argparse.ArgumentParser(description="Write a run as results of lm-eval.")
+    parser.add_argument("run", type=Path, help="the folder of a run")
+    parser.add_argument("out", type=Path, help="a new folder")
+    parser.add_argument("--env", help="export only this environment")
+    given = parser.parse_args(arguments)
+    run = ExportedRun(given.run, given.env)
+    why = "no pass^k, because its tasks have different numbers of graded samples"
+    unequal = [f"{env}: {why}" for env in write_lm_eval(run, given.out)]
+    print(*run.bad_lines, *unequal, f"{given.out}: results and samples", sep="\n")
+
+
+if __name__ == "__main__":
+    main()

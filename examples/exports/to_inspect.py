@@ -1,5 +1,8 @@
-"""`write_inspect_logs`: writes a log of Inspect for each environment, for `inspect view` and
-`inspect_ai.log`.
+"""Write a run as logs of Inspect, one for each environment, for `inspect view` and
+`inspect_ai.log`:
+
+    python examples/exports/to_inspect.py out/base out/logs
+    inspect view --log-dir out/logs
 
 A task is a sample of the log, and a sample of a task is an epoch. Aborted episodes have an error
 and no score. Tokens, images and events are left out; `toolroll export --format atif` has tokens.
@@ -7,16 +10,18 @@ and no score. Tokens, images and events are left out; `toolroll export --format 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from datetime import timedelta
+import argparse
+import re
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import Any
 from zipfile import ZIP_DEFLATED, ZipFile
 
-from toolroll.evaluation.export.exported_run import ExportedRun, file_part, is_graded
+from toolroll.evaluation.export.exported_run import ExportedRun, is_graded
 from toolroll.evaluation.export.messages import calls_of, text_of
 from toolroll.evaluation.viewer.data import reward_reason
-from toolroll.rollout.runs.pass_at_k import mean_and_error
 from toolroll.rollout.runs.report import read_summary
 from toolroll.rollout.runs.summary import Summary
 from toolroll.rollout.runtime.disk import new_folder
@@ -32,7 +37,8 @@ def write_inspect_logs(run: ExportedRun, folder: Path) -> None:
     """Write `DATE_ENV.eval` for each environment into the new `folder`."""
     with new_folder(folder):
         for env in run.tasks:
-            name = f"{run.started(env):%Y-%m-%dT%H-%M-%S}_{file_part(env).replace('_', '-')}.eval"
+            name = re.sub(r"[^A-Za-z0-9.-]+", "-", env)
+            name = f"{_started(run, env):%Y-%m-%dT%H-%M-%S}_{name}.eval"
             _write_log(run, env, folder / name)
 
 
@@ -53,13 +59,19 @@ def _write_log(run: ExportedRun, env: str, path: Path) -> None:
         log.writestr("header.json", json_bytes(_header(run, summary, model)))
 
 
+def _started(run: ExportedRun, env: str) -> datetime:
+    return datetime.fromisoformat(run.provenance(env)["date"])
+
+
 def _header(run: ExportedRun, summary: Summary, model: str) -> dict[str, Any]:
     """Return the log without its samples. Its mean is over tasks, as in `summary.json`."""
-    env, tasks, started = summary.env, run.tasks[summary.env], run.started(summary.env)
+    env, tasks, started = summary.env, run.tasks[summary.env], _started(run, summary.env)
     seconds = read_summary(run.folder).get(env, {}).get("seconds")
     means = [sum(rewards) / len(rewards) for rewards in summary.rewards.values()]
-    mean, error = mean_and_error(means) if means else (None, None)
-    numbers = {"mean": mean, "stderr": error}
+    numbers = {
+        "mean": fmean(means) if means else None,
+        "stderr": stdev(means) / len(means) ** 0.5 if len(means) > 1 else None,
+    }
     score = {
         "name": "reward",
         "scorer": "reward",
@@ -142,3 +154,19 @@ def _usage(metrics: Mapping[str, float]) -> dict[str, int]:
         "output_tokens": sampled,
         "total_tokens": prompt + sampled,
     }
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Write the run that the `arguments` of the command line name."""
+    parser = argparse.ArgumentParser(description="Write a run as logs of Inspect.")
+    parser.add_argument("run", type=Path, help="the folder of a run")
+    parser.add_argument("out", type=Path, help="a new folder")
+    parser.add_argument("--env", help="export only this environment")
+    given = parser.parse_args(arguments)
+    run = ExportedRun(given.run, given.env)
+    write_inspect_logs(run, given.out)
+    print(*run.bad_lines, f"inspect view --log-dir {given.out} shows it", sep="\n")
+
+
+if __name__ == "__main__":
+    main()
