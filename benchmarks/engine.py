@@ -108,6 +108,8 @@ class Bench:
             await asyncio.wait([running], timeout=load.warmup)
             steps, cpu, began = factory.steps, time.process_time(), time.perf_counter()
             await asyncio.wait([running], timeout=load.seconds)
+            while factory.steps == steps and not running.done():  # a slow engine
+                await asyncio.wait([running], timeout=load.seconds)
             steps, cpu = factory.steps - steps, time.process_time() - cpu
             rate = steps / (time.perf_counter() - began)
             if running.done():

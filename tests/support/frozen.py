@@ -186,7 +186,7 @@ def _steady_record(value: Any) -> Any:
     if isinstance(value, dict):
         if "finish_reason" in value:  # a turn: files from before its reward was added lack it
             value = {key: kept for key, kept in value.items() if key != "reward"}
-        # the last five follow from the rest; older files do not have them
+        # the last six follow from the rest; older files do not have them
         left_out = (
             "latency",
             "seconds",
@@ -196,6 +196,7 @@ def _steady_record(value: Any) -> Any:
             "reward_reason",
             "task_hash",
             "expected_calls",
+            "environment",
             "recomputed_tokens",
         )
         return {

@@ -447,17 +447,17 @@ def test_an_evaluation_samples_as_the_model_says(
     monkeypatch.chdir(tmp_path)
     model = tmp_path / "model"
     load_embedded_tokenizer().save_pretrained(model)
-    given = {"temperature": 0.6, "top_p": 0.95, "top_k": 0, "do_sample": True}
+    given = {"temperature": 0.0, "top_p": 0.95, "top_k": 0, "repetition_penalty": "x"}
     (model / "generation_config.json").write_text(json.dumps(given))
     command = ("run", "desk", "--engine", engine.url, "--model", model, "--parser", "hermes")
     result = toolroll(*command, "--tasks", "0", "--top-p", 0.5, "--out", "out")
-    assert "generation_config.json says: temperature 0.6" in result.stdout
+    assert "generation_config.json says: temperature 0" in result.stdout
     settings = json.loads(Path("out", "run.json").read_text())["environments"]["desk"]
     [episode] = read_episodes(Path("out"))
     sampled = episode.result.trajectories[0].turns[0].sampling_params
     for found in (settings, sampled):
         names = ("temperature", "top_p", "top_k", "repetition_penalty")
-        assert [found.get(name) for name in names] == [0.6, 0.5, None, None]
+        assert [found.get(name) for name in names] == [0.0, 0.5, None, None]
     assert settings["max_new_tokens"] == 32768
     room = engine.context_length - episode.result.trajectories[0].prompt_length
     assert sampled["max_new_tokens"] == min(32768, room)

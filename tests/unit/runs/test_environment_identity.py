@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from toolroll.rollout.runs import environment_identity as environment_identity_module
 from toolroll.rollout.runs.environment_identity import environment_identity
 from toolroll.rollout.runs.registry import load_environment
 
@@ -114,6 +115,24 @@ def test_no_other_edit_changes_it(
     file: str, old: str, new: str, known: dict[str, str], tmp_path: Path
 ) -> None:
     assert identity(tmp_path / "edited", (file, old, new)) == known
+
+
+def test_of_very_large_data_only_the_size_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(environment_identity_module, "_MOST_READ", 0)
+    monkeypatch.syspath_prepend(str(tmp_path / "0"))
+    edits = [
+        None,
+        ("data/tasks.json", "ducks", "geese"),
+        ("data/tasks.json", "ducks", "animals"),
+        ("late.py", "return reward", "return 0.0000"),
+    ]
+    first, same, longer, code = (
+        identity(tmp_path / str(at), edit)["code"] for at, edit in enumerate(edits)
+    )
+    assert first == same
+    assert len({first, longer, code}) == 3
 
 
 def test_packages_count_by_their_version_and_their_files(

@@ -7,6 +7,7 @@ import os
 import shutil
 import threading
 from collections.abc import AsyncIterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -139,14 +140,15 @@ async def test_view_and_export_say_how_many_sessions_are_not_finished(
         count, [line] = said(out)
         assert (count, line.partition(".")[0]) == (0, "left out: 4 unfinished sessions")
         assert "DELETE /sessions/ID" in line and "Ctrl-C" in line and str(out) in line
-        with pytest.raises(UsageError) as refused:
-            export(out, "parquet", tmp_path / "x", None)
-        assert "nothing to train on" in str(refused.value) and line in str(refused.value)
+        if find_spec("pyarrow"):  # `make test` installs none
+            with pytest.raises(UsageError) as refused:
+                export(out, "parquet", tmp_path / "x", None)
+            assert "nothing to train on" in str(refused.value) and line in str(refused.value)
         with pytest.raises(UsageError, match="no episodes\nleft out: 4 unfinished"):
             export(out, "atif", tmp_path / "x", "serve")
         before = (out / JOURNAL_NAME).read_bytes()
         assert await delete(bench, "a") == 200
-        assert line.replace("4", "3") in export(out, "parquet", tmp_path / "one", None)
+        assert line.replace("4", "3") in export(out, "atif", tmp_path / "one", None)
         await ask(bench, [USER], "a")  # another session of this name
         count, [line] = said(out)
         assert (count, line.partition(".")[0]) == (1, "left out: 4 unfinished sessions")

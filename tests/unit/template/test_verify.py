@@ -261,7 +261,7 @@ PLAIN_TOOL = {"type": "function", "function": {**TOOL["function"], "description"
     ids=str,
 )
 def test_an_added_word_is_encoded_as_the_tokenizer_does(flags: dict[str, bool]) -> None:
-    tokenizer = tokenizer_for(trl_template("qwen2_5"))
+    tokenizer: Any = tokenizer_for(trl_template("qwen2_5"))
     tokenizer.add_tokens([AddedToken(text, **flags) for text in WORDS])
     subject = ChatTemplate(tokenizer)
     messages = talk(["the customer_id is <b>7</b>", " <b>  customer_id\n", "xcustomer_id"])
@@ -281,7 +281,7 @@ def test_letters_are_no_control_token_and_what_a_template_may_join_is_one() -> N
     """Not even if they are in the template's code, or in the random text of a probe."""
     letters = ["append", "message", "role", "9f", "41", "0", "nq"]
     joined = ["<call_1>", "<call_2>", "<|observation|>"]
-    tokenizer = tokenizer_for(trl_template("qwen2_5"))
+    tokenizer: Any = tokenizer_for(trl_template("qwen2_5"))
     tokenizer.add_tokens([*map(AddedToken, letters + joined)])
     tokenizer.chat_template += (
         "{% if x %}{{ '<call_' ~ x ~ '>' }}{{ '<|' ~ role ~ '|>' }}{% endif %}"
@@ -299,7 +299,7 @@ BUILT = (
 
 @pytest.mark.parametrize("variants", [BUILT, {"default": BUILT, "other": "[unseen]"}], ids=type)
 def test_a_token_that_the_template_writes_or_names_is_no_word(variants: Any) -> None:
-    tokenizer = tokenizer_for(trl_template("qwen2_5"))
+    tokenizer: Any = tokenizer_for(trl_template("qwen2_5"))
     roles = [f"<|{role}|>" for role in ("system", "user", "assistant")]
     tokenizer.add_tokens([*map(AddedToken, roles), AddedToken("[unseen]")])
     tokenizer.chat_template = variants

@@ -92,7 +92,12 @@ def generation_defaults(name: str) -> dict[str, Any]:
         given = json.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError):  # the folder of a tokenizer has none
         return {}
-    return {key: given[key] for key, valid in _GENERATION.items() if valid(given.get(key) or -1)}
+    values = given if isinstance(given, dict) else {}
+    return {
+        key: values[key]
+        for key, valid in _GENERATION.items()
+        if type(values.get(key)) in (int, float) and valid(values[key])
+    }
 
 
 def desk_model_path() -> Path:

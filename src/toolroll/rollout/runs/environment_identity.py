@@ -1,7 +1,8 @@
 """`environment_identity`: what an environment is, so that a run notices that it changed.
 
 Invariants: comments, white space, the place of a file and the order of keys in its JSON change
-nothing. Nothing is executed, and what cannot be read counts as its bytes.
+nothing. Nothing is executed, and what cannot be parsed counts as its bytes. If the data are
+very large, only names and sizes of the rest count, so that a run starts soon.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from toolroll.rollout.runs.registry import environment_file
 from toolroll.rollout.runs.runner import task_hash
 from toolroll.rollout.types import EnvironmentFactory, Task
 
+_MOST_READ = 256_000_000
 _FILE_NAME = re.compile(r"\w[\w.-]{0,99}(/\w[\w.-]{0,99}){0,9}")
 
 
@@ -48,13 +50,18 @@ def identity_hash(identity: Mapping[str, str] | None) -> str:
 
 def _contents(start: Path) -> Iterator[tuple[str, str]]:
     """Yield the names and hashes of the environment's files. Names are relative to its folder."""
-    folder, seen, waiting = start.parent, set[Path](), [start]
+    folder, seen, waiting, left = start.parent, set[Path](), [start], _MOST_READ
     while waiting:
         path = waiting.pop()
         if path in seen:
             continue
         seen.add(path)
         name = "" if path == start else path.relative_to(folder).as_posix()
+        size = 0 if path.suffix == ".py" else path.stat().st_size
+        left -= size
+        if size and left < 0:
+            yield name, f"{size} bytes"
+            continue
         content = path.read_bytes()
         tree = _parsed(content) if path.suffix == ".py" else None
         if tree is None:

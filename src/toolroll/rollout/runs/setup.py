@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from toolroll.rollout.model.model import Model
@@ -37,15 +37,22 @@ class Plan:
 
 async def prepare(config: RunConfig, stack: AsyncExitStack) -> Plan:
     """Open the environment, the model and the user simulator of a run. `stack` closes them."""
-    factory = load_environment(config.env, config.env_args)
-    tasks = all_tasks = choose_tasks(factory, config.split, None)
-    if config.tasks is not None:
-        tasks = choose_tasks(factory, config.split, config.tasks)
-    check_ids(tasks)
+    plan = await _opened(config, stack)
+    factory, served = plan.factory, plan.served
+    tasks = plan.tasks if config.tasks is None else choose_tasks(factory, config.split, None)
     environment = {
         "env": factory.name,  # without the path of its file, whose folder may be moved
-        "environment": environment_identity(config.env, factory, all_tasks),
+        "environment": environment_identity(config.env, factory, tasks),
     }
+    template = {} if served is None else {"template": fingerprint(served.template)}
+    return replace(plan, identity=plan.config.identity | environment | template)
+
+
+async def _opened(config: RunConfig, stack: AsyncExitStack) -> Plan:
+    """Return the plan without its identity."""
+    factory = load_environment(config.env, config.env_args)
+    tasks = choose_tasks(factory, config.split, config.tasks)
+    check_ids(tasks)
     options = EnvironmentOptions()
     if config.user_model is not None:
         options = EnvironmentOptions(user=await _users(config, stack))
@@ -53,11 +60,10 @@ async def prepare(config: RunConfig, stack: AsyncExitStack) -> Plan:
         threads = Threads(config.concurrency)
         agent = agent_maker(config.agent)(threads, config.agent_settings)
         stack.push_async_callback(agent.aclose)
-        return Plan(config, factory, tasks, lambda: agent, options, config.identity | environment)
+        return Plan(config, factory, tasks, lambda: agent, options, {})
     config = config.with_defaults(generation_defaults(config.model))
     served = await stack.enter_async_context(Model.from_args(config))
-    identity = config.identity | environment | {"template": fingerprint(served.template)}
-    return Plan(config, factory, tasks, served_agents(config, served), options, identity, served)
+    return Plan(config, factory, tasks, served_agents(config, served), options, {}, served)
 
 
 def served_agents(config: RunConfig, served: Model) -> Callable[[], Agent]:
@@ -72,7 +78,7 @@ async def open_runner(
     """Return the runner and the tasks of one worker, which plays `share` concurrent episodes."""
     cache_share = config.cache_share * share / config.concurrency
     config = config.model_copy(update={"concurrency": share, "cache_share": cache_share})
-    plan = await prepare(config, stack)
+    plan = await _opened(config, stack)
     if config.out is not None and plan.served is not None:
         plan.served.engine.keep_sessions(config.out)
     return Runner(plan.factory, plan.make_agent, plan.config, plan.options), plan.tasks

@@ -227,6 +227,7 @@ def _replayed(
     found = [f"history={each}: {kind}" for each in policies if (kind := replays[each].mismatch())]
     outcome: Outcome = "wrong" if found else "append"
     checked = ProbeResult(CHECK, "each sequence, checked independently", outcome, "; ".join(found))
+    counts: dict[HistoryPolicy, list[int]]
     counts = {each: replays[each].counts() for each in policies if all(complete)}
     return (*probes, checked), counts
 
