@@ -80,13 +80,17 @@ def shuffled(samples: Sequence[Sample], size: int, rng: random.Random) -> Iterat
 
 
 def save_samples(samples: Sequence[Sample], path: Path) -> None:
-    """Write samples to an npz file, without their logprobs."""
+    """Write samples to an npz file, without their logprobs. If this is interrupted, there is no
+    file.
+    """
+    new = path.with_suffix(".new.npz")
     np.savez_compressed(
-        path,
+        new,
         lengths=np.array([len(sample.ids) for sample in samples]),
-        ids=np.concatenate([sample.ids for sample in samples]).astype(np.int16),
+        ids=np.concatenate([sample.ids for sample in samples]),
         loss_mask=np.concatenate([sample.loss_mask for sample in samples]),
     )
+    new.replace(path)
 
 
 def load_samples(path: Path) -> list[Sample]:

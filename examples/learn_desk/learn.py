@@ -22,7 +22,7 @@ from examples.learn_desk.initial import initialize
 from examples.learn_desk.mistakes import Mistake, flaky_desk, forgetful_template
 from examples.learn_desk.network import Network, Shape, save_network
 from examples.learn_desk.play import play, play_references
-from examples.learn_desk.reinforce import agreement, update
+from examples.learn_desk.reinforce import agreement, updates
 from examples.learn_desk.tokenizer import (
     FILES,
     corpus,
@@ -39,9 +39,6 @@ logger = logging.getLogger(__name__)
 
 BATCH, DRILLS = 16, 20
 """The number of samples in one step of the imitation, and in one step of the drills."""
-
-UPDATES = 2
-"""The number of optimizer steps for each step of the policy gradient."""
 
 EVALUATED = 400
 """The number of held-out tasks in an evaluation. The network is evaluated before the first step,
@@ -144,7 +141,7 @@ class Learner:
                 lesson = "drills" if self.step <= self.lessons.drills else "imitation"
                 self._log(lesson=lesson, loss=round(loss, 4))
             if self.step == self.lessons.drills + self.lessons.imitation // 3:
-                _write(self.network.state_dict(), self.folder / "third.pt")
+                write_state(self.network.state_dict(), self.folder / "third.pt")
                 await self._evaluate("imitation")
             if self.step == self._taught:
                 await self._evaluate("imitation")
@@ -204,11 +201,7 @@ class Learner:
         batch = mistake.batch(episodes, self.network, self.tokenizer)
         compared = agreement(self.network, [one.sample for one in batch]) if batch else None
         rng.shuffle(batch)
-        norms = [
-            update(self.network, self.reinforcing, batch[at::UPDATES])
-            for at in range(UPDATES)
-            if batch[at::UPDATES]
-        ]
+        norms = updates(self.network, self.reinforcing, batch)
         self.step += 1
         version = f"{self.folder.name}/{self.step}"
         await self._send_weights(url, version)
@@ -257,7 +250,7 @@ class Learner:
             "network": self.network.state_dict(),
             "optimizers": [one.state_dict() for one in (self.optimizer, self.reinforcing)],
         }
-        _write(state, self.folder / "state.pt")
+        write_state(state, self.folder / "state.pt")
 
     def _load(self) -> None:
         state = torch.load(self.folder / "state.pt")
@@ -275,12 +268,10 @@ async def prepare(out: Path, lessons: Lessons) -> None:
     if not (out / "references.npz").exists():
         logger.info("play %d references", lessons.references)
         tasks = DESK.tasks("train")[: lessons.references]
-        new = out / "references.new.npz"
-        save_samples(await play_references(out / "tokenizer", tasks), new)
-        new.replace(out / "references.npz")
+        save_samples(await play_references(out / "tokenizer", tasks), out / "references.npz")
 
 
-def _write(state: dict[str, Any], path: Path) -> None:
+def write_state(state: dict[str, Any], path: Path) -> None:
     """Write a checkpoint. If this is interrupted, the previous checkpoint stays valid."""
     new = path.with_suffix(".new")
     torch.save(state, new)

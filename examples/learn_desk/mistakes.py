@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 from examples.learn_desk.batches import Sample, to_batch
-from examples.learn_desk.network import Network
+from examples.learn_desk.network import Policy
 from examples.learn_desk.reinforce import Scored, scored
 
 from toolroll.environments.desk import BRIEF_POLICY, Desk
@@ -74,7 +74,7 @@ class Mistake:
     forks: bool = False
     forks_trained_twice: bool = False
 
-    def batch(self, episodes: Sequence[Episode], network: Network, tokenizer: Any) -> list[Scored]:
+    def batch(self, episodes: Sequence[Episode], network: Policy, tokenizer: Any) -> list[Scored]:
         """Return the samples of the episodes, with the mistake."""
         if self.failures_graded:
             for episode in episodes:
@@ -108,7 +108,7 @@ def _train_context(result: InteractionResult) -> None:
     result.trajectories = tuple(changed)
 
 
-def _own_logprobs(sample: Sample, network: Network) -> Sample:
+def _own_logprobs(sample: Sample, network: Policy) -> Sample:
     batch = to_batch([sample])
     logprobs = np.zeros(len(sample.ids), np.float32)
     with torch.no_grad():

@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional
+
+
+class Policy(Protocol):
+    """What the policy gradient needs of a network: `Network` describes both methods."""
+
+    def logprobs(self, ids: Tensor, where: Tensor) -> Tensor: ...
+
+    def parameters(self) -> Iterator[nn.Parameter]: ...
 
 
 @dataclass(frozen=True)
