@@ -18,7 +18,6 @@ from toolroll.rollout.runs.registry import agent_maker, choose_tasks, load_envir
 from toolroll.rollout.runs.run_config import RunConfig
 from toolroll.rollout.runs.runner import Runner, check_ids
 from toolroll.rollout.runtime.threads import Threads
-from toolroll.rollout.template.certify import fingerprint
 from toolroll.rollout.types import Agent, EnvironmentFactory, EnvironmentOptions, Task
 
 
@@ -44,7 +43,7 @@ async def prepare(config: RunConfig, stack: AsyncExitStack) -> Plan:
         "env": factory.name,  # without the path of its file, whose folder may be moved
         "environment": environment_identity(config.env, factory, tasks),
     }
-    template = {} if served is None else {"template": fingerprint(served.template)}
+    template = {} if served is None else {"template": served.template.fingerprint}
     return replace(plan, identity=plan.config.identity | environment | template)
 
 
