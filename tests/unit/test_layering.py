@@ -17,7 +17,7 @@ MAY_IMPORT = {
     "environments": {*CORE, "endpoint", "environments"},
     "evaluation": {*CORE, "evaluation"},
     "testing": {"parsers", "rollout", "testing"},
-    "trainers": {"parsers", "rollout", "endpoint", "trainers"},
+    "trainers": {"parsers", "rollout", "endpoint", "evaluation", "trainers"},
     "cli": set(FLOORS),
     "": {*FLOORS, ""},
 }

@@ -15,6 +15,7 @@ from typing import Any
 from rich.console import Console
 
 from toolroll.cli.display import RunDisplay, print_line, shortened
+from toolroll.evaluation.certify import certify
 from toolroll.evaluation.do_nothing import play_floor
 from toolroll.evaluation.recorded_run import RecordedRun
 from toolroll.rollout.engine.health import check_endpoint
@@ -34,7 +35,6 @@ from toolroll.rollout.runtime.event_loop import stop_signals
 from toolroll.rollout.runtime.garbage import paced_garbage
 from toolroll.rollout.runtime.targets import absolute_target
 from toolroll.rollout.settings import split_credentials
-from toolroll.rollout.template import certify
 from toolroll.rollout.types import Episode, Status, Task
 
 

@@ -18,10 +18,11 @@ from support.qwen import tokenizer_for, tool_templates, trl_template
 from support.tiers import by_tier
 
 from toolroll.cli.app import main
+from toolroll.evaluation.certify import TemplateReport, certify
+from toolroll.evaluation.template_replay import Replay, Step
 from toolroll.rollout.errors import UsageError
-from toolroll.rollout.template import ChatTemplate, Cursor, TemplateReport, certify
+from toolroll.rollout.template import ChatTemplate, Cursor
 from toolroll.rollout.template.encode import Encoder
-from toolroll.rollout.template.replay import Replay, Step
 from toolroll.trainers.episodes import check_template
 
 pytestmark = pytest.mark.tokens

@@ -15,10 +15,7 @@ from datetime import timedelta
 from functools import lru_cache
 from typing import Any, get_args
 
-from toolroll.parsers.reasoning import ANY_TAGS
-from toolroll.rollout.errors import TemplateError
-from toolroll.rollout.template.chat_template import ChatTemplate, HistoryPolicy
-from toolroll.rollout.template.replay import (
+from toolroll.evaluation.template_replay import (
     THOUGHT,
     TOOL,
     TOOLS,
@@ -28,6 +25,9 @@ from toolroll.rollout.template.replay import (
     Replay,
     conversation,
 )
+from toolroll.parsers.reasoning import ANY_TAGS
+from toolroll.rollout.errors import TemplateError
+from toolroll.rollout.template.chat_template import ChatTemplate, HistoryPolicy
 from toolroll.rollout.template.stop_tokens import missing_tokens
 from toolroll.rollout.types import Message, Tool
 
