@@ -13,7 +13,7 @@ MAY_IMPORT = {
     "parsers": {"parsers"},
     "rollout": {"parsers", "rollout"},
     "agents": set(CORE),
-    "endpoint": {"parsers", "rollout", "endpoint"},
+    "endpoint": {"parsers", "rollout", "endpoint", "evaluation"},
     "environments": {*CORE, "endpoint", "environments"},
     "evaluation": {*CORE, "evaluation"},
     "testing": {"parsers", "rollout", "testing"},
