@@ -11,11 +11,11 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 
+from toolroll.evaluation.run_config import RunConfig
 from toolroll.rollout.model.model import Model
 from toolroll.rollout.model.tokenizers import generation_defaults
 from toolroll.rollout.runs.environment_identity import environment_identity
 from toolroll.rollout.runs.registry import agent_maker, choose_tasks, load_environment, user_maker
-from toolroll.rollout.runs.run_config import RunConfig
 from toolroll.rollout.runs.runner import Runner, check_ids
 from toolroll.rollout.runtime.threads import Threads
 from toolroll.rollout.types import Agent, EnvironmentFactory, EnvironmentOptions, Task
