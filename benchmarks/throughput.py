@@ -32,7 +32,7 @@ from benchmarks.stub import STEP, stub
 from benchmarks.tables import Required, Table, number
 from benchmarks.world import TURNS, RecordedFactory, RecordedWorld, material, replies
 from toolroll.agents.tool_calling import make_agent
-from toolroll.rollout.runs.ray import RayRunner
+from toolroll.evaluation.ray_runner import RayRunner
 from toolroll.rollout.runs.runner import Runner
 from toolroll.rollout.runtime.garbage import paced_garbage
 from toolroll.rollout.settings import RunSettings

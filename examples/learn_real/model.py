@@ -56,7 +56,7 @@ def convert(parts: Sequence[Path], to: Path, layers: int) -> None:
         reader = GGUFReader(whole.name)
         weights = {}
         for tensor in reader.tensors:
-            name = ".".join(_NAMES.get(part, part) for part in tensor.name.split("."))
+            name = ".".join(_NAMES.get(part, part) for part in str(tensor.name).split("."))
             value = dequantize(tensor.data, tensor.tensor_type)
             if name.endswith(("q_proj.weight", "k_proj.weight")):
                 # The two rows that are rotated together are neighbors in GGUF. In transformers,

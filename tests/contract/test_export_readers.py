@@ -19,7 +19,7 @@ from support.results import summary_of
 
 from toolroll.evaluation.export.atif import write_atif
 from toolroll.evaluation.export.exported_run import ExportedRun
-from toolroll.rollout.runs.report import report
+from toolroll.evaluation.report import report
 
 READERS = os.environ.get("TOOLROLL_READERS", "")
 pytestmark = [

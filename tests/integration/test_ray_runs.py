@@ -14,10 +14,10 @@ from rich.console import Console
 from support.faults.tally import Tally, contents
 
 from toolroll.cli.run_command import run
+from toolroll.evaluation.ray_worker import connected
+from toolroll.evaluation.run_config import RunConfig
 from toolroll.rollout.runs.episode_file import read_episodes
-from toolroll.rollout.runs.ray_worker import connected
 from toolroll.rollout.runs.registry import find_environment
-from toolroll.rollout.runs.run_config import RunConfig
 from toolroll.testing import (
     EmbeddedEngine,
     PolicyRequest,

@@ -9,7 +9,7 @@ from typing import Any
 from support.results import episode, trajectory
 
 from toolroll.cli.view import view
-from toolroll.rollout.runs.report import report, write_summary
+from toolroll.evaluation.report import report, write_summary
 from toolroll.rollout.runs.run_directory import RunDirectory
 from toolroll.rollout.types import Episode, StopReason
 

@@ -29,12 +29,12 @@ from support.results import content
 from support.toy_environment import PondFactory, look
 
 from toolroll.cli.run_command import run
+from toolroll.evaluation import ray_worker
+from toolroll.evaluation.ray_runner import RayRunner
+from toolroll.evaluation.run_config import RunConfig
 from toolroll.rollout.errors import RolloutError, UsageError
-from toolroll.rollout.runs import ray_worker
 from toolroll.rollout.runs.episode_file import read_episodes
-from toolroll.rollout.runs.ray import RayRunner
 from toolroll.rollout.runs.registry import find_environment
-from toolroll.rollout.runs.run_config import RunConfig
 from toolroll.rollout.runs.runner import Runner, RunStoppedError
 from toolroll.rollout.types import Episode
 from toolroll.testing import (

@@ -13,11 +13,11 @@ MAY_IMPORT = {
     "parsers": {"parsers"},
     "rollout": {"parsers", "rollout"},
     "agents": set(CORE),
-    "endpoint": {"parsers", "rollout", "endpoint"},
+    "endpoint": {"parsers", "rollout", "endpoint", "evaluation"},
     "environments": {*CORE, "endpoint", "environments"},
     "evaluation": {*CORE, "evaluation"},
     "testing": {"parsers", "rollout", "testing"},
-    "trainers": {"parsers", "rollout", "endpoint", "trainers"},
+    "trainers": {"parsers", "rollout", "endpoint", "evaluation", "trainers"},
     "cli": set(FLOORS),
     "": {*FLOORS, ""},
 }

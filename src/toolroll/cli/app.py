@@ -29,8 +29,8 @@ from toolroll.cli.options import (
     with_parameters,
 )
 from toolroll.cli.serve_command import serve as serve_endpoint
+from toolroll.evaluation.run_config import PANELS, RunConfig, json_object, load_config
 from toolroll.rollout.errors import RolloutError, ToolrollError, UsageError, first_error
-from toolroll.rollout.runs.run_config import PANELS, RunConfig, json_object, load_config
 from toolroll.rollout.runtime.event_loop import run as run_loop
 from toolroll.rollout.runtime.targets import is_target
 from toolroll.rollout.runtime.threads import end_within

@@ -12,10 +12,11 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from toolroll.evaluation.certify import TemplateReport, certify
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.model.model import check_syntax, read_template
 from toolroll.rollout.model.tokenizers import load_tokenizer
-from toolroll.rollout.template import ChatTemplate, TemplateReport, certify
+from toolroll.rollout.template import ChatTemplate
 
 _STYLES = {"append": "green", "fork": "yellow", "refuse": "red", "wrong": "bold red"}
 

@@ -14,14 +14,14 @@ from rich.console import Console
 
 from toolroll.cli.display import print_line
 from toolroll.cli.run_command import Outcome, play
+from toolroll.evaluation.report import FILE_NAME as SUMMARY_NAME
+from toolroll.evaluation.run_config import RunConfig
+from toolroll.evaluation.run_setup import Plan, served_agents
 from toolroll.rollout.model.model import Model
 from toolroll.rollout.model.tokenizers import DESK_MODEL, desk_model_path
 from toolroll.rollout.runs.episode_file import FILE_NAME
 from toolroll.rollout.runs.registry import choose_tasks, find_environment
-from toolroll.rollout.runs.report import FILE_NAME as SUMMARY_NAME
-from toolroll.rollout.runs.run_config import RunConfig
 from toolroll.rollout.runs.run_directory import SETTINGS_NAME, make_folder
-from toolroll.rollout.runs.setup import Plan, served_agents
 from toolroll.rollout.types import EnvironmentFactory, EnvironmentOptions, Task
 from toolroll.testing import EmbeddedEngine, load_embedded_tokenizer, load_engine
 from toolroll.testing.reference_policy import play_references, reference_policy

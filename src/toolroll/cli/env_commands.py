@@ -9,7 +9,7 @@ import typer
 
 from toolroll.cli.display import Output, print_line
 from toolroll.cli.options import help_of
-from toolroll.rollout.runs.run_config import json_object
+from toolroll.evaluation.run_config import json_object
 from toolroll.rollout.runtime.event_loop import run
 
 console = Output()

@@ -9,8 +9,8 @@ from toolroll.endpoint.sessions.session_store import unfinished_sessions
 from toolroll.evaluation.export.atif import write_atif
 from toolroll.evaluation.export.dataset import write_dataset
 from toolroll.evaluation.export.exported_run import ExportedRun
+from toolroll.evaluation.report import read_summary
 from toolroll.rollout.errors import UsageError
-from toolroll.rollout.runs.report import read_summary
 from toolroll.rollout.runs.run_directory import unended
 
 

@@ -12,9 +12,9 @@ from aiohttp import web
 from toolroll.cli.view import page_title, pieces_by_model
 from toolroll.endpoint.errors import ApiError
 from toolroll.endpoint.http.access import check_sender
+from toolroll.evaluation.report import read_summary
 from toolroll.evaluation.viewer.page import ReadSoFar, ShownTokens, episodes_after, followed_page
 from toolroll.rollout.runs.episode_file import FILE_NAME
-from toolroll.rollout.runs.report import read_summary
 from toolroll.rollout.runs.run_directory import read_settings, refuse_no_run
 from toolroll.rollout.runtime.event_loop import stop_signals
 from toolroll.rollout.runtime.jsonable import json_bytes

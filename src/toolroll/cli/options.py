@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 import typer
 from pydantic.fields import FieldInfo
 
-from toolroll.rollout.runs.run_config import RunConfig, json_object
+from toolroll.evaluation.run_config import RunConfig, json_object
 from toolroll.rollout.settings import Settings
 
 

@@ -11,12 +11,12 @@ from toolroll.cli.display import shortened
 from toolroll.endpoint.sessions.session_store import ENV as SESSIONS
 from toolroll.evaluation.recorded_run import RecordedRun, recorded_runs, refuse_code
 from toolroll.evaluation.regrade import KEY, Regrader
+from toolroll.evaluation.report import report, write_summary
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.runs.environment_identity import environment_identity
 from toolroll.rollout.runs.episode_file import read_episodes
 from toolroll.rollout.runs.provenance import provenance
 from toolroll.rollout.runs.registry import choose_tasks, load_environment
-from toolroll.rollout.runs.report import report, write_summary
 from toolroll.rollout.runs.run_directory import SETTINGS_NAME, RunDirectory, refuse_no_run, unended
 from toolroll.rollout.runs.runner import EpisodeKey, session_id
 from toolroll.rollout.runtime.targets import absolute_target

@@ -15,26 +15,26 @@ from typing import Any
 from rich.console import Console
 
 from toolroll.cli.display import RunDisplay, print_line, shortened
+from toolroll.evaluation.certify import certify
 from toolroll.evaluation.do_nothing import play_floor
+from toolroll.evaluation.ray_runner import RayRunner
 from toolroll.evaluation.recorded_run import RecordedRun
+from toolroll.evaluation.report import read_summary, report, write_summary
+from toolroll.evaluation.run_config import RunConfig, SamplingOptions
+from toolroll.evaluation.run_setup import Plan, open_runner, prepare
 from toolroll.rollout.engine.health import check_endpoint
 from toolroll.rollout.engine.outage import Outage
 from toolroll.rollout.errors import UsageError, error_in, first_error
 from toolroll.rollout.model.model import Model
 from toolroll.rollout.runs.provenance import Provenance, provenance
-from toolroll.rollout.runs.ray import RayRunner
 from toolroll.rollout.runs.registry import choose_tasks
-from toolroll.rollout.runs.report import read_summary, report, write_summary
-from toolroll.rollout.runs.run_config import RunConfig, SamplingOptions
 from toolroll.rollout.runs.run_directory import RunDirectory
 from toolroll.rollout.runs.runner import EpisodeKey, Runner, RunStoppedError, remaining
-from toolroll.rollout.runs.setup import Plan, open_runner, prepare
 from toolroll.rollout.runs.summary import Summary
 from toolroll.rollout.runtime.event_loop import stop_signals
 from toolroll.rollout.runtime.garbage import paced_garbage
 from toolroll.rollout.runtime.targets import absolute_target
 from toolroll.rollout.settings import split_credentials
-from toolroll.rollout.template import certify
 from toolroll.rollout.types import Episode, Status, Task
 
 

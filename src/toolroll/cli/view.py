@@ -9,13 +9,13 @@ from typing import Any
 
 from toolroll.cli.display import shortened
 from toolroll.endpoint.sessions.session_store import unfinished_sessions
+from toolroll.evaluation.report import read_summary
 from toolroll.evaluation.viewer import ShownTokens, write_page
 from toolroll.evaluation.viewer.data import Pieces
 from toolroll.evaluation.viewer.page import PiecesOf
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.model.tokenizers import load_tokenizer
 from toolroll.rollout.runs.episode_file import read_episodes
-from toolroll.rollout.runs.report import read_summary
 from toolroll.rollout.runs.run_directory import read_settings, refuse_no_run, unended
 
 PAGE_NAME = "view.html"

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from toolroll.evaluation.run_config import RunConfig
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.runs.provenance import Provenance, latest
-from toolroll.rollout.runs.run_config import RunConfig
 from toolroll.rollout.runs.run_directory import SETTINGS_NAME, difference, read_run_file
 from toolroll.rollout.runtime.targets import is_target
 

@@ -17,6 +17,7 @@ from weakref import WeakKeyDictionary
 
 from pydantic import Field
 
+from toolroll.evaluation.certify import certify
 from toolroll.rollout.errors import UsageError, error_in
 from toolroll.rollout.model.model import Model
 from toolroll.rollout.runs.registry import agent_maker, load_environment, user_maker
@@ -30,7 +31,7 @@ from toolroll.rollout.settings import (
     Reruns,
     RolloutArgs,
 )
-from toolroll.rollout.template import ChatTemplate, certify
+from toolroll.rollout.template import ChatTemplate
 from toolroll.rollout.types import (
     Agent,
     Environment,

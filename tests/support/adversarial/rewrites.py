@@ -32,7 +32,7 @@ _CHANGES = {
     "counted": "'(' ~ (({X}) | length) ~ ') ' ~ ({X})",
     "twice": "({X}) ~ ' / ' ~ ({X})",
 }
-_ADDS = ("marked", "counted", "twice")
+_ADDS = {"marked", "counted", "twice", "text_after_calls"}
 """Changes that keep all of the text. Shown always, they are a part of the format."""
 _PARTS = {
     "text": ("said", "{{ {X} }}", "(m.content or '')"),
@@ -107,8 +107,8 @@ def kept(template: Template, prompts: Sequence[tuple[str, str]]) -> Iterator[str
     """Yield the prompts from which on an episode keeps text that `template` shows otherwise.
     `prompts`: each as it was served, and as the template renders its messages.
     """
-    _, when, *change = template.name.split(".")
-    is_format = when == "always" and change[0] in _ADDS
+    part, when, *change = template.name.split(".")
+    is_format = when == "always" and {part, *change} & _ADDS
     differed = False
     for served, rendered in prompts:
         text, shown = _plain(served), _plain(rendered)

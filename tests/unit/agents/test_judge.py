@@ -23,9 +23,9 @@ from toolroll import (
 from toolroll.agents.chat_client import ChatClient
 from toolroll.cli.display import remarks
 from toolroll.evaluation.judge import Judge
+from toolroll.evaluation.report import report
 from toolroll.rollout.errors import EnvironmentFailure
 from toolroll.rollout.runs.provenance import benchmark_packages
-from toolroll.rollout.runs.report import report
 from toolroll.rollout.runs.run_directory import RunDirectory
 from toolroll.rollout.runs.summary import Summary
 from toolroll.rollout.types import Message, StopReason

@@ -17,9 +17,9 @@ from toolroll.agents.loop.environment_runner import EnvironmentRunner
 from toolroll.agents.openai_baseline import make_baseline
 from toolroll.agents.text_agent import make_do_nothing
 from toolroll.agents.tool_calling import TrainableToolCallingAgent, make_agent
+from toolroll.evaluation.run_config import RunConfig
 from toolroll.parsers.types import ToolCall
 from toolroll.rollout.errors import ActionError, EnvironmentFailure
-from toolroll.rollout.runs.run_config import RunConfig
 from toolroll.rollout.runtime.threads import Threads
 from toolroll.rollout.types import (
     Action,

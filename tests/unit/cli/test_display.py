@@ -10,8 +10,8 @@ from rich.console import Console
 from support.results import episode
 
 from toolroll.cli.display import RunDisplay, print_line, remarks, show_environments
+from toolroll.evaluation.report import report
 from toolroll.rollout.runs.registry import environment_names, find_environment
-from toolroll.rollout.runs.report import report
 from toolroll.rollout.runs.summary import Summary
 from toolroll.rollout.types import StopReason
 

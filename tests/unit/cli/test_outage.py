@@ -12,8 +12,8 @@ import pytest
 from support.client import StartingEngine
 
 from toolroll.cli.app import main
+from toolroll.evaluation.run_config import FREE
 from toolroll.rollout.runs.episode_file import read_episodes
-from toolroll.rollout.runs.run_config import FREE
 from toolroll.rollout.types import Status
 from toolroll.testing import EmbeddedEngine, PolicyRequest, serve_in_thread
 

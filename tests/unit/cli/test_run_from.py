@@ -12,10 +12,10 @@ import pytest
 from support.commands import toolroll
 from support.results import content
 
+from toolroll.evaluation.run_config import RunConfig
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.model.tokenizers import desk_model_path
 from toolroll.rollout.runs.episode_file import read_episodes
-from toolroll.rollout.runs.run_config import RunConfig
 from toolroll.testing import EmbeddedEngine, load_engine, serve_in_thread
 
 

@@ -13,9 +13,9 @@ from support.results import episode
 from typer.testing import CliRunner
 
 from toolroll.cli.app import app, main
+from toolroll.evaluation.report import report
+from toolroll.evaluation.run_config import RunConfig
 from toolroll.rollout.runs.episode_file import FILE_NAME, to_line
-from toolroll.rollout.runs.report import report
-from toolroll.rollout.runs.run_config import RunConfig
 from toolroll.rollout.runs.summary import Summary
 from toolroll.rollout.types import Status, StopReason
 

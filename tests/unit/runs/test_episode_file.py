@@ -25,6 +25,7 @@ from support.results import content, episode, trajectory
 from toolroll.cli.display import remarks, results_table
 from toolroll.cli.export import export
 from toolroll.cli.view import view
+from toolroll.evaluation.report import report, write_summary
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.runs.episode_file import (
     FILE_NAME,
@@ -34,7 +35,6 @@ from toolroll.rollout.runs.episode_file import (
     read_episodes,
     to_line,
 )
-from toolroll.rollout.runs.report import report, write_summary
 from toolroll.rollout.runs.run_directory import RunDirectory
 from toolroll.rollout.types import StopReason
 

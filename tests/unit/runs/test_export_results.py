@@ -17,9 +17,9 @@ from support.exports import METRICS, varied, write_run
 from support.results import episode, summary_of
 
 from toolroll.evaluation.export.exported_run import ExportedRun
+from toolroll.evaluation.report import report
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.runs.pass_at_k import pass_estimates
-from toolroll.rollout.runs.report import report
 
 MEANS = [0.5, 0.75]
 """The mean rewards of the two graded tasks of `varied`."""

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.results import episode, summary_of
 
+from toolroll.evaluation.report import report
 from toolroll.evaluation.viewer.data import row
 from toolroll.rollout.runs.pass_at_k import (
     UnequalSamplesError,
@@ -23,7 +24,6 @@ from toolroll.rollout.runs.pass_at_k import (
     pass_hat_k,
     passed,
 )
-from toolroll.rollout.runs.report import report
 
 rewards_of_tasks = st.integers(1, 6).flatmap(
     lambda n: st.lists(

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from support.source import ROOT
 
+from toolroll.evaluation.run_config import RunConfig
+from toolroll.evaluation.run_setup import prepare
 from toolroll.rollout.runs import provenance as module
 from toolroll.rollout.runs.provenance import (
     benchmark_packages,
@@ -21,9 +23,7 @@ from toolroll.rollout.runs.provenance import (
     without_secrets,
 )
 from toolroll.rollout.runs.registry import _Configured, load_environment
-from toolroll.rollout.runs.run_config import RunConfig
 from toolroll.rollout.runs.run_directory import RunDirectory, read_settings
-from toolroll.rollout.runs.setup import prepare
 from toolroll.testing import EmbeddedEngine, load_embedded_tokenizer
 
 

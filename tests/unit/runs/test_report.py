@@ -12,7 +12,7 @@ from rich.console import Console
 from support.results import episode, summary_of, trajectory
 
 from toolroll.cli.display import results_table
-from toolroll.rollout.runs.report import by_task, report, write_summary
+from toolroll.evaluation.report import by_task, report, write_summary
 from toolroll.rollout.runs.summary import Summary, recomputed_tokens
 from toolroll.rollout.types import StopReason, Turn
 

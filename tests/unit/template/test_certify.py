@@ -18,11 +18,11 @@ from support.qwen import tokenizer_for, tool_templates, trl_template
 from support.tiers import by_tier
 
 from toolroll.cli.app import main
+from toolroll.evaluation.certify import TemplateReport, certify
+from toolroll.evaluation.template_replay import Replay, Step
 from toolroll.rollout.errors import UsageError
-from toolroll.rollout.template import ChatTemplate, Cursor, TemplateReport, certify
-from toolroll.rollout.template.certify import fingerprint
+from toolroll.rollout.template import ChatTemplate, Cursor
 from toolroll.rollout.template.encode import Encoder
-from toolroll.rollout.template.replay import Replay, Step
 from toolroll.trainers.episodes import check_template
 
 pytestmark = pytest.mark.tokens
@@ -183,7 +183,7 @@ def test_a_template_is_probed_once_for_the_same_tokenizer_and_switches() -> None
     tokenizer = tokenizer_for(source("qwen3"))
     assert certify(ChatTemplate(tokenizer)) is certify(ChatTemplate(tokenizer_for(source("qwen3"))))
     quiet = ChatTemplate(tokenizer, kwargs={"enable_thinking": False})
-    assert fingerprint(quiet) != fingerprint(ChatTemplate(tokenizer))
+    assert quiet.fingerprint != ChatTemplate(tokenizer).fingerprint
     assert certify(quiet) is not certify(ChatTemplate(tokenizer))
 
 

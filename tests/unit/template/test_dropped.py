@@ -19,11 +19,12 @@ from support.oracle_scenarios import (
 )
 from support.qwen import tokenizer_for, trl_template
 
+from toolroll.evaluation.certify import certify
 from toolroll.parsers.openai import to_openai
 from toolroll.parsers.registry import get_parser
 from toolroll.rollout.errors import HistoryRewrittenError
 from toolroll.rollout.model.turn import with_call_ids
-from toolroll.rollout.template import ChatTemplate, certify
+from toolroll.rollout.template import ChatTemplate
 from toolroll.rollout.template.dropped import dropped_part
 
 pytestmark = pytest.mark.tokens

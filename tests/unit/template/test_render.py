@@ -18,9 +18,10 @@ from tokenizers import AddedToken
 from transformers.utils import chat_template_utils
 
 from toolroll.endpoint.conversation.template_cache import TemplateCache
+from toolroll.evaluation.certify import certify
 from toolroll.parsers.infer import infer_parser
 from toolroll.rollout.errors import TemplateError
-from toolroll.rollout.template import ChatTemplate, certify
+from toolroll.rollout.template import ChatTemplate
 from toolroll.rollout.template.render import Renderer
 from toolroll.rollout.template.served import ServedSequence, TurnSpan
 from toolroll.rollout.types import Message

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from support.qwen import tokenizer_for, trl_template
 
+from toolroll.evaluation.template_replay import OPENING, TOOLS, conversation, sampled_text
 from toolroll.rollout.errors import HistoryRewrittenError
 from toolroll.rollout.template import ChatTemplate
 from toolroll.rollout.template.encode import as_ids
-from toolroll.rollout.template.replay import OPENING, TOOLS, conversation, sampled_text
 from toolroll.rollout.template.served import ServedSequence, TurnSpan
 from toolroll.rollout.types import Message
 

@@ -13,11 +13,14 @@ Invariants (I5 and I6: docs/guarantees.md):
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from functools import cached_property
 from typing import Any, Literal
+
+import orjson
 
 from toolroll.parsers.types import Span
 from toolroll.rollout.template.bodies import BodyMasker
@@ -137,6 +140,23 @@ class ChatTemplate:
     def stop_texts(self) -> tuple[str, ...]:
         """The texts of `stop_token_ids`."""
         return tuple(self._stop_texts.values())
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A hash of the template's text, its switches and the tokenizer."""
+        tokenizer, renderer = self.tokenizer, self.renderer
+        sample = "Zürich 東京 3.14\n\n\tx = {'a': 1}"
+        seen = [
+            renderer.source,
+            {str(key): repr(value) for key, value in renderer.kwargs.items()},
+            type(tokenizer).__name__,
+            len(tokenizer),
+            sorted(tokenizer.get_added_vocab().items()),
+            tokenizer.encode(sample),
+            sorted(self.stop_token_ids),
+            renderer.head_hook is not None and renderer.head_hook("head"),
+        ]
+        return hashlib.sha256(orjson.dumps(seen)).hexdigest()[:16]
 
     @cached_property
     def verifier(self) -> Verifier:

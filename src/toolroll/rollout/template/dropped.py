@@ -57,12 +57,14 @@ _CONSTANTS = {"True": "true", "False": "false", "None": "null"}
 
 
 def shows_all(turn: Message, sampled: str, rendered: str, control: re.Pattern[str]) -> bool:
-    """Return True if the text `rendered` has all words and numbers of the text `sampled`. Those of
-    the text, the reasoning and the tools' names of `turn` must be in the same order, and so must
-    those of the arguments. No tool's name may be there more often.
+    """Return True if the text `rendered` has all words, numbers and control tokens of the text
+    `sampled`. The words of the text, the reasoning and the tools' names of `turn` must be in the
+    same order, and so must those of the arguments. No tool's name may be there more often.
 
-    `turn` is the prepared message. Control tokens, which `control` matches, are ignored.
+    `turn` is the prepared message. `control` matches control tokens.
     """
+    if not {*control.findall(sampled)} <= {*control.findall(rendered)}:
+        return False  # such as the tags of a thought that is shown as text
     source, shown = words_of(sampled, control), words_of(rendered, control)
     counts, counts_shown = Counter(source), Counter(shown)
     texts, names, arguments = recorded_words(turn, control)

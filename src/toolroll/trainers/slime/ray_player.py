@@ -17,7 +17,7 @@ from contextlib import AsyncExitStack
 from functools import partial
 from typing import Any
 
-from toolroll.rollout.runs.ray_worker import RayWorker
+from toolroll.evaluation.ray_worker import RayWorker
 from toolroll.rollout.runs.worker_pool import WorkerDiedError, play_until_survived
 from toolroll.trainers.episodes import task_index
 from toolroll.trainers.slime.player import Player, never

@@ -11,14 +11,13 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 
+from toolroll.evaluation.run_config import RunConfig
 from toolroll.rollout.model.model import Model
 from toolroll.rollout.model.tokenizers import generation_defaults
 from toolroll.rollout.runs.environment_identity import environment_identity
 from toolroll.rollout.runs.registry import agent_maker, choose_tasks, load_environment, user_maker
-from toolroll.rollout.runs.run_config import RunConfig
 from toolroll.rollout.runs.runner import Runner, check_ids
 from toolroll.rollout.runtime.threads import Threads
-from toolroll.rollout.template.certify import fingerprint
 from toolroll.rollout.types import Agent, EnvironmentFactory, EnvironmentOptions, Task
 
 
@@ -44,7 +43,7 @@ async def prepare(config: RunConfig, stack: AsyncExitStack) -> Plan:
         "env": factory.name,  # without the path of its file, whose folder may be moved
         "environment": environment_identity(config.env, factory, tasks),
     }
-    template = {} if served is None else {"template": fingerprint(served.template)}
+    template = {} if served is None else {"template": served.template.fingerprint}
     return replace(plan, identity=plan.config.identity | environment | template)
 
 

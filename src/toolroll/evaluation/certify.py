@@ -9,19 +9,13 @@ fork), or refuses the conversation. `Verifier` checks the finished sequences lik
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import timedelta
 from functools import lru_cache
 from typing import Any, get_args
 
-import orjson
-
-from toolroll.parsers.reasoning import ANY_TAGS
-from toolroll.rollout.errors import TemplateError
-from toolroll.rollout.template.chat_template import ChatTemplate, HistoryPolicy
-from toolroll.rollout.template.replay import (
+from toolroll.evaluation.template_replay import (
     THOUGHT,
     TOOL,
     TOOLS,
@@ -31,6 +25,9 @@ from toolroll.rollout.template.replay import (
     Replay,
     conversation,
 )
+from toolroll.parsers.reasoning import ANY_TAGS
+from toolroll.rollout.errors import TemplateError
+from toolroll.rollout.template.chat_template import ChatTemplate, HistoryPolicy
 from toolroll.rollout.template.stop_tokens import missing_tokens
 from toolroll.rollout.types import Message, Tool
 
@@ -151,24 +148,7 @@ def certify(template: ChatTemplate) -> TemplateReport:
     """Return the report on `template`. This takes about a second. Each pair of template and
     tokenizer is checked once per process.
     """
-    return _certified(_Subject(fingerprint(template), template))
-
-
-def fingerprint(template: ChatTemplate) -> str:
-    """Return a hash of the template's text, its switches and the tokenizer."""
-    tokenizer, renderer = template.tokenizer, template.renderer
-    sample = "Zürich 東京 3.14\n\n\tx = {'a': 1}"
-    seen = [
-        renderer.source,
-        {str(key): repr(value) for key, value in renderer.kwargs.items()},
-        type(tokenizer).__name__,
-        len(tokenizer),
-        sorted(tokenizer.get_added_vocab().items()),
-        tokenizer.encode(sample),
-        sorted(template.stop_token_ids),
-        renderer.head_hook is not None and renderer.head_hook("head"),
-    ]
-    return hashlib.sha256(orjson.dumps(seen)).hexdigest()[:16]
+    return _certified(_Subject(template.fingerprint, template))
 
 
 @dataclass(frozen=True, slots=True)
