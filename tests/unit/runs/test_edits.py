@@ -32,6 +32,8 @@ from toolroll.testing import (
     serve_in_thread,
 )
 
+pytestmark = pytest.mark.slow  # two runs for each of 158 rows
+
 # --- the benchmark --------------------------------------------------------------------------------
 
 QUIZ = '''\
@@ -456,7 +458,7 @@ MOVES = {
     "a file of the folder above": Row(put("shared/weight.txt", "0.5")),
     "a file of the working directory": Row(put("here/weight.txt", "0.5")),
     "a packed file": Row(lambda root: packed(root, 0.5)),
-    "a package's version": Row(new_version),
+    "a package's version": Row(new_version, words="packages"),
     "a package's code, same version": Row(put("site/quizkit/units.py", "ONE = 0.5\n")),
     "--env-args": Row(options={"--env-args": '{"table": "table.csv", "level": "hard"}'}),
     "the judge's rubric": Row(put("bench/rubric.txt", "Always 1."), env="judged.py:make"),

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from toolroll.rollout.runs import environment_identity as environment_identity_module
-from toolroll.rollout.runs.environment_identity import environment_identity
+from toolroll.evaluation import environment_identity as environment_identity_module
+from toolroll.evaluation.environment_identity import environment_identity
 from toolroll.rollout.runs.registry import load_environment
 
 ENV = '''
