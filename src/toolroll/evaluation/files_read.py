@@ -11,12 +11,11 @@ from importlib.util import source_from_cache
 from pathlib import Path
 from weakref import WeakSet
 
-import toolroll
 from toolroll.evaluation.environment_identity import content_hash
 
 MOST = 1000
 """The maximum number of files that are recorded."""
-_LIBRARY = str(Path(toolroll.__file__).parent)
+_LIBRARY = str(Path(__file__).parents[1])
 _APART = (sys.prefix, sys.base_prefix, _LIBRARY, "/dev/", "/etc/", "/proc/", "/sys/", "/usr/")
 """Packages, whose versions are recorded, and the machine's own files."""
 _LISTS = ("os.listdir", "os.scandir")

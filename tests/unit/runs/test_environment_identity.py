@@ -124,8 +124,8 @@ def test_of_very_large_data_only_the_size_counts(
     monkeypatch.syspath_prepend(str(tmp_path / "0"))
     edits = [
         None,
-        ("data/tasks.json", "ducks", "geese"),
-        ("data/tasks.json", "ducks", "animals"),
+        ("policy.md", "brief", "quick"),
+        ("policy.md", "brief", "polite"),
         ("late.py", "return reward", "return 0.0000"),
     ]
     first, same, longer, code = (
