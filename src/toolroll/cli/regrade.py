@@ -9,11 +9,12 @@ from typing import Any
 
 from toolroll.cli.display import shortened
 from toolroll.endpoint.sessions.session_store import ENV as SESSIONS
+from toolroll.evaluation.environment_identity import environment_identity, imported_packages
+from toolroll.evaluation.files_read import FilesRead
 from toolroll.evaluation.recorded_run import RecordedRun, recorded_runs, refuse_code
 from toolroll.evaluation.regrade import KEY, Regrader
 from toolroll.evaluation.report import report, write_summary
 from toolroll.rollout.errors import UsageError
-from toolroll.rollout.runs.environment_identity import environment_identity
 from toolroll.rollout.runs.episode_file import read_episodes
 from toolroll.rollout.runs.provenance import provenance
 from toolroll.rollout.runs.registry import choose_tasks, load_environment
@@ -78,11 +79,14 @@ async def _regraded(
     keys: Collection[EpisodeKey],
 ) -> list[str]:
     values = {"env": env, **run.values}
+    place = target or values["env"]
+    read = FilesRead(place)
     factory = _loaded(target, values)
     all_tasks = choose_tasks(factory, values.get("split"), None)
     tasks = {task.id: task for task in all_tasks}
-    identity = environment_identity(target or values["env"], factory, all_tasks)
-    settings = {**run.settings, "environment": identity}
+    identity = environment_identity(place, factory, all_tasks)
+    now_read = {"packages": imported_packages(place), "read": {}}
+    settings = {**run.settings, "environment": identity, **now_read}
     now = {**run.provenance, **await provenance(None, factory), "regraded": str(folder)}
     if target is not None:
         now["options"] = {**now.get("options", {}), "env": absolute_target(target)}
@@ -98,6 +102,7 @@ async def _regraded(
                 continue
             episode = await regrader.regrade(recorded, tasks[recorded.task_id])
             directory.append(episode)
+            directory.keep_read(read.hashes())
             _compare(episode, unlike, changed)
     summary = directory.summary
     part = report(summary, settings=settings, planned=planned, provenance=directory.provenance)

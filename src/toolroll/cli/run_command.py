@@ -123,9 +123,13 @@ async def play(
             print_line(console, f"WARNING: {message} (its episode is played again)")
         if folder.dropped:
             print_line(console, f"{env}: {folder.dropped} aborted episodes will be retried")
-        outcome = await _play(
-            plan, console, folder.summary, folder.append, folder.done, folder.provenance
-        )
+
+        def keep(episode: Episode) -> None:
+            folder.append(episode)
+            if plan.read is not None:
+                folder.keep_read(plan.read.hashes())
+
+        outcome = await _play(plan, console, folder.summary, keep, folder.done, folder.provenance)
         await _close_left(plan, out)  # of worker processes that died
         try:
             write_summary(out, {env: outcome.report})

@@ -11,11 +11,13 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 
+from toolroll.evaluation.environment_identity import environment_identity, imported_packages
+from toolroll.evaluation.files_read import FilesRead
 from toolroll.evaluation.run_config import RunConfig
 from toolroll.rollout.model.model import Model
 from toolroll.rollout.model.tokenizers import generation_defaults
-from toolroll.rollout.runs.environment_identity import environment_identity
 from toolroll.rollout.runs.registry import agent_maker, choose_tasks, load_environment, user_maker
+from toolroll.rollout.runs.run_directory import read_settings
 from toolroll.rollout.runs.runner import Runner, check_ids
 from toolroll.rollout.runtime.threads import Threads
 from toolroll.rollout.types import Agent, EnvironmentFactory, EnvironmentOptions, Task
@@ -23,7 +25,9 @@ from toolroll.rollout.types import Agent, EnvironmentFactory, EnvironmentOptions
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The episodes to play, and how. `identity`: the settings that determine them."""
+    """The episodes to play, and how. `identity`: the settings that determine them. `read`: the
+    files that the environment's code opens.
+    """
 
     config: RunConfig
     factory: EnvironmentFactory
@@ -32,19 +36,24 @@ class Plan:
     options: EnvironmentOptions
     identity: Mapping[str, Any]
     served: Model | None = None
+    read: FilesRead | None = None
 
 
 async def prepare(config: RunConfig, stack: AsyncExitStack) -> Plan:
     """Open the environment, the model and the user simulator of a run. `stack` closes them."""
+    read = FilesRead(config.env)
     plan = await _opened(config, stack)
     factory, served = plan.factory, plan.served
     tasks = plan.tasks if config.tasks is None else choose_tasks(factory, config.split, None)
+    recorded = {} if config.out is None else read_settings(config.out).get(factory.name, {})
     environment = {
         "env": factory.name,  # without the path of its file, whose folder may be moved
         "environment": environment_identity(config.env, factory, tasks),
+        "packages": imported_packages(config.env),
+        "read": read.again(recorded.get("read", {})),
     }
     template = {} if served is None else {"template": served.template.fingerprint}
-    return replace(plan, identity=plan.config.identity | environment | template)
+    return replace(plan, identity=plan.config.identity | environment | template, read=read)
 
 
 async def _opened(config: RunConfig, stack: AsyncExitStack) -> Plan:

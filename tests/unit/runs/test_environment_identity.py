@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from toolroll.rollout.runs import environment_identity as environment_identity_module
-from toolroll.rollout.runs.environment_identity import environment_identity
+from toolroll.evaluation import environment_identity as environment_identity_module
+from toolroll.evaluation.environment_identity import environment_identity
 from toolroll.rollout.runs.registry import load_environment
 
 ENV = '''
@@ -124,8 +124,8 @@ def test_of_very_large_data_only_the_size_counts(
     monkeypatch.syspath_prepend(str(tmp_path / "0"))
     edits = [
         None,
-        ("data/tasks.json", "ducks", "geese"),
-        ("data/tasks.json", "ducks", "animals"),
+        ("policy.md", "brief", "quick"),
+        ("policy.md", "brief", "polite"),
         ("late.py", "return reward", "return 0.0000"),
     ]
     first, same, longer, code = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from toolroll.evaluation.compare.run import ComparedRun
 from toolroll.rollout.runs.run_directory import difference
@@ -12,7 +13,8 @@ KINDS: Mapping[str, str] = {
     "tokenizer": "tokenizer_sha256",
     "user": "user_model user_strategy",
     "limits": "max_turns max_new_tokens context_length on_length",
-    "benchmark": "benchmark environment env_args split",
+    "benchmark": "benchmark environment read env_args split",
+    "packages": "packages",
     "seed": "seed",
 }
 """The settings and the provenance that must be equal, by the name for `--allow-different`."""
@@ -38,6 +40,7 @@ def unlike(base: ComparedRun, candidate: ComparedRun) -> dict[str, list[str]]:
     """
     lines: dict[str, list[str]] = {}
     facts = [run.facts for run in (base, candidate)]
+    facts = [_other_files(*pair) for pair in (facts, reversed(facts))]
     for kind, names in KINDS.items():
         parts = ({name: fact.get(name) for name in names.split()} for fact in facts)
         if different := difference(*parts, sides=_SIDES):
@@ -51,3 +54,10 @@ def unlike(base: ComparedRun, candidate: ComparedRun) -> dict[str, list[str]]:
     if different := difference(*rest, sides=_SIDES):
         lines[""] = different
     return lines
+
+
+def _other_files(facts: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `facts` without the files that the environment read in both runs, under any name."""
+    common = {*(other.get("read") or {}).values()}
+    left = {name: found for name, found in (facts.get("read") or {}).items() if found not in common}
+    return {**facts, "read": left}

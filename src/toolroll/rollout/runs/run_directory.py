@@ -13,6 +13,7 @@ Invariants:
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -24,7 +25,6 @@ import orjson
 from pydantic import BaseModel, ConfigDict, NonNegativeInt, ValidationError
 
 from toolroll.rollout.errors import UsageError, capped
-from toolroll.rollout.runs.environment_identity import identity_hash
 from toolroll.rollout.runs.episode_file import (
     FILE_NAME,
     EpisodeStore,
@@ -44,6 +44,7 @@ from toolroll.rollout.types import Episode, Status
 SETTINGS_NAME = "run.json"
 SCHEMA_VERSION = 1
 _WHY = 300
+_PARTED = frozenset(("environment", "packages", "read"))
 
 
 class _Settings(BaseModel):
@@ -123,7 +124,7 @@ class RunDirectory:
         self._sync: Sync = sync
         self._bound_when_empty = bound_when_empty
         self._settings: dict[str, Any] = plain(settings)
-        self._environment = identity_hash(settings.get("environment"))
+        self._environment = _digest(settings.get("environment"))
         self._store: EpisodeStore | None = None
         self._done: set[EpisodeKey] = set()
 
@@ -144,6 +145,14 @@ class RunDirectory:
         self._store.append(replace(episode, environment=self._environment))
         self._done.add(key)
         self.summary.add(episode)
+
+    def keep_read(self, read: Mapping[str, str]) -> None:
+        """Add the hashes of the files that the environment `read` to `run.json`."""
+        if not read.items() <= self._settings.get("read", {}).items():
+            self._settings["read"] = {**self._settings.get("read", {}), **read}
+            parts = read_run_file(self.path)
+            parts["environments"][self.env] = self._settings
+            _write_run_file(self.path, parts)
 
     def __enter__(self) -> RunDirectory:
         make_folder(self.path)
@@ -257,6 +266,13 @@ class RunDirectory:
                     out.write(line)
 
 
+def _digest(identity: Mapping[str, str] | None) -> str:
+    """Return one hash of `identity`, or "" if there is none."""
+    if not identity:
+        return ""
+    return hashlib.sha256(orjson.dumps(sorted(identity.items()))).hexdigest()[:16]
+
+
 def read_settings(path: Path) -> dict[str, dict[str, Any]]:
     """Return the settings in `run.json` by environment, or {} if there is no such file.
 
@@ -316,13 +332,18 @@ def difference(
     sides: tuple[str, str] = ("recorded", "now"),
 ) -> list[str]:
     """Return one line for each setting that differs: `name: recorded X, now Y`. `sides`: what X and
-    Y are called.
+    Y are called. Of the parts of the environment, name those that differ.
     """
-    return [
-        f"{name}: {sides[0]} {_shown(recorded, name)}, {sides[1]} {_shown(current, name)}"
-        for name in sorted({*recorded, *current})
-        if recorded.get(name) != current.get(name)
-    ]
+    lines = []
+    for name in sorted({*recorded, *current}):
+        values = recorded.get(name), current.get(name)
+        if name in _PARTED and all(isinstance(value, Mapping) for value in values):
+            parts = difference(*values, sides=sides)  # type: ignore[arg-type]
+            lines += [f"{name}: {line}" for line in parts]
+        elif values[0] != values[1]:
+            shown = (_shown(recorded, name), _shown(current, name))
+            lines.append(f"{name}: {sides[0]} {shown[0]}, {sides[1]} {shown[1]}")
+    return lines
 
 
 def _shown(settings: Mapping[str, Any], name: str) -> str:

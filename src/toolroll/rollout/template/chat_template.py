@@ -145,6 +145,7 @@ class ChatTemplate:
     def fingerprint(self) -> str:
         """A hash of the template's text, its switches and the tokenizer."""
         tokenizer, renderer = self.tokenizer, self.renderer
+        backend = getattr(tokenizer, "backend_tokenizer", None)
         sample = "Zürich 東京 3.14\n\n\tx = {'a': 1}"
         seen = [
             renderer.source,
@@ -154,6 +155,8 @@ class ChatTemplate:
             sorted(tokenizer.get_added_vocab().items()),
             tokenizer.encode(sample),
             sorted(self.stop_token_ids),
+            # what it does to text before it splits it
+            [repr(getattr(backend, name, None)) for name in ("normalizer", "pre_tokenizer")],
             renderer.head_hook is not None and renderer.head_hook("head"),
         ]
         return hashlib.sha256(orjson.dumps(seen)).hexdigest()[:16]

@@ -10,13 +10,16 @@ from __future__ import annotations
 import ast
 import hashlib
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import sys
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import suppress
+from functools import cache
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import orjson
 
-from toolroll.rollout.runs.provenance import benchmark_packages, package_digest
+from toolroll.rollout.runs.provenance import benchmark_packages, package_digest, package_version
 from toolroll.rollout.runs.registry import environment_file
 from toolroll.rollout.runs.runner import task_hash
 from toolroll.rollout.types import EnvironmentFactory, Task
@@ -43,13 +46,50 @@ def environment_identity(
     return identity
 
 
-def identity_hash(identity: Mapping[str, str] | None) -> str:
-    """Return one hash of `identity`, or "" if there is none."""
-    return _digest(sorted(identity.items())) if identity else ""
+def imported_packages(target: str) -> dict[str, str | None]:
+    """Return the versions of the installed packages that the environment's file and the modules
+    beside it import, without toolroll.
+    """
+    path = environment_file(target)
+    trees = [] if path is None else [tree for _, _, tree in _files(path) if tree is not None]
+    names = {name.partition(".")[0] for tree in trees for name in _absolute_imports(tree)}
+    packages = {
+        owner for name in names - sys.stdlib_module_names - {"toolroll"} for owner in _owners(name)
+    }
+    return {name: package_version(name) for name in sorted(packages)}
+
+
+@cache
+def _owners(module: str) -> Sequence[str]:
+    """Return the installed packages that have `module`."""
+    if package_version(module) is not None:
+        return [module]
+    return packages_distributions().get(module, [])  # slow: it reads the data of all packages
+
+
+def content_hash(path: Path) -> str:
+    """Return a hash of what the file `path` says: of Python, the syntax tree; of JSON, the values;
+    of a very large file, its size; of a folder, the names in it that are not hidden. Return "none"
+    if it cannot be read.
+    """
+    try:
+        if path.is_dir():
+            names = sorted(file.name for file in path.iterdir())
+            return _digest([name for name in names if not name.startswith((".", "__pycache__"))])
+        size = path.stat().st_size
+        return f"{size} bytes" if size > _MOST_READ else _hash(path, path.read_bytes())
+    except OSError:
+        return "none"
 
 
 def _contents(start: Path) -> Iterator[tuple[str, str]]:
     """Yield the names and hashes of the environment's files. Names are relative to its folder."""
+    for name, found, _ in _files(start):
+        yield name, found
+
+
+def _files(start: Path) -> Iterator[tuple[str, str, ast.Module | None]]:
+    """Yield the name of each of the environment's files, its hash, and the tree of a module."""
     folder, seen, waiting, left = start.parent, set[Path](), [start], _MOST_READ
     while waiting:
         path = waiting.pop()
@@ -60,16 +100,14 @@ def _contents(start: Path) -> Iterator[tuple[str, str]]:
         size = 0 if path.suffix == ".py" else path.stat().st_size
         left -= size
         if size and left < 0:
-            yield name, f"{size} bytes"
+            yield name, f"{size} bytes", None
             continue
         content = path.read_bytes()
         tree = _parsed(content) if path.suffix == ".py" else None
-        if tree is None:
-            yield name, _digest_of_data(path.suffix, content)
-            continue
-        yield name, _sha256(ast.unparse(tree).encode())
-        waiting += _imported(tree, path, folder)
-        waiting += _named(tree, path.parent)
+        yield name, _hash(path, content), tree
+        if tree is not None:
+            waiting += _imported(tree, path, folder)
+            waiting += _named(tree, path.parent)
 
 
 def _parsed(content: bytes) -> ast.Module | None:
@@ -108,26 +146,32 @@ def _package_names(folder: Path) -> list[str]:
     return names
 
 
+def _absolute_imports(tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and not node.level and node.module:
+            yield node.module
+
+
 def _named(tree: ast.Module, folder: Path) -> Iterator[Path]:
-    """Yield the files in `folder` and below that a string of the module names, and all files of the
-    folders there that one names.
-    """
+    """Yield the files in `folder` and below that a string of the module names."""
     for node in ast.walk(tree):
         name = node.value if isinstance(node, ast.Constant) else None
-        if not isinstance(name, str) or _FILE_NAME.fullmatch(name) is None:
-            continue
-        place = (folder / name).resolve()
-        if not place.is_relative_to(folder) or place == folder:
-            continue
-        for file in sorted(place.rglob("*")) if place.is_dir() else [place]:
-            if file.is_file() and file.suffix not in (".py", ".pyc"):
-                yield file
+        if isinstance(name, str) and _FILE_NAME.fullmatch(name):
+            place = (folder / name).resolve()
+            if place.is_relative_to(folder) and place.is_file():
+                yield place
 
 
-def _digest_of_data(suffix: str, content: bytes) -> str:
-    if suffix == ".json":
+def _hash(path: Path, content: bytes) -> str:
+    if path.suffix == ".py" and (tree := _parsed(content)) is not None:
+        return _sha256(ast.unparse(tree).encode())
+    if path.suffix in (".json", ".jsonl"):
         with suppress(orjson.JSONDecodeError):
-            content = orjson.dumps(orjson.loads(content), option=orjson.OPT_SORT_KEYS)
+            lines = content.splitlines() if path.suffix == ".jsonl" else [content]
+            values = [orjson.loads(line) for line in lines if line.strip()]
+            content = orjson.dumps(values, option=orjson.OPT_SORT_KEYS)
     return _sha256(content)
 
 

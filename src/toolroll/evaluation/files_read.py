@@ -1,0 +1,110 @@
+"""`FilesRead`: the files that an environment's code opens, which its text need not name."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Mapping
+from functools import cache
+from importlib.util import source_from_cache
+from pathlib import Path
+from weakref import WeakSet
+
+from toolroll.evaluation.environment_identity import content_hash
+
+MOST = 1000
+"""The maximum number of files that are recorded."""
+_LIBRARY = str(Path(__file__).parents[1])
+_APART = (sys.prefix, sys.base_prefix, _LIBRARY, "/dev/", "/etc/", "/proc/", "/sys/", "/usr/")
+"""Packages, whose versions are recorded, and the machine's own files."""
+_LISTS = ("os.listdir", "os.scandir")
+_EVENTS = ("open", "sqlite3.connect", *_LISTS)
+_WRITES = os.O_WRONLY | os.O_RDWR
+_RECORDERS: WeakSet[FilesRead] = WeakSet()  # of this process, as its hook is
+
+
+class FilesRead:
+    """Records, as long as it exists, which files are opened for reading and which folders are
+    listed by the code in the folder of the environment `target` and below, in any thread.
+
+    Only environments in a file (`FILE.py:NAME`) have such a folder. Files that are newer than the
+    recorder, or that other processes read, are not recorded.
+    """
+
+    def __init__(self, target: str) -> None:
+        place = target.rpartition(":")[0]
+        file = Path(place).absolute() if place.endswith(".py") else None
+        self._folders = () if file is None else (file.parent, file.resolve().parent)
+        self._code = tuple(f"{folder}{os.sep}" for folder in self._folders)
+        self._began = time.time()
+        self._opened: dict[str, None] = {}
+        self._hashes: dict[str, str] = {}
+        if self._code:
+            _listen()
+            _RECORDERS.add(self)
+
+    def saw(self, path: str) -> None:
+        """Record the file `path`, which is being opened, if the environment's code opens it."""
+        path = os.path.abspath(path)  # noqa: PTH100 - a link keeps its name
+        if path in self._opened or len(self._opened) >= MOST or path.startswith(_APART):
+            return
+        frame = sys._getframe()
+        while frame := frame.f_back:  # type: ignore[assignment]
+            name = frame.f_code.co_filename
+            if name.startswith(self._code) and not name.startswith(_APART):
+                self._opened[path] = None
+                return
+
+    def hashes(self) -> dict[str, str]:
+        """Return a hash of each file by its name, in the order in which they were opened.
+
+        A name is relative to the environment's folder or to the working directory, if the file is
+        below one of them.
+        """
+        for path in list(self._opened)[len(self._hashes) :]:
+            self._hashes[path] = self._hash(path)
+        return {self._name(path): found for path, found in self._hashes.items() if found}
+
+    def again(self, recorded: Mapping[str, str]) -> dict[str, str]:
+        """Return what the files that an earlier run `recorded` are now, and those opened so far."""
+        now = {name: content_hash(self._place(name)) for name in recorded}
+        return now | self.hashes()
+
+    def _hash(self, path: str) -> str:
+        try:
+            return content_hash(Path(path)) if Path(path).stat().st_mtime < self._began else ""
+        except OSError:
+            return ""
+
+    def _name(self, path: str) -> str:
+        for folder in (*self._folders, Path.cwd()):
+            if Path(path).is_relative_to(folder):
+                return Path(path).relative_to(folder).as_posix()
+        return path
+
+    def _place(self, name: str) -> Path:
+        places = [folder / name for folder in (*self._folders, Path.cwd())]
+        return next((place for place in places if place.exists()), Path(name))
+
+
+@cache  # an audit hook cannot be removed
+def _listen() -> None:
+    sys.addaudithook(_heard)
+
+
+def _heard(event: str, arguments: tuple[object, ...]) -> None:
+    if not _RECORDERS or event not in _EVENTS:
+        return
+    path, flags = arguments[0], arguments[2] if event == "open" else 0
+    if isinstance(path, int) or (isinstance(flags, int) and flags & _WRITES):
+        return
+    if event in _LISTS and sys._getframe(1).f_code.co_filename.startswith("<frozen importlib"):
+        return  # it looks for a module
+    try:
+        name = os.fsdecode(path)  # type: ignore[arg-type]
+        name = source_from_cache(name) if name.endswith(".pyc") else name
+    except (TypeError, ValueError):
+        return
+    for recorder in list(_RECORDERS):
+        recorder.saw(name)
