@@ -73,7 +73,9 @@ async def _opened(config: RunConfig, stack: AsyncExitStack) -> Plan:
 async def _try_env_args(factory: EnvironmentFactory, options: EnvironmentOptions) -> None:
     """Raise `UsageError` if no environment can be made."""
     try:
-        await factory.make(options).close()
+        closing = factory.make(options).close()
+        if closing is not None:
+            await closing
     except Exception as error:  # of the environment's own code
         if isinstance(error, ToolrollError):
             raise
