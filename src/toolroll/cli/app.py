@@ -231,7 +231,7 @@ def check_template(
         str,
         typer.Argument(help="folder or name of a tokenizer; `embedded` for the one in the package"),
     ],
-    template: Annotated[str | None, typer.Option(help=help_of("chat_template"))] = None,
+    chat_template: Annotated[str | None, typer.Option(help=help_of("chat_template"))] = None,
     chat_template_kwargs: Annotated[
         str | None, typer.Option(metavar="JSON", help=help_of("chat_template_kwargs"))
     ] = None,
@@ -247,7 +247,7 @@ def check_template(
     from toolroll.cli.check_template import report, show
 
     kwargs = json_object(chat_template_kwargs, "--chat-template-kwargs")
-    certificate = report(model, template, kwargs, trust_remote_code=trust_remote_code)
+    certificate = report(model, chat_template, kwargs, trust_remote_code=trust_remote_code)
     show(certificate, console, as_json=as_json)
     if not certificate.exact:
         raise typer.Exit(1)
@@ -270,6 +270,7 @@ def view(
     follow: Annotated[
         bool, typer.Option("--follow", help="serve the page, to which new episodes are added")
     ] = False,
+    port: Annotated[int, typer.Option(help="of --follow; 0: a free one")] = 0,
 ) -> None:
     """Write a page that shows a run: a table of episodes, their conversations, and their tokens.
     The page needs no network.
@@ -281,7 +282,7 @@ def view(
 
     if follow:
         say = partial(print_line, console)
-        _run(follow_run(folder, tokenizer=tokenizer, tokens=tokens, say=say))
+        _run(follow_run(folder, port, tokenizer=tokenizer, tokens=tokens, say=say))
         return
 
     page, count, messages = view_run(folder, out=out, tokenizer=tokenizer, tokens=tokens)

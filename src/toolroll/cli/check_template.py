@@ -31,8 +31,8 @@ def report(
     """
     if Path(model).suffix in (".jinja", ".jinja2"):
         raise UsageError(
-            f"a template is checked with its tokenizer: toolroll check-template MODEL --template "
-            f"{model}"
+            "a template is checked with its tokenizer: toolroll check-template MODEL "
+            f"--chat-template {model}"
         )
     tokenizer = load_tokenizer(model, trust_remote_code=trust_remote_code)
     chat_template = ChatTemplate(tokenizer, chat_template=read_template(template), kwargs=kwargs)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,33 +15,47 @@ from toolroll.endpoint.errors import ApiError
 from toolroll.endpoint.http.access import check_sender
 from toolroll.evaluation.report import read_summary
 from toolroll.evaluation.viewer.page import ReadSoFar, ShownTokens, episodes_after, followed_page
+from toolroll.rollout.errors import UsageError
 from toolroll.rollout.runs.episode_file import FILE_NAME
-from toolroll.rollout.runs.run_directory import read_settings, refuse_no_run
+from toolroll.rollout.runs.run_directory import read_settings
 from toolroll.rollout.runtime.event_loop import stop_signals
 from toolroll.rollout.runtime.jsonable import json_bytes
 
 
 async def follow(
-    folder: Path, *, tokenizer: str | None, tokens: int, say: Callable[[str], None]
+    folder: Path, port: int, *, tokenizer: str | None, tokens: int, say: Callable[[str], None]
 ) -> None:
-    """Serve the page of the run in `folder` on loopback until SIGINT or SIGTERM. `say` prints the
-    page's address, and messages for the user. `tokenizer`, `tokens`: as for `view`.
-
-    Raise `UsageError` if `folder` is not the folder of a run.
+    """Serve the page of the run in `folder` on loopback until SIGINT or SIGTERM. If the run has not
+    started, wait for it. `say` prints the page's address, and messages for the user. `tokenizer`,
+    `tokens`: as for `view`.
     """
-    refuse_no_run(folder)
-    settings = read_settings(folder)
-    pieces_of = pieces_by_model(settings, tokenizer, say)
-    for env in settings:
-        pieces_of(env)  # load the tokenizers now, not during a request
     stop = asyncio.Event()
-    runner = web.AppRunner(follow_app(folder, ShownTokens(pieces_of, tokens)), access_log=None)
-    await runner.setup()
     with stop_signals(lambda number: stop.set()):
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        if not await _started(folder, stop, say):
+            return
+        settings = read_settings(folder)
+        pieces_of = pieces_by_model(settings, tokenizer, say)
+        for env in settings:
+            pieces_of(env)  # load the tokenizers now, not during a request
+        runner = web.AppRunner(follow_app(folder, ShownTokens(pieces_of, tokens)), access_log=None)
+        await runner.setup()
+        try:
+            await web.TCPSite(runner, "127.0.0.1", port).start()
+        except OSError as error:
+            raise UsageError(f"--port {port}: {error.strerror}") from error
         say(f"http://127.0.0.1:{runner.addresses[0][1]} follows {folder}; Ctrl-C ends it")
         await stop.wait()
-    await runner.cleanup()
+        await runner.cleanup()
+
+
+async def _started(folder: Path, stop: asyncio.Event, say: Callable[[str], None]) -> bool:
+    """Wait until there is a run in `folder`. Return False if `stop` is set before."""
+    if not (folder / FILE_NAME).is_file():
+        say(f"{folder} holds no run yet: waiting for one (--out of toolroll run)")
+    while not (folder / FILE_NAME).is_file() and not stop.is_set():
+        with suppress(TimeoutError):
+            await asyncio.wait_for(stop.wait(), 0.2)
+    return not stop.is_set()
 
 
 def follow_app(folder: Path, tokens: ShownTokens) -> web.Application:

@@ -12,9 +12,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
 from rich.console import Console
 
 from toolroll.cli.display import RunDisplay, print_line, shortened
+from toolroll.endpoint.endpoint_settings import sampling_defaults
 from toolroll.evaluation.certify import certify
 from toolroll.evaluation.do_nothing import play_floor
 from toolroll.evaluation.ray_runner import RayRunner
@@ -31,6 +33,7 @@ from toolroll.rollout.runs.registry import choose_tasks
 from toolroll.rollout.runs.run_directory import RunDirectory
 from toolroll.rollout.runs.runner import EpisodeKey, Runner, RunStoppedError, remaining
 from toolroll.rollout.runs.summary import Summary
+from toolroll.rollout.runtime.complaints import complaints
 from toolroll.rollout.runtime.event_loop import stop_signals
 from toolroll.rollout.runtime.garbage import paced_garbage
 from toolroll.rollout.runtime.targets import absolute_target
@@ -57,6 +60,8 @@ async def run(config: RunConfig, console: Console, recorded: RecordedRun | None 
     """Check the servers and the template, then play `config.env`. If the run repeats a `recorded`
     one, print what differs.
     """
+    if config.baseline_url is None:
+        _check_sampling(config.sampling_params)
     async with AsyncExitStack() as stack:
         plan = await prepare(config, stack)
         user_url = config.user_url if config.user_model is not None else None
@@ -67,6 +72,14 @@ async def run(config: RunConfig, console: Console, recorded: RecordedRun | None 
             await _check_template(plan.served, console)
             _print_defaults(config, plan.config, console)
         return await play(plan, console, recorded=recorded)
+
+
+def _check_sampling(params: Mapping[str, Any]) -> None:
+    """Raise `UsageError` if SGLang does not take `params`."""
+    try:
+        sampling_defaults(params)
+    except ValidationError as error:
+        raise UsageError(f"--sampling-params: {complaints(error)}") from error
 
 
 def _print_defaults(given: RunConfig, used: RunConfig, console: Console) -> None:

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 from urllib.parse import unquote
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator
 from yarl import URL
 
 from toolroll.rollout.errors import UsageError
@@ -379,6 +379,13 @@ class RunSettings(EpisodeLimits, ProcessSettings):
         description="Send each episode's seed to the engine. SGLang uses it only with "
         "--enable-deterministic-inference.",
     )
+
+    @field_validator("sampling_params")
+    @classmethod
+    def _one_reply(cls, params: dict[str, Any]) -> dict[str, Any]:
+        if params.get("n", 1) != 1:
+            raise ValueError(f"n must be 1, not {params['n']!r}, because a turn has one reply")
+        return params
 
     def params_of(self, seed: int) -> dict[str, Any]:
         """Return the sampling parameters of the episode whose seed is `seed`."""

@@ -29,6 +29,7 @@ SHOWN = {
     "--verify": "Default: sample",
 }
 RUN = ["run", "desk", "--model", "embedded"]
+NO_MODEL = ["run", "desk", "--model", "nobody/no-model"]
 BROKEN = """
 from toolroll import Environment
 
@@ -88,6 +89,12 @@ def refused(
             "give the engine's own, without /v1: http://127.0.0.1:9\n",
         ),
         ([*RUN, "--parser", "foo"], "--parser: "),
+        # Before a tokenizer is loaded, which a hub may answer after a minute.
+        ([*NO_MODEL, "--parser", "foo"], "--parser: "),
+        ([*NO_MODEL, "--env-args", '{"polcy": 1}'], "desk takes only the setting policy"),
+        ([*NO_MODEL, "--sampling-params", '{"n": 2}'], "n must be 1, not 2"),
+        ([*NO_MODEL, "--sampling-params", '{"min_new_tokens": "x"}'], "must be a whole number"),
+        ([*NO_MODEL, "--sampling-params", '{"topp": 1}'], "did you mean 'top_p'?"),
         ([*RUN, "--chat-template-kwargs", "[1]"], "--chat-template-kwargs must be a JSON object"),
         (["serve", "--model", "embedded", "--parser", "foo"], "--parser: "),
         (
@@ -105,7 +112,7 @@ def refused(
             "(bad.jinja) is not valid Jinja: line 2: ",
         ),
         (
-            ["check-template", "embedded", "--template", "bad.jinja"],
+            ["check-template", "embedded", "--chat-template", "bad.jinja"],
             "bad.jinja) is not valid Jinja: line 2: ",
         ),
         (["run", "desk", "--model", "./nope"], "'./nope' (--model): there is no such folder"),

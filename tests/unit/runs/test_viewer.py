@@ -4,22 +4,27 @@ it).
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
+import os
 import re
 import shutil
+import signal
+import socket
 import zlib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import ClientSession
 from aiohttp.test_utils import TestClient, TestServer
 from support.commands import toolroll
 from support.results import episode
 from support.viewed import HOSTILE, viewed_run
 
-from toolroll.cli.follow import follow_app
+from toolroll.cli.follow import follow, follow_app
 from toolroll.cli.view import view
 from toolroll.evaluation.viewer import ShownTokens, write_page
 from toolroll.evaluation.viewer.data import Pieces, conversation, reward_reason
@@ -243,3 +248,33 @@ async def test_the_pages_of_others_cannot_read_a_followed_run(run: Path) -> None
         more = await (await client.get("/more")).json()
     assert [row["reward"] for row in more["rows"]] == [1.0, 0.0, 0.5, None]
     assert "owned" not in more["data"]
+
+
+async def test_a_run_that_has_not_started_is_waited_for(run: Path, tmp_path: Path) -> None:
+    said: list[str] = []
+    heard = asyncio.Event()
+
+    def say(line: str) -> None:
+        said.append(line)
+        heard.set()
+
+    following = asyncio.create_task(follow(tmp_path, 0, tokenizer=None, tokens=0, say=say))
+    await heard.wait()
+    assert "holds no run yet" in said.pop()
+    heard.clear()
+    for name in ("run.json", "episodes.jsonl"):
+        shutil.copy(run / name, tmp_path / name)
+    await heard.wait()
+    while "follows" not in said[-1]:  # after what is said of the tokenizers
+        await asyncio.sleep(0)
+    async with ClientSession() as session, session.get(said[-1].split()[0]) as answer:
+        assert answer.status == 200
+    os.kill(os.getpid(), signal.SIGTERM)
+    await following
+
+
+async def test_a_port_in_use_is_named(run: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        with pytest.raises(UsageError, match=rf"--port {port}: .*in use"):
+            await follow(run, port, tokenizer=None, tokens=0, say=lambda line: None)

@@ -266,7 +266,7 @@ def test_the_command_prints_a_table_and_exits_0_where_tool_calling_is_exact(mode
 def test_the_command_says_how_often_a_tool_episode_forks(model: Path, tmp_path: Path) -> None:
     file = tmp_path / "qwen3.jinja"
     file.write_text(source("qwen3_5_nothink"))
-    shown = toolroll("check-template", model, "--template", file)
+    shown = toolroll("check-template", model, "--chat-template", file)
     assert shown.exit_code == 0, shown.output
     assert "becomes 4 sequences, of which the largest has 25%" in " ".join(shown.output.split())
     assert "history=scaffold" in shown.output
@@ -283,7 +283,7 @@ def test_the_command_prints_json_and_exits_1_where_it_cannot_be(
     file.write_text(
         text.replace("messages[0]['content']", "messages[0]['content'] + messages|length|string")
     )
-    shown = toolroll("check-template", model, "--template", file, "--json")
+    shown = toolroll("check-template", model, "--chat-template", file, "--json")
     assert shown.exit_code == 1, shown.output
     report = json.loads(shown.output)
     assert report["exact"] is False

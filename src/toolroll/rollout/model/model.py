@@ -8,8 +8,8 @@ Usually all episodes of a process share one `Model`. `Model.from_args` creates i
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -96,6 +96,9 @@ class Model:
         If `args.parser` is "auto", the parser for the format that the chat template
         writes is selected. Raise `UsageError` if no parser reads this format.
         """
+        if args.parser != "auto":
+            with _parser_option():  # before the tokenizer, which takes seconds
+                get_parser(args.parser)
         if tokenizer is None:
             tokenizer = load_tokenizer(args.model, trust_remote_code=args.trust_remote_code)
         template = ChatTemplate(
@@ -111,12 +114,10 @@ class Model:
             return_routed_experts=args.return_routed_experts,
             **args.part(EngineSettings),
         )
-        try:
+        with _parser_option():
             source = template.renderer.template
             name = infer_parser(tokenizer, source) if args.parser == "auto" else args.parser
             parser = get_parser(name, tokenizer.get_added_vocab())
-        except UnknownParserError as error:
-            raise UsageError(f"--parser: {error}") from error
         model = cls(
             engine(config),
             template,
@@ -286,3 +287,12 @@ def read_template(value: str | None) -> str | ChatFunction | None:
     raise UsageError(
         f"the chat template {value!r} is neither a file nor Jinja text nor FILE.py:NAME"
     )
+
+
+@contextmanager
+def _parser_option() -> Iterator[None]:
+    """Let an `UnknownParserError` name the option."""
+    try:
+        yield
+    except UnknownParserError as error:
+        raise UsageError(f"--parser: {error}") from error
