@@ -146,7 +146,7 @@ async def test_harbor_ends_its_agent_before_the_sandbox_does(tmp_path: Path) -> 
     try:
         await trial.reset(tasks.tasks("test")[0], 0)
         limits = [
-            trial.program(ProgramSettings(harbor_agent="codex", timeout=seconds))[1]
+            trial.time_limit(ProgramSettings(harbor_agent="codex", timeout=seconds))
             for seconds in (None, 7200.0)
         ]
     finally:
@@ -211,11 +211,16 @@ async def test_a_program_at_its_limit_of_turns_is_killed_and_graded(tmp_path: Pa
         ('echo \'{"a": 1, "b": 2}\' > /logs/verifier/reward.json\n', "is named `reward`"),
     ],
 )
-async def test_a_missing_or_invalid_reward_is_infrastructure(
+async def test_a_task_that_gives_no_reward_for_untouched_files_is_refused(
     tmp_path: Path, test: str, problem: str
 ) -> None:
     write_task(tmp_path, test=test)
-    assert problem in error_of(await played(tmp_path, replies(), reruns=0))
+    tasks = factory(tmp_path)
+    environment = tasks.make(EnvironmentOptions())
+    assert isinstance(environment, HarborTask)
+    for _ in range(2):  # the check runs once
+        with pytest.raises(UsageError, match=f"greet is broken: for untouched files, .*{problem}"):
+            await environment.reset(tasks.tasks("test")[0], 0)
 
 
 class Greet(SandboxEnvironment):
@@ -295,11 +300,15 @@ async def test_an_abort_by_the_engine_ends_the_trial_at_once(tmp_path: Path) -> 
     assert processes_of("sleep 87653") == []
 
 
-async def test_a_program_that_deletes_its_session_is_aborted(tmp_path: Path) -> None:
+async def test_a_program_cannot_delete_its_session_or_read_it(tmp_path: Path) -> None:
     write_task(tmp_path)
-    delete = 'curl -s -X DELETE -H "Authorization: Bearer $OPENAI_API_KEY" "$ANTHROPIC_BASE_URL"'
-    message = error_of(await played(tmp_path, replies(), f"{command_of()}; {delete}", reruns=0))
-    assert "the program deleted its session" in message
+    ask = 'curl -s -H "Authorization: Bearer $OPENAI_API_KEY" "$ANTHROPIC_BASE_URL'
+    command = f'{ask}" -X DELETE; {ask}/trace"; {ask}/export" -X POST; {ask}/v1/models"'
+    episode = await played(tmp_path, replies(), f"{command_of()}; {command}")
+    output = episode.result.info["program"]["output"]
+    assert output.count("this key opens only the model") == 3
+    assert '"id":"toolroll"' in output
+    assert (episode.result.status, episode.result.reward) == (Status.COMPLETED, 1.0)
 
 
 async def test_a_program_cannot_use_the_session_of_another_trial(tmp_path: Path) -> None:

@@ -11,9 +11,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
+import socket
 import time
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from functools import partial
 from typing import Any
@@ -50,6 +53,7 @@ _http_logger = logging.getLogger(f"{__name__}.http")
 
 SESSION_HEADER = "x-session-id"
 _RETRY_HEADER = "x-stainless-retry-count"
+_ANSWERED = re.compile("/v1/|/tokenize$")
 _SESSION: ContextVar[str] = ContextVar("session")
 _NO_ANSWER = 499
 """The status in the log if the client closed the connection before it got the answer."""
@@ -60,11 +64,13 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 class EndpointServer:
     """Serves `endpoint` over HTTP while its `async with` block runs. The host and the port are in
     `endpoint.settings`. `url` is the address of the server. If the port in the settings is 0, `url`
-    contains the port that was chosen.
+    contains the port that was chosen. If the server is `managed`, only its owner creates and ends
+    sessions: the key of a session opens the model alone, and a request finds no other session.
     """
 
-    def __init__(self, endpoint: Endpoint) -> None:
+    def __init__(self, endpoint: Endpoint, *, managed: bool = False) -> None:
         self.endpoint = endpoint
+        self._managed = managed
         self.settings = endpoint.settings
         self.url = ""
         self._site: web.TCPSite | None = None
@@ -107,6 +113,23 @@ class EndpointServer:
             await self.endpoint.aclose()
         finally:
             await self._runner.cleanup()
+
+    @property
+    def port(self) -> int:
+        """The port of the server."""
+        assert self._runner is not None
+        return int(self._runner.addresses[0][1])
+
+    @asynccontextmanager
+    async def listening(self, listener: socket.socket) -> AsyncIterator[None]:
+        """Serve on `listener` too while the block runs."""
+        assert self._runner is not None
+        site = web.SockSite(self._runner, listener)
+        await site.start()
+        try:
+            yield
+        finally:
+            await site.stop()
 
     def _routes(self) -> list[web.RouteDef]:
         routes = [
@@ -196,6 +219,8 @@ class EndpointServer:
                     "invalid_api_key",
                     "the key is missing, is wrong, or belongs to another session",
                 )
+            if self._managed and self._only(request) and not _ANSWERED.search(request.path):
+                raise ApiError(403, "forbidden", "this key opens only the model")
         return await handler(request)
 
     def _only(self, request: web.Request) -> str | None:
@@ -288,7 +313,8 @@ class EndpointServer:
         session_id = named or in_body
         if session_id is not None:
             _SESSION.set(check_id(str(session_id)))
-            return self.endpoint.sessions.of(str(session_id))
+            sessions = self.endpoint.sessions
+            return (sessions.find if self._managed else sessions.of)(str(session_id))
         if self.settings.require_session:
             address = f"{request.scheme}://{request.host}/sessions/NAME{request.path}"
             problem = f"--require-session: the request names no session: send it to {address}"
