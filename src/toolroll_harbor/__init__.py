@@ -3,16 +3,17 @@ interpreter in which Harbor is installed. Of toolroll, it loads only the file of
 
 Standard input is JSON: `task` (the task's folder), `agent`, `model`, `environment`, `timeout`,
 `args`, `variables` (the agent's), `trials` (a folder), `module` (the file of `Sandbox`), `sandbox`
-(its arguments), `folder` (the working folder), `kept` (the paths of the agent's files), `packed` (the
-descriptor that gets them, or null if Harbor grades), `port` (the model's), `ends` (whether the end
-of the agent's only run ends the session) and `channel`: the descriptor of a socket. It takes the
-model's socket in a sandbox, `end`, and the outcome. Each message is answered.
+(its arguments), `folder` (the working folder), `kept` (the paths of the agent's files), `packed`
+(the descriptor that gets them, or null if Harbor grades), `port` (the model's), `ends` (whether the
+end of the agent's only run ends the session) and `channel`: the descriptor of a socket. It takes
+the model's socket in a sandbox, `end`, and the outcome. Each message is answered.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import os
 import shutil
 import socket
 import sys
@@ -94,7 +95,7 @@ class LocalEnvironment(BaseEnvironment):  # type: ignore[misc]
         """End the sandbox."""
         arguments = self.channel.arguments
         if arguments["packed"] is not None and not self.channel.packed:
-            with open(arguments["packed"], "r+b", closefd=False) as file:
+            with os.fdopen(arguments["packed"], "r+b", closefd=False) as file:
                 self.channel.packed = await self._sandbox.pack(arguments["kept"], file)
         await self._sandbox.close()
 
@@ -150,8 +151,8 @@ def _graded(
     run: Callable[..., Awaitable[None]], ended: Callable[[], None]
 ) -> Callable[..., Awaitable[None]]:
     """Return `run`, the method of an agent, which calls `ended` at its end. If the agent's requests
-    to the model fail, such as at the limit of turns, it ends as a failed command does. Harbor grades
-    no other failure.
+    to the model fail, such as at the limit of turns, it ends as a failed command does. Harbor
+    grades no other failure.
     """
 
     @wraps(run)

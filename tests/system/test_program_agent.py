@@ -26,7 +26,7 @@ from support.toy_environment import Pond
 from support.wire import until
 
 from toolroll.environments.harbor import HarborTask
-from toolroll.environments.programs.harbor_trial import HarborTrial
+from toolroll.environments.harbor_trial import HarborTrial
 from toolroll.environments.programs.program_settings import ProgramSettings
 from toolroll.environments.programs.sandbox import Exit, Sandbox
 from toolroll.environments.sandboxed import SandboxEnvironment
@@ -332,10 +332,10 @@ async def test_an_image_is_refused_unless_it_is_ignored(tmp_path: Path) -> None:
 
 
 async def test_the_program_sees_the_files_of_the_task_but_not_its_tests(tmp_path: Path) -> None:
-    task = write_task(tmp_path)
+    task = write_task(tmp_path / "tasks")
     look = f"cat notes.txt; ls -A {task.parent} /tests; touch /usr/x /etc/x"
     episode = await played(
-        tmp_path,
+        task.parent,
         replies(),
         f"{command_of()}; {look}",
         options={"folders": [str(task.parent)]},

@@ -40,7 +40,7 @@ from toolroll.endpoint.sessions.session_store import (
     session_result,
     store_settings,
 )
-from toolroll.environments.programs.harbor_trial import HarborTrial
+from toolroll.environments.harbor_trial import HarborTrial
 from toolroll.environments.programs.program_settings import ProgramSettings
 from toolroll.environments.programs.sandbox import Exit
 from toolroll.environments.sandboxed import SandboxEnvironment, Session

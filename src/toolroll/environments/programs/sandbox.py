@@ -53,14 +53,14 @@ LIMIT = 120.0
 OWN = ("/app", "/home", "/logs", "/solution", "/tests", "/tmp")
 _MADE = ("/logs/agent", "/logs/artifacts", "/logs/verifier")
 _SYSTEM = ("/bin", "/lib", "/lib32", "/lib64", "/libx32", "/sbin", "/usr")
-_ETC = """alternatives bash.bashrc ca-certificates fonts group host.conf hosts inputrc java-17-openjdk
-java-21-openjdk ld.so.cache ld.so.conf ld.so.conf.d localtime magic mime.types nsswitch.conf
-os-release passwd perl pki/tls/certs profile protocols python3 services shells ssl/certs
-ssl/openssl.cnf terminfo timezone""".split()
+_ETC = """alternatives bash.bashrc ca-certificates fonts group host.conf hosts inputrc ld.so.cache
+ld.so.conf ld.so.conf.d localtime magic mime.types nsswitch.conf os-release passwd perl
+pki/tls/certs profile protocols python3 services shells ssl/certs ssl/openssl.cnf terminfo timezone
+""".split()
 _NOBODY = 65_534
 """The user of the processes if this process is root."""
-_ISOLATED = """--unshare-all --unshare-user --die-with-parent --new-session --as-pid-1 --uid 0 --gid 0
---cap-add ALL --info-fd 1 --userns-block-fd 0"""
+_ISOLATED = """--unshare-all --unshare-user --die-with-parent --new-session --as-pid-1
+--uid 0 --gid 0 --cap-add ALL --info-fd 1 --userns-block-fd 0"""
 _START = """chown 0:0 "$@" && echo 0 > /proc/sys/user/max_user_namespaces && exec """
 _IDLE = "echo >&2 || exit; exec > /dev/null 2>&1; while :; do sleep 2147483 & wait; done"
 """The first process waits for orphans. If this process ended before, nobody reads the empty line.
@@ -68,45 +68,7 @@ If it ends later, the first process gets a signal.
 """
 _RUN = 'cd -- "$1" && exec bash -c "$2"'
 _EXTRACT = 'mkdir -p -- "$1" && exec tar -C "$1" --no-same-owner -xf -'
-_READ = """
-import os, stat, sys
-try:
-    file = os.open(sys.argv[1], os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-except OSError:
-    sys.exit(1)
-if not stat.S_ISREG(os.fstat(file).st_mode):
-    sys.exit(1)
-sys.stdout.buffer.write(os.read(file, int(sys.argv[2])))
-"""
-_PACK = """
-import os, stat, sys, tarfile
-left, end = int(sys.argv[1]), sys.argv.index("--")
-paths, machine = sys.argv[2:end], sys.argv[end + 1:]
-def kept(member):
-    global left
-    path = "/" + member.name
-    if member.issym():
-        target = os.path.realpath(path) + "/"
-        return member if any(target.startswith(each + "/") for each in paths + machine) else None
-    left -= member.size
-    if left < 0:
-        sys.exit(1)
-    readable = os.access(path, os.R_OK | (os.X_OK if member.isdir() else 0))
-    known = member.isfile() or member.isdir() or member.islnk()
-    return member if known and readable else None
-with tarfile.open(fileobj=sys.stdout.buffer, mode="w|") as archive:
-    for each in paths:
-        if os.path.realpath(each) == each and os.path.exists(each):
-            archive.add(each, filter=kept)
-"""
-"""Leaves out sockets, pipes, devices, and links out of the folders: they could lead to the tests'
-files once these are there.
-"""
-_LISTEN = """
-import socket, sys
-listener = socket.create_server(("127.0.0.1", int(sys.argv[1])), backlog=128)
-socket.send_fds(socket.socket(fileno=int(sys.argv[2])), [b"x"], [listener.fileno()])
-"""
+_INSIDE = Path(__file__).with_name("inside.py").read_text(encoding="utf-8")
 Network = Literal["none", "host"]
 
 
@@ -249,13 +211,11 @@ class Sandbox:
     def _files(self) -> list[str]:
         """Return the arguments that make the file system."""
         words = ["--proc", "/proc", "--dev", "/dev", "--perms", "0755", "--dir", "/etc"]
-        for path in sorted({str(up) for each in self._folders for up in Path(each).parents[:-1]}):
-            words += ["--perms", "0755", "--dir", path] if not _below(path, self._own) else []
-        for path in _SYSTEM:
-            if os.path.islink(path):
-                words += ["--symlink", os.readlink(path), path]
-            elif os.path.isdir(path):
-                words += ["--ro-bind", path, path]
+        for system in map(Path, _SYSTEM):
+            if system.is_symlink():
+                words += ["--symlink", str(system.readlink()), str(system)]
+            elif system.is_dir():
+                words += ["--ro-bind", str(system), str(system)]
         names = [*_ETC, "resolv.conf"] if self.network == "host" else _ETC
         for path in (f"/etc/{name}" for name in names):
             words += ["--ro-bind-try", path, path]
@@ -263,9 +223,9 @@ class Sandbox:
             words += ["--size", str(self._disk), "--perms", "1777", "--tmpfs", path]
         for path in _MADE:
             words += ["--dir", path]
-        for path in self._folders:  # those below a writable folder are there only now
-            parents = [str(up) for up in reversed(Path(path).parents) if _below(str(up), self._own)]
-            words += [word for up in parents for word in ("--perms", "0755", "--dir", up)]
+        for path in self._folders:
+            for up in reversed(Path(path).parents[:-1]):  # or only root could enter them
+                words += ["--perms", "0755", "--dir", str(up)]
             words += ["--ro-bind", path, path]
         for path in _inside([*self._folders, "/usr"], self._hidden):
             words += ["--size", "4096", "--tmpfs", path, "--remount-ro", path]
@@ -315,7 +275,7 @@ class Sandbox:
         if kill:
             await self.kill()
         words = [str(self._disk), *paths, "--", "/usr", *self._folders]
-        return not await self._step(*_python(_PACK), *words, outputs=(os.dup(file.fileno()), None))
+        return not await self._step(*_python("pack"), *words, outputs=(os.dup(file.fileno()), None))
 
     async def unpack(self, file: IO[bytes], target: str = "/") -> None:
         """Copy the files in the archive `file` to the folder `target`, which is made."""
@@ -332,14 +292,14 @@ class Sandbox:
     async def read(self, path: str) -> bytes | None:
         """Return at most `OUTPUT` bytes of `path`, or None if it is no file, such as a link."""
         output = self.new_output()
-        failed = await self._step(*_python(_READ), path, str(OUTPUT), outputs=(output.file, None))
+        failed = await self._step(*_python("read"), path, str(OUTPUT), outputs=(output.file, None))
         return None if failed else output.text()
 
     async def listen(self, port: int) -> socket.socket:
         """Return a socket that listens in the sandbox's own network, on its loopback address."""
         ours, theirs = socket.socketpair()
         with ours, theirs:
-            words = [*self._enter("--preserve-credentials", "--net"), *_python(_LISTEN)]
+            words = [*self._enter("--preserve-credentials", "--net"), *_python("listen")]
             process = await asyncio.create_subprocess_exec(
                 *(*words, str(port), str(theirs.fileno())), env={}, pass_fds=[theirs.fileno()]
             )
@@ -442,8 +402,9 @@ def _drop() -> list[str]:
     return [find("setpriv"), "--bounding-set=-all", "--inh-caps=-all", "--no-new-privs"]
 
 
-def _python(code: str) -> list[str]:
-    return [os.path.realpath(sys.executable), "-I", "-S", "-c", code]
+def _python(function: str) -> list[str]:
+    """Return the arguments that call `function` of `inside`, without the sandbox's own modules."""
+    return [os.path.realpath(sys.executable), "-I", "-S", "-c", _INSIDE, function]
 
 
 def _below(path: str, folders: Sequence[str]) -> bool:
@@ -454,22 +415,22 @@ def _below(path: str, folders: Sequence[str]) -> bool:
 def _visible(folders: Sequence[str | Path]) -> list[str]:
     """Return the folders that a sandbox sees: `folders`, this interpreter, and those in `PATH`.
 
-    Raise `UsageError` for one that a sandbox has itself.
+    Raise `UsageError` for one that holds what a sandbox may not see, or that its user cannot read.
     """
-    named = sorted(os.path.abspath(each) for each in folders)
+    named = sorted(str(Path(each).absolute()) for each in folders)
     program = Path(sys.executable).resolve().parents[1]
     path = os.environ.get("PATH", os.defpath).split(os.pathsep)
-    found = [each for each in (sys.prefix, sys.base_prefix, str(program), *path)]
-    private = (*OWN, "/proc", "/dev", os.path.expanduser("~"))
+    private = (*OWN, "/proc", "/dev", str(Path.home()))
     for each in named:
         if any(_below(own, [each]) for own in private):
             raise UsageError(f"a sandbox cannot see the folder {each}, which holds too much")
+        if _is_root() and Path(each).stat().st_mode & 5 != 5:
+            raise UsageError(f"sandboxes of root have the user nobody: let others read {each}")
     shown: list[str] = []
-    for each in sorted(
-        {*named, *(os.path.normpath(each) for each in found if os.path.isabs(each))}
-    ):
+    found = [each for each in (sys.prefix, sys.base_prefix, str(program), *path) if each[:1] == "/"]
+    for each in sorted({*named, *map(os.path.normpath, found)}):
         large = any(_below(own, [each]) for own in private)
-        if not large and not _below(each, [*_SYSTEM, *shown]) and os.path.isdir(each):
+        if not large and not _below(each, [*_SYSTEM, *shown]) and os.access(each, os.X_OK):
             shown.append(each)
     return shown
 
@@ -481,7 +442,7 @@ def _inside(folders: Sequence[str], hidden: Sequence[str | Path]) -> list[str]:
         real = os.path.realpath(folder)
         for each in sorted(map(os.path.realpath, hidden)):
             place = folder + each.removeprefix(real)
-            if _below(each, [real]) and os.path.isdir(each) and not _below(place, places):
+            if _below(each, [real]) and Path(each).is_dir() and not _below(place, places):
                 places.append(place)
     return places
 
@@ -489,11 +450,11 @@ def _inside(folders: Sequence[str], hidden: Sequence[str | Path]) -> list[str]:
 def _locked() -> list[str]:
     """Return the folders that this process has locked: those of runs and of sessions."""
     found = []
-    for name in os.listdir("/proc/self/fd"):
+    for descriptor in Path("/proc/self/fd").iterdir():
         with suppress(OSError):
-            path = Path(os.readlink(f"/proc/self/fd/{name}"))
-            if path.name == ".lock":
-                found.append(str(path.parent))
+            file = descriptor.readlink()
+            if file.name == ".lock":
+                found.append(str(file.parent))
     return found
 
 
@@ -508,10 +469,10 @@ def find(name: str, package: str = "util-linux") -> str:
 def _refusal(problem: str) -> str:
     rule = Path("/proc/sys/kernel/apparmor_restrict_unprivileged_userns")
     if rule.exists() and rule.read_text().strip() == "1":
-        advice = "AppArmor does: set kernel.apparmor_restrict_unprivileged_userns to 0 with sysctl"
+        advice = "for AppArmor, set kernel.apparmor_restrict_unprivileged_userns to 0 with sysctl"
     else:
-        advice = "if this is a container, give it CAP_SYS_ADMIN and an unmasked /proc"
-    return f"the local back end needs user namespaces, which this machine refuses ({advice}): {problem}"
+        advice = "a container needs CAP_SYS_ADMIN and an unmasked /proc"
+    return f"this machine refuses to make a sandbox ({advice}): {problem}"
 
 
 def _archive(source: Path, file: IO[bytes]) -> None:

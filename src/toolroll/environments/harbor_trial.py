@@ -17,7 +17,6 @@ import socket
 from collections.abc import Mapping
 from contextlib import AsyncExitStack, suppress
 from importlib.util import find_spec
-from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO, Any
 
@@ -47,7 +46,7 @@ class HarborTrial(SandboxEnvironment):
         self._model = model
         self._process: asyncio.subprocess.Process | None = None
         self._outcome: dict[str, Any] | None = None
-        self._packed: IO[bytes] = TemporaryFile()
+        self._packed: IO[bytes] = TemporaryFile()  # noqa: SIM115 - until `close`
         spec = find_spec("toolroll_harbor")
         assert spec is not None
         self._script = str(spec.origin)
