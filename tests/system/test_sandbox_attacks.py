@@ -58,7 +58,7 @@ FORGED = {
     "sitecustomize": (
         "mkdir -p ~/.local/lib/python3.11/site-packages; "
         'echo \'open("/logs/verifier/reward.txt", "w").write("1")\' | '
-        "tee sitecustomize.py usercustomize.py ~/.local/lib/python3.11/site-packages/usercustomize.py"
+        "tee {.,~/.local/lib/python3.11/site-packages}/{site,user}customize.py"
     ),
     "conftest.py": "echo 'raise SystemExit(0)' > conftest.py; echo x > pytest.ini",
     "git hooks": "git init -q .; echo exit > .git/hooks/post-checkout; git config core.pager cat",
@@ -71,8 +71,10 @@ FORGED = {
     "a link through a descriptor": "ln -s /proc/self/cwd/../tests/expected greeting.txt",
     "a link to a folder": "ln -s / up; ln -s up/tests/expected greeting.txt",
     "a link to the reward": f"ln -s {FORGE} greeting.txt",
-    "a pipe": "mkfifo greeting.txt pipe /logs/verifier/reward.json /tmp/.output; rm -rf /logs/agent",
-    "a socket and a device": "mknod d c 1 3; perl -e 'use IO::Socket::UNIX; IO::Socket::UNIX->new(Local=>1)'",
+    "a pipe": "mkfifo greeting.txt pipe /logs/verifier/reward.json /tmp/.output; rm -rf /logs/*",
+    "a socket and a device": (
+        "mknod d c 1 3; perl -MIO::Socket::UNIX -e 'IO::Socket::UNIX->new(Local=>1)'"
+    ),
     "no working folder": "cd /; rm -rf /app",
     "another working folder": "cd /; rm -rf /app; touch /app; ln -s / /app/x; mv /app /app2",
     "no permissions": "chmod 000 /app /logs /tests /home /tmp",

@@ -9,6 +9,7 @@ import socket
 import stat
 import sys
 import tarfile
+from collections.abc import Callable
 
 
 def pack(most: str, *paths: str) -> None:
@@ -57,4 +58,5 @@ def listen(port: str, descriptor: str) -> None:
 
 
 if __name__ == "__main__":
-    {"pack": pack, "read": read, "listen": listen}[sys.argv[1]](*sys.argv[2:])
+    functions: dict[str, Callable[..., None]] = {"pack": pack, "read": read, "listen": listen}
+    functions[sys.argv[1]](*sys.argv[2:])
