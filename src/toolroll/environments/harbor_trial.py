@@ -73,6 +73,8 @@ class HarborTrial(SandboxEnvironment):
         self, settings: ProgramSettings, variables: Mapping[str, str], session: Session
     ) -> Exit:
         """Run Harbor to its end."""
+        path = os.environ.get("PATH", os.defpath)
+        own = {"HOME": _FOLDER, "PATH": path, "TMPDIR": _FOLDER}
         output = Output(sandbox.OUTPUT)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with ours, theirs:
@@ -88,7 +90,7 @@ class HarborTrial(SandboxEnvironment):
             words += [settings.harbor_python, self._script, "-"]
             self._process = process = await asyncio.create_subprocess_exec(
                 *words,
-                env={**os.environ, "TMPDIR": _FOLDER, **variables},
+                env={**own, **variables},
                 stdin=asyncio.subprocess.PIPE,
                 stdout=output.file,
                 stderr=output.file,
@@ -167,7 +169,7 @@ class HarborTrial(SandboxEnvironment):
         info = {"harbor_exception": outcome["exception"]} if outcome.get("exception") else {}
         if self._graded_here:
             graded = await self._env.grade(self._packed if outcome.get("packed") else None)
-            return StepResult(reward=graded.reward, done=True, info=graded.info | info)
+            return StepResult(reward=graded.reward, done=True, info={**graded.info, **info})
         if outcome.get("rewards") is None:
             if self._back_end != "local":
                 raise EnvironmentFailure(f"Harbor ended without a reward: {outcome}")

@@ -303,7 +303,9 @@ class Sandbox:
             process = await asyncio.create_subprocess_exec(
                 *(*words, str(port), str(theirs.fileno())), env={}, pass_fds=[theirs.fileno()]
             )
-            if await process.wait():
+            async with asyncio.timeout(LIMIT):
+                status = await process.wait()
+            if status:
                 raise EnvironmentFailure(f"nothing can listen on port {port} of the sandbox")
             _, descriptors, _, _ = socket.recv_fds(ours, 1, 1)
             return socket.socket(fileno=descriptors[0])
@@ -368,7 +370,7 @@ class Sandbox:
                 start_new_session=True,
             )
         finally:
-            for file in {*outputs} - {None}:
+            for file in {each for each in outputs if each is not None}:
                 os.close(file)
         try:
             async with asyncio.timeout(limit):
@@ -424,6 +426,8 @@ def _visible(folders: Sequence[str | Path]) -> list[str]:
     for each in named:
         if any(_below(own, [each]) for own in private):
             raise UsageError(f"a sandbox cannot see the folder {each}, which holds too much")
+        if not Path(each).is_dir():
+            raise UsageError(f"there is no folder {each}, which a sandbox should see")
         if _is_root() and Path(each).stat().st_mode & 5 != 5:
             raise UsageError(f"sandboxes of root have the user nobody: let others read {each}")
     shown: list[str] = []
