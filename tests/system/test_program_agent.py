@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -286,6 +288,41 @@ async def test_an_engine_that_fails_is_infrastructure(tmp_path: Path) -> None:
     async with serving(load_embedded_tokenizer(), reply) as (_, model):
         episodes = await play(factory(tmp_path), program(model), reruns=0)
     assert error_of(episodes["greet", 0]).startswith("engine_error")
+
+
+async def test_a_request_that_the_engine_refuses_is_the_program_s_fault(tmp_path: Path) -> None:
+    write_task(tmp_path)
+
+    def faults(request: PolicyRequest) -> Fault | None:
+        later = request.text.count("<|turn|>assistant") > 1
+        return Fault(status=400, body=b"this grammar is not valid") if later else None
+
+    async with serving(load_embedded_tokenizer(), scripted(replies()), faults=faults) as (_, model):
+        [episode] = (await play(factory(tmp_path), program(model), reruns=0)).values()
+    assert (episode.result.status, episode.result.reward) == (Status.COMPLETED, 1.0)
+    assert "grammar" in episode.result.info["refused"]
+
+
+async def test_a_sandbox_that_ends_under_the_program_is_graded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Sandbox.run
+
+    async def ended(sandbox: Sandbox, command: str, variables: Any, **options: Any) -> Exit:
+        """Its memory was short, after the program had asked the model."""
+        end = await run(sandbox, command, variables, **options)
+        if "INSTRUCTION" in variables:
+            os.kill(sandbox._pid, signal.SIGKILL)
+            assert sandbox._process is not None
+            await sandbox._process.wait()
+            await sandbox.kill()
+        return end
+
+    monkeypatch.setattr(Sandbox, "run", ended)
+    write_task(tmp_path)
+    episode = await played(tmp_path, replies(), reruns=0)
+    assert (episode.result.status, episode.result.reward) == (Status.COMPLETED, 0.0)
+    assert "could not be read" in episode.result.info["no_reward"]
 
 
 async def test_an_abort_by_the_engine_ends_the_trial_at_once(tmp_path: Path) -> None:

@@ -162,7 +162,7 @@ async def test_no_secret_is_seen_and_nothing_outside_is_written(
     monkeypatch.setenv("API_KEY_OF_THE_RUN", SECRET)
     command = f"({LOOK.format(at=outside)}) > out 2>&1; grep -ac 's3cr3t-0f[-]' out"
     shown = [str(outside), str(tmp_path / "link")]
-    episode = await attacked(tmp_path, f"{command}; grep -o shown out | wc -l", folders=shown)
+    episode = await attacked(tmp_path, f"{command}; grep -ao shown out | wc -l", folders=shown)
     output = episode.result.info["program"]["output"]
     assert output.split() == ["Done.", "0", "2"], "it sees the folder, but not the run in it"
     assert episode.result.reward == 0.0
