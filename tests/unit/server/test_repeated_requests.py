@@ -226,7 +226,7 @@ async def test_what_was_written_is_not_kept_for_a_retry_but_written_again(
         [reply] = bench.endpoint.sessions.find("s").pending.all()
         assert isinstance(reply, replies.Reply) and "prompt_json" not in vars(reply.result)
         gc.collect()  # the responses of other tests
-        responses = [found for found in gc.get_objects() if isinstance(found, app._Json)]
+        responses = [found for found in gc.get_objects() if isinstance(found, app.JsonResponse)]
         assert stream or responses
         assert all(found.body is None for found in responses)
 

@@ -21,7 +21,6 @@ from contextvars import ContextVar
 from functools import partial
 from typing import Any
 
-import orjson
 from aiohttp import web
 from aiohttp.http import HttpProcessingError
 
@@ -35,6 +34,7 @@ from toolroll.endpoint.http.access import (
     session_key,
     sessions_in_keys,
 )
+from toolroll.endpoint.http.json_response import JsonResponse, json_of_size
 from toolroll.endpoint.metrics import CONTENT_TYPE
 from toolroll.endpoint.queries import QUERIES, Query, tokenize
 from toolroll.endpoint.replies import Reply
@@ -45,7 +45,6 @@ from toolroll.endpoint.requests.sampling import session_defaults
 from toolroll.endpoint.sessions.live_session import LiveSession
 from toolroll.endpoint.sessions.pending import retry_number
 from toolroll.endpoint.sessions.sessions import check_id
-from toolroll.rollout.runtime.threads import call_of_size
 from toolroll.rollout.session.trajectory_json import to_json
 
 logger = logging.getLogger(__name__)
@@ -203,7 +202,7 @@ class EndpointServer:
         self.endpoint.metrics.errors[error.code] += 1
         dialect = self.endpoint.dialect_of(request.rel_url.raw_path)
         headers = {"x-should-retry": "true" if error.retry else "false"}
-        return _Json(dialect.refusal(error), status=error.status, headers=headers)
+        return JsonResponse(dialect.refusal(error), status=error.status, headers=headers)
 
     @web.middleware
     async def _allowed(self, request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -259,7 +258,7 @@ class EndpointServer:
                 return await self._stream(request, reply)
             await asyncio.wait([reply.task])
             await reply.deliver()
-            return _Json(reply.render(), headers={SESSION_HEADER: reply.live.id})
+            return JsonResponse(reply.render(), headers={SESSION_HEADER: reply.live.id})
         finally:
             reply.live.pending.leave(reply)
 
@@ -292,7 +291,7 @@ class EndpointServer:
         body = await receive(request, self.settings) if has_body else Received({})
         names = [value for name, value in request.match_info.items() if name != "session"]
         live = partial(self._live, request, body.data)
-        return _Json(await answer(Query(self.endpoint, body, "".join(names), live)))
+        return JsonResponse(await answer(Query(self.endpoint, body, "".join(names), live)))
 
     def _live(self, request: web.Request, body: dict[str, Any]) -> LiveSession:
         """Return the session that the path, header, key or body names, or a new one that others
@@ -325,7 +324,7 @@ class EndpointServer:
 
     async def _health(self, request: web.Request) -> web.StreamResponse:
         model, sessions = self.endpoint.model_name, len(self.endpoint.sessions)
-        return _Json({"status": "ok", "model": model, "sessions": sessions})
+        return JsonResponse({"status": "ok", "model": model, "sessions": sessions})
 
     # --- sessions ---------------------------------------------------------------------------------
 
@@ -347,7 +346,7 @@ class EndpointServer:
         }
         if self.settings.api_key is not None:
             created["api_key"] = session_key(self.settings.api_key, live.id)
-        return _Json(created, status=201)
+        return JsonResponse(created, status=201)
 
     def _found(self, request: web.Request) -> LiveSession:
         """Return the session that the path names. Raise `ApiError` if it does not exist."""
@@ -368,7 +367,7 @@ class EndpointServer:
             "in_flight": live.pending.in_flight,
         }
         large = sum(len(trajectory.input_ids) for trajectory in trajectories) > LONG
-        return await _json_of_size(
+        return await json_of_size(
             lambda: {**state, "trajectories": list(map(to_json, trajectories))}, large=large
         )
 
@@ -378,7 +377,7 @@ class EndpointServer:
         paths = [live.session.path_ids(node.parent) for node, _ in live.trace]
         entries = list(zip(live.trace, paths, strict=True))
         large = sum(map(len, paths)) + sum(node.stop - node.start for node, _ in live.trace) > LONG
-        return await _json_of_size(
+        return await json_of_size(
             lambda: {"session_id": live.id, "trace": [traced(*entry) for entry in entries]},
             large=large,
         )
@@ -391,13 +390,13 @@ class EndpointServer:
         live.reward, live.info = parsed.reward, parsed.info
         if live.log is not None:
             await live.log.reward(parsed.reward, parsed.info)
-        return _Json({"session_id": live.id, "reward": live.reward})
+        return JsonResponse({"session_id": live.id, "reward": live.reward})
 
     async def _delete(self, request: web.Request) -> web.StreamResponse:
         session_id = request.match_info["session"]
         written = await self.endpoint.sessions.drop(session_id)
         _SESSION.set(session_id)
-        return _Json({**(written or {"session_id": session_id}), "deleted": True})
+        return JsonResponse({**(written or {"session_id": session_id}), "deleted": True})
 
     # --- all sessions -----------------------------------------------------------------------------
 
@@ -409,7 +408,7 @@ class EndpointServer:
     async def _list(self, request: web.Request) -> web.StreamResponse:
         self._all(request)
         live = [_shown(live) for live in self.endpoint.sessions.all()]
-        return _Json({"object": "list", "data": [*live, *self._finished()]})
+        return JsonResponse({"object": "list", "data": [*live, *self._finished()]})
 
     def _finished(self) -> list[dict[str, Any]]:
         store = self.endpoint.store
@@ -429,14 +428,14 @@ class EndpointServer:
             samples = [sample for other, sample in store.finished if other == name]
             if not samples:
                 self.endpoint.sessions.find(name)  # raises `ApiError`
-            return _Json(store.written(name, max(samples)))
+            return JsonResponse(store.written(name, max(samples)))
         if live.pending.in_flight:
             problem = f"the session has {live.pending.in_flight} requests in flight: wait for them"
             raise ApiError(409, "requests_in_flight", problem, param="session_id")
         if not live.trace:
             problem = f"the session {name!r} has no answer yet: there is nothing to write"
             raise ApiError(409, "session_empty", problem, param="session_id")
-        return _Json(await self.endpoint.sessions.drop(name))
+        return JsonResponse(await self.endpoint.sessions.drop(name))
 
     async def _metrics(self, request: web.Request) -> web.StreamResponse:
         self._all(request)
@@ -477,25 +476,6 @@ def _route(request: web.Request) -> str:
     """
     resource = request.match_info.route.resource
     return resource.canonical if resource is not None else "other"
-
-
-class _Json(web.Response):
-    """The answer `data` as JSON; bytes are JSON already. The body is freed after it was written,
-    because aiohttp keeps the response until the next request on the same connection.
-    """
-
-    def __init__(self, data: Any, **options: Any) -> None:
-        body = data if isinstance(data, bytes) else orjson.dumps(data)
-        super().__init__(body=body, content_type="application/json", **options)
-
-    async def write_eof(self, data: bytes = b"") -> None:
-        await super().write_eof(data)
-        self.body = None
-
-
-async def _json_of_size(build: Callable[[], Any], *, large: bool) -> web.Response:
-    """Return the result of `build` as JSON. If the result is `large`, call `build` in a thread."""
-    return _Json(await call_of_size(lambda: orjson.dumps(build()), large=large))
 
 
 def _shown(live: LiveSession) -> dict[str, Any]:
