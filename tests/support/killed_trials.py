@@ -27,6 +27,8 @@ from toolroll.testing import PolicyRequest, load_embedded_tokenizer
 
 MARKER = "98765431"
 TURNS, MOMENTS = 4, 6
+CHECK = 6
+"""The number of commands that check the task's tests before the first trial."""
 COMMAND = f"setsid sleep {MARKER} & {command_of()}"
 
 
@@ -94,7 +96,8 @@ def main(folder: Path, kills: int) -> None:
     for number in range(kills):
         later = number // 2 % MOMENTS
         answers += later % TURNS if number % 2 == 0 else 0  # of the killed trial
-        play(tokenizer, folder, samples, ("command" if number % 2 else "request", later))
+        moment = ("command", CHECK + later) if number % 2 else ("request", later)
+        play(tokenizer, folder, samples, moment)
     play(tokenizer, folder, samples, None)
     sys.stdout.write(json.dumps({"answers": answers, "samples": samples}) + "\n")
 

@@ -93,7 +93,7 @@ def processes_of(word: str) -> list[str]:
 @cache
 def refusal() -> str:
     """Why this machine cannot make sandboxes, or an empty string."""
-    words = ["unshare", "--user", "--map-root-user", "--mount", "--pid", "--fork", "true"]
+    words = ["bwrap", "--unshare-all", "--unshare-user", "--ro-bind", "/", "/", "true"]
     try:
         done = subprocess.run(words, capture_output=True, text=True, check=False)
     except OSError as error:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +28,7 @@ from support.toy_environment import Pond
 from support.wire import until
 
 from toolroll.environments.harbor import HarborTask
-from toolroll.environments.programs.harbor_trial import HarborTrial
+from toolroll.environments.harbor_trial import HarborTrial
 from toolroll.environments.programs.program_settings import ProgramSettings
 from toolroll.environments.programs.sandbox import Exit, Sandbox
 from toolroll.environments.sandboxed import SandboxEnvironment
@@ -146,7 +148,7 @@ async def test_harbor_ends_its_agent_before_the_sandbox_does(tmp_path: Path) -> 
     try:
         await trial.reset(tasks.tasks("test")[0], 0)
         limits = [
-            trial.program(ProgramSettings(harbor_agent="codex", timeout=seconds))[1]
+            trial.time_limit(ProgramSettings(harbor_agent="codex", timeout=seconds))
             for seconds in (None, 7200.0)
         ]
     finally:
@@ -211,11 +213,16 @@ async def test_a_program_at_its_limit_of_turns_is_killed_and_graded(tmp_path: Pa
         ('echo \'{"a": 1, "b": 2}\' > /logs/verifier/reward.json\n', "is named `reward`"),
     ],
 )
-async def test_a_missing_or_invalid_reward_is_infrastructure(
+async def test_a_task_that_gives_no_reward_for_untouched_files_is_refused(
     tmp_path: Path, test: str, problem: str
 ) -> None:
     write_task(tmp_path, test=test)
-    assert problem in error_of(await played(tmp_path, replies(), reruns=0))
+    tasks = factory(tmp_path)
+    environment = tasks.make(EnvironmentOptions())
+    assert isinstance(environment, HarborTask)
+    for _ in range(2):  # the check runs once
+        with pytest.raises(UsageError, match=f"greet is broken: for untouched files, .*{problem}"):
+            await environment.reset(tasks.tasks("test")[0], 0)
 
 
 class Greet(SandboxEnvironment):
@@ -283,6 +290,41 @@ async def test_an_engine_that_fails_is_infrastructure(tmp_path: Path) -> None:
     assert error_of(episodes["greet", 0]).startswith("engine_error")
 
 
+async def test_a_request_that_the_engine_refuses_is_the_program_s_fault(tmp_path: Path) -> None:
+    write_task(tmp_path)
+
+    def faults(request: PolicyRequest) -> Fault | None:
+        later = request.text.count("<|turn|>assistant") > 1
+        return Fault(status=400, body=b"this grammar is not valid") if later else None
+
+    async with serving(load_embedded_tokenizer(), scripted(replies()), faults=faults) as (_, model):
+        [episode] = (await play(factory(tmp_path), program(model), reruns=0)).values()
+    assert (episode.result.status, episode.result.reward) == (Status.COMPLETED, 1.0)
+    assert "grammar" in episode.result.info["refused"]
+
+
+async def test_a_sandbox_that_ends_under_the_program_is_graded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Sandbox.run
+
+    async def ended(sandbox: Sandbox, command: str, variables: Any, **options: Any) -> Exit:
+        """Its memory was short, after the program had asked the model."""
+        end = await run(sandbox, command, variables, **options)
+        if "INSTRUCTION" in variables:
+            os.kill(sandbox._pid, signal.SIGKILL)
+            assert sandbox._process is not None
+            await sandbox._process.wait()
+            await sandbox.kill()
+        return end
+
+    monkeypatch.setattr(Sandbox, "run", ended)
+    write_task(tmp_path)
+    episode = await played(tmp_path, replies(), reruns=0)
+    assert (episode.result.status, episode.result.reward) == (Status.COMPLETED, 0.0)
+    assert "could not be read" in episode.result.info["no_reward"]
+
+
 async def test_an_abort_by_the_engine_ends_the_trial_at_once(tmp_path: Path) -> None:
     """As before an update of the weights; the program would retry."""
     write_task(tmp_path)
@@ -295,11 +337,15 @@ async def test_an_abort_by_the_engine_ends_the_trial_at_once(tmp_path: Path) -> 
     assert processes_of("sleep 87653") == []
 
 
-async def test_a_program_that_deletes_its_session_is_aborted(tmp_path: Path) -> None:
+async def test_a_program_cannot_delete_its_session_or_read_it(tmp_path: Path) -> None:
     write_task(tmp_path)
-    delete = 'curl -s -X DELETE -H "Authorization: Bearer $OPENAI_API_KEY" "$ANTHROPIC_BASE_URL"'
-    message = error_of(await played(tmp_path, replies(), f"{command_of()}; {delete}", reruns=0))
-    assert "the program deleted its session" in message
+    ask = 'curl -s -H "Authorization: Bearer $OPENAI_API_KEY" "$ANTHROPIC_BASE_URL'
+    command = f'{ask}" -X DELETE; {ask}/trace"; {ask}/export" -X POST; {ask}/v1/models"'
+    episode = await played(tmp_path, replies(), f"{command_of()}; {command}")
+    output = episode.result.info["program"]["output"]
+    assert output.count("this key opens only the model") == 3
+    assert '"id":"toolroll"' in output
+    assert (episode.result.status, episode.result.reward) == (Status.COMPLETED, 1.0)
 
 
 async def test_a_program_cannot_use_the_session_of_another_trial(tmp_path: Path) -> None:
@@ -323,10 +369,10 @@ async def test_an_image_is_refused_unless_it_is_ignored(tmp_path: Path) -> None:
 
 
 async def test_the_program_sees_the_files_of_the_task_but_not_its_tests(tmp_path: Path) -> None:
-    task = write_task(tmp_path)
+    task = write_task(tmp_path / "tasks")
     look = f"cat notes.txt; ls -A {task.parent} /tests; touch /usr/x /etc/x"
     episode = await played(
-        tmp_path,
+        task.parent,
         replies(),
         f"{command_of()}; {look}",
         options={"folders": [str(task.parent)]},

@@ -67,6 +67,7 @@ async def test_programs_below_a_folder_that_it_replaces_are_visible_and_nothing_
             end = await sandbox.run(
                 f"snake; tool; cd {folder}; ls; touch {{data,data/deep,tools,venv}}/x", {}
             )
+            assert (await sandbox.run("ls -A / /root /home /etc/shadow", {})).output
     names = [f"{folder}/venv/bin/snake", f"{folder}/tools/tool", "data", "tools", "venv"]
     assert end.output.split("\n")[:5] == names
     assert end.output.count("Read-only file system") == 4
@@ -116,7 +117,7 @@ async def test_the_memory_of_a_process_is_limited() -> None:
 
 async def test_a_machine_without_the_programs_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shutil.which", lambda *_, **__: None)
-    with pytest.raises(UsageError, match="needs the Linux program setpriv"):
+    with pytest.raises(UsageError, match="needs bwrap: install the package bubblewrap"):
         await Sandbox().start()
 
 

@@ -3,26 +3,32 @@
 A task is a folder with `task.toml`, `instruction.md`, `environment/`, `solution/` and `tests/`. The
 reward is what `tests/test.sh` writes to `/logs/verifier`.
 
-Invariants: the model cannot see the dataset's folder. A missing reward, or one that is not a finite
-number, is a failure of the environment, and never a reward of 0.
+Invariants: the model cannot see the dataset's folder. Unless the task asks for `shared`, its tests
+run in a fresh sandbox, which gets only the model's files. Over untouched files they must give a
+reward. So if they give none after the model has worked, the reward is 0.
 """
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import math
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
+from functools import cache
 from hashlib import blake2b
 from os.path import expandvars
 from pathlib import Path
-from typing import Any, Literal
+from tempfile import TemporaryFile
+from typing import IO, Any, Literal
+from weakref import WeakKeyDictionary
 
 import orjson
 
 from toolroll.agents.environments.factory import openai_tool
 from toolroll.agents.loop.call_policy import tool_message
-from toolroll.environments.programs.sandbox import Sandbox
+from toolroll.environments.programs.sandbox import Network, Sandbox
 from toolroll.environments.sandboxed import SandboxEnvironment
 from toolroll.parsers.types import ToolCall
 from toolroll.rollout.errors import ActionError, EnvironmentFailure, UsageError
@@ -39,10 +45,17 @@ BASH = openai_tool(
         "additionalProperties": False,
     },
 )
+_CHECKS: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, asyncio.Task[None]]]
+_CHECKS = WeakKeyDictionary()
+"""Of each task of a loop: the check of its tests."""
+_LOGS = "/logs/verifier"
 _COMMAND_LIMIT = 120.0
 """The time limit of one call of `bash`, in seconds."""
 _PLAIN = re.compile(r"\s*(#.*|(FROM|WORKDIR)\s.*)?", re.IGNORECASE)
 """A line of a Dockerfile that changes nothing in the image."""
+
+
+logger = logging.getLogger(__name__)
 
 
 class HarborTask(SandboxEnvironment):
@@ -52,11 +65,13 @@ class HarborTask(SandboxEnvironment):
 
     Args:
         path: The folder of the dataset, or of one task.
-        disk: The limit of all files of a trial, in bytes.
+        disk: The limit of the files of each folder that a trial can write, in bytes.
         memory: The limit of the data of each process, in bytes.
-        processes: The limit of processes. It has no effect for root.
-        folders: Folders below /tmp or /home that the sandbox sees too, besides those of PATH.
+        processes: The limit of processes.
+        folders: Folders that the sandbox sees too, besides those of PATH.
         image: What to do with a task that needs an image: refuse, or ignore the image.
+        network: What a trial reaches besides the model: nothing (none), or all that this machine
+            does (host).
     """
 
     def __init__(
@@ -67,11 +82,13 @@ class HarborTask(SandboxEnvironment):
         processes: int = 1024,
         folders: Sequence[str] = (),
         image: Literal["refuse", "ignore"] = "refuse",
+        network: Network = "none",
     ) -> None:
         self._limits: dict[str, Any] = {"disk": disk, "memory": memory, "processes": processes}
         self._folders = folders
         self._dataset = Path(path).absolute()
         self._image = image
+        self._network = network
         self.rewards: dict[str, float] = {}
 
     @staticmethod
@@ -96,71 +113,173 @@ class HarborTask(SandboxEnvironment):
 
     async def reset(self, task: Task, seed: int) -> Observation:
         """Start the sandbox, with the files of `environment/` in its working folder."""
-        self.check_image(task)
-        await self.start(task, hidden=[self._dataset])
+        self.read(task)
+        self.check_image()
         if self.config.get("steps"):
             raise UsageError(f"{task.id} has several steps: play it with Harbor (harbor_agent)")
+        await self.check_tests(task)
+        self.sandbox = self.new_sandbox("agent")
+        await self.sandbox.start()
         await self.sandbox.upload(self.task_folder / "environment", self.folder)
         return Observation([{"role": "user", "content": self.instruction}], [BASH])
 
-    async def start(
-        self, task: Task, *, folders: Sequence[Path] = (), hidden: Sequence[Path] = ()
-    ) -> None:
-        """Read `task`, and start its sandbox, which also sees `folders`, and in which the folders
-        `hidden` are empty.
-        """
+    def read(self, task: Task) -> None:
+        """Read `task`."""
         self.task_folder, self.config = _read(task)
         self.instruction = (self.task_folder / "instruction.md").read_text(encoding="utf-8")
-        self.folder = self.config.get("environment", {}).get("workdir") or "/app"
-        self.timeout = self.config.get("agent", {}).get("timeout_sec")
-        self.grading_timeout = float(self.config.get("verifier", {}).get("timeout_sec", 600.0))
-        self.sandbox = Sandbox([*self._folders, *folders], hidden, **self._limits)
-        await self.sandbox.start()
+        self.folder = self._section("environment").get("workdir") or "/app"
+        self.timeout = self._section("agent").get("timeout_sec")
+        self.grading_timeout = float(self._section("verifier").get("timeout_sec", 600.0))
+        self.shared = self._section("verifier").get("environment_mode") == "shared"
+
+    def _section(self, name: str) -> dict[str, Any]:
+        section: dict[str, Any] = self.config.get(name, {})
+        return section
+
+    def options(self, phase: Literal["agent", "verifier"]) -> dict[str, Any]:
+        """Return the arguments of the `Sandbox` for `phase`. Raise `UsageError` if its network
+        cannot be as the task says.
+        """
+        sections = self._section(phase), self._section("environment")
+        modes = [each["network_mode"] for each in sections if "network_mode" in each]
+        mode = modes[0] if modes else None
+        if mode == "allowlist" or (mode == "public" and self._network == "none"):
+            advice = " (network=host)" if mode == "public" else " with another back end of Harbor"
+            problem = f"its {phase} has network_mode {mode!r}: play it{advice}"
+            raise UsageError(f"{self.task_folder} cannot be played as it says: {problem}")
+        return {
+            "folders": list(map(str, self._folders)),
+            "hidden": [str(self._dataset), str(self.task_folder), *map(str, self.hidden)],
+            "own": [self.folder, *self.artifacts],
+            "network": "none" if mode == "no-network" else self._network,
+            **self._limits,
+        }
+
+    def new_sandbox(self, phase: Literal["agent", "verifier"]) -> Sandbox:
+        """Return a sandbox for `phase`."""
+        options = self.options(phase)
+        return Sandbox(options.pop("folders"), options.pop("hidden"), **options)
+
+    @property
+    def artifacts(self) -> list[str]:
+        """The paths that the tests get besides the working folder."""
+        listed = self.config.get("artifacts", [])
+        sources = [each["source"] if isinstance(each, dict) else each for each in listed]
+        return [*sources, "/logs/artifacts"]
+
+    async def check_tests(self, task: Task) -> None:
+        """Raise `UsageError` if the tests of `task` give no reward for untouched files."""
+        checks = _CHECKS.setdefault(asyncio.get_running_loop(), {})
+        key = f"{self.task_folder} {_digest(self.task_folder)} {self.options('verifier')}"
+        if key not in checks or checks[key].cancelled():
+            checks[key] = asyncio.ensure_future(self._check_tests())
+        await asyncio.shield(checks[key])
+
+    async def _check_tests(self) -> None:
+        if "environment_mode" not in self._section("verifier"):
+            _say_separate(str(self._dataset))
+        async with self.new_sandbox("verifier") as sandbox:
+            await sandbox.upload(self.task_folder / "environment", self.folder)
+            _, reason = await self._test(sandbox)
+        if reason is not None:
+            raise UsageError(f"{self.task_folder} is broken: for untouched files, {reason}")
 
     async def step(self, action: Action) -> StepResult:
         """Run the commands of `action`. If it has none, grade the trial."""
         if not action.tool_calls:
-            return StepResult(reward=await self._grade(), done=True)
+            return await self.grade()
         commands = [_command(call) for call in action.tool_calls]
         messages = []
         for call, command in zip(action.tool_calls, commands, strict=True):
-            end = await self.sandbox.run(
-                command,
-                self._variables("environment"),
-                folder=self.folder,
-                time_limit=_COMMAND_LIMIT,
-            )
+            try:
+                end = await self.sandbox.run(
+                    command,
+                    self._variables("environment"),
+                    folder=self.folder,
+                    time_limit=_COMMAND_LIMIT,
+                )
+            except EnvironmentFailure as error:  # the command ended it
+                return self._graded({"reward": 0.0}, str(error))
             failed = "" if end.status == 0 else f"[exit status {end.status}]"
             messages.append(tool_message(call, f"{end.output}{failed}"))
         return StepResult(messages)
 
+    async def grade(self, packed: IO[bytes] | None = None) -> StepResult:
+        """Run the tests, and return the reward, with the reason if it is 0 for want of a better.
+
+        `packed`: an archive of the model's files, by default those in the sandbox. What the model
+        may have caused is graded. Only what it cannot cause is raised.
+        """
+        if self.shared and packed is None:
+            try:
+                return self._graded(*await self._test(self.sandbox))
+            except EnvironmentFailure as error:
+                return self._graded({"reward": 0.0}, str(error))
+        with TemporaryFile() as file:
+            try:
+                whole = packed is not None or await self.sandbox.pack(self.kept, file)
+            except EnvironmentFailure:
+                whole = False
+            if not whole:
+                return self._graded(
+                    {"reward": 0.0}, "the files could not be read, or are too large"
+                )
+            fresh = self.new_sandbox("verifier")
+            try:
+                await _started(fresh)
+                try:
+                    await fresh.unpack(packed or file)
+                except EnvironmentFailure as error:
+                    return self._graded({"reward": 0.0}, str(error))
+                return self._graded(*await self._test(fresh))
+            finally:
+                await fresh.close()
+
+    @property
+    def kept(self) -> list[str]:
+        """The paths of the model's files that the tests get."""
+        return [self.folder, *self.artifacts]
+
+    def _graded(self, rewards: dict[str, float], reason: str | None) -> StepResult:
+        self.rewards = rewards
+        info: dict[str, Any] = {"verifier": "shared: can be forged"} if self.shared else {}
+        if reason is not None:
+            info["no_reward"] = reason
+        return StepResult(reward=the_reward(rewards), done=True, info=info)
+
     async def truncated_reward(self) -> float | None:
         """Grade the trial."""
-        return await self._grade()
+        return (await self.grade()).reward
 
     def metrics(self) -> Mapping[str, float]:
         """Return the rewards by name."""
         return self.rewards
 
-    async def _grade(self) -> float:
-        """Run `tests/test.sh`, and return the reward that it writes."""
-        await self.sandbox.upload(self.task_folder / "tests", "/tests")
-        end = await self.sandbox.run(
-            "rm -f /logs/verifier/reward.*; chmod +x /tests/test.sh; /tests/test.sh",
+    async def _test(self, sandbox: Sandbox) -> tuple[dict[str, float], str | None]:
+        """Run `tests/test.sh`, and return its rewards. If it gives none, return 0 and the reason.
+        Raise `EnvironmentFailure` if the sandbox fails.
+        """
+        await sandbox.upload(self.task_folder / "tests", "/tests")
+        end = await sandbox.run(
+            f"rm -rf {_LOGS}/reward.*; chmod +x /tests/test.sh; /tests/test.sh",
             self._variables("environment", "verifier"),
             folder=self.folder,
             time_limit=self.grading_timeout,
         )
         if end.status is None:
-            raise EnvironmentFailure(f"tests/test.sh took more than {self.grading_timeout:g} s")
+            return {"reward": 0.0}, f"tests/test.sh took more than {self.grading_timeout:g} s"
+        await sandbox.kill()
         for name in ("reward.json", "reward.txt"):
-            content = await self.sandbox.read(f"/logs/verifier/{name}")
+            content = await sandbox.read(f"{_LOGS}/{name}")
             if content is not None:
-                self.rewards = read_rewards(content, name)
-                return the_reward(self.rewards)
-        raise EnvironmentFailure(
-            f"tests/test.sh wrote no reward (exit status {end.status}): {end.output[-1000:]}"
-        )
+                try:
+                    rewards = read_rewards(content, name)
+                    the_reward(rewards)
+                except EnvironmentFailure as error:
+                    return {"reward": 0.0}, str(error)
+                return rewards, None
+        said = f"(exit status {end.status}): {end.output[-1000:]}"
+        return {"reward": 0.0}, f"tests/test.sh wrote no reward {said}"
 
     def _variables(self, *sections: str) -> dict[str, str]:
         """Return the environment variables of the task, which may name those of this process."""
@@ -170,19 +289,36 @@ class HarborTask(SandboxEnvironment):
             for name, text in self.config.get(section, {}).get("env", {}).items()
         }
 
-    def check_image(self, task: Task) -> None:
-        """Raise `UsageError` if `task` needs an image, which a local sandbox does not have."""
-        folder, config = _read(task)
-        dockerfile = folder / "environment" / "Dockerfile"
+    def check_image(self) -> None:
+        """Raise `UsageError` if the task needs an image, which a local sandbox does not have."""
+        dockerfile = self.task_folder / "environment" / "Dockerfile"
         lines = dockerfile.read_text(encoding="utf-8").splitlines() if dockerfile.is_file() else []
         needs = not all(map(_PLAIN.fullmatch, lines))
-        needs |= bool(config.get("environment", {}).get("docker_image"))
-        needs |= (folder / "environment" / "docker-compose.yaml").exists()
+        needs |= bool(self._section("environment").get("docker_image"))
+        needs |= (self.task_folder / "environment" / "docker-compose.yaml").exists()
         if needs and self._image == "refuse":
             raise UsageError(
-                f"{folder} needs an image, which the local back end does not have: play it with "
-                "Harbor (harbor_environment), or without the image (image=ignore)"
+                f"{self.task_folder} needs an image, which the local back end does not have: play "
+                "it with another back end of Harbor (harbor_environment: docker, podman, daytona, "
+                "e2b or modal), or without the image (image=ignore)"
             )
+
+
+async def _started(sandbox: Sandbox) -> None:
+    """Start a further sandbox. The first one has shown that this machine can."""
+    try:
+        await sandbox.start()
+    except UsageError as error:
+        raise EnvironmentFailure(str(error)) from error
+
+
+@cache
+def _say_separate(dataset: str) -> None:
+    logger.warning(
+        "the tasks in %s do not say where their tests run (environment_mode): they run in a fresh "
+        "sandbox (separate), with the working folder and the artifacts",
+        dataset,
+    )
 
 
 def folder_of(task: Task) -> Path:

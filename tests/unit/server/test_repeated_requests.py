@@ -16,7 +16,7 @@ from support.listed_environment import TOOL
 from toolroll.endpoint import replies
 from toolroll.endpoint.conversation.messages import read_messages
 from toolroll.endpoint.errors import ApiError
-from toolroll.endpoint.http import app
+from toolroll.endpoint.http.json_response import JsonResponse
 from toolroll.endpoint.sessions.pending import request_key
 from toolroll.testing import Reply, load_embedded_tokenizer
 
@@ -226,7 +226,7 @@ async def test_what_was_written_is_not_kept_for_a_retry_but_written_again(
         [reply] = bench.endpoint.sessions.find("s").pending.all()
         assert isinstance(reply, replies.Reply) and "prompt_json" not in vars(reply.result)
         gc.collect()  # the responses of other tests
-        responses = [found for found in gc.get_objects() if isinstance(found, app._Json)]
+        responses = [found for found in gc.get_objects() if isinstance(found, JsonResponse)]
         assert stream or responses
         assert all(found.body is None for found in responses)
 

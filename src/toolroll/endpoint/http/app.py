@@ -11,14 +11,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
+import socket
 import time
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from contextvars import ContextVar
 from functools import partial
 from typing import Any
 
-import orjson
 from aiohttp import web
 from aiohttp.http import HttpProcessingError
 
@@ -32,6 +34,7 @@ from toolroll.endpoint.http.access import (
     session_key,
     sessions_in_keys,
 )
+from toolroll.endpoint.http.json_response import JsonResponse, json_of_size
 from toolroll.endpoint.metrics import CONTENT_TYPE
 from toolroll.endpoint.queries import QUERIES, Query, tokenize
 from toolroll.endpoint.replies import Reply
@@ -42,7 +45,6 @@ from toolroll.endpoint.requests.sampling import session_defaults
 from toolroll.endpoint.sessions.live_session import LiveSession
 from toolroll.endpoint.sessions.pending import retry_number
 from toolroll.endpoint.sessions.sessions import check_id
-from toolroll.rollout.runtime.threads import call_of_size
 from toolroll.rollout.session.trajectory_json import to_json
 
 logger = logging.getLogger(__name__)
@@ -50,6 +52,7 @@ _http_logger = logging.getLogger(f"{__name__}.http")
 
 SESSION_HEADER = "x-session-id"
 _RETRY_HEADER = "x-stainless-retry-count"
+_ANSWERED = re.compile("/v1/|/tokenize$")
 _SESSION: ContextVar[str] = ContextVar("session")
 _NO_ANSWER = 499
 """The status in the log if the client closed the connection before it got the answer."""
@@ -60,11 +63,13 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 class EndpointServer:
     """Serves `endpoint` over HTTP while its `async with` block runs. The host and the port are in
     `endpoint.settings`. `url` is the address of the server. If the port in the settings is 0, `url`
-    contains the port that was chosen.
+    contains the port that was chosen. If the server is `managed`, only its owner creates and ends
+    sessions: the key of a session opens the model alone, and a request finds no other session.
     """
 
-    def __init__(self, endpoint: Endpoint) -> None:
+    def __init__(self, endpoint: Endpoint, *, managed: bool = False) -> None:
         self.endpoint = endpoint
+        self._managed = managed
         self.settings = endpoint.settings
         self.url = ""
         self._site: web.TCPSite | None = None
@@ -107,6 +112,23 @@ class EndpointServer:
             await self.endpoint.aclose()
         finally:
             await self._runner.cleanup()
+
+    @property
+    def port(self) -> int:
+        """The port of the server."""
+        assert self._runner is not None
+        return int(self._runner.addresses[0][1])
+
+    @asynccontextmanager
+    async def listening(self, listener: socket.socket) -> AsyncIterator[None]:
+        """Serve on `listener` too while the block runs."""
+        assert self._runner is not None
+        site = web.SockSite(self._runner, listener)
+        await site.start()
+        try:
+            yield
+        finally:
+            await site.stop()
 
     def _routes(self) -> list[web.RouteDef]:
         routes = [
@@ -180,7 +202,7 @@ class EndpointServer:
         self.endpoint.metrics.errors[error.code] += 1
         dialect = self.endpoint.dialect_of(request.rel_url.raw_path)
         headers = {"x-should-retry": "true" if error.retry else "false"}
-        return _Json(dialect.refusal(error), status=error.status, headers=headers)
+        return JsonResponse(dialect.refusal(error), status=error.status, headers=headers)
 
     @web.middleware
     async def _allowed(self, request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -196,6 +218,8 @@ class EndpointServer:
                     "invalid_api_key",
                     "the key is missing, is wrong, or belongs to another session",
                 )
+            if self._managed and self._only(request) and not _ANSWERED.search(request.path):
+                raise ApiError(403, "forbidden", "this key opens only the model")
         return await handler(request)
 
     def _only(self, request: web.Request) -> str | None:
@@ -234,7 +258,7 @@ class EndpointServer:
                 return await self._stream(request, reply)
             await asyncio.wait([reply.task])
             await reply.deliver()
-            return _Json(reply.render(), headers={SESSION_HEADER: reply.live.id})
+            return JsonResponse(reply.render(), headers={SESSION_HEADER: reply.live.id})
         finally:
             reply.live.pending.leave(reply)
 
@@ -267,7 +291,7 @@ class EndpointServer:
         body = await receive(request, self.settings) if has_body else Received({})
         names = [value for name, value in request.match_info.items() if name != "session"]
         live = partial(self._live, request, body.data)
-        return _Json(await answer(Query(self.endpoint, body, "".join(names), live)))
+        return JsonResponse(await answer(Query(self.endpoint, body, "".join(names), live)))
 
     def _live(self, request: web.Request, body: dict[str, Any]) -> LiveSession:
         """Return the session that the path, header, key or body names, or a new one that others
@@ -288,7 +312,8 @@ class EndpointServer:
         session_id = named or in_body
         if session_id is not None:
             _SESSION.set(check_id(str(session_id)))
-            return self.endpoint.sessions.of(str(session_id))
+            sessions = self.endpoint.sessions
+            return (sessions.find if self._managed else sessions.of)(str(session_id))
         if self.settings.require_session:
             address = f"{request.scheme}://{request.host}/sessions/NAME{request.path}"
             problem = f"--require-session: the request names no session: send it to {address}"
@@ -299,7 +324,7 @@ class EndpointServer:
 
     async def _health(self, request: web.Request) -> web.StreamResponse:
         model, sessions = self.endpoint.model_name, len(self.endpoint.sessions)
-        return _Json({"status": "ok", "model": model, "sessions": sessions})
+        return JsonResponse({"status": "ok", "model": model, "sessions": sessions})
 
     # --- sessions ---------------------------------------------------------------------------------
 
@@ -321,7 +346,7 @@ class EndpointServer:
         }
         if self.settings.api_key is not None:
             created["api_key"] = session_key(self.settings.api_key, live.id)
-        return _Json(created, status=201)
+        return JsonResponse(created, status=201)
 
     def _found(self, request: web.Request) -> LiveSession:
         """Return the session that the path names. Raise `ApiError` if it does not exist."""
@@ -342,7 +367,7 @@ class EndpointServer:
             "in_flight": live.pending.in_flight,
         }
         large = sum(len(trajectory.input_ids) for trajectory in trajectories) > LONG
-        return await _json_of_size(
+        return await json_of_size(
             lambda: {**state, "trajectories": list(map(to_json, trajectories))}, large=large
         )
 
@@ -352,7 +377,7 @@ class EndpointServer:
         paths = [live.session.path_ids(node.parent) for node, _ in live.trace]
         entries = list(zip(live.trace, paths, strict=True))
         large = sum(map(len, paths)) + sum(node.stop - node.start for node, _ in live.trace) > LONG
-        return await _json_of_size(
+        return await json_of_size(
             lambda: {"session_id": live.id, "trace": [traced(*entry) for entry in entries]},
             large=large,
         )
@@ -365,13 +390,13 @@ class EndpointServer:
         live.reward, live.info = parsed.reward, parsed.info
         if live.log is not None:
             await live.log.reward(parsed.reward, parsed.info)
-        return _Json({"session_id": live.id, "reward": live.reward})
+        return JsonResponse({"session_id": live.id, "reward": live.reward})
 
     async def _delete(self, request: web.Request) -> web.StreamResponse:
         session_id = request.match_info["session"]
         written = await self.endpoint.sessions.drop(session_id)
         _SESSION.set(session_id)
-        return _Json({**(written or {"session_id": session_id}), "deleted": True})
+        return JsonResponse({**(written or {"session_id": session_id}), "deleted": True})
 
     # --- all sessions -----------------------------------------------------------------------------
 
@@ -383,7 +408,7 @@ class EndpointServer:
     async def _list(self, request: web.Request) -> web.StreamResponse:
         self._all(request)
         live = [_shown(live) for live in self.endpoint.sessions.all()]
-        return _Json({"object": "list", "data": [*live, *self._finished()]})
+        return JsonResponse({"object": "list", "data": [*live, *self._finished()]})
 
     def _finished(self) -> list[dict[str, Any]]:
         store = self.endpoint.store
@@ -403,14 +428,14 @@ class EndpointServer:
             samples = [sample for other, sample in store.finished if other == name]
             if not samples:
                 self.endpoint.sessions.find(name)  # raises `ApiError`
-            return _Json(store.written(name, max(samples)))
+            return JsonResponse(store.written(name, max(samples)))
         if live.pending.in_flight:
             problem = f"the session has {live.pending.in_flight} requests in flight: wait for them"
             raise ApiError(409, "requests_in_flight", problem, param="session_id")
         if not live.trace:
             problem = f"the session {name!r} has no answer yet: there is nothing to write"
             raise ApiError(409, "session_empty", problem, param="session_id")
-        return _Json(await self.endpoint.sessions.drop(name))
+        return JsonResponse(await self.endpoint.sessions.drop(name))
 
     async def _metrics(self, request: web.Request) -> web.StreamResponse:
         self._all(request)
@@ -451,25 +476,6 @@ def _route(request: web.Request) -> str:
     """
     resource = request.match_info.route.resource
     return resource.canonical if resource is not None else "other"
-
-
-class _Json(web.Response):
-    """The answer `data` as JSON; bytes are JSON already. The body is freed after it was written,
-    because aiohttp keeps the response until the next request on the same connection.
-    """
-
-    def __init__(self, data: Any, **options: Any) -> None:
-        body = data if isinstance(data, bytes) else orjson.dumps(data)
-        super().__init__(body=body, content_type="application/json", **options)
-
-    async def write_eof(self, data: bytes = b"") -> None:
-        await super().write_eof(data)
-        self.body = None
-
-
-async def _json_of_size(build: Callable[[], Any], *, large: bool) -> web.Response:
-    """Return the result of `build` as JSON. If the result is `large`, call `build` in a thread."""
-    return _Json(await call_of_size(lambda: orjson.dumps(build()), large=large))
 
 
 def _shown(live: LiveSession) -> dict[str, Any]:

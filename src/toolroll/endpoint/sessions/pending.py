@@ -131,7 +131,7 @@ class PendingRequests:
         """Run `request` in a task. Raise `ApiError` after `cancel`."""
         if self._ended:
             raise ApiError(
-                409, "request_aborted", "the session was deleted while the request was read"
+                409, "request_aborted", "the session has ended, and takes no more requests"
             )
         request.task = asyncio.get_running_loop().create_task(
             request.run(), context=self.context and self.context.copy()

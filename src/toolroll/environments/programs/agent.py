@@ -7,7 +7,8 @@ the model's last text. The environment then grades the sandbox.
 Invariants: the result has all sequences of the session. The run's sampling parameters replace those
 of the program, except for `max_new_tokens` and `stop`. If the engine, the endpoint or the sandbox
 failed, or if the program ended before the model answered once, the episode is ABORTED. A program
-that fails after that, or that reaches a limit, is graded.
+that fails after that, or that reaches a limit, is graded. The session ends before the episode is
+graded: later requests are refused, and never sampled.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from toolroll.agents.loop.episode_agent import EpisodeAgent
 from toolroll.agents.loop.play import EpisodeConversation, Played, Rules, build_result, rewarded
 from toolroll.endpoint.endpoint import Endpoint
 from toolroll.endpoint.endpoint_settings import EndpointSettings
-from toolroll.endpoint.errors import ApiError
+from toolroll.endpoint.errors import ApiError, api_error
 from toolroll.endpoint.http.access import session_key
 from toolroll.endpoint.http.app import EndpointServer
 from toolroll.endpoint.requests.sampling import session_defaults
@@ -39,10 +40,10 @@ from toolroll.endpoint.sessions.session_store import (
     session_result,
     store_settings,
 )
-from toolroll.environments.programs.harbor_trial import HarborTrial
+from toolroll.environments.harbor_trial import HarborTrial
 from toolroll.environments.programs.program_settings import ProgramSettings
 from toolroll.environments.programs.sandbox import Exit
-from toolroll.environments.sandboxed import SandboxEnvironment
+from toolroll.environments.sandboxed import SandboxEnvironment, Session
 from toolroll.parsers.types import ParsedReply
 from toolroll.rollout.engine import ROUTING_KEY
 from toolroll.rollout.errors import EngineError, EnvironmentFailure, RolloutError, UsageError
@@ -84,7 +85,7 @@ async def open_server(model: Model, settings: ProgramSettings) -> AsyncIterator[
         server_tools=settings.server_tools,
         idle=_WEEK,  # a trial drops its own session
     )
-    async with EndpointServer(Endpoint(model, endpoint_settings, store)) as server:
+    async with EndpointServer(Endpoint(model, endpoint_settings, store), managed=True) as server:
         for live in server.endpoint.sessions.all():
             await server.endpoint.sessions.drop(live.id)
         yield server
@@ -152,6 +153,7 @@ class ProgramConversation(EpisodeConversation):
         own = ("max_new_tokens", "stop")  # the program may set these itself
         self.live.fixed_params = {name: defaults[name] for name in defaults if name not in own}
         end = await self._run_until_stopped()
+        await self.live.end()
         seconds = perf_counter() - began
         output = end.output[-4000:]
         self.info["program"] = {"session": self._name, "status": end.status, "output": output}
@@ -164,41 +166,45 @@ class ProgramConversation(EpisodeConversation):
     async def _run_until_stopped(self) -> Exit:
         """Run the program until it ends, the engine aborts a request, or a limit is reached."""
         environment = self._environment
-        command, limit = environment.program(self._settings)
-        run = environment.sandbox.run(
-            command, self.variables, folder=environment.folder, time_limit=limit
-        )
-        running = asyncio.ensure_future(run)
+        session = Session(self._server, self.live.end)
+        play = environment.play(self._settings, self.variables, session)
+        running = asyncio.ensure_future(play)
         stopped = asyncio.ensure_future(self.live.stopped.wait())
         try:
             await asyncio.wait((running, stopped), return_when=asyncio.FIRST_COMPLETED)
             if self.live.stopped.is_set() and not self.live.failures:
                 self.reason = StopReason.MAX_TURNS
-                if isinstance(environment, HarborTrial):  # which also grades
+                if isinstance(environment, HarborTrial):  # which keeps the files
                     await asyncio.wait((running,))
         finally:
             stopped.cancel()
             running.cancel()
             await asyncio.wait((running,))
-        if running.cancelled():
-            await environment.sandbox.kill()
-            return Exit(None, "")
-        end = running.result()
-        if end.status is None:
-            self.reason = StopReason.PROGRAM_TIMEOUT
-        return end
+        try:
+            end = Exit(None, "") if running.cancelled() else running.result()
+            if running.cancelled():
+                await environment.stop()
+            elif end.status is None:
+                self.reason = StopReason.PROGRAM_TIMEOUT
+            return end
+        except EnvironmentFailure as error:  # the program may have ended the sandbox
+            if not self.live.trace:
+                raise
+            return Exit(1, str(error))
 
     def _check(self, end: Exit) -> bool:
         """Return whether the engine aborted a request. Raise an error if the trial has no valid
         outcome.
         """
         for error in self.live.failures.values():
-            if isinstance(error, ApiError) and error.code == "engine_aborted":
+            refusal = api_error(error)
+            if refusal.code == "engine_aborted":
                 return True
+            if refusal.code == "engine_refused" and self.live.trace:  # of what the program sent
+                self.info["refused"] = str(refusal)
+                continue
             raise error if isinstance(error, RolloutError) else EngineError(str(error)) from error
         self.live.check()
-        if self._server.endpoint.sessions.get(self._name) is not self.live:
-            raise EnvironmentFailure("the program deleted its session")
         if not self.live.trace:
             raise EnvironmentFailure(
                 f"the program ended (exit status {end.status}) before the model answered once: "
@@ -279,8 +285,11 @@ class ProgramAgent(EpisodeAgent[ProgramConversation]):
         """Return the environment whose sandbox the program runs in."""
         if self.settings.harbor_agent is not None:
             back_end = self.settings.harbor_environment
-            return HarborTrial(environment, back_end, self.model.name or "toolroll")
+            environment = HarborTrial(environment, back_end, self.model.name or "toolroll")
         if isinstance(environment, SandboxEnvironment):
+            if self.settings.sessions is not None:
+                self.settings.sessions.mkdir(parents=True, exist_ok=True)
+                environment.hidden = [self.settings.sessions]
             return environment
         name = type(environment).__name__
         raise UsageError(f"a program cannot play {name}, which is no SandboxEnvironment")

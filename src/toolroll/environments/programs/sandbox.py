@@ -1,22 +1,31 @@
-"""`Sandbox`: the file system and the processes of one trial, made of Linux namespaces.
+"""`Sandbox`: the file system, the processes and the network of one trial, made by bubblewrap.
 
-The sandbox sees the files of this machine read-only. `/app`, `/home`, `/logs`, `/tests`,
-`/solution` and `/tmp` are its own: they are in memory, and empty at the start, except that this
-interpreter and the folders in `PATH` stay visible below `/home` and `/tmp`. If a program fills
-them, `/tests` and `/logs/verifier` still have room. A sandbox protects the machine from mistakes of
-an agent, not from attacks.
+A sandbox sees only what is listed: the machine's `/usr`, a part of `/etc`, this interpreter, the
+folders in `PATH` and those that are named, all read-only. `OWN` folders are its own: in memory, and
+empty at the start. Its network is its own loopback, unless it is the machine's.
 
-Invariants: all processes of a sandbox end with its first process, and its files end with its
-processes. The first process ends with `close`, and also if this process is killed. So nothing is
-left, whatever a program starts.
+Invariants:
+
+- Its processes have no capability, cannot get one, cannot make user namespaces, and see no variable
+  of this process. If this process is root, they are those of another user, because a user namespace
+  alone lets them write what root may write in `/proc/sys`.
+- Output goes to this process, and never to a path in the sandbox.
+- Every step has a time limit. At the limit of a step that is not the program's own, the sandbox
+  ends.
+- All processes of a sandbox end with its first process, and its files end with its processes. The
+  first process ends with `close`, and also if this process is killed. So nothing is left.
+
+Harbor's interpreter loads this file too. It needs only the standard library.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+import re
 import shutil
 import signal
+import socket
 import sys
 import tarfile
 from collections.abc import Mapping, Sequence
@@ -24,50 +33,43 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import IO
+from typing import IO, Any, Literal
 
-from toolroll.rollout.errors import EnvironmentFailure, UsageError
+try:
+    from toolroll.rollout.errors import EnvironmentFailure, UsageError
+except ImportError:  # in Harbor's interpreter
+
+    class EnvironmentFailure(RuntimeError):  # type: ignore[no-redef]
+        """The sandbox failed."""
+
+    class UsageError(RuntimeError):  # type: ignore[no-redef]
+        """This machine cannot make sandboxes."""
+
 
 OUTPUT = 65_536
 """The number of bytes that are kept from the end of a program's output."""
-_OWN = "app home logs/agent logs/artifacts logs/verifier tests solution tmp"
-_SHARED = "/home/", "/tmp/"
-_START = r"""
-set -eu
-read_only() { mount -o remount,bind,ro "$1" || mount -o remount,bind,ro,nosuid,nodev "$1"; }
-size=$1 own=$2; shift 2
-read -r pid _ < /proc/self/stat
-root=/media; [ -d $root ] || root=/srv
-mount -t tmpfs -o "mode=755,size=$size" toolroll $root
-cd $root
-mkdir -p proc dev $own
-chmod 1777 tmp
-for name in tests logs/verifier; do mount -t tmpfs -o "mode=755,size=$size" toolroll $name; done
-for path in /*; do
-  name=${path#/}
-  if [ -L "$path" ]; then cp -P "$path" .
-  elif [ -d "$path" ] && { [ "$name" = dev ] || [ ! -e "$name" ]; }; then
-    mkdir -p "$name"
-    mount --rbind "$path" "$name"
-    [ "$name" = dev ] || read_only "$name"
-  fi
-done
-mkdir .shm; mount --bind .shm dev/shm
-mount -t proc proc proc || mount --rbind /proc proc
-while [ "$1" != -- ]; do
-  [ -e ".$1" ] || { mkdir -p ".$1"; mount --rbind "$1" ".$1"; read_only ".$1"; }
-  shift
-done
-shift
-for path; do [ ! -d ".$path" ] || mount -t tmpfs -o ro,size=4k hidden ".$path"; done
-pivot_root . .
-umount -l .
-echo "$pid"
-exec sh -c 'exec > /dev/null 2>&1; while :; do sleep 2147483 & wait; done'
+LIMIT = 120.0
+"""The time limit of every step that is not a program's own, in seconds."""
+OWN = ("/app", "/home", "/logs", "/solution", "/tests", "/tmp")
+_MADE = ("/logs/agent", "/logs/artifacts", "/logs/verifier")
+_SYSTEM = ("/bin", "/lib", "/lib32", "/lib64", "/libx32", "/sbin", "/usr")
+_ETC = """alternatives bash.bashrc ca-certificates fonts group host.conf hosts inputrc ld.so.cache
+ld.so.conf ld.so.conf.d localtime magic mime.types nsswitch.conf os-release passwd perl
+pki/tls/certs profile protocols python3 services shells ssl/certs ssl/openssl.cnf terminfo timezone
+""".split()
+_NOBODY = 65_534
+"""The user of the processes if this process is root."""
+_ISOLATED = """--unshare-all --unshare-user --die-with-parent --new-session --as-pid-1
+--uid 0 --gid 0 --cap-add ALL --info-fd 1 --userns-block-fd 0"""
+_START = """chown 0:0 "$@" && echo 0 > /proc/sys/user/max_user_namespaces && exec """
+_IDLE = "echo >&2 || exit; exec > /dev/null 2>&1; while :; do sleep 2147483 & wait; done"
+"""The first process waits for orphans. If this process ended before, nobody reads the empty line.
+If it ends later, the first process gets a signal.
 """
-"""Makes the root, writes the process's id, and then waits for orphans as the first process."""
-_RUN = 'exec > "$1" 2>&1 && cd "$2" && exec bash -c "$3"'
-_OUTPUT_FILE = "/tmp/.output"
+_RUN = 'cd -- "$1" && exec bash -c "$2"'
+_EXTRACT = 'mkdir -p -- "$1" && exec tar -C "$1" --no-same-owner -xf -'
+_INSIDE = Path(__file__).with_name("inside.py").read_text(encoding="utf-8")
+Network = Literal["none", "host"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,12 +82,56 @@ class Exit:
     output: str
 
 
+class Output:
+    """The end of what is written to `file`, a pipe. It is read until the last writer has ended,
+    because a program that is left behind would fail if nobody read.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._reading, self.file = os.pipe()
+        os.set_blocking(self._reading, False)
+        self._kept = bytearray()
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(self._reading, self._read)
+
+    @property
+    def open(self) -> bool:
+        """True until the last writer has ended."""
+        return self._reading >= 0
+
+    def _read(self) -> None:
+        try:
+            data = os.read(self._reading, OUTPUT)
+        except BlockingIOError:
+            return
+        self._kept += data
+        del self._kept[: -self._most]
+        if not data:
+            self.close()
+
+    def close(self) -> None:
+        """Read no more."""
+        reading, self._reading = self._reading, -1
+        if reading >= 0:
+            self._loop.remove_reader(reading)
+            os.close(reading)
+
+    def text(self) -> bytes:
+        """Return what was written before this call. Keep nothing of what follows."""
+        if self.open:
+            self._read()  # a pipe holds no more than one call reads
+        kept, self._kept, self._most = bytes(self._kept), bytearray(), 1
+        return kept
+
+
 class Sandbox:
     """The sandbox of one trial, while its `async with` block runs, or from `start` to `close`.
 
-    `folders` of this machine that are below one of the sandbox's own folders, such as `/tmp`, are
-    visible too, read-only. `hidden` folders are empty. `disk`: the limit of all files, in bytes.
-    `memory`: the limit of the data of each process, in bytes. `processes` has no effect for root.
+    `folders` of this machine are visible too, read-only, but `hidden` ones below them are empty,
+    and so is the folder of a run that this process writes. `own`: writable folders besides `OWN`.
+    `disk`: the limit of the files of each writable folder, in bytes. `memory`: the limit of the
+    data of each process, in bytes. `processes`: the limit of processes.
 
         async with Sandbox() as sandbox:
             print(await sandbox.run("ls -la", {}))
@@ -96,19 +142,23 @@ class Sandbox:
         folders: Sequence[str | Path] = (),
         hidden: Sequence[str | Path] = (),
         *,
+        own: Sequence[str] = (),
+        network: Network = "none",
         disk: int = 2**30,
         memory: int | None = None,
         processes: int = 1024,
     ) -> None:
+        self.network = network
         self._disk = disk
         self._limits = [f"--nproc={processes}", "--core=0"]
         if memory is not None:
             self._limits.append(f"--data={memory}")
-        # sorted, so that a folder comes before those in it
-        self._folders = [*sorted({*map(str, folders), *_programs()}), "--", *map(str, hidden)]
+        self._folders = _visible(folders)
+        self._hidden = [*hidden, *_locked()]
+        self._own = [*OWN, *(each for each in own if not _below(each, OWN))]
         self._process: asyncio.subprocess.Process | None = None
+        self._outputs: list[Output] = []
         self._pid = 0
-        self._enter: list[str] = []
 
     async def __aenter__(self) -> Sandbox:
         await self.start()
@@ -118,34 +168,68 @@ class Sandbox:
         await self.close()
 
     async def start(self) -> None:
-        """Start the first process. Raise `UsageError` if this machine has no user namespaces."""
-        programs = {name: _found(name) for name in ("setpriv", "unshare", "nsenter", "prlimit")}
-        names = "--user --map-root-user --mount --pid --ipc --fork --kill-child"
+        """Start the first process. Raise `UsageError` if this machine cannot make sandboxes."""
+        words = [find("bwrap", "bubblewrap"), *_ISOLATED.split(), *self._files()]
+        words += ["--share-net"] if self.network == "host" else []
+        user = ["--reuid=0", "--regid=0", "--clear-groups"] if _is_root() else []
+        drop = " ".join([*_drop(), "--ambient-caps=-all", "--pdeathsig=KILL", *user])
+        own = [*self._own, "/dev/shm", *_MADE]
         self._process = process = await asyncio.create_subprocess_exec(
-            *(programs["setpriv"], "--pdeathsig", "KILL", programs["unshare"], *names.split()),
-            *("sh", "-c", _START, "sh", str(self._disk), _OWN, *self._folders),
-            stdin=asyncio.subprocess.DEVNULL,
+            *(*words, "--", "/bin/sh", "-c", f"{_START}{drop} sh -c '{_IDLE}'", "sh", *own),
+            cwd="/",
+            env={},
+            stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
             start_new_session=True,
         )
+        told = b""
+        try:
+            async with asyncio.timeout(LIMIT):
+                told = await self._begin(process)
+        except (OSError, TimeoutError) as error:
+            told = str(error).encode() or b"it did not start"
+        if told != b"\n":
+            await self.close()
+            raise UsageError(_refusal(told.decode(errors="replace").strip()))
+
+    async def _begin(self, process: asyncio.subprocess.Process) -> bytes:
+        """Set the users of the sandbox, and return the first line of its errors: an empty one if it
+        has started.
+        """
+        assert process.stdin is not None
         assert process.stdout is not None
         assert process.stderr is not None
-        self._pid = int(await process.stdout.readline() or b"0")
-        if not self._pid:
-            problem = (await process.stderr.read()).decode(errors="replace").strip()
-            raise UsageError(
-                f"the local back end needs user namespaces, which this machine refuses: {problem}"
-            )
-        names = "--user --preserve-credentials --mount --pid --ipc"
-        self._enter = [programs["setpriv"], "--pdeathsig", "KILL", programs["nsenter"]]
-        self._enter += [
-            "--target",
-            str(self._pid),
-            *names.split(),
-            programs["prlimit"],
-            *self._limits,
-        ]
+        with suppress(asyncio.IncompleteReadError):  # it ended: the error says why
+            told = await process.stdout.readuntil(b",")
+            self._pid = int(re.findall(rb"\d+", told)[0])
+            _map_users(self._pid)
+            process.stdin.write(b"x")
+        process.stdin.close()
+        return await process.stderr.readline()
+
+    def _files(self) -> list[str]:
+        """Return the arguments that make the file system."""
+        words = ["--proc", "/proc", "--dev", "/dev", "--perms", "0755", "--dir", "/etc"]
+        for system in map(Path, _SYSTEM):
+            if system.is_symlink():
+                words += ["--symlink", str(system.readlink()), str(system)]
+            elif system.is_dir():
+                words += ["--ro-bind", str(system), str(system)]
+        names = [*_ETC, "resolv.conf"] if self.network == "host" else _ETC
+        for path in (f"/etc/{name}" for name in names):
+            words += ["--ro-bind-try", path, path]
+        for path in (*self._own, "/dev/shm"):
+            words += ["--size", str(self._disk), "--perms", "1777", "--tmpfs", path]
+        for path in _MADE:
+            words += ["--dir", path]
+        for path in self._folders:
+            for up in reversed(Path(path).parents[:-1]):  # or only root could enter them
+                words += ["--perms", "0755", "--dir", str(up)]
+            words += ["--ro-bind", path, path]
+        for path in _inside([*self._folders, "/usr"], self._hidden):
+            words += ["--size", "4096", "--tmpfs", path, "--remount-ro", path]
+        return [*words, "--remount-ro", "/dev", "--remount-ro", "/"]
 
     async def run(
         self,
@@ -154,38 +238,77 @@ class Sandbox:
         *,
         folder: str = "/app",
         time_limit: float | None = None,
+        errors: Output | None = None,
     ) -> Exit:
         """Run `command` with bash in `folder`, with `variables` as its environment besides `HOME`
         and `PATH`. Return once it ends, even if processes that it started go on. After `time_limit`
-        seconds, all processes of the sandbox are killed, except the first one.
+        seconds, all processes of the sandbox are killed, except the first one. The error stream is
+        in `errors`, or else in the output.
         """
         variables = {"HOME": "/home", "PATH": os.environ.get("PATH", os.defpath), **variables}
-        words = ("bash", "-c", _RUN, "bash", _OUTPUT_FILE, folder, command)
+        output = self.new_output()
+        words = ("bash", "-c", _RUN, "bash", folder, command)
         try:
-            async with asyncio.timeout(time_limit):
-                status: int | None = await self._do(*words, variables=variables)
+            status: int | None = await self._do(
+                *words,
+                variables=variables,
+                outputs=(output.file, (errors or output).file),
+                limit=time_limit,
+            )
         except TimeoutError:
             status = None
             await self.kill()
-        output = await self._output("tail", "-c", str(OUTPUT), _OUTPUT_FILE) or b""
-        return Exit(status, output.decode(errors="replace"))
+        return Exit(status, output.text().decode(errors="replace"))
 
     async def kill(self) -> None:
         """Kill all processes, except the first one."""
-        await self._do("bash", "-c", "kill -9 -1")
+        await self._step("/bin/sh", "-c", "kill -9 -1", privileged=True)
+
+    async def pack(self, paths: Sequence[str], file: IO[bytes], *, kill: bool = True) -> bool:
+        """Kill all processes, and write an archive of `paths` to `file`. Return whether it holds
+        all.
+
+        Only files, folders and links are packed, and links only if they lead to something in
+        `paths`, or to a file of the machine: when the archive is unpacked, a link may not lead to
+        what was not there before, such as tests.
+        """
+        if kill:
+            await self.kill()
+        words = [str(self._disk), *paths, "--", "/usr", *self._folders]
+        return not await self._step(*_python("pack"), *words, outputs=(os.dup(file.fileno()), None))
+
+    async def unpack(self, file: IO[bytes], target: str = "/") -> None:
+        """Copy the files in the archive `file` to the folder `target`, which is made."""
+        file.seek(0)
+        if await self._step("/bin/sh", "-c", _EXTRACT, "sh", target, stdin=file.fileno()):
+            raise EnvironmentFailure(f"the files for {target} could not be copied")
 
     async def upload(self, source: Path, target: str) -> None:
-        """Copy the content of the folder `source` to the folder `target`, which is made."""
+        """Copy the file `source`, or the content of the folder, to the folder `target`."""
         with TemporaryFile() as file:
-            await asyncio.to_thread(_pack, source, file)
-            file.seek(0)
-            script = 'mkdir -p "$1" && tar -C "$1" --no-same-owner -xf -'
-            if await self._do("bash", "-c", script, "bash", target, stdin=file):
-                raise EnvironmentFailure(f"the files for {target} could not be copied")
+            await asyncio.to_thread(_archive, source, file)
+            await self.unpack(file, target)
 
     async def read(self, path: str) -> bytes | None:
-        """Return at most `OUTPUT` bytes of the file `path`, or None if there is no such file."""
-        return await self._output("head", "-c", str(OUTPUT), path)
+        """Return at most `OUTPUT` bytes of `path`, or None if it is no file, such as a link."""
+        output = self.new_output()
+        failed = await self._step(*_python("read"), path, str(OUTPUT), outputs=(output.file, None))
+        return None if failed else output.text()
+
+    async def listen(self, port: int) -> socket.socket:
+        """Return a socket that listens in the sandbox's own network, on its loopback address."""
+        ours, theirs = socket.socketpair()
+        with ours, theirs:
+            words = [*self._enter("--preserve-credentials", "--net"), *_python("listen")]
+            process = await asyncio.create_subprocess_exec(
+                *(*words, str(port), str(theirs.fileno())), env={}, pass_fds=[theirs.fileno()]
+            )
+            async with asyncio.timeout(LIMIT):
+                status = await process.wait()
+            if status:
+                raise EnvironmentFailure(f"nothing can listen on port {port} of the sandbox")
+            _, descriptors, _, _ = socket.recv_fds(ours, 1, 1)
+            return socket.socket(fileno=descriptors[0])
 
     async def close(self) -> None:
         """Kill all processes, and wait for their end. The files end with them."""
@@ -194,61 +317,168 @@ class Sandbox:
             if process.returncode is None:  # otherwise all have ended, and the id may be another's
                 with suppress(ProcessLookupError):
                     os.kill(self._pid or process.pid, signal.SIGKILL)
-            await process.communicate()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LIMIT):
+                    await process.communicate()
+        while self._outputs:
+            self._outputs.pop().close()
 
-    async def _output(self, *words: str) -> bytes | None:
-        with TemporaryFile() as file:
-            failed = await self._do(*words, output=file)
-            file.seek(0)
-            return None if failed else file.read()
+    def new_output(self) -> Output:
+        """Return a pipe for the output of one program. It is closed with the sandbox."""
+        self._outputs = [each for each in self._outputs if each.open]
+        self._outputs.append(Output(OUTPUT))
+        return self._outputs[-1]
+
+    def _enter(self, *names: str) -> list[str]:
+        """Return the arguments that enter the namespaces `names`."""
+        return [find("nsenter"), "--target", str(self._pid), "--user", *names]
+
+    async def _step(self, *words: str, privileged: bool = False, **streams: Any) -> int:
+        """Run the program `words` of this library. If it does not end, end the sandbox."""
+        try:
+            return await self._do(*words, limit=LIMIT, privileged=privileged, **streams)
+        except TimeoutError:
+            await self.close()
+            raise EnvironmentFailure(f"the sandbox did not react for {LIMIT:g} s") from None
 
     async def _do(
         self,
         *words: str,
         variables: Mapping[str, str] | None = None,
-        stdin: IO[bytes] | int = asyncio.subprocess.DEVNULL,
-        output: IO[bytes] | int = asyncio.subprocess.DEVNULL,
+        stdin: int | None = None,
+        outputs: tuple[int | None, int | None] = (None, None),
+        limit: float | None,
+        privileged: bool = False,
     ) -> int:
-        """Run the program `words`, and return its exit status. Raise `EnvironmentFailure` if the
-        sandbox has ended.
+        """Run the program `words`, and return its exit status. Close `outputs`. Raise
+        `TimeoutError` at the limit, and `EnvironmentFailure` if the sandbox has ended.
         """
         if self._process is None:
             raise EnvironmentFailure("the sandbox is not running")
-        process = await asyncio.create_subprocess_exec(
-            *self._enter,
-            *words,
-            env=variables,
-            stdin=stdin,
-            stdout=output,
-            stderr=asyncio.subprocess.DEVNULL,
-            start_new_session=True,
-        )
+        names = ["--mount", "--pid", "--ipc", "--uts"]
+        names += ["--net"] if self.network == "none" else []
+        names += [] if _is_root() else ["--preserve-credentials"]
+        limits = [] if privileged else [find("prlimit"), *self._limits, *_drop()]
         try:
-            status = await process.wait()
+            process = await asyncio.create_subprocess_exec(
+                *(*self._enter(*names), *limits, *words),
+                cwd="/",
+                env=variables or {},
+                stdin=asyncio.subprocess.DEVNULL if stdin is None else stdin,
+                stdout=outputs[0] or asyncio.subprocess.DEVNULL,
+                stderr=outputs[1] or asyncio.subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        finally:
+            for file in {each for each in outputs if each is not None}:
+                os.close(file)
+        try:
+            async with asyncio.timeout(limit):
+                status = await process.wait()
         finally:
             if process.returncode is None:
-                process.kill()
+                with suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
                 await process.wait()
-        if self._process.returncode is not None:
+        if self._process is None or self._process.returncode is not None:
             raise EnvironmentFailure("the sandbox ended, perhaps because memory was short")
         return status
 
 
-def _programs() -> list[str]:
-    """Return the folders of this interpreter and of `PATH` that are below `/home` or `/tmp`."""
+def _is_root() -> bool:
+    return os.geteuid() == 0
+
+
+def _map_users(pid: int) -> None:
+    """Let the user 0 of the sandbox be this process's user, or nobody if that is root."""
+    users = {"uid": os.geteuid(), "gid": os.getegid()}
+    if not _is_root():
+        Path(f"/proc/{pid}/setgroups").write_text("deny")
+    for name, own in users.items():
+        lines = f"0 {_NOBODY} 1\n1 0 1\n" if _is_root() else f"0 {own} 1\n"
+        Path(f"/proc/{pid}/{name}_map").write_text(lines)
+
+
+def _drop() -> list[str]:
+    """Return the arguments that give up all capabilities."""
+    return [find("setpriv"), "--bounding-set=-all", "--inh-caps=-all", "--no-new-privs"]
+
+
+def _python(function: str) -> list[str]:
+    """Return the arguments that call `function` of `inside`, without the sandbox's own modules."""
+    return [os.path.realpath(sys.executable), "-I", "-S", "-c", _INSIDE, function]
+
+
+def _below(path: str, folders: Sequence[str]) -> bool:
+    """Return whether `path` is one of `folders`, or is in one."""
+    return any(path == each or path.startswith(f"{each.rstrip('/')}/") for each in folders)
+
+
+def _visible(folders: Sequence[str | Path]) -> list[str]:
+    """Return the folders that a sandbox sees: `folders`, this interpreter, and those in `PATH`.
+
+    Raise `UsageError` for one that holds what a sandbox may not see, or that its user cannot read.
+    """
+    named = sorted(str(Path(each).absolute()) for each in folders)
+    program = Path(sys.executable).resolve().parents[1]
     path = os.environ.get("PATH", os.defpath).split(os.pathsep)
-    folders = (sys.prefix, sys.base_prefix, *path)
-    shared = [folder for folder in folders if folder.startswith(_SHARED)]
-    return list(filter(os.path.isdir, shared))  # `Path.is_dir` raises if it is not permitted
+    private = (*OWN, "/proc", "/dev", str(Path.home()))
+    for each in named:
+        if any(_below(own, [each]) for own in private):
+            raise UsageError(f"a sandbox cannot see the folder {each}, which holds too much")
+        if not Path(each).is_dir():
+            raise UsageError(f"there is no folder {each}, which a sandbox should see")
+        if _is_root() and Path(each).stat().st_mode & 5 != 5:
+            raise UsageError(f"sandboxes of root have the user nobody: let others read {each}")
+    shown: list[str] = []
+    found = [each for each in (sys.prefix, sys.base_prefix, str(program), *path) if each[:1] == "/"]
+    for each in sorted({*named, *map(os.path.normpath, found)}):
+        large = any(_below(own, [each]) for own in private)
+        if not large and not _below(each, [*_SYSTEM, *shown]) and os.access(each, os.X_OK):
+            shown.append(each)
+    return shown
 
 
-def _found(name: str) -> str:
-    path = shutil.which(name, path=f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin")
+def _inside(folders: Sequence[str], hidden: Sequence[str | Path]) -> list[str]:
+    """Return the places in `folders` of the folders `hidden`, also through links."""
+    places: list[str] = []
+    for folder in folders:
+        real = os.path.realpath(folder)
+        for each in sorted(map(os.path.realpath, hidden)):
+            place = folder + each.removeprefix(real)
+            if _below(each, [real]) and Path(each).is_dir() and not _below(place, places):
+                places.append(place)
+    return places
+
+
+def _locked() -> list[str]:
+    """Return the folders that this process has locked: those of runs and of sessions."""
+    found = []
+    for descriptor in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):
+            file = descriptor.readlink()
+            if file.name == ".lock":
+                found.append(str(file.parent))
+    return found
+
+
+def find(name: str, package: str = "util-linux") -> str:
+    """Return the path of the program `name`, where programs in the sandbox cannot change it."""
+    path = shutil.which(name, path="/usr/bin:/usr/sbin:/bin:/sbin")
     if path is None:
-        raise UsageError(f"the local back end needs the Linux program {name} (of util-linux)")
+        raise UsageError(f"the local back end needs {name}: install the package {package}")
     return path
 
 
-def _pack(source: Path, file: IO[bytes]) -> None:
+def _refusal(problem: str) -> str:
+    rule = Path("/proc/sys/kernel/apparmor_restrict_unprivileged_userns")
+    if rule.exists() and rule.read_text().strip() == "1":
+        advice = "for AppArmor, set kernel.apparmor_restrict_unprivileged_userns to 0 with sysctl"
+    else:
+        advice = "a container needs CAP_SYS_ADMIN and an unmasked /proc"
+    return f"this machine refuses to make a sandbox ({advice}): {problem}"
+
+
+def _archive(source: Path, file: IO[bytes]) -> None:
     with tarfile.open(fileobj=file, mode="w") as archive:
-        archive.add(source, arcname=".")
+        archive.add(source, arcname="." if source.is_dir() else source.name)
