@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import shutil
 import subprocess
 import sys
 from functools import cache
@@ -93,9 +94,8 @@ def processes_of(word: str) -> list[str]:
 @cache
 def refusal() -> str:
     """Why this machine cannot make sandboxes, or an empty string."""
+    if shutil.which("bwrap") is None:
+        return "no bwrap: install the package bubblewrap"
     words = ["bwrap", "--unshare-all", "--unshare-user", "--ro-bind", "/", "/", "true"]
-    try:
-        done = subprocess.run(words, capture_output=True, text=True, check=False)
-    except OSError as error:
-        return str(error)
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
     return done.stderr if done.returncode else ""

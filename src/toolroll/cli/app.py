@@ -284,7 +284,6 @@ def view(
         say = partial(print_line, console)
         _run(follow_run(folder, port, tokenizer=tokenizer, tokens=tokens, say=say))
         return
-
     page, count, messages = view_run(folder, out=out, tokenizer=tokenizer, tokens=tokens)
     for line in messages:
         print_line(console, line)

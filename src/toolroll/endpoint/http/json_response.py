@@ -21,6 +21,7 @@ class JsonResponse(web.Response):
         super().__init__(body=body, content_type="application/json", **options)
 
     async def write_eof(self, data: bytes = b"") -> None:
+        """Write the rest of the body, and free it."""
         await super().write_eof(data)
         self.body = None
 
