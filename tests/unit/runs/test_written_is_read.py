@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import SimpleNamespace
@@ -19,7 +20,7 @@ from support.client_fields import FIELDS, HOLE
 from support.endpoints import Bench, endpoint
 from support.http import completion
 from support.recorded import CHAT, USER
-from support.results import content
+from support.results import content, episode, trajectory
 from support.scripted_runs import Scripted, ScriptedFactory, play
 from support.tiers import costly
 
@@ -29,13 +30,15 @@ from toolroll.cli.view import view
 from toolroll.evaluation.compare import Question
 from toolroll.evaluation.export.dataset import sample_rows
 from toolroll.evaluation.judge import Judge
-from toolroll.parsers.types import ParsedReply
+from toolroll.parsers.types import ParsedReply, ToolCall
 from toolroll.rollout.engine import parse_completion
-from toolroll.rollout.errors import CompletionError, EnvironmentFailure
+from toolroll.rollout.errors import CompletionError, EnvironmentFailure, UsageError
 from toolroll.rollout.runs.episode_file import from_line, read_episodes, to_line
+from toolroll.rollout.runs.runner import checked_result
 from toolroll.rollout.session import Session
 from toolroll.rollout.session.trajectory_json import to_json
 from toolroll.rollout.types import (
+    Action,
     Episode,
     GenerateRequest,
     InteractionResult,
@@ -70,6 +73,8 @@ ANSWER_FIELDS = (
     "e2e_latency output_token_logprobs output_top_logprobs"
 ).split()
 RESULT_FIELDS = "messages reward done info".split()
+RESULT_OF_AGENT = "prompt reward messages info metrics step_rewards tools".split()
+TURN_FIELDS = [f"{name} of a turn" for name in "reward latency prompt_tokens matched".split()]
 
 
 def read_back(written: Episode) -> Episode:
@@ -107,6 +112,37 @@ def test_an_environments_result(name: str, value: Any) -> None:
 
     [written] = asyncio.run(play(ScriptedFactory(lambda: Scripted(act), count=1)))
     read_back(written)
+
+
+@given(index=ANY, name=ANY, arguments=ANY)
+def test_an_environments_tasks(index: Any, name: Any, arguments: Any) -> None:
+    factory: Any = ScriptedFactory(lambda: Scripted(lambda method, task: None), count=1)
+    factory.tasks = lambda split: [Task("t-0", index, split)]
+    factory.reference = lambda task: [Action("", (ToolCall("c", name, arguments),))]
+    try:
+        [written] = asyncio.run(play(factory))
+    except UsageError as error:
+        assert "the index of the task 't-0' is" in str(error)
+        return
+    read_back(written)
+
+
+@given(name=st.sampled_from([*RESULT_OF_AGENT, *TURN_FIELDS]), value=ANY)
+@example(name="step_rewards", value=[None])
+@example(name="reward of a turn", value=2e100)  # the sum of two steps
+def test_an_agents_result(name: str, value: Any) -> None:
+    part, (field, _, of_turn) = trajectory(), name.partition(" ")
+    if of_turn:
+        part = replace(part, turns=(replace(part.turns[0], **{field: value}), *part.turns[1:]))
+    solved = episode(trajectories=[part]).result
+    if not of_turn:
+        setattr(solved, field, value)
+    try:
+        checked = checked_result(solved)
+    except (AttributeError, TypeError, ValueError):
+        return
+    again = read_back(Episode("e", "t", 0, 0, 0, checked)).result
+    assert again.trajectories[0].turns == part.turns if of_turn else again.reward == checked.reward
 
 
 async def fill(bench: Bench, filled: list[tuple[str, Any]]) -> dict[str, Any]:
