@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from toolroll.endpoint.endpoint_settings import SameNames, Stops
 from toolroll.endpoint.errors import refusal_of
+from toolroll.rollout.session.trajectory_json import Number
 
 IGNORED_FIELDS = frozenset(
     {"user", "metadata", "safety_identifier"}
@@ -201,7 +202,7 @@ class SessionRequest(Body):
 class RewardRequest(Body):
     """`POST /sessions/{id}/reward`."""
 
-    reward: float = Field(allow_inf_nan=False)
+    reward: Number
     info: dict[str, Any] = Field(default_factory=dict)
 
 

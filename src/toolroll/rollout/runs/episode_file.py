@@ -11,16 +11,18 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO, Literal, Self
 
 import orjson
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from toolroll.rollout.errors import UsageError, capped
+from toolroll.rollout.runtime.complaints import complaints
 from toolroll.rollout.runtime.disk import sync_folder, writing
-from toolroll.rollout.runtime.jsonable import json_bytes
+from toolroll.rollout.runtime.jsonable import json_bytes, plain
 from toolroll.rollout.session.trajectory_json import Number, TrajectoryRecord, from_json, to_json
 from toolroll.rollout.types import Episode, InteractionResult, Status, StopReason
 
@@ -79,14 +81,29 @@ def to_line(episode: Episode) -> bytes:
     """Return the episode as one line of JSON. Values that JSON does not support become text
     (`json_bytes`).
     """
+    return json_bytes(_record(episode), option=orjson.OPT_APPEND_NEWLINE)
+
+
+def check_readable(result: InteractionResult) -> None:
+    """Raise `ValueError` if `from_line` would refuse `result`. Its tokens are not checked."""
+    parts = [replace(part, routed_experts=None) for part in result.trajectories]
+    record = _record(Episode("", "", 0, 0, 0, replace(result, trajectories=tuple(parts))))
+    for part in record["trajectories"]:
+        part |= {"input_ids": [], "loss_mask": [], "logprobs": []}
+    try:
+        EpisodeRecord.model_validate(plain(record))
+    except ValidationError as error:
+        raise ValueError(f"asolve returned what cannot be stored: {complaints(error)}") from error
+
+
+def _record(episode: Episode) -> dict[str, Any]:
     result = episode.result
-    record = {
+    return {
         "schema_version": SCHEMA_VERSION,
         **{name: getattr(episode, name) for name in _OF_EPISODE},
         **{name: getattr(result, name) for name in _OF_RESULT},
         "trajectories": [to_json(trajectory, arrays=True) for trajectory in result.trajectories],
     }
-    return json_bytes(record, option=orjson.OPT_APPEND_NEWLINE)
 
 
 def from_line(line: bytes) -> Episode:

@@ -20,6 +20,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, 
 from typing import Any
 
 import orjson
+from pydantic import TypeAdapter, ValidationError
 
 from toolroll.rollout.engine import ROUTING_KEY
 from toolroll.rollout.errors import (
@@ -33,6 +34,7 @@ from toolroll.rollout.errors import (
     message_of,
 )
 from toolroll.rollout.runs.callbacks import Callback, Callbacks
+from toolroll.rollout.runs.episode_file import Whole, check_readable
 from toolroll.rollout.runs.summary import recomputed_tokens
 from toolroll.rollout.runtime.blocked_loop import watched_loop
 from toolroll.rollout.runtime.foreign import ForeignExitError, guarded
@@ -370,10 +372,10 @@ class Runner:
 
 
 def check_ids(tasks: Sequence[Task]) -> None:
-    """Raise `UsageError` if two tasks have the same id, or if an id is not text that the episode
-    file can store.
+    """Raise `UsageError` if two tasks have the same id, or if the episode file cannot store an id
+    or an index.
     """
-    ids = set()
+    ids, whole = set(), TypeAdapter(Whole)
     for task in tasks:
         if not isinstance(task.id, str) or replace_surrogates(task.id) != task.id:
             raise UsageError(
@@ -382,6 +384,11 @@ def check_ids(tasks: Sequence[Task]) -> None:
         if task.id in ids:
             raise UsageError(f"two tasks have the id {shown(task.id)}: give each task its own id")
         ids.add(task.id)
+        try:
+            whole.validate_python(task.index)
+        except ValidationError as error:
+            found = f"the index of the task {shown(task.id)} is {shown(task.index)}"
+            raise UsageError(f"{found}: it must be a whole number of 64 bits") from error
 
 
 def checked_result(result: Any) -> InteractionResult:
@@ -407,10 +414,6 @@ def checked_result(result: Any) -> InteractionResult:
     result.status = result.stop_reason.status
     if result.status is Status.ABORTED:
         result.reward = None
-    if any(step is not None and finite(step) is None for step in result.step_rewards):
-        raise ValueError(
-            f"asolve returned the step rewards {shown(result.step_rewards)}: they must be finite"
-        )
     numbers = {name: finite(value) for name, value in result.metrics.items()}
     wrong = [
         f"{name}: {shown(result.metrics[name])}" for name, value in numbers.items() if value is None
@@ -419,6 +422,7 @@ def checked_result(result: Any) -> InteractionResult:
         message = f"metrics that are not finite numbers: {'; '.join(wrong)}"
         result.info.setdefault("metrics_error", {"type": "ValueError", "message": message})
         result.metrics = {name: value for name, value in numbers.items() if value is not None}
+    check_readable(result)
     return result
 
 
