@@ -177,6 +177,7 @@ async def recorded(bench: Bench) -> dict[str, Any]:
     return {name: {key: one[key] for key in kept} for name, one in found.items()}
 
 
+@pytest.mark.slow
 @costly()
 @example(filled=[("reward", 1e101)])
 @given(filled=st.lists(st.tuples(st.sampled_from([*FIELDS]), JSON), max_size=25))
