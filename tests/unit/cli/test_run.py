@@ -372,10 +372,12 @@ def test_an_edited_environment_is_another_one(
     assert "1 episodes are in out already" in played(f"{FILE}# a comment", "out").stdout
     edited = FILE.replace("float(self.line ==", "float(self.line !=")
     assert edited != FILE
-    with pytest.raises(UsageError, match=r'environment: recorded {.*"code":'):
+    with pytest.raises(UsageError, match="environment: code: recorded "):
         played(edited, "out")
     assert played(edited, "other").exit_code == 0
-    with pytest.raises(UsageError, match=r"benchmark: environment: baseline .*\n.*--allow-diff"):
+    with pytest.raises(
+        UsageError, match=r"benchmark: environment: code: baseline .*\n.*--allow-diff"
+    ):
         toolroll("compare", "out", "other")
     lines = (tmp_path / "other" / "episodes.jsonl").read_text()
     with (tmp_path / "out" / "episodes.jsonl").open("a") as out:

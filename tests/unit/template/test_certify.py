@@ -293,8 +293,8 @@ def test_the_command_prints_json_and_exits_1_where_it_cannot_be(
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["some.jinja"], "--template some.jinja"),
-        (["MODEL", "--template", "absent.jinja"], "'absent.jinja' is neither a file nor"),
+        (["some.jinja"], "--chat-template some.jinja"),
+        (["MODEL", "--chat-template", "absent.jinja"], "'absent.jinja' is neither a file nor"),
     ],
 )
 def test_a_bad_call_is_told_in_words(
