@@ -270,7 +270,7 @@ def view(
     follow: Annotated[
         bool, typer.Option("--follow", help="serve the page, to which new episodes are added")
     ] = False,
-    port: Annotated[int, typer.Option(help="of --follow; 0: a free one")] = 0,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="of --follow; 0: a free one")] = 0,
 ) -> None:
     """Write a page that shows a run: a table of episodes, their conversations, and their tokens.
     The page needs no network.

@@ -101,8 +101,8 @@ async def _regraded(
             if recorded.task_id not in tasks or recorded.result.status is Status.ABORTED:
                 continue
             episode = await regrader.regrade(recorded, tasks[recorded.task_id])
-            directory.append(episode)
             directory.keep_read(read.hashes())
+            directory.append(episode)
             _compare(episode, unlike, changed)
     summary = directory.summary
     part = report(summary, settings=settings, planned=planned, provenance=directory.provenance)

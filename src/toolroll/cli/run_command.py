@@ -138,9 +138,9 @@ async def play(
             print_line(console, f"{env}: {folder.dropped} aborted episodes will be retried")
 
         def keep(episode: Episode) -> None:
-            folder.append(episode)
             if plan.read is not None:
                 folder.keep_read(plan.read.hashes())
+            folder.append(episode)
 
         outcome = await _play(plan, console, folder.summary, keep, folder.done, folder.provenance)
         await _close_left(plan, out)  # of worker processes that died

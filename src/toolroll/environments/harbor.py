@@ -12,14 +12,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from functools import cache
 from hashlib import blake2b
 from os.path import expandvars
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from tempfile import TemporaryFile
 from typing import IO, Any, Literal
 from weakref import WeakKeyDictionary
@@ -28,11 +27,12 @@ import orjson
 
 from toolroll.agents.environments.factory import openai_tool
 from toolroll.agents.loop.call_policy import tool_message
-from toolroll.environments.programs.sandbox import Network, Sandbox
+from toolroll.environments.programs.sandbox import Network, Sandbox, locked_folders
 from toolroll.environments.sandboxed import SandboxEnvironment
 from toolroll.parsers.types import ToolCall
 from toolroll.rollout.errors import ActionError, EnvironmentFailure, UsageError
 from toolroll.rollout.runs.environment_class import SPLIT
+from toolroll.rollout.runtime.jsonable import finite
 from toolroll.rollout.types import Action, Observation, StepResult, Task
 
 BASH = openai_tool(
@@ -149,8 +149,11 @@ class HarborTask(SandboxEnvironment):
             raise UsageError(f"{self.task_folder} cannot be played as it says: {problem}")
         return {
             "folders": list(map(str, self._folders)),
-            "hidden": [str(self._dataset), str(self.task_folder), *map(str, self.hidden)],
-            "own": [self.folder, *self.artifacts],
+            "hidden": [
+                *(str(self._dataset), str(self.task_folder), *map(str, self.hidden)),
+                *locked_folders(),  # Harbor's process, which makes a sandbox too, has locked none
+            ],
+            "own": [self.folder, *self._folders_of_artifacts()],
             "network": "none" if mode == "no-network" else self._network,
             **self._limits,
         }
@@ -167,13 +170,25 @@ class HarborTask(SandboxEnvironment):
         sources = [each["source"] if isinstance(each, dict) else each for each in listed]
         return [*sources, "/logs/artifacts"]
 
+    def _folders_of_artifacts(self) -> list[str]:
+        """Return the folders that a model can write besides the working folder: the artifacts, or
+        where they are if their names look like those of files.
+        """
+        places = [PurePosixPath(each) for each in self.artifacts]
+        folders = [place.parent if place.suffix else place for place in places]
+        return [str(each) for each in folders if not each.is_relative_to(self.folder)]
+
     async def check_tests(self, task: Task) -> None:
         """Raise `UsageError` if the tests of `task` give no reward for untouched files."""
         checks = _CHECKS.setdefault(asyncio.get_running_loop(), {})
         key = f"{self.task_folder} {_digest(self.task_folder)} {self.options('verifier')}"
         if key not in checks or checks[key].cancelled():
             checks[key] = asyncio.ensure_future(self._check_tests())
-        await asyncio.shield(checks[key])
+        try:
+            await asyncio.shield(checks[key])
+        except EnvironmentFailure:  # of this machine: the next trial checks again
+            checks.pop(key, None)
+            raise
 
     async def _check_tests(self) -> None:
         if "environment_mode" not in self._section("verifier"):
@@ -221,19 +236,21 @@ class HarborTask(SandboxEnvironment):
             except EnvironmentFailure:
                 whole = False
             if not whole:
-                return self._graded(
-                    {"reward": 0.0}, "the files could not be read, or are too large"
-                )
+                return self.without_files()
             fresh = self.new_sandbox("verifier")
             try:
                 await _started(fresh)
                 try:
-                    await fresh.unpack(packed or file)
+                    await fresh.unpack(packed or file, within=self.kept)
+                    return self._graded(*await self._test(fresh))
                 except EnvironmentFailure as error:
                     return self._graded({"reward": 0.0}, str(error))
-                return self._graded(*await self._test(fresh))
             finally:
                 await fresh.close()
+
+    def without_files(self) -> StepResult:
+        """Return the reward of a model whose files cannot be graded."""
+        return self._graded({"reward": 0.0}, "the files could not be read, or are too large")
 
     @property
     def kept(self) -> list[str]:
@@ -366,7 +383,7 @@ def read_rewards(content: bytes, name: str) -> dict[str, float]:
         numbers = {str(key): float(reward) for key, reward in rewards.items()}
     except (TypeError, ValueError) as error:
         raise EnvironmentFailure(f"{name} has no numbers: {content[:200]!r}") from error
-    if not numbers or not all(map(math.isfinite, numbers.values())):
+    if not numbers or not all(finite(number) is not None for number in numbers.values()):
         raise EnvironmentFailure(f"{name} must have finite numbers, not {content[:200]!r}")
     return numbers
 

@@ -20,7 +20,7 @@ from importlib.util import find_spec
 from tempfile import TemporaryFile
 from typing import IO, Any
 
-from toolroll.environments.harbor import HarborTask, the_reward
+from toolroll.environments.harbor import HarborTask, read_rewards, the_reward
 from toolroll.environments.programs import sandbox
 from toolroll.environments.programs.program_settings import ProgramSettings
 from toolroll.environments.programs.sandbox import Exit, Output
@@ -168,17 +168,20 @@ class HarborTrial(SandboxEnvironment):
         outcome = self._outcome or {}
         info = {"harbor_exception": outcome["exception"]} if outcome.get("exception") else {}
         if self._graded_here:
-            graded = await self._env.grade(self._packed if outcome.get("packed") else None)
+            packed = bool(outcome.get("packed"))
+            graded = await self._env.grade(self._packed) if packed else self._env.without_files()
             return StepResult(reward=graded.reward, done=True, info={**graded.info, **info})
-        if outcome.get("rewards") is None:
+        try:
+            rewards = read_rewards(json.dumps(outcome.get("rewards")).encode(), "reward.json")
+            the_reward(rewards)
+        except EnvironmentFailure as error:
             if self._back_end != "local":
-                raise EnvironmentFailure(f"Harbor ended without a reward: {outcome}")
-            self._env.rewards, info["no_reward"] = {"reward": 0.0}, str(outcome)
-        else:
-            self._env.rewards = outcome["rewards"]
+                raise EnvironmentFailure(f"Harbor ended without a reward: {outcome}") from error
+            rewards, info["no_reward"] = {"reward": 0.0}, str(error)
+        self._env.rewards = rewards
         if self._back_end == "local":
             info["verifier"] = "shared: can be forged"
-        return StepResult(reward=the_reward(self._env.rewards), done=True, info=info)
+        return StepResult(reward=the_reward(rewards), done=True, info=info)
 
     def metrics(self) -> Mapping[str, float]:
         """Return the rewards by name."""

@@ -168,7 +168,7 @@ def _hash(path: Path, content: bytes) -> str:
     if path.suffix == ".py" and (tree := _parsed(content)) is not None:
         return _sha256(ast.unparse(tree).encode())
     if path.suffix in (".json", ".jsonl"):
-        with suppress(orjson.JSONDecodeError):
+        with suppress(ValueError, TypeError):  # TypeError: too deep for `dumps`
             lines = content.splitlines() if path.suffix == ".jsonl" else [content]
             values = [orjson.loads(line) for line in lines if line.strip()]
             content = orjson.dumps(values, option=orjson.OPT_SORT_KEYS)

@@ -6,6 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import cache
 from importlib.util import source_from_cache
 from pathlib import Path
@@ -16,7 +17,10 @@ from toolroll.evaluation.environment_identity import content_hash
 MOST = 1000
 """The maximum number of files that are recorded."""
 _LIBRARY = str(Path(__file__).parents[1])
-_APART = (sys.prefix, sys.base_prefix, _LIBRARY, "/dev/", "/etc/", "/proc/", "/sys/", "/usr/")
+_APART = (
+    *(f"{folder}{os.sep}" for folder in (sys.prefix, sys.base_prefix, _LIBRARY)),
+    *("/dev/", "/etc/", "/proc/", "/sys/", "/usr/"),
+)
 """Packages, whose versions are recorded, and the machine's own files."""
 _LISTS = ("os.listdir", "os.scandir")
 _EVENTS = ("open", "sqlite3.connect", *_LISTS)
@@ -26,7 +30,7 @@ _RECORDERS: WeakSet[FilesRead] = WeakSet()  # of this process, as its hook is
 
 class FilesRead:
     """Records, as long as it exists, which files are opened for reading and which folders are
-    listed by the code in the folder of the environment `target` and below, in any thread.
+    listed by the code in the folder of the environment `target` and below, or by what it calls.
 
     Only environments in a file (`FILE.py:NAME`) have such a folder. Files that are newer than the
     recorder, or that other processes read, are not recorded.
@@ -39,15 +43,20 @@ class FilesRead:
         self._code = tuple(f"{folder}{os.sep}" for folder in self._folders)
         self._began = time.time()
         self._opened: dict[str, None] = {}
+        self._hashed = 0
         self._hashes: dict[str, str] = {}
         if self._code:
             _listen()
             _RECORDERS.add(self)
 
-    def saw(self, path: str) -> None:
-        """Record the file `path`, which is being opened, if the environment's code opens it."""
+    def saw(self, path: str, *, listed: bool) -> None:
+        """Record the file `path`, which is being opened, or the folder, which is being listed, if
+        the environment's code does it. Its own folder and those above hold other things too.
+        """
         path = os.path.abspath(path)  # noqa: PTH100 - a link keeps its name
         if path in self._opened or len(self._opened) >= MOST or path.startswith(_APART):
+            return
+        if listed and any(each.is_relative_to(path) for each in (*self._folders, Path.cwd())):
             return
         frame = sys._getframe()
         while frame := frame.f_back:  # type: ignore[assignment]
@@ -56,36 +65,24 @@ class FilesRead:
                 self._opened[path] = None
                 return
 
-    def hashes(self) -> dict[str, str]:
-        """Return a hash of each file by its name, in the order in which they were opened.
-
-        A name is relative to the environment's folder or to the working directory, if the file is
-        below one of them.
+    def hashes(self) -> Mapping[str, str]:
+        """Return a hash of each file by its name, which is relative to the environment's folder if
+        it is below it.
         """
-        for path in list(self._opened)[len(self._hashes) :]:
-            self._hashes[path] = self._hash(path)
-        return {self._name(path): found for path, found in self._hashes.items() if found}
+        new = list(self._opened)[self._hashed :]
+        self._hashed += len(new)
+        for path in map(Path, new):
+            with suppress(OSError):
+                if path.stat().st_mtime < self._began:
+                    inside = [each for each in self._folders if path.is_relative_to(each)]
+                    name = path.relative_to(inside[0]).as_posix() if inside else str(path)
+                    self._hashes[name] = content_hash(path)
+        return self._hashes
 
     def again(self, recorded: Mapping[str, str]) -> dict[str, str]:
-        """Return what the files that an earlier run `recorded` are now, and those opened so far."""
-        now = {name: content_hash(self._place(name)) for name in recorded}
-        return now | self.hashes()
-
-    def _hash(self, path: str) -> str:
-        try:
-            return content_hash(Path(path)) if Path(path).stat().st_mtime < self._began else ""
-        except OSError:
-            return ""
-
-    def _name(self, path: str) -> str:
-        for folder in (*self._folders, Path.cwd()):
-            if Path(path).is_relative_to(folder):
-                return Path(path).relative_to(folder).as_posix()
-        return path
-
-    def _place(self, name: str) -> Path:
-        places = [folder / name for folder in (*self._folders, Path.cwd())]
-        return next((place for place in places if place.exists()), Path(name))
+        """Return what the files that an earlier run `recorded` are now."""
+        folder = self._folders[0] if self._folders else Path()
+        return {name: content_hash(folder / name) for name in recorded}
 
 
 @cache  # an audit hook cannot be removed
@@ -107,4 +104,4 @@ def _heard(event: str, arguments: tuple[object, ...]) -> None:
     except (TypeError, ValueError):
         return
     for recorder in list(_RECORDERS):
-        recorder.saw(name)
+        recorder.saw(name, listed=event in _LISTS)

@@ -27,7 +27,7 @@ def pack(most: str, *paths: str) -> None:
             target = f"{os.path.realpath(path)}/"
             inside = any(target.startswith(f"{each}/") for each in paths)
             return member if inside else None
-        left -= member.size
+        left -= member.size + tarfile.BLOCKSIZE * 3  # with its headers
         if left < 0:
             sys.exit(1)
         readable = os.access(path, os.R_OK | (os.X_OK if member.isdir() else 0))

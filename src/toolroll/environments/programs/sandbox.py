@@ -21,8 +21,11 @@ Harbor's interpreter loads this file too. It needs only the standard library.
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import os
+import platform
 import re
+import shlex
 import shutil
 import signal
 import socket
@@ -36,7 +39,10 @@ from tempfile import TemporaryFile
 from typing import IO, Any, Literal
 
 try:
-    from toolroll.rollout.errors import EnvironmentFailure, UsageError
+    from toolroll.rollout.errors import (
+        EnvironmentFailure,  # pyright: ignore[reportAssignmentType]
+        UsageError,  # pyright: ignore[reportAssignmentType]
+    )
 except ImportError:  # in Harbor's interpreter
 
     class EnvironmentFailure(RuntimeError):  # type: ignore[no-redef]
@@ -57,14 +63,20 @@ _ETC = """alternatives bash.bashrc ca-certificates fonts group host.conf hosts i
 ld.so.conf ld.so.conf.d localtime magic mime.types nsswitch.conf os-release passwd perl
 pki/tls/certs profile protocols python3 services shells ssl/certs ssl/openssl.cnf terminfo timezone
 """.split()
-_NOBODY = 65_534
-"""The user of the processes if this process is root."""
+_ROUNDS = 200
+_FIRST_USER = 1_000_000_000
+"""If this process is root: the user of a sandbox's processes is this number plus the id of the
+first one. So sandboxes share no keys and no limits of users.
+"""
+_SYSCALL = ctypes.CDLL(None).syscall
+_KEYCTL = {"x86_64": 250, "aarch64": 219}.get(platform.machine())
+_JOIN_SESSION_KEYRING = 1
 _ISOLATED = """--unshare-all --unshare-user --die-with-parent --new-session --as-pid-1
 --uid 0 --gid 0 --cap-add ALL --info-fd 1 --userns-block-fd 0"""
 _START = """chown 0:0 "$@" && echo 0 > /proc/sys/user/max_user_namespaces && exec """
-_IDLE = "echo >&2 || exit; exec > /dev/null 2>&1; while :; do sleep 2147483 & wait; done"
-"""The first process waits for orphans. If this process ended before, nobody reads the empty line.
-If it ends later, the first process gets a signal.
+_IDLE = """echo >&2 || exit; exec env --ignore-signal=CHLD sleep 2147483647 > /dev/null 2>&1"""
+"""The first process ignores the end of orphans, so the kernel forgets them. If this process ended
+before, nobody reads the empty line. If it ends later, the first process gets a signal.
 """
 _RUN = 'cd -- "$1" && exec bash -c "$2"'
 _EXTRACT = 'mkdir -p -- "$1" && exec tar -C "$1" --no-same-owner -xf -'
@@ -154,7 +166,7 @@ class Sandbox:
         if memory is not None:
             self._limits.append(f"--data={memory}")
         self._folders = _visible(folders)
-        self._hidden = [*hidden, *_locked()]
+        self._hidden = [*hidden, *locked_folders()]
         self._own = [*OWN, *(each for each in own if not _below(each, OWN))]
         self._process: asyncio.subprocess.Process | None = None
         self._outputs: list[Output] = []
@@ -171,13 +183,22 @@ class Sandbox:
         """Start the first process. Raise `UsageError` if this machine cannot make sandboxes."""
         words = [find("bwrap", "bubblewrap"), *_ISOLATED.split(), *self._files()]
         words += ["--share-net"] if self.network == "host" else []
-        user = ["--reuid=0", "--regid=0", "--clear-groups"] if _is_root() else []
-        drop = " ".join([*_drop(), "--ambient-caps=-all", "--pdeathsig=KILL", *user])
+        # If this process is root, so is the first process, which programs then cannot change.
+        drop = " ".join([*_drop(), "--ambient-caps=-all", "--pdeathsig=KILL"])
         own = [*self._own, "/dev/shm", *_MADE]
         self._process = process = await asyncio.create_subprocess_exec(
-            *(*words, "--", "/bin/sh", "-c", f"{_START}{drop} sh -c '{_IDLE}'", "sh", *own),
+            *(
+                *words,
+                "--",
+                "/bin/sh",
+                "-c",
+                f"{_START}{drop} sh -c {shlex.quote(_IDLE)}",
+                "sh",
+                *own,
+            ),
             cwd="/",
             env={},
+            preexec_fn=_leave_keys,
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
@@ -218,6 +239,8 @@ class Sandbox:
                 words += ["--ro-bind", str(system), str(system)]
         names = [*_ETC, "resolv.conf"] if self.network == "host" else _ETC
         for path in (f"/etc/{name}" for name in names):
+            for up in list(Path(path).parents)[-3::-1]:  # below /etc
+                words += ["--perms", "0755", "--dir", str(up)]
             words += ["--ro-bind-try", path, path]
         for path in (*self._own, "/dev/shm"):
             words += ["--size", str(self._disk), "--perms", "1777", "--tmpfs", path]
@@ -261,8 +284,37 @@ class Sandbox:
         return Exit(status, output.text().decode(errors="replace"))
 
     async def kill(self) -> None:
-        """Kill all processes, except the first one."""
-        await self._step("/bin/sh", "-c", "kill -9 -1", privileged=True)
+        """Kill all processes, except the first one. If that fails, end the sandbox.
+
+        This process kills them, because they could kill a process in the sandbox first.
+        """
+        for _ in range(_ROUNDS):
+            if not await asyncio.to_thread(self._kill_others):
+                return
+            await asyncio.sleep(0.01)
+        await self.close()
+        raise EnvironmentFailure("the processes of the sandbox could not be killed")
+
+    def _kill_others(self) -> int:
+        """Stop, then kill all processes in the sandbox's process namespace, except the first one.
+        Return how many there were.
+        """
+        first = Path(f"/proc/{self._pid}")
+        found: list[int] = []
+        for each in Path("/proc").glob("[1-9]*"):
+            with suppress(OSError):  # it ended
+                descriptor = os.pidfd_open(int(each.name))
+                if each != first and _alive_beside(each, first):
+                    found.append(descriptor)
+                else:
+                    os.close(descriptor)
+        for number in (signal.SIGSTOP, signal.SIGKILL):
+            for descriptor in found:
+                with suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(descriptor, number)
+        for descriptor in found:
+            os.close(descriptor)
+        return len(found)
 
     async def pack(self, paths: Sequence[str], file: IO[bytes], *, kill: bool = True) -> bool:
         """Kill all processes, and write an archive of `paths` to `file`. Return whether it holds
@@ -277,8 +329,16 @@ class Sandbox:
         words = [str(self._disk), *paths, "--", "/usr", *self._folders]
         return not await self._step(*_python("pack"), *words, outputs=(os.dup(file.fileno()), None))
 
-    async def unpack(self, file: IO[bytes], target: str = "/") -> None:
-        """Copy the files in the archive `file` to the folder `target`, which is made."""
+    async def unpack(
+        self, file: IO[bytes], target: str = "/", *, within: Sequence[str] | None = None
+    ) -> None:
+        """Copy the files in the archive `file` to the folder `target`, which is made. Raise
+        `EnvironmentFailure` if one of them would not be in a folder of `within`, or is a link that
+        leads elsewhere, but to files of the machine.
+        """
+        if within is not None:
+            allowed = [*within, "/usr", *self._folders]
+            await asyncio.to_thread(_check_archive, file, within, allowed)
         file.seek(0)
         if await self._step("/bin/sh", "-c", _EXTRACT, "sh", target, stdin=file.fileno()):
             raise EnvironmentFailure(f"the files for {target} could not be copied")
@@ -303,9 +363,13 @@ class Sandbox:
             process = await asyncio.create_subprocess_exec(
                 *(*words, str(port), str(theirs.fileno())), env={}, pass_fds=[theirs.fileno()]
             )
-            async with asyncio.timeout(LIMIT):
-                status = await process.wait()
-            if status:
+            try:
+                async with asyncio.timeout(LIMIT):
+                    await process.wait()
+            except TimeoutError:
+                process.kill()
+                await process.wait()
+            if process.returncode:
                 raise EnvironmentFailure(f"nothing can listen on port {port} of the sandbox")
             _, descriptors, _, _ = socket.recv_fds(ours, 1, 1)
             return socket.socket(fileno=descriptors[0])
@@ -333,10 +397,10 @@ class Sandbox:
         """Return the arguments that enter the namespaces `names`."""
         return [find("nsenter"), "--target", str(self._pid), "--user", *names]
 
-    async def _step(self, *words: str, privileged: bool = False, **streams: Any) -> int:
+    async def _step(self, *words: str, **streams: Any) -> int:
         """Run the program `words` of this library. If it does not end, end the sandbox."""
         try:
-            return await self._do(*words, limit=LIMIT, privileged=privileged, **streams)
+            return await self._do(*words, limit=LIMIT, **streams)
         except TimeoutError:
             await self.close()
             raise EnvironmentFailure(f"the sandbox did not react for {LIMIT:g} s") from None
@@ -348,22 +412,22 @@ class Sandbox:
         stdin: int | None = None,
         outputs: tuple[int | None, int | None] = (None, None),
         limit: float | None,
-        privileged: bool = False,
     ) -> int:
         """Run the program `words`, and return its exit status. Close `outputs`. Raise
         `TimeoutError` at the limit, and `EnvironmentFailure` if the sandbox has ended.
         """
-        if self._process is None:
-            raise EnvironmentFailure("the sandbox is not running")
         names = ["--mount", "--pid", "--ipc", "--uts"]
         names += ["--net"] if self.network == "none" else []
         names += [] if _is_root() else ["--preserve-credentials"]
-        limits = [] if privileged else [find("prlimit"), *self._limits, *_drop()]
         try:
+            if self._process is None or self._process.returncode is not None:
+                raise EnvironmentFailure("the sandbox is not running")
+            limits = [find("prlimit"), *self._limits, *_drop()]
             process = await asyncio.create_subprocess_exec(
                 *(*self._enter(*names), *limits, *words),
                 cwd="/",
                 env=variables or {},
+                preexec_fn=_leave_keys,
                 stdin=asyncio.subprocess.DEVNULL if stdin is None else stdin,
                 stdout=outputs[0] or asyncio.subprocess.DEVNULL,
                 stderr=outputs[1] or asyncio.subprocess.DEVNULL,
@@ -389,13 +453,30 @@ def _is_root() -> bool:
     return os.geteuid() == 0
 
 
+def _alive_beside(process: Path, first: Path) -> bool:
+    """Return whether a process lives in the process namespace of `first`. Both are in `/proc`."""
+    try:
+        state = (process / "stat").read_bytes().rpartition(b") ")[2][:1]
+        return (
+            state not in b"ZX" and (process / "ns/pid").readlink() == (first / "ns/pid").readlink()
+        )
+    except OSError:  # one of them has ended
+        return False
+
+
+def _leave_keys() -> None:
+    """Get an empty keyring in place of this process's, where programs could find and leave keys."""
+    if _KEYCTL is not None:
+        _SYSCALL(_KEYCTL, _JOIN_SESSION_KEYRING, None)
+
+
 def _map_users(pid: int) -> None:
-    """Let the user 0 of the sandbox be this process's user, or nobody if that is root."""
+    """Let the user 0 of the sandbox be this process's user, or one without a name if it is root."""
     users = {"uid": os.geteuid(), "gid": os.getegid()}
     if not _is_root():
         Path(f"/proc/{pid}/setgroups").write_text("deny")
     for name, own in users.items():
-        lines = f"0 {_NOBODY} 1\n1 0 1\n" if _is_root() else f"0 {own} 1\n"
+        lines = f"0 {_FIRST_USER + pid} 1\n1 0 1\n" if _is_root() else f"0 {own} 1\n"
         Path(f"/proc/{pid}/{name}_map").write_text(lines)
 
 
@@ -424,7 +505,7 @@ def _visible(folders: Sequence[str | Path]) -> list[str]:
     path = os.environ.get("PATH", os.defpath).split(os.pathsep)
     private = (*OWN, "/proc", "/dev", str(Path.home()))
     for each in named:
-        if any(_below(own, [each]) for own in private):
+        if any(_below(own, [each, os.path.realpath(each)]) for own in private):
             raise UsageError(f"a sandbox cannot see the folder {each}, which holds too much")
         if not Path(each).is_dir():
             raise UsageError(f"there is no folder {each}, which a sandbox should see")
@@ -444,14 +525,14 @@ def _inside(folders: Sequence[str], hidden: Sequence[str | Path]) -> list[str]:
     places: list[str] = []
     for folder in folders:
         real = os.path.realpath(folder)
-        for each in sorted(map(os.path.realpath, hidden)):
+        for each in sorted(os.path.realpath(each) for each in hidden):
             place = folder + each.removeprefix(real)
             if _below(each, [real]) and Path(each).is_dir() and not _below(place, places):
                 places.append(place)
     return places
 
 
-def _locked() -> list[str]:
+def locked_folders() -> list[str]:
     """Return the folders that this process has locked: those of runs and of sessions."""
     found = []
     for descriptor in Path("/proc/self/fd").iterdir():
@@ -482,3 +563,25 @@ def _refusal(problem: str) -> str:
 def _archive(source: Path, file: IO[bytes]) -> None:
     with tarfile.open(fileobj=file, mode="w") as archive:
         archive.add(source, arcname="." if source.is_dir() else source.name)
+
+
+def _check_archive(file: IO[bytes], folders: Sequence[str], targets: Sequence[str]) -> None:
+    """Raise `EnvironmentFailure` if a member of the archive `file` would not be in one of
+    `folders`, or is a link to something that is not in one of `targets`.
+    """
+    file.seek(0)
+    try:
+        with tarfile.open(fileobj=file) as archive:
+            for member in archive:
+                path = os.path.normpath(f"/{member.name}")
+                link = os.path.normpath(f"/{member.linkname}")
+                if member.issym():
+                    link = os.path.normpath(f"{path}/../{member.linkname}")
+                    if member.linkname.startswith("/"):
+                        link = os.path.normpath(member.linkname)
+                linked = member.issym() or member.islnk()
+                known = member.isfile() or member.isdir() or linked
+                if not known or not _below(path, folders) or (linked and not _below(link, targets)):
+                    raise EnvironmentFailure(f"the files cannot be graded, because of {path}")
+    except tarfile.TarError as error:
+        raise EnvironmentFailure(f"the files cannot be unpacked: {error}") from error
