@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -135,3 +136,49 @@ def test_nothing_is_left_of_a_killed_process(number: int) -> None:
         process.wait(PATIENCE)
     while processes_of(f"sleep {marker}"):  # its parent's end reaches it after `wait`
         pass
+
+
+async def test_a_program_that_kills_whatever_appears_is_killed() -> None:
+    shoots = "import os\nwhile True:\n os.kill(-1, 9)"
+    async with Sandbox() as sandbox:
+        await sandbox.run(f"setsid python3 -c '{shoots}' & sleep 1", {})
+        await sandbox.kill()
+        listed = await sandbox.run("ps -e -o comm= | sort | tr '\\n' ' '", {})
+    assert listed.output == "bash ps sleep sort tr "
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root has another user")
+async def test_programs_cannot_change_the_first_process() -> None:
+    async with Sandbox() as sandbox:
+        for change in ("open('/proc/1/mem', 'r+b')", "os.kill(1, 9)"):
+            ended = await sandbox.run(f'python3 -c "import os; {change}"', {})
+            assert "Error" in ended.output
+        assert (await sandbox.run("true", {})).status == 0
+
+
+ADDS_A_KEY = """
+import ctypes, platform
+add_key, keyctl = {"x86_64": (248, 250), "aarch64": (217, 219)}[platform.machine()]
+call = ctypes.CDLL(None).syscall
+for keyring in (-3, -4):
+    key = call(add_key, b"user", b"toolroll-key", b"answer", 6, keyring)
+    call(keyctl, 5, key, 0x3F3F3F3F)
+"""
+
+
+async def test_keys_stay_in_their_sandbox() -> None:
+    async with Sandbox() as sandbox, Sandbox() as other:
+        await sandbox.run(f"python3 -c '{ADDS_A_KEY}'; sleep 100 &", {})
+        assert "toolroll-key" not in (await other.run("cat /proc/keys", {})).output
+
+
+async def test_an_archive_only_writes_where_it_may(tmp_path: Path) -> None:
+    async with Sandbox() as sandbox:
+        for name, link in (("tests/conftest.py", ""), ("app/x", "/tests/expected"), ("a", "")):
+            with (tmp_path / "a.tar").open("w+b") as file:
+                with tarfile.open(fileobj=file, mode="w") as archive:
+                    member = tarfile.TarInfo(name)
+                    member.type, member.linkname = tarfile.SYMTYPE if link else b"0", link
+                    archive.addfile(member)
+                with pytest.raises(EnvironmentFailure, match=f"because of /{name}"):
+                    await sandbox.unpack(file, within=["/app"])
