@@ -40,9 +40,6 @@ POOL.reset()
 ALLOWED = "TOOLROLL_TEST_DATA"
 """A skip that names this variable is allowed everywhere: the extra data are in no package."""
 
-NO_BWRAP = "no bwrap"
-"""So is one for bubblewrap, which is in no Python package either."""
-
 LEFT_OUT = """\
 The quick tier leaves out:
   tests/unit         the marker `slow`: all chat templates but six, and formats that differ in their markers only
@@ -128,7 +125,7 @@ def pytest_make_collect_report(
 
 def _allowed(item: pytest.Item, report: Any) -> bool:
     marked = any(item.get_closest_marker(name) is not None for name in ("browser", "peers"))
-    return marked or any(reason in str(report.longrepr) for reason in (ALLOWED, NO_BWRAP))
+    return marked or ALLOWED in str(report.longrepr)
 
 
 def pytest_collection_finish() -> None:

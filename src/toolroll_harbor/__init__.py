@@ -1,12 +1,12 @@
 """Plays one trial with Harbor. `toolroll.environments.programs` runs this file with the Python
-interpreter in which Harbor is installed. Of toolroll, it loads only the file of `Sandbox`.
+interpreter in which Harbor is installed. Of toolroll, it imports only `Sandbox`.
 
 Standard input is JSON: `task` (the task's folder), `agent`, `model`, `environment`, `timeout`,
-`args`, `variables` (the agent's), `trials` (a folder), `module` (the file of `Sandbox`), `sandbox`
-(its arguments), `folder` (the working folder), `kept` (the paths of the agent's files), `packed`
-(the descriptor that gets them, or null if Harbor grades), `port` (the model's), `ends` (whether the
-end of the agent's only run ends the session) and `channel`: the descriptor of a socket. It takes
-the model's socket in a sandbox, `end`, and the outcome. Each message is answered.
+`args`, `variables` (the agent's), `trials` (a folder), `source` (where the package toolroll is),
+`sandbox` (its arguments), `folder` (the working folder), `kept` (the paths of the agent's files),
+`packed` (the descriptor that gets them, or null if Harbor grades), `port` (the model's), `ends`
+(whether the end of the agent's only run ends the session) and `channel`: the descriptor of a
+socket. It takes the model's socket in a sandbox, `end`, and the outcome. Each message is answered.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import sys
 import tarfile
 from collections.abc import Awaitable, Callable
 from functools import wraps
-from importlib.util import module_from_spec, spec_from_file_location
+from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory, TemporaryFile
 from typing import Any
@@ -46,12 +46,9 @@ class Channel:
     def __init__(self, arguments: dict[str, Any]) -> None:
         self.arguments = arguments
         self._socket = socket.socket(fileno=arguments["channel"])
-        spec = spec_from_file_location("toolroll_sandbox", arguments["module"])
-        assert spec is not None
-        assert spec.loader is not None
-        self.sandbox = module_from_spec(spec)
-        sys.modules[spec.name] = self.sandbox
-        spec.loader.exec_module(self.sandbox)
+        sys.path.append(arguments["source"])  # the packages beside toolroll are not for Harbor
+        self.sandbox = import_module("toolroll.environments.programs.sandbox")
+        sys.path.remove(arguments["source"])
         self.packed = False
 
     def tell(self, message: bytes, *descriptors: int) -> None:

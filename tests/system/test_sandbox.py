@@ -15,7 +15,9 @@ import pytest
 from support.patience import PATIENCE
 from support.program_trials import processes_of, refusal
 
-from toolroll.environments.programs.sandbox import OUTPUT, Exit, Sandbox
+import toolroll
+from toolroll.environments.programs.output import OUTPUT, Exit
+from toolroll.environments.programs.sandbox import Sandbox
 from toolroll.rollout.errors import EnvironmentFailure, UsageError
 
 pytestmark = pytest.mark.skipif(bool(refusal()), reason=f"needs user namespaces: {refusal()}")
@@ -28,6 +30,12 @@ async def main():
         await sandbox.run("setsid sleep {number} & sleep {number}", {{}})
 asyncio.run(main())
 """
+
+
+def test_harbors_interpreter_can_import_it_without_toolrolls_packages() -> None:
+    source = Path(toolroll.__file__).parents[1]
+    code = f"import sys; sys.path.append({str(source)!r}); import {Sandbox.__module__}"
+    subprocess.run([sys.executable, "-I", "-S", "-c", code], check=True)
 
 
 async def test_a_command_has_its_own_files_home_and_environment() -> None:

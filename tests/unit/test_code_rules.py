@@ -20,16 +20,13 @@ MODULE_LINES = 510  # about 400; the longest holds all data types
 BORDER = re.compile(r"# (noqa: BLE001 - \S+ \S+|.*\bborder\b)")
 """What a handler that swallows every exception must say: why this is a border."""
 
-ALONE = {"toolroll.environments.programs.sandbox"}
-"""Harbor's interpreter loads this file without its package, so its parts cannot be apart."""
-
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 Rule = Callable[[Module], Iterator[str]]
 
 
 def too_long(module: Module) -> Iterator[str]:
     lines = len(module.text.splitlines())
-    if lines > MODULE_LINES and module.name not in ALONE:
+    if lines > MODULE_LINES:
         yield f"{module.name} has {lines} lines"
     for node in ast.walk(module.tree):
         if isinstance(node, Function):

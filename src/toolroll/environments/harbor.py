@@ -27,7 +27,8 @@ import orjson
 
 from toolroll.agents.environments.factory import openai_tool
 from toolroll.agents.loop.call_policy import tool_message
-from toolroll.environments.programs.sandbox import Network, Sandbox, locked_folders
+from toolroll.environments.programs.sandbox import Network, Sandbox
+from toolroll.environments.programs.visible import locked_folders
 from toolroll.environments.sandboxed import SandboxEnvironment
 from toolroll.parsers.types import ToolCall
 from toolroll.rollout.errors import ActionError, EnvironmentFailure, UsageError

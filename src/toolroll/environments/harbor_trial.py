@@ -17,13 +17,15 @@ import socket
 from collections.abc import Mapping
 from contextlib import AsyncExitStack, suppress
 from importlib.util import find_spec
+from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO, Any
 
 from toolroll.environments.harbor import HarborTask, read_rewards, the_reward
 from toolroll.environments.programs import sandbox
+from toolroll.environments.programs.output import OUTPUT, Exit, Output
 from toolroll.environments.programs.program_settings import ProgramSettings
-from toolroll.environments.programs.sandbox import Exit, Output
+from toolroll.environments.programs.visible import find
 from toolroll.environments.sandboxed import SandboxEnvironment, Session
 from toolroll.rollout.errors import EnvironmentFailure, UsageError
 from toolroll.rollout.types import Action, Environment, Observation, StepResult, Task
@@ -75,11 +77,11 @@ class HarborTrial(SandboxEnvironment):
         """Run Harbor to its end."""
         path = os.environ.get("PATH", os.defpath)
         own = {"HOME": _FOLDER, "PATH": path, "TMPDIR": _FOLDER}
-        output = Output(sandbox.OUTPUT)
+        output = Output(OUTPUT)
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with ours, theirs:
             words = [
-                sandbox.find("bwrap", "bubblewrap"),
+                find("bwrap", "bubblewrap"),
                 "--dev-bind",
                 "/",
                 "/",
@@ -125,7 +127,7 @@ class HarborTrial(SandboxEnvironment):
             "args": settings.harbor_args,
             "variables": settings.variables,
             "trials": _FOLDER,
-            "module": sandbox.__file__,
+            "source": str(Path(sandbox.__file__).parents[3]),
             "sandbox": self._env.options("agent") if self._back_end == "local" else None,
             "folder": self._env.folder,
             "kept": self._env.kept,

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from toolroll.environments.programs.output import Exit
 from toolroll.environments.programs.program_settings import ProgramSettings
-from toolroll.environments.programs.sandbox import Exit, Sandbox
+from toolroll.environments.programs.sandbox import Sandbox
 from toolroll.rollout.types import Environment
 
 if TYPE_CHECKING:

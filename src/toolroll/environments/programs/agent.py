@@ -41,8 +41,8 @@ from toolroll.endpoint.sessions.session_store import (
     store_settings,
 )
 from toolroll.environments.harbor_trial import HarborTrial
+from toolroll.environments.programs.output import Exit
 from toolroll.environments.programs.program_settings import ProgramSettings
-from toolroll.environments.programs.sandbox import Exit
 from toolroll.environments.sandboxed import SandboxEnvironment, Session
 from toolroll.parsers.types import ParsedReply
 from toolroll.rollout.engine import ROUTING_KEY

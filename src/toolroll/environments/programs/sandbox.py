@@ -13,9 +13,9 @@ Invariants:
 - Every step has a time limit. At the limit of a step that is not the program's own, the sandbox
   ends.
 - All processes of a sandbox end with its first process, and its files end with its processes. The
-  first process ends with `close`, and also if this process is killed. So nothing is left.
+  first process ends with `close`, and also if this process is killed.
 
-Harbor's interpreter loads this file too. It needs only the standard library.
+Harbor's interpreter imports this module too, which needs only the standard library.
 """
 
 from __future__ import annotations
@@ -26,39 +26,32 @@ import os
 import platform
 import re
 import shlex
-import shutil
 import signal
 import socket
 import sys
 import tarfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO, Any, Literal
 
-try:
-    from toolroll.rollout.errors import (
-        EnvironmentFailure,  # pyright: ignore[reportAssignmentType]
-        UsageError,  # pyright: ignore[reportAssignmentType]
-    )
-except ImportError:  # in Harbor's interpreter
+from toolroll.environments.programs.output import OUTPUT, Exit, Output
+from toolroll.environments.programs.visible import (
+    OWN,
+    SYSTEM,
+    below,
+    find,
+    hidden_places,
+    is_root,
+    locked_folders,
+    visible_folders,
+)
+from toolroll.rollout.errors import EnvironmentFailure, UsageError
 
-    class EnvironmentFailure(RuntimeError):  # type: ignore[no-redef]
-        """The sandbox failed."""
-
-    class UsageError(RuntimeError):  # type: ignore[no-redef]
-        """This machine cannot make sandboxes."""
-
-
-OUTPUT = 65_536
-"""The number of bytes that are kept from the end of a program's output."""
 LIMIT = 120.0
 """The time limit of every step that is not a program's own, in seconds."""
-OWN = ("/app", "/home", "/logs", "/solution", "/tests", "/tmp")
 _MADE = ("/logs/agent", "/logs/artifacts", "/logs/verifier")
-_SYSTEM = ("/bin", "/lib", "/lib32", "/lib64", "/libx32", "/sbin", "/usr")
 _ETC = """alternatives bash.bashrc ca-certificates fonts group host.conf hosts inputrc ld.so.cache
 ld.so.conf ld.so.conf.d localtime magic mime.types nsswitch.conf os-release passwd perl
 pki/tls/certs profile protocols python3 services shells ssl/certs ssl/openssl.cnf terminfo timezone
@@ -82,59 +75,6 @@ _RUN = 'cd -- "$1" && exec bash -c "$2"'
 _EXTRACT = 'mkdir -p -- "$1" && exec tar -C "$1" --no-same-owner -xf -'
 _INSIDE = Path(__file__).with_name("inside.py").read_text(encoding="utf-8")
 Network = Literal["none", "host"]
-
-
-@dataclass(frozen=True, slots=True)
-class Exit:
-    """The end of a program. `status` is None if the program was stopped at its time limit.
-    `output` is the end of what it wrote.
-    """
-
-    status: int | None
-    output: str
-
-
-class Output:
-    """The end of what is written to `file`, a pipe. It is read until the last writer has ended,
-    because a program that is left behind would fail if nobody read.
-    """
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._reading, self.file = os.pipe()
-        os.set_blocking(self._reading, False)
-        self._kept = bytearray()
-        self._loop = asyncio.get_running_loop()
-        self._loop.add_reader(self._reading, self._read)
-
-    @property
-    def open(self) -> bool:
-        """True until the last writer has ended."""
-        return self._reading >= 0
-
-    def _read(self) -> None:
-        try:
-            data = os.read(self._reading, OUTPUT)
-        except BlockingIOError:
-            return
-        self._kept += data
-        del self._kept[: -self._most]
-        if not data:
-            self.close()
-
-    def close(self) -> None:
-        """Read no more."""
-        reading, self._reading = self._reading, -1
-        if reading >= 0:
-            self._loop.remove_reader(reading)
-            os.close(reading)
-
-    def text(self) -> bytes:
-        """Return what was written before this call. Keep nothing of what follows."""
-        if self.open:
-            self._read()  # a pipe holds no more than one call reads
-        kept, self._kept, self._most = bytes(self._kept), bytearray(), 1
-        return kept
 
 
 class Sandbox:
@@ -165,9 +105,9 @@ class Sandbox:
         self._limits = [f"--nproc={processes}", "--core=0"]
         if memory is not None:
             self._limits.append(f"--data={memory}")
-        self._folders = _visible(folders)
+        self._folders = visible_folders(folders)
         self._hidden = [*hidden, *locked_folders()]
-        self._own = [*OWN, *(each for each in own if not _below(each, OWN))]
+        self._own = [*OWN, *(each for each in own if not below(each, OWN))]
         self._process: asyncio.subprocess.Process | None = None
         self._outputs: list[Output] = []
         self._pid = 0
@@ -232,7 +172,7 @@ class Sandbox:
     def _files(self) -> list[str]:
         """Return the arguments that make the file system."""
         words = ["--proc", "/proc", "--dev", "/dev", "--perms", "0755", "--dir", "/etc"]
-        for system in map(Path, _SYSTEM):
+        for system in map(Path, SYSTEM):
             if system.is_symlink():
                 words += ["--symlink", str(system.readlink()), str(system)]
             elif system.is_dir():
@@ -250,7 +190,7 @@ class Sandbox:
             for up in reversed(Path(path).parents[:-1]):  # or only root could enter them
                 words += ["--perms", "0755", "--dir", str(up)]
             words += ["--ro-bind", path, path]
-        for path in _inside([*self._folders, "/usr"], self._hidden):
+        for path in hidden_places([*self._folders, "/usr"], self._hidden):
             words += ["--size", "4096", "--tmpfs", path, "--remount-ro", path]
         return [*words, "--remount-ro", "/dev", "--remount-ro", "/"]
 
@@ -350,7 +290,9 @@ class Sandbox:
             await self.unpack(file, target)
 
     async def read(self, path: str) -> bytes | None:
-        """Return at most `OUTPUT` bytes of `path`, or None if it is no file, such as a link."""
+        """Return at most `OUTPUT` bytes of the file `path`. Return None if there is none, or if it
+        is a link, a folder or a pipe.
+        """
         output = self.new_output()
         failed = await self._step(*_python("read"), path, str(OUTPUT), outputs=(output.file, None))
         return None if failed else output.text()
@@ -418,7 +360,7 @@ class Sandbox:
         """
         names = ["--mount", "--pid", "--ipc", "--uts"]
         names += ["--net"] if self.network == "none" else []
-        names += [] if _is_root() else ["--preserve-credentials"]
+        names += [] if is_root() else ["--preserve-credentials"]
         try:
             if self._process is None or self._process.returncode is not None:
                 raise EnvironmentFailure("the sandbox is not running")
@@ -449,10 +391,6 @@ class Sandbox:
         return status
 
 
-def _is_root() -> bool:
-    return os.geteuid() == 0
-
-
 def _alive_beside(process: Path, first: Path) -> bool:
     """Return whether a process lives in the process namespace of `first`. Both are in `/proc`."""
     try:
@@ -473,10 +411,10 @@ def _leave_keys() -> None:
 def _map_users(pid: int) -> None:
     """Let the user 0 of the sandbox be this process's user, or one without a name if it is root."""
     users = {"uid": os.geteuid(), "gid": os.getegid()}
-    if not _is_root():
+    if not is_root():
         Path(f"/proc/{pid}/setgroups").write_text("deny")
     for name, own in users.items():
-        lines = f"0 {_FIRST_USER + pid} 1\n1 0 1\n" if _is_root() else f"0 {own} 1\n"
+        lines = f"0 {_FIRST_USER + pid} 1\n1 0 1\n" if is_root() else f"0 {own} 1\n"
         Path(f"/proc/{pid}/{name}_map").write_text(lines)
 
 
@@ -488,67 +426,6 @@ def _drop() -> list[str]:
 def _python(function: str) -> list[str]:
     """Return the arguments that call `function` of `inside`, without the sandbox's own modules."""
     return [os.path.realpath(sys.executable), "-I", "-S", "-c", _INSIDE, function]
-
-
-def _below(path: str, folders: Sequence[str]) -> bool:
-    """Return whether `path` is one of `folders`, or is in one."""
-    return any(path == each or path.startswith(f"{each.rstrip('/')}/") for each in folders)
-
-
-def _visible(folders: Sequence[str | Path]) -> list[str]:
-    """Return the folders that a sandbox sees: `folders`, this interpreter, and those in `PATH`.
-
-    Raise `UsageError` for one that holds what a sandbox may not see, or that its user cannot read.
-    """
-    named = sorted(str(Path(each).absolute()) for each in folders)
-    program = Path(sys.executable).resolve().parents[1]
-    path = os.environ.get("PATH", os.defpath).split(os.pathsep)
-    private = (*OWN, "/proc", "/dev", str(Path.home()))
-    for each in named:
-        if any(_below(own, [each, os.path.realpath(each)]) for own in private):
-            raise UsageError(f"a sandbox cannot see the folder {each}, which holds too much")
-        if not Path(each).is_dir():
-            raise UsageError(f"there is no folder {each}, which a sandbox should see")
-        if _is_root() and Path(each).stat().st_mode & 5 != 5:
-            raise UsageError(f"sandboxes of root have the user nobody: let others read {each}")
-    shown: list[str] = []
-    found = [each for each in (sys.prefix, sys.base_prefix, str(program), *path) if each[:1] == "/"]
-    for each in sorted({*named, *map(os.path.normpath, found)}):
-        large = any(_below(own, [each]) for own in private)
-        if not large and not _below(each, [*_SYSTEM, *shown]) and os.access(each, os.X_OK):
-            shown.append(each)
-    return shown
-
-
-def _inside(folders: Sequence[str], hidden: Sequence[str | Path]) -> list[str]:
-    """Return the places in `folders` of the folders `hidden`, also through links."""
-    places: list[str] = []
-    for folder in folders:
-        real = os.path.realpath(folder)
-        for each in sorted(os.path.realpath(each) for each in hidden):
-            place = folder + each.removeprefix(real)
-            if _below(each, [real]) and Path(each).is_dir() and not _below(place, places):
-                places.append(place)
-    return places
-
-
-def locked_folders() -> list[str]:
-    """Return the folders that this process has locked: those of runs and of sessions."""
-    found = []
-    for descriptor in Path("/proc/self/fd").iterdir():
-        with suppress(OSError):
-            file = descriptor.readlink()
-            if file.name == ".lock":
-                found.append(str(file.parent))
-    return found
-
-
-def find(name: str, package: str = "util-linux") -> str:
-    """Return the path of the program `name`, where programs in the sandbox cannot change it."""
-    path = shutil.which(name, path="/usr/bin:/usr/sbin:/bin:/sbin")
-    if path is None:
-        raise UsageError(f"the local back end needs {name}: install the package {package}")
-    return path
 
 
 def _refusal(problem: str) -> str:
@@ -581,7 +458,7 @@ def _check_archive(file: IO[bytes], folders: Sequence[str], targets: Sequence[st
                         link = os.path.normpath(member.linkname)
                 linked = member.issym() or member.islnk()
                 known = member.isfile() or member.isdir() or linked
-                if not known or not _below(path, folders) or (linked and not _below(link, targets)):
+                if not known or not below(path, folders) or (linked and not below(link, targets)):
                     raise EnvironmentFailure(f"the files cannot be graded, because of {path}")
     except tarfile.TarError as error:
         raise EnvironmentFailure(f"the files cannot be unpacked: {error}") from error
