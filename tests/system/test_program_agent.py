@@ -29,8 +29,9 @@ from support.wire import until
 
 from toolroll.environments.harbor import HarborTask
 from toolroll.environments.harbor_trial import HarborTrial
+from toolroll.environments.programs.output import Exit
 from toolroll.environments.programs.program_settings import ProgramSettings
-from toolroll.environments.programs.sandbox import Exit, Sandbox
+from toolroll.environments.programs.sandbox import Sandbox
 from toolroll.environments.sandboxed import SandboxEnvironment
 from toolroll.evaluation.environment_check import check
 from toolroll.rollout.errors import UsageError
