@@ -162,7 +162,10 @@ class Endpoint(Serving):
             return parsed
         continued = bool(parsed.request.continue_final_message)
         messages = read_messages(
-            parsed.messages, developer=self.templates.developer, answer=not continued
+            parsed.messages,
+            self.model.template.renderer.source,
+            parsed.ignored,
+            answer=not continued,
         )
         if continued:
             split_prefill(messages)

@@ -75,10 +75,10 @@ def invalid(param: str, message: str) -> ApiError:
 
 
 def not_rendered(place: str) -> ApiError:
-    """Return the error for a message field that no chat template renders. `place` is the field's
-    path in the body, such as `messages[0].name`.
+    """Return the error for a field whose content would not be rendered. `place` is the field's path
+    in the body, such as `messages[0].audio`.
     """
-    return refused(place, f"{place} cannot be honored: no chat template shows it")
+    return refused(place, f"{place} cannot be honored: the endpoint does not render it")
 
 
 def server_stopping() -> ApiError:

@@ -12,6 +12,7 @@ from toolroll.endpoint.conversation.messages import read_messages
 from toolroll.endpoint.dialects.openai_responses import not_found
 from toolroll.endpoint.endpoint import Endpoint
 from toolroll.endpoint.errors import ApiError, invalid
+from toolroll.endpoint.requests.ignored_fields import IgnoredFields
 from toolroll.endpoint.requests.received import Received
 from toolroll.endpoint.requests.request_bodies import TokenizeRequest, read
 from toolroll.endpoint.sessions.live_session import LiveSession
@@ -103,8 +104,10 @@ def _card(endpoint: Endpoint) -> dict[str, Any]:
 def _tokens(request: TokenizeRequest, template: ChatTemplate, tools: list[Tool]) -> list[int]:
     if request.messages is None:
         return template.encoder.encode(request.prompt or "")
-    developer = "developer" in template.renderer.source
     messages = read_messages(
-        request.messages, developer=developer, answer=request.add_generation_prompt
+        request.messages,
+        template.renderer.source,
+        IgnoredFields(),
+        answer=request.add_generation_prompt,
     )
     return template.encode_conversation(messages, tools, generate=request.add_generation_prompt)

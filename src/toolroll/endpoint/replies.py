@@ -33,6 +33,7 @@ from toolroll.endpoint.conversation.prefill import (
 )
 from toolroll.endpoint.conversation.stored_response import Origin
 from toolroll.endpoint.conversation.template_cache import TemplateCache
+from toolroll.endpoint.dialects.blocks import all_switches
 from toolroll.endpoint.dialects.dialect import Dialect, Event, ParsedRequest, ReplyWriter
 from toolroll.endpoint.endpoint_settings import EndpointSettings
 from toolroll.endpoint.errors import ApiError, api_error
@@ -378,8 +379,10 @@ class ChatReply(Reply):
         )
         if request.continue_final_message:
             check_continued(request, self.use)
-        switches, effort = request.chat_template_kwargs, request.reasoning_effort
-        self.template = templates.get(templates.add_effort(switches, effort))
+        effort = templates.effort_switches(
+            request.reasoning_effort, "reasoning_effort", self.parsed.ignored
+        )
+        self.template = templates.get(all_switches(request.chat_template_kwargs, effort))
 
     def plan(self) -> Node | None:
         """Find the turn that the conversation continues."""
@@ -452,7 +455,8 @@ class ChatReply(Reply):
         """Add the turns to the tree of the conversation."""
         live, prompt, result = self.live, self.prompt, self.result
         response = self.dialect.stored(self.parsed, result)
-        origin = Origin(self.dialect.kind, self.parsed.lineage, response)
+        ignored = tuple(sorted(self.parsed.ignored.paths))
+        origin = Origin(self.dialect.kind, self.parsed.lineage, response, ignored)
         nodes = [turn.node for turn in live.add_chat(prompt, result, origin)]
         live.requests |= dict.fromkeys([node.index for node in nodes], self)
         if live.log is not None:

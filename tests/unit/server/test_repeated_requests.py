@@ -17,6 +17,7 @@ from toolroll.endpoint import replies
 from toolroll.endpoint.conversation.messages import read_messages
 from toolroll.endpoint.errors import ApiError
 from toolroll.endpoint.http.json_response import JsonResponse
+from toolroll.endpoint.requests.ignored_fields import IgnoredFields
 from toolroll.endpoint.sessions.pending import request_key
 from toolroll.testing import Reply, load_embedded_tokenizer
 
@@ -42,12 +43,12 @@ def test_a_message_is_refused_by_its_place() -> None:
         ({"role": "user", "content": 3}, "messages[4].content"),
     ):
         with pytest.raises(ApiError) as refused:
-            read_messages([*TALK, wrong])
+            read_messages([*TALK, wrong], "", IgnoredFields())
         assert refused.value.param == param
     with pytest.raises(ApiError, match="the last message is from the assistant"):
-        read_messages([*TALK, {"role": "assistant", "content": "a"}])
+        read_messages([*TALK, {"role": "assistant", "content": "a"}], "", IgnoredFields())
     with pytest.raises(ApiError, match="messages is empty"):
-        read_messages([])
+        read_messages([], "", IgnoredFields())
 
 
 def test_a_retrys_key_depends_on_the_whole_body_and_not_on_the_order_of_keys() -> None:

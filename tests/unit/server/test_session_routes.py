@@ -68,6 +68,26 @@ async def test_the_list_has_live_and_finished_sessions(tokenizer: Any, tmp_path:
         assert (await bench.get("/sessions"))["data"] == [live, finished]
 
 
+async def test_forks_that_drop_the_last_message_of_a_prompt_get_an_advice_once(
+    tokenizer: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An agent that appends a message for one request only, as OpenClaw 2026.9 does."""
+    talk: list[Any] = [USER]
+    async with endpoint(tokenizer, policy, out=tmp_path) as bench:
+        for number in range(4):
+            asked = [*talk, {"role": "user", "content": f"context {number}"}]
+            code, answer = await chat(bench, messages=asked)
+            assert code == 200
+            advice = (await bench.get("/sessions"))["data"][0]["fork_advice"]
+            forks = f"{number} of {number} forks drop the last message of the prompt: use the R"
+            assert (advice or "").startswith(forks) == (number >= 2)
+            talk += [answer["choices"][0]["message"], {"role": "user", "content": "more"}]
+        await bench.post("/sessions/s/export", {})
+    assert sum("drop the last message" in entry.getMessage() for entry in caplog.records) == 1
+    [episode] = read_episodes(tmp_path)
+    assert episode.result.info["session"]["fork_advice"] == advice
+
+
 async def test_an_export_that_cannot_be_is_refused(tokenizer: Any, tmp_path: Path) -> None:
     async with endpoint(tokenizer, policy) as bench:
         await chat(bench)

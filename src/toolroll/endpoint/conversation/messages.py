@@ -4,7 +4,8 @@ replies in the same session, and say how they differ, for the `fork_reason`.
 Invariants: differences that client libraries introduce on their own are ignored (the order of JSON
 keys in arguments, arguments that equal their default in the tool's schema, the ids of tool calls,
 `null` for an empty content, dropped reasoning, text in parts). All other differences count. A field
-that chat templates ignore is refused by name.
+that chat templates do not show is ignored and counted. It is refused by name if it has content, or
+if the served template mentions its name.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from typing import Any
 
 import orjson
 
-from toolroll.endpoint.errors import ApiError, invalid, not_rendered, refused
+from toolroll.endpoint.errors import ApiError, invalid, refused
+from toolroll.endpoint.requests.ignored_fields import IgnoredFields
 from toolroll.endpoint.requests.received import too_deep, too_deep_text
 from toolroll.endpoint.requests.tool_list import Schemas
 from toolroll.parsers.reading.resolve import Schema
@@ -24,39 +26,45 @@ from toolroll.rollout.errors import TemplateError
 from toolroll.rollout.template.render import plain_content
 from toolroll.rollout.types import Message
 
-_ROLES = {
-    "system": frozenset({"role", "content", "name"}),
-    "developer": frozenset({"role", "content", "name"}),
-    "user": frozenset({"role", "content", "name"}),
-    "tool": frozenset({"role", "content", "name", "tool_call_id"}),
-    "assistant": frozenset(
-        {"role", "content", "name", "tool_calls", "reasoning_content", "reasoning"}
-    ),
-}
-_CALL = frozenset({"id", "type", "function", "index"})
-_FUNCTION = frozenset({"name", "arguments", "parsed_arguments"})
-"""The openai SDK adds `index` and `parsed_arguments`; models never see them."""
-
 _INERT = frozenset({"provider_specific_fields", "annotations"})
 """Fields that client libraries add to messages and that models never see."""
+
+_MESSAGE = frozenset({"role", "content", "name", *_INERT})
+_ROLES = {
+    "system": _MESSAGE,
+    "developer": _MESSAGE,
+    "user": _MESSAGE,
+    "tool": _MESSAGE | {"tool_call_id"},
+    "assistant": _MESSAGE | {"tool_calls", "reasoning_content", "reasoning"},
+}
+_CALL = frozenset({"id", "type", "function", "index", *_INERT})
+_FUNCTION = frozenset({"name", "arguments", "parsed_arguments", *_INERT})
+"""The openai SDK adds `index` and `parsed_arguments`; models never see them."""
+
+_PART = frozenset({"type", "text", "cache_control", *_INERT})
+
+LAST_OF_PROMPT = ", the last message of its prompt"
+"""The end of the `fork_reason` if a client appends a message for one request only."""
 
 Digest = bytes
 START: Digest = b""
 
 
 def read_messages(
-    values: Sequence[Any], *, developer: bool = False, answer: bool = True
+    values: Sequence[Any], template: str, ignored: IgnoredFields, *, answer: bool = True
 ) -> list[Message]:
     """Return `values` as plain messages. Text parts are joined, and empty fields are left out.
 
-    `developer`: the template supports the role `developer`. Otherwise messages with this role
-    become system messages. `answer`: the request asks for a new reply, so the last message must not
-    be the assistant's. Raise `ApiError` if a message is not valid.
+    `template`: the source of the chat template. If it does not mention the role `developer`,
+    messages with this role become system messages. `ignored` gets the fields that change no token.
+    `answer`: the request asks for a new reply, so the last message must not be the assistant's.
+    Raise `ApiError` if a message is not valid.
     """
     if not values:
         raise _invalid_message("messages", "messages is empty")
-    messages = [_read(message, f"messages[{index}]") for index, message in enumerate(values)]
-    if not developer:
+    reader = _Reader(template, ignored)
+    messages = [reader.read(message, f"messages[{index}]") for index, message in enumerate(values)]
+    if "developer" not in template:
         messages = with_role(messages, "developer", "system")
     if answer and messages[-1]["role"] == "assistant":
         raise _invalid_message(
@@ -72,74 +80,77 @@ def with_role(messages: Sequence[Message], role: str, new: str) -> list[Message]
     return [{**m, "role": new} if m["role"] == role else m for m in messages]
 
 
-def _read(raw: Any, place: str) -> Message:
-    if not isinstance(raw, Mapping):
-        raise invalid(place, f"{place} is not an object with a role")
-    role = raw.get("role")
-    fields = _ROLES.get(role) if isinstance(role, str) else None
-    if fields is None:
-        problem = f"{place}.role is {role!r}; it must be one of {', '.join(_ROLES)}"
-        raise _invalid_message(f"{place}.role", problem)
-    message: Message = {"role": role}
-    for name, value in raw.items():
-        if name in fields and (value is not None or name == "content"):
-            message[name] = value
-    _only(raw, fields, place)
-    try:
-        message = plain_content(message)
-    except (TemplateError, KeyError) as error:
-        raise refused(f"{place}.content", f"{place}: {error}") from error
-    if role == "assistant":
-        return _assistant(message, place)
-    for name, value in (
-        ("content", message.get("content")),
-        ("tool_call_id", message.get("tool_call_id", "")),
-    ):
-        if not isinstance(value, str):
-            raise _invalid_message(f"{place}.{name}", f"{place}.{name} must be text")
-    return message
+class _Reader:
+    """Reads messages for a chat template with the source `template`."""
 
+    def __init__(self, template: str, ignored: IgnoredFields) -> None:
+        self._template = template
+        self._ignored = ignored
 
-def _assistant(message: Message, place: str) -> Message:
-    reasoning = message.pop("reasoning", None)
-    if reasoning and not message.get("reasoning_content"):
-        message["reasoning_content"] = reasoning
-    message.setdefault("content", None)
-    calls = message.pop("tool_calls", None)
-    if calls and not isinstance(calls, list):
-        raise _invalid_message(f"{place}.tool_calls", f"{place}.tool_calls must be a list")
-    if calls:
-        message["tool_calls"] = [
-            _call(call, f"{place}.tool_calls[{index}]") for index, call in enumerate(calls)
-        ]
-    return message
+    def read(self, raw: Any, place: str) -> Message:
+        """Return the message `raw`, which is at `place` in the body."""
+        if not isinstance(raw, Mapping):
+            raise invalid(place, f"{place} is not an object with a role")
+        role = raw.get("role")
+        fields = _ROLES.get(role) if isinstance(role, str) else None
+        if fields is None:
+            problem = f"{place}.role is {role!r}; it must be one of {', '.join(_ROLES)}"
+            raise _invalid_message(f"{place}.role", problem)
+        message: Message = {"role": role}
+        for name, value in raw.items():
+            known = name in fields and name not in _INERT
+            if known and (value is not None or name == "content"):
+                message[name] = value
+        self._ignored.add_others(raw, fields, place, self._template)
+        try:
+            message = plain_content(message)
+        except (TemplateError, KeyError) as error:
+            raise refused(f"{place}.content", f"{place}: {error}") from error
+        if isinstance(raw.get("content"), list):
+            for index, part in enumerate(raw["content"]):
+                self._ignored.add_others(part, _PART, f"{place}.content[{index}]")
+        if role == "assistant":
+            return self._assistant(message, place)
+        for name, value in (
+            ("content", message.get("content")),
+            ("tool_call_id", message.get("tool_call_id", "")),
+        ):
+            if not isinstance(value, str):
+                raise _invalid_message(f"{place}.{name}", f"{place}.{name} must be text")
+        return message
 
+    def _assistant(self, message: Message, place: str) -> Message:
+        reasoning = message.pop("reasoning", None)
+        if reasoning and not message.get("reasoning_content"):
+            message["reasoning_content"] = reasoning
+        message.setdefault("content", None)
+        calls = message.pop("tool_calls", None)
+        if calls and not isinstance(calls, list):
+            raise _invalid_message(f"{place}.tool_calls", f"{place}.tool_calls must be a list")
+        if calls:
+            message["tool_calls"] = [
+                self._call(call, f"{place}.tool_calls[{index}]") for index, call in enumerate(calls)
+            ]
+        return message
 
-def _call(call: Any, place: str) -> dict[str, Any]:
-    function = call.get("function") if isinstance(call, Mapping) else None
-    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
-        raise _invalid_message(place, f"{place} is not a function call with a name")
-    if call.get("type") not in (None, "function"):
-        problem = f"{place}.type is {call['type']!r}; it must be function"
-        raise _invalid_message(f"{place}.type", problem)
-    _only(call, _CALL, place)
-    _only(function, _FUNCTION, f"{place}.function")
-    arguments = function.get("arguments")
-    return {
-        "id": str(call.get("id") or ""),
-        "type": "function",
-        "function": {
-            "name": function["name"],
-            "arguments": "{}" if arguments in (None, "") else arguments,
-        },
-    }
-
-
-def _only(fields_given: Mapping[str, Any], fields: frozenset[str], place: str) -> None:
-    """Raise `ApiError` if a field has a value, but is not in `fields` or `_INERT`."""
-    for name, value in fields_given.items():
-        if value and name not in fields and name not in _INERT:
-            raise not_rendered(f"{place}.{name}")
+    def _call(self, call: Any, place: str) -> dict[str, Any]:
+        function = call.get("function") if isinstance(call, Mapping) else None
+        if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+            raise _invalid_message(place, f"{place} is not a function call with a name")
+        if call.get("type") not in (None, "function"):
+            problem = f"{place}.type is {call['type']!r}; it must be function"
+            raise _invalid_message(f"{place}.type", problem)
+        self._ignored.add_others(call, _CALL, place, self._template)
+        self._ignored.add_others(function, _FUNCTION, f"{place}.function", self._template)
+        arguments = function.get("arguments")
+        return {
+            "id": str(call.get("id") or ""),
+            "type": "function",
+            "function": {
+                "name": function["name"],
+                "arguments": "{}" if arguments in (None, "") else arguments,
+            },
+        }
 
 
 def check_arguments(messages: Sequence[Message]) -> None:
@@ -345,8 +356,22 @@ def change_at(
     if _has(messages[index + 1 :], before, schemas):
         return f"message {index} ({after['role']}) was inserted before {place}"
     if before["role"] != after["role"] or _has(history[index + 1 :], after, schemas):
-        return f"{place} is missing"
+        last = before["role"] != "assistant" and index == len(history) - 2
+        return f"{place} is missing{LAST_OF_PROMPT if last else ''}"
     return f"{place} was changed: {_change(before, after, schemas)}"
+
+
+def fork_advice(forks: Sequence[str]) -> str | None:
+    """Return how the client can avoid several of the session's `forks`, which are reasons. Return
+    None if no pattern is known.
+    """
+    dropped = sum(reason.endswith(LAST_OF_PROMPT) for reason in forks)
+    if dropped < 2:
+        return None
+    return (
+        f"{dropped} of {len(forks)} forks drop the last message of the prompt: use the Responses "
+        "API if the client has it, or keep this message in later requests"
+    )
 
 
 def _has(messages: Sequence[Message], wanted: Message, schemas: Schemas) -> bool:

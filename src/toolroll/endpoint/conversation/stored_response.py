@@ -7,7 +7,7 @@ stored once if they are equal in several responses.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -55,11 +55,13 @@ class StoredResponse:
 class Origin:
     """What belongs to a reply apart from its tokens. `kind`: the name of its API in the trace.
     `lineage`: the client's labels. `response`: the response of the Responses API to store, if any.
+    `ignored`: the paths of the request's fields that change no token.
     """
 
     kind: str
     lineage: Mapping[str, str]
     response: StoredResponse | None = None
+    ignored: Sequence[str] = ()
 
 
 class ResponseStore:

@@ -13,6 +13,7 @@ import orjson
 from jinja2 import meta
 
 from toolroll.endpoint.errors import refused
+from toolroll.endpoint.requests.ignored_fields import IgnoredFields
 from toolroll.rollout.errors import TemplateError
 from toolroll.rollout.template.chat_template import ChatTemplate
 from toolroll.rollout.template.sandbox import compile_template
@@ -33,25 +34,23 @@ class TemplateCache:
         self._template = template
         self._with_switches = lru_cache(_KEPT)(lambda key: template.with_kwargs(orjson.loads(key)))
 
-    def add_effort(self, switches: Mapping[str, Any], effort: str | None) -> Mapping[str, Any]:
-        """Return `switches` with the switch for `effort` (OpenAI's `reasoning_effort`) added. Raise
-        `ApiError` if the template has no such switch, or if `switches` already sets it.
+    def effort_switches(
+        self, effort: str | None, param: str, ignored: IgnoredFields
+    ) -> dict[str, Any]:
+        """Return the switch for `effort`, the value of the request's field `param`. If the template
+        has no such switch, no effort changes a token: add `param` to `ignored`. Only "none" is
+        refused then, because a model that always reasons cannot honor it.
         """
         if effort is None:
-            return switches
+            return {}
         name = self.effort_switch
-        if name is None:
-            problem = (
-                f"the chat template has no switch for reasoning_effort (such as "
-                f"{', '.join(_EFFORTS)})"
-            )
-            raise refused("reasoning_effort", f"{problem}: leave it out")
-        if name in switches:
-            raise refused(
-                "reasoning_effort",
-                f"reasoning_effort and chat_template_kwargs.{name} are the same switch: give one",
-            )
-        return {**switches, name: effort if name == "reasoning_effort" else effort != "none"}
+        if name is not None:
+            return {name: effort if name == "reasoning_effort" else effort != "none"}
+        if effort == "none":
+            problem = f"the chat template has no switch for {param} (such as {', '.join(_EFFORTS)})"
+            raise refused(param, f"{problem}: leave it out")
+        ignored.add(param)
+        return {}
 
     @cached_property
     def variables(self) -> frozenset[str]:

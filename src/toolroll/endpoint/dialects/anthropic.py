@@ -29,7 +29,6 @@ from toolroll.endpoint.dialects.anthropic_blocks import (
 from toolroll.endpoint.dialects.blocks import (
     all_switches,
     chat_request,
-    effort_switches,
     input_json,
     input_of,
     lineage_of,
@@ -42,6 +41,7 @@ from toolroll.endpoint.dialects.blocks import (
 from toolroll.endpoint.dialects.dialect import Dialect, Event, ParsedRequest
 from toolroll.endpoint.endpoint_settings import EndpointSettings
 from toolroll.endpoint.errors import ApiError, invalid, refused
+from toolroll.endpoint.requests.ignored_fields import IgnoredFields
 from toolroll.endpoint.requests.request_bodies import read
 from toolroll.endpoint.requests.tool_list import ToolList
 from toolroll.parsers.openai import openai_function
@@ -67,8 +67,9 @@ class AnthropicMessages(Dialect):
         if request.max_tokens is None:
             raise invalid("max_tokens", "max_tokens is missing")
         values, request.messages = request.messages, []
-        messages = read_blocks(values)
-        system = text_parts(request.system or "", "system", ("text",), PARAGRAPH)
+        ignored = IgnoredFields()
+        messages = read_blocks(values, ignored)
+        system = text_parts(request.system or "", "system", ("text",), PARAGRAPH, ignored)
         attribution, system = split_attribution(system)
         if system:
             messages.insert(0, {"role": "system", "content": system})
@@ -83,21 +84,20 @@ class AnthropicMessages(Dialect):
             max_tokens=request.max_tokens,
             top_k=request.top_k or None,
             stop=request.stop_sequences,
-            chat_template_kwargs=self._switches(request),
+            chat_template_kwargs=self._switches(request, ignored),
             continue_final_message=continued or None,
             **tool_choice(request),
             **response_format(request),
         )
         lineage = {**lineage_of(data.get("metadata")), **attribution}
-        return ParsedRequest(chat, messages, ToolList.of(tools), request, lineage)
+        return ParsedRequest(chat, messages, ToolList.of(tools), request, lineage, ignored)
 
-    def _switches(self, request: MessagesRequest) -> dict[str, Any]:
+    def _switches(self, request: MessagesRequest, ignored: IgnoredFields) -> dict[str, Any]:
         switches: dict[str, Any] = {}
         config, thinking = request.output_config, request.thinking
         if config is not None:
-            switches |= effort_switches(
-                self.templates, config.effort, "output_config.effort", default="high"
-            )
+            place = "output_config.effort"
+            switches |= self.templates.effort_switches(config.effort, place, ignored)
         if thinking is None or thinking.type == "adaptive":
             return all_switches(request.chat_template_kwargs, switches)
         switches |= thinking_switches(self.templates, thinking.type, reasons=self.reasons)

@@ -15,7 +15,6 @@ from toolroll.endpoint.dialects.blocks import (
     function_tool,
     is_function,
     mapping,
-    only,
     part_text,
     text,
     text_parts,
@@ -23,6 +22,7 @@ from toolroll.endpoint.dialects.blocks import (
 )
 from toolroll.endpoint.endpoint_settings import StopList
 from toolroll.endpoint.errors import invalid
+from toolroll.endpoint.requests.ignored_fields import IgnoredFields
 from toolroll.endpoint.requests.request_bodies import Body, Common, NamedChoice, NamedFunction
 from toolroll.rollout.types import Message, Tool
 
@@ -46,27 +46,28 @@ _FILLER = "[System: Empty message content sanitised to satisfy protocol]"
 """litellm's placeholder for the text of a reply that contains only calls."""
 
 
-def read_blocks(values: Sequence[Any]) -> list[Message]:
+def read_blocks(values: Sequence[Any], ignored: IgnoredFields) -> list[Message]:
     """Return Anthropic's messages as chat messages. Raise `ApiError`, with the location, if a block
-    cannot be converted.
+    cannot be converted. `ignored` gets the fields that change no token.
     """
     messages: list[Message] = []
     for message, place in entries(values, "messages"):
-        only(message, ("role", "content", "cache_control"), place)
+        ignored.add_others(message, ("role", "content", "cache_control"), place)
         role, content, where = message.get("role"), message.get("content"), f"{place}.content"
         if role == "assistant":
-            messages.append(_assistant(content, where))
+            messages.append(_assistant(content, where, ignored))
         elif role == "user":
-            messages += _user(content, where)
+            messages += _user(content, where, ignored)
         elif role == "system":
-            messages.append({"role": role, "content": text_parts(content, where, _TEXT, PARAGRAPH)})
+            joined_text = text_parts(content, where, _TEXT, PARAGRAPH, ignored)
+            messages.append({"role": role, "content": joined_text})
         else:
             problem = f"{place}.role is {role!r}; it must be user, assistant or system"
             raise invalid(f"{place}.role", problem)
     return messages
 
 
-def _user(content: Any, place: str) -> list[Message]:
+def _user(content: Any, place: str, ignored: IgnoredFields) -> list[Message]:
     """Convert a user message to chat messages: one for each tool result, and one for each run of
     text blocks between tool results.
     """
@@ -77,27 +78,28 @@ def _user(content: Any, place: str) -> list[Message]:
     messages: list[Message] = []
     for kind, blocks in groupby(entries(content, place), lambda entry: entry[0].get("type")):
         if kind == "text":
-            joined_text = PARAGRAPH.join(part_text(block, where) for block, where in blocks)
-            messages.append({"role": "user", "content": joined_text})
+            texts = [part_text(block, where, ignored) for block, where in blocks]
+            messages.append({"role": "user", "content": PARAGRAPH.join(texts)})
         elif kind == "tool_result":
-            messages += [_result(block, where) for block, where in blocks]
+            messages += [_result(block, where, ignored) for block, where in blocks]
         else:
             raise unknown_type(kind, next(blocks)[1])
     return messages
 
 
-def _result(block: Mapping[str, Any], place: str) -> Message:
+def _result(block: Mapping[str, Any], place: str, ignored: IgnoredFields) -> Message:
     """Return a tool result as a message. Chat templates cannot render `is_error`, so it has an
     effect only if the content is empty: the content becomes "error".
     """
-    only(block, _FIELDS["tool_result"], place)
-    answer = text_parts(block.get("content") or "", f"{place}.content", _TEXT, PARAGRAPH)
+    ignored.add_others(block, _FIELDS["tool_result"], place)
+    content = block.get("content") or ""
+    answer = text_parts(content, f"{place}.content", _TEXT, PARAGRAPH, ignored)
     if not answer and block.get("is_error"):
         answer = "error"
     return {"role": "tool", "tool_call_id": text(block, "tool_use_id", place), "content": answer}
 
 
-def _assistant(content: Any, place: str) -> Message:
+def _assistant(content: Any, place: str, ignored: IgnoredFields) -> Message:
     if isinstance(content, str):
         return {"role": "assistant", "content": content}
     if not isinstance(content, list):
@@ -108,12 +110,12 @@ def _assistant(content: Any, place: str) -> Message:
     for block, where in entries(content, place):
         kind = block.get("type")
         if kind == "text":
-            texts.append(part_text(block, where))
+            texts.append(part_text(block, where, ignored))
         elif kind == "thinking":
-            only(block, _FIELDS[kind], where)
+            ignored.add_others(block, _FIELDS[kind], where)
             thoughts.append(text(block, "thinking", where))
         elif kind == "tool_use":
-            only(block, _FIELDS[kind], where)
+            ignored.add_others(block, _FIELDS[kind], where)
             tool_input = mapping(block.get("input", {}), f"{where}.input")
             name = text(block, "name", where)
             calls.append(call_of(text(block, "id", where), name, arguments_of(tool_input)))

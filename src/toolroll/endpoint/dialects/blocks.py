@@ -24,6 +24,7 @@ from toolroll.endpoint.errors import (
     not_rendered,
     refused,
 )
+from toolroll.endpoint.requests.ignored_fields import IgnoredFields
 from toolroll.endpoint.requests.received import too_deep
 from toolroll.endpoint.requests.request_bodies import ChatRequest, Common
 from toolroll.rollout.types import Message, Tool
@@ -101,13 +102,15 @@ def unknown_type(kind: Any, place: str) -> ApiError:
     return refused(f"{place}.type", problem)
 
 
-def part_text(part: Mapping[str, Any], place: str) -> str:
-    """Return the text of a text part. Raise `ApiError` if the part has an unknown field."""
-    only(part, _TEXT_PART, place)
+def part_text(part: Mapping[str, Any], place: str, ignored: IgnoredFields) -> str:
+    """Return the text of a text part."""
+    ignored.add_others(part, _TEXT_PART, place)
     return text(part, "text", place)
 
 
-def text_parts(value: Any, place: str, kinds: Collection[str], glue: str) -> str:
+def text_parts(
+    value: Any, place: str, kinds: Collection[str], glue: str, ignored: IgnoredFields
+) -> str:
     """Return the text of `value`, which is a string or a list of parts. The type of each part must
     be one of `kinds`. The texts of the parts are joined with `glue`.
     """
@@ -120,7 +123,7 @@ def text_parts(value: Any, place: str, kinds: Collection[str], glue: str) -> str
         kind = part.get("type")
         if kind not in kinds:
             raise unknown_type(kind, where)
-        texts.append(part_text(part, where))
+        texts.append(part_text(part, where, ignored))
     return glue.join(texts)
 
 
@@ -273,21 +276,6 @@ def all_switches(switches: Mapping[str, Any], others: Mapping[str, Any]) -> dict
             problem = f"{place} contradicts another field that sets the same switch: give one"
             raise invalid(place, problem)
     return {**switches, **others}
-
-
-def effort_switches(
-    templates: TemplateCache, effort: str | None, param: str, *, default: str
-) -> dict[str, Any]:
-    """Return the switch for `effort`, the value of the request's field `param`.
-
-    If the template has no such switch, `effort` must be None or `default`, which is the API's
-    default value. Then return an empty dict. Raise `ApiError` for any other value.
-    """
-    if templates.effort_switch is None:
-        if effort in (None, default):
-            return {}
-        raise refused(param, f"the chat template has no switch for {param}: leave it out")
-    return dict(templates.add_effort({}, effort))
 
 
 def thinking_switches(

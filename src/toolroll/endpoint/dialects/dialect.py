@@ -18,6 +18,7 @@ import orjson
 from toolroll.endpoint.answers.result import CompletionResult
 from toolroll.endpoint.conversation.stored_response import ResponseStore, StoredResponse
 from toolroll.endpoint.errors import ApiError
+from toolroll.endpoint.requests.ignored_fields import IgnoredFields
 from toolroll.endpoint.requests.request_bodies import ChatRequest, CompletionRequest
 from toolroll.endpoint.requests.tool_list import ToolList
 from toolroll.parsers.types import Delta
@@ -33,7 +34,7 @@ class ParsedRequest:
     of chat completions. The endpoint clears this list after it has built the prompt. `tools` are
     the client's tools in the form of chat completions. `original` is the request in the dialect's
     own form. `lineage`: the client's labels for the agent that sent the request (`thread_id` and
-    similar labels).
+    similar labels). `ignored`: the fields that change no token.
 
     A text completion has only `request`, which is a `CompletionRequest`.
     """
@@ -43,6 +44,7 @@ class ParsedRequest:
     tools: ToolList = field(default_factory=partial(ToolList.of, []))
     original: Any = None
     lineage: Mapping[str, str] = field(default_factory=dict)
+    ignored: IgnoredFields = field(default_factory=IgnoredFields)
 
     @property
     def chat(self) -> ChatRequest:

@@ -21,7 +21,6 @@ from toolroll.endpoint.conversation.template_cache import TemplateCache
 from toolroll.endpoint.dialects.blocks import (
     all_switches,
     chat_request,
-    effort_switches,
     lineage_of,
     mapping,
     renamed,
@@ -41,7 +40,8 @@ from toolroll.endpoint.dialects.openai_responses_writer import (
     usage_of,
 )
 from toolroll.endpoint.endpoint_settings import EndpointSettings
-from toolroll.endpoint.errors import ApiError, invalid, refused
+from toolroll.endpoint.errors import ApiError, invalid
+from toolroll.endpoint.requests.ignored_fields import IgnoredFields
 from toolroll.endpoint.requests.request_bodies import (
     Body,
     Common,
@@ -95,7 +95,8 @@ class OpenAIResponses(Dialect):
     def translate(self, data: dict[str, Any], responses: ResponseStore) -> ParsedRequest:
         """Return the request in `data`. Raise `ApiError` if it is not valid."""
         request = read(ResponsesRequest, data)
-        messages = self._messages(request, responses)
+        ignored = IgnoredFields()
+        messages = self._messages(request, responses, ignored)
         request.input = ""
         drop = self.settings.server_tools == "drop"
         tools, names = read_tools(request.tools or (), drop=drop)
@@ -108,17 +109,19 @@ class OpenAIResponses(Dialect):
             max_tokens=request.max_output_tokens,
             tool_choice=choice,
             parallel_tool_calls=request.parallel_tool_calls,
-            chat_template_kwargs=self._switches(request),
+            chat_template_kwargs=self._switches(request, ignored),
             **_format(request),
         )
         metadata = mapping(data.get("metadata") or {}, "metadata")
         details = RequestDetails(request, names, metadata)
         lineage = lineage_of(request.client_metadata)
-        return ParsedRequest(chat, messages, ToolList.of(tools), details, lineage)
+        return ParsedRequest(chat, messages, ToolList.of(tools), details, lineage, ignored)
 
-    def _messages(self, request: ResponsesRequest, responses: ResponseStore) -> list[Message]:
+    def _messages(
+        self, request: ResponsesRequest, responses: ResponseStore, ignored: IgnoredFields
+    ) -> list[Message]:
         instructions = request.instructions or ""
-        new = read_items(request.input, reasons=self.reasons, find=responses.item)
+        new = read_items(request.input, ignored, reasons=self.reasons, find=responses.item)
         messages: list[Message] = (
             [{"role": "system", "content": instructions}] if instructions else []
         )
@@ -135,19 +138,16 @@ class OpenAIResponses(Dialect):
             raise invalid("input", problem)
         return system_places(messages, anywhere=self.templates.system_anywhere)
 
-    def _switches(self, request: ResponsesRequest) -> dict[str, Any]:
+    def _switches(self, request: ResponsesRequest, ignored: IgnoredFields) -> dict[str, Any]:
         switches: dict[str, Any] = {}
         if request.reasoning is not None:
             effort = request.reasoning.effort
-            switches |= effort_switches(
-                self.templates, effort, "reasoning.effort", default="medium"
-            )
+            switches |= self.templates.effort_switches(effort, "reasoning.effort", ignored)
         verbosity = request.text.verbosity if request.text is not None else None
         if verbosity is not None and "verbosity" in self.templates.variables:
             switches["verbosity"] = verbosity
-        elif verbosity not in (None, "medium"):
-            problem = "text.verbosity cannot be honored: the chat template has no switch verbosity"
-            raise refused("text.verbosity", f"{problem}. Leave it out")
+        elif verbosity is not None:
+            ignored.add("text.verbosity")
         return all_switches(request.chat_template_kwargs, switches)
 
     # --- answers ----------------------------------------------------------------------------------

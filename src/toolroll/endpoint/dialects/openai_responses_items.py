@@ -27,6 +27,7 @@ from toolroll.endpoint.dialects.blocks import (
     unknown_type,
 )
 from toolroll.endpoint.errors import ApiError, invalid, refused
+from toolroll.endpoint.requests.ignored_fields import IgnoredFields
 from toolroll.rollout.types import Message, Tool
 
 _TEXTS = ("input_text", "output_text", "text")
@@ -74,9 +75,12 @@ Names = dict[str, ClientTool]
 """Maps the name that the model sees to the tool, if the tool is custom or in a namespace."""
 
 
-def read_items(items: str | Sequence[Any], *, reasons: bool, find: FindItem) -> list[Message]:
+def read_items(
+    items: str | Sequence[Any], ignored: IgnoredFields, *, reasons: bool, find: FindItem
+) -> list[Message]:
     """Return the input as chat messages. Raise `ApiError`, with the location, if an item cannot be
-    converted. `find` returns the item with an id, for references.
+    converted. `ignored` gets the fields that change no token. `find` returns the item with an id,
+    for references.
 
     `reasons`: True if the model's parser supports reasoning. Then, at the start of a reply, an
     assistant message `<think>...</think>` is read as reasoning. Otherwise such a message stays
@@ -90,28 +94,31 @@ def read_items(items: str | Sequence[Any], *, reasons: bool, find: FindItem) -> 
         untyped = "message" if "role" in item else "item_reference" if "id" in item else None
         kind = item.get("type") or untyped
         if kind == "item_reference":
-            item = _referenced(item, place, find)
+            item = _referenced(item, place, ignored, find)
             kind = item["type"]
         if not isinstance(kind, str) or kind not in _FIELDS:
             raise unknown_type(kind, place)
-        only(item, _FIELDS[kind], place)
+        ignored.add_others(item, _FIELDS[kind], place)
         if kind in ("function_call_output", "custom_tool_call_output"):
-            messages.append(_output(item, place))
+            messages.append(_output(item, place, ignored))
         elif kind == "message" and item.get("role") != "assistant":
-            messages.append(_message(item, place))
+            messages.append(_message(item, place, ignored))
         else:
             first = not (before or "").startswith("assistant")
             if reasons and kind == "message" and first:  # later in a reply, the tags are text
-                item = _untagged(item, place)
+                item = _untagged(item, place, ignored)
                 kind = item.get("type") or kind
             kind = f"assistant {kind}"
-            _add(_assistant(messages, both=kind == before == "assistant message"), item, place)
+            message = _assistant(messages, both=kind == before == "assistant message")
+            _add(message, item, place, ignored)
         before = kind
     return messages
 
 
-def _referenced(item: Mapping[str, Any], place: str, find: FindItem) -> Mapping[str, Any]:
-    only(item, ("type", "id"), place)
+def _referenced(
+    item: Mapping[str, Any], place: str, ignored: IgnoredFields, find: FindItem
+) -> Mapping[str, Any]:
+    ignored.add_others(item, ("type", "id"), place)
     item_id = text(item, "id", place)
     referenced = find(item_id)
     if referenced is None:
@@ -124,17 +131,17 @@ def _referenced(item: Mapping[str, Any], place: str, find: FindItem) -> Mapping[
     return referenced
 
 
-def _message(item: Mapping[str, Any], place: str) -> Message:
+def _message(item: Mapping[str, Any], place: str, ignored: IgnoredFields) -> Message:
     role = item.get("role")
     if role not in _ROLES:
         problem = f"{place}.role is {role!r}; it must be one of {', '.join(_ROLES)}"
         raise invalid(f"{place}.role", problem)
-    content = text_parts(item.get("content"), f"{place}.content", _TEXTS, "")
+    content = text_parts(item.get("content"), f"{place}.content", _TEXTS, "", ignored)
     return {"role": role, "content": content}
 
 
-def _output(item: Mapping[str, Any], place: str) -> Message:
-    answer = text_parts(item.get("output"), f"{place}.output", _TEXTS, "")
+def _output(item: Mapping[str, Any], place: str, ignored: IgnoredFields) -> Message:
+    answer = text_parts(item.get("output"), f"{place}.output", _TEXTS, "", ignored)
     return {"role": "tool", "tool_call_id": text(item, "call_id", place), "content": answer}
 
 
@@ -148,13 +155,13 @@ def _assistant(messages: list[Message], *, both: bool) -> Message:
     return messages[-1]
 
 
-def _add(message: Message, item: Mapping[str, Any], place: str) -> None:
+def _add(message: Message, item: Mapping[str, Any], place: str, ignored: IgnoredFields) -> None:
     kind = item.get("type") or "message"
     if kind == "message":
-        content = text_parts(item.get("content"), f"{place}.content", _TEXTS, "")
+        content = text_parts(item.get("content"), f"{place}.content", _TEXTS, "", ignored)
         message["content"] = (message["content"] or "") + content
     elif kind == "reasoning":
-        thought = _thought(item, place)
+        thought = _thought(item, place, ignored)
         if thought:
             message["reasoning_content"] = message.get("reasoning_content", "") + thought
     else:
@@ -169,21 +176,23 @@ def _add(message: Message, item: Mapping[str, Any], place: str) -> None:
         message.setdefault("tool_calls", []).append(call)
 
 
-def _untagged(item: Mapping[str, Any], place: str) -> Mapping[str, Any]:
+def _untagged(item: Mapping[str, Any], place: str, ignored: IgnoredFields) -> Mapping[str, Any]:
     """Return a reasoning item if the text of the assistant message `item` is `<think>...</think>`.
     Otherwise return `item`.
     """
-    content = text_parts(item.get("content"), f"{place}.content", _TEXTS, "")
+    content = text_parts(item.get("content"), f"{place}.content", _TEXTS, "", ignored)
     tagged = _TAGGED.fullmatch(content)
     if tagged is None:
         return item
     return {"type": "reasoning", "summary": [{"type": "summary_text", "text": tagged[1]}]}
 
 
-def _thought(item: Mapping[str, Any], place: str) -> str:
-    summary = text_parts(item.get("summary") or "", f"{place}.summary", ("summary_text",), "")
-    kinds = ("reasoning_text", "text")
-    return summary or text_parts(item.get("content") or "", f"{place}.content", kinds, "")
+def _thought(item: Mapping[str, Any], place: str, ignored: IgnoredFields) -> str:
+    for name, kinds in (("summary", ("summary_text",)), ("content", ("reasoning_text", "text"))):
+        thought = text_parts(item.get(name) or "", f"{place}.{name}", kinds, "", ignored)
+        if thought:
+            return thought
+    return ""
 
 
 # --- tools ----------------------------------------------------------------------------------------

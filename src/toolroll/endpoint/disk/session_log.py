@@ -90,6 +90,7 @@ class SessionLog:
             "chat",
             object=origin.kind,
             lineage=dict(origin.lineage),
+            ignored=list(origin.ignored),
             **self._answer(result, request_key, nodes),
             parent=_index(prompt.parent),
             delta=packed(prompt.delta, IDS),

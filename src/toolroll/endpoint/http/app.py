@@ -25,6 +25,7 @@ from aiohttp import web
 from aiohttp.http import HttpProcessingError
 
 from toolroll.endpoint.answers.result import LONG, traced
+from toolroll.endpoint.conversation.messages import fork_advice
 from toolroll.endpoint.dialects.dialect import Dialect
 from toolroll.endpoint.endpoint import Endpoint
 from toolroll.endpoint.errors import ApiError, api_error
@@ -364,6 +365,7 @@ class EndpointServer:
             "info": live.info,
             "forks": live.tree.forks,
             "mismatches": dict(live.mismatches),
+            "ignored_fields": dict(live.ignored_fields),
             "in_flight": live.pending.in_flight,
         }
         large = sum(len(trajectory.input_ids) for trajectory in trajectories) > LONG
@@ -489,6 +491,8 @@ def _shown(live: LiveSession) -> dict[str, Any]:
         "reward": live.reward,
         "created": live.created,
         "forks": list(live.tree.forks),
+        "ignored_fields": dict(live.ignored_fields),
+        "fork_advice": fork_advice(live.tree.forks),
     }
 
 

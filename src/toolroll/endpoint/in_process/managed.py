@@ -23,6 +23,7 @@ from toolroll.endpoint.endpoint import Endpoint
 from toolroll.endpoint.endpoint_settings import EndpointSettings
 from toolroll.endpoint.in_process.client import ToolrollClient
 from toolroll.endpoint.in_process.published import trajectory_node, tree_nodes
+from toolroll.endpoint.requests.ignored_fields import IgnoredFields
 from toolroll.endpoint.sessions.live_session import LiveSession
 from toolroll.parsers.registry import get_parser
 from toolroll.rollout.engine import LORA_PATH, Engine, EngineClient, EngineConfig
@@ -101,7 +102,8 @@ class ManagedSession:
             raise UsageError("get_logprobs takes exactly one of prompt, messages and input_ids")
         template = self.endpoint.model.template
         if messages is not None:
-            read = read_messages(messages, answer=False)
+            source = template.renderer.source
+            read = read_messages(messages, source, IgnoredFields(), answer=False)
             generate = read[-1]["role"] != "assistant"
             ids: Sequence[int] = template.encode_conversation(read, None, generate=generate)
         else:

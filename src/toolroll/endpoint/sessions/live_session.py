@@ -7,6 +7,7 @@ alone.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -23,6 +24,7 @@ from toolroll.endpoint.conversation.conversation_tree import (
     TurnNode,
     sequence_of,
 )
+from toolroll.endpoint.conversation.messages import fork_advice
 from toolroll.endpoint.conversation.stored_response import Origin, ResponseStore
 from toolroll.endpoint.disk.session_log import SessionLog
 from toolroll.endpoint.errors import ApiError, api_error
@@ -33,6 +35,8 @@ from toolroll.rollout.template.cursor import KEPT
 from toolroll.rollout.template.record import AnswerRecord
 from toolroll.rollout.template.verifier_pool import POOL
 
+logger = logging.getLogger(__name__)
+
 
 @dataclass(slots=True, eq=False)
 class LiveSession:
@@ -42,7 +46,8 @@ class LiveSession:
     API. `texts`: the nodes of text completions. `answers`: the number of answers to each prompt,
     by the digest of the conversation. `mismatches`: the number of verification failures of each
     kind, and under "preserved" and "unshown", the number of prompts with tokens that the chat
-    template would have rewritten or does not show.
+    template would have rewritten or does not show. `ignored_fields`: the number of answered
+    requests with each field that changes no token (`IgnoredFields`).
     """
 
     session: Session
@@ -59,6 +64,9 @@ class LiveSession:
     trace: list[tuple[Node, str]] = field(default_factory=list)
     answers: Counter[bytes] = field(default_factory=Counter)
     mismatches: Counter[str] = field(default_factory=Counter)
+    ignored_fields: Counter[str] = field(default_factory=Counter)
+    advised: bool = False
+    """True once the log has said how the client can avoid forks."""
     checks: dict[TurnNode, asyncio.Task[None]] = field(default_factory=dict)
     """The verifications that are running."""
     record: AnswerRecord = field(default_factory=AnswerRecord)
@@ -153,7 +161,20 @@ class LiveSession:
                 self.responses.add(turn, origin.response)
             turns.append(turn)
         self.mismatches += Counter(preserved=prompt.preserved, unshown=prompt.unshown)
+        self._notice(prompt, origin)
         return turns
+
+    def _notice(self, prompt: Prompt, origin: Origin) -> None:
+        """Count the ignored fields, and log what is new about the client: once in a session."""
+        new = [path for path in origin.ignored if path not in self.ignored_fields]
+        self.ignored_fields.update(origin.ignored)
+        if new:
+            fields = ", ".join(new)
+            logger.warning("session %s: fields that change no token: %s", self.id, fields)
+        advice = fork_advice(self.tree.forks) if prompt.fork_reason and not self.advised else None
+        if advice is not None:
+            self.advised = True
+            logger.warning("session %s: %s", self.id, advice)
 
     def add_text(
         self, prompt: TextPrompt, result: CompletionResult, reason: str | None

@@ -115,7 +115,8 @@ class _Builder:
             )
         choices = [Choice(completion_of(choice), turn=_turn(choice)) for choice in data["choices"]]
         result = self._result(data, prompt.input_ids, choices)
-        turns = live.add_chat(prompt, result, Origin(data["object"], data["lineage"], response))
+        origin = Origin(data["object"], data["lineage"], response, data["ignored"])
+        turns = live.add_chat(prompt, result, origin)
         nodes = [turn.node for turn in turns]
         self._turns |= {turn.node.index: turn for turn in turns}
         first = data["first"] + len(nodes)

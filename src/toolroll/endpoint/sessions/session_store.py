@@ -24,6 +24,7 @@ from typing import Any
 
 import orjson
 
+from toolroll.endpoint.conversation.messages import fork_advice
 from toolroll.endpoint.conversation.template_cache import TemplateCache
 from toolroll.endpoint.disk.journal import Journal, Keep, read_lines
 from toolroll.endpoint.disk.session_log import SessionLog, session_of
@@ -321,7 +322,13 @@ def _episode(live: LiveSession, env: str, sample: int, model: str) -> Episode | 
     """
     if not live.trace:
         return None
-    session = {"id": live.id, "created": live.created, "forks": list(live.tree.forks)}
+    session = {
+        "id": live.id,
+        "created": live.created,
+        "forks": list(live.tree.forks),
+        "ignored_fields": dict(live.ignored_fields),
+        "fork_advice": fork_advice(live.tree.forks),
+    }
     result = session_result(live, live.reward, StopReason.DONE, {"session": session, **live.info})
     return Episode(env, live.id, 0, sample, 0, result, model)
 

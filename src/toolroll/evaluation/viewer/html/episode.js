@@ -224,6 +224,9 @@ function fillPanel(panel) {
         ? fact("Calls written as text", detail.metrics.lookalike_calls, "warn")
         : null,
       row.forks ? fact("Forks", row.forks, "warn") : null,
+      detail.info.session?.fork_advice
+        ? fact("Forks", detail.info.session.fork_advice, "warn")
+        : null,
       fact("Tokens", number(row.tokens)),
       fact("Trained", number(row.trained)),
       fact("Seconds", number(row.seconds)),
