@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import operator
 import random
 from collections.abc import Sequence
 from datetime import datetime
 from functools import cached_property
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,7 +23,7 @@ from toolroll.endpoint.conversation.template_cache import TemplateCache
 from toolroll.evaluation.certify import certify
 from toolroll.parsers.infer import infer_parser
 from toolroll.rollout.errors import TemplateError
-from toolroll.rollout.template import ChatTemplate
+from toolroll.rollout.template import ChatTemplate, render
 from toolroll.rollout.template.render import Renderer
 from toolroll.rollout.template.served import ServedSequence, TurnSpan
 from toolroll.rollout.types import Message
@@ -268,6 +270,34 @@ def test_a_field_is_normalized_as_transformers_does(tokenizer: Any, field: str, 
     turn = {"role": "assistant", "content": ""}
     talk = [USER, turn if value is MISSING else {**turn, field: value}]
     assert both.ours(talk) == both.native(talk)
+
+
+def test_the_template_gets_the_prepared_messages_and_tools_themselves(
+    tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If a version of transformers copies them in each render, it must be done once: `_PASSES`."""
+    seen: dict[str, Any] = {}
+    template = SimpleNamespace(render=lambda **variables: seen.update(variables) or "")
+    monkeypatch.setattr(render, "compile_template", lambda source, now: template)
+    renderer = Renderer(tokenizer)
+    prepared = renderer.prepare(TALK)
+    head = renderer.head(prepared, [TOOL])
+    renderer.render_prepared(prepared, head, generate=True)
+    assert len(seen["messages"]) == len(TALK)
+    for name, given in (("messages", prepared), ("tools", head.tools)):
+        assert all(map(operator.is_, seen[name], given or ()))
+
+
+class Text(str):
+    __slots__ = ()
+
+
+@pytest.mark.parametrize("value", [np.float64(0.5), Text("text"), (1, "x"), {1: None}, [None, 2]])
+def test_what_is_not_plain_is_rendered_as_transformers_does(tokenizer: Any, value: Any) -> None:
+    source = "{% for m in messages %}{{ m.at }}{% for t in tools %}{{ t.at }}{% endfor %}"
+    both = Both(tokenizer, source + "{{ documents[0].at }}{% endfor %}", documents=[{"at": value}])
+    talk, tools = [{**USER, "at": value, "none": None}], [{**TOOL, "at": value, "none": None}]
+    assert both.ours(talk, tools) == both.native(talk, tools)
 
 
 def test_gpt_oss_shows_its_thought(tokenizer: Any) -> None:

@@ -128,6 +128,8 @@ class SharedTools:
 
     tools: list[Tool]
     texts: JsonTexts
+    plain: bool = False
+    """Whether `tools` holds only strings, numbers, None, lists and dicts."""
 
     @classmethod
     def of(cls, tools: Sequence[Tool] | SharedTools) -> SharedTools:
@@ -174,7 +176,7 @@ def _shared(content: bytes) -> SharedTools | None:
     texts = JsonTexts()
     for container in _containers(tools):
         texts.add(container)
-    return SharedTools(tools, texts)
+    return SharedTools(tools, texts, plain=True)
 
 
 def _is_plain(value: Any) -> bool:
