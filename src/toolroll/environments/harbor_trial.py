@@ -23,7 +23,7 @@ from typing import IO, Any
 
 from toolroll.environments.harbor import HarborTask, read_rewards, the_reward
 from toolroll.environments.programs import sandbox
-from toolroll.environments.programs.output import OUTPUT, Exit, Output
+from toolroll.environments.programs.output import Exit, Output
 from toolroll.environments.programs.program_settings import ProgramSettings
 from toolroll.environments.programs.visible import find
 from toolroll.environments.sandboxed import SandboxEnvironment, Session
@@ -77,7 +77,7 @@ class HarborTrial(SandboxEnvironment):
         """Run Harbor to its end."""
         path = os.environ.get("PATH", os.defpath)
         own = {"HOME": _FOLDER, "PATH": path, "TMPDIR": _FOLDER}
-        output = Output(OUTPUT)
+        output = Output()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with ours, theirs:
             words = [
