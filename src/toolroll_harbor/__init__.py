@@ -78,6 +78,7 @@ class LocalEnvironment(BaseEnvironment):  # type: ignore[misc]
         arguments = self.channel.arguments
         self._folder = arguments["folder"]
         options = dict(arguments["sandbox"])
+        options["own"] = [*options["own"], "/installed-agent"]  # which some agents write
         self._sandbox = self.channel.sandbox.Sandbox(
             options.pop("folders"), options.pop("hidden"), **options
         )

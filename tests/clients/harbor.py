@@ -249,7 +249,7 @@ async def rows(
             settings["harbor_args"] = agent.args
         else:
             settings["command"] = agent.command
-        shown = [str(clients), str(Path(python).parents[1])]
+        shown = [str(clients), str(Path(python).parents[1]), sys.prefix, sys.base_prefix]
         tasks = factory(Path(folder), folders=shown)
         async with opened(agent) as (model, judge):
             program = make_program_agent(model, settings)

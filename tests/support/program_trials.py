@@ -87,7 +87,7 @@ async def play(
 
 def processes_of(word: str) -> list[str]:
     """The running processes whose command line contains `word`."""
-    lines = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True)
+    lines = subprocess.run(["ps", "-ww", "-eo", "args"], capture_output=True, text=True, check=True)
     return [line for line in lines.stdout.splitlines() if word in line]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 from support.patience import PATIENCE
 from support.program_trials import processes_of, refusal
+from support.wire import until
 
 import toolroll
 from toolroll.environments.programs.output import OUTPUT, Exit
@@ -29,6 +31,12 @@ async def main():
         print("started", flush=True)
         await sandbox.run("setsid sleep {number} & sleep {number}", {{}})
 asyncio.run(main())
+"""
+KILLED = """
+import asyncio, os, signal
+from toolroll.environments.programs.sandbox import Sandbox
+Sandbox._begin = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+asyncio.run(Sandbox(own=["{folder}"]).start())
 """
 
 
@@ -146,13 +154,26 @@ def test_nothing_is_left_of_a_killed_process(number: int) -> None:
         pass
 
 
+async def test_nothing_is_left_of_a_process_that_is_killed_while_a_sandbox_starts() -> None:
+    """bwrap then waits for the users of the sandbox, or writes the id of its first process."""
+    folder = "/of-a-killed-process"
+    code = KILLED.format(folder=folder)
+    killed = await asyncio.create_subprocess_exec(sys.executable, "-c", code)
+    assert await killed.wait() == -signal.SIGKILL
+
+    async def ended() -> bool:
+        return not processes_of(folder)
+
+    await until(ended, "the sandbox ends")
+
+
 async def test_a_program_that_kills_whatever_appears_is_killed() -> None:
     shoots = "import os\nwhile True:\n os.kill(-1, 9)"
     async with Sandbox() as sandbox:
         await sandbox.run(f"setsid {sys.executable} -c '{shoots}' & sleep 1", {})
         await sandbox.kill()
         listed = await sandbox.run("ps -e -o comm= > seen; sort seen", {})
-    assert listed.output == "bash\nps\nsleep\n"
+    assert listed.output == "bash\ncat\nps\n"
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root has another user")

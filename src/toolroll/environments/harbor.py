@@ -15,6 +15,7 @@ import logging
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from hashlib import blake2b
 from os.path import expandvars
@@ -46,17 +47,32 @@ BASH = openai_tool(
         "additionalProperties": False,
     },
 )
-_CHECKS: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, asyncio.Task[None]]]
-_CHECKS = WeakKeyDictionary()
-"""Of each task of a loop: the check of its tests."""
+CHECKS = 8
+"""How many tasks are checked at once."""
+Phase = Literal["agent", "verifier"]
 _LOGS = "/logs/verifier"
 _COMMAND_LIMIT = 120.0
 """The time limit of one call of `bash`, in seconds."""
+_OTHER_BACK_END = (
+    "play it with another back end of Harbor (harbor_environment: docker, podman, daytona, e2b or "
+    "modal)"
+)
 _PLAIN = re.compile(r"\s*(#.*|(FROM|WORKDIR)\s.*)?", re.IGNORECASE)
 """A line of a Dockerfile that changes nothing in the image."""
 
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Checks:
+    """Of each task of a loop: the check of its tests. At most `limit` run at once."""
+
+    begun: dict[str, asyncio.Task[None]] = field(default_factory=dict)
+    limit: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(CHECKS))
+
+
+_CHECKS: WeakKeyDictionary[asyncio.AbstractEventLoop, _Checks] = WeakKeyDictionary()
 
 
 class HarborTask(SandboxEnvironment):
@@ -109,25 +125,33 @@ class HarborTask(SandboxEnvironment):
         solution = folder_of(task) / "solution"
         if [path.name for path in solution.glob("*")] != ["solve.sh"]:
             return None
-        command = (solution / "solve.sh").read_text(encoding="utf-8")
+        command = _text(solution / "solve.sh")
         return [Action("", (ToolCall("bash", {"command": command}, ""),)), Action("Done.")]
 
     async def reset(self, task: Task, seed: int) -> Observation:
         """Start the sandbox, with the files of `environment/` in its working folder."""
-        self.read(task)
-        self.check_image()
-        if self.config.get("steps"):
-            raise UsageError(f"{task.id} has several steps: play it with Harbor (harbor_agent)")
-        await self.check_tests(task)
+        self.check_task(task)
+        await self.check_tests()
         self.sandbox = self.new_sandbox("agent")
         await self.sandbox.start()
         await self.sandbox.upload(self.task_folder / "environment", self.folder)
         return Observation([{"role": "user", "content": self.instruction}], [BASH])
 
+    def check_task(self, task: Task) -> None:
+        """Read `task`. Raise `UsageError` if it cannot be played without Harbor."""
+        self.read(task)
+        self.check_local()
+        if self.config.get("steps"):
+            raise UsageError(f"{task.id} has several steps: play it with Harbor (harbor_agent)")
+
     def read(self, task: Task) -> None:
         """Read `task`."""
-        self.task_folder, self.config = _read(task)
-        self.instruction = (self.task_folder / "instruction.md").read_text(encoding="utf-8")
+        self.task_folder = folder_of(task)
+        try:
+            self.config = tomllib.loads(_text(self.task_folder / "task.toml"))
+            self.instruction = _text(self.task_folder / "instruction.md")
+        except (OSError, ValueError) as error:
+            raise UsageError(f"the task {self.task_folder} cannot be read: {error}") from error
         self.folder = self._section("environment").get("workdir") or "/app"
         self.timeout = self._section("agent").get("timeout_sec")
         self.grading_timeout = float(self._section("verifier").get("timeout_sec", 600.0))
@@ -137,29 +161,50 @@ class HarborTask(SandboxEnvironment):
         section: dict[str, Any] = self.config.get(name, {})
         return section
 
-    def options(self, phase: Literal["agent", "verifier"]) -> dict[str, Any]:
-        """Return the arguments of the `Sandbox` for `phase`. Raise `UsageError` if its network
-        cannot be as the task says.
-        """
-        sections = self._section(phase), self._section("environment")
-        modes = [each["network_mode"] for each in sections if "network_mode" in each]
-        mode = modes[0] if modes else None
-        if mode == "allowlist" or (mode == "public" and self._network == "none"):
-            advice = " (network=host)" if mode == "public" else " with another back end of Harbor"
-            problem = f"its {phase} has network_mode {mode!r}: play it{advice}"
-            raise UsageError(f"{self.task_folder} cannot be played as it says: {problem}")
+    def check_local(self) -> None:
+        """Raise `UsageError` if a local sandbox cannot be as the task says."""
+        self._check_image()
+        folders = [self.task_folder / name for name in ("environment", "tests")]
+        wrong = [f"{folder} is a link: copy its files" for folder in folders if folder.is_symlink()]
+        wrong += [
+            f"a step has a network_mode: {_OTHER_BACK_END}"
+            for step in self.config.get("steps", [])
+            if any("network_mode" in step.get(phase, {}) for phase in ("agent", "verifier"))
+        ]
+        if self._network_of("agent") != self._network_of("verifier") and self.shared:
+            wrong.append(f"its agent and its shared tests have two networks: {_OTHER_BACK_END}")
+        if wrong:
+            raise UsageError(f"{self.task_folder} cannot be played as it says: {wrong[0]}")
+
+    def _network_of(self, phase: Phase) -> Network:
+        """Return the network of `phase`. Raise `UsageError` if it cannot be as the task says."""
+        own = self._section(phase)
+        environment = own.get("environment") or self._section("environment")
+        mode = own.get("network_mode") or environment.get("network_mode")
+        if mode is None and environment.get("allow_internet") is False:  # its name in old tasks
+            mode = "no-network"
+        if mode == "no-network":
+            return "none"
+        if mode is None or (mode == "public" and self._network == "host"):
+            return self._network
+        advice = "play it with network=host" if mode == "public" else _OTHER_BACK_END
+        problem = f"its {phase} has network_mode {mode!r}: {advice}"
+        raise UsageError(f"{self.task_folder} cannot be played as it says: {problem}")
+
+    def options(self, phase: Phase) -> dict[str, Any]:
+        """Return the arguments of the `Sandbox` for `phase`."""
+        linked = [each for each in self._dataset.glob("*") if each.is_symlink()]  # tasks elsewhere
+        hidden = map(str, (self._dataset, self.task_folder, *linked, *self.hidden))
         return {
             "folders": list(map(str, self._folders)),
-            "hidden": [
-                *(str(self._dataset), str(self.task_folder), *map(str, self.hidden)),
-                *locked_folders(),  # Harbor's process, which makes a sandbox too, has locked none
-            ],
+            # Harbor's process, which makes a sandbox too, has locked no folder
+            "hidden": [*hidden, *locked_folders()],
             "own": [self.folder, *self._folders_of_artifacts()],
-            "network": "none" if mode == "no-network" else self._network,
+            "network": self._network_of(phase),
             **self._limits,
         }
 
-    def new_sandbox(self, phase: Literal["agent", "verifier"]) -> Sandbox:
+    def new_sandbox(self, phase: Phase) -> Sandbox:
         """Return a sandbox for `phase`."""
         options = self.options(phase)
         return Sandbox(options.pop("folders"), options.pop("hidden"), **options)
@@ -179,22 +224,22 @@ class HarborTask(SandboxEnvironment):
         folders = [place.parent if place.suffix else place for place in places]
         return [str(each) for each in folders if not each.is_relative_to(self.folder)]
 
-    async def check_tests(self, task: Task) -> None:
-        """Raise `UsageError` if the tests of `task` give no reward for untouched files."""
-        checks = _CHECKS.setdefault(asyncio.get_running_loop(), {})
+    async def check_tests(self) -> None:
+        """Raise `UsageError` if the tests give no reward for untouched files."""
+        checks = _CHECKS.setdefault(asyncio.get_running_loop(), _Checks())
         key = f"{self.task_folder} {_digest(self.task_folder)} {self.options('verifier')}"
-        if key not in checks or checks[key].cancelled():
-            checks[key] = asyncio.ensure_future(self._check_tests())
+        if key not in checks.begun or checks.begun[key].cancelled():
+            checks.begun[key] = asyncio.ensure_future(self._check_tests(checks.limit))
         try:
-            await asyncio.shield(checks[key])
+            await asyncio.shield(checks.begun[key])
         except EnvironmentFailure:  # of this machine: the next trial checks again
-            checks.pop(key, None)
+            checks.begun.pop(key, None)
             raise
 
-    async def _check_tests(self) -> None:
+    async def _check_tests(self, limit: asyncio.Semaphore) -> None:
         if "environment_mode" not in self._section("verifier"):
             _say_separate(str(self._dataset))
-        async with self.new_sandbox("verifier") as sandbox:
+        async with limit, self.new_sandbox("verifier") as sandbox:
             await sandbox.upload(self.task_folder / "environment", self.folder)
             _, reason = await self._test(sandbox)
         if reason is not None:
@@ -307,18 +352,17 @@ class HarborTask(SandboxEnvironment):
             for name, text in self.config.get(section, {}).get("env", {}).items()
         }
 
-    def check_image(self) -> None:
+    def _check_image(self) -> None:
         """Raise `UsageError` if the task needs an image, which a local sandbox does not have."""
         dockerfile = self.task_folder / "environment" / "Dockerfile"
-        lines = dockerfile.read_text(encoding="utf-8").splitlines() if dockerfile.is_file() else []
+        lines = _text(dockerfile).splitlines() if dockerfile.is_file() else []
         needs = not all(map(_PLAIN.fullmatch, lines))
         needs |= bool(self._section("environment").get("docker_image"))
         needs |= (self.task_folder / "environment" / "docker-compose.yaml").exists()
         if needs and self._image == "refuse":
             raise UsageError(
-                f"{self.task_folder} needs an image, which the local back end does not have: play "
-                "it with another back end of Harbor (harbor_environment: docker, podman, daytona, "
-                "e2b or modal), or without the image (image=ignore)"
+                f"{self.task_folder} needs an image, which the local back end does not have: "
+                f"{_OTHER_BACK_END}, or without the image (image=ignore)"
             )
 
 
@@ -364,13 +408,8 @@ def _command(call: ToolCall) -> str:
     return command
 
 
-def _read(task: Task) -> tuple[Path, dict[str, Any]]:
-    """Return the folder of `task`, and the content of its `task.toml`."""
-    folder = folder_of(task)
-    try:
-        return folder, tomllib.loads((folder / "task.toml").read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UsageError(f"{folder / 'task.toml'} cannot be read: {error}") from error
+def _text(file: Path) -> str:
+    return file.read_text(encoding="utf-8")
 
 
 def read_rewards(content: bytes, name: str) -> dict[str, float]:

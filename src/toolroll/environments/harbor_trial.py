@@ -15,7 +15,7 @@ import json
 import os
 import socket
 from collections.abc import Mapping
-from contextlib import AsyncExitStack, suppress
+from contextlib import AsyncExitStack, ExitStack, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -23,15 +23,15 @@ from typing import IO, Any
 
 from toolroll.environments.harbor import HarborTask, read_rewards, the_reward
 from toolroll.environments.programs import sandbox
-from toolroll.environments.programs.output import OUTPUT, Exit, Output
+from toolroll.environments.programs.output import Exit, Output
 from toolroll.environments.programs.program_settings import ProgramSettings
 from toolroll.environments.programs.visible import find
 from toolroll.environments.sandboxed import SandboxEnvironment, Session
 from toolroll.rollout.errors import EnvironmentFailure, UsageError
 from toolroll.rollout.types import Action, Environment, Observation, StepResult, Task
 
-_FOLDER = "/mnt"
-"""Of the machine, but in memory for Harbor."""
+_FOLDER = "/dev/shm"
+"""In memory, and Harbor's own."""
 _PREPARING = 1800.0
 """Seconds for building and installing, besides the time limits of the agent and the verifier."""
 _MESSAGE = 2**16
@@ -48,22 +48,28 @@ class HarborTrial(SandboxEnvironment):
         self._model = model
         self._process: asyncio.subprocess.Process | None = None
         self._outcome: dict[str, Any] | None = None
-        self._packed: IO[bytes] = TemporaryFile()  # noqa: SIM115 - until `close`
+        self._files = ExitStack()
+        self._packed: IO[bytes]
         spec = find_spec("toolroll_harbor")
         assert spec is not None
         self._script = str(spec.origin)
+
+    def check_task(self, task: Task) -> None:
+        """Read `task`. Raise `UsageError` if Harbor's back end cannot play it."""
+        self._env.read(task)
+        if self._back_end == "local":
+            self._env.check_local()
 
     async def reset(self, task: Task, seed: int) -> Observation:
         """Read and check the task."""
         env = self._env
         env.hidden = self.hidden
-        env.read(task)
+        self.check_task(task)
         local = self._back_end == "local"
         self._graded_here = local and not env.shared and not env.config.get("steps")
-        if local:
-            env.check_image()
         if self._graded_here:
-            await env.check_tests(task)
+            await env.check_tests()
+        self._packed = self._files.enter_context(TemporaryFile())  # noqa: SIM115
         self.timeout = env.timeout
         return Observation([{"role": "user", "content": env.instruction}])
 
@@ -77,7 +83,7 @@ class HarborTrial(SandboxEnvironment):
         """Run Harbor to its end."""
         path = os.environ.get("PATH", os.defpath)
         own = {"HOME": _FOLDER, "PATH": path, "TMPDIR": _FOLDER}
-        output = Output(OUTPUT)
+        output = Output()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with ours, theirs:
             words = [
@@ -149,7 +155,7 @@ class HarborTrial(SandboxEnvironment):
                 await readable.wait()
                 readable.clear()
                 try:
-                    message, descriptors, _, _ = socket.recv_fds(channel, _MESSAGE, 1)
+                    message, descriptors, flags, _ = socket.recv_fds(channel, _MESSAGE, 1)
                 except BlockingIOError:
                     continue
                 if not message:
@@ -159,9 +165,10 @@ class HarborTrial(SandboxEnvironment):
                     await stack.enter_async_context(session.server.listening(listener))
                 elif message == b"end":
                     await session.end()
-                else:
+                elif not flags & socket.MSG_TRUNC:  # such as of more rewards than fit
                     self._outcome = json.loads(message)
-                channel.send(b"done")
+                with suppress(BrokenPipeError):  # Harbor may have ended
+                    channel.send(b"done")
         finally:
             loop.remove_reader(channel)
 
@@ -200,4 +207,4 @@ class HarborTrial(SandboxEnvironment):
     async def close(self) -> None:
         """End Harbor, and forget the agent's files."""
         await self.stop()
-        self._packed.close()
+        self._files.close()

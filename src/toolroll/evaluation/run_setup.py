@@ -11,6 +11,8 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 
+from toolroll.agents.loop.adapt import as_environment
+from toolroll.agents.loop.episode_agent import EpisodeAgent
 from toolroll.evaluation.environment_identity import environment_identity, imported_packages
 from toolroll.evaluation.files_read import FilesRead
 from toolroll.evaluation.run_config import RunConfig
@@ -45,6 +47,7 @@ async def prepare(config: RunConfig, stack: AsyncExitStack) -> Plan:
     """Open the environment, the model and the user simulator of a run. `stack` closes them."""
     read = FilesRead(config.env)
     plan = await _opened(config, stack)
+    await _check_tasks(plan)
     factory, served = plan.factory, plan.served
     tasks = plan.tasks if config.tasks is None else choose_tasks(factory, config.split, None)
     recorded = {} if config.out is None else read_settings(config.out).get(factory.name, {})
@@ -89,6 +92,25 @@ async def _try_env_args(factory: EnvironmentFactory, options: EnvironmentOptions
         if isinstance(error, ToolrollError):
             raise
         raise UsageError(f"--env-args of {factory.name}: {error_line(error)}") from error
+
+
+async def _check_tasks(plan: Plan) -> None:
+    """Raise `UsageError` if a task cannot be played."""
+    try:
+        environment = as_environment(plan.factory.make(plan.options))
+    except Exception as error:  # of the environment's own code
+        if isinstance(error, ToolrollError):
+            raise
+        return  # the episodes say so
+    try:
+        agent = plan.make_agent()
+        playing = agent.prepare(environment) if isinstance(agent, EpisodeAgent) else environment
+        for task in plan.tasks:
+            playing.check_task(task)
+    finally:
+        closing = environment.close()
+        if closing is not None:
+            await closing
 
 
 def served_agents(config: RunConfig, served: Model) -> Callable[[], Agent]:

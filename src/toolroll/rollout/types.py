@@ -311,6 +311,10 @@ class Environment(ABC):
     can_wait: bool = True
     """False if an aborted episode must not be parked: it then starts again."""
 
+    def check_task(self, task: Task) -> None:
+        """Raise `UsageError` if `task` cannot be played. `toolroll run` asks before it plays."""
+        return
+
     @abstractmethod
     def reset(self, task: Task, seed: int) -> Observation | Awaitable[Observation]:
         """Start `task`. Derive all randomness from `seed`."""
@@ -379,19 +383,15 @@ class EnvironmentFactory(Protocol):
 
     def missing(self) -> str | None:
         """Return the command that installs what is missing, or None if nothing is missing."""
-        ...
 
     def tasks(self, split: str) -> Sequence[Task]:
         """Return all tasks of `split`, in order. Raise `UsageError` for an unknown split."""
-        ...
 
     def make(self, options: EnvironmentOptions) -> Environment:
         """Return a new environment for one episode."""
-        ...
 
     def reference(self, task: Task) -> Sequence[Action] | None:
         """Return the actions that solve `task`, one per step, or None if there are none."""
-        ...
 
 
 # --- episodes -------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ import asyncio
 import re
 import secrets
 import uuid
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from contextvars import copy_context
 from dataclasses import dataclass
@@ -35,11 +35,7 @@ from toolroll.endpoint.errors import ApiError, api_error
 from toolroll.endpoint.http.access import session_key
 from toolroll.endpoint.http.app import EndpointServer
 from toolroll.endpoint.requests.sampling import session_defaults
-from toolroll.endpoint.sessions.session_store import (
-    SessionStore,
-    session_result,
-    store_settings,
-)
+from toolroll.endpoint.sessions.session_store import SessionStore, session_result, store_settings
 from toolroll.environments.harbor_trial import HarborTrial
 from toolroll.environments.programs.output import Exit
 from toolroll.environments.programs.program_settings import ProgramSettings
@@ -60,7 +56,6 @@ from toolroll.rollout.types import (
     Tool,
 )
 
-_WEEK = 7 * 24 * 3600.0
 _NOT_IN_ID = re.compile(r"[^A-Za-z0-9._:@-]+")
 _IGNORED_SETTINGS = {*AgentSettings.model_fields} - {"agent", "command", "step_timeout"}
 """The settings of other agents, which have no effect."""
@@ -83,7 +78,7 @@ async def open_server(model: Model, settings: ProgramSettings) -> AsyncIterator[
         api_key=secrets.token_hex(16),
         verify=settings.verify,
         server_tools=settings.server_tools,
-        idle=_WEEK,  # a trial drops its own session
+        idle=7 * 24 * 3600.0,  # a trial drops its own session
     )
     async with EndpointServer(Endpoint(model, endpoint_settings, store), managed=True) as server:
         for live in server.endpoint.sessions.all():
@@ -91,40 +86,35 @@ async def open_server(model: Model, settings: ProgramSettings) -> AsyncIterator[
         yield server
 
 
+@dataclass(eq=False)
 class ProgramConversation(EpisodeConversation):
-    """The session of one episode, whose only reply is the program's end. This reply is never
-    invalid, nothing follows it, and `close` ends the checks.
+    """The session of an episode, whose only reply is the program's end. This reply is never
+    invalid, nothing follows it, and `ProgramAgent.close` ends the checks.
     """
 
-    def __init__(
-        self,
-        server: EndpointServer,
-        settings: ProgramSettings,
-        environment: SandboxEnvironment,
-        first: Sequence[Message],
-        name: str,
-        max_turns: int,
-    ) -> None:
-        self.messages = [dict(message) for message in first]
+    server: EndpointServer
+    settings: ProgramSettings
+    environment: SandboxEnvironment
+    messages: list[Message]
+    episode: str
+    max_turns: int
+    reason: StopReason = StopReason.DONE
+    held_turns: int = 0
+
+    def __post_init__(self) -> None:
         self.tools: list[Tool] = []
-        self.reason = StopReason.DONE
         self.info: dict[str, Any] = {}
-        self.held_turns = 0
-        self._server = server
-        self._settings = settings
-        self._environment = environment
-        short = _NOT_IN_ID.sub("-", name).strip("-.:_@")[:80] or "trial"
-        self._name = f"{short}-{uuid.uuid4().hex[:12]}"
+        short = _NOT_IN_ID.sub("-", self.episode).strip("-.:_@")[:80] or "trial"
+        self.name = f"{short}-{uuid.uuid4().hex[:12]}"
         session, key = ROUTING_KEY.get()
-        self._routing_key = key if session == name else self._name
-        self._max_turns = max_turns
-        self.live = server.endpoint.sessions.empty(self._name)
+        self._routing_key = key if session == self.episode else self.name
+        self.live = self.server.endpoint.sessions.empty(self.name)
 
     @property
     def variables(self) -> dict[str, str]:
         """The environment variables that lead the program to the session."""
-        key = session_key(str(self._server.settings.api_key), self._name)
-        url, model = f"{self._server.url}/sessions/{self._name}", self._server.endpoint.model_name
+        key = session_key(str(self.server.settings.api_key), self.name)
+        url, model = f"{self.server.url}/sessions/{self.name}", self.server.endpoint.model_name
         text = "\n\n".join(str(message["content"]) for message in self.messages)
         return {
             "ANTHROPIC_API_KEY": key,
@@ -135,7 +125,7 @@ class ProgramConversation(EpisodeConversation):
             "OPENAI_MODEL": model,
             "INSTRUCTION": text,
             "IS_SANDBOX": "1",  # Claude Code runs as root only if this is set
-            **self._settings.variables,
+            **self.settings.variables,
         }
 
     async def reply(self, sampling_params: Mapping[str, Any]) -> AssistantTurn:
@@ -145,18 +135,18 @@ class ProgramConversation(EpisodeConversation):
             defaults = session_defaults(sampling_params)
         except ApiError as error:
             raise UsageError(str(error)) from error
-        self.live = self._server.endpoint.sessions.create(self._name, defaults)
-        self.live.max_turns = self._max_turns
+        self.live = self.server.endpoint.sessions.create(self.name, defaults)
+        self.live.max_turns = self.max_turns
         self.live.keep_failures = True
         self.live.pending.context = copy_context()
-        self.live.pending.context.run(ROUTING_KEY.set, (self._name, self._routing_key))
+        self.live.pending.context.run(ROUTING_KEY.set, (self.name, self._routing_key))
         own = ("max_new_tokens", "stop")  # the program may set these itself
         self.live.fixed_params = {name: defaults[name] for name in defaults if name not in own}
         end = await self._run_until_stopped()
         await self.live.end()
         seconds = perf_counter() - began
         output = end.output[-4000:]
-        self.info["program"] = {"session": self._name, "status": end.status, "output": output}
+        self.info["program"] = {"session": self.name, "status": end.status, "output": output}
         finish_reason = "abort" if self._check(end) else "stop"
         last = self.live.tree.last_turn()
         text = str(last.messages()[-1].get("content") or "") if last is not None else ""
@@ -165,16 +155,15 @@ class ProgramConversation(EpisodeConversation):
 
     async def _run_until_stopped(self) -> Exit:
         """Run the program until it ends, the engine aborts a request, or a limit is reached."""
-        environment = self._environment
-        session = Session(self._server, self.live.end)
-        play = environment.play(self._settings, self.variables, session)
+        session = Session(self.server, self.live.end)
+        play = self.environment.play(self.settings, self.variables, session)
         running = asyncio.ensure_future(play)
         stopped = asyncio.ensure_future(self.live.stopped.wait())
         try:
             await asyncio.wait((running, stopped), return_when=asyncio.FIRST_COMPLETED)
             if self.live.stopped.is_set() and not self.live.failures:
                 self.reason = StopReason.MAX_TURNS
-                if isinstance(environment, HarborTrial):  # which keeps the files
+                if isinstance(self.environment, HarborTrial):  # which keeps the files
                     await asyncio.wait((running,))
         finally:
             stopped.cancel()
@@ -183,7 +172,7 @@ class ProgramConversation(EpisodeConversation):
         try:
             end = Exit(None, "") if running.cancelled() else running.result()
             if running.cancelled():
-                await environment.stop()
+                await self.environment.stop()
             elif end.status is None:
                 self.reason = StopReason.PROGRAM_TIMEOUT
             return end
@@ -216,13 +205,7 @@ class ProgramConversation(EpisodeConversation):
         """Abort the requests in flight, and verify the session."""
         await self.live.end()
         self.held_turns += self.live.end_at_engine()
-        await self._server.endpoint.settle(self.live)
-
-    async def close(self) -> None:
-        """End the session."""
-        sessions = self._server.endpoint.sessions
-        if sessions.get(self._name) is self.live:
-            await sessions.drop(self._name)
+        await self.server.endpoint.settle(self.live)
 
 
 @dataclass(eq=False)
@@ -250,7 +233,8 @@ class ProgramAgent(EpisodeAgent[ProgramConversation]):
         own = self.settings
         key = (own.host, own.sessions, own.verify, own.server_tools)
         server = await self.model.shared(key, partial(open_server, self.model, own))
-        return ProgramConversation(server, own, environment, first.messages, name, max_num_steps)
+        messages = [dict(message) for message in first.messages]
+        return ProgramConversation(server, own, environment, messages, name, max_num_steps)
 
     def result(self, played: Played[ProgramConversation]) -> InteractionResult:
         """Return the result, with all sequences of the session."""
@@ -279,7 +263,9 @@ class ProgramAgent(EpisodeAgent[ProgramConversation]):
 
     async def close(self, conversation: ProgramConversation) -> None:
         """End the session. If sessions are kept, it gets the reward."""
-        await conversation.close()
+        sessions = conversation.server.endpoint.sessions
+        if sessions.get(conversation.name) is conversation.live:
+            await sessions.drop(conversation.name)
 
     def prepare(self, environment: Environment) -> SandboxEnvironment:
         """Return the environment whose sandbox the program runs in."""

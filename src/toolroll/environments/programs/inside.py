@@ -51,10 +51,12 @@ def read(path: str, most: str) -> None:
     sys.stdout.buffer.write(os.read(descriptor, int(most)))
 
 
-def listen(port: str, descriptor: str) -> None:
-    """Send a socket that listens on `port` of the loopback address through `descriptor`."""
+def listen(port: str) -> None:
+    """Send a socket that listens on `port` of the loopback address to the socket that is standard
+    input.
+    """
     listener = socket.create_server(("127.0.0.1", int(port)), backlog=128)
-    socket.send_fds(socket.socket(fileno=int(descriptor)), [b"x"], [listener.fileno()])
+    socket.send_fds(socket.socket(fileno=sys.stdin.fileno()), [b"x"], [listener.fileno()])
 
 
 if __name__ == "__main__":

@@ -25,8 +25,8 @@ class Output:
     because a program that is left behind would fail if nobody read.
     """
 
-    def __init__(self, most: int) -> None:
-        self._most = most
+    def __init__(self) -> None:
+        self._most = OUTPUT
         self._reading, self.file = os.pipe()
         os.set_blocking(self._reading, False)
         self._kept = bytearray()

@@ -13,7 +13,9 @@ Invariants:
 - Every step has a time limit. At the limit of a step that is not the program's own, the sandbox
   ends.
 - All processes of a sandbox end with its first process, and its files end with its processes. The
-  first process ends with `close`, and also if this process is killed.
+  first process ends with `close`, and also if this process is killed: it reads from a socket whose
+  other end only this process has. (bwrap's own `--die-with-parent` leaves a process behind if it
+  ends while a sandbox starts.)
 
 Harbor's interpreter imports this module too, which needs only the standard library.
 """
@@ -64,12 +66,12 @@ first one. So sandboxes share no keys and no limits of users.
 _SYSCALL = ctypes.CDLL(None).syscall
 _KEYCTL = {"x86_64": 250, "aarch64": 219}.get(platform.machine())
 _JOIN_SESSION_KEYRING = 1
-_ISOLATED = """--unshare-all --unshare-user --die-with-parent --new-session --as-pid-1
+_ISOLATED = """--unshare-all --unshare-user --new-session --as-pid-1
 --uid 0 --gid 0 --cap-add ALL --info-fd 1 --userns-block-fd 0"""
 _START = """chown 0:0 "$@" && echo 0 > /proc/sys/user/max_user_namespaces && exec """
-_IDLE = """echo >&2 || exit; exec env --ignore-signal=CHLD sleep 2147483647 > /dev/null 2>&1"""
-"""The first process ignores the end of orphans, so the kernel forgets them. If this process ended
-before, nobody reads the empty line. If it ends later, the first process gets a signal.
+_IDLE = "echo >&2; exec env --ignore-signal=CHLD cat > /dev/null 2>&1"
+"""The first process ignores the end of orphans, so the kernel forgets them. The empty line says
+that it runs.
 """
 _RUN = 'cd -- "$1" && exec bash -c "$2"'
 _EXTRACT = 'mkdir -p -- "$1" && exec tar -C "$1" --no-same-owner -xf -'
@@ -124,49 +126,43 @@ class Sandbox:
         words = [find("bwrap", "bubblewrap"), *_ISOLATED.split(), *self._files()]
         words += ["--share-net"] if self.network == "host" else []
         # If this process is root, so is the first process, which programs then cannot change.
-        drop = " ".join([*_drop(), "--ambient-caps=-all", "--pdeathsig=KILL"])
-        own = [*self._own, "/dev/shm", *_MADE]
-        self._process = process = await asyncio.create_subprocess_exec(
-            *(
-                *words,
-                "--",
-                "/bin/sh",
-                "-c",
-                f"{_START}{drop} sh -c {shlex.quote(_IDLE)}",
-                "sh",
-                *own,
-            ),
-            cwd="/",
-            env={},
-            preexec_fn=_leave_keys,
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            start_new_session=True,
-        )
-        told = b""
+        drop = " ".join([*_drop(), "--ambient-caps=-all"])
+        words += ["--", "/bin/sh", "-c", f"{_START}{drop} sh -c {shlex.quote(_IDLE)}", "sh"]
+        self._life, theirs = socket.socketpair()
+        reading, writing = socket.socketpair()
+        with theirs, writing:
+            self._process = process = await asyncio.create_subprocess_exec(
+                *(*words, *self._own, "/dev/shm", *_MADE),
+                cwd="/",
+                env={},
+                preexec_fn=_leave_keys,
+                stdin=theirs.fileno(),
+                stdout=writing.fileno(),
+                stderr=asyncio.subprocess.PIPE,
+                pass_fds=[reading.fileno()],  # or bwrap fails to write if this process has ended
+                start_new_session=True,
+            )
         try:
-            async with asyncio.timeout(LIMIT):
-                told = await self._begin(process)
+            with reading:
+                async with asyncio.timeout(LIMIT):
+                    told = await self._begin(process, reading)
         except (OSError, TimeoutError) as error:
             told = str(error).encode() or b"it did not start"
         if told != b"\n":
             await self.close()
             raise UsageError(_refusal(told.decode(errors="replace").strip()))
 
-    async def _begin(self, process: asyncio.subprocess.Process) -> bytes:
+    async def _begin(self, process: asyncio.subprocess.Process, info: socket.socket) -> bytes:
         """Set the users of the sandbox, and return the first line of its errors: an empty one if it
-        has started.
+        has started. `info` begins with the id of its first process, unless it ended.
         """
-        assert process.stdin is not None
-        assert process.stdout is not None
         assert process.stderr is not None
-        with suppress(asyncio.IncompleteReadError):  # it ended: the error says why
-            told = await process.stdout.readuntil(b",")
+        info.setblocking(False)
+        told = await asyncio.get_running_loop().sock_recv(info, 4096)
+        if told:
             self._pid = int(re.findall(rb"\d+", told)[0])
             _map_users(self._pid)
-            process.stdin.write(b"x")
-        process.stdin.close()
+            self._life.send(b"x")
         return await process.stderr.readline()
 
     def _files(self) -> list[str]:
@@ -210,13 +206,11 @@ class Sandbox:
         """
         variables = {"HOME": "/home", "PATH": os.environ.get("PATH", os.defpath), **variables}
         output = self.new_output()
+        files = (output.file, (errors or output).file)
         words = ("bash", "-c", _RUN, "bash", folder, command)
         try:
             status: int | None = await self._do(
-                *words,
-                variables=variables,
-                outputs=(output.file, (errors or output).file),
-                limit=time_limit,
+                *words, variables=variables, outputs=files, limit=time_limit
             )
         except TimeoutError:
             status = None
@@ -301,17 +295,7 @@ class Sandbox:
         """Return a socket that listens in the sandbox's own network, on its loopback address."""
         ours, theirs = socket.socketpair()
         with ours, theirs:
-            words = [*self._enter("--preserve-credentials", "--net"), *_python("listen")]
-            process = await asyncio.create_subprocess_exec(
-                *(*words, str(port), str(theirs.fileno())), env={}, pass_fds=[theirs.fileno()]
-            )
-            try:
-                async with asyncio.timeout(LIMIT):
-                    await process.wait()
-            except TimeoutError:
-                process.kill()
-                await process.wait()
-            if process.returncode:
+            if await self._step(*_python("listen"), str(port), stdin=theirs.fileno()):
                 raise EnvironmentFailure(f"nothing can listen on port {port} of the sandbox")
             _, descriptors, _, _ = socket.recv_fds(ours, 1, 1)
             return socket.socket(fileno=descriptors[0])
@@ -320,9 +304,11 @@ class Sandbox:
         """Kill all processes, and wait for their end. The files end with them."""
         process, self._process = self._process, None
         if process is not None:
-            if process.returncode is None:  # otherwise all have ended, and the id may be another's
+            self._life.close()  # it may still be starting
+            # if it has ended, so have all, and the id may be another's
+            if process.returncode is None and self._pid:
                 with suppress(ProcessLookupError):
-                    os.kill(self._pid or process.pid, signal.SIGKILL)
+                    os.kill(self._pid, signal.SIGKILL)
             with suppress(TimeoutError):
                 async with asyncio.timeout(LIMIT):
                     await process.communicate()
@@ -332,12 +318,8 @@ class Sandbox:
     def new_output(self) -> Output:
         """Return a pipe for the output of one program. It is closed with the sandbox."""
         self._outputs = [each for each in self._outputs if each.open]
-        self._outputs.append(Output(OUTPUT))
+        self._outputs.append(Output())
         return self._outputs[-1]
-
-    def _enter(self, *names: str) -> list[str]:
-        """Return the arguments that enter the namespaces `names`."""
-        return [find("nsenter"), "--target", str(self._pid), "--user", *names]
 
     async def _step(self, *words: str, **streams: Any) -> int:
         """Run the program `words` of this library. If it does not end, end the sandbox."""
@@ -358,15 +340,14 @@ class Sandbox:
         """Run the program `words`, and return its exit status. Close `outputs`. Raise
         `TimeoutError` at the limit, and `EnvironmentFailure` if the sandbox has ended.
         """
-        names = ["--mount", "--pid", "--ipc", "--uts"]
-        names += ["--net"] if self.network == "none" else []
-        names += [] if is_root() else ["--preserve-credentials"]
+        enter = f"{find('nsenter')} --target {self._pid} --user --mount --pid --ipc --uts".split()
+        enter += ["--net"] if self.network == "none" else []
+        enter += [] if is_root() else ["--preserve-credentials"]
         try:
             if self._process is None or self._process.returncode is not None:
                 raise EnvironmentFailure("the sandbox is not running")
-            limits = [find("prlimit"), *self._limits, *_drop()]
             process = await asyncio.create_subprocess_exec(
-                *(*self._enter(*names), *limits, *words),
+                *(*enter, find("prlimit"), *self._limits, *_drop(), *words),
                 cwd="/",
                 env=variables or {},
                 preexec_fn=_leave_keys,
@@ -395,9 +376,8 @@ def _alive_beside(process: Path, first: Path) -> bool:
     """Return whether a process lives in the process namespace of `first`. Both are in `/proc`."""
     try:
         state = (process / "stat").read_bytes().rpartition(b") ")[2][:1]
-        return (
-            state not in b"ZX" and (process / "ns/pid").readlink() == (first / "ns/pid").readlink()
-        )
+        same = (process / "ns/pid").readlink() == (first / "ns/pid").readlink()
+        return same and state not in b"ZX"
     except OSError:  # one of them has ended
         return False
 
@@ -451,11 +431,8 @@ def _check_archive(file: IO[bytes], folders: Sequence[str], targets: Sequence[st
         with tarfile.open(fileobj=file) as archive:
             for member in archive:
                 path = os.path.normpath(f"/{member.name}")
-                link = os.path.normpath(f"/{member.linkname}")
-                if member.issym():
-                    link = os.path.normpath(f"{path}/../{member.linkname}")
-                    if member.linkname.startswith("/"):
-                        link = os.path.normpath(member.linkname)
+                parent = os.path.dirname(path) if member.issym() else "/"  # noqa: PTH120
+                link = os.path.normpath(os.path.join(parent, member.linkname))  # noqa: PTH118
                 linked = member.issym() or member.islnk()
                 known = member.isfile() or member.isdir() or linked
                 if not known or not below(path, folders) or (linked and not below(link, targets)):

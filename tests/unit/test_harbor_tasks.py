@@ -1,0 +1,248 @@
+"""`HarborTask`: which tasks are refused, before a sandbox is made."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.program_trials import factory, write_task
+
+from toolroll.environments.harbor import CHECKS, HarborTask
+from toolroll.environments.harbor_trial import HarborTrial
+from toolroll.environments.programs.sandbox import Sandbox
+from toolroll.environments.programs.visible import hidden_places
+from toolroll.evaluation.run_config import RunConfig
+from toolroll.evaluation.run_setup import prepare
+from toolroll.rollout.errors import UsageError
+from toolroll.rollout.types import Action, EnvironmentOptions
+from toolroll.testing import EmbeddedEngine, load_embedded_tokenizer
+
+IMAGE = 'docker_image = "ubuntu:24.04"'
+BACK_ENDS = "docker, podman, daytona, e2b or modal"
+AGENT, VERIFIER, ALL = "agent", "verifier", "environment"
+BROKEN = """
+from toolroll import Environment
+class Broken(Environment):
+    tasks = [{}]
+    def __init__(self):
+        raise OSError("a server does not answer")
+    def reset(self, task, seed): ...
+    def step(self, action): ...
+"""
+NETWORKS: list[tuple[dict[str, str], str, str | None, str | None]] = [
+    # the task's network_mode, the option `network`, and what agent and tests get (None: refused)
+    ({}, "none", "none", "none"),
+    ({}, "host", "host", "host"),
+    ({ALL: "no-network"}, "host", "none", "none"),
+    ({AGENT: "no-network"}, "host", "none", "host"),
+    ({VERIFIER: "no-network"}, "host", "host", "none"),
+    ({ALL: "public", AGENT: "no-network"}, "host", "none", "host"),
+    ({ALL: "no-network", VERIFIER: "public"}, "host", "none", "host"),
+    ({ALL: "public"}, "host", "host", "host"),
+    ({ALL: "public"}, "none", None, None),
+    ({VERIFIER: "public"}, "none", "none", None),
+    ({AGENT: "allowlist"}, "host", None, "host"),
+    ({ALL: "allowlist"}, "none", None, None),
+    ({ALL: "offline"}, "host", None, None),
+]
+
+
+@pytest.fixture
+def task(tmp_path: Path) -> Path:
+    return write_task(tmp_path)
+
+
+def environment(task: Path, **options: Any) -> HarborTask:
+    made = factory(task, **options).make(EnvironmentOptions())
+    assert isinstance(made, HarborTask)
+    return made
+
+
+def check(task: Path, **options: Any) -> HarborTask:
+    """The environment of `task`, which it can play."""
+    env = environment(task, **options)
+    env.check_task(factory(task).tasks("test")[0])
+    return env
+
+
+def change(task: Path, section: str, line: str) -> None:
+    """Add `line` to `section` of `task.toml`."""
+    file = task / "task.toml"
+    file.write_text(file.read_text().replace(f"[{section}]", f"[{section}]\n{line}"))
+
+
+@pytest.mark.parametrize(("modes", "network", "agent", "verifier"), NETWORKS)
+def test_the_network_of_each_phase_is_as_the_task_says_or_refused(
+    modes: dict[str, str], network: str, agent: str | None, verifier: str | None, task: Path
+) -> None:
+    for section, mode in modes.items():
+        change(task, section, f'network_mode = "{mode}"')
+    if agent is None or verifier is None:
+        refused = AGENT if agent is None else VERIFIER
+        with pytest.raises(UsageError, match=f"its {refused} has network_mode '"):
+            check(task, network=network)
+        return
+    env = check(task, network=network)
+    assert env.options("agent")["network"] == agent
+    assert env.options("verifier")["network"] == verifier
+
+
+def test_an_old_task_without_internet_has_no_network(task: Path) -> None:
+    change(task, "environment", "allow_internet = false")
+    assert check(task, network="host").options("agent")["network"] == "none"
+
+
+def test_the_environment_of_the_tests_says_which_network_they_have(task: Path) -> None:
+    change(task, "agent", 'network_mode = "no-network"')
+    with (task / "task.toml").open("a") as file:
+        file.write('[verifier.environment]\nnetwork_mode = "no-network"\n')
+    env = check(task, network="host")
+    assert env.options("verifier")["network"] == "none"
+
+
+def test_shared_tests_cannot_have_a_network_of_their_own(task: Path) -> None:
+    change(task, "verifier", 'environment_mode = "shared"\nnetwork_mode = "no-network"')
+    assert check(task).shared
+    with pytest.raises(UsageError, match=f"two networks: .*{BACK_ENDS}"):
+        check(task, network="host")
+
+
+def test_a_step_cannot_have_a_network_of_its_own(task: Path) -> None:
+    with (task / "task.toml").open("a") as file:
+        file.write('[[steps]]\nname = "a"\n[steps.agent]\nnetwork_mode = "no-network"\n')
+    with pytest.raises(UsageError, match=f"a step has a network_mode: .*{BACK_ENDS}"):
+        check(task)
+
+
+@pytest.mark.parametrize("name", ["environment", "tests"])
+def test_a_link_in_place_of_a_folder_is_refused(name: str, task: Path) -> None:
+    (task / name).rename(task.parent / "elsewhere")
+    (task / name).symlink_to(task.parent / "elsewhere")
+    with pytest.raises(UsageError, match=f"{name} is a link: copy its files"):
+        check(task)
+
+
+def test_a_task_without_an_instruction_is_refused(task: Path) -> None:
+    (task / "instruction.md").unlink()
+    with pytest.raises(UsageError, match=r"greet cannot be read: .*instruction\.md"):
+        check(task)
+
+
+def test_tasks_to_which_links_of_the_dataset_lead_are_hidden(tmp_path: Path) -> None:
+    write_task(tmp_path / "elsewhere", "other")
+    write_task(tmp_path / "tasks")
+    (tmp_path / "tasks" / "other").symlink_to(tmp_path / "elsewhere" / "other")
+    env = environment(tmp_path / "tasks")
+    env.read(factory(tmp_path / "tasks").tasks("test")[0])
+    hidden = hidden_places([str(tmp_path / "elsewhere")], env.options("agent")["hidden"])
+    assert hidden == [str(tmp_path / "elsewhere" / "other")]
+
+
+# --- before the run -------------------------------------------------------------------------------
+
+HARBOR = {"harbor_agent": "codex"}
+WAYS: list[tuple[dict[str, Any], bool]] = [
+    # the agent's settings, and whether it refuses a task that needs an image
+    ({"agent": "tool-calling"}, True),
+    ({"agent": "program", "agent_args": {"command": "true"}}, True),
+    ({"agent": "program", "agent_args": HARBOR}, True),
+    ({"agent": "program", "agent_args": {**HARBOR, "harbor_environment": "docker"}}, False),
+]
+
+
+@pytest.mark.parametrize(("way", "refused"), WAYS)
+async def test_a_task_that_needs_an_image_is_refused_before_the_run(
+    way: dict[str, Any], refused: bool, tmp_path: Path
+) -> None:
+    write_task(tmp_path, "a")
+    write_task(tmp_path, "b", image=IMAGE)
+    async with (
+        EmbeddedEngine(load_embedded_tokenizer(), lambda request: "Done.") as engine,
+        AsyncExitStack() as stack,
+    ):
+        common = {"env": "harbor", "env_args": {"path": str(tmp_path)}, "engine": engine.url}
+        config = RunConfig(**common, model="embedded", **way)
+        if not refused:
+            assert len((await prepare(config, stack)).tasks) == 2
+            return
+        with pytest.raises(UsageError, match=f"/b needs an image, .*{BACK_ENDS}.*image=ignore"):
+            await prepare(config, stack)
+        one = config.model_copy(update={"tasks": "0"})
+        assert len((await prepare(one, stack)).tasks) == 1, "the other task is not played"
+        assert not [entry for entry in engine.log if entry.status], "nothing is sampled"
+
+
+async def test_an_environment_that_cannot_be_made_leaves_it_to_its_episodes(tmp_path: Path) -> None:
+    file = tmp_path / "broken.py"
+    file.write_text(BROKEN)
+    async with (
+        EmbeddedEngine(load_embedded_tokenizer(), lambda request: "Done.") as engine,
+        AsyncExitStack() as stack,
+    ):
+        config = RunConfig(env=f"{file}:Broken", engine=engine.url, model="embedded")
+        assert len((await prepare(config, stack)).tasks) == 1
+
+
+# --- checks and outcomes --------------------------------------------------------------------------
+
+
+async def test_only_some_tasks_are_checked_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if a trainer begins all trials at once."""
+    count = CHECKS + 3
+    for number in range(count):
+        write_task(tmp_path, f"t{number:02}")
+    tasks = factory(tmp_path).tasks("test")
+    running = most = 0
+    full, proceed = asyncio.Event(), asyncio.Event()
+
+    async def started(sandbox: Sandbox) -> None:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        if running == CHECKS:
+            full.set()
+        await proceed.wait()
+        running -= 1
+
+    async def nothing(*_: Any, **__: Any) -> None:
+        return
+
+    async def rewarded(*_: Any) -> tuple[dict[str, float], None]:
+        return {"reward": 0.0}, None
+
+    monkeypatch.setattr(Sandbox, "start", started)
+    monkeypatch.setattr(Sandbox, "upload", nothing)
+    monkeypatch.setattr(HarborTask, "_test", rewarded)
+    envs = [environment(tmp_path) for _ in tasks]
+    for env, task in zip(envs, tasks, strict=True):
+        env.read(task)
+    async with asyncio.TaskGroup() as group:
+        for env in envs:
+            group.create_task(env.check_tests())
+        await full.wait()
+        proceed.set()
+    assert most == CHECKS
+
+
+async def test_an_outcome_of_harbor_that_is_too_long_is_no_reward(task: Path) -> None:
+    """The agent can write `reward.json` if its tests are shared."""
+    change(task, "verifier", 'environment_mode = "shared"')
+    trial = HarborTrial(environment(task), "local", "m")
+    await trial.reset(factory(task).tasks("test")[0], 0)
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours:
+        with theirs:
+            theirs.send(json.dumps({"rewards": {"r" * 2**17: 1.0}}).encode())
+        async with AsyncExitStack() as stack:
+            await trial._listen(ours, None, stack)  # type: ignore[arg-type]
+    graded = await trial.step(Action("Done."))
+    await trial.close()
+    assert graded.reward == 0.0
+    assert "has no numbers" in graded.info["no_reward"]
