@@ -45,6 +45,8 @@ class Client:
     results: tuple[str, ...] = RESULTS
     """Texts that the last prompt must contain, because the client made the calls."""
     streams: tuple[bool, ...] = (False, True)
+    python: str = ""
+    """The Python that the packages need, if the tests' own is too old: `python3.12`."""
     drops: tuple[Dialect, ...] = ()
     """The dialects in which the client sends tools of its provider's servers. They need the
     endpoint's `--server-tools drop`.
@@ -332,7 +334,7 @@ CLIENTS = (
     Client(
         "Qwen-Agent 0.0.34",
         "qwen_assistant.py",
-        ("qwen-agent==0.0.34",),
+        ("qwen-agent[python-executor]==0.0.34", "soundfile", "tqdm", "regex", "mcp==1.30.0"),
         everywhere("ModelServiceError", "chat"),
     ),
     Client(
@@ -364,20 +366,87 @@ CLIENTS = (
     Client(
         "CAMEL 0.2.90",
         "camel_agent.py",
-        ("camel-ai==0.2.90",),
+        ("camel-ai==0.2.90", "anthropic", "mcp==1.28.0"),
         everywhere("BadRequestError", "chat", "messages"),
     ),
     Client(
         "Mastra 1.71.0",
         "mastra.mjs",
         (
+            "node@24.21.0",
             "@mastra/core@1.71.0",
             "@ai-sdk/openai@4.0.118",
             "@ai-sdk/openai-compatible@3.0.92",
             "@ai-sdk/anthropic@4.0.105",
             "zod",
-            "node@24.21.0",
         ),
         everywhere("AI_APICallError", "chat", "responses", "messages"),
+    ),
+    Client(
+        "OpenHands SDK 1.58.2",
+        "openhands_agent.py",
+        ("openhands-sdk==1.58.2",),
+        everywhere("ConversationRunError", "chat", "messages"),
+        python="python3.12",
+    ),
+    Client(
+        "fast-agent 0.10.48",
+        "fast_agent_agent.py",
+        ("fast-agent-mcp==0.10.48",),
+        everywhere("BadRequestError", "chat", "responses", "messages"),
+        streams=(True,),
+        python="python3.13",
+    ),
+    Client(
+        "Hermes agent 0.19.0",
+        "hermes_agent.py",
+        ("hermes-agent==0.19.0",),
+        everywhere("failed", "chat", "responses", "messages"),
+        shell("terminal"),
+    ),
+    Client(
+        "gptme 0.35.1",
+        "gptme_agent.py",
+        ("gptme==0.35.1",),
+        {
+            "chat": Expected(
+                "exit status 1", turns=(1, 1, 2), forks=("another conversation", CHANGED)
+            )
+        },
+        shell("shell", answer=call("complete")),
+        aside="Generate concise conversation titles.",
+        results=RESULTS[:2],  # gptme makes one call per turn
+    ),
+    Client(
+        "Aider 0.86.2",
+        "aider_coder.py",
+        ("aider-chat==0.86.2",),
+        dict.fromkeys(("chat", "messages"), Expected("no answer", turns=(1, 1), forks=(CHANGED,))),
+        ("Let me look.", "All seen."),
+        results=(),
+    ),
+    Client(
+        "browser-use 0.13.14, `ChatOpenAI`",
+        "browser_use_model.py",
+        ("browser-use==0.13.14",),
+        {"chat": Expected("ModelProviderError", turns=(2,))},
+        ('{"at":"x"}', '{"at":"y"}'),
+        results=(),
+        streams=(False,),
+    ),
+    Client(
+        "OpenClaw 2026.9.6",
+        "openclaw.mjs",
+        ("node@24.21.0", "openclaw@2026.9.6"),
+        everywhere("exit status 1", "chat", "responses", "messages"),
+        shell("exec"),
+        streams=(True,),
+    ),
+    Client(
+        "LibreChat agents 3.9.2",
+        "librechat.mjs",
+        ("node@24.21.0", "@librechat/agents@3.9.2", "zod"),
+        everywhere("BadRequestError", "chat", "responses", "messages"),
+        streams=(True,),
     ),
 )

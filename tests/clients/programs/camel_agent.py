@@ -5,7 +5,21 @@ from __future__ import annotations
 from camel.agents import ChatAgent
 from camel.models import BaseModelBackend, ModelFactory
 from camel.toolkits import FunctionTool
+from camel.utils import BaseTokenCounter
 from common import DIALECT, KEY, STREAM, SYSTEM, TASK, URL, look, run
+
+
+class Nothing(BaseTokenCounter):
+    """CAMEL would download a vocabulary to count tokens."""
+
+    def count_tokens_from_messages(self, messages: object) -> int:
+        return 0
+
+    def encode(self, text: str) -> list[int]:
+        return []
+
+    def decode(self, token_ids: list[int]) -> str:
+        return ""
 
 
 def model() -> BaseModelBackend:
@@ -14,6 +28,7 @@ def model() -> BaseModelBackend:
         "anthropic" if messages else "openai-compatible-model",
         "m",
         {"stream": STREAM},
+        token_counter=Nothing(),
         api_key=KEY,
         url=URL if messages else f"{URL}/v1",
     )
