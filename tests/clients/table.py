@@ -387,6 +387,19 @@ CLIENTS = (
         "openhands_agent.py",
         ("openhands-sdk==1.58.2",),
         everywhere("ConversationRunError", "chat", "messages"),
+        streams=(False,),
+        python="python3.12",
+    ),
+    Client(
+        "OpenHands SDK 1.58.2",
+        "openhands_agent.py",
+        ("openhands-sdk==1.58.2",),
+        {
+            "chat": Expected("ConversationRunError"),
+            # streamed, the SDK doubles the reasoning
+            "messages": Expected("ConversationRunError", turns=(1, 2), forks=(CHANGED,)),
+        },
+        streams=(True,),
         python="python3.12",
     ),
     Client(
@@ -438,7 +451,10 @@ CLIENTS = (
         "OpenClaw 2026.9.6",
         "openclaw.mjs",
         ("node@24.21.0", "openclaw@2026.9.6"),
-        everywhere("exit status 1", "chat", "responses", "messages"),
+        {
+            "chat": Expected("exit status 1", turns=(1, 1, 1), forks=(CHANGED, CHANGED)),
+            "responses": Expected("exit status 1"),
+        },
         shell("exec"),
         streams=(True,),
     ),

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import subprocess
+import asyncio
 import sys
+from subprocess import PIPE
 
 from common import KEY, STREAM, SYSTEM, TASK, URL, Reported, run
 
@@ -27,10 +28,11 @@ async def main() -> object:
     ]
     options += ["--tool-format", "tool", "--stream" if STREAM else "--no-stream"]
     command = ["env", *settings, sys.executable, "-m", "gptme", "--non-interactive", *options]
-    result = subprocess.run([*command, TASK], capture_output=True, text=True)
-    if result.returncode:
-        raise Reported(f"exit status {result.returncode}")
-    return result.stdout
+    process = await asyncio.create_subprocess_exec(*command, TASK, stdout=PIPE)
+    output, _ = await process.communicate()
+    if process.returncode:
+        raise Reported(f"exit status {process.returncode}")
+    return output.decode()
 
 
 run(main)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import ClassVar
 
 from common import KEY, SYSTEM, TASK, URL, run
 from common import look as seen
@@ -13,7 +14,7 @@ from qwen_agent.tools.base import BaseTool
 class Look(BaseTool):
     name = "look"
     description = "Look at something."
-    parameters = {"type": "object", "properties": {"at": {"type": "string"}}, "required": ["at"]}
+    parameters: ClassVar = [{"name": "at", "type": "string", "required": True}]
 
     def call(self, params: str, **_: object) -> str:
         return seen(json.loads(params)["at"])

@@ -1,11 +1,13 @@
-"""An agent that ends each prompt with a message which its next request leaves out, as OpenClaw does
-over chat completions: the runtime's state, which is not part of its history.
+"""The requests of an agent that ends each prompt with a message which its next request leaves out:
+OpenClaw 2026.9 over chat completions, whose last message is the state of its runtime. The texts are
+our own.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from support.endpoints import endpoint
 
 from toolroll.endpoint.conversation.conversation_tree import EDITED
@@ -14,12 +16,12 @@ from toolroll.testing import PolicyRequest, load_embedded_tokenizer
 TURNS = 3
 
 
-def requests() -> list[list[dict[str, Any]]]:
-    """The messages of each request: the history, and one message that the next request drops."""
+def requests(state: str) -> list[list[dict[str, Any]]]:
+    """The messages of each request: the history, and one message that is not part of it."""
     history = [{"role": "system", "content": "s"}, {"role": "user", "content": "do it"}]
     sent = []
-    for turn in range(1, TURNS + 1):
-        sent.append([*history, {"role": "user", "content": f"state {turn}"}])
+    for turn in range(TURNS):
+        sent.append([*history, {"role": "user", "content": state.format(turn)}])
         history += [
             {"role": "assistant", "content": f"A{turn}"},
             {"role": "user", "content": f"step {turn}"},
@@ -28,20 +30,30 @@ def requests() -> list[list[dict[str, Any]]]:
 
 
 def answer(request: PolicyRequest) -> str:
-    return f"A{request.call + 1}"
+    return f"A{request.call}"
 
 
-async def test_each_turn_forks_if_the_last_message_is_dropped() -> None:
+@pytest.mark.parametrize(
+    ("state", "change"),
+    [
+        ("state {}", "message {0} (user) of the served history is missing"),
+        # OpenClaw's, if its state did not change
+        (
+            "state",
+            "message {0} (assistant) was inserted before message {0} (user) of the served history",
+        ),
+    ],
+)
+async def test_each_turn_forks_if_the_last_message_is_dropped(state: str, change: str) -> None:
     async with endpoint(load_embedded_tokenizer(), answer) as bench:
-        for messages in requests():
+        for messages in requests(state):
             await bench.post(
                 "/sessions/s/v1/chat/completions", {"model": "m", "messages": messages}
             )
         sequences = await bench.trajectories()
     trained = [[turn for turn in each["turns"] if not turn["excluded"]] for each in sequences]
     assert list(map(len, trained)) == [1] * TURNS
-    first, *forks = [each["fork_reason"] for each in sequences]
-    assert first is None
-    assert forks == [
-        f"{EDITED}: message {index} (user) of the served history is missing" for index in (2, 4)
+    assert [each["fork_reason"] for each in sequences] == [
+        None,
+        *(f"{EDITED}: {change.format(index)}" for index in (2, 4)),
     ]
