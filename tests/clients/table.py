@@ -347,7 +347,7 @@ CLIENTS = (
         "Continue CLI 1.5.47",
         "continue.mjs",
         ("@continuedev/cli@1.5.47",),
-        everywhere("exit status 1", "chat", "responses", "messages"),
+        everywhere("exit status 1", "chat", "messages"),
         shell("Bash"),
         streams=(True,),
     ),
