@@ -366,8 +366,16 @@ CLIENTS = (
     Client(
         "CAMEL 0.2.90",
         "camel_agent.py",
-        ("camel-ai==0.2.90", "anthropic", "mcp==1.28.0"),
-        everywhere("BadRequestError", "chat", "messages"),
+        ("camel-ai==0.2.90", "mcp==1.28.0"),
+        {"chat": Expected("BadRequestError")},
+        streams=(False,),
+    ),
+    Client(
+        "CAMEL 0.2.90",
+        "camel_agent.py",
+        ("camel-ai==0.2.90", "mcp==1.28.0"),
+        {"chat": Expected("BadRequestError", turns=(1, 2), forks=(DROPPED,))},
+        streams=(True,),
     ),
     Client(
         "Mastra 1.71.0",

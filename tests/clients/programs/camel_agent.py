@@ -1,4 +1,4 @@
-"""CAMEL's chat agent with its model class of each dialect."""
+"""CAMEL's chat agent with its model class for servers like OpenAI's."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from camel.agents import ChatAgent
 from camel.models import BaseModelBackend, ModelFactory
 from camel.toolkits import FunctionTool
 from camel.utils import BaseTokenCounter
-from common import DIALECT, KEY, STREAM, SYSTEM, TASK, URL, look, run
+from common import KEY, STREAM, SYSTEM, TASK, URL, look, run
 
 
 class Nothing(BaseTokenCounter):
@@ -23,14 +23,13 @@ class Nothing(BaseTokenCounter):
 
 
 def model() -> BaseModelBackend:
-    messages = DIALECT == "messages"
     return ModelFactory.create(
-        "anthropic" if messages else "openai-compatible-model",
+        "openai-compatible-model",
         "m",
         {"stream": STREAM},
         token_counter=Nothing(),
         api_key=KEY,
-        url=URL if messages else f"{URL}/v1",
+        url=f"{URL}/v1",
     )
 
 

@@ -14,7 +14,11 @@ from qwen_agent.tools.base import BaseTool
 class Look(BaseTool):
     name = "look"
     description = "Look at something."
-    parameters: ClassVar = [{"name": "at", "type": "string", "required": True}]
+    parameters: ClassVar = {
+        "type": "object",
+        "properties": {"at": {"type": "string"}},
+        "required": ["at"],
+    }
 
     def call(self, params: str, **_: object) -> str:
         return seen(json.loads(params)["at"])
