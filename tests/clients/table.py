@@ -326,10 +326,7 @@ CLIENTS = (
         "deepagents 0.7.32",
         "deepagents_agent.py",
         ("deepagents==0.7.32", "langchain-openai==1.7.4", "langchain-anthropic==1.7.10"),
-        {
-            **everywhere("OpenAIContextOverflowError", "chat", "responses"),
-            **everywhere("AnthropicContextOverflowError", "messages"),
-        },
+        everywhere("ContextOverflowError", "chat", "responses", "messages"),
     ),
     Client(
         "Qwen-Agent 0.0.34",
@@ -341,7 +338,7 @@ CLIENTS = (
         "@openai/agents 0.20.0",
         "openai_agents.mjs",
         ("@openai/agents@0.20.0", "zod"),
-        everywhere("BadRequestError", "chat", "responses"),
+        everywhere("Error", "chat", "responses"),
     ),
     Client(
         "Continue CLI 1.5.47",
