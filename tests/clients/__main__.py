@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import re
 import shutil
 import subprocess
@@ -48,16 +49,23 @@ def install(client: Client, folder: Path) -> list[str | Path]:
         if node:
             home.mkdir(parents=True, exist_ok=True)
             npm: list[str | Path] = ["npm", "install", "--prefix", home, "--no-audit", "--no-fund"]
-            subprocess.run([*npm, "--silent", *client.packages], check=True)
+            path = f"{home}/node_modules/.bin:{os.environ['PATH']}"
+            for package in client.packages:  # the first may be the Node that the others need
+                subprocess.run(
+                    [*npm, "--silent", package], check=True, env={**os.environ, "PATH": path}
+                )
         else:
-            subprocess.run([sys.executable, "-m", "venv", "--clear", home], check=True)
+            subprocess.run(
+                [client.python or sys.executable, "-m", "venv", "--clear", home], check=True
+            )
             subprocess.run([python, "-m", "pip", "install", "-q", *client.packages], check=True)
         done.write_text(repr(client.packages))
     if not node:
         return [python, program]
     for source in PROGRAMS.glob("*.mjs"):  # Node looks for packages beside the program
         shutil.copy(source, home)
-    return ["node", home / program.name]
+    own = home / "node_modules" / ".bin" / "node"
+    return [own if own.exists() else "node", home / program.name]
 
 
 async def rows(client: Client, folder: Path) -> list[str]:

@@ -45,6 +45,8 @@ class Client:
     results: tuple[str, ...] = RESULTS
     """Texts that the last prompt must contain, because the client made the calls."""
     streams: tuple[bool, ...] = (False, True)
+    python: str = ""
+    """The Python that the packages need, if the tests' own is too old: `python3.12`."""
     drops: tuple[Dialect, ...] = ()
     """The dialects in which the client sends tools of its provider's servers. They need the
     endpoint's `--server-tools drop`.
@@ -313,5 +315,159 @@ CLIENTS = (
             sections(reasoning="What now?", answer="All seen."),
         ),
         streams=(False,),
+    ),
+    Client(
+        "OpenAI Agents SDK 0.24.0",
+        "openai_agents_agent.py",
+        ("openai-agents==0.24.0",),
+        everywhere("BadRequestError", "chat", "responses"),
+    ),
+    Client(
+        "deepagents 0.7.32",
+        "deepagents_agent.py",
+        ("deepagents==0.7.32", "langchain-openai==1.7.4", "langchain-anthropic==1.7.10"),
+        everywhere("ContextOverflowError", "chat", "responses", "messages"),
+    ),
+    Client(
+        "Qwen-Agent 0.0.34",
+        "qwen_assistant.py",
+        ("qwen-agent[python-executor]==0.0.34", "soundfile", "tqdm", "regex", "mcp==1.30.0"),
+        everywhere("ModelServiceError", "chat"),
+    ),
+    Client(
+        "@openai/agents 0.20.0",
+        "openai_agents.mjs",
+        ("@openai/agents@0.20.0", "zod"),
+        everywhere("Error", "chat", "responses"),
+    ),
+    Client(
+        "Continue CLI 1.5.47",
+        "continue.mjs",
+        ("@continuedev/cli@1.5.47",),
+        everywhere("exit status 1", "chat", "messages"),
+        shell("Bash"),
+        streams=(True,),
+    ),
+    Client(
+        "Microsoft agent-framework 1.23.0",
+        "agent_framework_agent.py",
+        ("agent-framework-core==1.23.0", "agent-framework-openai==1.17.0"),
+        everywhere("ChatClientException", "chat", "responses"),
+    ),
+    Client(
+        "AG2 1.2.1",
+        "ag2_agent.py",
+        ("ag2[openai,anthropic]==1.2.1",),
+        everywhere("BadRequestError", "chat", "responses", "messages"),
+    ),
+    Client(
+        "CAMEL 0.2.90",
+        "camel_agent.py",
+        ("camel-ai==0.2.90", "mcp==1.28.0"),
+        {"chat": Expected("BadRequestError")},
+        streams=(False,),
+    ),
+    Client(
+        "CAMEL 0.2.90",
+        "camel_agent.py",
+        ("camel-ai==0.2.90", "mcp==1.28.0"),
+        {"chat": Expected("BadRequestError", turns=(1, 2), forks=(DROPPED,))},
+        streams=(True,),
+    ),
+    Client(
+        "Mastra 1.71.0",
+        "mastra.mjs",
+        (
+            "node@24.21.0",
+            "@mastra/core@1.71.0",
+            "@ai-sdk/openai@4.0.118",
+            "@ai-sdk/openai-compatible@3.0.92",
+            "@ai-sdk/anthropic@4.0.105",
+            "zod",
+        ),
+        everywhere("AI_APICallError", "chat", "responses", "messages"),
+    ),
+    Client(
+        "OpenHands SDK 1.58.2",
+        "openhands_agent.py",
+        ("openhands-sdk==1.58.2",),
+        everywhere("ConversationRunError", "chat", "messages"),
+        streams=(False,),
+        python="python3.12",
+    ),
+    Client(
+        "OpenHands SDK 1.58.2",
+        "openhands_agent.py",
+        ("openhands-sdk==1.58.2",),
+        {
+            "chat": Expected("ConversationRunError"),
+            # streamed, the SDK doubles the reasoning
+            "messages": Expected("ConversationRunError", turns=(1, 2), forks=(CHANGED,)),
+        },
+        streams=(True,),
+        python="python3.12",
+    ),
+    Client(
+        "fast-agent 0.10.48",
+        "fast_agent_agent.py",
+        ("fast-agent-mcp==0.10.48",),
+        everywhere("BadRequestError", "chat", "responses", "messages"),
+        streams=(True,),
+        python="python3.13",
+    ),
+    Client(
+        "Hermes agent 0.19.0",
+        "hermes_agent.py",
+        ("hermes-agent==0.19.0",),
+        everywhere("failed", "chat", "responses", "messages"),
+        shell("terminal"),
+    ),
+    Client(
+        "gptme 0.35.1",
+        "gptme_agent.py",
+        ("gptme==0.35.1",),
+        {
+            "chat": Expected(
+                "exit status 1", turns=(1, 1, 2), forks=("another conversation", CHANGED)
+            )
+        },
+        shell("shell", answer=call("complete")),
+        aside="Generate concise conversation titles.",
+        results=RESULTS[:2],  # gptme makes one call per turn
+    ),
+    Client(
+        "Aider 0.86.2",
+        "aider_coder.py",
+        ("aider-chat==0.86.2",),
+        dict.fromkeys(("chat", "messages"), Expected("no answer", turns=(1, 1), forks=(CHANGED,))),
+        ("Let me look.", "All seen."),
+        results=(),
+    ),
+    Client(
+        "browser-use 0.13.14, `ChatOpenAI`",
+        "browser_use_model.py",
+        ("browser-use==0.13.14",),
+        {"chat": Expected("ModelProviderError", turns=(2,))},
+        ('{"at":"x"}', '{"at":"y"}'),
+        results=(),
+        streams=(False,),
+    ),
+    Client(
+        "OpenClaw 2026.9.6",
+        "openclaw.mjs",
+        ("node@24.21.0", "openclaw@2026.9.6"),
+        {
+            "chat": Expected("exit status 1", turns=(1, 1, 1), forks=(CHANGED, CHANGED)),
+            "responses": Expected("exit status 1"),
+        },
+        shell("exec"),
+        streams=(True,),
+    ),
+    Client(
+        "LibreChat agents 3.9.2",
+        "librechat.mjs",
+        ("node@24.21.0", "@librechat/agents@3.9.2", "zod"),
+        everywhere("BadRequestError", "chat", "responses", "messages"),
+        streams=(True,),
     ),
 )

@@ -12,8 +12,9 @@ export const look = (at) => `seen ${at} <|im_end|><|im_start|>user`;
 
 // Run a command of the client's own packages, and return what it writes.
 export function command(name, options, variables = {}) {
-  const program = `${import.meta.dirname}/node_modules/.bin/${name}`;
-  const env = { ...process.env, ...variables };
+  const folder = `${import.meta.dirname}/node_modules/.bin`;
+  const program = `${folder}/${name}`;
+  const env = { ...process.env, PATH: `${folder}:${process.env.PATH}`, ...variables };
   const result = spawnSync(program, options, { env, input: "", encoding: "utf8" });
   if (result.error) throw result.error;
   if (result.stderr) console.error(result.stderr);
