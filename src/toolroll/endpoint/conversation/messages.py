@@ -353,11 +353,12 @@ def change_at(
     """Say what happened to message `index`, the first one that `messages` do not repeat."""
     before, after = history[index], messages[index]
     place = f"message {index} ({before['role']}) of the served history"
+    if index == len(history) - 2 and _has([history[-1]], after, schemas):
+        return f"{place} is missing{LAST_OF_PROMPT}"
     if _has(messages[index + 1 :], before, schemas):
         return f"message {index} ({after['role']}) was inserted before {place}"
     if before["role"] != after["role"] or _has(history[index + 1 :], after, schemas):
-        last = before["role"] != "assistant" and index == len(history) - 2
-        return f"{place} is missing{LAST_OF_PROMPT if last else ''}"
+        return f"{place} is missing"
     return f"{place} was changed: {_change(before, after, schemas)}"
 
 
