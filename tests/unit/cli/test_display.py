@@ -87,20 +87,36 @@ def test_remarks_say_what_a_reader_must_know() -> None:
     )
 
 
-def test_80_columns_hold_the_count_and_the_times() -> None:
+def lines_of(out: io.StringIO) -> list[str]:
+    """What a terminal has shown, without its control sequences."""
+    return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", out.getvalue()).replace("\r", "\n").splitlines()
+
+
+def test_80_columns_hold_a_bar_and_the_times_with_their_names() -> None:
     out = io.StringIO()
     summary = Summary("bfcl/multi_turn_base")
     with RunDisplay(Console(file=out, force_terminal=True, width=80), summary, 200) as display:
         for sample in range(200):
-            found = episode(sample=sample, metrics={"completion_tokens": 1e4})
+            found = episode(sample=sample, metrics={"completion_tokens": 1e4, "turns": 3.0})
             summary.add(found)
             display.show(found)
-    last = [line for line in out.getvalue().replace("\r", "\n").splitlines() if "200/200" in line][
-        -1
-    ]
-    assert "reward 1.000" in last
-    assert len(re.findall(r"\d:\d\d:\d\d", last)) == 2, "elapsed, remaining"
-    assert "…" not in last
+    bar, numbers = lines_of(out)[-2:]
+    assert re.fullmatch(
+        r"bfcl/multi_turn_base ━{15,} 200/200 elapsed \d:\d\d:\d\d left 0:00:00", bar
+    )
+    assert re.fullmatch(
+        r"reward 1\.000  [\d,.]+ episodes/s  [\d,.]+ turns/s  [\d,]+ tok/s", numbers
+    )
+
+
+def test_turns_and_tokens_are_counted_before_an_episode_has_ended() -> None:
+    out = io.StringIO()
+    sampled = (5, 50)  # by an earlier run of the same model
+    console = Console(file=out, force_terminal=True, width=80)
+    with RunDisplay(console, Summary("pond"), 2, lambda: sampled):
+        sampled = (5 + 10**6, 50 + 10**9)
+    last = lines_of(out)[-1]
+    assert re.fullmatch(r"reward -  0\.0 episodes/s  [\d,]{7,}\.\d turns/s  [\d,]{9,} tok/s", last)
 
 
 def test_80_columns_hold_the_names_of_the_environments() -> None:
