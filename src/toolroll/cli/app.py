@@ -454,8 +454,8 @@ def _show(
     for table in results_tables({title: outcome.report for title, outcome in results.items()}):
         console.print(table)
     outcomes = list(results.values())
-    for outcome in outcomes:
-        for line in remarks(outcome.summary.env, outcome.report):
+    for title, outcome in results.items():
+        for line in remarks(title.partition("\n")[0], outcome.report):
             print_line(console, line)
     if out is not None:
         print_line(

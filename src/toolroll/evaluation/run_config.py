@@ -244,7 +244,7 @@ def load_config(
     values = {} if path is None else _settings_in(path)
     env = options["env"] or values.get("env")
     if env is None:
-        raise UsageError("name an environment, such as toolroll run desk, or give --from")
+        raise UsageError("name an environment, as in toolroll run desk, or give --config or --from")
     if values.get("env", env) != env:
         raise UsageError(
             f"--config {path}: env is {values['env']!r}, but the command plays {env!r}: "
