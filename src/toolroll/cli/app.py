@@ -30,7 +30,7 @@ from toolroll.cli.options import (
 )
 from toolroll.cli.serve_command import serve as serve_endpoint
 from toolroll.evaluation.run_config import PANELS, RunConfig, json_object, load_config
-from toolroll.rollout.errors import RolloutError, ToolrollError, UsageError, first_error
+from toolroll.rollout.errors import RolloutError, ToolrollError, first_error
 from toolroll.rollout.runtime.event_loop import run as run_loop
 from toolroll.rollout.runtime.targets import is_target
 from toolroll.rollout.runtime.threads import end_within
@@ -125,8 +125,7 @@ def _play(
 ) -> None:
     """Play an environment against an engine, and print the results.
 
-    With --out, the same command continues a run that was stopped. With --from, play a recorded run
-    again, and print what differs.
+    With --out, it continues a run that was stopped. With --from, it plays a recorded run again.
 
     Example: toolroll run desk --engine http://127.0.0.1:30000 --model Qwen/Qwen3-8B --out out/desk
     """
@@ -139,16 +138,14 @@ def _play(
         known = given.keys() | ({"env"} if is_target(env or "") else set())
         refuse_code(values, sorted(RUNNING - known), how="give this setting in the command")
     env = env if again is None or is_target(env or "") else values["env"]
-    if env is None:
-        raise UsageError("name an environment, such as toolroll run desk, or give --from")
     settings = load_config(config, {"env": env, **given}, values)
-    from toolroll.cli.run_command import run as run_environment
-
+    with console.status("Starting"):  # imports take a second or two
+        from toolroll.cli.run_command import run as run_environment
     outcome = _run(run_environment(settings, console, again))
     _show({outcome.summary.env: outcome}, settings.out, max_lost=settings.max_lost)
 
 
-_ENV = typer.Argument(help=f"{help_of('env')} Required without --from.", show_default=False)
+_ENV = typer.Argument(help=f"{help_of('env')} Or see --from, --config.", show_default=False)
 _FROM = typer.Option(
     "--from",
     help="The folder or run.json of a run, to play it again. Other options override its settings.",
@@ -236,7 +233,9 @@ def check_template(
         str | None, typer.Option(metavar="JSON", help=help_of("chat_template_kwargs"))
     ] = None,
     *,
-    trust_remote_code: Annotated[bool, typer.Option(help=help_of("trust_remote_code"))] = False,
+    trust_remote_code: Annotated[
+        bool, typer.Option("--trust-remote-code", help=help_of("trust_remote_code"))
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="the report as JSON")] = False,
 ) -> None:
     """Report what a chat template does to the tokens of tool-calling episodes. Exit with 1 if the
@@ -264,8 +263,9 @@ def view(
         typer.Option(help="a tokenizer (folder, name or `embedded`); default: the run's own"),
     ] = None,
     tokens: Annotated[
-        int, typer.Option(min=0, help="include the tokens of this many episodes, the first ones")
-    ] = 500,
+        int | None,
+        typer.Option(min=0, help="show tokens of the first N episodes; default: 20 million tokens"),
+    ] = None,
     *,
     follow: Annotated[
         bool, typer.Option("--follow", help="serve the page, to which new episodes are added")
@@ -428,8 +428,8 @@ def _one_blas_thread() -> None:
     """Make OpenBLAS use one thread, unless OPENBLAS_NUM_THREADS is already set. Call this before
     numpy is imported.
 
-    The matrices of a small model are too small to gain from more threads. With more threads, each
-    operation also waits for the slowest one, for example if another program uses its core.
+    The matrices of a small model are too small to gain from more threads, and each operation would
+    wait for the slowest one.
     """
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
@@ -454,8 +454,8 @@ def _show(
     for table in results_tables({title: outcome.report for title, outcome in results.items()}):
         console.print(table)
     outcomes = list(results.values())
-    for outcome in outcomes:
-        for line in remarks(outcome.summary.env, outcome.report):
+    for title, outcome in results.items():
+        for line in remarks(title.partition("\n")[0], outcome.report):
             print_line(console, line)
     if out is not None:
         print_line(

@@ -5,6 +5,7 @@ the model that comes with the package. In BFCL, the engine's replies are scripte
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
@@ -65,6 +66,8 @@ def _parts(
     parts: list[tuple[str, RunConfig, Sequence[Task]]] = []
     whole = out.resolve()  # "." has no name
     beside = whole.with_name(f"{whole.name}-held-out")  # a folder has one split of an environment
+    beside = Path(os.path.relpath(beside))
+    print_line(console, f"The episodes are written to {out} and {beside}.")
     for title, env, model, split, folder in (
         (f"{SAMPLED}\n({DESK_MODEL})", SAMPLED, DESK_MODEL, "test", out),
         (f"{SAMPLED}, held-out\n({DESK_MODEL})", SAMPLED, DESK_MODEL, "held-out", beside),

@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
+from rich.console import Console, Group
+from rich.live import Live
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -29,8 +30,6 @@ if TYPE_CHECKING:
     from toolroll.rollout.types import EnvironmentFactory, Episode
     from toolroll.trainers.frameworks import Framework
 
-_BAR_FROM = 140  # columns: in a narrower terminal, the bar leaves no room for counts and times
-_TIMES = 2 * len("0:00:00") + 4  # columns of both times, with the blanks around them
 _LINES = 20  # without a terminal, print one line for each twentieth of the run
 _MOST_LINES = 5
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
@@ -66,75 +65,84 @@ class RunDisplay:
     """Shows the progress of one environment's run. This is a context manager.
 
     `summary` contains the episodes of earlier runs. Add each new episode to `summary` before you
-    call `show`.
+    call `show`. `sampled` returns the turns and tokens that were sampled so far, also those of
+    unfinished episodes, or less if they cannot be counted here.
     """
 
-    def __init__(self, console: Console, summary: Summary, total: int) -> None:
+    def __init__(
+        self,
+        console: Console,
+        summary: Summary,
+        total: int,
+        sampled: Callable[[], tuple[int, int]] = lambda: (0, 0),
+    ) -> None:
         self.summary = summary
         self.seconds = 0.0
         self._console = console
         self._total = total
+        self._sampled = sampled
+        self._before = sampled()
         self._began = time.perf_counter()
-        self._tokens = 0.0
+        self._turns = self._tokens = 0.0
         self._shown = 0
         self._left = max(total - summary.episodes, 1)
         self._progress = Progress(
             TextColumn("{task.description}", style="bold", markup=False),
-            *([BarColumn()] if console.width >= _BAR_FROM else []),
+            BarColumn(bar_width=None),
             MofNCompleteColumn(),
-            TextColumn("{task.fields[state]}"),
+            TextColumn("elapsed"),
             TimeElapsedColumn(),
+            TextColumn("left"),
             TimeRemainingColumn(),
-            console=console,
-            disable=not console.is_terminal,
+            expand=True,
         )
-        self._task = self._progress.add_task(
-            summary.env, total=total, completed=summary.episodes, state=""
-        )
+        self._task = self._progress.add_task(summary.env, total=total, completed=summary.episodes)
+        self._live = Live(console=console, get_renderable=self._lines)
 
     def __enter__(self) -> RunDisplay:
-        self._progress.start()
+        if self._console.is_terminal:
+            self._live.start()
         return self
 
     def __exit__(self, *error: object) -> None:
         self.seconds = time.perf_counter() - self._began
-        self._progress.stop()
+        self._live.stop()
 
     def show(self, episode: Episode) -> None:
         """Update the progress after an episode has finished."""
+        self._turns += episode.result.metrics.get("turns", 0.0)
         self._tokens += episode.result.metrics.get("completion_tokens", 0.0)
         self._shown += 1
-        state = self._state()
-        self._progress.update(self._task, advance=1, state=state)
+        self._progress.update(self._task, advance=1)
         if not self._console.is_terminal and (
             self._shown == self._left or self._shown % max(1, self._left // _LINES) == 0
         ):
-            print_line(
-                self._console, f"{self.summary.env}: {self.summary.episodes}/{self._total}  {state}"
-            )
+            seconds = time.perf_counter() - self._began
+            left = _time((self._left - self._shown) * seconds / self._shown)
+            done = f"{self.summary.env}: {self.summary.episodes}/{self._total}"
+            print_line(self._console, f"{done}  {self._state()}  {left} left")
+
+    def _lines(self) -> Group:
+        """Return the bar, and below it what has no room beside it."""
+        return Group(self._progress, Text(self._state()))
 
     def _state(self) -> str:
         summary = self.summary
-        seconds = max(time.perf_counter() - self._began, 1e-9)
-        aborted = summary.statuses["aborted"]
-        errors = f"  errors {aborted}" if aborted else ""
-        if held := summary.totals["held_turns"]:
-            errors = f"  {held:,.0f} turns held{errors}"
-        left = (
-            ""
-            if self._console.is_terminal
-            else f"  {_time((self._left - self._shown) * seconds / self._shown)} left"
-        )
-        reward = f"reward {_number(summary.mean_reward)}"
-        speeds = [
-            f"  {self._shown / seconds:,.1f} episodes/s",
-            f"  {self._tokens / seconds:,.0f} tok/s",
+        seconds = max(self.seconds or time.perf_counter() - self._began, 1e-9)
+        now = self._sampled()
+        turns = max(self._turns, now[0] - self._before[0])
+        tokens = max(self._tokens, now[1] - self._before[1])
+        parts = [
+            f"reward {_number(summary.mean_reward)}",
+            f"{self._shown / seconds:,.1f} episodes/s",
+            f"{turns / seconds:,.1f} turns/s",
+            f"{tokens / seconds:,.0f} tok/s",
         ]
-        if self._console.is_terminal:
-            room = self._console.width - len(summary.env) - 2 * len(str(self._total)) - 1 - _TIMES
-            while speeds and len(reward) + len("".join(speeds)) + len(errors) > room:
-                speeds.pop()
-        return f"{reward}{''.join(speeds)}{errors}{left}"
+        if held := summary.totals["held_turns"]:
+            parts.append(f"{held:,.0f} turns held")
+        if aborted := summary.statuses["aborted"]:
+            parts.append(f"errors {aborted}")
+        return "  ".join(parts)
 
 
 def results_tables(reports: Mapping[str, Mapping[str, Any]]) -> list[Table]:

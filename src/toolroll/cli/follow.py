@@ -23,7 +23,12 @@ from toolroll.rollout.runtime.jsonable import json_bytes
 
 
 async def follow(
-    folder: Path, port: int, *, tokenizer: str | None, tokens: int, say: Callable[[str], None]
+    folder: Path,
+    port: int,
+    *,
+    tokenizer: str | None,
+    tokens: int | None,
+    say: Callable[[str], None],
 ) -> None:
     """Serve the page of the run in `folder` on loopback until SIGINT or SIGTERM. If the run has not
     started, wait for it. `say` prints the page's address, and messages for the user. `tokenizer`,

@@ -63,14 +63,18 @@ async def run(config: RunConfig, console: Console, recorded: RecordedRun | None 
     if config.baseline_url is None:
         _check_sampling(config.sampling_params)
     async with AsyncExitStack() as stack:
-        plan = await prepare(config, stack)
-        user_url = config.user_url if config.user_model is not None else None
-        servers = {"--baseline-url": config.baseline_url, "--user-url": user_url}
-        await _check_addresses(servers, seconds=config.engine_timeout)
-        if plan.served is not None:
-            await _check_engine(plan.served, console, allow_mismatch=config.allow_model_mismatch)
-            await _check_template(plan.served, console)
-            _print_defaults(config, plan.config, console)
+        with console.status("Loading the environment and the tokenizer") as status:
+            plan = await prepare(config, stack)
+            user_url = config.user_url if config.user_model is not None else None
+            servers = {"--baseline-url": config.baseline_url, "--user-url": user_url}
+            status.update("Waiting for the engine" if plan.served else "Waiting for the server")
+            await _check_addresses(servers, seconds=config.engine_timeout)
+            if plan.served is not None:
+                allow = config.allow_model_mismatch
+                await _check_engine(plan.served, console, allow_mismatch=allow)
+                status.update("Checking the chat template")
+                await _check_template(plan.served, console)
+                _print_defaults(config, plan.config, console)
         return await play(plan, console, recorded=recorded)
 
 
@@ -177,7 +181,9 @@ async def _play(
     runner = runner_of(plan)
     failure = ""
     floor: Summary | None = None
-    with RunDisplay(console, summary, len(plan.tasks) * config.samples) as display:
+    served = plan.served
+    sampled = (lambda: (0, 0)) if served is None else (lambda: served.sampled)
+    with RunDisplay(console, summary, len(plan.tasks) * config.samples, sampled) as display:
 
         def take(episode: Episode) -> None:
             nonlocal failure
@@ -208,7 +214,8 @@ async def _play(
     if error is not None and not summary.episodes:
         raise error
     if config.do_nothing and stopped is None and error is None:
-        stopped, error = await _end(play_do_nothing(), config.baseline_url)
+        with console.status("Playing the do-nothing baseline"):
+            stopped, error = await _end(play_do_nothing(), config.baseline_url)
     environment_report = report(
         summary,
         floor=floor,

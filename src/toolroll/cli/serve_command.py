@@ -39,10 +39,10 @@ class ServeArgs(RolloutArgs):
 
 _PANELS = {
     "Options": "model engine host port api_key_env parser chat_template chat_template_kwargs "
-    "trust_remote_code history context_length verify out engine_timeout pace_gc "
-    "allow_model_mismatch session_cache",
-    "Requests": "sampling_params max_resumes server_tools",
-    "Sessions and limits": "require_session grace idle max_sessions max_body max_text max_items",
+    "trust_remote_code context_length verify out engine_timeout allow_model_mismatch",
+    "Requests": "sampling_params history max_resumes server_tools",
+    "Sessions and limits": "require_session session_cache grace idle max_sessions max_body "
+    "max_text max_items pace_gc",
 }
 """The settings in each panel of `toolroll serve --help`, separated by spaces."""
 

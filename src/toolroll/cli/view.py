@@ -22,7 +22,7 @@ PAGE_NAME = "view.html"
 
 
 def view(
-    folder: Path, *, out: Path | None, tokenizer: str | None, tokens: int
+    folder: Path, *, out: Path | None, tokenizer: str | None, tokens: int | None
 ) -> tuple[Path, int, list[str]]:
     """Write the page for the run in `folder`. Return the page's path, the number of episodes, and
     messages for the user.
@@ -32,7 +32,7 @@ def view(
         out: The file to write; by default `view.html` in `folder`.
         tokenizer: The tokenizer for all environments. By default, `run.json` names one for each
             environment.
-        tokens: The number of episodes to include with tokens.
+        tokens: The number of episodes to include with tokens; see `ShownTokens`.
 
     Raises:
         UsageError: `folder` is not the folder of a run, `out` cannot be written, or `tokenizer`
@@ -47,7 +47,7 @@ def view(
     settings = read_settings(folder)
     messages = unended(folder)
     bad_lines: list[str] = []
-    count = write_page(
+    count, with_tokens = write_page(
         out,
         page_title(folder),
         read_episodes(folder, on_bad_line=bad_lines.append),
@@ -56,10 +56,10 @@ def view(
         summary=read_summary(folder),
     )
     messages += shortened(bad_lines) + unfinished_sessions(folder)
-    if count > tokens:
+    if count > with_tokens:
         messages.append(
-            f"the tokens of the first {tokens} episodes are in the page; the other episodes have "
-            f"their conversation only (to include more: --tokens)"
+            f"the tokens of the first {with_tokens} episodes are in the page; the other episodes "
+            f"have their conversation only (to include more: --tokens)"
         )
     return out, count, messages
 

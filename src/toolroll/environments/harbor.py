@@ -112,7 +112,9 @@ class HarborTask(SandboxEnvironment):
     def tasks(path: str = ".") -> list[Task]:
         """Return the folders in `path` that have a `task.toml`, or `path` itself."""
         parent = Path(path)
-        found = [parent, *sorted(parent.iterdir())] if parent.is_dir() else []
+        if not parent.is_dir():
+            raise UsageError(f"path (--env-args): there is no folder {path}")
+        found = [parent, *sorted(parent.iterdir())]
         folders = [folder for folder in found if (folder / "task.toml").is_file()]
         return [
             Task(_name(folder), index, SPLIT, {"folder": str(folder), "content": _digest(folder)})

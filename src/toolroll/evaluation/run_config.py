@@ -192,12 +192,12 @@ PANELS: Mapping[str, str] = {
     "What is played": "env_args split tasks samples max_turns seed do_nothing allow_unequal",
     "Model and engine": "model engine parser chat_template chat_template_kwargs "
     "trust_remote_code context_length "
-    "engine_timeout max_resumes allow_model_mismatch session_cache return_routed_experts",
+    "engine_timeout max_resumes allow_model_mismatch return_routed_experts",
     "Agent": "agent command agent_args on_invalid_call parallel_calls on_length history verify",
     "Sampling": " ".join([*SamplingOptions.model_fields, "sampling_params sampling_seed"]),
     "Simulated user": "user_model user_url user_strategy",
     "Baseline": "baseline_url api_key_env",
-    "Execution": "concurrency cache_share affinity processes ray pace_gc",
+    "Execution": "concurrency cache_share session_cache affinity processes ray pace_gc",
     "Limits and failures": "episode_timeout step_timeout max_observation_bytes reruns "
     "give_up_after max_lost",
     "Files": "out sync",
@@ -242,9 +242,12 @@ def load_config(
     Raise `UsageError` if a setting is unknown, missing or not valid.
     """
     values = {} if path is None else _settings_in(path)
-    if values.get("env", options["env"]) != options["env"]:
+    env = options["env"] or values.get("env")
+    if env is None:
+        raise UsageError("name an environment, as in toolroll run desk, or give --config or --from")
+    if values.get("env", env) != env:
         raise UsageError(
-            f"--config {path}: env is {values['env']!r}, but the command plays {options['env']!r}: "
+            f"--config {path}: env is {values['env']!r}, but the command plays {env!r}: "
             "name the environment only in the command"
         )
     given = {name: value for name, value in options.items() if value is not None}

@@ -372,6 +372,27 @@ def test_tasks_come_from_a_file_or_by_split(tmp_path: Path) -> None:
         tool_environment(tools=[], tasks=str(file), reward=answer)
 
 
+def test_a_file_of_tasks_is_beside_the_file_that_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else it is in the working directory, as a notebook's is."""
+    for folder, prompt in (("mine", "beside"), ("here", "in the working directory")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "t.jsonl").write_text(json.dumps({"prompt": prompt}))
+    (tmp_path / "mine" / "sums.py").write_text(
+        "from toolroll import tool_environment\n"
+        "env = tool_environment(tools=[], tasks='t.jsonl', reward=lambda: 1.0)\n"
+    )
+    monkeypatch.chdir(tmp_path / "here")
+    found = find_environment("../mine/sums.py:env")
+    assert [task.data["prompt"] for task in found.tasks("test")] == ["beside"]
+    env = tool_environment(tools=[], tasks="t.jsonl", reward=answer)
+    assert env.tasks("test")[0].data["prompt"] == "in the working directory"
+    place = Path(__file__).parent
+    with pytest.raises(UsageError, match=f"no file u.jsonl in {place} or {Path.cwd()}"):
+        tool_environment(tools=[], tasks="u.jsonl", reward=answer)
+
+
 async def _later() -> None: ...
 
 

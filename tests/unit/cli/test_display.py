@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import io
 import re
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
 from support.results import episode
 
+from toolroll.cli import display
 from toolroll.cli.display import RunDisplay, print_line, remarks, show_environments
 from toolroll.evaluation.report import report
 from toolroll.rollout.runs.registry import environment_names, find_environment
@@ -87,20 +89,55 @@ def test_remarks_say_what_a_reader_must_know() -> None:
     )
 
 
-def test_80_columns_hold_the_count_and_the_times() -> None:
+def lines_of(out: io.StringIO) -> list[str]:
+    """What a terminal has shown, without its control sequences."""
+    return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", out.getvalue()).replace("\r", "\n").splitlines()
+
+
+def test_80_columns_hold_a_bar_and_the_times_with_their_names() -> None:
     out = io.StringIO()
     summary = Summary("bfcl/multi_turn_base")
     with RunDisplay(Console(file=out, force_terminal=True, width=80), summary, 200) as display:
         for sample in range(200):
-            found = episode(sample=sample, metrics={"completion_tokens": 1e4})
+            found = episode(sample=sample, metrics={"completion_tokens": 1e4, "turns": 3.0})
             summary.add(found)
             display.show(found)
-    last = [line for line in out.getvalue().replace("\r", "\n").splitlines() if "200/200" in line][
-        -1
+    bar, numbers = lines_of(out)[-2:]
+    assert re.fullmatch(
+        r"bfcl/multi_turn_base ━{15,} 200/200 elapsed \d:\d\d:\d\d left 0:00:00", bar
+    )
+    assert re.fullmatch(
+        r"reward 1\.000  [\d,.]+ episodes/s  [\d,.]+ turns/s  [\d,]+ tok/s", numbers
+    )
+
+
+def test_turns_and_tokens_are_counted_before_an_episode_has_ended() -> None:
+    out = io.StringIO()
+    sampled = (5, 50)  # by an earlier run of the same model
+    console = Console(file=out, force_terminal=True, width=80)
+    with RunDisplay(console, Summary("pond"), 2, lambda: sampled):
+        sampled = (5 + 10**6, 50 + 10**9)
+    last = lines_of(out)[-1]
+    assert re.fullmatch(r"reward -  0\.0 episodes/s  [\d,]{7,}\.\d turns/s  [\d,]{9,} tok/s", last)
+
+
+def test_the_rates_and_the_time_left_are_of_this_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, out, summary = SimpleNamespace(now=100.0), io.StringIO(), Summary("pond")
+    monkeypatch.setattr(display, "time", SimpleNamespace(perf_counter=lambda: clock.now))
+    sampled = (5, 50)  # by an earlier run of the same model
+    summary.add(episode(sample=9))
+    with RunDisplay(Console(file=out, width=160), summary, 4, lambda: sampled) as shows:
+        for now, counts in ((110.0, (5, 50)), (120.0, (45, 450)), (130.0, (5, 50))):
+            clock.now, sampled = now, counts
+            found = episode(sample=int(now), metrics={"turns": 3.0, "completion_tokens": 20.0})
+            summary.add(found)
+            shows.show(found)
+    assert shows.seconds == 30.0
+    assert out.getvalue().splitlines() == [
+        "pond: 2/4  reward 1.000  0.1 episodes/s  0.3 turns/s  2 tok/s  0:20 left",
+        "pond: 3/4  reward 1.000  0.1 episodes/s  2.0 turns/s  20 tok/s  0:10 left",
+        "pond: 4/4  reward 1.000  0.1 episodes/s  0.3 turns/s  2 tok/s  0:00 left",
     ]
-    assert "reward 1.000" in last
-    assert len(re.findall(r"\d:\d\d:\d\d", last)) == 2, "elapsed, remaining"
-    assert "…" not in last
 
 
 def test_80_columns_hold_the_names_of_the_environments() -> None:

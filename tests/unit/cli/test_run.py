@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.status import Status
 from support.commands import run_command, toolroll
 from typer.testing import Result
 
@@ -284,6 +285,39 @@ def test_settings_come_from_a_file_and_the_command_line_overrules_it(
     result = toolroll("run", "desk", "--config", file, "--samples", 1)
     assert rows(result)["episodes"] == "3"
     assert rows(result)["do-nothing baseline"] == "-"
+    file.write_text(f"env: desk\n{file.read_text()}")
+    out = ["--out", tmp_path / "again"]
+    assert rows(toolroll("run", "--config", file, *out))["episodes"] == "6", "env is in the file"
+    with pytest.raises(UsageError, match="but the command plays 'bfcl"):
+        toolroll("run", "bfcl/multi_turn_base", "--config", file)
+    with pytest.raises(UsageError, match="name an environment"):
+        toolroll("run", "--model", "embedded")
+
+
+def test_a_terminal_says_what_the_start_waits_for(
+    engine: EmbeddedEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps: list[Any] = []
+
+    class Said(Status):
+        def __init__(self, status: Any, **settings: Any) -> None:
+            steps.append(status)
+            super().__init__(status, **settings)
+
+        def update(self, status: Any = None, **settings: Any) -> None:
+            steps.append(status)
+            super().update(status, **settings)
+
+    monkeypatch.setattr("rich.status.Status", Said)
+    result = run(engine, "--tasks", "0")
+    assert steps == [
+        "Starting",
+        "Loading the environment and the tokenizer",
+        "Waiting for the engine",
+        "Checking the chat template",
+        "Playing the do-nothing baseline",
+    ]
+    assert not [step for step in steps if step in result.stdout], "nothing in a log"
 
 
 def test_a_template_that_is_not_exact_is_said_before_the_run(

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from support.results import episode
+from typer.main import get_command
 from typer.testing import CliRunner
 
 from toolroll.cli.app import app, main
@@ -95,6 +96,10 @@ def refused(
         ([*NO_MODEL, "--sampling-params", '{"n": 2}'], "n must be 1, not 2"),
         ([*NO_MODEL, "--sampling-params", '{"min_new_tokens": "x"}'], "must be a whole number"),
         ([*NO_MODEL, "--sampling-params", '{"topp": 1}'], "did you mean 'top_p'?"),
+        (
+            ["run", "harbor", *NO_MODEL[2:], "--env-args", '{"path": "nope"}'],
+            "path (--env-args): there is no folder nope",
+        ),
         ([*RUN, "--chat-template-kwargs", "[1]"], "--chat-template-kwargs must be a JSON object"),
         (["serve", "--model", "embedded", "--parser", "foo"], "--parser: "),
         (
@@ -197,6 +202,14 @@ def test_help_shows_the_defaults_and_the_version_is_told() -> None:
         assert name == "env" or f" --{name.replace('_', '-')} " in told
     result = CliRunner().invoke(app, ["--version"])
     assert (result.exit_code, result.output) == (0, f"toolroll {version('toolroll')}\n")
+
+
+@pytest.mark.parametrize("name", sorted(get_command(app).commands))  # type: ignore[attr-defined]
+def test_help_shows_whole_names_in_80_columns(name: str) -> None:
+    variables = {"COLUMNS": "80", "NO_COLOR": "1", "TERM": "dumb"}
+    told = CliRunner().invoke(app, [name, "--help"], env=variables).output
+    assert "--help" in told
+    assert "…" not in told
 
 
 @pytest.mark.parametrize(

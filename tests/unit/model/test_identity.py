@@ -135,6 +135,17 @@ async def test_another_name_alone_is_one_warning(tokenizer: Any, name: str, warn
         )
 
 
+async def test_a_tokenizer_without_a_name_is_called_as_it_was_loaded(
+    tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = changed(tmp_path / "other-7b", lambda data: None)
+    async with EmbeddedEngine(there) as engine, served_at(engine.url, tokenizer, "") as served:
+        [line] = await served.check_identity()
+        assert "the tokenizer is from 'embedded': " in line
+        monkeypatch.setattr(tokenizer, "name_or_path", "")
+        assert await served.check_identity() == []
+
+
 async def test_the_name_of_the_shipped_model_is_not_a_warning() -> None:
     async with (
         load_engine(desk_model_path()) as engine,

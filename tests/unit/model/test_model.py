@@ -135,7 +135,9 @@ async def test_an_abort_is_resumed_as_often_as_was_said(
     async with serving(
         tokenizer, lambda r: "one two three", faults=faults, max_resumes=resumes
     ) as (engine, served):
-        assert (await served.generate(ASKED)).finish_reason == finish
+        answer = await served.generate(ASKED)
+    assert answer.finish_reason == finish
+    assert served.sampled == (1, len(answer.output_ids)), "a resumed turn is one"
     assert len(engine.log) == requests
 
 

@@ -27,6 +27,7 @@ from support.viewed import HOSTILE, viewed_run
 from toolroll.cli.follow import follow, follow_app
 from toolroll.cli.view import view
 from toolroll.evaluation.viewer import ShownTokens, write_page
+from toolroll.evaluation.viewer import page as page_module
 from toolroll.evaluation.viewer.data import Pieces, conversation, reward_reason
 from toolroll.evaluation.viewer.page import ReadSoFar, episodes_after
 from toolroll.rollout.errors import UsageError
@@ -170,6 +171,28 @@ def test_the_reason_for_a_reward() -> None:
     assert reward_reason({"failure": "x", "error": {"type": "E", "message": "m"}}) == "E: m"
     assert reward_reason({"entry": "t-1"}) == ""
     assert len(reward_reason({"reason": "long " * 99})) == 300
+
+
+def test_a_page_has_the_tokens_of_each_episode_until_it_is_large(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "page.html"
+    many = [episode(f"t-{n}") for n in range(502)]
+    each = sum(map(len, many[0].result.trajectories))
+    plain = ShownTokens(lambda env: None)
+    assert write_page(file, "many", many, tokens=plain) == (502, 502)
+    monkeypatch.setattr(page_module, "_MOST_TOKENS", 3 * each)
+    assert write_page(file, "many", many, tokens=plain) == (502, 3)
+    assert write_page(file, "many", many, tokens=plain._replace(episodes=4)) == (502, 4)
+    lines = tmp_path / "episodes.jsonl"
+    lines.write_bytes(b"".join(map(to_line, many[:2])))
+    first = episodes_after(lines, ReadSoFar(), plain)
+    assert first["tokens"] == 2 * each
+    with lines.open("ab") as out:
+        out.write(b"".join(map(to_line, many[2:5])))
+    read = ReadSoFar(first["file"], first["position"], 2, tokens=first["tokens"])
+    more = episodes_after(lines, read, plain)
+    assert [row["hasTokens"] for row in more["rows"]] == [True, False, False]
 
 
 def test_a_list_of_tools_is_in_the_page_once_and_blocks_are_bounded(tmp_path: Path) -> None:

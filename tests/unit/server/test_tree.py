@@ -232,7 +232,7 @@ def _user(text: str) -> Any:
         ("left out, and the message before it changed",
          "message {asked} (user) of the served history was changed: its text"),
         ("the message before it left out", "message {asked} (user) of the served history is "
-         "missing"),
+         "missing, the last message of its prompt"),
         ("a message inserted", "message {asked} (system) was inserted before message {asked} "
          "(user) of the served history"),
         ("an edited reply", "message {reply} (assistant) of the served history was changed: its "

@@ -13,6 +13,7 @@ from __future__ import annotations
 import copy
 import inspect
 import json
+import sys
 import traceback
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
@@ -95,11 +96,12 @@ def tool_environment(
             annotations, and its docstring (the text before the first section, and the `Args:`
             section). Tools run in threads. If a tool returns text, the model gets the text
             unchanged. Any other value becomes JSON.
-        tasks: a list of dicts, the path of a JSONL file, or a dict from split to list. Each task
-            has `prompt` (the user's message) or `messages` (the start of a conversation), and
-            further data for `reward`. `id` is optional; the default is the position. `reference` is
-            optional: a list of replies that solve the task. Each reply is a call as `{"name": ...,
-            "arguments": {...}}`, a list of such calls, or the final text.
+        tasks: a list of dicts, the path of a JSONL file (relative to the file that calls this, else
+            to the working directory), or a dict from split to list. Each task has `prompt` (the
+            user's message) or `messages` (the start of a conversation), and further data for
+            `reward`. `id` is optional; the default is the position. `reference` is optional: a list
+            of replies that solve the task. Each reply is a call as `{"name": ..., "arguments":
+            {...}}`, a list of such calls, or the final text.
         reward: a function with any of the parameters `task` (the dict), `final` (the text of the
             last reply), `calls` (a list of `PlayedCall`) and `state`. It returns a number, which is
             1.0 for success. A truncated episode gets 0.
@@ -155,6 +157,9 @@ def tool_environment(
         system,
         (ActionError, *told_errors),
     )
+    if isinstance(tasks, str | Path):
+        caller = sys._getframe(1).f_globals.get("__file__") or ""  # none in a notebook
+        tasks = _read_lines(Path(tasks), Path(caller).parent.absolute())
     return ToolEnvironmentFactory(rules, _read_tasks(tasks), name, description)
 
 
@@ -380,8 +385,6 @@ def _reference_step(task: Task, step: Any) -> Action:
 
 
 def _read_tasks(tasks: Any) -> dict[str, list[Task]]:
-    if isinstance(tasks, str | Path):
-        tasks = _read_lines(Path(tasks))
     splits = tasks if isinstance(tasks, Mapping) else {"test": tasks}
     read: dict[str, list[Task]] = {}
     for split, rows in splits.items():
@@ -416,9 +419,11 @@ def _task(index: int, task: Any, split: str) -> Task:
     return Task(str(task.get("id", index)), index, split, task)
 
 
-def _read_lines(path: Path) -> list[Any]:
-    if not path.is_file():
-        raise UsageError(f"tasks: there is no file {path} (looked for in {Path.cwd()})")
+def _read_lines(path: Path, beside: Path) -> list[Any]:
+    found = [folder / path for folder in (beside, Path.cwd()) if (folder / path).is_file()]
+    if not found:
+        raise UsageError(f"tasks: there is no file {path} in {beside} or {Path.cwd()}")
+    path = found[0]
     rows = []
     for number, line in enumerate(path.read_bytes().splitlines(), 1):
         if line.strip():

@@ -29,6 +29,7 @@ from toolroll.rollout.runtime.jsonable import json_bytes
 from toolroll.rollout.types import Episode, Tool
 
 _BLOCK = 1 << 18  # bytes of JSON: small enough to open fast, large enough to compress well
+_MOST_TOKENS = 20_000_000  # a page of about 100 MB
 _SCRIPTS = (
     "elements blocks location order search plots table pane filters "
     "tokens expected messages episode keyboard follow main"
@@ -39,11 +40,11 @@ PiecesOf = Callable[[str], Pieces | None]
 
 class ShownTokens(NamedTuple):
     """How a page shows tokens: those of the first `episodes` episodes, with the text from
-    `pieces_of`.
+    `pieces_of`. If `episodes` is None: until the page has `_MOST_TOKENS`.
     """
 
     pieces_of: PiecesOf
-    episodes: int = 500
+    episodes: int | None = None
 
 
 NO_TOKENS = ShownTokens(lambda env: None, 0)
@@ -51,13 +52,14 @@ NO_TOKENS = ShownTokens(lambda env: None, 0)
 
 class ReadSoFar(NamedTuple):
     """How much of an episode file was read: its inode (`file`), the bytes (`position`), the
-    episodes (`rows`), and the lines that are not episodes (`bad`).
+    episodes (`rows`), the lines that are not episodes (`bad`), and the `tokens` in the page.
     """
 
     file: int = 0
     position: int = 0
     rows: int = 0
     bad: int = 0
+    tokens: int = 0
 
 
 def write_page(
@@ -68,8 +70,9 @@ def write_page(
     tokens: ShownTokens,
     settings: dict[str, Any] | None = None,
     summary: dict[str, Any] | None = None,
-) -> int:
-    """Write the page for `episodes` to `out`. Return the number of episodes.
+) -> tuple[int, int]:
+    """Write the page for `episodes` to `out`. Return the number of episodes, and of those whose
+    tokens are in the page.
 
     `settings` and `summary`: the content of `run.json` and of `summary.json`, by environment.
     """
@@ -78,7 +81,7 @@ def write_page(
         for episode in episodes:
             data.add(episode)
         data.end({"title": title, "settings": [settings or {}], "summary": summary or {}})
-    return len(data.rows)
+    return len(data.rows), sum(row["hasTokens"] for row in data.rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +122,7 @@ def followed_page(title: str) -> bytes:
 
 def episodes_after(path: Path, read: ReadSoFar, tokens: ShownTokens) -> dict[str, Any]:
     """Return the episodes in the episode file `path` that follow what was `read`: their `rows`, the
-    HTML of their `data`, and the new `file`, `position` and `bad`.
+    HTML of their `data`, and the new `file`, `position`, `bad` and `tokens`.
 
     If `path` is another file now (a resumed run drops aborted episodes), or if the file is shorter
     than `read.position`, return all episodes. `first` in the result is the number of the first row.
@@ -130,11 +133,12 @@ def episodes_after(path: Path, read: ReadSoFar, tokens: ShownTokens) -> dict[str
             read = ReadSoFar()
         bad_lines: list[str] = []
         lines.seek(read.position)
-        data = PageData(html := io.BytesIO(), tokens, first=read.rows)
+        data = PageData(html := io.BytesIO(), tokens, first=read.rows, shown=read.tokens)
         for episode in read_lines(lines, on_bad_line=bad_lines.append):
             data.add(episode)
         data.flush()
         end = {"file": now.st_ino, "position": lines.tell(), "bad": read.bad + len(bad_lines)}
+    end["tokens"] = data.shown
     return end | {"first": read.rows, "rows": data.rows, "data": html.getvalue().decode()}
 
 
@@ -151,10 +155,13 @@ def _written_page(out: Path) -> Iterator[BinaryIO]:
 class PageData:
     """Writes the data of episodes to `file`. `rows` are their table rows. Conversations are written
     in blocks, and each list of tools once. `first`: the number of the first row. Blocks are
-    numbered from there too.
+    numbered from there too. `shown`: the number of tokens in the page.
     """
 
-    def __init__(self, file: BinaryIO, tokens: ShownTokens, *, first: int = 0) -> None:
+    def __init__(
+        self, file: BinaryIO, tokens: ShownTokens, *, first: int = 0, shown: int = 0
+    ) -> None:
+        self.shown = shown
         self.rows: list[dict[str, Any]] = []
         self._file = file
         self._tokens = tokens
@@ -168,7 +175,9 @@ class PageData:
         if sum(map(len, self._waiting)) >= _BLOCK:
             self.flush()
         number = self._first + len(self.rows)
-        if has_tokens := number < self._tokens.episodes:
+        most = self._tokens.episodes
+        if has_tokens := self.shown < _MOST_TOKENS if most is None else number < most:
+            self.shown += sum(map(len, episode.result.trajectories))
             shown_sequences = sequences(episode.result, self._tokens.pieces_of(episode.env))
             _write(self._file, f"tokens-{number}", json_bytes(shown_sequences))
         place = {"block": self._block, "place": len(self._waiting), "hasTokens": has_tokens}

@@ -81,6 +81,7 @@ async def check_identity(
         allow_mismatch: If the tokenizers differ, return a warning instead of raising an error.
     """
     tokenizer = template.tokenizer
+    name = name or tokenizer.name_or_path  # the caller may have loaded it
     text = probe_text(tokenizer, template.renderer.source)
     ours = list(tokenizer.encode(text, add_special_tokens=False))
     answers = await asyncio.gather(
@@ -116,7 +117,7 @@ async def check_identity(
             if not any(map(_same(name), answer.names))
         }
     )
-    if others:
+    if others and name:
         return [
             f"the engine serves {', '.join(map(repr, others))}, the tokenizer is from {name!r}: "
             f"both encode text in the same way"

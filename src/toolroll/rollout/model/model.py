@@ -72,6 +72,8 @@ class Model:
         first one, because a prompt must not contain it without its image.
         """
         self.admission = Admission(engine, cache_share)
+        self.sampled = (0, 0)
+        """The turns and the tokens that were sampled so far."""
         self._max_resumes = max_resumes
         self.args: RolloutArgs | None = None
         """The settings that were given to `from_args`. Agents without settings use them."""
@@ -169,13 +171,16 @@ class Model:
 
         `progress` is called during the sampling, with all ids of the turn so far.
         """
-        return await generate_resumed(
+        completion = await generate_resumed(
             self.admission,
             request,
             max_resumes=self._max_resumes,
             progress=progress,
             placeholders=self.placeholders,
         )
+        turns, tokens = self.sampled
+        self.sampled = (turns + 1, tokens + len(completion.output_ids))
+        return completion
 
     async def check_identity(self, *, allow_mismatch: bool = False) -> list[str]:
         """Check that the engine serves a model with this tokenizer, and that the parser can read

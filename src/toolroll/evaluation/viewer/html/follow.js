@@ -1,7 +1,7 @@
 // New episodes of a run that goes on (`toolroll view --follow`).
 
 const PAUSE = 2000; // milliseconds
-const followed = { file: 0, position: 0, bad: 0 };
+const followed = { file: 0, position: 0, bad: 0, tokens: 0 };
 
 async function followRun() {
   try {
@@ -26,10 +26,10 @@ async function answerTo(query) {
 
 async function askMore() {
   const answer = await answerTo(new URLSearchParams({ ...followed, rows: state.all.length })),
-    { file, position, bad, settings, summary, rows } = answer;
+    { file, position, bad, tokens, settings, summary, rows } = answer;
   const first = !state.all.length,
     again = !first && answer.first === 0; // it is another file
-  Object.assign(followed, { file, position, bad });
+  Object.assign(followed, { file, position, bad, tokens });
   Object.assign(state, { settings, summary });
   drawCards();
   if (!rows.length && !again) return;
