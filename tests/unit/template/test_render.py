@@ -23,7 +23,7 @@ from toolroll.endpoint.conversation.template_cache import TemplateCache
 from toolroll.evaluation.certify import certify
 from toolroll.parsers.infer import infer_parser
 from toolroll.rollout.errors import TemplateError
-from toolroll.rollout.template import ChatTemplate, render
+from toolroll.rollout.template import ChatTemplate, applier
 from toolroll.rollout.template.render import Renderer
 from toolroll.rollout.template.served import ServedSequence, TurnSpan
 from toolroll.rollout.types import Message
@@ -275,12 +275,13 @@ def test_a_field_is_normalized_as_transformers_does(tokenizer: Any, field: str, 
 def test_the_template_gets_the_prepared_messages_and_tools_themselves(
     tokenizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """If a version of transformers copies them in each render, it must be done once: `_PASSES`."""
+    """If a version of transformers copies them in each render, it must be done once: `PASSES`."""
     seen: dict[str, Any] = {}
+    talk: Any = TALK
     template = SimpleNamespace(render=lambda **variables: seen.update(variables) or "")
-    monkeypatch.setattr(render, "compile_template", lambda source, now: template)
+    monkeypatch.setattr(applier, "compile_template", lambda source, now: template)
     renderer = Renderer(tokenizer)
-    prepared = renderer.prepare(TALK)
+    prepared = renderer.prepare(talk)
     head = renderer.head(prepared, [TOOL])
     renderer.render_prepared(prepared, head, generate=True)
     assert len(seen["messages"]) == len(TALK)

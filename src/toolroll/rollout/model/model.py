@@ -36,7 +36,7 @@ from toolroll.rollout.runtime.targets import is_target, load_target
 from toolroll.rollout.runtime.threads import Threads
 from toolroll.rollout.settings import EngineSettings, RolloutArgs
 from toolroll.rollout.template import ChatTemplate
-from toolroll.rollout.template.render import ChatFunction
+from toolroll.rollout.template.applier import ChatFunction
 from toolroll.rollout.types import Completion, GenerateRequest
 
 T = TypeVar("T")

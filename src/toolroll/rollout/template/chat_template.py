@@ -23,11 +23,12 @@ from typing import Any, Literal
 import orjson
 
 from toolroll.parsers.types import Span
+from toolroll.rollout.template.applier import ChatFunction
 from toolroll.rollout.template.bodies import BodyMasker
 from toolroll.rollout.template.cursor import Cursor, TemplateParts
 from toolroll.rollout.template.delta import DeltaRenderer, SampledText
 from toolroll.rollout.template.encode import Encoder
-from toolroll.rollout.template.render import ChatFunction, HeadHook, Renderer
+from toolroll.rollout.template.render import HeadHook, Renderer
 from toolroll.rollout.template.snapshot import SharedTools
 from toolroll.rollout.template.stop_tokens import find_stops, find_words
 from toolroll.rollout.template.verify import Verifier

@@ -5,7 +5,7 @@ Invariants:
 - The text is the same as from `tokenizer.apply_chat_template(tokenize=False)` in the installed
     `transformers`. The code of `transformers` prepares the messages, the tools and the variables.
     The compilation of the template is replaced (`sandbox.py`), and what copies all messages and
-    tools in each render is done once (`_PASSES`). Code that renders in place of a template (a
+    tools in each render is done once (`PASSES`). Code that renders in place of a template (a
     Python function, or a tokenizer's own `apply_chat_template`) is called as it is.
 - Each `Renderer` reads the clock once, so that a template with the date renders the same prompt for
   the whole session.
@@ -23,23 +23,25 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from functools import cached_property, lru_cache, partial
-from types import FunctionType
-from typing import Any, Literal, TypeVar
+from functools import cached_property, lru_cache
+from typing import Any, Literal
 
 import jinja2
 
 from toolroll.rollout.errors import TemplateError
 from toolroll.rollout.runtime.unicode import replace_surrogates
-from toolroll.rollout.template.sandbox import compile_template
+from toolroll.rollout.template.applier import (
+    PASSES,
+    PLAIN,
+    ChatFunction,
+    applier,
+    function_of,
+    through,
+)
 from toolroll.rollout.template.snapshot import JsonTexts, SharedTools, json_texts, snapshot
 from toolroll.rollout.types import Message, Tool
 
-T = TypeVar("T")
-
 HeadHook = Callable[[str], str]
-ChatFunction = Callable[..., str]
-"""Code that renders: `function(messages, *, tools, add_generation_prompt, **variables)`."""
 ArgumentForm = Literal["dict", "text"]
 
 _RENDER_ERRORS = (
@@ -53,10 +55,6 @@ _RENDER_ERRORS = (
     ValueError,
 )
 """Exceptions that a template or its sandbox may raise for messages that it refuses."""
-_NORMALIZE, _PLAIN = _PASSES = ("_normalize_chat_messages", "_plain_template_data")
-"""Functions of `transformers` (from 5.22) that copy all messages and tools in each render. They
-look at each message alone, and change nothing that they have returned before.
-"""
 _TEXT_PARTS = ("text", "input_text", "output_text")
 _FIRST, _SECOND = "Pq1zP", "Pq2zP"
 """Sentinels made of ASCII letters and digits, which no template strips, escapes or splits."""
@@ -114,7 +112,7 @@ class Renderer:
         now: datetime | None = None,
         head_hook: HeadHook | None = None,
     ) -> None:
-        self.function = _function(tokenizer, chat_template)
+        self.function = function_of(tokenizer, chat_template)
         """The code that renders in place of a template, or None."""
         self.template = self.function or chat_template
         """What `Verifier` and `infer_parser` take as the template."""
@@ -135,8 +133,9 @@ class Renderer:
         self.kwargs = dict(kwargs or {})
         self.now = now or datetime.now()
         self.head_hook = head_hook
-        self._variables = self._passed(snapshot(replace_surrogates(self.kwargs)), _PLAIN)
-        self._apply = self.function or _applier(tokenizer, self.now)
+        variables = snapshot(replace_surrogates(self.kwargs))
+        self._variables = variables if self.function else through(variables, PLAIN)
+        self._apply = self.function or applier(tokenizer, self.now)
         self._fixed = {} if self.function else {"tokenize": False, "chat_template": chat_template}
         self._takes_parts: dict[str, bool] = {}
         self._thinking: dict[tuple[bool, bool], str | None] = {}
@@ -184,13 +183,13 @@ class Renderer:
             )
             for message in messages
         ]
-        return self._passed(prepared, *_PASSES)
+        return prepared if self.function else through(prepared, PASSES)
 
     def head(self, prepared: Sequence[Message], tools: Sequence[Tool] | SharedTools | None) -> Head:
         """Return the head of a conversation that starts with `prepared`."""
         shared_tools = SharedTools.of(tools or [])
-        if not shared_tools.plain:
-            shared_tools = SharedTools(self._passed(shared_tools.tools, _PLAIN), JsonTexts())
+        if not (shared_tools.plain or self.function):
+            shared_tools = SharedTools(through(shared_tools.tools, PLAIN), JsonTexts())
         if self.head_hook is None:
             return Head(shared_tools)
         try:
@@ -221,21 +220,13 @@ class Renderer:
             ) from error
         return str(text)
 
-    def _passed(self, value: T, *passes: str) -> T:
-        """Return what the functions `passes` of `transformers` make of `value`."""
-        if self.function is None:
-            from transformers.utils import chat_template_utils
-
-            for name in passes:
-                value = getattr(chat_template_utils, name, _same)(value)
-        return value
-
     # --- what the template takes -----------------------------------------------------------------
 
     def shows(self, messages: list[Message], tools: list[Tool] | None, *texts: str) -> str | None:
         """Return the render of `messages` if it contains all of `texts`, else None."""
+        given = messages if self.function else through(messages, PASSES)
         try:
-            text = self._render(self._passed(messages, *_PASSES), tools, generate=False)
+            text = self._render(given, tools, generate=False)
         except TemplateError:
             return None
         return text if all(part in text for part in texts) else None
@@ -337,92 +328,6 @@ def _equal_text(text: str) -> str:
 
 def _is_lead(message: Message) -> bool:
     return message.get("role") in ("system", "developer")
-
-
-# --- transformers' renderer with our compiled template --------------------------------------------
-
-
-def _function(tokenizer: Any, chat_template: str | ChatFunction | None) -> ChatFunction | None:
-    """Return the function `chat_template`, or the `apply_chat_template` of a tokenizer that
-    overrides this method, or None.
-
-    The function that is returned passes on copies, because the code may change them. All errors of
-    the code become errors of `jinja2`.
-    """
-    from transformers import PreTrainedTokenizerBase
-
-    code: Any = tokenizer.apply_chat_template
-    fixed: dict[str, Any] = {"tokenize": False}
-    if callable(chat_template):
-        code, fixed = chat_template, {}
-    elif getattr(code, "__func__", None) is PreTrainedTokenizerBase.apply_chat_template:
-        return None
-    elif chat_template is not None:
-        fixed["chat_template"] = chat_template
-
-    def render(messages: Any, *, tools: Any, **options: Any) -> str:
-        try:
-            text = code(snapshot(messages), tools=snapshot(tools), **fixed, **options)
-            if not isinstance(text, str):
-                raise TypeError(f"it must return the text, not a {type(text).__name__}")
-            text.encode()  # no lone surrogates
-        except Exception as error:
-            raise jinja2.TemplateError(f"{type(error).__name__}: {error}") from error
-        return text
-
-    return render
-
-
-def _applier(tokenizer: Any, now: datetime) -> Callable[..., Any]:
-    """Return `tokenizer.apply_chat_template`, with templates compiled by `compile_template`, for
-    messages and tools that have been through `_PASSES`.
-
-    This is `transformers`' own code with some global names rebound. If this version of
-    `transformers` compiles templates elsewhere, return the tokenizer's method unchanged. That
-    method is correct, but it is slower and reads the clock on each call.
-    """
-    from transformers import PreTrainedTokenizerBase
-    from transformers.utils import chat_template_utils
-
-    method: Callable[..., Any] = tokenizer.apply_chat_template
-    function = PreTrainedTokenizerBase.apply_chat_template
-    done = {
-        name: partial(_unless_list, getattr(chat_template_utils, name))
-        for name in _PASSES
-        if hasattr(chat_template_utils, name)
-    }
-    compiler = partial(compile_template, now=now)
-    render = _rebound(
-        chat_template_utils.render_jinja_template, "_compile_jinja_template", compiler, **done
-    )
-    apply = _rebound(function, "render_jinja_template", render, **done)
-    return method if render is None or apply is None else partial(apply, tokenizer)
-
-
-def _same(value: T) -> T:
-    return value
-
-
-def _unless_list(function: Callable[[Any], Any], value: Any) -> Any:
-    """Return `function(value)`, but a list unchanged: messages, tools or documents, which have been
-    through `function`.
-    """
-    return value if type(value) is list else function(value)
-
-
-def _rebound(function: Any, name: str, value: Any, **others: Any) -> Callable[..., Any] | None:
-    """Return a copy of `function` in which the global `name` is `value`, and so are `others`.
-    Return None if `function` does not use `name`. The original is not changed, because other
-    threads use it.
-    """
-    if not isinstance(function, FunctionType) or name not in function.__code__.co_names:
-        return None
-    names = {**function.__globals__, name: value, **others}
-    rebound = FunctionType(
-        function.__code__, names, function.__name__, function.__defaults__, function.__closure__
-    )
-    rebound.__kwdefaults__ = function.__kwdefaults__
-    return rebound
 
 
 # --- messages -------------------------------------------------------------------------------------
