@@ -65,13 +65,15 @@ def profiled(seen: Callable[[FrameType, str, Any], None]) -> Iterator[None]:
 @contextmanager
 def counting() -> Iterator[Work]:
     """Count the work of the body."""
-    work = Work()
+    work, lock = Work(), threading.Lock()  # `+=` of two threads may lose one
 
     def seen(frame: FrameType, event: str, argument: Any) -> None:
-        if event == "call":
-            work.renders += frame.f_code is render_jinja_template.__code__
+        if event == "call" and frame.f_code is render_jinja_template.__code__:
+            with lock:
+                work.renders += 1
         elif event == "c_call" and argument.__name__ == "encode":
-            work.encodes += isinstance(argument.__self__, Tokenizer)
+            with lock:
+                work.encodes += isinstance(argument.__self__, Tokenizer)
 
     with profiled(seen):
         yield work

@@ -50,7 +50,7 @@ class Watch:
             (
                 template.renderer,
                 "render_prepared",
-                lambda messages, *_, **__: sum(len(m["content"] or "") for m in messages),
+                lambda messages, *_, **__: sum(len(m.get("content") or "") for m in messages),
             ),
             (model.parser, "parse", lambda text, **_: len(text)),
         ):

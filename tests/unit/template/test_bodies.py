@@ -11,9 +11,11 @@ from types import MappingProxyType
 from typing import Any
 
 import pytest
+from transformers.utils import chat_template_utils
 
 from toolroll.rollout.errors import TemplateError
 from toolroll.rollout.template import ChatTemplate
+from toolroll.rollout.template.applier import PLAIN
 from toolroll.rollout.template.bodies import _opening
 from toolroll.rollout.types import Message
 
@@ -227,11 +229,21 @@ class PrintedFields(Printed):
     "value",
     [Printed(), {"<|end|>"}, PrintedText("x"), PrintedNumber(1), PrintedName.A, PrintedFields()],
 )
-def test_a_value_that_prints_a_control_token_is_refused(tokenizer: Any, value: Any) -> None:
+def test_a_value_that_prints_a_control_token_is_refused_or_made_plain(
+    tokenizer: Any, value: Any
+) -> None:
+    """From 5.22 on, transformers shows the template plain data only."""
     source = "{{ tools[0].function.x }}" + TURNS.replace("BODY", "m.content")
     subject = ChatTemplate(tokenizer, chat_template=source)
-    with pytest.raises(TemplateError, match=f"a {type(value).__name__} in a message or a tool"):
-        subject.prompt(HEAD[:1], [{"type": "function", "function": {"name": "f", "x": value}}])
+    tools = [{"type": "function", "function": {"name": "f", "x": value}}]
+    if not hasattr(chat_template_utils, PLAIN[0]):
+        with pytest.raises(TemplateError, match=f"a {type(value).__name__} in a message or a tool"):
+            subject.prompt(HEAD[:1], tools)
+        return
+    text, _ = subject.conversation(HEAD[:1], tools, generate=True)
+    options = {"chat_template": source, "tokenize": False, "add_generation_prompt": True}
+    assert text == tokenizer.apply_chat_template(HEAD[:1], tools=tools, **options)
+    assert not text.startswith("<|end|>")
 
 
 def test_the_random_number_does_not_change_the_length_of_a_marker() -> None:
