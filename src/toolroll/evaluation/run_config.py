@@ -215,6 +215,10 @@ concurrency, time limits and the handling of failures.
 """
 
 
+_TEXTS = frozenset("stop stop_regex regex ebnf json_schema structural_tag lora_path".split())
+"""The sampling parameters that may be text."""
+
+
 def with_one_home(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings `values`, with each of the `sampling_params` that has an option of its
     own moved there. Raise `UsageError` if both are given and differ.
@@ -222,6 +226,9 @@ def with_one_home(values: Mapping[str, Any]) -> dict[str, Any]:
     params = values.get("sampling_params")
     if not isinstance(params, Mapping):
         return dict(values)
+    for name, value in params.items():
+        if isinstance(value, str) and name not in _TEXTS:
+            raise UsageError(f"--sampling-params: {name} cannot be the text {value!r}")
     own = {name: params[name] for name in SamplingOptions.model_fields if name in params}
     for name, value in own.items():
         if values.get(name, value) != value:

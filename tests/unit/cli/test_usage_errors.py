@@ -95,6 +95,10 @@ def refused(
         ([*NO_MODEL, "--env-args", '{"polcy": 1}'], "desk takes only the setting policy"),
         ([*NO_MODEL, "--sampling-params", '{"n": 2}'], "n must be 1, not 2"),
         ([*NO_MODEL, "--sampling-params", '{"min_new_tokens": "x"}'], "must be a whole number"),
+        (
+            [*NO_MODEL, "--sampling-params", '{"temperature": "0.5"}'],
+            "temperature cannot be the text '0.5'",
+        ),
         ([*NO_MODEL, "--sampling-params", '{"topp": 1}'], "did you mean 'top_p'?"),
         (
             ["run", "harbor", *NO_MODEL[2:], "--env-args", '{"path": "nope"}'],
