@@ -94,7 +94,7 @@ def refused(
         ([*NO_MODEL, "--parser", "foo"], "--parser: "),
         ([*NO_MODEL, "--env-args", '{"polcy": 1}'], "desk takes only the setting policy"),
         ([*NO_MODEL, "--sampling-params", '{"n": 2}'], "n must be 1, not 2"),
-        ([*NO_MODEL, "--sampling-params", '{"min_new_tokens": "x"}'], "must be a whole number"),
+        ([*NO_MODEL, "--sampling-params", '{"min_new_tokens": "x"}'], "cannot be the text 'x'"),
         (
             [*NO_MODEL, "--sampling-params", '{"temperature": "0.5"}'],
             "temperature cannot be the text '0.5'",
