@@ -21,17 +21,17 @@ HEAD = """\
 | client | dialects | turns of each sequence |
 |---|---|---|"""
 DIALECTS = {"chat": "chat", "responses": "Responses", "messages": "Messages"}
-SDKS = ("openai==", "anthropic==", "litellm==")
+PINNED = ("openai==", "anthropic==", "litellm==", "node@")
 STREAMS: dict[tuple[bool, ...], str] = {(False,): ", not streamed", (True,): ", streamed"}
 
 
 def unpinned(client: Client) -> Client:
-    """Return `client` with the newest releases of its packages. A provider's SDK keeps its pin:
-    newer ones break some clients.
+    """Return `client` with the newest releases of its packages, but those of `PINNED`: newer SDKs
+    break some clients, and a newer Node is not what they are built for.
     """
     latest = "@latest" if client.program.endswith(".mjs") else ""
     packages = tuple(
-        package if package.startswith(SDKS) else re.sub(r"(==|(?<=.)@)[\d.]+$", latest, package)
+        package if package.startswith(PINNED) else re.sub(r"(==|(?<=.)@)[\d.]+$", latest, package)
         for package in client.packages
     )
     return replace(client, packages=packages)

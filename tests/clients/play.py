@@ -114,6 +114,16 @@ async def play(
     )
 
 
+_QUIET = {
+    "DO_NOT_TRACK": "1",
+    "OTEL_SDK_DISABLED": "true",
+    "CONTINUE_METRICS_ENABLED": "0",
+    "CONTINUE_CLI_ENABLE_TELEMETRY": "0",
+    "MASTRA_TELEMETRY_DISABLED": "1",
+}
+"""Variables that switch off what clients report to their makers."""
+
+
 async def _run(command: Sequence[str | Path], variables: dict[str, str]) -> str:
     """Run `command` in an empty home folder. Return the last line of its output."""
     with tempfile.TemporaryDirectory() as home:
@@ -123,6 +133,7 @@ async def _run(command: Sequence[str | Path], variables: dict[str, str]) -> str:
             env={
                 "PATH": os.environ["PATH"],
                 "HOME": home,
+                **_QUIET,
                 "CLIENT_SYSTEM": SYSTEM,
                 "CLIENT_TASK": TASK,
                 **variables,

@@ -12,7 +12,5 @@ await run(() => {
   const model = { name: "m", model: "m", apiKey: KEY, roles: ["chat"], ...providers[DIALECT] };
   // JSON is YAML too
   writeFileSync("config.yaml", JSON.stringify({ name: "c", version: "1", schema: "v1", models: [model] }));
-  return command("cn", ["-p", "--auto", "--config", "config.yaml", TASK], {
-    CONTINUE_TELEMETRY_ENABLED: "0",
-  });
+  return command("cn", ["-p", "--auto", "--config", "config.yaml", TASK]);
 });
