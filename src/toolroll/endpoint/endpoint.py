@@ -163,7 +163,7 @@ class Endpoint(Serving):
         continued = bool(parsed.request.continue_final_message)
         messages = read_messages(
             parsed.messages,
-            self.model.template.renderer.source,
+            self.templates,
             parsed.ignored,
             answer=not continued,
         )

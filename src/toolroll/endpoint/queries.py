@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from toolroll.endpoint.conversation.messages import read_messages
+from toolroll.endpoint.conversation.template_cache import TemplateCache
 from toolroll.endpoint.dialects.openai_responses import not_found
 from toolroll.endpoint.endpoint import Endpoint
 from toolroll.endpoint.errors import ApiError, invalid
@@ -106,7 +107,7 @@ def _tokens(request: TokenizeRequest, template: ChatTemplate, tools: list[Tool])
         return template.encoder.encode(request.prompt or "")
     messages = read_messages(
         request.messages,
-        template.renderer.source,
+        TemplateCache(template),
         IgnoredFields(),
         answer=request.add_generation_prompt,
     )

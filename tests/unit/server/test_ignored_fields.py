@@ -4,6 +4,7 @@ content is refused.
 
 from __future__ import annotations
 
+import copy
 import logging
 from pathlib import Path
 from typing import Any
@@ -92,7 +93,6 @@ def _written(folder: Path) -> Any:
         ("assistant", "function_call"),
         ("assistant", "refusal"),
         ("tool", "reasoning_content"),
-        ("user", "messages"),  # the template mentions it
     ],
 )
 async def test_a_field_with_content_is_refused(tokenizer: Any, role: str, field: str) -> None:
@@ -102,6 +102,23 @@ async def test_a_field_with_content_is_refused(tokenizer: Any, role: str, field:
     async with endpoint(tokenizer, lambda request: "Hello.") as bench:
         status, answer = await bench.post(PATHS["chat"], {"messages": messages})
     assert (status, answer["error"]["param"]) == (400, f"messages[{index}].{field}")
+
+
+SHOWS_ID = "{% for m in messages if m.role == 'tool' %}{{ m.id }}{% endfor %}"
+
+
+@pytest.mark.parametrize(("role", "value", "status"), [
+    ("user", "c", 200), ("tool", "c", 400), ("user", {"of": "c"}, 400),
+])  # fmt: skip
+async def test_a_field_that_the_template_may_show_is_refused(
+    tokenizer: Any, role: str, value: Any, status: int
+) -> None:
+    shown = copy.deepcopy(tokenizer)
+    shown.chat_template = SHOWS_ID + tokenizer.chat_template
+    messages = [{**each, "id": value} if each["role"] == role else each for each in HISTORY]
+    async with endpoint(shown, lambda request: "Hello.") as bench:
+        found, _ = await bench.post(PATHS["chat"], {"messages": messages})
+    assert found == status
 
 
 def test_what_is_counted_is_bounded() -> None:

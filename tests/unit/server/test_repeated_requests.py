@@ -15,10 +15,12 @@ from support.listed_environment import TOOL
 
 from toolroll.endpoint import replies
 from toolroll.endpoint.conversation.messages import read_messages
+from toolroll.endpoint.conversation.template_cache import TemplateCache
 from toolroll.endpoint.errors import ApiError
 from toolroll.endpoint.http.json_response import JsonResponse
 from toolroll.endpoint.requests.ignored_fields import IgnoredFields
 from toolroll.endpoint.sessions.pending import request_key
+from toolroll.rollout.template import ChatTemplate
 from toolroll.testing import Reply, load_embedded_tokenizer
 
 USER: Any = {"role": "user", "content": "Hi"}
@@ -29,6 +31,7 @@ def asked(arguments: Any, **more: Any) -> dict[str, Any]:
     return {"role": "assistant", "content": None, "tool_calls": calls, **more}
 
 
+TEMPLATES = TemplateCache(ChatTemplate(load_embedded_tokenizer()))
 TALK: list[Any] = [
     USER,
     asked('{"at": 1}'),
@@ -43,12 +46,12 @@ def test_a_message_is_refused_by_its_place() -> None:
         ({"role": "user", "content": 3}, "messages[4].content"),
     ):
         with pytest.raises(ApiError) as refused:
-            read_messages([*TALK, wrong], "", IgnoredFields())
+            read_messages([*TALK, wrong], TEMPLATES, IgnoredFields())
         assert refused.value.param == param
     with pytest.raises(ApiError, match="the last message is from the assistant"):
-        read_messages([*TALK, {"role": "assistant", "content": "a"}], "", IgnoredFields())
+        read_messages([*TALK, {"role": "assistant", "content": "a"}], TEMPLATES, IgnoredFields())
     with pytest.raises(ApiError, match="messages is empty"):
-        read_messages([], "", IgnoredFields())
+        read_messages([], TEMPLATES, IgnoredFields())
 
 
 def test_a_retrys_key_depends_on_the_whole_body_and_not_on_the_order_of_keys() -> None:

@@ -5,18 +5,20 @@ Invariants: differences that client libraries introduce on their own are ignored
 keys in arguments, arguments that equal their default in the tool's schema, the ids of tool calls,
 `null` for an empty content, dropped reasoning, text in parts). All other differences count. A field
 that chat templates do not show is ignored and counted. It is refused by name if it has content, or
-if the served template mentions its name.
+if the served template may show it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from hashlib import blake2b
 from itertools import takewhile
 from typing import Any
 
 import orjson
 
+from toolroll.endpoint.conversation.template_cache import TemplateCache
 from toolroll.endpoint.errors import ApiError, invalid, refused
 from toolroll.endpoint.requests.ignored_fields import IgnoredFields
 from toolroll.endpoint.requests.received import too_deep, too_deep_text
@@ -51,20 +53,24 @@ START: Digest = b""
 
 
 def read_messages(
-    values: Sequence[Any], template: str, ignored: IgnoredFields, *, answer: bool = True
+    values: Sequence[Any],
+    templates: TemplateCache,
+    ignored: IgnoredFields,
+    *,
+    answer: bool = True,
 ) -> list[Message]:
     """Return `values` as plain messages. Text parts are joined, and empty fields are left out.
 
-    `template`: the source of the chat template. If it does not mention the role `developer`,
-    messages with this role become system messages. `ignored` gets the fields that change no token.
-    `answer`: the request asks for a new reply, so the last message must not be the assistant's.
-    Raise `ApiError` if a message is not valid.
+    If the template does not mention the role `developer`, messages with this role become system
+    messages. `ignored` gets the fields that change no token. `answer`: the request asks for a new
+    reply, so the last message must not be the assistant's. Raise `ApiError` if a message is not
+    valid.
     """
     if not values:
         raise _invalid_message("messages", "messages is empty")
-    reader = _Reader(template, ignored)
+    reader = _Reader(templates, ignored)
     messages = [reader.read(message, f"messages[{index}]") for index, message in enumerate(values)]
-    if "developer" not in template:
+    if not templates.developer:
         messages = with_role(messages, "developer", "system")
     if answer and messages[-1]["role"] == "assistant":
         raise _invalid_message(
@@ -81,10 +87,10 @@ def with_role(messages: Sequence[Message], role: str, new: str) -> list[Message]
 
 
 class _Reader:
-    """Reads messages for a chat template with the source `template`."""
+    """Reads messages for a chat template."""
 
-    def __init__(self, template: str, ignored: IgnoredFields) -> None:
-        self._template = template
+    def __init__(self, templates: TemplateCache, ignored: IgnoredFields) -> None:
+        self._may_show = templates.may_show
         self._ignored = ignored
 
     def read(self, raw: Any, place: str) -> Message:
@@ -101,7 +107,7 @@ class _Reader:
             known = name in fields and name not in _INERT
             if known and (value is not None or name == "content"):
                 message[name] = value
-        self._ignored.add_others(raw, fields, place, self._template)
+        self._ignored.add_others(raw, fields, place, partial(self._may_show, role=role))
         try:
             message = plain_content(message)
         except (TemplateError, KeyError) as error:
@@ -140,8 +146,8 @@ class _Reader:
         if call.get("type") not in (None, "function"):
             problem = f"{place}.type is {call['type']!r}; it must be function"
             raise _invalid_message(f"{place}.type", problem)
-        self._ignored.add_others(call, _CALL, place, self._template)
-        self._ignored.add_others(function, _FUNCTION, f"{place}.function", self._template)
+        self._ignored.add_others(call, _CALL, place, self._may_show)
+        self._ignored.add_others(function, _FUNCTION, f"{place}.function", self._may_show)
         arguments = function.get("arguments")
         return {
             "id": str(call.get("id") or ""),

@@ -5,8 +5,9 @@ variable that the request sets with `chat_template_kwargs` or `reasoning_effort`
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Mapping
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from typing import Any
 
 import orjson
@@ -16,6 +17,7 @@ from toolroll.endpoint.errors import refused
 from toolroll.endpoint.requests.ignored_fields import IgnoredFields
 from toolroll.rollout.errors import TemplateError
 from toolroll.rollout.template.chat_template import ChatTemplate
+from toolroll.rollout.template.render import TOOL, USER, call_turn, tool_result
 from toolroll.rollout.template.sandbox import compile_template
 from toolroll.rollout.types import Message
 
@@ -32,6 +34,7 @@ class TemplateCache:
 
     def __init__(self, template: ChatTemplate) -> None:
         self._template = template
+        self._shows = lru_cache(_KEPT)(self._find_shown)
         self._with_switches = lru_cache(_KEPT)(lambda key: template.with_kwargs(orjson.loads(key)))
 
     def effort_switches(
@@ -65,6 +68,28 @@ class TemplateCache:
     def effort_switch(self) -> str | None:
         """The name of the template's switch for the reasoning effort, or None if it has none."""
         return next((name for name in _EFFORTS if name in self.variables), None)
+
+    def may_show(self, name: str, value: Any, *, role: str | None = None) -> bool:
+        """Return True if the template may show `value` in the field `name` of a message of `role`,
+        or of a call if `role` is None.
+        """
+        if not re.search(rf"\b{re.escape(name)}\b", self._template.renderer.source):
+            return False
+        return role is None or not isinstance(value, str) or self._shows(role, name)
+
+    def _find_shown(self, role: str, name: str) -> bool:
+        """Return True if a text in the field changes a small conversation."""
+        first = {"role": "developer" if role == "developer" else "system", "content": "x"}
+        last = {"role": "assistant", "content": "x"}
+        talk = [first, USER, call_turn({"x": "x"}), tool_result(), last, USER]
+        marked = [{**each, name: "Pq1zP"} if each["role"] == role else each for each in talk]
+        render = partial(self._template.renderer.render, tools=[TOOL], generate=True)
+        for start in (0, 1):  # some templates refuse the first message
+            try:
+                return render(talk[start:]) != render(marked[start:])
+            except TemplateError:
+                continue
+        return True
 
     @property
     def developer(self) -> bool:

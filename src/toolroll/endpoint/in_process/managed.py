@@ -102,8 +102,8 @@ class ManagedSession:
             raise UsageError("get_logprobs takes exactly one of prompt, messages and input_ids")
         template = self.endpoint.model.template
         if messages is not None:
-            source = template.renderer.source
-            read = read_messages(messages, source, IgnoredFields(), answer=False)
+            templates = self.endpoint.templates
+            read = read_messages(messages, templates, IgnoredFields(), answer=False)
             generate = read[-1]["role"] != "assistant"
             ids: Sequence[int] = template.encode_conversation(read, None, generate=generate)
         else:

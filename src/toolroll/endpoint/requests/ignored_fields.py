@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from toolroll.endpoint.errors import not_rendered
@@ -31,15 +31,19 @@ class IgnoredFields:
             self.paths.add(_INDEX.sub("[]", place)[:_LONGEST])
 
     def add_others(
-        self, fields: Mapping[str, Any], known: Collection[str], place: str, template: str = ""
+        self,
+        fields: Mapping[str, Any],
+        known: Collection[str],
+        place: str,
+        shown: Callable[[str, Any], bool] = lambda name, value: False,
     ) -> None:
         """Add each of `fields`, the object at `place`, that has a value and is not in `known`.
-        Raise `ApiError` for a field with content, and if the chat template with the source
-        `template` mentions the field, because it might show it.
+        Raise `ApiError` for a field with content, and for one for which `shown(name, value)` is
+        True: the chat template may show it.
         """
         for name, value in fields.items():
             if not value or name in known:
                 continue
-            if name in _CONTENT or re.search(rf"\b{re.escape(name)}\b", template):
+            if name in _CONTENT or shown(name, value):
                 raise not_rendered(f"{place}.{name}")
             self.add(f"{place}.{name}")
