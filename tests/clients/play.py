@@ -42,13 +42,19 @@ class Played:
     requests: int
     """The number of requests whose prompt was then too long."""
 
+    def _overflow(self, expected: str) -> tuple[str, str]:
+        """Return what was reported and what was expected, in one form."""
+        if expected.startswith("answer: "):
+            return self.overflow[: len(expected)], expected
+        return self.overflow, f"error: {expected}"
+
     def differences(self, expected: Expected) -> list[str]:
         """Name what differs from `expected`."""
         pairs = {
             "turns": (self.turns, expected.turns),
             "trained tokens": (self.trained, self.sampled),
             "forks": (len(self.forks), len(expected.forks)),
-            "overflow": (self.overflow, f"error: {expected.overflow}"),
+            "overflow": self._overflow(expected.overflow),
             "requests at overflow": (self.requests, expected.requests),
         }
         lines = [f"{name}: {got}, not {want}" for name, (got, want) in pairs.items() if got != want]

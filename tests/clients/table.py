@@ -21,7 +21,9 @@ class Expected:
     """What a client must show in one dialect, streamed or not."""
 
     overflow: str
-    """The error that the client reports if the prompt does not fit the context."""
+    """The error that the client reports if the prompt does not fit the context. With "answer: " at
+    its start: the beginning of the answer that the client gives then.
+    """
     requests: int = 1
     """The number of requests with such a prompt that the client sends."""
     turns: tuple[int, ...] = (3,)
@@ -371,7 +373,7 @@ CLIENTS = (
         "CAMEL 0.2.90",
         "camel_agent.py",
         ("camel-ai==0.2.90", "mcp==1.28.0"),
-        {"chat": Expected("BadRequestError", turns=(1, 2), forks=(DROPPED,))},
+        {"chat": Expected("answer: Error: Error code: 400", turns=(1, 2), forks=(DROPPED,))},
         streams=(True,),
     ),
     Client(
@@ -467,7 +469,10 @@ CLIENTS = (
         "LibreChat agents 3.9.2",
         "librechat.mjs",
         ("node@24.21.0", "@librechat/agents@3.9.2", "zod"),
-        everywhere("BadRequestError", "chat", "responses", "messages"),
+        {
+            **everywhere("Error", "chat", "responses"),
+            **everywhere("ContextOverflowError", "messages"),
+        },
         streams=(True,),
     ),
 )
