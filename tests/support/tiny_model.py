@@ -89,7 +89,8 @@ def _save_weights(folder: Path, dtype: Dtype, *, experts: bool, seed: int) -> No
     )
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        model = (Qwen3MoeForCausalLM if experts else Qwen2ForCausalLM)(config)
+        kind: Any = Qwen3MoeForCausalLM if experts else Qwen2ForCausalLM
+        model = kind(config)
         model = model.to(getattr(torch, dtype))
     model.generation_config.update(
         eos_token_id=[151_645, 151_643],

@@ -105,7 +105,7 @@ class HarborTask(SandboxEnvironment):
         self._folders = folders
         self._dataset = Path(path).absolute()
         self._image = image
-        self._network = network
+        self._network: Network = network
         self.rewards: dict[str, float] = {}
 
     @staticmethod

@@ -46,14 +46,11 @@ class StopReason(StrEnum):
     # too many unreadable calls in a row, or a single one if the policy is to stop at the first
     INVALID_CALLS = "invalid_calls", Status.COMPLETED
     MAX_TURNS = "max_turns", Status.TRUNCATED
-    # a program agent was stopped at its time limit
-    PROGRAM_TIMEOUT = "program_timeout", Status.TRUNCATED
+    PROGRAM_TIMEOUT = "program_timeout", Status.TRUNCATED  # of a program agent
     LENGTH = "length", Status.TRUNCATED  # max_new_tokens truncated a turn
     CONTEXT_FULL = "context_full", Status.TRUNCATED  # the next prompt leaves no room to answer
-    # the model sampled a token that stands for an image or a video
-    PLACEHOLDER = "placeholder", Status.TRUNCATED
-    # aborted by the engine (for a weight update), and not resumed
-    ENGINE_ABORT = "engine_abort", Status.ABORTED
+    PLACEHOLDER = "placeholder", Status.TRUNCATED  # a sampled token for an image or a video
+    ENGINE_ABORT = "engine_abort", Status.ABORTED  # for a weight update, and not resumed
     ENGINE_ERROR = "engine_error", Status.ABORTED
     ENVIRONMENT_ERROR = "environment_error", Status.ABORTED
     USER_ERROR = "user_error", Status.ABORTED
@@ -359,7 +356,6 @@ class UserSimulator(Protocol):
 
     async def close(self) -> None:
         """Release the simulator's resources, such as its connection. By default, it has none."""
-        return
 
 
 @dataclass(frozen=True, slots=True)
@@ -383,15 +379,19 @@ class EnvironmentFactory(Protocol):
 
     def missing(self) -> str | None:
         """Return the command that installs what is missing, or None if nothing is missing."""
+        ...
 
     def tasks(self, split: str) -> Sequence[Task]:
         """Return all tasks of `split`, in order. Raise `UsageError` for an unknown split."""
+        ...
 
     def make(self, options: EnvironmentOptions) -> Environment:
         """Return a new environment for one episode."""
+        ...
 
     def reference(self, task: Task) -> Sequence[Action] | None:
         """Return the actions that solve `task`, one per step, or None if there are none."""
+        ...
 
 
 # --- episodes -------------------------------------------------------------------------------------

@@ -46,6 +46,8 @@ def marked(value: Any) -> Any:
     if not isinstance(value, dict):
         return value
     inner = {name: item if name == "input" else marked(item) for name, item in value.items()}
+    if "text" in value:  # @openai/agents 0.20 adds these to a part of the message
+        inner |= {"role": "assistant", "tool_calls": [{"id": "c"}]}
     return {**inner, NEVER_SHOWN: {"function_id": "c"}}
 
 
@@ -53,7 +55,9 @@ def marked(value: Any) -> Any:
 async def test_what_changes_no_token_is_counted_and_said_once(
     tokenizer: Any, dialect: Dialect, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    plain = body_of(dialect, HISTORY, stream=False)
+    plain = body_of(dialect, copy.deepcopy(HISTORY), stream=False)
+    for message in plain["messages"] if dialect == "chat" else ():
+        message["content"] = [{"type": "text", "text": message["content"]}]
     name = "input" if dialect == "responses" else "messages"
     body = {**plain, **EFFORTS[dialect], name: marked(plain[name])}
     path = f"/sessions/s{PATHS[dialect]}"

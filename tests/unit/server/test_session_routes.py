@@ -73,6 +73,7 @@ async def test_forks_that_drop_the_last_message_of_a_prompt_get_an_advice_once(
 ) -> None:
     """An agent that appends a message for one request only, as OpenClaw 2026.9 does."""
     talk: list[Any] = [USER]
+    advice = None
     async with endpoint(tokenizer, policy, out=tmp_path) as bench:
         for number in range(4):
             asked = [*talk, {"role": "user", "content": f"context {number}"}]

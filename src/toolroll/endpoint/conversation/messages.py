@@ -20,7 +20,7 @@ import orjson
 
 from toolroll.endpoint.conversation.template_cache import TemplateCache
 from toolroll.endpoint.errors import ApiError, invalid, refused
-from toolroll.endpoint.requests.ignored_fields import IgnoredFields
+from toolroll.endpoint.requests.ignored_fields import IgnoredFields, has_content, never
 from toolroll.endpoint.requests.received import too_deep, too_deep_text
 from toolroll.endpoint.requests.tool_list import Schemas
 from toolroll.parsers.reading.resolve import Schema
@@ -93,6 +93,9 @@ class _Reader:
         self._may_show = templates.may_show
         self._ignored = ignored
 
+    def _refuses(self, name: str, value: Any, *, role: str | None = None) -> bool:
+        return has_content(name, value) or self._may_show(name, value, role=role)
+
     def read(self, raw: Any, place: str) -> Message:
         """Return the message `raw`, which is at `place` in the body."""
         if not isinstance(raw, Mapping):
@@ -107,14 +110,14 @@ class _Reader:
             known = name in fields and name not in _INERT
             if known and (value is not None or name == "content"):
                 message[name] = value
-        self._ignored.add_others(raw, fields, place, partial(self._may_show, role=role))
+        self._ignored.add_others(raw, fields, place, partial(self._refuses, role=role))
         try:
             message = plain_content(message)
         except (TemplateError, KeyError) as error:
             raise refused(f"{place}.content", f"{place}: {error}") from error
         if isinstance(raw.get("content"), list):
             for index, part in enumerate(raw["content"]):
-                self._ignored.add_others(part, _PART, f"{place}.content[{index}]")
+                self._ignored.add_others(part, _PART, f"{place}.content[{index}]", never)
         if role == "assistant":
             return self._assistant(message, place)
         for name, value in (
@@ -146,8 +149,8 @@ class _Reader:
         if call.get("type") not in (None, "function"):
             problem = f"{place}.type is {call['type']!r}; it must be function"
             raise _invalid_message(f"{place}.type", problem)
-        self._ignored.add_others(call, _CALL, place, self._may_show)
-        self._ignored.add_others(function, _FUNCTION, f"{place}.function", self._may_show)
+        self._ignored.add_others(call, _CALL, place, self._refuses)
+        self._ignored.add_others(function, _FUNCTION, f"{place}.function", self._refuses)
         arguments = function.get("arguments")
         return {
             "id": str(call.get("id") or ""),

@@ -24,7 +24,7 @@ from toolroll.endpoint.errors import (
     not_rendered,
     refused,
 )
-from toolroll.endpoint.requests.ignored_fields import IgnoredFields
+from toolroll.endpoint.requests.ignored_fields import IgnoredFields, never
 from toolroll.endpoint.requests.received import too_deep
 from toolroll.endpoint.requests.request_bodies import ChatRequest, Common
 from toolroll.rollout.types import Message, Tool
@@ -104,7 +104,7 @@ def unknown_type(kind: Any, place: str) -> ApiError:
 
 def part_text(part: Mapping[str, Any], place: str, ignored: IgnoredFields) -> str:
     """Return the text of a text part."""
-    ignored.add_others(part, _TEXT_PART, place)
+    ignored.add_others(part, _TEXT_PART, place, never)
     return text(part, "text", place)
 
 

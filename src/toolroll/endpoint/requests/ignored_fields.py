@@ -17,6 +17,16 @@ _INDEX = re.compile(r"\[\d+\]")
 _MOST, _LONGEST = 32, 100
 
 
+def has_content(name: str, value: Any) -> bool:
+    """Return True if models would see the field `name` of a message."""
+    return name in _CONTENT
+
+
+def never(name: str, value: Any) -> bool:
+    """Return False: of a part, only the text is content."""
+    return False
+
+
 class IgnoredFields:
     """The paths of fields that are in a request, but change no token: of at most 32 fields, and at
     most 100 characters of each. Paths have no indexes: `messages[].extra`.
@@ -35,15 +45,14 @@ class IgnoredFields:
         fields: Mapping[str, Any],
         known: Collection[str],
         place: str,
-        shown: Callable[[str, Any], bool] = lambda name, value: False,
+        refuses: Callable[[str, Any], bool] = has_content,
     ) -> None:
         """Add each of `fields`, the object at `place`, that has a value and is not in `known`.
-        Raise `ApiError` for a field with content, and for one for which `shown(name, value)` is
-        True: the chat template may show it.
+        Raise `ApiError` for one for which `refuses(name, value)` is True.
         """
         for name, value in fields.items():
             if not value or name in known:
                 continue
-            if name in _CONTENT or shown(name, value):
+            if refuses(name, value):
                 raise not_rendered(f"{place}.{name}")
             self.add(f"{place}.{name}")
