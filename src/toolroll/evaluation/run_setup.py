@@ -19,12 +19,13 @@ from toolroll.evaluation.run_config import RunConfig
 from toolroll.rollout.errors import ToolrollError, UsageError
 from toolroll.rollout.model.model import Model
 from toolroll.rollout.model.tokenizers import generation_defaults
+from toolroll.rollout.runs.environment_class import EnvironmentClass
 from toolroll.rollout.runs.registry import agent_maker, choose_tasks, load_environment, user_maker
 from toolroll.rollout.runs.run_directory import read_settings
 from toolroll.rollout.runs.runner import Runner, check_ids
 from toolroll.rollout.runtime.targets import error_line
 from toolroll.rollout.runtime.threads import Threads
-from toolroll.rollout.types import Agent, EnvironmentFactory, EnvironmentOptions, Task
+from toolroll.rollout.types import Agent, Environment, EnvironmentFactory, EnvironmentOptions, Task
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +48,7 @@ async def prepare(config: RunConfig, stack: AsyncExitStack) -> Plan:
     """Open the environment, the model and the user simulator of a run. `stack` closes them."""
     read = FilesRead(config.env)
     plan = await _opened(config, stack)
-    await _check_tasks(plan)
+    _check_tasks(plan)
     factory, served = plan.factory, plan.served
     tasks = plan.tasks if config.tasks is None else choose_tasks(factory, config.split, None)
     recorded = {} if config.out is None else read_settings(config.out).get(factory.name, {})
@@ -70,7 +71,7 @@ async def _opened(config: RunConfig, stack: AsyncExitStack) -> Plan:
     if config.user_model is not None:
         options = EnvironmentOptions(user=await _users(config, stack))
     if config.env_args:  # wrong ones are refused before a tokenizer is loaded
-        await _try_env_args(factory, options)
+        _try_env_args(factory, options)
     if config.baseline_url is not None:
         threads = Threads(config.concurrency)
         agent = agent_maker(config.agent)(threads, config.agent_settings)
@@ -82,35 +83,34 @@ async def _opened(config: RunConfig, stack: AsyncExitStack) -> Plan:
     return Plan(config, factory, tasks, served_agents(config, served), options, {}, served)
 
 
-async def _try_env_args(factory: EnvironmentFactory, options: EnvironmentOptions) -> None:
+def _try_env_args(factory: EnvironmentFactory, options: EnvironmentOptions) -> None:
     """Raise `UsageError` if no environment can be made."""
     try:
-        closing = factory.make(options).close()
-        if closing is not None:
-            await closing
+        factory.make(options)  # `close` releases what `reset` has made: nothing
     except Exception as error:  # of the environment's own code
         if isinstance(error, ToolrollError):
             raise
         raise UsageError(f"--env-args of {factory.name}: {error_line(error)}") from error
 
 
-async def _check_tasks(plan: Plan) -> None:
-    """Raise `UsageError` if a task cannot be played."""
+def _check_tasks(plan: Plan) -> None:
+    """Raise `UsageError` if a task cannot be played, if the environment's class has a check."""
+    factory = plan.factory
+    if (
+        not isinstance(factory, EnvironmentClass)
+        or factory.kind.check_task is Environment.check_task
+    ):
+        return
     try:
-        environment = as_environment(plan.factory.make(plan.options))
+        environment = as_environment(factory.make(plan.options))
     except Exception as error:  # of the environment's own code
         if isinstance(error, ToolrollError):
             raise
         return  # the episodes say so
-    try:
-        agent = plan.make_agent()
-        playing = agent.prepare(environment) if isinstance(agent, EpisodeAgent) else environment
-        for task in plan.tasks:
-            playing.check_task(task)
-    finally:
-        closing = environment.close()
-        if closing is not None:
-            await closing
+    agent = plan.make_agent()
+    playing = agent.prepare(environment) if isinstance(agent, EpisodeAgent) else environment
+    for task in plan.tasks:
+        playing.check_task(task)
 
 
 def served_agents(config: RunConfig, served: Model) -> Callable[[], Agent]:

@@ -294,6 +294,37 @@ def test_settings_come_from_a_file_and_the_command_line_overrules_it(
         toolroll("run", "--model", "embedded")
 
 
+CLOSES = """
+from toolroll import Environment, Observation, StepResult, UsageError
+
+class Closes(Environment):
+    def __init__(self, word="x"):
+        self.word = word
+    def reset(self, task, seed):
+        self.opened = [self.word]
+        return Observation([{"role": "user", "content": self.word}])
+    def step(self, action):
+        return StepResult(reward=1.0, done=True)
+    def check_task(self, task):
+        if self.word == "wrong":
+            raise UsageError("the word is wrong")
+    def close(self):
+        self.opened.clear()
+"""
+
+
+def test_what_is_made_before_the_first_episode_is_not_closed(
+    engine: EmbeddedEngine, tmp_path: Path
+) -> None:
+    file = tmp_path / "closes.py"
+    file.write_text(CLOSES)
+    options = ("--engine", engine.url, "--model", "embedded", "--parser", "hermes")
+    args = ("run", f"{file}:Closes", *options, "--env-args")
+    assert rows(toolroll(*args, '{"word": "right"}'))["episodes"] == "1"
+    with pytest.raises(UsageError, match="the word is wrong"):
+        toolroll(*args, '{"word": "wrong"}')
+
+
 def test_a_terminal_says_what_the_start_waits_for(
     engine: EmbeddedEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
