@@ -43,8 +43,7 @@ class StopReason(StrEnum):
     """
 
     DONE = "done", Status.COMPLETED  # reported by the environment
-    # too many unreadable calls in a row, or a single one if the policy is to stop at the first
-    INVALID_CALLS = "invalid_calls", Status.COMPLETED
+    INVALID_CALLS = "invalid_calls", Status.COMPLETED  # too many unreadable calls in a row
     MAX_TURNS = "max_turns", Status.TRUNCATED
     PROGRAM_TIMEOUT = "program_timeout", Status.TRUNCATED  # of a program agent
     LENGTH = "length", Status.TRUNCATED  # max_new_tokens truncated a turn
@@ -356,6 +355,7 @@ class UserSimulator(Protocol):
 
     async def close(self) -> None:
         """Release the simulator's resources, such as its connection. By default, it has none."""
+        return
 
 
 @dataclass(frozen=True, slots=True)
