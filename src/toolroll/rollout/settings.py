@@ -225,7 +225,7 @@ class EngineSettings(Settings):
     session_cache: bool = Field(
         default=True,
         description="Let SGLang keep the prefixes of running episodes and sessions, if it was "
-        "started for it (docs/sglang.md).",
+        "started to do so (docs/sglang.md).",
     )
 
 

@@ -308,7 +308,7 @@ class Environment(ABC):
     """False if an aborted episode must not be parked: it then starts again."""
 
     def check_task(self, task: Task) -> None:
-        """Raise `UsageError` if `task` cannot be played. `toolroll run` asks before it plays."""
+        """Raise `UsageError` if `task` cannot be played. `toolroll run` asks before any `reset`."""
         return
 
     @abstractmethod

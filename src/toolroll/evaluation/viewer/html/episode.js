@@ -225,7 +225,7 @@ function fillPanel(panel) {
         : null,
       row.forks ? fact("Forks", row.forks, "warn") : null,
       detail.info.session?.fork_advice
-        ? fact("Forks", detail.info.session.fork_advice, "warn")
+        ? fact("To avoid forks", detail.info.session.fork_advice, "warn")
         : null,
       fact("Tokens", number(row.tokens)),
       fact("Trained", number(row.trained)),
