@@ -65,6 +65,7 @@ def show(certificate: TemplateReport, console: Console, *, as_json: bool) -> Non
         if certificate.dated
         else "no",
         "tools change": certificate.tools_change,
+        "encoder": certificate.encoder,
         "fingerprint": certificate.fingerprint,
     }
     for name, value in facts.items():

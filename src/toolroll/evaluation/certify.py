@@ -55,6 +55,7 @@ class TemplateReport:
       "not shown" if it does not render them.
     - `dated`: True if the prompt depends on the date.
     - `tools_change`: what happens if the tool list changes during a conversation.
+    - `encoder`: "pre-tokens" if ASCII text is encoded by pre-tokens, else "tokenizers".
     """
 
     fingerprint: str
@@ -64,6 +65,7 @@ class TemplateReport:
     arguments: str
     dated: bool
     tools_change: str
+    encoder: str
     probes: tuple[ProbeResult, ...]
     missing_tokens: tuple[str, ...] = ()
     """The control tokens that the template writes but the tokenizer does not have, if the template
@@ -180,6 +182,7 @@ def _certified(subject: _Subject) -> TemplateReport:
         tools_change="fork: the tools are part of the prompt that was served"
         if shows_tools
         else "append: the prompt does not show the tools",
+        encoder=template.encoder.method,
         probes=probes,
         missing_tokens=missing_tokens(template.renderer, template.encoder),
         reasons=reasons,

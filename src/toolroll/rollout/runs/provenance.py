@@ -65,6 +65,7 @@ async def provenance(
         "engine_model_path": facts.model_path,
         "weight_version": facts.weight_version,
         "session_cache": facts.session_cache,
+        "encoder": served.template.encoder.method,
         **hashes,
     }
 

@@ -14,8 +14,9 @@ nothing. A piece that follows a control token is encoded after an anchor token. 
 start of a text (`▁`) is added only if the whole pipeline adds it there. If a control token strips
 the white space next to it (`lstrip` or `rstrip`), `Encoder` strips it too.
 
-Pieces are cached by the complete input of a pure function: the piece and what precedes it.
-`Encoder(tokenizer)` refuses tokenizers that work differently.
+Pieces are cached by the complete input of a pure function: the piece and what precedes it. If it is
+proved that `re` splits ASCII text as the tokenizer does, such a piece is encoded by its pre-tokens
+(`pretokens.py`). `Encoder(tokenizer)` refuses tokenizers that work differently.
 """
 
 from __future__ import annotations
@@ -24,16 +25,18 @@ import re
 import secrets
 from array import array
 from collections.abc import Collection, Iterable, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import accumulate
 from typing import Any, Literal
 
 import numpy as np
 import orjson
 from tokenizers import AddedToken, Tokenizer
+from tokenizers.models import BPE
 
 from toolroll.parsers.types import Span
 from toolroll.rollout.errors import TemplateError
+from toolroll.rollout.template.pretokens import PreTokenIds, ascii_split
 from toolroll.rollout.types import IdArray
 
 _Place = Literal["start", "control", "text"]
@@ -145,7 +148,7 @@ class Encoder:
 
         Raises `TemplateError` if ordinary text would become a control token.
         """
-        if self._match_checked:
+        if self._match_checked and not text.isascii():
             self._check_normalized(text)
         place: _Place = "start" if previous is None else "text"
         if previous in self.control_ids:
@@ -186,6 +189,28 @@ class Encoder:
         return ids
 
     def _encode_piece(self, piece: str, place: _Place) -> list[int]:
+        if self.pre_tokens is not None and piece.isascii():
+            return self.pre_tokens.encode(piece)
+        return self._encode_by_pipeline(piece, place)
+
+    @cached_property
+    def pre_tokens(self) -> PreTokenIds | None:
+        """Encodes ASCII text in place of the pipeline. None if it may differ: then the pipeline
+        encodes all text.
+        """
+        model = self._fast.model
+        if self._words or not isinstance(model, BPE) or model.dropout:
+            return None
+        steps = map(component_state, (self._fast.normalizer, self._fast.pre_tokenizer))
+        split = ascii_split(*map(orjson.dumps, steps))
+        return split and PreTokenIds(split, partial(self._encode_by_pipeline, place="start"))
+
+    @property
+    def method(self) -> str:
+        """The way in which text is encoded: "pre-tokens" (ASCII text) or "tokenizers"."""
+        return "tokenizers" if self.pre_tokens is None else "pre-tokens"
+
+    def _encode_by_pipeline(self, piece: str, place: _Place) -> list[int]:
         if place == "control":
             ids = self._plain.encode(_ANCHOR + piece, add_special_tokens=False).ids[1:]
         else:
