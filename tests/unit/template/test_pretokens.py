@@ -135,13 +135,17 @@ def test_a_normalizer_that_changes_text_is_left_to_the_tokenizer() -> None:
         assert pretokens.ascii_split(other.__getstate__(), state) is None
 
 
-def test_added_words_and_random_merges_are_left_to_the_tokenizer() -> None:
+def test_text_with_added_words_has_the_tokenizers_ids() -> None:
     tokenizer = tokenizer_with(PIPELINES["qwen3"])
-    tokenizer.add_tokens([AddedToken("customer_id")])
-    encoder = Encoder(tokenizer, words=["customer_id"])
-    text = "the customer_id is 1"
-    assert encoder.method == "tokenizers"
-    assert encoder.encode(text) == tokenizer.encode(text)
+    tokenizer.add_tokens([AddedToken("customer_id"), AddedToken("zip", lstrip=True)])
+    encoder = Encoder(tokenizer, words=["customer_id", "zip"])
+    for text in ("the customer_id is 1", "customer_i", "a  zip", "acustomer_idb", "none of them"):
+        assert encoder.encode(text) == tokenizer.encode(text)
+    assert encoder.pre_tokens is not None
+    assert " them" in encoder.pre_tokens._ids and " is" not in encoder.pre_tokens._ids
+
+
+def test_random_merges_are_left_to_the_tokenizer() -> None:
     tokenizer = tokenizer_with(PIPELINES["qwen3"])
     tokenizer.backend_tokenizer.model.dropout = 0.1
     assert Encoder(tokenizer).method == "tokenizers"

@@ -116,12 +116,12 @@ class Encoder:
             text for text in self.control if text in flags and flags[text].special
         )
         """The texts of special control tokens. No message should contain them."""
-        ordered = sorted(self.control, key=len, reverse=True)
-        self.pattern = re.compile("|".join(map(re.escape, ordered)) or r"(?!)")
+        self.pattern = _any_of(self.control)
         self._eats_left = {text for text in self.control if text in flags and flags[text].lstrip}
         self._eats_right = {text for text in self.control if text in flags and flags[text].rstrip}
         self._eating_ids = frozenset(self.control[text] for text in self._eats_right)
         self._words = [flags[text] for text in added if text not in self.control]
+        self._any_word = _any_of(word.content for word in self._words)
         self._match_checked = _refuse_flags(self.control, self._words, tokenizer)
         self._texts: dict[int, str] = {}
         self._pieces: dict[tuple[str, str], array[int]] = {}
@@ -189,17 +189,16 @@ class Encoder:
         return ids
 
     def _encode_piece(self, piece: str, place: _Place) -> list[int]:
-        if self.pre_tokens is not None and piece.isascii():
-            return self.pre_tokens.encode(piece)
+        fast = self.pre_tokens
+        if fast is not None and piece.isascii() and self._any_word.search(piece) is None:
+            return fast.encode(piece)
         return self._encode_by_pipeline(piece, place)
 
     @cached_property
     def pre_tokens(self) -> PreTokenIds | None:
-        """Encodes ASCII text in place of the pipeline. None if it may differ: then the pipeline
-        encodes all text.
-        """
+        """Encodes ASCII text without words. None if the pipeline may encode it differently."""
         model = self._fast.model
-        if self._words or not isinstance(model, BPE) or model.dropout:
+        if not isinstance(model, BPE) or model.dropout:
             return None
         steps = map(component_state, (self._fast.normalizer, self._fast.pre_tokenizer))
         split = ascii_split(*map(orjson.dumps, steps))
@@ -432,6 +431,12 @@ def _without_prefix(state: dict[str, Any]) -> dict[str, Any]:
         return {}
     changed = {"prepend_scheme": "never", "add_prefix_space": False}
     return {name: changed.get(name, value) for name, value in state.items()}
+
+
+def _any_of(texts: Iterable[str]) -> re.Pattern[str]:
+    """Return a pattern for any of `texts`. Of those that start alike, it matches the longest."""
+    ordered = sorted(texts, key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, ordered)) or r"(?!)")
 
 
 def _stripped(piece: str, *, left: bool, right: bool) -> str:
