@@ -16,7 +16,7 @@ import re
 import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import jinja2
 import orjson
@@ -25,7 +25,7 @@ from jinja2 import nodes
 from toolroll.parsers.types import Span
 from toolroll.rollout.errors import TemplateError
 from toolroll.rollout.template.encode import Encoder
-from toolroll.rollout.template.snapshot import ATOMS, TYPE_EXACT
+from toolroll.rollout.template.snapshot import ATOMS, TYPE_EXACT, SharedTools, texts_of
 from toolroll.rollout.types import Message, Tool
 
 _LETTERS = "甲乙丙丁戊己庚辛壬癸"
@@ -53,6 +53,25 @@ _NEAR = 8
 """The number of characters next to a part of a control token that identify its position."""
 
 
+class Spelled(NamedTuple):
+    """Where a conversation spells control tokens.
+
+    `tokens`: the control tokens that messages and tools contain, in upper or lower case.
+    `messages`: the indexes of the messages that contain one, or a part of one at the start or the
+    end of a text. `tools`: True if the tools do.
+    """
+
+    tokens: frozenset[str]
+    messages: frozenset[int] = frozenset()
+    tools: bool = False
+
+    def union(self, other: Spelled) -> Spelled:
+        """Return what `self` and `other`, parts of one conversation, spell together."""
+        return Spelled(
+            self.tokens | other.tokens, self.messages | other.messages, self.tools or other.tools
+        )
+
+
 class BodyMasker:
     """Replaces control-token text in messages and tools with markers, and finds this text in a
     render.
@@ -77,38 +96,58 @@ class BodyMasker:
             "|".join(map(re.escape, reversed(maskable))) or r"(?!)", re.IGNORECASE
         )
 
-    def spelled(self, parts: Sequence[Message] | Sequence[Tool]) -> frozenset[str]:
-        """Return the control tokens that `parts` contain, in upper or lower case.
+    def spelled(
+        self, messages: Sequence[Message], tools: SharedTools | None = None, *, first: int = 0
+    ) -> Spelled:
+        """Return where `messages` from `Renderer.prepare` and `tools` spell control tokens. `first`
+        is the index of the first message in its conversation.
 
-        `parts` are messages from `Renderer.prepare`, or tools. Raises `TemplateError` if the text
-        parts of a content spell a control token only together.
+        Raises `TemplateError` if the text parts of a content spell a control token only together.
         """
-        for part in parts:
-            if isinstance(part, Mapping):
-                self._refuse_split(part.get("content"), self._pattern)
+        for message in messages:
+            self._refuse_split(message.get("content"), self._pattern)
+        found = [self._tokens_in(message) for message in messages]
+        marked = (
+            index
+            for index, message in enumerate(messages)
+            if found[index] or self._has_part_at_edge(texts_of(message))
+        )
+        in_tools = frozenset() if tools is None else self._tokens_in(tools.tools)
+        return Spelled(
+            in_tools.union(*found),
+            frozenset(first + index for index in marked),
+            bool(in_tools) or (tools is not None and self._has_part_at_edge(tools.strings)),
+        )
+
+    def _tokens_in(self, part: Any) -> frozenset[str]:
         try:
-            marshal.dumps(list(parts), TYPE_EXACT)  # a subclass may print as anything
-            text = orjson.dumps(parts, option=orjson.OPT_NON_STR_KEYS).decode().casefold()
+            marshal.dumps(part, TYPE_EXACT)  # a subclass may print as anything
+            text = orjson.dumps(part, option=orjson.OPT_NON_STR_KEYS).decode().casefold()
         except (TypeError, ValueError):  # not JSON, but a template may still render it
             return frozenset(self._folded)
         if self._any_folded.search(text) is None:
             return frozenset()
         return frozenset(token for token, folded in self._folded.items() if folded in text)
 
-    def may_spell(self, text: str, spelled: frozenset[str], strings: Iterable[str]) -> bool:
+    def _has_part_at_edge(self, texts: Iterable[str]) -> bool:
+        firsts, rests = _parts(frozenset(self._folded))
+        inner = map(str.strip, texts)
+        return any(text.endswith(firsts) or text.startswith(rests) for text in inner)
+
+    def may_spell(self, text: str, spelled: Spelled, strings: Iterable[str]) -> bool:
         """Return True if the render `text` has a control token that is in `spelled`, or if one of
         `strings` may contain the beginning or the end of one of its control tokens.
         """
         tokens = frozenset(self._control.findall(text))
-        return not tokens.isdisjoint(spelled) or any(
+        return not tokens.isdisjoint(spelled.tokens) or any(
             _parts_at_edges(string, tokens, text) for string in strings
         )
 
     def mask(
-        self, messages: Sequence[Message], tools: Sequence[Tool] | None, text: str
-    ) -> tuple[list[Message], list[Tool], list[str]]:
-        """Return copies of `messages` and `tools` that contain markers, and the texts that were
-        replaced. `text` is the render without markers.
+        self, messages: Sequence[Message], tools: SharedTools, spelled: Spelled, text: str
+    ) -> tuple[list[Message], SharedTools, list[str]]:
+        """Return `messages` and `tools` with markers in copies of those that are in `spelled`, and
+        the texts that were replaced. `text` is the render without markers.
         """
         originals: list[str] = []
         tokens = frozenset(self._control.findall(text))
@@ -141,13 +180,16 @@ class BodyMasker:
                 )
             return item
 
-        masked = []
-        for message in messages:
+        masked = list(messages)
+        for index in sorted(spelled.messages):
+            message = messages[index]
             pattern = self._own if message.get("role") == "assistant" else self._pattern
             self._refuse_split(message.get("content"), pattern)
             parts = {name: entry for name, entry in message.items() if name != "role"}
-            masked.append({**message, **walk(parts, pattern)})
-        return masked, walk(list(tools or ()), self._pattern), originals
+            masked[index] = {**message, **walk(parts, pattern)}
+        if spelled.tools:
+            tools = SharedTools.of(walk(tools.tools, self._pattern))
+        return masked, tools, originals
 
     def _refuse_split(self, content: Any, pattern: re.Pattern[str]) -> None:
         """Raise `TemplateError` if the parts of a content spell a control token only together."""

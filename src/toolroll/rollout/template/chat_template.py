@@ -187,7 +187,8 @@ class ChatTemplate:
         prepared = self.renderer.prepare(messages)
         head = self.renderer.head(prepared, tools)
         head = replace(head, texts=head.texts.with_arguments(prepared))
-        return Cursor(self.parts, prepared, head, self._spelled(prepared, head.shared_tools))
+        spelled = self.parts.bodies.spelled(prepared, head.shared_tools)
+        return Cursor(self.parts, prepared, head, spelled)
 
     def prompt(self, messages: Sequence[Message], tools: Sequence[Tool] | None = None) -> list[int]:
         """Return the ids of the conversation with the generation prompt.
@@ -213,12 +214,8 @@ class ChatTemplate:
         prepared = self.renderer.prepare(messages)
         head = self.renderer.head(prepared, tools)
         text = self.renderer.render_prepared(prepared, head, generate=generate)
-        shared = head.shared_tools
-        spelled = self._spelled(prepared, shared)
-        return text, self.parts.body_spans(text, prepared, shared, spelled, generate=generate)
-
-    def _spelled(self, messages: Sequence[Message], tools: SharedTools) -> frozenset[str]:
-        return self.parts.bodies.spelled(messages) | self.parts.bodies.spelled(tools.tools)
+        spelled = self.parts.bodies.spelled(prepared, head.shared_tools)
+        return text, self.parts.body_spans(text, prepared, head, spelled, generate=generate)
 
     # --- deltas -----------------------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ import numpy as np
 from toolroll.parsers.reasoning import Tags
 from toolroll.parsers.types import Span
 from toolroll.rollout.errors import HistoryRewrittenError, TemplateError, capped
-from toolroll.rollout.template.bodies import BodyMasker
+from toolroll.rollout.template.bodies import BodyMasker, Spelled
 from toolroll.rollout.template.delta import DeltaRenderer, RenderedDelta, SampledText, ServedPrompt
 from toolroll.rollout.template.encode import Encoder, as_ids
 from toolroll.rollout.template.render import Head, Renderer, plain_content
@@ -60,8 +60,8 @@ class TemplateParts:
         self,
         text: str,
         messages: Sequence[Message],
-        tools: SharedTools,
-        spelled: frozenset[str],
+        head: Head,
+        spelled: Spelled,
         *,
         since: Position = START,
         generate: bool = True,
@@ -70,7 +70,7 @@ class TemplateParts:
         message or a tool and spells a control token. Only spans from `since` on are returned,
         relative to `since.offset`. Text of the tools is searched only from `START`.
 
-        `spelled` are the control tokens that the messages and the tools contain
+        `head` is the head of the conversation, and `spelled` is what it spells
         (`BodyMasker.spelled`).
 
         Raises `TemplateError` if such text cannot be distinguished from the template's own tokens.
@@ -78,15 +78,15 @@ class TemplateParts:
         start = since.offset
         strings = set(texts_of(messages[since.message :]))
         if since == START:
-            strings |= tools.strings
+            strings |= head.shared_tools.strings
         if not self.bodies.may_spell(text[start:], spelled, strings):
             return []
-        # All messages are masked, including earlier ones, because a template may repeat their text.
-        masked, masked_tools, originals = self.bodies.mask(messages, tools.tools, text)
+        # Earlier messages are masked too, because a template may repeat their text.
+        masked, tools, originals = self.bodies.mask(messages, head.shared_tools, spelled, text)
         if not originals:
             return []
-        head = self.renderer.head(masked, masked_tools)
-        marked = self.renderer.render_prepared(masked, head, generate=generate)
+        masked_head = replace(self.renderer.head(masked, tools), texts=head.texts)
+        marked = self.renderer.render_prepared(masked, masked_head, generate=generate)
         spans = self.bodies.locate(marked, originals, text, start=start)
         return [(begin - start, end - start) for begin, end in spans if begin >= start]
 
@@ -114,7 +114,7 @@ class Cursor:
         parts: TemplateParts,
         messages: list[Message],
         head: Head,
-        spelled: frozenset[str],
+        spelled: Spelled,
         *,
         delta: RenderedDelta | None = None,
         turns: tuple[int, ...] = (),
@@ -122,7 +122,7 @@ class Cursor:
         self._parts = parts
         self._messages = messages
         self._head = head
-        self._spelled = spelled  # the control tokens that the messages and the tools contain
+        self._spelled = spelled
         self.preserved = None if delta is None else delta.rewritten
         self.unshown = delta is not None and delta.unshown
         # Where the text after the last sampled turn starts.
@@ -169,9 +169,7 @@ class Cursor:
         control token. Only the rest of the prompt is encoded.
         """
         text, encoder = self.text, self._parts.encoder
-        bodies = self._parts.body_spans(
-            text, self._messages, self._head.shared_tools, self._spelled
-        )
+        bodies = self._parts.body_spans(text, self._messages, self._head, self._spelled)
         if keep is None:
             return as_ids(encoder.encode(text, bodies))
         reused = position = 0
@@ -216,13 +214,14 @@ class Cursor:
         if delta.rewritten is not None and parts.fork:
             raise HistoryRewrittenError(delta.rewritten)
         whole = [*self._messages, turn, *new]
-        spelled = self._spelled | parts.bodies.spelled([turn, *new])
-        if changed:
-            spelled |= parts.bodies.spelled(head.tools or [])
+        added = parts.bodies.spelled(
+            [turn, *new], head.shared_tools if changed else None, first=len(self._messages)
+        )
+        spelled = self._spelled.union(added)
         bodies = parts.body_spans(
             delta.whole,
             whole,
-            head.shared_tools,
+            head,
             spelled,
             since=Position(delta.cut, len(self._messages) + 1),
         )
