@@ -51,7 +51,7 @@ from toolroll.rollout.model.turn import ParsedTurn
 from toolroll.rollout.session.session import Session
 from toolroll.rollout.session.tree import Node
 from toolroll.rollout.template.chat_template import ChatTemplate
-from toolroll.rollout.template.cursor import Cursor
+from toolroll.rollout.template.cursor import Cursor, RewrittenError
 from toolroll.rollout.template.delta import SampledText
 from toolroll.rollout.template.record import AnswerRecord
 from toolroll.rollout.template.served import ServedSequence, TurnSpan
@@ -191,13 +191,16 @@ class ConversationTree:
             ids = cursor.prompt()
             reason = edited or (NEW_ROOT if self._turns else None)
             return request.at(None, None, ids, ids, cursor, fork_reason=reason)
-        reason = SWITCHES_CHANGED
+        reason, restart = SWITCHES_CHANGED, None
         if same_switches(template, turn.template):
             try:
                 return self._continued(request, turn, history, edited)
+            except RewrittenError as error:
+                reason, restart = edited or error.reason, error.restart
             except HistoryRewrittenError as error:
                 reason = edited or error.reason
-        return self._forked(request, turn, history, reason)
+        cursor = restart or template.start([*history, *new], tools)
+        return self._forked(request, turn, cursor, reason)
 
     def schemas_with(self, tools: ToolList) -> Schemas:
         """Return the schemas of the session's tools and of new tools in `tools`."""
@@ -302,12 +305,8 @@ class ConversationTree:
             unshown=after.unshown,
         )
 
-    def _forked(
-        self, request: _Request, turn: TurnNode, history: list[Message], reason: str
-    ) -> Prompt:
-        old_ids = self.session.path_ids(turn.node)
-        cursor = request.template.start([*history, *request.added], request.tools)
-        ids = cursor.prompt(keep=old_ids)
+    def _forked(self, request: _Request, turn: TurnNode, cursor: Cursor, reason: str) -> Prompt:
+        ids = cursor.prompt(keep=self.session.path_ids(turn.node))
         shared = self.session.shared_prefix(ids, turn.node)
         delta = ids[shared.stop if shared is not None else 0 :]
         return request.at(shared, turn, ids, delta, cursor, fork_reason=reason)

@@ -36,7 +36,7 @@ from toolroll.rollout.session.path import SessionPath
 from toolroll.rollout.session.session import Session
 from toolroll.rollout.session.tree import Node
 from toolroll.rollout.template.chat_template import ChatTemplate
-from toolroll.rollout.template.cursor import KEPT, Cursor
+from toolroll.rollout.template.cursor import KEPT, Cursor, RewrittenError
 from toolroll.rollout.template.delta import SampledText
 from toolroll.rollout.template.record import AnswerRecord
 from toolroll.rollout.template.served import ServedSequence, TurnSpan
@@ -217,6 +217,9 @@ class Conversation:
         turn = len(self.messages) - len(self._pending) - 1
         try:
             ids, self._cursor = self._cursor.after(self._last, self.messages[turn:], tools)
+        except RewrittenError as error:
+            self._fork(error.reason, tools, error.restart)
+            return
         except HistoryRewrittenError as error:
             self._fork(error.reason, tools)
             return
@@ -239,11 +242,13 @@ class Conversation:
         unchanged = prompt is ids
         self.first_prompt = self._cursor.text if unchanged else self.template.encoder.decode(prompt)
 
-    def _fork(self, reason: str, tools: SharedTools | None = None) -> None:
+    def _fork(
+        self, reason: str, tools: SharedTools | None = None, restart: Cursor | None = None
+    ) -> None:
         if self._turns:
             self._finished.append(self._sequence())
         self._tools = tools or self._tools
-        self._cursor = self.template.start(self.messages, self._tools)
+        self._cursor = restart or self.template.start(self.messages, self._tools)
         self._path.fork(self._cursor.prompt(keep=self._path.input_ids), reason)
         self._in_reasoning = self._cursor.opens_reasoning(self.model.parser.reasoning)
         self._pending = []

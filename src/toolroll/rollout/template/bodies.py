@@ -26,7 +26,7 @@ from toolroll.parsers.types import Span
 from toolroll.rollout.errors import TemplateError
 from toolroll.rollout.template.encode import Encoder
 from toolroll.rollout.template.snapshot import ATOMS, TYPE_EXACT, SharedTools, texts_of
-from toolroll.rollout.types import Message, Tool
+from toolroll.rollout.types import Message
 
 _LETTERS = "甲乙丙丁戊己庚辛壬癸"
 """Ten letters that represent the digits of a marker. They have no upper or lower case, and no
@@ -138,6 +138,8 @@ class BodyMasker:
         """Return True if the render `text` has a control token that is in `spelled`, or if one of
         `strings` may contain the beginning or the end of one of its control tokens.
         """
+        if not (spelled.messages or spelled.tools):
+            return False
         tokens = frozenset(self._control.findall(text))
         return not tokens.isdisjoint(spelled.tokens) or any(
             _parts_at_edges(string, tokens, text) for string in strings

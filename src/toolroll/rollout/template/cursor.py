@@ -17,7 +17,13 @@ from toolroll.parsers.reasoning import Tags
 from toolroll.parsers.types import Span
 from toolroll.rollout.errors import HistoryRewrittenError, TemplateError, capped
 from toolroll.rollout.template.bodies import BodyMasker, Spelled
-from toolroll.rollout.template.delta import DeltaRenderer, RenderedDelta, SampledText, ServedPrompt
+from toolroll.rollout.template.delta import (
+    Continuation,
+    DeltaRenderer,
+    RenderedDelta,
+    SampledText,
+    ServedPrompt,
+)
 from toolroll.rollout.template.encode import Encoder, as_ids
 from toolroll.rollout.template.render import Head, Renderer, plain_content
 from toolroll.rollout.template.snapshot import SharedTools, texts_of
@@ -76,8 +82,9 @@ class TemplateParts:
         Raises `TemplateError` if such text cannot be distinguished from the template's own tokens.
         """
         start = since.offset
-        strings = set(texts_of(messages[since.message :]))
-        if since == START:
+        marked_since = (messages[i] for i in spelled.messages if i >= since.message)
+        strings = set(texts_of(list(marked_since)))
+        if since == START and spelled.tools:
             strings |= head.shared_tools.strings
         if not self.bodies.may_spell(text[start:], spelled, strings):
             return []
@@ -201,23 +208,30 @@ class Cursor:
             messages: The message of the sampled turn, then the new messages.
             tools: The tools from now on. Default: the same tools as before.
 
-        Raises `HistoryRewrittenError` if the template rewrites this prompt or the sampled turn. If
-        history is preserved, it is raised only if the ids to append cannot be determined, or if
-        `tools` changes this prompt. Raises `TemplateError` if the template refuses the
-        conversation.
+        Raises `RewrittenError` if the template rewrites this prompt or the sampled turn. If history
+        is preserved, it is raised only if the ids to append cannot be determined. Raises
+        `HistoryRewrittenError` if `tools` changes this prompt, and `TemplateError` if the template
+        refuses the conversation.
         """
         parts, head = self._parts, self._with_tools(tools)
         turn, new = self._prepared(messages)
-        changed = head is not self._head
-        head = replace(head, texts=head.texts.with_arguments([turn, *new]))
-        delta = self._derive(sampled, turn, new, head, fork=parts.fork)
-        if delta.rewritten is not None and parts.fork:
-            raise HistoryRewrittenError(delta.rewritten)
-        whole = [*self._messages, turn, *new]
         added = parts.bodies.spelled(
-            [turn, *new], head.shared_tools if changed else None, first=len(self._messages)
+            [turn, *new],
+            None if head is self._head else head.shared_tools,
+            first=len(self._messages),
         )
         spelled = self._spelled.union(added)
+        head = replace(head, texts=head.texts.with_arguments([turn, *new]))
+        then = self._continuation(turn, new, head)
+        whole = [*then.before, *new]
+        try:
+            delta = self._derive(sampled, then, fork=parts.fork)
+            if delta.rewritten is not None and parts.fork:
+                raise HistoryRewrittenError(delta.rewritten)
+        except HistoryRewrittenError as error:
+            restart = Cursor(parts, whole, head, spelled)
+            restart.text = then.whole
+            raise RewrittenError(error.reason, restart) from error
         bodies = parts.body_spans(
             delta.whole,
             whole,
@@ -243,14 +257,17 @@ class Cursor:
         """Return the delta that `after` appends if history is preserved. Its field `rewritten`
         describes what the template would rewrite.
         """
-        return self._derive(sampled, *self._prepared(messages), self._head, fork=False)
+        then = self._continuation(*self._prepared(messages), self._head)
+        return self._derive(sampled, then, fork=False)
 
-    def _derive(
-        self, sampled: SampledText, turn: Message, new: list[Message], head: Head, *, fork: bool
-    ) -> RenderedDelta:
-        parts, before = self._parts, [*self._messages, turn]
-        served = ServedPrompt(self.text, self._turns if parts.keep_scaffold else None)
-        return parts.deltas.derive(before, new, head, sampled, served, fork=fork)
+    def _continuation(self, turn: Message, new: list[Message], head: Head) -> Continuation:
+        before = [*self._messages, turn]
+        render = self._parts.renderer.render_prepared
+        return Continuation(before, new, head, render([*before, *new], head, generate=True))
+
+    def _derive(self, sampled: SampledText, then: Continuation, *, fork: bool) -> RenderedDelta:
+        served = ServedPrompt(self.text, self._turns if self._parts.keep_scaffold else None)
+        return self._parts.deltas.derive(then, sampled, served, fork=fork)
 
     def _prepared(self, messages: Sequence[Message]) -> tuple[Message, list[Message]]:
         if not messages:
@@ -273,6 +290,17 @@ class Cursor:
             change = _tools_change(self._head.shared_tools.tools, head.shared_tools.tools)
             raise HistoryRewrittenError(f"{TOOLS_CHANGED} ({change})")
         return head
+
+
+class RewrittenError(HistoryRewrittenError):
+    """The template rewrites the prompt of a cursor, or the turn that was sampled after it.
+
+    `restart` is the cursor of the continued conversation, for a new sequence.
+    """
+
+    def __init__(self, reason: str, restart: Cursor) -> None:
+        super().__init__(reason)
+        self.restart = restart
 
 
 def _tools_change(before: Sequence[Tool], after: Sequence[Tool]) -> str:

@@ -70,6 +70,24 @@ class SampledText:
         return self.text[: -len(self.stop)] if self.stop else self.text
 
 
+class Continuation(NamedTuple):
+    """A conversation that continues after a sampled turn.
+
+    `before`: its messages from `Renderer.prepare`, up to that turn. `new`: those after the turn.
+    `head`: its `Renderer.head`. `whole`: its render, with the generation prompt.
+    """
+
+    before: Sequence[Message]
+    new: Sequence[Message]
+    head: Head
+    whole: str
+
+    @property
+    def turn(self) -> Message:
+        """The message of the sampled turn."""
+        return self.before[-1]
+
+
 class ServedPrompt(NamedTuple):
     """The text of a prompt that was served. `turns`: where earlier sampled turns start in it, if
     later renders may lack their scaffolds. Otherwise None.
@@ -143,7 +161,8 @@ class DeltaRenderer:
     token, the rendered message, and the next generation prompt::
 
         deltas = DeltaRenderer(renderer, encoder, ["<|im_end|>"])
-        found = deltas.derive(messages, new, head, sampled, ServedPrompt(prompt))
+        then = Continuation(messages, new, head, whole)
+        found = deltas.derive(then, sampled, ServedPrompt(prompt))
         prompt + sampled.text + found.text  # the next prompt
         found.text  # "\\n<|im_start|>user\\nMore.<|im_end|>\\n<|im_start|>assistant\\n"
     """
@@ -155,41 +174,38 @@ class DeltaRenderer:
 
     def derive(
         self,
-        messages: Sequence[Message],
-        new: Sequence[Message],
-        head: Head,
+        then: Continuation,
         sampled: SampledText,
         served: ServedPrompt,
         *,
         fork: bool = False,
     ) -> RenderedDelta:
-        """Return the text to append for `new` after `messages`.
+        """Return the text to append for the new messages of `then`.
 
-        `messages` and `new` come from `Renderer.prepare`, `head` from `Renderer.head`. The last of
-        `messages` is the assistant turn that was sampled after the prompt `served`. `fork`: True if
-        a template that rewrites earlier text must start a new sequence.
+        The turn was sampled after the prompt `served`. `fork`: True if a template that rewrites
+        earlier text must start a new sequence.
 
         Raises:
             HistoryRewrittenError: the text to append cannot be determined, or `fork` is True and
                 the whole render does not start with the prompt, with or without its scaffolds.
             TemplateError: the template refuses the conversation.
         """
-        if messages[-1].get("role") != "assistant":
+        turn, whole = then.turn, then.whole
+        if turn.get("role") != "assistant":
             raise TemplateError(
                 "the message before the new messages must be an assistant turn, not a message of "
-                f"role {messages[-1].get('role')!r}"
+                f"role {turn.get('role')!r}"
             )
-        whole = self.renderer.render_prepared([*messages, *new], head, generate=True)
         prompt = served.text
         if served.turns is not None and not whole.startswith(prompt):
             prompt = self._without_scaffolds(prompt, served.turns)
         if fork and not whole.startswith(prompt):
             raise HistoryRewrittenError(_PROMPT_REWRITTEN)
         bare = prompt != served.text
-        cut = self._end_of_turn(messages[-1], sampled, prompt, whole)
+        cut = self._end_of_turn(turn, sampled, prompt, whole)
         if cut is not None:
             return RenderedDelta(whole, cut, None, bare)
-        tail = self._tail(messages, new, head, sampled)
+        tail = self._tail(then, sampled)
         # The sentinel is part of the turn. If it changes the text after the turn, that text is not
         # the one that the template renders for the turn that was sampled.
         if not whole.endswith(tail.with_new[tail.close_at :]):
@@ -199,13 +215,13 @@ class DeltaRenderer:
         resume_at = (
             tail.resume_at
             if sampled.stop
-            else _resume_after_cut(tail, whole, prompt, sampled.text, messages[-1])
+            else _resume_after_cut(tail, whole, prompt, sampled.text, turn)
         )
         cut = len(whole) - len(tail.with_new) + resume_at
         renders = _Renders(served_text=served.text, prompt=prompt, whole=whole, history=whole[:cut])
-        rewritten = self._rewritten(messages, head, sampled, renders, tail)
+        rewritten = self._rewritten(then, sampled, renders, tail)
         shown, control = renders.history[len(prompt) :], self.encoder.pattern
-        shows = rewritten or shows_all(messages[-1], sampled.body, shown, control)
+        shows = rewritten or shows_all(turn, sampled.body, shown, control)
         return RenderedDelta(whole, cut, rewritten, bare, unshown=not shows)
 
     @cached_property
@@ -276,29 +292,21 @@ class DeltaRenderer:
 
     # --- the tail ---------------------------------------------------------------------------------
 
-    def _tail(
-        self,
-        messages: Sequence[Message],
-        new: Sequence[Message],
-        head: Head,
-        sampled: SampledText,
-    ) -> _Tail:
+    def _tail(self, then: Continuation, sampled: SampledText) -> _Tail:
         """Render with the sentinel, and find where the assistant turn ends."""
-        if any(
-            stop in text for stop in self._all_stops(sampled) for text in texts_of(messages[-1])
-        ):
+        if any(stop in text for stop in self._all_stops(sampled) for text in texts_of(then.turn)):
             raise HistoryRewrittenError(
                 "the turn contains the text of a stop token, and the template does not render the "
                 "turn as it was sampled"
             )
-        with_new, without_new = self._after_sentinel(messages, new, head)
+        with_new, without_new = self._after_sentinel(then)
         close_at, rendered_close = self._first_stop(without_new, 0, sampled)
         if rendered_close is not None:
             if not with_new.startswith(without_new[:close_at]):
                 raise HistoryRewrittenError(
                     "the template moves or changes the end of the assistant turn"
                 )
-            if _shown_again(messages[-1], without_new[close_at + len(rendered_close) :]):
+            if _shown_again(then.turn, without_new[close_at + len(rendered_close) :]):
                 # DeepSeek-R1-Distill
                 raise HistoryRewrittenError("the template repeats the turn's text after its calls")
             # the model sampled the close, and continued up to the next role's marker
@@ -330,13 +338,11 @@ class DeltaRenderer:
             )
         return _Tail(with_new, without_new, close_at, close_at + len(sampled.stop or ""))
 
-    def _after_sentinel(
-        self, messages: Sequence[Message], new: Sequence[Message], head: Head
-    ) -> tuple[str, str]:
-        """Return the text after the sentinel in the render with `new`, and in the render without
-        `new`.
+    def _after_sentinel(self, then: Continuation) -> tuple[str, str]:
+        """Return the text after the sentinel in the render with the new messages, and in the render
+        without them.
         """
-        turn = messages[-1]
+        turn, head = then.turn, then.head
         candidates = [{**turn, "content": (turn.get("content") or "") + SENTINEL}]
         if turn.get("tool_calls"):
             candidates.insert(0, _probe_arguments(turn, text=self.renderer.argument_form == "text"))
@@ -348,8 +354,8 @@ class DeltaRenderer:
         # renders need the sentinel: `without_new` shows where the turn ends, `with_new` what
         # follows it.
         for candidate in candidates:
-            probed = (*messages[:-1], candidate)
-            with_new = self.renderer.render_prepared([*probed, *new], head, generate=True)
+            probed = (*then.before[:-1], candidate)
+            with_new = self.renderer.render_prepared([*probed, *then.new], head, generate=True)
             without_new = self.renderer.render_prepared(probed, head, generate=False)
             if SENTINEL in with_new and SENTINEL in without_new:
                 return (
@@ -402,12 +408,7 @@ class DeltaRenderer:
     # --- rewritten history ------------------------------------------------------------------------
 
     def _rewritten(
-        self,
-        messages: Sequence[Message],
-        head: Head,
-        sampled: SampledText,
-        renders: _Renders,
-        tail: _Tail,
+        self, then: Continuation, sampled: SampledText, renders: _Renders, tail: _Tail
     ) -> str | None:
         """Describe what the template rewrites in the served and sampled text. Return None if it
         rewrites nothing.
@@ -417,7 +418,7 @@ class DeltaRenderer:
             return _PROMPT_REWRITTEN
         if history[len(prompt) :] == sampled.text:
             return None
-        without_new = self.renderer.render_prepared(messages, head, generate=False)
+        without_new = self.renderer.render_prepared(then.before, then.head, generate=False)
         opening = served_text if without_new.startswith(served_text) else prompt
         if not without_new.startswith(opening):
             return (
@@ -434,8 +435,8 @@ class DeltaRenderer:
             squashed(sampled.body), squashed(turn_last), squashed(turn_then)
         ):
             return "the last assistant turn is rendered differently once messages follow it"
-        turns = sum(message.get("role") == "assistant" for message in messages)
-        part = dropped_part(messages[-1], sampled.body, history[len(prompt) :])
+        turns = sum(message.get("role") == "assistant" for message in then.before)
+        part = dropped_part(then.turn, sampled.body, history[len(prompt) :])
         if part is not None:
             return f"the template does not show the {part} of turn {turns}"
         if sampled.stop and not history.endswith(sampled.stop):
