@@ -18,7 +18,8 @@ INTRODUCTION = """# Speed benchmarks
 `make bench` writes this page. Do not edit it. [Speed](speed.md) explains the figures.
 
 Compare ratios, not microseconds: they vary by 20 % or more between runs. CPU time is that of all
-processes of a row, without the engine's stub. The floor is the raw encode of the new bodies.
+processes of a row, without the engine's stub. The raw encode is that of the new bodies, with the
+tokenizer alone.
 """
 
 

@@ -49,7 +49,7 @@ from toolroll.rollout.types import Completion, Message, Tool
 PROMPTS, TURNS = 30, 100
 EARLY, LATE = range(3, 8), range(TURNS - 4, TURNS + 1)
 """Turns 5 and 100, each with its neighbors, which have the same text up to digits."""
-FLOOR, FULL, OURS = "floor: raw encode of the new bodies", FullRender.name, "toolroll"
+RAW, FULL, OURS = "raw encode of the new bodies", FullRender.name, "toolroll"
 
 
 class Toolroll:
@@ -142,7 +142,7 @@ def ways(tok: Any) -> tuple[list[Way], list[str]]:
         PublishedLoop(tok),
     ]
     peers: list[tuple[str, str, Callable[[], Way]]] = [
-        ("strands-sglang 0.4.3", "strands_sglang", lambda: Strands(tok)),
+        ("strands-sglang 0.6.2", "strands_sglang", lambda: Strands(tok)),
         ("renderers 0.1.12", "renderers", lambda: Renderers(tok)),
         ("verl 0.9.1", "verl", lambda: Verl(tok, with_tools=True)),
         ("verl 0.9.1", "verl", lambda: Verl(tok, with_tools=False)),
@@ -194,7 +194,7 @@ def measure(talks: Sequence[Conversation], tools: list[Tool], rounds: int) -> tu
     """Play every conversation in every way, interleaved, after one round that is not timed."""
     tok = tokenizer(QWEN)
     candidates, skipped = ways(tok)
-    found = Measured([FLOOR, *(way.name for way in candidates)], len(talks))
+    found = Measured([RAW, *(way.name for way in candidates)], len(talks))
     for number_of_round in range(rounds + 1):
         gc.collect()
         if number_of_round == 1:
@@ -205,7 +205,7 @@ def measure(talks: Sequence[Conversation], tools: list[Tool], rounds: int) -> tu
             for way in candidates[shift:] + candidates[:shift]:
                 compared = number_of_round == 1
                 play(way, tok, conversation, tools, at, found, compared=compared)
-            floor(tok, conversation, at, found.laps, TURNS)
+            raw_encode(tok, conversation, at, found.laps, TURNS)
     return found, skipped
 
 
@@ -243,12 +243,12 @@ def play(
                 way.verify()
 
 
-def floor(tok: Any, conversation: Conversation, at: int, laps: Laps, turns: int) -> None:
-    """Time the minimum work of any way: encode the new bodies with the bare tokenizer."""
+def raw_encode(tok: Any, conversation: Conversation, at: int, laps: Laps, turns: int) -> None:
+    """Time the encode of the new bodies with the bare tokenizer."""
     encode = tok.backend_tokenizer.encode
     for turn, exchange in enumerate(conversation.turns[:turns], 1):
         bodies = [message["content"] for message in exchange.new]
-        with laps.lap((FLOOR, at, turn)):
+        with laps.lap((RAW, at, turn)):
             for body in bodies:
                 _ = encode(body, add_special_tokens=False).ids
 
@@ -256,11 +256,11 @@ def floor(tok: Any, conversation: Conversation, at: int, laps: Laps, turns: int)
 def table(found: Measured) -> Table:
     """Tabulate."""
     head = "way,first prompt,turn 5,turn 100,turn 100 over turn 5,30 prompts in ms"
-    head += ",30 prompts over the floor,check of 30 turns,prompts as rendered"
+    head += ",30 prompts over the raw encode,check of 30 turns,prompts as rendered"
     made = Table("Prompt building, microseconds of CPU", head.split(","))
-    floor_of_prompts = found.of_prompts(FLOOR)
+    raw_prompts = found.of_prompts(RAW)
     for name in found.names:
-        first = found.laps.median((name, "first")) if name != FLOOR else 0.0
+        first = found.laps.median((name, "first")) if name != RAW else 0.0
         early, late = found.of_turns(name, EARLY), found.of_turns(name, LATE)
         prompts = found.of_prompts(name)
         checked = (name, "verify") in found.laps.times
@@ -273,9 +273,9 @@ def table(found: Measured) -> Table:
                 number(late),
                 number(late / early),
                 number((first + prompts) / 1000),
-                number(prompts / floor_of_prompts),
+                number(prompts / raw_prompts),
                 number(found.laps.median((name, "verify"))) if checked else "",
-                f"{sum(equal)}/{len(equal)}" if equal else "" if name == FLOOR else "text",
+                f"{sum(equal)}/{len(equal)}" if equal else "" if name == RAW else "text",
             ]
         )
     return made
@@ -286,13 +286,13 @@ def add_figures(made: Table, found: Measured) -> None:
     whole = {
         name: found.laps.median((name, "first")) + found.of_prompts(name)
         for name in found.names
-        if name != FLOOR
+        if name != RAW
     }
     long = {name: found.of_turns(name, LATE) / found.of_turns(name, EARLY) for name in found.names}
     made.figures |= {
         "deltas.prompts": whole[OURS] / 1000,
         "deltas.full": whole[FULL] / 1000,
-        "deltas.over_floor": found.of_prompts(OURS) / found.of_prompts(FLOOR),
+        "deltas.over_raw": found.of_prompts(OURS) / found.of_prompts(RAW),
         "deltas.long": long[OURS],
         "deltas.tokens": statistics.fmean(found.lengths[TURNS]),
     }
@@ -319,7 +319,7 @@ def run(*, quick: bool = False) -> Table:
         f"{len(talks)} conversations, continued to {TURNS} turns. "
         f"Prompt tokens at turns {PROMPTS} and {TURNS}: {tokens}.",
         f"Turns 5 and {TURNS}: means over five turns, {EARLY[0]} to {EARLY[-1]} and {LATE[0]} to "
-        f"{LATE[-1]}, with the same text up to digits. Over the floor: without the first prompt.",
+        f"{LATE[-1]}, with the same text up to digits. The raw encode has no first prompt.",
         *(f"Skipped: {why}." for why in skipped),
     ]
     return made

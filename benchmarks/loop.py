@@ -55,7 +55,7 @@ LIMITS = (
 """The required ratios: CPU per turn of the first over that of the second, and the limit."""
 AT_ONCE = 64
 PARAMS = tight.PARAMS
-STRANDS_PACKAGE = ("strands-sglang 0.4.3", "strands_sglang")
+STRANDS_PACKAGE = ("strands-sglang 0.6.2", "strands_sglang")
 
 Loop = Callable[[str, Any, Material, int], Awaitable[None]]
 """Plays a number of concurrent episodes against the stub at an address."""

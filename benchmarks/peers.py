@@ -142,7 +142,7 @@ class Renderers:
 
 
 class Strands:
-    """strands-sglang 0.4.3: `SGLangModel.tokenize_prompt_messages` and its rollout's lists."""
+    """strands-sglang 0.6.2: `SGLangModel.tokenize_prompt_messages` and its rollout's lists."""
 
     name = "strands-sglang"
 

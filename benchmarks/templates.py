@@ -20,7 +20,7 @@ from benchmarks.conversations import (
     tokenizer,
     workload,
 )
-from benchmarks.deltas import FLOOR, Toolroll, floor
+from benchmarks.deltas import RAW, Toolroll, raw_encode
 from benchmarks.peers import readable
 from benchmarks.tables import Table, number
 from toolroll.rollout.errors import HistoryRewrittenError, TemplateError
@@ -94,9 +94,9 @@ def row(
             with laps.lap("verify"):
                 way.verify()
             preserved += way.preserved
-            floor(tok, conversation, at, laps, turns)
-    floors = [(FLOOR, at, turn) for at in range(len(conversations)) for turn in range(1, turns + 1)]
-    raw = statistics.fmean(map(laps.median, floors))
+            raw_encode(tok, conversation, at, laps, turns)
+    encodes = [(RAW, at, turn) for at in range(len(conversations)) for turn in range(1, turns + 1)]
+    raw = statistics.fmean(map(laps.median, encodes))
     cost = statistics.fmean(laps.times["turn"])
     return [
         name,
