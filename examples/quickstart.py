@@ -4,8 +4,13 @@ trained.
 
 import asyncio
 
-from toolroll import Model, RolloutArgs, TrainableToolCallingAgent, load_environment
-from toolroll.rollout.types import EnvironmentOptions
+from toolroll import (
+    EnvironmentOptions,
+    Model,
+    RolloutArgs,
+    TrainableToolCallingAgent,
+    load_environment,
+)
 from toolroll.testing import (
     EmbeddedEngine,
     load_embedded_tokenizer,

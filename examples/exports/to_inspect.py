@@ -19,14 +19,13 @@ from statistics import fmean, stdev
 from typing import Any
 from zipfile import ZIP_DEFLATED, ZipFile
 
+from toolroll import Episode, Message, Status, Summary
 from toolroll.evaluation.export.exported_run import ExportedRun, is_graded
 from toolroll.evaluation.export.messages import calls_of, text_of
 from toolroll.evaluation.report import read_summary
 from toolroll.evaluation.viewer.data import reward_reason
-from toolroll.rollout.runs.summary import Summary
 from toolroll.rollout.runtime.disk import new_folder
 from toolroll.rollout.runtime.jsonable import json_bytes
-from toolroll.rollout.types import Episode, Message, Status
 
 _OF_RESULT = "status stop_reason info metrics".split()
 _NO_TRACE = {"traceback": "", "traceback_ansi": ""}

@@ -21,12 +21,11 @@ from typing import Any
 
 import orjson
 
+from toolroll import Episode, UsageError
 from toolroll.evaluation.export.exported_run import ExportedRun, is_graded
-from toolroll.rollout.errors import UsageError
 from toolroll.rollout.runs.pass_at_k import pass_hat_k
 from toolroll.rollout.runtime.disk import new_folder
 from toolroll.rollout.runtime.jsonable import json_bytes
-from toolroll.rollout.types import Episode
 
 Documents = Sequence[dict[str, Any]]
 """The lines of one `samples_*.jsonl`."""

@@ -15,11 +15,10 @@ from typing import Any
 
 import orjson
 
+from toolroll import Episode, UsageError
 from toolroll.evaluation.export.exported_run import ExportedRun, is_graded
-from toolroll.rollout.errors import UsageError
 from toolroll.rollout.runtime.disk import written_whole
 from toolroll.rollout.runtime.jsonable import json_bytes
-from toolroll.rollout.types import Episode
 
 
 def tau_bench_results(episodes: Iterable[Episode]) -> tuple[list[dict[str, Any]], list[str]]:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from toolroll.rollout.types import InteractionResult
+from toolroll import InteractionResult
 from toolroll.trainers.sequences import training_sequences
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from examples.learn_desk import teacher
 from examples.learn_desk.batches import Sample
 
-from toolroll.rollout.types import Task
+from toolroll import Task
 
 _Piece = tuple[str, bool]
 """A text, and whether its tokens are trained."""

@@ -31,8 +31,8 @@ from examples.learn_desk.tokenizer import (
     train_tokenizer,
 )
 
+from toolroll import Episode
 from toolroll.environments.desk import DESK
-from toolroll.rollout.types import Episode
 from toolroll.testing import load_engine
 
 logger = logging.getLogger(__name__)

@@ -12,12 +12,10 @@ from examples.learn_desk.batches import Sample, samples_of
 from examples.learn_desk.teacher import replies
 from examples.learn_desk.tokenizer import load_tokenizer
 
-from toolroll import Model, RolloutArgs
+from toolroll import EnvironmentOptions, Episode, Model, RolloutArgs, Runner, RunSettings, Task
 from toolroll.environments.desk import DESK, Desk, DeskFactory
 from toolroll.rollout.runs.registry import agent_maker
-from toolroll.rollout.runs.runner import Runner, session_id
-from toolroll.rollout.settings import RunSettings
-from toolroll.rollout.types import EnvironmentOptions, Episode, Task
+from toolroll.rollout.runs.runner import session_id
 from toolroll.testing import EmbeddedEngine
 from toolroll.testing.policy import script
 

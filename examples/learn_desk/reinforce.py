@@ -13,7 +13,7 @@ from examples.learn_desk.batches import Sample, samples_of, to_batch
 from examples.learn_desk.network import Policy
 from torch import Tensor
 
-from toolroll.rollout.types import Episode
+from toolroll import Episode
 from toolroll.trainers.advantages import group_advantages
 
 UPDATES = 2

@@ -11,9 +11,9 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from toolroll import Action, Task
 from toolroll.environments.desk import reference
 from toolroll.environments.desk.tools import money
-from toolroll.rollout.types import Action, Task
 from toolroll.testing.reference_policy import write_action
 
 Facts = Mapping[str, Any]

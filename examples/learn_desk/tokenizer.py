@@ -12,8 +12,8 @@ from typing import Any
 from examples.learn_desk import teacher
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from toolroll import Task
 from toolroll.environments.desk import BRIEF_POLICY, TOOLS, words
-from toolroll.rollout.types import Task
 
 VOCABULARY = 2048
 CONTROL_TOKENS = ("<|im_end|>", "<|im_start|>", "<|pad|>")

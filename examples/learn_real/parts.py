@@ -28,13 +28,12 @@ from examples.learn_real.server import sglang
 from examples.learn_real.settings import Settings
 from transformers import AutoTokenizer
 
+from toolroll import ChatTemplate, Episode, Task, read_episodes
 from toolroll.cli.app import app
 from toolroll.cli.compare import compare_folders
 from toolroll.environments.desk.generate import generate
 from toolroll.evaluation.compare import Question
-from toolroll.rollout.runs.episode_file import FILE_NAME, read_episodes
-from toolroll.rollout.template import ChatTemplate
-from toolroll.rollout.types import Episode, Task
+from toolroll.rollout.runs.episode_file import FILE_NAME
 from toolroll.trainers.sequences import delivered_share, select_sequences
 
 ENDS = {

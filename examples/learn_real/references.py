@@ -9,10 +9,8 @@ from examples.learn_desk import teacher
 from examples.learn_desk.batches import Sample
 from examples.learn_desk.play import OPTIONS
 
+from toolroll import ChatTemplate, Task, tokenize_conversation
 from toolroll.environments.desk import DESK, reference
-from toolroll.rollout.template import ChatTemplate
-from toolroll.rollout.template.transcript import tokenize_conversation
-from toolroll.rollout.types import Task
 
 
 async def reference_sample(template: ChatTemplate, task: Task) -> Sample:

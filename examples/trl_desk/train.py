@@ -7,7 +7,7 @@ the environment.
 import os
 from typing import Any
 
-from toolroll.rollout.runs.registry import load_environment
+from toolroll import load_environment
 from toolroll.trainers.episodes import EpisodeSettings
 from toolroll.trainers.trl import (
     RolloutFunc,

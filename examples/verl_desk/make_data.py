@@ -3,7 +3,7 @@
 import sys
 from typing import Any
 
-from toolroll.rollout.runs.registry import load_environment
+from toolroll import load_environment
 
 
 def rows() -> list[dict[str, Any]]:

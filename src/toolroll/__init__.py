@@ -21,12 +21,15 @@ if TYPE_CHECKING:
     from toolroll.rollout.engine import Engine, EngineConfig
     from toolroll.rollout.errors import ActionError, ToolrollError, UsageError
     from toolroll.rollout.model.model import Model
+    from toolroll.rollout.model.tokenizers import load_tokenizer
+    from toolroll.rollout.runs.callbacks import Callback
     from toolroll.rollout.runs.episode_file import read_episodes
     from toolroll.rollout.runs.registry import load_environment
     from toolroll.rollout.runs.runner import Runner
+    from toolroll.rollout.runs.summary import Summary
     from toolroll.rollout.session.session import Session
     from toolroll.rollout.settings import RolloutArgs, RunSettings
-    from toolroll.rollout.template import ChatTemplate
+    from toolroll.rollout.template import ChatTemplate, Cursor, tokenize_conversation
     from toolroll.rollout.types import (
         Action,
         Completion,
@@ -34,7 +37,9 @@ if TYPE_CHECKING:
         EnvironmentFactory,
         EnvironmentOptions,
         Episode,
+        GenerateRequest,
         InteractionResult,
+        Message,
         Observation,
         Status,
         StepResult,
@@ -57,9 +62,12 @@ _HOMES = {
     "toolroll.rollout.runs.registry": ("load_environment",),
     "toolroll.rollout.runs.runner": ("Runner",),
     "toolroll.rollout.model.model": ("Model",),
+    "toolroll.rollout.model.tokenizers": ("load_tokenizer",),
+    "toolroll.rollout.runs.callbacks": ("Callback",),
+    "toolroll.rollout.runs.summary": ("Summary",),
     "toolroll.rollout.session.session": ("Session",),
     "toolroll.rollout.runs.episode_file": ("read_episodes",),
-    "toolroll.rollout.template": ("ChatTemplate",),
+    "toolroll.rollout.template": ("ChatTemplate", "Cursor", "tokenize_conversation"),
     "toolroll.rollout.types": (
         "Action",
         "Completion",
@@ -67,7 +75,9 @@ _HOMES = {
         "EnvironmentFactory",
         "EnvironmentOptions",
         "Episode",
+        "GenerateRequest",
         "InteractionResult",
+        "Message",
         "Observation",
         "Status",
         "StepResult",
@@ -84,15 +94,19 @@ __all__ = [
     "ActionError",
     "CallPolicy",
     "CallStatus",
+    "Callback",
     "ChatTemplate",
     "Completion",
+    "Cursor",
     "Engine",
     "EngineConfig",
     "Environment",
     "EnvironmentFactory",
     "EnvironmentOptions",
     "Episode",
+    "GenerateRequest",
     "InteractionResult",
+    "Message",
     "Model",
     "Observation",
     "ParsedReply",
@@ -104,6 +118,7 @@ __all__ = [
     "Status",
     "StepResult",
     "StopReason",
+    "Summary",
     "Task",
     "ToolCall",
     "ToolrollError",
@@ -115,7 +130,9 @@ __all__ = [
     "agent_factory",
     "get_parser",
     "load_environment",
+    "load_tokenizer",
     "read_episodes",
+    "tokenize_conversation",
     "tool_environment",
 ]
 

@@ -166,6 +166,27 @@ def test_the_api_page_names_every_public_name_with_its_home() -> None:
         assert [name for name in re.findall(r"`(\w+)`", text) if not hasattr(home, name)] == []
 
 
+SOURCES = {str(block): block.text for block in blocks("python")}
+SOURCES |= {
+    str(path.relative_to(ROOT)): path.read_text(encoding="utf-8")
+    for path in (ROOT / "examples").rglob("*.py")
+}
+
+
+def test_docs_and_examples_import_the_public_names_from_toolroll() -> None:
+    found = [
+        f"{place}: from {module} import {name}"
+        for place, source in SOURCES.items()
+        for module, names in re.findall(
+            r"^ *from toolroll\.([\w.]+) import ([\w, ]+)", source, re.M
+        )
+        if module not in ("agents.trainable_agents", "parsers")  # the published names
+        for name in names.split(", ")
+        if name in toolroll.__all__
+    ]
+    assert found == []
+
+
 @pytest.mark.parametrize("kind", [RolloutArgs, RunSettings, EpisodeSettings])
 def test_the_page_of_settings_has_every_setting(kind: type[BaseModel]) -> None:
     page = (ROOT / "docs" / "settings.md").read_text(encoding="utf-8")
