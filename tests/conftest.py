@@ -128,6 +128,18 @@ def _allowed(item: pytest.Item, report: Any) -> bool:
     return marked or ALLOWED in str(report.longrepr)
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Collect without the garbage collector: nothing that is imported becomes garbage, and the
+    collector would visit all of it again and again.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+
+
 def pytest_collection_finish() -> None:
     """Hide what exists from the garbage collector. Each model that is opened would otherwise visit
     the million objects of pytest and of what the tests import. While objects are frozen,
