@@ -18,6 +18,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 from collections.abc import Callable, Generator, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,7 @@ import pytest
 from support.faults.tally import COUNTS, Tally
 from support.tiers import load_profile
 
+from toolroll.rollout.runtime.garbage import paced_garbage
 from toolroll.rollout.template.verifier_pool import POOL
 from toolroll.testing import load_embedded_tokenizer
 
@@ -73,9 +75,9 @@ def any_tokenizer(request: pytest.FixtureRequest, tokenizer: Any) -> Any:
 @pytest.fixture(scope="module")
 def unfrozen() -> Iterator[None]:
     """Objects that the garbage collector visits, as in a process without pytest."""
-    gc.unfreeze()
+    PACED.close()
     yield
-    pytest_collection_finish()
+    PACED.enter_context(paced_garbage())
 
 
 @pytest.fixture
@@ -128,25 +130,26 @@ def _allowed(item: pytest.Item, report: Any) -> bool:
     return marked or ALLOWED in str(report.longrepr)
 
 
+PACED = ExitStack()
+"""Holds `paced_garbage` while tests run."""
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """Collect without the garbage collector: nothing that is imported becomes garbage, and the
-    collector would visit all of it again and again.
+    """Collect without the garbage collector: nothing that is imported becomes garbage. Then hide
+    what exists from it: each model that is opened would visit the million objects of pytest and
+    of what the tests import.
     """
     gc.disable()
     try:
         return (yield)
     finally:
         gc.enable()
+        PACED.enter_context(paced_garbage())
 
 
-def pytest_collection_finish() -> None:
-    """Hide what exists from the garbage collector. Each model that is opened would otherwise visit
-    the million objects of pytest and of what the tests import. While objects are frozen,
-    `paced_garbage` does nothing: its tests use `unfrozen`.
-    """
-    gc.collect()
-    gc.freeze()
+def pytest_unconfigure() -> None:
+    PACED.close()
 
 
 PASSED = "TOOLROLL_PASSED"
