@@ -17,7 +17,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # and the small matrices of the tests' models take ten times as long.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
-from collections.abc import Callable, Generator, Iterator
+from collections import Counter
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +27,7 @@ import pytest
 from support.faults.tally import COUNTS, Tally
 from support.tiers import load_profile
 
+from toolroll.rollout.runtime.garbage import paced_garbage
 from toolroll.rollout.template.verifier_pool import POOL
 from toolroll.testing import load_embedded_tokenizer
 
@@ -53,6 +56,11 @@ The quick tier leaves out:
 BY_PARAMETER = ("unit/template/test_conformance.py", "unit/template/test_conversations.py")
 """Files with one costly case a template: each template is a scope of its own."""
 
+FIRST = ("tests/unit/test_frozen.py", "tests/integration", "tests/system", "tests/contract")
+"""The scopes that take longest begin first, so that no process waits long for the last one. The
+others begin in the order of their number of tests.
+"""
+
 
 @pytest.fixture(scope="session")
 def tokenizer() -> Any:
@@ -73,9 +81,9 @@ def any_tokenizer(request: pytest.FixtureRequest, tokenizer: Any) -> Any:
 @pytest.fixture(scope="module")
 def unfrozen() -> Iterator[None]:
     """Objects that the garbage collector visits, as in a process without pytest."""
-    gc.unfreeze()
+    PACED.close()
     yield
-    pytest_collection_finish()
+    PACED.enter_context(paced_garbage())
 
 
 @pytest.fixture
@@ -128,13 +136,26 @@ def _allowed(item: pytest.Item, report: Any) -> bool:
     return marked or ALLOWED in str(report.longrepr)
 
 
-def pytest_collection_finish() -> None:
-    """Hide what exists from the garbage collector. Each model that is opened would otherwise visit
-    the million objects of pytest and of what the tests import. While objects are frozen,
-    `paced_garbage` does nothing: its tests use `unfrozen`.
+PACED = ExitStack()
+"""Holds `paced_garbage` while tests run."""
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Collect without the garbage collector: nothing that is imported becomes garbage. Then hide
+    what exists from it: each model that is opened would visit the million objects of pytest and
+    of what the tests import.
     """
-    gc.collect()
-    gc.freeze()
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        PACED.enter_context(paced_garbage())
+
+
+def pytest_unconfigure() -> None:
+    PACED.close()
 
 
 PASSED = "TOOLROLL_PASSED"
@@ -143,14 +164,16 @@ pass now are added: the steps of `.ci/run` share one, so that no test runs twice
 """
 
 
+@pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselect the tests that `PASSED` lists."""
+    """Deselect the tests that `PASSED` lists, and put the scopes of the others in order."""
     file = Path(os.environ.get(PASSED, ""))
-    if not file.is_file():
-        return
-    passed = frozenset(file.read_text(encoding="utf-8").splitlines())
-    config.hook.pytest_deselected(items=[item for item in items if item.nodeid in passed])
-    items[:] = [item for item in items if item.nodeid not in passed]
+    if file.is_file():
+        passed = frozenset(file.read_text(encoding="utf-8").splitlines())
+        config.hook.pytest_deselected(items=[item for item in items if item.nodeid in passed])
+        items[:] = [item for item in items if item.nodeid not in passed]
+    tests = Counter(scope_of(item.nodeid) for item in items)
+    items.sort(key=lambda item: _place(scope_of(item.nodeid), tests))
 
 
 def scope_of(nodeid: str) -> str:
@@ -165,15 +188,22 @@ def scope_of(nodeid: str) -> str:
     return path
 
 
+def _place(scope: str, tests: Mapping[str, int]) -> tuple[int, int, str]:
+    """Where `scope` comes among the others: see `FIRST`."""
+    first = next((at for at, begin in enumerate(FIRST) if scope.startswith(begin)), len(FIRST))
+    return first, -tests[scope], scope
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
-    """pytest-xdist's scheduler with the scopes of `scope_of`."""
+    """pytest-xdist's scheduler with the scopes of `scope_of`, in the order of the tests."""
     from xdist.scheduler import LoadScopeScheduling
 
     class ByScope(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
             return scope_of(nodeid)
 
+    config.option.loadscopereorder = False
     return ByScope(config, log)
 
 

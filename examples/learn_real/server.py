@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 from urllib.request import ProxyHandler, Request, build_opener
 
+MODULE = "sglang.launch_server"
 FLAGS = {
     # The trainer is on the same GPU. These backends need no CUDA compiler.
     "cuda": "--dtype bfloat16 --mem-fraction-static 0.4 --attention-backend triton "
@@ -63,7 +64,7 @@ def sglang(model: Path, device: str, log: Path, flags: Sequence[str]) -> Iterato
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = [sys.executable, "-m", "sglang.launch_server", "--model-path", str(model)]
+    command = [sys.executable, "-m", MODULE, "--model-path", str(model)]
     command += ["--host", "127.0.0.1", "--port", str(port), "--context-length", "4096"]
     with log.open("ab") as file:
         process = subprocess.Popen(

@@ -23,7 +23,7 @@ async def computed_twice(waiting: Admission, seed: int) -> int:
     async def play(number: int) -> int:
         source, twice, known = np.random.default_rng((seed, number)), 0, 0
         name, prompt = f"{seed}/{number}", fresh(source, FIRST)
-        params = {"max_new_tokens": SAMPLED, "ignore_eos": True, "temperature": 1.0}
+        params = {"max_new_tokens": SAMPLED, "ignore_eos": True, "temperature": 0.0}
         for _ in range(TURNS):
             request = GenerateRequest(prompt, params, name)
             completion = await waiting.generate(request)

@@ -1,5 +1,5 @@
-"""`examples/learn_real` with short turns, and with rewards that differ: `python -m
-support.rehearsal`, with the command's options.
+"""`examples/learn_real` with short turns, with rewards that differ, and with a server that starts
+faster: `python -m support.rehearsal`, with the command's options.
 
 A model of two layers earns nothing, and groups with equal rewards are not trained on.
 """
@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import partial
 
 from examples.learn_desk import play as playing
-from examples.learn_real import parts
+from examples.learn_real import parts, server
 from examples.learn_real.__main__ import main
 
 from toolroll.environments.desk import Desk
@@ -34,6 +34,7 @@ class DrawnDesk(Desk):
 
 
 if __name__ == "__main__":
+    server.MODULE = "forked_sglang"
     playing.MAX_NEW_TOKENS = MAX_NEW_TOKENS
     play = partial(playing.play, make_desk=DrawnDesk)
     parts.__dict__.update(MAX_NEW_TOKENS=MAX_NEW_TOKENS, play=play)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache, cached_property
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -15,14 +16,18 @@ AROUND = ("endpoint", "environments", "evaluation", "testing", "trainers", "cli"
 FLOORS = (*CORE, *AROUND)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Module:
     """One file: its import name, its text and its syntax tree."""
 
     name: str
     path: Path
     text: str
-    tree: ast.Module
+
+    @cached_property
+    def tree(self) -> ast.Module:
+        """Parsed when it is first asked for, not when tests are collected."""
+        return ast.parse(self.text, filename=str(self.path))
 
     @property
     def floor(self) -> str:
@@ -51,10 +56,10 @@ def read_module(path: Path, root: Path = ROOT) -> Module:
     parts = list(inside.with_suffix("").parts)
     if parts[-1] == "__init__":
         parts.pop()
-    text = path.read_text(encoding="utf-8")
-    return Module(".".join(["toolroll", *parts]), path, text, ast.parse(text, filename=str(path)))
+    return Module(".".join(["toolroll", *parts]), path, path.read_text(encoding="utf-8"))
 
 
+@cache
 def library(root: Path = ROOT) -> dict[str, Module]:
     """Every module of the library, by name."""
     found = [read_module(path, root) for path in sorted((root / "src" / "toolroll").rglob("*.py"))]

@@ -217,7 +217,7 @@ def bare_function(): ...
 """
     (tmp_path / "a_bare_module.py").write_text(text)
     monkeypatch.syspath_prepend(tmp_path)
-    module = Module("a_bare_module", tmp_path / "a_bare_module.py", text, ast.parse(text))
+    module = Module("a_bare_module", tmp_path / "a_bare_module.py", text)
     found = [words.split(" has")[0] for words in without_docstrings(module)]
     assert [name.removeprefix("a_bare_module") for name in found] == [
         "", ".Base", ".Named.bare", ".Data", ".bare_function",
