@@ -144,6 +144,7 @@ class Conversation:
         Raise `ContextOverflowError` if the prompt leaves no room for an answer, `TemplateError` if
         the template refuses the conversation, and `EngineError` if the engine fails.
         """
+        await self.model.turnstile.passed()
         tools = self._new_tools or self._tools
         large = self._size + tools.size > LONG
         if not self._observed:
