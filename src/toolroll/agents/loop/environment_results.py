@@ -113,7 +113,8 @@ class _Reader:
             )
         if isinstance(value, (dict, Mapping)):
             return {
-                key: self.copied(item, name, depth + 1) for key, item in self.read(value.items())
+                key: item if type(item) in ATOMS else self.copied(item, name, depth + 1)
+                for key, item in self.read(value.items())
             }
         return [
             self.copied(item, name if depth else f"{name}[{position}]", depth + 1)

@@ -154,7 +154,8 @@ class EnvironmentRunner:
             raise
 
     def _stepped(self, returned: Any, action: Action) -> StepResult:
-        result = self.checked_step(f"{self._name}.step", returned, action)
+        where = f"{self._name}.step"
+        result = self._checked(checked_step, where, returned, action, self._most_bytes)
         self.done = bool(result.done)
         return result
 

@@ -51,14 +51,12 @@ class EpisodeTracker:
             self.counts["lookalike_calls"] += len(turn.parsed.lookalikes)
         for name, count in turn.counts.items():
             self.counts[name] += count
-        for call in turn.parsed.bad_calls:
-            self.counts["invalid_calls"] += 1
-            self.counts[f"invalid_calls/{call.status}"] += 1
-        self.bad_calls += [
-            {"message": index, "call": position, "status": call.status.value}
-            for position, call in enumerate(turn.parsed.tool_calls)
-            if not call.ok
-        ]
+        for position, call in enumerate(turn.parsed.tool_calls):
+            if not call.ok:
+                self.counts["invalid_calls"] += 1
+                self.counts[f"invalid_calls/{call.status}"] += 1
+                status = call.status.value
+                self.bad_calls.append({"message": index, "call": position, "status": status})
         self.engine_seconds += turn.seconds
 
     def step(self, result: StepResult) -> None:

@@ -153,7 +153,8 @@ class Engine(EngineClient):
             EngineError: Any other failure, after the retries.
         """
         info = await self._check(request)
-        check = partial(check_ids, request=request, vocab_size=info.sampled_limit)
+        vocab_size = info.sampled_limit
+        check = partial(check_ids, request=request, vocab_size=vocab_size)
         began = perf_counter()
         outcome, attempts = await self._retries.send(
             partial(self._attempt, request, progress, check), seconds=self.config.deadline
@@ -166,7 +167,7 @@ class Engine(EngineClient):
             answer,
             request,
             rid=rid,
-            vocab_size=info.sampled_limit,
+            vocab_size=vocab_size,
             experts_per_token=self._experts_per_token,
         )
         completion = replace(completion, latency=latency, attempts=attempts)

@@ -106,7 +106,8 @@ def parse_turn(
         finish_reason=completion.finish_reason,
         stop_token_ids=stop_ids(completion, sampling_params, model),
     )
-    text = before_stop(sampled.body, completion, stop_strings)
+    body = sampled.body
+    text = before_stop(body, completion, stop_strings)
     if prefill:
         last = sampled.last_id if sampled.last_id is not None else prefill_ids[-1]
         sampled = replace(sampled, text=prefill + sampled.text, last_id=last)
@@ -177,10 +178,8 @@ def call_id(seed: str, index: int) -> str:
 
 def with_call_ids(reply: ParsedReply, seed: str) -> ParsedReply:
     """Return `reply` with an id for every call that has none. `seed` identifies the turn."""
-    if all(call.id for call in reply.tool_calls):
-        return reply
-    calls = tuple(
+    calls = [
         call if call.id else call.with_id(call_id(seed, index))
         for index, call in enumerate(reply.tool_calls)
-    )
-    return replace(reply, tool_calls=calls)
+    ]
+    return replace(reply, tool_calls=tuple(calls))

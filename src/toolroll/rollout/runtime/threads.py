@@ -93,7 +93,7 @@ class Threads:
             self._loop, self._places = loop, asyncio.Semaphore(self._most)
             self._ended = asyncio.Event()
         async with self._places:
-            if self._too_many():
+            if self._given_up and self._too_many():
                 await self._wait_for_room()
             future: asyncio.Future[T] = loop.create_future()
             arguments = (future, function, args, self._end)
