@@ -45,7 +45,7 @@ def test_few_pass_in_each_iteration_in_the_order_in_which_they_came() -> None:
     passed = asyncio.run(passing(Turnstile(3), 10))
     assert [number for number, _ in passed] == list(range(10))
     first = passed[0][1]
-    assert Counter(iteration - first for _, iteration in passed) == {0: 3, 2: 3, 3: 3, 4: 1}
+    assert Counter(iteration - first for _, iteration in passed) == {0: 3, 2: 3, 4: 3, 6: 1}
 
 
 def test_without_a_crowd_nothing_waits() -> None:
@@ -57,7 +57,7 @@ def test_a_cancelled_task_takes_no_place() -> None:
     passed = asyncio.run(passing(Turnstile(2), 8, cancelled=(2, 3, 5)))
     assert [number for number, _ in passed] == [0, 1, 4, 6, 7]
     first = passed[0][1]
-    assert Counter(iteration - first for _, iteration in passed) == {0: 2, 2: 2, 3: 1}
+    assert Counter(iteration - first for _, iteration in passed) == {0: 2, 2: 2, 4: 1}
 
 
 def test_a_later_crowd_finds_it_empty() -> None:

@@ -353,7 +353,7 @@ class Engine(EngineClient):
                 check_dropped(each, self._control_plane.dropped)
         data = orjson.dumps(payload, option=orjson.OPT_SERIALIZE_NUMPY)
         try:
-            answer = await self._transport.post(url, data, seconds=self.config.attempt_timeout)
+            answer = await self._transport.ask(url, data, seconds=self.config.attempt_timeout)
         except NETWORK_ERRORS as error:
             raise _raised(from_exception(error), 1, url) from error
         body = _checked(answer)

@@ -216,7 +216,7 @@ class ControlPlane:
         for worker in await self._listed():
             url = f"{worker}{path}"
             try:
-                answer = await self._transport.post(url, data, seconds=self._config.abort_timeout)
+                answer = await self._transport.ask(url, data, seconds=self._config.abort_timeout)
             except NETWORK_ERRORS as error:
                 logger.info("%s %s failed: %s", url, dict(body), error)
                 all_final = False
@@ -238,7 +238,7 @@ class ControlPlane:
         if now() < self._silent.get(worker, -inf):
             return None, False
         try:
-            answer = await self._transport.get(url, seconds=self._config.connect_timeout)
+            answer = await self._transport.ask(url, seconds=self._config.connect_timeout)
         except NETWORK_ERRORS as error:
             logger.info("the request to %s failed: %s", url, error)
             if worker and isinstance(error, TimeoutError):

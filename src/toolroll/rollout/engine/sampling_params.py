@@ -42,12 +42,11 @@ def check_names(names: Iterable[str], *, dropped: frozenset[str] = frozenset()) 
     name that is close to a known one, and for a name that the router drops.
     """
     unknown = set(names) - KNOWN
-    if not unknown and not dropped:
-        return unknown
     for name in sorted(unknown):
         if hint := did_you_mean(name, KNOWN):
             raise UsageError(f"SGLang has no sampling parameter {name!r}{hint}")
-    check_dropped(names, dropped)
+    if dropped:
+        check_dropped(names, dropped)
     return unknown
 
 
