@@ -191,16 +191,10 @@ def order_by_call(
         if position in answers:
             ordered.append(answers[position])
             continue
-        answer = next(
-            (
-                index
-                for index, message in enumerate(tools)
-                if message.get("tool_call_id") == call.id
-            ),
-            None,
-        )
-        if answer is not None:
-            ordered.append(tools.pop(answer))
+        for index, message in enumerate(tools):
+            if message.get("tool_call_id") == call.id:
+                ordered.append(tools.pop(index))
+                break
     return ordered + tools + [message for message in messages if message.get("role") != "tool"]
 
 

@@ -65,13 +65,9 @@ class EpisodeTracker:
             self.rewards.append(result.reward)
             self.turn_rewards[-1] += result.reward
         # None is not new information: tau-bench sends every field with each step, mostly as None.
-        self.info.update(
-            {
-                key: value
-                for key, value in result.info.items()
-                if value is not None or key not in self.info
-            }
-        )
+        for key, value in result.info.items():
+            if value is not None or key not in self.info:
+                self.info[key] = value
 
     def executed(self, calls: Sequence[ToolCall]) -> None:
         """Count `calls`, which are passed to the environment, by tool."""

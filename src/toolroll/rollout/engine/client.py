@@ -322,7 +322,9 @@ class Engine(EngineClient):
         self, sent: bytes, request: GenerateRequest, seconds: float, events: EventReader | None
     ) -> Mapping[str, Any] | Failure:
         """Post the request. Return its answer, which `events` reads if it is a stream."""
-        key = self._routing_key(request.session_id)
+        session, key = ROUTING_KEY.get()
+        if session != request.session_id or not self._control_plane.routed:
+            key = request.session_id
         posted = self._transport.generate(sent, key, seconds=seconds)
         try:
             async with await posted as response:
@@ -336,10 +338,6 @@ class Engine(EngineClient):
         except NETWORK_ERRORS as error:
             return from_exception(error)
         return _checked(answer)
-
-    def _routing_key(self, session_id: str) -> str:
-        session, key = ROUTING_KEY.get()
-        return key if self._control_plane.routed and session == session_id else session_id
 
     async def post(self, url: str, payload: Mapping[str, Any]) -> dict[str, Any]:
         """Post `payload` unchanged and without retries. Return the JSON of the answer.

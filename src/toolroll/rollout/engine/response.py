@@ -108,7 +108,10 @@ def check_ids(output_ids: Any, request: GenerateRequest, *, vocab_size: int | No
     Raise `CompletionError` if it is not a list of ids, if it is longer than `max_new_tokens`, or if
     the model cannot sample one of the ids.
     """
-    ids = _ids(output_ids)
+    try:
+        ids: IdArray = np.array(array("i", output_ids), dtype=np.intc)
+    except (TypeError, OverflowError) as error:
+        raise CompletionError(f"output_ids is not a list of token ids: {error}") from error
     if not len(ids):
         return ids
     wanted = request.sampling_params.get("max_new_tokens")
@@ -244,14 +247,6 @@ def check_cached(count: Any) -> int:
     if type(count) is not int or not 0 <= count <= _ANY_ID:
         raise CompletionError(f"cached_tokens is {count!r}, expected a number of tokens")
     return count
-
-
-def _ids(output_ids: Any) -> IdArray:
-    """Return a list of integers as an array."""
-    try:
-        return np.array(array("i", output_ids), dtype=np.intc)
-    except (TypeError, OverflowError) as error:
-        raise CompletionError(f"output_ids is not a list of token ids: {error}") from error
 
 
 def _logprobs(meta: Mapping[str, Any], output_ids: Sequence[int]) -> LogprobArray:

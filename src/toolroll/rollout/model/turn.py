@@ -106,8 +106,7 @@ def parse_turn(
         finish_reason=completion.finish_reason,
         stop_token_ids=stop_ids(completion, sampling_params, model),
     )
-    body = sampled.body
-    text = before_stop(body, completion, stop_strings)
+    text = before_stop(sampled.body, completion, stop_strings)
     if prefill:
         last = sampled.last_id if sampled.last_id is not None else prefill_ids[-1]
         sampled = replace(sampled, text=prefill + sampled.text, last_id=last)

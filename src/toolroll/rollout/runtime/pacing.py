@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 
 _MOST = 16
-"""A turn has about a millisecond of work. With 1,024 episodes and no limit, the largest iteration
-takes four times as long as with 16.
+"""A turn has about a millisecond of work. With 256 episodes and an engine that takes 50 ms, the
+99th percentile of the iterations has six times as much CPU time without this limit.
 """
 
 

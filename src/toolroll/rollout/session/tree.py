@@ -248,13 +248,13 @@ class TokenTree:
 
     def turn(self, node: int, *, excluded: str | None) -> Turn:
         """Return a sampled node as a `Turn`. `excluded` is the reason if it is not trained."""
-        start, pos = self.start(node), self._rows[node * _WIDTH + _ANSWER]
+        _, start, length, _, pos, _, _ = self._rows[node * _WIDTH : (node + 1) * _WIDTH]
         finish_reason, matched, prompt_tokens, cached_tokens, latency, _, _, *spans = self._answers[
             pos
         ]
         return Turn(
             start=start,
-            stop=self.stop(node),
+            stop=start + length,
             finish_reason=finish_reason,
             matched=matched,
             weight_versions=_versions(spans, start),
