@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 import pytest
+from support.patience import PATIENCE
 
 from toolroll.rollout.runtime.pacing import Turnstile
 
@@ -86,3 +87,17 @@ def test_an_event_loop_that_was_closed_leaves_nothing(left: int) -> None:
     asyncio.run(leave())
     passed = asyncio.run(passing(turnstile, 4))
     assert [number for number, _ in passed] == [0, 1, 2, 3]
+
+
+def test_another_event_loop_in_between_keeps_nobody_waiting() -> None:
+    turnstile = Turnstile(2)
+    with asyncio.Runner() as first, asyncio.Runner() as other:
+        waiting = [first.get_loop().create_task(turnstile.passed()) for _ in range(20)]
+        first.run(asyncio.sleep(0))
+        assert not all(task.done() for task in waiting)
+        other.run(turnstile.passed())
+
+        async def all_pass() -> None:
+            await asyncio.wait_for(asyncio.gather(*waiting), PATIENCE)
+
+        first.run(all_pass())

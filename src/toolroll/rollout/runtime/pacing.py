@@ -29,5 +29,6 @@ class Turnstile:
         loop = asyncio.get_running_loop()
         if loop is not self._loop:  # a semaphore belongs to one loop
             self._loop, self._places = loop, asyncio.Semaphore(self._most)
-        await self._places.acquire()
-        loop.call_soon(self._places.release)
+        places = self._places
+        await places.acquire()
+        loop.call_soon(places.release)
