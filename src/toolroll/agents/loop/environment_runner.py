@@ -154,8 +154,7 @@ class EnvironmentRunner:
             raise
 
     def _stepped(self, returned: Any, action: Action) -> StepResult:
-        where = f"{self._name}.step"
-        result = self._checked(checked_step, where, returned, action, self._most_bytes)
+        result = self.checked_step(f"{self._name}.step", returned, action)
         self.done = bool(result.done)
         return result
 

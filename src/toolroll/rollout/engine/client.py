@@ -209,21 +209,13 @@ class Engine(EngineClient):
         # negative ids and ids that are too high.
         highest = int(np.maximum.reduce(np.asarray(ids, dtype=np.int32).view(np.uint32)))
         if highest >= vocab_size:
-            outside = np.flatnonzero((ids < 0) | (ids >= vocab_size)).tolist()
-            position = next(
-                (
-                    position
-                    for position in outside
-                    if int(ids[position]) not in self._padding_sampled
-                ),
-                None,
-            )
-            if position is not None:
-                raise TokenError(
-                    f"input_ids[{position}] is {ids[position]}, outside the vocabulary of "
-                    f"{vocab_size}: this would crash the engine. Is this the served model's "
-                    f"tokenizer?"
-                )
+            for position in np.flatnonzero((ids < 0) | (ids >= vocab_size)).tolist():
+                if int(ids[position]) not in self._padding_sampled:
+                    raise TokenError(
+                        f"input_ids[{position}] is {ids[position]}, outside the vocabulary of "
+                        f"{vocab_size}: this would crash the engine. Is this the served model's "
+                        f"tokenizer?"
+                    )
         limit = info.prompt_limit
         if limit is not None and len(ids) >= limit:
             raise prompt_too_long(len(ids), limit - 1)

@@ -23,6 +23,7 @@ import numpy as np
 
 from toolroll.rollout.engine.errors import foreign
 from toolroll.rollout.errors import CompletionError
+from toolroll.rollout.runtime.jsonable import common_prefix
 from toolroll.rollout.runtime.routed_experts import new_rows
 from toolroll.rollout.types import (
     Completion,
@@ -265,9 +266,7 @@ def _logprobs(meta: Mapping[str, Any], output_ids: Sequence[int]) -> LogprobArra
             f"{error}"
         ) from error
     if ids != list(output_ids):
-        position = next(
-            position for position in range(count) if ids[position] != output_ids[position]
-        )
+        position = common_prefix(ids, output_ids)
         raise CompletionError(
             f"logprob {position} belongs to token {ids[position]}, output_ids has "
             f"{output_ids[position]} there"
