@@ -147,6 +147,7 @@ class Reply(PendingRequest):
     # --- sampling ---------------------------------------------------------------------------------
 
     async def run(self) -> CompletionResult:
+        await self.model.turnstile.passed()
         parent = await call_of_size(self.plan, large=self.large)
         self.result = self.begin()
         try:

@@ -137,7 +137,7 @@ class CallPolicy:
     def _execute(self, reply: ParsedReply, answers: Mapping[int, Message]) -> Decision:
         calls = [(index, call) for index, call in enumerate(reply.tool_calls) if call.ok]
         if len(calls) <= 1 or self.parallel_calls in (None, "all"):
-            return Decision(Action(reply.content, reply.ok_calls), answers)
+            return Decision(Action(reply.content, tuple([call for _, call in calls])), answers)
         if self.parallel_calls == "first":
             refused = {index: tool_message(call, ONE_CALL) for index, call in calls[1:]}
             return Decision(Action(reply.content, (calls[0][1],)), {**answers, **refused})
@@ -191,16 +191,10 @@ def order_by_call(
         if position in answers:
             ordered.append(answers[position])
             continue
-        answer = next(
-            (
-                index
-                for index, message in enumerate(tools)
-                if message.get("tool_call_id") == call.id
-            ),
-            None,
-        )
-        if answer is not None:
-            ordered.append(tools.pop(answer))
+        for index, message in enumerate(tools):
+            if message.get("tool_call_id") == call.id:
+                ordered.append(tools.pop(index))
+                break
     return ordered + tools + [message for message in messages if message.get("role") != "tool"]
 
 

@@ -113,7 +113,8 @@ class _Reader:
             )
         if isinstance(value, (dict, Mapping)):
             return {
-                key: self.copied(item, name, depth + 1) for key, item in self.read(value.items())
+                key: item if type(item) in ATOMS else self.copied(item, name, depth + 1)
+                for key, item in self.read(value.items())
             }
         return [
             self.copied(item, name if depth else f"{name}[{position}]", depth + 1)
@@ -190,13 +191,8 @@ def _text_bytes(value: Any) -> int:
     if isinstance(value, str):
         return len(value) if value.isascii() else len(value.encode("utf-8", "replace"))
     if isinstance(value, dict):
-        return sum(
-            [
-                _text_bytes(item)
-                for key, item in value.items()
-                if key not in _LABELS or not isinstance(item, str)
-            ]
-        )
+        items = value.items()
+        value = [item for key, item in items if key not in _LABELS or not isinstance(item, str)]
     return sum(map(_text_bytes, value)) if isinstance(value, list | tuple) else 0
 
 

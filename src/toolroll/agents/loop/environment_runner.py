@@ -223,6 +223,9 @@ class EnvironmentRunner:
             ) from error
 
     async def _call(self, method: str, *args: Any, limit: float | None = None) -> Any:
+        """Call the environment's `method`, with at most `limit` seconds from when it starts to run.
+        If it is blocking, it runs in a thread, and else in its own task.
+        """
         seconds = limit or self._time_limit
         where = f"{self._name}.{method}"
         timeout = asyncio.timeout(None)
@@ -231,10 +234,22 @@ class EnvironmentRunner:
             if seconds is not None:
                 timeout.reschedule(asyncio.get_running_loop().time() + seconds)
 
+        self._task = None
         with self._classified(where, timeout, seconds):
             async with timeout:
-                with pausable(timeout):
-                    return await self._result(where, begun, method, *args)
+                with pausable(timeout), guarded():
+                    function = getattr(self.env, method)  # which may be a property
+                    if self.env.blocking and not inspect.iscoroutinefunction(function):
+                        # In the thread, a `KeyboardInterrupt` is not treated as Ctrl-C.
+                        result = await self._run_in_thread(
+                            guarded()(function), *args, begun=begun, what=where
+                        )
+                        if not inspect.isawaitable(result):
+                            return result
+                        function, args = _same, (result,)
+                    else:
+                        begun()
+                    return await self._on_loop(where, function, *args)
 
     def _call_now(self, method: str, *args: Any) -> Any:
         """Call the environment's `method` in this thread, without a time limit. Raise `UsageError`
@@ -278,23 +293,6 @@ class EnvironmentRunner:
             ) from error
         finally:
             self.seconds += perf_counter() - start
-
-    async def _result(self, where: str, begun: Callable[[], None], method: str, *args: Any) -> Any:
-        """Call the environment's `method`. `begun` is called when the call starts to run."""
-        self._task = None
-        with guarded():
-            function = getattr(self.env, method)  # which may be a property
-            if self.env.blocking and not inspect.iscoroutinefunction(function):
-                # In the thread, a `KeyboardInterrupt` of the function is not treated as Ctrl-C.
-                result = await self._run_in_thread(
-                    guarded()(function), *args, begun=begun, what=where
-                )
-                if not inspect.isawaitable(result):
-                    return result
-                function, args = _same, (result,)
-            else:
-                begun()
-            return await self._on_loop(where, function, *args)
 
     async def _on_loop(self, where: str, function: Callable[..., Any], *args: Any) -> Any:
         """Call `function` in its own task, and keep its changes to context variables."""

@@ -51,14 +51,12 @@ class EpisodeTracker:
             self.counts["lookalike_calls"] += len(turn.parsed.lookalikes)
         for name, count in turn.counts.items():
             self.counts[name] += count
-        for call in turn.parsed.bad_calls:
-            self.counts["invalid_calls"] += 1
-            self.counts[f"invalid_calls/{call.status}"] += 1
-        self.bad_calls += [
-            {"message": index, "call": position, "status": call.status.value}
-            for position, call in enumerate(turn.parsed.tool_calls)
-            if not call.ok
-        ]
+        for position, call in enumerate(turn.parsed.tool_calls):
+            if not call.ok:
+                self.counts["invalid_calls"] += 1
+                self.counts[f"invalid_calls/{call.status}"] += 1
+                status = call.status.value
+                self.bad_calls.append({"message": index, "call": position, "status": status})
         self.engine_seconds += turn.seconds
 
     def step(self, result: StepResult) -> None:
@@ -67,13 +65,9 @@ class EpisodeTracker:
             self.rewards.append(result.reward)
             self.turn_rewards[-1] += result.reward
         # None is not new information: tau-bench sends every field with each step, mostly as None.
-        self.info.update(
-            {
-                key: value
-                for key, value in result.info.items()
-                if value is not None or key not in self.info
-            }
-        )
+        for key, value in result.info.items():
+            if value is not None or key not in self.info:
+                self.info[key] = value
 
     def executed(self, calls: Sequence[ToolCall]) -> None:
         """Count `calls`, which are passed to the environment, by tool."""

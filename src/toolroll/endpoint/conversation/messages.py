@@ -21,7 +21,7 @@ import orjson
 from toolroll.endpoint.conversation.template_cache import TemplateCache
 from toolroll.endpoint.errors import ApiError, invalid, refused
 from toolroll.endpoint.requests.ignored_fields import IgnoredFields, has_content, never
-from toolroll.endpoint.requests.received import too_deep, too_deep_text
+from toolroll.endpoint.requests.received import DEEPEST, too_deep, too_deep_text
 from toolroll.endpoint.requests.tool_list import Schemas
 from toolroll.parsers.reading.resolve import Schema
 from toolroll.rollout.errors import TemplateError
@@ -110,12 +110,13 @@ class _Reader:
             known = name in fields and name not in _INERT
             if known and (value is not None or name == "content"):
                 message[name] = value
-        self._ignored.add_others(raw, fields, place, partial(self._refuses, role=role))
-        try:
-            message = plain_content(message)
-        except (TemplateError, KeyError) as error:
-            raise refused(f"{place}.content", f"{place}: {error}") from error
-        if isinstance(raw.get("content"), list):
+        if raw.keys() - fields:
+            self._ignored.add_others(raw, fields, place, partial(self._refuses, role=role))
+        if not isinstance(message.get("content"), str | None):
+            try:
+                message = plain_content(message)
+            except (TemplateError, KeyError) as error:
+                raise refused(f"{place}.content", f"{place}: {error}") from error
             for index, part in enumerate(raw["content"]):
                 self._ignored.add_others(part, _PART, f"{place}.content[{index}]", never)
         if role == "assistant":
@@ -149,8 +150,9 @@ class _Reader:
         if call.get("type") not in (None, "function"):
             problem = f"{place}.type is {call['type']!r}; it must be function"
             raise _invalid_message(f"{place}.type", problem)
-        self._ignored.add_others(call, _CALL, place, self._refuses)
-        self._ignored.add_others(function, _FUNCTION, f"{place}.function", self._refuses)
+        if call.keys() - _CALL or function.keys() - _FUNCTION:
+            self._ignored.add_others(call, _CALL, place, self._refuses)
+            self._ignored.add_others(function, _FUNCTION, f"{place}.function", self._refuses)
         arguments = function.get("arguments")
         return {
             "id": str(call.get("id") or ""),
@@ -204,20 +206,16 @@ class Echo:
     def _form(self, message: Message) -> list[Any]:
         role, content = message["role"], message.get("content") or ""
         if role == "assistant":
-            return [
-                role,
-                content.strip(),
-                [self._call(call) for call in message.get("tool_calls") or ()],
-            ]
+            calls = []
+            for call in message.get("tool_calls") or ():
+                self._ids[str(call.get("id") or "")] = str(self._calls)
+                self._calls += 1
+                calls.append(call_form(call, self._schemas))
+            return [role, content.strip(), calls]
         if role == "tool":
             call_id = str(message.get("tool_call_id") or "")
             return [role, content, self._ids.get(call_id, "?" + call_id)]
         return [role, content, message.get("name")]
-
-    def _call(self, call: Mapping[str, Any]) -> list[Any]:
-        self._ids[str(call.get("id") or "")] = str(self._calls)
-        self._calls += 1
-        return call_form(call, self._schemas)
 
 
 def digests_of(messages: Sequence[Message], schemas: Schemas) -> list[Digest]:
@@ -287,7 +285,7 @@ def canonical(arguments: Any) -> Any:
             data = orjson.loads(arguments)
         except orjson.JSONDecodeError:
             return arguments
-        if too_deep(data):
+        if len(arguments) > 2 * DEEPEST and too_deep(data):  # a level has two brackets
             return arguments
     return _same_numbers(data)
 
@@ -297,7 +295,10 @@ def _same_numbers(value: Any) -> Any:
     1, and its integers have at most 53 bits.
     """
     if isinstance(value, dict):
-        return {key: _same_numbers(item) for key, item in value.items()}
+        return {
+            key: item if isinstance(item, str) else _same_numbers(item)
+            for key, item in value.items()
+        }
     if isinstance(value, list):
         return [_same_numbers(item) for item in value]
     if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:

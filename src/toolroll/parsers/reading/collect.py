@@ -163,5 +163,7 @@ def _problem_of_key(value: Any, markup: re.Pattern[str]) -> str | None:
         for key in filter(markup.search, value):
             return f"{key!r} contains a marker of the format"
         value = [*value.values()]
-    items = value if isinstance(value, list) else ()
-    return next((found for item in items if (found := _problem_of_key(item, markup))), None)
+    for item in value if isinstance(value, list) else ():
+        if problem := _problem_of_key(item, markup):
+            return problem
+    return None

@@ -201,7 +201,8 @@ class Members(dict[str, Any]):
 
 
 def _members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    return Members(pairs).plain()
+    members = dict(pairs)
+    return members if len(members) == len(pairs) else Members(pairs).plain()
 
 
 _DECODER = json.JSONDecoder(
@@ -302,7 +303,10 @@ def made_call(name: str, arguments: Any, raw: str, span: Span) -> ToolCall:
 
 
 def _first(value: dict[str, Any], names: tuple[str, ...], default: Any = None) -> Any:
-    return next((value[name] for name in names if name in value), default)
+    for name in names:
+        if name in value:
+            return value[name]
+    return default
 
 
 def name_in(raw: str) -> str:

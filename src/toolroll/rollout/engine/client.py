@@ -153,7 +153,8 @@ class Engine(EngineClient):
             EngineError: Any other failure, after the retries.
         """
         info = await self._check(request)
-        check = partial(check_ids, request=request, vocab_size=info.sampled_limit)
+        vocab_size = info.sampled_limit
+        check = partial(check_ids, request=request, vocab_size=vocab_size)
         began = perf_counter()
         outcome, attempts = await self._retries.send(
             partial(self._attempt, request, progress, check), seconds=self.config.deadline
@@ -166,7 +167,7 @@ class Engine(EngineClient):
             answer,
             request,
             rid=rid,
-            vocab_size=info.sampled_limit,
+            vocab_size=vocab_size,
             experts_per_token=self._experts_per_token,
         )
         completion = replace(completion, latency=latency, attempts=attempts)
@@ -208,21 +209,13 @@ class Engine(EngineClient):
         # negative ids and ids that are too high.
         highest = int(np.maximum.reduce(np.asarray(ids, dtype=np.int32).view(np.uint32)))
         if highest >= vocab_size:
-            outside = np.flatnonzero((ids < 0) | (ids >= vocab_size)).tolist()
-            position = next(
-                (
-                    position
-                    for position in outside
-                    if int(ids[position]) not in self._padding_sampled
-                ),
-                None,
-            )
-            if position is not None:
-                raise TokenError(
-                    f"input_ids[{position}] is {ids[position]}, outside the vocabulary of "
-                    f"{vocab_size}: this would crash the engine. Is this the served model's "
-                    f"tokenizer?"
-                )
+            for position in np.flatnonzero((ids < 0) | (ids >= vocab_size)).tolist():
+                if int(ids[position]) not in self._padding_sampled:
+                    raise TokenError(
+                        f"input_ids[{position}] is {ids[position]}, outside the vocabulary of "
+                        f"{vocab_size}: this would crash the engine. Is this the served model's "
+                        f"tokenizer?"
+                    )
         limit = info.prompt_limit
         if limit is not None and len(ids) >= limit:
             raise prompt_too_long(len(ids), limit - 1)
@@ -321,7 +314,9 @@ class Engine(EngineClient):
         self, sent: bytes, request: GenerateRequest, seconds: float, events: EventReader | None
     ) -> Mapping[str, Any] | Failure:
         """Post the request. Return its answer, which `events` reads if it is a stream."""
-        key = self._routing_key(request.session_id)
+        session, key = ROUTING_KEY.get()
+        if session != request.session_id or not self._control_plane.routed:
+            key = request.session_id
         posted = self._transport.generate(sent, key, seconds=seconds)
         try:
             async with await posted as response:
@@ -336,10 +331,6 @@ class Engine(EngineClient):
             return from_exception(error)
         return _checked(answer)
 
-    def _routing_key(self, session_id: str) -> str:
-        session, key = ROUTING_KEY.get()
-        return key if self._control_plane.routed and session == session_id else session_id
-
     async def post(self, url: str, payload: Mapping[str, Any]) -> dict[str, Any]:
         """Post `payload` unchanged and without retries. Return the JSON of the answer.
 
@@ -352,7 +343,7 @@ class Engine(EngineClient):
                 check_dropped(each, self._control_plane.dropped)
         data = orjson.dumps(payload, option=orjson.OPT_SERIALIZE_NUMPY)
         try:
-            answer = await self._transport.post(url, data, seconds=self.config.attempt_timeout)
+            answer = await self._transport.ask(url, data, seconds=self.config.attempt_timeout)
         except NETWORK_ERRORS as error:
             raise _raised(from_exception(error), 1, url) from error
         body = _checked(answer)

@@ -62,13 +62,6 @@ class ControlPlane:
         self._model = None if model_info is None else model_info.model_path
         self._tokenizer: str | None = None
 
-    def _lock_of_loop(self) -> asyncio.Lock:
-        """Return the lock for the question about the model info, one for each event loop."""
-        loop = asyncio.get_running_loop()
-        if self._loop is not loop:
-            self._loop, self._lock = loop, asyncio.Lock()
-        return self._lock
-
     @property
     def routed(self) -> bool:
         """True if `workers` has found a router."""
@@ -120,8 +113,10 @@ class ControlPlane:
         Values that the configuration sets take precedence over the values that the engine reports.
         """
         if self._model_info is None:
-            asked = self._info_asked
-            async with self._lock_of_loop():  # meanwhile another caller may have asked
+            asked, loop = self._info_asked, asyncio.get_running_loop()
+            if self._loop is not loop:  # a lock belongs to one loop
+                self._loop, self._lock = loop, asyncio.Lock()
+            async with self._lock:  # meanwhile another caller may have asked
                 if self._model_info is None and self._info_asked == asked:
                     self._info_so_far, final = await self._ask_model_info()
                     self._info_asked += 1
@@ -216,7 +211,7 @@ class ControlPlane:
         for worker in await self._listed():
             url = f"{worker}{path}"
             try:
-                answer = await self._transport.post(url, data, seconds=self._config.abort_timeout)
+                answer = await self._transport.ask(url, data, seconds=self._config.abort_timeout)
             except NETWORK_ERRORS as error:
                 logger.info("%s %s failed: %s", url, dict(body), error)
                 all_final = False
@@ -238,7 +233,7 @@ class ControlPlane:
         if now() < self._silent.get(worker, -inf):
             return None, False
         try:
-            answer = await self._transport.get(url, seconds=self._config.connect_timeout)
+            answer = await self._transport.ask(url, seconds=self._config.connect_timeout)
         except NETWORK_ERRORS as error:
             logger.info("the request to %s failed: %s", url, error)
             if worker and isinstance(error, TimeoutError):

@@ -48,7 +48,7 @@ async def check_endpoint(base_url: str, authorization: str | None = None) -> Hea
 async def check_health(transport: Transport, url: str) -> Health:
     """Check `/health` of the engine or router at `url`."""
     try:
-        answer = await transport.get(f"{url}/health", seconds=_TIMEOUT)
+        answer = await transport.ask(f"{url}/health", seconds=_TIMEOUT)
     except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
         message = f"nothing answers at {url} ({reason(error)}): is the engine running there?"
         return Health(False, message, down=True)

@@ -23,6 +23,7 @@ import numpy as np
 
 from toolroll.rollout.engine.errors import foreign
 from toolroll.rollout.errors import CompletionError
+from toolroll.rollout.runtime.jsonable import common_prefix
 from toolroll.rollout.runtime.routed_experts import new_rows
 from toolroll.rollout.types import (
     Completion,
@@ -108,7 +109,10 @@ def check_ids(output_ids: Any, request: GenerateRequest, *, vocab_size: int | No
     Raise `CompletionError` if it is not a list of ids, if it is longer than `max_new_tokens`, or if
     the model cannot sample one of the ids.
     """
-    ids = _ids(output_ids)
+    try:
+        ids: IdArray = np.array(array("i", output_ids), dtype=np.intc)
+    except (TypeError, OverflowError) as error:
+        raise CompletionError(f"output_ids is not a list of token ids: {error}") from error
     if not len(ids):
         return ids
     wanted = request.sampling_params.get("max_new_tokens")
@@ -246,14 +250,6 @@ def check_cached(count: Any) -> int:
     return count
 
 
-def _ids(output_ids: Any) -> IdArray:
-    """Return a list of integers as an array."""
-    try:
-        return np.array(array("i", output_ids), dtype=np.intc)
-    except (TypeError, OverflowError) as error:
-        raise CompletionError(f"output_ids is not a list of token ids: {error}") from error
-
-
 def _logprobs(meta: Mapping[str, Any], output_ids: Sequence[int]) -> LogprobArray:
     items: Sequence[Sequence[Any]] = meta.get("output_token_logprobs") or ()
     count = len(output_ids)
@@ -270,9 +266,7 @@ def _logprobs(meta: Mapping[str, Any], output_ids: Sequence[int]) -> LogprobArra
             f"{error}"
         ) from error
     if ids != list(output_ids):
-        position = next(
-            position for position in range(count) if ids[position] != output_ids[position]
-        )
+        position = common_prefix(ids, output_ids)
         raise CompletionError(
             f"logprob {position} belongs to token {ids[position]}, output_ids has "
             f"{output_ids[position]} there"

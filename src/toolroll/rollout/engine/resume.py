@@ -86,7 +86,8 @@ async def generate_resumed(
     """
     parking, params, resumes = PARKING.get(), request.sampling_params, 0
     progress = _before(progress, placeholders)
-    whole = _completed(await engine.generate(request, progress=progress), params, placeholders)
+    turn = await engine.generate(request, progress=progress)
+    whole = cut_placeholder(_ended(turn, params), placeholders)
     while _may_resume(whole, params):
         if resumes < max_resumes and not engine.stopped():
             await sleep(min(_BACKOFF * 2**resumes, _BACKOFF_LIMIT))
@@ -106,7 +107,7 @@ async def generate_resumed(
             ),
             progress=_after(progress, whole.output_ids),
         )
-        whole = _completed(join(whole, part), params, placeholders)
+        whole = cut_placeholder(_ended(join(whole, part), params), placeholders)
     if parking is not None:
         parking.sampled(request, whole)
     return whole
@@ -116,23 +117,15 @@ def cut_placeholder(turn: Completion, placeholders: Collection[int]) -> Completi
     """Return `turn` up to its first placeholder token, without this token. If there is one, the
     finish_reason is "length", and `matched` is the token.
     """
-    ids = turn.output_ids.tolist() if placeholders else []
-    position = next((position for position, index in enumerate(ids) if index in placeholders), None)
-    if position is None:
-        return turn
-    return replace(_cut(turn, position), finish_reason="length", matched=ids[position])
+    for position, index in enumerate(turn.output_ids.tolist() if placeholders else ()):
+        if index in placeholders:
+            return replace(_cut(turn, position), finish_reason="length", matched=index)
+    return turn
 
 
 def is_cut(turn: Completion) -> bool:
     """Return True if `cut_placeholder` cut the turn."""
     return turn.finish_reason == "length" and turn.matched is not None
-
-
-def _completed(
-    turn: Completion, params: Mapping[str, Any], placeholders: Collection[int]
-) -> Completion:
-    """Return `turn` up to its end (`_ended`), cut before a placeholder token."""
-    return cut_placeholder(_ended(turn, params), placeholders)
 
 
 def _ended(turn: Completion, params: Mapping[str, Any]) -> Completion:

@@ -45,7 +45,8 @@ def check_names(names: Iterable[str], *, dropped: frozenset[str] = frozenset()) 
     for name in sorted(unknown):
         if hint := did_you_mean(name, KNOWN):
             raise UsageError(f"SGLang has no sampling parameter {name!r}{hint}")
-    check_dropped(names, dropped)
+    if dropped:
+        check_dropped(names, dropped)
     return unknown
 
 

@@ -78,20 +78,15 @@ class Transport:
             self._generate, data=body, headers=headers, timeout=limits, allow_redirects=False
         )
 
-    async def post(self, url: str, body: bytes, *, seconds: float) -> Answer:
-        """Post JSON to any address, with a limit of `seconds`. Raise one of `NETWORK_ERRORS`."""
-        limits, headers = self._limits(seconds), self._authorized(url)
-        session = await self._opened()
-        async with session.post(
-            url, data=body, headers=headers, timeout=limits, allow_redirects=False
+    async def ask(self, url: str, body: bytes | None = None, *, seconds: float) -> Answer:
+        """Get any address, or post the JSON `body` to it, with a limit of `seconds`. Raise one of
+        `NETWORK_ERRORS`.
+        """
+        method, limits = "GET" if body is None else "POST", self._limits(seconds)
+        headers, session = self._authorized(url), await self._opened()
+        async with session.request(
+            method, url, data=body, headers=headers, timeout=limits, allow_redirects=body is None
         ) as response:
-            return await whole(response)
-
-    async def get(self, url: str, *, seconds: float) -> Answer:
-        """Get any address, with a limit of `seconds`. Raise one of `NETWORK_ERRORS`."""
-        limits, headers = self._limits(seconds), self._authorized(url)
-        session = await self._opened()
-        async with session.get(url, headers=headers, timeout=limits) as response:
             return await whole(response)
 
     async def close(self) -> None:

@@ -144,6 +144,7 @@ class Conversation:
         Raise `ContextOverflowError` if the prompt leaves no room for an answer, `TemplateError` if
         the template refuses the conversation, and `EngineError` if the engine fails.
         """
+        await self.model.turnstile.passed()
         tools = self._new_tools or self._tools
         large = self._size + tools.size > LONG
         if not self._observed:
@@ -173,19 +174,19 @@ class Conversation:
         return reply
 
     def _take(self, completion: Completion, node: Node, params: Mapping[str, Any]) -> AssistantTurn:
-        hook = self._parse
+        hook, start = self._parse, node.start
         reading = parse_turn(
             self.model,
             self.template,
             completion,
             params,
             tools=self._tools.offered,
-            seed=f"{self.session.session_id}/{node.start}",
+            seed=f"{self.session.session_id}/{start}",
             in_reasoning=self._in_reasoning,
             parse=None if hook is None else lambda text, reply: hook(text, reply, self.tools),
         )
         stopped = reading.sampled.stop is not None
-        self._turns.append((node.start, node.stop, len(self.messages), stopped))
+        self._turns.append((start, node.stop, len(self.messages), stopped))
         self.messages.append(reading.message)
         self._size += len(reading.text)
         self._last = reading.sampled

@@ -32,6 +32,7 @@ from toolroll.rollout.errors import TemplateError, UsageError
 from toolroll.rollout.model.identity import check_identity
 from toolroll.rollout.model.tokenizers import find_placeholders, load_tokenizer
 from toolroll.rollout.runtime.garbage import paced_garbage
+from toolroll.rollout.runtime.pacing import Turnstile
 from toolroll.rollout.runtime.targets import is_target, load_target
 from toolroll.rollout.runtime.threads import Threads
 from toolroll.rollout.settings import EngineSettings, RolloutArgs
@@ -72,6 +73,8 @@ class Model:
         first one, because a prompt must not contain it without its image.
         """
         self.admission = Admission(engine, cache_share)
+        self.turnstile = Turnstile()
+        """What each turn passes before its prompt is made, and before its answer is parsed."""
         self.sampled = (0, 0)
         """The turns and the tokens that were sampled so far."""
         self._max_resumes = max_resumes
@@ -180,6 +183,7 @@ class Model:
         )
         turns, tokens = self.sampled
         self.sampled = (turns + 1, tokens + len(completion.output_ids))
+        await self.turnstile.passed()
         return completion
 
     async def check_identity(self, *, allow_mismatch: bool = False) -> list[str]:

@@ -177,10 +177,8 @@ def call_id(seed: str, index: int) -> str:
 
 def with_call_ids(reply: ParsedReply, seed: str) -> ParsedReply:
     """Return `reply` with an id for every call that has none. `seed` identifies the turn."""
-    if all(call.id for call in reply.tool_calls):
-        return reply
-    calls = tuple(
+    calls = [
         call if call.id else call.with_id(call_id(seed, index))
         for index, call in enumerate(reply.tool_calls)
-    )
-    return replace(reply, tool_calls=calls)
+    ]
+    return replace(reply, tool_calls=tuple(calls))

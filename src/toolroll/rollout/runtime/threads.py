@@ -93,7 +93,7 @@ class Threads:
             self._loop, self._places = loop, asyncio.Semaphore(self._most)
             self._ended = asyncio.Event()
         async with self._places:
-            if self._too_many():
+            if self._given_up and self._too_many():
                 await self._wait_for_room()
             future: asyncio.Future[T] = loop.create_future()
             arguments = (future, function, args, self._end)
@@ -111,9 +111,9 @@ class Threads:
                 del future  # it refers to an error, whose traceback refers to this frame: a cycle
 
     def _too_many(self) -> bool:
-        running = {future: call for future, call in self._given_up.items() if call[0].is_alive()}
-        self._given_up = running
-        return len(running) >= self._most_given_up
+        given_up = self._given_up.items()
+        self._given_up = {future: call for future, call in given_up if call[0].is_alive()}
+        return len(self._given_up) >= self._most_given_up
 
     async def _wait_for_room(self) -> None:
         try:

@@ -168,10 +168,9 @@ class Session:
         path without sampled tokens is returned only if the session has no other path.
         """
         tree = self._tree
-        leaves = [index for index in range(len(tree)) if tree.children(index) == 0]
-        paths = _maximal(
-            [path for path in (_trimmed(tree, tree.path(leaf)) for leaf in leaves) if path]
-        )
+        leaves = tree.leaves()
+        ends = [_trimmed(tree, tree.path(leaf)) for leaf in leaves]
+        paths = _maximal([path for path in ends if path])
         if not paths and leaves:
             paths = [tree.path(leaves[0])]
         trained: set[int] = set()

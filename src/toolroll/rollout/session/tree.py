@@ -14,7 +14,7 @@ tracking.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,8 +57,8 @@ class GrowableArray:
     def __len__(self) -> int:
         return self._length
 
-    def append(self, values: npt.NDArray[Any]) -> None:
-        """Append the one-dimensional array `values`."""
+    def append(self, values: npt.NDArray[Any]) -> int:
+        """Append the one-dimensional array `values`. Return where they start."""
         start = self._length
         stop = start + len(values)
         if stop > len(self._data):
@@ -67,6 +67,7 @@ class GrowableArray:
             self._data = grown
         self._data[start:stop] = values
         self._length = stop
+        return start
 
     def view(self, start: int = 0, stop: int | None = None) -> npt.NDArray[Any]:
         """Return a read-only view of [start, stop), by default of all values."""
@@ -132,8 +133,7 @@ class TokenTree:
         rows = self._new_experts(parent, ids, completion)
         answer, logprobs = len(self._answers), NONE
         if completion.logprobs is not None:
-            logprobs = len(self._logprobs)
-            self._logprobs.append(completion.logprobs)
+            logprobs = self._logprobs.append(completion.logprobs)
         self._answers.append(_packed(completion))
         self._params.append(sampling_params)
         node = self._add(parent, ids, answer, logprobs)
@@ -167,10 +167,9 @@ class TokenTree:
             node, left = self.parent(node), first
 
     def _add(self, parent: int, ids: IdArray, answer: int, logprobs: int) -> int:
-        node, first = len(self), len(self.ids)
-        self.ids.append(ids)  # before the row, so that a failure adds no node
+        node, first = len(self), self.ids.append(ids)  # before the row: a failure adds no node
         start = self.stop(parent) if parent != NONE else 0
-        self._rows.extend((parent, start, len(self.ids) - first, first, answer, logprobs, 0))
+        self._rows.extend((parent, start, len(ids), first, answer, logprobs, 0))
         if parent != NONE:
             self._rows[parent * _WIDTH + _CHILDREN] += 1
         return node
@@ -194,6 +193,11 @@ class TokenTree:
         """Return the number of the node's direct children."""
         return self._rows[node * _WIDTH + _CHILDREN]
 
+    def leaves(self) -> list[int]:
+        """Return the nodes without children."""
+        counts = self._rows[_CHILDREN::_WIDTH]
+        return [node for node, children in enumerate(counts) if not children]
+
     def ids_of(self, node: int) -> IdArray:
         """Return the node's tokens as a read-only view."""
         pos = node * _WIDTH
@@ -216,7 +220,8 @@ class TokenTree:
         """Return True if the node has sampled tokens. A completion has no tokens if its request
         was aborted in the engine's queue.
         """
-        return self.completed(node) and self._rows[node * _WIDTH + _LENGTH] > 0
+        pos = node * _WIDTH
+        return self._rows[pos + _ANSWER] != NONE and self._rows[pos + _LENGTH] > 0
 
     def completion(self, node: int) -> Completion | None:
         """Return the node's completion without `text` and `routed_experts`, or None if its tokens
@@ -243,13 +248,13 @@ class TokenTree:
 
     def turn(self, node: int, *, excluded: str | None) -> Turn:
         """Return a sampled node as a `Turn`. `excluded` is the reason if it is not trained."""
-        start, pos = self.start(node), self._rows[node * _WIDTH + _ANSWER]
+        _, start, length, _, pos, _, _ = self._rows[node * _WIDTH : (node + 1) * _WIDTH]
         finish_reason, matched, prompt_tokens, cached_tokens, latency, _, _, *spans = self._answers[
             pos
         ]
         return Turn(
             start=start,
-            stop=self.stop(node),
+            stop=start + length,
             finish_reason=finish_reason,
             matched=matched,
             weight_versions=_versions(spans, start),
@@ -260,15 +265,13 @@ class TokenTree:
             excluded=excluded,
         )
 
-    def upwards(self, node: int) -> Iterator[int]:
-        """Yield the nodes from `node` to its root. Yield nothing for `NONE`."""
-        while node != NONE:
-            yield node
-            node = self.parent(node)
-
     def path(self, node: int) -> list[int]:
         """Return the nodes from the root to `node`. Return an empty list for `NONE`."""
-        return list(self.upwards(node))[::-1]
+        path = []
+        while node != NONE:
+            path.append(node)
+            node = self._rows[node * _WIDTH + _PARENT]
+        return path[::-1]
 
     def ids_along(self, path: list[int]) -> IdArray:
         """Return a copy of the tokens of consecutive nodes of a path. Tokens that are adjacent in
@@ -289,9 +292,10 @@ class TokenTree:
         """Return the position just past the last token of the path to `node` whose experts are
         known, or cannot become known because their turn came without experts.
         """
-        for index in self.upwards(node):
-            if index in self.routed_experts or self.sampled(index):
-                return self.stop(index) - 1
+        while node != NONE:
+            if node in self.routed_experts or self.sampled(node):
+                return self.stop(node) - 1
+            node = self.parent(node)
         return 0
 
     def experts_along(self, path: list[int]) -> ExpertArray | None:
@@ -355,11 +359,11 @@ class Node:
 
 
 def _packed(completion: Completion) -> tuple[Any, ...]:
-    spans = (
+    spans = [
         atom
         for span in completion.weight_versions
         for atom in (span.version, span.start, span.stop)
-    )
+    ]
     return (
         completion.finish_reason,
         completion.matched,
@@ -376,7 +380,7 @@ def _versions(spans: Sequence[Any], shift: int) -> tuple[WeightVersion, ...]:
     """Return the weight versions that `_packed` stored as a flat tuple, with their positions moved
     by `shift` tokens.
     """
+    triples = zip(spans[::3], spans[1::3], spans[2::3], strict=True)
     return tuple(
-        WeightVersion(spans[index], spans[index + 1] + shift, spans[index + 2] + shift)
-        for index in range(0, len(spans), 3)
+        [WeightVersion(name, first + shift, last + shift) for name, first, last in triples]
     )

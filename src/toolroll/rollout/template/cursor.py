@@ -272,8 +272,8 @@ class Cursor:
     def _prepared(self, messages: Sequence[Message]) -> tuple[Message, list[Message]]:
         if not messages:
             raise TemplateError("`messages` must begin with the sampled turn's message")
-        prepare = self._parts.renderer.prepare
-        return prepare([plain_content(messages[0])])[0], prepare(messages[1:])
+        turn, *new = self._parts.renderer.prepare([plain_content(messages[0]), *messages[1:]])
+        return turn, new
 
     def _with_tools(self, tools: Sequence[Tool] | SharedTools | None) -> Head:
         """Return the head of the conversation with `tools`.

@@ -197,17 +197,21 @@ def _containers(value: Any) -> Iterator[Any]:
 
 def text_size(value: Any) -> int:
     """Return the approximate number of characters of text in `value`."""
-    if isinstance(value, str):
-        return len(value)
-    if isinstance(value, dict):
-        return sum(map(text_size, value.values()))
-    return sum(map(text_size, value)) if isinstance(value, list | tuple) else 0
+    size, left = 0, [value]
+    for item in left:  # which grows
+        if isinstance(item, str):
+            size += len(item)
+        elif isinstance(item, dict | list | tuple):
+            left += item.values() if isinstance(item, dict) else item
+    return size
 
 
-def texts_of(item: Any) -> Iterator[str]:
-    """Yield all strings in nested dicts, lists and tuples, including the keys."""
-    if isinstance(item, str):
-        yield item
-    elif isinstance(item, dict | list | tuple):
-        for part in (*item, *item.values()) if isinstance(item, dict) else item:
-            yield from texts_of(part)
+def texts_of(item: Any) -> list[str]:
+    """Return all strings in nested dicts, lists and tuples, including the keys."""
+    texts, left = [], [item]
+    for part in left:  # which grows
+        if isinstance(part, str):
+            texts.append(part)
+        elif isinstance(part, dict | list | tuple):
+            left += (*part, *part.values()) if isinstance(part, dict) else part
+    return texts

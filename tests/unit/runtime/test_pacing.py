@@ -1,0 +1,123 @@
+"""`Turnstile`: how many tasks pass in one iteration of the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from support.patience import PATIENCE
+
+from toolroll.rollout.runtime.pacing import Turnstile
+
+
+class Iterations:
+    """Counts the iterations of the running event loop."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._tick()
+
+    def _tick(self) -> None:
+        self.count += 1
+        asyncio.get_running_loop().call_soon(self._tick)
+
+
+async def passing(
+    turnstile: Turnstile, tasks: int, *, cancelled: Sequence[int] = ()
+) -> list[tuple[int, int]]:
+    """Return the number of each task that passed and its iteration, in order."""
+    iterations, passed = Iterations(), list[tuple[int, int]]()
+
+    async def task(number: int) -> None:
+        await turnstile.passed()
+        passed.append((number, iterations.count))
+
+    running = [asyncio.create_task(task(number)) for number in range(tasks)]
+    await asyncio.sleep(0)
+    for number in cancelled:
+        running[number].cancel()
+    await asyncio.gather(*running, return_exceptions=True)
+    return passed
+
+
+def test_few_pass_in_each_iteration_in_the_order_in_which_they_came() -> None:
+    passed = asyncio.run(passing(Turnstile(3), 10))
+    assert [number for number, _ in passed] == list(range(10))
+    first = passed[0][1]
+    assert Counter(iteration - first for _, iteration in passed) == {0: 3, 2: 3, 4: 3, 6: 1}
+
+
+def test_without_a_crowd_nothing_waits() -> None:
+    passed = asyncio.run(passing(Turnstile(3), 3))
+    assert len({iteration for _, iteration in passed}) == 1
+
+
+def test_a_cancelled_task_takes_no_place() -> None:
+    passed = asyncio.run(passing(Turnstile(2), 8, cancelled=(2, 3, 5)))
+    assert [number for number, _ in passed] == [0, 1, 4, 6, 7]
+    first = passed[0][1]
+    assert Counter(iteration - first for _, iteration in passed) == {0: 2, 2: 2, 4: 1}
+
+
+def test_a_later_crowd_finds_at_most_the_same_places() -> None:
+    async def crowds(turnstile: Turnstile) -> list[int]:
+        sizes = []
+        for _ in range(3):
+            passed = await passing(turnstile, 5)
+            sizes.append(max(Counter(iteration for _, iteration in passed).values()))
+        return sizes
+
+    assert asyncio.run(crowds(Turnstile(2))) == [2, 2, 2]
+
+
+def test_those_that_come_one_by_one_cost_few_iterations() -> None:
+    async def alone(turnstile: Turnstile) -> int:
+        calls = 0
+        loop = asyncio.get_running_loop()
+        call_soon = loop.call_soon
+
+        def counted(*args: Any, **kwargs: Any) -> asyncio.Handle:
+            nonlocal calls
+            calls += 1
+            return call_soon(*args, **kwargs)
+
+        for _ in range(12):
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(loop, "call_soon", counted)
+                await turnstile.passed()
+            await asyncio.sleep(0)
+        return calls
+
+    assert asyncio.run(alone(Turnstile(4))) == 3
+
+
+@pytest.mark.parametrize("left", [1, 2, 3])
+def test_an_event_loop_that_was_closed_leaves_nothing(left: int) -> None:
+    turnstile = Turnstile(2)
+
+    async def leave() -> None:
+        for _ in range(left):
+            waiting = asyncio.ensure_future(turnstile.passed())
+        await asyncio.sleep(0)
+        waiting.cancel()
+
+    asyncio.run(leave())
+    passed = asyncio.run(passing(turnstile, 4))
+    assert [number for number, _ in passed] == [0, 1, 2, 3]
+
+
+def test_another_event_loop_in_between_keeps_nobody_waiting() -> None:
+    turnstile = Turnstile(2)
+    with asyncio.Runner() as first, asyncio.Runner() as other:
+        waiting = [first.get_loop().create_task(turnstile.passed()) for _ in range(20)]
+        first.run(asyncio.sleep(0))
+        assert not all(task.done() for task in waiting)
+        other.run(turnstile.passed())
+
+        async def all_pass() -> None:
+            await asyncio.wait_for(asyncio.gather(*waiting), PATIENCE)
+
+        first.run(all_pass())
