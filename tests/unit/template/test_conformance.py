@@ -32,6 +32,7 @@ from support.tiers import by_tier
 
 from toolroll.rollout.errors import HistoryRewrittenError, TemplateError
 from toolroll.rollout.template import ChatTemplate, Cursor
+from toolroll.rollout.template.bodies import Spelled
 from toolroll.rollout.template.delta import DeltaRenderer
 
 pytestmark = pytest.mark.tokens
@@ -83,7 +84,7 @@ class UnderTest:
             return
         prepared = parts.renderer.prepare(case.messages[:-1])
         head = parts.renderer.head(prepared, case.tools)
-        other = Cursor(replace(parts, deltas=by_sentinel), prepared, head, frozenset())
+        other = Cursor(replace(parts, deltas=by_sentinel), prepared, head, Spelled(frozenset()))
         assert found == other.derive(sampled, said), case
 
 

@@ -91,6 +91,7 @@ def test_a_thousand_texts_have_the_tokenizers_ids(tokenizer: Any) -> None:
 def test_every_sequence_of_five_kinds_is_split_alike(tokenizer: Any) -> None:
     original = tokenizer.backend_tokenizer.pre_tokenizer
     chosen = pretokens.ascii_split(b"{}", original.__getstate__())
+    assert chosen is not None
     kinds = "aZs9 \n'./"
     texts = list(map("".join, product(kinds, repeat=5)))
     for start in range(0, len(texts), 1000):

@@ -90,6 +90,7 @@ class BodyMasker:
             token: orjson.dumps(token)[1:-1].decode().casefold() for token in encoder.control
         }
         self._any_folded = re.compile("|".join(map(re.escape, self._folded.values())) or r"(?!)")
+        self._parts = _parts(frozenset(encoder.control))
         looked_for = " ".join(_looked_for(source))
         maskable = sorted((text for text in encoder.special if text not in looked_for), key=len)
         self._own = re.compile(
@@ -130,9 +131,12 @@ class BodyMasker:
         return frozenset(token for token, folded in self._folded.items() if folded in text)
 
     def _has_part_at_edge(self, texts: Iterable[str]) -> bool:
-        firsts, rests = _parts(frozenset(self._folded))
-        inner = map(str.strip, texts)
-        return any(text.endswith(firsts) or text.startswith(rests) for text in inner)
+        firsts, rests = self._parts
+        for text in texts:
+            inner = text.strip()
+            if inner.endswith(firsts) or inner.startswith(rests):
+                return True
+        return False
 
     def may_spell(self, text: str, spelled: Spelled, strings: Iterable[str]) -> bool:
         """Return True if the render `text` has a control token that is in `spelled`, or if one of
