@@ -1,0 +1,119 @@
+"""`toolroll audit` and its options."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import orjson
+import typer
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+from rich.text import Text
+
+from toolroll.cli.display import Output, print_line
+from toolroll.cli.options import help_of
+from toolroll.evaluation.run_config import json_object
+
+if TYPE_CHECKING:
+    from toolroll.audit import AuditReport
+
+console = Output()
+_AROUND = 12
+_MOST = 40
+
+
+def audit(
+    samples: Annotated[
+        Path, typer.Argument(help="a run's folder, or a file or folder: .parquet, .jsonl, .pt")
+    ],
+    requests: Annotated[
+        Path | None,
+        typer.Option(help="SGLang's request log, or the folder of `toolroll serve --out`"),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(help="the tokenizer: compare rows that have messages with its chat template"),
+    ] = None,
+    chat_template: Annotated[str | None, typer.Option(help=help_of("chat_template"))] = None,
+    chat_template_kwargs: Annotated[
+        str | None, typer.Option(metavar="JSON", help=help_of("chat_template_kwargs"))
+    ] = None,
+    *,
+    as_json: Annotated[bool, typer.Option("--json", help="the report as JSON")] = False,
+) -> None:
+    """Check that training samples are what the model saw and sampled (docs/audit.md). Exit with 1
+    if they are not.
+
+    Example: toolroll audit samples.parquet --requests sglang-log
+    """
+    from toolroll.audit import TemplateCheck
+    from toolroll.audit import audit as audit_rows
+    from toolroll.audit.formats import read_rows
+    from toolroll.audit.read_record import read_record
+    from toolroll.rollout.model.model import read_template
+    from toolroll.rollout.model.tokenizers import load_tokenizer
+
+    kwargs = json_object(chat_template_kwargs, "--chat-template-kwargs")
+    tokenizer = encode = template = None
+    if model is not None:
+        tokenizer = load_tokenizer(model)
+        encode = tokenizer.encode  # adds a BOS, as the engine does
+        template = TemplateCheck(tokenizer, chat_template=read_template(chat_template), kwargs=kwargs)
+    record = None if requests is None else read_record(requests, encode)
+    bar = Console(stderr=True)
+    rows = track(read_rows(samples), "rows", console=bar, disable=not bar.is_terminal)
+    report = audit_rows(rows, record=record, template=template)
+    if as_json:
+        typer.echo(orjson.dumps(report.to_json(), option=orjson.OPT_INDENT_2))
+    else:
+        _show(report, tokenizer)
+    if report.faulty_rows:
+        raise typer.Exit(1)
+
+
+def _show(report: AuditReport, tokenizer: Any) -> None:
+    record = report.record
+    print_line(
+        console,
+        f"{report.faulty_rows} of {report.rows} rows have a fault; "
+        f"{report.trained_tokens} tokens are trained",
+    )
+    if record is not None:
+        share = report.delivered_tokens / record.sampled_tokens
+        print_line(
+            console,
+            f"the engine sampled {record.sampled_tokens} tokens in {record.answers} answers, of "
+            f"which {report.delivered_tokens} ({share:.1%}) are trained",
+        )
+        if record.without_ids:
+            print_line(console, f"{record.without_ids} prompts were sent as text: give --model")
+    found = {**report.kinds, **{f"undecided: {k}": v for k, v in report.undecided.items()}}
+    table = Table("fault", "rows", "share", "places", "first")
+    for name, kind in found.items():
+        share = f"{kind.rows / report.rows:.1%}"
+        table.add_row(name, str(kind.rows), share, str(kind.places), Text(kind.row.place))
+    if found:
+        console.print(table)
+    for name, kind in found.items():
+        console.print(Text(f"{name}: {kind.row.place}", style="bold"))
+        console.print(_drawn(kind, tokenizer), soft_wrap=True)
+
+
+def _drawn(kind: Any, tokenizer: Any) -> Text:
+    """Return the tokens of the first fault and around it: green if trained, and the fault itself on
+    red.
+    """
+    from toolroll.evaluation.viewer.data import Pieces
+
+    start, stop = kind.fault.start, kind.fault.stop
+    first, last = max(0, start - _AROUND), min(stop, start + _MOST) + _AROUND
+    ids = kind.row.ids[first:last].tolist()
+    pieces = [f"{index} " for index in ids] if tokenizer is None else Pieces(tokenizer).of(ids)
+    text = Text()
+    for index, piece in enumerate(pieces, first):
+        style = "green" if kind.row.trained[index] else "dim"
+        shown = piece.replace("\n", "\\n") if piece.isprintable() else repr(piece)[1:-1]
+        text.append(shown, style="white on red" if start <= index < stop else style)
+    return text
