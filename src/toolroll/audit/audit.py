@@ -1,16 +1,78 @@
-"""`audit`: checks the rows that a trainer trains on."""
+"""`audit`: checks the rows that a trainer trains on, and returns an `AuditReport`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
-from toolroll.audit.plain import plain_faults
+from toolroll.audit.faults import plain_faults, served_faults
 from toolroll.audit.record import EngineRecord
-from toolroll.audit.report import AuditReport, Fault
-from toolroll.audit.row import Row, row_of
-from toolroll.audit.served import served_faults
+from toolroll.audit.row import Fault, Row, row_of
 from toolroll.audit.template import TemplateCheck
+
+UNDECIDED = "undecided: "
+
+
+@dataclass(slots=True)
+class Kind:
+    """The faults of one kind: the number of rows and of places, and the first one."""
+
+    rows: int
+    places: int
+    row: Row
+    fault: Fault
+
+
+@dataclass(slots=True)
+class AuditReport:
+    """What `audit` found.
+
+    `kinds`: the faults, by kind; the kinds that start with "undecided: " are perhaps no faults,
+    which only the engine's record can decide. `with_messages`: the rows that were compared with the
+    template. `delivered_tokens`: the sampled tokens of the record that are trained.
+    """
+
+    record: EngineRecord | None = None
+    rows: int = 0
+    faulty_rows: int = 0
+    with_messages: int = 0
+    trained_tokens: int = 0
+    delivered_tokens: int = 0
+    kinds: dict[str, Kind] = field(default_factory=dict)
+
+    def add(self, row: Row, faults: Iterable[Fault]) -> None:
+        """Count the faults of `row`."""
+        self.rows += 1
+        self.trained_tokens += int(row.trained.sum())
+        places: dict[str, list[Fault]] = {}
+        for fault in faults:
+            places.setdefault(("" if fault.sure else UNDECIDED) + fault.kind, []).append(fault)
+        self.faulty_rows += any(not name.startswith(UNDECIDED) for name in places)
+        for name, found in places.items():
+            kind = self.kinds.setdefault(name, Kind(0, 0, row, found[0]))
+            kind.rows += 1
+            kind.places += len(found)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the report as JSON data, for `toolroll audit --json`."""
+        names = "rows faulty_rows with_messages trained_tokens delivered_tokens".split()
+        record = self.record
+        sampled = None if record is None else record.sampled_tokens
+        kinds = {
+            name: {
+                "rows": kind.rows,
+                "places": kind.places,
+                "first": {
+                    "row": kind.row.place,
+                    "start": kind.fault.start,
+                    "stop": kind.fault.stop,
+                },
+            }
+            for name, kind in self.kinds.items()
+        }
+        counts = {name: getattr(self, name) for name in names}
+        return {**counts, "sampled_tokens": sampled, "kinds": kinds}
 
 
 def audit(
@@ -31,17 +93,16 @@ def audit(
     Raises:
         UsageError: a row cannot be read.
     """
-    report = AuditReport(record=record)
+    report = AuditReport(record)
     for number, data in enumerate(rows, 1):
         row = data if isinstance(data, Row) else row_of(data, f"row {number}")
-        faults, undecided = plain_faults(row), list[Fault]()
-        if record is not None:
-            found, delivered = served_faults(row, record)
-            faults += found
-            report.delivered_tokens += delivered
+        faults = plain_faults(row)
         if template is not None and row.messages:
             report.with_messages += 1
-            found, undecided = template.check(row)
-            faults += found
-        report.add(row, list(dict.fromkeys(faults)), undecided if record is None else [])
+            faults += [one for one in template.check(row) if one.sure or record is None]
+        if record is not None:
+            served, delivered = served_faults(row, record)
+            faults += served
+            report.delivered_tokens += delivered
+        report.add(row, dict.fromkeys(faults))
     return report

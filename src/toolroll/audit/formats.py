@@ -4,103 +4,106 @@ unpickled.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import orjson
 
 from toolroll.audit.row import Row, row_of
-from toolroll.audit.traces import trace_rows
 from toolroll.evaluation.export.dataset import sample_rows
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.runs.episode_file import FILE_NAME, read_episodes
+from toolroll.rollout.types import Message
 
-SUFFIXES = (".jsonl", ".parquet", ".pt")
+_Rows = Iterator[Mapping[str, Any]]
+_UNREADABLE = (
+    AttributeError,
+    ImportError,
+    LookupError,
+    RuntimeError,
+    TypeError,
+    UnpicklingError,
+    ValueError,
+)
 
 
 def read_rows(path: Path) -> Iterator[Row]:
-    """Yield the rows in `path`: a run's folder, or one or all files with one of `SUFFIXES` in it.
+    """Yield the rows in `path`: a run's folder, or a file or all files of a folder that end with
+    .parquet, .jsonl or .pt.
 
     Raise `UsageError` if there are none, or with the place of a row that cannot be read.
     """
-    if (path / FILE_NAME).is_file():
-        path = path / FILE_NAME
-    files = [path]
-    if path.is_dir():
-        files = sorted(file for file in path.rglob("*") if file.suffix in SUFFIXES)
+    path = path / FILE_NAME if (path / FILE_NAME).is_file() else path
+    files = sorted(path.rglob("*")) if path.is_dir() else [path]
+    files = [file for file in files if file.suffix in _READERS]
     if not files:
-        raise UsageError(f"{path} has no file with rows ({', '.join(SUFFIXES)})")
+        raise UsageError(f"{path} has no rows: the formats are {', '.join(_READERS)}")
     for file in files:
-        for place, data in _read(file):
-            yield row_of(data, f"{file}, {place}")
+        number = 0
+        try:
+            for number, data in enumerate(_READERS[file.suffix](file), 1):
+                yield row_of(data, f"{file}, row {number}")
+        except _UNREADABLE as error:
+            raise UsageError(
+                f"{file} cannot be read after row {number}: {error!r}. Parquet needs pyarrow, .pt "
+                "torch. A row is a JSON object, a trace of verifiers or one of slime's samples"
+            ) from error
 
 
-def _read(file: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield the rows of `file` with their places."""
-    if file.suffix == ".parquet":
-        return _numbered(_parquet(file))
-    if file.suffix == ".pt":
-        return _numbered(_torch(file))
+def _json_lines(file: Path) -> _Rows:
     if file.name == FILE_NAME:
-        return _numbered(sample_rows(read_episodes(file)))
-    if file.suffix == ".jsonl":
-        return _json_lines(file)
-    raise UsageError(
-        f"{file}: the formats are {', '.join(SUFFIXES)}. Pickles are not read, because they run "
-        "code: docs/audit.md has a conversion"
-    )
-
-
-def _numbered(rows: Iterable[Mapping[str, Any]]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    return ((f"row {number}", row) for number, row in enumerate(rows, 1))
-
-
-def _json_lines(file: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
+        yield from sample_rows(read_episodes(file))
+        return
     with file.open("rb") as lines:
-        for number, line in enumerate(lines, 1):
-            place = f"line {number}"
-            try:
-                data = orjson.loads(line)
-            except ValueError as error:
-                raise UsageError(f"{file}, {place}: not JSON: {error}") from error
-            if not isinstance(data, dict):
-                raise UsageError(f"{file}, {place}: not a JSON object")
-            if "traces" in data or "nodes" in data:
-                yield from trace_rows(data, place)
-            else:
-                yield place, data
+        for data in map(orjson.loads, lines):
+            if "traces" not in data:
+                yield data
+            for trace in data.get("traces", ()):
+                yield from _branches(trace)
 
 
-def _parquet(file: Path) -> Iterator[Mapping[str, Any]]:
-    try:
-        from pyarrow import ArrowException
-        from pyarrow.parquet import ParquetFile
-    except ModuleNotFoundError as error:
-        raise UsageError(f"{file}: Parquet needs pyarrow: pip install pyarrow") from error
-    try:
-        with ParquetFile(file) as parquet:
-            for batch in parquet.iter_batches(64):
-                yield from batch.to_pylist()
-    except ArrowException as error:
-        raise UsageError(f"{file} cannot be read: {error}") from error
+def _parquet(file: Path) -> _Rows:
+    from pyarrow.parquet import ParquetFile
+
+    with ParquetFile(file) as parquet:
+        for batch in parquet.iter_batches(64):
+            yield from batch.to_pylist()
 
 
-def _torch(file: Path) -> list[Mapping[str, Any]]:
-    """Return the samples that slime and miles write with `--save-debug-rollout-data`."""
-    try:
-        import torch
-    except ModuleNotFoundError as error:
-        raise UsageError(f"{file}: a .pt file needs torch: pip install torch") from error
-    from pickle import UnpicklingError
+def _samples(file: Path) -> _Rows:
+    """Yield the samples that slime and miles write with `--save-debug-rollout-data`."""
+    import torch
 
-    try:
-        data = torch.load(file, map_location="cpu", weights_only=True)
-    except (UnpicklingError, RuntimeError) as error:
-        raise UsageError(
-            f"{file} cannot be read without running its code (weights_only=True): {error}"
-        ) from error
-    samples = data.get("samples") if isinstance(data, dict) else None
-    if not isinstance(samples, list) or not all(isinstance(one, dict) for one in samples):
-        raise UsageError(f"{file} has no list of samples, as --save-debug-rollout-data writes it")
-    return samples
+    yield from torch.load(file, map_location="cpu", weights_only=True)["samples"]
+
+
+_READERS = {".parquet": _parquet, ".jsonl": _json_lines, ".pt": _samples}
+
+
+def _branches(trace: Mapping[str, Any]) -> _Rows:
+    """Yield a row for each path from a root to a leaf of a trace of verifiers or prime-rl."""
+    nodes = trace["nodes"]
+    parents = {node.get("parent") for node in nodes}
+    if trace.get("agent", {}).get("trainable", True):
+        for leaf in (node for index, node in enumerate(nodes) if index not in parents):
+            path = [leaf]
+            while path[0].get("parent") is not None:
+                path.insert(0, nodes[path[0]["parent"]])
+            mask = [bit for node in path for bit in node["mask"]]
+            logprobs = iter([value for node in path for value in node.get("logprobs") or ()])
+            yield {
+                "input_ids": [index for node in path for index in node["token_ids"]],
+                "loss_mask": mask,
+                "logprobs": [next(logprobs, None) if bit else None for bit in mask],
+                "messages": [_message(node["message"]) for node in path],
+                "tools": [
+                    {"type": "function", "function": one} for one in path[0].get("tools", ())
+                ],
+            }
+
+
+def _message(message: Message) -> Message:
+    calls = [{"id": call["id"], "function": call} for call in message.get("tool_calls") or ()]
+    return {**message, "tool_calls": calls} if calls else message

@@ -6,45 +6,41 @@ kilobyte for each answer.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from toolroll.audit.prefix_sums import prefix_sums
 from toolroll.rollout.types import LogprobArray
 
 TOLERANCE = 1e-4
 """The difference of logprobs that is no difference: traces.jsonl rounds to four decimals."""
-_Ids = npt.NDArray[np.integer]
+Ids = npt.NDArray[np.integer]
 
 
 @dataclass(slots=True)
 class Answer:
-    """All answers of `length` ids that have the same prompt and the same ids. `logprobs`: those of
-    each answer that no row has used yet, as bytes, or None if the request asked for none.
+    """All answers of `length` ids that have the same prompt and ids. `end`: the hash of both.
+
+    `unused`: the logprobs of each answer that no row has used yet. None: they were not requested.
     """
 
     length: int
     end: int
-    logprobs: list[bytes | None] = field(default_factory=list)
+    unused: list[LogprobArray | None] = field(default_factory=list)
 
-    def take(self, logprobs: LogprobArray) -> bool:
-        """Use one of the answers, if possible one with these logprobs. Return False if none has
-        them. Values that the row or the record lacks are not compared.
+    def use(self, logprobs: LogprobArray) -> bool:
+        """Use an answer with these logprobs, or else any. Return whether they are the answer's.
+        NaN is not compared.
         """
-        for index, known in enumerate(self.logprobs):
-            if known is None or not _differ(np.frombuffer(known, np.float32), logprobs):
-                del self.logprobs[index]
+        for index, known in enumerate(self.unused):
+            if known is None or not (np.abs(known - logprobs) > TOLERANCE).any():
+                del self.unused[index]
                 return True
-        del self.logprobs[:1]
+        del self.unused[0]
         return False
-
-
-def _differ(known: LogprobArray, logprobs: LogprobArray) -> bool:
-    return bool((np.abs(known - logprobs) > TOLERANCE).any())
 
 
 class Served(NamedTuple):
@@ -56,7 +52,7 @@ class Served(NamedTuple):
 
 
 class EngineRecord:
-    """The answers of an engine. Each answer may be used by one row.
+    """The answers of an engine. Each may be used by one row only.
 
     Example::
 
@@ -69,11 +65,11 @@ class EngineRecord:
         self.answers = 0
         self.sampled_tokens = 0
         self.without_ids = 0
-        """Requests that have only a text, and no tokenizer was given to encode it."""
+        """Prompts that were sent as text, and that cannot be encoded as the engine did."""
         self._by_prompt: dict[int, list[Answer]] = {}
         self._outputs: set[int] = set()
 
-    def add(self, prompt_ids: _Ids, output_ids: _Ids, logprobs: LogprobArray | None) -> None:
+    def add(self, prompt_ids: Ids, output_ids: Ids, logprobs: LogprobArray | None) -> None:
         """Add an answer. `logprobs`: float32, one for each of `output_ids`, or None."""
         if not len(output_ids):
             return
@@ -85,56 +81,57 @@ class EngineRecord:
             same_prompt.append(answer)
             same_prompt.sort(key=lambda one: -one.length)
             self._outputs.add(prefix_sums(output_ids)[-1])
-        answer.logprobs.append(
-            None if logprobs is None else np.asarray(logprobs, np.float32).tobytes()
-        )
+        answer.unused.append(logprobs)
         self.answers += 1
         self.sampled_tokens += len(output_ids)
 
-    def places(self, ids: _Ids) -> Places:
-        """Return where the row `ids` contains answers."""
-        return Places(prefix_sums(ids), self._by_prompt)
-
-    def length_of_output(self, ids: _Ids) -> int:
-        """Return the length of the longest answer, to any prompt, with which `ids` begins, or 0."""
-        sums = prefix_sums(ids)
-        return next((n for n in range(len(ids), 0, -1) if sums[n] in self._outputs), 0)
-
-
-class Places:
-    """Finds the answers that one row contains. `sums`: the row's `prefix_sums`."""
-
-    def __init__(self, sums: list[int], by_prompt: dict[int, list[Answer]]) -> None:
-        self._sums = sums
-        self._by_prompt = by_prompt
-
-    def at(self, start: int) -> Iterator[Served]:
-        """Yield the answers that the row contains after its first `start` tokens, longest first."""
-        for answer in self._by_prompt.get(self._sums[start], ()):
+    def after(self, sums: Sequence[int], start: int) -> Iterator[Served]:
+        """Yield the answers to the first `start` tokens of the row with these `prefix_sums`, if the
+        row contains them there. The longest comes first.
+        """
+        for answer in self._by_prompt.get(sums[start], ()):
             stop = start + answer.length
-            if stop < len(self._sums) and self._sums[stop] == answer.end:
+            if stop < len(sums) and sums[stop] == answer.end:
                 yield Served(start, stop, answer)
 
-    def all(self) -> list[Served]:
-        """Return all answers that the row contains."""
-        starts = [n for n, key in enumerate(self._sums) if key in self._by_prompt]
-        return [served for start in starts for served in self.at(start)]
-
-    def longest(self, start: int) -> int:
-        """Return the length of the longest answer to the row's first `start` tokens, or 0."""
-        return max((one.length for one in self._by_prompt.get(self._sums[start], ())), default=0)
-
-    def chain(self, start: int, stop: int, *, unused: bool) -> list[Served] | None:
-        """Return the answers that follow one another from `start` to `stop`, or None if there are
-        none. An engine gives several answers for one turn if it was aborted and resumed.
+    def chain(
+        self, sums: Sequence[int], start: int, stop: int, *, unused: bool
+    ) -> list[Served] | None:
+        """Return answers that follow one another from `start` to `stop` in a row, or None. An engine
+        gives several answers for one turn if it was aborted and resumed.
 
         `unused`: only answers that no row has used yet.
         """
         if start == stop:
             return []
-        for served in self.at(start):
-            if served.stop <= stop and (served.answer.logprobs or not unused):
-                rest = self.chain(served.stop, stop, unused=unused)
+        for served in self.after(sums, start):
+            if served.stop <= stop and (served.answer.unused or not unused):
+                rest = self.chain(sums, served.stop, stop, unused=unused)
                 if rest is not None:
                     return [served, *rest]
         return None
+
+    def longest(self, sums: Sequence[int], start: int) -> int:
+        """Return the length of the longest answer to the row's first `start` tokens, or 0."""
+        return max((one.length for one in self._by_prompt.get(sums[start], ())), default=0)
+
+    def length_of_output(self, ids: Ids) -> int:
+        """Return the length of the longest answer to any prompt with which `ids` begin, or 0."""
+        sums = prefix_sums(ids)
+        return next((n for n in range(len(ids), 0, -1) if sums[n] in self._outputs), 0)
+
+
+_TOKEN, _PLACE = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xC2B2AE3D27D4EB4F)
+_MIX = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+
+
+def prefix_sums(ids: Ids) -> list[int]:
+    """Return n + 1 numbers of 64 bits: a hash of each prefix of `ids`, from the empty one to all.
+
+    Each pair of an id and its position adds a number that looks random (the finalizer of
+    splitmix64), so two different prefixes have the same hash by accident only.
+    """
+    mixed = ids.astype(np.uint64) * _TOKEN + np.arange(1, len(ids) + 1, dtype=np.uint64) * _PLACE
+    mixed = (mixed ^ (mixed >> np.uint64(30))) * _MIX[0]
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * _MIX[1]
+    return [0, *np.cumsum(mixed ^ (mixed >> np.uint64(31)), dtype=np.uint64).tolist()]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -17,24 +17,34 @@ IGNORED = -100
 """The label of a token that is not trained."""
 
 
+class Fault(NamedTuple):
+    """A fault of a row, in its tokens [start, stop). `sure`: False if only the engine's record can
+    decide whether it is a fault.
+    """
+
+    kind: str
+    start: int
+    stop: int
+    sure: bool = True
+
+
 @dataclass(frozen=True, slots=True)
 class Row:
     """One training sequence of n tokens.
 
     `place`: the file and the number of the row. `ids`: int32 [n]. `trained`: bool [n], True if the
-    loss counts the token. `logprobs`: float32 [n], NaN if the row has none for the token.
-    `labels`: int64 [n], if the row has labels instead of a mask. `forked`: the row may continue
-    another row of its episode, or `messages` may have turns that are not in this row.
+    loss counts the token. `logprobs`: float32 [n], NaN where the row has none. `labels`: int64 [n],
+    if the row has them. `forked`: `messages` may have turns that are not in this row.
     """
 
     place: str
     ids: IdArray
     trained: npt.NDArray[np.bool_]
     logprobs: LogprobArray
-    labels: npt.NDArray[np.int64] | None = None
-    messages: list[Message] | None = None
-    tools: list[Tool] | None = None
-    forked: bool = False
+    labels: npt.NDArray[np.int64] | None
+    messages: list[Message]
+    tools: list[Tool]
+    forked: bool
 
     def spans(self) -> list[tuple[int, int]]:
         """Return the range [start, stop) of each run of trained tokens."""
@@ -48,85 +58,61 @@ def runs(values: npt.NDArray[np.bool_]) -> list[tuple[int, int]]:
 
 
 def row_of(data: Mapping[str, Any], place: str) -> Row:
-    """Return the row in `data`.
+    """Return the row in `data`, the fields of one of these kinds:
 
-    The ids are in `input_ids` or `tokens`, the mask in `loss_mask` or as -100 in `labels`, and the
-    logprobs, which may be missing, in `logprobs` or `rollout_log_probs`. The mask and the logprobs
-    have one value for each token, or for each of the last `response_length` tokens. Raise
-    `UsageError` if a field is missing or cannot be read.
+    - `input_ids`, with `loss_mask` (0 or 1) or `labels` (-100 if not trained), and with `logprobs`
+      if there are any (null where a token was not sampled);
+    - slime's `tokens`, `response_length`, `loss_mask` and `rollout_log_probs`, of which the last
+      two are those of the response.
+
+    `messages` and `tools` are optional. Raise `UsageError` if a field is missing or cannot be read.
     """
-    fields = _Fields(data, place)
-    ids = fields.numbers("input_ids", "tokens", kinds="iu")
-    n = len(ids)
-    labels = fields.numbers("labels", kinds="iu", size=n) if data.get("labels") is not None else None
-    if labels is not None:
+    ids = _numbers(data, place, "input_ids", "tokens").astype(np.int32)
+    labels = None
+    if data.get("labels") is not None:
+        labels = _numbers(data, place, "labels", size=len(ids)).astype(np.int64)
         trained = labels != IGNORED
-    elif data.get("loss_mask") is None and data.get("response_length") is not None:
-        trained = np.arange(n) >= n - int(data["response_length"])  # slime trains them all
+    elif data.get("loss_mask") is None and "response_length" in data:
+        trained = np.arange(len(ids)) >= len(ids) - data["response_length"]  # slime trains it all
     else:
-        trained = fields.numbers("loss_mask", kinds="iub", size=n) != 0
+        trained = _numbers(data, place, "loss_mask", size=len(ids)) != 0
     if data.get("remove_sample"):
         trained[:] = False
-    logprobs = np.full(n, np.nan, np.float32)
-    if fields.name("logprobs", "rollout_log_probs") is not None:
-        logprobs = fields.numbers("logprobs", "rollout_log_probs", kinds="f", size=n)
-        logprobs = logprobs.astype(np.float32)
-        logprobs[~trained & (logprobs == 0.0)] = np.nan  # what many trainers write for "none"
-    return Row(
-        place,
-        ids.astype(np.int32),
-        trained,
-        logprobs,
-        labels,
-        fields.decoded("messages"),
-        fields.decoded("tools"),
-        bool(data.get("sequence") or data.get("fork_reason")),
-    )
+    logprobs = np.full(len(ids), np.nan, np.float32)
+    for name in ("logprobs", "rollout_log_probs"):
+        if data.get(name) is not None:
+            logprobs = _numbers(data, place, name, size=len(ids)).astype(np.float32)
+            logprobs[~trained & (logprobs == 0.0)] = np.nan  # many trainers write 0 for "none"
+    forked = bool(data.get("sequence") or data.get("fork_reason") or data.get("env") == "serve")
+    texts = (_decoded(data, place, name) for name in ("messages", "tools"))
+    return Row(place, ids, trained, logprobs, labels, *texts, forked)
 
 
-class _Fields:
-    """Reads the fields of one row."""
+def _numbers(
+    data: Mapping[str, Any], place: str, *names: str, size: int | None = None
+) -> npt.NDArray[np.float64]:
+    """Return the numbers in the first of `names` that `data` has, one for each of `size` tokens."""
+    name = next((name for name in names if data.get(name) is not None), " or ".join(names))
+    try:
+        found = np.array(data.get(name), np.float64)
+    except (TypeError, ValueError):
+        found = np.array(None, np.float64)
+    if found.ndim == 1 and size and len(found) == data.get("response_length"):
+        found = np.concatenate([np.zeros(size - len(found)), found])
+    whole = name.endswith("s") and "log" in name or not (found % 1).any()
+    if found.ndim != 1 or not whole or len(found) != (len(found) if size is None else size):
+        wanted = "one for each token" if size is None else f"{size}, one for each token"
+        raise UsageError(f"{place}: {name} must be a list of numbers: {wanted}")
+    return found
 
-    def __init__(self, data: Mapping[str, Any], place: str) -> None:
-        self._data = data
-        self._place = place
 
-    def name(self, *names: str) -> str | None:
-        """Return the first of `names` that the row has."""
-        return next((name for name in names if self._data.get(name) is not None), None)
-
-    def numbers(self, *names: str, kinds: str, size: int | None = None) -> npt.NDArray[Any]:
-        """Return the list of numbers in the first of `names` that the row has.
-
-        `kinds`: numpy's letters of the types that are allowed. `size`: the number of tokens; the
-        values of the response alone are preceded by zeros.
-        """
-        name = self.name(*names)
-        if name is None:
-            raise self._error(names[0], f"is missing: a row needs {' or '.join(names)}")
-        value = self._data[name]
-        try:
-            found = np.array(value, dtype=np.float64 if kinds == "f" else None)
-        except (TypeError, ValueError) as error:
-            raise self._error(name, f"is no list of numbers: {error}") from error
-        if found.ndim != 1 or not (found.dtype.kind in kinds or not found.size):
-            raise self._error(name, f"is no list of numbers of one row, but {value!r:.80}")
-        left = 0 if size is None else size - len(found)
-        if left and len(found) != self._data.get("response_length"):
-            raise self._error(name, f"has {len(found)} values, but the row has {size} tokens")
-        return np.concatenate([np.zeros(left, found.dtype), found]) if left else found
-
-    def decoded(self, name: str) -> Any:
-        """Return the list `name`, which may be JSON text, or None."""
-        value = self._data.get(name)
-        if isinstance(value, str):
-            try:
-                value = orjson.loads(value)
-            except ValueError as error:
-                raise self._error(name, f"is not JSON: {error}") from error
-        if value is not None and not isinstance(value, list):
-            raise self._error(name, f"is no list, but {value!r:.80}")
-        return value
-
-    def _error(self, name: str, problem: str) -> UsageError:
-        return UsageError(f"{self._place}: {name} {problem}")
+def _decoded(data: Mapping[str, Any], place: str, name: str) -> list[dict[str, Any]]:
+    """Return a list of objects, which may be JSON text."""
+    value = data.get(name) or []
+    try:
+        value = orjson.loads(value) if isinstance(value, str) else value
+    except ValueError as error:
+        raise UsageError(f"{place}: {name} is not JSON: {error}") from error
+    if not isinstance(value, list) or not all(isinstance(one, dict) for one in value):
+        raise UsageError(f"{place}: {name} must be a list of objects")
+    return value

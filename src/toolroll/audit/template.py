@@ -1,11 +1,9 @@
-"""`TemplateCheck`: are a row's tokens and its turns consistent with a chat template and the row's
-messages?
-"""
+"""`TemplateCheck`: are a row's tokens consistent with a chat template and the row's messages?"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from itertools import pairwise
@@ -13,8 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from toolroll.audit.report import Fault
-from toolroll.audit.row import Row
+from toolroll.audit.row import Fault, Row
 from toolroll.rollout.template import ChatTemplate
 from toolroll.rollout.template.dropped import recorded_words, words_of
 from toolroll.rollout.template.reference import RENDER_ERRORS, ReferenceRender
@@ -24,12 +21,11 @@ from toolroll.rollout.types import IdArray, Message, Tool
 AFTER_STOP = "trained after the stop token"
 STOP = "the stop token is not trained"
 TURN = "a turn lacks words of its message"
-TAIL = "the end is not the template's"
-START = "a turn does not follow a generation prompt"
 UNMATCHED = "turns and messages cannot be matched"
-KEPT = "history is kept that the template rewrites"
+PROMPT = "the prompt is not the template's"
+DELTA = "a text between turns is not the template's"
 _USER: Message = {"role": "user", "content": "x"}
-_LONG_AGO = datetime.fromtimestamp(0)  # the date in a prompt is not known, so it is not compared
+_LONG_AGO = datetime.fromtimestamp(0)  # the date of a dated prompt is unknown: it is not compared
 
 
 class TemplateCheck:
@@ -48,116 +44,97 @@ class TemplateCheck:
         self._control = template.encoder.pattern
         self._stops = np.array(template.stop_token_ids, np.int32)
         self._reference = ReferenceRender(tokenizer, chat_template, kwargs or {})
-        opening = self._generation_prompt([self._reference.prepared(_USER)], None)
-        before_answer = self._reference.around_answer[0]
-        while before_answer.count(opening.rstrip()) == 0:
-            opening = opening[:-1]
-        header = self._encode(opening.rstrip()) if before_answer.count(opening.rstrip()) == 1 else []
-        self._header = np.array(header, np.int32)
+        history, header = self._reference.around_answer[0], self._generation_prompt([_USER], [])
+        while header.rstrip() not in history:
+            header = header[:-1]
+        header = header.rstrip() if history.count(header.rstrip()) == 1 else ""
+        self._header = np.array(tokenizer.encode(header, add_special_tokens=False), np.int32)
 
-    def check(self, row: Row) -> tuple[list[Fault], list[Fault]]:
-        """Return the faults of `row`, and what cannot be decided. `row` has messages."""
-        spans = row.spans()
-        faults, undecided = self._stops_of(row, spans)
+    def check(self, row: Row) -> list[Fault]:
+        """Return the faults of `row`, which has messages."""
+        faults, spans = list[Fault](), row.spans()
+        stops = np.append(np.isin(row.ids, self._stops), False)
+        for start, stop in spans:
+            ends = np.flatnonzero(row.ids[start : stop - 1] == self._tokenizer.eos_token_id)
+            if len(ends):
+                faults.append(Fault(AFTER_STOP, int(start + ends[0] + 1), stop))
+            if stops[stop] and not stops[stop - 1]:  # or the engine truncated the turn
+                faults.append(Fault(STOP, stop, stop + 1, sure=False))
         turns = self._turns(row, spans)
         if not turns:
-            return faults, [*undecided, Fault(UNMATCHED, 0, len(row.ids))]
-        sequence = ServedSequence(
-            row.ids[: turns[-1].stop],
-            turns,
-            row.messages or [],
-            row.tools or [],
-            forked=row.forked,
-        )
+            return [*faults, Fault(UNMATCHED, 0, len(row.ids), sure=False)]
+        ids = row.ids[: turns[-1].stop]
+        sequence = ServedSequence(ids, turns, row.messages, row.tools, forked=row.forked)
         kind = self._verifier.check(sequence)
-        if kind is not None:
-            preserved = self._verifier.check(replace(sequence, preserved=True)) is None
-            start, stop = (0, turns[0].start) if kind.startswith("prompt") else (
-                turns[0].start, turns[-1].stop
-            )
-            if preserved:
-                undecided.append(Fault(KEPT, start, stop))
-            else:
-                fault = Fault(f"template: {kind.partition(':')[0]}", start, stop)
-                sure = not row.forked and self._is_sure(kind, sequence)
-                (faults if sure else undecided).append(fault)
+        if kind is not None and kind.startswith("prompt"):
+            sure = not row.forked and self._starts_elsewhere(sequence)
+            faults.append(Fault(PROMPT, 0, turns[0].start, sure))
+        elif kind is not None:
+            kept = self._verifier.check(replace(sequence, preserved=True)) is None
+            sure = not row.forked and not kept and self._has_other_text(kind, sequence)
+            faults.append(Fault(DELTA, turns[0].start, turns[-1].stop, sure))
         for turn in turns:
             if self._lacks_words(row, turn):
-                (undecided if row.forked else faults).append(Fault(TURN, turn.start, turn.stop))
-        return faults, undecided
-
-    def _is_sure(self, kind: str, sequence: ServedSequence) -> bool:
-        """Return False if a hook of the loop, or ids that are not canonical, may be the reason."""
-        first, ids = sequence.turns[0], sequence.input_ids
-        if kind.startswith("prompt"):
-            messages = [self._reference.prepared(one) for one in sequence.messages[: first.message]]
-            opening = self._generation_prompt(messages, list(sequence.tools) or None)
-            return not self._decode(ids[: first.start]).endswith(opening)
-        if not kind.endswith("tokens"):
-            return True
-        prepared = [self._reference.prepared(one) for one in sequence.messages]
-        whole = self._reference.render(prepared, list(sequence.tools) or None)
-        deltas = [ids[one.stop : two.start] for one, two in pairwise(sequence.turns)]
-        return not all(self._decode(delta) in whole for delta in deltas)
-
-    def _decode(self, ids: IdArray) -> str:
-        return str(self._tokenizer.decode(ids, skip_special_tokens=False))
-
-    def _encode(self, text: str) -> list[int]:
-        return list(self._tokenizer.encode(text, add_special_tokens=False))
-
-    def _stops_of(
-        self, row: Row, spans: list[tuple[int, int]]
-    ) -> tuple[list[Fault], list[Fault]]:
-        eos = self._tokenizer.eos_token_id
-        faults, undecided = [], []
-        is_stop = np.isin(row.ids, self._stops)
-        for start, stop in spans:
-            ends = np.flatnonzero(row.ids[start:stop] == eos)
-            if len(ends) and start + ends[0] + 1 < stop:
-                faults.append(Fault(AFTER_STOP, int(start + ends[0] + 1), stop))
-            if not is_stop[stop - 1] and is_stop[stop : stop + 1].any():
-                undecided.append(Fault(STOP, stop, stop + 1))
-        return faults, undecided
+                faults.append(Fault(TURN, turn.start, turn.stop, sure=not row.forked))
+        return faults
 
     def _turns(self, row: Row, spans: list[tuple[int, int]]) -> tuple[TurnSpan, ...]:
         """Return the trained turns with their messages, up to a turn that is not trained. Return
         none if they cannot be matched.
+
+        The number of the message is the number of generation prompts up to the turn.
         """
-        messages = [n for n, one in enumerate(row.messages or []) if one["role"] == "assistant"]
-        size, ids = len(self._header), row.ids
-        if not size:
-            places = [start for start, _ in spans]
-        else:
-            windows = np.lib.stride_tricks.sliding_window_view(ids, min(size, len(ids)))
-            places = np.flatnonzero((windows == self._header).all(axis=1)).tolist()
-            places = [at for at in places if not row.trained[at]]
-        numbers = [sum(at <= start for at in places) for start, _ in spans]
+        messages = [n for n, one in enumerate(row.messages) if one["role"] == "assistant"]
+        places = [start for start, _ in spans]
+        if 0 < len(self._header) <= len(row.ids):
+            windows = np.lib.stride_tricks.sliding_window_view(row.ids, len(self._header))
+            found = np.flatnonzero((windows == self._header).all(axis=1))
+            places = found[~row.trained[found]].tolist()
         turns: list[TurnSpan] = []
-        for number, (start, stop) in zip(numbers, spans, strict=True):
+        before = 0
+        for start, stop in spans:
+            number = int(np.searchsorted(places, start, side="right"))
             if turns and number > before + 1:
                 break
-            if not 0 < number <= len(messages) or (turns and number == before):
+            if not before < number <= len(messages):
                 return ()
-            stopped = bool(np.isin(ids[stop - 1], self._stops))
+            stopped = bool(np.isin(row.ids[stop - 1], self._stops))
             turns.append(TurnSpan(start, stop, messages[number - 1], stopped))
             before = number
         return tuple(turns)
 
+    def _starts_elsewhere(self, sequence: ServedSequence) -> bool:
+        """Return True if the first turn does not follow a generation prompt. Any other difference
+        of the prompt may be intended, such as a hook of the loop.
+        """
+        first = sequence.turns[0]
+        opening = self._generation_prompt(sequence.messages[: first.message], sequence.tools)
+        return not self._decode(sequence.input_ids[: first.start]).endswith(opening)
+
+    def _has_other_text(self, kind: str, sequence: ServedSequence) -> bool:
+        """Return False if the text between the turns is right, and only its ids are others."""
+        messages = [self._reference.prepared(message) for message in sequence.messages]
+        whole = self._reference.render(messages, list(sequence.tools) or None)
+        gaps = [slice(one.stop, two.start) for one, two in pairwise(sequence.turns)]
+        texts = [self._decode(sequence.input_ids[gap]) for gap in gaps]
+        return not kind.endswith("tokens") or not all(text in whole for text in texts)
+
     def _lacks_words(self, row: Row, turn: TurnSpan) -> bool:
+        message = self._reference.prepared(row.messages[turn.message])
+        texts, _, arguments = recorded_words(message, self._control)
+        wanted = Counter(word for word in [*texts, *arguments] if word.isalpha())
         text = self._decode(row.ids[turn.start : turn.stop])
-        message = self._reference.prepared((row.messages or [])[turn.message])
-        recorded = [word for part in recorded_words(message, self._control) for word in part]
-        wanted = Counter(word for word in recorded if word.isalpha())
         return bool(wanted - Counter(words_of(text, self._control)))
 
-    def _generation_prompt(self, messages: list[Message], tools: list[Tool] | None) -> str:
-        """Return what the template writes before a turn after `messages`, or "" if it is unclear."""
+    def _generation_prompt(self, messages: Sequence[Message], tools: Sequence[Tool]) -> str:
+        """Return what the template writes before a turn, or "" if it is unclear."""
+        prepared = [self._reference.prepared(message) for message in messages]
         try:
-            prompt, without = (
-                self._reference.render(messages, tools, generate=generate)
-                for generate in (True, False)
-            )
+            prompt = self._reference.render(prepared, list(tools) or None)
+            without = self._reference.render(prepared, list(tools) or None, generate=False)
         except RENDER_ERRORS:
             return ""
         return prompt.removeprefix(without) if prompt.startswith(without) else ""
+
+    def _decode(self, ids: IdArray) -> str:
+        return str(self._tokenizer.decode(ids, skip_special_tokens=False))

@@ -9,7 +9,6 @@ import orjson
 import typer
 from rich.console import Console
 from rich.progress import track
-from rich.table import Table
 from rich.text import Text
 
 from toolroll.cli.display import Output, print_line
@@ -20,8 +19,7 @@ if TYPE_CHECKING:
     from toolroll.audit import AuditReport
 
 console = Output()
-_AROUND = 12
-_MOST = 40
+_AROUND, _MOST = 12, 40
 
 
 def audit(
@@ -51,16 +49,17 @@ def audit(
     from toolroll.audit import TemplateCheck
     from toolroll.audit import audit as audit_rows
     from toolroll.audit.formats import read_rows
-    from toolroll.audit.read_record import read_record
+    from toolroll.audit.request_log import read_record
     from toolroll.rollout.model.model import read_template
     from toolroll.rollout.model.tokenizers import load_tokenizer
 
-    kwargs = json_object(chat_template_kwargs, "--chat-template-kwargs")
     tokenizer = encode = template = None
     if model is not None:
         tokenizer = load_tokenizer(model)
         encode = tokenizer.encode  # adds a BOS, as the engine does
-        template = TemplateCheck(tokenizer, chat_template=read_template(chat_template), kwargs=kwargs)
+        kwargs = json_object(chat_template_kwargs, "--chat-template-kwargs")
+        text = read_template(chat_template)
+        template = TemplateCheck(tokenizer, chat_template=text, kwargs=kwargs)
     record = None if requests is None else read_record(requests, encode)
     bar = Console(stderr=True)
     rows = track(read_rows(samples), "rows", console=bar, disable=not bar.is_terminal)
@@ -74,30 +73,19 @@ def audit(
 
 
 def _show(report: AuditReport, tokenizer: Any) -> None:
+    lines = [f"{report.faulty_rows} of {report.rows} rows have a fault"]
     record = report.record
-    print_line(
-        console,
-        f"{report.faulty_rows} of {report.rows} rows have a fault; "
-        f"{report.trained_tokens} tokens are trained",
-    )
     if record is not None:
         share = report.delivered_tokens / record.sampled_tokens
-        print_line(
-            console,
-            f"the engine sampled {record.sampled_tokens} tokens in {record.answers} answers, of "
-            f"which {report.delivered_tokens} ({share:.1%}) are trained",
-        )
+        lines.append(f"{share:.1%} of {record.sampled_tokens} sampled tokens are trained")
         if record.without_ids:
-            print_line(console, f"{record.without_ids} prompts were sent as text: give --model")
-    found = {**report.kinds, **{f"undecided: {k}": v for k, v in report.undecided.items()}}
-    table = Table("fault", "rows", "share", "places", "first")
-    for name, kind in found.items():
-        share = f"{kind.rows / report.rows:.1%}"
-        table.add_row(name, str(kind.rows), share, str(kind.places), Text(kind.row.place))
-    if found:
-        console.print(table)
-    for name, kind in found.items():
-        console.print(Text(f"{name}: {kind.row.place}", style="bold"))
+            lines.append(f"{record.without_ids} prompts were sent as text: give --model")
+    for line in lines:
+        print_line(console, line)
+    for name, kind in report.kinds.items():
+        share = kind.rows / report.rows
+        console.print(f"[bold]{name}[/]: {kind.rows} rows ({share:.1%}), {kind.places} places")
+        print_line(console, f"{kind.row.place}, tokens {kind.fault.start} to {kind.fault.stop}:")
         console.print(_drawn(kind, tokenizer), soft_wrap=True)
 
 
@@ -107,13 +95,13 @@ def _drawn(kind: Any, tokenizer: Any) -> Text:
     """
     from toolroll.evaluation.viewer.data import Pieces
 
-    start, stop = kind.fault.start, kind.fault.stop
+    row, (_, start, stop, _) = kind.row, kind.fault
     first, last = max(0, start - _AROUND), min(stop, start + _MOST) + _AROUND
-    ids = kind.row.ids[first:last].tolist()
+    ids = row.ids[first:last].tolist()
     pieces = [f"{index} " for index in ids] if tokenizer is None else Pieces(tokenizer).of(ids)
     text = Text()
     for index, piece in enumerate(pieces, first):
-        style = "green" if kind.row.trained[index] else "dim"
-        shown = piece.replace("\n", "\\n") if piece.isprintable() else repr(piece)[1:-1]
+        style = "green" if row.trained[index] else "dim"
+        shown = piece if piece.isprintable() else repr(piece)[1:-1]
         text.append(shown, style="white on red" if start <= index < stop else style)
     return text
