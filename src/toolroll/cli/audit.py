@@ -77,7 +77,8 @@ def _show(report: AuditReport, tokenizer: Any) -> None:
     record = report.record
     if record is not None:
         share = report.delivered_tokens / record.sampled_tokens
-        lines.append(f"{share:.1%} of {record.sampled_tokens} sampled tokens are trained")
+        sampled = record.sampled_tokens
+        lines.append(f"{share:.1%} of the {sampled} sampled tokens are trained as sampled")
         if record.without_ids:
             lines.append(f"{record.without_ids} prompts were sent as text: give --model")
     for line in lines:

@@ -20,18 +20,18 @@ from toolroll.audit.formats import read_rows
 
 TEMPLATE = "qwen2_5"
 EXPECTED = {
-    # fault: kinds with the rows | with the record | with the template too, sure | undecided
-    "the mask is shifted right": "NO_LOGPROB NOT_WHOLE | NO_LOGPROB NOT_WHOLE NOT_SAMPLED | AFTER_STOP PROMPT TURN | -",
-    "the mask is shifted left": "NO_LOGPROB NOT_WHOLE | NO_LOGPROB NOT_WHOLE NOT_SAMPLED | PROMPT | STOP",
-    "the stop tokens are not trained": "NOT_WHOLE | NOT_WHOLE | - | STOP",
-    "the last stop token is not trained": "NOT_WHOLE | NOT_WHOLE | - | STOP",
-    "the token after each stop token is trained": "NO_LOGPROB | NO_LOGPROB NOT_SAMPLED | AFTER_STOP | -",
-    "the first tokens are not trained": "NOT_WHOLE | NOT_WHOLE | PROMPT TURN | -",
-    "the end of each prompt is trained": "NO_LOGPROB | NO_LOGPROB NOT_SAMPLED | PROMPT | -",
-    "half of a turn is not trained": "NOT_WHOLE | NOT_WHOLE | TURN | -",
-    "a tool result is trained": "NO_LOGPROB | NO_LOGPROB NOT_SAMPLED | AFTER_STOP DELTA TURN | -",
-    "the whole response is trained": "NO_LOGPROB | NO_LOGPROB NOT_SAMPLED | AFTER_STOP | -",
-    "everything is trained": "NO_PREFIX NO_LOGPROB | NO_PREFIX NO_LOGPROB NOT_SAMPLED | AFTER_STOP | UNMATCHED",
+    # fault: kinds with the rows | more with the record | more with the template | undecided
+    "the mask is shifted right": "NO_LOGPROB NOT_WHOLE | NOT_SAMPLED | AFTER_STOP PROMPT TURN | -",
+    "the mask is shifted left": "NO_LOGPROB NOT_WHOLE | NOT_SAMPLED | PROMPT | STOP",
+    "the stop tokens are not trained": "NOT_WHOLE | - | - | STOP",
+    "the last stop token is not trained": "NOT_WHOLE | - | - | STOP",
+    "the token after each stop token is trained": "NO_LOGPROB | NOT_SAMPLED | AFTER_STOP | -",
+    "the first tokens are not trained": "NOT_WHOLE | - | PROMPT TURN | -",
+    "the end of each prompt is trained": "NO_LOGPROB | NOT_SAMPLED | PROMPT | -",
+    "half of a turn is not trained": "NOT_WHOLE | - | TURN | -",
+    "a tool result is trained": "NO_LOGPROB | NOT_SAMPLED | AFTER_STOP DELTA TURN | -",
+    "the whole response is trained": "NO_LOGPROB | NOT_SAMPLED | AFTER_STOP | -",
+    "everything is trained": "NO_PREFIX NO_LOGPROB | NOT_SAMPLED | AFTER_STOP | UNMATCHED",
     "a turn is not trained": "- | - | - | -",
     "a turn is encoded again": "- | NOT_SAMPLED OTHER_PREFIX | - | -",
     "a turn has another token": "- | NOT_SAMPLED OTHER_PREFIX | - | -",
@@ -48,7 +48,7 @@ EXPECTED = {
     "padding is at the start": "- | OTHER_PREFIX | - | PROMPT",
     "a part of an earlier turn is dropped": "- | NOT_SAMPLED OTHER_PREFIX | TURN | -",
     "a turn is there twice": "- | NOT_SAMPLED OTHER_PREFIX | AFTER_STOP | -",
-    "a turn and its result are there twice": "REPEATED | REPEATED OTHER_PREFIX | - | UNMATCHED",
+    "a turn and its result are there twice": "REPEATED | OTHER_PREFIX | - | UNMATCHED",
     "two turns are swapped": "- | OTHER_PREFIX | TURN | -",
     "a turn is that of another row": "- | OTHER_PREFIX | TURN | -",
     "two rows are merged": "- | OTHER_PREFIX | - | UNMATCHED",
@@ -63,10 +63,10 @@ EXPECTED = {
     "the logprobs are those of another turn": "- | LOGPROBS | - | -",
     "the logprobs are those of another row": "- | LOGPROBS | - | -",
     "the logprobs are zero": "- | LOGPROBS | - | -",
-    "the logprobs are positive": "IMPOSSIBLE | IMPOSSIBLE LOGPROBS | - | -",
+    "the logprobs are positive": "IMPOSSIBLE | LOGPROBS | - | -",
     "the logprobs have another temperature": "- | LOGPROBS | - | -",
     "the logprobs were computed again": "- | LOGPROBS | - | -",
-    "a logprob is missing": "NO_LOGPROB | NO_LOGPROB | - | -",
+    "a logprob is missing": "NO_LOGPROB | - | - | -",
     "the message of a result is another one": "- | - | DELTA | -",
     "the message of a turn is another one": "- | - | TURN | -",
     "the messages lack the tools": "- | - | - | PROMPT",
@@ -121,7 +121,7 @@ def test_what_the_rows_show(played: Played, fault: str) -> None:
 @pytest.mark.parametrize("fault", PLANTED)
 def test_what_the_record_shows(played: Played, fault: str) -> None:
     report = audit(plant(PLANTED[fault], played.rows), record=played.record())
-    assert names(report.kinds) == expected(fault, 1)
+    assert names(report.kinds) == expected(fault, 0) | expected(fault, 1)
 
 
 @pytest.mark.parametrize("fault", PLANTED)
@@ -132,7 +132,7 @@ def test_what_the_template_shows(played: Played, check: TemplateCheck, fault: st
 
 
 def test_most_faults_are_found_with_the_record() -> None:
-    found = [fault for fault in EXPECTED if expected(fault, 1)]
+    found = [fault for fault in EXPECTED if expected(fault, 0) | expected(fault, 1)]
     missed = [fault for fault in EXPECTED if fault not in found]
     assert missed == [
         "a turn is not trained",  # no fault
