@@ -44,13 +44,15 @@ class Played:
         (folder / "host_0.log").write_text("".join(lines), encoding="utf-8")
 
 
-def request_line(prompt: Sequence[int], ids: Sequence[int], logprobs: Any = None) -> str:
-    """A line of SGLang's log: a recorded one, with other ids."""
+def request_line(
+    prompt: Sequence[int], ids: Sequence[int], logprobs: Any = None, *, text: str | None = None
+) -> str:
+    """A line of SGLang's log: a recorded one, with other ids. `text`: the prompt was sent as it."""
     lines = REAL_LOG.read_text(encoding="utf-8").splitlines()
     finished = next(line for line in lines if '"request.finished", "rid": "one"' in line)
     head, brace, data = finished.partition("{")
     line = json.loads(brace + data)
-    line["obj"]["input_ids"] = list(prompt)
+    line["obj"] |= {"input_ids": list(prompt) if text is None else None, "text": text}
     meta, line["out"]["output_ids"] = line["out"]["meta_info"], list(ids)
     meta |= {"prompt_tokens": len(prompt), "completion_tokens": len(ids)}
     del meta["output_token_logprobs"]

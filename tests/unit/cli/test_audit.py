@@ -70,10 +70,9 @@ def test_as_json(folder: Path) -> None:
 def test_prompts_that_were_sent_as_text_need_the_tokenizer(played: Played, folder: Path) -> None:
     text = "<|im_start|>user\nIs it late?<|im_end|>\n"
     prompt, ids = played.tokenizer.encode(text), [5, 6]
-    as_text = request_line(prompt, ids).replace(f'"input_ids": {prompt}', '"input_ids": null')
-    as_text = as_text.replace('"text": "Hello, world"', f'"text": {json.dumps(text)}')
     log = folder / "texts.log"
-    log.write_text(as_text + request_line([1], [2]), encoding="utf-8")
+    lines = request_line(prompt, ids, text=text), request_line([1], [2])
+    log.write_text("".join(lines), encoding="utf-8")
     row = {"input_ids": prompt + ids, "loss_mask": [0] * len(prompt) + [1, 1]}
     write(folder / "rows.jsonl", [row])
     command = ("audit", folder / "rows.jsonl", "--requests", log)
