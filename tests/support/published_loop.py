@@ -1,5 +1,6 @@
-"""A loop like slime's tau-bench example: it sends the rendered conversation as text, and trains what
-each message adds to the render. `slime_delta` is the example's own function, from its checkout.
+"""A loop like slime's tau-bench example: it sends the rendered conversation as text, and trains
+what each message adds to the render. `slime_delta` is the example's own function, from its
+checkout.
 """
 
 from __future__ import annotations

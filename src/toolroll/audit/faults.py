@@ -13,7 +13,6 @@ LABELS = "a label is not the token"
 NO_PREFIX = "the first token is trained"
 NO_LOGPROB = "trained without a logprob"
 IMPOSSIBLE = "a logprob above zero"
-REPEATED = "two turns have the same logprobs"
 NOT_WHOLE = "a part of an answer is not trained"
 NOT_SAMPLED = "trained, but not sampled"
 OTHER_PREFIX = "sampled after other tokens"
@@ -21,7 +20,6 @@ CUT = "the row ends in an answer"
 TWICE = "trained twice"
 LOGPROBS = "other logprobs than sampled"
 _ABOVE_ZERO = 1e-3  # bf16 rounding of a log-softmax may end slightly above 0
-_DISTINCT = 8  # short answers of a sure model have the same logprobs
 
 
 def plain_faults(row: Row) -> list[Fault]:
@@ -37,15 +35,7 @@ def plain_faults(row: Row) -> list[Fault]:
         for start, stop in runs(known):
             if not trained[start:stop].any():  # a whole turn need not be trained
                 wrong[NOT_WHOLE][start:stop] = False
-    faults = [Fault(kind, *run) for kind, places in wrong.items() for run in runs(places)]
-    seen = set[bytes]()
-    for start, stop in row.spans():
-        values = row.logprobs[start:stop]
-        if len(set(values[~np.isnan(values)].tolist())) >= _DISTINCT:
-            if values.tobytes() in seen:
-                faults.append(Fault(REPEATED, start, stop))
-            seen.add(values.tobytes())
-    return faults
+    return [Fault(kind, *run) for kind, places in wrong.items() for run in runs(places)]
 
 
 def served_faults(row: Row, record: EngineRecord) -> tuple[list[Fault], int]:
@@ -73,9 +63,9 @@ def _reasons(row: Row, record: EngineRecord, sums: list[int], start: int, stop: 
     """Return why the trained tokens [start, stop) are no answers."""
     answered = np.zeros(len(row.ids), dtype=bool)
     for place in range(stop):
-        for served in record.after(sums, place):
-            if served.stop > start:
-                answered[served.start : served.stop] = True
+        for first, last, _ in record.after(sums, place):
+            if last > start:
+                answered[first:last] = True
     faults = []
     if not answered.any():
         length = record.length_of_output(row.ids[start:])

@@ -18,15 +18,7 @@ from toolroll.rollout.runs.episode_file import FILE_NAME, read_episodes
 from toolroll.rollout.types import Message
 
 _Rows = Iterator[Mapping[str, Any]]
-_UNREADABLE = (
-    AttributeError,
-    ImportError,
-    LookupError,
-    RuntimeError,
-    TypeError,
-    UnpicklingError,
-    ValueError,
-)
+_UNREADABLE = AttributeError, ImportError, LookupError, RuntimeError, TypeError, ValueError
 
 
 def read_rows(path: Path) -> Iterator[Row]:
@@ -45,7 +37,7 @@ def read_rows(path: Path) -> Iterator[Row]:
         try:
             for number, data in enumerate(_READERS[file.suffix](file), 1):
                 yield row_of(data, f"{file}, row {number}")
-        except _UNREADABLE as error:
+        except (*_UNREADABLE, UnpicklingError) as error:
             raise UsageError(
                 f"{file} cannot be read after row {number}: {error!r}. Parquet needs pyarrow, .pt "
                 "torch. A row is a JSON object, a trace of verifiers or one of slime's samples"

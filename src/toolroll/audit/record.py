@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -43,12 +42,8 @@ class Answer:
         return False
 
 
-class Served(NamedTuple):
-    """An answer that a row contains, directly after its prompt: the tokens [start, stop)."""
-
-    start: int
-    stop: int
-    answer: Answer
+Served = tuple[int, int, Answer]
+"""The tokens [start, stop) of a row that are an answer to the tokens before them, and the answer."""
 
 
 class EngineRecord:
@@ -92,23 +87,23 @@ class EngineRecord:
         for answer in self._by_prompt.get(sums[start], ()):
             stop = start + answer.length
             if stop < len(sums) and sums[stop] == answer.end:
-                yield Served(start, stop, answer)
+                yield start, stop, answer
 
     def chain(
         self, sums: Sequence[int], start: int, stop: int, *, unused: bool
     ) -> list[Served] | None:
-        """Return answers that follow one another from `start` to `stop` in a row, or None. An engine
-        gives several answers for one turn if it was aborted and resumed.
+        """Return answers that follow one another from `start` to `stop` in a row, or None. A turn
+        that was aborted and resumed has several answers.
 
         `unused`: only answers that no row has used yet.
         """
         if start == stop:
             return []
-        for served in self.after(sums, start):
-            if served.stop <= stop and (served.answer.unused or not unused):
-                rest = self.chain(sums, served.stop, stop, unused=unused)
+        for _, end, answer in self.after(sums, start):
+            if end <= stop and (answer.unused or not unused):
+                rest = self.chain(sums, end, stop, unused=unused)
                 if rest is not None:
-                    return [served, *rest]
+                    return [(start, end, answer), *rest]
         return None
 
     def longest(self, sums: Sequence[int], start: int) -> int:

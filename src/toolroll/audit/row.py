@@ -99,7 +99,7 @@ def _numbers(
         found = np.array(None, np.float64)
     if found.ndim == 1 and size and len(found) == data.get("response_length"):
         found = np.concatenate([np.zeros(size - len(found)), found])
-    whole = name.endswith("s") and "log" in name or not (found % 1).any()
+    whole = (name.endswith("s") and "log" in name) or not (found % 1).any()
     if found.ndim != 1 or not whole or len(found) != (len(found) if size is None else size):
         wanted = "one for each token" if size is None else f"{size}, one for each token"
         raise UsageError(f"{place}: {name} must be a list of numbers: {wanted}")

@@ -48,7 +48,7 @@ EXPECTED = {
     "padding is at the start": "- | OTHER_PREFIX | - | PROMPT",
     "a part of an earlier turn is dropped": "- | NOT_SAMPLED OTHER_PREFIX | TURN | -",
     "a turn is there twice": "- | NOT_SAMPLED OTHER_PREFIX | AFTER_STOP | -",
-    "a turn and its result are there twice": "REPEATED | OTHER_PREFIX | - | UNMATCHED",
+    "a turn and its result are there twice": "- | OTHER_PREFIX | - | UNMATCHED",
     "two turns are swapped": "- | OTHER_PREFIX | TURN | -",
     "a turn is that of another row": "- | OTHER_PREFIX | TURN | -",
     "two rows are merged": "- | OTHER_PREFIX | - | UNMATCHED",
@@ -154,9 +154,7 @@ def write_lines(rows: list[Row], folder: Path) -> Path:
 
 
 def write_parquet(rows: list[Row], folder: Path) -> Path:
-    pyarrow = pytest.importorskip("pyarrow")
-    from pyarrow import parquet
-
+    pyarrow, parquet = map(pytest.importorskip, ("pyarrow", "pyarrow.parquet"))
     for row in rows:
         row |= {name: json.dumps(row[name]) for name in ("messages", "tools")}
     path = folder / "rows.parquet"

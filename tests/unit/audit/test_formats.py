@@ -61,7 +61,9 @@ def test_no_rows(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["rows.pt", "rows.parquet"])
 def test_a_broken_file(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_bytes(b"PK broken")
-    with pytest.raises(UsageError, match=f"{name} cannot be read after row 0: .*pyarrow, .pt torch"):
+    with pytest.raises(
+        UsageError, match=f"{name} cannot be read after row 0: .*pyarrow, .pt torch"
+    ):
         list(read_rows(tmp_path))
 
 
