@@ -11,7 +11,7 @@ from support.qwen import qwen3_tokenizer
 from support.servers import sglang_server
 
 from toolroll.audit import TemplateCheck, audit
-from toolroll.audit.audit import UNDECIDED
+from toolroll.audit.report import UNDECIDED
 from toolroll.audit.request_log import FLAGS, read_record
 from toolroll.rollout.session.trajectory_json import to_json
 

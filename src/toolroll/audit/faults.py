@@ -31,11 +31,11 @@ def plain_faults(row: Row) -> list[Fault]:
     if known.any():
         wrong[NO_LOGPROB] = trained & ~known
         wrong[IMPOSSIBLE] = np.nan_to_num(row.logprobs) > _ABOVE_ZERO
-        wrong[NOT_WHOLE] = known & ~trained
-        for start, stop in runs(known):
-            if not trained[start:stop].any():  # a whole turn need not be trained
-                wrong[NOT_WHOLE][start:stop] = False
-    return [Fault(kind, *run) for kind, places in wrong.items() for run in runs(places)]
+    faults = [Fault(kind, *run) for kind, places in wrong.items() for run in runs(places)]
+    for start, stop in runs(known):
+        if 0 < trained[start:stop].sum() < stop - start:  # or the rest has other weights
+            faults.append(Fault(NOT_WHOLE, start, stop, sure=False))
+    return faults
 
 
 def served_faults(row: Row, record: EngineRecord) -> tuple[list[Fault], int]:

@@ -29,10 +29,8 @@ def read_rows(path: Path) -> Iterator[Row]:
     """
     path = path / FILE_NAME if (path / FILE_NAME).is_file() else path
     files = sorted(path.rglob("*")) if path.is_dir() else [path]
-    files = [file for file in files if file.suffix in _READERS]
-    if not files:
-        raise UsageError(f"{path} has no rows: the formats are {', '.join(_READERS)}")
-    for file in files:
+    total = 0
+    for file in (file for file in files if file.suffix in _READERS):
         number = 0
         try:
             for number, data in enumerate(_READERS[file.suffix](file), 1):
@@ -42,6 +40,9 @@ def read_rows(path: Path) -> Iterator[Row]:
                 f"{file} cannot be read after row {number}: {error!r}. Parquet needs pyarrow, .pt "
                 "torch. A row is a JSON object, a trace of verifiers or one of slime's samples"
             ) from error
+        total += number
+    if not total:
+        raise UsageError(f"{path} has no rows: the formats are {', '.join(_READERS)}")
 
 
 def _json_lines(file: Path) -> _Rows:
@@ -49,7 +50,7 @@ def _json_lines(file: Path) -> _Rows:
         yield from sample_rows(read_episodes(file))
         return
     with file.open("rb") as lines:
-        for data in map(orjson.loads, lines):
+        for data in map(orjson.loads, filter(bytes.strip, lines)):
             if "traces" not in data:
                 yield data
             for trace in data.get("traces", ()):

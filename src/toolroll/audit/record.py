@@ -92,19 +92,22 @@ class EngineRecord:
     def chain(
         self, sums: Sequence[int], start: int, stop: int, *, unused: bool
     ) -> list[Served] | None:
-        """Return answers that follow one another from `start` to `stop` in a row, or None. A turn
-        that was aborted and resumed has several answers.
+        """Return answers that follow one another from `start` to `stop` in a row (the last one
+        comes first), or None. A turn that was aborted and resumed has several answers.
 
         `unused`: only answers that no row has used yet.
         """
-        if start == stop:
-            return []
-        for _, end, answer in self.after(sums, start):
-            if end <= stop and (answer.unused or not unused):
-                rest = self.chain(sums, end, stop, unused=unused)
-                if rest is not None:
-                    return [(start, end, answer), *rest]
-        return None
+        reached: dict[int, Served] = {}
+        for place in range(start, stop):
+            if place == start or place in reached:
+                for served in self.after(sums, place):
+                    if served[1] <= stop and (served[2].unused or not unused):
+                        reached.setdefault(served[1], served)
+        chain: list[Served] = []
+        while stop > start and stop in reached:
+            chain.append(reached[stop])
+            stop = reached[stop][0]
+        return chain if stop == start else None
 
     def longest(self, sums: Sequence[int], start: int) -> int:
         """Return the length of the longest answer to the row's first `start` tokens, or 0."""

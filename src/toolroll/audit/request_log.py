@@ -34,7 +34,8 @@ def read_record(path: Path, encode: Encode | None = None) -> EngineRecord:
                         prompt_ids = part.input_ids[: turn.start]
                         record.add(prompt_ids, part.input_ids[span], part.logprobs[span])
     else:
-        for file in sorted(path.iterdir()) if path.is_dir() else [path]:
+        files = [path] if path.is_file() else sorted(path.rglob("*"))
+        for file in filter(Path.is_file, files):
             with file.open("rb") as lines:
                 for number, line in enumerate(lines, 1):
                     if b'"event": "request.finished"' in line and line.endswith(b"\n"):
@@ -61,7 +62,7 @@ def _add(record: EngineRecord, line: bytes, place: str, encode: Encode | None) -
         pairs = meta.get("output_token_logprobs")
         logprobs = None if pairs is None else np.array([pair[0] for pair in pairs], np.float32)
         record.add(np.array(prompt_ids, np.int32), output_ids, logprobs)
-    except (LookupError, TypeError, ValueError) as error:
+    except (AttributeError, LookupError, TypeError, ValueError) as error:
         raise UsageError(
             f"{place} has no complete ids ({error!r}). Start SGLang with {FLAGS}, and without "
             "--incremental-streaming-output"

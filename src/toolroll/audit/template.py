@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from toolroll.audit.row import Fault, Row
+from toolroll.evaluation.export.messages import text_of
 from toolroll.rollout.template import ChatTemplate
 from toolroll.rollout.template.dropped import recorded_words, words_of
 from toolroll.rollout.template.reference import RENDER_ERRORS, ReferenceRender
@@ -52,6 +53,12 @@ class TemplateCheck:
 
     def check(self, row: Row) -> list[Fault]:
         """Return the faults of `row`, which has messages."""
+        try:
+            return self._check(row)
+        except RENDER_ERRORS:  # the template refuses the messages
+            return [Fault(UNMATCHED, 0, len(row.ids), sure=False)]
+
+    def _check(self, row: Row) -> list[Fault]:
         faults, spans = list[Fault](), row.spans()
         stops = np.append(np.isin(row.ids, self._stops), False)
         for start, stop in spans:
@@ -66,7 +73,9 @@ class TemplateCheck:
         ids = row.ids[: turns[-1].stop]
         sequence = ServedSequence(ids, turns, row.messages, row.tools, forked=row.forked)
         kind = self._verifier.check(sequence)
-        if kind is not None and kind.startswith("prompt"):
+        if kind is not None and kind.startswith("render"):
+            faults.append(Fault(UNMATCHED, 0, len(row.ids), sure=False))
+        elif kind is not None and kind.startswith("prompt"):
             sure = not row.forked and self._starts_elsewhere(sequence)
             faults.append(Fault(PROMPT, 0, turns[0].start, sure))
         elif kind is not None:
@@ -84,7 +93,7 @@ class TemplateCheck:
 
         The number of the message is the number of generation prompts up to the turn.
         """
-        messages = [n for n, one in enumerate(row.messages) if one["role"] == "assistant"]
+        messages = [n for n, one in enumerate(row.messages) if one.get("role") == "assistant"]
         places = [start for start, _ in spans]
         if 0 < len(self._header) <= len(row.ids):
             windows = np.lib.stride_tricks.sliding_window_view(row.ids, len(self._header))
@@ -121,6 +130,7 @@ class TemplateCheck:
 
     def _lacks_words(self, row: Row, turn: TurnSpan) -> bool:
         message = self._reference.prepared(row.messages[turn.message])
+        message["content"] = text_of(message.get("content") or "")
         texts, _, arguments = recorded_words(message, self._control)
         wanted = Counter(word for word in [*texts, *arguments] if word.isalpha())
         text = self._decode(row.ids[turn.start : turn.stop])

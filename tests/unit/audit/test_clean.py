@@ -8,7 +8,7 @@ import pytest
 from support.audited import Played, play
 
 from toolroll.audit import TemplateCheck, audit
-from toolroll.audit.audit import UNDECIDED
+from toolroll.audit.report import UNDECIDED
 
 QUICK = ("qwen2_5", "qwen3", "llama3_1", "glm4moe", "gptoss", "gemma4")
 OTHERS = """

@@ -15,20 +15,20 @@ from support.audited import Played, Row, play
 from support.planted import PLANTED, plant
 
 from toolroll.audit import AuditReport, TemplateCheck, audit, faults, template
-from toolroll.audit.audit import UNDECIDED
+from toolroll.audit.report import UNDECIDED
 from toolroll.audit.formats import read_rows
 
 TEMPLATE = "qwen2_5"
 EXPECTED = {
     # fault: kinds with the rows | more with the record | more with the template | undecided
-    "the mask is shifted right": "NO_LOGPROB NOT_WHOLE | NOT_SAMPLED | AFTER_STOP PROMPT TURN | -",
-    "the mask is shifted left": "NO_LOGPROB NOT_WHOLE | NOT_SAMPLED | PROMPT | STOP",
-    "the stop tokens are not trained": "NOT_WHOLE | - | - | STOP",
-    "the last stop token is not trained": "NOT_WHOLE | - | - | STOP",
+    "the mask is shifted right": "NO_LOGPROB | NOT_SAMPLED NOT_WHOLE | AFTER_STOP PROMPT TURN | NOT_WHOLE",
+    "the mask is shifted left": "NO_LOGPROB | NOT_SAMPLED NOT_WHOLE | PROMPT | NOT_WHOLE STOP",
+    "the stop tokens are not trained": "- | NOT_WHOLE | - | NOT_WHOLE STOP",
+    "the last stop token is not trained": "- | NOT_WHOLE | - | NOT_WHOLE STOP",
     "the token after each stop token is trained": "NO_LOGPROB | NOT_SAMPLED | AFTER_STOP | -",
-    "the first tokens are not trained": "NOT_WHOLE | - | PROMPT TURN | -",
+    "the first tokens are not trained": "- | NOT_WHOLE | PROMPT TURN | NOT_WHOLE",
     "the end of each prompt is trained": "NO_LOGPROB | NOT_SAMPLED | PROMPT | -",
-    "half of a turn is not trained": "NOT_WHOLE | - | TURN | -",
+    "half of a turn is not trained": "- | NOT_WHOLE | TURN | NOT_WHOLE",
     "a tool result is trained": "NO_LOGPROB | NOT_SAMPLED | AFTER_STOP DELTA TURN | -",
     "the whole response is trained": "NO_LOGPROB | NOT_SAMPLED | AFTER_STOP | -",
     "everything is trained": "NO_PREFIX NO_LOGPROB | NOT_SAMPLED | AFTER_STOP | UNMATCHED",
@@ -115,13 +115,16 @@ def test_the_clean_rows_have_no_fault(played: Played, check: TemplateCheck) -> N
 
 @pytest.mark.parametrize("fault", PLANTED)
 def test_what_the_rows_show(played: Played, fault: str) -> None:
-    assert names(audit(plant(PLANTED[fault], played.rows)).kinds) == expected(fault, 0)
+    report = audit(plant(PLANTED[fault], played.rows))
+    assert names(report.kinds) == expected(fault, 0)
+    assert undecided(report.kinds) == expected(fault, 3) & {"NOT_WHOLE"}
 
 
 @pytest.mark.parametrize("fault", PLANTED)
 def test_what_the_record_shows(played: Played, fault: str) -> None:
     report = audit(plant(PLANTED[fault], played.rows), record=played.record())
     assert names(report.kinds) == expected(fault, 0) | expected(fault, 1)
+    assert undecided(report.kinds) == set()
 
 
 @pytest.mark.parametrize("fault", PLANTED)

@@ -54,8 +54,10 @@ def test_a_line_that_cannot_be_read(tmp_path: Path, text: str) -> None:
 def test_no_rows(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"has no rows: the formats are .parquet, .jsonl, .pt"):
         list(read_rows(tmp_path))
-    with pytest.raises(UsageError, match="has no rows: the formats are"):
-        list(read_rows(tmp_path / "rows.pkl"))
+    (tmp_path / "rows.jsonl").write_text("\n", encoding="utf-8")
+    for name in ("rows.pkl", "rows.jsonl"):
+        with pytest.raises(UsageError, match="has no rows: the formats are"):
+            list(read_rows(tmp_path / name))
 
 
 @pytest.mark.parametrize("name", ["rows.pt", "rows.parquet"])

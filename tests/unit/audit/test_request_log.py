@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from support.audited import REAL_LOG, request_line
 
-from toolroll.audit import audit
+from toolroll.audit import EngineRecord, audit
 from toolroll.audit.request_log import read_record
 from toolroll.rollout.errors import UsageError
 
@@ -54,6 +55,36 @@ def test_a_turn_of_several_answers_is_whole(tmp_path: Path) -> None:
     record = read_record(log_of(tmp_path, *parts))
     assert audit([row(PROMPT, ids, [0.0, -1.0, -2.0, -3.0])], record=record).kinds == {}
     assert record.answers == 3
+
+
+def test_a_turn_of_thousands_of_answers() -> None:
+    """A loop that samples one token with each request."""
+    record, ids = EngineRecord(), list(range(3000))
+    for at in range(1000, 3000):
+        record.add(np.arange(at), np.array([at]), None)
+    row = {"input_ids": ids, "loss_mask": [0] * 1000 + [1] * 2000}
+    assert audit([row], record=record).kinds == {}
+    assert set(audit([row], record=record).kinds) == {"trained twice"}
+
+
+def test_the_same_turn_may_be_one_answer_or_several() -> None:
+    """Two episodes sampled the same turn, and one of them was resumed."""
+    record = EngineRecord()
+    for prompt, ids in (([1], [2, 3]), ([1], [2]), ([1, 2], [3])):
+        record.add(np.array(prompt), np.array(ids), None)
+    assert audit([row([1], [2, 3])] * 2, record=record).kinds == {}
+    assert set(audit([row([1], [2, 3])], record=record).kinds) == {"trained twice"}
+
+
+def test_a_part_of_a_turn_that_other_weights_sampled_may_be_left_out() -> None:
+    """slime's --mask-offpolicy-in-partial-rollout trains only what follows the pause."""
+    record = EngineRecord()
+    record.add(np.array([1]), np.array([2]), np.array([-1.0], np.float32))
+    record.add(np.array([1, 2]), np.array([3]), np.array([-2.0], np.float32))
+    sample: dict[str, Any] = {"tokens": [1, 2, 3], "response_length": 2, "loss_mask": [0, 1]}
+    sample["rollout_log_probs"] = [-1.0, -2.0]
+    assert audit([sample], record=record).kinds == {}
+    assert audit([sample]).faulty_rows == 0
 
 
 def test_the_same_answer_may_be_given_twice(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""`audit`: checks the rows that a trainer trains on, and returns an `AuditReport`."""
+"""`audit`: checks the rows that a trainer trains on. Returns an `AuditReport`."""
 
 from __future__ import annotations
 
@@ -99,10 +99,10 @@ def audit(
         faults = plain_faults(row)
         if template is not None and row.messages:
             report.with_messages += 1
-            faults += [one for one in template.check(row) if one.sure or record is None]
+            faults += template.check(row)
         if record is not None:
             served, delivered = served_faults(row, record)
-            faults += served
+            faults = [fault for fault in faults if fault.sure] + served
             report.delivered_tokens += delivered
         report.add(row, dict.fromkeys(faults))
     return report

@@ -1,0 +1,89 @@
+"""What `TemplateCheck` cannot compare is no fault."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from support.audited import Played, play
+from support.planted import plant
+from support.qwen import tokenizer_for, trl_template
+
+from toolroll.audit import TemplateCheck, audit
+from toolroll.audit.report import UNDECIDED
+from toolroll.audit.template import PROMPT, TURN, UNMATCHED
+
+Row = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def played() -> Played:
+    return asyncio.run(play("qwen3", 1, history="preserve"))
+
+
+@pytest.fixture(scope="module")
+def check(played: Played) -> TemplateCheck:
+    return TemplateCheck(played.tokenizer)
+
+
+def kinds(rows: list[Row], check: TemplateCheck) -> set[str]:
+    return set(audit(rows, template=check).kinds)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"content": [{"type": "image", "url": "x"}]},
+        {"tool_calls": [{}]},
+        {"tool_calls": 3},
+        {"role": "other"},
+        {"role": None},
+    ],
+)
+def test_messages_that_cannot_be_rendered(
+    played: Played, check: TemplateCheck, change: dict[str, Any]
+) -> None:
+    def fault(rows: list[Row]) -> None:
+        rows[0]["messages"] = [{**one, **change} for one in rows[0]["messages"]]
+
+    assert kinds(plant(fault, played.rows), check) == {UNDECIDED + UNMATCHED}
+
+
+def test_too_few_messages(played: Played, check: TemplateCheck) -> None:
+    def fault(rows: list[Row]) -> None:
+        rows[0]["messages"] = rows[0]["messages"][:2]
+
+    assert kinds(plant(fault, played.rows), check) == {UNDECIDED + UNMATCHED}
+
+
+def test_content_in_parts(played: Played, check: TemplateCheck) -> None:
+    def fault(rows: list[Row]) -> None:
+        for message in rows[0]["messages"]:
+            message["content"] = [{"type": "text", "text": message["content"] or ""}]
+
+    assert TURN not in kinds(plant(fault, played.rows), check)
+
+
+def test_a_prompt_hook_is_undecided(played: Played) -> None:
+    hooked = trl_template("qwen3").replace("You may call one or more", "Call one or more")
+    check = TemplateCheck(played.tokenizer, chat_template=hooked)
+    assert kinds(played.rows, check) == {UNDECIDED + PROMPT}
+
+
+def test_a_dated_prompt_is_not_compared() -> None:
+    """The row was made on another day."""
+    dated = "{{ strftime_now('%d %b %Y') }}" + trl_template("qwen2_5")
+    tokenizer = tokenizer_for(dated)
+    check = TemplateCheck(tokenizer)
+    text = "01 Jan 2020<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+    prompt, ids = tokenizer.encode(text), tokenizer.encode("Hello<|im_end|>")
+    messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
+    row = {"input_ids": prompt + ids, "loss_mask": [0] * len(prompt) + [1] * len(ids)}
+    assert kinds([{**row, "messages": messages}], check) == set()
+
+
+def test_rows_without_messages_are_not_compared(played: Played, check: TemplateCheck) -> None:
+    row = {name: played.rows[0][name] for name in ("input_ids", "loss_mask")}
+    report = audit([row, {**row, "messages": []}], template=check)
+    assert (report.rows, report.with_messages, report.kinds) == (2, 0, {})
