@@ -11,12 +11,13 @@ from typing import Any
 
 import numpy as np
 from support.episodes import serving
-from unit.template.test_verify_mutations import TOOLS, Message, Model, calling, result, said, user
+from unit.template.test_verify_mutations import TOOLS, Model, calling, result, said, user
 
 from toolroll.audit import EngineRecord
 from toolroll.rollout.errors import TemplateError
 from toolroll.rollout.model.conversation import Conversation
 from toolroll.rollout.session.trajectory_json import to_json
+from toolroll.rollout.types import Message
 
 Row = dict[str, Any]
 REAL_LOG = Path(__file__).with_name("sglang_requests.log")

@@ -74,8 +74,8 @@ def _reasons(row: Row, record: EngineRecord, sums: list[int], start: int, stop: 
             answered[start : start + length] = True
         elif stop == len(row.ids) and record.longest(sums, start) > stop - start:
             return [Fault(CUT, start, stop)]
-    trained = np.arange(len(row.ids))
-    trained = (trained >= start) & (trained < stop)
+    trained = np.zeros(len(row.ids), dtype=bool)
+    trained[start:stop] = True
     faults += [Fault(NOT_SAMPLED, *run) for run in runs(trained & ~answered)]
     faults += [Fault(NOT_WHOLE, *run) for run in runs(answered & ~row.trained)]
     return faults or [Fault(NOT_SAMPLED, start, stop)]

@@ -43,7 +43,7 @@ class Answer:
 
 
 Served = tuple[int, int, Answer]
-"""The tokens [start, stop) of a row that are an answer to the tokens before them, and the answer."""
+"""The tokens [start, stop) of a row that are an answer to the tokens before them; the answer."""
 
 
 class EngineRecord:

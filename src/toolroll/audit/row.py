@@ -76,16 +76,14 @@ def row_of(data: Mapping[str, Any], place: str) -> Row:
         trained = np.arange(len(ids)) >= len(ids) - data["response_length"]  # slime trains it all
     else:
         trained = _numbers(data, place, "loss_mask", size=len(ids)) != 0
-    if data.get("remove_sample"):
-        trained[:] = False
     logprobs = np.full(len(ids), np.nan, np.float32)
     for name in ("logprobs", "rollout_log_probs"):
         if data.get(name) is not None:
             logprobs = _numbers(data, place, name, size=len(ids)).astype(np.float32)
             logprobs[~trained & (logprobs == 0.0)] = np.nan  # many trainers write 0 for "none"
     forked = bool(data.get("sequence") or data.get("fork_reason") or data.get("env") == "serve")
-    texts = (_decoded(data, place, name) for name in ("messages", "tools"))
-    return Row(place, ids, trained, logprobs, labels, *texts, forked)
+    messages, tools = (_decoded(data, place, name) for name in ("messages", "tools"))
+    return Row(place, ids, trained, logprobs, labels, messages, tools, forked)
 
 
 def _numbers(

@@ -15,13 +15,14 @@ from support.audited import Played, Row, play
 from support.planted import PLANTED, plant
 
 from toolroll.audit import AuditReport, TemplateCheck, audit, faults, template
-from toolroll.audit.report import UNDECIDED
 from toolroll.audit.formats import read_rows
+from toolroll.audit.report import UNDECIDED
 
 TEMPLATE = "qwen2_5"
 EXPECTED = {
     # fault: kinds with the rows | more with the record | more with the template | undecided
-    "the mask is shifted right": "NO_LOGPROB | NOT_SAMPLED NOT_WHOLE | AFTER_STOP PROMPT TURN | NOT_WHOLE",
+    "the mask is shifted right":
+        "NO_LOGPROB | NOT_SAMPLED NOT_WHOLE | AFTER_STOP PROMPT TURN | NOT_WHOLE",
     "the mask is shifted left": "NO_LOGPROB | NOT_SAMPLED NOT_WHOLE | PROMPT | NOT_WHOLE STOP",
     "the stop tokens are not trained": "- | NOT_WHOLE | - | NOT_WHOLE STOP",
     "the last stop token is not trained": "- | NOT_WHOLE | - | NOT_WHOLE STOP",

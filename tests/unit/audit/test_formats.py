@@ -93,7 +93,6 @@ def test_slimes_sample_without_a_mask_is_trained_as_a_whole() -> None:
     assert row.trained.tolist() == [False, False, True, True]
     assert np.isnan(row.logprobs).tolist() == [True, True, False, False]
     assert row_of(sample | {"loss_mask": [0, 1]}, "x").spans() == [(3, 4)]
-    assert row_of(sample | {"remove_sample": True}, "x").spans() == []
 
 
 def test_labels_that_are_not_the_tokens() -> None:
