@@ -57,20 +57,16 @@ class AuditReport:
     def to_json(self) -> dict[str, Any]:
         """Return the report as JSON data, for `toolroll audit --json`."""
         names = "rows faulty_rows with_messages trained_tokens delivered_tokens".split()
-        record = self.record
-        sampled = None if record is None else record.sampled_tokens
         kinds = {
             name: {
                 "rows": kind.rows,
+                "share": kind.rows / self.rows,
                 "places": kind.places,
-                "first": {
-                    "row": kind.row.place,
-                    "start": kind.fault.start,
-                    "stop": kind.fault.stop,
-                },
+                "first": [kind.row.place, kind.fault.start, kind.fault.stop],
             }
             for name, kind in self.kinds.items()
         }
+        sampled = None if self.record is None else self.record.sampled_tokens
         counts = {name: getattr(self, name) for name in names}
         return {**counts, "sampled_tokens": sampled, "kinds": kinds}
 

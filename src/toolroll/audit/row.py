@@ -79,7 +79,8 @@ def row_of(data: Mapping[str, Any], place: str) -> Row:
     logprobs = np.full(len(ids), np.nan, np.float32)
     for name in ("logprobs", "rollout_log_probs"):
         if data.get(name) is not None:
-            logprobs = _numbers(data, place, name, size=len(ids)).astype(np.float32)
+            found = _numbers(data, place, name, size=len(ids), whole=False)
+            logprobs = found.astype(np.float32)
             logprobs[~trained & (logprobs == 0.0)] = np.nan  # many trainers write 0 for "none"
     forked = bool(data.get("sequence") or data.get("fork_reason") or data.get("env") == "serve")
     messages, tools = (_decoded(data, place, name) for name in ("messages", "tools"))
@@ -87,18 +88,19 @@ def row_of(data: Mapping[str, Any], place: str) -> Row:
 
 
 def _numbers(
-    data: Mapping[str, Any], place: str, *names: str, size: int | None = None
+    data: Mapping[str, Any], place: str, *names: str, size: int | None = None, whole: bool = True
 ) -> npt.NDArray[np.float64]:
-    """Return the numbers in the first of `names` that `data` has, one for each of `size` tokens."""
+    """Return the numbers in the first of `names` that `data` has, one for each of `size` tokens.
+    None becomes NaN if the numbers need not be `whole`.
+    """
     name = next((name for name in names if data.get(name) is not None), " or ".join(names))
     try:
         found = np.array(data.get(name), np.float64)
     except (TypeError, ValueError):
         found = np.array(None, np.float64)
-    if found.ndim == 1 and size and len(found) == data.get("response_length"):
+    if found.ndim == 1 and size and size > len(found) == data.get("response_length"):
         found = np.concatenate([np.zeros(size - len(found)), found])
-    whole = (name.endswith("s") and "log" in name) or not (found % 1).any()
-    if found.ndim != 1 or not whole or len(found) != (len(found) if size is None else size):
+    if found.ndim != 1 or size not in (None, len(found)) or (whole and (found % 1).any()):
         wanted = "one for each token" if size is None else f"{size}, one for each token"
         raise UsageError(f"{place}: {name} must be a list of numbers: {wanted}")
     return found

@@ -60,6 +60,8 @@ class TemplateCheck:
 
     def _check(self, row: Row) -> list[Fault]:
         faults, spans = list[Fault](), row.spans()
+        if not spans:
+            return []
         stops = np.append(np.isin(row.ids, self._stops), False)
         for start, stop in spans:
             ends = np.flatnonzero(row.ids[start : stop - 1] == self._tokenizer.eos_token_id)

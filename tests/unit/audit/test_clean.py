@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from support.adversarial.size import FULL
 from support.audited import Played, play
 
 from toolroll.audit import TemplateCheck, audit
@@ -15,7 +16,8 @@ OTHERS = """
 deepseekv3 lfm2_2_5 lfm2_v2 llama3_2 mistral muse_glimmer nemotron_3_nano nemotron_3_super
 qwen3_5_nothink qwen3_5_think qwen3_6 qwen3_8 qwen3_instruct_2507 qwen3_vl
 """.split()
-ROWS = 10_000
+ROWS = 10_000 if FULL else 400
+"""TOOLROLL_ADVERSARIAL=full plays all of them, for an hour."""
 
 
 def assert_clean(played: Played, check: TemplateCheck) -> None:

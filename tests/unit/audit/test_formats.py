@@ -30,6 +30,7 @@ GOOD: dict[str, Any] = {"input_ids": [1, 2, 3], "loss_mask": [0, 1, 1]}
         ({"labels": [1, 2]}, "labels must be a list of numbers: 3, one for each token"),
         ({"logprobs": [-1.0]}, "logprobs must be a list of numbers: 3, one for each token"),
         ({"logprobs": [{"1": -1.0}] * 3}, "logprobs must be a list of numbers"),
+        ({"response_length": 4, "loss_mask": [1] * 4}, "loss_mask must be a list of numbers: 3"),
         ({"messages": "[{"}, "messages is not JSON: "),
         ({"messages": [1]}, "messages must be a list of objects"),
         ({"tools": "{}"}, "tools must be a list of objects"),

@@ -87,3 +87,10 @@ def test_rows_without_messages_are_not_compared(played: Played, check: TemplateC
     row = {name: played.rows[0][name] for name in ("input_ids", "loss_mask")}
     report = audit([row, {**row, "messages": []}], template=check)
     assert (report.rows, report.with_messages, report.kinds) == (2, 0, {})
+
+
+def test_a_row_without_trained_tokens(played: Played, check: TemplateCheck) -> None:
+    def fault(rows: list[Row]) -> None:
+        rows[0]["loss_mask"] = [0] * len(rows[0]["input_ids"])
+
+    assert kinds(plant(fault, played.rows), check) == set()

@@ -63,8 +63,9 @@ def test_as_json(folder: Path) -> None:
     assert 0 < data["delivered_tokens"] < data["sampled_tokens"]
     kind = data["kinds"]["trained, but not sampled"]
     assert (kind["rows"], kind["places"]) == (1, 3)
-    first = kind["first"]
-    assert first["row"].endswith("rows.jsonl, row 1") and first["stop"] == first["start"] + 1
+    assert kind["share"] == 0.5
+    place, start, stop = kind["first"]
+    assert place.endswith("rows.jsonl, row 1") and stop == start + 1
 
 
 def test_prompts_that_were_sent_as_text_need_the_tokenizer(played: Played, folder: Path) -> None:
