@@ -74,7 +74,6 @@ class EngineRecord:
         if answer is None:
             answer = Answer(len(output_ids), sums[-1])
             same_prompt.append(answer)
-            same_prompt.sort(key=lambda one: -one.length)
             self._outputs.add(prefix_sums(output_ids)[-1])
         answer.unused.append(logprobs)
         self.answers += 1
@@ -82,7 +81,7 @@ class EngineRecord:
 
     def after(self, sums: Sequence[int], start: int) -> Iterator[Served]:
         """Yield the answers to the first `start` tokens of the row with these `prefix_sums`, if the
-        row contains them there. The longest comes first.
+        row contains them there.
         """
         for answer in self._by_prompt.get(sums[start], ()):
             stop = start + answer.length
