@@ -17,14 +17,14 @@ FLAGS = "--log-requests --log-requests-level 3 --log-requests-format json --log-
 Encode = Callable[[str], list[int]]
 
 
-def read_record(path: Path, encode: Encode | None = None) -> EngineRecord:
+def read_record(path: str | Path, encode: Encode | None = None) -> EngineRecord:
     """Return the record in `path`: SGLang's log (a folder or a file), or the folder of a run or of
     `toolroll serve --out`.
 
     `encode` returns the ids of a prompt that was sent as text, as the engine encodes it. Raise
     `UsageError` if a line lacks ids, or if no answer is found.
     """
-    record = EngineRecord()
+    record, path = EngineRecord(), Path(path)
     if (path / FILE_NAME).is_file():
         for episode in read_episodes(path):
             for part in episode.result.trajectories:

@@ -106,7 +106,7 @@ def test_other_lines_and_an_incomplete_last_one_are_skipped(tmp_path: Path) -> N
     line = request_line(PROMPT, IDS, LOGPROBS)
     folder = log_of(tmp_path, "[2026-11-29] server started\n", line, line[:-40])
     assert read_record(folder).answers == 1
-    assert read_record(folder / "host_0.log").answers == 1
+    assert read_record(str(folder / "host_0.log")).answers == 1
 
 
 @pytest.mark.parametrize(
