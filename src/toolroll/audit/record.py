@@ -1,7 +1,7 @@
 """`EngineRecord`: what an engine was sent and what it sampled, as an index in memory.
 
-Only hashes of the ids are kept, and the logprobs: about 4 bytes for each sampled token, and half a
-kilobyte for each answer.
+Only hashes of the ids are kept, and the logprobs: about 4 bytes for each sampled token, and 600 for
+each answer.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class EngineRecord:
             answer = Answer(len(output_ids), sums[-1])
             same_prompt.append(answer)
             self._outputs.add(prefix_sums(output_ids)[-1])
-        answer.unused.append(logprobs)
+        answer.unused.append(None if logprobs is None else np.array(logprobs, np.float32))
         self.answers += 1
         self.sampled_tokens += len(output_ids)
 

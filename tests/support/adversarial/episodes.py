@@ -45,8 +45,6 @@ class Outcome:
     ended: str = ""
     prompts: list[tuple[str, str]] = field(default_factory=list)
     counted: int = 0
-    log: list[Any] = field(default_factory=list)
-    """The engine's requests of the episode."""
 
 
 class Voice:
@@ -194,7 +192,7 @@ def _judged(
 ) -> Outcome:
     name = dialogue.session.session_id
     outcome = Outcome(name, ended=ended, counted=dialogue.mismatches.total())
-    outcome.log = log = [entry for entry in engine.log if entry.routing_key == name]
+    log = [entry for entry in engine.log if entry.routing_key == name]
     at = [n for n, message in enumerate(dialogue.messages) if message["role"] == "assistant"]
     at.append(len(dialogue.messages))
     stream: list[int] = []
