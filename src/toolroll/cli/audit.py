@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -73,20 +74,17 @@ def audit(
 
 
 def _show(report: AuditReport, tokenizer: Any) -> None:
-    lines = [f"{report.faulty_rows} of {report.rows} rows have a fault"]
-    record = report.record
+    say, record = partial(print_line, console), report.record
+    say(f"{report.faulty_rows} of {report.rows} rows have a fault")
     if record is not None:
         share = report.delivered_tokens / record.sampled_tokens
-        sampled = record.sampled_tokens
-        lines.append(f"{share:.1%} of the {sampled} sampled tokens are trained as sampled")
+        say(f"{share:.1%} of the {record.sampled_tokens} sampled tokens are trained as sampled")
         if record.without_ids:
-            lines.append(f"{record.without_ids} prompts were sent as text: give --model")
-    for line in lines:
-        print_line(console, line)
+            say(f"{record.without_ids} prompts were sent as text: give the engine's --model")
     for name, kind in report.kinds.items():
         share = kind.rows / report.rows
         console.print(f"[bold]{name}[/]: {kind.rows} rows ({share:.1%}), {kind.places} places")
-        print_line(console, f"{kind.row.place}, tokens {kind.fault.start} to {kind.fault.stop}:")
+        say(f"{kind.row.place}, tokens {kind.fault.start} to {kind.fault.stop}:")
         console.print(_drawn(kind, tokenizer), soft_wrap=True)
 
 

@@ -79,7 +79,7 @@ def test_prompts_that_were_sent_as_text_need_the_tokenizer(played: Played, folde
     command = ("audit", folder / "rows.jsonl", "--requests", log)
     without = toolroll(*command)
     assert without.exit_code == 1
-    assert "1 prompts were sent as text: give --model" in without.stdout
+    assert "1 prompts were sent as text: give the engine's --model" in without.stdout
     done = toolroll(*command, "--model", folder / "model")
     assert done.exit_code == 0, done.stdout
 
