@@ -10,6 +10,7 @@ import pytest
 from support.audited import REAL_LOG, request_line
 
 from toolroll.audit import EngineRecord, audit
+from toolroll.audit.faults import CUT, NOT_SAMPLED
 from toolroll.audit.request_log import read_record
 from toolroll.rollout.errors import UsageError
 
@@ -85,6 +86,18 @@ def test_a_part_of_a_turn_that_other_weights_sampled_may_be_left_out() -> None:
     sample["rollout_log_probs"] = [-1.0, -2.0]
     assert audit([sample], record=record).kinds == {}
     assert audit([sample]).faulty_rows == 0
+
+
+def test_where_a_fault_is_in_the_last_turn() -> None:
+    """The row ends in an answer only if the answer is longer."""
+    record = EngineRecord()
+    record.add(np.array([1]), np.array([2, 3, 4]), None)
+    same_length = audit([row([1], [2, 3, 5])], record=record).kinds
+    assert [kind.fault for kind in same_length.values()] == [(NOT_SAMPLED, 1, 4, True)]
+    cut = audit([row([1], [2, 3])], record=record).kinds
+    assert [kind.fault for kind in cut.values()] == [(CUT, 1, 3, True)]
+    more = audit([row([1], [2, 3, 4, 5])], record=record).kinds
+    assert [kind.fault for kind in more.values()] == [(NOT_SAMPLED, 4, 5, True)]
 
 
 def test_the_same_answer_may_be_given_twice(tmp_path: Path) -> None:

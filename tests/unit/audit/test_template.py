@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 from support.audited import Played, play
-from support.planted import plant
+from support.planted import plant, spans
 from support.qwen import tokenizer_for, trl_template
 
 from toolroll.audit import TemplateCheck, audit
 from toolroll.audit.report import UNDECIDED
-from toolroll.audit.template import PROMPT, TURN, UNMATCHED
+from toolroll.audit.template import PROMPT, STOP, TURN, UNMATCHED
 
 Row = dict[str, Any]
 
@@ -94,3 +94,27 @@ def test_a_row_without_trained_tokens(played: Played, check: TemplateCheck) -> N
         rows[0]["loss_mask"] = [0] * len(rows[0]["input_ids"])
 
     assert kinds(plant(fault, played.rows), check) == set()
+
+
+def test_the_text_of_a_turn_that_is_not_trained_is_not_compared(
+    played: Played, check: TemplateCheck
+) -> None:
+    def fault(rows: list[Row]) -> None:
+        start, stop = spans(rows[0])[1]
+        rows[0]["loss_mask"][start:stop] = [0] * (stop - start)
+        rows[0]["input_ids"][start + 2] += 1
+
+    assert kinds(plant(fault, played.rows), check) == set()
+
+
+def test_where_a_fault_is(played: Played, check: TemplateCheck) -> None:
+    def fault(rows: list[Row]) -> None:
+        stop = spans(rows[0])[0][1]
+        rows[0]["loss_mask"][stop - 1] = 0
+        rows[0]["logprobs"] = None
+
+    [stop, *_] = [stop for _, stop in spans(played.rows[0])]
+    found = audit(plant(fault, played.rows), template=check).kinds[UNDECIDED + STOP].fault
+    assert found == (STOP, stop - 1, stop, False)
+    other = audit([played.rows[0] | {"messages": [{}]}], template=check).kinds
+    assert other[UNDECIDED + UNMATCHED].fault[1:3] == (0, len(played.rows[0]["input_ids"]))
