@@ -65,6 +65,27 @@ def test_content_in_parts(played: Played, check: TemplateCheck) -> None:
     assert TURN not in kinds(plant(fault, played.rows), check)
 
 
+PARTS = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.content is string %}{{ m.content }}"
+    "{% else %}{% for p in m.content %}{{ p.text }}{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def test_content_in_parts_that_the_template_takes() -> None:
+    tokenizer = tokenizer_for(PARTS)
+    prompt = tokenizer.encode("<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n")
+    ids = tokenizer.encode("Hello there<|im_end|>")
+    messages = [
+        {"role": role, "content": [{"type": "text", "text": text}]}
+        for role, text in (("user", "Hi"), ("assistant", "Hello there"))
+    ]
+    row = {"input_ids": prompt + ids, "loss_mask": [0] * len(prompt) + [1] * len(ids)}
+    assert kinds([{**row, "messages": messages}], TemplateCheck(tokenizer)) == set()
+    messages[1]["content"] = [{"type": "text", "text": "Goodbye there"}]
+    assert kinds([{**row, "messages": messages}], TemplateCheck(tokenizer)) == {TURN}
+
+
 def test_a_prompt_hook_is_undecided(played: Played) -> None:
     hooked = trl_template("qwen3").replace("You may call one or more", "Call one or more")
     check = TemplateCheck(played.tokenizer, chat_template=hooked)
