@@ -13,6 +13,7 @@ MAY_IMPORT = {
     "parsers": {"parsers"},
     "rollout": {"parsers", "rollout"},
     "agents": set(CORE),
+    "audit": {"parsers", "rollout", "evaluation", "audit"},
     "endpoint": {"parsers", "rollout", "endpoint", "evaluation"},
     "environments": {*CORE, "endpoint", "environments"},
     "evaluation": {*CORE, "evaluation"},

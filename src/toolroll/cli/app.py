@@ -19,6 +19,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from toolroll.cli.audit import audit
 from toolroll.cli.display import Output, print_line
 from toolroll.cli.env_commands import Env, EnvArgs, Split, check_env, new_env
 from toolroll.cli.options import (
@@ -41,12 +42,10 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 EXIT_SECONDS = 10.0
-app = typer.Typer(
-    help="Token-exact multi-turn tool rollouts for SGLang.",
-    no_args_is_help=True,
-)
+app = typer.Typer(help="Token-exact multi-turn tool rollouts for SGLang.", no_args_is_help=True)
 console = Output()
 app.command(name="serve")(serve_endpoint)
+app.command()(audit)
 app.command(name="new-env")(new_env)
 app.command(name="check-env")(check_env)
 

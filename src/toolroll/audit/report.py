@@ -1,0 +1,104 @@
+"""`audit`: checks the rows that a trainer trains on. Returns an `AuditReport`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from toolroll.audit.faults import plain_faults, served_faults
+from toolroll.audit.record import EngineRecord
+from toolroll.audit.row import Fault, Row, row_of
+from toolroll.audit.template import TemplateCheck
+
+UNDECIDED = "undecided: "
+
+
+@dataclass(slots=True)
+class Kind:
+    """The faults of one kind: the number of rows and of places, and the first one."""
+
+    rows: int
+    places: int
+    row: Row
+    fault: Fault
+
+
+@dataclass(slots=True)
+class AuditReport:
+    """What `audit` found.
+
+    `kinds`: the faults, by kind; the kinds that start with "undecided: " are perhaps no faults,
+    which only the engine's record can decide. `with_messages`: the rows that were compared with the
+    template. `delivered_tokens`: the sampled tokens of the record that are trained.
+    """
+
+    record: EngineRecord | None = None
+    rows: int = 0
+    faulty_rows: int = 0
+    with_messages: int = 0
+    trained_tokens: int = 0
+    delivered_tokens: int = 0
+    kinds: dict[str, Kind] = field(default_factory=dict)
+
+    def add(self, row: Row, faults: Iterable[Fault]) -> None:
+        """Count the faults of `row`."""
+        self.rows += 1
+        self.trained_tokens += int(row.trained.sum())
+        places: dict[str, list[Fault]] = {}
+        for fault in faults:
+            places.setdefault(("" if fault.sure else UNDECIDED) + fault.kind, []).append(fault)
+        self.faulty_rows += any(not name.startswith(UNDECIDED) for name in places)
+        for name, found in places.items():
+            kind = self.kinds.setdefault(name, Kind(0, 0, row, found[0]))
+            kind.rows += 1
+            kind.places += len(found)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the report as JSON data, for `toolroll audit --json`."""
+        names = "rows faulty_rows with_messages trained_tokens delivered_tokens".split()
+        kinds = {
+            name: {
+                "rows": kind.rows,
+                "share": kind.rows / self.rows,
+                "places": kind.places,
+                "first": [kind.row.place, kind.fault.start, kind.fault.stop],
+            }
+            for name, kind in self.kinds.items()
+        }
+        sampled = None if self.record is None else self.record.sampled_tokens
+        counts = {name: getattr(self, name) for name in names}
+        return {**counts, "sampled_tokens": sampled, "kinds": kinds}
+
+
+def audit(
+    rows: Iterable[Mapping[str, Any] | Row],
+    *,
+    record: EngineRecord | None = None,
+    template: TemplateCheck | None = None,
+) -> AuditReport:
+    """Return what is wrong with `rows`. Only one row is kept in memory at a time.
+
+    Args:
+        rows: The rows, as `row_of` reads them: dicts with `input_ids`, `loss_mask` and `logprobs`,
+            for example.
+        record: What the engine was sent and sampled. Its answers are used up: a later call with the
+            same record finds what is trained again.
+        template: The chat template with which rows that have messages are compared.
+
+    Raises:
+        UsageError: a row cannot be read.
+    """
+    report = AuditReport(record)
+    for number, data in enumerate(rows, 1):
+        row = data if isinstance(data, Row) else row_of(data, f"row {number}")
+        faults = plain_faults(row)
+        if template is not None and row.messages:
+            report.with_messages += 1
+            faults += template.check(row)
+        if record is not None:
+            served, delivered = served_faults(row, record)
+            faults = [fault for fault in faults if fault.sure] + served
+            report.delivered_tokens += delivered
+        report.add(row, dict.fromkeys(faults))
+    return report

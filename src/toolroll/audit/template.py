@@ -1,0 +1,152 @@
+"""`TemplateCheck`: are a row's tokens consistent with a chat template and the row's messages?"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from toolroll.audit.row import Fault, Row
+from toolroll.evaluation.export.messages import text_of
+from toolroll.rollout.template import ChatTemplate
+from toolroll.rollout.template.dropped import recorded_words, words_of
+from toolroll.rollout.template.reference import RENDER_ERRORS, ReferenceRender
+from toolroll.rollout.template.served import ServedSequence, TurnSpan
+from toolroll.rollout.types import IdArray, Message, Tool
+
+AFTER_STOP = "trained after the stop token"
+STOP = "the stop token is not trained"
+TURN = "a turn lacks words of its message"
+UNMATCHED = "turns and messages cannot be matched"
+PROMPT = "the prompt is not the template's"
+DELTA = "a text between turns is not the template's"
+_USER: Message = {"role": "user", "content": "x"}
+_LONG_AGO = datetime.fromtimestamp(0)  # the date of a dated prompt is unknown: it is not compared
+
+
+class TemplateCheck:
+    """Compares rows with the chat template of `tokenizer`, or with `chat_template`. `kwargs` are
+    the template's switches.
+    """
+
+    def __init__(
+        self, tokenizer: Any, *, chat_template: Any = None, kwargs: Mapping[str, Any] | None = None
+    ) -> None:
+        template = ChatTemplate(
+            tokenizer, chat_template=chat_template, kwargs=kwargs, now=_LONG_AGO
+        )
+        self._tokenizer = tokenizer
+        self._verifier = template.verifier
+        self._control = template.encoder.pattern
+        self._stops = np.array(template.stop_token_ids, np.int32)
+        self._reference = ReferenceRender(tokenizer, chat_template, kwargs or {})
+        history, header = self._reference.around_answer[0], self._generation_prompt([_USER], [])
+        while header.rstrip() not in history:
+            header = header[:-1]
+        header = header.rstrip() if history.count(header.rstrip()) == 1 else ""
+        self._header = np.array(tokenizer.encode(header, add_special_tokens=False), np.int32)
+
+    def check(self, row: Row) -> list[Fault]:
+        """Return the faults of `row`, which has messages."""
+        try:
+            return self._check(row)
+        except RENDER_ERRORS:  # the template refuses the messages
+            return [Fault(UNMATCHED, 0, len(row.ids), sure=False)]
+
+    def _check(self, row: Row) -> list[Fault]:
+        faults, spans = list[Fault](), row.spans()
+        if not spans:
+            return []
+        stops = np.append(np.isin(row.ids, self._stops), False)
+        for start, stop in spans:
+            ends = np.flatnonzero(row.ids[start : stop - 1] == self._tokenizer.eos_token_id)
+            if len(ends):
+                faults.append(Fault(AFTER_STOP, int(start + ends[0] + 1), stop))
+            if stops[stop] and not stops[stop - 1]:  # or the engine truncated the turn
+                faults.append(Fault(STOP, stop, stop + 1, sure=False))
+        turns = self._turns(row, spans)
+        if not turns:
+            return [*faults, Fault(UNMATCHED, 0, len(row.ids), sure=False)]
+        ids = row.ids[: turns[-1].stop]
+        sequence = ServedSequence(ids, turns, row.messages, row.tools, forked=row.forked)
+        kind = self._verifier.check(sequence)
+        if kind is not None and kind.startswith("render"):
+            faults.append(Fault(UNMATCHED, 0, len(row.ids), sure=False))
+        elif kind is not None and kind.startswith("prompt"):
+            sure = not row.forked and self._starts_elsewhere(sequence)
+            faults.append(Fault(PROMPT, 0, turns[0].start, sure))
+        elif kind is not None:
+            kept = self._verifier.check(replace(sequence, preserved=True)) is None
+            sure = not row.forked and not kept and self._has_other_text(kind, sequence)
+            faults.append(Fault(DELTA, turns[0].start, turns[-1].stop, sure))
+        for turn in turns:
+            if self._lacks_words(row, turn):
+                faults.append(Fault(TURN, turn.start, turn.stop, sure=not row.forked))
+        return faults
+
+    def _turns(self, row: Row, spans: list[tuple[int, int]]) -> tuple[TurnSpan, ...]:
+        """Return the trained turns with their messages, up to a turn that is not trained. Return
+        none if they cannot be matched.
+
+        The number of the message is the number of generation prompts up to the turn.
+        """
+        messages = [n for n, one in enumerate(row.messages) if one.get("role") == "assistant"]
+        places = [start for start, _ in spans]
+        if 0 < len(self._header) <= len(row.ids):
+            windows = np.lib.stride_tricks.sliding_window_view(row.ids, len(self._header))
+            found = np.flatnonzero((windows == self._header).all(axis=1))
+            places = found[~row.trained[found]].tolist()
+        turns: list[TurnSpan] = []
+        before = 0
+        for start, stop in spans:
+            number = int(np.searchsorted(places, start, side="right"))
+            if turns and number > before + 1:
+                break
+            if not before < number <= len(messages):
+                return ()
+            stopped = bool(np.isin(row.ids[stop - 1], self._stops))
+            turns.append(TurnSpan(start, stop, messages[number - 1], stopped))
+            before = number
+        return tuple(turns)
+
+    def _starts_elsewhere(self, sequence: ServedSequence) -> bool:
+        """Return True if the first turn does not follow a generation prompt. Any other difference
+        of the prompt may be intended, such as a hook of the loop.
+        """
+        first = sequence.turns[0]
+        opening = self._generation_prompt(sequence.messages[: first.message], sequence.tools)
+        return not self._decode(sequence.input_ids[: first.start]).endswith(opening)
+
+    def _has_other_text(self, kind: str, sequence: ServedSequence) -> bool:
+        """Return False if the text between the turns is right, and only its ids are others."""
+        messages = [self._reference.prepared(message) for message in sequence.messages]
+        whole = self._reference.render(messages, list(sequence.tools) or None)
+        gaps = [slice(one.stop, two.start) for one, two in pairwise(sequence.turns)]
+        texts = [self._decode(sequence.input_ids[gap]) for gap in gaps]
+        return not kind.endswith("tokens") or not all(text in whole for text in texts)
+
+    def _lacks_words(self, row: Row, turn: TurnSpan) -> bool:
+        message = self._reference.prepared(row.messages[turn.message])
+        message["content"] = text_of(message.get("content") or "")
+        texts, _, arguments = recorded_words(message, self._control)
+        wanted = Counter(word for word in [*texts, *arguments] if word.isalpha())
+        text = self._decode(row.ids[turn.start : turn.stop])
+        return bool(wanted - Counter(words_of(text, self._control)))
+
+    def _generation_prompt(self, messages: Sequence[Message], tools: Sequence[Tool]) -> str:
+        """Return what the template writes before a turn, or "" if it is unclear."""
+        prepared = [self._reference.prepared(message) for message in messages]
+        try:
+            prompt = self._reference.render(prepared, list(tools) or None)
+            without = self._reference.render(prepared, list(tools) or None, generate=False)
+        except RENDER_ERRORS:
+            return ""
+        return prompt.removeprefix(without) if prompt.startswith(without) else ""
+
+    def _decode(self, ids: IdArray) -> str:
+        return str(self._tokenizer.decode(ids, skip_special_tokens=False))

@@ -1,0 +1,276 @@
+"""What `audit` finds of each planted fault: with the rows alone, with the engine's record, and with
+the chat template and messages.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.audited import Played, Row, play
+from support.planted import PLANTED, plant
+
+from toolroll.audit import AuditReport, TemplateCheck, audit, faults, template
+from toolroll.audit.formats import read_rows
+from toolroll.audit.report import UNDECIDED
+
+TEMPLATE = "qwen2_5"
+EXPECTED = {
+    # fault: kinds with the rows | more with the record | more with the template | undecided
+    "the mask is shifted right":
+        "NO_LOGPROB | NOT_SAMPLED NOT_WHOLE | AFTER_STOP PROMPT TURN | NOT_WHOLE",
+    "the mask is shifted left": "NO_LOGPROB | NOT_SAMPLED NOT_WHOLE | PROMPT | NOT_WHOLE STOP",
+    "the stop tokens are not trained": "- | NOT_WHOLE | - | NOT_WHOLE STOP",
+    "the last stop token is not trained": "- | NOT_WHOLE | - | NOT_WHOLE STOP",
+    "the token after each stop token is trained": "NO_LOGPROB | NOT_SAMPLED | AFTER_STOP | -",
+    "the first tokens are not trained": "- | NOT_WHOLE | PROMPT TURN | NOT_WHOLE",
+    "the end of each prompt is trained": "NO_LOGPROB | NOT_SAMPLED | PROMPT | -",
+    "half of a turn is not trained": "- | NOT_WHOLE | TURN | NOT_WHOLE",
+    "a tool result is trained": "NO_LOGPROB | NOT_SAMPLED | AFTER_STOP DELTA TURN | -",
+    "the whole response is trained": "NO_LOGPROB | NOT_SAMPLED | AFTER_STOP | -",
+    "everything is trained": "NO_PREFIX NO_LOGPROB | NOT_SAMPLED | AFTER_STOP | UNMATCHED",
+    "a turn is not trained": "- | - | - | -",
+    "a turn is encoded again": "- | NOT_SAMPLED OTHER_PREFIX | - | -",
+    "a turn has another token": "- | NOT_SAMPLED OTHER_PREFIX | - | -",
+    "a turn has a token twice": "- | NOT_SAMPLED OTHER_PREFIX | - | -",
+    "a turn lacks a token": "- | NOT_SAMPLED OTHER_PREFIX | - | -",
+    "a result has another token": "- | OTHER_PREFIX | DELTA | -",
+    "a result has a token twice": "- | OTHER_PREFIX | DELTA | -",
+    "a result lacks a token": "- | OTHER_PREFIX | DELTA | -",
+    "the prompt has another token": "- | OTHER_PREFIX | - | PROMPT",
+    "the prompt has a token twice": "- | OTHER_PREFIX | - | PROMPT",
+    "the prompt lacks a token": "- | OTHER_PREFIX | - | PROMPT",
+    "the first token is there twice": "- | OTHER_PREFIX | - | PROMPT",
+    "the first token is missing": "- | OTHER_PREFIX | - | PROMPT",
+    "padding is at the start": "- | OTHER_PREFIX | - | PROMPT",
+    "a part of an earlier turn is dropped": "- | NOT_SAMPLED OTHER_PREFIX | TURN | -",
+    "a turn is there twice": "- | NOT_SAMPLED OTHER_PREFIX | AFTER_STOP | -",
+    "a turn and its result are there twice": "- | OTHER_PREFIX | - | UNMATCHED",
+    "two turns are swapped": "- | OTHER_PREFIX | TURN | -",
+    "a turn is that of another row": "- | OTHER_PREFIX | TURN | -",
+    "two rows are merged": "- | OTHER_PREFIX | - | UNMATCHED",
+    "the row is truncated in a turn": "- | CUT | TURN | -",
+    "the row is truncated at its start": "- | OTHER_PREFIX | - | PROMPT",
+    "a row is there twice": "- | TWICE | - | -",
+    "turns are trained again in another row": "- | TWICE | - | -",
+    "a result is missing": "- | NOT_SAMPLED OTHER_PREFIX | AFTER_STOP TURN | DELTA",
+    "a result is appended": "- | - | - | -",
+    "a result is appended and trained": "- | NOT_SAMPLED | AFTER_STOP | -",
+    "the logprobs are shifted": "- | LOGPROBS | - | -",
+    "the logprobs are those of another turn": "- | LOGPROBS | - | -",
+    "the logprobs are those of another row": "- | LOGPROBS | - | -",
+    "the logprobs are zero": "- | LOGPROBS | - | -",
+    "the logprobs are positive": "IMPOSSIBLE | LOGPROBS | - | -",
+    "the logprobs have another temperature": "- | LOGPROBS | - | -",
+    "the logprobs were computed again": "- | LOGPROBS | - | -",
+    "a logprob is missing": "NO_LOGPROB | - | - | -",
+    "the message of a result is another one": "- | - | DELTA | -",
+    "the message of a turn is another one": "- | - | TURN | -",
+    "the messages lack the tools": "- | - | - | PROMPT",
+}  # fmt: skip
+KINDS = {
+    value: name
+    for module in (faults, template)
+    for name, value in vars(module).items()
+    if name.isupper() and isinstance(value, str)
+}
+
+
+@pytest.fixture(scope="module")
+def played() -> Played:
+    return asyncio.run(play(TEMPLATE, 2, turns=6))
+
+
+@pytest.fixture(scope="module")
+def check(played: Played) -> TemplateCheck:
+    return TemplateCheck(played.tokenizer)
+
+
+def names(kinds: Iterable[str]) -> set[str]:
+    return {KINDS[kind] for kind in kinds if not kind.startswith(UNDECIDED)}
+
+
+def undecided(kinds: Iterable[str]) -> set[str]:
+    return {KINDS[kind.removeprefix(UNDECIDED)] for kind in kinds if kind.startswith(UNDECIDED)}
+
+
+def expected(fault: str, column: int) -> set[str]:
+    return set(EXPECTED[fault].split(" | ")[column].split()) - {"-"}
+
+
+def test_the_table_has_each_planted_fault() -> None:
+    assert list(EXPECTED) == list(PLANTED)
+
+
+def test_the_clean_rows_have_no_fault(played: Played, check: TemplateCheck) -> None:
+    report = audit(played.rows, record=played.record(), template=check)
+    assert (report.kinds, report.faulty_rows, report.with_messages) == ({}, 0, len(played.rows))
+    assert report.record is not None
+    assert report.delivered_tokens == report.record.sampled_tokens == report.trained_tokens
+    assert audit(played.rows, template=check).kinds == {}
+
+
+@pytest.mark.parametrize("fault", PLANTED)
+def test_what_the_rows_show(played: Played, fault: str) -> None:
+    report = audit(plant(PLANTED[fault], played.rows))
+    assert names(report.kinds) == expected(fault, 0)
+    assert undecided(report.kinds) == expected(fault, 3) & {"NOT_WHOLE"}
+
+
+@pytest.mark.parametrize("fault", PLANTED)
+def test_what_the_record_shows(played: Played, fault: str) -> None:
+    report = audit(plant(PLANTED[fault], played.rows), record=played.record())
+    assert names(report.kinds) == expected(fault, 0) | expected(fault, 1)
+    assert undecided(report.kinds) == set()
+
+
+@pytest.mark.parametrize("fault", PLANTED)
+def test_what_the_template_shows(played: Played, check: TemplateCheck, fault: str) -> None:
+    report = audit(plant(PLANTED[fault], played.rows), template=check)
+    assert names(report.kinds) == expected(fault, 2) | expected(fault, 0)
+    assert undecided(report.kinds) == expected(fault, 3)
+
+
+def test_most_faults_are_found_with_the_record() -> None:
+    found = [fault for fault in EXPECTED if expected(fault, 0) | expected(fault, 1)]
+    missed = [fault for fault in EXPECTED if fault not in found]
+    assert missed == [
+        "a turn is not trained",  # no fault
+        "a result is appended",  # not trained
+        "the message of a result is another one",
+        "the message of a turn is another one",
+        "the messages lack the tools",
+    ]
+    assert len(found) >= 41
+
+
+# --- formats --------------------------------------------------------------------------------------
+
+
+def write_lines(rows: list[Row], folder: Path) -> Path:
+    path = folder / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def write_parquet(rows: list[Row], folder: Path) -> Path:
+    pyarrow, parquet = map(pytest.importorskip, ("pyarrow", "pyarrow.parquet"))
+    for row in rows:
+        row |= {name: json.dumps(row[name]) for name in ("messages", "tools")}
+    path = folder / "rows.parquet"
+    parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    return path
+
+
+def write_labels(rows: list[Row], folder: Path) -> Path:
+    for row in rows:
+        row["labels"] = [
+            index if bit else -100
+            for index, bit in zip(row["input_ids"], row.pop("loss_mask"), strict=True)
+        ]
+        del row["logprobs"]
+    return write_lines(rows, folder)
+
+
+def write_pt(rows: list[Row], folder: Path) -> Path:
+    """As slime and miles do."""
+    torch = pytest.importorskip("torch")
+    samples = []
+    for row in rows:
+        first = row["loss_mask"].index(1)
+        samples.append(
+            {
+                "tokens": row["input_ids"],
+                "response_length": len(row["input_ids"]) - first,
+                "loss_mask": row["loss_mask"][first:],
+                "rollout_log_probs": [value or 0.0 for value in row["logprobs"][first:]],
+                "status": "completed",
+                "prompt": "x",
+            }
+        )
+    path = folder / "rollout_3.pt"
+    torch.save({"rollout_id": 3, "samples": samples}, path)
+    return path
+
+
+def write_traces(rows: list[Row], folder: Path) -> Path:
+    """As verifiers does: logprobs of trained tokens only, in four decimals."""
+    lines = []
+    for row in rows:
+        node = {
+            "parent": 0,
+            "message": {"role": "assistant", "content": "x"},
+            "sampled": True,
+            "token_ids": row["input_ids"][1:],
+            "mask": [bit == 1 for bit in row["loss_mask"][1:]],
+            "logprobs": [
+                round(value, 4)
+                for value, bit in zip(row["logprobs"][1:], row["loss_mask"][1:], strict=True)
+                if bit
+            ],
+        }
+        root = {
+            "message": {"role": "user", "content": "x"},
+            "token_ids": row["input_ids"][:1],
+            "mask": [False],
+        }
+        lines.append({"env": {"id": "x"}, "traces": [{"nodes": [root, node]}]})
+    return write_lines(lines, folder)
+
+
+def no_logprobs(row: Row) -> None:
+    row["logprobs"] = [None] * len(row["logprobs"])
+
+
+def only_trained(row: Row) -> None:
+    pairs = zip(row["logprobs"], row["loss_mask"], strict=True)
+    row["logprobs"] = [value if bit else None for value, bit in pairs]
+
+
+def every_trained(row: Row) -> None:
+    """Zero is no logprob too, after the first trained token."""
+    first = row["loss_mask"].index(1)
+    row["logprobs"] = [
+        None if at < first else (value or 0.0) if bit else value
+        for at, (value, bit) in enumerate(zip(row["logprobs"], row["loss_mask"], strict=True))
+    ]
+
+
+FORMATS: dict[str, tuple[Callable[[list[Row], Path], Path], Callable[[Row], None]]] = {
+    "jsonl": (write_lines, lambda row: None),
+    "parquet": (write_parquet, lambda row: None),
+    "labels": (write_labels, no_logprobs),
+    "pt": (write_pt, every_trained),
+    "traces": (write_traces, only_trained),
+}
+"""How to write rows, and what the format cannot hold of a row."""
+NOT_HELD = {
+    "pt": {"everything is trained"},
+    "traces": {fault for fault in PLANTED if "NO_LOGPROB" in EXPECTED[fault]},
+}
+"""Logprobs that are missing have no place there, nor has a mask of the first token."""
+
+
+def kinds(report: AuditReport) -> Any:
+    return {name: (kind.rows, kind.places) for name, kind in report.kinds.items()}
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_each_format_shows_the_same_faults(played: Played, kind: str, tmp_path: Path) -> None:
+    write, held = FORMATS[kind]
+    for number, fault in enumerate(PLANTED):
+        if fault in NOT_HELD.get(kind, ()):
+            continue
+        rows = plant(PLANTED[fault], played.rows)
+        for row in rows:
+            held(row)
+        wanted = kinds(audit(rows, record=played.record()))
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        path = write(rows, folder)
+        assert kinds(audit(read_rows(path), record=played.record())) == wanted, fault
+        assert kinds(audit(read_rows(folder), record=played.record())) == wanted, fault

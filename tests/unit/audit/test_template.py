@@ -1,0 +1,141 @@
+"""What `TemplateCheck` cannot compare is no fault."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from support.audited import Played, play
+from support.planted import plant, spans
+from support.qwen import tokenizer_for, trl_template
+
+from toolroll.audit import TemplateCheck, audit
+from toolroll.audit.report import UNDECIDED
+from toolroll.audit.template import PROMPT, STOP, TURN, UNMATCHED
+
+Row = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def played() -> Played:
+    return asyncio.run(play("qwen3", 1, history="preserve"))
+
+
+@pytest.fixture(scope="module")
+def check(played: Played) -> TemplateCheck:
+    return TemplateCheck(played.tokenizer)
+
+
+def kinds(rows: list[Row], check: TemplateCheck) -> set[str]:
+    return set(audit(rows, template=check).kinds)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"content": [{"type": "image", "url": "x"}]},
+        {"tool_calls": [{}]},
+        {"tool_calls": 3},
+        {"role": "other"},
+        {"role": None},
+    ],
+)
+def test_messages_that_cannot_be_rendered(
+    played: Played, check: TemplateCheck, change: dict[str, Any]
+) -> None:
+    def fault(rows: list[Row]) -> None:
+        rows[0]["messages"] = [{**one, **change} for one in rows[0]["messages"]]
+
+    assert kinds(plant(fault, played.rows), check) == {UNDECIDED + UNMATCHED}
+
+
+def test_too_few_messages(played: Played, check: TemplateCheck) -> None:
+    def fault(rows: list[Row]) -> None:
+        rows[0]["messages"] = rows[0]["messages"][:2]
+
+    assert kinds(plant(fault, played.rows), check) == {UNDECIDED + UNMATCHED}
+
+
+def test_content_in_parts(played: Played, check: TemplateCheck) -> None:
+    def fault(rows: list[Row]) -> None:
+        for message in rows[0]["messages"]:
+            message["content"] = [{"type": "text", "text": message["content"] or ""}]
+
+    assert TURN not in kinds(plant(fault, played.rows), check)
+
+
+PARTS = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.content is string %}{{ m.content }}"
+    "{% else %}{% for p in m.content %}{{ p.text }}{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def test_content_in_parts_that_the_template_takes() -> None:
+    tokenizer = tokenizer_for(PARTS)
+    prompt = tokenizer.encode("<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n")
+    ids = tokenizer.encode("Hello there<|im_end|>")
+    messages = [
+        {"role": role, "content": [{"type": "text", "text": text}]}
+        for role, text in (("user", "Hi"), ("assistant", "Hello there"))
+    ]
+    row = {"input_ids": prompt + ids, "loss_mask": [0] * len(prompt) + [1] * len(ids)}
+    assert kinds([{**row, "messages": messages}], TemplateCheck(tokenizer)) == set()
+    messages[1]["content"] = [{"type": "text", "text": "Goodbye there"}]
+    assert kinds([{**row, "messages": messages}], TemplateCheck(tokenizer)) == {TURN}
+
+
+def test_a_prompt_hook_is_undecided(played: Played) -> None:
+    hooked = trl_template("qwen3").replace("You may call one or more", "Call one or more")
+    check = TemplateCheck(played.tokenizer, chat_template=hooked)
+    assert kinds(played.rows, check) == {UNDECIDED + PROMPT}
+
+
+def test_a_dated_prompt_is_not_compared() -> None:
+    """The row was made on another day."""
+    dated = "{{ strftime_now('%d %b %Y') }}" + trl_template("qwen2_5")
+    tokenizer = tokenizer_for(dated)
+    check = TemplateCheck(tokenizer)
+    text = "01 Jan 2020<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+    prompt, ids = tokenizer.encode(text), tokenizer.encode("Hello<|im_end|>")
+    messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
+    row = {"input_ids": prompt + ids, "loss_mask": [0] * len(prompt) + [1] * len(ids)}
+    assert kinds([{**row, "messages": messages}], check) == set()
+
+
+def test_rows_without_messages_are_not_compared(played: Played, check: TemplateCheck) -> None:
+    row = {name: played.rows[0][name] for name in ("input_ids", "loss_mask")}
+    report = audit([row, {**row, "messages": []}], template=check)
+    assert (report.rows, report.with_messages, report.kinds) == (2, 0, {})
+
+
+def test_a_row_without_trained_tokens(played: Played, check: TemplateCheck) -> None:
+    def fault(rows: list[Row]) -> None:
+        rows[0]["loss_mask"] = [0] * len(rows[0]["input_ids"])
+
+    assert kinds(plant(fault, played.rows), check) == set()
+
+
+def test_the_text_of_a_turn_that_is_not_trained_is_not_compared(
+    played: Played, check: TemplateCheck
+) -> None:
+    def fault(rows: list[Row]) -> None:
+        start, stop = spans(rows[0])[1]
+        rows[0]["loss_mask"][start:stop] = [0] * (stop - start)
+        rows[0]["input_ids"][start + 2] += 1
+
+    assert kinds(plant(fault, played.rows), check) == set()
+
+
+def test_where_a_fault_is(played: Played, check: TemplateCheck) -> None:
+    def fault(rows: list[Row]) -> None:
+        stop = spans(rows[0])[0][1]
+        rows[0]["loss_mask"][stop - 1] = 0
+        rows[0]["logprobs"] = None
+
+    [stop, *_] = [stop for _, stop in spans(played.rows[0])]
+    found = audit(plant(fault, played.rows), template=check).kinds[UNDECIDED + STOP].fault
+    assert found == (STOP, stop - 1, stop, False)
+    other = audit([played.rows[0] | {"messages": [{}]}], template=check).kinds
+    assert other[UNDECIDED + UNMATCHED].fault[1:3] == (0, len(played.rows[0]["input_ids"]))

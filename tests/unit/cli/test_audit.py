@@ -1,0 +1,90 @@
+"""`toolroll audit`, as the command line runs it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.audited import Played, play, request_line
+from support.commands import toolroll
+from support.exports import varied, write_run
+from support.planted import PLANTED, plant
+
+TOKEN_AFTER = "the token after each stop token is trained"
+
+
+@pytest.fixture(scope="module")
+def played() -> Played:
+    return asyncio.run(play("qwen2_5", 2, turns=4))
+
+
+@pytest.fixture
+def folder(played: Played, tmp_path: Path) -> Path:
+    played.tokenizer.save_pretrained(tmp_path / "model")
+    played.write_log(tmp_path / "log")
+    write(tmp_path / "clean.jsonl", played.rows)
+    write(tmp_path / "rows.jsonl", plant(PLANTED[TOKEN_AFTER], played.rows))
+    return tmp_path
+
+
+def write(path: Path, rows: list[dict[str, Any]]) -> None:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+
+
+def test_clean_rows(folder: Path) -> None:
+    done = toolroll("audit", folder / "clean.jsonl", "--requests", folder / "log")
+    assert done.exit_code == 0
+    assert done.stdout.startswith("0 of 2 rows have a fault\n100.0% of the ")
+    assert toolroll("audit", folder / "clean.jsonl", "--model", folder / "model").exit_code == 0
+
+
+def test_a_fault_is_drawn_and_is_the_exit_status(folder: Path) -> None:
+    command = ("audit", folder / "rows.jsonl", "--requests", folder / "log")
+    done = toolroll(*command, "--model", folder / "model")
+    assert done.exit_code == 1
+    text = done.stdout
+    assert text.startswith("1 of 2 rows have a fault\n")
+    assert "trained, but not sampled: 1 rows (50.0%), 3 places\n" in text
+    assert f"{folder / 'rows.jsonl'}, row 1, tokens " in text
+    assert "<|im_end|>\\n<|im_start|>user" in text  # the newline is the fault
+    # without a tokenizer, as ids
+    assert "<|im_end|>" not in toolroll(*command).stdout
+
+
+def test_as_json(folder: Path) -> None:
+    command = ("audit", folder / "rows.jsonl", "--requests", folder / "log", "--json")
+    done = toolroll(*command)
+    assert done.exit_code == 1
+    data = json.loads(done.stdout)
+    assert (data["rows"], data["faulty_rows"], data["with_messages"]) == (2, 1, 0)
+    assert 0 < data["delivered_tokens"] < data["sampled_tokens"]
+    kind = data["kinds"]["trained, but not sampled"]
+    assert (kind["rows"], kind["places"]) == (1, 3)
+    assert kind["share"] == 0.5
+    place, start, stop = kind["first"]
+    assert place.endswith("rows.jsonl, row 1") and stop == start + 1
+
+
+def test_prompts_that_were_sent_as_text_need_the_tokenizer(played: Played, folder: Path) -> None:
+    text = "<|im_start|>user\nIs it late?<|im_end|>\n"
+    prompt, ids = played.tokenizer.encode(text), [5, 6]
+    log = folder / "texts.log"
+    lines = request_line(prompt, ids, text=text), request_line([1], [2])
+    log.write_text("".join(lines), encoding="utf-8")
+    row = {"input_ids": prompt + ids, "loss_mask": [0] * len(prompt) + [1, 1]}
+    write(folder / "rows.jsonl", [row])
+    command = ("audit", folder / "rows.jsonl", "--requests", log)
+    without = toolroll(*command)
+    assert without.exit_code == 1
+    assert "1 prompts were sent as text: give the engine's --model" in without.stdout
+    done = toolroll(*command, "--model", folder / "model")
+    assert done.exit_code == 0, done.stdout
+
+
+def test_a_runs_folder_and_its_own_record(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", varied())
+    done = toolroll("audit", run, "--requests", run)
+    assert done.exit_code == 0
