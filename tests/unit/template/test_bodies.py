@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import Any
 
 import pytest
+from tokenizers import AddedToken
 from transformers.utils import chat_template_utils
 
 from toolroll.rollout.errors import TemplateError
@@ -18,6 +19,7 @@ from toolroll.rollout.template import ChatTemplate
 from toolroll.rollout.template.applier import PLAIN
 from toolroll.rollout.template.bodies import _opening
 from toolroll.rollout.types import Message
+from toolroll.testing import load_embedded_tokenizer
 
 TURNS = (
     "{% for m in messages %}<|turn|>{{ m.role }}\n{{ BODY }}<|end|>\n{% endfor %}"
@@ -60,6 +62,15 @@ def test_a_body_that_the_template_transforms(tokenizer: Any, body: str, text: st
     assert prompt + subject.encoder.decode(said) + subject.encoder.decode(delta) == whole
     assert controls(subject, delta) == ["<|turn|>", "<|end|>", "<|turn|>"]
     assert controls(subject, subject.prompt(new)) == ["<|turn|>", "<|end|>", "<|turn|>"]
+
+
+def test_letters_whose_upper_case_spells_a_control_token() -> None:
+    tokenizer = load_embedded_tokenizer()
+    tokenizer.add_tokens([AddedToken("<|ID|>", special=True, normalized=False)])
+    subject = template(tokenizer, "m.content | upper")
+    for text in ("<|id|>", "<|\u0131d|>"):  # a dotless i
+        ids = subject.prompt([{"role": "user", "content": text}])
+        assert controls(subject, ids) == ["<|turn|>", "<|end|>", "<|turn|>"]
 
 
 def test_a_body_whose_place_cannot_be_told_is_refused(tokenizer: Any) -> None:

@@ -86,9 +86,7 @@ class BodyMasker:
         self._pattern = re.compile(encoder.pattern.pattern, re.IGNORECASE)
         self._control = encoder.pattern
         # Escaped in the same way as messages, so that a token with a quote is found too.
-        self._folded = {
-            token: orjson.dumps(token)[1:-1].decode().casefold() for token in encoder.control
-        }
+        self._folded = {token: _folded(orjson.dumps(token)[1:-1]) for token in encoder.control}
         self._any_folded = re.compile("|".join(map(re.escape, self._folded.values())) or r"(?!)")
         self._parts = _parts(frozenset(encoder.control))
         looked_for = " ".join(_looked_for(source))
@@ -123,7 +121,7 @@ class BodyMasker:
     def _tokens_in(self, part: Any) -> frozenset[str]:
         try:
             marshal.dumps(part, TYPE_EXACT)  # a subclass may print as anything
-            text = orjson.dumps(part, option=orjson.OPT_NON_STR_KEYS).decode().casefold()
+            text = _folded(orjson.dumps(part, option=orjson.OPT_NON_STR_KEYS))
         except (TypeError, ValueError):  # not JSON, but a template may still render it
             return frozenset(self._folded)
         if self._any_folded.search(text) is None:
@@ -265,6 +263,11 @@ class BodyMasker:
                 return pos + len(form)
         end = text.find(following, pos) if following else -1
         return end if end > pos and self._pattern.search(text, pos, end) is None else None
+
+
+def _folded(data: bytes) -> str:
+    """Return text without regard to case. The upper case of the dotless i is the I of ASCII."""
+    return data.decode().upper().casefold()
 
 
 def _parts_at_edges(item: str, tokens: frozenset[str], text: str) -> list[str]:
