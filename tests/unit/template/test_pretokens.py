@@ -121,12 +121,29 @@ OTHER = {
     "the start of a line": split(r"^a+|\s"),
     "a group": split(r"(a)+|\s"),
     "hexadecimal digits": split(r"\h+|\s"),
+    "a class in a class": split(r"then[a[b]]|[\s\S]"),
+    "a text that looks like a count": split(r"thee{,}|[\s\S]"),
+    "not greedy": split(r"x(?:the)??|[\s\S]"),
+    "possessive": split(r"[a-z]++|[\s\S]"),
+    "a repeated group": split(r"(?:the)+|[\s\S]"),
+    "an empty match": split(r"(?:the)?"),
+    "any lookahead": split(r"[a-z](?![a-z]*!)|!"),
+    "a class without regard to case": split(r"then(?i:\p{Lu})|[\s\S]"),
+    "a long s without regard to case": split("(?i:the\u017f)|[\\s\\S]"),
 }
 
 
 @pytest.mark.parametrize("name", OTHER)
 def test_any_other_split_is_left_to_the_tokenizer(name: str) -> None:
     assert pretokens.ascii_split(b"{}", OTHER[name].__getstate__()) is None
+
+
+def test_a_pre_token_is_not_split_again() -> None:
+    tokenizer = tokenizer_with(split("[a-z]+[0-9]|[a-z]", "[0-9]"))
+    encoder = Encoder(tokenizer)
+    assert encoder.method == "pre-tokens"
+    for text in ("the1", "the", "1 the2 the"):
+        assert encoder.encode(text) == tokenizer.encode(text)
 
 
 def test_a_normalizer_that_changes_text_is_left_to_the_tokenizer() -> None:
@@ -144,6 +161,16 @@ def test_text_with_added_words_has_the_tokenizers_ids() -> None:
         assert encoder.encode(text) == tokenizer.encode(text)
     assert encoder.pre_tokens is not None
     assert " them" in encoder.pre_tokens._ids and " is" not in encoder.pre_tokens._ids
+
+
+def test_a_word_that_the_normalizer_writes_in_ascii_has_the_tokenizers_ids() -> None:
+    tokenizer = tokenizer_with(PIPELINES["qwen3"])
+    tokenizer.backend_tokenizer.normalizer = normalizers.NFC()
+    tokenizer.add_tokens([AddedToken("\u212aelvin_degrees")])  # it begins with the Kelvin sign
+    encoder = Encoder(tokenizer, words=["\u212aelvin_degrees"])
+    assert encoder.method == "pre-tokens"
+    for text in ("a Kelvin_degrees", "\u212aelvin_degrees", "kelvin_degrees"):
+        assert encoder.encode(text) == tokenizer.encode(text)
 
 
 def test_random_merges_are_left_to_the_tokenizer() -> None:

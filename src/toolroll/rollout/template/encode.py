@@ -28,11 +28,13 @@ from collections.abc import Collection, Iterable, Sequence
 from functools import cached_property, partial
 from itertools import accumulate
 from typing import Any, Literal
+from unicodedata import normalize
 
 import numpy as np
 import orjson
 from tokenizers import AddedToken, Tokenizer
 from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel
 
 from toolroll.parsers.types import Span
 from toolroll.rollout.errors import TemplateError
@@ -121,7 +123,9 @@ class Encoder:
         self._eats_right = {text for text in self.control if text in flags and flags[text].rstrip}
         self._eating_ids = frozenset(self.control[text] for text in self._eats_right)
         self._words = [flags[text] for text in added if text not in self.control]
-        self._any_word = _any_of(word.content for word in self._words)
+        # A normalizer may write a word with ASCII characters: NFC makes the Kelvin sign a K.
+        contents = {word.content for word in self._words}
+        self._any_word = _any_of(contents | {normalize("NFC", text) for text in contents})
         self._match_checked = _refuse_flags(self.control, self._words, tokenizer)
         self._texts: dict[int, str] = {}
         self._pieces: dict[tuple[str, str], array[int]] = {}
@@ -202,7 +206,12 @@ class Encoder:
             return None
         steps = map(component_state, (self._fast.normalizer, self._fast.pre_tokenizer))
         split = ascii_split(*map(orjson.dumps, steps))
-        return split and PreTokenIds(split, partial(self._encode_by_pipeline, place="start"))
+        if split is None:
+            return None
+        # The steps would split some pre-tokens again: their context is gone.
+        whole = Tokenizer(self._fast.model)
+        whole.pre_tokenizer = ByteLevel(add_prefix_space=False, use_regex=False)
+        return PreTokenIds(split, partial(self._encode_with, whole))
 
     @property
     def method(self) -> str:
@@ -211,17 +220,18 @@ class Encoder:
 
     def _encode_by_pipeline(self, piece: str, place: _Place) -> list[int]:
         if place == "control":
-            ids = self._plain.encode(_ANCHOR + piece, add_special_tokens=False).ids[1:]
-        else:
-            tokenizer = self._plain if place == "start" else self._unprefixed
-            ids = tokenizer.encode(piece, add_special_tokens=False).ids
+            return self._encode_with(self._plain, _ANCHOR + piece, first=1)
+        return self._encode_with(self._plain if place == "start" else self._unprefixed, piece)
+
+    def _encode_with(self, tokenizer: Tokenizer, text: str, *, first: int = 0) -> list[int]:
+        ids = tokenizer.encode(text, add_special_tokens=False).ids[first:]
         if self._renumbered:
             ids = [self._renumbered.get(index, index) for index in ids]
         if not self._never.isdisjoint(ids):
             raise TemplateError(
                 "a message contains ordinary text that the tokenizer encodes as a control token"
             )
-        return list(ids)
+        return ids
 
     @cached_property
     def _never(self) -> frozenset[int]:

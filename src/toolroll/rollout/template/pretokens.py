@@ -2,7 +2,7 @@
 
 A `tokenizers` pipeline splits a text into *pre-tokens* (about words), and encodes each one by
 itself. The split takes most of the time. For ASCII text, `re` makes the same split several times
-faster. The ids of a pre-token come from the tokenizer, and are then looked up.
+faster. The ids of a pre-token come from the tokenizer's model, and are then looked up.
 
 Why both splits are equal:
 
@@ -31,12 +31,18 @@ Split = Callable[[str], list[str]]
 """Returns the pre-tokens of an ASCII text. There may be empty ones among them."""
 
 _SYNTAX = re.compile(
-    r"\\p\{(?P<property>[A-Z][a-z]?)\}|(?P<same>\\[sSrnt]|\\[!-/:-@\[-`{-~]|\(\?[:!]|\(\?i:)"
-    r"|(?P<refused>\\|&&|\[\[|\[\^?\]|\}[+*?])|(?P<one>.)",
+    r"\\p\{(?P<property>[A-Z][a-z]?)\}"
+    r"|(?P<outside>(?:[+*?]|\{[\d,]*\})[+*?{]|\)[+*{])"
+    r"|(?P<same>\\[sSrnt]|\\[!-/:-@\[-`{-~]|\{\d+(?:,\d*)?\}"
+    r"|\(\?:|\(\?i:(?=[]['a-z|]+\))|\(\?!\\S\))"
+    r"|(?P<refused>\\|&&|\[\^?\])|(?P<one>.)",
     re.DOTALL,
 )
-"""One part of a regular expression."""
-_REFUSED_OUTSIDE = "^$.("
+"""One part of a regular expression. `outside` is refused outside a class: quantifiers that are not
+greedy, and repeated groups. Of lookaheads, only `(?!\\S)` is accepted, and without regard to case
+only ASCII letters.
+"""
+_REFUSED_OUTSIDE = "^$.({"
 """Characters that have other meanings outside a class, and are then refused."""
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 """The regular expression of the step `ByteLevel`."""
@@ -54,7 +60,7 @@ _CACHED = 1 << 16
 
 class PreTokenIds:
     """Encodes ASCII texts. `split` is the result of `ascii_split`, `encode` returns the ids of one
-    pre-token.
+    pre-token, without splitting it again.
     """
 
     def __init__(self, split: Split, encode: Callable[[str], Sequence[int]]) -> None:
@@ -92,6 +98,8 @@ def ascii_split(normalizer: bytes, pre_tokenizer: bytes) -> Split | None:
         sources = _sources(orjson.loads(pre_tokenizer))
         patterns = [re.compile(f"({source})", re.ASCII) for source in sources]
     except (_OtherStepError, re.error):
+        return None
+    if any(pattern.match("") for pattern in patterns):  # the engines go on differently after ""
         return None
     original = pre_tokenizers.Sequence([])
     original.__setstate__(pre_tokenizer)
@@ -143,7 +151,11 @@ def _for_re(source: str) -> str:
             members = (c for c in _ASCII if unicodedata.category(c).startswith(match["property"]))
             part = re.escape("".join(members) or _NONE)
             part = part if in_class else f"[{part}]"
-        elif match["refused"] or (part in _REFUSED_OUTSIDE and not in_class):
+        elif match["refused"] or (
+            part == "["  # a class in a class
+            if in_class
+            else match["outside"] or part in _REFUSED_OUTSIDE
+        ):
             raise _OtherStepError
         elif match["one"] and part in "[]":
             in_class = part == "["
