@@ -27,7 +27,8 @@ def audited(
     log.write_text("".join(lines), encoding="utf-8")
     report = audit([sample], record=read_record(log, tokenizer.encode))
     faults = [kind.fault for kind in report.kinds.values()]
-    return report, [tokenizer.decode(sample["tokens"][one.start : one.stop]) for one in faults]
+    ids = [sample["tokens"][fault.start : fault.stop] for fault in faults]
+    return report, [str(tokenizer.decode(each)) for each in ids]
 
 
 @pytest.fixture(params=["alike", pytest.param("slime", marks=pytest.mark.peers)])

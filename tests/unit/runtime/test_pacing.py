@@ -99,10 +99,9 @@ def test_an_event_loop_that_was_closed_leaves_nothing(left: int) -> None:
     turnstile = Turnstile(2)
 
     async def leave() -> None:
-        for _ in range(left):
-            waiting = asyncio.ensure_future(turnstile.passed())
+        waiting = [asyncio.ensure_future(turnstile.passed()) for _ in range(left)]
         await asyncio.sleep(0)
-        waiting.cancel()
+        waiting[-1].cancel()
 
     asyncio.run(leave())
     passed = asyncio.run(passing(turnstile, 4))
