@@ -34,7 +34,7 @@ def mask(row: Row, start: int, stop: int, bit: int) -> None:
 
 
 def replace(row: Row, start: int, stop: int, ids: Sequence[int], bit: int) -> None:
-    """Put `ids` in the place of the tokens [start, stop)."""
+    """Replace the tokens [start, stop) with `ids`."""
     row["input_ids"][start:stop] = ids
     row["loss_mask"][start:stop] = [bit] * len(ids)
     row["logprobs"][start:stop] = [-0.25 if bit else None] * len(ids)
@@ -102,7 +102,7 @@ def mask_all(rows: list[Row]) -> None:
 
 
 def mask_no_turn(rows: list[Row]) -> None:
-    """A whole turn is not trained, which is no fault."""
+    """Leave a whole turn untrained. This is not a fault."""
     mask(rows[0], *spans(rows[0])[1], 0)
 
 

@@ -60,7 +60,7 @@ def served_faults(row: Row, record: EngineRecord) -> tuple[list[Fault], int]:
 
 
 def _reasons(row: Row, record: EngineRecord, sums: list[int], start: int, stop: int) -> list[Fault]:
-    """Return why the trained tokens [start, stop) are no answers."""
+    """Return the faults of the trained tokens [start, stop), which are not whole answers."""
     answered = np.zeros(len(row.ids), dtype=bool)
     for place in range(stop):
         for first, last, _ in record.after(sums, place):

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from toolroll.rollout.types import LogprobArray
 
 TOLERANCE = 1e-4
-"""The difference of logprobs that is no difference: traces.jsonl rounds to four decimals."""
+"""Logprobs that differ by at most this are equal: traces.jsonl rounds to four decimals."""
 Ids = npt.NDArray[np.integer]
 
 

@@ -62,8 +62,8 @@ def row_of(data: Mapping[str, Any], place: str) -> Row:
 
     - `input_ids`, with `loss_mask` (0 or 1) or `labels` (-100 if not trained), and with `logprobs`
       if there are any (null where a token was not sampled);
-    - slime's `tokens`, `response_length`, `loss_mask` and `rollout_log_probs`, of which the last
-      two are those of the response.
+    - slime's `tokens` and `response_length`, and its `loss_mask` and `rollout_log_probs`, which
+      cover only the response.
 
     `messages` and `tools` are optional. Raise `UsageError` if a field is missing or cannot be read.
     """

@@ -232,7 +232,7 @@ def only_trained(row: Row) -> None:
 
 
 def every_trained(row: Row) -> None:
-    """Zero is no logprob too, after the first trained token."""
+    """After the first trained token, a logprob of zero also means that there is none."""
     first = row["loss_mask"].index(1)
     row["logprobs"] = [
         None if at < first else (value or 0.0) if bit else value

@@ -1,4 +1,4 @@
-"""What `TemplateCheck` cannot compare is no fault."""
+"""`TemplateCheck` reports no fault in what it cannot compare."""
 
 from __future__ import annotations
 

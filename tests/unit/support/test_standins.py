@@ -47,7 +47,7 @@ NOT_COMPARED = {
 """Files that put other modules into `sys.modules`, and why these need no comparison."""
 STUBS = {"sgl_kernel", "torchvision", "triton"}
 COMMANDS = {"forked_sglang"}
-"""They start the real package, and stand in for nothing."""
+"""They start the real package, so they are not stand-ins."""
 """Packages without a wheel for this machine: SGLang imports names of theirs, and calls none."""
 
 

@@ -128,7 +128,9 @@ def _sources(pre_tokenizer: dict[str, Any]) -> Iterator[str]:
     for step in splits:
         match step:
             case {"type": "Split", "behavior": "Isolated", "invert": False, "pattern": pattern}:
-                yield _for_re(pattern.get("Regex", "."))
+                if "Regex" not in pattern:  # a literal text
+                    raise _OtherStepError
+                yield _for_re(pattern["Regex"])
             case _:
                 raise _OtherStepError
     match last:
