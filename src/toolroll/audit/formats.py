@@ -5,6 +5,7 @@ unpickled.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from importlib import import_module
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
@@ -67,8 +68,7 @@ def _parquet(file: Path) -> _Rows:
 
 def _samples(file: Path) -> _Rows:
     """Yield the samples that slime and miles write with `--save-debug-rollout-data`."""
-    import torch
-
+    torch = import_module("torch")
     yield from torch.load(file, map_location="cpu", weights_only=True)["samples"]
 
 
