@@ -10,9 +10,9 @@ from support.planted import PLANTED, plant, spans
 from support.qwen import qwen3_tokenizer
 from support.servers import sglang_server
 
-from toolroll.audit import TemplateCheck, audit
-from toolroll.audit.report import UNDECIDED
-from toolroll.audit.request_log import FLAGS, read_record
+from toolroll.evaluation.audit import TemplateCheck, audit
+from toolroll.evaluation.audit.report import UNDECIDED
+from toolroll.evaluation.audit.request_log import FLAGS, read_record
 from toolroll.rollout.session.trajectory_json import to_json
 
 EPISODES = 20

@@ -13,7 +13,7 @@ import numpy as np
 from support.episodes import serving
 from unit.template.test_verify_mutations import TOOLS, Model, calling, result, said, user
 
-from toolroll.audit import EngineRecord
+from toolroll.evaluation.audit import EngineRecord
 from toolroll.rollout.errors import TemplateError
 from toolroll.rollout.model.conversation import Conversation
 from toolroll.rollout.session.trajectory_json import to_json

@@ -13,7 +13,7 @@ import numpy as np
 from support.audited import Row
 from support.qwen import tokenizer_for, trl_template
 
-from toolroll.audit.row import runs
+from toolroll.evaluation.audit.row import runs
 
 Fault = Callable[[list[Row]], Any]
 

@@ -11,7 +11,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 CORE = ("parsers", "rollout", "agents")
 """The packages of the core, from the bottom up."""
-AROUND = ("audit", "endpoint", "environments", "evaluation", "testing", "trainers", "cli")
+AROUND = ("endpoint", "environments", "evaluation", "testing", "trainers", "cli")
 """The packages around the core, which it never imports."""
 FLOORS = (*CORE, *AROUND)
 

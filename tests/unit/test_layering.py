@@ -13,7 +13,6 @@ MAY_IMPORT = {
     "parsers": {"parsers"},
     "rollout": {"parsers", "rollout"},
     "agents": set(CORE),
-    "audit": {"parsers", "rollout", "evaluation", "audit"},
     "endpoint": {"parsers", "rollout", "endpoint", "evaluation"},
     "environments": {*CORE, "endpoint", "environments"},
     "evaluation": {*CORE, "evaluation"},

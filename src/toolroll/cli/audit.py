@@ -17,7 +17,7 @@ from toolroll.cli.options import help_of
 from toolroll.evaluation.run_config import json_object
 
 if TYPE_CHECKING:
-    from toolroll.audit import AuditReport
+    from toolroll.evaluation.audit import AuditReport
 
 console = Output()
 _AROUND, _MOST = 12, 40
@@ -47,10 +47,10 @@ def audit(
 
     Example: toolroll audit samples.parquet --requests sglang-log
     """
-    from toolroll.audit import TemplateCheck
-    from toolroll.audit import audit as audit_rows
-    from toolroll.audit.formats import read_rows
-    from toolroll.audit.request_log import read_record
+    from toolroll.evaluation.audit import TemplateCheck
+    from toolroll.evaluation.audit import audit as audit_rows
+    from toolroll.evaluation.audit.formats import read_rows
+    from toolroll.evaluation.audit.request_log import read_record
     from toolroll.rollout.model.model import read_template
     from toolroll.rollout.model.tokenizers import load_tokenizer
 

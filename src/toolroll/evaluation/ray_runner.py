@@ -13,9 +13,9 @@ from contextlib import AsyncExitStack
 from functools import partial
 
 from toolroll.evaluation.ray_worker import RayWorker, connected, import_ray
+from toolroll.evaluation.worker_pool import play_on_workers, split_concurrency
 from toolroll.rollout.runs.episode_file import from_line, to_line
 from toolroll.rollout.runs.runner import EpisodeKey, Runner, remaining
-from toolroll.rollout.runs.worker_pool import play_on_workers, split_concurrency
 from toolroll.rollout.types import Episode, Task
 
 Open = Callable[[int, AsyncExitStack], Awaitable[tuple[Runner, Sequence[Task]]]]

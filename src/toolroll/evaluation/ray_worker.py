@@ -25,9 +25,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
+from toolroll.evaluation.worker_pool import WorkerDiedError, WorkerStalledError
 from toolroll.rollout.errors import RolloutError, UsageError
 from toolroll.rollout.runs.runner import RunStoppedError
-from toolroll.rollout.runs.worker_pool import WorkerDiedError, WorkerStalledError
 from toolroll.rollout.runtime.foreign import retrieve
 from toolroll.rollout.runtime.jsonable import plain
 

@@ -31,10 +31,10 @@ from support.tiers import costly
 from support.wire import until
 
 from toolroll.environments.desk.environment import Desk
+from toolroll.evaluation import worker_pool
+from toolroll.evaluation.worker_pool import WorkerDiedError
 from toolroll.rollout.engine import admission
 from toolroll.rollout.errors import RolloutError
-from toolroll.rollout.runs import worker_pool
-from toolroll.rollout.runs.worker_pool import WorkerDiedError
 from toolroll.rollout.types import Trajectory, Turn
 from toolroll.testing import (
     EmbeddedEngine,

@@ -14,9 +14,9 @@ from support.listed_environment import ListedWorld
 from support.scripted_runs import Scripted, ScriptedFactory, play
 
 from toolroll.agents.loop.environment_runner import EnvironmentRunner
-from toolroll.agents.openai_baseline import make_baseline
 from toolroll.agents.text_agent import make_do_nothing
 from toolroll.agents.tool_calling import TrainableToolCallingAgent, make_agent
+from toolroll.evaluation.openai_baseline import make_baseline
 from toolroll.evaluation.run_config import RunConfig
 from toolroll.parsers.types import ToolCall
 from toolroll.rollout.errors import ActionError, EnvironmentFailure

@@ -17,8 +17,8 @@ from support.toy_environment import PondFactory
 
 from toolroll.agents.chat_client import ChatClient, ChatClientConfig
 from toolroll.agents.loop.call_policy import CallPolicy
-from toolroll.agents.openai_baseline import BaselineAgent, make_baseline
 from toolroll.agents.text_agent import DoNothingAgent
+from toolroll.evaluation.openai_baseline import BaselineAgent, make_baseline
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.runs.episode_file import from_line, read_episodes, to_line
 from toolroll.rollout.runs.registry import find_environment

@@ -8,8 +8,8 @@ import pytest
 from support.adversarial.size import FULL
 from support.audited import Played, play
 
-from toolroll.audit import TemplateCheck, audit
-from toolroll.audit.report import UNDECIDED
+from toolroll.evaluation.audit import TemplateCheck, audit
+from toolroll.evaluation.audit.report import UNDECIDED
 
 QUICK = ("qwen2_5", "qwen3", "llama3_1", "glm4moe", "gptoss", "gemma4")
 OTHERS = """

@@ -14,9 +14,9 @@ import pytest
 from support.audited import Played, Row, play
 from support.planted import PLANTED, plant
 
-from toolroll.audit import AuditReport, TemplateCheck, audit, faults, template
-from toolroll.audit.formats import read_rows
-from toolroll.audit.report import UNDECIDED
+from toolroll.evaluation.audit import AuditReport, TemplateCheck, audit, faults, template
+from toolroll.evaluation.audit.formats import read_rows
+from toolroll.evaluation.audit.report import UNDECIDED
 
 TEMPLATE = "qwen2_5"
 EXPECTED = {

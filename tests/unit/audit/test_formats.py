@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from toolroll.audit import audit
-from toolroll.audit.formats import read_rows
-from toolroll.audit.row import row_of
+from toolroll.evaluation.audit import audit
+from toolroll.evaluation.audit.formats import read_rows
+from toolroll.evaluation.audit.row import row_of
 from toolroll.rollout.errors import UsageError
 
 GOOD: dict[str, Any] = {"input_ids": [1, 2, 3], "loss_mask": [0, 1, 1]}

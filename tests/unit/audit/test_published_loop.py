@@ -8,9 +8,9 @@ import pytest
 from support.published_loop import Delta, delta, play, slime_delta
 from support.qwen import tokenizer_for, trl_template
 
-from toolroll.audit import AuditReport, audit
-from toolroll.audit.faults import NOT_SAMPLED, OTHER_PREFIX
-from toolroll.audit.request_log import read_record
+from toolroll.evaluation.audit import AuditReport, audit
+from toolroll.evaluation.audit.faults import NOT_SAMPLED, OTHER_PREFIX
+from toolroll.evaluation.audit.request_log import read_record
 
 CALL = '<tool_call>\n{"name": "find_order", "arguments": {"id": "W1"}}\n</tool_call>'
 ORDER = {"role": "tool", "name": "find_order", "content": "shipped"}

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from support.audited import REAL_LOG, request_line
 
-from toolroll.audit import EngineRecord, audit
-from toolroll.audit.faults import CUT, NOT_SAMPLED
-from toolroll.audit.request_log import read_record
+from toolroll.evaluation.audit import EngineRecord, audit
+from toolroll.evaluation.audit.faults import CUT, NOT_SAMPLED
+from toolroll.evaluation.audit.request_log import read_record
 from toolroll.rollout.errors import UsageError
 
 PROMPT, IDS, LOGPROBS = [9707, 11, 1879], [34534, 110797], [-11.05, -8.3]

@@ -10,9 +10,9 @@ from support.audited import Played, play
 from support.planted import plant, spans
 from support.qwen import tokenizer_for, trl_template
 
-from toolroll.audit import TemplateCheck, audit
-from toolroll.audit.report import UNDECIDED
-from toolroll.audit.template import PROMPT, STOP, TURN, UNMATCHED
+from toolroll.evaluation.audit import TemplateCheck, audit
+from toolroll.evaluation.audit.report import UNDECIDED
+from toolroll.evaluation.audit.template import PROMPT, STOP, TURN, UNMATCHED
 
 Row = dict[str, Any]
 

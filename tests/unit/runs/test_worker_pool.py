@@ -8,15 +8,15 @@ import pytest
 from support.results import episode
 from support.toy_environment import PondFactory
 
-from toolroll.rollout.errors import RolloutError
-from toolroll.rollout.runs import worker_pool as spreading
-from toolroll.rollout.runs.runner import remaining
-from toolroll.rollout.runs.worker_pool import (
+from toolroll.evaluation import worker_pool as spreading
+from toolroll.evaluation.worker_pool import (
     WorkerDiedError,
     WorkerStalledError,
     play_on_workers,
     split_concurrency,
 )
+from toolroll.rollout.errors import RolloutError
+from toolroll.rollout.runs.runner import remaining
 from toolroll.rollout.types import Episode
 
 Key = tuple[str, int]

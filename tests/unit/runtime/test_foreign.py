@@ -16,9 +16,9 @@ from support.scripted_runs import AsyncScripted, Scripted, ScriptedFactory, Talk
 from support.toy_environment import PondFactory
 
 from toolroll.agents.tool_calling import TrainableToolCallingAgent
+from toolroll.evaluation.worker_pool import play_on_workers
 from toolroll.rollout.errors import RolloutError
 from toolroll.rollout.runs.runner import Runner
-from toolroll.rollout.runs.worker_pool import play_on_workers
 from toolroll.rollout.runtime.foreign import ForeignExitError, guarded
 from toolroll.rollout.runtime.threads import Threads
 from toolroll.rollout.settings import RunSettings

@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any
 
 from toolroll.evaluation.ray_worker import RayWorker
-from toolroll.rollout.runs.worker_pool import WorkerDiedError, play_until_survived
+from toolroll.evaluation.worker_pool import WorkerDiedError, play_until_survived
 from toolroll.trainers.episodes import task_index
 from toolroll.trainers.slime.player import Player, never
 from toolroll.trainers.slime.samples import KEY, aborted_metrics, is_parked

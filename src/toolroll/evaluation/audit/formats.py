@@ -12,7 +12,7 @@ from typing import Any
 
 import orjson
 
-from toolroll.audit.row import Row, row_of
+from toolroll.evaluation.audit.row import Row, row_of
 from toolroll.evaluation.export.dataset import sample_rows
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.runs.episode_file import FILE_NAME, read_episodes

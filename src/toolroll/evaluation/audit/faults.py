@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from toolroll.audit.record import EngineRecord, prefix_sums
-from toolroll.audit.row import Fault, Row, runs
+from toolroll.evaluation.audit.record import EngineRecord, prefix_sums
+from toolroll.evaluation.audit.row import Fault, Row, runs
 
 LABELS = "a label is not the token"
 NO_PREFIX = "the first token is trained"

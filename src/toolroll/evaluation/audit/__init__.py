@@ -3,8 +3,8 @@ any trainer with the engine's own record (`EngineRecord`), a chat template (`Tem
 both.
 """
 
-from toolroll.audit.record import EngineRecord
-from toolroll.audit.report import AuditReport, audit
-from toolroll.audit.template import TemplateCheck
+from toolroll.evaluation.audit.record import EngineRecord
+from toolroll.evaluation.audit.report import AuditReport, audit
+from toolroll.evaluation.audit.template import TemplateCheck
 
 __all__ = ["AuditReport", "EngineRecord", "TemplateCheck", "audit"]

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import orjson
 
-from toolroll.audit.record import EngineRecord
+from toolroll.evaluation.audit.record import EngineRecord
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.runs.episode_file import FILE_NAME, read_episodes
 

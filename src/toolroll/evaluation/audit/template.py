@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from toolroll.audit.row import Fault, Row
+from toolroll.evaluation.audit.row import Fault, Row
 from toolroll.evaluation.export.messages import text_of
 from toolroll.rollout.template import ChatTemplate
 from toolroll.rollout.template.dropped import recorded_words, words_of

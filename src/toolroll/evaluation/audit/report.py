@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from toolroll.audit.faults import plain_faults, served_faults
-from toolroll.audit.record import EngineRecord
-from toolroll.audit.row import Fault, Row, row_of
-from toolroll.audit.template import TemplateCheck
+from toolroll.evaluation.audit.faults import plain_faults, served_faults
+from toolroll.evaluation.audit.record import EngineRecord
+from toolroll.evaluation.audit.row import Fault, Row, row_of
+from toolroll.evaluation.audit.template import TemplateCheck
 
 UNDECIDED = "undecided: "
 
