@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,8 +20,8 @@ from toolroll.evaluation.run_config import json_object
 if TYPE_CHECKING:
     from toolroll.evaluation.audit import AuditReport
 
-console = Output()
 _AROUND, _MOST = 12, 40
+_PAGE = 100  # columns
 
 
 def audit(
@@ -39,6 +40,7 @@ def audit(
     chat_template_kwargs: Annotated[
         str | None, typer.Option(metavar="JSON", help=help_of("chat_template_kwargs"))
     ] = None,
+    html: Annotated[Path | None, typer.Option(help="also write the report to this page")] = None,
     *,
     as_json: Annotated[bool, typer.Option("--json", help="the report as JSON")] = False,
 ) -> None:
@@ -68,12 +70,16 @@ def audit(
     if as_json:
         typer.echo(orjson.dumps(report.to_json(), option=orjson.OPT_INDENT_2))
     else:
-        _show(report, tokenizer)
+        _show(report, tokenizer, Output())
+    if html is not None:
+        page = Console(record=True, file=StringIO(), width=_PAGE)
+        _show(report, tokenizer, page)
+        page.save_html(str(html))
     if report.faulty_rows:
         raise typer.Exit(1)
 
 
-def _show(report: AuditReport, tokenizer: Any) -> None:
+def _show(report: AuditReport, tokenizer: Any, console: Console) -> None:
     say, record = partial(print_line, console), report.record
     say(f"{report.faulty_rows} of {report.rows} rows have a fault")
     if record is not None:
@@ -85,7 +91,7 @@ def _show(report: AuditReport, tokenizer: Any) -> None:
         share = kind.rows / report.rows
         console.print(f"[bold]{name}[/]: {kind.rows} rows ({share:.1%}), {kind.places} places")
         say(f"{kind.row.place}, tokens {kind.fault.start} to {kind.fault.stop}:")
-        console.print(_drawn(kind, tokenizer), soft_wrap=True)
+        console.print(_drawn(kind, tokenizer), soft_wrap=not console.record)
 
 
 def _drawn(kind: Any, tokenizer: Any) -> Text:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import html
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +54,19 @@ def test_a_fault_is_drawn_and_is_the_exit_status(folder: Path) -> None:
     assert "<|im_end|>\\n<|im_start|>user" in text  # the newline is the fault
     # without a tokenizer, as ids
     assert "<|im_end|>" not in toolroll(*command).stdout
+
+
+def test_the_page_has_the_same_drawing(folder: Path) -> None:
+    command = ("audit", folder / "rows.jsonl", "--requests", folder / "log")
+    model, page = ("--model", folder / "model"), folder / "audit.html"
+    shown = toolroll(*command, *model).stdout
+    assert toolroll(*command, *model, "--html", page, "--json").exit_code == 1
+    whole = page.read_text(encoding="utf-8")
+    [drawing] = re.findall(r"<code[^>]*>(.*)</code>", whole, re.DOTALL)
+    text = html.unescape(re.sub(r"<[^>]*>", "", drawing))
+    assert text.replace("\n", "") == shown.replace("\n", "")
+    [red] = re.findall(r"^\.(r\d+) {[^}]*background-color: #800000", whole, re.MULTILINE)
+    assert set(re.findall(rf'<span class="{red}">([^<]*)</span>', drawing)) == {"\\n"}
 
 
 def test_as_json(folder: Path) -> None:
