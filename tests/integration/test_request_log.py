@@ -6,6 +6,7 @@ import asyncio
 from pathlib import Path
 
 from integration.test_episodes import play, serving
+from support.adversarial.size import FULL
 from support.planted import PLANTED, plant, spans
 from support.qwen import qwen3_tokenizer
 from support.servers import sglang_server
@@ -15,7 +16,8 @@ from toolroll.evaluation.audit.report import UNDECIDED
 from toolroll.evaluation.audit.request_log import FLAGS, read_record
 from toolroll.rollout.session.trajectory_json import to_json
 
-EPISODES = 20
+EPISODES = 200 if FULL else 20
+"""TOOLROLL_ADVERSARIAL=full plays more."""
 NO_FAULT = {"a turn is not trained", "a result is appended"}
 OF_WORDS = {"a turn is encoded again"}
 """The random model samples no words."""
