@@ -26,8 +26,9 @@ async def main() -> None:
     policy = reference_policy(play_references(desk, [task], samples=1))
     async with EmbeddedEngine(load_embedded_tokenizer(), policy) as engine:
         args = RolloutArgs(engine=engine.url, model="embedded")
+        sampling = {"temperature": 1.0, "max_new_tokens": 512}
         async with Model.from_args(args) as model:
-            agent = TrainableToolCallingAgent(model=model)
+            agent = TrainableToolCallingAgent(model=model, sampling_params=sampling)
             env = desk.make(EnvironmentOptions())
             result = await agent.asolve(env, task=task, session_id=f"desk/{task.id}#0")
     [trajectory] = result.trajectories

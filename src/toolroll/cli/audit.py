@@ -87,6 +87,10 @@ def _show(report: AuditReport, tokenizer: Any, console: Console) -> None:
         say(f"{share:.1%} of the {record.sampled_tokens} sampled tokens are trained as sampled")
         if record.without_ids:
             say(f"{record.without_ids} prompts were sent as text: give the engine's --model")
+    else:
+        say("Not checked without --requests: what the engine was sent and sampled")
+    if not report.with_messages and record is None:
+        say("Not checked without --model and rows with messages: the text of the prompts and turns")
     for name, kind in report.kinds.items():
         share = kind.rows / report.rows
         console.print(f"[bold]{name}[/]: {kind.rows} rows ({share:.1%}), {kind.places} places")

@@ -185,6 +185,7 @@ _LAST_ROWS: tuple[tuple[str, Read], ...] = (
         "tokens trained (mean)",
         lambda report: _tokens(report, "trained") if report["trainable"] else "not trainable",
     ),
+    ("forks", lambda report: str(report["forks"])),
     ("prompt tokens cached", lambda report: f"{report['tokens']['cached_share']:.0%}"),
     ("computed again (mean)", lambda report: _tokens(report, "recomputed")),
     ("tool calls", lambda report: str(report["tool_calls"]["attempted"])),

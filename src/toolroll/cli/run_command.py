@@ -74,7 +74,7 @@ async def run(config: RunConfig, console: Console, recorded: RecordedRun | None 
                 await _check_engine(plan.served, console, allow_mismatch=allow)
                 status.update("Checking the chat template")
                 await _check_template(plan.served, console)
-                _print_defaults(config, plan.config, console)
+                _print_sampling(config, plan.config, console)
         return await play(plan, console, recorded=recorded)
 
 
@@ -86,13 +86,15 @@ def _check_sampling(params: Mapping[str, Any]) -> None:
         raise UsageError(f"--sampling-params: {complaints(error)}") from error
 
 
-def _print_defaults(given: RunConfig, used: RunConfig, console: Console) -> None:
-    """Print the sampling parameters that come from the model's generation_config.json."""
-    names = [name for name in SamplingOptions.model_fields if getattr(given, name) is None]
-    values = {name: getattr(used, name) for name in names if getattr(used, name) is not None}
-    if values:
-        shown = ", ".join(f"{name} {value:g}" for name, value in values.items())
-        print_line(console, f"sampling as the model's generation_config.json says: {shown}")
+def _print_sampling(given: RunConfig, used: RunConfig, console: Console) -> None:
+    """Print the sampling parameters, and which come from the model's generation_config.json."""
+    names = [name for name in SamplingOptions.model_fields if getattr(used, name) is not None]
+    params = used.sampling_params | {name: getattr(used, name) for name in names}
+    params = {"temperature": 1, **params, "max_new_tokens": used.identity["max_new_tokens"]}
+    line = "sampling: " + ", ".join(f"{name} {value}" for name, value in params.items())
+    if found := [name for name in names if getattr(given, name) is None]:
+        line += f"; from the model's generation_config.json: {', '.join(found)}"
+    print_line(console, line)
 
 
 async def play(

@@ -207,7 +207,7 @@ def _warnings(
         limit = (settings or {}).get("max_new_tokens", "its limit")
         lines.append(
             f"{cut} of {summary.episodes} episodes ended because a turn reached --max-new-tokens "
-            f"({limit}): their rewards are those of truncated replies"
+            f"({limit}) or the end of the context: their rewards are those of truncated replies"
         )
     if not summary.trainable:
         lines.append(

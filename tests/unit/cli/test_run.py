@@ -518,7 +518,8 @@ def test_an_evaluation_samples_as_the_model_says(
     (model / "generation_config.json").write_text(json.dumps(given))
     command = ("run", "desk", "--engine", engine.url, "--model", model, "--parser", "hermes")
     result = toolroll(*command, "--tasks", "0", "--top-p", 0.5, "--out", "out")
-    assert "generation_config.json says: temperature 0" in result.stdout
+    line = "sampling: temperature 0.0, top_p 0.5, max_new_tokens 32768; from the model's "
+    assert f"{line}generation_config.json: temperature\n" in result.stdout
     settings = json.loads(Path("out", "run.json").read_text())["environments"]["desk"]
     [episode] = read_episodes(Path("out"))
     sampled = episode.result.trajectories[0].turns[0].sampling_params

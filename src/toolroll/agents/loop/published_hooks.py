@@ -26,7 +26,7 @@ from toolroll.parsers.openai import (
 )
 from toolroll.parsers.types import CallStatus, ParsedReply, ToolCall
 from toolroll.rollout.engine import cut_placeholder, parse_completion, request_fields
-from toolroll.rollout.errors import EnvironmentFailure
+from toolroll.rollout.errors import EnvironmentFailure, UsageError
 from toolroll.rollout.model.model import Model
 from toolroll.rollout.types import (
     Completion,
@@ -81,6 +81,8 @@ def episode_arguments(
     it plays several episodes, only the first has the session id of the call.
     """
     asked = _asked_of(agent)
+    if not isinstance(task, Task | None):
+        raise UsageError(f"task={task!r:.100} is no Task: a number is the argument task_index")
     if task is None:
         task = asked.get("task")
         if task is None or task_index not in (None, task.index):  # the override changed the index

@@ -42,8 +42,13 @@ def read_rows(path: Path) -> Iterator[Row]:
                 "torch. A row is a JSON object, a trace of verifiers or one of slime's samples"
             ) from error
         total += number
+    if not path.exists():
+        raise UsageError(f"there is no file or folder {path}")
     if not total:
-        raise UsageError(f"{path} has no rows: the formats are {', '.join(_READERS)}")
+        reason = f"the formats are {', '.join(_READERS)}"
+        if path.name == FILE_NAME:
+            reason = "its episodes were aborted, or have no reward"
+        raise UsageError(f"{path} has no rows: {reason}")
 
 
 def _json_lines(file: Path) -> _Rows:

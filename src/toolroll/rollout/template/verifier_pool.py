@@ -44,6 +44,10 @@ _BACKLOG = 64
 _MOST = 4
 _MOST_TOKENIZERS = 4
 _LIMIT = 120.0
+_ENVIRONMENT = {
+    "OPENBLAS_NUM_THREADS": "1",
+    "TRANSFORMERS_NO_ADVISORY_WARNINGS": "1",  # that PyTorch is missing, in the midst of a bar
+}
 _PROGRAM = """\
 import sys
 sys.path = sys.argv[1:]
@@ -80,7 +84,7 @@ class _Process:
                 [sys.executable, "-c", _PROGRAM, *sys.path],
                 stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
-                env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
+                env={**os.environ, **_ENVIRONMENT},
                 start_new_session=True,  # so that Ctrl-C does not interrupt it
             )
         atexit.register(self.end)
