@@ -1,12 +1,11 @@
-"""Tinker's `SamplingClient` (tinker 0.38.0) with the embedded engine behind it, its `TrainingClient`
-with a network, and the types of tinker that the adapter uses. `install` puts these in place of
-tinker; without it, the clients use the installed package.
+"""tinker's `SamplingClient` (0.38.0) with the embedded engine behind it, its `TrainingClient` with
+a network, and the types that the adapter uses. `install` puts these in place of tinker; without it,
+the clients use the installed package.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
@@ -147,7 +146,7 @@ class Done:
     def __await__(self) -> Any:
         return self.result_async().__await__()
 
-    async def result_async(self, timeout: float | None = None) -> Any:
+    async def result_async(self) -> Any:
         return self._value
 
 

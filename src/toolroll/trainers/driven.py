@@ -180,14 +180,19 @@ class DrivenEpisode(TurnByTurn):
 
 
 class DrivenPlayer:
-    """Makes driven episodes of the environment that `settings` name. They share one model. The
-    setting `reruns` has no effect, because a rerun would begin inside the caller's episode.
+    """Makes driven episodes of the environment that `settings` name, in one event loop. They share
+    one model. It can be pickled if `tokenizer` can: the copy makes its own model.
+
+    The setting `reruns` has no effect, because a rerun would begin inside the caller's episode.
     """
 
     def __init__(self, tokenizer: Any, settings: EpisodeSettings) -> None:
-        settings = settings.model_copy(update={"reruns": 0})
-        self._engine, self._model = _waiting(tokenizer, settings)
-        self._player = EpisodePlayer(self._model, settings)
+        self.tokenizer, self.settings = tokenizer, settings.model_copy(update={"reruns": 0})
+        self._engine, self._model = _waiting(tokenizer, self.settings)
+        self._player = EpisodePlayer(self._model, self.settings)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return DrivenPlayer, (self.tokenizer, self.settings)
 
     def episode(
         self, index: int, *, metadata: Mapping[str, Any] | None = None, number: int = 0
@@ -202,7 +207,5 @@ class DrivenPlayer:
         return TurnByTurn(self._engine, self._model, play)
 
     async def aclose(self) -> None:
-        """End the running episodes, and close the user simulators and the model."""
-        for episode in list(self._engine.episodes.values()):
-            await episode.aclose()
+        """Close the user simulators and the model. No episode may be running."""
         await self._player.aclose()

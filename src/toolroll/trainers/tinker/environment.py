@@ -6,16 +6,23 @@ raises an error, because tinker-cookbook trains all that it sampled.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
 
 from toolroll.rollout.errors import RolloutError
-from toolroll.rollout.types import InteractionResult
+from toolroll.rollout.session.session import CONTEXT
+from toolroll.rollout.types import InteractionResult, StopReason
 from toolroll.trainers.driven import DrivenPlayer, TurnByTurn
-from toolroll.trainers.episodes import EpisodeSettings, why_aborted
+from toolroll.trainers.episodes import why_aborted
+
+STOP_REASONS = {
+    StopReason.DONE: "completed",
+    StopReason.LENGTH: "max_tokens",
+    StopReason.CONTEXT_FULL: "context_overflow",
+}
+"""tinker-cookbook's names of stop reasons, where they differ."""
 
 
 class ToolrollEnv:
@@ -59,31 +66,32 @@ class ToolrollEnv:
 class ToolrollGroup:
     """tinker-cookbook's `EnvGroupBuilder`: `group_size` episodes of the task `index`.
 
-    `metadata` may contain an `env` and a `split` for the task. The builder can be pickled if
-    `tokenizer` can, which has the chat template.
+    All groups share `player`. `metadata` may contain an `env` and a `split` for the task. A group
+    can be pickled if the player's tokenizer can.
+
+    Example:
+        player = DrivenPlayer(tokenizer, EpisodeSettings(env="desk", context_length=32768))
+        batch = [ToolrollGroup(player, index, group_size=8) for index in range(16)]
     """
 
-    tokenizer: Any
-    settings: EpisodeSettings
+    player: DrivenPlayer
     index: int
     group_size: int
     metadata: Mapping[str, Any] = field(default_factory=dict)
-    _player: DrivenPlayer | None = field(default=None, init=False, repr=False)
-    _made: int = field(default=0, init=False, repr=False)
+    _envs: list[ToolrollEnv] = field(default_factory=list, init=False, repr=False)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_player": None}
+        return {**vars(self), "_envs": []}
 
     async def make_envs(self) -> Sequence[ToolrollEnv]:
         """Make the group's environments. A retry calls this again, and gets different seeds."""
-        if self._player is None:
-            self._player = await asyncio.to_thread(DrivenPlayer, self.tokenizer, self.settings)
-        numbers = range(self._made, self._made + self.group_size)
-        self._made = numbers.stop
-        return [
-            ToolrollEnv(self._player.episode(self.index, metadata=self.metadata, number=number))
+        numbers = range(len(self._envs), len(self._envs) + self.group_size)
+        made = [
+            ToolrollEnv(self.player.episode(self.index, metadata=self.metadata, number=number))
             for number in numbers
         ]
+        self._envs += made
+        return made
 
     async def compute_group_rewards(
         self, trajectory_group: list[Any], env_group: Sequence[Any]
@@ -93,13 +101,12 @@ class ToolrollGroup:
 
     async def cleanup(self) -> None:
         """End the episodes that are still running."""
-        player, self._player = self._player, None
-        if player is not None:
-            await player.aclose()
+        for env in self._envs:
+            await env.episode.aclose()
 
     def logging_tags(self) -> list[str]:
         """Return the environment's name."""
-        return [str(self.metadata.get("env") or self.settings.env)]
+        return [str(self.metadata.get("env") or self.player.settings.env)]
 
 
 def _observation(ids: list[int]) -> Any:
@@ -113,11 +120,12 @@ def _outcome(result: InteractionResult) -> tuple[float, dict[str, float]]:
     if result.reward is None:
         raise RolloutError(f"the episode was aborted: {why_aborted(result)}")
     turns = [turn for trajectory in result.trajectories for turn in trajectory.turns]
-    reasons = {turn.excluded for turn in turns} - {None, "context"}
+    reasons = {turn.excluded for turn in turns} - {None, CONTEXT}
     if reasons:
         raise RolloutError(
             f"the episode has turns that must not be trained ({', '.join(map(str, reasons))}), and "
             "tinker-cookbook would train them"
         )
     metrics = {f"toolroll/{name}": value for name, value in result.metrics.items()}
-    return result.reward, {f"stop/{result.stop_reason}": 1.0, **metrics}
+    reason = STOP_REASONS.get(result.stop_reason, result.stop_reason)
+    return result.reward, {f"stop/{reason}": 1.0, **metrics}
