@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 from support.episodes import agent, call, serving
 
-from toolroll.rollout.errors import UsageError
+from toolroll.rollout.errors import TokenError, UsageError
 from toolroll.rollout.runs.registry import load_environment
 from toolroll.rollout.types import EnvironmentOptions, StopReason
 from toolroll.testing import PolicyRequest, Reply, reference_logprobs
 from toolroll.trainers.driven import DrivenEpisode
 from toolroll.trainers.episodes import EpisodeSettings
+from toolroll.trainers.sequences import training_sequences
 
 SAID = [call("search_catalog", title="Dune"), call("no_such_tool"), "Goodbye."]
 
@@ -103,6 +104,30 @@ async def test_calls_in_the_wrong_order(tokenizer: Any) -> None:
     with pytest.raises(UsageError, match="was started already"):
         await episode.start()
     await episode.aclose()
+
+
+async def test_logprobs_may_be_missing_but_not_trained(tokenizer: Any) -> None:
+    """All those of a turn, which are NaN then."""
+    env, task = desk()
+    episode = DrivenEpisode(
+        env, task, tokenizer,
+        EpisodeSettings(context_length=32768, parser="hermes", max_turns=3, verify="always"),
+    )  # fmt: skip
+    prompt = await episode.start()
+    for turn in range(3):
+        assert prompt is not None
+        ids, logprobs = sampled(tokenizer, prompt, turn)
+        prompt = await episode.step(ids, logprobs if turn == 1 else None)
+    [found] = episode.result.trajectories
+    first, second, third = found.turns
+    missing = np.isnan(found.logprobs)
+    assert missing[first.start : first.stop].all() and missing[third.start : third.stop].all()
+    assert not missing[second.start : second.stop].any()
+    assert [turn.excluded for turn in found.turns] == [None, None, None]
+    assert found.trained_tokens == sum(turn.length for turn in found.turns)
+    assert episode.result.logprobs is None
+    with pytest.raises(TokenError, match="trained tokens have no logprob"):
+        training_sequences(episode.result)
 
 
 async def test_missing_logprobs_abort_the_episode(tokenizer: Any) -> None:
