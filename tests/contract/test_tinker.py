@@ -56,13 +56,12 @@ async def test_its_data_are_what_was_served_and_sampled(history: str, tmp_path: 
 
 
 async def rollout(made: World, group: ToolrollGroup, http: aiohttp.ClientSession) -> Any:
-    """tinker-cookbook's rollout of a group, as in another process."""
+    """tinker-cookbook's rollout of a group."""
     completers: Any = import_module("tinker_cookbook.completers")
     policy = completers.TinkerTokenCompleter(
         SamplingClient(made.engine.url, http), max_tokens=MAX_NEW
     )
-    copied = pickle.loads(pickle.dumps(group))
-    return await import_module("tinker_cookbook.rl.rollouts").do_group_rollout(copied, policy)
+    return await import_module("tinker_cookbook.rl.rollouts").do_group_rollout(group, policy)
 
 
 @pytest.mark.parametrize("history", ["kept", "forks"])
@@ -89,13 +88,14 @@ async def test_a_group(tmp_path: Path) -> None:
     async with world("kept", tmp_path) as made, aiohttp.ClientSession() as http:
         settings = EpisodeSettings(**made.settings, context_length=8192)
         group = ToolrollGroup(DrivenPlayer(made.tokenizer, settings), EPISODES[0], 4)
-        found = await rollout(made, group, http)
+        found = await rollout(made, pickle.loads(pickle.dumps(group)), http)
         assert len(found.trajectories_G) == 4 and len(set(found.get_total_rewards())) == 1
         [env, *_], again = await group.make_envs(), await group.make_envs()
         observation, stop = await env.initial_observation()
         assert observation.to_ints() == found.trajectories_G[0].transitions[0].ob.to_ints()
         assert stop == [made.tokenizer.eos_token_id] and len(again) == 4
         assert len(pickle.dumps(group)) and group.logging_tags() == ["desk"]
+        assert await group.compute_group_rewards([None], []) == [(0.0, {})]
         await group.cleanup()
         await group.cleanup()
     with pytest.raises(asyncio.CancelledError):

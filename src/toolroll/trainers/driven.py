@@ -16,6 +16,7 @@ from toolroll.rollout.errors import UsageError
 from toolroll.rollout.model.model import Model
 from toolroll.rollout.runs.registry import agent_maker
 from toolroll.rollout.types import (
+    Agent,
     Environment,
     GenerateRequest,
     InteractionResult,
@@ -46,7 +47,14 @@ class _WaitingEngine(FrameworkEngine):
         self.episodes: dict[str, TurnByTurn] = {}
 
     async def sample(self, request: GenerateRequest) -> Sampled:
-        episode = self.episodes[request.session_id]
+        episode = self.episodes.get(request.session_id)
+        if episode is None:  # an agent that names its session itself, such as `program`
+            if len(self.episodes) != 1:
+                raise UsageError(
+                    f"the agent changes the session id to {request.session_id!r}, so that its "
+                    "episodes cannot share a model: use DrivenEpisode"
+                )
+            [episode] = self.episodes.values()
         await episode.requests.put(request)
         return await episode.answers.get()
 
@@ -75,7 +83,7 @@ class TurnByTurn:
     async def start(self) -> list[int] | None:
         """Reset the environment and return the first prompt. Return None if the episode is over."""
         if self._playing is not None:
-            raise UsageError("the episode was started already: make a new DrivenEpisode")
+            raise UsageError("the episode was started already: make a new one")
         session, episodes = uuid.uuid4().hex, self._engine.episodes
         episodes[session] = self
         self._playing = asyncio.create_task(self._play(self._engine.params, session))
@@ -170,7 +178,7 @@ class DrivenEpisode(TurnByTurn):
     ) -> None:
         settings = settings or EpisodeSettings()
         engine, model = _waiting(tokenizer, settings.filled(concurrency=1))
-        agent = agent_maker(settings.agent)(model, settings.agent_settings)
+        agent: Agent = agent_maker(settings.agent)(model, settings.agent_settings)
 
         def play(params: Mapping[str, Any], session: str) -> Coroutine[Any, Any, InteractionResult]:
             places = env, None, params, task.index, settings.max_turns

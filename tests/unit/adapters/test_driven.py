@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import pickle
 from typing import Any
 
 import numpy as np
@@ -10,9 +12,9 @@ from support.episodes import agent, call, serving
 
 from toolroll.rollout.errors import TokenError, UsageError
 from toolroll.rollout.runs.registry import load_environment
-from toolroll.rollout.types import EnvironmentOptions, StopReason
+from toolroll.rollout.types import EnvironmentOptions, GenerateRequest, Status, StopReason
 from toolroll.testing import PolicyRequest, Reply, reference_logprobs
-from toolroll.trainers.driven import DrivenEpisode
+from toolroll.trainers.driven import DrivenEpisode, DrivenPlayer, TurnByTurn
 from toolroll.trainers.episodes import EpisodeSettings
 from toolroll.trainers.sequences import training_sequences
 
@@ -57,6 +59,63 @@ async def test_its_tokens_are_those_of_an_ordinary_episode(tokenizer: Any) -> No
     assert np.array_equal(mine.loss_mask, theirs.loss_mask)
     assert np.array_equal(mine.logprobs, theirs.logprobs, equal_nan=True)
     assert {span.version for span in mine.weight_versions} == {"7"}
+
+
+async def play(tokenizer: Any, episode: TurnByTurn, turns: int) -> Any:
+    """Play an episode that says the last of `SAID` in the given turn."""
+    prompt, turn = await episode.start(), len(SAID) - turns
+    while prompt is not None:
+        prompt = await episode.step(*sampled(tokenizer, prompt, turn))
+        turn += 1
+        await asyncio.sleep(0)
+    return episode.result
+
+
+async def test_the_episodes_of_a_player_do_not_mix(tokenizer: Any) -> None:
+    settings = EpisodeSettings(
+        env="desk", context_length=32768, parser="hermes", max_turns=4, reruns=3, seed=5
+    )
+    player = DrivenPlayer(tokenizer, settings)
+    copy: Any = pickle.loads(pickle.dumps(player))
+    shared = await asyncio.gather(
+        *(play(tokenizer, player.episode(index), turns) for index in (0, 1) for turns in (1, 2, 3))
+    )
+    alone = [
+        await play(tokenizer, copy.episode(index), turns) for index in (0, 1) for turns in (1, 2, 3)
+    ]
+    await player.aclose()
+    found = [one.trajectories[0].input_ids.tolist() for one in shared]
+    assert found == [one.trajectories[0].input_ids.tolist() for one in alone]
+    assert len(set(map(tuple, found))) == 6
+
+
+async def test_a_failed_episode_of_a_player_is_not_played_again(tokenizer: Any) -> None:
+    settings = EpisodeSettings(env="desk", context_length=32768, parser="hermes", reruns=3)
+    player = DrivenPlayer(tokenizer, settings)
+    episode = player.episode(0)
+    await episode.start()
+    assert await episode.step([10**7], [-1.0]) is None
+    assert episode.result.status is Status.ABORTED
+    with pytest.raises(UsageError, match="has tasks 0 to"):
+        await player.episode(10**6).start()
+    await player.aclose()
+
+
+async def test_an_agent_that_names_its_session_itself_shares_no_model(tokenizer: Any) -> None:
+    settings = EpisodeSettings(env="desk", context_length=32768, parser="hermes")
+    player = DrivenPlayer(tokenizer, settings)
+    first, second = player.episode(0), player.episode(0)
+    prompt = await first.start()
+    request = GenerateRequest(np.array(prompt, np.int32), {"stop_token_ids": []}, "mine")
+    asked = asyncio.create_task(player._engine.generate(request))
+    await asyncio.sleep(0)
+    assert first.requests.get_nowait() is request
+    asked.cancel()
+    await second.start()
+    with pytest.raises(UsageError, match="changes the session id to 'mine'"):
+        await player._engine.generate(request)
+    await first.aclose()
+    await second.aclose()
 
 
 async def test_a_cut_turn_ends_the_episode(tokenizer: Any) -> None:

@@ -87,7 +87,7 @@ def _datum(sequence: TrainingSequence, advantage: Any, *, with_logprobs: bool) -
     assert sequence.trajectory is not None
     ids = sequence.prompt_ids + sequence.response_ids
     values = per_token(sequence.trajectory, advantage)[1:]
-    inputs = {"target_tokens": np.array(ids[1:], dtype=np.int64)}
+    inputs: dict[str, Any] = {"target_tokens": np.array(ids[1:], dtype=np.int64)}
     if with_logprobs:
         logprobs = [0.0] * len(sequence.prompt_ids) + sequence.logprobs
         inputs |= {"logprobs": np.array(logprobs[1:], dtype=np.float32), "advantages": values}
