@@ -17,7 +17,9 @@ from typing import Any
 import aiohttp
 import numpy as np
 import pytest
-from support.tinker_mirror import SamplingClient, is_old
+from support.gradients import Row, assert_equal, gradient, policy_of, step
+from support.tinker_mirror import SamplingClient, TrainingClient, is_old
+from support.tiny_llama import write_model
 from unit.adapters.test_same_episodes import (
     EPISODES,
     MAX_NEW,
@@ -81,6 +83,35 @@ async def test_the_cookbooks_data_are_what_was_served_and_sampled(
         played.append(Played(list(map(of_datum, to_data(trajectory, 1.0))), reward))
     assert played == oracle
     assert {group.trajectories_G[0].stop_reason for group in found} == {"completed"}
+
+
+async def test_the_cookbooks_step(tmp_path: Path) -> None:
+    """Its own data, in a step of its own, have the gradient of what was served and sampled."""
+    torch = pytest.importorskip("torch", reason="the loss needs torch for the CPU")
+    weights, asked = (-0.5,), EPISODES[:1]
+    async with world("forks", tmp_path) as made, aiohttp.ClientSession() as http:
+        player = DrivenPlayer(made.tokenizer, EpisodeSettings(**made.settings))
+        groups = [ToolrollGroup(player, index, 1) for index in asked]
+        found = await asyncio.gather(*(rollout(made, group, http) for group in groups))
+        oracle = await expected(made)
+    write_model(tmp_path, max_position_embeddings=8192)
+    client = TrainingClient(policy_of(tmp_path))
+    data, _ = import_module("tinker_cookbook.rl.data_processing").assemble_training_data(
+        found, [torch.tensor([weight]) for weight in weights]
+    )
+    train_step = import_module("tinker_cookbook.rl.train").train_step
+    await train_step(data, client, learning_rate=0.1, num_substeps=2, loss_fn="importance_sampling")
+    rows = [
+        (Row(one.ids, one.mask, [*one.logprobs]), importance_sampling_of(weight))
+        for index, weight in zip(asked, weights, strict=True)
+        for one in oracle[index].sequences
+    ]
+    assert len(client.trained) == len(rows) > len(asked) and client.steps == 2
+    assert_equal(gradient(client.policy), step(policy_of(tmp_path), rows))
+
+
+def importance_sampling_of(advantage: float) -> Any:
+    return lambda logps, old: -((logps - old).exp() * advantage).sum()
 
 
 async def test_a_group(tmp_path: Path) -> None:
