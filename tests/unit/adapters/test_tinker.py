@@ -79,6 +79,18 @@ async def test_what_tinker_does_not_have_is_refused(name: str) -> None:
         )
 
 
+async def test_each_sampling_parameter_has_tinkers_name() -> None:
+    given = {"sampling_seed": 3, "temperature": 0.7, "top_p": 0.9, "top_k": 5}
+    params = {**REQUEST.sampling_params, **given}
+    async with sampling() as (tokenizer, client):
+        engine = TinkerEngine(client, context_length=64, vocab_size=len(tokenizer))
+        turn = await engine.generate(GenerateRequest(REQUEST.input_ids, params, "session"))
+    assert len(turn.output_ids) == 8 and turn.finish_reason == "length"
+    assert client.seen == [
+        tinker_mirror.SamplingParams(8, seed=3, stop=[9], temperature=0.7, top_k=5, top_p=0.9)
+    ]
+
+
 async def test_a_turn_without_logprobs_is_refused() -> None:
     async with sampling(without_logprobs=True) as (tokenizer, client):
         engine = TinkerEngine(client, context_length=64, vocab_size=len(tokenizer))

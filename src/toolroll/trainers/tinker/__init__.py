@@ -13,8 +13,8 @@ Written for tinker 0.25.0 with tinker-cookbook 0.5.4, and 0.38.0 with 0.6.1.
 - For tinker-cookbook's own training loop, pass `ToolrollGroup`, an `EnvGroupBuilder`.
   tinker-cookbook samples the tokens and makes its own `Datum`s. It has no place for an episode that
   must not be trained, so the environment raises `RolloutError` for an aborted or excluded one.
-- Tinker aborts no turn, so there is nothing to resume, and a cancelled episode's turn runs on. It
-  has no sessions of its cache and reports no weight versions.
+- Tinker aborts no turn, so there is nothing to resume. It has no sessions of its cache, and reports
+  no weight versions.
 - Penalties, `min_p`, stop strings (with the template's stop tokens, Tinker takes no others) and
   further fields of a request are refused before the first token.
 """

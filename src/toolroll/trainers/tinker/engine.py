@@ -11,7 +11,7 @@ import asyncio
 import inspect
 from collections.abc import Sequence
 from importlib import import_module
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -64,9 +64,7 @@ def to_datums(
     result: InteractionResult,
     advantage: float | Sequence[float] | None,
     *,
-    loss_fn: Literal["importance_sampling", "ppo", "cispo", "cross_entropy"] = (
-        "importance_sampling"
-    ),
+    loss_fn: str = "importance_sampling",
 ) -> list[Any]:
     """Return one `tinker.Datum` for each sequence of the episode that has trained tokens.
 
