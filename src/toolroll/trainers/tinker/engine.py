@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
 
@@ -62,7 +61,7 @@ class TinkerEngine(FrameworkEngine):
 
 def to_datums(
     result: InteractionResult,
-    advantage: float | Sequence[float] | None,
+    advantage: float | None,
     *,
     loss_fn: str = "importance_sampling",
 ) -> list[Any]:
@@ -84,7 +83,7 @@ def _datum(sequence: TrainingSequence, advantage: Any, *, with_logprobs: bool) -
     tinker = import_module("tinker")
     assert sequence.trajectory is not None
     ids = sequence.prompt_ids + sequence.response_ids
-    values = per_token(sequence.trajectory, advantage)[1:]
+    values = per_token(sequence.trajectory, advantage)[1:]  # refuses None
     inputs: dict[str, Any] = {"target_tokens": np.array(ids[1:], dtype=np.int64)}
     if with_logprobs:
         logprobs = [0.0] * len(sequence.prompt_ids) + sequence.logprobs
