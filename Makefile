@@ -95,7 +95,7 @@ test-openai: $(VENV)/.quick $(VENV)/openai-oldest
 OLDER_TINKER := 0.25.0
 OLDER_COOKBOOK := 0.5.4
 test-tinker: $(VENV)/.all $(VENV)/tinker-older
-	PYTHONPATH=$(VENV)/tinker-older $(PYTEST) tests/contract/test_tinker.py tests/contract/test_gradients.py -k tinker $(PYTEST_ARGS)
+	PYTHONPATH=$(VENV)/tinker-older $(PYTEST) tests/contract/test_tinker.py $(PYTEST_ARGS)
 
 # Play clients of other projects against the endpoint, and print the table of docs/dialects.md. CLIENTS="langgraph pi" selects some.
 test-clients: $(VENV)/.quick
