@@ -83,6 +83,7 @@ async def test_the_episodes_of_a_player_do_not_mix(tokenizer: Any) -> None:
     alone = [
         await play(tokenizer, copy.episode(index), turns) for index in (0, 1) for turns in (1, 2, 3)
     ]
+    assert player._engine.episodes == {}
     await player.aclose()
     found = [one.trajectories[0].input_ids.tolist() for one in shared]
     assert found == [one.trajectories[0].input_ids.tolist() for one in alone]
@@ -126,6 +127,20 @@ async def test_a_cut_turn_ends_the_episode(tokenizer: Any) -> None:
     assert await episode.start() is not None
     assert await episode.step([101, 102], [-1.0, -2.0]) is None
     assert episode.result.stop_reason is StopReason.LENGTH
+
+
+@pytest.mark.parametrize("ended", [True, False])
+async def test_a_turn_without_a_stop_token_was_stopped_by_a_string(
+    tokenizer: Any, *, ended: bool
+) -> None:
+    env, task = desk()
+    settings = EpisodeSettings(context_length=32768, parser="hermes", max_turns=1)
+    episode = DrivenEpisode(env, task, tokenizer, settings)
+    await episode.start()
+    ids = [101, tokenizer.eos_token_id if ended else 102]
+    assert await episode.step(ids, [-1.0, -2.0], finish_reason="stop") is None
+    [turn] = episode.result.trajectories[0].turns
+    assert turn.matched == (tokenizer.eos_token_id if ended else "")
 
 
 @pytest.mark.parametrize("context_length", [32768, None])
