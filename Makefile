@@ -25,7 +25,7 @@ SGLANG ?= 0.5.10.post1 0.5.12 0.5.15
 # The newest transformers that each trainer allows. test-newest-peers tests SkyRL's.
 TRAINERS ?= areal=5.3.0 verl=5.10.4 openrlhf=5.15.0
 
-.PHONY: demo learn test test-fast test-all test-tokens test-transformers test-trainers test-older-sglang test-openai test-clients
+.PHONY: demo learn test test-fast test-all test-tokens test-transformers test-trainers test-older-sglang test-openai test-tinker test-clients
 .PHONY: test-harbor test-peers test-newest-peers test-newest-clients newest faults fuzz check mypy pyright docs bench clean
 
 demo: $(VENV)/.base
@@ -90,6 +90,12 @@ OPENAI_FILES := tests/unit/in_process tests/unit/server/test_openai_client.py te
 test-openai: $(VENV)/.quick $(VENV)/openai-oldest
 	PYTHONPATH=$(VENV)/openai-oldest $(VENV)/bin/python -c "import openai; print('openai', openai.__version__)"
 	PYTHONPATH=$(VENV)/openai-oldest $(PYTEST) $(OPENAI_FILES) $(XDIST) $(PYTEST_ARGS)
+
+# The Tinker adapter with an older tinker and tinker-cookbook, whose futures and types differ.
+OLDER_TINKER := 0.25.0
+OLDER_COOKBOOK := 0.5.4
+test-tinker: $(VENV)/.all $(VENV)/tinker-older
+	PYTHONPATH=$(VENV)/tinker-older $(PYTEST) tests/contract/test_tinker.py $(PYTEST_ARGS)
 
 # Play clients of other projects against the endpoint, and print the table of docs/dialects.md. CLIENTS="langgraph pi" selects some.
 test-clients: $(VENV)/.quick
@@ -222,6 +228,11 @@ $(VENV)/sglang-%: tests/requirements-sglang-%.txt $(VENV)/.all
 $(VENV)/openai-oldest: $(VENV)/.quick
 	rm -rf $@
 	$(INSTALL) --no-warn-conflicts --target $@ "openai==$(OLDEST_OPENAI).*"
+	touch $@
+
+$(VENV)/tinker-older: $(VENV)/.all
+	rm -rf $@
+	$(INSTALL) --no-deps --target $@ tinker==$(OLDER_TINKER) tinker-cookbook==$(OLDER_COOKBOOK)
 	touch $@
 
 clean:

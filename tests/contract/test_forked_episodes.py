@@ -27,6 +27,7 @@ from toolroll.trainers.areal.workflow import _tensors
 from toolroll.trainers.episodes import EpisodeSettings
 from toolroll.trainers.sequences import select_sequences
 from toolroll.trainers.skyrl import ToolrollGenerator
+from toolroll.trainers.tinker import to_datums
 from toolroll.trainers.verl import to_fields
 from toolroll.trainers.verl.agent_loop import counts_once
 
@@ -313,3 +314,28 @@ def test_areal_gives_the_reward_to_a_sequence_whose_last_turn_is_excluded() -> N
     )
     data = areal_advantages([cut, episode(0.0)])
     assert data["advantages"][0][data["loss_mask"][0] == 1].tolist() == [1.0] * 4
+
+
+# --- Tinker ---------------------------------------------------------------------------------------
+
+
+def test_tinker_counts_a_forked_episode_once() -> None:
+    """With the loss of Tinker's documentation, a sum."""
+    pytest.importorskip("tinker", reason="tinker is not installed")
+
+    def loss(logps: Any, old: Any, advantages: Any) -> Any:
+        return -((logps - old).exp() * advantages).sum()
+
+    found = []
+    for forked in (False, True):
+        results = [episode(1.0), episode(0.0), episode(1.0, forked=forked), episode(None)]
+        data = [
+            {name: values.to_torch() for name, values in datum.loss_fn_inputs.items()}
+            for result, advantage in zip(results, group_advantages(results), strict=True)
+            for datum in to_datums(result, advantage)
+        ]
+        assert len(data) == 3 + forked
+        names = "target_tokens", "logprobs", "advantages"
+        ids, *given = (torch.cat([one[name] for one in data]) for name in names)
+        found.append(gradient(ids, loss, *given))
+    assert torch.allclose(*found) and found[0].abs().sum() > 0

@@ -43,17 +43,20 @@ from support.gradients import (
     terms,
     weighted_per_token,
 )
+from support.tinker_mirror import TrainingClient
 from support.trainer_source import theirs
 from support.trl_toy import grpo_trainer
 from support.vllm_mirror import LlmEngine, asked_params
 
 from toolroll.endpoint.in_process import ManagedServer
 from toolroll.trainers import openrlhf
+from toolroll.trainers.advantages import group_advantages
 from toolroll.trainers.areal import ToolrollWorkflow
 from toolroll.trainers.areal.workflow import _tensors
 from toolroll.trainers.episodes import EpisodeSettings
 from toolroll.trainers.sequences import select_sequences
 from toolroll.trainers.skyrl import ToolrollGenerator
+from toolroll.trainers.tinker import to_datums
 from toolroll.trainers.trl import to_output
 from toolroll.trainers.verl import to_fields
 
@@ -497,3 +500,46 @@ def atropos_gradient(world: World, item: dict[str, Any]) -> dict[str, Any]:
     loss, _ = compute_grpo_loss(policy, tokens, labels, advantages, temperatures, 1, logprobs)
     loss.backward()
     return gradient(policy)
+
+
+# --- Tinker ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shifted", ["", "target_tokens", "logprobs", "advantages"])
+def test_tinker(world: World, shifted: str) -> None:
+    """tinker-cookbook's step, with the loss of Tinker's documentation. If one of the inputs is off
+    by one, the gradient is another one.
+    """
+    pytest.importorskip("tinker_cookbook", reason="tinker-cookbook is not installed")
+    data = []
+    for task in PLAYED:
+        results = world.group(task)
+        advantages = group_advantages(results, normalize=True)
+        for result, advantage in zip(results, advantages, strict=True):
+            data += to_datums(result, advantage)
+    if shifted:
+        data = [moved(datum, shifted) for datum in data]
+    client = TrainingClient(policy_of(world.folder))
+    train_step = import_module("tinker_cookbook.rl.train").train_step
+    asyncio.run(
+        train_step(data, client, learning_rate=0.1, num_substeps=2, loss_fn="importance_sampling")
+    )
+    assert len(client.trained) == sum(len(one.rows) for group in groups(world) for one in group) - 1
+    assert client.steps == 2
+
+    def loss_of(advantage: float) -> Any:
+        return lambda logps, old: -((logps - old).exp() * advantage).sum()
+
+    expected = step(policy_of(world.folder), terms(groups(world), loss_of, eps=0, ddof=0))
+    if shifted:
+        with pytest.raises(AssertionError, match="of the largest gradient"):
+            assert_equal(gradient(client.policy), expected)
+    else:
+        assert_equal(gradient(client.policy), expected)
+
+
+def moved(datum: Any, name: str) -> Any:
+    tinker = import_module("tinker")
+    inputs = {key: one.to_torch() for key, one in datum.loss_fn_inputs.items()}
+    inputs[name] = inputs[name].roll(1)
+    return tinker.Datum(model_input=datum.model_input, loss_fn_inputs=inputs)

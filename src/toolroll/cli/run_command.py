@@ -88,13 +88,12 @@ def _check_sampling(params: Mapping[str, Any]) -> None:
 
 def _print_sampling(given: RunConfig, used: RunConfig, console: Console) -> None:
     """Print the sampling parameters, and which come from the model's generation_config.json."""
-    names = [name for name in SamplingOptions.model_fields if getattr(used, name) is not None]
-    params = used.sampling_params | {name: getattr(used, name) for name in names}
-    params = {"temperature": 1, **params, "max_new_tokens": used.identity["max_new_tokens"]}
-    line = "sampling: " + ", ".join(f"{name} {value}" for name, value in params.items())
-    if found := [name for name in names if getattr(given, name) is None]:
-        line += f"; from the model's generation_config.json: {', '.join(found)}"
-    print_line(console, line)
+    names = list(SamplingOptions.model_fields)
+    params = {name: used.identity[name] for name in names if used.identity[name] is not None}
+    shown = ", ".join(f"{name} {value}" for name, value in (params | used.sampling_params).items())
+    found = [name for name in names if getattr(given, name) != getattr(used, name)]
+    origin = f"; from the model's generation_config.json: {', '.join(found)}" if found else ""
+    print_line(console, f"sampling: {shown}{origin}")
 
 
 async def play(

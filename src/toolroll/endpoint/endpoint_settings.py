@@ -180,11 +180,12 @@ class SamplingDefaults(SameNames):
 
 def sampling_defaults(params: Mapping[str, Any]) -> dict[str, Any]:
     """Return the validated `params`. Leave out values that are None. Raise `UsageError` for a
-    misspelled name, and pydantic's `ValidationError` if a value is not valid.
+    misspelled name or a text instead of a number, and pydantic's `ValidationError` for other values
+    that are not valid.
     """
-    from toolroll.rollout.engine.sampling_params import check_names
+    from toolroll.rollout.engine.sampling_params import check_params
 
-    check_names(params)
+    check_params(params)
     defaults = SamplingDefaults.model_validate(dict(params)).model_dump(exclude_none=True)
     if "logit_bias" in defaults:
         defaults["logit_bias"] = {

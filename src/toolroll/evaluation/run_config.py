@@ -13,6 +13,7 @@ import yaml
 from pydantic import Field, model_validator
 
 from toolroll.rollout.errors import UsageError
+from toolroll.rollout.runtime.sglang_names import TEXTS
 from toolroll.rollout.runtime.targets import absolute_target
 from toolroll.rollout.settings import (
     AgentSettings,
@@ -215,10 +216,6 @@ concurrency, time limits and the handling of failures.
 """
 
 
-_TEXTS = frozenset("stop stop_regex regex ebnf json_schema structural_tag lora_path".split())
-"""The sampling parameters that may be text."""
-
-
 def with_one_home(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings `values`, with each of the `sampling_params` that has an option of its
     own moved there. Raise `UsageError` if both are given and differ.
@@ -227,7 +224,7 @@ def with_one_home(values: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(params, Mapping):
         return dict(values)
     for name, value in params.items():
-        if isinstance(value, str) and name not in _TEXTS:
+        if isinstance(value, str) and name not in TEXTS:
             raise UsageError(f"--sampling-params: {name} cannot be the text {value!r}")
     own = {name: params[name] for name in SamplingOptions.model_fields if name in params}
     for name, value in own.items():
@@ -292,7 +289,7 @@ def json_object(text: str | None, option: str) -> dict[str, Any] | None:
     try:
         value = json.loads(text)
     except json.JSONDecodeError as error:
-        raise UsageError(f"{option} is not JSON: {error}") from error
+        raise UsageError(f"{option} is not JSON: {error}: {text:.200}") from error
     if not isinstance(value, dict):
         raise UsageError(f"{option} must be a JSON object")
     return value

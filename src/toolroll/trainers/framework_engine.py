@@ -77,6 +77,11 @@ class FrameworkEngine(EngineClient):
     `name` is the framework's name, for error messages. `vocab_size` is the tokenizer's.
     """
 
+    requires_logprobs = True
+    """False if `sample` may return turns without logprobs. They are NaN in the trajectory, and
+    `training_sequences` refuses it.
+    """
+
     def __init__(self, name: str, *, context_length: int | None, vocab_size: int | None) -> None:
         self._name = name
         self._model_info = ModelInfo(context_length=context_length, vocab_size=vocab_size)
@@ -150,7 +155,9 @@ class FrameworkEngine(EngineClient):
                 f"{self._name}'s engine gave routed experts of the shape {rows.shape}: {error}"
             ) from error
 
-    def _logprobs(self, turn: Sampled, count: int) -> LogprobArray:
+    def _logprobs(self, turn: Sampled, count: int) -> LogprobArray | None:
+        if turn.logprobs is None and not self.requires_logprobs:
+            return None
         values = np.array(() if turn.logprobs is None else turn.logprobs, dtype=np.float64)
         if len(values) != count or np.isnan(values).any():
             raise CompletionError(

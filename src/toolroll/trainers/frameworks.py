@@ -86,6 +86,15 @@ FRAMEWORKS = (
         ("-", "-", "one", "yes", "yes", "pytest tests -k areal"),
     ),
     Framework(
+        "Tinker",
+        "0.38.0",
+        "toolroll.trainers.tinker.ToolrollGroup",
+        "several Datums",
+        "no Datum; in tinker-cookbook an error",
+        "Tinker interrupts no turn",
+        ("-", "-", "several", "yes", "yes", "pytest tests/contract -k tinker"),
+    ),
+    Framework(
         "verifiers, prime-rl",
         "0.4.0",
         "toolroll.trainers.verifiers.EndpointClient",

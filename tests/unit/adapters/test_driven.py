@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
+import pickle
 from typing import Any
 
 import numpy as np
 import pytest
 from support.episodes import agent, call, serving
 
-from toolroll.rollout.errors import UsageError
+from toolroll.rollout.errors import TokenError, UsageError
 from toolroll.rollout.runs.registry import load_environment
-from toolroll.rollout.types import EnvironmentOptions, StopReason
+from toolroll.rollout.types import EnvironmentOptions, GenerateRequest, Status, StopReason
 from toolroll.testing import PolicyRequest, Reply, reference_logprobs
-from toolroll.trainers.driven import DrivenEpisode
+from toolroll.trainers.driven import DrivenEpisode, DrivenPlayer, TurnByTurn
 from toolroll.trainers.episodes import EpisodeSettings
+from toolroll.trainers.sequences import training_sequences
 
 SAID = [call("search_catalog", title="Dune"), call("no_such_tool"), "Goodbye."]
 
@@ -58,6 +61,64 @@ async def test_its_tokens_are_those_of_an_ordinary_episode(tokenizer: Any) -> No
     assert {span.version for span in mine.weight_versions} == {"7"}
 
 
+async def play(tokenizer: Any, episode: TurnByTurn, turns: int) -> Any:
+    """Play an episode that says the last of `SAID` in the given turn."""
+    prompt, turn = await episode.start(), len(SAID) - turns
+    while prompt is not None:
+        prompt = await episode.step(*sampled(tokenizer, prompt, turn))
+        turn += 1
+        await asyncio.sleep(0)
+    return episode.result
+
+
+async def test_the_episodes_of_a_player_do_not_mix(tokenizer: Any) -> None:
+    settings = EpisodeSettings(
+        env="desk", context_length=32768, parser="hermes", max_turns=4, reruns=3, seed=5
+    )
+    player = DrivenPlayer(tokenizer, settings)
+    copy: Any = pickle.loads(pickle.dumps(player))
+    shared = await asyncio.gather(
+        *(play(tokenizer, player.episode(index), turns) for index in (0, 1) for turns in (1, 2, 3))
+    )
+    alone = [
+        await play(tokenizer, copy.episode(index), turns) for index in (0, 1) for turns in (1, 2, 3)
+    ]
+    assert player._engine.episodes == {}
+    await player.aclose()
+    found = [one.trajectories[0].input_ids.tolist() for one in shared]
+    assert found == [one.trajectories[0].input_ids.tolist() for one in alone]
+    assert len(set(map(tuple, found))) == 6
+
+
+async def test_a_failed_episode_of_a_player_is_not_played_again(tokenizer: Any) -> None:
+    settings = EpisodeSettings(env="desk", context_length=32768, parser="hermes", reruns=3)
+    player = DrivenPlayer(tokenizer, settings)
+    episode = player.episode(0)
+    await episode.start()
+    assert await episode.step([10**7], [-1.0]) is None
+    assert episode.result.status is Status.ABORTED
+    with pytest.raises(UsageError, match="has tasks 0 to"):
+        await player.episode(10**6).start()
+    await player.aclose()
+
+
+async def test_an_agent_that_names_its_session_itself_shares_no_model(tokenizer: Any) -> None:
+    settings = EpisodeSettings(env="desk", context_length=32768, parser="hermes")
+    player = DrivenPlayer(tokenizer, settings)
+    first, second = player.episode(0), player.episode(0)
+    prompt = await first.start()
+    request = GenerateRequest(np.array(prompt, np.int32), {"stop_token_ids": []}, "mine")
+    asked = asyncio.create_task(player._engine.generate(request))
+    await asyncio.sleep(0)
+    assert first.requests.get_nowait() is request
+    asked.cancel()
+    await second.start()
+    with pytest.raises(UsageError, match="changes the session id to 'mine'"):
+        await player._engine.generate(request)
+    await first.aclose()
+    await second.aclose()
+
+
 async def test_a_cut_turn_ends_the_episode(tokenizer: Any) -> None:
     env, task = desk()
     episode = DrivenEpisode(
@@ -66,6 +127,20 @@ async def test_a_cut_turn_ends_the_episode(tokenizer: Any) -> None:
     assert await episode.start() is not None
     assert await episode.step([101, 102], [-1.0, -2.0]) is None
     assert episode.result.stop_reason is StopReason.LENGTH
+
+
+@pytest.mark.parametrize("ended", [True, False])
+async def test_a_turn_without_a_stop_token_was_stopped_by_a_string(
+    tokenizer: Any, *, ended: bool
+) -> None:
+    env, task = desk()
+    settings = EpisodeSettings(context_length=32768, parser="hermes", max_turns=1)
+    episode = DrivenEpisode(env, task, tokenizer, settings)
+    await episode.start()
+    ids = [101, tokenizer.eos_token_id if ended else 102]
+    assert await episode.step(ids, [-1.0, -2.0], finish_reason="stop") is None
+    [turn] = episode.result.trajectories[0].turns
+    assert turn.matched == (tokenizer.eos_token_id if ended else "")
 
 
 @pytest.mark.parametrize("context_length", [32768, None])
@@ -103,6 +178,30 @@ async def test_calls_in_the_wrong_order(tokenizer: Any) -> None:
     with pytest.raises(UsageError, match="was started already"):
         await episode.start()
     await episode.aclose()
+
+
+async def test_logprobs_may_be_missing_but_not_trained(tokenizer: Any) -> None:
+    """All those of a turn, which are NaN then."""
+    env, task = desk()
+    episode = DrivenEpisode(
+        env, task, tokenizer,
+        EpisodeSettings(context_length=32768, parser="hermes", max_turns=3, verify="always"),
+    )  # fmt: skip
+    prompt = await episode.start()
+    for turn in range(3):
+        assert prompt is not None
+        ids, logprobs = sampled(tokenizer, prompt, turn)
+        prompt = await episode.step(ids, logprobs if turn == 1 else None)
+    [found] = episode.result.trajectories
+    first, second, third = found.turns
+    missing = np.isnan(found.logprobs)
+    assert missing[first.start : first.stop].all() and missing[third.start : third.stop].all()
+    assert not missing[second.start : second.stop].any()
+    assert [turn.excluded for turn in found.turns] == [None, None, None]
+    assert found.trained_tokens == sum(turn.length for turn in found.turns)
+    assert episode.result.logprobs is None
+    with pytest.raises(TokenError, match="trained tokens have no logprob"):
+        training_sequences(episode.result)
 
 
 async def test_missing_logprobs_abort_the_episode(tokenizer: Any) -> None:

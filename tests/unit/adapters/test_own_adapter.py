@@ -1,4 +1,4 @@
-"""docs/adapters.md: the adapter and the driven episode of the page, played."""
+"""docs/adapters.md: the adapter of the page, played."""
 
 from __future__ import annotations
 
@@ -57,17 +57,6 @@ async def test_the_adapter_of_the_page(tokenizer: Any) -> None:
                 trained += len(ids)
     assert trained == sum(sum(sample["loss_mask"]) for sample in samples)
     assert trained == sum(len(ids) for _, ids, _ in sampler.served)
-
-
-async def test_the_driven_episode_of_the_page(tokenizer: Any) -> None:
-    sampler = Sampler(tokenizer)
-
-    async def sample(prompt: list[int]) -> tuple[list[int], list[float]]:
-        return sampler.sample(prompt)
-
-    result = await block(1)["drive"](tokenizer, sample)
-    [trajectory] = result.trajectories
-    assert trajectory.trained_tokens == sum(len(ids) for _, ids, _ in sampler.served)
 
 
 def test_the_adapter_is_short() -> None:

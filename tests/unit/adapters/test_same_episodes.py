@@ -20,7 +20,7 @@ from typing import Any
 
 import aiohttp
 import pytest
-from support import areal, miles_mirror, verl_mirror
+from support import areal, miles_mirror, tinker_mirror, verl_mirror
 from support import framework_engines as engines
 from support.bare import run_apart
 from support.desk_episodes import DESK, TASKS, known_tasks, openings
@@ -50,9 +50,10 @@ from toolroll.testing import (
 from toolroll.trainers import openrlhf, slime
 from toolroll.trainers.areal import ToolrollWorkflow
 from toolroll.trainers.atropos import ManagedServers
-from toolroll.trainers.episodes import EpisodeSettings
+from toolroll.trainers.episodes import EpisodePlayer, EpisodeSettings
 from toolroll.trainers.miles import generate
 from toolroll.trainers.skyrl import ToolrollGenerator
+from toolroll.trainers.tinker import TinkerEngine, to_datums
 from toolroll.trainers.trl import make_rollout_func
 from toolroll.trainers.verl import ToolrollAgentLoop, agent_loop
 
@@ -333,6 +334,28 @@ async def with_verl(world: World) -> list[Played]:
                 await player.aclose()  # verl's worker keeps it as long as its process
 
 
+async def with_tinker(world: World) -> list[Played]:
+    settings = EpisodeSettings(**world.settings)
+    async with aiohttp.ClientSession() as http:
+        client = tinker_mirror.SamplingClient(world.engine.url, http)
+        engine = TinkerEngine(client, context_length=8192, vocab_size=len(world.tokenizer))
+        args = settings.rollout_args()
+        model = Model.from_args(args, tokenizer=world.tokenizer, engine=lambda _: engine)
+        player = EpisodePlayer(model, settings)
+        results = await asyncio.gather(*(player.play(index, PARAMS) for index in world.asked))
+        await player.aclose()
+    return [Played(list(map(of_datum, to_datums(one, 1.0))), one.reward) for one in results]
+
+
+def of_datum(datum: Any) -> Tokens:
+    """Position i of a datum's inputs is about the token i + 1."""
+    ids, inputs = datum.model_input.to_ints(), datum.loss_fn_inputs
+    mask = [0, *map(int, inputs["advantages"].tolist())]
+    return Tokens(
+        [*ids, inputs["target_tokens"].tolist()[-1]], mask, [0.0, *inputs["logprobs"].tolist()]
+    )
+
+
 # --- adapters that answer another program's chat completions --------------------------------------
 
 
@@ -489,6 +512,7 @@ ADAPTERS = {
     "areal": Adapter(with_areal, several=True),
     "trl": Adapter(with_trl),
     "verl": Adapter(with_verl, several=True),
+    "tinker": Adapter(with_tinker, several=True),
     "openrlhf": Adapter(with_openrlhf),
     "atropos": Adapter(with_atropos, several=True),
     "verifiers": Adapter(with_verifiers, several=True),
@@ -503,6 +527,7 @@ async def test_the_same_episodes(
     adapter = ADAPTERS[name]
     miles_mirror.install(monkeypatch)
     verl_mirror.install(monkeypatch)
+    tinker_mirror.install(monkeypatch)
     async with world(history, tmp_path) as made:
         played = await adapter.run(made)
         oracle = await expected(made)

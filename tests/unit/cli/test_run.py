@@ -501,7 +501,7 @@ def test_names_are_printed_as_they_are(
     command = ["run", f"{file}:env", "--model", "embedded", "--engine", engine.url]
     done = toolroll(*command, "--parser", "hermes", "--out", out)
     assert done.exit_code == 0
-    assert f"In {out}: run.json" in done.stdout and name in done.stdout.split("\n")[0]
+    assert f"In {out}: run.json" in done.stdout and name in done.stdout.split("\n")[1]
     assert any(line.startswith("┃") and name in line for line in done.stdout.splitlines())
     again = toolroll(*command, "--parser", "hermes", "--out", out)
     assert f"episodes are in {out} already" in again.stdout

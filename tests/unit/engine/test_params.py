@@ -17,7 +17,7 @@ from toolroll.rollout.engine.sampling_params import (
     DEFAULT_MAX_NEW_TOKENS,
     DROPPED_BY_SMG,
     KNOWN,
-    check_names,
+    check_params,
     effective_params,
 )
 from toolroll.rollout.errors import ContextOverflowError, UsageError
@@ -54,10 +54,10 @@ def test_what_is_asked_for_always_fits(
 
 def test_a_name_that_is_close_to_none_is_passed_on_unless_a_router_drops_it() -> None:
     """Every router drops the names that it does not know."""
-    assert check_names(KNOWN) == set()
-    assert check_names({"bogus": 1, "top_k": 5}) == {"bogus"}
+    assert check_params(dict.fromkeys(KNOWN)) == set()
+    assert check_params({"bogus": 1, "top_k": 5}) == {"bogus"}
     with pytest.raises(UsageError, match="the router silently drops the sampling parameter 'bogu"):
-        check_names({"bogus": 1}, dropped=DROPPED_BY_SMG)
+        check_params({"bogus": 1}, dropped=DROPPED_BY_SMG)
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,13 @@ def test_a_name_that_is_close_to_none_is_passed_on_unless_a_router_drops_it() ->
 )
 def test_a_misspelt_name_is_refused_with_the_right_one(name: str, hint: str) -> None:
     with pytest.raises(UsageError, match=f"{name!r}; did you mean {hint!r}"):
-        check_names({name: 1})
+        check_params({name: 1})
+
+
+def test_a_text_instead_of_a_number_is_refused() -> None:
+    assert check_params({"stop": "x", "lora_path": "y", "bogus": "z"}) == {"bogus"}
+    with pytest.raises(UsageError, match=r"parameter temperature cannot be the text '0\.5'"):
+        check_params({"temperature": "0.5"})
 
 
 def test_facts_are_read_where_they_stand() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 from toolroll.rollout.engine.model_info import ModelInfo
 from toolroll.rollout.errors import UsageError, prompt_too_long
 from toolroll.rollout.runtime.complaints import did_you_mean
-from toolroll.rollout.runtime.sglang_names import SGLANG_NAMES
+from toolroll.rollout.runtime.sglang_names import SGLANG_NAMES, TEXTS
 
 LORA_PATH = "lora_path"
 """The parameter that names a LoRA adapter. SGLang reads it beside the sampling parameters. Here it
@@ -37,16 +37,20 @@ ones.
 """
 
 
-def check_names(names: Iterable[str], *, dropped: frozenset[str] = frozenset()) -> set[str]:
-    """Return the unknown names, which a newer SGLang may have. Raise `UsageError` for an unknown
-    name that is close to a known one, and for a name that the router drops.
+def check_params(params: Mapping[str, Any], *, dropped: frozenset[str] = frozenset()) -> set[str]:
+    """Return the unknown names in `params`, which a newer SGLang may have. Raise `UsageError` for
+    an unknown name that is close to a known one, for a text instead of a number, and for a name
+    that the router drops.
     """
-    unknown = set(names) - KNOWN
+    unknown = params.keys() - KNOWN
+    for name, value in params.items():
+        if isinstance(value, str) and name not in TEXTS | unknown:
+            raise UsageError(f"the sampling parameter {name} cannot be the text {value!r}")
     for name in sorted(unknown):
         if hint := did_you_mean(name, KNOWN):
             raise UsageError(f"SGLang has no sampling parameter {name!r}{hint}")
     if dropped:
-        check_dropped(names, dropped)
+        check_dropped(params, dropped)
     return unknown
 
 

@@ -14,3 +14,6 @@ SGLANG_NAMES = tuple(
     ).split()
 )
 """The names that SGLang 0.5.23 lists in its error message for an unknown name, in its order."""
+
+TEXTS = frozenset("stop stop_regex regex ebnf json_schema structural_tag lora_path".split())
+"""The sampling parameters that may be text. (SGLang reads `lora_path` beside them.)"""
