@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from toolroll.agents.loop.published_hooks import wrap_parse_tool
+from toolroll.agents.loop.published_hooks import episode_arguments, wrap_parse_tool
 from toolroll.parsers.types import CallStatus
+from toolroll.rollout.errors import UsageError
 
 PARSED = {"name": "look", "parameters": '{"at": "here"}'}
 
@@ -53,3 +54,8 @@ def test_a_reply_that_an_override_could_not_parse() -> None:
         "no end tag",
         "<tool_call>",
     )
+
+
+def test_a_number_is_no_task() -> None:
+    with pytest.raises(UsageError, match="task=99 is no Task: a number is the argument task_index"):
+        episode_arguments(object(), None, 99, None, None)  # type: ignore[arg-type]

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.exports import varied, write_run
 
 from toolroll.evaluation.audit import audit
 from toolroll.evaluation.audit.formats import read_rows
@@ -56,9 +57,15 @@ def test_no_rows(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"has no rows: the formats are .parquet, .jsonl, .pt"):
         list(read_rows(tmp_path))
     (tmp_path / "rows.jsonl").write_text("\n", encoding="utf-8")
+    (tmp_path / "rows.pkl").touch()
     for name in ("rows.pkl", "rows.jsonl"):
         with pytest.raises(UsageError, match="has no rows: the formats are"):
             list(read_rows(tmp_path / name))
+    with pytest.raises(UsageError, match=r"there is no file or folder .*other"):
+        list(read_rows(tmp_path / "other"))
+    write_run(tmp_path / "run", varied()[-1:])
+    with pytest.raises(UsageError, match="has no rows: its episodes were aborted"):
+        list(read_rows(tmp_path / "run"))
 
 
 @pytest.mark.parametrize("name", ["rows.pt", "rows.parquet"])

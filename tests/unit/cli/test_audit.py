@@ -40,7 +40,11 @@ def test_clean_rows(folder: Path) -> None:
     done = toolroll("audit", folder / "clean.jsonl", "--requests", folder / "log")
     assert done.exit_code == 0
     assert done.stdout.startswith("0 of 2 rows have a fault\n100.0% of the ")
+    assert "Not checked" not in done.stdout
     assert toolroll("audit", folder / "clean.jsonl", "--model", folder / "model").exit_code == 0
+    alone = toolroll("audit", folder / "clean.jsonl").stdout
+    assert "Not checked without --requests: " in alone
+    assert "Not checked without --model and rows with messages: " in alone
 
 
 def test_a_fault_is_drawn_and_is_the_exit_status(folder: Path) -> None:
