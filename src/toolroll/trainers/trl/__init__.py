@@ -23,16 +23,18 @@ Rules:
 TRL is not imported, because its trainer is passed in.
 """
 
+from toolroll.trainers.trl.async_grpo import async_rollouts
 from toolroll.trainers.trl.rollout_func import (
     RolloutFunc,
     make_rollout_func,
     reward,
     to_output,
-    weights_from_disk,
 )
+from toolroll.trainers.trl.weights import weights_from_disk
 
 __all__ = [
     "RolloutFunc",
+    "async_rollouts",
     "make_rollout_func",
     "reward",
     "to_output",

@@ -1,0 +1,141 @@
+"""TRL's own `AsyncGRPOTrainer` on a CPU, with two stand-ins: one for the GPU's speed, and one for
+the attention over a tree, which needs a kernel from the hub (FA3).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.processes import HOST, Server, serving
+from support.standins import stands_for
+
+from toolroll.rollout.model.tokenizers import desk_model_path
+from toolroll.trainers.episodes import EpisodeSettings
+from toolroll.trainers.trl import async_rollouts
+
+PACKAGE = "trl.experimental.async_grpo"
+
+
+@stands_for("trl.trainer.utils:get_peak_flops_per_device")
+def get_peak_flops_per_device(accelerator: Any, dtype: Any) -> None:
+    """No speed is known, so TRL logs no utilization."""
+
+
+@stands_for(f"{PACKAGE}.packing:tree_attention")
+def tree_attention(
+    module: Any,
+    query: Any,
+    key: Any,
+    value: Any,
+    attention_mask: Any,
+    *,
+    tree_kv_index: Any,
+    tree_cu_seqlens_q: Any,
+    tree_cu_seqlens_k: Any,
+    tree_max_seqlen_q: Any,
+    tree_max_seqlen_k: Any,
+    scaling: Any = None,
+    sliding_window: Any = None,
+    softcap: Any = None,
+    **kwargs: Any,
+) -> tuple[Any, None]:
+    """Each segment attends to its path from the root; the last query sees the whole path."""
+    import torch
+
+    assert sliding_window is None and softcap is None
+    parts, starts = [], tree_cu_seqlens_q.tolist()
+    paths = tree_cu_seqlens_k.tolist()
+    for at in range(len(starts) - 1):
+        path = tree_kv_index[paths[at] : paths[at + 1]]
+        queries = query[:, :, starts[at] : starts[at + 1]]
+        seen = torch.ones(queries.shape[2], len(path), dtype=torch.bool)
+        seen = seen.tril(len(path) - queries.shape[2])
+        parts.append(
+            torch.nn.functional.scaled_dot_product_attention(
+                queries, key[:, :, path], value[:, :, path], attn_mask=seen, scale=scaling,
+                enable_gqa=True,
+            )
+        )  # fmt: skip
+    return torch.cat(parts, 2).transpose(1, 2), None
+
+
+@contextmanager
+def on_a_cpu() -> Iterator[None]:
+    """Put the stand-ins in place."""
+    with pytest.MonkeyPatch.context() as patch:
+        trainer = f"{PACKAGE}.async_grpo_trainer.get_peak_flops_per_device"
+        patch.setattr(trainer, get_peak_flops_per_device)
+        patch.setattr(f"{PACKAGE}.packing.tree_attention", tree_attention)
+        yield
+
+
+@contextmanager
+def desk_engine(folder: Path, *, model: Path | None = None) -> Iterator[Server]:
+    """`toolroll engine` as a process, because training and sampling in one would take turns."""
+    path = str(desk_model_path() if model is None else model)
+
+    def command(port: int) -> list[str]:
+        engine = [sys.executable, "-m", "toolroll", "engine", "--host", HOST, "--model", path]
+        return [*engine, "--port", str(port)]
+
+    import os
+
+    environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
+    log = folder / "engine.log"
+    with serving(
+        command, ready="/health", environment=environment, log=log, name="engine"
+    ) as server:
+        yield server
+
+
+def config_of(folder: Path, url: str, **changes: Any) -> Any:
+    from trl.experimental.async_grpo import AsyncGRPOConfig
+
+    settings: dict[str, Any] = {
+        "output_dir": str(folder / "out"),
+        "use_cpu": True,
+        "bf16": False,
+        "report_to": [],
+        "save_strategy": "no",
+        "disable_tqdm": True,
+        "gradient_checkpointing": False,
+        "seed": 7,
+        "vllm_server_base_url": url,
+        "token_budget": 8192,
+        "max_completion_length": 200,
+        "num_generations": 4,
+        "per_device_train_batch_size": 8,
+        "learning_rate": 1e-5,
+        "max_steps": 4,
+        **changes,
+    }
+    return AsyncGRPOConfig(**settings)
+
+
+def trainer_of(
+    folder: Path,
+    config: Any,
+    prompts: Sequence[str],
+    *,
+    model: Path | None = None,
+    settings: EpisodeSettings | None = None,
+) -> Any:
+    """The trainer of the desk model, with our parts. Use it within `on_a_cpu`."""
+    from datasets import Dataset
+    from trl.experimental.async_grpo import AsyncGRPOTrainer
+
+    path = str(desk_model_path() if model is None else model)
+    parts = async_rollouts(
+        config,
+        EpisodeSettings(env="desk", max_turns=12) if settings is None else settings,
+        model=path,
+        prompts=list(prompts),
+        weights=folder / "weights",
+    )
+    dataset = Dataset.from_list([{"prompt": prompt} for prompt in prompts])
+    return AsyncGRPOTrainer(path, args=config, train_dataset=dataset, **parts)
