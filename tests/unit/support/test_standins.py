@@ -32,6 +32,7 @@ OWN = {
     "slime_mirror.put_back": "slime's statements, played in tests with the marker `peers` too",
     "slime_mirror.train_data": "checks samples",
     "trl_mirror.a_trainer": "`named`",
+    "trl_mirror.an_async_config": "`named`",
     "verl_mirror.install": "installs the mirror",
     "verl_mirror.loop_arguments": "compared with verl's configuration in test_verl.py",
     "vllm_mirror.asked_params": "OpenRLHF's values",

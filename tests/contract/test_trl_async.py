@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
+from runpy import run_path
 from typing import Any
 
 import numpy as np
@@ -42,6 +43,7 @@ from support.processes import get_json
 from toolroll.rollout.errors import EngineError, RolloutError
 from toolroll.rollout.types import Status
 from toolroll.testing import load_embedded_tokenizer
+from toolroll.trainers.trl import async_rollouts
 from toolroll.trainers.trl.rows import Row, group_rows
 from toolroll.trainers.trl.weights import DiskTransfer
 from toolroll.trainers.trl.worker import RolloutWorker
@@ -89,6 +91,17 @@ def test_trl_refuses_attention_sinks(tmp_path: Path) -> None:
     load_embedded_tokenizer().save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="attention sinks"):
         trainer_of(tmp_path, config_of(tmp_path, "http://127.0.0.1:1"), ["0"], model=tmp_path)
+
+
+def test_the_example_is_what_trl_takes(tmp_path: Path) -> None:
+    from trl.experimental.async_grpo import AsyncGRPOConfig, AsyncGRPOTrainer
+
+    file = Path(__file__).parents[2] / "examples" / "trl_desk" / "train_async.py"
+    own = {"output_dir": str(tmp_path), "use_cpu": True, "bf16": False}
+    config = AsyncGRPOConfig(**{**run_path(str(file))["CONFIG"], **own})
+    parts = async_rollouts(config, {"env": "desk"}, model="m", prompts=["0"], weights=tmp_path)
+    assert parts["rollout_worker"]._job.settings.context_length == config.token_budget
+    assert set(parts) <= set(inspect.signature(AsyncGRPOTrainer).parameters)
 
 
 # --- training -------------------------------------------------------------------------------------

@@ -36,7 +36,7 @@ class Parity(Environment):
         done = self.turns == 3
         return StepResult([] if done else more, reward=float(len(action.content) % 2), done=done)
 """
-STEPS = 5
+STEPS = 4
 
 
 @pytest.fixture(autouse=True)
@@ -69,7 +69,8 @@ def test_each_token_has_the_logprob_of_the_weights_that_sampled_it(
     with sglang_server(log_folder, name="sglang-async") as server:
         config = config_of(
             tmp_path, server.url, max_steps=STEPS, learning_rate=3e-2, temperature=1.0,
-            max_completion_length=60,
+            max_completion_length=24, num_generations=2, per_device_train_batch_size=4,
+            max_staleness=2,
         )  # fmt: skip
         training: Any = trainer_of(
             tmp_path, config, ["0", "1"], model=tiny_model(), settings=settings
