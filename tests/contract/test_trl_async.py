@@ -169,21 +169,24 @@ def test_a_killed_engine_ends_the_training(
         worker = training.rollout_worker
         threads = set(threading.enumerate())
 
-        def kill() -> None:
-            if not killed:
-                server.process.kill()
-                killed.append(time.monotonic())
+        def then(call: Callable[..., Any], after: int = 0) -> Callable[..., Any]:
+            """The same call. The engine is killed before the first, or after some calls."""
+            calls = count()
+
+            def called(*given: Any, **named: Any) -> Any:
+                if next(calls) == after:
+                    server.process.kill()
+                    killed.append(time.monotonic())
+                return call(*given, **named)
+
+            return called
 
         if moment == "in a step":
-            step = training.training_step
-            training.training_step = lambda *given: kill() or step(*given)
+            training.training_step = then(training.training_step)
         elif moment == "later":
-            take, calls = training.rollout_queue.get, count()
-            get = lambda **named: (kill() if next(calls) == 20 else None) or take(**named)
-            training.rollout_queue.get = get
+            training.rollout_queue.get = then(training.rollout_queue.get, 20)
         else:
-            start = worker.start
-            worker.start = lambda: kill() or start()
+            worker.start = then(worker.start)
         with pytest.raises((EngineError, RolloutError), match=r"engine|pause_generation"):
             training.train()
     seconds = time.monotonic() - killed[0]

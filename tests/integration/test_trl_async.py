@@ -99,7 +99,7 @@ def test_each_token_has_the_logprob_of_the_weights_that_sampled_it(
     assert training.state.global_step == STEPS
     within = 0
     for row in rows:
-        trained = np.flatnonzero(row.completion_mask[1:])
+        trained = np.flatnonzero(row.completion_mask[1:]).tolist()
         old = row.old_log_probs[1:][trained]
         newest = STEPS + 1
         errors = {

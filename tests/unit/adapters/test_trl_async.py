@@ -220,7 +220,9 @@ async def test_a_group_that_became_too_old_is_dropped_whole() -> None:
     assert found["reward"] == (2.0, 2.0)
 
 
-async def test_episodes_of_a_task_have_different_numbers_in_each_pass() -> None:
+async def test_episodes_of_a_task_have_different_numbers_in_each_pass(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Also after a resume: the numbers depend on the group's id alone."""
     numbers: list[tuple[int, int]] = []
     async with playing(lambda request: "All right.", job(most_rows=4)) as (_, play):
@@ -230,7 +232,7 @@ async def test_episodes_of_a_task_have_different_numbers_in_each_pass() -> None:
             numbers.append((index, number))
             return await original(index, *given, number=number, **named)
 
-        play.groups._player.play = play_one  # type: ignore[method-assign]
+        monkeypatch.setattr(play.groups._player, "play", play_one)
         async with running(play, 3):
             await until(lambda: len(numbers) >= 4)
     assert numbers[:4] == [(1, 2), (1, 3), (0, 4), (0, 5)]

@@ -126,7 +126,7 @@ def _most_rows(config: Any) -> int:
     """Return the number of rows that TRL trains before the oldest of them is too old."""
     step = config.per_device_train_batch_size * config.gradient_accumulation_steps
     versions = max(1, config.max_staleness) * config.weight_sync_steps
-    rows = step * config.world_size * versions
+    rows: int = step * config.world_size * versions
     return min(rows, config.queue_maxsize) if config.queue_maxsize > 0 else rows
 
 
