@@ -32,7 +32,8 @@ CONFIG: dict[str, Any] = {
 def main() -> None:
     """Train the model."""
     from datasets import Dataset
-    from trl.experimental.async_grpo import AsyncGRPOConfig, AsyncGRPOTrainer
+    from trl.experimental.async_grpo.async_grpo_config import AsyncGRPOConfig
+    from trl.experimental.async_grpo.async_grpo_trainer import AsyncGRPOTrainer
 
     config = AsyncGRPOConfig(**CONFIG)
     prompts = [str(task.index) for task in load_environment("desk").tasks("test")]

@@ -83,9 +83,14 @@ def test_trl_refuses_attention_sinks(tmp_path: Path) -> None:
     """The tree's attention would leave them out."""
     from transformers import GptOssConfig, GptOssForCausalLM
 
-    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "head_dim": 16}
-    heads = {"num_attention_heads": 2, "num_key_value_heads": 1}
-    experts = {"num_local_experts": 2, "num_experts_per_tok": 1}
+    sizes: dict[str, Any] = {
+        "hidden_size": 32,
+        "intermediate_size": 32,
+        "num_hidden_layers": 1,
+        "head_dim": 16,
+    }
+    heads: dict[str, Any] = {"num_attention_heads": 2, "num_key_value_heads": 1}
+    experts: dict[str, Any] = {"num_local_experts": 2, "num_experts_per_tok": 1}
     model = GptOssForCausalLM(GptOssConfig(vocab_size=4128, **sizes, **heads, **experts))
     model.save_pretrained(tmp_path)
     load_embedded_tokenizer().save_pretrained(tmp_path)
@@ -94,7 +99,8 @@ def test_trl_refuses_attention_sinks(tmp_path: Path) -> None:
 
 
 def test_the_example_is_what_trl_takes(tmp_path: Path) -> None:
-    from trl.experimental.async_grpo import AsyncGRPOConfig, AsyncGRPOTrainer
+    from trl.experimental.async_grpo.async_grpo_config import AsyncGRPOConfig
+    from trl.experimental.async_grpo.async_grpo_trainer import AsyncGRPOTrainer
 
     file = Path(__file__).parents[2] / "examples" / "trl_desk" / "train_async.py"
     own = {"output_dir": str(tmp_path), "use_cpu": True, "bf16": False}

@@ -5,6 +5,7 @@ within them.
 from __future__ import annotations
 
 import shutil
+import time
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -14,17 +15,18 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from support.async_grpo import config_of, on_a_cpu, trainer_of
+from support.processes import get_json
 from support.servers import sglang_server
 from support.tiny_model import tiny_model
 
 from toolroll.trainers.episodes import EpisodeSettings
 from toolroll.trainers.trl.rows import Row
 
-PARITY = """
+LENGTH = """
 from toolroll.rollout.types import Action, Environment, Observation, StepResult, Task
 
 
-class Parity(Environment):
+class Length(Environment):
     tasks = [{}, {}]
 
     def reset(self, task, seed):
@@ -35,9 +37,11 @@ class Parity(Environment):
         self.turns += 1
         more = [{"role": "user", "content": "Go on."}]
         done = self.turns == 3
-        return StepResult([] if done else more, reward=float(len(action.content) % 2), done=done)
+        reward = len(action.content) % 97 / 97
+        return StepResult([] if done else more, reward=reward, done=done)
 """
-STEPS = 4
+"""Rewards that are never equal, so that each step changes the weights."""
+STEPS = 3
 
 
 @pytest.fixture(autouse=True)
@@ -69,16 +73,16 @@ def logprobs_of(folder: Path, row: Row) -> npt.NDArray[np.float32]:
 def test_each_token_has_the_logprob_of_the_weights_that_sampled_it(
     tmp_path: Path, log_folder: Path
 ) -> None:
-    (tmp_path / "parity.py").write_text(PARITY)
+    (tmp_path / "length.py").write_text(LENGTH)
     settings = EpisodeSettings(
-        env=f"{tmp_path / 'parity.py'}:Parity", parser="hermes", on_length="continue", verify="off"
+        env=f"{tmp_path / 'length.py'}:Length", parser="hermes", on_length="continue", verify="off"
     )
-    rows: list[Row] = []
+    rows, synced = list[Row](), 0
     with sglang_server(log_folder, name="sglang-async") as server:
         config = config_of(
             tmp_path, server.url, max_steps=STEPS, learning_rate=3e-2, temperature=1.0,
-            max_completion_length=64, num_generations=2, per_device_train_batch_size=4,
-            max_staleness=2,
+            max_completion_length=40, num_generations=2, per_device_train_batch_size=4,
+            weight_sync_steps=100, queue_maxsize=8,
         )  # fmt: skip
         training: Any = trainer_of(
             tmp_path, config, ["0", "1"], model=tiny_model(), settings=settings
@@ -86,6 +90,15 @@ def test_each_token_has_the_logprob_of_the_weights_that_sampled_it(
         take, send = training.rollout_queue.get, training.weight_transfer.send_weights
 
         def get(**named: Any) -> Row:
+            """Take a row. The first time that none waits after a step, the weights are updated
+            while turns are sampled.
+            """
+            nonlocal synced
+            if training.state.global_step > synced and not training.rollout_queue.qsize():
+                while not get_json(f"{server.url}/v1/loads")[1]["loads"][0]["num_running_reqs"]:
+                    time.sleep(0.05)
+                synced = training.state.global_step
+                training._sync_weight()
             rows.append(take(**named))
             return rows[-1]
 
@@ -101,7 +114,7 @@ def test_each_token_has_the_logprob_of_the_weights_that_sampled_it(
     for row in rows:
         trained = np.flatnonzero(row.completion_mask[1:]).tolist()
         old = row.old_log_probs[1:][trained]
-        newest = STEPS + 1
+        newest = training.model_version
         errors = {
             version: np.abs(logprobs_of(tmp_path / "versions" / str(version), row)[trained] - old)
             for version in range(row.model_version, newest + 1)

@@ -98,7 +98,7 @@ def desk_engine(folder: Path, *, model: Path | None = None) -> Iterator[Server]:
 
 
 def config_of(folder: Path, url: str, **changes: Any) -> Any:
-    from trl.experimental.async_grpo import AsyncGRPOConfig
+    from trl.experimental.async_grpo.async_grpo_config import AsyncGRPOConfig
 
     settings: dict[str, Any] = {
         "output_dir": str(folder / "out"),
@@ -132,7 +132,7 @@ def trainer_of(
 ) -> Any:
     """The trainer of the desk model, with our parts. Use it within `on_a_cpu`."""
     from datasets import Dataset
-    from trl.experimental.async_grpo import AsyncGRPOTrainer
+    from trl.experimental.async_grpo.async_grpo_trainer import AsyncGRPOTrainer
 
     path = str(desk_model_path() if model is None else model)
     parts = async_rollouts(
