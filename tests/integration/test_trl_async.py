@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from support.async_grpo import config_of, on_a_cpu, trainer_of
+from support.patience import PATIENCE
 from support.processes import get_json
 from support.servers import sglang_server
 from support.tiny_model import tiny_model
@@ -70,6 +71,19 @@ def logprobs_of(folder: Path, row: Row) -> npt.NDArray[np.float32]:
     return found
 
 
+def until_turns_are_sampled(url: str) -> None:
+    """Wait until the engine has sampled some tokens of its running turns."""
+    end, first = time.monotonic() + PATIENCE, None
+    while time.monotonic() < end:
+        [load] = get_json(f"{url}/v1/loads")[1]["loads"]
+        if load["num_running_reqs"]:
+            first = load["num_used_tokens"] if first is None else first
+            if load["num_used_tokens"] > first + 150:
+                return
+        time.sleep(0.02)
+    raise AssertionError("the engine samples nothing")
+
+
 def test_each_token_has_the_logprob_of_the_weights_that_sampled_it(
     tmp_path: Path, log_folder: Path
 ) -> None:
@@ -81,7 +95,7 @@ def test_each_token_has_the_logprob_of_the_weights_that_sampled_it(
     with sglang_server(log_folder, name="sglang-async") as server:
         config = config_of(
             tmp_path, server.url, max_steps=STEPS, learning_rate=3e-2, temperature=1.0,
-            max_completion_length=40, num_generations=2, per_device_train_batch_size=4,
+            max_completion_length=60, num_generations=2, per_device_train_batch_size=4,
             weight_sync_steps=100, queue_maxsize=8,
         )  # fmt: skip
         training: Any = trainer_of(
@@ -95,8 +109,7 @@ def test_each_token_has_the_logprob_of_the_weights_that_sampled_it(
             """
             nonlocal synced
             if training.state.global_step > synced and not training.rollout_queue.qsize():
-                while not get_json(f"{server.url}/v1/loads")[1]["loads"][0]["num_running_reqs"]:
-                    time.sleep(0.05)
+                until_turns_are_sampled(server.url)
                 synced = training.state.global_step
                 training._sync_weight()
             rows.append(take(**named))

@@ -90,12 +90,12 @@ def test_a_forked_episode_gives_a_row_for_each_sequence() -> None:
     assert set(kinds) == {(np.dtype("int64"), np.dtype("int64"), np.dtype("float32"))}
 
 
-@pytest.mark.parametrize("version", ["default", None])
-def test_a_version_that_is_no_number_is_refused(version: str | None) -> None:
+@pytest.mark.parametrize(("version", "shown"), [("default", r"\['default'\]"), (None, "missing")])
+def test_a_version_that_is_no_number_is_refused(version: str | None, shown: str) -> None:
     made = sequence((4, 8, None), length=8)
     if version is not None:
         versioned(made, version)
-    with pytest.raises(UsageError, match="must be numbers, not"):
+    with pytest.raises(UsageError, match=f"must be numbers, not {shown}"):
         group_rows([result(1.0, made)], 0)
 
 
