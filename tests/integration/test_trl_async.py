@@ -42,7 +42,7 @@ class Length(Environment):
         return StepResult([] if done else more, reward=reward, done=done)
 """
 """Rewards that are never equal, so that each step changes the weights."""
-STEPS = 3
+STEPS, BATCH = 3, 4
 
 
 @pytest.fixture(autouse=True)
@@ -78,7 +78,7 @@ def until_turns_are_sampled(url: str) -> None:
         [load] = get_json(f"{url}/v1/loads")[1]["loads"]
         if load["num_running_reqs"]:
             first = load["num_used_tokens"] if first is None else first
-            if load["num_used_tokens"] > first + 150:
+            if load["num_used_tokens"] > first + 100:
                 return
         time.sleep(0.02)
     raise AssertionError("the engine samples nothing")
@@ -95,7 +95,7 @@ def test_each_token_has_the_logprob_of_the_weights_that_sampled_it(
     with sglang_server(log_folder, name="sglang-async") as server:
         config = config_of(
             tmp_path, server.url, max_steps=STEPS, learning_rate=3e-2, temperature=1.0,
-            max_completion_length=60, num_generations=2, per_device_train_batch_size=4,
+            max_completion_length=60, num_generations=2, per_device_train_batch_size=BATCH,
             weight_sync_steps=100, queue_maxsize=8,
         )  # fmt: skip
         training: Any = trainer_of(
@@ -104,15 +104,15 @@ def test_each_token_has_the_logprob_of_the_weights_that_sampled_it(
         take, send = training.rollout_queue.get, training.weight_transfer.send_weights
 
         def get(**named: Any) -> Row:
-            """Take a row. The first time that none waits after a step, the weights are updated
-            while turns are sampled.
+            """Take a row. After each step, the weights are updated when a whole batch has been
+            taken, so that new groups have begun, and their turns are being sampled.
             """
             nonlocal synced
-            if training.state.global_step > synced and not training.rollout_queue.qsize():
+            rows.append(take(**named))
+            if training.state.global_step > synced and len(rows) % BATCH == 0:
                 until_turns_are_sampled(server.url)
                 synced = training.state.global_step
                 training._sync_weight()
-            rows.append(take(**named))
             return rows[-1]
 
         def send_and_keep(iterator: Any) -> None:

@@ -346,7 +346,9 @@ def test_settings_that_are_wrong_are_refused() -> None:
 
 
 @contextmanager
-def weight_server(status: dict[str, int]) -> Iterator[tuple[str, list[Any]]]:
+def weight_server(
+    status: dict[str, int], *, success: bool = True
+) -> Iterator[tuple[str, list[Any]]]:
     """A server that answers as SGLang, with these statuses by path (default: 200)."""
     asked: list[Any] = []
 
@@ -356,7 +358,7 @@ def weight_server(status: dict[str, int]) -> Iterator[tuple[str, list[Any]]]:
             asked.append((self.path, body))
             self.send_response(status.get(self.path, 200))
             self.end_headers()
-            self.wfile.write(json.dumps({"success": True}).encode())
+            self.wfile.write(json.dumps({"success": success, "message": "too large"}).encode())
 
         def log_message(self, format: str, *args: Any) -> None:
             pass
@@ -407,6 +409,14 @@ def test_a_transfer_that_an_engine_refuses_is_an_error(tmp_path: Path, path: str
         transfer.model = SavedModel(asked)
         with pytest.raises(EngineError, match=path):
             transfer.pause()
+            transfer.send_weights(iter([]))
+
+
+def test_a_transfer_without_success_is_an_error(tmp_path: Path) -> None:
+    with weight_server({}, success=False) as (url, asked):
+        transfer = DiskTransfer([url], tmp_path, timeout=10.0)
+        transfer.model = SavedModel(asked)
+        with pytest.raises(EngineError, match=r"did not load the weights .* too large"):
             transfer.send_weights(iter([]))
 
 
