@@ -42,7 +42,7 @@ class Length(Environment):
         return StepResult([] if done else more, reward=reward, done=done)
 """
 """Rewards that are never equal, so that each step changes the weights."""
-STEPS, BATCH = 3, 4
+STEPS, BATCH = 5, 4
 
 
 @pytest.fixture(autouse=True)
