@@ -19,6 +19,7 @@ from support.forked_episodes import VOCAB, episode, sequence
 from support.framework_engines import GeneratorConfig, SkyrlClient, TrajectoryID
 from support.trainer_source import theirs
 
+from toolroll.rollout.runs.summary import trie_tokens
 from toolroll.rollout.types import InteractionResult, StopReason
 from toolroll.testing import load_embedded_tokenizer
 from toolroll.trainers.advantages import group_advantages
@@ -33,6 +34,7 @@ from toolroll.trainers.verl.agent_loop import counts_once
 
 torch = pytest.importorskip("torch", reason="the trainers' losses need torch for the CPU")
 
+KEPT = ("input_ids", "attention_mask")
 SETTINGS = EpisodeSettings(env="desk", parser="hermes")
 
 
@@ -290,6 +292,24 @@ def test_an_aborted_episode_moves_no_advantage_in_areal() -> None:
     graded = [episode(1.0), episode(0.0), episode(1.0, forked=True)]
     with_abort = areal_advantages([*graded[:1], episode(None), *graded[1:]])
     assert torch.equal(with_abort["advantages"], areal_advantages(graded)["advantages"])
+
+
+def test_areal_packs_the_rows_of_a_forked_episode_into_one_tree() -> None:
+    results = [episode(1.0, forked=True), episode(0.0), episode(1.0)]
+    own = ToolrollWorkflow(areal.gconfig(), load_embedded_tokenizer(), SETTINGS, group_size=3)
+    data = _tensors(own._rows(results))
+    build = areal.real("areal.models.tree_attn.tree").build_packed_tree_batch
+    spec = areal.real("areal.api.cli_args").MicroBatchSpec(max_tokens_per_mb=128)
+    (packed,) = build(data, spec).mbs
+    nodes = packed["trie_node"].nodes
+    rows = [row[kept].tolist() for row, kept in zip(*map(data.get, KEPT), strict=True)]
+    for number, row in enumerate(rows):
+        path = [node for node in nodes if number in node.sequence_ids]
+        assert [token for node in path for token in node.tokens] == row
+    every = [trajectory for result in results for trajectory in result.trajectories]
+    assert sum(map(len, rows)) == 56
+    assert sum(len(node.tokens) for node in nodes) == trie_tokens(every) == 32
+    assert int(packed["loss_mask"].sum()) == 30, "each token is trained once"
 
 
 @pytest.mark.parametrize("rewards", [(1.0, 0.0, 0.0), (1.0, 1.0, 1.0)])

@@ -44,6 +44,7 @@ from toolroll.testing import (
 )
 
 CLIP = 0.2
+MAX_NEW_TOKENS = 64
 SAMPLES = 3
 PLAYED = (0, 1)
 """The tasks."""
@@ -116,10 +117,11 @@ def turn_of(request: PolicyRequest) -> int:
 @dataclass
 class Script:
     """The replies by (task, sample). `playing` says which episode is played if the session's name
-    does not.
+    does not. The episode `rambles` says more than a turn may have.
     """
 
     playing: tuple[int, int] | None = None
+    rambles: tuple[int, int] | None = None
     keys: dict[str, tuple[int, int]] = field(
         default_factory=lambda: {
             session_id(TALK.name, TASKS[task].id, sample): (task, sample)
@@ -133,6 +135,8 @@ class Script:
 
     def reply(self, request: PolicyRequest) -> str:
         key = self.key(request)
+        if key == self.rambles:
+            return "And then? " * MAX_NEW_TOKENS
         line = "No. Goodbye." if key in GIVES_UP else LINES[turn_of(request)]
         return f"<think>\nHm.\n</think>\n\n{line}" if key in THINKS else line
 
@@ -181,14 +185,17 @@ async def engine_of(folder: Path, script: Script) -> AsyncIterator[tuple[Embedde
             yield served
 
 
-async def play_group(folder: Path) -> World:
-    """Play the episodes, and write them to `folder`."""
+async def play_group(folder: Path, *, rambles: tuple[int, int] | None = None) -> World:
+    """Play the episodes, and write them to `folder`. The episode `rambles` is truncated."""
     tokenizer: Any = tokenizer_for(trl_template("qwen3"))
     tokenizer.save_pretrained(folder)
     write_model(folder, max_position_embeddings=8192, eos_token_id=tokenizer.eos_token_id)
     episodes: list[Episode] = []
-    async with engine_of(folder, Script()) as (_, model):
-        settings = RunSettings(samples=SAMPLES, reruns=0, concurrency=1, pace_gc=False)
+    async with engine_of(folder, Script(rambles=rambles)) as (_, model):
+        settings = RunSettings(
+            samples=SAMPLES, reruns=0, concurrency=1, pace_gc=False,
+            sampling_params={"max_new_tokens": MAX_NEW_TOKENS},
+        )  # fmt: skip
         runner = Runner(TALK, lambda: agent(model), settings)
         with EpisodeStore(folder, sync="end") as store:
 

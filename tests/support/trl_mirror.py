@@ -1,4 +1,4 @@
-"""What the TRL adapter reads of a `GRPOTrainer` (TRL 1.16.0)."""
+"""What the TRL adapters read of TRL's own objects (1.16.0)."""
 
 from __future__ import annotations
 
@@ -33,3 +33,18 @@ def a_trainer(**config: Any) -> Any:
         model=SimpleNamespace(),
         state=named("transformers.trainer_callback:TrainerState", global_step=0),
     )
+
+
+def an_async_config(**config: Any) -> Any:
+    """What the adapter reads of an `AsyncGRPOConfig`."""
+    settings = {
+        "vllm_server_base_url": "http://localhost:8000", "weight_sync_timeout": 1800,
+        "num_generations": 2, "max_completion_length": 64, "temperature": 1.0, "top_p": 1.0,
+        "top_k": 0, "min_p": None, "repetition_penalty": 1.0, "chat_template_kwargs": None,
+        "max_tool_calling_iterations": None, "token_budget": None, "max_inflight_tasks": -1,
+        "max_staleness": 4, "queue_maxsize": 1024, "weight_sync_steps": 1,
+        "per_device_train_batch_size": 8, "gradient_accumulation_steps": 1, "world_size": 1,
+        "seed": 42,
+    }  # fmt: skip
+    real = "trl.experimental.async_grpo.async_grpo_config:AsyncGRPOConfig"
+    return named(real, **{**settings, **config})

@@ -114,6 +114,11 @@ def _counts_and_latencies(summary: Summary) -> dict[str, Any]:
             else None,
             "cached_share": summary.cached_share,
         },
+        "prefix_trie": {
+            "flat_tokens": summary.flat_tokens,
+            "trie_tokens": summary.trie_tokens,
+            "ratio": _share(summary.flat_tokens, summary.trie_tokens),
+        },
         "tool_calls": {"attempted": attempts, "by_tool": tool_rates(summary)},
         "invalid_calls": {
             "total": as_count(totals["invalid_calls"]),

@@ -71,6 +71,20 @@ class _Control:
             message += f" Weight version updated to {version}."
         return json_response({"success": True, "message": message, "num_paused_requests": 0})
 
+    async def pause_generation(self, request: web.Request) -> web.StreamResponse:
+        """Sample nothing until `/continue_generation`. The modes retract and in_place are the same
+        here, because `/update_weights_from_disk` computes all keys and values again.
+        """
+        mode = (await read_json(request)).get("mode", "abort")
+        if mode not in ("abort", "retract", "in_place"):
+            raise invalid("mode must be abort, retract or in_place")
+        self._engine.pause(abort=mode == "abort")
+        return json_response({"message": "Generation paused successfully.", "status": "ok"})
+
+    async def continue_generation(self, request: web.Request) -> web.StreamResponse:
+        self._engine.resume()
+        return json_response({"message": "Generation continued successfully.", "status": "ok"})
+
     async def health(self, request: web.Request) -> web.StreamResponse:
         return web.Response(status=200 if self._engine.healthy else 503)
 
@@ -194,6 +208,8 @@ def control_routes(engine: EngineCore) -> list[web.RouteDef]:
         web.post("/abort_request", control.abort_request),
         web.post("/close_session", control.close_session),
         web.post("/update_weights_from_disk", control.update_weights_from_disk),
+        web.post("/pause_generation", control.pause_generation),
+        web.post("/continue_generation", control.continue_generation),
     ]
 
 

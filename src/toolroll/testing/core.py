@@ -69,6 +69,7 @@ class EngineCore:
         self.vocab_size = vocab_size or self.sampler.vocab_size
         self.weight_version = weight_version
         self.healthy = True
+        self.paused = False
         self.killed = 0
         self.held = 0
         self.log: list[LoggedRequest] = []
@@ -136,6 +137,22 @@ class EngineCore:
         for name, generation in self._running.items():
             if every or (rid and name.startswith(rid)):
                 generation.abort()
+
+    def pause(self, *, abort: bool = False) -> None:
+        """Sample nothing until `resume`, as after `/pause_generation`: requests wait, and a
+        language model stops between two tokens. If `abort` is True, the running requests are
+        aborted. A scripted reply that has begun ends.
+        """
+        self.paused = True
+        self._source.pause()
+        if abort:
+            self.abort(every=True)
+
+    def resume(self) -> None:
+        """Continue after `pause`."""
+        self.paused = False
+        self._source.resume()
+        self._dispatch()
 
     def close_session(self, session_id: str) -> None:
         """Close a session as `/close_session` does: requests that end later do not open it."""
@@ -264,7 +281,7 @@ class EngineCore:
         await generation.wait_until(lambda: generation.started)
 
     def _dispatch(self) -> None:
-        while self._queue and self._active < self._max_running:
+        while self._queue and self._active < self._max_running and not self.paused:
             generation = self._queue.popleft()
             if generation.aborted:
                 continue

@@ -44,6 +44,14 @@ class ModelSource(TokenSource):
         model = await asyncio.to_thread(self._model.updated, folder)
         await self._scheduler.replace(model, updated)
 
+    def pause(self) -> None:
+        """Sample no token until `resume`."""
+        self._scheduler.resumed.clear()
+
+    def resume(self) -> None:
+        """Continue after `pause`."""
+        self._scheduler.resumed.set()
+
     async def aclose(self) -> None:
         """Wait until no sequence is sampled any more."""
         await self._scheduler.aclose()

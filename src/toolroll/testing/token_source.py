@@ -99,5 +99,11 @@ class TokenSource:
         Raise `ModelFolderError` if the weights do not fit.
         """
 
+    def pause(self) -> None:
+        """Sample nothing until `resume`."""
+
+    def resume(self) -> None:
+        """Continue after `pause`."""
+
     async def aclose(self) -> None:
         """Wait until no answer is sampled any more."""

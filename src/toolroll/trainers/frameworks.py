@@ -27,7 +27,7 @@ SUPPORT = ("routed experts", "sampling mask", "processes", "LoRA", "gradient che
 the trainer does not use it.
 """
 
-_ONE = "the sequence with the most trained tokens"
+_ONE = "one sequence"
 _ALL = "all sequences with {}; otherwise " + _ONE
 
 FRAMEWORKS = (
@@ -52,10 +52,10 @@ FRAMEWORKS = (
     Framework(
         "TRL",
         "1.16.0",
-        "toolroll.trainers.trl.make_rollout_func",
-        _ONE,
-        "reward None, zero mask",
-        "TRL interrupts no episode",
+        "toolroll.trainers.trl.async_rollouts",
+        _ALL.format("AsyncGRPOTrainer"),
+        "no row; otherwise reward None, zero mask",
+        "the engine continues the turn",
         ("-", "-", "one", "no", "yes", "pytest tests/contract -k trl"),
     ),
     Framework(

@@ -290,6 +290,16 @@ async def test_d1_the_signature_is_todays() -> None:
             await execute(AgentExecutor(), llm, images=["cat.png"])
 
 
+async def test_a_history_that_is_preserved_gives_one_sequence() -> None:
+    class Preserving(Chatter):
+        history = "preserve"
+
+    async with actor(lambda request: SAID[1], qwen()) as (engine, llm):
+        result = await execute(Preserving(3), llm, tokenizer=qwen())
+        exact(result, engine)
+    assert result["extra_logs"]["left_out_tokens"] == 0 and len(result["action_ranges"]) == 3
+
+
 @pytest.mark.parametrize("how", ["drift", "leading newline", "stripped thoughts"])
 async def test_d2_no_episode_is_lost_to_tokenising_anew(how: str) -> None:
     said = {

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from rich.console import Console
 from support.results import episode, summary_of, trajectory
@@ -14,7 +15,7 @@ from support.results import episode, summary_of, trajectory
 from toolroll.cli.display import results_table
 from toolroll.evaluation.report import by_task, report, write_summary
 from toolroll.rollout.runs.summary import Summary, recomputed_tokens
-from toolroll.rollout.types import StopReason, Turn
+from toolroll.rollout.types import StopReason, Trajectory, Turn
 
 
 def drawn(found: Any, columns: int) -> str:
@@ -210,6 +211,22 @@ def test_tokens_and_times() -> None:
         "errors": 0,
     }
     assert found["seconds"] == 3.5
+
+
+def test_a_prefix_that_sequences_share_counts_once_in_the_trie() -> None:
+    def ids(*tokens: int) -> Trajectory:
+        made = trajectory(len(tokens), [(1, 2)])
+        return replace(made, input_ids=np.array(tokens, np.int32))
+
+    forked = [ids(1, 2, 3, 4), ids(1, 2, 5), ids(1, 2, 3, 4, 6), ids(1, 2, 5, 7)]
+    played = [
+        episode(trajectories=forked),
+        episode(sample=1, reward=0.0, trajectories=[ids(1, 2)]),
+        episode(sample=2, reason=StopReason.ENGINE_ERROR, trajectories=[ids(1, 2, 3)]),
+    ]
+    found = report(summary_of(*played))["prefix_trie"]
+    assert found == {"flat_tokens": 18, "trie_tokens": 9, "ratio": 2.0}
+    assert report(summary_of(episode(trajectories=[])))["prefix_trie"]["ratio"] is None
 
 
 def test_a_forks_history_is_counted_once() -> None:

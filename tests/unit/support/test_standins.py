@@ -35,6 +35,7 @@ OWN = {
     "tinker_mirror.install": "installs the mirror",
     "tinker_mirror.is_old": "looks at the version",
     "trl_mirror.a_trainer": "`named`",
+    "trl_mirror.an_async_config": "`named`",
     "verl_mirror.install": "installs the mirror",
     "verl_mirror.loop_arguments": "compared with verl's configuration in test_verl.py",
     "vllm_mirror.asked_params": "OpenRLHF's values",

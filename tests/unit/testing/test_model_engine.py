@@ -433,6 +433,27 @@ async def test_weights_without_a_version_keep_it_and_can_abort(llama: Path, tmp_
     assert engine.weight_version == "default"
 
 
+@pytest.mark.parametrize("mode", ["abort", "retract", "in_place"])
+async def test_nothing_is_sampled_while_the_engine_is_paused(llama: Path, mode: str) -> None:
+    async with wired_model(llama) as (engine, wire):
+        stream = events(wire, prompt(20), sampling_params=LONG)
+        first = await anext(stream)
+        assert (await wire.post("/pause_generation", {"mode": mode})).status == 200
+        late = asyncio.create_task(wire.generate(prompt(20), max_new_tokens=5, **GREEDY))
+        body = {"model_path": str(llama), "weight_version": "two"}
+        assert (await wire.post("/update_weights_from_disk", body)).body["success"]
+        await engine.until(lambda engine: len(engine.log) == 2)
+        assert not late.done()
+        assert (await wire.post("/continue_generation", {})).status == 200
+        answers = [first, *[answer async for answer in stream]]
+        meta = answers[-1]["meta_info"]
+        assert (await late).meta["weight_version"] == "two"
+        assert (await wire.post("/pause_generation", {"mode": "now"})).status == 400
+    assert (meta["finish_reason"]["type"] == "abort") == (mode == "abort")
+    versions = [span["version"] for span in meta["weight_versions"]]
+    assert versions == (["default"] if mode == "abort" else ["default", "two"])
+
+
 async def test_a_scripted_engine_has_no_weights(tokenizer: Any, llama: Path) -> None:
     async with wired(tokenizer) as (_, wire):
         refused = await wire.post("/update_weights_from_disk", {"model_path": str(llama)})

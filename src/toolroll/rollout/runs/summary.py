@@ -40,6 +40,10 @@ class Summary:
     """The engine's latency of every turn, in seconds."""
     fork_reasons: Counter[str] = field(default_factory=Counter)
     """The number of sequences by the reason of their fork, without its details."""
+    flat_tokens: int = 0
+    """The tokens of all sequences of graded episodes."""
+    trie_tokens: int = 0
+    """The same if a prefix that sequences of an episode share counts once."""
     trainable: bool = True
     judged: Counter[tuple[bool, bool]] = field(default_factory=Counter)
     """Episodes with a judge and a rule, by whether they passed by the rule, and by the judge."""
@@ -67,6 +71,8 @@ class Summary:
         self.trainable = self.trainable and result.info.get("trainable", True) is not False
         if result.reward is not None and result.status is not Status.ABORTED:
             self.graded += 1
+            self.flat_tokens += sum(map(len, result.trajectories))
+            self.trie_tokens += trie_tokens(result.trajectories)
             self.reward += result.reward
             self.passed += passed(result.reward)
             self.samples[episode.task_id][episode.sample] = result.reward
@@ -149,6 +155,20 @@ def recomputed_tokens(trajectories: Sequence[Trajectory]) -> int:
         for before, turn in pairwise(trajectory.turns)
         if turn.excluded != "context" and turn.prompt_tokens
     )
+
+
+def trie_tokens(trajectories: Sequence[Trajectory]) -> int:
+    """Return the number of tokens if a prefix that several sequences share counts once."""
+    return sum(
+        len(one) - max((_shared(one, other) for other in trajectories[:at]), default=0)
+        for at, one in enumerate(trajectories)
+    )
+
+
+def _shared(one: Trajectory, other: Trajectory) -> int:
+    length = min(len(one), len(other))
+    same = one.input_ids[:length] == other.input_ids[:length]
+    return length if same.all() else int(same.argmin())
 
 
 def as_count(value: float) -> float:

@@ -297,6 +297,9 @@ class Scheduler:
         self._batch = Batch(model, kept_tokens)
         self._joining: list[Sequence] = []
         self._lock = asyncio.Lock()  # held during a step
+        self.resumed = asyncio.Event()
+        """While this is not set, no step begins."""
+        self.resumed.set()
         self._task: asyncio.Task[None] | None = None
 
     def add(self, sequence: Sequence) -> None:
@@ -315,11 +318,13 @@ class Scheduler:
 
     async def aclose(self) -> None:
         """Wait until all sequences have ended."""
+        self.resumed.set()
         if self._task is not None:
             await self._task
 
     async def _run(self) -> None:
         while self._joining or self._batch.sequences:
+            await self.resumed.wait()
             async with self._lock:
                 self._batch.sequences += self._joining
                 self._joining.clear()

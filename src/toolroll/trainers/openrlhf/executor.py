@@ -29,6 +29,7 @@ from toolroll.rollout.model.model import Model
 from toolroll.rollout.runtime.jsonable import finite, shown
 from toolroll.rollout.session.session import check_trained_logprobs
 from toolroll.rollout.template import ChatTemplate
+from toolroll.rollout.template.chat_template import HistoryPolicy
 from toolroll.rollout.types import Trajectory
 from toolroll.trainers.openrlhf.vllm_engine import LlmEngine, VllmEngine
 from toolroll.trainers.sequences import share_of, warn_of_left_out
@@ -66,7 +67,7 @@ class AgentExecutor:
     and overrides `run_agent`. Pass its file as `--train.agent_func_path`.
 
     `parser` is SGLang's name for the model's tool-call format. OpenRLHF takes one sequence per
-    sample, which `choose` selects.
+    sample, which `choose` selects. With `history` "scaffold" or "preserve", fewer samples fork.
 
     Example:
         class AgentExecutor(toolroll.trainers.openrlhf.AgentExecutor):
@@ -79,6 +80,7 @@ class AgentExecutor:
     """
 
     parser = "hermes"
+    history: ClassVar[HistoryPolicy] = "fork"
     log_defaults: ClassVar[Mapping[str, float]] = {}
     """The names in `extra_logs` that OpenRLHF gets, and the value of each for a sample that does
     not return it. OpenRLHF needs the same names for all samples, so other names are left out.
@@ -213,7 +215,7 @@ class AgentExecutor:
         its cache.
         """
         if tokenizer not in self._templates:
-            self._templates[tokenizer] = ChatTemplate(tokenizer)
+            self._templates[tokenizer] = ChatTemplate(tokenizer, history=self.history)
         return self._templates[tokenizer]
 
 

@@ -10,16 +10,11 @@ interrupt (Ctrl-C) is raised, the episodes that are still running are cancelled 
 from __future__ import annotations
 
 import asyncio
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-import orjson
-
 from toolroll.rollout.engine import Engine, EngineClient
-from toolroll.rollout.errors import EngineError, UsageError
+from toolroll.rollout.errors import UsageError
 from toolroll.rollout.model.model import Model
 from toolroll.rollout.types import InteractionResult, Status
 from toolroll.trainers.background import Background
@@ -85,7 +80,7 @@ class RolloutFunc:
         if self._player is None:
             self._player = self._opened(trainer)
         params = sampling_params(trainer.args)
-        tasks = [_read_prompt(prompt) for prompt in prompts]
+        tasks = [read_prompt(prompt) for prompt in prompts]
         results = self._background.run(self._play(self._player, tasks, params, trainer))
         return to_output(
             results,
@@ -148,7 +143,7 @@ def _check_supported(trainer: Any) -> None:
         )
 
 
-def _read_prompt(prompt: Any) -> tuple[int, Mapping[str, Any]]:
+def read_prompt(prompt: Any) -> tuple[int, Mapping[str, Any]]:
     """Return the task's index and metadata from a prompt: an index, or a row with these keys."""
     if isinstance(prompt, Mapping) and "index" in prompt:
         return task_index(prompt["index"]), prompt.get("metadata") or {}
@@ -213,54 +208,6 @@ def reward(
         turns = sum(metrics.get("turns", 0.0) for metrics in toolroll_metrics)
         log_metric("toolroll/turns", turns / count)
     return list(toolroll_reward)
-
-
-def weights_from_disk(
-    engine_urls: Sequence[str], folder: str | Path, *, timeout: float = 600.0
-) -> Callable[[Any], None]:
-    """Return a function for `sync_weights`. The function saves the trainer's model in `folder` and
-    makes every engine load it from there. The trainer's step becomes the weight version.
-
-    `engine_urls` are the addresses of the workers, not of a router. All workers must be able to
-    read `folder`. `timeout` is the limit for one engine, in seconds. The returned function raises
-    `EngineError` if an engine does not load the weights, and `UsageError` if the model is a PEFT
-    adapter: TRL would save the adapter alone.
-    """
-
-    def sync(trainer: Any) -> None:
-        if getattr(trainer.accelerator.unwrap_model(trainer.model), "peft_config", None):
-            raise UsageError(
-                "weights_from_disk loads whole models, and this trainer trains a PEFT adapter: "
-                "train all weights, or write a sync_weights that loads the adapter"
-            )
-        trainer.save_model(str(folder))
-        if trainer.accelerator.is_main_process:
-            for url in engine_urls:
-                _load(url, str(folder), str(trainer.state.global_step), timeout)
-        trainer.accelerator.wait_for_everyone()
-
-    return sync
-
-
-def _load(url: str, folder: str, version: str, timeout: float) -> None:
-    body = orjson.dumps({"model_path": folder, "weight_version": version})
-    request = urllib.request.Request(
-        f"{url.rstrip('/')}/update_weights_from_disk",
-        data=body,
-        headers={"Content-Type": "application/json"},
-    )
-    try:
-        with urllib.request.urlopen(request, timeout=timeout) as response:
-            answer = orjson.loads(response.read())
-    except urllib.error.HTTPError as error:
-        reason = error.read().decode(errors="replace")[:500]
-        raise EngineError(f"{url} did not load the weights in {folder}: {reason}") from error
-    except OSError as error:
-        raise EngineError(f"{url} did not load the weights in {folder}: {error}") from error
-    if answer.get("success") is not True:
-        raise EngineError(
-            f"{url} did not load the weights in {folder}: {answer.get('message', answer)}"
-        )
 
 
 def sampling_params(args: Any) -> dict[str, Any]:

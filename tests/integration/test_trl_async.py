@@ -1,0 +1,145 @@
+"""TRL's own `AsyncGRPOTrainer` trains from the real SGLang, whose weights change between turns and
+within them.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from support.async_grpo import config_of, on_a_cpu, trainer_of
+from support.patience import PATIENCE
+from support.processes import get_json
+from support.servers import sglang_server
+from support.tiny_model import tiny_model
+
+from toolroll.trainers.episodes import EpisodeSettings
+from toolroll.trainers.trl.rows import Row
+
+LENGTH = """
+from toolroll.rollout.types import Action, Environment, Observation, StepResult, Task
+
+
+class Length(Environment):
+    tasks = [{}, {}]
+
+    def reset(self, task, seed):
+        self.turns = 0
+        return Observation([{"role": "user", "content": f"Begin with {task.index}."}])
+
+    def step(self, action):
+        self.turns += 1
+        more = [{"role": "user", "content": "Go on."}]
+        done = self.turns == 3
+        reward = len(action.content) % 97 / 97
+        return StepResult([] if done else more, reward=reward, done=done)
+"""
+"""Rewards that are never equal, so that each step changes the weights."""
+STEPS, BATCH = 5, 4
+
+
+@pytest.fixture(autouse=True)
+def cpu() -> Iterator[None]:
+    with on_a_cpu():
+        yield
+
+
+@cache
+def checkpoint(folder: Path) -> Any:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+
+
+def logprobs_of(folder: Path, row: Row) -> npt.NDArray[np.float32]:
+    """The logprob of each token of a row but the first, by the checkpoint in `folder`."""
+    import torch
+
+    model = checkpoint(folder)
+    ids = torch.tensor(row.input_ids)
+    with torch.inference_mode():
+        logits = model(ids[None]).logits[0, :-1].log_softmax(-1)
+    found: npt.NDArray[np.float32] = logits.gather(-1, ids[1:, None])[:, 0].numpy()
+    return found
+
+
+def until_turns_are_sampled(url: str) -> None:
+    """Wait until the engine has sampled some tokens of its running turns."""
+    end, first = time.monotonic() + PATIENCE, None
+    while time.monotonic() < end:
+        [load] = get_json(f"{url}/v1/loads")[1]["loads"]
+        if load["num_running_reqs"]:
+            first = load["num_used_tokens"] if first is None else first
+            if load["num_used_tokens"] > first + 100:
+                return
+        time.sleep(0.02)
+    raise AssertionError("the engine samples nothing")
+
+
+def test_each_token_has_the_logprob_of_the_weights_that_sampled_it(
+    tmp_path: Path, log_folder: Path
+) -> None:
+    (tmp_path / "length.py").write_text(LENGTH)
+    settings = EpisodeSettings(
+        env=f"{tmp_path / 'length.py'}:Length", parser="hermes", on_length="continue", verify="off"
+    )
+    rows, synced = list[Row](), 0
+    with sglang_server(log_folder, name="sglang-async") as server:
+        config = config_of(
+            tmp_path, server.url, max_steps=STEPS, learning_rate=3e-2, temperature=1.0,
+            max_completion_length=60, num_generations=2, per_device_train_batch_size=BATCH,
+            weight_sync_steps=100, queue_maxsize=8,
+        )  # fmt: skip
+        training: Any = trainer_of(
+            tmp_path, config, ["0", "1"], model=tiny_model(), settings=settings
+        )
+        take, send = training.rollout_queue.get, training.weight_transfer.send_weights
+
+        def get(**named: Any) -> Row:
+            """Take a row. After each step, the weights are updated when a whole batch has been
+            taken, so that new groups have begun, and their turns are being sampled.
+            """
+            nonlocal synced
+            rows.append(take(**named))
+            if training.state.global_step > synced and len(rows) % BATCH == 0:
+                until_turns_are_sampled(server.url)
+                synced = training.state.global_step
+                training._sync_weight()
+            return rows[-1]
+
+        def send_and_keep(iterator: Any) -> None:
+            send(iterator)
+            version = str(training.model_version + 1)
+            shutil.copytree(tmp_path / "weights", tmp_path / "versions" / version)
+
+        training.rollout_queue.get, training.weight_transfer.send_weights = get, send_and_keep
+        training.train()
+    assert training.state.global_step == STEPS
+    within = 0
+    for row in rows:
+        trained = np.flatnonzero(row.completion_mask[1:]).tolist()
+        old = row.old_log_probs[1:][trained]
+        newest = training.model_version
+        errors = {
+            version: np.abs(logprobs_of(tmp_path / "versions" / str(version), row)[trained] - old)
+            for version in range(row.model_version, newest + 1)
+        }
+        now = row.model_version
+        assert errors[now][0] < 1e-4, "the first token is of the row's version"
+        before = -1
+        for at, position in enumerate(trained):
+            while errors[now][at] > 1e-4:
+                now += 1
+                within += position == before + 1
+                assert now <= newest, "no weights gave this logprob"
+            before = position
+    assert within, "no update came within a turn"
+    assert len({row.model_version for row in rows}) > 1

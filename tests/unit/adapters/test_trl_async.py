@@ -1,0 +1,432 @@
+"""The parts for TRL's asynchronous trainer without TRL; its own trainer is in
+tests/contract/test_trl_async.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import queue
+import threading
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from support.forked_episodes import sequence
+from support.qwen import tokenizer_for, trl_template
+from support.trl_mirror import an_async_config
+
+from toolroll.rollout.engine import Engine
+from toolroll.rollout.errors import EngineError, RolloutError, UsageError
+from toolroll.rollout.model.model import Model
+from toolroll.rollout.types import InteractionResult, StopReason, Trajectory, WeightVersion
+from toolroll.testing import (
+    EmbeddedEngine,
+    Fault,
+    PolicyRequest,
+    Reply,
+    load_embedded_tokenizer,
+)
+from toolroll.trainers.episodes import EpisodePlayer, EpisodeSettings
+from toolroll.trainers.trl import async_rollouts
+from toolroll.trainers.trl.loop import Channels, Groups, Job
+from toolroll.trainers.trl.rows import Row, group_rows
+from toolroll.trainers.trl.weights import DiskTransfer
+
+TALK = "support.gradients:TALK"
+"""Three turns without tools. The third has the reward 1.0 if the model says "All right"."""
+
+
+def job(**changes: Any) -> Job:
+    given: dict[str, Any] = {
+        "settings": EpisodeSettings(env=TALK, parser="hermes", verify="off", reruns=0),
+        "engine": "", "model": "", "prompts": [(0, {}), (1, {})],
+        "params": {"max_new_tokens": 64}, "num_generations": 2, "max_staleness": 4,
+        "most_rows": 8, **changes,
+    }  # fmt: skip
+    return Job(**given)
+
+
+# --- rows -----------------------------------------------------------------------------------------
+
+
+def versioned(trajectory: Trajectory, *versions: str) -> Trajectory:
+    """The trajectory, with these weight versions of its turns, separated by commas."""
+    for turn, text in zip(trajectory.turns, versions, strict=True):
+        spans = [WeightVersion(name, turn.start, turn.stop) for name in text.split(",")]
+        object.__setattr__(turn, "weight_versions", tuple(spans))
+    return trajectory
+
+
+def result(reward: float | None, *trajectories: Trajectory) -> InteractionResult:
+    stop = StopReason.ENVIRONMENT_ERROR if reward is None else StopReason.DONE
+    return InteractionResult.of(
+        trajectories, messages=[], stop_reason=stop, prompt="", info={}, reward=reward
+    )
+
+
+def test_a_forked_episode_gives_a_row_for_each_sequence() -> None:
+    first = versioned(sequence((4, 8, None), length=8), "3")
+    fork = versioned(sequence((4, 8, "context"), (10, 16, None), length=18), "3", "7,5")
+    other = versioned(sequence((4, 8, None), length=8, first_id=5), "9")
+    rows = group_rows([result(1.0, first, fork), result(None, first), result(0.0, other)], 12)
+    assert [row.model_version for row in rows] == [3, 5, 9], "the oldest trained turn's"
+    assert [row.advantage for row in rows] == [1.0, 1.0, -1.0]
+    assert {row.group_id for row in rows} == {12}
+    assert [row.completion_mask.tolist() for row in rows] == [
+        [0] * 4 + [1] * 4, [0] * 10 + [1] * 6, [0] * 4 + [1] * 4,
+    ]  # fmt: skip
+    assert rows[1].input_ids.tolist() == list(range(16))
+    assert rows[1].old_log_probs.tolist() == [0.0] * 10 + [-1.0] * 6
+    kinds = [
+        (row.input_ids.dtype, row.completion_mask.dtype, row.old_log_probs.dtype) for row in rows
+    ]
+    assert set(kinds) == {(np.dtype("int64"), np.dtype("int64"), np.dtype("float32"))}
+
+
+@pytest.mark.parametrize(("version", "shown"), [("default", r"\['default'\]"), (None, "missing")])
+def test_a_version_that_is_no_number_is_refused(version: str | None, shown: str) -> None:
+    made = sequence((4, 8, None), length=8)
+    if version is not None:
+        versioned(made, version)
+    with pytest.raises(UsageError, match=f"must be numbers, not {shown}"):
+        group_rows([result(1.0, made)], 0)
+
+
+# --- the loop -------------------------------------------------------------------------------------
+
+
+class Playing:
+    """Groups being played; `rows` and `metrics` are what was handed over so far."""
+
+    def __init__(self, model: Model, given: Job) -> None:
+        self.model = model
+        self.rows: queue.Queue[Row] = queue.Queue()
+        self.metrics: queue.Queue[dict[str, Any]] = queue.Queue()
+        self.version, self.progress = SimpleNamespace(value=1), SimpleNamespace(value=0.0)
+        channels = Channels(self.rows, self.metrics, self.version, self.progress, None)
+        self.groups = Groups(given, EpisodePlayer(model, given.settings), channels)
+
+    def take(self, count: int) -> list[Row]:
+        return [self.rows.get_nowait() for _ in range(count)]
+
+
+async def at_once(seconds: float) -> None:
+    """No pause between attempts."""
+
+
+@asynccontextmanager
+async def playing(
+    policy: Callable[[PolicyRequest], Any], given: Job, *, tokenizer: Any = None, faults: Any = None
+) -> AsyncIterator[tuple[EmbeddedEngine, Playing]]:
+    tokenizer = load_embedded_tokenizer() if tokenizer is None else tokenizer
+    embedded = EmbeddedEngine(tokenizer, policy, faults=faults, weight_version="1")
+    async with embedded as engine:
+        args = given.settings.rollout_args(engine=engine.url, model="embedded")
+        make = lambda config: Engine(config, sleep=at_once)
+        model = Model.from_args(args, tokenizer=tokenizer, engine=make)
+        try:
+            yield engine, Playing(model, given)
+        finally:
+            await model.aclose()
+
+
+@asynccontextmanager
+async def running(playing: Playing, group_id: int = 0) -> AsyncIterator[asyncio.Task[None]]:
+    task = asyncio.create_task(playing.groups.run(group_id))
+    try:
+        yield task
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+    assert task.cancelled()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(20):
+        while not condition():
+            await asyncio.sleep(0.02)
+
+
+async def test_each_sampled_token_is_in_one_row_under_a_template_that_drops_thoughts() -> None:
+    says = lambda request: f"<think>\nHm, {request.index}.\n</think>\n\nAll right."
+    tokenizer = tokenizer_for(trl_template("qwen3"))
+    async with playing(says, job(), tokenizer=tokenizer) as (engine, play), running(play):
+        await until(lambda: play.rows.qsize() >= 6)
+        rows = play.take(play.rows.qsize())
+        sampled = [entry for entry in engine.log if entry.status == 200]
+    trained = Counter(
+        tuple(row.input_ids[: at + 1].tolist())
+        for row in rows
+        for at in np.flatnonzero(row.completion_mask)
+    )
+    groups = {row.group_id for row in rows}
+    served = Counter[tuple[int, ...]]()
+    for entry in sampled:
+        ids = [*entry.input_ids.tolist(), *entry.output_ids]
+        if trained[tuple(ids)]:  # not of a group in flight
+            served.update(tuple(ids[:end]) for end in range(len(entry.input_ids) + 1, len(ids) + 1))
+    assert trained == served, "each sampled token once"
+    assert len(rows) == 3 * 2 * len(groups), "each turn is a sequence"
+    seen = [play.metrics.get_nowait() for _ in groups]
+    assert sum(one["toolroll/handed_over_tokens_total"] for one in seen) == trained.total()
+    assert sum(one["toolroll/handed_over_rows_total"] for one in seen) == len(rows)
+    assert {one["reward"] for one in seen} == {(2.0, 2.0)}
+    assert {one["toolroll/aborted_share"] for one in seen} == {(0.0, 2.0)}
+
+
+async def test_no_group_is_overtaken_and_what_waits_is_limited() -> None:
+    hold = asyncio.Event()
+
+    def says(request: PolicyRequest) -> Reply:
+        return Reply("All right.", hold=hold if request.index == 0 else None)
+
+    async with playing(says, job(most_rows=6)) as (engine, play), running(play, 4):
+        await engine.until(lambda engine: engine.held == 1 and len(engine.log) >= 1 + 3 * 5)
+        assert play.rows.empty(), "the first group is in flight"
+        hold.set()
+        await until(lambda: play.rows.qsize() == 6)
+        assert [row.group_id for row in play.take(1)] == [4], "room for half a group"
+        await asyncio.sleep(0.5)
+        assert play.rows.qsize() == 5
+        assert [row.group_id for row in play.take(5)] == [4, 5, 5, 6, 6]
+        await until(lambda: play.rows.qsize() == 6)
+
+
+async def test_one_group_is_in_flight_even_if_it_has_more_rows_than_may_wait() -> None:
+    async with playing(lambda request: "All right.", job(most_rows=1)) as (_, play), running(play):
+        await until(lambda: play.rows.qsize() == 2)
+        play.take(2)
+        await until(lambda: play.rows.qsize() == 2)
+
+
+async def test_a_group_that_became_too_old_is_dropped_whole() -> None:
+    async with playing(lambda request: "All right.", job(max_staleness=1)) as (_, play):
+        play.version.value = 3
+        async with running(play):
+            await until(lambda: play.metrics.qsize() >= 1)
+        assert play.rows.empty()
+        found = play.metrics.get_nowait()
+    assert (found["toolroll/dropped_rows_total"], found["toolroll/handed_over_rows_total"]) == (
+        2,
+        0,
+    )
+    assert found["reward"] == (2.0, 2.0)
+
+
+async def test_episodes_of_a_task_have_different_numbers_in_each_pass(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also after a resume: the numbers depend on the group's id alone."""
+    numbers: list[tuple[int, int]] = []
+    async with playing(lambda request: "All right.", job(most_rows=4)) as (_, play):
+        original = play.groups._player.play
+
+        async def play_one(index: int, *given: Any, number: int, **named: Any) -> Any:
+            numbers.append((index, number))
+            return await original(index, *given, number=number, **named)
+
+        monkeypatch.setattr(play.groups._player, "play", play_one)
+        async with running(play, 3):
+            await until(lambda: len(numbers) >= 4)
+    assert numbers[:4] == [(1, 2), (1, 3), (0, 4), (0, 5)]
+
+
+async def test_waiting_for_the_trainer_is_progress_and_so_is_a_turn() -> None:
+    hold = asyncio.Event()
+    says = lambda request: Reply("All right.", hold=hold if request.index == 6 else None)
+    async with playing(says, job(most_rows=2)) as (engine, play), running(play):
+        await until(lambda: play.rows.qsize() == 2 and play.progress.value > 0)
+        before = play.progress.value
+        await until(lambda: play.progress.value > before)
+        play.take(2)
+        await engine.until(lambda engine: engine.held == 1)
+        await asyncio.sleep(0.5)
+        before = play.progress.value
+        await asyncio.sleep(0.5)
+        assert play.progress.value == before, "one turn hangs, and the others are done"
+        hold.set()
+
+
+async def test_a_dead_engine_is_an_error() -> None:
+    given = job(settings=EpisodeSettings(env=TALK, parser="hermes", verify="off"))
+    async with playing(lambda request: "All right.", given) as (engine, play):
+        await play.model.engine.model_info()
+        await engine.kill()
+        with pytest.raises(EngineError, match="is the engine running there"):
+            await asyncio.wait_for(play.groups.run(0), 30)
+
+
+async def test_groups_without_a_row_are_an_error_after_some() -> None:
+    faults = lambda request: Fault(status=400, body=b"no such thing")
+    async with playing(lambda request: "", job(), faults=faults) as (_, play):
+        with pytest.raises(RolloutError, match=r"4 groups in a row .* no such thing"):
+            await asyncio.wait_for(play.groups.run(0), 30)
+        assert play.metrics.get_nowait()["toolroll/aborted_share"] == (2.0, 2.0)
+
+
+# --- the settings ---------------------------------------------------------------------------------
+
+
+def made(settings: Any = None, **config: Any) -> Any:
+    parts = async_rollouts(
+        an_async_config(**config), settings or {"env": "desk"}, model="embedded",
+        prompts=["3", {"index": 4, "metadata": {"split": "train"}}], weights="/nowhere",
+        workers=["http://a", "http://b"],
+    )  # fmt: skip
+    return parts["rollout_worker"]._job
+
+
+def test_the_config_is_what_the_process_gets() -> None:
+    found = made(
+        vllm_server_base_url="http://engine:1/", max_tool_calling_iterations=4, token_budget=900,
+        max_inflight_tasks=5, num_generations=6, temperature=0.7, max_completion_length=33,
+        chat_template_kwargs={"enable_thinking": False}, seed=9,
+    )  # fmt: skip
+    settings = found.settings
+    assert (found.engine, found.model) == ("http://engine:1", "embedded")
+    assert found.prompts == [(3, {}), (4, {"split": "train"})]
+    assert (settings.max_turns, settings.context_length, settings.concurrency) == (5, 900, 5)
+    assert (settings.chat_template_kwargs, settings.seed) == ({"enable_thinking": False}, 9)
+    assert (found.num_generations, found.max_staleness) == (6, 4)
+    assert found.params == {
+        "max_new_tokens": 33, "temperature": 0.7, "top_p": 1.0, "top_k": -1, "min_p": 0.0,
+        "repetition_penalty": 1.0, "frequency_penalty": 0.0, "presence_penalty": 0.0,
+    }  # fmt: skip
+    plain = made(EpisodeSettings(env="desk", max_turns=3, seed=1), token_budget=-1).settings
+    assert (plain.max_turns, plain.seed, plain.context_length) == (3, 1, None)
+
+
+@pytest.mark.parametrize(
+    ("config", "rows"),
+    [
+        ({}, 32),
+        ({"max_staleness": 0}, 8),
+        ({"gradient_accumulation_steps": 2, "world_size": 3, "weight_sync_steps": 2}, 8 * 48),
+        ({"queue_maxsize": 10}, 10),
+        ({"queue_maxsize": 0}, 32),
+    ],
+)
+def test_what_may_wait_follows_from_the_staleness(config: dict[str, int], rows: int) -> None:
+    assert made(**config).most_rows == rows
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"top_p": 0.9}, "top_p=0.9 changes what is sampled.*set it to 1.0"),
+        ({"top_k": 20}, "top_k=20"),
+        ({"min_p": 0.1}, "min_p=0.1"),
+        ({"repetition_penalty": 1.1}, "repetition_penalty=1.1"),
+        ({"temperature": 0.0}, "temperature=0.0: TRL's loss divides"),
+    ],
+)
+def test_sampling_that_the_loss_does_not_know_is_refused(
+    config: dict[str, float], words: str
+) -> None:
+    with pytest.raises(UsageError, match=words):
+        made(**config)
+
+
+def test_settings_that_are_wrong_are_refused() -> None:
+    with pytest.raises(UsageError, match="max_turn"):
+        made({"env": "desk", "max_turn": 3})
+    with pytest.raises(UsageError, match="context_length=1000 is above token_budget=999"):
+        made({"env": "desk", "context_length": 1000}, token_budget=999)
+    assert made({"env": "desk", "context_length": 999}, token_budget=999)
+
+
+# --- weights --------------------------------------------------------------------------------------
+
+
+@contextmanager
+def weight_server(
+    status: dict[str, int], *, success: bool = True
+) -> Iterator[tuple[str, list[Any]]]:
+    """A server that answers as SGLang, with these statuses by path (default: 200)."""
+    asked: list[Any] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            asked.append((self.path, body))
+            self.send_response(status.get(self.path, 200))
+            self.end_headers()
+            self.wfile.write(json.dumps({"success": success, "message": "too large"}).encode())
+
+        def log_message(self, format: str, *args: Any) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}", asked
+        server.shutdown()
+        thread.join()
+
+
+class SavedModel:
+    def __init__(self, order: list[Any]) -> None:
+        self.order = order
+
+    def save_pretrained(self, folder: str, *, state_dict: dict[str, Any]) -> None:
+        self.order.append((folder, state_dict))
+
+
+def test_a_transfer_pauses_saves_loads_and_resumes(tmp_path: Path) -> None:
+    folder = str(tmp_path)
+    with weight_server({}) as (url, asked):
+        transfer = DiskTransfer([url, f"{url}/"], folder, timeout=10.0)
+        transfer.model = SavedModel(asked)
+        transfer.init_weight_transfer()
+        for _ in range(2):
+            transfer.pause()
+            transfer.send_weights(iter([("a", SimpleNamespace(cpu=lambda: 1))]))
+            transfer.resume()
+        transfer.destroy()
+    expected = [
+        [
+            *[("/pause_generation", {"mode": "retract"})] * 2,
+            (folder, {"a": 1}),
+            *[("/update_weights_from_disk", {"model_path": folder, "weight_version": number})] * 2,
+            *[("/continue_generation", {})] * 2,
+        ]
+        for number in ("1", "2")
+    ]
+    assert asked == [*expected[0], *expected[1]]
+
+
+@pytest.mark.parametrize("path", ["pause_generation", "update_weights_from_disk"])
+def test_a_transfer_that_an_engine_refuses_is_an_error(tmp_path: Path, path: str) -> None:
+    with weight_server({f"/{path}": 500}) as (url, asked):
+        transfer = DiskTransfer([url], tmp_path, timeout=10.0)
+        transfer.model = SavedModel(asked)
+        with pytest.raises(EngineError, match=path):
+            transfer.pause()
+            transfer.send_weights(iter([]))
+
+
+def test_a_transfer_without_success_is_an_error(tmp_path: Path) -> None:
+    with weight_server({}, success=False) as (url, asked):
+        transfer = DiskTransfer([url], tmp_path, timeout=10.0)
+        transfer.model = SavedModel(asked)
+        with pytest.raises(EngineError, match=r"did not load the weights .* too large"):
+            transfer.send_weights(iter([]))
+
+
+def test_a_transfer_without_an_engine_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(EngineError, match=r"http://127.0.0.1:1/pause_generation failed"):
+        DiskTransfer(["http://127.0.0.1:1"], tmp_path, timeout=10.0).pause()
+
+
+def test_a_peft_adapter_is_refused(tmp_path: Path) -> None:
+    transfer = DiskTransfer(["http://127.0.0.1:1"], tmp_path, timeout=10.0)
+    transfer.model = SimpleNamespace(peft_config={"default": object()})
+    with pytest.raises(UsageError, match="PEFT adapter"):
+        transfer.init_weight_transfer()
