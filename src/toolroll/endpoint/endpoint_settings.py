@@ -185,8 +185,8 @@ def sampling_defaults(params: Mapping[str, Any]) -> dict[str, Any]:
     """
     from toolroll.rollout.engine.sampling_params import check_params
 
-    check_params(params)
     defaults = SamplingDefaults.model_validate(dict(params)).model_dump(exclude_none=True)
+    check_params(params)
     if "logit_bias" in defaults:
         defaults["logit_bias"] = {
             str(index): bias for index, bias in defaults["logit_bias"].items()

@@ -68,8 +68,7 @@ class EngineCore:
         self.sampler = Sampler(tokenizer, stop_token_ids, split)
         self.vocab_size = vocab_size or self.sampler.vocab_size
         self.weight_version = weight_version
-        self.healthy = True
-        self.paused = False
+        self.healthy, self.paused = True, False
         self.killed = 0
         self.held = 0
         self.log: list[LoggedRequest] = []
