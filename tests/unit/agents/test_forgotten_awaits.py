@@ -79,6 +79,7 @@ async def played(kind: type[TrainableToolCallingAgent], **hooks: Any) -> Interac
     ) as (_, model):
         own = kind(model=model, policy=agent(model).policy, sampling_params=PARAMS)
         vars(own).update(hooks)
+        gc.collect()  # what other tests left, such as loops
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             result = await own.asolve(ListedWorld(tool_texts=("It is here.",)), task_index=0)
