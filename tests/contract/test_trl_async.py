@@ -252,7 +252,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
 def trl_gradient(world: World, folder: Path, rows: list[Row]) -> dict[str, Any]:
     """The gradient of one micro-batch of `rows`, through TRL's loader, tree and loss."""
     config = config_of(
-        folder, "http://127.0.0.1:1", token_budget=-1, per_device_train_batch_size=len(rows),
+        folder, "http://127.0.0.1:1", temperature=1.0, per_device_train_batch_size=len(rows),
         model_init_kwargs={"dtype": torch.float64},
     )  # fmt: skip
     training = trainer_of(folder, config, ["0"], model=world.folder)
