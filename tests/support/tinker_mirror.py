@@ -1,6 +1,6 @@
-"""tinker's `SamplingClient` (0.38.0) with the embedded engine behind it, its `TrainingClient` with
-a network, and the types that the adapter uses. `install` puts these in place of tinker; without it,
-the clients use the installed package.
+"""Doubles of tinker 0.38.0: a `SamplingClient` that samples from the embedded engine, a
+`TrainingClient` that trains a small network, and the types that the adapter uses. `install` puts
+them in place of tinker. Without it, the clients use the types of the installed package.
 """
 
 from __future__ import annotations

@@ -83,7 +83,7 @@ def show(certificate: TemplateReport, console: Console, *, as_json: bool) -> Non
     if certificate.exact:
         kept = "." if certificate.remarks() else ", which stay unchanged."
         forked = any(probe.outcome == "fork" for probe in certificate.probes)
-        but = ", but for the forks above (the setting history prevents some)" if forked else ""
+        but = ", except for the forks above (the setting history prevents some)" if forked else ""
         console.print(
             f"[green]Tool calling is exact{but}: each tool result is appended to the tokens of the "
             f"earlier prompts and replies{kept}[/]"

@@ -88,8 +88,8 @@ def _check_sampling(params: Mapping[str, Any]) -> None:
 
 def _print_sampling(given: RunConfig, used: RunConfig, console: Console) -> None:
     """Print the sampling parameters, and which come from the model's generation_config.json."""
-    names = list(SamplingOptions.model_fields)
-    params = {name: used.identity[name] for name in names if used.identity[name] is not None}
+    names, identity = list(SamplingOptions.model_fields), used.identity
+    params = {name: identity[name] for name in names if identity[name] is not None}
     shown = ", ".join(f"{name} {value}" for name, value in (params | used.sampling_params).items())
     found = [name for name in names if getattr(given, name) != getattr(used, name)]
     origin = f"; from the model's generation_config.json: {', '.join(found)}" if found else ""

@@ -61,7 +61,7 @@ def test_no_rows(tmp_path: Path) -> None:
     for name in ("rows.pkl", "rows.jsonl"):
         with pytest.raises(UsageError, match="has no rows: the formats are"):
             list(read_rows(tmp_path / name))
-    with pytest.raises(UsageError, match=r"there is no file or folder .*other"):
+    with pytest.raises(UsageError, match=r"no such file or folder: .*other"):
         list(read_rows(tmp_path / "other"))
     write_run(tmp_path / "run", varied()[-1:])
     with pytest.raises(UsageError, match="has no rows: its episodes were aborted"):

@@ -270,7 +270,7 @@ def test_the_command_says_how_often_a_tool_episode_forks(model: Path, tmp_path: 
     assert shown.exit_code == 0, shown.output
     assert "becomes 4 sequences, of which the largest has 25%" in " ".join(shown.output.split())
     assert "history=scaffold" in shown.output
-    assert "Tool calling is exact, but for the forks above" in " ".join(shown.output.split())
+    assert "Tool calling is exact, except for the forks above" in " ".join(shown.output.split())
 
 
 def test_the_command_prints_json_and_exits_1_where_it_cannot_be(

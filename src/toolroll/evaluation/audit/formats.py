@@ -43,7 +43,7 @@ def read_rows(path: Path) -> Iterator[Row]:
             ) from error
         total += number
     if not path.exists():
-        raise UsageError(f"there is no file or folder {path}")
+        raise UsageError(f"no such file or folder: {path}")
     if not total:
         reason = f"the formats are {', '.join(_READERS)}"
         if path.name == FILE_NAME:

@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
+
 from toolroll.rollout.runs.pass_at_k import passed
 from toolroll.rollout.runtime.jsonable import finite
 from toolroll.rollout.types import Episode, Status, Trajectory
@@ -159,10 +161,16 @@ def recomputed_tokens(trajectories: Sequence[Trajectory]) -> int:
 
 def trie_tokens(trajectories: Sequence[Trajectory]) -> int:
     """Return the number of tokens if a prefix that several sequences share counts once."""
-    return sum(
-        len(one) - max((_shared(one, other) for other in trajectories[:at]), default=0)
-        for at, one in enumerate(trajectories)
-    )
+    total = 0
+    for at, one in enumerate(trajectories):
+        shared = 0
+        # The one before usually shares most. Another shares more only if its next token is equal.
+        for other in reversed(trajectories[:at]):
+            following = slice(shared, shared + 1)
+            if np.array_equal(one.input_ids[following], other.input_ids[following]):
+                shared = max(shared, _shared(one, other))
+        total += len(one) - shared
+    return total
 
 
 def _shared(one: Trajectory, other: Trajectory) -> int:

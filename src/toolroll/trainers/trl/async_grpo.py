@@ -49,7 +49,7 @@ def async_rollouts(
         prompts: the column `prompt` of the trainer's dataset: indices of tasks, or lines of
             `toolroll tasks ENV`.
         weights: a folder that this process can write, and each worker can read.
-        workers: the addresses of the workers behind a router.
+        workers: the workers' addresses, if the engine is a router.
 
     Raises:
         UsageError: for an unknown setting, or if the trainer's loss would not know how the tokens
