@@ -26,7 +26,7 @@ SGLANG ?= 0.5.10.post1 0.5.12 0.5.15
 TRAINERS ?= areal=5.3.0 verl=5.10.4 openrlhf=5.15.0
 
 .PHONY: demo learn test test-fast test-all test-tokens test-transformers test-trainers test-older-sglang test-openai test-tinker test-clients
-.PHONY: test-harbor test-peers test-newest-peers test-newest-clients newest faults fuzz check mypy pyright docs bench clean
+.PHONY: test-harbor test-peers test-newest-peers test-newest-clients newest faults fuzz check mypy pyright docs bench release clean
 
 demo: $(VENV)/.base
 	$(VENV)/bin/toolroll demo --out $(OUT)
@@ -162,6 +162,14 @@ docs: $(VENV)/.docs
 # times, which takes about an hour; BENCH_ARGS="--quick --check 1" takes some minutes. tau-bench's tools and TOOLROLL_TEST_DATA are used if present.
 bench: $(VENV)/.all $(VENV)/.peers
 	$(VENV)/bin/python -m benchmarks --peers $(VENV)/peers --check 5 --out docs/benchmarks.md $(BENCH_ARGS)
+
+# The sdist and the wheel of the last commit in dist, checked and played on each Python. RELEASE_ARGS="--tag v0.1.0" names the release.
+release: $(VENV)/release
+	$(VENV)/release/bin/python scripts/release.py $(RELEASE_ARGS)
+
+$(VENV)/release:
+	$(PYTHON) -m venv $@
+	$@/bin/python -m pip install -q build==1.6.1 twine==7.0.0 || { rm -rf $@; exit 1; }
 
 $(VENV)/harbor:
 	$(HARBOR_PYTHON) -m venv $@

@@ -6,20 +6,20 @@ import os
 import shutil
 import subprocess
 import sys
-import tarfile
 import venv
 import zipfile
 from email.parser import Parser
 from pathlib import Path
 
 import pytest
+import release
 from support.patience import PATIENCE
 
 ROOT = Path(__file__).resolve().parents[2]
 NOT_SOURCE = shutil.ignore_patterns(
     ".git", ".venv*", "out", "build", "dist", "*.egg-info", "__pycache__", ".*_cache", ".hypothesis"
 )
-FLOORS = ("parsers", "rollout", "agents")
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
 OPENAI_AGENTS = next(
     line
     for line in (ROOT / "tests/requirements-all.txt").read_text().splitlines()
@@ -39,18 +39,23 @@ def run(*command: str | Path, cwd: Path | None = None) -> str:
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the sdist, and the wheel that was built from that sdist."""
-    folder = tmp_path_factory.mktemp("built")
-    shutil.copytree(ROOT, folder / "source", symlinks=True, ignore=NOT_SOURCE)
-    run(sys.executable, "-m", "build", "--outdir", folder, folder / "source")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The files of this checkout, and the id of a commit, as `make release` writes it."""
+    folder = tmp_path_factory.mktemp("source") / "toolroll"
+    shutil.copytree(ROOT, folder, symlinks=True, ignore=NOT_SOURCE)
+    release.write_commit(folder, COMMIT)
     return folder
 
 
 @pytest.fixture(scope="module")
-def wheel(built: Path) -> Path:
-    [found] = built.glob("*.whl")
-    return found
+def built(source: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """The sdist, and the wheel that was built from that sdist."""
+    return release.build(source, tmp_path_factory.mktemp("built"))
+
+
+@pytest.fixture(scope="module")
+def wheel(built: tuple[Path, Path]) -> Path:
+    return built[1]
 
 
 @pytest.fixture(scope="module")
@@ -86,37 +91,69 @@ def names(wheel: Path) -> list[str]:
     return zipfile.ZipFile(wheel).namelist()
 
 
-def test_the_wheel_holds_every_module_and_nothing_else(wheel: Path) -> None:
-    inside = {name for name in names(wheel) if name.endswith(".py")}
-    expected = {str(path.relative_to(ROOT / "src")) for path in (ROOT / "src").rglob("*.py")}
-    assert inside == expected
-    tops = {name.split("/")[0] for name in names(wheel)}
-    assert {top for top in tops if not top.endswith(".dist-info")} == {
-        "toolroll",
-        "toolroll_harbor",
-        "toolroll_verifiers",
-    }
+def test_nothing_is_wrong_with_the_files_of_a_release(
+    built: tuple[Path, Path], source: Path
+) -> None:
+    assert release.problems(*built, source) == []
 
 
-def test_the_wheel_holds_the_data_and_the_types_marker(wheel: Path) -> None:
-    inside = set(names(wheel))
-    assert {"toolroll/py.typed", *(f"toolroll/{floor}/py.typed" for floor in FLOORS)} <= inside
-    kinds = (".json", ".jinja", ".html", ".css", ".js", ".safetensors")
-    data = [p for p in (ROOT / "src").rglob("*") if p.suffix in kinds]
-    assert {str(path.relative_to(ROOT / "src")) for path in data} <= inside
-    assert any(name.endswith("licenses/LICENSE") for name in inside)
-    assert wheel.stat().st_size < 10_000_000
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("tests/test_x.py", "the wheel has tests/test_x.py"),
+        ("toolroll/y.json", "the wheel has toolroll/y.json"),
+        (None, "the wheel lacks toolroll/py.typed"),
+    ],
+)
+def test_what_is_wrong_with_a_wheel_is_named(
+    built: tuple[Path, Path], source: Path, tmp_path: Path, name: str | None, problem: str
+) -> None:
+    sdist, wheel = built
+    with (
+        zipfile.ZipFile(wheel) as file,
+        zipfile.ZipFile(tmp_path / wheel.name, "w") as changed,
+    ):
+        for item in file.namelist():
+            if name or item != "toolroll/py.typed":
+                changed.writestr(item, file.read(item))
+        if name:
+            changed.writestr(name, "")
+    assert problem in release.problems(sdist, tmp_path / wheel.name, source)
 
 
-def test_the_sdist_holds_the_package_as_files_and_no_links(built: Path) -> None:
-    [path] = built.glob("*.tar.gz")
-    with tarfile.open(path) as sdist:
-        members = sdist.getmembers()
-    assert not [member.name for member in members if member.issym() or member.islnk()]
-    inside = {member.name.partition("/")[2] for member in members}
-    for needed in ("src/toolroll/rollout/types.py", "docs/architecture.md", "tests/conftest.py"):
-        assert needed in inside
-    assert {"CHANGELOG.md", "Makefile", "examples/quickstart.py"} <= inside
+def test_a_large_wheel_and_another_version_are_named(
+    built: tuple[Path, Path], source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(release, "MOST_BYTES", 1000)
+    other = tmp_path / "toolroll"
+    shutil.copytree(source, other)
+    page = other / "src/toolroll/__init__.py"
+    page.write_text(page.read_text().replace('__version__ = "', '__version__ = "9'))
+    size, version = release.problems(*built, other)
+    assert size.endswith("bytes, more than 1,000")
+    assert version == "the version is 0.1.0, but toolroll.__version__ is 90.1.0"
+
+
+def test_a_tag_names_the_version_and_the_changelog_the_day() -> None:
+    day = "# Changelog\n\n## 0.1.0 (2027-01-31)\n"
+    assert release.tag_problems("v0.1.0", "0.1.0", day) == []
+    assert release.tag_problems("v0.2.0", "0.1.0", day) == ["the tag is v0.2.0, the version 0.1.0"]
+    [problem] = release.tag_problems("v0.1.0", "0.1.0", "## 0.1.0 (not released yet)\n")
+    assert problem == "CHANGELOG.md has no line '## 0.1.0 (YYYY-MM-DD)'"
+
+
+def test_the_record_has_the_commit_of_a_release_and_says_if_it_was_edited(
+    clean: Path, tmp_path: Path
+) -> None:
+    code = "from toolroll.rollout.runs.provenance import commit; print(commit())"
+    assert run(clean, "-c", code, cwd=tmp_path).strip() == COMMIT
+    [page] = clean.parents[1].glob("lib/python3*/site-packages/toolroll/agents/loop/play.py")
+    before = page.read_bytes()
+    page.write_bytes(before + b"# edited\n")
+    try:
+        assert run(clean, "-c", code, cwd=tmp_path).strip() == f"{COMMIT}-dirty"
+    finally:
+        page.write_bytes(before)
 
 
 def test_the_dependencies_are_light(wheel: Path) -> None:

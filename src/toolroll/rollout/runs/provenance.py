@@ -10,6 +10,7 @@ import hashlib
 import re
 import subprocess
 import sys
+from base64 import urlsafe_b64encode
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, distribution, entry_points, version
@@ -120,13 +121,17 @@ def package_digest(name: str) -> str:
 def commit() -> str | None:
     """Return toolroll's commit, with "-dirty" appended if tracked files differ from it.
 
-    If toolroll neither runs from a checkout nor was installed from the address of a repository
-    (`git+https://...`), return a hash of its files: "files 0123456789abcdef".
+    If toolroll does not run from a checkout, and was neither installed from the address of a
+    repository (`git+https://...`) nor released (`make release`), return a hash of its files:
+    "files 0123456789abcdef".
     """
     root = Path(__file__).parents[4]
     if (root / ".git").exists():
         return checkout_commit(root)
-    return _installed_commit() or f"files {package_digest('toolroll')}"
+    found = _installed_commit()
+    if found is None:
+        return f"files {package_digest('toolroll')}"
+    return f"{found}-dirty" if _is_edited("toolroll") else found
 
 
 def checkout_commit(root: Path) -> str | None:
@@ -148,8 +153,21 @@ def _installed_commit() -> str | None:
         text = distribution("toolroll").read_text("direct_url.json")
     except PackageNotFoundError:
         return None
-    commit_id: str | None = orjson.loads(text or "{}").get("vcs_info", {}).get("commit_id")
+    released = Path(__file__).parents[2] / "commit.json"  # scripts/release.py writes it
+    facts = orjson.loads(released.read_bytes()) if released.exists() else {}
+    commit_id: str | None = orjson.loads(text or "{}").get("vcs_info", facts).get("commit_id")
     return commit_id
+
+
+def _is_edited(name: str) -> bool:
+    """Return whether a file of an installed package differs from what was installed."""
+    for file in distribution(name).files or ():
+        path = Path(str(file.locate()))
+        if file.hash is not None and file.suffix != ".pyc":
+            digest = hashlib.sha256(path.read_bytes() if path.is_file() else b"").digest()
+            if urlsafe_b64encode(digest).rstrip(b"=").decode() != file.hash.value:
+                return True
+    return False
 
 
 def benchmark_packages(factory: EnvironmentFactory) -> dict[str, str | None]:
