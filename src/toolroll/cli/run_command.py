@@ -310,7 +310,7 @@ async def _check_addresses(servers: Mapping[str, str | None], *, seconds: float)
         server = f"{option}: the server at {address}"
         health = await Outage(server, probe, timeout=seconds).wait_until_healthy()
         if not health.ok:
-            raise UsageError(f"{option}: {health.why}: is the server running there?")
+            raise UsageError(f"{server}: {health.why}: is the server running there?")
 
 
 async def _check_engine(served: Model, console: Console, *, allow_mismatch: bool) -> None:
@@ -320,7 +320,7 @@ async def _check_engine(served: Model, console: Console, *, allow_mismatch: bool
     """
     health = await served.engine.wait_until_healthy()
     if not health.ok:
-        raise UsageError(health.why)
+        raise UsageError(f"the engine at {served.url}: {health.why}")
     info = await served.engine.model_info()  # raises an error if this is not an engine's address
     if info.session_cache is not None:
         print_line(console, _SESSION_CACHE[info.session_cache])
