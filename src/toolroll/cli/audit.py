@@ -83,7 +83,7 @@ def _show(report: AuditReport, tokenizer: Any, console: Console) -> None:
     say, record = partial(print_line, console), report.record
     say(f"{report.faulty_rows} of {report.rows} rows have a fault")
     if record is not None:
-        share = report.delivered_tokens / record.sampled_tokens
+        share = (report.delivered_tokens or 0) / record.sampled_tokens
         say(f"{share:.1%} of the {record.sampled_tokens} sampled tokens are trained as sampled")
         if record.without_ids:
             say(f"{record.without_ids} prompts were sent as text: give the engine's --model")

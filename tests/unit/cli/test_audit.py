@@ -80,6 +80,8 @@ def test_as_json(folder: Path) -> None:
     data = json.loads(done.stdout)
     assert (data["rows"], data["faulty_rows"], data["with_messages"]) == (2, 1, 0)
     assert 0 < data["delivered_tokens"] < data["sampled_tokens"]
+    without = json.loads(toolroll(*command[:2], "--json").stdout)
+    assert without["delivered_tokens"] is without["sampled_tokens"] is None
     kind = data["kinds"]["trained, but not sampled"]
     assert (kind["rows"], kind["places"]) == (1, 3)
     assert kind["share"] == 0.5
