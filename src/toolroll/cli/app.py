@@ -188,8 +188,9 @@ def envs() -> None:
 
 @app.command()
 def frameworks() -> None:
-    """List the adapters for training frameworks: the tested version, the name to configure, and
-    what happens to forked, aborted and interrupted episodes.
+    """List the adapters for training frameworks: the tested versions and the names to configure.
+
+    It also says what happens to forked, aborted and interrupted episodes.
 
     Example: toolroll frameworks
     """
@@ -237,8 +238,9 @@ def check_template(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="the report as JSON")] = False,
 ) -> None:
-    """Report what a chat template does to the tokens of tool-calling episodes. Exit with 1 if the
-    tokens cannot be exact.
+    """Report what a chat template does to the tokens of tool-calling episodes.
+
+    Exit with 1 if the tokens cannot be exact.
 
     Example: toolroll check-template Qwen/Qwen3-8B
     """
@@ -272,6 +274,7 @@ def view(
     port: Annotated[int, typer.Option(min=0, max=65535, help="of --follow; 0: a free one")] = 0,
 ) -> None:
     """Write a page that shows a run: a table of episodes, their conversations, and their tokens.
+
     The page needs no network.
 
     Example: toolroll view out/demo
@@ -375,8 +378,9 @@ def regrade(
     *,
     trust: Annotated[bool, typer.Option(help="run the file that run.json names")] = False,
 ) -> None:
-    """Replay a run's actions in new environments, without an engine. Print the rewards that
-    changed, and the episodes that the environment does not repeat.
+    """Replay a run's actions in new environments, without an engine.
+
+    Print the rewards that changed, and the episodes that the environment does not repeat.
 
     Example: toolroll regrade out/desk --out out/desk-regraded
     """
@@ -412,8 +416,9 @@ def demo(
     samples: Annotated[int, typer.Option(min=1, help="episodes of each task")] = 2,
     seed: Annotated[int, typer.Option()] = 0,
 ) -> None:
-    """Play two environments against the embedded engine: desk with the model in this package, and
-    BFCL multi-turn with its reference actions. No GPU and no torch are needed.
+    """Play two environments against the embedded engine, without a GPU and without torch.
+
+    desk is played with the model in this package, BFCL multi-turn with its reference actions.
 
     Example: toolroll demo --out out/demo
     """

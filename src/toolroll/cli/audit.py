@@ -44,8 +44,9 @@ def audit(
     *,
     as_json: Annotated[bool, typer.Option("--json", help="the report as JSON")] = False,
 ) -> None:
-    """Check that training samples are what the model saw and sampled (docs/audit.md). Exit with 1
-    if they are not.
+    """Check that training samples are what the model saw and sampled (docs/audit.md).
+
+    Exit with 1 if they are not.
 
     Example: toolroll audit samples.parquet --requests sglang-log
     """
