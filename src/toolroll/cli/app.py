@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.text import Text
 
 from toolroll.cli.audit import audit
-from toolroll.cli.display import Output, print_line
+from toolroll.cli.display import Output, page_line, print_line
 from toolroll.cli.env_commands import Env, EnvArgs, Split, check_env, new_env
 from toolroll.cli.options import (
     flag_of,
@@ -289,8 +289,7 @@ def view(
     page, count, messages = view_run(folder, out=out, tokenizer=tokenizer, tokens=tokens)
     for line in messages:
         print_line(console, line)
-    size = page.stat().st_size / 1e6
-    print_line(console, f"{page}: {count} episodes, {size:.1f} MB; open it in a browser")
+    print_line(console, page_line(page, f"{count} episodes, "))
 
 
 @app.command()
@@ -362,6 +361,8 @@ def compare(
     else:
         for comparison in comparisons:
             typer.echo(as_text(comparison, markdown=markdown))
+    if page is not None:
+        messages.append(page_line(page))
     for message in messages:
         print_line(Console(stderr=True), message)
     if fail_if_worse is not None:

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.text import Text
 
-from toolroll.cli.display import Output, print_line
+from toolroll.cli.display import Output, page_line, print_line
 from toolroll.cli.options import help_of
 from toolroll.evaluation.run_config import json_object
 
@@ -76,6 +76,7 @@ def audit(
         page = Console(record=True, file=StringIO(), width=_PAGE)
         _show(report, tokenizer, page)
         page.save_html(str(html))
+        print_line(bar, page_line(html))
     if report.faulty_rows:
         raise typer.Exit(1)
 

@@ -64,7 +64,8 @@ def test_the_page_has_the_same_drawing(folder: Path) -> None:
     command = ("audit", folder / "rows.jsonl", "--requests", folder / "log")
     model, page = ("--model", folder / "model"), folder / "audit.html"
     shown = toolroll(*command, *model).stdout
-    assert toolroll(*command, *model, "--html", page, "--json").exit_code == 1
+    done = toolroll(*command, *model, "--html", page, "--json")
+    assert done.exit_code == 1 and "audit.html: 0.0 MB; open it in a browser" in done.stderr
     whole = page.read_text(encoding="utf-8")
     [drawing] = re.findall(r"<code[^>]*>(.*)</code>", whole, re.DOTALL)
     text = html.unescape(re.sub(r"<[^>]*>", "", drawing))

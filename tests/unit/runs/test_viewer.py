@@ -218,7 +218,9 @@ def test_a_comparison_pairs_the_samples_that_it_compares(tmp_path: Path) -> None
                 folder.append(replace(episode(f"t-{n}", sample, reason=reason), seed=n))
     page = tmp_path / "page.html"
     arguments = ["compare", str(tmp_path / "base"), str(tmp_path / "new"), "--page", str(page)]
-    assert toolroll(*arguments).exit_code == 0
+    done = toolroll(*arguments, "--json")
+    assert done.exit_code == 0 and json.loads(done.stdout)
+    assert done.stderr.endswith("page.html: 0.1 MB; open it in a browser\n")
     index = blocks(page)["index"]
     pairs = [(row["task"], row["run"], row["base"]) for row in index["rows"]]
     assert pairs[:6] == [(f"t-{n}", 0, None) for n in range(6)]
