@@ -188,9 +188,7 @@ def envs() -> None:
 
 @app.command()
 def frameworks() -> None:
-    """List the adapters for training frameworks: the tested versions and the names to configure.
-
-    It also says what happens to forked, aborted and interrupted episodes.
+    """List the adapters for training frameworks: versions, names to configure, what they support.
 
     Example: toolroll frameworks
     """
@@ -273,9 +271,7 @@ def view(
     ] = False,
     port: Annotated[int, typer.Option(min=0, max=65535, help="of --follow; 0: a free one")] = 0,
 ) -> None:
-    """Write a page that shows a run: a table of episodes, their conversations, and their tokens.
-
-    The page needs no network.
+    """Write a page that shows a run: episodes, conversations and tokens. It needs no network.
 
     Example: toolroll view out/demo
     """
@@ -417,9 +413,7 @@ def demo(
     samples: Annotated[int, typer.Option(min=1, help="episodes of each task")] = 2,
     seed: Annotated[int, typer.Option()] = 0,
 ) -> None:
-    """Play two environments against the embedded engine, without a GPU and without torch.
-
-    desk is played with the model in this package, BFCL multi-turn with its reference actions.
+    """Play desk with the model in this package, and BFCL with its reference actions: no GPU.
 
     Example: toolroll demo --out out/demo
     """

@@ -71,7 +71,7 @@ class EpisodeSettings(
         """Return `settings`. Raise `UsageError` if they are wrong, or if they name an environment,
         an agent or a user simulator that does not exist.
         """
-        if not isinstance(settings, cls):
+        if not isinstance(settings, EpisodeSettings):
             settings = cls.read(settings, where=cls.__name__)
         if settings.env:
             load_environment(settings.env, settings.env_args)

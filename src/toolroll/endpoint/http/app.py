@@ -177,15 +177,8 @@ class EndpointServer:
         finally:
             seconds = time.perf_counter() - began
             self.endpoint.metrics.request(request.method, _route(request), status, seconds)
-            logger.info(
-                "%s %s %d%s session=%s %.0f ms",
-                request.method,
-                request.rel_url.raw_path,
-                status,
-                _CODE.get(),
-                _SESSION.get(),
-                seconds * 1000,
-            )
+            line = (request.method, request.rel_url.raw_path, f"{status}{_CODE.get()}")
+            logger.info("%s %s %s session=%s %.0f ms", *line, _SESSION.get(), seconds * 1000)
 
     @web.middleware
     async def _errors(self, request: web.Request, handler: Handler) -> web.StreamResponse:
