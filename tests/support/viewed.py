@@ -83,6 +83,9 @@ def viewed_run(path: Path) -> Path:
     ) as folder:
         for found in episodes():
             folder.append(found)
-        write_summary(path, {"pond": report(folder.summary, floor=folder.summary)})
+        settings = {"model": "embedded", "temperature": 0.5, "sampling_params": {"min_tokens": 3}}
+        facts = [{"date": "2031-03-30T08:00:00+00:00"}, {"date": "2031-03-31T08:00:00+00:00"}]
+        pond = report(folder.summary, floor=folder.summary, settings=settings, provenance=facts)
+        write_summary(path, {"pond": pond})
     assert view(path, out=None, tokenizer=None, tokens=500) == (path / "view.html", 4, [])
     return path

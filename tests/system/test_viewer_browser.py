@@ -162,6 +162,12 @@ def test_the_table_is_sorted_and_filtered(page: Page) -> None:
 
 
 @pytest.mark.browser
+def test_the_summary_names_the_model_the_sampling_and_the_date(page: Page) -> None:
+    facts = page.locator("#cards .card span").all_text_contents()
+    assert facts[:3] == ["embedded", "temperature 0.5, min_tokens 3", "2031-03-31"]
+
+
+@pytest.mark.browser
 def test_an_episode_is_shown_as_a_conversation_and_nothing_in_it_is_run(page: Page) -> None:
     open_task(page, "t-10")
     messages = page.locator(".message")

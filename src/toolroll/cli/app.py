@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.text import Text
 
 from toolroll.cli.audit import audit
-from toolroll.cli.display import Output, print_line
+from toolroll.cli.display import Output, page_line, print_line
 from toolroll.cli.env_commands import Env, EnvArgs, Split, check_env, new_env
 from toolroll.cli.options import (
     flag_of,
@@ -188,8 +188,7 @@ def envs() -> None:
 
 @app.command()
 def frameworks() -> None:
-    """List the adapters for training frameworks: the tested version, the name to configure, and
-    what happens to forked, aborted and interrupted episodes.
+    """List the adapters for training frameworks: versions, names to configure, what they support.
 
     Example: toolroll frameworks
     """
@@ -237,8 +236,9 @@ def check_template(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="the report as JSON")] = False,
 ) -> None:
-    """Report what a chat template does to the tokens of tool-calling episodes. Exit with 1 if the
-    tokens cannot be exact.
+    """Report what a chat template does to the tokens of tool-calling episodes.
+
+    Exit with 1 if the tokens cannot be exact.
 
     Example: toolroll check-template Qwen/Qwen3-8B
     """
@@ -271,8 +271,7 @@ def view(
     ] = False,
     port: Annotated[int, typer.Option(min=0, max=65535, help="of --follow; 0: a free one")] = 0,
 ) -> None:
-    """Write a page that shows a run: a table of episodes, their conversations, and their tokens.
-    The page needs no network.
+    """Write a page that shows a run: episodes, conversations and tokens. It needs no network.
 
     Example: toolroll view out/demo
     """
@@ -286,8 +285,7 @@ def view(
     page, count, messages = view_run(folder, out=out, tokenizer=tokenizer, tokens=tokens)
     for line in messages:
         print_line(console, line)
-    size = page.stat().st_size / 1e6
-    print_line(console, f"{page}: {count} episodes, {size:.1f} MB; open it in a browser")
+    print_line(console, page_line(page, f"{count} episodes, "))
 
 
 @app.command()
@@ -359,6 +357,8 @@ def compare(
     else:
         for comparison in comparisons:
             typer.echo(as_text(comparison, markdown=markdown))
+    if page is not None:
+        messages.append(page_line(page))
     for message in messages:
         print_line(Console(stderr=True), message)
     if fail_if_worse is not None:
@@ -375,8 +375,9 @@ def regrade(
     *,
     trust: Annotated[bool, typer.Option(help="run the file that run.json names")] = False,
 ) -> None:
-    """Replay a run's actions in new environments, without an engine. Print the rewards that
-    changed, and the episodes that the environment does not repeat.
+    """Replay a run's actions in new environments, without an engine.
+
+    Print the rewards that changed, and the episodes that the environment does not repeat.
 
     Example: toolroll regrade out/desk --out out/desk-regraded
     """
@@ -412,8 +413,7 @@ def demo(
     samples: Annotated[int, typer.Option(min=1, help="episodes of each task")] = 2,
     seed: Annotated[int, typer.Option()] = 0,
 ) -> None:
-    """Play two environments against the embedded engine: desk with the model in this package, and
-    BFCL multi-turn with its reference actions. No GPU and no torch are needed.
+    """Play desk with the model in this package, and BFCL with its reference actions: no GPU.
 
     Example: toolroll demo --out out/demo
     """

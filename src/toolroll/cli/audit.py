@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.text import Text
 
-from toolroll.cli.display import Output, print_line
+from toolroll.cli.display import Output, page_line, print_line
 from toolroll.cli.options import help_of
 from toolroll.evaluation.run_config import json_object
 
@@ -44,8 +44,9 @@ def audit(
     *,
     as_json: Annotated[bool, typer.Option("--json", help="the report as JSON")] = False,
 ) -> None:
-    """Check that training samples are what the model saw and sampled (docs/audit.md). Exit with 1
-    if they are not.
+    """Check that training samples are what the model saw and sampled (docs/audit.md).
+
+    Exit with 1 if they are not.
 
     Example: toolroll audit samples.parquet --requests sglang-log
     """
@@ -75,6 +76,7 @@ def audit(
         page = Console(record=True, file=StringIO(), width=_PAGE)
         _show(report, tokenizer, page)
         page.save_html(str(html))
+        print_line(bar, page_line(html))
     if report.faulty_rows:
         raise typer.Exit(1)
 
@@ -83,7 +85,7 @@ def _show(report: AuditReport, tokenizer: Any, console: Console) -> None:
     say, record = partial(print_line, console), report.record
     say(f"{report.faulty_rows} of {report.rows} rows have a fault")
     if record is not None:
-        share = report.delivered_tokens / record.sampled_tokens
+        share = (report.delivered_tokens or 0) / record.sampled_tokens
         say(f"{share:.1%} of the {record.sampled_tokens} sampled tokens are trained as sampled")
         if record.without_ids:
             say(f"{record.without_ids} prompts were sent as text: give the engine's --model")

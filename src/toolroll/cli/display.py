@@ -8,6 +8,7 @@ import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, Group
@@ -53,6 +54,12 @@ def print_line(console: Console, line: str) -> None:
     console.print(
         _CONTROL.sub("?", line), markup=False, emoji=False, highlight=False, soft_wrap=True
     )
+
+
+def page_line(page: Path, content: str = "") -> str:
+    """Return the line that says where a command wrote a page, and its `content`."""
+    size = page.stat().st_size / 1e6
+    return f"{page}: {content}{size:.1f} MB; open it in a browser"
 
 
 def shortened(lines: Sequence[str]) -> list[str]:

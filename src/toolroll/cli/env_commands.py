@@ -47,8 +47,9 @@ def check_env(
         str | None, typer.Option(help="which tasks: 3, 0-9 or 0-4,7; default: the first 20")
     ] = None,
 ) -> None:
-    """Check an environment before you play it: tasks, seeds, reference actions, doing nothing,
-    argument types, wrong calls. Exit with 1 if a check failed.
+    """Check an environment before you play it. Exit with 1 if a check failed.
+
+    It checks tasks, seeds, reference actions, doing nothing, argument types and wrong calls.
 
     Example: toolroll check-env env.py:env
     """

@@ -28,6 +28,7 @@ from toolroll.rollout.engine.health import check_endpoint
 from toolroll.rollout.engine.outage import Outage
 from toolroll.rollout.errors import UsageError, error_in, first_error
 from toolroll.rollout.model.model import Model
+from toolroll.rollout.model.tokenizers import DESK_MODEL
 from toolroll.rollout.runs.provenance import Provenance, provenance
 from toolroll.rollout.runs.registry import choose_tasks
 from toolroll.rollout.runs.run_directory import RunDirectory
@@ -75,6 +76,8 @@ async def run(config: RunConfig, console: Console, recorded: RecordedRun | None 
                 status.update("Checking the chat template")
                 await _check_template(plan.served, console)
                 _print_sampling(config, plan.config, console)
+                if config.model == DESK_MODEL and config.env_args.get("policy") != "brief":
+                    print_line(console, _NOT_TRAINED)
         return await play(plan, console, recorded=recorded)
 
 
@@ -310,7 +313,7 @@ async def _check_addresses(servers: Mapping[str, str | None], *, seconds: float)
         server = f"{option}: the server at {address}"
         health = await Outage(server, probe, timeout=seconds).wait_until_healthy()
         if not health.ok:
-            raise UsageError(f"{option}: {health.why}: is the server running there?")
+            raise UsageError(f"{server}: {health.why}: is the server running there?")
 
 
 async def _check_engine(served: Model, console: Console, *, allow_mismatch: bool) -> None:
@@ -320,7 +323,7 @@ async def _check_engine(served: Model, console: Console, *, allow_mismatch: bool
     """
     health = await served.engine.wait_until_healthy()
     if not health.ok:
-        raise UsageError(health.why)
+        raise UsageError(f"the engine at {served.url}: {health.why}")
     info = await served.engine.model_info()  # raises an error if this is not an engine's address
     if info.session_cache is not None:
         print_line(console, _SESSION_CACHE[info.session_cache])
@@ -328,6 +331,10 @@ async def _check_engine(served: Model, console: Console, *, allow_mismatch: bool
         print_line(console, f"WARNING: {line}")
 
 
+_NOT_TRAINED = (
+    f"WARNING: {DESK_MODEL} was trained only on desk with these options, so expect rewards of 0: "
+    """--split held-out --env-args '{"policy": "brief"}'"""
+)
 _SESSION_CACHE = {
     True: "SGLang's cache keeps the prefixes of running episodes.",
     False: "SGLang's cache may drop the prefixes of running episodes "

@@ -16,7 +16,7 @@ from toolroll.evaluation.viewer.page import PiecesOf
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.model.tokenizers import load_tokenizer
 from toolroll.rollout.runs.episode_file import read_episodes
-from toolroll.rollout.runs.run_directory import read_settings, refuse_no_run, unended
+from toolroll.rollout.runs.run_directory import read_run_file, refuse_no_run, unended
 
 PAGE_NAME = "view.html"
 
@@ -44,7 +44,7 @@ def view(
         raise UsageError(f"--out {out} is a folder: the page is a file")
     if not out.parent.is_dir():
         raise UsageError(f"--out {out}: there is no folder {out.parent}")
-    settings = read_settings(folder)
+    settings = read_run_file(folder)["environments"]
     messages = unended(folder)
     bad_lines: list[str] = []
     count, with_tokens = write_page(
@@ -65,8 +65,12 @@ def view(
 
 
 def page_title(folder: Path) -> str:
-    """Return the title of the page of the run in `folder`."""
-    return f"toolroll: {folder.resolve().name}"
+    """Return the title of the page of the run in `folder`: its name, models and latest date."""
+    run = read_run_file(folder)
+    models = sorted({settings.get("model") or "" for settings in run["environments"].values()})
+    dates = [history[-1].get("date", "")[:10] for history in run["provenance"].values() if history]
+    title = [f"toolroll: {folder.resolve().name}", *models, max(dates, default="")]
+    return ", ".join(filter(None, title))
 
 
 def pieces_by_model(

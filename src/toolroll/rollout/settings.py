@@ -73,6 +73,15 @@ def _engine_address(value: str) -> str:
     return value.rstrip("/").removesuffix("/generate")
 
 
+def _parser_name(value: str) -> str:
+    """Return the name. Raise `ValueError` if there is no such parser."""
+    from toolroll.parsers.registry import get_parser  # imports all formats
+
+    if value != "auto" and not value.startswith("sglang:"):  # SGLang is a large import
+        get_parser(value)
+    return value
+
+
 # The types of settings that several classes have, or whose default differs somewhere.
 
 EnvironmentName = Annotated[
@@ -232,7 +241,7 @@ class EngineSettings(Settings):
 class ModelSettings(EngineSettings):
     """How the model's prompts are made, and how its replies are read."""
 
-    parser: str = Field(
+    parser: Annotated[str, AfterValidator(_parser_name)] = Field(
         default="auto",
         description="The model's tool call format, a name of SGLang's --tool-call-parser; auto: "
         "infer it from the chat template.",

@@ -66,6 +66,20 @@ class EpisodeSettings(
         description="Settings of the user simulator; for openai: base_url, model ...",
     )
 
+    @classmethod
+    def checked(cls, settings: EpisodeSettings | Mapping[str, Any]) -> EpisodeSettings:
+        """Return `settings`. Raise `UsageError` if they are wrong, or if they name an environment,
+        an agent or a user simulator that does not exist.
+        """
+        if not isinstance(settings, EpisodeSettings):
+            settings = cls.read(settings, where=cls.__name__)
+        if settings.env:
+            load_environment(settings.env, settings.env_args)
+        agent_maker(settings.agent)
+        if settings.user is not None:
+            user_maker(settings.user)
+        return settings
+
     def rollout_args(self, *, engine: str | None = None, model: str | None = None) -> RolloutArgs:
         """Return the settings of the model. The framework gives the address of the engine and the
         name of the tokenizer.

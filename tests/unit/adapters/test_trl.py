@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from support.desk_episodes import ByTask, known_tasks
-from support.trl_mirror import a_trainer
+from support.trl_mirror import a_trainer, an_async_config
 
 from toolroll.rollout.errors import EngineError, UsageError
 from toolroll.testing import (
@@ -26,6 +26,7 @@ from toolroll.testing import (
 )
 from toolroll.trainers.episodes import EpisodeSettings
 from toolroll.trainers.trl import (
+    async_rollouts,
     make_rollout_func,
     reward,
     weights_from_disk,
@@ -143,6 +144,27 @@ def test_a_peft_adapter_is_not_saved_as_a_whole_model(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="PEFT adapter"):
         weights_from_disk(["http://127.0.0.1:1"], tmp_path)(trainer)
     assert not saved
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"env": "dsk"}, "there is no environment named 'dsk'; did you mean 'desk'"),
+        ({"env": "none.py:env"}, "none.py"),
+        ({"env": "desk", "agent": "tool-caling"}, "there is no agent named 'tool-caling'"),
+        ({"env": "desk", "user": "opnai"}, "there is no user simulator named 'opnai'"),
+        ({"env": "desk", "parser": "hermez"}, "EpisodeSettings: parser: .*did you mean 'hermes'"),
+    ],
+)
+def test_what_does_not_exist_is_refused_before_the_first_episode(
+    settings: dict[str, str], words: str
+) -> None:
+    with pytest.raises(UsageError, match=words) as made:
+        make_rollout_func(settings, engine="http://127.0.0.1:1")
+    with pytest.raises(UsageError, match=words):
+        config = an_async_config()
+        async_rollouts(config, settings, model="embedded", prompts=["3"], weights="/nowhere")
+    assert "--" not in str(made.value)
 
 
 def test_what_is_wrong_is_refused() -> None:

@@ -150,6 +150,8 @@ async def test_a_verdict_that_fails_is_the_environments_failure(tokenizer: Any) 
         None,
     )
     assert "truncated_reward is broken" in result.info["error"]["message"]
+    assert sum(part.trained_tokens for part in result.trajectories) > 0
+    assert result.metrics["trained_tokens"] == 0, "no trainer gets them"
 
 
 class Sleeper(Talk):

@@ -64,7 +64,8 @@ def test_the_page_has_the_same_drawing(folder: Path) -> None:
     command = ("audit", folder / "rows.jsonl", "--requests", folder / "log")
     model, page = ("--model", folder / "model"), folder / "audit.html"
     shown = toolroll(*command, *model).stdout
-    assert toolroll(*command, *model, "--html", page, "--json").exit_code == 1
+    done = toolroll(*command, *model, "--html", page, "--json")
+    assert done.exit_code == 1 and "audit.html: 0.0 MB; open it in a browser" in done.stderr
     whole = page.read_text(encoding="utf-8")
     [drawing] = re.findall(r"<code[^>]*>(.*)</code>", whole, re.DOTALL)
     text = html.unescape(re.sub(r"<[^>]*>", "", drawing))
@@ -80,6 +81,8 @@ def test_as_json(folder: Path) -> None:
     data = json.loads(done.stdout)
     assert (data["rows"], data["faulty_rows"], data["with_messages"]) == (2, 1, 0)
     assert 0 < data["delivered_tokens"] < data["sampled_tokens"]
+    without = json.loads(toolroll(*command[:2], "--json").stdout)
+    assert without["delivered_tokens"] is without["sampled_tokens"] is None
     kind = data["kinds"]["trained, but not sampled"]
     assert (kind["rows"], kind["places"]) == (1, 3)
     assert kind["share"] == 0.5

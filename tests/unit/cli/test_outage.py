@@ -20,7 +20,7 @@ from toolroll.testing import EmbeddedEngine, PolicyRequest, serve_in_thread
 RUN = ["run", "desk", "--model", "embedded", "--no-do-nothing"]
 DEAD = "http://127.0.0.1:9/v1"
 SECRET = "http://me:secret@127.0.0.1:9"
-LATE = "has not answered for 0.01 s: nothing answers at "
+LATE = "has not answered for 0.01 s: nothing answers (Connection refused)"
 
 
 @pytest.fixture(scope="module")
@@ -54,11 +54,11 @@ USERS = ["--user-url", DEAD, "--user-model", "m"]
         (
             "0",
             ["--baseline-url", DEAD],
-            f"--baseline-url: nothing answers at {DEAD} (no connection",
+            f"--baseline-url: the server at {DEAD}: nothing answers (Connection refused)",
         ),
-        ("0", USERS, f"--user-url: nothing answers at {DEAD} ("),
-        ("0", ["--baseline-url", SECRET + "/v1"], f"nothing answers at {DEAD} ("),
-        ("0", ["--engine", SECRET], "nothing answers at http://127.0.0.1:9 ("),
+        ("0", USERS, f"--user-url: the server at {DEAD}: nothing answers ("),
+        ("0", ["--baseline-url", SECRET + "/v1"], f"the server at {DEAD}: nothing answers ("),
+        ("0", ["--engine", SECRET], "the engine at http://127.0.0.1:9: nothing answers ("),
         ("0.01", ["--engine", "http://127.0.0.1:9"], f"the engine at http://127.0.0.1:9 {LATE}"),
         ("0.01", ["--baseline-url", DEAD], f"--baseline-url: the server at {DEAD} {LATE}"),
         ("0.01", USERS, f"--user-url: the server at {DEAD} {LATE}"),
@@ -76,6 +76,7 @@ def test_a_server_that_is_not_there_ends_the_run_before_it_begins(
     assert toolroll(monkeypatch, *run) == 2
     line = complaint(capsys)
     assert words in line and "secret" not in line
+    assert line.count("127.0.0.1") == 1
     assert not (tmp_path / "run").exists()
 
 
@@ -91,7 +92,7 @@ def test_a_run_waits_for_an_engine_that_is_starting(
         assert toolroll(monkeypatch, *run, "--engine", engine.url) == 0
         assert engine.checks == 3  # down, up, and once more before the run
     first, last = [record.getMessage() for record in caplog.records if record.levelname != "INFO"]
-    assert f"the engine at {engine.url} does not answer ({engine.url}/health answers 503" in first
+    assert f"the engine at {engine.url} does not answer (/health answers 503" in first
     assert first.endswith("waiting for it, up to 0.05 s")
     assert last == f"the engine at {engine.url} answers again"
 
@@ -138,6 +139,7 @@ def test_an_engine_that_dies_for_good_ends_the_run_with_one_message(
     assert f"the engine at {mortal.url} does not answer (" in waiting
     last = complaint(capsys)
     assert f"the engine at {mortal.url} has not answered for 0.01 s" in last
+    assert waiting.count("127.0.0.1") == last.count("127.0.0.1") == 1
     assert last.endswith("the same command continues from there.")
     kept = list(read_episodes(tmp_path))
     assert kept and {episode.result.status for episode in kept} == {Status.COMPLETED}

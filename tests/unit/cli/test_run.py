@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -20,12 +21,14 @@ from typer.testing import Result
 
 from toolroll.cli.app import main
 from toolroll.rollout.errors import UsageError
+from toolroll.rollout.model.tokenizers import desk_model_path
 from toolroll.rollout.runs.episode_file import read_episodes
 from toolroll.rollout.runs.registry import find_environment
 from toolroll.testing import (
     EmbeddedEngine,
     PolicyRequest,
     load_embedded_tokenizer,
+    load_engine,
     play_references,
     serve_in_thread,
 )
@@ -65,6 +68,16 @@ def summary(folder: Path) -> dict[str, Any]:
         "desk"
     ]
     return found
+
+
+def test_the_small_model_says_which_tasks_it_was_trained_on() -> None:
+    options = ["--tasks", "0", "--max-turns", "1", "--no-do-nothing"]
+    with serve_in_thread(load_engine(desk_model_path())) as served:
+        command = ["run", "desk", "--engine", served.url, "--model", "desk-1m", *options]
+        plain = toolroll(*command).stdout
+        [warning] = [line for line in plain.splitlines() if "desk-1m was trained only" in line]
+        named = shlex.split(warning.partition("of 0: ")[2])
+        assert "was trained only" not in toolroll(*command, *named).stdout
 
 
 def test_a_run_ends_in_a_table_and_files(engine: EmbeddedEngine, tmp_path: Path) -> None:

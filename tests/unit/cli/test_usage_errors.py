@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import sys
 from importlib.metadata import version
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -214,6 +216,17 @@ def test_help_shows_whole_names_in_80_columns(name: str) -> None:
     told = CliRunner().invoke(app, [name, "--help"], env=variables).output
     assert "--help" in told
     assert "…" not in told
+
+
+def test_the_list_of_commands_breaks_no_line_early() -> None:
+    variables = {"COLUMNS": "80", "NO_COLOR": "1", "TERM": "dumb"}
+    told = CliRunner().invoke(app, ["--help"], env=variables).output
+    lines = [line.strip("│").rstrip() for line in told.partition("Commands")[2].splitlines()[1:-1]]
+    start = re.match(r" [\w-]+ +", lines[0])
+    assert start is not None
+    for line, after in pairwise(lines):
+        if not after[: start.end()].strip() and (word := after.split()[:1]):
+            assert len(line) + 1 + len(word[0]) > 76, (line, after)
 
 
 @pytest.mark.parametrize(

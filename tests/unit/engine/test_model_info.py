@@ -191,7 +191,7 @@ async def test_health_of_nothing() -> None:
         pass
     async with client(url) as calls:
         found = await calls.health()
-    assert not found.ok and "nothing answers at" in found.why
+    assert not found.ok and "nothing answers (Connection refused): is the engine" in found.why
 
 
 async def test_post_gives_the_json_or_an_engine_error() -> None:

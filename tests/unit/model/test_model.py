@@ -9,6 +9,7 @@ from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub
 import numpy as np
 import pytest
 from support.episodes import serving
@@ -51,6 +52,19 @@ def test_a_tokenizer_is_named_by_folder_or_as_the_embedded_one(tmp_path: Path) -
     with pytest.raises(UsageError, match="no tokenizer can be loaded from") as raised:
         load_tokenizer(str(tmp_path))
     assert "\n" not in str(raised.value)
+
+
+def test_what_is_looked_for_on_the_hub_is_said_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(UsageError, match="no tokenizer can be loaded from 'nobody/nothing'"):
+        load_tokenizer("nobody/nothing")
+    [said] = caplog.messages
+    assert said.startswith("'nobody/nothing' is not on this machine: looking for it on the hub")
+    with pytest.raises(UsageError, match="no tokenizer can be loaded from"):
+        load_tokenizer(str(tmp_path))
+    assert len(caplog.messages) == 1
 
 
 def test_a_tokenizer_without_a_chat_template_is_refused_in_words() -> None:

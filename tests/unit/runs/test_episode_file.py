@@ -109,6 +109,12 @@ def test_a_broken_line_inside_is_never_passed_over(tmp_path: Path) -> None:
         list(read_episodes(tmp_path))
 
 
+def test_a_missing_file_is_refused_in_words(tmp_path: Path) -> None:
+    for path in (tmp_path, tmp_path / "none"):
+        with pytest.raises(UsageError, match=f"{path} is neither the folder of a run .* nor its"):
+            next(read_episodes(path))
+
+
 def test_another_schema_version_is_refused() -> None:
     line = to_line(episode()).replace(b'"schema_version":1', b'"schema_version":99')
     with pytest.raises(UsageError, match="schema version 99; this toolroll reads 1"):

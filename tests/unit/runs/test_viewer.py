@@ -25,10 +25,11 @@ from support.results import episode
 from support.viewed import HOSTILE, viewed_run
 
 from toolroll.cli.follow import follow, follow_app
-from toolroll.cli.view import view
+from toolroll.cli.view import page_title, view
+from toolroll.evaluation.export.dataset import sample_rows
 from toolroll.evaluation.viewer import ShownTokens, write_page
 from toolroll.evaluation.viewer import page as page_module
-from toolroll.evaluation.viewer.data import Pieces, conversation, reward_reason
+from toolroll.evaluation.viewer.data import Pieces, conversation, reward_reason, row
 from toolroll.evaluation.viewer.page import ReadSoFar, episodes_after
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.runs.episode_file import to_line
@@ -91,6 +92,21 @@ def test_everything_is_in_the_page_and_none_of_it_as_markup(run: Path) -> None:
     assert sequence["logprobs"][5:8] == [None, -0.25, -0.5]
     assert [turn["excluded"] for turn in sequence["turns"]] == ["context", None]
     assert len(sequence["texts"]) == len(sequence["ids"]) == 14
+
+
+def test_the_title_names_the_models_and_the_date(tmp_path: Path) -> None:
+    for env, model, day in (("pond", "a", 30), ("desk", "b", 31), ("hills", "b", 29)):
+        facts = {"date": f"2031-03-{day}T08:00:00+00:00"}
+        with RunDirectory(tmp_path / "run", env, {"model": model}, provenance=facts):
+            pass
+    assert page_title(tmp_path / "run") == "toolroll: run, a, b, 2031-03-31"
+
+
+def test_what_counts_as_trained_is_what_the_exported_samples_hold() -> None:
+    played = [episode("t-0"), episode("t-1", reason=StopReason.ENGINE_ERROR)]
+    shown = [row(one)["trained"] for one in played]
+    exported = [sum(sum(sample["loss_mask"]) for sample in sample_rows([one])) for one in played]
+    assert shown == exported == [6, 0]
 
 
 def test_pieces_are_the_text(tokenizer: Any) -> None:
@@ -218,7 +234,9 @@ def test_a_comparison_pairs_the_samples_that_it_compares(tmp_path: Path) -> None
                 folder.append(replace(episode(f"t-{n}", sample, reason=reason), seed=n))
     page = tmp_path / "page.html"
     arguments = ["compare", str(tmp_path / "base"), str(tmp_path / "new"), "--page", str(page)]
-    assert toolroll(*arguments).exit_code == 0
+    done = toolroll(*arguments, "--json")
+    assert done.exit_code == 0 and json.loads(done.stdout)
+    assert done.stderr.endswith("page.html: 0.1 MB; open it in a browser\n")
     index = blocks(page)["index"]
     pairs = [(row["task"], row["run"], row["base"]) for row in index["rows"]]
     assert pairs[:6] == [(f"t-{n}", 0, None) for n in range(6)]

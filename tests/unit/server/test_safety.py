@@ -234,9 +234,9 @@ async def test_each_request_is_one_line_of_the_log_without_keys_or_bodies(
         "POST /sessions/s/v1/chat/completions 200 session=s",
         "POST /v1/chat/completions 200 session=in-the-body",
         f"POST /v1/chat/completions 200 session={unnamed}",
-        "POST /sessions/s/reward 401 session=s",
+        "POST /sessions/s/reward 401 invalid_api_key session=s",
         "GET /sessions/s/trajectories 200 session=s",
-        "GET /a%0Ab 404 session=-",
+        "GET /a%0Ab 404 not_found session=-",
     ]
     assert [line.rpartition(" ")[0].rpartition(" ")[0] for line in lines] == expected
     assert not any(

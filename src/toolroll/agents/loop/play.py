@@ -25,6 +25,7 @@ from toolroll.rollout.types import (
     Action,
     InteractionResult,
     Message,
+    Status,
     StepResult,
     StopReason,
     Tool,
@@ -227,7 +228,8 @@ def build_result(
         trajectories = rewarded(conversation.session.trajectories(), played.turn_rewards)
         prompt = conversation.first_prompt
         metrics["forks"] = float(len(conversation.forks))
-        trained = [trajectory.trained_tokens for trajectory in trajectories]
+        aborted = played.reason.status is Status.ABORTED  # then no trainer gets the tokens
+        trained = () if aborted else [trajectory.trained_tokens for trajectory in trajectories]
         metrics["trained_tokens"] = float(sum(trained))
         for kind, count in conversation.mismatches.items():
             metrics[f"token_mismatches/{kind}"] = float(count)

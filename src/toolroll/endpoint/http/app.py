@@ -55,6 +55,7 @@ SESSION_HEADER = "x-session-id"
 _RETRY_HEADER = "x-stainless-retry-count"
 _ANSWERED = re.compile("/v1/|/tokenize$")
 _SESSION: ContextVar[str] = ContextVar("session")
+_CODE: ContextVar[str] = ContextVar("code")
 _NO_ANSWER = 499
 """The status in the log if the client closed the connection before it got the answer."""
 
@@ -168,6 +169,7 @@ class EndpointServer:
         began = time.perf_counter()
         status = _NO_ANSWER
         _SESSION.set("-")
+        _CODE.set("")
         try:
             response = await handler(request)
             status = response.status
@@ -175,14 +177,8 @@ class EndpointServer:
         finally:
             seconds = time.perf_counter() - began
             self.endpoint.metrics.request(request.method, _route(request), status, seconds)
-            logger.info(
-                "%s %s %d session=%s %.0f ms",
-                request.method,
-                request.rel_url.raw_path,
-                status,
-                _SESSION.get(),
-                seconds * 1000,
-            )
+            line = (request.method, request.rel_url.raw_path, f"{status}{_CODE.get()}")
+            logger.info("%s %s %s session=%s %.0f ms", *line, _SESSION.get(), seconds * 1000)
 
     @web.middleware
     async def _errors(self, request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -201,6 +197,7 @@ class EndpointServer:
     def _refusal(self, error: ApiError, request: web.Request) -> web.Response:
         """Return the response for `error`, in the error format of the API that `request` uses."""
         self.endpoint.metrics.errors[error.code] += 1
+        _CODE.set(f" {error.code}")
         dialect = self.endpoint.dialect_of(request.rel_url.raw_path)
         headers = {"x-should-retry": "true" if error.retry else "false"}
         return JsonResponse(dialect.refusal(error), status=error.status, headers=headers)

@@ -55,7 +55,7 @@ async def _serve_until(
             return
         health = waiting.result()
         if not health.ok:
-            raise UsageError(health.why)
+            raise UsageError(f"the engine at {model.url}: {health.why}")
         for line in await model.check_identity(allow_mismatch=args.allow_model_mismatch):
             logger.warning("%s", line)
         store = None

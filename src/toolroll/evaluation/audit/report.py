@@ -30,7 +30,7 @@ class AuditReport:
 
     `kinds`: the faults, by kind; the kinds that start with "undecided: " are perhaps no faults,
     which only the engine's record can decide. `with_messages`: the rows that were compared with the
-    template. `delivered_tokens`: the sampled tokens of the record that are trained.
+    template. `delivered_tokens`: the sampled tokens of the record that are trained, or None.
     """
 
     record: EngineRecord | None = None
@@ -38,7 +38,7 @@ class AuditReport:
     faulty_rows: int = 0
     with_messages: int = 0
     trained_tokens: int = 0
-    delivered_tokens: int = 0
+    delivered_tokens: int | None = None
     kinds: dict[str, Kind] = field(default_factory=dict)
 
     def add(self, row: Row, faults: Iterable[Fault]) -> None:
@@ -99,6 +99,6 @@ def audit(
         if record is not None:
             served, delivered = served_faults(row, record)
             faults = [fault for fault in faults if fault.sure] + served
-            report.delivered_tokens += delivered
+            report.delivered_tokens = (report.delivered_tokens or 0) + delivered
         report.add(row, dict.fromkeys(faults))
     return report

@@ -23,13 +23,14 @@ from typing import Any
 from toolroll.evaluation.export.messages import mappings
 from toolroll.rollout.runs.pass_at_k import passed
 from toolroll.rollout.runs.summary import as_count
-from toolroll.rollout.types import Episode, InteractionResult, Trajectory, Turn
+from toolroll.rollout.types import Episode, InteractionResult, Status, Trajectory, Turn
 
 
 def row(episode: Episode) -> dict[str, Any]:
     """Return the data for a table row, including the fields for filters."""
     result = episode.result
     metrics = result.metrics
+    aborted = result.status is Status.ABORTED  # then no trainer gets its tokens
     return {
         "env": episode.env,
         "task": episode.task_id,
@@ -43,7 +44,7 @@ def row(episode: Episode) -> dict[str, Any]:
         "turns": as_count(metrics.get("turns", 0)),
         "tokens": sum(len(part) for part in result.trajectories)
         or as_count(metrics.get("completion_tokens", 0)),
-        "trained": sum(part.trained_tokens for part in result.trajectories),
+        "trained": 0 if aborted else sum(part.trained_tokens for part in result.trajectories),
         "calls": as_count(metrics.get("tool_calls", 0)),
         "invalid": as_count(metrics.get("invalid_calls", 0)),
         "forks": max(len(result.trajectories) - 1, 0),

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import aiohttp
 
-from toolroll.rollout.engine.errors import message_of, reason
+from toolroll.rollout.engine.errors import message_of, reason, without_server
 from toolroll.rollout.engine.transport import NETWORK_ERRORS, Transport
 
 _TIMEOUT = 15.0  # SGLang's /health generates a token and polls once a second
@@ -15,8 +15,8 @@ _DOWN = frozenset({502, 503, 504})
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """The result of a health check. `why`: the reason if `ok` is False. `down`: the server does not
-    answer, or answers that it is down.
+    """The result of a health check. `why`: the reason if `ok` is False, without the server's
+    address. `down`: the server does not answer, or answers that it is down.
     """
 
     ok: bool
@@ -39,9 +39,9 @@ async def check_endpoint(base_url: str, authorization: str | None = None) -> Hea
         ):
             status = response.status
     except NETWORK_ERRORS as error:
-        return Health(False, f"nothing answers at {base_url} ({reason(error)})", down=True)
+        return Health(False, f"nothing answers ({without_server(reason(error))})", down=True)
     if status in _DOWN:
-        return Health(False, f"{base_url} answers {status}", down=True)
+        return Health(False, f"/models answers {status}", down=True)
     return Health(True)
 
 
@@ -50,19 +50,17 @@ async def check_health(transport: Transport, url: str) -> Health:
     try:
         answer = await transport.ask(f"{url}/health", seconds=_TIMEOUT)
     except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
-        message = f"nothing answers at {url} ({reason(error)}): is the engine running there?"
+        message = f"nothing answers ({without_server(reason(error))}): is the engine running there?"
         return Health(False, message, down=True)
     except TimeoutError:
-        message = (
-            f"{url}/health gave no answer in {_TIMEOUT:.0f} s: the engine is starting or stuck"
-        )
+        message = f"/health gave no answer in {_TIMEOUT:.0f} s: the engine is starting or stuck"
         return Health(False, message, down=True)
     except NETWORK_ERRORS as error:
-        return Health(False, f"{url} does not speak HTTP as expected: {reason(error)}", down=True)
+        return Health(False, f"it does not speak HTTP as expected: {reason(error)}", down=True)
     if answer.status == 200:
         return Health(True)
     if answer.status == 404:
-        why = f"{url} answers, but has no /health: this is not an SGLang engine or router"
+        why = "it answers, but has no /health: this is not an SGLang engine or router"
         return Health(False, why)
     text = answer.body.decode("utf-8", "replace")
     message = message_of(text)[:300]
@@ -71,5 +69,5 @@ async def check_health(transport: Transport, url: str) -> Health:
             " (all workers of this router are unhealthy, or its circuit breaker is open; "
             "--disable-circuit-breaker turns it off)"
         )
-    why = f"{url}/health answers {answer.status}: {message or 'without a message'}"
+    why = f"/health answers {answer.status}: {message or 'without a message'}"
     return Health(False, why, down=answer.status in _DOWN)

@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable
 from enum import Enum
 from time import perf_counter
 
-from toolroll.rollout.engine.errors import NO_ANSWER
+from toolroll.rollout.engine.errors import without_server
 from toolroll.rollout.engine.health import Health
 from toolroll.rollout.errors import EngineUnreachableError
 from toolroll.rollout.runtime.time_limit import not_counted
@@ -88,7 +88,7 @@ class Outage:
         state = self._state
         if self.ended == ended:
             if self._probing is None or self._probing.done():
-                watch = self._watch(why.removeprefix(NO_ANSWER), down=down)
+                watch = self._watch(without_server(why), down=down)
                 self._probing = asyncio.get_running_loop().create_task(watch)
             probing = self._probing
             with not_counted():
@@ -98,8 +98,7 @@ class Outage:
             state = probing.result()
         if state is _State.LOST:
             raise EngineUnreachableError(
-                f"{self._server} has not answered for {self._timeout:g} s: "
-                f"{why.removeprefix(NO_ANSWER)}"
+                f"{self._server} has not answered for {self._timeout:g} s: {without_server(why)}"
             )
         return state is _State.BACK
 

@@ -101,7 +101,7 @@ class Model:
         If `args.parser` is "auto", the parser for the format that the chat template
         writes is selected. Raise `UsageError` if no parser reads this format.
         """
-        if args.parser != "auto":
+        if args.parser.startswith("sglang:"):
             with _parser_option():  # before the tokenizer, which takes seconds
                 get_parser(args.parser)
         if tokenizer is None:
@@ -300,8 +300,8 @@ def read_template(value: str | None) -> str | ChatFunction | None:
 
 @contextmanager
 def _parser_option() -> Iterator[None]:
-    """Let an `UnknownParserError` name the option."""
+    """Let an `UnknownParserError` name the setting."""
     try:
         yield
     except UnknownParserError as error:
-        raise UsageError(f"--parser: {error}") from error
+        raise UsageError(f"parser (--parser): {error}") from error

@@ -11,6 +11,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import json
+import logging
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -19,6 +20,8 @@ from types import ModuleType
 from typing import Any
 
 from toolroll.rollout.errors import UsageError
+
+logger = logging.getLogger(__name__)
 
 FOLDER = Path(__file__).with_name("tokenizer")
 
@@ -70,6 +73,8 @@ def load_tokenizer(name: str | None, *, trust_remote_code: bool = False) -> Any:
             f"no tokenizer can be loaded from {name!r} (--model): did you mean {close[0]!r}?"
         )
     transformers: Any = import_transformers()
+    if not Path(name).exists() and _cached(name, "tokenizer_config.json") is None:
+        logger.warning(_NOT_HERE, name)
     try:
         return transformers.AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
     except (OSError, ValueError) as error:
@@ -78,6 +83,12 @@ def load_tokenizer(name: str | None, *, trust_remote_code: bool = False) -> Any:
             f"no tokenizer can be loaded from {name!r}: {reason} (without a network, give "
             f"the tokenizer's folder)"
         ) from error
+
+
+_NOT_HERE = (
+    "%r is not on this machine: looking for it on the hub, which takes about a minute without a "
+    "network (HF_HUB_OFFLINE=1: no look)"
+)
 
 
 def generation_defaults(name: str) -> dict[str, Any]:
@@ -168,10 +179,16 @@ def _placeholders_in(config: Mapping[str, Any]) -> Iterator[Any]:
 
 def _config(name: str) -> Mapping[str, Any]:
     """Return the `config.json` in the folder `name`, or in the local cache of the hub."""
-    transformers: Any = import_transformers()
-    try:
-        path = transformers.utils.cached_file(name, "config.json", local_files_only=True)
-    except (OSError, ValueError):  # ValueError: an older huggingface_hub refuses the name
-        path = None
+    path = _cached(name, "config.json")
     config = json.loads(Path(path).read_bytes()) if path else {}
     return config if isinstance(config, dict) else {}
+
+
+def _cached(name: str, file: str) -> str | None:
+    """Return the path of `file` in the folder `name`, or in the local cache of the hub."""
+    transformers: Any = import_transformers()
+    try:
+        path: str | None = transformers.utils.cached_file(name, file, local_files_only=True)
+    except (OSError, ValueError):  # ValueError: an older huggingface_hub refuses the name
+        return None
+    return path

@@ -241,10 +241,15 @@ def read_episodes(
 
     An incomplete last line and repeated lines are skipped. If another line is not a valid episode,
     or has the sample of an earlier one, raise `UsageError`, or call `on_bad_line` with the error's
-    message and continue. If a line has a different schema version, always raise `UsageError`.
+    message and continue. If there is no such file, or if a line has a different schema version,
+    always raise `UsageError`.
     """
     file = Path(path)
     file = file / FILE_NAME if file.is_dir() else file
+    if not file.exists():
+        raise UsageError(
+            f"{path} is neither the folder of a run (--out of toolroll run) nor its {FILE_NAME}"
+        )
     with file.open("rb") as lines:
         yield from read_lines(lines, on_bad_line=on_bad_line)
 

@@ -52,16 +52,15 @@ def async_rollouts(
         workers: the workers' addresses, if the engine is a router.
 
     Raises:
-        UsageError: for an unknown setting, or if the trainer's loss would not know how the tokens
-            were sampled.
+        UsageError: for an unknown setting, environment, agent or parser, or if the trainer's loss
+            would not know how the tokens were sampled.
 
     Example:
         >>> settings = EpisodeSettings(env="desk")
         >>> parts = async_rollouts(config, settings, model=MODEL, prompts=["0"], weights="/tmp/w")
         >>> AsyncGRPOTrainer(MODEL, args=config, train_dataset=dataset, **parts).train()
     """
-    if not isinstance(settings, EpisodeSettings):
-        settings = EpisodeSettings.read(settings, where="EpisodeSettings")
+    settings = EpisodeSettings.checked(settings)
     engine = config.vllm_server_base_url.rstrip("/")
     job = Job(
         _settings(config, settings),

@@ -168,7 +168,7 @@ class Groups:
         rows = group_rows(results, group_id)
         aborted = [result for result in results if result.status is Status.ABORTED]
         if aborted and (health := await self._player.model.engine.health()).down:
-            raise EngineError(health.why)
+            raise EngineError(f"the engine at {self._player.model.url}: {health.why}")
         self._empty = 0 if rows else self._empty + 1
         if self._empty == _MOST_EMPTY:
             why = why_aborted(aborted[-1]) if aborted else "nothing was sampled"

@@ -38,16 +38,14 @@ def make_rollout_func(
             step, so that the engine samples from the current weights; see `weights_from_disk`.
 
     Raises:
-        UsageError: for an unknown setting.
+        UsageError: for an unknown setting, environment, agent or parser.
 
     Example:
         >>> rollout = make_rollout_func(
         ...     EpisodeSettings(env="desk", max_turns=12), engine="http://127.0.0.1:30000"
         ... )
     """
-    if not isinstance(settings, EpisodeSettings):
-        settings = EpisodeSettings.read(settings, where="EpisodeSettings")
-    return RolloutFunc(settings, engine, sync_weights)
+    return RolloutFunc(EpisodeSettings.checked(settings), engine, sync_weights)
 
 
 class RolloutFunc:

@@ -15,6 +15,7 @@ function drawCards() {
     ...state.texts.map(text => make("pre", { class: "card", tabindex: 0 }, text.trim())),
     ...Object.entries(state.summary).map(([env, part]) => {
       const facts = [
+        ...playedWith(part.settings || {}, part.provenance || []),
         plural(part.episodes, "episode"),
         part.reward ? "reward " + interval(part.reward) : null,
         part.pass_bounds && part.pass_bounds.pass_at_k[1]
@@ -38,6 +39,27 @@ function drawCards() {
       );
     }),
   );
+}
+
+const SAMPLING = [
+  "temperature",
+  "top_p",
+  "top_k",
+  "min_p",
+  "frequency_penalty",
+  "presence_penalty",
+  "repetition_penalty",
+  "max_new_tokens",
+];
+
+// Return the model, the sampling parameters and the latest date of a run.
+function playedWith(settings, provenance) {
+  const own = Object.fromEntries(SAMPLING.map(name => [name, settings[name]])),
+    params = Object.entries({ ...own, ...settings.sampling_params })
+      .filter(([, value]) => value !== null && value !== undefined)
+      .map(([name, value]) => name + " " + (typeof value === "object" ? pretty(value) : value));
+  const dates = provenance.map(entry => (entry.date || "").slice(0, 10)).sort();
+  return [settings.model, params.join(", "), dates.at(-1)];
 }
 
 const BINS = 16;
