@@ -86,8 +86,9 @@ def no_logprobs(row: Row) -> None:
 
 
 def only_trained(row: Row) -> None:
+    """Each of them has a logprob."""
     pairs = zip(row["logprobs"], row["loss_mask"], strict=True)
-    row["logprobs"] = [value if bit else None for value, bit in pairs]
+    row["logprobs"] = [(value or 0.0) if bit else None for value, bit in pairs]
 
 
 def every_trained(row: Row) -> None:

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 from support.audit_formats import FORMATS
 from support.audited import Played, play
-from support.planted import PLANTED, plant
+from support.planted import PLANTED, Fault, plant
+from support.source import ROOT
 
 from toolroll.evaluation.audit import AuditReport, TemplateCheck, audit, faults, template
 from toolroll.evaluation.audit.formats import read_rows
@@ -135,9 +136,29 @@ def test_what_the_template_shows(played: Played, check: TemplateCheck, fault: st
     assert undecided(report.kinds) == expected(fault, 3)
 
 
+def found_by(fault: str) -> tuple[str, str, str]:
+    """Whether the rows show the fault, and whether the record or the template with them does."""
+    alone, record, check, perhaps = (expected(fault, column) for column in range(4))
+    return (
+        "yes" if alone else "undecided" if "NOT_WHOLE" in perhaps else "no",
+        "yes" if alone | record else "no",
+        "yes" if alone | check else "undecided" if perhaps else "no",
+    )
+
+
+def test_the_page_has_this_table() -> None:
+    rows: dict[tuple[str, ...], list[str]] = {}
+    for fault in PLANTED:
+        rows.setdefault(found_by(fault), []).append(fault)
+    lines = [f"| {'; '.join(faults)} | {' | '.join(cells)} |" for cells, faults in rows.items()]
+    page = (ROOT / "docs" / "audit.md").read_text(encoding="utf-8")
+    table = page.partition("|---|---|---|---|\n")[2].partition("\n\n")[0]
+    assert table.splitlines() == lines
+
+
 def test_most_faults_are_found_with_the_record() -> None:
-    found = [fault for fault in EXPECTED if expected(fault, 0) | expected(fault, 1)]
-    missed = [fault for fault in EXPECTED if fault not in found]
+    found = [fault for fault in PLANTED if found_by(fault)[1] == "yes"]
+    missed = [fault for fault in PLANTED if fault not in found]
     assert missed == [
         "a turn is not trained",  # no fault
         "a result is appended",  # not trained
@@ -146,16 +167,22 @@ def test_most_faults_are_found_with_the_record() -> None:
         "the messages lack the tools",
     ]
     assert len(found) >= 41
+    assert [fault for fault in missed if "yes" not in found_by(fault)] == [
+        "a turn is not trained",
+        "a result is appended",
+        "the messages lack the tools",
+    ]
 
 
 # --- formats --------------------------------------------------------------------------------------
 
 
 NOT_HELD = {
+    "labels": {fault for fault in PLANTED if "logprob" in fault},
     "pt": {"everything is trained"},
-    "traces": {fault for fault in PLANTED if "NO_LOGPROB" in EXPECTED[fault]},
+    "traces": {"everything is trained"},
 }
-"""Logprobs that are missing have no place there, nor has a mask of the first token."""
+"""The mask of a prompt's first token has no place in the last two."""
 
 
 def kinds(report: AuditReport) -> Any:
@@ -165,13 +192,15 @@ def kinds(report: AuditReport) -> Any:
 @pytest.mark.parametrize("kind", FORMATS)
 def test_each_format_shows_the_same_faults(played: Played, kind: str, tmp_path: Path) -> None:
     write, held = FORMATS[kind]
-    for number, fault in enumerate(PLANTED):
+    faults: dict[str, Fault] = {"none": lambda rows: None, **PLANTED}
+    for number, (fault, planted) in enumerate(faults.items()):
         if fault in NOT_HELD.get(kind, ()):
             continue
-        rows = plant(PLANTED[fault], played.rows)
+        rows = plant(planted, played.rows)
         for row in rows:
             held(row)
         wanted = kinds(audit(rows, record=played.record()))
+        assert bool(wanted) == (fault in PLANTED and found_by(fault)[1] == "yes"), fault
         folder = tmp_path / str(number)
         folder.mkdir()
         path = write(rows, folder)
