@@ -50,7 +50,7 @@ def run(*, quick: bool) -> Table:
 
 
 def write(samples: Path, log: Path, tok: Any, *, rows: int) -> tuple[int, int]:
-    """Write rows and what the engine was sent and sampled. Return the numbers of rows and tokens."""
+    """Write rows, and the log of their engine. Return the numbers of rows and tokens."""
     tokens = 0
     with samples.open("w") as row_lines, log.open("w") as log_lines:
         for row, answers in played(tok, rows):
@@ -70,8 +70,8 @@ def write(samples: Path, log: Path, tok: Any, *, rows: int) -> tuple[int, int]:
 def played(tok: Any, rows: int) -> Iterator[tuple[dict[str, Any], list[Any]]]:
     """Yield training rows with their answers, from conversations without system messages."""
     way, load = Toolroll(tok), workload()
-    for number in range(rows):
-        talk = renumbered(load.conversations[number % len(load.conversations)], number)
+    for seed in range(rows):
+        talk = renumbered(load.conversations[seed % len(load.conversations)], seed)
         messages = [message for message in talk.first if message["role"] != "system"]
         ids = list(map(int, way.begin(messages, [])))
         mask, answers = [0] * len(ids), []

@@ -9,10 +9,7 @@ writes its log.
 
 from __future__ import annotations
 
-import __future__
-
 import ast
-import inspect
 import json
 import random
 import sys
@@ -33,28 +30,28 @@ def token_delta(slime: Path) -> Delta:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.FunctionDef) and node.name.endswith("get_token_delta"):
                 names: dict[str, Any] = {}
-                module, flags = ast.Module([node], []), __future__.annotations.compiler_flag
-                exec(compile(module, path, "exec", flags=flags), names)
-                found: Delta = names[node.name]
-                own = "self" in inspect.signature(found).parameters
-                return (lambda *args, **_: found(None, *args)) if own else found
+                exec("from __future__ import annotations\n" + ast.unparse(node), names)
+                of_method = node.args.args[0].arg == "self"
+                return _without_self(names[node.name]) if of_method else names[node.name]
     raise SystemExit(f"{slime} has no get_token_delta in examples/tau-bench")
+
+
+def _without_self(method: Callable[..., Any]) -> Delta:
+    return lambda *arguments, **_: method(None, *arguments)
 
 
 def play(
     tokenizer: Any, said: Sequence[str], answers: Sequence[dict[str, str]], delta: Delta
 ) -> tuple[dict[str, Any], list[str]]:
     """Return an episode as slime's sample, and the log. The answers follow the turns."""
-
-    def prompt() -> str:
-        return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-
-    messages = [{"role": "user", "content": "I want to return my order."}]
-    tokens, mask, log = tokenizer.encode(prompt(), add_special_tokens=False), [], []
+    messages = [{"role": "user", "content": "I want to return it."}]
+    tokens, mask, log = list[int](), list[int](), list[str]()
     for text, answer in zip(said, answers, strict=True):
+        prompt = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        tokens = tokens or tokenizer.encode(prompt, add_special_tokens=False)
         ids = [*tokenizer.encode(text, add_special_tokens=False), tokenizer.eos_token_id]
-        sizes = {"prompt_tokens": len(tokenizer.encode(prompt())), "completion_tokens": len(ids)}
-        line = {"event": "request.finished", "rid": "x", "obj": {"input_ids": None, "text": prompt()}}
+        sizes = {"prompt_tokens": len(tokenizer.encode(prompt)), "completion_tokens": len(ids)}
+        line = {"event": "request.finished", "rid": "x", "obj": {"input_ids": None, "text": prompt}}
         log.append(json.dumps(line | {"out": {"output_ids": ids, "meta_info": sizes}}))
         for message in ({"role": "assistant", "content": text}, answer):
             messages.append(message)
@@ -67,16 +64,18 @@ def play(
 def main(slime: str, model: str, out: str) -> None:
     from transformers import AutoTokenizer
 
-    tokenizer, delta, rng = AutoTokenizer.from_pretrained(model), token_delta(Path(slime)), random.Random(0)
-    steps = [(CALL, ORDER), ("Is that all?", USER)]
+    tokenizer, delta = AutoTokenizer.from_pretrained(model), token_delta(Path(slime))
+    steps, rng = [(CALL, ORDER), ("Is that all?", USER)], random.Random(0)
+    samples, log = list[str](), list[str]()
+    for _ in range(EPISODES):
+        chosen = [steps[0], *rng.choices(steps, k=rng.randint(1, 5)), ("Done.", USER)]
+        said = [f"<think>\nI look, {rng.random()}.\n</think>\n\n{text}" for text, _ in chosen]
+        sample, lines = play(tokenizer, said, [answer for _, answer in chosen], delta)
+        samples.append(json.dumps(sample) + "\n")
+        log += [line + "\n" for line in lines]
     Path(out).mkdir(parents=True)
-    with open(f"{out}/samples.jsonl", "w") as samples, open(f"{out}/requests.log", "w") as log:
-        for _ in range(EPISODES):
-            chosen = [steps[0], *rng.choices(steps, k=rng.randint(1, 5)), ("Done.", USER)]
-            said = [f"<think>\nI look, {rng.random()}.\n</think>\n\n{text}" for text, _ in chosen]
-            sample, lines = play(tokenizer, said, [answer for _, answer in chosen], delta)
-            samples.write(json.dumps(sample) + "\n")
-            log.writelines(line + "\n" for line in lines)
+    Path(out, "samples.jsonl").write_text("".join(samples), encoding="utf-8")
+    Path(out, "requests.log").write_text("".join(log), encoding="utf-8")
 
 
 if __name__ == "__main__":
