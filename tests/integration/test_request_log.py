@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import pytest
 from integration.test_episodes import play, serving
 from support.adversarial.size import FULL
 from support.planted import PLANTED, plant, spans
@@ -23,6 +24,7 @@ OF_WORDS = {"a turn is encoded again"}
 """The random model samples no words."""
 
 
+@pytest.mark.timeout(3600)
 async def test_episodes_are_what_the_servers_log_has(tmp_path: Path) -> None:
     log = tmp_path / "requests"
     with sglang_server(

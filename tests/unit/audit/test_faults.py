@@ -5,14 +5,15 @@ the chat template and messages.
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.audited import Played, Row, play
-from support.planted import PLANTED, plant
+from support.audit_formats import FORMATS
+from support.audited import Played, play
+from support.planted import PLANTED, Fault, plant
+from support.source import ROOT
 
 from toolroll.evaluation.audit import AuditReport, TemplateCheck, audit, faults, template
 from toolroll.evaluation.audit.formats import read_rows
@@ -58,7 +59,7 @@ EXPECTED = {
     "a row is there twice": "- | TWICE | - | -",
     "turns are trained again in another row": "- | TWICE | - | -",
     "a result is missing": "- | NOT_SAMPLED OTHER_PREFIX | AFTER_STOP TURN | DELTA",
-    "a result is appended": "- | - | - | -",
+    "a result is appended": "- | - | - | TAIL",
     "a result is appended and trained": "- | NOT_SAMPLED | AFTER_STOP | -",
     "the logprobs are shifted": "- | LOGPROBS | - | -",
     "the logprobs are those of another turn": "- | LOGPROBS | - | -",
@@ -135,9 +136,29 @@ def test_what_the_template_shows(played: Played, check: TemplateCheck, fault: st
     assert undecided(report.kinds) == expected(fault, 3)
 
 
+def found_by(fault: str) -> tuple[str, str, str]:
+    """Whether the rows show the fault, and whether the record or the template with them does."""
+    alone, record, check, perhaps = (expected(fault, column) for column in range(4))
+    return (
+        "yes" if alone else "undecided" if "NOT_WHOLE" in perhaps else "no",
+        "yes" if alone | record else "no",
+        "yes" if alone | check else "undecided" if perhaps else "no",
+    )
+
+
+def test_the_page_has_this_table() -> None:
+    rows: dict[tuple[str, ...], list[str]] = {}
+    for fault in PLANTED:
+        rows.setdefault(found_by(fault), []).append(fault)
+    lines = [f"| {'; '.join(faults)} | {' | '.join(cells)} |" for cells, faults in rows.items()]
+    page = (ROOT / "docs" / "audit.md").read_text(encoding="utf-8")
+    table = page.partition("|---|---|---|---|\n")[2].partition("\n\n")[0]
+    assert table.splitlines() == lines
+
+
 def test_most_faults_are_found_with_the_record() -> None:
-    found = [fault for fault in EXPECTED if expected(fault, 0) | expected(fault, 1)]
-    missed = [fault for fault in EXPECTED if fault not in found]
+    found = [fault for fault in PLANTED if found_by(fault)[1] == "yes"]
+    missed = [fault for fault in PLANTED if fault not in found]
     assert missed == [
         "a turn is not trained",  # no fault
         "a result is appended",  # not trained
@@ -146,113 +167,22 @@ def test_most_faults_are_found_with_the_record() -> None:
         "the messages lack the tools",
     ]
     assert len(found) >= 41
+    assert [fault for fault in missed if "yes" not in found_by(fault)] == [
+        "a turn is not trained",
+        "a result is appended",
+        "the messages lack the tools",
+    ]
 
 
 # --- formats --------------------------------------------------------------------------------------
 
 
-def write_lines(rows: list[Row], folder: Path) -> Path:
-    path = folder / "rows.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return path
-
-
-def write_parquet(rows: list[Row], folder: Path) -> Path:
-    pyarrow, parquet = map(pytest.importorskip, ("pyarrow", "pyarrow.parquet"))
-    for row in rows:
-        row |= {name: json.dumps(row[name]) for name in ("messages", "tools")}
-    path = folder / "rows.parquet"
-    parquet.write_table(pyarrow.Table.from_pylist(rows), path)
-    return path
-
-
-def write_labels(rows: list[Row], folder: Path) -> Path:
-    for row in rows:
-        row["labels"] = [
-            index if bit else -100
-            for index, bit in zip(row["input_ids"], row.pop("loss_mask"), strict=True)
-        ]
-        del row["logprobs"]
-    return write_lines(rows, folder)
-
-
-def write_pt(rows: list[Row], folder: Path) -> Path:
-    """As slime and miles do."""
-    torch = pytest.importorskip("torch")
-    samples = []
-    for row in rows:
-        first = row["loss_mask"].index(1)
-        samples.append(
-            {
-                "tokens": row["input_ids"],
-                "response_length": len(row["input_ids"]) - first,
-                "loss_mask": row["loss_mask"][first:],
-                "rollout_log_probs": [value or 0.0 for value in row["logprobs"][first:]],
-                "status": "completed",
-                "prompt": "x",
-            }
-        )
-    path = folder / "rollout_3.pt"
-    torch.save({"rollout_id": 3, "samples": samples}, path)
-    return path
-
-
-def write_traces(rows: list[Row], folder: Path) -> Path:
-    """As verifiers does: logprobs of trained tokens only, in four decimals."""
-    lines = []
-    for row in rows:
-        node = {
-            "parent": 0,
-            "message": {"role": "assistant", "content": "x"},
-            "sampled": True,
-            "token_ids": row["input_ids"][1:],
-            "mask": [bit == 1 for bit in row["loss_mask"][1:]],
-            "logprobs": [
-                round(value, 4)
-                for value, bit in zip(row["logprobs"][1:], row["loss_mask"][1:], strict=True)
-                if bit
-            ],
-        }
-        root = {
-            "message": {"role": "user", "content": "x"},
-            "token_ids": row["input_ids"][:1],
-            "mask": [False],
-        }
-        lines.append({"env": {"id": "x"}, "traces": [{"nodes": [root, node]}]})
-    return write_lines(lines, folder)
-
-
-def no_logprobs(row: Row) -> None:
-    row["logprobs"] = [None] * len(row["logprobs"])
-
-
-def only_trained(row: Row) -> None:
-    pairs = zip(row["logprobs"], row["loss_mask"], strict=True)
-    row["logprobs"] = [value if bit else None for value, bit in pairs]
-
-
-def every_trained(row: Row) -> None:
-    """After the first trained token, a logprob of zero also means that there is none."""
-    first = row["loss_mask"].index(1)
-    row["logprobs"] = [
-        None if at < first else (value or 0.0) if bit else value
-        for at, (value, bit) in enumerate(zip(row["logprobs"], row["loss_mask"], strict=True))
-    ]
-
-
-FORMATS: dict[str, tuple[Callable[[list[Row], Path], Path], Callable[[Row], None]]] = {
-    "jsonl": (write_lines, lambda row: None),
-    "parquet": (write_parquet, lambda row: None),
-    "labels": (write_labels, no_logprobs),
-    "pt": (write_pt, every_trained),
-    "traces": (write_traces, only_trained),
-}
-"""How to write rows, and what the format cannot hold of a row."""
 NOT_HELD = {
+    "labels": {fault for fault in PLANTED if "logprob" in fault},
     "pt": {"everything is trained"},
-    "traces": {fault for fault in PLANTED if "NO_LOGPROB" in EXPECTED[fault]},
+    "traces": {"everything is trained"},
 }
-"""Logprobs that are missing have no place there, nor has a mask of the first token."""
+"""The mask of a prompt's first token has no place in the last two."""
 
 
 def kinds(report: AuditReport) -> Any:
@@ -262,13 +192,15 @@ def kinds(report: AuditReport) -> Any:
 @pytest.mark.parametrize("kind", FORMATS)
 def test_each_format_shows_the_same_faults(played: Played, kind: str, tmp_path: Path) -> None:
     write, held = FORMATS[kind]
-    for number, fault in enumerate(PLANTED):
+    faults: dict[str, Fault] = {"none": lambda rows: None, **PLANTED}
+    for number, (fault, planted) in enumerate(faults.items()):
         if fault in NOT_HELD.get(kind, ()):
             continue
-        rows = plant(PLANTED[fault], played.rows)
+        rows = plant(planted, played.rows)
         for row in rows:
             held(row)
         wanted = kinds(audit(rows, record=played.record()))
+        assert bool(wanted) == (fault in PLANTED and found_by(fault)[1] == "yes"), fault
         folder = tmp_path / str(number)
         folder.mkdir()
         path = write(rows, folder)

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
+from textwrap import indent
 
 import pytest
-from support.published_loop import Delta, delta, play, slime_delta
+from examples.audit_slime import CALL, ORDER, USER, Delta, main, play
+from support.commands import toolroll
+from support.published_example import example_folder
+from support.published_loop import delta, slime_delta
 from support.qwen import tokenizer_for, trl_template
+from support.source import ROOT
 
 from toolroll.evaluation.audit import AuditReport, audit
 from toolroll.evaluation.audit.faults import NOT_SAMPLED, OTHER_PREFIX
 from toolroll.evaluation.audit.request_log import read_record
-
-CALL = '<tool_call>\n{"name": "find_order", "arguments": {"id": "W1"}}\n</tool_call>'
-ORDER = {"role": "tool", "name": "find_order", "content": "shipped"}
-USER = {"role": "user", "content": "Yes, please."}
 
 
 def audited(
@@ -24,7 +26,7 @@ def audited(
     tokenizer = tokenizer_for(trl_template(name))
     sample, lines = play(tokenizer, said, [ORDER, USER, USER][: len(said)], get_delta)
     log = tmp_path / "host_0.log"
-    log.write_text("".join(lines), encoding="utf-8")
+    log.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     report = audit([sample], record=read_record(log, tokenizer.encode))
     faults = [kind.fault for kind in report.kinds.values()]
     ids = [sample["tokens"][fault.start : fault.stop] for fault in faults]
@@ -56,3 +58,41 @@ def test_it_trains_thoughts_after_other_tokens_than_were_served(
     report, _ = audited("qwen3", said, tmp_path, get_delta)
     assert report.kinds[OTHER_PREFIX].places == 1  # after the first user message
     assert report.kinds[NOT_SAMPLED].places == 3  # and the newline, in each turn
+
+
+@pytest.mark.parametrize(
+    ("kind", "template", "after_others"),
+    [
+        ("function", "qwen3", 78),
+        ("function", "qwen2_5", 0),
+        ("method", "qwen2_5", 156),
+        pytest.param("slime", "qwen3", 78, marks=pytest.mark.peers),
+    ],
+)
+def test_the_commands_of_the_page(
+    kind: str, template: str, after_others: int, tmp_path: Path
+) -> None:
+    model, slime, out = (str(tmp_path / name) for name in ("model", "slime", "out"))
+    tokenizer_for(trl_template(template)).save_pretrained(model)
+    if kind == "slime":
+        folder = example_folder()
+        if folder is None:
+            pytest.skip("slime's checkout is on GitHub only: make test-peers")
+        slime = str(folder.parents[1])
+    else:
+        file = Path(slime, "examples", "tau-bench", "example.py")
+        file.parent.mkdir(parents=True)
+        text = inspect.getsource(delta)
+        if kind == "method":
+            text = "class Agent:\n" + indent(text.replace("def delta(", "def delta(self, "), "    ")
+        file.write_text(text.replace("def delta", "def _get_token_delta"), encoding="utf-8")
+    main(slime, model, out)
+    files = f"{out}/samples.jsonl", "--requests", f"{out}/requests.log", "--model", model
+    done = toolroll("audit", *files)
+    assert done.exit_code == 1
+    assert done.stdout.startswith("40 of 40 rows have a fault\n0.0% of the ")
+    assert "trained, but not sampled: 40 rows (100.0%), 196 places\n" in done.stdout
+    assert ("sampled after other tokens: " in done.stdout) == bool(after_others)
+    if after_others:
+        assert f", {after_others} places\n" in done.stdout
+        assert f"{after_others} of 196" in (ROOT / "docs" / "audit.md").read_text(encoding="utf-8")

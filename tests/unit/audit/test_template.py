@@ -12,7 +12,7 @@ from support.qwen import tokenizer_for, trl_template
 
 from toolroll.evaluation.audit import TemplateCheck, audit
 from toolroll.evaluation.audit.report import UNDECIDED
-from toolroll.evaluation.audit.template import PROMPT, STOP, TURN, UNMATCHED
+from toolroll.evaluation.audit.template import PROMPT, STOP, TAIL, TURN, UNMATCHED
 
 Row = dict[str, Any]
 
@@ -102,6 +102,42 @@ def test_a_dated_prompt_is_not_compared() -> None:
     messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
     row = {"input_ids": prompt + ids, "loss_mask": [0] * len(prompt) + [1] * len(ids)}
     assert kinds([{**row, "messages": messages}], check) == set()
+
+
+TAILS = {
+    "": False,
+    "\n": False,
+    "\n<|im_start|>user\nBye.<|im_end|>\n": False,
+    "\n<|im_start|>user\nBye.<|im_end|>\n<|im_start|>assistant\n": False,
+    "\n<|im_start|>user\nB": False,
+    "<|endoftext|>" * 5: False,
+    "\n<|endoftext|>": False,
+    "Bye.": True,
+    "\n<|im_start|>user\nNo.<|im_end|>\n": True,
+    "<|im_start|>user\nBye.<|im_end|>\n": True,
+}
+
+
+@pytest.mark.parametrize("tail", TAILS)
+def test_what_follows_the_last_turn(played: Played, check: TemplateCheck, tail: str) -> None:
+    ids = played.tokenizer.encode(tail)
+
+    def fault(rows: list[Row]) -> None:
+        for name, value in (("input_ids", ids), ("loss_mask", [0]), ("logprobs", [None])):
+            rows[0][name] += value * (1 if value is ids else len(ids))
+
+    assert kinds(plant(fault, played.rows), check) == ({UNDECIDED + TAIL} if TAILS[tail] else set())
+    size = len(played.rows[0]["input_ids"])
+    if TAILS[tail]:
+        report = audit(plant(fault, played.rows), template=check)
+        assert report.kinds[UNDECIDED + TAIL].fault == (TAIL, size, size + len(ids), False)
+
+    def fault_of_fewer(rows: list[Row]) -> None:
+        """The last turn of the row is not that of the messages."""
+        fault(rows)
+        rows[0]["messages"] = [*rows[0]["messages"], {"role": "assistant", "content": "Bye"}]
+
+    assert kinds(plant(fault_of_fewer, played.rows), check) == set()
 
 
 def test_rows_without_messages_are_not_compared(played: Played, check: TemplateCheck) -> None:

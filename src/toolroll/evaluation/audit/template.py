@@ -22,6 +22,7 @@ from toolroll.rollout.types import IdArray, Message, Tool
 AFTER_STOP = "trained after the stop token"
 STOP = "the stop token is not trained"
 TURN = "a turn lacks words of its message"
+TAIL = "the text after the last turn is not the template's"
 UNMATCHED = "turns and messages cannot be matched"
 PROMPT = "the prompt is not the template's"
 DELTA = "a text between turns is not the template's"
@@ -64,7 +65,7 @@ class TemplateCheck:
             return []
         stops = np.append(np.isin(row.ids, self._stops), False)
         for start, stop in spans:
-            ends = np.flatnonzero(row.ids[start : stop - 1] == self._tokenizer.eos_token_id)
+            ends = np.flatnonzero(stops[start : stop - 1])
             if len(ends):
                 faults.append(Fault(AFTER_STOP, int(start + ends[0] + 1), stop))
             if stops[stop] and not stops[stop - 1]:  # or the engine truncated the turn
@@ -87,6 +88,8 @@ class TemplateCheck:
         for turn in turns:
             if self._lacks_words(row, turn):
                 faults.append(Fault(TURN, turn.start, turn.stop, sure=not row.forked))
+        if self._has_other_tail(row, turns[-1]):
+            faults.append(Fault(TAIL, turns[-1].stop, len(row.ids), sure=False))
         return faults
 
     def _turns(self, row: Row, spans: list[tuple[int, int]]) -> tuple[TurnSpan, ...]:
@@ -124,11 +127,22 @@ class TemplateCheck:
 
     def _has_other_text(self, kind: str, sequence: ServedSequence) -> bool:
         """Return False if the text between the turns is right, and only its ids are others."""
-        messages = [self._reference.prepared(message) for message in sequence.messages]
-        whole = self._reference.render(messages, list(sequence.tools) or None)
+        whole = self._render(sequence.messages, sequence.tools)
         gaps = [slice(one.stop, two.start) for one, two in pairwise(sequence.turns)]
         texts = [self._decode(sequence.input_ids[gap]) for gap in gaps]
         return not kind.endswith("tokens") or not all(text in whole for text in texts)
+
+    def _has_other_tail(self, row: Row, last: TurnSpan) -> bool:
+        """Return True if the template cannot have written the tokens after the last turn of the
+        messages. Padding may follow.
+        """
+        later = [one for one in row.messages[last.message + 1 :] if one["role"] == "assistant"]
+        if later or not last.stopped:
+            return False
+        stop, tail = self._decode(row.ids[last.stop - 1 : last.stop]), row.ids[last.stop :]
+        text = self._decode(tail).partition(self._tokenizer.pad_token or "\0")[0].rstrip("\ufffd")
+        whole = self._render(row.messages, row.tools)
+        return stop in whole and stop + text not in whole
 
     def _lacks_words(self, row: Row, turn: TurnSpan) -> bool:
         message = self._reference.prepared(row.messages[turn.message])
@@ -140,13 +154,18 @@ class TemplateCheck:
 
     def _generation_prompt(self, messages: Sequence[Message], tools: Sequence[Tool]) -> str:
         """Return what the template writes before a turn, or "" if it is unclear."""
-        prepared = [self._reference.prepared(message) for message in messages]
         try:
-            prompt = self._reference.render(prepared, list(tools) or None)
-            without = self._reference.render(prepared, list(tools) or None, generate=False)
+            prompt = self._render(messages, tools)
+            without = self._render(messages, tools, generate=False)
         except RENDER_ERRORS:
             return ""
         return prompt.removeprefix(without) if prompt.startswith(without) else ""
+
+    def _render(
+        self, messages: Sequence[Message], tools: Sequence[Tool], *, generate: bool = True
+    ) -> str:
+        prepared = [self._reference.prepared(message) for message in messages]
+        return self._reference.render(prepared, list(tools) or None, generate=generate)
 
     def _decode(self, ids: IdArray) -> str:
         return str(self._tokenizer.decode(ids, skip_special_tokens=False))
