@@ -6,132 +6,86 @@ from typing import Any
 
 import pytest
 from openai import BadRequestError
-from support.endpoints import endpoint
 from support.episodes import call
 from support.listed_environment import TOOL
+from support.served import USER, serve, system, user
 
 TOOLS: Any = [TOOL]
 
 
-async def test_a_conversation_with_tools_is_one_trajectory(tokenizer: Any) -> None:
-    said = ["Let me look." + call(at="x"), call(at="y") + call(at="z"), "All seen."]
-    async with endpoint(tokenizer, lambda request: said[request.call], split="random") as bench:
-        client = bench.client()
-        messages: list[Any] = [
-            {"role": "system", "content": "Be brief."},
-            {"role": "user", "content": "Look around. <|end|>"},
-        ]
+def _results(message: Any) -> list[Any]:
+    """A result for each call of an SDK's message."""
+    return [
+        {
+            "role": "tool",
+            "tool_call_id": tool_call.id,
+            "content": f"seen {tool_call.function.arguments}",
+        }
+        for tool_call in message.tool_calls or ()
+    ]
+
+
+async def test_a_conversation_with_tools_is_one_trajectory() -> None:
+    replies = ["Let me look." + call(at="x"), call(at="y") + call(at="z"), "All seen."]
+    async with serve(replies, split="random") as bench:
+        create: Any = bench.client().chat.completions.create
+        messages: list[Any] = [system("Be brief."), user("Look around. <|end|>")]
         reply: Any = None
-        for turn in range(3):
-            reply = await client.chat.completions.create(
-                model="any", messages=messages, tools=TOOLS
-            )
-            message = reply.choices[0].message
-            assert reply.choices[0].finish_reason == ("stop" if turn == 2 else "tool_calls")
-            messages.append(message)  # the SDK's object, as agents do
-            for wanted in message.tool_calls or ():
-                messages.append(
-                    {
-                        "role": "tool",
-                        "tool_call_id": wanted.id,
-                        "content": f"seen {wanted.function.arguments}",
-                    }
-                )
+        for finish_reason in ("tool_calls", "tool_calls", "stop"):
+            reply = await create(model="any", messages=messages, tools=TOOLS)
+            assert reply.choices[0].finish_reason == finish_reason
+            message = reply.choices[0].message  # the SDK's object, as agents do
+            messages += [message, *_results(message)]
         assert reply.choices[0].message.content == "All seen."
-        assert reply.usage is not None and reply.usage.prompt_tokens_details is not None
-        assert (
-            reply.usage.prompt_tokens_details.cached_tokens
-            == bench.engine.log[2].cached_tokens
-            > 200
-        )
-        [trajectory] = await bench.trajectories()
-        assert len(trajectory["turns"]) == 3
+        cached = reply.usage.prompt_tokens_details.cached_tokens
+        assert cached == bench.engine.log[2].cached_tokens > 200
+        trajectory = await bench.one_trajectory(turns=3)
         assert trajectory["fork_reason"] is None
-        extra: Any = reply
-        assert trajectory["input_ids"][: trajectory["turns"][2]["start"]] == extra.prompt_token_ids
-        assert (
-            trajectory["input_ids"][trajectory["turns"][2]["start"] :] == extra.choices[0].token_ids
-        )
+        ids, start = trajectory["input_ids"], trajectory["turns"][2]["start"]
+        assert (ids[:start], ids[start:]) == (reply.prompt_token_ids, reply.choices[0].token_ids)
 
 
 @pytest.mark.parametrize("by", ["path", "header", "body"])
-async def test_the_session_is_chosen_by_path_header_or_body(tokenizer: Any, by: str) -> None:
-    async with endpoint(tokenizer, lambda request: "Hello.") as bench:
-        client = bench.client(
-            "one" if by == "path" else None,
-            default_headers={"x-session-id": "one"} if by == "header" else {},
-        )
-        more: Any = {"extra_body": {"session_id": "one"}} if by == "body" else {}
-        await client.chat.completions.create(
-            model="m", messages=[{"role": "user", "content": "Hi"}], **more
-        )
+async def test_the_session_is_chosen_by_path_header_or_body(by: str) -> None:
+    async with serve() as bench:
+        headers = {"x-session-id": "one"} if by == "header" else {}
+        client = bench.client("one" if by == "path" else None, default_headers=headers)
+        body = {"session_id": "one"} if by == "body" else {}
+        create: Any = client.chat.completions.create
+        await create(model="m", messages=[USER], extra_body=body)
         assert [entry.routing_key for entry in bench.engine.log] == ["one"]
         assert len(await bench.trajectories("one")) == 1
 
 
-async def test_without_a_session_each_conversation_is_one(tokenizer: Any) -> None:
-    async with endpoint(tokenizer, lambda request: "Hello.") as bench:
-        reply: Any = await bench.client(None).chat.completions.create(
-            model="m", messages=[{"role": "user", "content": "Hi"}]
-        )
-        assert reply.choices[0].token_ids == bench.engine.log[0].output_ids
-        [live] = bench.endpoint.sessions.all()
-        assert len(await bench.trajectories(live.id)) == 1
-
-
-async def test_n_answers_are_siblings(tokenizer: Any) -> None:
-    async with endpoint(
-        tokenizer, lambda request: f"Answer {request.index}." + call(at="x")
-    ) as bench:
-        client = bench.client()
-        first: list[Any] = [{"role": "user", "content": "Hi"}]
-        reply = await client.chat.completions.create(model="m", messages=first, tools=TOOLS, n=3)
-        assert len({choice.message.content for choice in reply.choices}) == 3
-        assert (
-            len(
-                {
-                    choice.message.tool_calls[0].id
-                    for choice in reply.choices
-                    if choice.message.tool_calls
-                }
-            )
-            == 3
-        )
-        chosen = reply.choices[1].message
-        assert chosen.tool_calls
-        answer: Any = {"role": "tool", "tool_call_id": chosen.tool_calls[0].id, "content": "seen"}
-        await client.chat.completions.create(
-            model="m",
-            messages=[*first, chosen, answer],  # type: ignore[list-item]
-            tools=TOOLS,
-        )
+async def test_n_answers_are_siblings() -> None:
+    async with serve(lambda request: f"Answer {request.index}." + call(at="x")) as bench:
+        create: Any = bench.client().chat.completions.create
+        reply = await create(model="m", messages=[USER], tools=TOOLS, n=3)
+        messages = [choice.message for choice in reply.choices]
+        assert len({message.content for message in messages}) == 3
+        assert len({message.tool_calls[0].id for message in messages}) == 3
+        chosen = [USER, messages[1], *_results(messages[1])]
+        await create(model="m", messages=chosen, tools=TOOLS)
         trajectories = await bench.trajectories()
-        assert sorted(len(found["turns"]) for found in trajectories) == [1, 1, 2]
+        assert sorted(len(each["turns"]) for each in trajectories) == [1, 1, 2]
 
 
-async def test_reward_and_delete(tokenizer: Any) -> None:
-    async with endpoint(tokenizer, lambda request: "Hello.") as bench:
-        await bench.client().chat.completions.create(
-            model="m", messages=[{"role": "user", "content": "Hi"}]
-        )
-        assert await bench.post("/sessions/s/reward", {"reward": 0.5}) == (
-            200,
-            {"session_id": "s", "reward": 0.5},
-        )
+async def test_reward_and_delete() -> None:
+    async with serve() as bench:
+        await bench.chat(USER)
+        rewarded = await bench.send("/sessions/s/reward", {"reward": 0.5})
+        assert rewarded == {"session_id": "s", "reward": 0.5}
         assert (await bench.get("/sessions/s/trajectories"))["reward"] == 0.5
-        async with bench.http.delete(f"{bench.url}/sessions/s") as response:
-            assert response.status == 200
+        assert await bench.delete() == 200
         assert (await bench.get("/sessions/s/trajectories"))["error"]["code"] == "session_not_found"
 
 
-async def test_an_overflow_is_openais_own_error_and_keeps_what_was_there(tokenizer: Any) -> None:
-    async with endpoint(tokenizer, lambda request: "Hello.", context_length=64) as bench:
-        client = bench.client(max_retries=2)
-        first: list[Any] = [{"role": "user", "content": "Hi"}]
-        reply = await client.chat.completions.create(model="m", messages=first)
-        longer = [*first, reply.choices[0].message, {"role": "user", "content": "word " * 100}]
+async def test_an_overflow_is_openais_own_error_and_drops_nothing() -> None:
+    async with serve(context_length=64) as bench:
+        create: Any = bench.client(max_retries=2).chat.completions.create
+        reply = await create(model="m", messages=[USER])
+        longer = [USER, reply.choices[0].message, user("word " * 100)]
         with pytest.raises(BadRequestError) as caught:
-            await client.chat.completions.create(model="m", messages=longer)
+            await create(model="m", messages=longer)
         assert caught.value.code == "context_length_exceeded"
-        assert len(bench.engine.log) == 1
-        assert len(await bench.trajectories()) == 1
+        assert len(bench.engine.log) == len(await bench.trajectories()) == 1

@@ -10,133 +10,243 @@ from typing import Any
 import pytest
 from support import anthropic_wire, responses_wire
 from support.anthropic_wire import events_of
-from support.client_scenario import saying
-from support.endpoints import endpoint
+from support.client_scenario import one_episode, saying
 from support.episodes import call
 from support.listed_environment import TOOL
 from support.qwen import tokenizer_for, trl_template
+from support.served import CHAT, USER, in_session, serve
+from support.wires import WIRES, ask, continued
 
 from toolroll.endpoint.conversation.conversation_tree import EDITED
 from toolroll.parsers.formats.hermes import HermesParser
 from toolroll.parsers.types import ParsedReply
 from toolroll.testing import Reply
 
-USER: dict[str, Any] = {"role": "user", "content": "Hi"}
-WIRES: dict[str, Any] = {"messages": anthropic_wire, "responses": responses_wire}
-EACH = pytest.mark.parametrize("wire", WIRES.values(), ids=WIRES)
+EACH = pytest.mark.parametrize("name", WIRES)
+Parts = list[dict[str, Any]]
+
+# --- whole episodes, judged by the engine's log ---------------------------------------------------
 
 
-def pick(wire: Any, messages: Any, responses: Any) -> Any:
-    """The value for `wire`."""
-    return messages if wire is anthropic_wire else responses
-
-
+@pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(
-    ("path", "body", "piece", "end"),
-    [
-        ("/sessions/s/v1/chat/completions", {"messages": [USER]}, b"One", b"data: [DONE]"),
-        (anthropic_wire.PATH, anthropic_wire.HELLO, b"text_delta", b"message_stop"),
-        (responses_wire.PATH, responses_wire.HELLO, b"output_text.delta", b"response.completed"),
-    ],
+    ("name", "more"),
+    [("messages", {}), ("responses", {}), ("responses", {"stored": True})],
+    ids=["messages", "responses", "stored responses"],
 )
-async def test_a_piece_is_sent_before_the_rest_is_sampled(
-    tokenizer: Any, path: str, body: Any, piece: bytes, end: bytes
+async def test_an_episode_is_one_exact_trajectory(
+    any_tokenizer: Any, name: str, more: dict[str, Any], stream: bool
 ) -> None:
-    release = asyncio.Event()
-    held = Reply("One two three four five.", hold=release, hold_after=8)
-    async with endpoint(tokenizer, lambda request: held) as bench:
-        async with bench.http.post(bench.url + path, json={**body, "stream": True}) as response:
-            got = b""
-            while piece not in got:
-                got += await response.content.readany()
-            assert end not in got
-            release.set()
-            got += await response.read()
-        assert end in got
+    async with serve(saying, tokenizer=any_tokenizer, split="random") as bench:
+        last = await WIRES[name].play(bench, stream=stream, **more)
+        await one_episode(bench)
+        assert await bench.forks() == []
+        sampled = bench.engine.log[-1]
+        usage = last["usage"]
+        assert usage["output_tokens"] == len(sampled.output_ids)
+        if name == "messages":
+            thought, text = last["content"]
+            assert (last["stop_reason"], bool(thought["signature"])) == ("end_turn", True)
+            assert (thought["thinking"], text["text"]) == ("What now?", "All seen: <b>x</b>.")
+            cached = usage["cache_read_input_tokens"]
+            assert usage["input_tokens"] + cached == len(sampled.input_ids)
+        else:
+            thought, message = last["output"]
+            assert last["status"] == "completed"
+            assert thought["summary"] == [{"type": "summary_text", "text": "What now?"}]
+            assert message["content"][0]["text"] == "All seen: <b>x</b>."
+            assert usage["input_tokens"] == len(sampled.input_ids)
+            reasoning = usage["output_tokens_details"]["reasoning_tokens"]
+            before = any_tokenizer.decode(sampled.output_ids[:reasoning])
+            assert "What now?" in before and "All" not in before
 
 
-def _forgotten(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    sent = copy.deepcopy(messages)
-    if len(sent) > 3:
-        sent[3]["content"][-1]["input"] = {"at": "elsewhere"}
+def _moved(messages: Parts) -> Parts:
+    """`cache_control` on the newest block only, texts as blocks, signatures and keys changed."""
+    for message in messages:
+        if isinstance(message["content"], str):
+            message["content"] = [{"type": "text", "text": message["content"]}]
+        for block in message["content"]:
+            if block["type"] == "thinking":
+                block["signature"] = "another"
+            if block["type"] == "tool_use":
+                block |= {"input": dict(reversed(block["input"].items())), "caller": None}
+    messages[-1]["content"][-1]["cache_control"] = {"type": "ephemeral"}
+    return messages
+
+
+def _without_thoughts(messages: Parts) -> Parts:
+    for message in messages:
+        if message["role"] == "assistant":
+            kept = [block for block in message["content"] if block["type"] != "thinking"]
+            message["content"] = kept
+    return messages
+
+
+def _bare(items: Parts) -> Parts:
+    """Without the ids and states of items, arguments spaced otherwise, no thoughts."""
+    sent = [item for item in items if item.get("type") != "reasoning"]
+    for item in sent:
+        if item.get("type") in ("function_call", "message"):
+            item.pop("id", None)
+            item.pop("status", None)
+        if "arguments" in item:
+            item["arguments"] = json.dumps(json.loads(item["arguments"]), indent=1)
     return sent
 
 
-def _forgotten_item(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    sent = copy.deepcopy(items)
-    calls = [item for item in sent if item.get("type") == "function_call"]
+def _tagged(items: Parts) -> Parts:
+    """As pydantic-ai: plain items, a thought as a message of its own."""
+    sent: Parts = []
+    for item in items:
+        if item.get("type") == "reasoning":
+            thought = f"<think>\n{item['summary'][0]['text']}\n</think>"
+            sent.append({"role": "assistant", "content": thought})
+        elif item.get("type") == "message":
+            sent.append({"role": "assistant", "content": item["content"][0]["text"]})
+        else:
+            sent.append({name: item[name] for name in item if name not in ("id", "status")})
+    return sent
+
+
+def _developer(items: Parts) -> Parts:
+    return [{"type": "message", "role": "developer", "content": "Say little."}, *items]
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("messages", _moved),
+        ("messages", _without_thoughts),
+        ("responses", _bare),
+        ("responses", _tagged),
+        ("responses", _developer),
+    ],
+)
+async def test_a_change_of_a_client_library_forks_nothing(
+    any_tokenizer: Any, name: str, change: Any
+) -> None:
+    more = {"system": [{"type": "text", "text": "Be brief."}]} if name == "messages" else {}
+    async with serve(saying, tokenizer=any_tokenizer) as bench:
+        changed = lambda parts: change(copy.deepcopy(parts))
+        await WIRES[name].play(bench, change=changed, **more or {"store": False})
+        await one_episode(bench)
+
+
+async def test_a_tagged_thought_and_the_text_after_it_are_one_reply() -> None:
+    reply = "<think>\nHm.\n</think>\n\nI look. " + call(at="x")
+    async with serve([reply, "Done."]) as bench:
+        await responses_wire.play(bench, change=lambda items: _tagged(copy.deepcopy(items)))
+        await bench.one_trajectory(turns=2)
+
+
+def _other_second_call(parts: Parts) -> Parts:
+    """The second call of an episode in either dialect, changed in its last request."""
+    sent = copy.deepcopy(parts)
+    uses = [block for part in sent for block in part.get("content", ()) if "input" in block]
+    calls = [part for part in sent if part.get("type") == "function_call"]
+    if len(uses) == 3:
+        uses[1]["input"] = {"at": "elsewhere"}
     if len(calls) == 3:
         calls[1]["arguments"] = '{"at": "elsewhere"}'
     return sent
 
 
 @EACH
-async def test_a_rewritten_history_says_so(tokenizer: Any, wire: Any) -> None:
-    async with endpoint(tokenizer, saying) as bench:
-        await wire.play(bench, change=pick(wire, _forgotten, _forgotten_item))
-        first, second = await bench.trajectories()
+async def test_a_rewritten_history_says_so(name: str) -> None:
+    async with serve(saying) as bench:
+        await WIRES[name].play(bench, change=_other_second_call)
         changed = "message 4 (assistant) of the served history was changed: its calls"
-        assert first["fork_reason"] is None
-        assert second["fork_reason"] == f"{EDITED}: {changed}"
+        reasons = [each["fork_reason"] for each in await bench.trajectories()]
+        assert reasons == [None, f"{EDITED}: {changed}"]
+
+
+# --- tools and thinking ---------------------------------------------------------------------------
+
+CHOICES: dict[str, list[Any]] = {
+    "messages": [{"type": "any"}, {"type": "tool", "name": "look"}],
+    "responses": ["required", {"type": "function", "name": "look"}],
+}
+SEARCHES: dict[str, dict[str, Any]] = {
+    "messages": {"type": "web_search_20250305", "name": "web_search"},
+    "responses": {"type": "web_search"},
+}
 
 
 @EACH
-async def test_a_forced_call_and_a_strict_tool_are_grammars(tokenizer: Any, wire: Any) -> None:
-    forced = pick(wire, {"type": "any"}, "required")
-    named = pick(wire, {"type": "tool", "name": "look"}, {"type": "function", "name": "look"})
-    async with endpoint(tokenizer, lambda request: call(at="x")) as bench:
-        for choice in (forced, named):
-            body = {**wire.HELLO, "tools": [wire.LOOK], "tool_choice": choice}
-            await wire.ask(bench, body, path=wire.PATH, stream=False)
+async def test_a_forced_call_and_a_strict_tool_are_grammars(name: str) -> None:
+    wire = WIRES[name]
+    async with serve(call(at="x")) as bench:
+        for choice in CHOICES[name]:
+            await ask(bench, {**wire.HELLO, "tools": [wire.LOOK], "tool_choice": choice})
             assert '"\\"look\\""' in bench.engine.log[-1].sampling_params["ebnf"]
-        body = {**wire.HELLO, "tools": [{**wire.LOOK, "strict": True}]}
-        await wire.ask(bench, body, path=wire.PATH, stream=False)
+        await ask(bench, {**wire.HELLO, "tools": [{**wire.LOOK, "strict": True}]})
         tag = json.loads(bench.engine.log[-1].sampling_params["structural_tag"])
         schema = tag["format"]["tags"][0]["content"]["json_schema"]
         assert schema == TOOL["function"]["parameters"]
 
 
 @EACH
-async def test_a_provider_tool_is_dropped_if_the_server_is_told_so(
-    tokenizer: Any, wire: Any
-) -> None:
-    kind = pick(wire, "web_search_20250305", "web_search")
-    searching = {"type": kind, **pick(wire, {"name": "web_search"}, {})}
-    settings = {"server_tools": "drop"}
-    async with endpoint(tokenizer, lambda request: "Hello.", settings=settings) as bench:
-        body = {**wire.HELLO, "tools": [searching, wire.LOOK]}
-        await wire.ask(bench, body, path=wire.PATH, stream=False)
-        prompt = bench.served.template.encoder.decode(bench.engine.log[0].input_ids)
-        assert "web_search" not in prompt and "look" in prompt
+async def test_a_providers_tool_is_dropped_if_the_server_is_told_so(name: str) -> None:
+    wire = WIRES[name]
+    async with serve(settings={"server_tools": "drop"}) as bench:
+        await ask(bench, {**wire.HELLO, "tools": [SEARCHES[name], wire.LOOK]})
+        assert "web_search" not in bench.prompt() and "look" in bench.prompt()
 
 
-ON = {
+ON: dict[str, dict[str, Any]] = {
     "messages": {"thinking": {"type": "adaptive"}},
     "responses": {"reasoning": {"effort": "high"}},
 }
-OFF = {
+OFF: dict[str, dict[str, Any]] = {
     "messages": {"thinking": {"type": "disabled"}},
     "responses": {"reasoning": {"effort": "none"}},
 }
 SWITCH = "chat_template_kwargs.enable_thinking"
 
 
-@pytest.mark.parametrize("name", WIRES)
-async def test_thinking_turns_the_templates_switch_and_may_not_contradict_it(name: str) -> None:
-    wire, tokenizer = WIRES[name], tokenizer_for(trl_template("qwen3"))
-    async with endpoint(tokenizer, lambda request: "Hello.") as bench:
-        prompts = []
-        for more in (ON[name], OFF[name]):
-            path = wire.PATH.removeprefix("/sessions/s")
-            await wire.ask(bench, {**wire.HELLO, **more}, path=path, stream=False)
-            prompts.append(bench.served.template.encoder.decode(bench.engine.log[-1].input_ids))
-        assert "<think>" not in prompts[0] and prompts[1].endswith("<think>\n\n</think>\n\n")
+@EACH
+async def test_thinking_is_the_templates_switch(name: str) -> None:
+    """It may not contradict the switch in the request."""
+    wire = WIRES[name]
+    async with serve(tokenizer=tokenizer_for(trl_template("qwen3"))) as bench:
+        for number, fields in enumerate((ON[name], OFF[name])):
+            await ask(bench, {**wire.HELLO, **fields}, session=f"s{number}")
+        assert "<think>" not in bench.prompt(0)
+        assert bench.prompt(1).endswith("<think>\n\n</think>\n\n")
         body = {**wire.HELLO, "chat_template_kwargs": {"enable_thinking": True}}
         effort = {"output_config": {"effort": "high"}} if name == "messages" else {}
-        for more, param in ((ON[name], None), (effort, None), (OFF[name], SWITCH)):
-            status, answer = await bench.post(wire.PATH, {**body, **more})
-            found = (answer.get("error") or {}).get("param")
-            assert (status, found) == (400 if param else 200, param)
+        for fields, param in ((ON[name], None), (effort, None), (OFF[name], SWITCH)):
+            status, answer = await bench.post(wire.PATH, {**body, **fields})
+            refused = (answer.get("error") or {}).get("param")
+            assert (status, refused) == (400 if param else 200, param)
+
+
+# --- streams --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "piece", "end"),
+    [
+        (in_session(CHAT), {"messages": [USER]}, b"One", b"data: [DONE]"),
+        (anthropic_wire.PATH, anthropic_wire.HELLO, b"text_delta", b"message_stop"),
+        (responses_wire.PATH, responses_wire.HELLO, b"output_text.delta", b"response.completed"),
+    ],
+    ids=["chat", "messages", "responses"],
+)
+async def test_a_piece_is_sent_before_the_rest_is_sampled(
+    path: str, body: Any, piece: bytes, end: bytes
+) -> None:
+    release = asyncio.Event()
+    async with serve(Reply("One two three four five.", hold=release, hold_after=8)) as bench:
+        async with bench.http.post(bench.url + path, json={**body, "stream": True}) as response:
+            received = b""
+            while piece not in received:
+                received += await response.content.readany()
+            assert end not in received
+            release.set()
+            received += await response.read()
+        assert end in received
 
 
 class Contradictory(HermesParser):
@@ -147,12 +257,13 @@ class Contradictory(HermesParser):
 
 
 @EACH
-async def test_a_failure_in_a_stream_is_an_event_in_its_form(tokenizer: Any, wire: Any) -> None:
-    async with endpoint(tokenizer, lambda request: "One two three.") as bench:
+async def test_a_failure_in_a_stream_is_an_event_in_its_form(name: str) -> None:
+    wire = WIRES[name]
+    async with serve("One two three.") as bench:
         bench.served.parser = Contradictory()
         events = await events_of(bench, wire.PATH, wire.HELLO)
         last = events[-1]
-        if wire is anthropic_wire:
+        if name == "messages":
             assert (last["type"], last["error"]["type"]) == ("error", "api_error")
             error = last["error"]
         else:
@@ -162,8 +273,6 @@ async def test_a_failure_in_a_stream_is_an_event_in_its_form(tokenizer: Any, wir
         assert error["code"] == "stream_mismatch"
         assert await bench.trajectories(refused=1) == []
 
-
-# --- the order of text and calls, and calls that are cut ------------------------------------------
 
 REPLY = (
     f"<think>\nHm\n</think>\n\nBefore. {call(at='a')} Between. "
@@ -180,89 +289,64 @@ KINDS = {
 }
 
 
-def shown(answer: dict[str, Any]) -> list[dict[str, Any]]:
-    """The blocks or items of an answer, without the ids, which name the answer."""
-    parts = answer["content"] if "content" in answer else answer["output"]
-    return [
+def _shown(answer: dict[str, Any]) -> dict[str, Any]:
+    """An answer without what differs in each: ids, times, and what was found in the cache."""
+    shown = {name: answer[name] for name in answer if name not in ("id", "created_at", "usage")}
+    parts = "content" if "content" in answer else "output"
+    shown[parts] = [
         {name: value for name, value in part.items() if name not in ("id", "call_id")}
-        for part in parts
+        for part in answer[parts]
     ]
+    return shown
 
 
-@pytest.mark.parametrize("name", WIRES)
-async def test_both_forms_of_an_answer_have_the_order_of_the_model_and_can_be_continued(
-    tokenizer: Any, name: str
-) -> None:
-    wire, path = WIRES[name], f"/sessions/{{}}/v1/{name}"
+@EACH
+async def test_a_stream_and_a_plain_answer_are_the_same(name: str) -> None:
+    """Both have the order of the model, and can be continued."""
+    wire = WIRES[name]
     body = {**wire.HELLO, "tools": [wire.LOOK]}
-    body = pick(wire, {**body, "max_tokens": 400, "messages": [USER]}, {**body, "input": [USER]})
-    async with endpoint(tokenizer, lambda request: REPLY) as bench:
-        plain = await wire.ask(bench, body, path=path.format("plain"), stream=False)
-        stream = await wire.ask(bench, body, path=path.format("stream"), stream=True)
-        assert shown(plain) == shown(stream)
-        assert [KINDS[part["type"]] for part in shown(plain)] == ORDER
-        for session, answer in (("plain", plain), ("stream", stream)):
-            again = {**body, **continued(body, answer)}
-            await wire.ask(bench, again, path=path.format(session), stream=False)
-            [trajectory] = await bench.trajectories(session)
-            assert len(trajectory["turns"]) == 2
-
-
-def continued(body: dict[str, Any], answer: dict[str, Any]) -> dict[str, Any]:
-    """The body of the next request, with results for all calls."""
-    if "content" in answer:
-        results = [
-            {"type": "tool_result", "tool_use_id": block["id"], "content": "seen"}
-            for block in answer["content"]
-            if block["type"] == "tool_use"
-        ]
-        reply = {"role": "assistant", "content": answer["content"]}
-        return {"messages": [*body["messages"], reply, {**USER, "content": results or "Go on"}]}
-    outputs = [
-        {"type": "function_call_output", "call_id": item["call_id"], "output": "seen"}
-        for item in answer["output"]
-        if item["type"] == "function_call"
-    ]
-    return {"input": [*body["input"], *answer["output"], *(outputs or [USER])]}
+    body |= {"max_tokens": 400} if name == "messages" else {}
+    async with serve(REPLY) as bench:
+        plain = await ask(bench, body, session="plain")
+        events = await events_of(bench, f"/sessions/stream/v1/{name}", body)
+        start = events[0]["message" if name == "messages" else "response"]
+        start = copy.deepcopy(start)
+        whole = wire.message_of(events) if name == "messages" else wire.response_of(events)
+        assert _shown(plain) == _shown(whole)
+        assert start["id"] == whole["id"] != plain["id"]
+        assert whole["usage"]["output_tokens"] == len(bench.engine.log[1].output_ids)
+        if name == "messages":
+            cached = start["usage"]["cache_read_input_tokens"]
+            assert start["usage"]["input_tokens"] + cached == len(bench.engine.log[1].input_ids)
+        parts = plain["content"] if name == "messages" else plain["output"]
+        assert [KINDS[part["type"]] for part in parts] == ORDER
+        for session, answer in (("plain", plain), ("stream", whole)):
+            await ask(bench, continued(body, answer), session=session)
+            await bench.one_trajectory(turns=2, session=session)
 
 
 CUT = '<tool_call>{"name": "look", "arguments": {"at": "x", "b'
-CUT_REPLIES: dict[str, tuple[dict[str, Any], Any]] = {
-    "chat/completions": (
-        {"messages": [{"role": "user", "content": "Hi"}], "tools": [TOOL]},
-        lambda a: (
-            [each["function"] for each in a["choices"][0]["message"]["tool_calls"]],
-            a["choices"][0]["finish_reason"],
-        ),
-    ),
-    "messages": (
-        {**anthropic_wire.HELLO, "tools": [anthropic_wire.LOOK]},
-        lambda a: (
-            [
-                {"name": block["name"], "arguments": block["input"]["_unparsed_arguments"]}
-                for block in a["content"]
-            ],
-            {"max_tokens": "length"}[a["stop_reason"]],
-        ),
-    ),
-    "responses": (
-        {**responses_wire.HELLO, "tools": [responses_wire.LOOK]},
-        lambda a: (
-            [{"name": item["name"], "arguments": item["arguments"]} for item in a["output"]],
-            {"max_output_tokens": "length"}[a["incomplete_details"]["reason"]],
-        ),
-    ),
-}
 
 
-@pytest.mark.parametrize("path", CUT_REPLIES)
-async def test_a_cut_call_means_the_same_in_every_dialect(tokenizer: Any, path: str) -> None:
-    body, meaning = CUT_REPLIES[path]
-    limit = "max_output_tokens" if path == "responses" else "max_tokens"
-    tokens = len(tokenizer.encode(CUT, add_special_tokens=False))
-    body = {**body, limit: tokens}
-    async with endpoint(tokenizer, lambda request: CUT + '": 1}}</tool_call>') as bench:
-        _, answer = await bench.post(f"/v1/{path}", body)
-        [called], reason = meaning(answer)
-        assert reason == "length"
-        assert called["arguments"] in CUT and '"at": "x"' in called["arguments"]
+@pytest.mark.parametrize("name", ["chat", *WIRES])
+async def test_a_cut_call_means_the_same_in_every_dialect(tokenizer: Any, name: str) -> None:
+    limit = len(tokenizer.encode(CUT, add_special_tokens=False))
+    async with serve(CUT + '": 1}}</tool_call>') as bench:
+        if name == "chat":
+            [choice] = (await bench.ask(USER, tools=[TOOL], max_tokens=limit))["choices"]
+            [tool_call] = choice["message"]["tool_calls"]
+            reason, arguments = choice["finish_reason"], tool_call["function"]["arguments"]
+            assert reason == "length"
+        elif name == "messages":
+            wire = anthropic_wire
+            message = await ask(bench, {**wire.HELLO, "tools": [wire.LOOK], "max_tokens": limit})
+            [block] = message["content"]
+            reason, arguments = message["stop_reason"], block["input"]["_unparsed_arguments"]
+            assert reason == "max_tokens"
+        else:
+            body = {**responses_wire.HELLO, "tools": [responses_wire.LOOK]}
+            response = await ask(bench, {**body, "max_output_tokens": limit})
+            [item] = response["output"]
+            reason, arguments = response["incomplete_details"]["reason"], item["arguments"]
+            assert reason == "max_output_tokens"
+        assert arguments in CUT and '"at": "x"' in arguments

@@ -1,4 +1,4 @@
-"""Every field of a request is honored at the engine, or refused by its name."""
+"""Every field of a request that is not refused reaches the engine, in each dialect."""
 
 from __future__ import annotations
 
@@ -7,476 +7,395 @@ import json
 from typing import Any
 
 import pytest
-from support.endpoints import endpoint, streamed
+from support.anthropic_wire import HELLO
+from support.anthropic_wire import LOOK as MESSAGES_LOOK
+from support.endpoints import streamed
 from support.episodes import call
 from support.listed_environment import TOOL
+from support.responses_wire import LOOK as RESPONSES_LOOK
+from support.served import CHAT, MESSAGES, RESPONSES, TEXT, USER, in_session, serve, tool_results
 
 from toolroll.endpoint.conversation.template_cache import TemplateCache
 from toolroll.endpoint.errors import ApiError
-from toolroll.endpoint.requests.tool_choice import strict_tag
-from toolroll.rollout.engine import ModelInfo
+from toolroll.endpoint.requests.tool_choice import call_closer, call_grammar, strict_tag
 from toolroll.rollout.engine.sampling_params import DROPPED_BY_SMG
 from toolroll.testing import Fault
 
-USER: Any = {"role": "user", "content": "Hi"}
-CHAT = "/sessions/s/v1/chat/completions"
 OTHER: Any = {
     "type": "function",
     "function": {"name": "listen", "parameters": {"type": "object", "properties": {}}},
 }
-
-
-async def params(tokenizer: Any, said: str = "Hello.", /, **asked: Any) -> dict[str, Any]:
-    """What the engine was told for a request with `asked`."""
-    async with endpoint(tokenizer, lambda request: said) as bench:
-        status, answer = await bench.post(CHAT, {"messages": [USER], **asked})
-        assert status == 200, answer
-        return {**bench.engine.log[0].sampling_params, "answer": answer}
-
-
-@pytest.mark.parametrize(
-    ("asked", "told"),
-    [
+STRICT: Any = {**TOOL, "function": {**TOOL["function"], "strict": True}}
+NAMED: Any = {"type": "function", "function": {"name": "look"}}
+Fields = dict[str, Any]
+BODIES: dict[str, Fields] = {
+    CHAT: {"messages": [USER]},
+    MESSAGES: HELLO,
+    RESPONSES: {"input": "Hi"},
+    TEXT: {"prompt": "Hi"},
+}
+SCHEMA = {"type": "json_schema", "schema": {"type": "array"}}
+NAMED_SCHEMA = {"type": "json_schema", "json_schema": {"schema": {"type": "array"}}}
+AN_ARRAY, AN_OBJECT = {"json_schema": '{"type":"array"}'}, {"json_schema": '{"type":"object"}'}
+FIRST_CALL_ONLY = {"stop": ["</tool_call>"], "no_stop_trim": True}
+NULL_NAME = [{**USER, "name": None}]
+CALLED = {"function": {"name": "look", "arguments": "{}", "extra": None}, "id": "c", "index": 0}
+"""A call with what client libraries add on their own."""
+RESULT = {"role": "tool", "tool_call_id": "c", "content": "seen"}
+CACHED_PART = {"type": "input_text", "text": "Hi", "prompt_cache_breakpoint": {"mode": "explicit"}}
+SAME: dict[str, list[Fields]] = {
+    CHAT: [
+        {"temperature": 0.3, "top_p": 0.5, "top_k": 7, "min_p": 0.1},
+        {"frequency_penalty": 0.5, "presence_penalty": -0.5, "repetition_penalty": 1.1},
+        {"stop": ["END", "STOP"], "ignore_eos": False},
+        {"logit_bias": {"7": -100}},
+    ],
+    MESSAGES: [{"temperature": 0.5, "top_p": 0.5, "top_k": 7}],
+    RESPONSES: [{"temperature": 0.5, "top_p": 0.5}],
+}
+"""Fields whose names are SGLang's."""
+OTHER_NAMES: dict[str, list[tuple[Fields, Fields]]] = {
+    CHAT: [
         ({"max_tokens": 5}, {"max_new_tokens": 5}),
         ({"max_completion_tokens": 6, "max_tokens": 5}, {"max_new_tokens": 6}),
-        (
-            {"temperature": 0.3, "top_p": 0.5, "top_k": 7, "min_p": 0.1},
-            {"temperature": 0.3, "top_p": 0.5, "top_k": 7, "min_p": 0.1},
-        ),
-        (
-            {"frequency_penalty": 0.5, "presence_penalty": -0.5},
-            {"frequency_penalty": 0.5, "presence_penalty": -0.5},
-        ),
-        (
-            {"repetition_penalty": 1.1, "min_tokens": 2},
-            {"repetition_penalty": 1.1, "min_new_tokens": 2},
-        ),
+        ({"min_tokens": 2}, {"min_new_tokens": 2}),
         ({"stop": "END"}, {"stop": ["END"]}),
-        (
-            {"stop": ["END", "STOP"], "ignore_eos": False},
-            {"stop": ["END", "STOP"], "ignore_eos": False},
-        ),
-        ({"logit_bias": {"7": -100}}, {"logit_bias": {"7": -100}}),
-        ({"response_format": {"type": "json_object"}}, {"json_schema": '{"type":"object"}'}),
-        (
-            {
-                "response_format": {
-                    "type": "json_schema",
-                    "json_schema": {"schema": {"type": "array"}},
-                }
-            },
-            {"json_schema": '{"type":"array"}'},
-        ),
+        ({"seed": 3}, {"sampling_seed": 3}),
+        ({"response_format": {"type": "json_object"}}, AN_OBJECT),
+        ({"response_format": NAMED_SCHEMA}, AN_ARRAY),
+    ],
+    MESSAGES: [
+        ({"max_tokens": 5}, {"max_new_tokens": 5}),
+        ({"stop_sequences": ["END", "STOP"]}, {"stop": ["END", "STOP"]}),
+        ({"output_config": {"format": SCHEMA}}, AN_ARRAY),
         (
             {
-                "temperature": None,
-                "tools": None,
-                "user": "u",
-                "metadata": {"a": "b"},
-                "response_format": {"type": "text"},
+                "tools": [MESSAGES_LOOK],
+                "tool_choice": {"type": "auto", "disable_parallel_tool_use": True},
             },
-            {},
+            FIRST_CALL_ONLY,
         ),
     ],
-)
-async def test_a_field_reaches_the_engine(
-    tokenizer: Any, asked: dict[str, Any], told: dict[str, Any]
-) -> None:
-    found = await params(tokenizer, **asked)
-    assert {name: found[name] for name in told} == told
-    assert not {"user", "metadata", "tools"} & set(found)
-    assert found["answer"].get("constrained") == (
-        "response_format" if "json_schema" in told else None
-    )
-
-
-@pytest.mark.parametrize(
-    ("field", "asked"),
-    [
-        ("best_of_all", {"best_of_all": 3}),
-        ("functions", {"functions": []}),
-        ("reasoning_effort", {"reasoning_effort": "none"}),
-        ("store", {"store": True}),
-        ("n", {"n": 0}),
-        ("n", {"n": 1000}),
-        ("max_completion_tokens", {"max_completion_tokens": 0}),
-        ("temperature", {"temperature": -1}),
-        ("temperature", {"temperature": "hot"}),
-        ("top_k", {"top_k": 0}),
-        ("top_logprobs", {"top_logprobs": 3}),
-        ("stop_token_ids", {"stop_token_ids": [10**8]}),
-        ("logit_bias", {"logit_bias": {str(10**8): 1}}),
-        ("tool_choice", {"tool_choice": "required"}),
-        (
-            "tool_choice",
-            {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "listen"}}},
-        ),
-        ("tools[0].type", {"tools": [{"type": "web_search"}]}),
-        (
-            "response_format",
-            {
-                "tools": [TOOL],
-                "tool_choice": "required",
-                "response_format": {"type": "json_object"},
-            },
-        ),
-        ("response_format.type", {"response_format": {"type": "grammar"}}),
-        ("chat_template_kwargs.messages", {"chat_template_kwargs": {"messages": []}}),
-        (
-            "stream_options.include_obfuscation",
-            {"stream": True, "stream_options": {"include_obfuscation": True}},
-        ),
-        ("messages", {"messages": []}),
-        ("messages", {"messages": [USER, {"role": "assistant", "content": "prefill"}]}),
-        ("messages[0].role", {"messages": [{"role": "function", "content": "x"}]}),
-        (
-            "messages[0].content",
-            {
-                "messages": [
-                    {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}
-                ]
-            },
-        ),
-        ("messages[0].content", {"messages": [{"role": "user", "content": None}]}),
-        (
-            "messages[1].audio",
-            {"messages": [USER, {"role": "assistant", "content": "x", "audio": {"id": "a"}}, USER]},
-        ),
+    RESPONSES: [
+        ({"max_output_tokens": 5}, {"max_new_tokens": 5}),
+        ({"text": {"format": {**SCHEMA, "name": "x"}}}, AN_ARRAY),
+        ({"text": {"format": {"type": "json_object"}}}, AN_OBJECT),
+        ({"tools": [RESPONSES_LOOK], "parallel_tool_calls": False}, FIRST_CALL_ONLY),
     ],
-)
-async def test_what_cannot_be_honored_is_refused_by_its_name(
-    tokenizer: Any, field: str, asked: dict[str, Any]
-) -> None:
-    async with endpoint(tokenizer, lambda request: "Hello.") as bench:
-        status, answer = await bench.post(CHAT, {"messages": [USER], **asked})
-        assert (status, answer["error"]["param"]) == (400, field), answer
-        assert answer["error"]["type"] == "invalid_request_error"
-        assert (
-            field.partition("[")[0].partition(".")[0].removesuffix("s")
-            in answer["error"]["message"]
-        )
-        assert bench.engine.log == []
-
-
-async def test_a_forced_call_is_constrained_and_marked(tokenizer: Any) -> None:
-    for choice in ("required", {"type": "function", "function": {"name": "look"}}):
-        found = await params(tokenizer, call(at="x"), tools=[TOOL, OTHER], tool_choice=choice)
-        assert '"\\"look\\""' in found["ebnf"]
-        assert ('"\\"listen\\""' in found["ebnf"]) == (choice == "required")
-        assert found["answer"]["constrained"] == "tool_choice"
-
-
-@pytest.mark.parametrize(
-    ("choice", "said"),
-    [
-        ("required", "Hello."),
-        ({"type": "function", "function": {"name": "look"}}, "Hello."),
-        ({"type": "function", "function": {"name": "look"}}, call("listen")),
+}
+"""The fields of a request, and the sampling parameters of the engine that they are."""
+NO_EFFECT: dict[str, list[Fields]] = {
+    CHAT: [
+        {"temperature": None, "tools": None, "n": None, "messages": NULL_NAME},
+        {"user": "u", "metadata": {"a": "b"}, "response_format": {"type": "text"}},
+        {"service_tier": "auto"},
+        {"service_tier": "default"},
+        {"messages": [USER, {"role": "assistant", "tool_calls": [CALLED]}, RESULT]},
     ],
-)
-async def test_a_forced_call_that_the_engine_does_not_make_is_its_error(
-    tokenizer: Any, choice: Any, said: str
-) -> None:
-    async with endpoint(tokenizer, lambda request: said) as bench:
-        asked = {"messages": [USER], "tools": [TOOL, OTHER], "tool_choice": choice}
-        status, answer = await bench.post(CHAT, asked)
-        assert (status, answer["error"]["code"]) == (502, "engine_error"), answer
-        assert "look" in answer["error"]["message"]
-        assert "grammar" in answer["error"]["message"]
-        assert await bench.trajectories(refused=1) == []
-        # no fault of the engine's
-        for cut, reason in (({"max_tokens": 1}, "length"), ({"stop": "l"}, "stop")):
-            status, answer = await bench.post(CHAT, {**asked, **cut})
-            assert (status, answer["choices"][0]["finish_reason"]) == (200, reason), answer
+    MESSAGES: [
+        {"thinking": {"type": "adaptive"}, "output_config": {"effort": "high"}},
+        {"metadata": {"user_id": "u"}, "cache_control": {"type": "ephemeral"}},
+        {"service_tier": "auto"},
+        {"messages": NULL_NAME, "tools": [{**MESSAGES_LOOK, "defer_loading": None}]},
+    ],
+    RESPONSES: [
+        {"reasoning": {"effort": "medium", "summary": "auto"}, "text": {"verbosity": "medium"}},
+        {"reasoning": {"context": "auto", "mode": "standard"}, "service_tier": "auto"},
+        {"prompt_cache_key": "k", "prompt_cache_options": {"mode": "explicit", "ttl": "30m"}},
+        {"metadata": {"a": "b"}, "client_metadata": {"thread_id": "t"}, "user": "u"},
+        {"truncation": "disabled"},
+        {"input": [{"role": "user", "content": [CACHED_PART]}]},
+        {"input": NULL_NAME, "tools": [{**RESPONSES_LOOK, "defer_loading": None}]},
+    ],
+}
+"""Fields that change nothing that the engine gets."""
 
 
-async def test_no_tool_choice_shows_the_model_no_tools(tokenizer: Any) -> None:
-    async with endpoint(tokenizer, lambda request: call(at="x")) as bench:
-        _, answer = await bench.post(
-            CHAT, {"messages": [USER], "tools": [TOOL], "tool_choice": "none"}
-        )
-        assert answer["choices"][0]["message"].get("tool_calls") is None
-        assert answer["choices"][0]["message"]["content"] == call(at="x")
-        assert "look" not in tokenizer.decode(bench.engine.log[0].input_ids)
-
-
-async def test_one_call_only(tokenizer: Any) -> None:
-    async with endpoint(tokenizer, lambda request: call(at="x") + call(at="y")) as bench:
-        _, answer = await bench.post(
-            CHAT, {"messages": [USER], "tools": [TOOL], "parallel_tool_calls": False}
-        )
-        [only] = answer["choices"][0]["message"]["tool_calls"]
-        assert json.loads(only["function"]["arguments"]) == {"at": "x"}
-        assert answer["choices"][0]["finish_reason"] == "tool_calls"
-        result = {"role": "tool", "tool_call_id": only["id"], "content": "seen"}
-        messages = [USER, answer["choices"][0]["message"], result]
-        assert (
-            await bench.post(
-                CHAT, {"messages": messages, "tools": [TOOL], "parallel_tool_calls": False}
-            )
-        )[0] == 200
-        [trajectory] = await bench.trajectories()
-        assert len(trajectory["turns"]) == 2
-
-
-@pytest.mark.parametrize("fields", [{"logprobs": True}, {"logprobs": True, "n": 2}])
-async def test_logprobs_have_the_ids_of_their_tokens(
-    tokenizer: Any, fields: dict[str, Any]
-) -> None:
-    async with endpoint(tokenizer, lambda request: "Hello, é and 日本.", split="random") as bench:
-        _, answer = await bench.post(CHAT, {"messages": [USER], **fields})
-        for choice, entry in zip(answer["choices"], bench.engine.log, strict=True):
-            content = choice["logprobs"]["content"]
-            assert (
-                [token["token_id"] for token in content] == choice["token_ids"] == entry.output_ids
-            )
-            assert [token["logprob"] for token in content] == pytest.approx(entry.logprobs)
-
-
-async def test_top_logprobs_that_the_engine_does_not_give_are_an_error(tokenizer: Any) -> None:
-    def remove(answer: dict[str, Any]) -> dict[str, Any]:
-        del answer["meta_info"]["output_top_logprobs"]
-        return answer
-
-    async with endpoint(
-        tokenizer, lambda request: "Hello.", faults=lambda request: Fault(garble=remove)
-    ) as bench:
-        status, answer = await bench.post(
-            CHAT, {"messages": [USER], "logprobs": True, "top_logprobs": 2}
-        )
-        assert (status, answer["error"]["code"]) == (502, "engine_error")
-
-
-async def test_top_logprobs(tokenizer: Any) -> None:
-    def add(answer: dict[str, Any]) -> dict[str, Any]:
-        items = answer["meta_info"]["output_token_logprobs"]
-        answer["meta_info"]["output_top_logprobs"] = [
-            [[value, index, None], [value - 1, 5, None]] for value, index, _ in items
+@pytest.mark.parametrize("path", OTHER_NAMES)
+async def test_a_field_reaches_the_engine(path: str, subtests: pytest.Subtests) -> None:
+    async with serve() as bench:
+        stop_token_ids = list(bench.served.template.stop_token_ids)
+        rows = [
+            *OTHER_NAMES[path],
+            *((fields, fields) for fields in SAME[path]),
+            *((fields, {}) for fields in NO_EFFECT[path]),
         ]
-        return answer
-
-    async with endpoint(
-        tokenizer, lambda request: "Hello.", faults=lambda request: Fault(garble=add)
-    ) as bench:
-        _, answer = await bench.post(
-            CHAT, {"messages": [USER], "logprobs": True, "top_logprobs": 2}
-        )
-        for token in answer["choices"][0]["logprobs"]["content"]:
-            assert [other["token_id"] for other in token["top_logprobs"]] == [token["token_id"], 5]
-
-
-async def test_a_session_has_defaults_of_its_own(tokenizer: Any) -> None:
-    defaults = {"sampling_params": {"temperature": 0.9, "top_p": 0.8}}
-    async with endpoint(tokenizer, lambda request: "Hello.", settings=defaults) as bench:
-        made = {"session_id": "s", "sampling_params": {"temperature": 0.2, "max_new_tokens": 9}}
-        assert (await bench.post("/sessions", made))[0] == 201
-        for body in ({}, {"temperature": 0.0, "max_tokens": 3}):
-            await bench.post(CHAT, {"messages": [USER], **body})
-        told = [entry.sampling_params for entry in bench.engine.log]
-        assert [(it["temperature"], it["top_p"], it["max_new_tokens"]) for it in told] == [
-            (0.2, 0.8, 9),
-            (0.0, 0.8, 3),
-        ]
-        status, answer = await bench.post(
-            "/sessions", {"session_id": "t", "sampling_params": {"temprature": 1}}
-        )
-        assert (status, answer["error"]["param"]) == (400, "sampling_params.temprature")
+        for fields, params in rows:
+            with subtests.test(str(fields)):
+                answer = await bench.send(path, {**BODIES[path], **fields})
+                sent = bench.engine.log[-1]
+                room = bench.engine.context_length - len(sent.input_ids)
+                limit = BODIES[path].get("max_tokens", room)
+                expected = {"max_new_tokens": limit, "stop_token_ids": stop_token_ids, **params}
+                assert sent.sampling_params == expected
+                if path == CHAT:
+                    constrained = "response_format" if "json_schema" in params else None
+                    assert answer.get("constrained") == constrained
 
 
-async def test_a_default_that_a_newer_sglang_may_have_is_sent_unless_a_router_drops_it(
-    tokenizer: Any,
-) -> None:
-    settings = {"sampling_params": {"bogus": 1}}
-    async with endpoint(tokenizer, lambda request: "Hello.", settings=settings) as bench:
-        made = {"session_id": "s", "sampling_params": {"novel": 2, "top_k": 5}}
-        assert (await bench.post("/sessions", made))[0] == 201
-        status, answer = await bench.post(CHAT, {"messages": [USER]})
+ENDPOINTS: Fields = {"temperature": 0.9, "top_p": 0.8}
+SESSIONS: Fields = {"temperature": 0.2, "max_new_tokens": 9}
+LIMIT, SESSIONS_LIMIT = {"max_new_tokens": 20}, {"max_new_tokens": 9}
+AS_SET: Fields = {"stop": "END", "logit_bias": {"7": 1.5}, "max_new_tokens": 9}
+DEFAULTS: dict[str, tuple[Fields, Fields, str, Fields, Fields]] = {
+    "the session's first": (ENDPOINTS, SESSIONS, CHAT, {}, {**ENDPOINTS, **SESSIONS}),
+    "the request's first": (
+        ENDPOINTS,
+        SESSIONS,
+        CHAT,
+        {"temperature": 0.0, "max_tokens": 3},
+        {"temperature": 0.0, "top_p": 0.8, "max_new_tokens": 3},
+    ),
+    "as they are set": ({"top_k": 5}, {**AS_SET, "min_p": None}, CHAT, {}, {"top_k": 5, **AS_SET}),
+    "the session's limit": (LIMIT, SESSIONS_LIMIT, TEXT, {}, SESSIONS_LIMIT),
+    "the endpoint's limit": (LIMIT, {}, TEXT, {}, LIMIT),
+    "the request's limit": (LIMIT, SESSIONS_LIMIT, TEXT, {"max_tokens": 3}, {"max_new_tokens": 3}),
+}
+"""The defaults of the endpoint and of the session, a request, and what the engine gets."""
+
+
+@pytest.mark.parametrize("name", DEFAULTS)
+async def test_defaults_of_the_endpoint_and_of_a_session(name: str) -> None:
+    defaults, session, path, fields, params = DEFAULTS[name]
+    async with serve(settings={"sampling_params": defaults}) as bench:
+        await bench.create(**session)
+        await bench.send(in_session(path), {**BODIES[path], **fields})
+        stop = bench.served.template.stop_token_ids
+        assert bench.engine.log[0].sampling_params == {"stop_token_ids": list(stop), **params}
+
+
+async def test_a_default_of_a_newer_sglang_is_sent_unless_dropped() -> None:
+    async with serve(settings={"sampling_params": {"bogus": 1}}) as bench:
+        await bench.create(novel=2, top_k=5)
+        status, answer = await bench.post(in_session(CHAT), {"messages": [USER]})
         assert status == 400 and "unknown field `bogus`" in answer["error"]["message"]
         bench.endpoint.dropped = DROPPED_BY_SMG
-        status, answer = await bench.post(CHAT, {"messages": [USER]})
-        assert (status, answer["error"]["param"]) == (400, "bogus")
+        status, _, param = await bench.refusal(in_session(CHAT), {"messages": [USER]})
+        assert (status, param) == (400, "bogus")
 
 
-async def test_the_model_s_name_may_select_an_adapter(tokenizer: Any) -> None:
+async def test_the_models_name_may_select_an_adapter() -> None:
     """The request's precedes the session's, which precedes the endpoint's."""
     settings = {"sampling_params": {"lora_path": "a"}}
-    async with endpoint(
-        tokenizer, lambda request: "Hello.", settings=settings, lora_paths=("a", "b", "c:d")
-    ) as bench:
-        made = {"session_id": "s", "sampling_params": {"lora_path": "b"}}
-        assert (await bench.post("/sessions", made))[0] == 201
-        own = bench.endpoint.model_name
-        asked = [("s", own), ("t", own), ("s", f"{own}:c:d"), ("t", f"{own}:"), ("t", "other:b")]
-        for session, model in asked:
-            path = f"/sessions/{session}/v1/chat/completions"
-            status, answer = await bench.post(path, {"messages": [USER], "model": model})
-            assert status == 200 and answer["model"] == own
+    async with serve(settings=settings, lora_paths=("a", "b", "c:d")) as bench:
+        await bench.create(lora_path="b")
+        name = bench.endpoint.model_name
+        requests = [("s", name), ("t", name), ("s", f"{name}:c:d"), ("t", f"{name}:"), ("t", "x:b")]
+        for session, model in requests:
+            answer = await bench.ask(USER, session=session, model=model)
+            assert answer["model"] == name
         assert [entry.lora_path for entry in bench.engine.log] == ["b", "a", "c:d", "a", "a"]
-        names = [
-            turn["sampling_params"]["lora_path"]
-            for trajectory in await bench.trajectories()
-            for turn in trajectory["turns"]
-        ]
-        assert names == ["b", "c:d"]
+        turns = [turn for each in await bench.trajectories() for turn in each["turns"]]
+        assert [turn["sampling_params"]["lora_path"] for turn in turns] == ["b", "c:d"]
 
 
-async def test_a_sessions_limit_precedes_the_endpoints(tokenizer: Any) -> None:
-    settings = {"sampling_params": {"max_new_tokens": 20}}
-    async with endpoint(tokenizer, lambda request: "Hello.", settings=settings) as bench:
-        made = {"session_id": "s", "sampling_params": {"max_new_tokens": 9}}
-        assert (await bench.post("/sessions", made))[0] == 201
-        for session, body in (("s", {}), ("t", {}), ("s", {"max_tokens": 3})):
-            await bench.post(f"/sessions/{session}/v1/completions", {"prompt": "Hi", **body})
-        limits = [entry.sampling_params["max_new_tokens"] for entry in bench.engine.log]
-        assert limits == [9, 20, 3]
-
-
-@pytest.mark.parametrize(("limit", "room"), [({}, 200), ({"max_new_tokens": 20}, 280)])
-async def test_a_long_first_prompt_is_cut_to_make_room_for_the_sessions_limit(
-    tokenizer: Any, limit: dict[str, int], room: int
+@pytest.mark.parametrize(
+    ("limit", "room"), [({}, 200), ({"max_new_tokens": 20}, 280)], ids=["endpoint's", "session's"]
+)
+async def test_a_long_first_prompt_is_cut_to_make_room_for_the_limit(
+    limit: dict[str, int], room: int
 ) -> None:
     settings = {"sampling_params": {"max_new_tokens": 100}}
-    long = {"messages": [{"role": "user", "content": "word " * 800}]}
-    async with endpoint(
-        tokenizer, lambda request: "Hello.", settings=settings, context_length=300
-    ) as bench:
+    async with serve(settings=settings, context_length=300) as bench:
         bench.endpoint.openrlhf = True
-        made = {"session_id": "s", "sampling_params": limit}
-        assert (await bench.post("/sessions", made))[0] == 201
-        assert (await bench.post(CHAT, long))[0] == 200
+        await bench.create(**limit)
+        await bench.ask({"role": "user", "content": "word " * 800})
         [sent] = bench.engine.log
         assert len(sent.input_ids) == room
         assert sent.sampling_params["max_new_tokens"] == 300 - room
 
 
-async def test_a_sessions_stop_string_is_cut_from_the_text_as_a_requests_is(
-    tokenizer: Any,
-) -> None:
-    async with endpoint(tokenizer, lambda request: "Hello END more") as bench:
-        made = {"session_id": "s", "sampling_params": {"stop": "END"}}
-        assert (await bench.post("/sessions", made))[0] == 201
-        for session, more in (("s", {}), ("t", {"stop": "END"})):
-            path = f"/sessions/{session}/v1"
-            _, chat = await bench.post(f"{path}/chat/completions", {"messages": [USER], **more})
-            assert chat["choices"][0]["message"]["content"].rstrip() == "Hello"
-            assert chat["choices"][0]["stop_reason"] == "END"
-            _, text = await bench.post(f"{path}/completions", {"prompt": "Hi", **more})
-            assert text["choices"][0]["text"] == "Hello "
-            asked = {"model": "m", "messages": [USER], **more}
-            streamed_one = await streamed(bench.client(session), **asked)
-            message = chat["choices"][0]["message"]
-            assert streamed_one.choices[0].message.content == message["content"]
-            await bench.trajectories(session)
+@pytest.mark.parametrize("of", ["session", "request"])
+async def test_a_stop_string_is_cut_from_the_text(tokenizer: Any, of: str) -> None:
+    async with serve("Hello END more") as bench:
+        stop = {"stop": "END"}
+        await bench.create(**(stop if of == "session" else {}))
+        fields = stop if of == "request" else {}
+        [choice] = (await bench.ask(USER, **fields))["choices"]
+        content = choice["message"]["content"]
+        assert (content.rstrip(), choice["stop_reason"]) == ("Hello", "END")
+        assert "END" in tokenizer.decode(choice["token_ids"])  # it is kept, and not shown
+        await bench.ask(USER, choice["message"], USER, **fields)
+        await bench.one_trajectory(turns=2)
+        text = await bench.send(in_session(TEXT), {"prompt": "Hi", **fields})
+        assert text["choices"][0]["text"] == "Hello "
+        stream = await streamed(bench.client(), model="m", messages=[USER], **fields)
+        assert stream.choices[0].message.content == content
+        await bench.trajectories()
 
 
-async def test_a_switch_of_another_type_is_another_switch(tokenizer: Any) -> None:
-    """A template may render 1 and true differently."""
-    async with endpoint(tokenizer, lambda request: "Hello.") as bench:
-        templates = TemplateCache(bench.served.template.with_kwargs({"enable_thinking": True}))
-        same, other = ({"enable_thinking": value} for value in (True, 1))
-        assert templates.get(same) is templates.get({})
-        assert type(templates.get(other).renderer.kwargs["enable_thinking"]) is int
-        assert templates.switches_of(templates.get(other)) == {"enable_thinking": 1}
+# --- logprobs -------------------------------------------------------------------------------------
 
 
-async def test_the_keys_inside_a_switch_keep_their_order(tokenizer: Any) -> None:
-    """Templates write documents as JSON, or loop over their keys."""
-    async with endpoint(tokenizer, lambda request: "Hello.") as bench:
-        templates = TemplateCache(bench.served.template)
-        documents = [{"title": "Pond", "text": "Wet."}, {"text": "Wet.", "title": "Pond"}]
-        kept = [templates.get({"documents": [one]}).renderer.kwargs for one in documents]
-        assert [list(kwargs["documents"][0]) for kwargs in kept] == [*map(list, documents)]
+@pytest.mark.parametrize("n", [1, 2])
+async def test_logprobs_have_the_ids_of_their_tokens(n: int) -> None:
+    async with serve("Hello, é and 日本.", split="random") as bench:
+        answer = await bench.ask(USER, logprobs=True, n=n)
+        for choice, entry in zip(answer["choices"], bench.engine.log, strict=True):
+            places = choice["logprobs"]["content"]
+            ids = [place["token_id"] for place in places]
+            assert ids == choice["token_ids"] == entry.output_ids
+            assert [place["logprob"] for place in places] == pytest.approx(entry.logprobs)
 
 
-# --- seeds, tiers, strict tools, effort -----------------------------------------------------------
-
-
-async def test_a_seed_is_sent(tokenizer: Any) -> None:
-    assert (await params(tokenizer, seed=3))["sampling_seed"] == 3
-
-
-async def test_the_only_tier_there_is_is_taken(tokenizer: Any) -> None:
-    for tier in ("auto", "default"):
-        assert "service_tier" not in await params(tokenizer, service_tier=tier)
-    async with endpoint(tokenizer, lambda request: "Hello.") as bench:
-        status, answer = await bench.post(CHAT, {"messages": [USER], "service_tier": "priority"})
-        assert (status, answer["error"]["param"]) == (400, "service_tier")
-
-
-STRICT: Any = {**TOOL, "function": {**TOOL["function"], "strict": True}}
-
-
-async def test_a_strict_tool_is_forced_to_its_schema_and_marked(tokenizer: Any) -> None:
-    found = await params(tokenizer, call(at="x"), tools=[OTHER, STRICT])
-    form = json.loads(found["structural_tag"])["format"]
-    assert [tag["content"]["json_schema"] for tag in form["tags"]] == [
-        {"type": "object"},
-        TOOL["function"]["parameters"],
+def _with_top_logprobs(answer: dict[str, Any]) -> dict[str, Any]:
+    sampled = answer["meta_info"]["output_token_logprobs"]
+    answer["meta_info"]["output_top_logprobs"] = [
+        [[value, index, None], [value - 1, 5, None]] for value, index, _ in sampled
     ]
-    assert (form["type"], form["stop_after_first"]) == ("triggered_tags", False)
-    assert found["answer"]["constrained"] == "strict"
-    one = await params(tokenizer, call(at="x"), tools=[STRICT], parallel_tool_calls=False)
-    assert json.loads(one["structural_tag"])["format"]["stop_after_first"]
-    named = await params(
-        tokenizer,
-        call(at="x"),
-        tools=[OTHER, STRICT],
-        tool_choice={"type": "function", "function": {"name": "look"}},
-    )
-    form = json.loads(named["structural_tag"])["format"]
-    assert (form["type"], len(form["tags"]), form["at_least_one"], "ebnf" in named) == (
-        "tags_with_separator",
-        1,
-        True,
-        False,
-    )
-    lax = await params(
-        tokenizer,
-        call(at="x"),
-        tools=[{**STRICT, "function": {**STRICT["function"], "strict": False}}],
-    )
-    assert "structural_tag" not in lax
-    assert "structural_tag" not in await params(tokenizer, tools=[STRICT], tool_choice="none")
+    return answer
 
 
-async def test_a_strict_call_against_its_schema_is_no_answer(tokenizer: Any) -> None:
-    async with endpoint(tokenizer, lambda request: call(at=3)) as bench:
-        status, answer = await bench.post(CHAT, {"messages": [USER], "tools": [OTHER, STRICT]})
+def _without_top_logprobs(answer: dict[str, Any]) -> dict[str, Any]:
+    del answer["meta_info"]["output_top_logprobs"]
+    return answer
+
+
+async def test_top_logprobs_are_the_engines_or_an_error() -> None:
+    fields = {"messages": [USER], "logprobs": True, "top_logprobs": 2}
+    given, missing = Fault(garble=_with_top_logprobs), Fault(garble=_without_top_logprobs)
+    faults = lambda request: missing if request.index else given
+    async with serve(faults=faults) as bench:
+        answer = await bench.send(CHAT, fields)
+        for place in answer["choices"][0]["logprobs"]["content"]:
+            assert [top["token_id"] for top in place["top_logprobs"]] == [place["token_id"], 5]
+        assert (await bench.refusal(CHAT, fields))[:2] == (502, "engine_error")
+
+
+# --- tools ----------------------------------------------------------------------------------------
+
+
+async def test_no_tool_choice_shows_the_model_no_tools() -> None:
+    async with serve(call(at="x")) as bench:
+        for tool in (TOOL, STRICT):
+            reply = await bench.chat(USER, tools=[tool], tool_choice="none")
+            assert (reply.get("tool_calls"), reply["content"]) == (None, call(at="x"))
+            assert "look" not in bench.prompt()
+            assert "structural_tag" not in bench.engine.log[-1].sampling_params
+
+
+async def test_a_forced_call_is_constrained_and_marked() -> None:
+    async with serve(call(at="x")) as bench:
+        for choice in ("required", NAMED):
+            answer = await bench.ask(USER, tools=[TOOL, OTHER], tool_choice=choice)
+            grammar = bench.engine.log[-1].sampling_params["ebnf"]
+            assert '"\\"look\\""' in grammar
+            assert ('"\\"listen\\""' in grammar) == (choice == "required")
+            assert answer["constrained"] == "tool_choice"
+
+
+@pytest.mark.parametrize(
+    ("choice", "reply"),
+    [("required", "Hello."), (NAMED, "Hello."), (NAMED, call("listen"))],
+    ids=["required", "named", "another one"],
+)
+async def test_a_forced_call_that_is_missing_is_an_error(choice: Any, reply: str) -> None:
+    async with serve(reply) as bench:
+        body = {"messages": [USER], "tools": [TOOL, OTHER], "tool_choice": choice}
+        status, answer = await bench.post(in_session(CHAT), body)
+        assert (status, answer["error"]["code"]) == (502, "engine_error"), answer
+        assert "look" in answer["error"]["message"] and "grammar" in answer["error"]["message"]
+        assert await bench.trajectories(refused=1) == []
+        # no fault of the engine's
+        for cut, reason in (({"max_tokens": 1}, "length"), ({"stop": "l"}, "stop")):
+            answer = await bench.send(in_session(CHAT), {**body, **cut})
+            assert answer["choices"][0]["finish_reason"] == reason
+
+
+async def test_one_call_only() -> None:
+    async with serve(call(at="x") + call(at="y")) as bench:
+        fields = {"tools": [TOOL], "parallel_tool_calls": False}
+        [choice] = (await bench.ask(USER, **fields))["choices"]
+        [tool_call] = choice["message"]["tool_calls"]
+        assert json.loads(tool_call["function"]["arguments"]) == {"at": "x"}
+        assert choice["finish_reason"] == "tool_calls"
+        await bench.ask(USER, choice["message"], *tool_results(choice["message"]), **fields)
+        await bench.one_trajectory(turns=2)
+
+
+async def test_a_strict_tool_is_forced_to_its_schema_and_marked() -> None:
+    schema = TOOL["function"]["parameters"]
+    async with serve(call(at="x")) as bench:
+
+        async def form(**fields: Any) -> Any:
+            answer = await bench.ask(USER, **fields)
+            assert answer["constrained"] == "strict"
+            params = bench.engine.log[-1].sampling_params
+            assert "ebnf" not in params
+            return json.loads(params["structural_tag"])["format"]
+
+        both = await form(tools=[OTHER, STRICT])
+        schemas = [tag["content"]["json_schema"] for tag in both["tags"]]
+        assert schemas == [{"type": "object"}, schema]
+        assert (both["type"], both["stop_after_first"]) == ("triggered_tags", False)
+        single = await form(tools=[STRICT], parallel_tool_calls=False)
+        assert single["stop_after_first"]
+        named = await form(tools=[OTHER, STRICT], tool_choice=NAMED)
+        assert [tag["content"]["json_schema"] for tag in named["tags"]] == [schema]
+        assert (named["type"], named["at_least_one"]) == ("tags_with_separator", True)
+        lax = {**STRICT, "function": {**STRICT["function"], "strict": False}}
+        await bench.ask(USER, tools=[lax])
+        assert "structural_tag" not in bench.engine.log[-1].sampling_params
+
+
+@pytest.mark.parametrize(
+    ("reply", "choice", "words"),
+    [
+        (call(at=3), "auto", "look is strict"),
+        (call("listen"), NAMED, "forces a call of look, but the reply has none"),
+    ],
+    ids=["against its schema", "another tool"],
+)
+async def test_a_wrong_strict_call_is_no_answer(reply: str, choice: Any, words: str) -> None:
+    async with serve(reply) as bench:
+        body = {"messages": [USER], "tools": [OTHER, STRICT], "tool_choice": choice}
+        status, answer = await bench.post(in_session(CHAT), body)
         assert (status, answer["error"]["code"]) == (502, "engine_error")
-        assert "look is strict" in answer["error"]["message"]
-        assert (await bench.post(CHAT, {"messages": [USER], "tools": [TOOL]}))[0] == 200
+        assert words in answer["error"]["message"]
+        await bench.ask(USER, tools=[TOOL])
         assert len(await bench.trajectories(refused=1)) == 1
 
 
-async def test_a_call_of_another_tool_than_the_named_strict_one_is_no_answer(
-    tokenizer: Any,
-) -> None:
-    choice = {"type": "function", "function": {"name": "look"}}
-    body = {"messages": [USER], "tools": [OTHER, STRICT], "tool_choice": choice}
-    other = '<tool_call>\n{"name": "listen", "arguments": {}}\n</tool_call>'
-    async with endpoint(tokenizer, lambda request: other) as bench:
-        status, answer = await bench.post(CHAT, body)
-        assert (status, answer["error"]["code"]) == (502, "engine_error")
-        assert "forces a call of look, but the reply has none" in answer["error"]["message"]
-
-
-async def test_strict_is_refused_by_name_if_it_cannot_be_honored(tokenizer: Any) -> None:
+async def test_strict_is_refused_if_it_cannot_be_honored() -> None:
     place = "tools[1].function.strict"
     body = {"messages": [USER], "tools": [OTHER, STRICT]}
-    async with endpoint(tokenizer, lambda request: "Hello.") as bench:
-        status, answer = await bench.post(
-            CHAT, {**body, "response_format": {"type": "json_object"}}
-        )
-        assert (status, answer["error"]["param"]) == (400, place)
+    async with serve() as bench:
         bench.endpoint.dropped = DROPPED_BY_SMG
-        status, answer = await bench.post(CHAT, body)
-        assert (status, answer["error"]["param"]) == (400, place)
-        assert bench.engine.log == []
+        status, _, param = await bench.refusal(CHAT, body)
+        assert (status, param, bench.engine.log) == (400, place, [])
     with pytest.raises(ApiError, match=r"tools\[1\].function.strict cannot be honored"):
         strict_tag("pythonic", [OTHER, STRICT], place, forced=False, several=True)
 
 
-SWITCHED = "{%% if %s is defined %%}[%s={{ %s }}]{%% endif %%}"
+def test_a_format_without_a_grammar_is_refused() -> None:
+    for refused in (
+        lambda: call_grammar("pythonic", ["look"], several=False),
+        lambda: call_closer("llama3"),
+    ):
+        with pytest.raises(ApiError) as error:
+            refused()
+        assert error.value.status == 400
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"$ref": "#/nowhere"},
+        {"$ref": "http://127.0.0.1:9/x"},
+        {"properties": {"a": {"pattern": "^(a+)+$"}}},
+    ],
+    ids=["a broken reference", "an address", "a slow pattern"],
+)
+async def test_no_schema_of_a_tool_fails_a_request(schema: Any) -> None:
+    tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
+    async with serve(call("f", a="a" * 40 + "!")) as bench:
+        answer = await bench.ask(USER, tools=[tool])
+        assert answer["choices"][0]["finish_reason"] == "tool_calls"
+
+
+# --- the template's switches ----------------------------------------------------------------------
+
+SHOWN = "{%% if %s is defined %%}[%s={{ %s }}]{%% endif %%}"
 
 
 @pytest.mark.parametrize(
@@ -493,68 +412,29 @@ async def test_reasoning_effort_is_the_templates_switch(
     tokenizer: Any, switch: str, effort: str | None, shown: str
 ) -> None:
     switched = copy.deepcopy(tokenizer)
-    switched.chat_template = SWITCHED % (switch, switch, switch) + tokenizer.chat_template
-    async with endpoint(switched, lambda request: "Hello.") as bench:
-        status, answer = await bench.post(CHAT, {"messages": [USER], "reasoning_effort": effort})
-        assert status == 200, answer
-        assert tokenizer.decode(answer["prompt_token_ids"]).startswith(shown)
+    switched.chat_template = SHOWN % (switch, switch, switch) + tokenizer.chat_template
+    async with serve(tokenizer=switched) as bench:
+        await bench.ask(USER, reasoning_effort=effort)
+        assert bench.prompt().startswith(shown)
         both = {"reasoning_effort": "low", "chat_template_kwargs": {switch: "other"}}
-        status, answer = await bench.post(CHAT, {"messages": [USER], **both})
-        assert (status, answer["error"]["param"]) == (400, f"chat_template_kwargs.{switch}")
+        status, _, param = await bench.refusal(CHAT, {"messages": [USER], **both})
+        assert (status, param) == (400, f"chat_template_kwargs.{switch}")
 
 
-# --- routes that are not served -------------------------------------------------------------------
+async def test_a_switch_of_another_type_is_another_switch() -> None:
+    """A template may render 1 and true differently."""
+    async with serve() as bench:
+        templates = TemplateCache(bench.served.template.with_kwargs({"enable_thinking": True}))
+        same, other = ({"enable_thinking": value} for value in (True, 1))
+        assert templates.get(same) is templates.get({})
+        assert type(templates.get(other).renderer.kwargs["enable_thinking"]) is int
+        assert templates.switches_of(templates.get(other)) == {"enable_thinking": 1}
 
 
-@pytest.mark.parametrize(
-    ("path", "hint"),
-    [
-        ("/v1/assistants", "/v1/chat/completions"),
-        ("/v1/embeddings", "must end with /v1,"),
-        ("/generate", "/v1/completions"),
-        ("/chat/completions", "must end with /v1,"),
-        ("/sessions/s/responses", "must end with /sessions/s/v1,"),
-        ("/session/s/v1/responses", "must end with /sessions/s/v1,"),
-        ("/v1/sessions/s/chat/completions", "must end with /sessions/s/v1,"),
-        ("/sessions/s/v1/v1/chat/completions", "must end with /sessions/s/v1,"),
-        ("/openai/v1/chat/completions", "must end with /v1,"),
-        ("/v1/chat/completions/", "must end with /v1,"),
-        ("/sessions/s/v1/v1/messages", "SDK with /sessions/s."),
-        ("/v1/v1/messages", "SDK with the port."),
-        ("/nowhere", "GET /v1/models"),
-    ],
-)
-async def test_an_unknown_route_says_what_to_use(tokenizer: Any, path: str, hint: str) -> None:
-    async with endpoint(tokenizer, lambda request: "Hello.") as bench:
-        status, answer = await bench.post(path, {})
-        kind = "not_found_error" if "messages" in path else "invalid_request_error"
-        assert (status, answer["error"]["code"]) == (404, "not_found")
-        assert answer["error"]["type"] == kind
-        assert hint in answer["error"]["message"]
-        assert path in answer["error"]["message"]
-
-
-async def test_every_route_that_is_named_is_served(tokenizer: Any) -> None:
-    async with endpoint(tokenizer, lambda request: "Hello.") as bench:
-        _, answer = await bench.post("/nowhere", {})
-        words = answer["error"]["message"]
-        for found in words.partition("POST ")[2].partition(";")[0].split(", "):
-            async with bench.http.post(bench.url + found, json={}) as response:
-                assert response.status in (201, 400), found
-        for found in words.partition("GET ")[2].partition(";")[0].split(", "):
-            async with bench.http.get(
-                bench.url + found.replace("MODEL", bench.endpoint.model_name)
-            ) as response:
-                assert response.status == 200, found
-        async with bench.http.get(f"{bench.url}/v1/completions") as response:
-            assert "use POST" in (await response.json())["error"]["message"]
-
-
-@pytest.mark.parametrize("index", [-1, 2**31, 2**40])
-async def test_an_id_that_is_none_is_refused_for_a_model_of_any_vocabulary(
-    tokenizer: Any, index: int
-) -> None:
-    async with endpoint(tokenizer, lambda request: "Hello.") as bench:
-        bench.endpoint.model_info = ModelInfo(context_length=1000)
-        status, answer = await bench.post("/v1/completions", {"prompt": [1, index]})
-        assert (status, answer["error"]["param"]) == (400, "prompt")
+async def test_the_keys_inside_a_switch_keep_their_order() -> None:
+    """Templates write documents as JSON, or loop over their keys."""
+    async with serve() as bench:
+        templates = TemplateCache(bench.served.template)
+        for document in ({"title": "Pond", "text": "Wet."}, {"text": "Wet.", "title": "Pond"}):
+            [kept] = templates.get({"documents": [document]}).renderer.kwargs["documents"]
+            assert list(kept) == list(document)

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.endpoints import endpoint
 from support.listed_environment import TOOL
 from support.qwen import tokenizer_for, trl_template
+from support.served import USER, serve
 
 from toolroll.endpoint.conversation import conversation_tree
 from toolroll.endpoint.conversation.conversation_tree import (
@@ -28,7 +28,6 @@ from toolroll.rollout.template import ChatTemplate
 from toolroll.rollout.template.render import Renderer
 from toolroll.rollout.types import Completion, Message
 
-USER: Message = {"role": "user", "content": "Hi"}
 TOOLS = ToolList.of([TOOL])
 OTHERS = ToolList.of([{"type": "function", "function": {**TOOL["function"], "name": "listen"}}])
 PLAIN = (
@@ -107,12 +106,12 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     """Count the renders in this context."""
     renders, render = [0], Renderer._render
 
-    def one(*args: Any, **kwargs: Any) -> str:
+    def counted_render(*args: Any, **kwargs: Any) -> str:
         renders[0] += 1
         return render(*args, **kwargs)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Renderer, "_render", one)
+        patch.setattr(Renderer, "_render", counted_render)
         yield renders
 
 
@@ -120,16 +119,14 @@ def plain(day: int = 1, **switches: Any) -> ChatTemplate:
     return ChatTemplate(tokenizer_for(PLAIN), now=datetime(2026, 1, day), kwargs=switches)
 
 
-async def test_a_request_renders_its_own_prompt_only(
-    tokenizer: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with endpoint(tokenizer, lambda request: "Hello.", settings={"verify": "off"}) as bench:
-        messages, path = [USER], "/sessions/s/v1/chat/completions"
+async def test_a_request_renders_its_own_prompt_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with serve(settings={"verify": "off"}) as bench:
+        messages = [USER]
         for _ in range(4):
             with counted(monkeypatch) as renders:
-                _, answer = await bench.post(path, {"messages": messages, "tools": [TOOL]})
+                reply = await bench.chat(*messages)
             assert renders == [1]
-            messages = [*messages, answer["choices"][0]["message"], USER]
+            messages = [*messages, reply, USER]
 
 
 def test_it_belongs_to_the_served_messages() -> None:
@@ -137,14 +134,14 @@ def test_it_belongs_to_the_served_messages() -> None:
     talk = Talk(plain())
     turns = []
     for number in (1, 1.0):
-        call = {"id": "a", "type": "function", "function": {"name": "look", "arguments": {}}}
-        call["function"] = {"name": "look", "arguments": {"at": number}}
+        function = {"name": "look", "arguments": {"at": number}}
+        call = {"id": "a", "type": "function", "function": function}
         first = [USER, {"role": "assistant", "content": None, "tool_calls": [call]}, USER]
         turns.append((first, talk.reply(talk.plan(first))))
-    (_, one), (repeated, other) = turns
-    assert one.digest == other.digest
-    prompt = talk.plan([*repeated, one.reply, USER])
-    assert prompt.turn is one and prompt.continues
+    (_, served), (repeated, other) = turns
+    assert served.digest == other.digest
+    prompt = talk.plan([*repeated, served.reply, USER])
+    assert prompt.turn is served and prompt.continues
 
 
 def test_it_belongs_to_the_tools() -> None:
@@ -211,7 +208,8 @@ def test_only_the_last_turns_keep_it() -> None:
 
 
 @pytest.mark.parametrize("name", ["plain", "qwen3_5_nothink"])
-def test_a_continued_turn_frees_its_text_and_can_be_continued_again(name: str) -> None:
+def test_a_continued_turn_can_be_continued_again(name: str) -> None:
+    """Its text is freed meanwhile."""
     scaffold = ChatTemplate(tokenizer_for(trl_template("qwen3_5_nothink")), history="scaffold")
     talk = Talk(plain() if name == "plain" else scaffold)
     messages: list[Message] = [USER]

@@ -4,16 +4,31 @@ form, or served as text, and never fails the endpoint.
 
 from __future__ import annotations
 
+import itertools
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
-from support import anthropic_wire, responses_wire
-from support.endpoints import Bench, endpoint
+from support import anthropic_wire
+from support.anthropic_wire import HELLO
+from support.client_fields import FIELDS, HOLE
+from support.dialect_bodies import body_of
 from support.listed_environment import TOOL
+from support.served import (
+    CHAT,
+    JSON,
+    MESSAGES,
+    RESPONSES,
+    TEXT,
+    USER,
+    Message,
+    ServedBench,
+    in_session,
+    serve,
+    tool_results,
+)
 
-USER: dict[str, Any] = {"role": "user", "content": "Hi"}
-HOLE = "@hole@"
 DEPTHS = (100, *range(193, 202), *range(245, 256), 1000, 1030, 50_000)
 
 
@@ -22,136 +37,115 @@ def nested(depth: int) -> str:
     return '{"a":' + "[" * (depth - 1) + '"bottom"' + "]" * (depth - 1) + "}"
 
 
-def _chat(arguments: Any) -> dict[str, Any]:
-    function = {"name": "look", "arguments": arguments}
-    called = {"id": "c", "type": "function", "function": function}
-    reply = {"role": "assistant", "content": None, "tool_calls": [called]}
-    result = {"role": "tool", "tool_call_id": "c", "content": "seen"}
-    return {"messages": [USER, reply, result], "tools": [TOOL]}
-
-
-def _messages() -> dict[str, Any]:
-    used = {"type": "tool_use", "id": "c", "name": "look", "input": HOLE}
-    result = {"type": "tool_result", "tool_use_id": "c", "content": "seen"}
-    return {
-        **anthropic_wire.HELLO,
-        "messages": [
-            USER,
-            {"role": "assistant", "content": [used]},
-            {"role": "user", "content": [result]},
-        ],
-        "tools": [anthropic_wire.LOOK],
-    }
-
-
-def _responses(arguments: str) -> dict[str, Any]:
-    called = {"type": "function_call", "call_id": "c", "name": "look", "arguments": arguments}
-    result = {"type": "function_call_output", "call_id": "c", "output": "seen"}
-    return {"input": [USER, called, result], "tools": [responses_wire.LOOK]}
-
-
-CHAT, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"
-INPUTS: list[tuple[str, dict[str, Any], bool]] = [
-    (CHAT, _chat(HOLE), False),
-    (CHAT, _chat(HOLE), True),
-    (MESSAGES, _messages(), False),
-    (MESSAGES + "/count_tokens", _messages(), False),
-    (RESPONSES, _responses(HOLE), True),
-]
-"""A path, a body with a hole, and whether what fills the hole is text."""
-ELSEWHERE: list[tuple[str, dict[str, Any]]] = [
-    (CHAT, {"messages": [USER], "tools": [{**TOOL, "x": HOLE}]}),
-    (CHAT, {"messages": [USER], "chat_template_kwargs": {"x": HOLE}}),
-    (CHAT, {"messages": [USER], "metadata": HOLE}),
-    (MESSAGES, {**anthropic_wire.HELLO, "tools": [{"name": "look", "input_schema": HOLE}]}),
-    (MESSAGES, {**anthropic_wire.HELLO, "metadata": {"user_id": HOLE}}),
-    (RESPONSES, {"input": "Hi", "tools": [{**responses_wire.LOOK, "parameters": HOLE}]}),
-    (RESPONSES, {"input": "Hi", "metadata": HOLE}),
-    (RESPONSES, {"input": "Hi", "client_metadata": {"x": HOLE}}),
-    ("/v1/completions", {"prompt": "Hi", "metadata": HOLE}),
-    ("/tokenize", {"messages": [USER], "tools": [{**TOOL, "x": HOLE}]}),
-    ("/sessions", {"sampling_params": {"stop": HOLE}}),
-    ("/sessions/s/reward", {"reward": 1, "info": HOLE}),
-]
-
-
-def _filled(body: dict[str, Any], depth: int, *, text: bool) -> bytes:
+async def post(
+    bench: ServedBench, path: str, body: dict[str, Any], depth: int, *, text: bool = False
+) -> tuple[int, str]:
+    """Send `body` with JSON of this depth in its hole, as JSON or as text."""
     filling = json.dumps(nested(depth)) if text else nested(depth)
-    return json.dumps(body).replace(json.dumps(HOLE), filling).encode()
+    data = json.dumps(body).replace(json.dumps(HOLE), filling).encode()
+    async with bench.http.post(bench.url + path, data=data, headers=JSON) as response:
+        return response.status, await response.text()
 
 
-async def _post(bench: Bench, path: str, body: bytes) -> tuple[int, str, Any]:
-    headers = {"Content-Type": "application/json"}
-    async with bench.http.post(bench.url + path, data=body, headers=headers) as response:
-        raw = await response.text()
-    return response.status, raw, json.loads(raw.partition("data: ")[2].partition("\n")[0] or raw)
+def history(arguments: str) -> list[Message]:
+    function = {"name": "look", "arguments": arguments}
+    reply = {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [{"id": "c", "function": function}],
+    }
+    return [{"role": "system", "content": "S"}, USER, reply, *tool_results(reply)]
+
+
+OF_CHAT = body_of("chat", history(HOLE), stream=False)
+OF_MESSAGES = body_of("messages", history("{}"), stream=False)
+OF_MESSAGES["messages"][1]["content"][0]["input"] = HOLE
+OF_RESPONSES = body_of("responses", history(HOLE), stream=False)
+INPUTS = {
+    "chat, as JSON": (CHAT, OF_CHAT, False),
+    "chat, as text": (CHAT, OF_CHAT, True),
+    "messages": (MESSAGES, OF_MESSAGES, False),
+    "messages, counted": (f"{MESSAGES}/count_tokens", OF_MESSAGES, False),
+    "responses": (RESPONSES, OF_RESPONSES, True),
+}
+"""A path, a body with a hole for arguments, and whether what fills the hole is text."""
 
 
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize(("path", "body", "text"), INPUTS)
-async def test_arguments_of_any_depth_are_shown_or_refused(
-    tokenizer: Any, path: str, body: dict[str, Any], text: bool, stream: bool
-) -> None:
-    more = {} if path.endswith("count_tokens") else {"stream": stream}
-    async with endpoint(tokenizer, lambda request: "Hello.") as bench:
+@pytest.mark.parametrize("name", INPUTS)
+async def test_arguments_of_any_depth_are_shown_or_refused(name: str, stream: bool) -> None:
+    path, body, text = INPUTS[name]
+    async with serve() as bench:
         for depth in DEPTHS:
-            shown = len(bench.engine.log)
-            status, raw, answer = await _post(
-                bench, f"/sessions/s{path}", _filled({**body, **more}, depth, text=text)
-            )
+            served = len(bench.engine.log)
+            body = {**body, "stream": stream and not path.endswith("count_tokens")}
+            status, answer = await post(bench, in_session(path), body, depth, text=text)
             if status == 200:
-                assert "error" not in raw or '"error":null' in raw, raw
-                for entry in bench.engine.log[shown:]:
-                    prompt = bench.served.template.encoder.decode(entry.input_ids)
-                    assert "bottom" in prompt
+                assert "error" not in answer or '"error":null' in answer, answer
+                for request in range(served, len(bench.engine.log)):
+                    assert "bottom" in bench.prompt(request)
                 continue
             assert status == 400 and depth >= 180, (depth, answer)
-            assert ("type" in answer) == path.startswith(MESSAGES)
+            first = answer.partition("data: ")[2].partition("\n")[0] or answer
+            assert ("type" in json.loads(first)) == path.startswith(MESSAGES)
 
 
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize(("path", "body"), ELSEWHERE)
-async def test_no_part_of_a_body_fails_the_endpoint(
-    tokenizer: Any, path: str, body: dict[str, Any], stream: bool, tmp_path: Any
-) -> None:
-    more = {"stream": True} if stream and path in (CHAT, MESSAGES, RESPONSES) else {}
-    async with endpoint(tokenizer, lambda request: "Hello.", out=tmp_path) as bench:
-        await bench.post("/sessions", {"session_id": "s"})
-        where = f"/sessions/s{path}" if path in (CHAT, MESSAGES, RESPONSES) else path
+ELSEWHERE: dict[str, tuple[str, dict[str, Any]]] = {
+    **{
+        name: FIELDS[name]
+        for name in (
+            "a tool's x",
+            "a switch",
+            "metadata",
+            "messages: a schema",
+            "messages: user_id",
+            "responses: a schema",
+            "responses: metadata",
+            "responses: client_metadata",
+            "session: stop",
+            "info",
+        )
+    },
+    "text: metadata": (in_session(TEXT), {"prompt": "Hi", "metadata": HOLE}),
+    "tokenize: a tool's x": ("/tokenize", {"messages": [USER], "tools": [{**TOOL, "x": HOLE}]}),
+}
+
+
+@pytest.mark.parametrize("name", ELSEWHERE)
+async def test_no_part_of_a_body_fails_the_endpoint(name: str, tmp_path: Path) -> None:
+    path, body = ELSEWHERE[name]
+    streams = path.endswith((CHAT, MESSAGES, RESPONSES))
+    async with serve(out=tmp_path) as bench:
+        await bench.create("s0")
         for depth in DEPTHS:
-            status, raw, answer = await _post(
-                bench, where, _filled({**body, **more}, depth, text=False)
-            )
-            assert status in (200, 201, 400), (depth, answer)
-            assert "internal_error" not in raw, depth
-            if more and status == 200:
-                assert any(end in raw for end in ("[DONE]", "message_stop", "response.completed"))
+            for more in ({}, {"stream": True}) if streams else ({},):
+                status, answer = await post(bench, path.format("s0"), {**body, **more}, depth)
+                assert status in (200, 201, 400), (depth, answer)
+                assert "internal_error" not in answer, depth
+                if more and status == 200:
+                    ends = ("[DONE]", "message_stop", "response.completed")
+                    assert any(end in answer for end in ends)
 
 
 @pytest.mark.parametrize(
     ("depth", "stream"),
-    [
-        *((depth, stream) for depth in (100, 195, 196, 201, 248, 253) for stream in (False, True)),
-        (1030, False),
-    ],
+    [*itertools.product((100, 195, 196, 201, 248, 253), (False, True)), (1030, False)],
 )
-async def test_deep_arguments_of_the_model_come_back_unchanged(
-    tokenizer: Any, depth: int, stream: bool
-) -> None:
-    said = [f'<tool_call>{{"name": "look", "arguments": {nested(depth)}}}</tool_call>', "Done."]
-    async with endpoint(tokenizer, lambda request: said[request.call]) as bench:
-        body = {**anthropic_wire.HELLO, "max_tokens": 30_000, "tools": [anthropic_wire.LOOK]}
+async def test_deep_arguments_of_the_model_come_back_unchanged(depth: int, stream: bool) -> None:
+    reply = f'<tool_call>{{"name": "look", "arguments": {nested(depth)}}}</tool_call>'
+    async with serve([reply, "Done."]) as bench:
+        body = {**HELLO, "max_tokens": 30_000, "tools": [anthropic_wire.LOOK]}
         path = anthropic_wire.PATH
         first = await anthropic_wire.ask(bench, body, path=path, stream=stream)
-        uses = [block for block in first["content"] if block["type"] == "tool_use"]
         results = [
-            {"type": "tool_result", "tool_use_id": block["id"], "content": "seen"} for block in uses
+            {"type": "tool_result", "tool_use_id": block["id"], "content": "seen"}
+            for block in first["content"]
+            if block["type"] == "tool_use"
         ]
-        history = [
+        messages = [
             USER,
             {"role": "assistant", "content": first["content"]},
             {"role": "user", "content": results or "Go on."},
         ]
-        await anthropic_wire.ask(bench, {**body, "messages": history}, path=path, stream=stream)
-        [trajectory] = await bench.trajectories()
-        assert len(trajectory["turns"]) == 2
+        await anthropic_wire.ask(bench, {**body, "messages": messages}, path=path, stream=stream)
+        await bench.one_trajectory(turns=2)

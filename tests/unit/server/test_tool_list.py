@@ -7,21 +7,18 @@ import json
 from typing import Any
 
 import pytest
-from support.endpoints import endpoint
 from support.listed_environment import TOOL
+from support.served import CHAT, USER, serve
 
 from toolroll.endpoint.dialects import openai_chat
 from toolroll.endpoint.requests import tool_list
 from toolroll.endpoint.requests.request_bodies import read
 from toolroll.endpoint.requests.tool_list import ToolList
 
-CHAT = "/sessions/s/v1/chat/completions"
-USER = {"role": "user", "content": "Hi"}
 
-
-def offering(default: Any, **fields: Any) -> list[Any]:
+def offering(default: Any) -> list[Any]:
     parameters = {"type": "object", "properties": {"x": {"default": default}}}
-    return [{"type": "function", "function": {"name": "f", "parameters": parameters, **fields}}]
+    return [{"type": "function", "function": {"name": "f", "parameters": parameters}}]
 
 
 def test_equal_tools_are_one_list_as_long_as_it_is_used() -> None:
@@ -37,8 +34,8 @@ def test_equal_tools_are_one_list_as_long_as_it_is_used() -> None:
 
 @pytest.mark.parametrize("other", [1.0, True, "1", None])
 def test_values_that_are_rendered_differently_are_other_tools(other: Any) -> None:
-    one, two = ToolList.of(offering(1)), ToolList.of(offering(other))
-    assert one is not two and repr(two) == repr(offering(other))
+    first, second = ToolList.of(offering(1)), ToolList.of(offering(other))
+    assert first is not second and repr(second) == repr(offering(other))
 
 
 def test_the_order_of_keys_counts() -> None:
@@ -47,7 +44,7 @@ def test_the_order_of_keys_counts() -> None:
     assert ToolList.of([reordered]) is not ToolList.of([tool])
 
 
-async def test_tools_are_validated_once(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_tools_are_validated_once(monkeypatch: pytest.MonkeyPatch) -> None:
     validated: list[Any] = []
 
     def recorded(kind: Any, body: dict[str, Any]) -> Any:
@@ -55,19 +52,19 @@ async def test_tools_are_validated_once(tokenizer: Any, monkeypatch: pytest.Monk
         return read(kind, body)
 
     monkeypatch.setattr(openai_chat, "read", recorded)
-    async with endpoint(tokenizer, lambda request: "Hello.") as bench:
+    async with serve() as bench:
         for default in (1, 1, 2, 1):
-            body = {"messages": [USER], "tools": offering(default)}
-            assert (await bench.post(CHAT, body))[0] == 200
+            await bench.ask(USER, tools=offering(default))
     assert validated == [offering(1), None, offering(2), None]
 
 
-@pytest.mark.parametrize("tools", ["x", {"a": 1}, 7, "", {}, 0, [{"type": "function"}], [1]])
-async def test_invalid_tools_are_refused_after_valid_ones(tokenizer: Any, tools: Any) -> None:
+async def test_invalid_tools_are_refused_after_valid_ones() -> None:
     """Also after a request without tools, and twice."""
-    async with endpoint(tokenizer, lambda request: "Hello.") as bench:
-        for valid in ([], [TOOL]):
-            assert (await bench.post(CHAT, {"messages": [USER], "tools": valid}))[0] == 200
-        for _ in range(2):
-            status, answer = await bench.post(CHAT, {"messages": [USER], "tools": tools})
-            assert (status, answer["error"]["param"].startswith("tools")) == (400, True)
+    wrong: list[Any] = ["x", {"a": 1}, 7, "", {}, 0, [{"type": "function"}], [1]]
+    async with serve() as bench:
+        for tools in wrong:
+            for valid in ([], [TOOL]):
+                await bench.ask(USER, tools=valid)
+            for _ in range(2):
+                status, _, param = await bench.refusal(CHAT, {"messages": [USER], "tools": tools})
+                assert status == 400 and str(param).startswith("tools")

@@ -1,0 +1,545 @@
+"""Which turn a request goes on from: echoes, edits, sub-agents, rewriting templates."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import gc
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from support.episodes import call
+from support.listed_environment import TOOL
+from support.loop_clock import skip
+from support.memory import kept
+from support.qwen import qwen3_tokenizer
+from support.served import USER, Message, assistant, numbered, serve, system, tool_results, user
+
+from toolroll.endpoint.answers.result import CompletionResult
+from toolroll.endpoint.conversation import conversation_tree
+from toolroll.endpoint.conversation.conversation_tree import (
+    EDITED,
+    NEW_ROOT,
+    SWITCHES_CHANGED,
+    ConversationTree,
+)
+from toolroll.endpoint.requests.tool_list import ToolList
+from toolroll.rollout.session.session import Session
+from toolroll.rollout.template import ChatTemplate
+from toolroll.rollout.template.cursor import TOOLS_CHANGED
+
+Messages = list[Message]
+THINKING = "<think>\nWhat now?\n</think>\n\n"
+REPLY = [assistant(f"Reply {number}.") for number in range(5)]
+"""The replies of `numbered`, as its client has them."""
+
+# --- what a client library changes on its own -----------------------------------------------------
+
+
+def _calls(messages: Messages) -> list[dict[str, Any]]:
+    return [tool_call for message in messages for tool_call in message.get("tool_calls") or ()]
+
+
+def _replies(messages: Messages) -> Messages:
+    return [message for message in messages if message["role"] == "assistant"]
+
+
+def _drop_reasoning(messages: Messages, turn: int) -> None:
+    for reply in _replies(messages):
+        reply.pop("reasoning_content", None)
+
+
+def _rename_reasoning(messages: Messages, turn: int) -> None:
+    for reply in _replies(messages):
+        reply["reasoning"] = reply.pop("reasoning_content", None)
+
+
+def _reorder_keys(messages: Messages, turn: int) -> None:
+    for tool_call in _calls(messages):
+        arguments = json.loads(tool_call["function"]["arguments"])
+        tool_call["function"]["arguments"] = json.dumps(dict(reversed(arguments.items())), indent=1)
+
+
+def _regenerate_ids(messages: Messages, turn: int) -> None:
+    """Some libraries name all calls of a conversation anew each time that they send it."""
+    new = {
+        tool_call["id"]: f"call_{index}_{turn}" for index, tool_call in enumerate(_calls(messages))
+    }
+    for tool_call in _calls(messages):
+        tool_call["id"] = new[tool_call["id"]]
+    for message in messages:
+        if message["role"] == "tool":
+            message["tool_call_id"] = new[message["tool_call_id"]]
+
+
+def _regenerate_ids_once(messages: Messages, turn: int) -> None:
+    _regenerate_ids(messages, 0)
+
+
+def _empty_content(messages: Messages, turn: int) -> None:
+    for reply in _replies(messages):
+        reply["content"] = reply.get("content") or ""
+
+
+def _content_in_parts(messages: Messages, turn: int) -> None:
+    for reply in _replies(messages):
+        reply["content"] = [{"type": "text", "text": reply.get("content") or ""}]
+
+
+def _add_library_fields(messages: Messages, turn: int) -> None:
+    for reply in _replies(messages):
+        reply |= {"refusal": None, "audio": None, "annotations": []}
+        reply["provider_specific_fields"] = {"refusal": None}
+
+
+LIBRARIES = (
+    _drop_reasoning,
+    _rename_reasoning,
+    _reorder_keys,
+    _regenerate_ids,
+    _regenerate_ids_once,
+    _empty_content,
+    _content_in_parts,
+    _add_library_fields,
+)
+
+
+@pytest.mark.parametrize("change", LIBRARIES)
+@pytest.mark.parametrize("split", ["canonical", "random"])
+async def test_a_change_of_a_library_forks_nothing(
+    change: Callable[[Messages, int], None], split: Any
+) -> None:
+    first, second = call(at="x", b=[1, {"c": 2}]), call(at="y") + call(at="z")
+    async with serve([THINKING + first, THINKING + second, "Done."], split=split) as bench:
+        served: Messages = [USER]
+        for turn in range(3):
+            messages = copy.deepcopy(served)
+            change(messages, turn)
+            reply = await bench.chat(*messages)
+            served = [*served, reply, *tool_results(reply)]
+        await bench.one_trajectory(turns=3)
+
+
+# --- forks of replies without calls ---------------------------------------------------------------
+
+
+def _edited(place: str) -> str:
+    return f"{EDITED}: message {place}"
+
+
+LEAD, FOLLOW = system("You lead."), system("You follow.")
+COMPACTED = system("You lead. So far: a greeting.")
+STEP = [user(f"step {turn}") for turn in range(2)]
+LEFT_OUT = "(user) of the served history is missing, the last message of its prompt"
+FORKS: dict[str, tuple[list[Messages], list[str | None], list[list[str | None]]]] = {
+    "a repeated prompt is no edit": (
+        [[USER], [USER, REPLY[0], USER], [USER], [USER, REPLY[0], USER]],
+        [None, None, None],
+        [[None, None], [None], ["context", None]],
+    ),
+    "an edited user message": (
+        [[USER], [USER, REPLY[0], user("One")], [USER, REPLY[0], user("Two")]],
+        [None, _edited("2 (user) of the served history was changed: its text")],
+        [[None, None], ["context", None]],
+    ),
+    "sub-agents and compacted histories are roots": (
+        [
+            [LEAD, USER],
+            [FOLLOW, USER],
+            [LEAD, USER, REPLY[0], USER],
+            [FOLLOW, USER, REPLY[1], USER],
+            [COMPACTED, USER],
+        ],
+        [None, NEW_ROOT, NEW_ROOT],
+        [[None, None], [None, None], [None]],
+    ),
+    "another system message before the same reply": (
+        [[system("It is 1 pm."), USER], [system("It is 2 pm."), USER, REPLY[0], USER]],
+        [None, _edited("0 (system) of the served history was changed: its text")],
+        [[None], [None]],
+    ),
+    "another first message and an example": (
+        [[USER], [user("Hello"), assistant("An example."), USER]],
+        [None, NEW_ROOT],
+        [[None], [None]],
+    ),
+    # OpenClaw 2026.9 ends each prompt with the state of its runtime, and leaves it out then.
+    "a last message that the next request leaves out": (
+        [
+            [LEAD, USER, user("state 0")],
+            [LEAD, USER, REPLY[0], STEP[0], user("state 1")],
+            [LEAD, USER, REPLY[0], STEP[0], REPLY[1], STEP[1], user("state 2")],
+        ],
+        [None, _edited(f"2 {LEFT_OUT}"), _edited(f"4 {LEFT_OUT}")],
+        [[None]] * 3,
+    ),
+    "such a message that is always the same": (
+        [[LEAD, USER, user("state")], [LEAD, USER, REPLY[0], STEP[0], user("state")]],
+        [None, _edited(f"2 {LEFT_OUT}")],
+        [[None]] * 2,
+    ),
+}
+"""The messages of each request; of each trajectory its fork reason, and of each of its turns why it
+is not trained.
+"""
+
+
+@pytest.mark.parametrize("name", FORKS)
+async def test_where_and_why_requests_fork(name: str) -> None:
+    requests, reasons, excluded = FORKS[name]
+    async with serve(lambda request: f"Reply {request.call}.") as bench:
+        for messages in requests:
+            await bench.chat(*messages)
+        trajectories = await bench.trajectories()
+        assert [each["fork_reason"] for each in trajectories] == reasons
+        turns = [[turn["excluded"] for turn in each["turns"]] for each in trajectories]
+        assert turns == excluded
+        assert await bench.forks() == [reason for reason in reasons if reason is not None]
+        if any("context" in turn for turn in turns):  # what is shared is stored once
+            tokens = sum(len(each["input_ids"]) for each in trajectories)
+            assert bench.endpoint.sessions.find("s").session.tokens < tokens
+
+
+FIX, GO_ON = user("Fix it."), user("Go on.")
+CHANGES: dict[str, tuple[Callable[[Messages, Message], Messages], str]] = {
+    "a reply left out": (
+        lambda before, reply: [*before, FIX, user("Format error: no call found.")],
+        "{reply} (assistant) of the served history is missing",
+    ),
+    "a reply left out, and another question": (
+        lambda before, reply: [*before, user("Fix this.")],
+        "{question} (user) of the served history was changed: its text",
+    ),
+    "a question left out": (
+        lambda before, reply: [*before, reply, GO_ON],
+        "{question} " + LEFT_OUT,
+    ),
+    "a message inserted": (
+        lambda before, reply: [*before, system("Note."), FIX, reply, GO_ON],
+        "{question} (system) was inserted before message {question} (user) of the served history",
+    ),
+    "another reply": (
+        lambda before, reply: [*before, FIX, assistant("Another."), GO_ON],
+        "{reply} (assistant) of the served history was changed: its text",
+    ),
+}
+
+
+@pytest.mark.parametrize("turns", [0, 1])
+@pytest.mark.parametrize("name", CHANGES)
+async def test_a_fork_reason_names_the_first_change(name: str, turns: int) -> None:
+    change, place = CHANGES[name]
+    async with serve("All good.") as bench:
+        before = [system("Be brief."), USER]
+        if turns:
+            before += [await bench.chat(*before), user("Well?")]
+        reply = await bench.chat(*before, FIX)
+        await bench.chat(*change(before, reply))
+        reason = _edited(place.format(question=len(before), reply=len(before) + 1))
+        if not turns and name.endswith("another question"):
+            reason = NEW_ROOT  # nothing that was served is repeated
+        assert [each["fork_reason"] for each in await bench.trajectories()] == [None, reason]
+        assert await bench.forks() == [reason]
+
+
+# --- forks of replies with reasoning and calls ----------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("edit", "changed", "shown"),
+    [
+        ({"content": "Something else."}, "its text", "Something else."),
+        ({"reasoning_content": "What else?"}, "its reasoning", "What else?"),
+        ({"arguments": '{"at": "elsewhere"}'}, "its calls", "elsewhere"),
+        ({"calls": 1}, "its calls", "Well."),
+    ],
+    ids=["content", "reasoning", "arguments", "a call left out"],
+)
+async def test_an_edited_reply_forks(
+    tokenizer: Any, edit: dict[str, Any], changed: str, shown: str
+) -> None:
+    replies = ["Hello.", THINKING + "Well." + call(at="x") + call(at="y"), "Done."]
+    async with serve(replies) as bench:
+        served = [USER, await bench.chat(USER), USER]
+        reply = await bench.chat(*served)
+        if "arguments" in edit:
+            reply["tool_calls"][0]["function"] |= edit
+        elif "calls" in edit:
+            del reply["tool_calls"][edit["calls"] :]
+        else:
+            reply |= edit
+        await bench.chat(*served, reply, *tool_results(reply))
+        first, second = await bench.trajectories()
+        assert [turn["excluded"] for turn in first["turns"]] == [None, None]
+        assert [turn["excluded"] for turn in second["turns"]] == ["context", None]
+        place = f"3 (assistant) of the served history was changed: {changed}"
+        assert second["fork_reason"] == _edited(place)
+        assert shown in tokenizer.decode(second["input_ids"])
+
+
+async def test_a_first_reply_sent_back_as_other_text_forks() -> None:
+    """So smolagents and autogen send a reply back: as other text, or the reasoning as content."""
+    replies = [THINKING + call(at="x"), "Second.", "Third."]
+    async with serve(replies) as bench:
+        reply = await bench.chat(USER)
+        for text in ("Calling tools: [...]", reply["reasoning_content"]):
+            await bench.chat(USER, assistant(text), USER)
+        trajectories = await bench.trajectories()
+        assert [len(each["turns"]) for each in trajectories] == [1, 1, 1]
+        changed = _edited("1 (assistant) of the served history was changed: its text")
+        assert [each["fork_reason"] for each in trajectories] == [None, changed, changed]
+
+
+@pytest.mark.parametrize("cut", ["<think>\nLong thought that", "One two three four five six."])
+async def test_an_edit_behind_a_cut_turn_keeps_its_tokens(cut: str) -> None:
+    """What the client changed comes behind it: nothing that was sampled is encoded anew."""
+    replies = [cut, "Second.", "Third."]
+    async with serve(replies, split="random") as bench:
+        served = [USER, await bench.chat(USER, max_completion_tokens=4), USER]
+        await bench.chat(*served)
+        await bench.chat(*served, assistant("Changed."), USER)
+        first, second = await bench.trajectories()
+        assert [turn["finish_reason"] for turn in first["turns"]] == ["length", "stop"]
+        assert [turn["excluded"] for turn in first["turns"]] == [None, None]
+        assert [turn["excluded"] for turn in second["turns"]] == ["context", None]
+        assert second["fork_reason"].startswith(f"{EDITED}: message 3 (assistant)")
+
+
+# --- defaults of arguments ------------------------------------------------------------------------
+
+EDIT: Any = {
+    "type": "function",
+    "function": {
+        "name": "Edit",
+        "parameters": {
+            "type": "object",
+            "properties": {
+                "file_path": {"type": "string"},
+                "count": {"type": "number", "default": 1.0},
+                "replace_all": {"type": "boolean", "default": False},
+                "where": {"$ref": "#/$defs/Where"},
+                "edits": {"type": "array", "items": {"$ref": "#/$defs/Where"}},
+                "maybe": {"anyOf": [{"$ref": "#/$defs/Where"}, {"type": "null"}]},
+                "all": {"allOf": [{"$ref": "#/$defs/Where"}]},
+                "pair": {"type": "array", "items": {"anyOf": [{"$ref": "#/$defs/Where"}, {}]}},
+                "mode": {"$ref": "#/$defs/Mode"},
+                "width": {"anyOf": [{"default": 5}, {"default": 6}]},
+                "labels": {"additionalProperties": {"default": ""}},
+            },
+            "required": ["file_path"],
+            "$defs": {
+                "Where": {"type": "object", "properties": {"line": {"default": None}}},
+                "Mode": {"type": "string", "default": "fast"},
+            },
+        },
+    },
+}
+SAMPLED = {
+    "file_path": "a.py",
+    "where": {},
+    "edits": [{"line": 1}, {}],
+    "maybe": {},
+    "all": {},
+    "pair": [{}],
+    "labels": {},
+}
+
+
+def _offering(name: str, **schema: Any) -> Any:
+    """The tool `name` with an argument `n` that has `schema`."""
+    parameters = {"type": "object", "properties": {"n": schema}}
+    return {"type": "function", "function": {"name": name, "parameters": parameters}}
+
+
+@pytest.mark.parametrize("history", ["fork", "preserve"])
+@pytest.mark.parametrize(
+    ("echoed", "changed"),
+    [
+        ({"replace_all": False}, False),
+        ({"count": 1, "where": {"line": None}, "edits": [{"line": 1}, {"line": None}]}, False),
+        ({"maybe": {"line": None}, "all": {"line": None}}, False),
+        ({"pair": [{"line": None}], "mode": "fast"}, False),
+        ({"width": 5}, True),
+        ({"labels": {"a": ""}}, True),
+        ({"replace_all": True}, True),
+        ({"replace_all": 0}, True),
+        ({"where": {"line": 2}}, True),
+        ({"edits": [{"line": 1}]}, True),
+        ({"file_path": "b.py", "replace_all": False}, True),
+    ],
+    ids=str,
+)
+async def test_a_default_that_is_filled_in_is_no_change(
+    history: str, echoed: dict[str, Any], changed: bool
+) -> None:
+    """Claude Code validates the input of a call, which fills in defaults."""
+    replies = [call("Edit", **SAMPLED)] * 3 + ["Done."]
+    async with serve(replies, split="random", history=history) as bench:
+        messages: Messages = [USER]
+        for turn in range(4):
+            reply = await bench.chat(*messages, tools=[EDIT] if turn < 3 else [])
+            for tool_call in reply.get("tool_calls") or ():
+                tool_call["function"]["arguments"] = json.dumps({**SAMPLED, **echoed})
+            messages += [reply, *tool_results(reply, "ok")]
+        trajectories, reasons = await bench.trajectories(), await bench.forks()
+        if changed:
+            place = "1 (assistant) of the served history was changed: its calls"
+            assert reasons[0] == _edited(place)
+        else:
+            assert len(trajectories[0]["turns"]) >= 3
+            assert not any(reason.startswith(EDITED) for reason in reasons)
+
+
+@pytest.mark.parametrize("chosen", [0, 1])
+async def test_equal_arguments_win_over_equal_defaults(chosen: int) -> None:
+    """The client makes its own call ids, or swaps those of the replies."""
+    async with serve([call("look", n=5), call("look"), "Done."]) as bench:
+        tools = [_offering("look", default=5)]
+        answer = await bench.ask(USER, tools=tools, n=2)
+        replies = [choice["message"] for choice in answer["choices"]]
+        repeated, other = replies[chosen], replies[1 - chosen]
+        arguments = json.loads(repeated["tool_calls"][0]["function"]["arguments"])
+        repeated["tool_calls"][0]["id"] = other["tool_calls"][0]["id"]
+        await bench.chat(USER, repeated, *tool_results(repeated), tools=tools)
+        last = bench.endpoint.sessions.find("s").tree.last_turn()
+        assert last is not None and last.parent is not None
+        continued = last.parent.reply["tool_calls"][0]["function"]["arguments"]
+        assert json.loads(continued) == arguments
+
+
+@pytest.mark.parametrize(
+    ("argument", "same"),
+    [({}, False), ({"next": {"next": {}}}, False), ({"next": {}}, True)],
+    ids=str,
+)
+async def test_a_default_that_contains_itself_is_compared_once(argument: Any, same: bool) -> None:
+    node = {"properties": {"next": {"$ref": "#/$defs/Node", "default": {"next": {}}}}}
+    parameters = {"$ref": "#/$defs/Node", "$defs": {"Node": node}}
+    tools = [{"type": "function", "function": {"name": "look", "parameters": parameters}}]
+    async with serve([call("look"), "Done."]) as bench:
+        reply = await bench.chat(USER, tools=tools)
+        reply["tool_calls"][0]["function"]["arguments"] = json.dumps({"next": argument})
+        await bench.chat(USER, reply, *tool_results(reply), tools=tools)
+        assert (len(await bench.trajectories()) == 1) is same
+
+
+@pytest.mark.parametrize(
+    "last", [[], [_offering("look", default=6)], [_offering("other")]], ids=["none", "6", "other"]
+)
+@pytest.mark.parametrize("first", [{"default": 5}, {"default": 6}, {}], ids=str)
+async def test_a_default_that_changes_changes_no_earlier_call(
+    first: dict[str, Any], last: list[Any]
+) -> None:
+    """Two agents of one session may define the same tool. Its first definition counts."""
+    replies = [call("look", n=5), call("look", n=6), "Done.", "Done."]
+    async with serve(replies) as bench:
+        talks = []
+        for text, schema in (("Hi", first), ("Hello", {"default": 5})):
+            reply = await bench.chat(user(text), tools=[_offering("look", **schema)])
+            talks.append([user(text), reply, *tool_results(reply, "ok")])
+        for messages in talks:
+            await bench.chat(*messages, tools=last)
+        reasons = await bench.forks()
+        assert [reason for reason in reasons if not reason.startswith(TOOLS_CHANGED)] == [NEW_ROOT]
+
+
+# --- tools, switches and templates ----------------------------------------------------------------
+
+
+async def test_other_tools_fork_where_the_template_shows_them() -> None:
+    async with serve() as bench:
+        reply = await bench.chat(USER)
+        await bench.chat(USER, reply, USER, tools=[_offering("listen")])
+        reason = f"{TOOLS_CHANGED} (added: listen; removed: look)"
+        assert [each["fork_reason"] for each in await bench.trajectories()] == [None, reason]
+        assert "listen" in bench.prompt()
+
+
+async def test_other_switches_fork() -> None:
+    qwen = qwen3_tokenizer()
+    async with serve(tokenizer=qwen) as bench:
+        messages = [USER, await bench.chat(USER), USER]
+        await bench.chat(*messages, chat_template_kwargs={"enable_thinking": False})
+        assert (await bench.trajectories())[-1]["fork_reason"] == SWITCHES_CHANGED
+        prompt = str(qwen.decode(bench.engine.log[-1].input_ids))
+        assert prompt.endswith("<|im_start|>assistant\n<think>\n\n</think>\n\n")
+
+
+async def test_constant_switches_fork_nothing_among_many_others() -> None:
+    async with serve("Hello.", settings={"verify": "off"}) as bench:
+        talks: list[Messages] = [[USER] for _ in range(18)]
+        for _ in range(2):
+            for index, talk in enumerate(talks):
+                switches = {"one": index, "two": True}
+                fields = {"tools": [], "chat_template_kwargs": switches}
+                talk += [await bench.chat(*talk, session=f"s{index}", **fields), USER]
+        for index in range(len(talks)):
+            assert await bench.forks(f"s{index}") == []
+        other = {"two": 1, "one": 0}
+        await bench.chat(*talks[0], session="s0", tools=[], chat_template_kwargs=other)
+        assert await bench.forks("s0") == [SWITCHES_CHANGED]
+
+
+async def test_a_template_that_strips_thoughts_forks() -> None:
+    async with serve(THINKING + "Hello.", tokenizer=qwen3_tokenizer()) as bench:
+        messages: Messages = [USER]
+        for _ in range(3):
+            messages += [await bench.chat(*messages), USER]
+        trajectories = await bench.trajectories()
+        trained = [turn for each in trajectories for turn in each["turns"] if not turn["excluded"]]
+        assert (len(trajectories), len(trained)) == (3, 3)
+        reasons = [each["fork_reason"] for each in trajectories[1:]]
+        assert all("rewrite" in reason or "render" in reason for reason in reasons)
+        assert bench.endpoint.sessions.find("s").tree.forks == reasons
+
+
+# --- memory ---------------------------------------------------------------------------------------
+
+
+async def test_memory_is_linear_in_the_conversation() -> None:
+    async with serve(numbered) as bench:
+        messages: Messages = [USER]
+        for _ in range(20):
+            messages += [await bench.chat(*messages), USER]
+        trajectory = await bench.one_trajectory(turns=20)
+        live = bench.endpoint.sessions.find("s")
+        assert live.session.tokens == len(trajectory["input_ids"])
+        # what the client has gone on from is not kept for a retry
+        assert len(live.pending._by_key) <= 1
+
+
+async def test_answers_that_no_retry_can_request_are_dropped() -> None:
+    """Neither the siblings of the answer that the client went on from, nor answers that it never
+    went on from.
+    """
+    async with serve(numbered, settings={"grace": 600}) as bench:
+        messages, ids = [USER], set()
+        for _ in range(3):
+            answer = await bench.ask(*messages, n=2)
+            ids.add(answer["id"])
+            messages = [*messages, answer["choices"][0]["message"], USER]
+        live = bench.endpoint.sessions.find("s")
+        skip(601)
+        while live.pending.all():
+            await asyncio.sleep(0)
+        gc.collect()
+        results = [each for each in gc.get_objects() if type(each) is CompletionResult]
+        assert [result.id for result in results if result.id in ids] == []
+        assert len(await bench.trajectories()) == 4
+
+
+def test_a_plan_stores_nothing(tokenizer: Any) -> None:
+    """A count of tokens is a plan that is never committed."""
+    tree, template = ConversationTree(Session("s")), ChatTemplate(tokenizer)
+
+    def plan(number: int) -> None:
+        function = {**TOOL["function"], "description": f"{number}" + " word" * 2000}
+        tree.plan([USER], ToolList.of([{"type": "function", "function": function}]), template)
+
+    def plan_all() -> None:
+        for number in range(10):
+            plan(number)
+
+    assert kept(plan_all, conversation_tree) < 10_000
