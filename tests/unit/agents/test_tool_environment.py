@@ -21,7 +21,7 @@ from toolroll import (
 from toolroll.agents.environments.tool_environment import ToolEnvironmentFactory
 from toolroll.rollout.errors import EnvironmentFailure
 from toolroll.rollout.runs.registry import find_environment
-from toolroll.rollout.types import Environment, EnvironmentOptions, StepResult
+from toolroll.rollout.types import Environment, EnvironmentOptions, Message, Observation, StepResult
 from toolroll.testing import play_episode
 
 TWENTY_LINES = '''from toolroll import tool_environment
@@ -45,13 +45,6 @@ def reward(task, final, calls):
 
 env = tool_environment(tools=[add, multiply], tasks=TASKS, reward=reward)
 '''
-
-
-def step_of(environment: Environment, action: Action) -> StepResult:
-    """The result of a step without a judge, which is no coroutine."""
-    result = environment.step(action)
-    assert isinstance(result, StepResult)
-    return result
 
 
 class Cart:
@@ -96,6 +89,24 @@ def crash() -> None:
     raise RuntimeError("no disk")
 
 
+def pairs() -> Any:
+    """Return pairs."""
+    return {(1, 2): 3}
+
+
+def later() -> Any:
+    """Return a coroutine."""
+    return _later()
+
+
+async def _later() -> None: ...
+
+
+def several() -> Any:
+    """Yield."""
+    yield 1
+
+
 def answer(final: str) -> float:
     return float("ok" in final)
 
@@ -104,16 +115,41 @@ def call(name: str, **arguments: Any) -> str:
     return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
 
 
+def define(*tools: Any, **given: Any) -> ToolEnvironmentFactory:
+    """An environment with one task, whose reward is 1.0 for a final "ok"."""
+    return tool_environment(
+        **{"tools": tools, "tasks": [{"prompt": "x"}], "reward": answer, **given}
+    )
+
+
+def define_carts(**given: Any) -> ToolEnvironmentFactory:
+    return define(Cart.put, look, state=Cart, **given)
+
+
+def begin(factory: ToolEnvironmentFactory, task: int = 0) -> tuple[Any, Observation]:
+    """An episode that was reset, and its first observation."""
+    episode = factory.make(EnvironmentOptions())
+    return episode, episode.reset(factory.tasks("test")[task], 0)
+
+
+def step(episode: Environment, *calls: ToolCall, text: str = "") -> StepResult:
+    """The result of a step without a judge, which is no coroutine."""
+    result = episode.step(Action(text, calls))
+    assert isinstance(result, StepResult)
+    return result
+
+
+def contents(messages: Any) -> list[Any]:
+    return [message["content"] for message in messages]
+
+
 async def play(factory: ToolEnvironmentFactory, *replies: str) -> InteractionResult:
     factory.name = factory.name or "mine"
     return await play_episode(factory, factory.tasks("test")[0], replies)
 
 
-def told(result: InteractionResult) -> list[Any]:
-    return [m["content"] for m in result.messages if m["role"] == "tool"]
-
-
-CARTS: dict[str, Any] = {"tools": [Cart.put, look], "state": Cart, "reward": answer}
+def observed(result: InteractionResult) -> list[Any]:
+    return contents(message for message in result.messages if message["role"] == "tool")
 
 
 async def test_a_file_of_twenty_lines_is_an_environment(tmp_path: Path) -> None:
@@ -122,15 +158,17 @@ async def test_a_file_of_twenty_lines_is_an_environment(tmp_path: Path) -> None:
     factory: Any = find_environment(f"{tmp_path / 'sums.py'}:env")
     assert (factory.name, len(factory.tasks("test"))) == ("sums:env", 3)
     result = await play(factory, call("add", a=17, b=25), "It is 42.")
-    assert (result.reward, result.status.value, told(result)) == (1.0, "completed", ["42"])
+    assert (result.reward, result.status.value, observed(result)) == (1.0, "completed", ["42"])
     assert result.trajectories[0].trained_tokens > 0
     assert (await play(factory, "It is 42.")).reward == 0.0
 
 
+# --- schemas and arguments ------------------------------------------------------------------------
+
+
 def test_the_schema_is_the_signature_s_and_the_docstring_s() -> None:
-    env = tool_environment(tasks=[{"prompt": "x"}], **CARTS)
-    tools = env.make(EnvironmentOptions()).reset(env.tasks("test")[0], 0).tools
-    assert [tool["function"] for tool in tools] == [
+    _, first = begin(define_carts())
+    assert [tool["function"] for tool in first.tools] == [
         {
             "name": "put",
             "description": "Put an item into the cart.",
@@ -163,36 +201,97 @@ def test_a_tool_with_any_arguments_takes_any() -> None:
         """Note."""
         return ",".join(words)
 
-    env = tool_environment(tools=[note], tasks=[{"prompt": "x"}], reward=answer)
-    one = env.make(EnvironmentOptions())
-    schema = one.reset(env.tasks("test")[0], 0).tools[0]["function"]["parameters"]
-    assert schema == {"type": "object", "properties": {}, "additionalProperties": True}
-    step = step_of(one, Action("", (ToolCall("note", {"a": "b", "c": "d"}, "", id="c"),)))
-    assert step.messages[0]["content"] == "a,c"
+    episode, first = begin(define(note))
+    parameters = first.tools[0]["function"]["parameters"]
+    assert parameters == {"type": "object", "properties": {}, "additionalProperties": True}
+    result = step(episode, ToolCall("note", {"a": "b", "c": "d"}, "", id="c"))
+    assert contents(result.messages) == ["a,c"]
+
+
+def test_a_tool_with_any_arguments_does_not_get_the_state_from_the_model() -> None:
+    def note(state: dict[str, int], **entries: int) -> str:
+        """Note numbers."""
+        state.update(entries)
+        return str(state)
+
+    episode, _ = begin(define(note, reward=lambda state: 1.0, state=dict))
+    calls = [ToolCall("note", {"a": 1, **more}, "") for more in ({"state": 2}, {"b": 3})]
+    assert contents(step(episode, *calls).messages) == [
+        "Error: there is no argument 'state'; there are none",
+        "{'a': 1, 'b': 3}",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"a": 1}, "the argument 'b' is missing"),
+        ({"a": "1", "b": 2}, "the argument 'a' must be a valid number, not \"1\""),
+        ({"a": 1, "b": 2, "c": 3}, "there is no argument 'c'; there are a, b"),
+    ],
+)
+def test_the_environment_checks_arguments_itself(arguments: dict[str, Any], words: str) -> None:
+    """Not every agent checks them before."""
+    episode, _ = begin(define(divide))
+    result = step(episode, ToolCall("divide", arguments, "", id="c"))
+    assert contents(result.messages) == [f"Error: {words}"]
+    assert episode.metrics() == {"tool_errors": 1.0, "tool_errors/divide": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("reply", "words"),
+    [
+        (call("divide", a=1, b=0), "Error: ZeroDivisionError: float division by zero"),
+        (call("refuse"), "Error: not today"),
+        (call("divide", a=1), "b"),
+        (call("divide", a="1", b=2), "a"),
+        (call("divide", a=1, b=2, c=3), "c"),
+        (call("nothing"), "nothing"),
+    ],
+)
+async def test_the_model_is_told_what_it_did_wrong(reply: str, words: str) -> None:
+    result = await play(define(divide, refuse), reply, "ok")
+    assert result.reward == 1.0
+    (content,) = observed(result)
+    assert content.startswith("Error: ") and words in content
+
+
+# --- the state ------------------------------------------------------------------------------------
 
 
 async def test_tools_share_the_state_of_their_own_episode() -> None:
-    task = {"prompt": "Buy a hat.", "in_cart": ["shoe"]}
-    env = tool_environment(tasks=[task], **CARTS)
+    env = define_carts(tasks=[{"prompt": "Buy a hat.", "in_cart": ["shoe"]}])
     for _ in range(2):  # nothing of the first episode is left in the second
         result = await play(env, call("put", item="hat", count=2), call("look"), "ok")
-        seen = json.loads(told(result)[1])
-        assert (told(result)[0], seen["items"]) == (
-            '["shoe", "hat", "hat"]',
-            ["hat", "hat", "shoe"],
-        )
-    assert seen["seed"] > 0  # pyright: ignore[reportPossiblyUnboundVariable]
+        put, seen = map(json.loads, observed(result))
+        assert put == ["shoe", "hat", "hat"]
+        assert seen["items"] == ["hat", "hat", "shoe"] and seen["seed"] > 0
+
+
+def test_what_functions_change_in_a_task_belongs_to_the_episode() -> None:
+    def pop(state: dict[str, Any]) -> int:
+        """Take the last number."""
+        return int(state["numbers"].pop())
+
+    env = define(
+        pop,
+        tasks=[{"prompt": "Hi", "numbers": [1, 2]}],
+        reward=lambda task: float(len(task["numbers"])),
+        state=lambda task: task,
+    )
+    for _ in range(2):
+        episode, _ = begin(env)
+        assert contents(step(episode, ToolCall("pop", {}, "")).messages) == ["2"]
+        assert step(episode, text="Done.").reward == 1.0
+    assert env.tasks("test")[0].data["numbers"] == [1, 2]
 
 
 def test_the_state_is_closed_with_the_episode() -> None:
-    env = tool_environment(tasks=[{"prompt": "x"}], **CARTS)
-    one = env.make(EnvironmentOptions())
-    one.reset(env.tasks("test")[0], 0)
-    state = one._state
-    one.close()
+    episode, _ = begin(define_carts())
+    state = episode._state
+    episode.close()
     assert state.closed
-    plain = tool_environment(tools=[divide], tasks=[{"prompt": "x"}], reward=answer)
-    plain.make(EnvironmentOptions()).close()
+    define(divide).make(EnvironmentOptions()).close()
 
 
 class Ticket:
@@ -211,132 +310,86 @@ class AsyncTicket:
         self.closed += 1
 
 
-async def _closed(state: Any, *tools: Any) -> int:
-    """How often an episode closed its state."""
-    made = state()
-    env = tool_environment(tools=tools, tasks=[{"prompt": "x"}], reward=answer, state=lambda: made)
-    result = await play(env, "ok")
-    assert "close_error" not in result.info
-    closed: int = made.closed
-    return closed
+@pytest.mark.parametrize(
+    ("kind", "tools", "closed"),
+    [
+        pytest.param(Ticket, [], 1, id="plain"),
+        pytest.param(AsyncTicket, [], 1, id="async"),
+        pytest.param(Ticket, [Ticket.close], 0, id="close is a tool"),
+    ],
+)
+async def test_the_end_closes_the_state_once(kind: Any, tools: list[Any], closed: int) -> None:
+    state = kind()
+    result = await play(define(*tools, state=lambda: state), "ok")
+    assert "close_error" not in result.info and state.closed == closed
 
 
-async def test_a_tool_named_close_is_not_called_at_the_end() -> None:
-    assert await _closed(Ticket) == 1
-    assert await _closed(Ticket, Ticket.close) == 0
-
-
-async def test_an_async_close_of_the_state_is_awaited() -> None:
-    assert await _closed(AsyncTicket) == 1
+# --- rewards --------------------------------------------------------------------------------------
 
 
 def test_the_reward_gets_what_its_parameters_name() -> None:
-    seen: list[Any] = []
+    given: list[Any] = []
 
     def reward(calls: list[PlayedCall], state: dict[str, Any], *, weight: float = 0.5) -> float:
-        seen.append((calls, state))
+        given.append((calls, state))
         return weight
 
-    env = tool_environment(tools=[divide], tasks=[{"prompt": "x"}], reward=reward, state=dict)
-    one = env.make(EnvironmentOptions())
-    one.reset(env.tasks("test")[0], 0)
+    env = define(divide, reward=reward, state=dict)
+    episode, _ = begin(env)
     assert env.reference(env.tasks("test")[0]) is None
-    assert step_of(one, Action("bye")).reward == 0.5
-    assert seen == [([], {})]
+    assert step(episode, text="bye").reward == 0.5
+    assert given == [([], {})]
 
 
-WRONG = [
-    (call("divide", a=1, b=0), "Error: ZeroDivisionError: float division by zero"),
-    (call("refuse"), "Error: not today"),
-    (call("divide", a=1), "b"),
-    (call("divide", a="1", b=2), "a"),
-    (call("divide", a=1, b=2, c=3), "c"),
-    (call("nothing"), "nothing"),
-]
-
-
-@pytest.mark.parametrize(("reply", "words"), WRONG)
-async def test_the_model_is_told_what_it_did_wrong(reply: str, words: str) -> None:
-    env = tool_environment(tools=[divide, refuse], tasks=[{"prompt": "x"}], reward=answer)
-    result = await play(env, reply, "ok")
-    assert result.reward == 1.0
-    (said,) = told(result)
-    assert said.startswith("Error: ") and words in said
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ({"a": 1}, "the argument 'b' is missing"),
-        ({"a": "1", "b": 2}, "the argument 'a' must be a valid number, not \"1\""),
-        ({"a": 1, "b": 2, "c": 3}, "there is no argument 'c'; there are a, b"),
-    ],
-)
-def test_the_environment_checks_arguments_itself(arguments: dict[str, Any], words: str) -> None:
-    """Not every agent checks them before."""
-    env = tool_environment(tools=[divide], tasks=[{"prompt": "x"}], reward=answer)
-    one = env.make(EnvironmentOptions())
-    one.reset(env.tasks("test")[0], 0)
-    step = step_of(one, Action("", (ToolCall("divide", arguments, "", id="c"),)))
-    assert step.messages[0]["content"] == f"Error: {words}"
-    assert one.metrics() == {"tool_errors": 1.0, "tool_errors/divide": 1.0}
-
-
-async def test_a_bug_of_a_tool_aborts_the_episode_and_names_its_line() -> None:
-    env = tool_environment(tools=[crash], tasks=[{"prompt": "x"}], reward=answer)
-    result = await play(env, call("crash"), "ok")
-    assert (result.reward, result.stop_reason.value) == (None, "environment_error")
-    said = result.info["error"]["message"]
-    assert "the tool crash failed: RuntimeError: no disk (test_tool_environment.py, line" in said
-    assert "RuntimeError" in result.info["error"]["traceback"]
-    told_too = tool_environment(
-        tools=[crash], tasks=[{"prompt": "x"}], reward=answer, told_errors=(RuntimeError,)
-    )
-    assert told(await play(told_too, call("crash"), "ok")) == ["Error: RuntimeError: no disk"]
-
-
-def later() -> Any:
-    """Return a coroutine."""
-    return _later()
-
-
-def several() -> Any:
-    """Yield."""
-    yield 1
-
-
-@pytest.mark.parametrize(("tool", "words"), [(later, "coroutine"), (several, "generator")])
-@pytest.mark.filterwarnings("ignore:coroutine '_later' was never awaited")
-async def test_a_tool_must_return_a_value(tool: Any, words: str) -> None:
-    """The model read "<coroutine object ...>"."""
-    env = tool_environment(tools=[tool], tasks=[{"prompt": "x"}], reward=answer)
-    result = await play(env, call(tool.__name__), "ok")
-    assert result.stop_reason.value == "environment_error"
-    assert f"the tool {tool.__name__} returned a {words}" in result.info["error"]["message"]
-
-
-def pairs() -> Any:
-    """Return pairs."""
-    return {(1, 2): 3}
+def test_a_reward_that_returns_nothing_is_an_error_of_the_environment() -> None:
+    episode, _ = begin(define(reward=lambda task: None))
+    with pytest.raises(EnvironmentFailure, match="reward returned None; it must return a number"):
+        step(episode, text="Done.")
 
 
 async def test_any_result_becomes_json() -> None:
-    env = tool_environment(tools=[pairs], tasks=[{"prompt": "x"}], reward=answer)
-    assert told(await play(env, call("pairs"), "ok")) == ['{"(1, 2)": 3}']
+    assert observed(await play(define(pairs), call("pairs"), "ok")) == ['{"(1, 2)": 3}']
 
 
-@pytest.mark.parametrize("part", ["reward", "state"])
-async def test_a_bug_of_the_reward_or_the_state_names_its_line(part: str) -> None:
-    def broken(task: dict[str, Any]) -> float:
-        return float(task["nothing"])
+# --- bugs -----------------------------------------------------------------------------------------
 
-    given: dict[str, Any] = {"tools": [], "tasks": [{"prompt": "x"}], "reward": answer}
-    result = await play(tool_environment(**{**given, part: broken}), "ok")
-    assert result.stop_reason.value == "environment_error"
-    assert re.match(
-        rf"{part} failed: KeyError: 'nothing' \(test_tool_environment.py, line \d+\)",
-        result.info["error"]["message"],
-    )
+
+def broken(task: dict[str, Any]) -> float:
+    return float(task["nothing"])
+
+
+BUG_LINE = r"\(test_tool_environment.py, line \d+\)"
+
+
+@pytest.mark.parametrize(
+    ("given", "reply", "message"),
+    [
+        ({"tools": [crash]}, call("crash"),
+         "the tool crash failed: RuntimeError: no disk " + BUG_LINE),
+        ({"tools": [later]}, call("later"), "the tool later returned a coroutine"),
+        ({"tools": [several]}, call("several"), "the tool several returned a generator"),
+        ({"reward": broken}, "ok", "reward failed: KeyError: 'nothing' " + BUG_LINE),
+        ({"state": broken}, "ok", "state failed: KeyError: 'nothing' " + BUG_LINE),
+    ],
+    ids=["tool", "coroutine", "generator", "reward", "state"],
+)  # fmt: skip
+@pytest.mark.filterwarnings("ignore:coroutine '_later' was never awaited")
+async def test_a_bug_aborts_the_episode_and_is_named(
+    given: dict[str, Any], reply: str, message: str
+) -> None:
+    result = await play(define(**given), reply, "ok")
+    assert (result.reward, result.stop_reason.value) == (None, "environment_error")
+    assert re.match(message, result.info["error"]["message"])
+    if "failed" in message:
+        assert message.split(": ")[1] in result.info["error"]["traceback"]
+
+
+async def test_an_error_of_a_kind_that_is_told_is_no_bug() -> None:
+    env = define(crash, told_errors=(RuntimeError,))
+    assert observed(await play(env, call("crash"), "ok")) == ["Error: RuntimeError: no disk"]
+
+
+# --- tasks ----------------------------------------------------------------------------------------
 
 
 async def test_reference_replies_are_played() -> None:
@@ -345,31 +398,39 @@ async def test_reference_replies_are_played() -> None:
         [{"name": "look", "arguments": {}}, {"name": "put", "arguments": {"item": "tie"}}],
         "ok",
     ]
-    env = tool_environment(tasks=[{"prompt": "x", "reference": steps}], name="cart", **CARTS)
+    env = define_carts(tasks=[{"prompt": "x", "reference": steps}], name="cart")
     result = await play_episode(env, env.tasks("test")[0])
-    assert result.reward == 1.0
-    assert told(result)[2] == '["hat", "tie"]'
-    wrong = tool_environment(tasks=[{"prompt": "x", "reference": [{"name": "put"}]}], **CARTS)
+    assert (result.reward, observed(result)[2]) == (1.0, '["hat", "tie"]')
+    wrong = define_carts(tasks=[{"prompt": "x", "reference": [{"name": "put"}]}])
     with pytest.raises(UsageError, match="task 0: each step of 'reference' must be"):
         wrong.reference(wrong.tasks("test")[0])
 
 
+USER: Message = {"role": "user", "content": "b"}
+
+
 def test_tasks_come_from_a_file_or_by_split(tmp_path: Path) -> None:
     file = tmp_path / "tasks.jsonl"
-    messages = [{"role": "user", "content": "b"}]
-    rows = [{"id": "one", "prompt": "a"}, {"messages": messages}]
+    rows: list[Any] = [{"id": "one", "prompt": "a"}, {"messages": [USER]}]
     file.write_text("\n\n".join(map(json.dumps, rows)) + "\n")
-    env = tool_environment(tools=[divide], tasks=file, reward=answer, system="Be brief.")
+    env = define(divide, tasks=file, system="Be brief.")
     assert [task.id for task in env.tasks("test")] == ["one", "1"]
-    shown = env.make(EnvironmentOptions()).reset(env.tasks("test")[1], 0).messages
-    assert list(shown) == [{"role": "system", "content": "Be brief."}, *messages]
-    split = tool_environment(tools=[], tasks={"train": rows, "test": rows[:1]}, reward=answer)  # type: ignore[dict-item]
+    _, first = begin(env, 1)
+    assert list(first.messages) == [{"role": "system", "content": "Be brief."}, USER]
+    split = define(tasks={"train": rows, "test": rows[:1]})
     assert (split.splits, len(split.tasks("test"))) == (("train", "test"), 1)
     with pytest.raises(UsageError, match="has no split 'dev'; it has train, test"):
         split.tasks("dev")
     file.write_text('{"prompt": "a"}\nnot json\n')
     with pytest.raises(UsageError, match=r"tasks.jsonl, line 2 is not JSON"):
-        tool_environment(tools=[], tasks=str(file), reward=answer)
+        define(tasks=str(file))
+
+
+def test_tasks_may_be_rows_of_a_table() -> None:
+    """A null in the column that a row does not use; collections of every kind."""
+    rows = [{"prompt": "x", "messages": None}, {"messages": (USER,)}]
+    env = define(divide, tasks=rows, told_errors={ValueError})
+    assert [contents(begin(env, task)[1].messages) for task in (0, 1)] == [["x"], ["b"]]
 
 
 def test_a_file_of_tasks_is_beside_the_file_that_names_it(
@@ -386,20 +447,17 @@ def test_a_file_of_tasks_is_beside_the_file_that_names_it(
     monkeypatch.chdir(tmp_path / "here")
     found = find_environment("../mine/sums.py:env")
     assert [task.data["prompt"] for task in found.tasks("test")] == ["beside"]
-    env = tool_environment(tools=[], tasks="t.jsonl", reward=answer)
+    env = define(tasks="t.jsonl")
     assert env.tasks("test")[0].data["prompt"] == "in the working directory"
     place = Path(__file__).parent
     with pytest.raises(UsageError, match=f"no file u.jsonl in {place} or {Path.cwd()}"):
-        tool_environment(tools=[], tasks="u.jsonl", reward=answer)
+        define(tasks="u.jsonl")
 
 
-async def _later() -> None: ...
+# --- definitions ----------------------------------------------------------------------------------
 
 
 def _odd(cart: Cart) -> None: ...
-
-
-BASE: dict[str, Any] = {"tools": [divide], "tasks": [{"prompt": "x"}], "reward": answer}
 
 
 @pytest.mark.parametrize(
@@ -429,74 +487,9 @@ BASE: dict[str, Any] = {"tools": [divide], "tasks": [{"prompt": "x"}], "reward":
 )
 def test_a_wrong_definition_is_refused(changed: dict[str, Any], words: str) -> None:
     with pytest.raises(UsageError, match=words):
-        tool_environment(**{**BASE, **changed})
+        define(**{"tools": [divide], **changed})
 
 
 def test_settings_are_refused() -> None:
     with pytest.raises(UsageError, match=r"takes no settings, but got: a\. To support settings"):
-        tool_environment(**BASE).make(EnvironmentOptions(settings={"a": 1}))
-
-
-def test_a_tool_with_any_arguments_does_not_take_the_state_from_the_model() -> None:
-    def note(state: dict[str, int], **entries: int) -> str:
-        """Note numbers."""
-        state.update(entries)
-        return str(state)
-
-    env = tool_environment(
-        tools=[note], tasks=[{"prompt": "Hi"}], reward=lambda state: 1.0, state=dict
-    )
-    played = env.make(EnvironmentOptions())
-    played.reset(env.tasks("test")[0], 0)
-    calls = [ToolCall("note", {"a": 1, **more}, "") for more in ({"state": 2}, {"b": 3})]
-    texts = [message["content"] for message in step_of(played, Action("", tuple(calls))).messages]
-    assert texts == ["Error: there is no argument 'state'; there are none", "{'a': 1, 'b': 3}"]
-
-
-def test_what_functions_change_in_a_task_belongs_to_the_episode() -> None:
-    def pop(state: dict[str, Any]) -> int:
-        """Take the last number."""
-        return int(state["numbers"].pop())
-
-    env = tool_environment(
-        tools=[pop],
-        tasks=[{"prompt": "Hi", "numbers": [1, 2]}],
-        reward=lambda task: float(len(task["numbers"])),
-        state=lambda task: task,
-    )
-    [task] = env.tasks("test")
-    for _ in range(2):
-        played = env.make(EnvironmentOptions())
-        played.reset(task, 0)
-        [answer] = step_of(played, Action("", (ToolCall("pop", {}, ""),))).messages
-        assert answer["content"] == "2"
-        assert step_of(played, Action("Done.")).reward == 1.0
-    assert task.data["numbers"] == [1, 2]
-
-
-def test_a_reward_that_returns_nothing_is_an_error_of_the_environment() -> None:
-    env = tool_environment(tools=[], tasks=[{"prompt": "Hi"}], reward=lambda task: None)  # type: ignore[arg-type, return-value]
-    played = env.make(EnvironmentOptions())
-    played.reset(env.tasks("test")[0], 0)
-    with pytest.raises(EnvironmentFailure, match="reward returned None; it must return a number"):
-        step_of(played, Action("Done."))
-
-
-def test_tasks_may_be_rows_of_a_table() -> None:
-    """A null in the column that a row does not use; collections of every kind."""
-    rows: list[dict[str, Any]] = [
-        {"prompt": "x", "messages": None},
-        {"messages": ({"role": "user", "content": "y"},)},
-    ]
-    env = tool_environment(
-        tools=[divide],
-        tasks=rows,
-        reward=lambda: 1.0,
-        told_errors={ValueError},  # type: ignore[arg-type]
-    )
-    texts = []
-    for task in env.tasks("test"):
-        seen = env.make(EnvironmentOptions()).reset(task, 0)
-        assert not hasattr(seen, "__await__")
-        texts.append([one["content"] for one in seen.messages])
-    assert texts == [["x"], ["y"]]
+        define(divide).make(EnvironmentOptions(settings={"a": 1}))
