@@ -57,13 +57,18 @@ class TrainingSequence:
         return [span.version for span in self.trajectory.weight_versions if span.start < end]
 
 
-def training_sequences(result: InteractionResult, *, filler: int = 0) -> list[TrainingSequence]:
+def training_sequences(
+    result: InteractionResult, *, filler: int = 0, images: bool = False
+) -> list[TrainingSequence]:
     """Return the sequences of an episode: one sequence, or several if the episode forked.
 
     If the episode ended before its first prompt, its only sequence consists of the token id
     `filler`, which is not trained. Raise `UsageError` if the tokens were made from text, because no
-    engine sampled them. Raise `TokenError` if a trained token has no logprob.
+    engine sampled them, or if they have images and `images` is False: the trainer takes none. Raise
+    `TokenError` if a trained token has no logprob.
     """
+    if any(trajectory.media for trajectory in result.trajectories) and not images:
+        raise UsageError("an episode has images, and this trainer takes none")
     if any(trajectory.source != "engine" for trajectory in result.trajectories):
         raise UsageError(
             "an episode's tokens were made from a transcript: they cannot be trained on"
