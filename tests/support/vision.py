@@ -12,6 +12,7 @@ import importlib.metadata
 import io
 import json
 import random
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,9 @@ from support.cache import cached_folder
 from support.qwen import save_qwen3, tokenizer_for, trl_template
 from support.tiny_model import CONTEXT_LENGTH, VOCAB_SIZE
 
+from toolroll.rollout.engine import Engine, EngineConfig
 from toolroll.rollout.template.images import ImageTokens
+from toolroll.rollout.types import Completion, GenerateRequest
 
 PLACEHOLDER = "<|image_pad|>"
 
@@ -84,6 +87,23 @@ def image_tokens(tokenizer: Any) -> ImageTokens:
     """What counts image tokens with `processor`."""
     index = tokenizer.convert_tokens_to_ids(PLACEHOLDER)
     return ImageTokens(lambda: processor(tokenizer), index)
+
+
+class ExpandedEngine(Engine):
+    """Sends all tokens of the images to an engine that knows no images, and keeps the requests.
+    `other_prompt`: what the engine is said to have read.
+    """
+
+    other_prompt: str | None = None
+
+    def __init__(self, config: EngineConfig) -> None:
+        super().__init__(config)
+        self.requests: list[GenerateRequest] = []
+
+    async def generate(self, request: GenerateRequest, **options: Any) -> Completion:
+        self.requests.append(request)
+        completion = await super().generate(replace(request, images=()), **options)
+        return replace(completion, other_prompt=self.other_prompt)
 
 
 @cache

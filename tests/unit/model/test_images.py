@@ -18,6 +18,7 @@ from support.episodes import agent, call
 from support.listed_environment import ListedWorld
 from support.vision import (
     PLACEHOLDER,
+    ExpandedEngine,
     data_url,
     image_part,
     image_tokens,
@@ -28,7 +29,7 @@ from support.vision import (
 )
 
 from toolroll.parsers.registry import get_parser
-from toolroll.rollout.engine import Engine, EngineConfig
+from toolroll.rollout.engine import EngineConfig
 from toolroll.rollout.errors import TemplateError
 from toolroll.rollout.media import collapsed
 from toolroll.rollout.model.model import Model
@@ -36,26 +37,12 @@ from toolroll.rollout.template import ChatTemplate
 from toolroll.rollout.template.images import MOST_IMAGES, ImageTokens
 from toolroll.rollout.template.served import ServedSequence
 from toolroll.rollout.template.verify import Verifier
-from toolroll.rollout.types import Completion, GenerateRequest, InteractionResult, StopReason, Task
+from toolroll.rollout.types import InteractionResult, StopReason, Task
 from toolroll.testing import EmbeddedEngine
 
 pytestmark = pytest.mark.tokens
 
 WORLD = {"user_texts": [shown("Read them.", 1, 2)], "tool_texts": [shown("It is", 3), "Nothing."]}
-
-
-class ExpandedEngine(Engine):
-    """Sends all tokens of the images to an engine that knows no images, and keeps the requests."""
-
-    def __init__(self, config: EngineConfig, other_prompt: str | None) -> None:
-        super().__init__(config)
-        self.requests: list[GenerateRequest] = []
-        self.other_prompt = other_prompt
-
-    async def generate(self, request: GenerateRequest, **options: Any) -> Completion:
-        self.requests.append(request)
-        completion = await super().generate(replace(request, images=()), **options)
-        return replace(completion, other_prompt=self.other_prompt)
 
 
 def looks(request: Any) -> str:
@@ -75,7 +62,8 @@ async def play(
     template = ChatTemplate(tokenizer, **{"images": image_tokens(tokenizer), **options})
     async with EmbeddedEngine(tokenizer, policy) as embedded:
         config = EngineConfig(engine=embedded.url, vocab_size=len(tokenizer))
-        engine = ExpandedEngine(config, other_prompt)
+        engine = ExpandedEngine(config)
+        engine.other_prompt = other_prompt
         engine.takes_images = takes_images
         async with Model(engine, template, get_parser("hermes", template.encoder.control)) as model:
             result = await agent(model).asolve(world, task=Task("t", 0), session_id="images")

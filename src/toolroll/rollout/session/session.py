@@ -152,6 +152,11 @@ class Session:
         """Return the ids from the root to the end of `node`."""
         return self._tree.ids_along(self._tree.path(self._index(node)))
 
+    def path_images(self, node: Node | None) -> tuple[Image, ...]:
+        """Return the images in the tokens from the root to the end of `node`."""
+        path, images = self._tree.path(self._index(node)), self._tree.images
+        return tuple(image for index in path for image in images.get(index, ()))
+
     def experts_end(self, node: Node | None) -> int:
         """Return the number of tokens from the root to `node` whose experts are known, or cannot
         become known because their turn came without experts.
