@@ -18,12 +18,18 @@ from pathlib import Path
 from typing import Any
 
 from support.cache import cached_folder
+from support.episodes import agent, call
+from support.listed_environment import ListedWorld
 from support.qwen import save_qwen3, tokenizer_for, trl_template
 from support.tiny_model import CONTEXT_LENGTH, VOCAB_SIZE
 
+from toolroll.parsers.registry import get_parser
 from toolroll.rollout.engine import Engine, EngineConfig
+from toolroll.rollout.model.model import Model
+from toolroll.rollout.template import ChatTemplate
 from toolroll.rollout.template.images import ImageTokens
-from toolroll.rollout.types import Completion, GenerateRequest
+from toolroll.rollout.types import Completion, GenerateRequest, InteractionResult, Task
+from toolroll.testing import EmbeddedEngine
 
 PLACEHOLDER = "<|image_pad|>"
 
@@ -104,6 +110,34 @@ class ExpandedEngine(Engine):
         self.requests.append(request)
         completion = await super().generate(replace(request, images=()), **options)
         return replace(completion, other_prompt=self.other_prompt)
+
+
+WORLD = {"user_texts": [shown("Read them.", 1, 2)], "tool_texts": [shown("It is", 3), "Nothing."]}
+
+
+def looks(request: Any) -> str:
+    """A policy that looks twice and answers."""
+    return call(at="here") if request.call < 2 else "Done."
+
+
+async def play(
+    world: ListedWorld,
+    policy: Any = looks,
+    *,
+    other_prompt: str | None = None,
+    takes_images: bool = True,
+    **options: Any,
+) -> tuple[InteractionResult, ExpandedEngine]:
+    tokenizer = vision_tokenizer()
+    template = ChatTemplate(tokenizer, **{"images": image_tokens(tokenizer), **options})
+    async with EmbeddedEngine(tokenizer, policy) as embedded:
+        config = EngineConfig(engine=embedded.url, vocab_size=len(tokenizer))
+        engine = ExpandedEngine(config)
+        engine.other_prompt = other_prompt
+        engine.takes_images = takes_images
+        async with Model(engine, template, get_parser("hermes", template.encoder.control)) as model:
+            result = await agent(model).asolve(world, task=Task("t", 0), session_id="images")
+    return result, engine
 
 
 @cache

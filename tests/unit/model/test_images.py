@@ -14,60 +14,28 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
-from support.episodes import agent, call
 from support.listed_environment import ListedWorld
 from support.vision import (
     PLACEHOLDER,
-    ExpandedEngine,
+    WORLD,
     data_url,
     image_part,
     image_tokens,
     picture,
+    play,
     processor,
     shown,
     vision_tokenizer,
 )
 
-from toolroll.parsers.registry import get_parser
-from toolroll.rollout.engine import EngineConfig
 from toolroll.rollout.errors import TemplateError
 from toolroll.rollout.media import collapsed
-from toolroll.rollout.model.model import Model
-from toolroll.rollout.template import ChatTemplate
 from toolroll.rollout.template.images import MOST_IMAGES, ImageTokens
 from toolroll.rollout.template.served import ServedSequence
 from toolroll.rollout.template.verify import Verifier
-from toolroll.rollout.types import InteractionResult, StopReason, Task
-from toolroll.testing import EmbeddedEngine
+from toolroll.rollout.types import StopReason
 
 pytestmark = pytest.mark.tokens
-
-WORLD = {"user_texts": [shown("Read them.", 1, 2)], "tool_texts": [shown("It is", 3), "Nothing."]}
-
-
-def looks(request: Any) -> str:
-    """A policy that looks twice and answers."""
-    return call(at="here") if request.call < 2 else "Done."
-
-
-async def play(
-    world: ListedWorld,
-    policy: Any = looks,
-    *,
-    other_prompt: str | None = None,
-    takes_images: bool = True,
-    **options: Any,
-) -> tuple[InteractionResult, ExpandedEngine]:
-    tokenizer = vision_tokenizer()
-    template = ChatTemplate(tokenizer, **{"images": image_tokens(tokenizer), **options})
-    async with EmbeddedEngine(tokenizer, policy) as embedded:
-        config = EngineConfig(engine=embedded.url, vocab_size=len(tokenizer))
-        engine = ExpandedEngine(config)
-        engine.other_prompt = other_prompt
-        engine.takes_images = takes_images
-        async with Model(engine, template, get_parser("hermes", template.encoder.control)) as model:
-            result = await agent(model).asolve(world, task=Task("t", 0), session_id="images")
-    return result, engine
 
 
 def placeholder() -> int:
