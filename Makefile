@@ -25,7 +25,7 @@ SGLANG ?= 0.5.10.post1 0.5.12 0.5.15
 # The newest transformers that each trainer allows. test-newest-peers tests SkyRL's.
 TRAINERS ?= areal=5.3.0 verl=5.10.4 openrlhf=5.15.0
 
-.PHONY: demo learn test test-fast test-all test-tokens test-transformers test-trainers test-older-sglang test-openai test-tinker test-clients
+.PHONY: demo learn test test-fast test-all test-tokens test-transformers test-trainers test-older-sglang test-images test-openai test-tinker test-clients
 .PHONY: test-harbor test-peers test-newest-peers test-newest-clients newest faults fuzz check mypy pyright docs bench release clean
 
 demo: $(VENV)/.base
@@ -84,6 +84,11 @@ test-trainers: $(VENV)/.all $(foreach pair,$(TRAINERS),$(VENV)/transformers-$(la
 test-older-sglang: $(VENV)/.all $(SGLANG:%=$(VENV)/sglang-%)
 	TOOLROLL_OLDER_SGLANG="$(foreach version,$(SGLANG),$(abspath $(VENV)/sglang-$(version)))" \
 	$(PYTEST) tests/integration/test_older_sglang.py $(PYTEST_ARGS)
+
+# Episodes with images on the real SGLang server, which reads images with the real torchvision.
+test-images: $(VENV)/.all $(VENV)/torchvision
+	TOOLROLL_TORCHVISION=$(abspath $(VENV)/torchvision) TOOLROLL_IMAGE_EPISODES=$${TOOLROLL_IMAGE_EPISODES:-200} \
+	$(PYTEST) tests/integration/test_images.py $(PYTEST_ARGS)
 
 # The tests of the endpoint and its clients with the oldest supported openai (version 2, which uses httpx).
 OPENAI_FILES := tests/unit/in_process tests/unit/server/test_openai_client.py tests/unit/server/test_chat.py tests/unit/adapters/test_openrlhf.py
@@ -231,6 +236,12 @@ $(VENV)/transformers-%: $(VENV)/.all
 $(VENV)/sglang-%: tests/requirements-sglang-%.txt $(VENV)/.all
 	rm -rf $@
 	$(INSTALL) --no-deps --target $@ -r $<
+	touch $@
+
+# Apart: the environment's torch has no CUDA, and this wheel needs the operators that tests/support/stubs/forked_sglang.py defines.
+$(VENV)/torchvision: $(VENV)/.all
+	rm -rf $@
+	$(INSTALL) --no-deps --target $@ torchvision==0.28.0
 	touch $@
 
 $(VENV)/openai-oldest: $(VENV)/.quick

@@ -35,10 +35,11 @@ async def serving(
     **engine: Any,
 ) -> AsyncIterator[tuple[EmbeddedEngine, Model]]:
     """An embedded engine with a served model on top of it."""
-    history = engine.pop("history", "fork")
+    history, images = engine.pop("history", "fork"), engine.pop("images", None)
+    kind: type[Engine] = engine.pop("client", Engine)
     async with EmbeddedEngine(tokenizer, policy, **engine) as embedded:
-        template = ChatTemplate(tokenizer, history=history)
-        client = Engine(
+        template = ChatTemplate(tokenizer, history=history, images=images)
+        client = kind(
             EngineConfig(
                 engine=embedded.url, vocab_size=len(tokenizer), backoff=0.001, **(config or {})
             )

@@ -33,7 +33,9 @@ STUBS = Path(__file__).with_name("stubs")
 def sglang_environment(
     extra: Mapping[str, str] | None = None, *, packages: Path | None = None
 ) -> dict[str, str]:
-    """The environment in which SGLang starts on a CPU, without a network."""
+    """The environment in which SGLang starts on a CPU, without a network. `packages`: a folder
+    whose packages come before all others.
+    """
     first = [str(packages)] if packages is not None else []
     path = [*first, str(STUBS), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {
@@ -60,9 +62,12 @@ def sglang_server(
     flags: Sequence[str] = (),
     name: str = "sglang",
     packages: Path | None = None,
+    torchvision: Path | None = None,
+    environment: Mapping[str, str] | None = None,
 ) -> Iterator[Server]:
     """A server of the tiny model (or of `model`); open once /health, which samples a token,
-    gives a 200. `packages`: a folder with another SGLang.
+    gives a 200. `packages`: a folder with another SGLang. `torchvision`: a folder with the real
+    one, for a model that reads images. `environment`: further variables.
     """
     folder = tiny_model(dtype) if model is None else model
     module = "forked_sglang" if packages is None else "sglang.launch_server"
@@ -84,7 +89,12 @@ def sglang_server(
         # 0.5.15's default is the port + 10,000, which may be above 65,535
         command, ready="/health", log=log, name=name,
         environment=sglang_environment(
-            {"SGLANG_GRPC_PORT": str(free_ports(1)[0])}, packages=packages
+            {
+                "SGLANG_GRPC_PORT": str(free_ports(1)[0]),
+                "TORCHDYNAMO_DISABLE": "1" if torchvision else "0",
+                **(environment or {}),
+            },
+            packages=packages or torchvision,
         ),
     ) as server:  # fmt: skip
         yield server

@@ -90,12 +90,16 @@ def test_rollout_reaches_agents_by_entry_point_only() -> None:
 
 def test_types_and_errors_import_nothing_of_the_rollout() -> None:
     assert imports_of()["toolroll.rollout.errors"] == set()
-    assert imports_of()["toolroll.rollout.types"] == {"toolroll.parsers.types"}
+    assert imports_of()["toolroll.rollout.media"] == set()
+    assert imports_of()["toolroll.rollout.types"] == {
+        "toolroll.parsers.types",
+        "toolroll.rollout.media",
+    }
     assert imports_of()["toolroll.parsers.types"] == set()
 
 
 ROOMS = (
-    ("errors", "types"),
+    ("errors", "media", "types"),
     ("runtime",),
     ("settings",),
     ("engine", "template", "session"),
@@ -154,7 +158,8 @@ def test_the_check_shares_no_code_with_what_it_checks() -> None:
             reached.add(name)
             waiting += imports_of()[name]
     template = "toolroll.rollout.template."
-    checks = {f"{template}{name}" for name in ("verify", "reference", "shown", "record", "served")}
+    names = ("verify", "reference", "shown", "record", "served", "image_check")
+    checks = {f"{template}{name}" for name in names}
     assert {name for name in reached if name.startswith(template)} == checks
 
 

@@ -19,6 +19,7 @@ from toolroll.endpoint.requests.request_bodies import TokenizeRequest, read
 from toolroll.endpoint.sessions.live_session import LiveSession
 from toolroll.rollout.runtime.threads import call_of_size
 from toolroll.rollout.template.chat_template import ChatTemplate
+from toolroll.rollout.template.encode import as_ids
 from toolroll.rollout.types import Tool
 
 
@@ -107,8 +108,13 @@ def _tokens(request: TokenizeRequest, template: ChatTemplate, tools: list[Tool])
         return template.encoder.encode(request.prompt or "")
     messages = read_messages(
         request.messages,
-        TemplateCache(template),
+        TemplateCache(template, images=True),
         IgnoredFields(),
         answer=request.add_generation_prompt,
     )
-    return template.encode_conversation(messages, tools, generate=request.add_generation_prompt)
+    ids = template.encode_conversation(messages, tools, generate=request.add_generation_prompt)
+    return (
+        ids
+        if template.images is None
+        else template.images.expand(as_ids(ids), messages)[0].tolist()
+    )

@@ -51,6 +51,7 @@ from toolroll.endpoint.sessions.session_store import SessionStore
 from toolroll.endpoint.sessions.sessions import Sessions
 from toolroll.parsers.reading.schema import Offered
 from toolroll.rollout.engine import LORA_PATH, EncodedRequest, ModelInfo
+from toolroll.rollout.media import Image
 from toolroll.rollout.model.model import Model
 from toolroll.rollout.model.turn import before_stop, parse_options, parse_turn, stop_ids
 from toolroll.rollout.runtime.threads import call_of_size
@@ -81,7 +82,7 @@ class Serving:
         self.model_info = ModelInfo()
         self.dropped: frozenset[str] = frozenset()
         """The sampling parameters that a router in front of the engine drops."""
-        self.templates = TemplateCache(model.template)
+        self.templates = TemplateCache(model.template, images=model.takes_images)
 
     @property
     def model_name(self) -> str:
@@ -204,10 +205,15 @@ class Reply(PendingRequest):
             session_id=self.live.id,
             extra={"top_logprobs_num": top} if top else {},
             routed_experts_start=self.live.session.experts_end(parent),
+            images=self.images(parent),
         )
         async with asyncio.timeout(self.endpoint.settings.timeout) as limit:
             with pausable(limit):
                 return await self._completions(request)
+
+    def images(self, parent: Node | None) -> tuple[Image, ...]:
+        """Return the images of the prompt, which extends `parent`."""
+        return ()
 
     async def _completions(self, request: GenerateRequest) -> list[Completion]:
         if self.parsed.request.n == 1:
@@ -401,6 +407,9 @@ class ChatReply(Reply):
             prompt = prompt.cut(max(1, length - (limit or 1)))
         self.prompt = prompt
         return prompt.parent
+
+    def images(self, parent: Node | None) -> tuple[Image, ...]:
+        return (*self.live.session.path_images(parent), *self.prompt.images)
 
     def begin(self) -> CompletionResult:
         """Return the result without choices, and count the answers to the prompt."""

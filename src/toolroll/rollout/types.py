@@ -1,7 +1,6 @@
 """The data types of a rollout, and its interfaces, such as `Environment` and `Agent`.
 
-Most data types are frozen, slotted dataclasses. The arrays of a `Trajectory` have one value for
-each token of the whole sequence; frameworks get slices of them.
+The arrays of a `Trajectory` have one value for each token of the whole sequence.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from toolroll.parsers.types import ToolCall
+from toolroll.rollout.media import Image
 
 Message = dict[str, Any]
 """One chat message in OpenAI's format: role, content, and tool_calls, tool_call_id or name."""
@@ -39,7 +39,7 @@ class Status(Enum):
 
 class StopReason(StrEnum):
     """The reason why an episode ended, and the status that it gives. ABORTED means a failure that
-    the model did not cause. The reward of such an episode is None, never 0.
+    the model did not cause; the reward is then None.
     """
 
     DONE = "done", Status.COMPLETED  # reported by the environment
@@ -82,8 +82,8 @@ class WeightVersion:
 class GenerateRequest:
     """One request to the engine's `/generate`.
 
-    `session_id` becomes the routing key. `extra` contains further top-level fields of the request's
-    JSON. `routed_experts_start` is the first token whose experts are not known yet.
+    `session_id` becomes the routing key. `extra`: further top-level fields of the request's JSON.
+    `routed_experts_start`: the first token whose experts are unknown. `images`: of `input_ids`.
     """
 
     input_ids: IdArray
@@ -92,6 +92,7 @@ class GenerateRequest:
     return_logprob: bool = True
     extra: Mapping[str, Any] = field(default_factory=dict)
     routed_experts_start: int = 0
+    images: Sequence[Image] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +103,7 @@ class Completion:
     temperature, or None if logprobs were not requested. `finish_reason` is "stop", "length" or
     "abort". `matched` is the stop token id or stop string, or the placeholder token before which
     the turn was cut. `text` is the engine's own. `latency` is in seconds, over all attempts.
+    `other_prompt`: how the ids that the engine read differ from a request with images, or None.
     """
 
     output_ids: IdArray
@@ -119,6 +121,7 @@ class Completion:
     """The rows [`routed_experts_start`, prompt + output - 1) of `Trajectory`'s; or None."""
     top_logprobs: Sequence[Sequence[tuple[float, int]]] | None = None
     """If `top_logprobs_num` was requested: the most likely (logprob, id) pairs at each position."""
+    other_prompt: str | None = None
 
     @property
     def weight_version(self) -> str | None:
@@ -176,6 +179,8 @@ class Trajectory:
     `source` is "transcript" if the tokens were made from the text of messages. RL adapters refuse
     transcripts. `fork_reason` says why the session forked into this sequence. `spans` are the
     tokens of a transcript's messages. `lineage`: labels that a client sent, such as a thread id.
+    `media`: the images in the sequence. `routed_experts`: the experts of each token except the
+    last, [n - 1, layers * top_k], from the request that processed the token first; or None.
     """
 
     input_ids: IdArray
@@ -187,19 +192,16 @@ class Trajectory:
     fork_reason: str | None = None
     spans: tuple[MessageSpan, ...] = ()
     routed_experts: ExpertArray | None = None
-    """The experts of each token except the last, [n - 1, layers * top_k], from the turn whose
-    request processed the token first; or None.
-    """
     lineage: Mapping[str, str] = field(default_factory=dict)
+    media: tuple[Image, ...] = ()
 
     def __post_init__(self) -> None:
         n = len(self.input_ids)
         rows = n - 1 if self.routed_experts is None else len(self.routed_experts)
         if len(self.loss_mask) != n or len(self.logprobs) != n or rows != n - 1:
             raise ValueError(
-                f"a trajectory's lists must be equally long: input_ids {n}, "
-                f"loss_mask {len(self.loss_mask)}, logprobs {len(self.logprobs)}, and "
-                f"routed_experts one shorter: {rows}"
+                f"a trajectory's lists must be equally long: input_ids {n}, loss_mask "
+                f"{len(self.loss_mask)}, logprobs {len(self.logprobs)}, routed_experts + 1: {rows}"
             )
         if not 0 <= self.prompt_length <= n:
             raise ValueError(
@@ -263,10 +265,8 @@ class Observation:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """The result of `Environment.step`.
-
-    `messages`: tool messages (one per call, with its `tool_call_id`) and user messages. `reward`:
-    the reward of this step, or None. `tools`: the new list of tools if it changed, else None.
+    """The result of `Environment.step`: messages of tools (one per call, with its `tool_call_id`)
+    and of users, the reward of this step, and the new list of tools if it changed.
     """
 
     messages: Sequence[Message] = ()

@@ -93,7 +93,7 @@ class EpisodePlayer:
     """Plays episodes with `settings` on `model`. `aclose` closes the model too.
 
     A failed episode is not played again if the engine is `stopped()`. `name` converts a setting's
-    name to the framework's spelling for error messages.
+    name to the framework's spelling for error messages. `images`: the trainer takes images.
 
     Example:
         player = EpisodePlayer(Model.from_args(args), EpisodeSettings(env="desk"))
@@ -107,8 +107,10 @@ class EpisodePlayer:
         settings: EpisodeSettings,
         *,
         name: Callable[[str], str] = str,
+        images: bool = False,
     ) -> None:
         self.model = model
+        model.takes_images &= images
         self.settings = settings
         self._name = name
         self._make_agent = agent_maker(settings.agent)

@@ -94,7 +94,7 @@ class ParkableEpisode:
         """Park, and wait for `resume`. Return False if this episode cannot wait."""
         if not self._can_wait or request.session_id != self.session_id:
             return False
-        self._aborted = request.input_ids, turn
+        self._aborted = request, turn
         began, going = perf_counter(), self._going
         self.parked.set()
         try:
@@ -120,7 +120,8 @@ class ParkableEpisode:
     def so_far(self, decode: Callable[[Sequence[int]], str]) -> InteractionResult:
         """Return the parked episode as an aborted one, with the sequence that will be continued."""
         assert self._aborted is not None
-        prompt, last = self._aborted
+        request, last = self._aborted
+        prompt = request.input_ids
         ids = np.concatenate([prompt, last.output_ids])
         logprobs = np.full(len(ids), np.nan, dtype=np.float32)
         turns: list[Turn] = []
@@ -139,7 +140,7 @@ class ParkableEpisode:
         first = turns[0].start if turns else len(ids)
         mask = np.zeros(len(ids), dtype=np.int32)
         result = InteractionResult.of(
-            [Trajectory(ids, mask, logprobs, tuple(turns), first)],
+            [Trajectory(ids, mask, logprobs, tuple(turns), first, media=tuple(request.images))],
             prompt="",
             reward=None,
             messages=[],

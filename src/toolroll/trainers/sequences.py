@@ -9,17 +9,21 @@
 
 from __future__ import annotations
 
+import base64
+import io
 import logging
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from toolroll.rollout.errors import TokenError, UsageError
 from toolroll.rollout.session.session import check_trained_logprobs
+from toolroll.rollout.template.images import ImageTokens
 from toolroll.rollout.types import InteractionResult, Status, Trajectory
 
 logger = logging.getLogger(__name__)
@@ -57,13 +61,18 @@ class TrainingSequence:
         return [span.version for span in self.trajectory.weight_versions if span.start < end]
 
 
-def training_sequences(result: InteractionResult, *, filler: int = 0) -> list[TrainingSequence]:
+def training_sequences(
+    result: InteractionResult, *, filler: int = 0, images: bool = False
+) -> list[TrainingSequence]:
     """Return the sequences of an episode: one sequence, or several if the episode forked.
 
     If the episode ended before its first prompt, its only sequence consists of the token id
     `filler`, which is not trained. Raise `UsageError` if the tokens were made from text, because no
-    engine sampled them. Raise `TokenError` if a trained token has no logprob.
+    engine sampled them, or if they have images and `images` is False: the trainer takes none. Raise
+    `TokenError` if a trained token has no logprob.
     """
+    if any(trajectory.media for trajectory in result.trajectories) and not images:
+        raise UsageError("an episode has images, and this trainer takes none")
     if any(trajectory.source != "engine" for trajectory in result.trajectories):
         raise UsageError(
             "an episode's tokens were made from a transcript: they cannot be trained on"
@@ -158,6 +167,29 @@ def routed_experts(sequence: TrainingSequence, shape: tuple[int, int]) -> npt.ND
             f"{shape[0]} layers with {shape[1]} experts per token each"
         )
     return rows[: length - 1].astype(np.int32).reshape(length - 1, *shape)
+
+
+def image_inputs(sequence: TrainingSequence, images: ImageTokens) -> dict[str, Any]:
+    """Return what the model's processor makes of the sequence's images, as torch tensors:
+    `pixel_values`, and for Qwen `image_grid_thw`. Return {} if there are none.
+
+    Raise `UsageError` if the images were not kept, and `TokenError` if the processor gives them
+    another grid than in the episode.
+    """
+    media = sequence.trajectory.media if sequence.trajectory is not None else ()
+    if not media:
+        return {}
+    if not all(image.url for image in media):
+        raise UsageError("the images of an episode that was read from a file are not kept with it")
+    from PIL import Image
+
+    files = [base64.b64decode(image.url.partition(",")[2]) for image in media]
+    pictures = [Image.open(io.BytesIO(data)) for data in files]
+    inputs = dict(images.processor.image_processor(pictures, return_tensors="pt"))
+    grids = [tuple(map(int, grid)) for grid in inputs.get("image_grid_thw", ())]
+    if grids and grids != [image.grid for image in media]:
+        raise TokenError(f"the processor gives the images the grids {grids}, not the episode's")
+    return inputs
 
 
 def _limited(

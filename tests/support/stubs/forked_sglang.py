@@ -13,6 +13,8 @@ import pkgutil
 import runpy
 from importlib import import_module
 
+import torch
+
 MODELS = "sglang.srt.models"
 IMPORTED = (
     "sglang.srt.entrypoints.http_server",
@@ -20,8 +22,17 @@ IMPORTED = (
     "sglang.srt.managers.detokenizer_manager",
     MODELS,
 )
-SERVED = {"llama", "qwen2", "qwen3_moe"}
+SERVED = {"llama", "qwen2", "qwen2_vl", "qwen3_moe"}
 """The modules of the models that the tests serve."""
+
+KERNELS = (
+    "sigmoid_mul",
+    "qk_gemma_rmsnorm",
+    "qk_gemma_rmsnorm_with_gate",
+    "qkvzba_split_reshape_cat_contiguous",
+)
+LIBRARIES: list[torch.library.Library] = []
+"""Operators are defined as long as their library lives."""
 
 
 def set_start_method(method: str, *, force: bool) -> None:
@@ -29,7 +40,21 @@ def set_start_method(method: str, *, force: bool) -> None:
     assert (method, force) == ("spawn", True)
 
 
+def define_operators() -> None:
+    """Define what torchvision's wheel and SGLang's image models look for when they are imported:
+    operators of compiled kernels, which no test calls.
+    """
+    boxes = torch.library.Library("torchvision", "DEF")
+    for name in ("nms", "qnms"):
+        boxes.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    kernels = torch.library.Library("sgl_kernel", "DEF")
+    for name in KERNELS:
+        kernels.define(f"fused_{name}_cpu(Tensor x) -> Tensor")
+    LIBRARIES.extend([boxes, kernels])
+
+
 if __name__ == "__main__":
+    define_operators()
     gc.disable()  # it would visit all that is imported again and again
     *_, models = map(import_module, IMPORTED)
     gc.enable()

@@ -17,6 +17,7 @@ from support.http import completion
 
 from toolroll.rollout.engine import parse_completion
 from toolroll.rollout.errors import CompletionError
+from toolroll.rollout.media import Image
 from toolroll.rollout.types import GenerateRequest, WeightVersion
 
 pytestmark = pytest.mark.tokens
@@ -41,6 +42,25 @@ def test_ids_and_logprobs_come_through_bit_for_bit(sampled: list[tuple[int, floa
     ]
     assert found.logprobs is not None and found.logprobs.dtype == np.float32
     assert found.logprobs.tolist() == [value for _, value in sampled]
+
+
+READ: dict[str, tuple[Any, str | None]] = {
+    "the same": ([1, 2, 3], None),
+    "another id": ([1, 2, 4], "read 3 tokens, expected 3; token 2 differs"),
+    "fewer": ([1, 2], "read 2 tokens, expected 3; token 2 differs"),
+    "nothing": (None, "did not return prompt_token_ids"),
+}
+
+
+@pytest.mark.parametrize(("read", "difference"), READ.values(), ids=READ)
+def test_with_images_the_ids_that_were_read_are_compared(read: Any, difference: str | None) -> None:
+    answer = {**body([(5, -1.0)]), "prompt_token_ids": read}
+    answer["meta_info"]["prompt_tokens"] = 9  # what the engine read, which is compared by its ids
+    asked = GenerateRequest(ASKED.input_ids, {}, "s", images=(Image(1, 1, "ab"),))
+    found = parse_completion(answer, asked).other_prompt
+    assert found is difference is None or (difference or "") in (found or "")
+    with pytest.raises(CompletionError, match="a prompt of 9 tokens"):
+        parse_completion(answer, ASKED)
 
 
 SPOILED: dict[str, Callable[[list[Any], int], Any]] = {

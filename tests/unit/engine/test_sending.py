@@ -18,6 +18,7 @@ from support.tiers import costly
 
 from toolroll.rollout.engine import Engine
 from toolroll.rollout.errors import ContextOverflowError, TokenError, UsageError
+from toolroll.rollout.media import Image
 from toolroll.rollout.types import GenerateRequest
 from toolroll.testing import Fault, fault_at, script
 
@@ -48,6 +49,14 @@ def test_the_body_holds_exactly_the_request(ids: list[int], spliced: bool, logpr
         "rid": "r1",
         "session_id": "x",
     }
+
+
+def test_each_image_is_one_token_beside_its_data() -> None:
+    images = (Image(1, 3, "a", url="data:a"), Image(4, 1, "b", url="data:b"))
+    asked = request([7, 9, 9, 9, 9, 8], images=images, input_ids_json=b"7")
+    body = orjson.loads(Engine("http://nowhere")._body(asked, "r", stream=True))
+    assert (body["input_ids"], body["image_data"]) == ([7, 9, 9, 8], ["data:a", "data:b"])
+    assert body["return_prompt_token_ids"] is True
 
 
 def test_an_adapter_is_named_beside_the_sampling_parameters() -> None:

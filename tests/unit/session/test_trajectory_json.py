@@ -13,6 +13,7 @@ from pydantic import BaseModel, ValidationError
 from support.results import content, trajectory
 from support.source import ROOT
 
+from toolroll.rollout.media import Image
 from toolroll.rollout.runs.episode_file import read_episodes
 from toolroll.rollout.session.trajectory_json import (
     TrajectoryRecord,
@@ -31,7 +32,8 @@ def third() -> Trajectory:
         fork_reason="rewritten", routed_experts=np.arange(22, dtype=np.int32).reshape(11, 2)
     )
     found.logprobs[4] = np.float32(-1 / 3)
-    return replace(found, lineage={"thread_id": "t"})
+    media = (Image(1, 2, "ab", (1, 4, 2), url="data:"), Image(3, 1, "cd"))
+    return replace(found, lineage={"thread_id": "t"}, media=media)
 
 
 @pytest.mark.parametrize("arrays", [False, True])
@@ -45,6 +47,8 @@ def test_what_is_read_is_what_was_written(arrays: bool) -> None:
         assert getattr(mine, name).dtype == getattr(theirs, name).dtype
         np.testing.assert_array_equal(getattr(mine, name), getattr(theirs, name))
     assert (theirs.turns, theirs.lineage) == (mine.turns, mine.lineage)
+    assert theirs.media == mine.media and theirs.media[0].url == ""
+    assert data["media"][0] == {"position": 1, "count": 2, "sha256": "ab", "grid": [1, 4, 2]}
     assert (theirs.prompt_length, theirs.source, theirs.fork_reason) == (4, "engine", "rewritten")
     assert data["logprobs"][0] is None
 

@@ -47,6 +47,7 @@ from toolroll.endpoint.conversation.template_cache import same_switches
 from toolroll.endpoint.requests.tool_list import Schemas, ToolList
 from toolroll.parsers.reasoning import Tags
 from toolroll.rollout.errors import HistoryRewrittenError
+from toolroll.rollout.media import Image, collapsed
 from toolroll.rollout.model.turn import ParsedTurn
 from toolroll.rollout.session.session import Session
 from toolroll.rollout.session.tree import Node
@@ -96,17 +97,19 @@ class Prompt:
     """The ids that were truncated from the start of a first prompt, before `input_ids`."""
     prefill: str = ""
     prefill_ids: IdArray = field(default_factory=lambda: np.zeros(0, dtype=np.int32))
+    images: tuple[Image, ...] = ()
+    """The images in `delta`. Their positions count from the root."""
     in_reasoning: bool = False
     """True if the prompt without `prefill` ends inside reasoning. False in a restored turn."""
     cursor: Cursor | None = None
     """The cursor of the whole prompt without `prefill`. None in a restored turn."""
 
     def cut(self, room: int) -> Prompt:
-        """If the prompt is the first of a conversation, return it truncated to its last `room`
-        tokens. Return any other prompt as it is.
+        """If the prompt is the first of a conversation and has no images, return it truncated to
+        its last `room` tokens. Return any other prompt as it is.
         """
         drop = len(self.input_ids) - room
-        if self.turn is not None or drop <= 0:
+        if self.turn is not None or drop <= 0 or self.images:
             return self
         ids = self.input_ids[drop:]
         return replace(self, input_ids=ids, delta=ids, dropped=self.input_ids[:drop])
@@ -188,9 +191,9 @@ class ConversationTree:
         edited = self._edited(turn, length, messages, digests, schemas)
         if turn is None:
             cursor = template.start(new, tools)
-            ids = cursor.prompt()
+            ids, images = _expanded(template, cursor.prompt(), new)
             reason = edited or (NEW_ROOT if self._turns else None)
-            return request.at(None, None, ids, ids, cursor, fork_reason=reason)
+            return request.at(None, None, ids, ids, cursor, fork_reason=reason, images=images)
         reason, restart = SWITCHES_CHANGED, None
         if same_switches(template, turn.template):
             try:
@@ -291,6 +294,7 @@ class ConversationTree:
         if cursor is None or request.template is not turn.template:
             cursor = request.template.start(history[:-1], turn.tools)
         delta, after = cursor.after(turn.sampled, [history[-1], *request.added], changed)
+        delta, images = _expanded(request.template, delta, request.added, turn.node.stop)
         ids = np.concatenate([self.session.path_ids(turn.node), delta])
         reason, preserved = edited if turn.node.children else None, after.preserved is not None
         return request.at(
@@ -303,13 +307,18 @@ class ConversationTree:
             continues=True,
             preserved=preserved,
             unshown=after.unshown,
+            images=images,
         )
 
     def _forked(self, request: _Request, turn: TurnNode, cursor: Cursor, reason: str) -> Prompt:
-        ids = cursor.prompt(keep=self.session.path_ids(turn.node))
-        shared = self.session.shared_prefix(ids, turn.node)
-        delta = ids[shared.stop if shared is not None else 0 :]
-        return request.at(shared, turn, ids, delta, cursor, fork_reason=reason)
+        session, node = self.session, turn.node
+        keep = collapsed(session.path_ids(node), session.path_images(node))
+        messages = [*turn.messages(), *request.added]
+        ids, images = _expanded(request.template, cursor.prompt(keep=keep), messages)
+        shared = session.shared_prefix(ids, node, images)
+        stop = shared.stop if shared is not None else 0
+        new = tuple(image for image in images if image.position >= stop)
+        return request.at(shared, turn, ids, ids[stop:], cursor, fork_reason=reason, images=new)
 
     # --- verifying --------------------------------------------------------------------------------
 
@@ -331,7 +340,9 @@ class ConversationTree:
         before, reason = self.session.nodes, prompt.fork_reason
         if before and prompt.turn is None and reason is None:
             reason = NEW_ROOT  # another first request was answered after this prompt was planned
-        node = self.session.observe(prompt.delta, after=prompt.parent, reason=reason)
+        node = self.session.observe(
+            prompt.delta, after=prompt.parent, reason=reason, images=prompt.images
+        )
         if reason is not None and self.session.nodes > before:
             self.forks.append(reason)
         return node
@@ -371,6 +382,18 @@ class ConversationTree:
         self._last.append(turn)
         if len(self._last) > _KEPT:
             self._last.popleft().cursor = None
+
+
+def _expanded(
+    template: ChatTemplate, ids: IdArray, messages: Sequence[Message], start: int = 0
+) -> tuple[IdArray, tuple[Image, ...]]:
+    """Return the ids of `messages`, which begin at `start`, with all tokens of their images, and
+    the images.
+    """
+    if template.images is None:
+        return ids, ()
+    ids, images = template.images.expand(ids, messages)
+    return ids, tuple(replace(image, position=start + image.position) for image in images)
 
 
 def _parts(message: Message) -> tuple[bytes, tuple[Any, ...], list[str]]:
@@ -463,4 +486,5 @@ def sequence_of(last: TurnNode, session: Session, record: AnswerRecord) -> Serve
         preserved=any(turn.preserved for turn in chain),
         record=record,
         dropped=shift,
+        images=session.path_images(last.node),
     )

@@ -25,6 +25,7 @@ from toolroll.endpoint.requests.received import DEEPEST, too_deep, too_deep_text
 from toolroll.endpoint.requests.tool_list import Schemas
 from toolroll.parsers.reading.resolve import Schema
 from toolroll.rollout.errors import TemplateError
+from toolroll.rollout.media import image_urls
 from toolroll.rollout.template.render import plain_content
 from toolroll.rollout.types import Message
 
@@ -44,6 +45,7 @@ _FUNCTION = frozenset({"name", "arguments", "parsed_arguments", *_INERT})
 """The openai SDK adds `index` and `parsed_arguments`; models never see them."""
 
 _PART = frozenset({"type", "text", "cache_control", *_INERT})
+_IMAGE = frozenset({"type", "image_url", "cache_control"})
 
 LAST_OF_PROMPT = ", the last message of its prompt"
 """The end of the `fork_reason` if a client appends a message for one request only."""
@@ -91,6 +93,7 @@ class _Reader:
 
     def __init__(self, templates: TemplateCache, ignored: IgnoredFields) -> None:
         self._may_show = templates.may_show
+        self._images = templates.images
         self._ignored = ignored
 
     def _refuses(self, name: str, value: Any, *, role: str | None = None) -> bool:
@@ -112,7 +115,12 @@ class _Reader:
                 message[name] = value
         if raw.keys() - fields:
             self._ignored.add_others(raw, fields, place, partial(self._refuses, role=role))
-        if not isinstance(message.get("content"), str | None):
+        content = message.get("content")
+        shown = self._images and role in ("user", "tool") and list(image_urls([message]))
+        if shown:
+            parts = enumerate(content)
+            message["content"] = [self._part(x, f"{place}.content[{i}]") for i, x in parts]
+        elif not isinstance(content, str | None):
             try:
                 message = plain_content(message)
             except (TemplateError, KeyError) as error:
@@ -122,12 +130,25 @@ class _Reader:
         if role == "assistant":
             return self._assistant(message, place)
         for name, value in (
-            ("content", message.get("content")),
+            ("content", "" if shown else message.get("content")),
             ("tool_call_id", message.get("tool_call_id", "")),
         ):
             if not isinstance(value, str):
                 raise _invalid_message(f"{place}.{name}", f"{place}.{name} must be text")
         return message
+
+    def _part(self, part: Any, place: str) -> dict[str, Any]:
+        """Return the part of a content with images."""
+        if isinstance(part, Mapping) and part.get("type") == "image_url":
+            self._ignored.add_others(part, _IMAGE, place, never)
+            image = part.get("image_url")
+            url = image.get("url") if isinstance(image, Mapping) else None
+            if not isinstance(image, Mapping) or not isinstance(url, str):
+                raise invalid(f"{place}.image_url.url", f"{place}.image_url.url must be a data URL")
+            self._ignored.add_others(image, ("url",), f"{place}.image_url", never)
+            return {"type": "image_url", "image_url": {"url": url}}
+        message = self.read({"role": "user", "content": [part]}, place)
+        return {"type": "text", "text": message["content"]}
 
     def _assistant(self, message: Message, place: str) -> Message:
         reasoning = message.pop("reasoning", None)

@@ -30,10 +30,13 @@ _EFFORTS = ("reasoning_effort", "enable_thinking", "thinking")
 
 
 class TemplateCache:
-    """Keeps the most recently used combinations of the served template and switches."""
+    """Keeps the most recently used combinations of the served template and switches. `images`:
+    messages may contain images, if the template shows them.
+    """
 
-    def __init__(self, template: ChatTemplate) -> None:
+    def __init__(self, template: ChatTemplate, *, images: bool = False) -> None:
         self._template = template
+        self.images = images and template.images is not None
         self._shows = lru_cache(_KEPT)(self._find_shown)
         self._with_switches = lru_cache(_KEPT)(lambda key: template.with_kwargs(orjson.loads(key)))
 

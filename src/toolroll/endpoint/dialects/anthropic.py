@@ -68,7 +68,7 @@ class AnthropicMessages(Dialect):
             raise invalid("max_tokens", "max_tokens is missing")
         values, request.messages = request.messages, []
         ignored = IgnoredFields()
-        messages = read_blocks(values, ignored)
+        messages = read_blocks(values, ignored, images=self.templates.images)
         system = text_parts(request.system or "", "system", ("text",), PARAGRAPH, ignored)
         attribution, system = split_attribution(system)
         if system:

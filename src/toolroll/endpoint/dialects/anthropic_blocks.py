@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import groupby
 from typing import Any, Literal
 
@@ -11,11 +11,13 @@ from pydantic import Field
 from toolroll.endpoint.dialects.blocks import (
     arguments_of,
     call_of,
+    content_of,
     entries,
     function_tool,
     is_function,
     mapping,
     part_text,
+    shown,
     text,
     text_parts,
     unknown_type,
@@ -46,10 +48,14 @@ _FILLER = "[System: Empty message content sanitised to satisfy protocol]"
 """litellm's placeholder for the text of a reply that contains only calls."""
 
 
-def read_blocks(values: Sequence[Any], ignored: IgnoredFields) -> list[Message]:
+def read_blocks(
+    values: Sequence[Any], ignored: IgnoredFields, *, images: bool = False
+) -> list[Message]:
     """Return Anthropic's messages as chat messages. Raise `ApiError`, with the location, if a block
-    cannot be converted. `ignored` gets the fields that change no token.
+    cannot be converted. `ignored` gets the fields that change no token. `images`: users and tools
+    may show images.
     """
+    kinds = (*_TEXT, "image") if images else _TEXT
     messages: list[Message] = []
     for message, place in entries(values, "messages"):
         ignored.add_others(message, ("role", "content", "cache_control"), place)
@@ -57,7 +63,7 @@ def read_blocks(values: Sequence[Any], ignored: IgnoredFields) -> list[Message]:
         if role == "assistant":
             messages.append(_assistant(content, where, ignored))
         elif role == "user":
-            messages += _user(content, where, ignored)
+            messages += _user(content, where, kinds, ignored)
         elif role == "system":
             joined_text = text_parts(content, where, _TEXT, PARAGRAPH, ignored)
             messages.append({"role": role, "content": joined_text})
@@ -67,33 +73,38 @@ def read_blocks(values: Sequence[Any], ignored: IgnoredFields) -> list[Message]:
     return messages
 
 
-def _user(content: Any, place: str, ignored: IgnoredFields) -> list[Message]:
+def _user(
+    content: Any, place: str, kinds: Collection[str], ignored: IgnoredFields
+) -> list[Message]:
     """Convert a user message to chat messages: one for each tool result, and one for each run of
-    text blocks between tool results.
+    blocks of `kinds` between tool results.
     """
     if isinstance(content, str):
         return [{"role": "user", "content": content}]
     if not isinstance(content, list) or not content:
         raise invalid(place, f"{place} must be text or blocks")
     messages: list[Message] = []
-    for kind, blocks in groupby(entries(content, place), lambda entry: entry[0].get("type")):
-        if kind == "text":
-            texts = [part_text(block, where, ignored) for block, where in blocks]
-            messages.append({"role": "user", "content": PARAGRAPH.join(texts)})
-        elif kind == "tool_result":
-            messages += [_result(block, where, ignored) for block, where in blocks]
+    for is_result, blocks in groupby(entries(content, place), _is_result):
+        if is_result:
+            messages += [_result(block, where, kinds, ignored) for block, where in blocks]
         else:
-            raise unknown_type(kind, next(blocks)[1])
+            messages.append({"role": "user", "content": shown(blocks, kinds, PARAGRAPH, ignored)})
     return messages
 
 
-def _result(block: Mapping[str, Any], place: str, ignored: IgnoredFields) -> Message:
+def _is_result(entry: tuple[Mapping[str, Any], str]) -> bool:
+    return entry[0].get("type") == "tool_result"
+
+
+def _result(
+    block: Mapping[str, Any], place: str, kinds: Collection[str], ignored: IgnoredFields
+) -> Message:
     """Return a tool result as a message. Chat templates cannot render `is_error`, so it has an
     effect only if the content is empty: the content becomes "error".
     """
     ignored.add_others(block, _FIELDS["tool_result"], place)
     content = block.get("content") or ""
-    answer = text_parts(content, f"{place}.content", _TEXT, PARAGRAPH, ignored)
+    answer = content_of(content, f"{place}.content", kinds, PARAGRAPH, ignored)
     if not answer and block.get("is_error"):
         answer = "error"
     return {"role": "tool", "tool_call_id": text(block, "tool_use_id", place), "content": answer}

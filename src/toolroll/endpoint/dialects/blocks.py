@@ -9,8 +9,8 @@ Of the labels of a request, those for the client's installation, device or accou
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from itertools import takewhile
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import groupby, takewhile
 from typing import Any, Literal
 
 import orjson
@@ -42,6 +42,8 @@ _TEXT_PART = frozenset(
     {"type", "text", "cache_control", "prompt_cache_breakpoint"}
     | {"citations", "annotations", "logprobs"}
 )
+_IMAGES = ("image", "input_image")
+"""The types of images in Messages and in Responses."""
 _PICTURES = ("image", "input_image", "image_url", "computer_screenshot")
 
 
@@ -118,13 +120,64 @@ def text_parts(
         return value
     if not isinstance(value, list):
         raise invalid(place, f"{place} must be text or a list of parts")
-    texts = []
-    for part, where in entries(value, place):
-        kind = part.get("type")
-        if kind not in kinds:
-            raise unknown_type(kind, where)
-        texts.append(part_text(part, where, ignored))
-    return glue.join(texts)
+    return glue.join(_text_of(part, where, kinds, ignored) for part, where in entries(value, place))
+
+
+def _text_of(
+    part: Mapping[str, Any], place: str, kinds: Collection[str], ignored: IgnoredFields
+) -> str:
+    kind = part.get("type")
+    if kind not in kinds:
+        raise unknown_type(kind, place)
+    return part_text(part, place, ignored)
+
+
+def content_of(
+    value: Any, place: str, kinds: Collection[str], glue: str, ignored: IgnoredFields
+) -> str | list[dict[str, Any]]:
+    """Return the text of `value`, as `text_parts` does, or the parts of Chat Completions if it has
+    images. The texts between two images are joined with `glue`.
+    """
+    if not isinstance(value, list):
+        return text_parts(value, place, kinds, glue, ignored)
+    return shown(entries(value, place), kinds, glue, ignored)
+
+
+def shown(
+    located: Iterable[tuple[Mapping[str, Any], str]],
+    kinds: Collection[str],
+    glue: str,
+    ignored: IgnoredFields,
+) -> str | list[dict[str, Any]]:
+    """Return parts and their locations as `content_of` does."""
+    parts: list[dict[str, Any]] = []
+    for is_image, run in groupby(located, lambda entry: _is_image(entry[0], kinds)):
+        if is_image:
+            parts += [_image_part(part, where, ignored) for part, where in run]
+        else:
+            texts = [_text_of(part, where, kinds, ignored) for part, where in run]
+            parts.append({"type": "text", "text": glue.join(texts)})
+    if any(part["type"] == "image_url" for part in parts):
+        return parts
+    return str(parts[0]["text"]) if parts else ""
+
+
+def _is_image(part: Mapping[str, Any], kinds: Collection[str]) -> bool:
+    return part.get("type") in _IMAGES and part["type"] in kinds
+
+
+def _image_part(part: Mapping[str, Any], place: str, ignored: IgnoredFields) -> dict[str, Any]:
+    if part["type"] == "image":
+        ignored.add_others(part, ("type", "source", "cache_control"), place, never)
+        source = mapping(part.get("source"), f"{place}.source")
+        if source.get("type") != "base64":
+            raise refused(f"{place}.source.type", f"{place}.source must have the type base64")
+        kind, data = (text(source, name, f"{place}.source") for name in ("media_type", "data"))
+        url = f"data:{kind};base64,{data}"
+    else:
+        ignored.add_others(part, ("type", "image_url"), place, never)
+        url = text(part, "image_url", place)
+    return {"type": "image_url", "image_url": {"url": url}}
 
 
 def call_of(call_id: str, name: str, arguments: str) -> dict[str, Any]:

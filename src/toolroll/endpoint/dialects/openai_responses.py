@@ -121,7 +121,13 @@ class OpenAIResponses(Dialect):
         self, request: ResponsesRequest, responses: ResponseStore, ignored: IgnoredFields
     ) -> list[Message]:
         instructions = request.instructions or ""
-        new = read_items(request.input, ignored, reasons=self.reasons, find=responses.item)
+        new = read_items(
+            request.input,
+            ignored,
+            reasons=self.reasons,
+            find=responses.item,
+            images=self.templates.images,
+        )
         messages: list[Message] = (
             [{"role": "system", "content": instructions}] if instructions else []
         )

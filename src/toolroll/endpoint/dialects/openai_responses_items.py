@@ -8,7 +8,7 @@ a function with the argument `input`.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ import orjson
 
 from toolroll.endpoint.dialects.blocks import (
     call_of,
+    content_of,
     entries,
     function_tool,
     is_function,
@@ -76,7 +77,12 @@ Names = dict[str, ClientTool]
 
 
 def read_items(
-    items: str | Sequence[Any], ignored: IgnoredFields, *, reasons: bool, find: FindItem
+    items: str | Sequence[Any],
+    ignored: IgnoredFields,
+    *,
+    reasons: bool,
+    find: FindItem,
+    images: bool = False,
 ) -> list[Message]:
     """Return the input as chat messages. Raise `ApiError`, with the location, if an item cannot be
     converted. `ignored` gets the fields that change no token. `find` returns the item with an id,
@@ -84,10 +90,11 @@ def read_items(
 
     `reasons`: True if the model's parser supports reasoning. Then, at the start of a reply, an
     assistant message `<think>...</think>` is read as reasoning. Otherwise such a message stays
-    text.
+    text. `images`: users and tools may show images.
     """
     if isinstance(items, str):
         return [{"role": "user", "content": items}]
+    kinds = (*_TEXTS, "input_image") if images else _TEXTS
     messages: list[Message] = []
     before = None
     for item, place in entries(items, "input"):
@@ -100,9 +107,9 @@ def read_items(
             raise unknown_type(kind, place)
         ignored.add_others(item, _FIELDS[kind], place)
         if kind in ("function_call_output", "custom_tool_call_output"):
-            messages.append(_output(item, place, ignored))
+            messages.append(_output(item, place, kinds, ignored))
         elif kind == "message" and item.get("role") != "assistant":
-            messages.append(_message(item, place, ignored))
+            messages.append(_message(item, place, kinds, ignored))
         else:
             first = not (before or "").startswith("assistant")
             if reasons and kind == "message" and first:  # later in a reply, the tags are text
@@ -131,17 +138,22 @@ def _referenced(
     return referenced
 
 
-def _message(item: Mapping[str, Any], place: str, ignored: IgnoredFields) -> Message:
+def _message(
+    item: Mapping[str, Any], place: str, kinds: Collection[str], ignored: IgnoredFields
+) -> Message:
     role = item.get("role")
     if role not in _ROLES:
         problem = f"{place}.role is {role!r}; it must be one of {', '.join(_ROLES)}"
         raise invalid(f"{place}.role", problem)
-    content = text_parts(item.get("content"), f"{place}.content", _TEXTS, "", ignored)
+    kinds = kinds if role == "user" else _TEXTS
+    content = content_of(item.get("content"), f"{place}.content", kinds, "", ignored)
     return {"role": role, "content": content}
 
 
-def _output(item: Mapping[str, Any], place: str, ignored: IgnoredFields) -> Message:
-    answer = text_parts(item.get("output"), f"{place}.output", _TEXTS, "", ignored)
+def _output(
+    item: Mapping[str, Any], place: str, kinds: Collection[str], ignored: IgnoredFields
+) -> Message:
+    answer = content_of(item.get("output"), f"{place}.output", kinds, "", ignored)
     return {"role": "tool", "tool_call_id": text(item, "call_id", place), "content": answer}
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from base64 import b64decode, b64encode
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,10 +22,11 @@ from toolroll.endpoint.conversation.conversation_tree import Prompt
 from toolroll.endpoint.conversation.stored_response import Origin
 from toolroll.endpoint.disk.journal import Journal
 from toolroll.endpoint.errors import ApiError, server_stopping
+from toolroll.rollout.media import Image
 from toolroll.rollout.runtime.routed_experts import ExpertsRecord
 from toolroll.rollout.runtime.routed_experts import to_json as experts_to_json
 from toolroll.rollout.session.tree import Node
-from toolroll.rollout.types import Completion, WeightVersion
+from toolroll.rollout.types import Completion, Message, WeightVersion
 
 IDS, LOGPROBS = np.dtype("<i4"), np.dtype("<f4")
 _UNCHANGED = "finish_reason matched prompt_tokens cached_tokens latency attempts rid".split()
@@ -96,7 +97,8 @@ class SessionLog:
             delta=packed(prompt.delta, IDS),
             fork_reason=prompt.fork_reason,
             turn=None if turn is None else turn.node.index,
-            added=prompt.added,
+            added=[with_urls(message, self._once_text) for message in prompt.added],
+            **({"images": [_image(each) for each in prompt.images]} if prompt.images else {}),
             tools=self._once(prompt.tools.text),
             switches=dict(switches),
             digest=prompt.digest.hex(),
@@ -146,14 +148,17 @@ class SessionLog:
 
     def _once(self, text: bytes) -> str | int:
         """Return `text` if this session has not written it yet. Otherwise return its number. Use
-        this for texts that many answers share: the tools, and the part of a response that repeats
-        its request.
+        this for texts that many answers share: the tools, images, and the part of a response that
+        repeats its request.
         """
         number = self.texts.get(text)
         if number is not None:
             return number
         self.texts[text] = len(self.texts)
         return text.decode()
+
+    def _once_text(self, text: str) -> str | int:
+        return self._once(text.encode())
 
     def _append(self, kind: str, **data: Any) -> asyncio.Future[None]:
         line = orjson.dumps(
@@ -178,6 +183,23 @@ def packed(values: npt.NDArray[Any], kind: np.dtype[Any]) -> str:
 def unpacked(text: str, kind: np.dtype[Any]) -> npt.NDArray[Any]:
     """Return the array that `packed` wrote as `text`."""
     return np.frombuffer(b64decode(text, validate=True), dtype=kind)
+
+
+def with_urls(message: Message, change: Callable[[Any], Any]) -> Message:
+    """Return `message` with the URL of each image changed by `change`."""
+    if not isinstance(message.get("content"), list):
+        return message
+    parts = (
+        {**part, "image_url": {"url": change(part["image_url"]["url"])}}
+        if "image_url" in part
+        else part
+        for part in message["content"]
+    )
+    return {**message, "content": list(parts)}
+
+
+def _image(image: Image) -> list[Any]:
+    return [image.position, image.count, image.sha256, image.grid]
 
 
 def _index(node: Node | None) -> int | None:
@@ -205,6 +227,7 @@ def _completion(completion: Completion) -> dict[str, Any]:
         **{name: getattr(completion, name) for name in _UNCHANGED},
         "experts": None if experts is None else experts_to_json(experts),
         "top": completion.top_logprobs,
+        **({"other_prompt": completion.other_prompt} if completion.other_prompt else {}),
     }
 
 
@@ -219,5 +242,6 @@ def completion_of(data: Mapping[str, Any]) -> Completion:
         top_logprobs=None
         if top is None
         else [[(value, index) for value, index in place] for place in top],
+        other_prompt=data.get("other_prompt"),
         **{name: data[name] for name in _UNCHANGED},
     )

@@ -161,6 +161,10 @@ class LiveSession:
                 self.responses.add(turn, origin.response)
             turns.append(turn)
         self.mismatches += Counter(preserved=prompt.preserved, unshown=prompt.unshown)
+        for choice in result.choices:
+            if choice.completion.other_prompt is not None:
+                logger.warning("session %s: %s", self.id, choice.completion.other_prompt)
+                self.mismatches["images: engine"] += 1
         self._notice(prompt, origin)
         return turns
 

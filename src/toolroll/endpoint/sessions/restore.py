@@ -8,9 +8,11 @@ retry of this request, unless a later request continued the answer.
 from __future__ import annotations
 
 import contextlib
+from base64 import b64decode
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +25,18 @@ from toolroll.endpoint.conversation.conversation_tree import Prompt, TurnNode
 from toolroll.endpoint.conversation.stored_response import Origin, StoredResponse
 from toolroll.endpoint.conversation.template_cache import TemplateCache
 from toolroll.endpoint.disk.journal import read_lines
-from toolroll.endpoint.disk.session_log import IDS, SessionLog, completion_of, unpacked
+from toolroll.endpoint.disk.session_log import (
+    IDS,
+    SessionLog,
+    completion_of,
+    unpacked,
+    with_urls,
+)
 from toolroll.endpoint.requests.tool_list import ToolList
 from toolroll.endpoint.sessions.live_session import LiveSession
 from toolroll.parsers.types import ParsedReply
 from toolroll.rollout.errors import UsageError
+from toolroll.rollout.media import Image, image_urls
 from toolroll.rollout.model.turn import ParsedTurn
 from toolroll.rollout.session.tree import Node
 from toolroll.rollout.template.delta import SampledText
@@ -85,6 +94,7 @@ class _Builder:
         self.log = log
         self._templates = templates
         self._turns: dict[int, TurnNode] = {}
+        self._urls: dict[str, str] = {}  # of the session's images, by their digests
         self._answers: dict[int, tuple[bytes, CompletionResult]] = {}
         """Maps a node's index to its answer and the key of its request."""
         self._texts: list[bytes] = []
@@ -135,9 +145,18 @@ class _Builder:
 
     def _prompt(self, data: dict[str, Any]) -> Prompt:
         parent, delta, dropped = self._parent(data), unpacked(data["delta"], IDS), data["dropped"]
+        url = lambda value: self._text_of(value).decode()
+        added = tuple(with_urls(message, url) for message in data["added"])
+        for each in image_urls(added):
+            data_of = b64decode(each.partition(",")[2])
+            self._urls[sha256(data_of).hexdigest()] = each
         return Prompt(
             template=self._templates.get(data["switches"]),
-            added=tuple(data["added"]),
+            added=added,
+            images=tuple(
+                Image(position, count, digest, tuple(grid), self._urls[digest])
+                for position, count, digest, grid in data.get("images", ())
+            ),
             tools=ToolList.read(self._text_of(data["tools"])),
             digest=bytes.fromhex(data["digest"]),
             input_ids=np.concatenate([self.live.session.path_ids(parent), delta]),

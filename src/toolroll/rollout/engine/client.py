@@ -56,6 +56,7 @@ from toolroll.rollout.errors import (
     capped,
     prompt_too_long,
 )
+from toolroll.rollout.media import collapsed
 from toolroll.rollout.runtime.jsonable import ids_json
 from toolroll.rollout.runtime.time_limit import not_counted
 from toolroll.rollout.types import Completion, GenerateRequest, IdArray
@@ -76,6 +77,8 @@ class Engine(EngineClient):
     """A client of one engine or router. Use it as an async context manager. Its calls share a pool
     of keep-alive connections, without a limit on their number.
     """
+
+    takes_images = True
 
     def __init__(
         self,
@@ -247,10 +250,13 @@ class Engine(EngineClient):
                 "rid": rid,
                 **({"session_id": session.id} if session is not None else {}),
                 **(self._experts_fields(request) if self.config.return_routed_experts else {}),
+                **(_image_fields(request) if request.images else {}),
                 **request.extra,
             }
         )
-        if isinstance(request, EncodedRequest):
+        if request.images:  # the engine repeats each placeholder itself
+            ids = ids_json(collapsed(request.input_ids, request.images))
+        elif isinstance(request, EncodedRequest):
             ids = request.input_ids_json
         else:
             ids = ids_json(request.input_ids)
@@ -440,6 +446,11 @@ def _checked(answer: Answer) -> Mapping[str, Any] | Failure:
     if answer.status != 200:
         return from_response(answer.status, answer.body, retry_after=answer.retry_after)
     return _decoded(answer.body)
+
+
+def _image_fields(request: GenerateRequest) -> dict[str, Any]:
+    urls = [image.url for image in request.images]
+    return {"image_data": urls, "return_prompt_token_ids": True}
 
 
 def _decoded(body: bytes) -> Mapping[str, Any]:

@@ -30,6 +30,9 @@ class EngineClient(Protocol):
     engine without HTTP routes.
     """
 
+    takes_images: bool = False
+    """Whether `generate` sends the images of a request."""
+
     @property
     @abstractmethod
     def url(self) -> str:

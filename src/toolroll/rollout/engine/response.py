@@ -62,7 +62,7 @@ def parse_completion(
         sampled = () if body["output_ids"] is None else body["output_ids"]
         output_ids = check_ids(sampled, request, vocab_size=vocab_size)
         finish_reason, matched = _finish(meta, request, output_ids)
-        _check_counts(meta, len(output_ids), len(request.input_ids))
+        _check_counts(meta, len(output_ids), None if request.images else len(request.input_ids))
         return Completion(
             output_ids=output_ids,
             logprobs=_logprobs(meta, sampled) if request.return_logprob else None,
@@ -75,6 +75,7 @@ def parse_completion(
             rid=rid,
             routed_experts=_routed_experts(meta, request, len(output_ids), experts_per_token),
             top_logprobs=_top_logprobs(meta, len(output_ids), vocab_size),
+            other_prompt=_other_prompt(body, request) if request.images else None,
         )
     except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
         raise CompletionError(
@@ -226,14 +227,25 @@ def _routed_experts(
         raise CompletionError(f"the engine's routed_experts cannot be read: {error}") from error
 
 
-def _check_counts(meta: Mapping[str, Any], sampled: int, prompt: int) -> None:
+def _other_prompt(body: Mapping[str, Any], request: GenerateRequest) -> str | None:
+    """Return how the ids that the engine read differ from those of the request, or None."""
+    read, sent = body.get("prompt_token_ids"), request.input_ids.tolist()
+    if not isinstance(read, list):
+        return "the engine did not return prompt_token_ids"
+    if read == sent:
+        return None
+    place = common_prefix(read, sent)
+    return f"the engine read {len(read)} tokens, expected {len(sent)}; token {place} differs"
+
+
+def _check_counts(meta: Mapping[str, Any], sampled: int, prompt: int | None) -> None:
     counted = meta.get("completion_tokens")
     if counted is not None and (type(counted) is not int or counted != sampled):
         raise CompletionError(
             f"the engine counts {counted!r} sampled tokens and sent {sampled} output_ids"
         )
     read = meta.get("prompt_tokens")
-    if read is not None and (type(read) is not int or read != prompt):
+    if None not in (read, prompt) and (type(read) is not int or read != prompt):
         raise CompletionError(
             f"the engine read a prompt of {read!r} tokens, but {prompt} were sent"
         )

@@ -101,6 +101,7 @@ async def generate_resumed(
                 request.session_id,
                 return_logprob=request.return_logprob,
                 extra=request.extra,
+                images=request.images,
                 routed_experts_start=len(request.input_ids) + len(whole.output_ids) - 1
                 if len(whole.output_ids)
                 else request.routed_experts_start,
@@ -212,6 +213,7 @@ def join(first: Completion, second: Completion) -> Completion:
         weight_versions=_merged([*first.weight_versions, *moved]),
         prompt_tokens=first.prompt_tokens or max(second.prompt_tokens - shift, 0),
         cached_tokens=first.cached_tokens,
+        other_prompt=first.other_prompt or second.other_prompt,
         latency=first.latency + second.latency,
         attempts=first.attempts + second.attempts,
         top_logprobs=[*first.top_logprobs, *second.top_logprobs]

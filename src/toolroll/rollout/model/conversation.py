@@ -18,6 +18,7 @@ if a check fails, `mismatches` counts this, and the whole episode is excluded fr
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from itertools import starmap
@@ -27,7 +28,8 @@ import numpy as np
 
 from toolroll.parsers.types import ParsedReply
 from toolroll.rollout.engine import EncodedRequest, is_cut
-from toolroll.rollout.errors import HistoryRewrittenError
+from toolroll.rollout.errors import HistoryRewrittenError, TemplateError
+from toolroll.rollout.media import Image, collapsed
 from toolroll.rollout.model.model import Model
 from toolroll.rollout.model.turn import AssistantTurn, parse_turn
 from toolroll.rollout.runtime.threads import call_of_size
@@ -45,6 +47,8 @@ from toolroll.rollout.template.verifier_pool import POOL
 from toolroll.rollout.types import Completion, GenerateRequest, IdArray, Message, Tool
 
 T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
 
 LONG = 100_000
 """A conversation with more characters than this is rendered and encoded in a thread."""
@@ -162,9 +166,13 @@ class Conversation:
             session_id=self.session.session_id,
             routed_experts_start=self._path.experts_end,
             input_ids_json=self._path.input_ids_json,
+            images=self._path.images,
         )
         completion = await self._generate(request)
         node = self._path.sample(completion, params)
+        if completion.other_prompt is not None:
+            logger.warning("%s: %s", self.session.session_id, completion.other_prompt)
+            self._mismatch("images: engine")
         if self._verify != "off":
             self._record.add(request.input_ids, completion)
         is_long = len(completion.output_ids) > LONG_REPLY
@@ -231,7 +239,11 @@ class Conversation:
             self.mismatches["preserved"] += 1
         if self._cursor.unshown:
             self.mismatches["unshown"] += 1
-        self._path.observe(self._hooked(self._delta_hook, ids, "delta_hook"))
+        ids = self._hooked(self._delta_hook, ids, "delta_hook")
+        if self.template.images is None:  # so that text costs no call
+            self._path.observe(ids)
+        else:
+            self._path.observe(*self._expanded(ids, self.messages[turn + 1 :]))
 
     def _observe_first(self, tools: SharedTools) -> None:
         self._tools = tools
@@ -239,7 +251,7 @@ class Conversation:
         ids = self._cursor.prompt()
         self._pending = []
         prompt = self._hooked(self._prompt_hook, ids, "prompt_hook")
-        self._path.observe(prompt)
+        self._path.observe(*self._expanded(prompt, self.messages))
         unchanged = prompt is ids
         self.first_prompt = self._cursor.text if unchanged else self.template.encoder.decode(prompt)
 
@@ -250,11 +262,26 @@ class Conversation:
             self._finished.append(self._sequence())
         self._tools = tools or self._tools
         self._cursor = restart or self.template.start(self.messages, self._tools)
-        self._path.fork(self._cursor.prompt(keep=self._path.input_ids), reason)
+        keep = collapsed(self._path.input_ids, self._path.images)
+        ids, images = self._expanded(self._cursor.prompt(keep=keep), self.messages)
+        self._path.fork(ids, reason, images)
         self._in_reasoning = self._cursor.opens_reasoning(self.model.parser.reasoning)
         self._pending = []
         self._turns, self._forked, self._preserved = [], True, False
         self.forks.append(reason)
+
+    def _expanded(
+        self, ids: IdArray, messages: Sequence[Message]
+    ) -> tuple[IdArray, tuple[Image, ...]]:
+        """Return the ids of `messages` with all tokens of their images, and the images."""
+        if self.template.images is None:
+            return ids, ()
+        expanded, images = self.template.images.expand(ids, messages)
+        if images and not self.model.takes_images:
+            raise TemplateError(
+                f"the engine ({self.model.url}) or the trainer takes no images: use tasks without"
+            )
+        return expanded, images
 
     def _hooked(self, hook: DeltaHook | None, ids: IdArray, kind: str) -> IdArray:
         """Return `ids`, or the ids that `hook` returns in their place."""
@@ -289,6 +316,7 @@ class Conversation:
             forked=self._forked,
             preserved=self._preserved,
             record=self._record,
+            images=self._path.images,
         )
 
     @property

@@ -30,7 +30,7 @@ from toolroll.rollout.engine import (
 )
 from toolroll.rollout.errors import TemplateError, UsageError
 from toolroll.rollout.model.identity import check_identity
-from toolroll.rollout.model.tokenizers import find_placeholders, load_tokenizer
+from toolroll.rollout.model.tokenizers import find_placeholders, load_images, load_tokenizer
 from toolroll.rollout.runtime.garbage import paced_garbage
 from toolroll.rollout.runtime.pacing import Turnstile
 from toolroll.rollout.runtime.targets import is_target, load_target
@@ -72,6 +72,8 @@ class Model:
         """The ids of tokens that stand for an image, a video or audio. A turn is cut before the
         first one, because a prompt must not contain it without its image.
         """
+        self.takes_images = engine.takes_images
+        """False if no image may be sent, because the engine or the trainer cannot use it."""
         self.admission = Admission(engine, cache_share)
         self.turnstile = Turnstile()
         """What each turn passes before its prompt is made, and before its answer is parsed."""
@@ -111,6 +113,7 @@ class Model:
             chat_template=read_template(args.chat_template),
             kwargs=args.chat_template_kwargs,
             history=args.history,
+            images=load_images(tokenizer, trust_remote_code=args.trust_remote_code),
         )
         check_syntax(template, args.chat_template)
         config = EngineConfig(

@@ -19,7 +19,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from toolroll.rollout.errors import UsageError
+from toolroll.rollout.errors import TemplateError, UsageError
+from toolroll.rollout.template.images import ImageTokens
 
 logger = logging.getLogger(__name__)
 
@@ -175,6 +176,28 @@ def _placeholders_in(config: Mapping[str, Any]) -> Iterator[Any]:
             yield setting
         elif isinstance(setting, dict):
             yield from _placeholders_in(setting)
+
+
+def load_images(tokenizer: Any, *, trust_remote_code: bool = False) -> ImageTokens | None:
+    """Return what counts the tokens of images for the model of `tokenizer`, or None if its
+    `config.json` names no placeholder for images. The processor is loaded for the first image.
+    """
+    name = str(getattr(tokenizer, "name_or_path", ""))
+    config = _config(name)
+    placeholder = config.get("image_token_id", config.get("image_token_index"))
+
+    def load() -> Any:
+        transformers: Any = import_transformers()
+        try:
+            return transformers.AutoProcessor.from_pretrained(
+                name, trust_remote_code=trust_remote_code
+            )
+        except (ImportError, OSError, ValueError, AttributeError) as error:
+            raise TemplateError(
+                f"images need the processor of {name!r} (pip install 'toolroll[images]'): {error}"
+            ) from error
+
+    return ImageTokens(load, placeholder) if type(placeholder) is int else None
 
 
 def _config(name: str) -> Mapping[str, Any]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from toolroll.rollout.errors import TokenError
+from toolroll.rollout.media import Image
 from toolroll.rollout.runtime.jsonable import ids_json
 from toolroll.rollout.session.session import Session, checked_ids
 from toolroll.rollout.session.tree import GrowableArray, Node
@@ -30,17 +32,24 @@ class SessionPath:
         path.input_ids  # the next prompt: 1, 2, 3, the sampled ids, 4, 5
     """
 
-    __slots__ = ("_ids", "_json", "_length", "head", "session")
+    __slots__ = ("_ids", "_json", "_length", "head", "images", "session")
 
     def __init__(self, session: Session) -> None:
         self.session = session
         self.head: Node | None = None
+        self.images: tuple[Image, ...] = ()
+        """The images in the path, in order."""
         self._ids = session.ids  # the session's own array, as long as this is its only path
         self._json, self._length = bytearray(), 0
 
-    def observe(self, ids: Sequence[int] | IdArray) -> Node:
-        """Append tokens that the environment or template wrote (mask 0). Return their node."""
-        return self._append(self.session.observe(ids, after=self.head))
+    def observe(self, ids: Sequence[int] | IdArray, images: tuple[Image, ...] = ()) -> Node:
+        """Append tokens that the environment or template wrote (mask 0). Return their node.
+        `images`: the images in `ids`, with their positions there.
+        """
+        if images:
+            images = tuple(replace(each, position=self._length + each.position) for each in images)
+            self.images += images
+        return self._append(self.session.observe(ids, after=self.head, images=images))
 
     def sample(self, completion: Completion, sampling_params: Mapping[str, Any]) -> Node:
         """Append a completion, with mask 1 and its logprobs. Its prompt must be `input_ids`.
@@ -52,18 +61,21 @@ class SessionPath:
             raise TokenError("a session cannot start with a completion: observe its prompt first")
         return self._append(self.session.sample(completion, sampling_params, after=self.head))
 
-    def fork(self, input_ids: Sequence[int] | IdArray, reason: str) -> Node:
-        """Switch to a new path whose prompt is `input_ids`. `reason` is stored with the new path's
-        first node.
+    def fork(
+        self, input_ids: Sequence[int] | IdArray, reason: str, images: tuple[Image, ...] = ()
+    ) -> Node:
+        """Switch to a new path whose prompt is `input_ids`, with `images`. `reason` is stored with
+        the new path's first node.
 
         The new path shares the old path's first nodes, as long as their tokens match `input_ids`.
         Turns that were sampled in shared nodes are trained in the old path only.
         """
         ids = checked_ids(input_ids)
-        shared = self.session.shared_prefix(ids, self.head)
+        shared = self.session.shared_prefix(ids, self.head, images)
         stop = shared.stop if shared is not None else 0
-        node = self.session.observe(ids[stop:], after=shared, reason=reason)
-        self.head = shared
+        new = tuple(image for image in images if image.position >= stop)
+        node = self.session.observe(ids[stop:], after=shared, reason=reason, images=new)
+        self.head, self.images = shared, images
         self._ids = GrowableArray(np.intc)
         self._json, self._length = bytearray(), 0
         self._ids.append(ids[:stop])

@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from toolroll.rollout.errors import TokenError
+from toolroll.rollout.media import Image
 from toolroll.rollout.session.tree import NONE, GrowableArray, Node, TokenTree
 from toolroll.rollout.types import Completion, IdArray, LogprobArray, MaskArray, Trajectory, Turn
 
@@ -54,7 +55,12 @@ class Session:
     # --- writing ----------------------------------------------------------------------------------
 
     def observe(
-        self, ids: Sequence[int] | IdArray, *, after: Node | None, reason: str | None = None
+        self,
+        ids: Sequence[int] | IdArray,
+        *,
+        after: Node | None,
+        reason: str | None = None,
+        images: tuple[Image, ...] = (),
     ) -> Node:
         """Add tokens that the environment or the template wrote, with mask 0.
 
@@ -63,14 +69,18 @@ class Session:
                 node is returned, so that several completions of one prompt share its node.
             after: The node that the tokens follow; None starts a new root.
             reason: The reason for the fork, if a fork starts with these tokens.
+            images: The images in these tokens. Their positions count from the root.
         """
         added, parent = checked_ids(ids), self._index(after)
-        key = (parent, blake2b(added.tobytes(), digest_size=16).digest())
+        digest = blake2b(added.tobytes(), digest_size=16).digest()
+        key = (parent, digest + repr(images).encode() if images else digest)
         index = self._observed.get(key)
         if index is None:
             index = self._observed[key] = self._tree.add(parent, added)
             if reason:
                 self._tree.fork_reasons[index] = reason
+            if images:
+                self._tree.images[index] = images
         return Node(self._tree, index)
 
     def sample(
@@ -142,20 +152,31 @@ class Session:
         """Return the ids from the root to the end of `node`."""
         return self._tree.ids_along(self._tree.path(self._index(node)))
 
+    def path_images(self, node: Node | None) -> tuple[Image, ...]:
+        """Return the images in the tokens from the root to the end of `node`."""
+        path, images = self._tree.path(self._index(node)), self._tree.images
+        return tuple(image for index in path for image in images.get(index, ()))
+
     def experts_end(self, node: Node | None) -> int:
         """Return the number of tokens from the root to `node` whose experts are known, or cannot
         become known because their turn came without experts.
         """
         return self._tree.experts_end(self._index(node))
 
-    def shared_prefix(self, ids: IdArray, end: Node | None) -> Node | None:
-        """Return the last node on the path to `end` that matches: its tokens, with all tokens
-        before it, are a prefix of `ids`. Return None if no node matches.
+    def shared_prefix(
+        self, ids: IdArray, end: Node | None, images: Sequence[Image] = ()
+    ) -> Node | None:
+        """Return the last node on the path to `end` that matches: its tokens and images, with all
+        those before it, are a prefix of `ids` and `images`. Return None if no node matches.
         """
         tree, shared = self._tree, NONE
         for index in tree.path(self._index(end)):
-            if tree.stop(index) > len(ids) or not np.array_equal(
-                tree.ids_of(index), ids[tree.start(index) : tree.stop(index)]
+            start, stop = tree.start(index), tree.stop(index)
+            within = tuple(image for image in images if start <= image.position < stop)
+            if (
+                stop > len(ids)
+                or not np.array_equal(tree.ids_of(index), ids[start:stop])
+                or within != tree.images.get(index, ())
             ):
                 break
             shared = index
@@ -272,4 +293,5 @@ def _trajectory(tree: TokenTree, path: list[int], trained: set[int]) -> Trajecto
         ),
         routed_experts=tree.experts_along(path),
         lineage=tree.lineages.get(path[-1], {}),
+        media=tuple(image for index in path for image in tree.images.get(index, ())),
     )

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
+from toolroll.rollout.media import Image
 from toolroll.rollout.runtime.jsonable import LARGEST
 from toolroll.rollout.runtime.routed_experts import ExpertsRecord
 from toolroll.rollout.runtime.routed_experts import to_json as experts_to_json
@@ -21,6 +22,7 @@ from toolroll.rollout.types import Trajectory, Turn, WeightVersion
 CONSTRAINTS = ("ebnf", "json_schema", "regex", "structural_tag")
 """Sampling parameters that constrain the output to a grammar or a schema."""
 
+_IMAGE_FIELDS = ("position", "count", "sha256", "grid")
 
 Count = Annotated[int, Field(ge=0, lt=2**31)]
 Number = Annotated[float, Field(ge=-LARGEST, le=LARGEST)]
@@ -63,6 +65,7 @@ class TrajectoryRecord(BaseModel):
     fork_reason: str | None = None
     routed_experts: ExpertsRecord | None = None
     lineage: dict[str, str] = {}
+    media: list[Image] = []
 
 
 def to_json(trajectory: Trajectory, *, arrays: bool = False) -> dict[str, Any]:
@@ -74,6 +77,10 @@ def to_json(trajectory: Trajectory, *, arrays: bool = False) -> dict[str, Any]:
     of: Callable[[Any], Any] = np.ascontiguousarray if arrays else _plain
     experts, lineage = trajectory.routed_experts, trajectory.lineage
     left: dict[str, Any] = {} if experts is None else {"routed_experts": experts_to_json(experts)}
+    if trajectory.media:
+        left["media"] = [
+            {name: getattr(image, name) for name in _IMAGE_FIELDS} for image in trajectory.media
+        ]
     return ({**left, "lineage": dict(lineage)} if lineage else left) | {
         "input_ids": of(trajectory.input_ids),
         "loss_mask": of(trajectory.loss_mask),
@@ -102,6 +109,7 @@ def from_json(data: Mapping[str, Any] | TrajectoryRecord) -> Trajectory:
         record.fork_reason,
         routed_experts=None if experts is None else experts.rows(),
         lineage=record.lineage,
+        media=tuple(record.media),
     )
 
 

@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from toolroll.rollout.errors import TokenError
+from toolroll.rollout.media import Image
 from toolroll.rollout.types import (
     Completion,
     ExpertArray,
@@ -80,8 +81,8 @@ class TokenTree:
     """A tree that is empty at first. Nodes are numbered from 0 in the order in which they are
     added.
 
-    `ids` are the tokens of all nodes in that order. `excluded`, `fork_reasons`, `lineages` and
-    `routed_experts` map a node's number to its value. Most nodes have no value.
+    `ids` are the tokens of all nodes in that order. `excluded`, `fork_reasons`, `images`,
+    `lineages` and `routed_experts` map a node's number to its value. Most nodes have no value.
 
     A node's `routed_experts` are those of the passes that predicted its tokens: the rows of the
     token before its first one (a root has none) up to its last token but one. They come from the
@@ -97,6 +98,7 @@ class TokenTree:
         "excluded",
         "fork_reasons",
         "ids",
+        "images",
         "lineages",
         "routed_experts",
     )
@@ -105,6 +107,7 @@ class TokenTree:
         self.ids = GrowableArray(np.intc)
         self.excluded: dict[int, str] = {}
         self.fork_reasons: dict[int, str] = {}
+        self.images: dict[int, tuple[Image, ...]] = {}
         self.lineages: dict[int, Mapping[str, str]] = {}
         self.routed_experts: dict[int, ExpertArray] = {}
         self._rows = array("i")

@@ -28,6 +28,7 @@ from toolroll.rollout.template.bodies import BodyMasker
 from toolroll.rollout.template.cursor import Cursor, TemplateParts
 from toolroll.rollout.template.delta import DeltaRenderer, SampledText
 from toolroll.rollout.template.encode import Encoder
+from toolroll.rollout.template.images import ImageTokens
 from toolroll.rollout.template.render import HeadHook, Renderer
 from toolroll.rollout.template.snapshot import SharedTools
 from toolroll.rollout.template.stop_tokens import find_stops, find_words
@@ -67,6 +68,7 @@ class ChatTemplate:
         head_hook: Rewrites the head of each render: the leading system messages and the tools.
         encoder: An `Encoder` for the same tokenizer and template, to share its cache. Default: a
             new one.
+        images: Counts the tokens of images. Default: messages must not contain images.
 
     Raises `TemplateError` if there is neither a chat template nor code that renders, or if the
     tokenizer cannot encode text exactly (see `Encoder`). Safe to share between the episodes of one
@@ -84,12 +86,15 @@ class ChatTemplate:
         stop_token_ids: Sequence[int] = (),
         head_hook: HeadHook | None = None,
         encoder: Encoder | None = None,
+        images: ImageTokens | None = None,
     ) -> None:
         self.tokenizer = tokenizer
+        self.images = images
         self.history: HistoryPolicy = history
         self.renderer = Renderer(
             tokenizer, chat_template=chat_template, kwargs=kwargs, now=now, head_hook=head_hook
         )
+        self.renderer.images = images is not None
         # variants share its cache
         self.encoder = encoder or Encoder(tokenizer, words=find_words(tokenizer, self.renderer))
         stops = {*stop_token_ids, *find_stops(tokenizer, self.renderer, self.encoder)}
@@ -127,6 +132,7 @@ class ChatTemplate:
             "stop_token_ids": self.stop_token_ids,
             "head_hook": self.renderer.head_hook,
             "encoder": self.encoder,
+            "images": self.images,
         }
         return ChatTemplate(self.tokenizer, **{**arguments, **changes})
 
@@ -173,6 +179,7 @@ class ChatTemplate:
             now=renderer.now,
             head_hook=renderer.head_hook,
             keep_scaffold=self.history == "scaffold",
+            images=self.images,
         )
 
     # --- prompts ----------------------------------------------------------------------------------
@@ -193,8 +200,8 @@ class ChatTemplate:
     def prompt(self, messages: Sequence[Message], tools: Sequence[Tool] | None = None) -> list[int]:
         """Return the ids of the conversation with the generation prompt.
 
-        No BOS token is added to what the template writes. Raises `TemplateError` if the template
-        refuses the conversation.
+        No BOS token is added to what the template writes. An image has one placeholder token.
+        Raises `TemplateError` if the template refuses the conversation.
         """
         return self.encode_conversation(messages, tools, generate=True)
 

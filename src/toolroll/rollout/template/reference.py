@@ -119,7 +119,10 @@ class ReferenceRender:
         changed = dict(message)
         if isinstance(changed.get("content"), list):
             if self._takes_parts(str(changed.get("role"))):
-                changed["content"] = [{**part, "type": "text"} for part in changed["content"]]
+                changed["content"] = [
+                    {"type": "image"} if "image_url" in part else {**part, "type": "text"}
+                    for part in changed["content"]
+                ]
             else:
                 changed["content"] = "".join(str(part["text"]) for part in changed["content"])
         if changed.get("content") is None and changed.get("tool_calls") and not self._takes_null:

@@ -29,6 +29,7 @@ from typing import Any, Literal
 import jinja2
 
 from toolroll.rollout.errors import TemplateError
+from toolroll.rollout.media import IMAGE_PARTS
 from toolroll.rollout.runtime.unicode import replace_surrogates
 from toolroll.rollout.template.applier import (
     PASSES,
@@ -102,6 +103,9 @@ class Renderer:
     reads the clock itself. `head_hook` rewrites the head of each render: the leading system
     messages and the tools. It never sees a user message or a tool result.
     """
+
+    images = False
+    """Whether messages may contain images."""
 
     def __init__(
         self,
@@ -251,7 +255,7 @@ class Renderer:
             return {**message, "content": ""}
         if content is None or isinstance(content, str):
             return message
-        parts = _text_parts(content)
+        parts = _content_parts(content, images=self.images)
         role = str(message.get("role"))
         if role not in self._takes_parts:
             self._takes_parts[role] = self._shows_parts(role)
@@ -373,13 +377,14 @@ def plain_content(message: Message) -> Message:
     content = message.get("content")
     if content is None or isinstance(content, str):
         return message
-    return {**message, "content": _joined(_text_parts(content))}
+    return {**message, "content": _joined(_content_parts(content))}
 
 
-def _text_parts(content: Any) -> list[dict[str, Any]]:
-    """Return the parts of a message's content. Parts of the Responses API become text parts.
+def _content_parts(content: Any, *, images: bool = False) -> list[dict[str, Any]]:
+    """Return the parts of a message's content. Parts of the Responses API become text parts. If
+    `images` is True, an image becomes the part that templates expect, without the image itself.
 
-    Raises `TemplateError`, with the field's name, if a part is not text.
+    Raises `TemplateError`, with the field's name, for any other part.
     """
     if not isinstance(content, list):
         raise TemplateError(
@@ -388,10 +393,13 @@ def _text_parts(content: Any) -> list[dict[str, Any]]:
     parts = []
     for index, part in enumerate(content):
         kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
+        if images and kind in IMAGE_PARTS:
+            parts.append({"type": "image"})
+            continue
         if not isinstance(part, Mapping) or kind not in _TEXT_PARTS:
             raise TemplateError(
-                f"messages[].content[{index}] is a part of type {kind!r}: only text parts can be "
-                f"rendered"
+                f"messages[].content[{index}] is a part of type {kind!r}: only text parts "
+                f"{'and images ' if images else ''}can be rendered"
             )
         if not isinstance(part.get("text"), str):
             raise TemplateError(f"messages[].content[{index}].text must be a string")
@@ -400,6 +408,8 @@ def _text_parts(content: Any) -> list[dict[str, Any]]:
 
 
 def _joined(parts: list[dict[str, Any]]) -> str:
+    if any(part["type"] == "image" for part in parts):
+        raise TemplateError("the chat template shows no images in messages of this role")
     return "".join(part["text"] for part in parts)
 
 

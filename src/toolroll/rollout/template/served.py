@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from toolroll.rollout.media import Image
 from toolroll.rollout.template.record import AnswerRecord
 from toolroll.rollout.types import IdArray, Message, Tool
 
@@ -35,6 +36,7 @@ class ServedSequence:
     sampled in earlier turns. `preserved`: the template rewrites part of the sequence, and
     history="preserve" kept this part. `record`: the engine's answers of the session. `dropped`: the
     number of ids that were removed from the start of the prompt before the engine got it.
+    `images`: the images in `input_ids`.
     """
 
     input_ids: IdArray
@@ -45,6 +47,7 @@ class ServedSequence:
     preserved: bool = False
     record: AnswerRecord | None = None
     dropped: int = 0
+    images: Sequence[Image] = ()
 
     def sampled_spans(self) -> list[tuple[int, int]]:
         """Return the range of each turn's sampled ids, counted without the dropped ids."""

@@ -141,7 +141,8 @@ class VerifierPool:
 
     async def check(self, verifier: Verifier, sequence: ServedSequence) -> str | None:
         """Return the verdict of `verifier.check(sequence)`, or `DID_NOT_FINISH`."""
-        job = self._submit(verifier, sequence)
+        # A process has no processor for images.
+        job = None if sequence.images else self._submit(verifier, sequence)
         if job is not None:
             is_correct = await asyncio.wrap_future(job.answer)
             if is_correct is not False:

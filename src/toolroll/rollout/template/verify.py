@@ -33,6 +33,7 @@ from unicodedata import normalize
 
 import numpy as np
 
+from toolroll.rollout.template.image_check import with_single_tokens
 from toolroll.rollout.template.record import in_order
 from toolroll.rollout.template.reference import RENDER_ERRORS, ReferenceRender, TemplateText
 from toolroll.rollout.template.served import ServedSequence, TurnSpan
@@ -53,8 +54,9 @@ class Verifier:
 
     `now` is the time that was used to render the template. `head_hook` rewrites the head of each
     prompt: the leading system messages and the tools. `keep_scaffold`: a later render may lack the
-    text that the generation prompt wrote before sampled turns (history="scaffold"). `options`: all
-    arguments but the tokenizer.
+    text that the generation prompt wrote before sampled turns (history="scaffold"). `images` has
+    the `processor` of images and their `placeholder`. `options`: all arguments but the tokenizer
+    and `images`.
 
     Example::
 
@@ -73,8 +75,10 @@ class Verifier:
         now: datetime,
         head_hook: Callable[[str], str] | None = None,
         keep_scaffold: bool = False,
+        images: Any = None,
     ) -> None:
         self.tokenizer = tokenizer
+        self._images = images
         self.head_hook = head_hook
         self.options = {
             "chat_template": chat_template,
@@ -117,6 +121,13 @@ class Verifier:
             self._check_turns(sequence)
             messages = sequence.messages[: sequence.turns[-1].message]
             talk = ShownConversation(self._reference, self._pattern, messages, sequence.tools)
+            if sequence.images:
+                text = talk.prompt(sequence.turns[-1].message).neutral
+                processor, placeholder = self._images.processor, self._images.placeholder
+                single = with_single_tokens(sequence, processor, placeholder, text)
+                if single is None:
+                    raise _Mismatch("images")
+                sequence = single
             for turn in sequence.turns:
                 self._check_prefill(sequence, turn)
             if sequence.preserved:

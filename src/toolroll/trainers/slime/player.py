@@ -18,6 +18,7 @@ import numpy as np
 
 from toolroll.rollout.engine import ROUTING_KEY, Engine, Progress
 from toolroll.rollout.model.model import Model
+from toolroll.rollout.runtime.threads import call_of_size
 from toolroll.rollout.types import Completion, GenerateRequest, InteractionResult
 from toolroll.trainers.episodes import EpisodePlayer, task_index
 from toolroll.trainers.parking import ParkableEpisode, ParkedEpisodes
@@ -99,7 +100,9 @@ class Player:
         self.settings = settings
         self.limit = asyncio.Semaphore(settings.concurrency)
         self.model = Model.from_args(rollout_args(args, settings), engine=StoppableEngine)
-        self._episodes = EpisodePlayer(self.model, settings, name=lambda field: PREFIX + field)
+        self._episodes = EpisodePlayer(
+            self.model, settings, name=lambda field: PREFIX + field, images=True
+        )
         self.parked = ParkedEpisodes(
             most=-(-settings.max_parked // settings.workers),
             seconds=settings.parked_timeout,
@@ -142,13 +145,17 @@ class Player:
         else:
             result = await _play_until(stopped, play)
         result.metrics["restarts"] = restarts(sample, result)
-        samples = to_samples(
+        convert = partial(
+            to_samples,
             sample,
             result,
             filler=self._episodes.filler,
             reward_key=self._reward_key,
             experts_shape=self._experts_shape,
+            images=self.model.template.images,
         )
+        has_images = any(trajectory.media for trajectory in result.trajectories)
+        samples = await call_of_size(convert, large=has_images)
         for filled in samples:
             setattr(filled, field, session)
         return samples

@@ -20,8 +20,14 @@ from typing import Any
 from toolroll.rollout.engine import LORA_PATH
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.template.cursor import KEPT
+from toolroll.rollout.template.images import ImageTokens
 from toolroll.rollout.types import InteractionResult, Trajectory
-from toolroll.trainers.sequences import TrainingSequence, routed_experts, training_sequences
+from toolroll.trainers.sequences import (
+    TrainingSequence,
+    image_inputs,
+    routed_experts,
+    training_sequences,
+)
 
 KEY = "toolroll"
 """The key in `Sample.metadata` for the episode data that has no field in slime's `Sample`."""
@@ -61,20 +67,24 @@ def to_samples(
     filler: int = 0,
     reward_key: str | None = None,
     experts_shape: tuple[int, int] | None = None,
+    images: ImageTokens | None = None,
 ) -> list[Any]:
     """Return `result` as copies of `sample`, one per sequence, in the order of the sequences.
 
     `filler` is the token id that stands for an episode that ended before its first prompt. Raise
     `UsageError` if the tokens were made from text, because no engine sampled them. If
     `experts_shape` (layers, top_k) is given, the samples have routed experts: raise `TokenError` if
-    the episode has none.
+    the episode has none. If the episode has images, `images` must be given, and the samples have
+    `multimodal_train_inputs`.
     """
-    sequences = training_sequences(result, filler=filler)
+    sequences = training_sequences(result, filler=filler, images=images is not None)
     samples = [_sequence_sample(sample, result, sequence, reward_key) for sequence in sequences]
     for sibling, sequence in zip(samples, sequences, strict=True):
         sibling.rollout_routed_experts = (
             None if experts_shape is None else routed_experts(sequence, experts_shape)
         )
+        if images is not None:
+            sibling.multimodal_train_inputs = image_inputs(sequence, images) or None
     if len(samples) > 1:
         rollout_id = sample.rollout_id if sample.rollout_id is not None else sample.index
         if rollout_id is None:

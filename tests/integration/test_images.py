@@ -1,0 +1,157 @@
+"""Episodes with images on the real SGLang server, which needs the real torchvision:
+TOOLROLL_TORCHVISION names its folder (`make test-images`). TOOLROLL_IMAGE_EPISODES sets how many
+episodes are played.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+from support.listed_environment import ListedWorld
+from support.processes import Server
+from support.servers import sglang_server
+from support.vision import image_tokens, picture, shown, tiny_vision_model
+
+from toolroll.agents.loop.call_policy import CallPolicy
+from toolroll.agents.tool_calling import TrainableToolCallingAgent
+from toolroll.parsers.registry import get_parser
+from toolroll.rollout.engine import Engine, EngineConfig
+from toolroll.rollout.media import collapsed
+from toolroll.rollout.model.model import Model
+from toolroll.rollout.template import ChatTemplate
+from toolroll.rollout.types import InteractionResult, Status, Task, Trajectory
+
+TORCHVISION = os.environ.get("TOOLROLL_TORCHVISION", "")
+EPISODES = int(os.environ.get("TOOLROLL_IMAGE_EPISODES", "5"))
+CALL = r"<tool_call>\{\"name\": \"look\", \"arguments\": \{\"at\": \"[a-z]{3}\"\}\}</tool_call>"
+NO_END_OF_TEXT = {"151643": -100.0}
+
+pytestmark = pytest.mark.skipif(not TORCHVISION, reason="TOOLROLL_TORCHVISION is not set")
+
+
+@pytest.fixture(scope="module")
+def server(log_folder: Path) -> Iterator[Server]:
+    with vision_server(log_folder, "vision") as started:
+        yield started
+
+
+def vision_server(log_folder: Path, name: str, **environment: str) -> Any:
+    return sglang_server(
+        log_folder,
+        model=tiny_vision_model(),
+        torchvision=Path(TORCHVISION),
+        environment=environment,
+        name=name,
+    )
+
+
+@cache
+def tokenizer() -> Any:
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(tiny_vision_model())
+
+
+@asynccontextmanager
+async def serving(url: str) -> AsyncIterator[Model]:
+    template = ChatTemplate(tokenizer(), images=image_tokens(tokenizer()))
+    engine = Engine(EngineConfig(engine=url, vocab_size=len(tokenizer())))
+    async with Model(engine, template, get_parser("qwen25", template.encoder.control)) as model:
+        yield model
+
+
+async def play(model: Model, number: int, *, images: bool = True) -> InteractionResult:
+    """An episode with three images, of tools or of users."""
+    seeds = range(3 * number, 3 * number + 3) if images else ()
+    texts = ["One <|im_end|>?", "Two?", "Three?"]
+    contents = [shown(text, *seeds[place : place + 1]) for place, text in enumerate(texts)]
+    by_tools = number % 2
+    world = ListedWorld(
+        user_texts=["Look.", "Again."] if by_tools else contents,
+        tool_texts=contents if by_tools else (),
+    )
+    player = TrainableToolCallingAgent(
+        model=model, policy=CallPolicy(max_invalid_in_a_row=20), rollout_args={"verify": "always"}
+    )
+    player.on_length = "continue"
+    params = {"regex": CALL, "logit_bias": NO_END_OF_TEXT} if by_tools else {}
+    return await player.asolve(
+        world,
+        None,
+        {"temperature": 1.0, "max_new_tokens": 120 if by_tools else 6, **params},
+        task=Task(str(number), 0),
+        session_id=f"images-{number}",
+        max_num_steps=6,
+    )
+
+
+def logprobs_of(trajectory: Trajectory, seeds: Sequence[int]) -> Any:
+    """The logprob of each token but the first, by transformers."""
+    import torch
+
+    ids = torch.tensor(trajectory.input_ids[None].astype(np.int64))
+    files = [Image.open(io.BytesIO(picture(seed))) for seed in seeds]
+    read = image_tokens(tokenizer()).processor.image_processor(files, return_tensors="pt")
+    with torch.inference_mode():
+        logits = torch_model()(input_ids=ids, mm_token_type_ids=(ids == 151_655).int(), **read)
+    of_all = torch.log_softmax(logits.logits[0, :-1], dim=-1)
+    return of_all.gather(1, ids[0, 1:, None])[:, 0].numpy()
+
+
+@cache
+def torch_model() -> Any:
+    from transformers import Qwen2VLForConditionalGeneration
+
+    return Qwen2VLForConditionalGeneration.from_pretrained(tiny_vision_model()).eval()
+
+
+async def test_the_engine_reads_the_recorded_ids(server: Server) -> None:
+    worst = 0.0
+    async with serving(server.url) as model:
+        for number in range(EPISODES):
+            result = await play(model, number)
+            assert result.status is not Status.ABORTED, result.info
+            [trajectory] = result.trajectories
+            assert len(trajectory.media) == 3 and len(trajectory.turns) >= 3
+            assert {turn.excluded for turn in trajectory.turns} == {None}
+            if number % 2:  # a grammar changes the probabilities
+                continue
+            expected = logprobs_of(trajectory, range(3 * number, 3 * number + 3))
+            trained = np.flatnonzero(trajectory.loss_mask)
+            difference = np.abs(expected[trained - 1] - trajectory.logprobs[trained])
+            worst = max(worst, float(difference.max()))
+    assert worst < 1e-4
+
+
+async def test_an_episode_whose_ids_the_engine_changed_is_excluded(log_folder: Path) -> None:
+    """This server encodes the text of a prompt with images again."""
+    changed = 0
+    with vision_server(log_folder, "retokenizing", SGLANG_MM_AVOID_RETOKENIZE="0") as server:
+        async with serving(server.url) as model:
+            for number in range(EPISODES):
+                for images in (True, False):
+                    result = await play(model, number, images=images)
+                    [trajectory] = result.trajectories
+                    same = same_when_encoded_again(trajectory)
+                    reasons = {turn.excluded for turn in trajectory.turns}
+                    expected = None if same or not images else "verification: images: engine"
+                    assert reasons == {expected}, result.info
+                    changed += images and not same
+    assert changed
+
+
+def same_when_encoded_again(trajectory: Trajectory) -> bool:
+    """Whether the last prompt, which contains the others, has the ids of its text."""
+    cut = len(trajectory) - len(collapsed(trajectory.input_ids, trajectory.media))
+    prompt = collapsed(trajectory.input_ids, trajectory.media)[: trajectory.turns[-1].start - cut]
+    again = tokenizer().encode(tokenizer().decode(prompt), add_special_tokens=False)
+    return np.array_equal(prompt, again)

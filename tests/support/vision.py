@@ -1,0 +1,189 @@
+"""Random images, a processor that counts their tokens, and a random Qwen2-VL of 10 million
+parameters that the real SGLang serves on a CPU.
+
+The processor is transformers' own `Qwen2VLProcessor` without its part for videos, which needs
+torchvision. The server reads the whole processor from the model's folder.
+"""
+
+from __future__ import annotations
+
+import base64
+import importlib.metadata
+import io
+import json
+import random
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from support.cache import cached_folder
+from support.episodes import agent, call
+from support.listed_environment import ListedWorld
+from support.qwen import save_qwen3, tokenizer_for, trl_template
+from support.tiny_model import CONTEXT_LENGTH, VOCAB_SIZE
+
+from toolroll.parsers.registry import get_parser
+from toolroll.rollout.engine import Engine, EngineConfig
+from toolroll.rollout.model.model import Model
+from toolroll.rollout.template import ChatTemplate
+from toolroll.rollout.template.images import ImageTokens
+from toolroll.rollout.types import Completion, GenerateRequest, InteractionResult, Task
+from toolroll.testing import EmbeddedEngine
+
+PLACEHOLDER = "<|image_pad|>"
+
+
+def picture(seed: int, width: int = 0, height: int = 0, file_format: str = "PNG") -> bytes:
+    """A file with random pixels. By default, its size is random too."""
+    from PIL import Image
+
+    draw = random.Random(seed)
+    size = width or draw.randint(20, 200), height or draw.randint(20, 200)
+    image = Image.frombytes("RGB", size, draw.randbytes(3 * size[0] * size[1]))
+    file = io.BytesIO()
+    image.save(file, file_format)
+    return file.getvalue()
+
+
+def data_url(data: bytes, media_type: str = "image/png") -> str:
+    return f"data:{media_type};base64,{base64.b64encode(data).decode()}"
+
+
+def image_part(seed: int, **size: int) -> dict[str, Any]:
+    """A content part of Chat Completions with a random image."""
+    return {"type": "image_url", "image_url": {"url": data_url(picture(seed, **size))}}
+
+
+def shown(text: str, *seeds: int) -> list[dict[str, Any]]:
+    """The content of a message: random images, then a text."""
+    return [*map(image_part, seeds), {"type": "text", "text": text}]
+
+
+@cache
+def vision_tokenizer() -> Any:
+    """A small tokenizer with the chat template of Qwen3-VL; shared, so not to be changed."""
+    return tokenizer_for(trl_template("qwen3_vl"))
+
+
+def processor(tokenizer: Any) -> Any:
+    """Transformers' processor of Qwen2-VL for `tokenizer`, without videos."""
+    import transformers
+
+    try:  # from transformers 5
+        from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import (
+            Qwen2VLImageProcessorPil as ImageProcessor,
+        )
+    except ImportError:
+        from transformers.models.qwen2_vl.image_processing_qwen2_vl import (
+            Qwen2VLImageProcessor as ImageProcessor,
+        )
+    kind: Any = transformers.Qwen2VLProcessor
+    parts = ["image_processor", "tokenizer"]
+    names = {"attributes": parts, "get_attributes": classmethod(lambda cls: parts)}
+    images_only = type("ImagesOnly", (kind,), {**names, "__init__": _made_of_two(kind)})
+    return images_only(ImageProcessor(), tokenizer)
+
+
+def _made_of_two(kind: Any) -> Any:
+    return lambda self, images, tokenizer: kind.__init__(self, images, tokenizer)
+
+
+def image_tokens(tokenizer: Any) -> ImageTokens:
+    """What counts image tokens with `processor`."""
+    index = tokenizer.convert_tokens_to_ids(PLACEHOLDER)
+    return ImageTokens(lambda: processor(tokenizer), index)
+
+
+class ExpandedEngine(Engine):
+    """Sends all tokens of the images to an engine that knows no images, and keeps the requests.
+    `other_prompt`: what the engine is said to have read.
+    """
+
+    other_prompt: str | None = None
+
+    def __init__(self, config: EngineConfig) -> None:
+        super().__init__(config)
+        self.requests: list[GenerateRequest] = []
+
+    async def generate(self, request: GenerateRequest, **options: Any) -> Completion:
+        self.requests.append(request)
+        completion = await super().generate(replace(request, images=()), **options)
+        return replace(completion, other_prompt=self.other_prompt)
+
+
+WORLD = {"user_texts": [shown("Read them.", 1, 2)], "tool_texts": [shown("It is", 3), "Nothing."]}
+
+
+def looks(request: Any) -> str:
+    """A policy that looks twice and answers."""
+    return call(at="here") if request.call < 2 else "Done."
+
+
+async def play(
+    world: ListedWorld,
+    policy: Any = looks,
+    *,
+    other_prompt: str | None = None,
+    takes_images: bool = True,
+    **options: Any,
+) -> tuple[InteractionResult, ExpandedEngine]:
+    tokenizer = vision_tokenizer()
+    template = ChatTemplate(tokenizer, **{"images": image_tokens(tokenizer), **options})
+    async with EmbeddedEngine(tokenizer, policy) as embedded:
+        config = EngineConfig(engine=embedded.url, vocab_size=len(tokenizer))
+        engine = ExpandedEngine(config)
+        engine.other_prompt = other_prompt
+        engine.takes_images = takes_images
+        async with Model(engine, template, get_parser("hermes", template.encoder.control)) as model:
+            result = await agent(model).asolve(world, task=Task("t", 0), session_id="images")
+    return result, engine
+
+
+@cache
+def tiny_vision_model(seed: int = 0) -> Path:
+    """The folder of the model, with Qwen3's tokenizer and Qwen3-VL's chat template."""
+    sources = (Path(__file__), Path(__file__).with_name("qwen.py"))
+    versions = map(importlib.metadata.version, ("transformers", "torch"))
+    key = (str(seed), *(path.read_bytes() for path in sources), *versions)
+    return cached_folder("tiny-qwen2-vl", key, lambda folder: _save(folder, seed))
+
+
+def _save(folder: Path, seed: int) -> None:
+    import torch
+    import transformers
+
+    tokens = {
+        "vision_start_token_id": 151_652,
+        "vision_end_token_id": 151_653,
+        "image_token_id": 151_655,
+        "video_token_id": 151_656,
+    }
+    config = transformers.Qwen2VLConfig(
+        text_config={
+            "vocab_size": VOCAB_SIZE, "hidden_size": 64, "intermediate_size": 128,
+            "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+            "max_position_embeddings": CONTEXT_LENGTH, "rms_norm_eps": 1e-6,
+            "tie_word_embeddings": True, "bos_token_id": 151_643, "eos_token_id": 151_645,
+            "initializer_range": 0.2, "rope_scaling": {"type": "mrope", "mrope_section": [2, 3, 3]},
+        },
+        vision_config={
+            "depth": 2, "embed_dim": 64, "hidden_size": 64, "num_heads": 4, "mlp_ratio": 2,
+            "initializer_range": 0.2, "in_chans": 3,  # SGLang reads this name
+        },
+        tie_word_embeddings=True, **tokens,
+    )  # fmt: skip
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        kind: Any = transformers.Qwen2VLForConditionalGeneration
+        model = kind(config)
+    model.generation_config.update(
+        eos_token_id=[151_645, 151_643], pad_token_id=151_643, do_sample=True, temperature=1.0
+    )
+    model.save_pretrained(folder)
+    save_qwen3(folder, trl_template("qwen3_vl"))
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    processor(tokenizer).image_processor.save_pretrained(folder)
+    videos = {"video_processor_type": "Qwen2VLVideoProcessor"}
+    whole = {"processor_class": "Qwen2VLProcessor", "video_processor": videos}
+    (folder / "processor_config.json").write_text(json.dumps(whole), encoding="utf-8")

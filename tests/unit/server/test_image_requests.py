@@ -1,0 +1,198 @@
+"""Images in requests to the endpoint: three dialects, the disk, and what is refused."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from anthropic import AsyncAnthropic
+from support.endpoints import Bench, endpoint
+from support.episodes import call
+from support.vision import (
+    ExpandedEngine,
+    data_url,
+    image_part,
+    image_tokens,
+    picture,
+    shown,
+    vision_tokenizer,
+)
+
+pytestmark = pytest.mark.tokens
+
+LOOK = {"name": "look", "description": "Look.", "parameters": {"type": "object", "properties": {}}}
+DIGESTS = [sha256(picture(seed)).hexdigest() for seed in (1, 2)]
+
+
+def looks(request: Any) -> str:
+    """A policy that calls a tool in each first reply of a session."""
+    return call("look") if request.call == 0 else "Done."
+
+
+@asynccontextmanager
+async def bench(
+    *, out: Path | None = None, images: bool = True, **options: Any
+) -> AsyncIterator[Bench]:
+    tokenizer = vision_tokenizer()
+    options |= {"images": image_tokens(tokenizer) if images else None, "client": ExpandedEngine}
+    async with endpoint(tokenizer, looks, out=out, **options) as opened:
+        yield opened
+
+
+async def chat(opened: Bench) -> None:
+    """A user's image, then a tool's, with the OpenAI SDK."""
+    client = opened.client()
+    tools: Any = [{"type": "function", "function": LOOK}]
+    messages: list[Any] = [{"role": "user", "content": shown("Read it.", 1)}]
+    first = (
+        await client.chat.completions.create(model="m", messages=messages, tools=tools)
+    ).choices
+    reply = first[0].message
+    assert reply.tool_calls
+    messages += [reply.model_dump(exclude_none=True), {
+        "role": "tool", "tool_call_id": reply.tool_calls[0].id, "content": shown("Here.", 2),
+    }]  # fmt: skip
+    await client.chat.completions.create(model="m", messages=messages, tools=tools)
+
+
+async def responses(opened: Bench) -> None:
+    client = opened.client()
+    tools: Any = [{"type": "function", "strict": False, **LOOK}]
+    image = {"type": "input_image", "detail": "auto", "image_url": data_url(picture(1))}
+    parts = [image, {"type": "input_text", "text": "Read it."}]
+    items: list[Any] = [{"role": "user", "content": parts}]
+    first = await client.responses.create(model="m", input=items, tools=tools)
+    [made] = first.output
+    output = [{"type": "input_image", "detail": "auto", "image_url": data_url(picture(2))}]
+    items = [{"type": "function_call_output", "call_id": made.call_id, "output": output}]  # type: ignore[union-attr]
+    await client.responses.create(
+        model="m", input=items, tools=tools, previous_response_id=first.id
+    )
+
+
+def block(seed: int) -> dict[str, Any]:
+    """An image of Anthropic's Messages."""
+    data = data_url(picture(seed)).partition(",")[2]
+    return {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": data}}
+
+
+async def messages(opened: Bench) -> None:
+    async with AsyncAnthropic(base_url=f"{opened.url}/sessions/s", api_key="x") as client:
+        tools: Any = [{"name": "look", "input_schema": {"type": "object", "properties": {}}}]
+        talk: list[Any] = [
+            {"role": "user", "content": [block(1), {"type": "text", "text": "Read it."}]}
+        ]
+        options: dict[str, Any] = {"model": "m", "max_tokens": 64, "tools": tools}
+        first = await client.messages.create(messages=talk, **options)
+        use = first.content[-1]
+        result = {"type": "tool_result", "tool_use_id": use.id, "content": [block(2)]}  # type: ignore[union-attr]
+        talk += [
+            {"role": "assistant", "content": [each.model_dump() for each in first.content]},
+            {"role": "user", "content": [result]},
+        ]
+        await client.messages.create(messages=talk, **options)
+
+
+@pytest.mark.parametrize("client", [chat, responses, messages])
+async def test_a_client_sends_images(client: Any) -> None:
+    async with bench() as opened:
+        await client(opened)
+        [trajectory] = await opened.trajectories()
+        engine: Any = opened.served.engine
+        assert [len(request.images) for request in engine.requests] == [1, 2]
+    assert [each["sha256"] for each in trajectory["media"]] == DIGESTS
+    placeholder = image_tokens(vision_tokenizer()).placeholder
+    places = np.flatnonzero(np.array(trajectory["input_ids"]) == placeholder).tolist()
+    assert places == [
+        each["position"] + offset for each in trajectory["media"] for offset in range(each["count"])
+    ]
+
+
+async def test_a_changed_image_forks() -> None:
+    async with bench() as opened:
+        client = opened.client()
+        for seed in (1, 2):  # of one size, so that only the image differs
+            content = [image_part(seed, width=56, height=56)]
+            talk: Any = [{"role": "user", "content": content}]
+            reply = await client.chat.completions.create(model="m", messages=talk)
+            talk += [{"role": "assistant", "content": reply.choices[0].message.content or ""}]
+        one, two = await opened.trajectories()
+    assert one["input_ids"][: one["prompt_length"]] == two["input_ids"][: two["prompt_length"]]
+    assert one["media"] != two["media"]
+
+
+async def test_a_killed_session_has_its_images_once(tmp_path: Path) -> None:
+    out, killed = tmp_path / "out", tmp_path / "killed"
+    async with bench(out=out) as opened:
+        await chat(opened)
+        before = await opened.trajectories()
+        shutil.copytree(out, killed)
+    journal = b"".join(path.read_bytes() for path in killed.glob("*.jsonl"))
+    assert [journal.count(data_url(picture(seed)).encode()) for seed in (1, 2)] == [1, 1]
+    async with bench(out=killed) as again:
+        found = (await again.get("/sessions/s/trajectories"))["trajectories"]
+        assert found == before
+        live = again.endpoint.sessions.find("s")
+        images = live.session.path_images(live.session.node(live.session.nodes - 1))
+        assert [image.url for image in images] == [data_url(picture(seed)) for seed in (1, 2)]
+
+
+async def test_what_the_engine_read_decides() -> None:
+    async with bench() as opened:
+        engine: Any = opened.served.engine
+        engine.other_prompt = "the engine read 3 tokens"
+        await chat(opened)
+        [trajectory] = (await opened.get("/sessions/s/trajectories"))["trajectories"]
+    assert {turn["excluded"] for turn in trajectory["turns"]} == {"verification: images: engine"}
+
+
+REFUSED: dict[str, tuple[Any, str]] = {
+    "another URL": ("https://a.b/c.png", "must be a data URL"),
+    "truncated": (data_url(picture(1)[:-400]), "cannot be read"),
+    "another type": (data_url(picture(1), "image/jpeg"), "cannot be read"),
+    "no text": (7, "must be a data URL"),
+}
+
+
+@pytest.mark.parametrize(("url", "problem"), REFUSED.values(), ids=REFUSED)
+async def test_an_image_that_cannot_be_read_is_a_400(url: Any, problem: str) -> None:
+    async with bench() as opened:
+        content = [{"type": "image_url", "image_url": {"url": url}}]
+        body = {"model": "m", "messages": [{"role": "user", "content": content}]}
+        status, answer = await opened.post("/sessions/s/v1/chat/completions", body)
+    assert status == 400 and problem in answer["error"]["message"]
+
+
+async def test_ten_thousand_images_are_a_400() -> None:
+    async with bench() as opened:
+        content = [image_part(1, width=28, height=28)] * 10_000
+        body = {"model": "m", "messages": [{"role": "user", "content": content}]}
+        status, answer = await opened.post("/sessions/s/v1/chat/completions", body)
+    assert status in (400, 413), answer
+
+
+async def test_a_text_model_refuses_each_dialect() -> None:
+    async with bench(images=False) as opened:
+        for client in (chat, responses, messages):
+            with pytest.raises(Exception, match="400"):
+                await client(opened)
+
+
+async def test_tokens_are_counted_with_images() -> None:
+    async with bench() as opened:
+        talk = [{"role": "user", "content": shown("Read it.", 1)}]
+        _, answer = await opened.post("/tokenize", {"model": "m", "messages": talk})
+        _, counted = await opened.post(
+            "/v1/messages/count_tokens",
+            {"model": "m", "messages": [{"role": "user", "content": [block(1)]}]},
+        )
+        image = image_tokens(vision_tokenizer()).read(data_url(picture(1)))
+        placeholder = image_tokens(vision_tokenizer()).placeholder
+    assert answer["tokens"].count(placeholder) == image.count
+    assert counted["input_tokens"] > image.count
