@@ -159,6 +159,8 @@ def test_the_table_is_sorted_and_filtered(page: Page) -> None:
     page.click("#clear")
     assert len(tasks(page)) == 4
     assert page.locator("#plots figcaption").all_text_contents()[0] == "reward, mean 0.5"
+    facts = page.locator("#cards .card span").all_text_contents()
+    assert facts[-1] == "tokens: 50 flat, 38 in the prefix trie, ratio 1.316"
 
 
 @pytest.mark.browser

@@ -30,6 +30,14 @@ function drawCards() {
             part.do_nothing_floor.episodes
           : null,
         part.trainable === false ? "not trainable" : null,
+        part.prefix_trie && part.prefix_trie.ratio
+          ? "tokens: " +
+            number(part.prefix_trie.flat_tokens) +
+            " flat, " +
+            number(part.prefix_trie.trie_tokens) +
+            " in the prefix trie, ratio " +
+            number(part.prefix_trie.ratio)
+          : null,
       ];
       return make(
         "div",
