@@ -28,7 +28,6 @@ from toolroll.rollout.types import (
     Completion,
     Environment,
     GenerateRequest,
-    IdArray,
     InteractionResult,
     StopReason,
     Trajectory,
@@ -56,7 +55,7 @@ class ParkableEpisode:
         self._going = asyncio.Event()
         self._can_wait = True
         self._turns: list[tuple[int, Completion]] = []  # each with the token at which it starts
-        self._aborted: tuple[IdArray, Completion] | None = None  # with its prompt
+        self._aborted: tuple[GenerateRequest, Completion] | None = None
         self._off_policy = 0, 0
 
     def start(self, episode: Coroutine[Any, Any, InteractionResult]) -> None:

@@ -116,10 +116,13 @@ class _Reader:
         if raw.keys() - fields:
             self._ignored.add_others(raw, fields, place, partial(self._refuses, role=role))
         content = message.get("content")
-        shown = self._images and role in ("user", "tool") and list(image_urls([message]))
+        takes_images = self._images and role in ("user", "tool")
+        shown = takes_images and isinstance(content, list) and any(image_urls([message]))
         if shown:
-            parts = enumerate(content)
-            message["content"] = [self._part(x, f"{place}.content[{i}]") for i, x in parts]
+            message["content"] = [
+                self._part(part, f"{place}.content[{index}]")
+                for index, part in enumerate(message["content"])
+            ]
         elif not isinstance(content, str | None):
             try:
                 message = plain_content(message)
