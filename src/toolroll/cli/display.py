@@ -205,14 +205,14 @@ _SHOWN_K = (1, 2, 4, 8, 16, 32)
 
 
 def _pass_rows(reports: Iterable[Mapping[str, Any]]) -> list[tuple[str, Read]]:
-    """Return rows of pass^k and pass@k for each k of `_SHOWN_K` that any report has. For k = 1
-    there is only one row, because both values are the same.
+    """Return rows of pass^k and pass@k for each k of `_SHOWN_K` that any report has, and for the
+    largest. For k = 1 there is only one row, because both values are the same.
     """
     parts = [report["pass_at_k"] or {} for report in reports]
     bounds = [report["pass_bounds"]["pass_at_k"] for report in reports if report["pass_bounds"]]
     available = {int(k) for part in [*parts, *bounds] for k in part}
     rows: list[tuple[str, Read]] = []
-    for k in (k for k in _SHOWN_K if k in available):
+    for k in sorted(available & {*_SHOWN_K, max(available, default=1)}):
         for sign, kind in (("^", "pass_hat_k"), ("@", "pass_at_k"))[: 2 if k > 1 else 1]:
             name = f"pass{sign}{k}" if k > 1 else "pass^1 = pass@1"
             rows.append((name, partial(_rate, kind=kind, k=k)))

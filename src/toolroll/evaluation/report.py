@@ -214,6 +214,12 @@ def _warnings(
             f"{cut} of {summary.episodes} episodes ended because a turn reached --max-new-tokens "
             f"({limit}) or the end of the context: their rewards are those of truncated replies"
         )
+    if full := summary.stop_reasons[StopReason.CONTEXT_FULL.value]:
+        lines.append(
+            f"{full} of {summary.episodes} episodes ended because the next prompt left no room to "
+            "answer in the context (--context-length): their rewards are those of episodes that "
+            "were cut"
+        )
     if not summary.trainable:
         lines.append(
             "this is a baseline at an OpenAI-compatible endpoint: no tokens are recorded, so "

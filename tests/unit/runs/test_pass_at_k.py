@@ -16,6 +16,7 @@ from support.results import episode, summary_of
 from toolroll.evaluation.report import report
 from toolroll.evaluation.viewer.data import row
 from toolroll.rollout.runs.pass_at_k import (
+    Estimate,
     UnequalSamplesError,
     mean_over_tasks,
     pass_at_k,
@@ -96,8 +97,23 @@ def test_pass_at_k_is_without_bias_too() -> None:
 
 def test_the_same_rewards_give_the_same_interval() -> None:
     assert mean_over_tasks([0.0, 1.0, 0.5]) == mean_over_tasks([0.0, 1.0, 0.5])
-    one = mean_over_tasks([0.25])
-    assert (one.value, one.low, one.high) == (0.25, 0.25, 0.25)
+
+
+@pytest.mark.parametrize(
+    ("value", "tasks", "low", "high"),
+    [(0, 10, 0, 0.3085), (1, 3, 0.2924, 1), (1, 100, 0.9638, 1), (0.5, 1, 0.0125, 0.9875)],
+)
+def test_tasks_with_the_same_value_leave_room_for_others(
+    value: float, tasks: int, low: float, high: float
+) -> None:
+    """Clopper and Pearson, for 0 and 1 (scipy.stats.binomtest gives the same)."""
+    estimate = mean_over_tasks([value] * tasks)
+    found = (estimate.value, estimate.low, estimate.high)
+    assert found == pytest.approx((value, low, high), abs=1e-4)
+
+
+def test_rewards_outside_of_0_to_1_have_no_such_bound() -> None:
+    assert mean_over_tasks([7.0, 7.0]) == Estimate(7.0, 7.0, 7.0)
 
 
 def test_unequal_samples_are_refused_unless_told() -> None:

@@ -276,7 +276,7 @@ def test_the_file_keeps_other_environments(tmp_path: Path) -> None:
     assert sorted(data["environments"]) == ["lake", "pond"]
     assert data["environments"]["pond"]["reward"] == {
         "value": 1.0,
-        "low": 1.0,
+        "low": pytest.approx(0.025),
         "high": 1.0,
         "tasks": 1,
         "of_tasks": 1,

@@ -4,7 +4,8 @@ Invariants:
 
 - For each task with n samples, an estimate averages over all C(n, k) ways to choose k samples.
 - Intervals are bootstrapped over tasks, because the samples of one task are not independent draws
-  from the benchmark.
+  from the benchmark. If all tasks have the same value from 0 to 1, the interval says how many other
+  tasks there may be: with 10 tasks that all failed, up to 31 %.
 - The same rewards always give the same interval.
 """
 
@@ -31,9 +32,7 @@ def passed(reward: float) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A mean over tasks and its 95 % interval [low, high]. If there is only one task, both ends
-    equal the value.
-    """
+    """A mean over tasks and its 95 % interval [low, high]."""
 
     value: float
     low: float
@@ -47,10 +46,15 @@ class UnequalSamplesError(UsageError):
 
 
 def mean_over_tasks(values: Sequence[float]) -> Estimate:
-    """Return the mean and its bootstrap interval. Raise `ValueError` if `values` is empty."""
+    """Return the mean and its interval. Raise `ValueError` if `values` is empty."""
     if not values:
         raise ValueError("no task is graded")
     data = np.asarray(values, dtype=np.float64)
+    if data.min() == data.max() and 0 <= data[0] <= 1:
+        # Clopper and Pearson: n tasks are all alike with a probability of 2.5 % if others have this
+        # share of the benchmark. The mean of the others is between 0 and 1.
+        value, others = float(data[0]), 1 - 0.025 ** (1 / len(data))
+        return Estimate(value, value * (1 - others), value * (1 - others) + others)
     rng = np.random.default_rng(_SEED)
     means = np.empty(RESAMPLES)
     block = max(1, 2**22 // len(data))  # about 32 MB at a time
