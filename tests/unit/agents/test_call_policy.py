@@ -24,12 +24,16 @@ from toolroll.rollout.errors import UsageError
 from toolroll.rollout.types import Action
 
 
-def good(at: int) -> ToolCall:
-    return ToolCall("look", {"at": str(at)}, "", id=f"c{at}")
+def good(number: int) -> ToolCall:
+    return ToolCall("look", {"at": str(number)}, "", id=f"c{number}")
 
 
-def bad(at: int) -> ToolCall:
-    return ToolCall("look", None, "{", CallStatus.INVALID_JSON, "not JSON", id=f"c{at}")
+def bad(number: int, error: str = "not JSON") -> ToolCall:
+    return ToolCall("look", None, "{", CallStatus.INVALID_JSON, error, id=f"c{number}")
+
+
+def answer(number: int, content: str) -> dict[str, Any]:
+    return {"role": "tool", "tool_call_id": f"c{number}", "content": content}
 
 
 def reply(*calls: ToolCall, content: str = "") -> ParsedReply:
@@ -43,7 +47,7 @@ POLICIES = st.builds(
     parallel_calls=st.sampled_from(["all", "first", "refuse"]),
 )
 CALLS = st.lists(st.booleans(), max_size=4).map(
-    lambda kinds: [good(at) if ok else bad(at) for at, ok in enumerate(kinds)]
+    lambda kinds: [good(number) if ok else bad(number) for number, ok in enumerate(kinds)]
 )
 
 
@@ -55,12 +59,10 @@ def test_each_call_is_executed_or_answered_never_both(
     if decision.stop:
         assert decision.action is None
         return
-    executed = (
-        {calls.index(call) for call in decision.action.tool_calls} if decision.action else set()
-    )
-    answered = set(decision.answers)
+    tool_calls = decision.action.tool_calls if decision.action else ()
+    executed, answered = {calls.index(call) for call in tool_calls}, set(decision.answers)
     assert not executed & answered
-    assert all(call.ok for call in (decision.action.tool_calls if decision.action else ()))
+    assert all(call.ok for call in tool_calls)
     spoken = decision.action is not None and not decision.action.tool_calls
     if spoken and decision.invalid:
         assert policy.on_invalid_call == "respond"
@@ -87,7 +89,7 @@ def test_stop_ends_at_the_first_and_any_policy_at_the_limit() -> None:
     assert CallPolicy().decide(reply(bad(0)), invalid_before=2).stop
 
 
-def test_text_that_looks_like_a_call_is_text_unless_the_policy_says_otherwise() -> None:
+def test_text_that_looks_like_a_call_is_text_by_default() -> None:
     look = ToolCall("look", None, "<look>", CallStatus.LOOKS_LIKE_A_CALL, "no call of look")
     text = replace(reply(content="<look>"), lookalikes=(look,))
     decision = CallPolicy().decide(text, invalid_before=0)
@@ -104,56 +106,42 @@ def test_text_that_looks_like_a_call_is_text_unless_the_policy_says_otherwise() 
 
 
 def test_of_several_calls_first_executes_one_and_refuse_none() -> None:
-    first = CallPolicy(parallel_calls="first").decide(
-        reply(good(0), good(1), good(2)), invalid_before=0
-    )
+    calls = reply(good(0), good(1), good(2))
+    first = CallPolicy(parallel_calls="first").decide(calls, invalid_before=0)
     assert first.action == Action("", (good(0),))
-    assert {key: found["content"] for key, found in first.answers.items()} == {
-        1: ONE_CALL,
-        2: ONE_CALL,
-    }
-    refused = CallPolicy(parallel_calls="refuse").decide(reply(good(0), good(1)), invalid_before=0)
-    assert refused.action is None
-    assert {found["content"] for found in refused.answers.values()} == {NO_PARALLEL}
-    assert not refused.invalid
+    contents = {number: message["content"] for number, message in first.answers.items()}
+    assert contents == {1: ONE_CALL, 2: ONE_CALL}
+    refused = CallPolicy(parallel_calls="refuse").decide(calls, invalid_before=0)
+    assert (refused.action, refused.invalid) == (None, False)
+    contents = {number: message["content"] for number, message in refused.answers.items()}
+    assert contents == dict.fromkeys(range(3), NO_PARALLEL)
 
 
-def test_answers_stand_in_the_order_of_the_calls() -> None:
-    calls = [good(0), bad(1), good(2)]
-    answers = CallPolicy().decide(reply(*calls), invalid_before=0).answers
-    env: list[dict[str, Any]] = [
-        {"role": "tool", "tool_call_id": "c2", "content": "two"},
-        {"role": "user", "content": "Well?"},
-        {"role": "tool", "tool_call_id": "c0", "content": "zero"},
-    ]
-    assert [message.get("tool_call_id") for message in order_by_call(calls, answers, env)] == [
-        "c0",
-        "c1",
-        "c2",
-        None,
-    ]
-
-
-def test_calls_of_one_id_get_an_answer_each_in_their_order() -> None:
+@pytest.mark.parametrize(
+    ("calls", "messages", "contents"),
+    [
+        pytest.param(
+            [good(0), bad(1), good(2)],
+            [answer(2, "two"), {"role": "user", "content": "Well?"}, answer(0, "zero")],
+            ["zero", "Error: not JSON", "two", "Well?"],
+            id="in the order of the calls",
+        ),
+        pytest.param([bad(0, "a"), bad(0, "b")], [], ["Error: a", "Error: b"], id="one id twice"),
+        pytest.param(
+            [bad(0, "a"), good(0), good(1), bad(0, "b")],
+            [answer(1, "good 1"), answer(0, "good 0")],
+            ["Error: a", "good 0", "good 1", "Error: b"],
+            id="one id three times",
+        ),
+    ],
+)
+def test_each_call_gets_its_answer_in_its_place(
+    calls: list[ToolCall], messages: list[Any], contents: list[str]
+) -> None:
     """A model may write its ids itself, and one of them twice."""
-
-    def twin(error: str) -> ToolCall:
-        return ToolCall("look", None, "{", CallStatus.INVALID_JSON, error, id="c0")
-
-    both = reply(twin("one"), twin("two"))
-    answers = CallPolicy().decide(both, invalid_before=0).answers
-    assert [message["content"] for message in order_by_call(both.tool_calls, answers, [])] == [
-        "Error: one",
-        "Error: two",
-    ]
-
-    mixed = reply(twin("one"), good(0), good(1), twin("two"))
-    answers = CallPolicy().decide(mixed, invalid_before=0).answers
-    env: list[dict[str, Any]] = [
-        {"role": "tool", "tool_call_id": f"c{at}", "content": f"good {at}"} for at in (1, 0)
-    ]
-    told_so = [message["content"] for message in order_by_call(mixed.tool_calls, answers, env)]
-    assert told_so == ["Error: one", "good 0", "good 1", "Error: two"]
+    answers = CallPolicy().decide(reply(*calls), invalid_before=0).answers
+    ordered = order_by_call(calls, answers, messages)
+    assert [message["content"] for message in ordered] == contents
 
 
 def test_an_action_at_fault_is_told_so() -> None:

@@ -20,6 +20,7 @@ from toolroll.agents.chat_client import ChatClient, ChatClientConfig, ChatComple
 from toolroll.rollout.errors import ContextOverflowError, EngineError, UsageError
 
 KEY = "sk-a-key-that-nobody-may-see"
+RETRIED = [408, 425, 429, 500, 502, 503, 504, 507, 529]
 REQUEST = {"messages": [{"role": "user", "content": "Hello."}]}
 
 
@@ -40,67 +41,126 @@ class Scripted:
     async def _sleep(self, seconds: float) -> None:
         self.pauses.append(seconds)
 
-    async def complete(self) -> ChatCompletion:
-        return await self.client.complete(REQUEST)
+    async def complete(self, **options: Any) -> ChatCompletion:
+        return await self.client.complete(REQUEST, **options)
+
+    async def fail(self) -> EngineError:
+        with pytest.raises(EngineError) as caught:
+            await self.complete()
+        return caught.value
 
 
 @asynccontextmanager
 async def scripted(*answers: Answer | dict[str, Any], **fields: Any) -> AsyncIterator[Scripted]:
     async with endpoint(*answers) as server:
-        found = Scripted(server, **fields)
+        talk = Scripted(server, **fields)
         try:
-            yield found
+            yield talk
         finally:
-            await found.client.aclose()
+            await talk.client.aclose()
 
 
 async def test_a_completion() -> None:
-    said = completion(None, [("look", "{}")], reasoning_content="hm")
-    async with scripted(said, api_key=KEY) as talk:
-        found = await talk.complete()
-    assert [(call.name, call.arguments) for call in found.reply.tool_calls] == [("look", {})]
-    assert (found.reply.reasoning, found.finish_reason, found.attempts) == ("hm", "tool_calls", 1)
-    assert found.usage == {"prompt_tokens": 9, "completion_tokens": 4, "cached_tokens": 5}
+    answer = completion(None, [("look", "{}")], reasoning_content="hm")
+    async with scripted(answer, api_key=KEY) as talk:
+        done = await talk.complete()
+    assert [(call.name, call.arguments) for call in done.reply.tool_calls] == [("look", {})]
+    assert (done.reply.reasoning, done.finish_reason, done.attempts) == ("hm", "tool_calls", 1)
+    assert done.usage == {"prompt_tokens": 9, "completion_tokens": 4, "cached_tokens": 5}
     assert talk.server.bodies == [{"model": "m", **REQUEST}]
     assert talk.server.keys == [f"Bearer {KEY}"]
 
 
-@pytest.mark.parametrize("status", [408, 425, 429, 500, 502, 503, 504, 507, 529])
-async def test_what_can_succeed_is_retried(status: int) -> None:
-    async with scripted(fails(status), fails(status), completion("hi")) as talk:
-        found = await talk.complete()
-    assert (found.reply.content, found.attempts) == ("hi", 3)
-    assert talk.pauses == [1.0, 2.0]
+# --- failures and retries -------------------------------------------------------------------------
+
+
+async def takes_ten_minutes(body: dict[str, Any]) -> web.Response:
+    skip(600)
+    await asyncio.Event().wait()
+    raise AssertionError
+
+
+def choice(message: str, finish: str = "stop", more: str = "") -> Answer:
+    return fails(
+        200, f'{{"choices": [{{"message": {message}, "finish_reason": "{finish}"}}]{more}}}'
+    )
+
+
+UNREADABLE = "the response is not a chat completion"
+NONE = "the response has no choices"
+DEEP = '{"a":' * 1010 + "1" + "}" * 1010
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        *((fails(status), f"HTTP {status}: no") for status in RETRIED),
+        (fails(500, "x" * 9000), "HTTP 500: x"),
+        (fails(500, ""), "HTTP 500"),
+        (takes_ten_minutes, "no answer in time"),
+        (fails(200, "{"), UNREADABLE),
+        (choice('{"content": 5}'), UNREADABLE),
+        (choice('{"role": "user", "content": "hi"}'), UNREADABLE),
+        (choice('{"content": "hi", "tool_calls": [{}]}'), UNREADABLE),
+        (choice('{"content": "hi"}', more=', "usage": {"prompt_tokens": "many"}'), UNREADABLE),
+        (choice(f'{{"content": "hi", "tool_calls": [{{"function": {{"arguments": {DEEP}}}}}]}}'),
+         UNREADABLE),
+        (fails(200, "{}"), f"{NONE}: {{}}"),
+        (fails(200, '{"choices": null}'), NONE),
+        (fails(200, '{"choices": []}'), NONE),
+        (fails(200, '{"error": {"message": "no credits", "code": 402}}'), f"{NONE}: no credits"),
+        (fails(200, '{"object": "error", "message": "no memory"}'), f"{NONE}: no memory"),
+        (fails(200, '{"detail": "loading"}'), NONE + ': {"detail":"loading"}'),
+        (fails(200, '{"choices": [{"message": {"content": ""}, "finish_reason": "error", '
+               '"error": {"message": "provider is down"}}]}'),
+         "finish_reason 'error'): provider is down"),
+        (fails(200, '{"choices": [{"delta": {"content": "hi"}, "finish_reason": null}]}'),
+         "the answer is unfinished (finish_reason None)"),
+    ],
+    ids=lambda value: value[:40] if isinstance(value, str) else "",
+)  # fmt: skip
+async def test_what_can_succeed_is_retried(answer: Answer, words: str) -> None:
+    """In the end, the error has the server's words. The pauses between attempts double."""
+    async with scripted(answer, answer, completion("hi"), timeout=599) as talk:
+        done = await talk.complete()
+    assert (done.reply.content, done.attempts, talk.pauses) == ("hi", 3, [1.0, 2.0])
+    async with scripted(answer, timeout=599, retries=1) as talk:
+        error = await talk.fail()
+    assert re.search(f"after 2 attempts: .*{re.escape(words)}", str(error))
+    assert len(talk.server.bodies) == 2 and len(str(error)) < 2500
+    async with scripted(answer, timeout=599, retries=0) as talk:
+        error = await talk.fail()
+    assert "after 1 attempt: " in str(error) and not str(error).endswith(": ")
 
 
 @pytest.mark.parametrize("status", [301, 307, 400, 401, 404, 422, 501, 505])
 async def test_what_cannot_succeed_is_not_retried(status: int) -> None:
     location = {"Location": "/v1/chat/completions"} if status < 400 else {}
     async with scripted(fails(status, f"key {KEY} is wrong", **location), api_key=KEY) as talk:
-        with pytest.raises(EngineError) as caught:
-            await talk.complete()
-    assert str(caught.value) == (
+        error = await talk.fail()
+    assert str(error) == (
         f"{talk.server.url}/chat/completions failed after 1 attempt: "
         f"HTTP {status}: key *** is wrong"
     )
-    assert (caught.value.status, caught.value.attempts, talk.pauses) == (status, 1, [])
+    assert (error.status, error.attempts, talk.pauses) == (status, 1, [])
     assert len(talk.server.bodies) == 1
 
 
-@pytest.mark.parametrize("status", [200, 400, 500])
-async def test_no_part_of_the_key_is_left_where_a_body_is_cut(status: int) -> None:
-    for before in range(480, 500):
-        text = "x" * before + KEY + "x" * 5000
-        async with scripted(fails(status, text), api_key=KEY, retries=0) as talk:
-            with pytest.raises(EngineError) as caught:
-                await talk.complete()
-        assert KEY[:3] not in f"{caught.value} {caught.value.body}"
-        assert "xx" in caught.value.body
-
-
-async def test_a_reply_that_has_the_key_in_it_is_left_as_it_is() -> None:
-    async with scripted(completion("a bird"), api_key="a") as talk:
-        assert (await talk.complete()).reply.content == "a bird"
+async def test_retry_after_is_respected() -> None:
+    soon = format_datetime(datetime.now(UTC) + timedelta(seconds=29), usegmt=True)
+    answers = (
+        fails(429, Retry_After="7"),
+        fails(503, Retry_After=soon),
+        fails(503, Retry_After="later"),
+        completion("hi"),
+    )
+    async with scripted(*answers) as talk:
+        assert (await talk.complete()).attempts == 4
+    seven, date, unreadable = talk.pauses
+    assert (seven, 4 < date <= 29, unreadable) == (7, True, 4)
+    async with scripted(fails(429, Retry_After="3600")) as talk:
+        assert "Retry-After is 3600 s, longer than max_backoff" in str(await talk.fail())
+    assert talk.pauses == []
 
 
 @pytest.mark.parametrize(
@@ -118,123 +178,22 @@ async def test_a_prompt_that_is_too_long_is_the_models_error(text: str) -> None:
             await talk.complete()
     assert len(talk.server.bodies) == 1
     async with scripted(fails(500, text), retries=1) as talk:
-        with pytest.raises(EngineError) as caught:
-            await talk.complete()
-    assert not isinstance(caught.value, ContextOverflowError), "a 500 says nothing of the model"
-
-
-async def test_retries_end() -> None:
-    async with scripted(fails(500, "x" * 9000), retries=2) as talk:
-        with pytest.raises(EngineError, match="after 3 attempts: HTTP 500: x") as caught:
-            await talk.complete()
-    assert len(talk.server.bodies) == 3
-    assert len(str(caught.value)) < 2500
-    async with scripted(fails(500, ""), retries=0) as talk:
-        with pytest.raises(EngineError, match=r"after 1 attempt: HTTP 500$"):
-            await talk.complete()
-
-
-async def test_retry_after_is_respected() -> None:
-    soon = format_datetime(datetime.now(UTC) + timedelta(seconds=29), usegmt=True)
-    answers = (
-        fails(429, Retry_After="7"),
-        fails(503, Retry_After=soon),
-        fails(503, Retry_After="later"),
-        completion("hi"),
-    )
-    async with scripted(*answers) as talk:
-        assert (await talk.complete()).attempts == 4
-    seven, date, unreadable = talk.pauses
-    assert seven == 7
-    assert 4 < date <= 29
-    assert unreadable == 4
-
-
-async def test_a_retry_after_that_is_too_long_is_a_failure() -> None:
-    async with scripted(fails(429, Retry_After="3600")) as talk:
-        with pytest.raises(EngineError, match=r"Retry-After is 3600 s, longer than max_backoff"):
-            await talk.complete()
-    assert talk.pauses == []
-
-
-async def takes_ten_minutes(body: dict[str, Any]) -> web.Response:
-    skip(600)
-    await asyncio.Event().wait()
-    raise AssertionError
-
-
-async def test_a_timeout_is_retried_then_an_error() -> None:
-    async with scripted(takes_ten_minutes, completion("hi"), timeout=599) as talk:
-        assert (await talk.complete()).attempts == 2
-    async with scripted(takes_ten_minutes, timeout=599, retries=1) as talk:
-        with pytest.raises(EngineError, match=r"after 2 attempts: no answer in time"):
-            await talk.complete()
-
-
-@pytest.mark.parametrize(
-    "body",
-    [
-        "{",
-        '{"choices": [{"message": {"content": 5}, "finish_reason": "stop"}]}',
-        '{"choices": [{"message": {"role": "user", "content": "hi"}, "finish_reason": "stop"}]}',
-        '{"choices": [{"message": {"content": "hi", "tool_calls": [{}]}, '
-        '"finish_reason": "stop"}]}',
-        '{"choices": [{"message": {"content": "hi"}, "finish_reason": "stop"}], '
-        '"usage": {"prompt_tokens": "many"}}',
-        '{"choices": [{"finish_reason": "stop", "message": {"content": "hi", "tool_calls": '
-        '[{"function": {"arguments": ' + '{"a":' * 1010 + "1" + "}" * 1010 + "}}]}}]}",
-    ],
-)
-async def test_an_unreadable_response_is_retried(body: str) -> None:
-    async with scripted(fails(200, body), completion("hi")) as talk:
-        assert (await talk.complete()).attempts == 2
-    async with scripted(fails(200, body), retries=1) as talk:
-        with pytest.raises(EngineError, match="the response is not a chat completion"):
-            await talk.complete()
-    assert len(talk.server.bodies) == 2
-
-
-@pytest.mark.parametrize(
-    ("body", "words"),
-    [
-        ("{}", "the response has no choices: {}"),
-        ('{"choices": null}', "the response has no choices"),
-        ('{"choices": []}', "the response has no choices"),
-        ('{"error": {"message": "no credits", "code": 402}}', "no choices: no credits"),
-        ('{"object": "error", "message": "out of memory"}', "no choices: out of memory"),
-        ('{"detail": "loading"}', 'no choices: {"detail":"loading"}'),
-        (
-            '{"choices": [{"message": {"content": ""}, "finish_reason": "error", '
-            '"error": {"message": "provider is down"}}]}',
-            "finish_reason 'error'): provider is down",
-        ),
-        (
-            '{"choices": [{"delta": {"content": "hi"}, "finish_reason": null}]}',
-            "the answer is unfinished (finish_reason None)",
-        ),
-    ],
-)
-async def test_a_200_without_an_answer_is_a_failure_in_the_servers_words(
-    body: str, words: str
-) -> None:
-    async with scripted(fails(200, body), completion("hi")) as talk:
-        assert (await talk.complete()).attempts == 2
-    async with scripted(fails(200, body), retries=1) as talk:
-        with pytest.raises(EngineError, match=f"after 2 attempts: .*{re.escape(words)}"):
-            await talk.complete()
+        error = await talk.fail()
+    assert not isinstance(error, ContextOverflowError), "a 500 says nothing of the model"
 
 
 async def test_a_truncated_answer_gets_more_room_by_what_the_server_allowed() -> None:
     """Without a limit in the request, the server's own is the number of tokens it sampled."""
-    async with scripted(completion("hal", finish="length"), completion("half")) as talk:
+    cut = completion("hal", finish="length")
+    async with scripted(cut, completion("half")) as talk:
         assert (await talk.complete()).reply.content == "half"
     assert [body.get("max_tokens") for body in talk.server.bodies] == [None, 8]
-    async with scripted(completion("hal", finish="length")) as talk:
-        found = await talk.client.complete(REQUEST, allow_length=True)
-        assert (found.reply.content, found.finish_reason, found.attempts) == ("hal", "length", 1)
+    async with scripted(cut) as talk:
+        done = await talk.complete(allow_length=True)
+    assert (done.reply.content, done.finish_reason, done.attempts) == ("hal", "length", 1)
 
 
-async def test_a_raised_limit_that_does_not_fit_is_not_an_overflow_of_the_prompt() -> None:
+async def test_a_raised_limit_that_does_not_fit_is_no_overflow_of_the_prompt() -> None:
     cut = completion("hal", finish="length")
     refused = fails(400, "This model's maximum context length is 4096 tokens")
     async with scripted(cut, refused) as talk:
@@ -244,12 +203,29 @@ async def test_a_raised_limit_that_does_not_fit_is_not_an_overflow_of_the_prompt
     assert [body["max_tokens"] for body in talk.server.bodies] == [2048, 4096]
 
 
+# --- connections and keys -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("status", [200, 400, 500])
+async def test_no_part_of_the_key_is_left_where_a_body_is_cut(status: int) -> None:
+    for before in range(480, 500):
+        text = "x" * before + KEY + "x" * 5000
+        async with scripted(fails(status, text), api_key=KEY, retries=0) as talk:
+            error = await talk.fail()
+        assert KEY[:3] not in f"{error} {error.body}"
+        assert "xx" in error.body
+
+
+async def test_a_reply_that_has_the_key_in_it_is_left_as_it_is() -> None:
+    async with scripted(completion("a bird"), api_key="a") as talk:
+        assert (await talk.complete()).reply.content == "a bird"
+
+
 async def test_no_server() -> None:
     async with scripted(completion("hi")) as talk:
         pass
     gone = Scripted(talk.server, retries=1)
-    with pytest.raises(EngineError, match=r"2 attempts: no connection to 127\.0\.0\.1:"):
-        await gone.complete()
+    assert "2 attempts: no connection to 127.0.0.1:" in str(await gone.fail())
     await gone.client.aclose()
 
 

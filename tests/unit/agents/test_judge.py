@@ -91,19 +91,16 @@ def test_the_score_is_the_reward_and_is_compared_with_the_rule() -> None:
             reward=lambda final: float("42" in final),
         )
         results = [play(factory, reply) for reply in ("It is 42.", "42, you fool.")]
-        for place, result in enumerate(results):
-            assert result.reward == 1 - place
-            assert result.info["judge"] == {"score": 1 - place, "rule": 1.0}
-            summary.add(episode(f"t-{place}", reward=result.reward, info=result.info))
+        for number, result in enumerate(results):
+            assert result.reward == 1 - number
+            assert result.info["judge"] == {"score": 1 - number, "rule": 1.0}
+            summary.add(episode(f"t-{number}", reward=result.reward, info=result.info))
         assert results[1].info["reward_reason"] == "It is rude."
         assert "The answer is 42." in prompts(engine)[0]
     part = report(summary)
     assert part["judge"] == {
-        "episodes": 2,
-        "agreement": 0.5,
-        "passed_by_rule_only": 1,
-        "passed_by_judge_only": 0,
-    }
+        "episodes": 2, "agreement": 0.5, "passed_by_rule_only": 1, "passed_by_judge_only": 0,
+    }  # fmt: skip
     assert any("agrees with the rule in 50.0% of 2" in line for line in remarks("sums", part))
 
 
@@ -125,17 +122,11 @@ async def test_the_judge_reads_the_prompt_the_calls_and_the_reply() -> None:
     ]
 
 
+WRONG_SCORES = [f'{{"reason": "x", "score": {score}}}' for score in ("1.5", "true", '"1"', "NaN")]
+
+
 @pytest.mark.parametrize(
-    "answer",
-    [
-        "It is right.",
-        '{"score": 1}',
-        '{"reason": "x", "score": 1.5}',
-        '{"reason": "x", "score": true}',
-        '{"reason": "x", "score": "1"}',
-        '{"reason": "x", "score": NaN}',
-        f"{GOOD} {GOOD}",
-    ],
+    "answer", ["It is right.", '{"score": 1}', f"{GOOD} {GOOD}", *WRONG_SCORES]
 )
 def test_an_answer_that_is_no_verdict_aborts_the_episode(answer: str) -> None:
     with judging(answer) as (engine, judge):
@@ -202,9 +193,9 @@ async def test_equal_records_at_once_get_one_verdict(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr("toolroll.evaluation.judge.ChatClient", Client)
     with judging(GOOD, '{"reason": "No.", "score": 0}') as (_, judge):
-        one = judge()
-        verdicts = await asyncio.gather(one.verdict(RECORD), one.verdict(RECORD))
-        assert verdicts[0] is verdicts[1]
+        shared = judge()
+        first, second = await asyncio.gather(shared.verdict(RECORD), shared.verdict(RECORD))
+        assert first is second
     assert len(closed) == 1
 
 
@@ -256,11 +247,8 @@ def _mark(prompt: str) -> str:
     return prompt.partition("consist of ")[2].partition(".")[0]
 
 
-def test_an_environment_without_a_reward_is_refused() -> None:
+def test_what_is_not_set_or_unknown_is_refused() -> None:
     with pytest.raises(UsageError, match="give reward= a function, or judge="):
         sums()
-
-
-def test_a_wrong_setting_is_named() -> None:
     with pytest.raises(UsageError, match=r"the judge: .*temprature"):
         Judge("x", base_url="http://127.0.0.1:1/v1", model="m", temprature=1)

@@ -1,5 +1,5 @@
-"""Long texts: what is longer than an observation may be is a failure, and nothing long is
-encoded on the event loop.
+"""Long texts: what is longer than an observation may be is a failure, nothing long is encoded on
+the event loop, and what is stored, shown and logged of long errors is short.
 """
 
 from __future__ import annotations
@@ -8,10 +8,14 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+import orjson
 import pytest
+from support.client import client, flaky, refusal, request
 from support.episodes import agent, call, judge, serving
+from support.http import completion, http_server
 from support.listed_environment import ListedWorld
 from support.scripted_runs import Scripted, ScriptedFactory, play
+from support.toy_environment import PondFactory, look
 
 from toolroll.agents.loop.environment_runner import EnvironmentRunner
 from toolroll.agents.text_agent import make_do_nothing
@@ -19,10 +23,21 @@ from toolroll.agents.tool_calling import TrainableToolCallingAgent, make_agent
 from toolroll.evaluation.openai_baseline import make_baseline
 from toolroll.evaluation.run_config import RunConfig
 from toolroll.parsers.types import ToolCall
-from toolroll.rollout.errors import ActionError, EnvironmentFailure
+from toolroll.rollout.errors import (
+    ActionError,
+    EngineError,
+    EnvironmentFailure,
+    RolloutError,
+    capped,
+    describe,
+)
+from toolroll.rollout.runs.episode_file import to_line
+from toolroll.rollout.runs.runner import Runner
 from toolroll.rollout.runtime.threads import Threads
+from toolroll.rollout.settings import RunSettings
 from toolroll.rollout.types import (
     Action,
+    Episode,
     InteractionResult,
     Observation,
     Status,
@@ -30,7 +45,7 @@ from toolroll.rollout.types import (
     StopReason,
     Task,
 )
-from toolroll.testing import PolicyRequest
+from toolroll.testing import Fault, PolicyRequest, fault_at
 
 LONG = 100_000
 TEXT = "a frog, a fish " * 8_000
@@ -44,14 +59,11 @@ class Watch:
         self.loop = threading.get_ident()
         self.on_loop, self.elsewhere = set[str](), set[str]()
         template = model.template
+        content = lambda messages, *_, **__: sum(len(m.get("content") or "") for m in messages)
         for owner, name, size in (
             (template.encoder, "encode", lambda text, *_, **__: len(text)),
             (template.encoder, "decode", lambda ids: 2 * len(ids)),
-            (
-                template.renderer,
-                "render_prepared",
-                lambda messages, *_, **__: sum(len(m.get("content") or "") for m in messages),
-            ),
+            (template.renderer, "render_prepared", content),
             (model.parser, "parse", lambda text, **_: len(text)),
         ):
             monkeypatch.setattr(owner, name, self._noting(name, getattr(owner, name), size))
@@ -97,10 +109,8 @@ async def test_no_long_text_is_encoded_on_the_event_loop(
 async def test_no_long_reply_is_parsed_on_the_event_loop(
     tokenizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with serving(tokenizer, lambda request: TEXT, context_length=1_000_000) as (
-        engine,
-        model,
-    ):
+    policy = lambda request: TEXT
+    async with serving(tokenizer, policy, context_length=1_000_000) as (engine, model):
         watch = Watch(model, monkeypatch)
         player = agent(model, verify="off")
         player.sampling_params = {"max_new_tokens": 200_000}
@@ -114,15 +124,15 @@ async def test_no_long_reply_is_parsed_on_the_event_loop(
 async def test_the_tokens_are_those_of_the_event_loop(
     tokenizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = []
+    outcomes = []
     for limit in (0, 10**9):
         monkeypatch.setattr("toolroll.rollout.model.conversation.LONG", limit)
         monkeypatch.setattr("toolroll.rollout.model.conversation.LONG_REPLY", limit)
         async with serving(tokenizer, says) as (_, model):
             world = ListedWorld(tool_texts=["a frog", "a fish"], user_texts=["Hello.", "And?"])
             result = await agent(model).asolve(world, task=Task("t", 0), session_id="s")
-            found.append([result.tokens, result.loss_mask, result.messages])
-    assert found[0] == found[1]
+            outcomes.append([result.tokens, result.loss_mask, result.messages])
+    assert outcomes[0] == outcomes[1]
 
 
 LIMIT = 1_000_000
@@ -137,12 +147,9 @@ async def test_an_observation_may_have_a_million_bytes(content: Any) -> None:
 
 
 @pytest.mark.parametrize("content", ["x" * (LIMIT + 1), "é" * (LIMIT // 2 + 1)])
-@pytest.mark.parametrize("where", ["reset", "step"])
-async def test_a_longer_observation_is_a_failure(where: str, content: str) -> None:
-    messages = [{"role": "user", "content": content}]
-    result = await returned(
-        where, Observation(messages) if where == "reset" else StepResult(messages)
-    )
+@pytest.mark.parametrize(("where", "make"), [("reset", Observation), ("step", StepResult)])
+async def test_a_longer_observation_is_a_failure(where: str, make: Any, content: str) -> None:
+    result = await returned(where, make([{"role": "user", "content": content}]))
     assert (result.status, result.stop_reason) == (Status.ABORTED, StopReason.ENVIRONMENT_ERROR)
     message = result.info["error"]["message"]
     assert f"Scripted.{where} returned 1000" in message
@@ -166,12 +173,11 @@ TOOL = {
         TOOL,
     ],
 )
-@pytest.mark.parametrize("where", ["reset", "step"])
+@pytest.mark.parametrize(("where", "make"), [("reset", Observation), ("step", StepResult)])
 async def test_all_that_one_call_returns_is_one_observation(
-    where: str, more: dict[str, Any]
+    where: str, make: Any, more: dict[str, Any]
 ) -> None:
     halves = [{"role": "user", **HALF}, {"role": "tool", "tool_call_id": "none", **HALF}]
-    make = Observation if where == "reset" else StepResult
     fits = await returned(where, make(halves))
     assert fits.stop_reason is StopReason.MAX_TURNS
     longer = make(halves, tools=[more]) if more is TOOL else make([*halves, more])
@@ -183,7 +189,7 @@ async def test_all_that_one_call_returns_is_one_observation(
     )
 
 
-async def test_an_action_error_counts_once_for_each_call_that_it_answers() -> None:
+async def test_an_action_error_counts_for_each_call_that_it_answers() -> None:
     class Refuses(Scripted):
         def step(self, action: Action) -> StepResult:
             raise ActionError("x" * (LIMIT // 2))
@@ -212,10 +218,8 @@ async def test_an_action_error_longer_than_the_limit_is_a_failure() -> None:
 
 async def returned(where: str, value: Any) -> InteractionResult:
     """Return the result of one turn in which the method `where` returned `value`."""
-    factory = ScriptedFactory(
-        lambda: Scripted(lambda name, task: value if name == where else None), count=1
-    )
-    [episode] = await play(factory, max_turns=1)
+    act = lambda name, task: value if name == where else None
+    [episode] = await play(ScriptedFactory(lambda: Scripted(act), count=1), max_turns=1)
     return episode.result
 
 
@@ -236,3 +240,82 @@ async def test_the_limit_is_a_setting_of_every_agent(tokenizer: Any) -> None:
         ):
             result = await player.asolve(world, task=Task("t", 0))
             assert "max_observation_bytes (10)" in result.info["error"]["message"]
+
+
+# --- errors that quote megabytes ------------------------------------------------------------------
+
+
+MEGABYTES = "x" * 2_000_000
+
+
+def test_a_text_is_cut_and_says_how_much() -> None:
+    assert capped("x" * 2200) == "x" * 2200
+    assert capped("x" * 3234) == "x" * 2000 + "... (1,234 more characters)"
+    assert capped(f"the engine at http://host says: {capped('x' * 3234, 1500)}").endswith(
+        "(1,734 more characters)"
+    )
+
+
+def test_errors_and_what_is_stored_of_them() -> None:
+    engine = EngineError(MEGABYTES, status=500, body=MEGABYTES)
+    for error in (RolloutError(MEGABYTES), engine, ValueError(MEGABYTES)):
+        assert len(orjson.dumps(describe(error))) < 5000
+    assert len(str(engine)) < 2300 and len(engine.body) < 2300
+    assert str(ActionError(MEGABYTES)) == MEGABYTES, "the model's observation is not cut"
+
+
+@pytest.mark.parametrize("status", [400, 404, 500])
+@pytest.mark.parametrize("in_json", [False, True])
+async def test_an_engine_that_refuses_with_megabytes(status: int, in_json: bool) -> None:
+    body = orjson.dumps({"error": {"message": MEGABYTES}}) if in_json else MEGABYTES.encode()
+    _, handle = flaky(refusal(status, body))
+    async with http_server({"/generate": handle}) as url, client(url) as calls:
+        with pytest.raises(EngineError) as raised:
+            await calls.generate(request())
+    assert raised.value.status == status
+    assert len(str(raised.value)) < 2300 and len(raised.value.body) < 2300
+
+
+LONG_ANSWERS: list[Callable[[dict[str, Any]], Any]] = [
+    lambda answer: {**answer, "meta_info": {**answer["meta_info"], "id": MEGABYTES}},
+    lambda answer: {
+        **answer,
+        "meta_info": {**answer["meta_info"], "finish_reason": {"type": MEGABYTES}},
+    },
+    lambda answer: {**answer, "text": [MEGABYTES]},
+    lambda answer: {**completion([3]), "output_ids": [MEGABYTES]},
+    lambda answer: {**answer, "meta_info": {**answer["meta_info"], "weight_versions": [MEGABYTES]}},
+]
+
+
+async def episode_of(tokenizer: Any, factory: PondFactory, **engine: Any) -> Episode:
+    episodes: list[Episode] = []
+    settings = RunSettings(sampling_params={"max_new_tokens": 64})
+    async with serving(tokenizer, look, config={"retries": 0}, **engine) as (_, model):
+        runner = Runner(factory, lambda: agent(model), settings)
+        await runner.run(factory.tasks("test"), episodes.append)
+    [episode] = episodes
+    return episode
+
+
+@pytest.mark.parametrize("spoil", LONG_ANSWERS)
+async def test_an_episode_with_a_long_contradiction_is_a_short_line(
+    tokenizer: Any, spoil: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    faults = fault_at({0: Fault(garble=spoil)})
+    episode = await episode_of(tokenizer, PondFactory(1), faults=faults)
+    assert episode.result.status is Status.ABORTED
+    assert len(to_line(episode)) < 20_000
+    assert len(caplog.text) < 20_000
+
+
+async def test_an_environment_that_fails_with_megabytes(
+    tokenizer: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(task: Any, action: Any) -> None:
+        raise ValueError(MEGABYTES)
+
+    episode = await episode_of(tokenizer, PondFactory(1, on_step=fail))
+    assert episode.result.status is Status.ABORTED
+    assert len(to_line(episode)) < 50_000
+    assert len(caplog.text) < 20_000

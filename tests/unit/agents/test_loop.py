@@ -22,6 +22,7 @@ from toolroll.rollout.engine import Engine, EngineConfig
 from toolroll.rollout.errors import (
     ActionError,
     ContextOverflowError,
+    RolloutError,
     TemplateError,
     UsageError,
 )
@@ -32,6 +33,7 @@ from toolroll.rollout.template import ChatTemplate
 from toolroll.rollout.types import (
     Action,
     Environment,
+    InteractionResult,
     Message,
     Observation,
     Status,
@@ -74,81 +76,95 @@ class Talk(Environment):
     def close(self) -> None:
         self._or_fail("close", None)
 
-    def _or_fail(self, what: str, value: Any) -> Any:
-        if self.fails == what:
-            raise RuntimeError(f"{what} is broken")
+    def _or_fail(self, method: str, value: Any) -> Any:
+        if self.fails == method:
+            raise RuntimeError(f"{method} is broken")
         return value
 
 
 @asynccontextmanager
 async def serving(
-    tokenizer: Any, *, context_length: int = 4096, threads: int = 4, **template: Any
+    tokenizer: Any,
+    policy: Any = lambda request: "Fine.",
+    *,
+    context_length: int = 4096,
+    threads: int = 4,
+    **template: Any,
 ) -> AsyncIterator[Model]:
-    async with EmbeddedEngine(
-        tokenizer, lambda _: "Fine.", context_length=context_length
-    ) as engine:
+    async with EmbeddedEngine(tokenizer, policy, context_length=context_length) as engine:
         client = Engine(EngineConfig(engine=engine.url, vocab_size=len(tokenizer)))
         async with Model(
-            client, ChatTemplate(tokenizer, **template), HermesParser(), threads=threads
+            client,
+            ChatTemplate(tokenizer, **template),
+            HermesParser(tokenizer.get_added_vocab()),
+            threads=threads,
         ) as model:
             yield model
 
 
-def agent(model: Model, **fields: Any) -> TrainableToolCallingAgent:
-    made = TrainableToolCallingAgent(model=model, sampling_params={"max_new_tokens": 16})
-    for name, value in fields.items():
-        setattr(made, name, value)
-    return made
+def agent(
+    model: Model, kind: type[TrainableToolCallingAgent] = TrainableToolCallingAgent, **fields: Any
+) -> TrainableToolCallingAgent:
+    player = kind(model=model, sampling_params={"max_new_tokens": 64})
+    vars(player).update(fields)
+    return player
 
 
-async def test_a_template_that_refuses_one_conversation_ends_that_episode_only(
+async def play(
     tokenizer: Any,
-) -> None:
+    env: Environment,
+    kind: type[TrainableToolCallingAgent] = TrainableToolCallingAgent,
+    *,
+    context_length: int = 4096,
+    **fields: Any,
+) -> InteractionResult:
+    """An episode of at most 50 turns on a model of its own."""
+    async with serving(tokenizer, context_length=context_length) as model:
+        return await agent(model, kind, **fields).asolve(env, task=TASK, max_num_steps=50)
+
+
+# --- failures -------------------------------------------------------------------------------------
+
+
+def test_a_template_error_is_the_rollouts() -> None:
+    assert issubclass(TemplateError, RolloutError)
+    assert not issubclass(TemplateError, UsageError)
+
+
+async def test_a_template_that_refuses_a_conversation_ends_its_episode(tokenizer: Any) -> None:
     refusing = (
         "{% if messages | length > 3 %}{{ raise_exception('no more than three') }}{% endif %}"
     )
     async with serving(tokenizer, chat_template=refusing + tokenizer.chat_template) as model:
-        one, other = await asyncio.gather(
-            agent(model).asolve(Talk(turns=4), task=TASK, session_id="one"),
+        refused, other = await asyncio.gather(
+            agent(model).asolve(Talk(turns=4), task=TASK, session_id="refused"),
             agent(model).asolve(Talk(turns=1), task=TASK, session_id="other"),
         )
-    assert (one.status, one.stop_reason, one.reward) == (
-        Status.ABORTED,
-        StopReason.TEMPLATE_ERROR,
-        None,
-    )
-    assert "no more than three" in one.info["error"]["message"]
+    assert refused.stop_reason is StopReason.TEMPLATE_ERROR
+    assert (refused.status, refused.reward) == (Status.ABORTED, None)
+    assert "no more than three" in refused.info["error"]["message"]
     assert (other.status, other.reward) == (Status.COMPLETED, 1.0)
 
 
 async def test_a_content_that_is_no_text_ends_the_episode_in_words(tokenizer: Any) -> None:
     image = [{"type": "image_url", "image_url": {"url": "data:,"}}]
-    async with serving(tokenizer) as model:
-        result = await agent(model).asolve(Talk(turns=3, more=image), task=TASK)
+    result = await play(tokenizer, Talk(turns=3, more=image))
     assert result.stop_reason is StopReason.TEMPLATE_ERROR
 
 
-@pytest.mark.parametrize(("fails", "key"), [("close", "close_error"), ("metrics", "metrics_error")])
-async def test_a_failure_of_close_or_metrics_keeps_the_reward(
-    tokenizer: Any, fails: str, key: str
-) -> None:
-    async with serving(tokenizer) as model:
-        result = await agent(model).asolve(Talk(fails=fails), task=TASK)
+@pytest.mark.parametrize("method", ["close", "metrics"])
+async def test_a_failure_of_close_or_metrics_keeps_the_reward(tokenizer: Any, method: str) -> None:
+    result = await play(tokenizer, Talk(fails=method))
     assert (result.status, result.reward) == (Status.COMPLETED, 1.0)
     assert result.trajectories[-1].trained_tokens
-    assert f"{fails} is broken" in result.info[key]["message"]
+    assert f"{method} is broken" in result.info[f"{method}_error"]["message"]
 
 
 async def test_a_verdict_that_fails_is_the_environments_failure(tokenizer: Any) -> None:
-    async with serving(tokenizer, context_length=220) as model:
-        result = await agent(model).asolve(
-            Talk(turns=50, fails="truncated_reward"), task=TASK, max_num_steps=50
-        )
-    assert (result.status, result.stop_reason, result.reward) == (
-        Status.ABORTED,
-        StopReason.ENVIRONMENT_ERROR,
-        None,
-    )
+    env = Talk(turns=50, fails="truncated_reward")
+    result = await play(tokenizer, env, context_length=220)
+    assert result.stop_reason is StopReason.ENVIRONMENT_ERROR
+    assert (result.status, result.reward) == (Status.ABORTED, None)
     assert "truncated_reward is broken" in result.info["error"]["message"]
     assert sum(part.trained_tokens for part in result.trajectories) > 0
     assert result.metrics["trained_tokens"] == 0, "no trainer gets them"
@@ -185,134 +201,23 @@ async def test_a_step_that_holds_every_thread_does_not_hold_the_episode(tokenize
     assert result.info.keys() == {"error"}, "metrics and close have a thread all the same"
 
 
-class Meddler(TrainableToolCallingAgent):
-    """Serves another prompt than the template's."""
-
-    def _prepare_prompt_tokens(
-        self, state: Any, messages: Sequence[Message]
-    ) -> tuple[str, list[int]]:
-        text, ids = super()._prepare_prompt_tokens(state, messages)
-        return text, [*ids, ids[-1]]
-
-
-async def test_a_known_mismatch_is_not_trained_however_the_episode_ends(tokenizer: Any) -> None:
-    async with serving(tokenizer, context_length=220) as model:
-        meddler = Meddler(model=model, sampling_params={"max_new_tokens": 16})
-        result = await meddler.asolve(Talk(turns=50), task=TASK, max_num_steps=50)
-    assert result.stop_reason is StopReason.CONTEXT_FULL
-    assert result.metrics["token_mismatches/prompt_hook"] == 1
-    assert result.metrics["turns"] > 1
-    assert sum(trajectory.trained_tokens for trajectory in result.trajectories) == 0
-
-
-async def test_rollout_args_of_asolve_set_verify(tokenizer: Any) -> None:
-    seen: list[str] = []
-
-    class Watcher(TrainableToolCallingAgent):
-        async def _begin(self, *args: Any) -> Conversation:  # pyright: ignore[reportIncompatibleMethodOverride]
-            dialogue = await super()._begin(*args)
-            seen.append(dialogue._verify)
-            return dialogue
-
-    async with serving(tokenizer) as model:
-        await Watcher(model=model, sampling_params={"max_new_tokens": 16}).asolve(
-            Talk(), {"verify": "off"}, task=TASK
-        )
-    assert seen == ["off"]
-
-
-async def test_prompts_of_a_template_that_measures_text_are_right(tokenizer: Any) -> None:
-    measuring = (
-        "{% if messages[0].content | wordcount > 3 %}LONG{% endif %}" + tokenizer.chat_template
-    )
-    async with serving(tokenizer, chat_template=measuring) as model:
-        for words in ["one", "two", "a question of many words", "another question of many words"]:
-            dialogue = Conversation(
-                model, [{"role": "user", "content": words}], [], session_id=words, verify="always"
-            )
-            await dialogue.reply({"max_new_tokens": 8})
-            await dialogue.settle()
-            text = tokenizer.apply_chat_template(
-                dialogue.messages[:1],
-                chat_template=measuring,
-                add_generation_prompt=True,
-                tokenize=False,
-            )
-            assert text.startswith("LONG") == (len(words) > 3)
-            expected = tokenizer.encode(text, add_special_tokens=False)
-            trajectory = dialogue.session.trajectories()[0]
-            assert trajectory.input_ids.tolist()[: len(expected)] == expected
-            assert dialogue.mismatches == {} and trajectory.trained_tokens > 0
-
-
-def test_a_template_error_is_the_rollouts() -> None:
-    from toolroll.rollout.errors import RolloutError
-
-    assert issubclass(TemplateError, RolloutError)
-    assert not issubclass(TemplateError, UsageError)
-
-
-class Slip(Environment):
-    """Gives back what it is told to."""
-
-    def __init__(self, first: Any, step: Any) -> None:
-        self.first, self.then = first, step
-
-    def reset(self, task: Task, seed: int) -> Observation:
-        return self.first
-
-    def step(self, action: Action) -> StepResult:
-        return self.then
-
-
-FIRST = Observation([{"role": "user", "content": "Begin."}])
-
-
-@pytest.mark.parametrize(
-    ("first", "step", "words"),
-    [
-        ("hello", None, "Slip.reset must return an Observation, not str"),
-        (
-            Observation([{"role": "user", "content": 3}]),
-            None,
-            "the content of messages[0] must be text, not int",
-        ),
-        (Observation("hello"), None, "messages must be a list"),  # type: ignore[arg-type]
-        (Observation([{"content": "x"}]), None, "messages[0] must be a mapping with a role"),
-        (
-            Observation(FIRST.messages, tools=[{"name": "add"}]),
-            None,
-            'tools[0] must be {"type": "function"',
-        ),
-        (FIRST, None, "Slip.step must return a StepResult, not NoneType"),
-        (FIRST, ([], 1.0), "not tuple"),
-        (FIRST, StepResult(reward=float("nan"), done=True), "gave the reward nan"),
-        (FIRST, StepResult(reward="1", done=True), "gave the reward '1'"),  # type: ignore[arg-type]
-    ],
-)
-async def test_a_wrong_return_value_of_an_environment_is_named(
-    tokenizer: Any, first: Any, step: Any, words: str
-) -> None:
-    async with serving(tokenizer) as model:
-        result = await agent(model).asolve(Slip(first, step), task=TASK)
-    assert (result.stop_reason, result.reward) == (StopReason.ENVIRONMENT_ERROR, None)
-    assert words in result.info["error"]["message"]
-
-
 async def test_a_call_without_an_answer_is_named(tokenizer: Any) -> None:
-    async with EmbeddedEngine(
-        tokenizer, lambda _: '<tool_call>{"name": "look", "arguments": {}}</tool_call>'
-    ) as engine:
-        client = Engine(EngineConfig(engine=engine.url, vocab_size=len(tokenizer)))
-        async with Model(
-            client, ChatTemplate(tokenizer), HermesParser(tokenizer.get_added_vocab()), threads=1
-        ) as model:
-            silent = Slip(Observation(FIRST.messages, tools=[TOOL]), StepResult())
-            made = agent(model)
-            made.sampling_params = {"max_new_tokens": 64}
-            result = await made.asolve(silent, task=TASK)
+    class Silent(Talk):
+        def step(self, action: Action) -> StepResult:
+            return StepResult()
+
+    calls = lambda request: '<tool_call>{"name": "look", "arguments": {}}</tool_call>'
+    async with serving(tokenizer, calls) as model:
+        result = await agent(model).asolve(Silent(), task=TASK)
     assert result.stop_reason is StopReason.ENVIRONMENT_ERROR
     assert "no tool message for the call to look" in result.info["error"]["message"]
+
+
+class Refused(TextAgent):
+    """An endpoint that refuses the first prompt."""
+
+    async def reply(self, *args: Any) -> AssistantTurn:  # pyright: ignore[reportIncompatibleMethodOverride]
+        raise ContextOverflowError("too long")
 
 
 @pytest.mark.parametrize(("truncated_reward", "reward"), [(0.5, 0.5), (None, 0.0)])
@@ -333,11 +238,62 @@ async def test_a_first_prompt_that_does_not_fit_is_a_full_context(
     assert sum(trajectory.trained_tokens for trajectory in trained.trajectories) == 0
 
 
-class Refused(TextAgent):
-    """An endpoint that refuses the first prompt."""
+# --- tokens ---------------------------------------------------------------------------------------
 
-    async def reply(self, *args: Any) -> AssistantTurn:  # pyright: ignore[reportIncompatibleMethodOverride]
-        raise ContextOverflowError("too long")
+
+class OtherPrompt(TrainableToolCallingAgent):
+    """Serves another prompt than the template's."""
+
+    def _prepare_prompt_tokens(
+        self, state: Any, messages: Sequence[Message]
+    ) -> tuple[str, list[int]]:
+        text, ids = super()._prepare_prompt_tokens(state, messages)
+        return text, [*ids, ids[-1]]
+
+
+async def test_a_known_mismatch_is_never_trained(tokenizer: Any) -> None:
+    result = await play(tokenizer, Talk(turns=50), OtherPrompt, context_length=220)
+    assert result.stop_reason is StopReason.CONTEXT_FULL
+    assert result.metrics["token_mismatches/prompt_hook"] == 1
+    assert result.metrics["turns"] > 1
+    assert sum(trajectory.trained_tokens for trajectory in result.trajectories) == 0
+
+
+async def test_rollout_args_of_asolve_set_verify(tokenizer: Any) -> None:
+    verified: list[str] = []
+
+    class Watcher(TrainableToolCallingAgent):
+        async def _begin(self, *args: Any) -> Conversation:  # pyright: ignore[reportIncompatibleMethodOverride]
+            conversation = await super()._begin(*args)
+            verified.append(conversation._verify)
+            return conversation
+
+    async with serving(tokenizer) as model:
+        await agent(model, Watcher).asolve(Talk(), {"verify": "off"}, task=TASK)
+    assert verified == ["off"]
+
+
+async def test_prompts_of_a_template_that_measures_text_are_right(tokenizer: Any) -> None:
+    measuring = (
+        "{% if messages[0].content | wordcount > 3 %}LONG{% endif %}" + tokenizer.chat_template
+    )
+    async with serving(tokenizer, chat_template=measuring) as model:
+        for words in ["one", "two", "a question of many words", "another question of many words"]:
+            user: Message = {"role": "user", "content": words}
+            conversation = Conversation(model, [user], [], session_id=words, verify="always")
+            await conversation.reply({"max_new_tokens": 8})
+            await conversation.settle()
+            text = tokenizer.apply_chat_template(
+                [user], chat_template=measuring, add_generation_prompt=True, tokenize=False
+            )
+            assert text.startswith("LONG") == (len(words) > 3)
+            prompt = tokenizer.encode(text, add_special_tokens=False)
+            trajectory = conversation.session.trajectories()[0]
+            assert trajectory.input_ids.tolist()[: len(prompt)] == prompt
+            assert conversation.mismatches == {} and trajectory.trained_tokens > 0
+
+
+# --- environments ---------------------------------------------------------------------------------
 
 
 class Reusing(Environment):
@@ -359,18 +315,15 @@ class Reusing(Environment):
 
 async def test_an_environment_may_change_what_it_has_returned(tokenizer: Any) -> None:
     """The history changed with it, so the episode's samples were excluded."""
-    async with serving(tokenizer) as model:
-        made = agent(model, rollout_args={"verify": "always"})
-        result = await made.asolve(Reusing(), task=TASK)
-    users = [one["content"][0]["text"] for one in result.messages if one["role"] == "user"]
+    result = await play(tokenizer, Reusing(), rollout_args={"verify": "always"})
+    users = [m["content"][0]["text"] for m in result.messages if m["role"] == "user"]
     assert users == ["0", "1", "2", "3"]
     assert result.tools == [TOOL]
     assert not [name for name in result.metrics if name.startswith("token_mismatches")]
-    assert len(result.trajectories) == 1
-    assert result.trajectories[0].trained_tokens > 0
+    assert [trajectory.trained_tokens > 0 for trajectory in result.trajectories] == [True]
 
 
-class Told(Observation):
+class OwnObservation(Observation):
     """Has another constructor than its base class."""
 
     def __init__(self, text: str) -> None:
@@ -378,27 +331,25 @@ class Told(Observation):
 
 
 async def test_an_observation_may_have_its_own_constructor(tokenizer: Any) -> None:
-    class Tells(Reusing):
+    class Observes(Talk):
         def reset(self, task: Task, seed: int) -> Observation:
-            return Told("0")
+            return OwnObservation("0")
 
-    async with serving(tokenizer) as model:
-        result = await agent(model).asolve(Tells(), task=TASK)
+    result = await play(tokenizer, Observes())
     assert (result.status, result.reward) == (Status.COMPLETED, 1.0)
 
 
 async def test_an_unknown_reward_mode_is_refused(tokenizer: Any) -> None:
     """It was taken for "final"."""
 
-    class Mean(Reusing):
+    class Mean(Talk):
         reward_mode: Any = "mean"
 
-    async with serving(tokenizer) as model:
-        with pytest.raises(UsageError, match=r"Mean\.reward_mode must be 'final' or 'sum'"):
-            await agent(model).asolve(Mean(), task=TASK)
+    with pytest.raises(UsageError, match=r"Mean\.reward_mode must be 'final' or 'sum'"):
+        await play(tokenizer, Mean())
 
 
-async def test_the_environment_s_own_info_does_not_make_a_reply_invalid(tokenizer: Any) -> None:
+async def test_the_environment_s_own_info_makes_no_reply_invalid(tokenizer: Any) -> None:
     class Strict(Talk):
         """Refuses every second reply."""
 
@@ -408,8 +359,6 @@ async def test_the_environment_s_own_info_does_not_make_a_reply_invalid(tokenize
                 raise ActionError("say it again")
             return StepResult(step.messages, done=step.done, info={"invalid_action": True})
 
-    async with serving(tokenizer) as model:
-        player = agent(model, policy=CallPolicy(max_invalid_in_a_row=2))
-        result = await player.asolve(Strict(turns=6), task=TASK, session_id="s")
+    result = await play(tokenizer, Strict(turns=6), policy=CallPolicy(max_invalid_in_a_row=2))
     assert result.stop_reason is StopReason.DONE
     assert result.metrics["invalid_replies"] == 3.0

@@ -7,8 +7,9 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import datetime
+import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from enum import Enum
 from typing import Any
@@ -36,33 +37,58 @@ from toolroll.rollout.types import (
     Status,
     StepResult,
     StopReason,
-    Task,
 )
+
+
+class Endless(Sequence[Any]):
+    """A sequence whose end is never reached."""
+
+    def __len__(self) -> int:
+        return 3
+
+    def __getitem__(self, index: Any) -> Any:
+        return {"role": "user", "content": "More."}
+
+
+class EndlessMapping(dict[str, Any]):
+    def items(self) -> Any:
+        return ((f"key {number}", number) for number in itertools.count())
+
 
 USER = {"role": "user", "content": "Begin."}
 
 
-async def played(name: str, returned: Any) -> Episode:
-    """Return the episode of an environment whose method `name` returns `returned`."""
-
-    def act(method: str, task: Task) -> Any:
-        return returned if method == name else None
-
-    [episode] = await play(ScriptedFactory(lambda: Scripted(act, blocking=False), count=1))
+async def play_once(
+    env: type[Scripted] = Scripted, max_turns: int = 30, **returned: Any
+) -> Episode:
+    """Return an episode of an environment whose methods return `returned`."""
+    act = lambda method, task: returned.get(method)
+    factory = ScriptedFactory(lambda: env(act, blocking=False), count=1)
+    [episode] = await play(factory, max_turns=max_turns)
     return episode
 
 
-def read_back(episode: Episode) -> Episode:
-    """Return the episode as the file gives it back, after a look that it gives the same line
+def read_back(episode: Episode) -> InteractionResult:
+    """Return the result as the file gives it back, after a look that it gives the same line
     again.
     """
     line = to_line(episode)
     again = from_line(line)
     assert to_line(again) == line
     Summary().add(again)
-    return again
+    return again.result
 
 
+# --- metrics and info -----------------------------------------------------------------------------
+
+GOOD_METRICS = {
+    "one": (1, 1.0),
+    "half": (np.float32(0.5), 0.5),
+    "yes": (True, 1.0),
+    "big": (2**60, 2.0**60),
+    "exact": (Decimal("0.25"), 0.25),
+    7: (7, 7.0),
+}
 BAD_METRICS = {
     "nan": math.nan,
     "infinite": math.inf,
@@ -77,38 +103,40 @@ BAD_METRICS = {
 
 
 async def test_metrics_keep_their_finite_numbers_and_name_the_others() -> None:
-    good = {
-        "one": 1,
-        "half": np.float32(0.5),
-        "yes": True,
-        "big": 2**60,
-        "exact": Decimal("0.25"),
-        7: 7,
-    }
-    episode = read_back(await played("metrics", good | BAD_METRICS | {"7": 8}))
-    assert episode.result.reward == 1.0
-    wanted = {"one": 1.0, "half": 0.5, "yes": 1.0, "big": 2.0**60, "exact": 0.25, "7": 7.0}
-    wanted = {f"env/{name}": value for name, value in wanted.items()}
-    assert {name: episode.result.metrics[name] for name in wanted} == wanted
-    assert not {f"env/{name}" for name in BAD_METRICS} & episode.result.metrics.keys()
-    message = episode.result.info["metrics_error"]["message"]
+    good = {name: value for name, (value, _) in GOOD_METRICS.items()}
+    result = read_back(await play_once(metrics=good | BAD_METRICS | {"7": 8}))
+    assert result.reward == 1.0
+    expected = {f"env/{name}": number for name, (_, number) in GOOD_METRICS.items()}
+    assert {name: result.metrics[name] for name in expected} == expected
+    assert not {f"env/{name}" for name in BAD_METRICS} & result.metrics.keys()
+    message = result.info["metrics_error"]["message"]
     assert all(f"{name}: " in message for name in BAD_METRICS)
     assert "text: '3.5'" in message and "7: 8" in message
     assert len(message) < 1000
+
+
+@pytest.mark.parametrize(
+    ("metrics", "words"),
+    [
+        (5, "Scripted.metrics must return a mapping of numbers"),
+        ("numbers", "Scripted.metrics must return a mapping of numbers"),
+        ([("a", 1)], "Scripted.metrics must return a mapping of numbers"),
+        (EndlessMapping(), "is a sequence endless?"),
+    ],
+    ids=["number", "text", "pairs", "endless"],
+)
+async def test_metrics_that_are_no_mapping_are_left_out(metrics: Any, words: str) -> None:
+    result = read_back(await play_once(metrics=metrics))
+    assert result.reward == 1.0
+    assert words in result.info["metrics_error"]["message"]
 
 
 async def test_an_environments_values_replace_none_of_the_loops_own() -> None:
     own = {"turns": 99.0, "invalid_calls": 7.0, "invalid_calls/invalid_json": 7.0, "reruns": 5.0}
     reported = {"tool_errors": 2.0, "tool_errors/look": 2.0, "user_calls": 3.0}
     info = {"bad_calls": 5, "error": "x", "trainable": False, "forks": 1, "reason": "ok"}
-
-    def act(name: str, task: Task) -> Any:
-        if name == "metrics":
-            return own | reported
-        return StepResult((), 1.0, True, info=info) if name == "step" else None
-
-    [episode] = await play(ScriptedFactory(lambda: Scripted(act, blocking=False), count=1))
-    result = read_back(episode).result
+    step = StepResult((), 1.0, True, info=info)
+    result = read_back(await play_once(metrics=own | reported, step=step))
     assert {name: result.metrics[f"env/{name}"] for name in own} == own
     assert {name: result.metrics[name] for name in reported} == reported
     assert result.metrics["turns"] == 1.0 and "invalid_calls" not in result.metrics
@@ -116,18 +144,118 @@ async def test_an_environments_values_replace_none_of_the_loops_own() -> None:
     assert result.info["env/error"] == "x" and not {"error", "bad_calls"} & result.info.keys()
 
 
-async def test_an_agents_error_of_another_shape_ends_no_run() -> None:
+# --- rewards --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("reward", "number"),
+    [
+        (True, 1.0), (1, 1.0), (np.int64(1), 1.0), (np.bool_(True), 1.0), (Decimal(1), 1.0),
+        (np.float64(0.5), 0.5), (np.float16(0.5), 0.5), (np.array(0.5), 0.5),
+        (Decimal("0.5"), 0.5), (0.5, 0.5),
+    ],
+)  # fmt: skip
+async def test_any_number_is_a_reward(reward: Any, number: float) -> None:
+    """It is a float from where it arrives."""
+    result = read_back(await play_once(step=StepResult((), reward, True)))
+    assert (result.reward, result.status) == (number, Status.COMPLETED)
+    assert result.step_rewards == (number,)
+    step = checked_step("env.step", StepResult(reward=reward, done=True), Action(""))
+    solved = checked_result(InteractionResult("", reward, [], {}))
+    assert [(end.reward, type(end.reward)) for end in (step, solved)] == [(number, float)] * 2
+
+
+@pytest.mark.parametrize("reward", [math.nan, math.inf, "1", 10**400, [1.0, 2.0], 1j])
+def test_a_reward_that_is_no_finite_number_is_refused(reward: Any) -> None:
+    with pytest.raises(EnvironmentFailure, match=r"env\.step gave the reward .* finite number"):
+        checked_step("env.step", StepResult(reward=reward, done=True), Action(""))
+    with pytest.raises(ValueError, match=r"asolve returned the reward .* finite number"):
+        checked_result(InteractionResult("", reward, [], {}))
+
+
+async def test_a_sum_of_rewards_that_is_infinite_is_a_failure() -> None:
+    class Rich(Scripted):
+        reward_mode = "sum"
+
+    episode = await play_once(Rich, max_turns=2, step=StepResult([USER], 1.5e308))
+    assert read_back(episode).stop_reason is StopReason.ENVIRONMENT_ERROR
+
+
+# --- failures -------------------------------------------------------------------------------------
+
+
+def step(*messages: Any, **fields: Any) -> tuple[str, StepResult]:
+    return "step", StepResult(messages or [USER], **fields)
+
+
+def reset(messages: Any = (USER,), **fields: Any) -> tuple[str, Observation]:
+    return "reset", Observation(messages, **fields)
+
+
+ENDLESS = "is a sequence endless?"
+
+
+@pytest.mark.parametrize(
+    ("returned", "words"),
+    [
+        (step(reward=10**400), "reward 1000"),
+        (step(reward=10**10_000), "reward"),
+        (step(reward=math.nan), "gave the reward nan"),
+        (step(reward="1.0"), "gave the reward '1.0'"),
+        (step(reward=object()), "reward <object"),
+        (step(info=None), "info must be a mapping, not None"),
+        (step(tools=5), "tools must be a list of tools, not 5"),
+        (step(done="no"), "done must be True or False, not 'no'"),
+        (step(done=np.zeros(2)), "done must be True or False"),
+        (step({"role": np.zeros(2)}), "a mapping with a role of"),
+        (("step", "done"), "step must return a StepResult, not str"),
+        (("step", ([], 1.0)), "step must return a StepResult, not tuple"),
+        (reset(tools=5), "tools must be a list of tools, not 5"),
+        (reset(tools=None), "tools must be a list of tools, not None"),
+        (reset(tools=[{"name": "add"}]), 'tools[0] must be {"type": "function"'),
+        (reset(info=None), "info must be a mapping, not None"),
+        (reset([{"role": "user", "content": 3}]), "content of messages[0] must be text, not int"),
+        (reset("hello"), "messages must be a list"),
+        (reset([{"content": "x"}]), "messages[0] must be a mapping with a role"),
+        (("reset", 5), "reset must return an Observation, not int"),
+        (reset(Endless()), ENDLESS),
+        (reset(tools=Endless()), ENDLESS),
+        (("step", StepResult(Endless())), ENDLESS),
+        (step({"role": "user", "content": Endless()}), ENDLESS),
+        (step(EndlessMapping(role="user", content="More.")), ENDLESS),
+        (step(reward=1.0, done=True, info=EndlessMapping()), ENDLESS),
+    ],
+    ids=lambda given: given if isinstance(given, str) else given[0],
+)
+async def test_a_failure_says_what_was_returned(returned: tuple[str, Any], words: str) -> None:
+    result = read_back(await play_once(**dict([returned])))
+    assert (result.status, result.stop_reason) == (Status.ABORTED, StopReason.ENVIRONMENT_ERROR)
+    message = result.info["error"]["message"]
+    assert f"Scripted.{returned[0]}" in message and words in message
+    assert len(message) < 500
+
+
+# --- what an agent returns ------------------------------------------------------------------------
+
+
+def returning(result: Any) -> Any:
+    """Agents that return `result`."""
+
     class Agent:
         async def asolve(self, env: Any, *args: Any, **named: Any) -> Any:
-            return InteractionResult(
-                "", None, [], {"error": "no shape"}, stop_reason=StopReason.ENGINE_ERROR
-            )
+            return result
 
+    return Agent
+
+
+async def test_an_agents_error_of_another_shape_ends_no_run() -> None:
+    failed = InteractionResult(
+        "", None, [], {"error": "no shape"}, stop_reason=StopReason.ENGINE_ERROR
+    )
     factory = ScriptedFactory(lambda: Scripted(lambda name, task: None), count=4)
+    runner = Runner(factory, returning(failed), RunSettings(give_up_after=2))
     with pytest.raises(ExceptionGroup) as group:
-        await Runner(factory, Agent, RunSettings(give_up_after=2)).run(
-            factory.tasks("test"), lambda episode: None
-        )
+        await runner.run(factory.tasks("test"), lambda episode: None)
     assert "2 attempts at episodes failed in a row" in str(first_error(group.value))
 
 
@@ -137,7 +265,7 @@ def test_the_worse_of_an_agents_status_and_stop_reason_is_kept(
     status: Status, reason: StopReason
 ) -> None:
     solved = InteractionResult("", 1.0, [], {}, status=status, stop_reason=reason)
-    again = read_back(Episode("pond", "t-0", 0, 0, 0, checked_result(solved))).result
+    again = read_back(Episode("pond", "t-0", 0, 0, 0, checked_result(solved)))
     order = [Status.COMPLETED, Status.TRUNCATED, Status.ABORTED]
     assert again.status is max(status, reason.status, key=order.index)
     assert again.status is again.stop_reason.status
@@ -145,61 +273,30 @@ def test_the_worse_of_an_agents_status_and_stop_reason_is_kept(
     assert again.reward == (None if again.status is Status.ABORTED else 1.0)
 
 
-@pytest.mark.parametrize("returned", [5, "numbers", [("a", 1)]])
-async def test_metrics_must_be_a_mapping(returned: Any) -> None:
-    episode = read_back(await played("metrics", returned))
-    assert episode.result.reward == 1.0
-    assert (
-        "Scripted.metrics must return a mapping of numbers"
-        in episode.result.info["metrics_error"]["message"]
-    )
-
-
 @pytest.mark.parametrize(
-    ("name", "returned", "said"),
+    "result",
     [
-        ("step", StepResult([USER], 10**400), "reward 1000"),
-        ("step", StepResult([USER], 10**10_000), "reward"),
-        ("step", StepResult([USER], math.nan), "reward nan"),
-        ("step", StepResult([USER], "1.0"), "reward '1.0'"),  # type: ignore[arg-type]
-        ("step", StepResult([USER], object()), "reward <object"),  # type: ignore[arg-type]
-        ("step", StepResult([USER], info=None), "info must be a mapping, not None"),  # type: ignore[arg-type]
-        ("step", StepResult([USER], tools=5), "tools must be a list of tools, not 5"),  # type: ignore[arg-type]
-        ("step", StepResult([USER], done="no"), "done must be True or False, not 'no'"),  # type: ignore[arg-type]
-        ("step", StepResult([USER], done=np.zeros(2)), "done must be True or False"),  # type: ignore[arg-type]
-        ("step", StepResult([{"role": np.zeros(2)}]), "a mapping with a role of"),
-        ("step", "done", "step must return a StepResult, not str"),
-        ("reset", Observation([USER], tools=5), "tools must be a list of tools, not 5"),  # type: ignore[arg-type]
-        ("reset", Observation([USER], tools=None), "tools must be a list of tools, not None"),  # type: ignore[arg-type]
-        ("reset", Observation([USER], info=None), "info must be a mapping, not None"),  # type: ignore[arg-type]
-        ("reset", 5, "reset must return an Observation, not int"),
+        None,
+        InteractionResult("", math.nan, [], {}),
+        InteractionResult("", 1.0, [], {}, metrics={"a": math.nan, "b": 2.0, "c": None}),  # type: ignore[dict-item]
     ],
+    ids=["nothing", "no reward", "no metrics"],
 )
-async def test_a_failure_says_what_was_returned(name: str, returned: Any, said: str) -> None:
-    result = read_back(await played(name, returned)).result
-    assert (result.status, result.stop_reason) == (Status.ABORTED, StopReason.ENVIRONMENT_ERROR)
-    assert f"Scripted.{name}" in result.info["error"]["message"]
-    assert said in result.info["error"]["message"]
-    assert len(result.info["error"]["message"]) < 500
+async def test_what_an_agent_returns_can_be_read_back_too(result: Any) -> None:
+    factory = ScriptedFactory(lambda: Scripted(lambda name, task: None), count=1)
+    episodes: list[Episode] = []
+    await Runner(factory, returning(result), RunSettings()).run(
+        factory.tasks("test"), episodes.append
+    )
+    again = read_back(episodes[0])
+    if result is not None and result.reward == 1.0:
+        assert (again.reward, again.metrics["b"]) == (1.0, 2.0)
+        assert "a: nan; c: None" in again.info["metrics_error"]["message"]
+    else:
+        assert again.stop_reason is StopReason.INTERNAL_ERROR
 
 
-@pytest.mark.parametrize(
-    "reward", [np.float64(0.5), np.float16(0.5), np.array(0.5), Decimal("0.5"), 0.5]
-)
-async def test_any_number_is_a_reward(reward: Any) -> None:
-    result = read_back(await played("step", StepResult((), reward, True))).result
-    assert (result.reward, result.step_rewards, result.status) == (0.5, (0.5,), Status.COMPLETED)
-
-
-async def test_a_sum_of_rewards_that_is_infinite_is_a_failure() -> None:
-    class Rich(Scripted):
-        reward_mode = "sum"
-
-    def act(name: str, task: Task) -> Any:
-        return StepResult([USER], 1.5e308) if name == "step" else None
-
-    [episode] = await play(ScriptedFactory(lambda: Rich(act, blocking=False), count=1), max_turns=2)
-    assert read_back(episode).result.stop_reason is StopReason.ENVIRONMENT_ERROR
+# --- any value ------------------------------------------------------------------------------------
 
 
 class Hostile:
@@ -310,31 +407,27 @@ RETURNED = st.one_of(
 @example(("step", StepResult((), 1.0, True, info={"weird": WEIRD})))
 @settings(deadline=None)
 def test_every_line_that_is_written_can_be_read_back(returned: tuple[str, Any]) -> None:
-    episode = asyncio.run(played(*returned))
-    again = read_back(episode).result
+    episode = asyncio.run(play_once(**dict([returned])))
+    again = read_back(episode)
     assert again.stop_reason is not StopReason.INTERNAL_ERROR, again.info["error"]
     assert again.reward == episode.result.reward
     assert again.metrics == episode.result.metrics
 
 
-@pytest.mark.parametrize("at", range(len(HARD)))
-async def test_a_value_whose_repr_fails_costs_only_its_episode(
-    at: int,
-) -> None:
-    value = HARD[at]
-    for name, returned in (
-        ("step", StepResult((), 1.0, True, info={"weird": [value]})),
-        ("step", StepResult([USER | {"extra": value}], 1.0)),
-        ("step", StepResult([value])),  # type: ignore[list-item]
+@pytest.mark.parametrize("number", range(len(HARD)))
+async def test_a_value_whose_repr_fails_costs_only_its_episode(number: int) -> None:
+    value = HARD[number]
+    for returned in (
+        step(reward=1.0, done=True, info={"weird": [value]}),
+        step(USER | {"extra": value}, reward=1.0),
+        step(value),
         ("step", value),
-        ("reset", Observation([USER], [value])),  # type: ignore[list-item]
+        reset(tools=[value]),
         ("metrics", {"weird": value}),
         ("metrics", value),
     ):
-        assert (
-            read_back(await played(name, returned)).result.stop_reason
-            is not StopReason.INTERNAL_ERROR
-        )
+        result = read_back(await play_once(**dict([returned])))
+        assert result.stop_reason is not StopReason.INTERNAL_ERROR
 
 
 @given(ANY)
@@ -345,44 +438,5 @@ def test_to_jsonable_never_raises(value: Any) -> None:
 
 
 def test_keys_that_become_equal_in_json_keep_all_values() -> None:
-    found = to_jsonable({1: "a", "1": "b", 0: "c", "0": "d", None: "e"})
-    assert sorted(found.values()) == ["a", "b", "c", "d", "e"]
-
-
-@pytest.mark.parametrize("reward", [True, 1, np.int64(1), np.bool_(True), Decimal(1)])
-def test_a_reward_is_a_float_from_where_it_arrives(reward: Any) -> None:
-    step = checked_step("env.step", StepResult(reward=reward, done=True), Action(""))
-    result = checked_result(InteractionResult("", reward, [], {}))
-    assert [(value, type(value)) for value in (step.reward, result.reward)] == [(1.0, float)] * 2
-
-
-@pytest.mark.parametrize("reward", [math.nan, math.inf, "1", 10**400, [1.0, 2.0], 1j])
-def test_a_reward_that_is_no_finite_number_is_refused(reward: Any) -> None:
-    with pytest.raises(EnvironmentFailure, match=r"env\.step gave the reward .* finite number"):
-        checked_step("env.step", StepResult(reward=reward, done=True), Action(""))
-    with pytest.raises(ValueError, match=r"asolve returned the reward .* finite number"):
-        checked_result(InteractionResult("", reward, [], {}))
-
-
-@pytest.mark.parametrize(
-    "result",
-    [
-        None,
-        InteractionResult("", math.nan, [], {}),
-        InteractionResult("", 1.0, [], {}, metrics={"a": math.nan, "b": 2.0, "c": None}),  # type: ignore[dict-item]
-    ],
-)
-async def test_what_an_agent_returns_can_be_read_back_too(result: Any) -> None:
-    class Agent:
-        async def asolve(self, env: Any, *args: Any, **named: Any) -> Any:
-            return result
-
-    factory = ScriptedFactory(lambda: Scripted(lambda name, task: None), count=1)
-    episodes: list[Episode] = []
-    await Runner(factory, Agent, RunSettings()).run(factory.tasks("test"), episodes.append)
-    again = read_back(episodes[0]).result
-    if result is not None and result.reward == 1.0:
-        assert (again.reward, again.metrics["b"]) == (1.0, 2.0)
-        assert "a: nan; c: None" in again.info["metrics_error"]["message"]
-    else:
-        assert again.stop_reason is StopReason.INTERNAL_ERROR
+    kept = to_jsonable({1: "a", "1": "b", 0: "c", "0": "d", None: "e"})
+    assert sorted(kept.values()) == ["a", "b", "c", "d", "e"]

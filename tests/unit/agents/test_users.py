@@ -1,5 +1,5 @@
-"""Simulated users: the lines, and the HTTP client against a real local server with scripted
-answers.
+"""Simulated users: the lines, the HTTP client against a real local server with scripted answers,
+and the strategies by which a model plays a user.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import pytest
 from aiohttp import web
 from openai.types.chat.completion_create_params import CompletionCreateParamsNonStreaming
 from pydantic import TypeAdapter, ValidationError
-from support.chat import UNFINISHED, Answer, Seen, endpoint
+from support.chat import UNFINISHED, Answer, Seen, completion, endpoint
 
 from toolroll.agents.chat_client import ChatClient
 from toolroll.agents.users import (
@@ -23,13 +23,14 @@ from toolroll.agents.users import (
     is_stop,
     visible_text,
 )
+from toolroll.agents.users.strategies import approves, judging, spoken
 from toolroll.rollout.errors import UsageError, UserSimulatorError
 
 
 def says(content: Any, finish: str | None = "stop", **message: Any) -> dict[str, Any]:
-    said = {"role": "assistant", "content": content, **message}
+    line = {"role": "assistant", "content": content, **message}
     return {
-        "choices": [{"index": 0, "message": said, "finish_reason": finish}],
+        "choices": [{"index": 0, "message": line, "finish_reason": finish}],
         "usage": {"prompt_tokens": 7, "completion_tokens": 2},
     }
 
@@ -106,40 +107,37 @@ async def test_no_settings_no_fields() -> None:
         assert server.keys == [None]
 
 
-async def hangs(body: dict[str, Any]) -> web.Response:
-    await asyncio.Event().wait()
-    raise AssertionError
+EMPTY = [
+    says(content, reasoning_content="###STOP###")
+    for content in (None, "", "  ", "<think>###STOP###</think>", "<think>open ###STOP###")
+]
+REFUSAL = says(None, refusal="I cannot pretend to be a customer.")
 
 
-@pytest.mark.parametrize(
-    "empty", [None, "", "  ", "<think>###STOP###</think>", "<think>never closed ###STOP###"]
-)
-async def test_an_empty_answer_is_asked_again_with_another_seed(empty: str | None) -> None:
+@pytest.mark.parametrize("answer", [*EMPTY, REFUSAL])
+async def test_an_answer_without_text_is_tried_again_with_another_seed(answer: Any) -> None:
     async with (
-        endpoint(
-            says(empty, reasoning_content="###STOP###"), says("<think>hm</think> hi")
-        ) as server,
+        endpoint(answer, says("<think>hm</think> hi")) as server,
         users_at(server, seed=1) as users,
     ):
         user = users.make()
         assert await user.reset("x") == "hi"
         assert [body["seed"] for body in server.bodies] == [1, 2]
-        assert user.metrics()["user_calls"] == 2
-        assert user.metrics()["user_retries"] == 1
-    async with endpoint(says(empty)) as server, users_at(server, retries=1) as users:
+        assert (user.metrics()["user_calls"], user.metrics()["user_retries"]) == (2, 1)
+    async with endpoint(answer) as server, users_at(server, retries=1) as users:
         user = users.make()
         with pytest.raises(UserSimulatorError, match="2 replies without visible text"):
             await user.reset("x")
-        assert [m["role"] for m in user.messages] == ["system"]
+        assert [message["role"] for message in user.messages] == ["system"]
 
 
 async def test_a_failed_request_is_the_users_failure_and_counted() -> None:
-    async with (
-        endpoint(fails(503), says("hi"), fails(400, "no such model")) as server,
-        users_at(server) as users,
-    ):
+    """A failed step leaves the list of messages as it was."""
+    answers = fails(503), says("hi"), fails(400, "no such model"), says("two")
+    async with endpoint(*answers) as server, users_at(server) as users:
         user = users.make()
         assert await user.reset("x") == "hi"
+        before = user.messages
         with pytest.raises(
             UserSimulatorError,
             match=r"^the user simulator at http.*/v1/chat/completions failed after 1 attempt: "
@@ -148,10 +146,12 @@ async def test_a_failed_request_is_the_users_failure_and_counted() -> None:
             await user.step("y")
         metrics = user.metrics()
         assert [metrics[f"user_{name}"] for name in ("calls", "retries", "errors")] == [1, 1, 1]
+        assert user.messages == before
+        assert await user.step("b") == "two"
 
 
 @pytest.mark.parametrize("finish", UNFINISHED)
-async def test_an_unfinished_answer_is_not_a_line_of_the_user(finish: str | None) -> None:
+async def test_an_unfinished_answer_is_no_line_and_no_verdict(finish: str | None) -> None:
     cut = says("Yes, that is all. ###STO", finish)
     async with (
         endpoint(cut, says(f"Yes. {STOP_MARKER}"), cut) as server,
@@ -166,34 +166,12 @@ async def test_an_unfinished_answer_is_not_a_line_of_the_user(finish: str | None
         # Only a truncated answer needs more room.
         more = 100 if finish == "length" else 50
         assert [body["max_tokens"] for body in server.bodies] == [50, more] * 2
-
-
-@pytest.mark.parametrize("finish", UNFINISHED)
-async def test_an_unfinished_verdict_is_not_a_verdict(finish: str | None) -> None:
     async with (
         endpoint(says("My order is W1."), says("Let me think: ", finish)) as server,
         users_at(server, retries=0, strategy="verify") as users,
     ):
         with pytest.raises(UserSimulatorError, match=f"finish_reason {finish!r}"):
             await users.make().reset("x")
-
-
-async def test_a_refusal_is_not_a_line_of_the_user() -> None:
-    refusal = says(None, refusal="I cannot pretend to be a customer.")
-    async with endpoint(refusal) as server, users_at(server, retries=1) as users:
-        with pytest.raises(UserSimulatorError, match="without visible text"):
-            await users.make().reset("x")
-
-
-async def test_a_failed_step_leaves_the_list_as_it_was() -> None:
-    async with endpoint(says("one"), fails(400), says("two")) as server, users_at(server) as users:
-        user = users.make()
-        await user.reset("x")
-        before = user.messages
-        with pytest.raises(UserSimulatorError):
-            await user.step("a")
-        assert user.messages == before
-        assert await user.step("b") == "two"
 
 
 async def test_half_a_character_from_the_agent_is_sent_as_a_question_mark() -> None:
@@ -209,7 +187,8 @@ async def test_cancelled_passes_through() -> None:
 
     async def wait(body: dict[str, Any]) -> web.Response:
         arrived.set()
-        return await hangs(body)
+        await asyncio.Event().wait()
+        raise AssertionError
 
     async with endpoint(wait) as server, users_at(server) as users:
         task = asyncio.create_task(users.make().reset("x"))
@@ -306,3 +285,94 @@ async def test_scripted_lines() -> None:
     ever = ScriptedUser([], default="z")
     assert [await ever.reset(""), await ever.step("")] == ["z", "z"]
     await ever.close()
+
+
+# --- strategies: what the agent hears, and what the supervisor is asked ---------------------------
+
+
+async def lines(
+    server: Seen, strategy: Any, *replies: str, **settings: Any
+) -> tuple[list[str], dict[str, float]]:
+    """What the user says at `reset` and after each of the agent's `replies`, and its metrics."""
+    given = {"strategy": strategy, "seed": 5, "retries": 1, **settings}
+    async with OpenAIUsers(UserConfig(base_url=server.url, model="m", **given)) as users:
+        user = users.make(seed=1)
+        heard = [await user.reset("You want {line}, not {transcript}.")]
+        heard += [await user.step(reply) for reply in replies]
+        assert [m["content"] for m in user.messages if m["role"] == "assistant"] == heard
+        return heard, dict(user.metrics())
+
+
+async def test_react_thinks_and_only_the_response_is_heard() -> None:
+    answers = [
+        "Thought:\nI say ###STOP### later.\n\nUser Response:\nI want a refund.",
+        "**Thought:** fine\n**User Response:** ###STOP###",
+    ]
+    async with endpoint(*map(completion, answers)) as server:
+        heard, _ = await lines(server, "react", "Your order?")
+    assert heard == ["I want a refund.", "###STOP###"]
+    system = server.bodies[0]["messages"][0]["content"]
+    assert "User Response:\n<the one line that is sent>" in system
+    assert "later" not in str(server.bodies[1]["messages"]), "a thought is not kept"
+
+
+async def test_react_without_a_response_is_tried_again_and_then_fails() -> None:
+    async with endpoint(completion("Just words."), completion("Response: Hello.")) as server:
+        assert (await lines(server, "react"))[0] == ["Hello."]
+        assert server.bodies[0]["seed"] != server.bodies[1]["seed"]
+    async with endpoint(completion("Just words.")) as server:
+        with pytest.raises(UserSimulatorError, match="without visible text"):
+            await lines(server, "react")
+
+
+async def test_verify_says_a_refused_line_anew() -> None:
+    answers = ["A lie.", "No.", "The truth.", "<think>no?</think>Yes."]
+    async with endpoint(*map(completion, answers)) as server:
+        heard, metrics = await lines(server, "verify")
+    assert heard == ["The truth."]
+    assert (metrics["user_revisions"], metrics["user_calls"]) == (1, 4)
+    verdict = server.bodies[1]["messages"][0]["content"]
+    assert "You want {line}, not {transcript}." in verdict, "braces in the orders are text"
+    assert "Agent: Hi! How can I help you today?" in verdict and "A lie." in verdict
+    assert server.bodies[0]["messages"] == server.bodies[2]["messages"]
+    assert server.bodies[0]["seed"] != server.bodies[2]["seed"], "else it would lie again"
+
+
+async def test_what_is_always_refused_is_said_in_the_end() -> None:
+    async with endpoint(*map(completion, ["One.", "no", "Two.", "no", "Three.", "no"])) as server:
+        heard, metrics = await lines(server, "verify")
+    assert (heard, len(server.bodies), metrics["user_revisions"]) == (["Three."], 5, 2)
+    async with endpoint(*map(completion, ["One.", "no"])) as server:
+        assert (await lines(server, "verify", revisions=0))[0] == ["One."]
+        assert len(server.bodies) == 1
+
+
+async def test_reflection_mends_a_refused_line() -> None:
+    mended = "Reflection:\nIt is a lie.\n\nUser Response:\nThe truth."
+    answers = ["A lie.", "no", mended, "yes", "Bye.", "yes"]
+    async with endpoint(*map(completion, answers)) as server:
+        heard, _ = await lines(server, "reflection", "And now?")
+    assert heard == ["The truth.", "Bye."]
+    assert "A lie." not in str(server.bodies[4]["messages"]), "what was refused was never said"
+    assert "Customer: The truth." in server.bodies[5]["messages"][0]["content"]
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("Thought: a\nUser Response: b", "b"),
+        ("User Response: a\nUser Response:\n\nb c\nd", "b c\nd"),
+        ("thought\n  user response:x", "x"),
+        ("The User Response: is here", ""),
+        ("User Response:", ""),
+        ("", ""),
+    ],
+)
+def test_spoken(text: str, line: str) -> None:
+    assert spoken(text) == line
+
+
+def test_verdicts() -> None:
+    assert approves("Yes") and approves("no, I mean: YES.") and approves("hm")
+    assert not approves("No.") and not approves("yes and no")
+    assert len(judging([{"role": "system", "content": "x"}], "y")) == 1

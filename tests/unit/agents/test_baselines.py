@@ -1,5 +1,5 @@
-"""A model behind an OpenAI-compatible endpoint: played and scored like any other, and marked not
-trainable.
+"""Baselines: a model behind an OpenAI-compatible endpoint, played and scored like any other and
+marked not trainable, and what doing nothing scores.
 """
 
 from __future__ import annotations
@@ -13,11 +13,13 @@ from pydantic import SecretStr
 from support.chat import UNFINISHED, Answer, completion, endpoint
 from support.commands import toolroll
 from support.listed_environment import TOOL, ListedWorld
+from support.tau import BOTH, TauBench, needed
 from support.toy_environment import PondFactory
 
 from toolroll.agents.chat_client import ChatClient, ChatClientConfig
 from toolroll.agents.loop.call_policy import CallPolicy
 from toolroll.agents.text_agent import DoNothingAgent
+from toolroll.evaluation.do_nothing import play_floor
 from toolroll.evaluation.openai_baseline import BaselineAgent, make_baseline
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.runs.episode_file import from_line, read_episodes, to_line
@@ -53,13 +55,8 @@ async def play(
     threads = Threads(2)
     agent = BaselineAgent(threads, ChatClient(config), policy=CallPolicy(**settings))
     try:
-        return await agent.asolve(
-            env,
-            None,
-            params or {"temperature": 0.5, "max_new_tokens": 77},
-            task=Task("t", 0),
-            session_id="s",
-        )
+        params = params or {"temperature": 0.5, "max_new_tokens": 77}
+        return await agent.asolve(env, None, params, task=Task("t", 0), session_id="s")
     finally:
         await agent.aclose()
 
@@ -75,50 +72,26 @@ async def test_an_episode(tokenizer: Any) -> None:
         says("Bye."),
     ) as server:
         result = await play(server.url, world)
-    assert [message["role"] for message in result.messages] == [
-        "system",
-        "user",
-        "assistant",
-        "tool",
-        "assistant",
-        "user",
-        "assistant",
-    ]
-    assert result.messages[3] == {
-        "role": "tool",
-        "tool_call_id": "call_0",
-        "name": "look",
-        "content": "A frog.",
-    }
-    assert [action.content for action in world.seen] == ["", "It is a frog.", "Bye."], (
-        "thoughts are nobody's business"
-    )
-    assert (result.status, result.stop_reason, result.reward, world.closed) == (
-        Status.COMPLETED,
-        StopReason.DONE,
-        1.0,
-        1,
-    )
-    assert result.trajectories == ()
+    roles = "system user assistant tool assistant user assistant"
+    assert [message["role"] for message in result.messages] == roles.split()
+    answer = {"role": "tool", "tool_call_id": "call_0", "name": "look", "content": "A frog."}
+    assert result.messages[3] == answer
+    spoken = [action.content for action in world.seen]
+    assert spoken == ["", "It is a frog.", "Bye."], "thoughts are nobody's business"
+    assert (result.status, result.stop_reason) == (Status.COMPLETED, StopReason.DONE)
+    assert (result.reward, world.closed, result.trajectories) == (1.0, 1, ())
     assert result.info["trainable"] is False
-    assert result.metrics["turns"] == 3
-    assert (
-        result.metrics["prompt_tokens"],
-        result.metrics["completion_tokens"],
-        result.metrics["cached_tokens"],
-    ) == (27, 12, 15)
-    assert result.metrics["executed_calls/look"] == 1
+    counts = {
+        "turns": 3, "prompt_tokens": 27, "completion_tokens": 12, "cached_tokens": 15,
+        "executed_calls/look": 1,
+    }  # fmt: skip
+    assert {name: result.metrics[name] for name in counts} == counts
     body = server.bodies[1]
-    assert (body["model"], body["temperature"], body["max_tokens"], body["tools"]) == (
-        "m",
-        0.5,
-        77,
-        [TOOL],
-    )
-    assert all("reasoning_content" not in message for message in body["messages"])
+    assert all("reasoning_content" not in message for message in body.pop("messages"))
+    assert body == {"model": "m", "temperature": 0.5, "max_tokens": 77, "tools": [TOOL]}
     assert server.keys == ["Bearer secret-key"] * 3
-    found = from_line(to_line(Episode("pond", "t", 0, 0, 1, result)))
-    assert found.result.trajectories == ()
+    again = from_line(to_line(Episode("pond", "t", 0, 0, 1, result)))
+    assert again.result.trajectories == ()
 
 
 @pytest.mark.parametrize(
@@ -144,50 +117,36 @@ async def test_a_call_that_cannot_be_executed_is_answered(
     answers = [message for message in result.messages if message["role"] == "tool"]
     assert words in answers[0]["content"]
     assert answers[1]["content"] == "A frog.", "the other one was executed"
-    assert [
-        found["function"]["name"] for found in server.bodies[1]["messages"][2]["tool_calls"]
-    ] == [call[0], "look"]
-    for sent in server.bodies[1]["messages"][2]["tool_calls"]:
-        assert isinstance(json.loads(sent["function"]["arguments"]), dict), (
-            "servers refuse a history with anything else"
-        )
+    sent = [each["function"] for each in server.bodies[1]["messages"][2]["tool_calls"]]
+    assert [function["name"] for function in sent] == [call[0], "look"]
+    for function in sent:  # servers refuse a history with anything else
+        assert isinstance(json.loads(function["arguments"]), dict)
     assert result.reward == 1.0
 
 
+FAILED, FULL = (StopReason.ENGINE_ERROR, None), (StopReason.CONTEXT_FULL, 0.0)
+
+
 @pytest.mark.parametrize(
-    ("answer", "reason", "reward", "asked"),
+    ("answer", "end", "requests"),
     [
-        (fails(400, "bad secret-key"), StopReason.ENGINE_ERROR, None, 1),
-        (fails(500, "secret-key"), StopReason.ENGINE_ERROR, None, 3),
-        (fails(200, '{"choices": []}'), StopReason.ENGINE_ERROR, None, 3),
-        (fails(200, "[1]"), StopReason.ENGINE_ERROR, None, 3),
-        (
-            fails(400, '{"error": {"code": "context_length_exceeded", "message": "too long"}}'),
-            StopReason.CONTEXT_FULL,
-            0.0,
-            1,
-        ),
-        (
-            fails(400, "This model's maximum context length is 9 tokens. However, you requested"),
-            StopReason.CONTEXT_FULL,
-            0.0,
-            1,
-        ),
-        (says("It is", finish="length"), StopReason.LENGTH, 0.0, 1),
+        (fails(400, "bad secret-key"), FAILED, 1),
+        (fails(500, "secret-key"), FAILED, 3),
+        (fails(200, '{"choices": []}'), FAILED, 3),
+        (fails(200, "[1]"), FAILED, 3),
+        (fails(400, '{"error": {"code": "context_length_exceeded", "message": "m"}}'), FULL, 1),
+        (fails(400, "This model's maximum context length is 9 tokens. However, you"), FULL, 1),
+        (says("It is", finish="length"), (StopReason.LENGTH, 0.0), 1),
     ],
 )
 async def test_how_it_can_end(
-    answer: Answer, reason: StopReason, reward: float | None, asked: int
+    answer: Answer, end: tuple[StopReason, float | None], requests: int
 ) -> None:
     world = ListedWorld(["Hello."])
     async with endpoint(answer) as server:
         result = await play(server.url, world)
-    assert (result.stop_reason, result.reward, len(server.bodies), world.closed) == (
-        reason,
-        reward,
-        asked,
-        1,
-    )
+    assert (result.stop_reason, result.reward) == end
+    assert (len(server.bodies), world.closed) == (requests, 1)
     assert "secret-key" not in json.dumps(result.info), "the key stands in no error"
 
 
@@ -201,25 +160,17 @@ async def test_an_unfinished_answer_is_not_a_turn_of_a_baseline(finish: str | No
 
 
 async def test_a_refusal_is_the_text_of_a_baselines_turn() -> None:
-    body = {
-        "choices": [{"message": {"content": None, "refusal": "I cannot."}, "finish_reason": "stop"}]
-    }
-    async with endpoint(fails(200, json.dumps(body))) as server:
+    async with endpoint(says(None, refusal="I cannot.")) as server:
         result = await play(server.url, ListedWorld(["Hello."]))
     assert result.messages[-1]["content"] == "I cannot."
 
 
 async def test_what_openai_does_not_know_can_be_left_out() -> None:
-    threads = Threads(1)
     async with endpoint(says("Bye.")) as server:
-        agent = BaselineAgent(
-            threads,
-            ChatClient(ChatClientConfig(base_url=server.url, model="m")),
-            extra_params=False,
-        )
-        await agent.asolve(
-            ListedWorld(["Hello."]), None, {"top_k": 5, "top_p": 0.5, "sampling_seed": 3}
-        )
+        client = ChatClient(ChatClientConfig(base_url=server.url, model="m"))
+        agent = BaselineAgent(Threads(1), client, extra_params=False)
+        params = {"top_k": 5, "top_p": 0.5, "sampling_seed": 3}
+        await agent.asolve(ListedWorld(["Hello."]), None, params)
         await agent.aclose()
     assert (server.bodies[0]["top_p"], server.bodies[0]["seed"]) == (0.5, 3)
     assert "top_k" not in server.bodies[0]
@@ -227,13 +178,12 @@ async def test_what_openai_does_not_know_can_be_left_out() -> None:
 
 async def test_wrong_settings_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NO_SUCH_KEY", raising=False)
-    threads = Threads(1)
-    with pytest.raises(UsageError, match="NO_SUCH_KEY, which is not set"):
-        make_baseline(
-            threads, {"endpoint": "http://x/v1", "model": "m", "api_key_env": "NO_SUCH_KEY"}
-        )
-    with pytest.raises(UsageError, match="must begin with http"):
-        make_baseline(threads, {"endpoint": "x/v1", "model": "m"})
+    for given, words in (
+        ({"endpoint": "http://x/v1", "api_key_env": "NO_SUCH_KEY"}, "NO_SUCH_KEY, which is not"),
+        ({"endpoint": "x/v1"}, "must begin with http"),
+    ):
+        with pytest.raises(UsageError, match=words):
+            make_baseline(Threads(1), {"model": "m", **given})
 
 
 def test_a_baselines_run(tmp_path: Any, tokenizer: Any) -> None:
@@ -264,9 +214,8 @@ async def test_doing_nothing() -> None:
         )
         for task in factory.tasks("test")
     ]
-    assert [found.reward for found in results] == [1.0, 0.0, 0.0, 0.0], (
-        "one pond in four wants no look"
-    )
+    rewards = [result.reward for result in results]
+    assert rewards == [1.0, 0.0, 0.0, 0.0], "one pond in four wants no look"
     assert results[0].messages[-1]["content"] == "Goodbye."
 
 
@@ -287,3 +236,25 @@ async def test_a_reference_played_by_an_endpoint_earns_what_it_earns() -> None:
         result = await agent.asolve(desk.make(EnvironmentOptions()), task=task)
         await agent.aclose()
     assert (result.reward, result.stop_reason) == (1.0, StopReason.DONE)
+
+
+# --- the floor beside each result -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("tau", BOTH)
+async def test_tau_benchs_floor(tau: TauBench) -> None:
+    """Of the package itself 19 of 50 airline tasks, 7 of 115 retail ones."""
+    tau = needed(tau)
+    for (domain, split), (count, floor) in tau.counts.items():
+        if split == "test":
+            factory = tau.factory(domain)
+            played = await play_floor(factory, factory.tasks(split), max_turns=30)
+            assert (played.graded, played.passed) == (count, floor), (domain, split)
+
+
+@pytest.mark.parametrize("name", ["desk", "bfcl/multi_turn_base", "bfcl/multi_turn_miss_func"])
+async def test_doing_nothing_earns_no_reward(name: str) -> None:
+    factory = find_environment(name)
+    tasks = factory.tasks(factory.splits[0])
+    played = await play_floor(factory, tasks, max_turns=30)
+    assert (played.graded, played.passed) == (len(tasks), 0)

@@ -1,7 +1,11 @@
-"""The rule for several calls in one turn is the environment's, in training and in evaluation."""
+"""The rule for several calls in one turn is the environment's, in training and in evaluation, and
+the template that asks for it.
+"""
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -45,7 +49,7 @@ class TwoCalls(TextAgent):
         sampling_params: Mapping[str, Any],
         session_id: str,
     ) -> AssistantTurn:
-        calls = tuple(ToolCall("look", {"at": at}, "", id=f"call-{at}") for at in "ab")
+        calls = tuple(ToolCall("look", {"at": place}, "", id=place) for place in "ab")
         parsed = ParsedReply("Done.") if len(messages) > 2 else ParsedReply("", tool_calls=calls)
         return AssistantTurn(parsed, {"role": "assistant", "content": parsed.content})
 
@@ -82,7 +86,7 @@ def test_what_the_environments_declare() -> None:
     assert list(rules.values()) == ["all", "all", "first", "first"]
 
 
-def test_the_published_agents_make_one_call_whatever_the_environment_allows() -> None:
+def test_the_published_agents_make_one_call_in_any_environment() -> None:
     for policy in (TrainableAgentMixin.policy, TrainableToolCallingAgent().policy):
         assert policy.under(AnyNumber()).parallel_calls == "first"
 
@@ -97,3 +101,49 @@ def test_a_rule_that_is_none_of_the_three_is_refused(rule: Any) -> None:
     if rule is not None:
         with pytest.raises(UsageError, match="parallel_calls must be one of"):
             CallPolicy(parallel_calls=rule)
+
+
+# --- templates ------------------------------------------------------------------------------------
+
+
+def _agent(
+    model: Any, kind: type[TrainableToolCallingAgent] = TrainableToolCallingAgent
+) -> TrainableToolCallingAgent:
+    return kind(model=model, sampling_params={"max_new_tokens": 64})
+
+
+@pytest.mark.tokens
+async def test_all_agents_share_the_template_for_one_call_a_turn(tokenizer: Any) -> None:
+    """One of its own for each episode would encode everything again."""
+    async with serving(tokenizer, lambda request: "Goodbye.") as (_, model):
+        agents = [_agent(model) for _ in range(3)]
+        for agent in agents:
+            await agent.asolve(ListedWorld(), task=Task("t", 0))
+        templates = {id(agent._template(model.template, agent.policy)) for agent in agents}
+        assert len(templates) == 1 and model.template is not agents[0]._template(
+            model.template, agents[0].policy
+        )
+        template = agents[0]._template(model.template, agents[0].policy)
+        assert template is not None and template.encoder is model.template.encoder
+
+
+class Polite(TrainableToolCallingAgent):
+    """Rewrites the head in its own way."""
+
+    def _reformulate_tool_call(self, text: str) -> str:
+        return text.replace("Be helpful.", f"Be polite, {self.provider or 'please'}.")
+
+
+@pytest.mark.tokens
+async def test_an_overridden_rewriting_goes_with_its_agent(tokenizer: Any) -> None:
+    async with serving(tokenizer, lambda request: "Goodbye.") as (engine, model):
+        agent = _agent(model, Polite)
+        agent.provider = "you"
+        result = await agent.asolve(ListedWorld(), task=Task("t", 0))
+        other = await _agent(model, Polite).asolve(ListedWorld(), task=Task("t", 0))
+        assert "Be polite, you." in result.prompt and "Be polite, please." in other.prompt
+        assert "Be polite, you." in tokenizer.decode(engine.log[0].input_ids)
+        gone = weakref.ref(agent)
+        del agent
+        gc.collect()
+        assert gone() is None, "an episode's agent is kept for ever"

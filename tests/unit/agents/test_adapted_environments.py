@@ -1,7 +1,8 @@
-"""An environment written for Gymnasium, played as it is."""
+"""Environments with Gymnasium's and with tau-bench's interface, played as they are."""
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import gymnasium
@@ -10,7 +11,14 @@ from gymnasium.spaces import Text
 from support.episodes import agent, call, judge, serving
 from support.listed_environment import TOOL
 
-from toolroll.agents.loop.adapt import GymStyleEnvironment, as_environment, is_gym_style
+from toolroll.agents.loop.adapt import (
+    NOT_EXECUTED,
+    GymStyleEnvironment,
+    TauAction,
+    TauStyleEnvironment,
+    as_environment,
+    is_gym_style,
+)
 from toolroll.agents.loop.environment_runner import DRAWN, EnvironmentRunner
 from toolroll.parsers.types import ToolCall
 from toolroll.rollout.errors import ActionError, UsageError
@@ -43,14 +51,10 @@ class Doors(gymnasium.Env[str, str]):
 
     def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
         self.actions.append(action)
+        looks = len(self.actions)
         if "look" in action:
-            return (
-                f"The cat is behind door {self.cat}.",
-                -0.1,
-                False,
-                len(self.actions) > 3,
-                {"looks": len(self.actions)},
-            )
+            text = f"The cat is behind door {self.cat}."
+            return text, -0.1, False, looks > 3, {"looks": looks}
         return "Meow.", 1.0, True, False, {"found": True}
 
     def close(self) -> None:
@@ -62,9 +66,8 @@ TASK = Task("doors", 4)
 
 async def test_an_episode(tokenizer: Any) -> None:
     env = Doors()
-    async with serving(
-        tokenizer, script({"s": [call(at="left") + call(at="right"), "Door 1!"]})
-    ) as (engine, model):
+    policy = script({"s": [call(at="left") + call(at="right"), "Door 1!"]})
+    async with serving(tokenizer, policy) as (engine, model):
         result = await agent(model).asolve(env, task=TASK, seed=3, session_id="s")
         judge(result, engine, "s")
     assert env.actions == [
@@ -72,15 +75,8 @@ async def test_an_episode(tokenizer: Any) -> None:
         '{"name": "look", "arguments": {"at": "right"}}',
         "Door 1!",
     ]
-    assert [message["role"] for message in result.messages] == [
-        "system",
-        "user",
-        "assistant",
-        "tool",
-        "tool",
-        "assistant",
-        "user",
-    ]
+    roles = "system user assistant tool tool assistant user"
+    assert [message["role"] for message in result.messages] == roles.split()
     assert result.messages[3]["content"].startswith("The cat is behind door")
     assert result.reward == pytest.approx(0.8), "the sum of the steps"
     assert result.step_rewards == (pytest.approx(-0.2), 1.0)  # type: ignore[comparison-overlap]
@@ -112,15 +108,14 @@ def test_nothing_is_stepped_behind_the_end() -> None:
     wrapped = as_environment(env)
     wrapped.reset(TASK, 0)
     calls = tuple(ToolCall("look", {"at": str(number)}, "", id=f"c{number}") for number in range(6))
-    step = wrapped.step(Action("", calls))
-    assert step.done and len(env.actions) == 4, "truncated"  # type: ignore[union-attr]
-    assert [message["content"].startswith("Not executed") for message in step.messages] == [  # type: ignore[union-attr]
-        False
-    ] * 4 + [True] * 2
+    step: Any = wrapped.step(Action("", calls))
+    assert step.done and len(env.actions) == 4, "truncated"
+    not_executed = [message["content"].startswith("Not executed") for message in step.messages]
+    assert not_executed == [False] * 4 + [True] * 2
 
 
 def test_actions_can_be_ones_own() -> None:
-    def door(content: str, made: ToolCall | None) -> int:
+    def door(content: str, tool_call: ToolCall | None) -> int:
         if not content.isdigit():
             raise ActionError("say a number")
         return int(content)
@@ -178,12 +173,67 @@ def test_an_error_answers_its_own_call_only() -> None:
     def step(*places: str) -> StepResult:
         wrapped = GymStyleEnvironment(Strict())
         wrapped.reset(TASK, 0)
-        calls = (ToolCall("look", {"at": at}, "", id=at) for at in places)
+        calls = (ToolCall("look", {"at": place}, "", id=place) for place in places)
         return wrapped.step(Action("", tuple(calls)))
 
     result = step("1", "wall", "2")
-    assert [one["tool_call_id"] for one in result.messages] == ["1", "wall", "2"]
+    assert [message["tool_call_id"] for message in result.messages] == ["1", "wall", "2"]
     assert result.messages[1]["content"] == "there is no door"
     assert result.reward == pytest.approx(-0.2)
     with pytest.raises(ActionError, match="there is no door"):
         step("wall", "1")
+
+
+# --- tau-bench's interface ------------------------------------------------------------------------
+
+
+def tau_call(name: str) -> ToolCall:
+    return ToolCall(name, {}, "{}")
+
+
+class Store:
+    """Ends with `buy`, which earns what is asked for."""
+
+    wiki = "Sell."
+
+    def __init__(self) -> None:
+        self.actions: list[TauAction] = []
+
+    def reset(self, task_index: int | None) -> Any:
+        return SimpleNamespace(observation=f"Task {task_index}.", info=None)
+
+    def step(self, action: TauAction) -> Any:
+        self.actions.append(action)
+        done = action.name == "buy"
+        return SimpleNamespace(
+            observation=f"{action.name}!", reward=float(done), done=done, info={action.name: 1}
+        )
+
+
+def test_calls_are_executed_until_the_episode_is_done() -> None:
+    store = Store()
+    env = TauStyleEnvironment(store)
+    first = env.reset(Task("t", 3), 0)
+    assert [message["content"] for message in first.messages] == ["Sell.", "Task 3."]
+    step = env.step(Action("", (tau_call("look"), tau_call("buy"), tau_call("look"))))
+    assert [message["content"] for message in step.messages] == ["look!", "buy!", NOT_EXECUTED]
+    assert (step.reward, step.done, dict(step.info)) == (1.0, True, {"look": 1, "buy": 1})
+    assert len(store.actions) == 2
+
+
+def test_the_text_is_a_response() -> None:
+    store = Store()
+    step = TauStyleEnvironment(store).step(Action("Hello."))
+    assert step.messages == [{"role": "user", "content": "respond!"}]
+    assert store.actions == [TauAction("respond", {"content": "Hello."})]
+
+
+LOOK_AND_RESPOND = Action("", (tau_call("look"), tau_call("respond")))
+
+
+@pytest.mark.parametrize("action", [Action(" "), LOOK_AND_RESPOND])
+def test_a_wrong_action_changes_nothing(action: Action) -> None:
+    store = Store()
+    with pytest.raises(ActionError):
+        TauStyleEnvironment(store).step(action)
+    assert store.actions == []

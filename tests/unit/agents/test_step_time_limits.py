@@ -1,0 +1,244 @@
+"""Steps that never return, and coroutines that swallow their cancellation: they cost their own
+episodes, not the threads of the others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import threading
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+import pytest
+from support.loop_clock import skip
+from support.patience import PATIENCE
+from support.scripted_runs import AsyncScripted, Scripted, ScriptedFactory, Talker, play
+
+from toolroll.rollout.errors import UsageError
+from toolroll.rollout.runs import runner
+from toolroll.rollout.runs.runner import Runner
+from toolroll.rollout.runtime.foreign import LEAVE_SECONDS
+from toolroll.rollout.runtime.threads import Threads
+from toolroll.rollout.settings import RunSettings
+from toolroll.rollout.types import Episode, StopReason, Task
+
+
+class Hanging:
+    """An `act` whose steps hang in the tasks of `names` until `free` is set."""
+
+    def __init__(self, *names: str) -> None:
+        self.names, self.free, self.hung = names, threading.Event(), 0
+
+    def __call__(self, name: str, task: Task) -> Any:
+        if name == "step" and task.id in self.names:
+            self.hung += 1
+            self.free.wait(60)
+
+
+async def test_two_hanging_tasks_of_forty_take_nothing_from_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(runner, "_FIRST_PAUSE", 0.0)
+    hanging = Hanging("t-0", "t-1")
+    factory = ScriptedFactory(lambda: Scripted(hanging), count=40)
+    playing = asyncio.create_task(
+        play(factory, step_timeout=600, reruns=2, concurrency=2, threads=2)
+    )
+    try:
+        for attempts in range(1, 4):
+            while hanging.hung < 2 * attempts:
+                await asyncio.sleep(0.001)
+            skip(601)
+        episodes = await playing
+    finally:
+        hanging.free.set()
+    late = {
+        episode.task_id: episode.result for episode in episodes if episode.result.reward is None
+    }
+    assert late.keys() == {"t-0", "t-1"}
+    assert {result.stop_reason for result in late.values()} == {StopReason.TIME_LIMIT}
+    assert sum(episode.result.reward == 1.0 for episode in episodes) == 38
+
+
+async def test_too_many_of_them_end_the_run_and_name_the_environment() -> None:
+    hanging = Hanging(*(f"t-{index}" for index in range(100)))
+    factory = ScriptedFactory(lambda: Scripted(hanging), count=100)
+    episodes: list[Episode] = []
+    try:
+        calls = Threads(2, most_given_up=3, grace=0.0)
+        agent = Talker(calls, step_timeout=600)
+        run = Runner(factory, lambda: agent, RunSettings(concurrency=2)).run
+        running = asyncio.create_task(run(factory.tasks("test"), episodes.append))
+        seen = 0
+        while not running.done():
+            if hanging.hung > seen:
+                seen = hanging.hung
+                skip(601)
+            await asyncio.sleep(0.001)
+        with pytest.raises(ExceptionGroup) as stopped:
+            await running
+    finally:
+        hanging.free.set()
+    assert stopped.group_contains(
+        UsageError, match=r"calls exceeded their time limit.*Scripted\.step"
+    )
+    assert len(episodes) < 10
+
+
+async def test_waiting_for_a_thread_takes_nothing_from_the_time_of_a_step() -> None:
+    first = Hanging("t-0")
+    factory = ScriptedFactory(lambda: Scripted(first), count=2)
+    playing = asyncio.create_task(play(factory, step_timeout=600, concurrency=2, threads=1))
+    while not first.hung:
+        await asyncio.sleep(0.001)
+    for _ in range(5):
+        skip(590 / 5)  # in which the other episode waits for the only thread
+        await asyncio.sleep(0.001)
+    first.free.set()
+    while len(factory.made) < 2 or not factory.made[1].turns:
+        await asyncio.sleep(0.001)
+    skip(11)
+    assert [episode.result.reward for episode in await playing] == [1.0, 1.0]
+
+
+# --- coroutines that swallow their cancellation, or cancel the task that runs them ----------------
+
+
+class Stubborn:
+    """An `act` whose calls of `name` in t-1 go on whatever cancels them, until `free` is set."""
+
+    def __init__(self, name: str) -> None:
+        self.name, self.free, self.begun, self.cancelled = name, False, 0, 0
+
+    async def __call__(self, name: str, task: Task) -> Any:
+        if name != self.name or task.id != "t-1":
+            return
+        self.begun += 1
+        while not self.free:
+            try:
+                await asyncio.sleep(0.001 if self.cancelled else 3600)
+            except asyncio.CancelledError:
+                self.cancelled += 1
+
+
+@contextlib.asynccontextmanager
+async def freed(act: Stubborn) -> AsyncIterator[None]:
+    """Let what `act` holds end with the test."""
+    try:
+        yield
+    finally:
+        act.free = True
+        await asyncio.sleep(0.01)
+
+
+async def until_left(playing: asyncio.Future[Any], stubborn: Stubborn) -> None:
+    """Cancel nothing; wait until the stubborn call is cancelled, and let the time to leave it
+    pass.
+    """
+    while not stubborn.cancelled and not playing.done():
+        await asyncio.sleep(0.001)
+    skip(LEAVE_SECONDS + 1)
+    await asyncio.wait([playing], timeout=PATIENCE)
+    assert playing.done(), "the run waits for a coroutine that does not end"
+
+
+async def play_and_leave(stubborn: Stubborn, factory: ScriptedFactory) -> asyncio.Task[Any]:
+    """A run that is over, although a call of it is still running."""
+    playing = asyncio.create_task(play(factory, step_timeout=600, concurrency=1))
+    while not stubborn.begun:
+        await asyncio.sleep(0.001)
+    skip(601)
+    await until_left(playing, stubborn)
+    return playing
+
+
+@pytest.mark.parametrize(
+    ("name", "error"),
+    [("reset", "error"), ("step", "error"), ("metrics", "metrics_error"), ("close", "close_error")],
+)
+async def test_a_call_that_swallows_its_cancellation_is_left(name: str, error: str) -> None:
+    """When its time is over. After the end of an episode, it costs only its own value."""
+    stubborn = Stubborn(name)
+    factory = ScriptedFactory(lambda: AsyncScripted(stubborn), count=3)
+    async with freed(stubborn):
+        episodes = await (await play_and_leave(stubborn, factory))
+    late = episodes[1].result
+    reward, reason = (None, StopReason.TIME_LIMIT) if error == "error" else (1.0, StopReason.DONE)
+    assert [episode.result.reward for episode in episodes] == [1.0, reward, 1.0]
+    assert late.stop_reason is reason
+    message = (
+        f"AsyncScripted.{name} took more than 600 s, and is still running: its coroutine "
+        f"suppresses CancelledError"
+    )
+    assert message in late.info[error]["message"]
+    assert factory.made[1].closed == 1
+
+
+async def test_a_run_that_is_stopped_does_not_wait_for_it() -> None:
+    stubborn = Stubborn("step")
+    factory = ScriptedFactory(lambda: AsyncScripted(stubborn), count=2)
+    episodes: list[Episode] = []
+    calls = Threads(1)
+    runner = Runner(factory, lambda: Talker(calls), RunSettings(concurrency=1))
+    async with freed(stubborn):
+        playing = asyncio.create_task(runner.run(factory.tasks("test"), episodes.append))
+        while not stubborn.begun:
+            await asyncio.sleep(0.001)
+        playing.cancel()
+        await until_left(playing, stubborn)
+        with pytest.raises(asyncio.CancelledError):
+            await playing
+    assert [episode.task_id for episode in episodes] == ["t-0"]
+
+
+def test_the_end_of_the_event_loop_does_not_wait_for_it() -> None:
+    stubborn = Stubborn("step")
+    factory = ScriptedFactory(lambda: AsyncScripted(stubborn), count=2)
+    rounds = 0
+
+    async def main() -> list[Episode]:
+        playing = await play_and_leave(stubborn, factory)
+        asyncio.get_running_loop().call_soon(count)
+        episodes: list[Episode] = await playing
+        return episodes
+
+    def count() -> None:
+        nonlocal rounds
+        rounds += 1
+        stubborn.free = rounds > 1000  # it would be waited for until then
+        asyncio.get_running_loop().call_soon(count)
+
+    assert len(asyncio.run(main())) == 2
+    assert not stubborn.free
+
+
+async def test_a_step_that_cancels_its_own_task_has_its_result() -> None:
+    async def act(name: str, task: Task) -> Any:
+        running = asyncio.current_task()
+        assert running is not None
+        running.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.sleep(0)
+
+    episodes = await play(ScriptedFactory(lambda: AsyncScripted(act), count=3))
+    assert [(episode.result.stop_reason, episode.result.reward) for episode in episodes] == [
+        (StopReason.DONE, 1.0)
+    ] * 3
+    assert [episode.result.metrics["env/seen"] for episode in episodes] == [1.0] * 3
+
+
+async def test_what_a_call_sets_in_its_context_is_there_in_the_next() -> None:
+    seen: contextvars.ContextVar[Mapping[str, int]] = contextvars.ContextVar("seen")
+
+    async def act(name: str, task: Task) -> Any:
+        seen.set({**seen.get({}), name: task.index})
+        if name == "close":
+            at_close.append(seen.get())
+
+    at_close: list[Mapping[str, int]] = []
+    await play(ScriptedFactory(lambda: AsyncScripted(act), count=2))
+    assert sorted(at_close, key=lambda calls: calls["reset"]) == [
+        dict.fromkeys(("reset", "step", "metrics", "close"), index) for index in range(2)
+    ]
