@@ -37,7 +37,7 @@ function conversation(panel) {
               )
             : null,
           message.content
-            ? long(asText(message.content), role === "system" ? 600 : LONG, role === "tool")
+            ? contentOf(message.content, role === "system" ? 600 : LONG, role === "tool")
             : null,
           (message.tool_calls || []).map((call, at) => oneCall(call, bad.get(at))),
         );
@@ -55,6 +55,18 @@ const messageText = ({ role, content, reasoning_content, tool_calls }) =>
 function firstDifference(left, right) {
   const n = left.findIndex((text, n) => text !== right[n]);
   return n < 0 ? left.length : n;
+}
+
+const IMAGE = /^data:image\/(png|jpeg|webp|gif);base64,/;
+
+// Return the elements of a content: a text, or a list of texts and images.
+function contentOf(content, shown, code) {
+  if (!Array.isArray(content)) return long(asText(content), shown, code);
+  return content.map(part => {
+    const url = part?.image_url?.url;
+    if (IMAGE.test(url)) return make("img", { src: url, alt: "Image of this message" });
+    return long(typeof part?.text === "string" ? part.text : pretty(part), shown, code);
+  });
 }
 
 const asText = value => (typeof value === "string" ? value : pretty(value));
