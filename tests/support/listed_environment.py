@@ -30,8 +30,8 @@ class ListedWorld(Environment):
     `user_texts`; done when either list has run out. `blocking` and `on_step` let a test look at how
     it is called."""
 
-    user_texts: Sequence[str] = ("Hello.",)
-    tool_texts: Sequence[str] = ()
+    user_texts: Sequence[Any] = ("Hello.",)
+    tool_texts: Sequence[Any] = ()
     system: str = "Be helpful."
     tools: Sequence[Tool] = (TOOL,)
     reward: float = 1.0

@@ -50,7 +50,7 @@ def data_url(data: bytes, media_type: str = "image/png") -> str:
     return f"data:{media_type};base64,{base64.b64encode(data).decode()}"
 
 
-def image_part(seed: int, **size: int) -> dict[str, Any]:
+def image_part(seed: int, **size: Any) -> dict[str, Any]:
     """A content part of Chat Completions with a random image."""
     return {"type": "image_url", "image_url": {"url": data_url(picture(seed, **size))}}
 
@@ -112,7 +112,10 @@ class ExpandedEngine(Engine):
         return replace(completion, other_prompt=self.other_prompt)
 
 
-WORLD = {"user_texts": [shown("Read them.", 1, 2)], "tool_texts": [shown("It is", 3), "Nothing."]}
+WORLD: dict[str, Any] = {
+    "user_texts": [shown("Read them.", 1, 2)],
+    "tool_texts": [shown("It is", 3), "Nothing."],
+}
 
 
 def looks(request: Any) -> str:
@@ -145,7 +148,7 @@ def tiny_vision_model(seed: int = 0) -> Path:
     """The folder of the model, with Qwen3's tokenizer and Qwen3-VL's chat template."""
     sources = (Path(__file__), Path(__file__).with_name("qwen.py"))
     versions = map(importlib.metadata.version, ("transformers", "torch"))
-    key = (str(seed), *(path.read_bytes() for path in sources), *versions)
+    key: tuple[str | bytes, ...] = (str(seed), *(path.read_bytes() for path in sources), *versions)
     return cached_folder("tiny-qwen2-vl", key, lambda folder: _save(folder, seed))
 
 

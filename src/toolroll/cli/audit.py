@@ -20,7 +20,7 @@ from toolroll.evaluation.run_config import json_object
 if TYPE_CHECKING:
     from toolroll.evaluation.audit import AuditReport
 
-_AROUND, _MOST = 12, 40
+_AROUND, _MOST, _LISTED = 12, 40, 5
 _PAGE = 100  # columns
 
 
@@ -94,15 +94,18 @@ def _show(report: AuditReport, tokenizer: Any, console: Console) -> None:
     if not report.with_messages and record is None:
         say("Not checked without --model and rows with messages: the text of the prompts and turns")
     for name, kind in report.kinds.items():
-        share = kind.rows / report.rows
-        console.print(f"[bold]{name}[/]: {kind.rows} rows ({share:.1%}), {kind.places} places")
+        share = len(kind.rows) / report.rows
+        console.print(f"[bold]{name}[/]: {len(kind.rows)} rows ({share:.1%}), {kind.places} places")
+        if len(kind.rows) > 1:
+            more = f" and {len(kind.rows) - _LISTED} others" if len(kind.rows) > _LISTED else ""
+            say(f"in {', '.join(kind.rows[:_LISTED])}{more}")
         say(f"{kind.row.place}, tokens {kind.fault.start} to {kind.fault.stop}:")
         console.print(_drawn(kind, tokenizer), soft_wrap=not console.record)
 
 
 def _drawn(kind: Any, tokenizer: Any) -> Text:
     """Return the tokens of the first fault and around it: green if trained, and the fault itself on
-    red.
+    red, between >> and <<.
     """
     from toolroll.evaluation.viewer.data import Pieces
 
@@ -114,5 +117,9 @@ def _drawn(kind: Any, tokenizer: Any) -> Text:
     for index, piece in enumerate(pieces, first):
         style = "green" if row.trained[index] else "dim"
         shown = piece if piece.isprintable() else repr(piece)[1:-1]
+        if index == start:
+            text.append(">>")
         text.append(shown, style="white on red" if start <= index < stop else style)
+        if index == stop - 1:
+            text.append("<<")
     return text

@@ -69,8 +69,8 @@ def _parts(
     beside = Path(os.path.relpath(beside))
     print_line(console, f"The episodes are written to {out} and {beside}.")
     for title, env, model, split, folder in (
-        (f"{SAMPLED}\n({DESK_MODEL})", SAMPLED, DESK_MODEL, "test", out),
         (f"{SAMPLED}, held-out\n({DESK_MODEL})", SAMPLED, DESK_MODEL, "held-out", beside),
+        (f"{SAMPLED}\n({DESK_MODEL})", SAMPLED, DESK_MODEL, "test", out),
         (f"{SCRIPTED}\n(references)", SCRIPTED, "embedded", None, out),
     ):
         factory = find_environment(env)

@@ -16,11 +16,10 @@ import pytest
 from support.desk_episodes import ByTask, known_tasks
 from support.trl_mirror import a_trainer, an_async_config
 
-from toolroll.rollout.errors import EngineError, UsageError
+from toolroll.rollout.errors import EngineError, RolloutError, UsageError
 from toolroll.testing import (
     EmbeddedEngine,
     Fault,
-    PolicyRequest,
     load_embedded_tokenizer,
     serve_in_thread,
 )
@@ -76,16 +75,25 @@ def test_a_completion_is_cut_to_its_limit_and_the_rest_is_counted() -> None:
 
 
 def test_an_aborted_episode_has_no_reward_and_a_zero_mask() -> None:
-    def faults(request: PolicyRequest) -> Fault | None:
-        return Fault(status=400, body=b"no") if request.call == 1 else None
-
+    faults = iter([Fault(status=400, body=b"no")])
     logged: dict[str, float] = {}
-    with rollouts(faults, reruns=0) as (_, rollout):
-        output = rollout([known_tasks()[0]], a_trainer())
-    assert output["toolroll_status"] == ["aborted"] and sum(output["env_mask"][0]) == 0
+    with rollouts(lambda request: next(faults, None), reruns=0, concurrency=1) as (_, rollout):
+        output = rollout(known_tasks()[:2], a_trainer())
+    assert output["toolroll_status"][0] == "aborted" and sum(output["env_mask"][0]) == 0
     fields = {name: value for name, value in output.items() if name.startswith("toolroll_")}
-    assert reward(completions=[""], log_metric=logged.__setitem__, **fields) == [None]
-    assert logged["toolroll/aborted_share"] == 1.0
+    rewards = reward(completions=["", ""], log_metric=logged.__setitem__, **fields)
+    assert rewards[0] is None and rewards[1] is not None
+    assert logged["toolroll/aborted_share"] == 0.5
+
+
+def test_a_batch_of_aborted_episodes_is_an_error() -> None:
+    """Without an engine, for example, TRL would train on nothing."""
+    problem = r"^all 2 episodes of the batch were aborted; the first one \(engine_error\): .*: no$"
+    with (
+        rollouts(lambda request: Fault(status=400, body=b"no"), reruns=0) as (_, rollout),
+        pytest.raises(RolloutError, match=problem),
+    ):
+        rollout(known_tasks()[:2], a_trainer())
 
 
 def test_weights_are_synced_once_for_each_step() -> None:

@@ -417,6 +417,7 @@ def test_every_line_that_is_written_can_be_read_back(returned: tuple[str, Any]) 
 @pytest.mark.parametrize("number", range(len(HARD)))
 async def test_a_value_whose_repr_fails_costs_only_its_episode(number: int) -> None:
     value = HARD[number]
+    options: dict[str, Any]
     for returned in (
         step(reward=1.0, done=True, info={"weird": [value]}),
         step(USER | {"extra": value}, reward=1.0),
@@ -426,7 +427,8 @@ async def test_a_value_whose_repr_fails_costs_only_its_episode(number: int) -> N
         ("metrics", {"weird": value}),
         ("metrics", value),
     ):
-        result = read_back(await play_once(**dict([returned])))
+        options = dict([returned])
+        result = read_back(await play_once(**options))
         assert result.stop_reason is not StopReason.INTERNAL_ERROR
 
 

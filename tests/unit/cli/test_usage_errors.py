@@ -126,6 +126,7 @@ def refused(
             ["check-template", "embedded", "--chat-template", "bad.jinja"],
             "bad.jinja) is not valid Jinja: line 2: ",
         ),
+        ([*RUN, "--chat-template", "{{ messages[0].content }"], "is not valid Jinja: line 1: "),
         (["run", "desk", "--model", "./nope"], "'./nope' (--model): there is no such folder"),
         (["run", "desk", "--model", "embeded"], "'embeded' (--model): did you mean 'embedded'?"),
         (["serve", "--model", "/nope/nope"], "'/nope/nope' (--model): there is no such folder"),

@@ -75,6 +75,12 @@ def test_a_text_instead_of_a_number_is_refused() -> None:
         check_params({"temperature": "0.5"})
 
 
+def test_several_answers_to_one_request_are_refused() -> None:
+    assert check_params({"n": 1}) == check_params({"n": None}) == set()
+    with pytest.raises(UsageError, match=r"^n=2: a turn is one answer"):
+        check_params({"n": 2})
+
+
 def test_facts_are_read_where_they_stand() -> None:
     models = {"data": [{"max_model_len": 4096}]}
     assert read_model_info(

@@ -193,7 +193,7 @@ async def test_the_models_name_may_select_an_adapter() -> None:
     ("limit", "room"), [({}, 200), ({"max_new_tokens": 20}, 280)], ids=["endpoint's", "session's"]
 )
 async def test_a_long_first_prompt_is_cut_to_make_room_for_the_limit(
-    limit: dict[str, int], room: int
+    limit: dict[str, Any], room: int
 ) -> None:
     settings = {"sampling_params": {"max_new_tokens": 100}}
     async with serve(settings=settings, context_length=300) as bench:
@@ -304,7 +304,7 @@ async def test_a_forced_call_that_is_missing_is_an_error(choice: Any, reply: str
 
 async def test_one_call_only() -> None:
     async with serve(call(at="x") + call(at="y")) as bench:
-        fields = {"tools": [TOOL], "parallel_tool_calls": False}
+        fields: dict[str, Any] = {"tools": [TOOL], "parallel_tool_calls": False}
         [choice] = (await bench.ask(USER, **fields))["choices"]
         [tool_call] = choice["message"]["tool_calls"]
         assert json.loads(tool_call["function"]["arguments"]) == {"at": "x"}

@@ -90,8 +90,8 @@ async def messages(opened: Bench) -> None:
         ]
         options: dict[str, Any] = {"model": "m", "max_tokens": 64, "tools": tools}
         first = await client.messages.create(messages=talk, **options)
-        use = first.content[-1]
-        result = {"type": "tool_result", "tool_use_id": use.id, "content": [block(2)]}  # type: ignore[union-attr]
+        use: Any = first.content[-1]
+        result = {"type": "tool_result", "tool_use_id": use.id, "content": [block(2)]}
         talk += [
             {"role": "assistant", "content": [each.model_dump() for each in first.content]},
             {"role": "user", "content": [result]},

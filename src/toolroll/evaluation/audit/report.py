@@ -16,9 +16,9 @@ UNDECIDED = "undecided: "
 
 @dataclass(slots=True)
 class Kind:
-    """The faults of one kind: the number of rows and of places, and the first one."""
+    """The faults of one kind: the rows (`Row.place`), the number of places, and the first one."""
 
-    rows: int
+    rows: list[str]
     places: int
     row: Row
     fault: Fault
@@ -50,8 +50,8 @@ class AuditReport:
             places.setdefault(("" if fault.sure else UNDECIDED) + fault.kind, []).append(fault)
         self.faulty_rows += any(not name.startswith(UNDECIDED) for name in places)
         for name, found in places.items():
-            kind = self.kinds.setdefault(name, Kind(0, 0, row, found[0]))
-            kind.rows += 1
+            kind = self.kinds.setdefault(name, Kind([], 0, row, found[0]))
+            kind.rows.append(row.place)
             kind.places += len(found)
 
     def to_json(self) -> dict[str, Any]:
@@ -59,9 +59,10 @@ class AuditReport:
         names = "rows faulty_rows with_messages trained_tokens delivered_tokens".split()
         kinds = {
             name: {
-                "rows": kind.rows,
-                "share": kind.rows / self.rows,
+                "rows": len(kind.rows),
+                "share": len(kind.rows) / self.rows,
                 "places": kind.places,
+                "in": kind.rows,
                 "first": [kind.row.place, kind.fault.start, kind.fault.stop],
             }
             for name, kind in self.kinds.items()

@@ -39,10 +39,12 @@ ones.
 
 def check_params(params: Mapping[str, Any], *, dropped: frozenset[str] = frozenset()) -> set[str]:
     """Return the unknown names in `params`, which a newer SGLang may have. Raise `UsageError` for
-    an unknown name that is close to a known one, for a text instead of a number, and for a name
-    that the router drops.
+    an unknown name that is close to a known one, for a text instead of a number, for several
+    answers to one request, and for a name that the router drops.
     """
     unknown = params.keys() - KNOWN
+    if params.get("n", 1) not in (1, None):
+        raise UsageError(f"n={params['n']!r}: a turn is one answer; play more samples of the task")
     for name, value in params.items():
         if isinstance(value, str) and name not in TEXTS | unknown:
             raise UsageError(f"the sampling parameter {name} cannot be the text {value!r}")

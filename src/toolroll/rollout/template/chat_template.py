@@ -18,11 +18,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import orjson
 
 from toolroll.parsers.types import Span
+from toolroll.rollout.errors import UsageError
 from toolroll.rollout.template.applier import ChatFunction
 from toolroll.rollout.template.bodies import BodyMasker
 from toolroll.rollout.template.cursor import Cursor, TemplateParts
@@ -88,6 +89,9 @@ class ChatTemplate:
         encoder: Encoder | None = None,
         images: ImageTokens | None = None,
     ) -> None:
+        if history not in get_args(HistoryPolicy):
+            policies = ", ".join(get_args(HistoryPolicy))
+            raise UsageError(f"history must be one of {policies}, not {history!r}")
         self.tokenizer = tokenizer
         self.images = images
         self.history: HistoryPolicy = history

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -81,9 +82,10 @@ _LONGEST = 64
 
 def _literals(source: str) -> Iterator[str]:
     """Yield the texts of a Jinja template: outside its tags, and in quotes."""
-    for _, kind, value in jinja2.Environment().lex(source):
-        if kind in ("data", "string"):
-            yield value[1:-1] if kind == "string" else value
+    with suppress(jinja2.TemplateSyntaxError):  # a render says what is wrong
+        for _, kind, value in jinja2.Environment().lex(source):
+            if kind in ("data", "string"):
+                yield value[1:-1] if kind == "string" else value
 
 
 def _edges(literals: Sequence[str]) -> tuple[set[str], set[str]]:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from toolroll.rollout.engine import Engine, EngineClient
-from toolroll.rollout.errors import UsageError
+from toolroll.rollout.errors import RolloutError, UsageError, error_in
 from toolroll.rollout.model.model import Model
 from toolroll.rollout.types import InteractionResult, Status
 from toolroll.trainers.background import Background
@@ -69,7 +69,10 @@ class RolloutFunc:
     def __call__(self, prompts: Sequence[Any], trainer: Any) -> dict[str, list[Any]]:
         """Play one episode per prompt. Return TRL's `prompt_ids`, `completion_ids`, `logprobs` and
         `env_mask`, and the fields `toolroll_*` for reward functions. All have one entry per prompt.
-        Raise `UsageError` for options of TRL that cannot be combined with this `rollout_func`.
+
+        Raises:
+            UsageError: options of TRL that cannot be combined with this `rollout_func`.
+            RolloutError: all episodes were aborted, as without an engine.
         """
         _check_supported(trainer)
         if self._sync_weights is not None and self._synced != trainer.state.global_step:
@@ -80,6 +83,12 @@ class RolloutFunc:
         params = sampling_params(trainer.args)
         tasks = [read_prompt(prompt) for prompt in prompts]
         results = self._background.run(self._play(self._player, tasks, params, trainer))
+        if results and all(result.status is Status.ABORTED for result in results):
+            error = error_in(results[0].info)
+            raise RolloutError(
+                f"all {len(results)} episodes of the batch were aborted; the first one "
+                f"({results[0].stop_reason}): {error.get('message', '')}"
+            )
         return to_output(
             results,
             filler=self._player.filler,
