@@ -18,84 +18,106 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.endpoints import Bench, endpoint, streamed
+from support.endpoints import streamed
 from support.episodes import call
 from support.listed_environment import TOOL
-from support.recorded import CHAT, USER, ask, policy
+from support.recorded import ask, policy
+from support.served import (
+    CHAT,
+    RESPONSES,
+    RETRY,
+    TEXT,
+    USER,
+    ServedBench,
+    assistant,
+    in_session,
+    serve,
+    system,
+    user,
+)
 
 from toolroll.endpoint import Endpoint
 from toolroll.endpoint.conversation.conversation_tree import NEW_ROOT
 from toolroll.endpoint.replies import NEW_TEXT
 from toolroll.endpoint.sessions.live_session import LiveSession
-from toolroll.endpoint.sessions.session_store import (
-    JOURNAL_NAME,
-    SessionStore,
-    store_settings,
-)
+from toolroll.endpoint.sessions.session_store import JOURNAL_NAME, SessionStore, store_settings
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.runs.episode_file import read_episodes, to_line
 from toolroll.rollout.session.trajectory_json import to_json
 from toolroll.testing import PolicyRequest, Reply
 
-TEXT = "/sessions/{}/v1/completions"
+CHAT_IN_S, TEXT_IN_S = in_session(CHAT), in_session(TEXT)
+BODY = {"messages": [USER]}
 
 
-async def respond(bench: Bench, text: str, **more: Any) -> str:
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    """The folder of the sessions."""
+    return tmp_path / "out"
+
+
+@asynccontextmanager
+async def restarted(out: Path, **options: Any) -> AsyncIterator[ServedBench]:
+    """The server that is started on a copy of `out`."""
+    copy = out.with_name(f"{out.name}-again")
+    shutil.copytree(out, copy)
+    async with serve(policy, out=copy, **options) as bench:
+        yield bench
+
+
+async def respond(bench: ServedBench, text: str, **more: Any) -> str:
     """Return the id of a stored response."""
     body = {"input": text, "client_metadata": {"thread_id": text}, **more}
-    status, answer = await bench.post("/sessions/s/v1/responses", body)
-    assert status == 200, answer
-    return str(answer["id"])
+    return str((await bench.send(in_session(RESPONSES), body))["id"])
 
 
-async def grown(bench: Bench) -> list[list[Any]]:
-    """A session with every kind of line, and with routed experts; return the conversations that can
-    be continued.
+async def grow(bench: ServedBench) -> list[list[Any]]:
+    """Make a session with every kind of line, and with routed experts; return the conversations
+    that can be continued.
     """
     engine: Any = bench.served.engine
     engine.config = engine.config.model_copy(update={"return_routed_experts": True})
-    await bench.post("/sessions", {"session_id": "s", "sampling_params": {"temperature": 0.5}})
+    await bench.create(temperature=0.5)
     main = [USER]
     for _ in range(4):
         main = await ask(bench, main, logprobs=True, top_logprobs=2)
-    pair = await ask(bench, [{"role": "system", "content": "S"}, USER], n=2)
-    edited = [*main[:3], {"role": "assistant", "content": "Edited"}, USER]
-    edited = await ask(bench, edited, temperature=0.9)
+    pair = await ask(bench, [system("S"), USER], n=2)
+    edited = await ask(bench, [*main[:3], assistant("Edited"), USER], temperature=0.9)
     switched = await ask(bench, main, chat_template_kwargs={"enable_thinking": False})
-    given = [USER, {"role": "assistant", "content": "Well,"}]
-    prefilled = await ask(bench, given, continue_final_message=True)
-    other = await ask(bench, main, tools=[])
-    _, text = await bench.post(TEXT.format("s"), {"prompt": "Once", "n": 2})
-    await bench.post(TEXT.format("s"), {"prompt": "Once" + text["choices"][0]["text"] + " more"})
+    prefilled = await ask(bench, [USER, assistant("Well,")], continue_final_message=True)
+    without_tools = await ask(bench, main, tools=[])
+    answer = await bench.send(TEXT_IN_S, {"prompt": "Once", "n": 2})
+    text = answer["choices"][0]["text"]
+    await bench.send(TEXT_IN_S, {"prompt": f"Once{text} more"})
     await respond(bench, "first")
     await respond(bench, "second", previous_response_id=await respond(bench, "again"))
-    await bench.post("/sessions/s/reward", {"reward": 0.5, "info": {"why": "half"}})
-    return [main, pair, edited, switched, [*prefilled[:1], *prefilled[2:]], other]
+    await bench.send("/sessions/s/reward", {"reward": 0.5, "info": {"why": "half"}})
+    return [main, pair, edited, switched, [*prefilled[:1], *prefilled[2:]], without_tools]
 
 
 def state(live: LiveSession) -> dict[str, Any]:
     """Everything of a session that later requests and the trainer see, bit by bit."""
-    session = live.session
-    nodes = [session.node(at) for at in range(session.nodes)]
+    session, tree = live.session, live.session._tree
+
+    def node_state(index: int) -> tuple[Any, ...]:
+        node = session.node(index)
+        logprobs = None if node.completion is None else node.completion.logprobs
+        return (
+            None if node.parent is None else node.parent.index,
+            node.ids.tobytes(),
+            None if logprobs is None else logprobs.tobytes(),
+            tree.fork_reasons.get(index),
+            node.excluded,
+            node.completion and tree.turn(index, excluded=None).sampling_params,
+            repr(node.completion),
+        )
+
     return {
-        "nodes": [
-            (
-                None if node.parent is None else node.parent.index,
-                node.ids.tobytes(),
-                None
-                if node.completion is None or node.completion.logprobs is None
-                else node.completion.logprobs.tobytes(),
-                session._tree.fork_reasons.get(node.index),
-                node.excluded,
-                node.completion and session._tree.turn(node.index, excluded=None).sampling_params,
-                None if node.completion is None else repr(node.completion),
-            )
-            for node in nodes
-        ],
-        "lineages": dict(session._tree.lineages),
+        "nodes": [node_state(index) for index in range(session.nodes)],
+        "lineages": dict(tree.lineages),
         "experts": {
-            at: (rows.dtype, rows.shape, rows.tobytes())
-            for at, rows in session._tree.routed_experts.items()
+            index: (rows.dtype, rows.shape, rows.tobytes())
+            for index, rows in tree.routed_experts.items()
         },
         "responses": {
             name: (stored.turn and stored.turn.node.index, stored.instructions, stored.body)
@@ -124,79 +146,76 @@ def state(live: LiveSession) -> dict[str, Any]:
     }
 
 
-@asynccontextmanager
-async def restarted(tokenizer: Any, folder: Path, **options: Any) -> AsyncIterator[Bench]:
-    """The server that is started on a copy of `folder`."""
-    copy = folder.with_name(f"{folder.name}-again")
-    shutil.copytree(folder, copy)
-    async with endpoint(tokenizer, policy, out=copy, **options) as bench:
-        yield bench
+def state_of(bench: ServedBench, session: str = "s") -> dict[str, Any]:
+    return state(bench.endpoint.sessions.find(session))
 
 
-async def test_a_killed_session_is_restored_bit_by_bit_and_goes_on_as_if_it_had_not_been(
-    tokenizer: Any, tmp_path: Path
-) -> None:
-    async with endpoint(tokenizer, policy, out=tmp_path / "out") as bench:
-        talks = await grown(bench)
+# --- what is restored -----------------------------------------------------------------------------
+
+
+async def test_a_killed_session_is_restored_bit_by_bit_and_goes_on(out: Path) -> None:
+    async with serve(policy, out=out) as bench:
+        talks = await grow(bench)
         live = bench.endpoint.sessions.find("s")
-        async with restarted(tokenizer, tmp_path / "out") as again:
+        async with restarted(out) as again:
             restored = again.endpoint.sessions.find("s")
             assert state(restored) == state(live)
             assert len(set(live.tree.forks)) > 2
             assert len(state(live)["experts"]) > 20
-            for at, talk in enumerate(talks):
-                for one in (bench, again):
-                    await ask(one, talk, tools=[] if at == 5 else [TOOL])
+            for talk in talks:
+                for server in (bench, again):
+                    await ask(server, talk, tools=[] if talk is talks[-1] else [TOOL])
             assert restored.tree.forks == live.tree.forks
             assert restored.session.nodes == live.session.nodes
-            ids = [node.ids.tobytes() for node, _ in restored.trace[: -len(talks)]]
-            assert ids == [node.ids.tobytes() for node, _ in live.trace[: -len(talks)]]
+            ids, expected = (
+                [node.ids.tobytes() for node, _ in session.trace[: -len(talks)]]
+                for session in (restored, live)
+            )
+            assert ids == expected
             for node, _ in restored.trace:
                 same = live.session.node(node.index).parent
                 assert node.parent is not None and same is not None
                 assert np.array_equal(node.parent.ids, same.ids)
-            found = await again.get("/sessions/s/trajectories")
-            assert found["mismatches"] == {}
-            assert found["reward"] == 0.5
+            trajectories = await again.get("/sessions/s/trajectories")
+            assert (trajectories["mismatches"], trajectories["reward"]) == ({}, 0.5)
 
 
-async def test_text_that_the_history_does_not_show_is_counted_also_after_a_restart(
-    tokenizer: Any, tmp_path: Path
-) -> None:
-    said = call(at="it").replace(', "arg', ', "why": "because", "arg')
-    async with endpoint(tokenizer, lambda _: said, out=tmp_path / "out") as bench:
+async def test_text_that_is_not_shown_is_counted_after_a_restart(out: Path) -> None:
+    reply = call(at="it").replace(', "arg', ', "why": "because", "arg')
+    async with serve(reply, out=out) as bench:
         talk = await ask(bench, await ask(bench, [USER]))
-        async with restarted(tokenizer, tmp_path / "out") as again:
-            for one, unshown in ((bench, 1), (again, 1), (again, 2)):
-                found = await one.get("/sessions/s/trajectories")
-                assert (found["mismatches"], found["forks"]) == ({"unshown": unshown}, [])
-                assert all(
-                    turn["excluded"] is None
-                    for trajectory in found["trajectories"]
-                    for turn in trajectory["turns"]
-                )
-                if one is again and unshown == 1:
+        async with restarted(out) as again:
+            for server, unshown in ((bench, 1), (again, 1), (again, 2)):
+                session = await server.get("/sessions/s/trajectories")
+                assert (session["mismatches"], session["forks"]) == ({"unshown": unshown}, [])
+                turns = [turn for each in session["trajectories"] for turn in each["turns"]]
+                assert {turn["excluded"] for turn in turns} == {None}
+                if server is again and unshown == 1:
                     await ask(again, talk)
 
 
-async def test_a_restored_session_goes_on_after_an_id_above_the_vocabulary(
-    tokenizer: Any, tmp_path: Path
-) -> None:
+async def test_an_id_above_the_vocabulary_is_restored(tokenizer: Any, out: Path) -> None:
     """A model has more embedding rows than its tokenizer has tokens."""
-    rows = Reply(output_ids=[len(tokenizer) + 7, tokenizer.eos_token_id])
-    size = len(tokenizer) + 64
-    async with endpoint(tokenizer, lambda _: rows, out=tmp_path / "out", vocab_size=size) as bench:
+    above = len(tokenizer) + 7
+    reply = Reply(output_ids=[above, tokenizer.eos_token_id])
+    async with serve(reply, out=out, vocab_size=above + 50) as bench:
         talk = await ask(bench, [USER])
-        async with restarted(tokenizer, tmp_path / "out", vocab_size=size) as again:
-            for one in (bench, again):
-                await ask(one, talk)
-                prompt = one.engine.log[-1].input_ids
-                assert len(tokenizer) + 7 in list(prompt)
+        async with restarted(out, vocab_size=above + 50) as again:
+            for server in (bench, again):
+                await ask(server, talk)
+                assert above in list(server.engine.log[-1].input_ids)
 
 
-@pytest.mark.parametrize("kind", ["chat", "text"])
-async def test_first_requests_at_the_same_time_are_forks_but_one_and_so_they_are_restored(
-    tokenizer: Any, tmp_path: Path, kind: str
+@pytest.mark.parametrize(
+    ("path", "bodies", "reason", "forks"),
+    [
+        (CHAT_IN_S, [{"messages": [user(text)]} for text in ("One", "Two")], NEW_ROOT, [NEW_ROOT]),
+        (TEXT_IN_S, [{"prompt": text} for text in ("One", "Two")], NEW_TEXT, []),
+    ],
+    ids=["chat", "text"],
+)
+async def test_simultaneous_first_requests_are_restored_as_forks(
+    out: Path, path: str, bodies: list[Any], reason: str, forks: list[str]
 ) -> None:
     both = asyncio.Event()
 
@@ -206,80 +225,67 @@ async def test_first_requests_at_the_same_time_are_forks_but_one_and_so_they_are
         await both.wait()
         return "Hello."
 
-    async with endpoint(tokenizer, together, out=tmp_path / "out") as bench:
-        if kind == "chat":
-            await asyncio.gather(*(ask(bench, [{**USER, "content": x}]) for x in ("One", "Two")))
-        else:
-            prompts = ({"prompt": x} for x in ("One", "Two"))
-            await asyncio.gather(*(bench.post(TEXT.format("s"), body) for body in prompts))
-        reasons = [one["fork_reason"] for one in await bench.trajectories()]
-        assert reasons == [None, NEW_ROOT if kind == "chat" else NEW_TEXT]
-        found = await bench.get("/sessions/s/trajectories")
-        assert found["forks"] == ([NEW_ROOT] if kind == "chat" else [])
-        live = bench.endpoint.sessions.find("s")
-        async with restarted(tokenizer, tmp_path / "out") as again:
-            assert state(again.endpoint.sessions.find("s")) == state(live)
+    async with serve(together, out=out) as bench:
+        await asyncio.gather(*(bench.send(path, body) for body in bodies))
+        assert [each["fork_reason"] for each in await bench.trajectories()] == [None, reason]
+        assert await bench.forks() == forks
+        async with restarted(out) as again:
+            assert state_of(again) == state_of(bench)
 
 
 @pytest.mark.parametrize(
     ("path", "body"),
     [
-        (CHAT, {"messages": [USER], "tools": [TOOL], "logprobs": True, "top_logprobs": 3, "n": 2}),
-        (CHAT, {"messages": [USER, {"role": "assistant", "content": "So"}, USER]}),
-        (CHAT, {"messages": [USER], "tools": [TOOL], "chat_template_kwargs": {"x": 1}}),
-        (TEXT, {"prompt": "Once", "logprobs": 2, "return_token_ids": True}),
+        (CHAT_IN_S, {**BODY, "tools": [TOOL], "logprobs": True, "top_logprobs": 3, "n": 2}),
+        (CHAT_IN_S, {"messages": [USER, assistant("So"), USER]}),
+        (CHAT_IN_S, {**BODY, "tools": [TOOL], "chat_template_kwargs": {"x": 1}}),
+        (TEXT_IN_S, {"prompt": "Once", "logprobs": 2, "return_token_ids": True}),
     ],
+    ids=["logprobs", "a root", "switches", "text"],
 )
-async def test_a_retry_after_a_restart_gets_the_same_bytes_and_samples_nothing(
-    tokenizer: Any, tmp_path: Path, path: str, body: dict[str, Any]
+async def test_a_retry_after_a_restart_gets_the_same_bytes(
+    out: Path, path: str, body: dict[str, Any]
 ) -> None:
-    async def send(bench: Bench, retry: int) -> bytes:
+    async def received(server: ServedBench, retry: int) -> bytes:
         headers = {"x-stainless-retry-count": str(retry)}
-        async with bench.http.post(
-            bench.url + path.format("s"), json=body, headers=headers
-        ) as response:
+        async with server.http.post(server.url + path, json=body, headers=headers) as response:
             assert response.status == 200
             return await response.read()
 
-    async with endpoint(tokenizer, policy, out=tmp_path / "out") as bench:
+    async with serve(policy, out=out) as bench:
         await ask(bench, [USER, USER])
-        given = await send(bench, 0)
-        live = bench.endpoint.sessions.find("s")
-        async with restarted(tokenizer, tmp_path / "out") as again:
-            restored = again.endpoint.sessions.find("s")
-            assert await send(again, 1) == given
-            assert await send(again, 2) == given
+        first = await received(bench, 0)
+        async with restarted(out) as again:
+            assert [await received(again, retry) for retry in (1, 2)] == [first, first]
             assert again.engine.log == []
-            assert state(restored) == state(live)
-            assert await send(again, 0) != given  # a new request
+            assert state_of(again) == state_of(bench)
+            assert await received(again, 0) != first  # a new request
 
 
-async def test_a_stream_that_is_retried_after_a_restart_has_the_same_answer(
-    tokenizer: Any, tmp_path: Path
-) -> None:
-    asked: dict[str, Any] = {"model": "m", "messages": [USER], "tools": [TOOL], "n": 3}
-    async with endpoint(tokenizer, policy, out=tmp_path / "out") as bench:
-        given = await streamed(bench.client(), **asked)
-        async with restarted(tokenizer, tmp_path / "out") as again:
-            retry = {"x-stainless-retry-count": "1"}
-            same = await streamed(again.client(), **asked, extra_headers=retry)
-            assert [one.model_dump() for one in same.choices] == [
-                one.model_dump() for one in given.choices
-            ]
+async def test_a_stream_retried_after_a_restart_is_the_same(out: Path) -> None:
+    fields: dict[str, Any] = {"model": "m", "messages": [USER], "tools": [TOOL], "n": 3}
+    async with serve(policy, out=out) as bench:
+        first = await streamed(bench.client(), **fields)
+        async with restarted(out) as again:
+            same = await streamed(again.client(), **fields, extra_headers=RETRY)
+            assert same.choices == first.choices
             assert again.engine.log == []
+
+
+# --- the disk -------------------------------------------------------------------------------------
 
 
 def hold_the_disk(
-    monkeypatch: pytest.MonkeyPatch, folder: Path
+    monkeypatch: pytest.MonkeyPatch, out: Path
 ) -> tuple[threading.Event, threading.Event]:
-    """Hold each answer that is being saved in `folder`. Return the event that one is held, and the
+    """Hold each answer that is being saved in `out`. Return the event that one is held, and the
     event that lets them go on.
     """
     fdatasync = os.fdatasync
     held, reached = threading.Event(), threading.Event()
 
     def slow(descriptor: int) -> None:
-        if b'"chat"' in (folder / JOURNAL_NAME).read_bytes():
+        if b'"chat"' in (out / JOURNAL_NAME).read_bytes():
             reached.set()
             held.wait()
         fdatasync(descriptor)
@@ -288,39 +294,37 @@ def hold_the_disk(
     return reached, held
 
 
-async def test_an_answer_that_is_being_saved_is_counted_once_against_the_limit(
-    tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_an_answer_being_saved_counts_once_against_the_limit(
+    out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    body: Any = {"messages": [USER]}
-    async with endpoint(tokenizer, policy, out=tmp_path / "out") as bench:
-        await bench.post("/sessions", {"session_id": "s"})
+    async with serve(policy, out=out) as bench:
+        await bench.create()
         bench.endpoint.sessions.find("s").max_turns = 3
-        reached, held = hold_the_disk(monkeypatch, tmp_path / "out")
-        two = asyncio.create_task(bench.post(CHAT.format("s"), {**body, "n": 2}))
+        reached, held = hold_the_disk(monkeypatch, out)
+        pair = asyncio.create_task(bench.send(CHAT_IN_S, {**BODY, "n": 2}))
         try:
             await asyncio.to_thread(reached.wait)
-            status, answer = await bench.post(CHAT.format("s"), {**body, "n": 2})
-            assert (status, answer["error"]["code"]) == (409, "turn_limit")
-            one = asyncio.create_task(bench.post(CHAT.format("s"), body))
+            refusal = await bench.refusal(CHAT_IN_S, {**BODY, "n": 2})
+            assert refusal[:2] == (409, "turn_limit")
+            last = asyncio.create_task(bench.send(CHAT_IN_S, BODY))
             sampled = asyncio.create_task(bench.engine.until(lambda engine: len(engine.log) == 3))
-            await asyncio.wait((one, sampled), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((last, sampled), return_when=asyncio.FIRST_COMPLETED)
         finally:
             held.set()
-        assert [status for status, _ in await asyncio.gather(two, one)] == [200, 200]
-        await sampled
+        await asyncio.gather(pair, last, sampled)
 
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_the_last_byte_of_an_answer_waits_for_the_disk(
-    tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stream: bool
+    out: Path, monkeypatch: pytest.MonkeyPatch, stream: bool
 ) -> None:
-    async with endpoint(tokenizer, policy, out=tmp_path / "out") as bench:
-        reached, held = hold_the_disk(monkeypatch, tmp_path / "out")
+    async with serve(policy, out=out) as bench:
+        reached, held = hold_the_disk(monkeypatch, out)
         received = bytearray()
 
         async def read() -> None:
-            body = {"messages": [USER], "stream": stream}
-            async with bench.http.post(bench.url + CHAT.format("s"), json=body) as response:
+            body = {**BODY, "stream": stream}
+            async with bench.http.post(bench.url + CHAT_IN_S, json=body) as response:
                 async for part in response.content.iter_any():
                     received.extend(part)
 
@@ -337,20 +341,96 @@ async def test_the_last_byte_of_an_answer_waits_for_the_disk(
         assert b'finish_reason":"stop"' in received
 
 
-async def test_a_torn_line_loses_only_itself(tokenizer: Any, tmp_path: Path) -> None:
-    async with endpoint(tokenizer, policy, out=tmp_path / "out") as bench:
+async def test_an_answer_that_cannot_be_saved_is_not_trained(out: Path) -> None:
+    async with serve(policy, out=out) as bench:
         talk = await ask(bench, [USER])
-        before = state(bench.endpoint.sessions.find("s"))
+        before = state_of(bench)
+        limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+        size = (out / JOURNAL_NAME).stat().st_size + 100
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, limit[1]))
+        try:
+            for headers in ({}, RETRY):
+                body = {"messages": talk, "tools": [TOOL]}
+                status, answer = await bench.post(CHAT_IN_S, body, **headers)
+                assert (status, answer["error"]["code"]) == (503, "storage_failed")
+                assert "File too large" in answer["error"]["message"]
+            sampled = len(bench.engine.log)
+            assert (await bench.refusal(CHAT_IN_S, {"messages": [USER, USER]}))[0] == 503
+            assert len(bench.engine.log) == sampled  # nothing is sampled that cannot be kept
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+        await bench.trajectories(refused=1)
+    async with serve(policy, out=out) as again:
+        assert state_of(again) == before
+        await ask(again, talk)
+
+
+async def test_an_answer_that_was_not_committed_is_returned_to_nobody(out: Path) -> None:
+    go_on = asyncio.Event()
+    hold = lambda request: Reply(f"Reply {request.index}.", hold=go_on, hold_after=1)
+    async with serve(hold, out=out) as bench:
+        first = asyncio.create_task(bench.refusal(CHAT_IN_S, BODY))
+        await bench.engine.until(lambda engine: engine.held == 1)
+        joined = asyncio.create_task(bench.refusal(CHAT_IN_S, BODY, **RETRY))
+        await bench.joined("s", retry=1)
+        journal = bench.endpoint.store.journal  # type: ignore[union-attr]
+        journal._failure = "the disk is full"
+        go_on.set()
+        for refusal in await asyncio.gather(first, joined):
+            assert refusal[:2] == (503, "storage_failed")
+        journal._failure = None
+        answer = await bench.send(CHAT_IN_S, BODY, **{"x-stainless-retry-count": "2"})
+        assert answer["choices"][0]["message"]["content"] == "Reply 1."
+        await bench.trajectories(refused=1)
+        assert len((await bench.get("/sessions/s/trace"))["trace"]) == 1
+
+
+# --- damage ---------------------------------------------------------------------------------------
+
+
+async def test_a_torn_line_loses_only_itself(out: Path) -> None:
+    async with serve(policy, out=out) as bench:
+        talk = await ask(bench, [USER])
+        before = state_of(bench)
         await ask(bench, talk)
-    journal = tmp_path / "out" / JOURNAL_NAME
+    journal = out / JOURNAL_NAME
     whole = journal.read_bytes()
     start = whole.rindex(b"\n", 0, -1) + 1
-    for at in (start, start + 1, (start + len(whole)) // 2, len(whole) - 1):
-        journal.write_bytes(whole[:at])
-        async with restarted(tokenizer, tmp_path / "out") as again:
-            assert state(again.endpoint.sessions.find("s")) == before
+    for end in (start, start + 1, (start + len(whole)) // 2, len(whole) - 1):
+        journal.write_bytes(whole[:end])
+        async with restarted(out) as again:
+            assert state_of(again) == before
             await ask(again, talk)
-        shutil.rmtree(tmp_path / "out-again")
+        shutil.rmtree(out.with_name("out-again"))
+
+
+@pytest.fixture(scope="module")
+def recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a session of two turns and a stored response."""
+    folder = tmp_path_factory.mktemp("recording") / "out"
+
+    async def record() -> None:
+        async with serve(policy, out=folder) as bench:
+            await ask(bench, await ask(bench, [USER]))
+            await respond(bench, "first")
+
+    asyncio.run(record())
+    return folder
+
+
+@pytest.fixture
+def recorded(recording: Path, out: Path) -> Path:
+    """A copy of `recording`."""
+    shutil.copytree(recording, out)
+    return out
+
+
+async def refused_line(out: Path) -> str:
+    """Return the words with which a server refuses to start on `out`."""
+    with pytest.raises(UsageError) as refused:
+        async with serve(policy, out=out):
+            pass
+    return str(refused.value)
 
 
 @pytest.mark.parametrize(
@@ -361,17 +441,14 @@ async def test_a_torn_line_loses_only_itself(tokenizer: Any, tmp_path: Path) -> 
         lambda lines: [lines[0], *lines[2:]],
         lambda lines: [lines[0], lines[1][:-3] + b"\n", *lines[2:]],
     ],
+    ids=["an empty object", "an empty line", "a line left out", "a cut line"],
 )
 async def test_a_damaged_line_in_the_middle_is_refused_by_its_number(
-    tokenizer: Any, tmp_path: Path, damage: Callable[[list[bytes]], list[bytes]]
+    recorded: Path, damage: Callable[[list[bytes]], list[bytes]]
 ) -> None:
-    async with endpoint(tokenizer, policy, out=tmp_path / "out") as bench:
-        await ask(bench, await ask(bench, [USER]))
-    journal = tmp_path / "out" / JOURNAL_NAME
+    journal = recorded / JOURNAL_NAME
     journal.write_bytes(b"".join(damage(journal.read_bytes().splitlines(keepends=True))))
-    with pytest.raises(UsageError, match=rf"{JOURNAL_NAME}, line 2, cannot be restored"):
-        async with endpoint(tokenizer, policy, out=tmp_path / "out"):
-            pass
+    assert f"{JOURNAL_NAME}, line 2, cannot be restored" in await refused_line(recorded)
 
 
 @pytest.mark.parametrize(
@@ -385,200 +462,119 @@ async def test_a_damaged_line_in_the_middle_is_refused_by_its_number(
         (2, {"switches": 5}),
         (3, {"kept": ["x", "y", 5]}),
     ],
+    ids=str,
 )
 async def test_a_line_that_refers_to_nothing_is_refused_by_its_number(
-    tokenizer: Any, tmp_path: Path, line: int, damage: dict[str, Any]
+    recorded: Path, line: int, damage: dict[str, Any]
 ) -> None:
-    async with endpoint(tokenizer, policy, out=tmp_path) as bench:
-        await ask(bench, await ask(bench, [USER]))
-        await respond(bench, "first")
-    path = tmp_path / JOURNAL_NAME
-    rows = [json.loads(row) for row in path.read_bytes().splitlines()]
-    rows[line] |= damage
-    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    with pytest.raises(UsageError, match=rf"line {line + 1}, cannot be restored"):
-        async with endpoint(tokenizer, policy, out=tmp_path):
-            pass
+    journal = recorded / JOURNAL_NAME
+    lines = [json.loads(text) for text in journal.read_bytes().splitlines()]
+    lines[line] |= damage
+    journal.write_text("".join(f"{json.dumps(text)}\n" for text in lines))
+    assert f"line {line + 1}, cannot be restored" in await refused_line(recorded)
 
 
-async def test_a_store_that_could_not_be_opened_is_not_open(tokenizer: Any, tmp_path: Path) -> None:
-    out = tmp_path / "out"
-    async with endpoint(tokenizer, policy, out=out) as bench:
-        await ask(bench, [USER])
-    whole = (out / JOURNAL_NAME).read_bytes()
-    (out / JOURNAL_NAME).write_bytes(b"{}\n" + whole)
-    async with endpoint(tokenizer, policy) as bench:
-        core = Endpoint(
-            bench.served, store=SessionStore(out, store_settings(bench.served, "embedded"))
-        )
+async def test_a_store_that_could_not_be_opened_is_not_open(recorded: Path) -> None:
+    journal = recorded / JOURNAL_NAME
+    whole = journal.read_bytes()
+    journal.write_bytes(b"{}\n" + whole)
+    async with serve(policy) as bench:
+        store = SessionStore(recorded, store_settings(bench.served, "embedded"))
+        core = Endpoint(bench.served, store=store)
         for _ in range(2):
             with pytest.raises(UsageError, match="line 1, cannot be restored"):
                 await core.start()
-        (out / JOURNAL_NAME).write_bytes(whole)
+        journal.write_bytes(whole)
         async with core:
             assert [live.id for live in core.sessions.all()] == ["s"]
 
 
-async def test_another_model_or_a_second_server_is_refused(tokenizer: Any, tmp_path: Path) -> None:
-    async with endpoint(tokenizer, policy, out=tmp_path / "out") as bench:
-        with pytest.raises(UsageError, match="another process is writing into"):
-            async with endpoint(tokenizer, policy, out=tmp_path / "out"):
-                pass
+async def test_another_model_or_a_second_server_is_refused(out: Path) -> None:
+    async def nothing(live: LiveSession) -> None: ...
+
+    async with serve(policy, out=out) as bench:
+        assert "another process is writing into" in await refused_line(out)
         await ask(bench, [USER])
-        facts = store_settings(bench.served, "embedded")
+        settings = store_settings(bench.served, "embedded")
     for name in ("model", "tokenizer_sha256", "template_sha256", "history", "parser"):
-        store = SessionStore(tmp_path / "out", {**facts, name: "other"})
+        store = SessionStore(out, {**settings, name: "other"})
         with pytest.raises(UsageError, match=f"other settings for serve:\n  {name}: recorded"):
-            await store.open(bench.endpoint.sessions, bench.endpoint.templates, _nothing)
-    async with endpoint(tokenizer, policy, out=tmp_path / "out") as again:
+            await store.open(bench.endpoint.sessions, bench.endpoint.templates, nothing)
+    async with serve(policy, out=out) as again:
         assert len(again.endpoint.sessions) == 1
 
 
-async def _nothing(live: LiveSession) -> None: ...
+# --- sessions that end ----------------------------------------------------------------------------
 
 
 async def test_finished_sessions_are_episodes_and_the_others_go_on(
-    tokenizer: Any, tmp_path: Path
+    out: Path, tmp_path: Path
 ) -> None:
-    out = tmp_path / "out"
-    async with endpoint(tokenizer, policy, out=out) as bench:
+    async with serve(policy, out=out) as bench:
         for name in ("a", "b", "c", "empty"):
-            await bench.post("/sessions", {"session_id": name})
+            await bench.create(name)
         for name in ("a", "b", "c"):
             await ask(bench, await ask(bench, [USER], name), name)
-        await bench.post("/sessions/a/reward", {"reward": 1.0, "info": {"note": "good"}})
+        await bench.send("/sessions/a/reward", {"reward": 1.0, "info": {"note": "good"}})
         expected = (await bench.get("/sessions/a/trajectories"))["trajectories"]
         journal = (out / JOURNAL_NAME).read_bytes()
-        for name in ("a", "b", "empty"):
-            async with bench.http.delete(f"{bench.url}/sessions/{name}") as response:
-                assert (await response.json())["deleted"] is True
+        assert [await bench.delete(name) for name in ("a", "b", "empty")] == [200] * 3
         await ask(bench, [USER], "a")  # another session of that name
-    found = list(read_episodes(out))
-    assert [(one.env, one.task_id, one.sample) for one in found] == [
-        ("serve", "a", 0),
-        ("serve", "b", 0),
-    ]
-    line = json.loads(to_line(found[0]))
-    assert [to_json(one) for one in found[0].result.trajectories] == expected
+    first, second = read_episodes(out)
+    assert (first.env, first.task_id, first.sample) == ("serve", "a", 0)
+    assert (second.task_id, second.sample, second.result.reward) == ("b", 0, None)
+    line = json.loads(to_line(first))
+    assert [to_json(each) for each in first.result.trajectories] == expected
     assert (line["reward"], line["info"]["note"], line["status"]) == (1.0, "good", "completed")
-    assert [m["role"] for m in line["messages"]] == ["user", "assistant", "user", "assistant"]
+    assert [each["role"] for each in line["messages"]] == ["user", "assistant"] * 2
     assert line["tools"] == [TOOL]
-    assert found[1].result.reward is None
     summary = json.loads((out / "summary.json").read_bytes())["environments"]["serve"]
     assert (summary["episodes"], summary["graded"]) == (2, 1)
     # killed after a session was written as an episode, and before the journal said so
-    shutil.copytree(out, tmp_path / "early")
-    (tmp_path / "early" / JOURNAL_NAME).write_bytes(journal)
-    for folder, names in ((out, ["c", "a"]), (tmp_path / "early", ["c", "empty"])):
-        async with endpoint(tokenizer, policy, out=folder) as bench:
-            lives = bench.endpoint.sessions.all()
-            assert sorted(live.id for live in lives) == sorted(names)
+    early = tmp_path / "early"
+    shutil.copytree(out, early)
+    (early / JOURNAL_NAME).write_bytes(journal)
+    for folder, names in ((out, ["a", "c"]), (early, ["c", "empty"])):
+        async with serve(policy, out=folder) as bench:
+            assert sorted(live.id for live in bench.endpoint.sessions.all()) == names
             await ask(bench, [USER], "a")
             async with bench.http.delete(f"{bench.url}/sessions/a") as response:
                 assert (await response.json())["sample"] == 1
-        assert [one.sample for one in read_episodes(folder)] == [0, 0, 1]
+        assert [episode.sample for episode in read_episodes(folder)] == [0, 0, 1]
 
 
-async def test_idle_sessions_and_those_of_a_server_that_was_interrupted_are_finished(
-    tokenizer: Any, tmp_path: Path
-) -> None:
-    out = tmp_path / "out"
-    async with endpoint(tokenizer, policy, out=out) as bench:
+async def test_idle_and_interrupted_sessions_are_finished(out: Path) -> None:
+    async with serve(policy, out=out) as bench:
+        sessions, store = bench.endpoint.sessions, bench.endpoint.store
         for name in ("old", "new"):
             await ask(bench, [USER], name)
-        bench.endpoint.sessions.find("new")
-        old = bench.endpoint.sessions.get("old")
-        assert old is not None
+        sessions.find("new")
+        old = sessions.get("old")
+        assert old is not None and store is not None
         old.used -= 3600.0
-        bench.endpoint.sessions.drop_idle()
-        assert [live.id for live in bench.endpoint.sessions.all()] == ["new"]
-        assert bench.endpoint.store is not None
-        bench.endpoint.store.finish_at_end = True
-    assert [one.task_id for one in read_episodes(out)] == ["old", "new"]
-    assert [one.result.metrics["turns"] for one in read_episodes(out)] == [1, 1]
-    async with endpoint(tokenizer, policy, out=out) as bench:
+        sessions.drop_idle()
+        assert [live.id for live in sessions.all()] == ["new"]
+        store.finish_at_end = True
+    episodes = [(each.task_id, each.result.metrics["turns"]) for each in read_episodes(out)]
+    assert episodes == [("old", 1), ("new", 1)]
+    async with serve(policy, out=out) as bench:
         assert len(bench.endpoint.sessions) == 0
 
 
-async def test_the_journal_is_compacted_when_sessions_finish(
-    tokenizer: Any, tmp_path: Path
-) -> None:
-    out = tmp_path / "out"
-    async with endpoint(tokenizer, policy, out=out) as bench:
-        bench.endpoint.store._most_stale = 0  # type: ignore[union-attr]
+async def test_the_journal_is_compacted_when_sessions_finish(out: Path) -> None:
+    async with serve(policy, out=out) as bench:
+        store = bench.endpoint.store
+        assert store is not None
+        store._most_stale = 0
         for name in ("a", "b"):
             await ask(bench, await ask(bench, [USER], name), name)
-        kept = state(bench.endpoint.sessions.find("b"))
+        kept = state_of(bench, "b")
         size = (out / JOURNAL_NAME).stat().st_size
-        async with bench.http.delete(f"{bench.url}/sessions/a") as response:
-            assert response.status == 200
-        await bench.endpoint.store.journal.flush()  # type: ignore[union-attr]
+        assert await bench.delete("a") == 200
+        await store.journal.flush()
         data = (out / JOURNAL_NAME).read_bytes()
         assert b'"s":"a"' not in data
         assert len(data) < size
-    async with endpoint(tokenizer, policy, out=out) as again:
-        assert state(again.endpoint.sessions.find("b")) == kept
+    async with serve(policy, out=out) as again:
+        assert state_of(again, "b") == kept
         assert [live.id for live in again.endpoint.sessions.all()] == ["b"]
-
-
-async def test_an_answer_that_cannot_be_saved_is_not_returned_and_not_trained(
-    tokenizer: Any, tmp_path: Path
-) -> None:
-    out = tmp_path / "out"
-    async with endpoint(tokenizer, policy, out=out) as bench:
-        talk = await ask(bench, [USER])
-        before = state(bench.endpoint.sessions.find("s"))
-        limit = resource.getrlimit(resource.RLIMIT_FSIZE)
-        resource.setrlimit(
-            resource.RLIMIT_FSIZE, ((out / JOURNAL_NAME).stat().st_size + 100, limit[1])
-        )
-        try:
-            for retry in ("0", "1"):
-                status, answer = await bench.post(
-                    CHAT.format("s"),
-                    {"messages": talk, "tools": [TOOL]},
-                    **{"x-stainless-retry-count": retry},
-                )
-                assert (status, answer["error"]["code"]) == (503, "storage_failed")
-            assert "File too large" in answer["error"]["message"]
-            sampled = len(bench.engine.log)
-            status, _ = await bench.post(CHAT.format("s"), {"messages": [USER, USER]})
-            assert status == 503
-            assert len(bench.engine.log) == sampled  # nothing is sampled that cannot be kept
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, limit)
-        await bench.trajectories(refused=1)
-    async with endpoint(tokenizer, policy, out=out) as again:
-        assert state(again.endpoint.sessions.find("s")) == before
-        await ask(again, talk)
-
-
-async def test_an_answer_that_was_not_committed_is_returned_to_nobody(
-    tokenizer: Any, tmp_path: Path
-) -> None:
-    go_on, body = asyncio.Event(), {"messages": [USER]}
-
-    def held(request: PolicyRequest) -> Reply:
-        return Reply(f"Reply {request.index}.", hold=go_on, hold_after=1)
-
-    async with endpoint(tokenizer, held, out=tmp_path) as bench:
-
-        async def send(retry: int) -> tuple[int, Any]:
-            headers = {"x-stainless-retry-count": str(retry)}
-            return await bench.post(CHAT.format("s"), body, **headers)
-
-        first = asyncio.create_task(send(0))
-        await bench.engine.until(lambda core: core.held == 1)
-        joined = asyncio.create_task(send(1))
-        await bench.joined("s", retry=1)
-        journal = bench.endpoint.store.journal  # type: ignore[union-attr]
-        journal._failure = "the disk is full"
-        go_on.set()
-        for status, answer in await asyncio.gather(first, joined):
-            assert (status, answer["error"]["code"]) == (503, "storage_failed")
-        journal._failure = None
-        status, answer = await send(2)
-        assert status == 200
-        assert answer["choices"][0]["message"]["content"] == "Reply 1."
-        await bench.trajectories(refused=1)
-        assert len((await bench.get("/sessions/s/trace"))["trace"]) == 1

@@ -14,14 +14,12 @@ from typing import Any
 
 import aiohttp
 import pytest
-from support.endpoints import Bench, endpoint
+from support.served import CHAT, TEXT, USER, ServedBench, in_session, serve
 
 from toolroll.endpoint.replies import Reply as EndpointReply
 from toolroll.rollout.runs.episode_file import read_episodes
 from toolroll.testing import PolicyRequest, Reply
 
-USER: Any = {"role": "user", "content": "Hi"}
-CHAT = "/sessions/{}/v1/chat/completions"
 STOPPING = (503, "server_stopping", "true")
 
 
@@ -29,7 +27,7 @@ STOPPING = (503, "server_stopping", "true")
 class Closing:
     """A server that stops, and is held after its sessions ended and before its store closes."""
 
-    bench: Bench
+    bench: ServedBench
     http: aiohttp.ClientSession
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     go_on: asyncio.Event = field(default_factory=asyncio.Event)
@@ -43,41 +41,39 @@ class Closing:
             return response.status, code, response.headers.get("x-should-retry")
 
     async def ask(self, session: str, messages: list[Any], **more: Any) -> Any:
-        return await self.send("POST", CHAT.format(session), {"messages": messages, **more})
+        return await self.send("POST", in_session(CHAT, session), {"messages": messages, **more})
 
 
 @asynccontextmanager
-async def closing(
-    tokenizer: Any, policy: Any, out: Path, *, finish: bool = False
-) -> AsyncIterator[Closing]:
+async def closing(policy: Any, out: Path, *, finish: bool = False) -> AsyncIterator[Closing]:
     """A server that another task stops once `stop` is set. At the end, it has stopped."""
     started: asyncio.Future[Closing] = asyncio.get_running_loop().create_future()
 
-    async def serve() -> None:
-        async with endpoint(tokenizer, policy, out=out) as bench:
+    async def run() -> None:
+        async with serve(policy, out=out) as bench:
             store = bench.endpoint.store
             assert store is not None
             store.finish_at_end = finish
             close = store.aclose
 
             async def held(*args: Any) -> None:
-                made.ended.set()
-                await made.go_on.wait()
+                server.ended.set()
+                await server.go_on.wait()
                 await close(*args)
 
             store.aclose = held  # type: ignore[assignment, method-assign]
-            made = Closing(bench, http)
-            started.set_result(made)
-            await made.stop.wait()
+            server = Closing(bench, http)
+            started.set_result(server)
+            await server.stop.wait()
 
     async with aiohttp.ClientSession() as http:
-        serving = asyncio.create_task(serve())
-        found = await started
+        serving = asyncio.create_task(run())
+        server = await started
         try:
-            yield found
+            yield server
         finally:
-            found.stop.set()
-            found.go_on.set()
+            server.stop.set()
+            server.go_on.set()
             await serving
 
 
@@ -99,12 +95,10 @@ class Policy:
 
 
 @pytest.mark.parametrize("finish", [False, True])
-async def test_agents_that_ask_again_while_the_server_stops_change_no_session(
-    tokenizer: Any, tmp_path: Path, finish: bool
-) -> None:
+async def test_agents_that_ask_again_change_no_session(tmp_path: Path, finish: bool) -> None:
     names = [f"s{number}" for number in range(10)]
     policy = Policy(len(names))
-    async with closing(tokenizer, policy, tmp_path, finish=finish) as server:
+    async with closing(policy, tmp_path, finish=finish) as server:
 
         async def agent(name: str) -> list[Any]:
             _, answer, _ = await server.ask(name, [USER])
@@ -116,29 +110,28 @@ async def test_agents_that_ask_again_while_the_server_stops_change_no_session(
         server.stop.set()
         for answers in await asyncio.gather(*agents):
             assert answers == [STOPPING] * 4
-    async with endpoint(tokenizer, policy, out=tmp_path) as again:
+    async with serve(policy, out=tmp_path) as again:
         lives = [(live.id, len(live.trace)) for live in again.endpoint.sessions.all()]
         store = again.endpoint.store
         assert store is not None
         assert sorted(store._logs) == ([] if finish else [(name, 0) for name in names])
     assert sorted(lives) == ([] if finish else [(name, 1) for name in names])
-    assert sorted(one.task_id for one in read_episodes(tmp_path)) == (names if finish else [])
+    finished = sorted(episode.task_id for episode in read_episodes(tmp_path))
+    assert finished == (names if finish else [])
 
 
-async def test_every_route_of_a_session_says_that_the_server_stops(
-    tokenizer: Any, tmp_path: Path
-) -> None:
-    async with closing(tokenizer, lambda request: "Hello.", tmp_path) as server:
+async def test_every_route_of_a_session_says_that_the_server_stops(tmp_path: Path) -> None:
+    async with closing("Hello.", tmp_path) as server:
         await server.ask("s", [USER])
         await server.send("POST", "/sessions/s/export")  # a finished session of that name
         await server.ask("s", [USER])
         server.stop.set()
         await server.ended.wait()
         for method, path, body in (
-            ("POST", CHAT.format("s"), {"messages": [USER]}),
-            ("POST", CHAT.format("new"), {"messages": [USER]}),
-            ("POST", "/v1/chat/completions", {"messages": [USER]}),
-            ("POST", "/sessions/s/v1/completions", {"prompt": "Once"}),
+            ("POST", in_session(CHAT), {"messages": [USER]}),
+            ("POST", in_session(CHAT, "new"), {"messages": [USER]}),
+            ("POST", CHAT, {"messages": [USER]}),
+            ("POST", in_session(TEXT), {"prompt": "Once"}),
             ("POST", "/sessions", {}),
             ("POST", "/sessions/s/reward", {"reward": 1.0}),
             ("POST", "/sessions/s/export", None),
@@ -151,10 +144,10 @@ async def test_every_route_of_a_session_says_that_the_server_stops(
 
 
 async def test_an_answer_is_in_the_journal_or_its_client_gets_an_error(
-    tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The answer exists when the server stops, but is committed only after the store closed."""
-    async with closing(tokenizer, lambda request: "Hello.", tmp_path) as server:
+    async with closing("Hello.", tmp_path) as server:
         core = server.bench.endpoint
         deliver, reached = EndpointReply.deliver, asyncio.Event()
 
@@ -173,6 +166,6 @@ async def test_an_answer_is_in_the_journal_or_its_client_gets_an_error(
         await server.ended.wait()
         server.go_on.set()
         assert await asking == STOPPING
-    async with endpoint(tokenizer, lambda request: "Hello.", out=tmp_path) as again:
+    async with serve(out=tmp_path) as again:
         [live] = again.endpoint.sessions.all()
         assert live.trace == []
