@@ -78,7 +78,7 @@ def _load(name: str, path: Path) -> Any:
 
 def _agents(published: Any) -> dict[str, type[Any]]:
     """Agents on toolroll's base class, by name (see `AGENTS`)."""
-    from unit.agents.test_super_calls import AsPublished, OtherColor
+    from support.hook_agents import AsPublished, OtherColor
 
     from toolroll.agents.trainable_agents import TrainableToolCallingAgent
 

@@ -1,0 +1,501 @@
+"""Overridden hooks, hook by form: plain and async, with and without `await`, with `super()`, and
+with what they must not return.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import threading
+import urllib.request
+import warnings
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from support.episodes import serving
+from support.hook_agents import TOOLS, WIKI, PublishedAgent, Store, agent_of, look_then_buy, play
+from support.listed_environment import ListedWorld
+from support.patience import PATIENCE
+
+from toolroll.agents.trainable_agents import TrainableToolCallingAgent
+from toolroll.parsers.openai import create_openai_adapter
+from toolroll.rollout.errors import UsageError
+from toolroll.rollout.model.model import Model
+from toolroll.rollout.types import Status, StepResult, StopReason
+from toolroll.testing import PolicyRequest, Reply, load_embedded_tokenizer
+
+Agent = TrainableToolCallingAgent
+
+# --- _execute_tool --------------------------------------------------------------------------------
+
+
+def plain(env: Any, action: Any) -> Any:
+    step = env.step(action)
+    step.reward += 0.5
+    return step
+
+
+async def another_object(env: Any, action: Any) -> Any:
+    step = await env.step(action)
+    return SimpleNamespace(observation="Mine.", reward=step.reward + 0.5, done=step.done, info=None)
+
+
+async def awaited_and_returned(env: Any, action: Any) -> Any:
+    call = env.step(action)
+    await call
+    return call
+
+
+async def awaited_and_read(env: Any, action: Any) -> Any:
+    call = env.step(action)
+    await call
+    call.reward += 0.5
+    return call
+
+
+def awaited_by_a_plain_hook(env: Any, action: Any) -> Any:
+    call = env.step(action)
+
+    async def result() -> Any:
+        return await call
+
+    return result()
+
+
+def executed_twice(env: Any, action: Any) -> Any:
+    env.step(action)
+    return env.step(action)
+
+
+async def read_without_await(env: Any, action: Any) -> Any:
+    step = env.step(action)
+    step.reward += 0.5
+    if action.name == "look":
+        assert action.kwargs == {}
+        step.observation = step.observation + " " + env.wiki
+    return step
+
+
+async def sets_attributes(env: Any, action: Any) -> Any:
+    """The runner has a `seed` of its own, and `env` of an environment need not be one."""
+    if action.name == "look":
+        env.seed, env.mark = "mine", 1
+        assert (env.seed, env.mark) == ("mine", 1)
+    return await env.step(action)
+
+
+class StepOfSuper(Agent):
+    async def _execute_tool(self, env: Any, action: Any) -> Any:
+        step = await super()._execute_tool(env, action)
+        step.reward += 0.5
+        step.observation += " Yes."
+        step.info = {**step.info.model_dump(), "seen": step.done}
+        return step
+
+
+class PlainStepOfSuper(Agent):
+    def _execute_tool(self, env: Any, action: Any) -> Any:
+        step = super()._execute_tool(env, action)
+        step.reward += 0.5
+        step.observation += " Yes."
+        step.info = {**step.info.model_dump(), "seen": step.done}
+        return step
+
+
+# --- _initialize_environment ----------------------------------------------------------------------
+
+
+class ResetOfSuper(Agent):
+    async def _initialize_environment(self, env: Any, task_index: int | None) -> Any:
+        return super()._initialize_environment(env, task_index)
+
+
+class IndexedReset(Agent):
+    async def _initialize_environment(self, env: Any, task_index: int | None) -> Any:
+        first = super()._initialize_environment(env, task_index)
+        await first
+        return first[0], first[1]
+
+
+class ChangedReset(Agent):
+    async def _initialize_environment(self, env: Any, task_index: int | None) -> Any:
+        obs, info = await super()._initialize_environment(env, task_index)
+        return f"{obs}!", info
+
+
+class UnawaitedReset(Agent):
+    async def _initialize_environment(self, env: Any, task_index: int | None) -> Any:
+        obs, info = super()._initialize_environment(env, task_index)
+        return obs, info
+
+
+class ReadsInfo(Agent):
+    def _initialize_environment(self, env: Any, task_index: int | None) -> Any:
+        first = env.reset()
+        with pytest.raises(AttributeError, match="info has no 'nothing'"):
+            _ = first.info.nothing
+        with pytest.raises(AttributeError, match="has 'nothing'"):
+            _ = env.nothing
+        return first.observation + "!", first.info
+
+
+# --- _call_llm ------------------------------------------------------------------------------------
+
+
+class BlockingRequest(Agent):
+    """On the event loop, this request would wait for the engine of this process forever."""
+
+    def _call_llm(self, url: str, payload: dict[str, Any]) -> Any:
+        request = urllib.request.Request(
+            url, json.dumps(payload).encode(), {"content-type": "application/json"}
+        )
+        with urllib.request.urlopen(request, timeout=PATIENCE) as response:
+            return json.load(response)
+
+
+class ReturnsAwaitable(Agent):
+    def _call_llm(self, url: str, payload: dict[str, Any]) -> Any:
+        assert isinstance(self.model, Model)
+        return self.model.post(url, payload)
+
+
+# --- forms that work ------------------------------------------------------------------------------
+
+PLAYED = {
+    "error": None,
+    "rewards": (0.0, 1.0),
+    "actions": ["look", "buy"],
+    "first": [WIKI, "Task 3."],
+    "results": ["look!", "buy!"],
+    "info": {"source": "buy"},
+    "warnings": 0,
+    "on_the_event_loop": False,
+    "attributes": {},
+}
+"""An episode on the store without overrides."""
+MORE = {"rewards": (0.5, 1.5)}
+OF_SUPER = MORE | {
+    "results": ["look! Yes.", "buy! Yes."],
+    "info": {"source": "buy", "seen": True},
+}
+
+
+@pytest.mark.parametrize(
+    ("hook", "form", "changes"),
+    [
+        ("_execute_tool", plain, MORE),
+        ("_execute_tool", another_object,
+         MORE | {"results": ["Mine.", "Mine."], "info": {"source": None}}),
+        ("_execute_tool", awaited_and_returned, {}),
+        ("_execute_tool", awaited_and_read, MORE),
+        ("_execute_tool", awaited_by_a_plain_hook, {}),
+        ("_execute_tool", executed_twice,  # the third call is after the end
+         {"rewards": (0.0,), "actions": ["look", "look", "buy"], "results": ["look!"],
+          "error": "EnvironmentFailure", "info": {"source": "look"}}),
+        ("_execute_tool", read_without_await,
+         MORE | {"results": ["look! Sell.", "buy!"], "warnings": 2, "on_the_event_loop": True}),
+        ("_execute_tool", sets_attributes, {"attributes": {"seed": "mine", "mark": 1}}),
+        ("_execute_tool", StepOfSuper, OF_SUPER),
+        ("_execute_tool", PlainStepOfSuper, OF_SUPER),
+        ("_initialize_environment", ResetOfSuper, {}),
+        ("_initialize_environment", IndexedReset, {}),
+        ("_initialize_environment", ChangedReset, {"first": [WIKI, "Task 3.!"]}),
+        ("_initialize_environment", UnawaitedReset, {"warnings": 1, "on_the_event_loop": True}),
+        ("_initialize_environment", ReadsInfo, {"first": [WIKI, "Task 3.!"]}),
+        ("_call_llm", BlockingRequest, {}),
+        ("_call_llm", ReturnsAwaitable, {}),
+    ],
+)  # fmt: skip
+async def test_a_form_that_works(hook: str, form: Any, changes: dict[str, Any]) -> None:
+    """`form`: the hook of an instance, or a class that overrides it. A warning names the line of
+    the hook that forgets an `await`.
+    """
+    kind, hooks = (form, {}) if isinstance(form, type) else (Agent, {hook: form})
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        result, store, _ = await play(kind, **hooks)
+    runtime = [caution for caution in caught if caution.category is RuntimeWarning]
+    assert {caution.filename for caution in runtime} <= {__file__}
+    assert all("write `await env.step(action)`" in str(caution.message) for caution in runtime)
+    contents = [message["content"] for message in result.messages]
+    assert PLAYED | changes == {
+        "error": result.info.get("error", {}).get("type"),
+        "rewards": result.step_rewards,
+        "actions": [action.name for action in store.actions],
+        "first": contents[:2],
+        "results": [m["content"] for m in result.messages if m["role"] == "tool"],
+        "info": {name: result.info[name] for name in ("source", "seen") if name in result.info},
+        "warnings": len(runtime),
+        "on_the_event_loop": threading.main_thread() in store.threads,
+        "attributes": {name: vars(store)[name] for name in ("seed", "mark") if name in vars(store)},
+    }
+
+
+@pytest.mark.parametrize("kind", [StepOfSuper, PlainStepOfSuper])
+async def test_a_step_without_a_reward_counts_from_zero(kind: type[Agent]) -> None:
+    """A step of `ListedWorld` has no reward before the last."""
+    policy = lambda request: Reply(LOOK if request.call == 0 else "Goodbye.")
+    result, _, _ = await play(kind, ListedWorld(tool_texts=("It is here.",)), policy)
+    assert (result.info.get("error"), result.step_rewards) == (None, (0.5, 1.5))
+    assert result.info["seen"] is True
+    assert "It is here. Yes." in [message["content"] for message in result.messages]
+
+
+# --- forms that fail ------------------------------------------------------------------------------
+
+
+LOOK = '<tool_call>{"name": "look", "arguments": {"at": "here"}}</tool_call>'
+INTERNAL, ENVIRONMENT = StopReason.INTERNAL_ERROR, StopReason.ENVIRONMENT_ERROR
+
+
+def changed(**fields: Any) -> Any:
+    """A hook that returns the result of the environment with other `fields`."""
+
+    async def execute(env: Any, action: Any) -> Any:
+        return replace(await env.step(action), **fields)
+
+    return execute
+
+
+def returned(value: Any) -> Any:
+    return lambda *_: value
+
+
+def raised(error: BaseException) -> Any:
+    def hook(*_: Any) -> Any:
+        raise error
+
+    return hook
+
+
+def object_with(**fields: Any) -> Any:
+    step = {"observation": "Mine.", "reward": 0.0, "done": False, "info": None}
+    return returned(SimpleNamespace(**(step | fields)))
+
+
+def plain_that_raises_the_reward_to_nan(env: Any, action: Any) -> Any:
+    step = env.step(action)
+    step.reward = float("nan")
+    return step
+
+
+def with_reward_nan(result: Any, *_: Any) -> Any:
+    result.reward = float("nan")
+    return result
+
+
+FAILURES: list[tuple[str, Any, StopReason, str]] = [
+    ("_build_final_result", raised(KeyError("mine")), INTERNAL, "mine"),
+    ("_build_final_result", raised(SystemExit(3)), INTERNAL, "SystemExit"),
+    ("_build_final_result", returned(None), ENVIRONMENT, "_build_final_result returned NoneType"),
+    ("_build_final_result", with_reward_nan, ENVIRONMENT, "_build_final_result gave the reward"),
+    ("_execute_tool", returned({}), ENVIRONMENT, "returned dict: return the result of env.step"),
+    ("_execute_tool", changed(done="false"), ENVIRONMENT, "done must be True or False"),
+    ("_execute_tool", changed(reward=float("nan")), ENVIRONMENT, "gave the reward nan"),
+    ("_execute_tool", changed(messages="text"), ENVIRONMENT, "messages must be a list"),
+    ("_execute_tool", changed(info=None), ENVIRONMENT, "info must be a mapping"),
+    ("_execute_tool", plain_that_raises_the_reward_to_nan, ENVIRONMENT, "gave the reward nan"),
+    ("_execute_tool", object_with(done="no"), ENVIRONMENT, "done must be True"),
+    ("_execute_tool", object_with(reward="1.0"), ENVIRONMENT, "gave the reward '1"),
+    ("_initialize_environment", returned(None), ENVIRONMENT, "cannot be read"),
+    ("_initialize_environment", returned(("text", None)), ENVIRONMENT, "cannot be read"),
+    ("_build_initial_messages", returned("text"), ENVIRONMENT, "messages must be a list"),
+    ("_build_initial_messages", returned([1]), ENVIRONMENT, "messages[0]"),
+    ("_prepare_prompt_tokens", returned(None), ENVIRONMENT, "returned"),
+    ("_prepare_prompt_tokens", returned(("text", ["a"])), ENVIRONMENT, "returned"),
+    ("_prepare_prompt_tokens", returned(("text", [1.7])), ENVIRONMENT, "returned"),
+    ("_get_token_delta", returned(None), ENVIRONMENT, "returned"),
+    ("_parse_tool", returned(None), ENVIRONMENT, "returned"),
+    ("_parse_tool", returned({"parsed_result": {"calls": "x"}}), ENVIRONMENT, "returned"),
+    ("_reformulate_tool_call", returned(None), ENVIRONMENT, "returned NoneType"),
+]
+
+
+@pytest.mark.parametrize(("hook", "form", "reason", "words"), FAILURES)
+async def test_a_hook_that_fails_aborts_its_episode_and_is_named(
+    hook: str, form: Any, reason: StopReason, words: str
+) -> None:
+    result, _, _ = await play(**{hook: form})
+    assert (result.status, result.stop_reason, result.reward) == (Status.ABORTED, reason, None)
+    message = result.info["error"]["message"]
+    assert words in message
+    assert reason is INTERNAL or hook in message
+    rewards = [turn.reward for trajectory in result.trajectories for turn in trajectory.turns]
+    assert set(rewards) <= {0.0}
+
+
+async def coroutine(*_: Any) -> Any:
+    return None
+
+
+async def step_that_is_never_executed(env: Any, action: Any) -> Any:
+    env.step(action)
+    return StepResult(done=True, reward=1.0)
+
+
+async def nested_coroutine(env: Any, action: Any) -> Any:
+    """The model would read "<coroutine object ...>"."""
+    await env.step(action)
+    return SimpleNamespace(observation=coroutine(), reward=1.0, done=True, info={})
+
+
+async def coroutine_in_a_message(env: Any, action: Any) -> Any:
+    await env.step(action)
+    return StepResult([{"role": "user", "content": coroutine()}])
+
+
+async def step_as_a_field(env: Any, action: Any) -> Any:
+    return SimpleNamespace(observation="", reward=env.step(action), done=True, info={})
+
+
+async def coroutine_of_a_coroutine(*_: Any) -> Any:
+    async def inner() -> Any:
+        return coroutine()
+
+    return inner()
+
+
+async def first_text(env: Any, task_index: int | None) -> Any:
+    await env.reset(task_index)
+    return coroutine(), {}
+
+
+class UnreadBase(Agent):
+    async def _execute_tool(self, env: Any, action: Any) -> Any:
+        super()._execute_tool(env, action)
+        return StepResult(done=True, reward=1.0)
+
+
+class ReturnsPost(Agent):
+    async def _call_llm(self, url: str, payload: dict[str, Any]) -> Any:
+        assert isinstance(self.model, Model)
+        return self.model.post(url, payload)
+
+
+UNREAD = "neither awaited env.step(...) nor"
+AN_OBJECT, A_COROUTINE = "returned an object", "returned a coroutine"
+
+
+@pytest.mark.parametrize(
+    ("hook", "form", "words"),
+    [
+        ("_execute_tool", step_that_is_never_executed, UNREAD),
+        ("_execute_tool", UnreadBase, UNREAD),
+        ("_execute_tool", nested_coroutine, AN_OBJECT),
+        ("_execute_tool", coroutine_in_a_message, AN_OBJECT),
+        ("_execute_tool", step_as_a_field, AN_OBJECT),
+        ("_execute_tool", coroutine_of_a_coroutine, A_COROUTINE),
+        ("_initialize_environment", first_text, AN_OBJECT),
+        ("_call_llm", ReturnsPost, A_COROUTINE),
+        ("_parse_tool", coroutine, A_COROUTINE),
+        ("_build_initial_messages", coroutine, A_COROUTINE),
+        ("_prepare_prompt_tokens", coroutine, A_COROUTINE),
+        ("_prepare_prompt_tokens", lambda *_: ("", coroutine()), AN_OBJECT),
+        ("_get_token_delta", coroutine, A_COROUTINE),
+        ("_reformulate_tool_call", coroutine, A_COROUTINE),
+        ("_build_final_result", coroutine, A_COROUTINE),
+    ],
+)
+async def test_a_forgotten_await_is_a_failure_that_names_the_hook(
+    hook: str, form: Any, words: str
+) -> None:
+    """A coroutine that is dropped is an error."""
+    kind, hooks = (form, {}) if isinstance(form, type) else (Agent, {hook: form})
+    gc.collect()  # what other tests left, such as loops
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        result, _, _ = await play(kind, **hooks)
+        gc.collect()
+    error = result.info["error"]
+    assert (error["type"], result.stop_reason) == ("EnvironmentFailure", ENVIRONMENT)
+    assert error["message"].startswith(f"{hook} {words}")
+    assert (result.reward, result.status) == (None, Status.ABORTED)
+
+
+async def test_a_plain_step_that_returns_a_coroutine_must_be_awaited() -> None:
+    class Later(ListedWorld):
+        blocking = False
+
+        async def later(self) -> StepResult:
+            return StepResult(done=True, reward=1.0)
+
+        def step(self, action: Any) -> Any:
+            return self.later()
+
+    with pytest.raises(UsageError, match=r"Later.step is async.*`await env.step`"):
+        await play(Agent, Later(), lambda request: Reply(LOOK), _execute_tool=read_without_await)
+    gc.collect()
+
+
+@pytest.mark.parametrize("form", [plain, read_without_await])
+@pytest.mark.filterwarnings("ignore:an async hook reads")
+async def test_an_environment_that_fails_in_a_hook(form: Any) -> None:
+    class Broken(Store):
+        def step(self, action: Any) -> Any:
+            raise ValueError("out of order")
+
+    result, _, _ = await play(Agent, Broken(), _execute_tool=form)
+    assert result.stop_reason is StopReason.ENVIRONMENT_ERROR
+    assert "out of order" in result.info["error"]["message"]
+
+
+# --- the adapter ----------------------------------------------------------------------------------
+
+
+class NamesLlama(PublishedAgent):
+    """Its adapter cannot read the model's calls."""
+
+    openai_adapter: Any = create_openai_adapter(TOOLS, parser_type="llama3")
+
+
+class NamesNone(NamesLlama):
+    openai_adapter = None
+
+
+class InheritsParser(NamesLlama):
+    _parse_tool = Agent._parse_tool
+
+
+class NamesNoneInheritsParser(NamesNone):
+    _parse_tool = Agent._parse_tool
+
+
+def llama_calls(request: PolicyRequest) -> Reply:
+    name = "buy" if "look!" in request.text else "look"
+    return Reply('<|python_tag|>{"name": "' + name + '", "parameters": {}}')
+
+
+@pytest.mark.parametrize(
+    ("kind", "policy", "adapter"),
+    [
+        (PublishedAgent, look_then_buy, {"openai_adapter": None}),
+        (NamesLlama, look_then_buy, {"openai_adapter": None}),
+        (InheritsParser, look_then_buy, {"openai_adapter": None}),
+        (NamesNoneInheritsParser, look_then_buy, {}),
+        (Agent, llama_calls, {"openai_adapter": NamesLlama._adapter}),
+    ],
+)
+async def test_the_adapter_that_is_set_parses(
+    kind: type[Agent], policy: Any, adapter: dict[str, Any]
+) -> None:
+    """It was ignored: the text of a call went to the user as speech, and was trained. An adapter of
+    None is the model's.
+    """
+    result, store, _ = await play(kind, None, policy, **adapter)
+    assert (result.info.get("error"), result.reward) == (None, 1.0)
+    assert [action.name for action in store.actions] == ["look", "buy"]
+
+
+async def test_the_token_hooks_get_the_arguments_of_the_call() -> None:
+    arguments: list[Any] = []
+
+    class Reads(Agent):
+        def _prepare_prompt_tokens(self, state: Any, messages: Any) -> Any:
+            arguments.append(state.args)
+            return super()._prepare_prompt_tokens(state, messages)
+
+    async with serving(load_embedded_tokenizer(), look_then_buy) as (_, model):
+        await agent_of(Reads, model).asolve(Store(), {"verify": "off"}, task_index=0)
+    assert arguments == [{"verify": "off"}]
