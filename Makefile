@@ -25,8 +25,9 @@ SGLANG ?= 0.5.10.post1 0.5.12 0.5.15
 # The newest transformers that each trainer allows. test-newest-peers tests SkyRL's.
 TRAINERS ?= areal=5.3.0 verl=5.10.4 openrlhf=5.15.0
 
-.PHONY: demo learn test test-fast test-all test-tokens test-transformers test-trainers test-older-sglang test-images test-openai test-tinker test-clients
-.PHONY: test-harbor test-peers test-newest-peers test-newest-clients newest faults fuzz check mypy pyright docs bench release clean
+.PHONY: demo learn learn-trl test test-fast test-all test-tokens test-transformers test-trainers test-older-sglang test-images test-openai
+.PHONY: test-tinker test-clients test-harbor test-peers test-newest-peers test-newest-clients newest faults fuzz check mypy pyright docs bench
+.PHONY: release clean
 
 demo: $(VENV)/.base
 	$(VENV)/bin/toolroll demo --out $(OUT)
@@ -39,6 +40,10 @@ learn: $(VENV)/.learn
 	$(LEARN) --prepare
 	printf '%s\n' '--seed 0' '--seed 1' '--seed 2' $(CONTROLS:%='--control %') | xargs -P 2 -I{} sh -c '$(LEARN) {}'
 	$(VENV)/bin/python -m examples.learn_desk.picture --out out/learn --to out/learn/learn.svg
+
+# Train with TRL's asynchronous trainer on a CPU. The results are in out/async_grpo/results.jsonl.
+learn-trl: $(VENV)/.all
+	OMP_NUM_THREADS=1 PYTHONPATH=tests $(VENV)/bin/python -m examples.learn_desk.async_grpo
 
 # The inner loop: templates, sessions, parsers and the episode loop, in less than half a minute.
 FAST := tests/unit/template tests/unit/session tests/unit/parsers tests/unit/agents/test_loop.py \

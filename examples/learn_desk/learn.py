@@ -207,7 +207,7 @@ class Learner:
         await self._send_weights(url, version)
         self._log(
             lesson="reinforcement",
-            reward=_mean_reward(episodes),
+            reward=mean_reward(episodes),
             samples=len(batch),
             gradient=round(float(np.mean(norms)), 4) if norms else 0.0,
             agreement=asdict(compared) if compared else None,
@@ -234,7 +234,7 @@ class Learner:
                 episodes = await play(engine.url, self.tokenizer, tasks)
         else:
             episodes = await play(url, self.tokenizer, tasks)
-        self._log(lesson=lesson, held_out=_mean_reward(episodes))
+        self._log(lesson=lesson, held_out=mean_reward(episodes))
 
     def _log(self, **fields: Any) -> None:
         seconds = round(self._seconds + time.monotonic() - self._began, 1)
@@ -278,7 +278,8 @@ def write_state(state: dict[str, Any], path: Path) -> None:
     new.replace(path)
 
 
-def _mean_reward(episodes: Sequence[Episode]) -> float:
+def mean_reward(episodes: Sequence[Episode]) -> float:
+    """Return the mean reward of the episodes that have one, or 0.0 if none has."""
     rewards = [one.result.reward for one in episodes if one.result.reward is not None]
     return round(float(np.mean(rewards)), 4) if rewards else 0.0
 

@@ -86,7 +86,7 @@ class Mistake:
         if self.change is not None:
             found = [replace(one, sample=self.change(one.sample, tokenizer)) for one in found]
         if self.change is not None or self.forks_trained_twice:
-            found = [replace(one, sample=_own_logprobs(one.sample, network)) for one in found]
+            found = [replace(one, sample=own_logprobs(one.sample, network)) for one in found]
         return found
 
 
@@ -108,7 +108,8 @@ def _train_context(result: InteractionResult) -> None:
     result.trajectories = tuple(changed)
 
 
-def _own_logprobs(sample: Sample, network: Policy) -> Sample:
+def own_logprobs(sample: Sample, network: Policy) -> Sample:
+    """Return the sample with the logprobs that the network computes."""
     batch = to_batch([sample])
     logprobs = np.zeros(len(sample.ids), np.float32)
     with torch.no_grad():

@@ -209,3 +209,14 @@ def load_network(folder: Path) -> Network:
     tensors = load_file(folder / "model.safetensors")
     network.load_state_dict({name: value.float() for name, value in tensors.items()})
     return network
+
+
+def with_noise(network: Network, share: float = 0.3) -> Network:
+    """Add noise to each matrix, whose standard deviation is this `share` of the matrix's. Return
+    the network. The rewards of a task's episodes then differ.
+    """
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for matrix in (one for one in network.parameters() if one.ndim == 2):
+            matrix.add_(share * matrix.std() * torch.randn_like(matrix))
+    return network

@@ -12,7 +12,7 @@ from examples.learn_desk import teacher
 from examples.learn_desk.batches import load_samples, samples_of, save_samples, to_batch
 from examples.learn_desk.learn import Learner, Lessons
 from examples.learn_desk.mistakes import MISTAKES, flaky_desk, forgetful_template
-from examples.learn_desk.network import Network, Shape, load_network, save_network
+from examples.learn_desk.network import Network, Shape, load_network, save_network, with_noise
 from examples.learn_desk.play import play, play_references
 from examples.learn_desk.reinforce import agreement, scored
 from examples.learn_desk.tokenizer import FILES, load_tokenizer
@@ -29,14 +29,9 @@ torch.set_num_threads(1)  # with more, it waits for the other processes of the t
 
 @pytest.fixture(scope="module")
 def unsure(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The model with noise in its weights: the rewards of a task's episodes differ."""
+    """The model with noise in its weights."""
     folder = tmp_path_factory.mktemp("unsure")
-    network = load_network(MODEL)
-    torch.manual_seed(0)
-    with torch.no_grad():
-        for matrix in (one for one in network.parameters() if one.ndim == 2):
-            matrix.add_(0.3 * matrix.std() * torch.randn_like(matrix))
-    save_network(network, folder)
+    save_network(with_noise(load_network(MODEL)), folder)
     for name in FILES:
         (folder / name).write_bytes((MODEL / name).read_bytes())
     return folder

@@ -126,10 +126,11 @@ def _developer(items: Parts) -> Parts:
 async def test_a_change_of_a_client_library_forks_nothing(
     any_tokenizer: Any, name: str, change: Any
 ) -> None:
-    more = {"system": [{"type": "text", "text": "Be brief."}]} if name == "messages" else {}
+    system: dict[str, Any] = {"system": [{"type": "text", "text": "Be brief."}]}
+    more = system if name == "messages" else {"store": False}
     async with serve(saying, tokenizer=any_tokenizer) as bench:
         changed = lambda parts: change(copy.deepcopy(parts))
-        await WIRES[name].play(bench, change=changed, **more or {"store": False})
+        await WIRES[name].play(bench, change=changed, **more)
         await one_episode(bench)
 
 
