@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from toolroll.evaluation.audit import AuditReport
 
 _AROUND, _MOST, _LISTED = 12, 40, 5
+_PROMPT = "the prompt is not the template's"
 _PAGE = 100  # columns
 
 
@@ -93,14 +94,18 @@ def _show(report: AuditReport, tokenizer: Any, console: Console) -> None:
         say("Not checked without --requests: what the engine was sent and sampled")
     if not report.with_messages and record is None:
         say("Not checked without --model and rows with messages: the text of the prompts and turns")
+    if report.untrained_rows:
+        say(f"{report.untrained_rows} rows have no trained token")
     for name, kind in report.kinds.items():
         share = len(kind.rows) / report.rows
         console.print(f"[bold]{name}[/]: {len(kind.rows)} rows ({share:.1%}), {kind.places} places")
         if len(kind.rows) > 1:
             more = f" and {len(kind.rows) - _LISTED} others" if len(kind.rows) > _LISTED else ""
-            say(f"in {', '.join(kind.rows[:_LISTED])}{more}")
+            say(f"in {'; '.join(Path(place).name for place in kind.rows[:_LISTED])}{more}")
         say(f"{kind.row.place}, tokens {kind.fault.start} to {kind.fault.stop}:")
         console.print(_drawn(kind, tokenizer), soft_wrap=not console.record)
+        if name.endswith(_PROMPT) and not kind.row.tools:
+            say("the row has no `tools`: if the model had some, the prompt shows them")
 
 
 def _drawn(kind: Any, tokenizer: Any) -> Text:

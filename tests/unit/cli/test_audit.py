@@ -88,6 +88,18 @@ def test_as_json(folder: Path) -> None:
     assert kind["share"] == 0.5
     place, start, stop = kind["first"]
     assert place.endswith("rows.jsonl, row 1") and stop == start + 1
+    assert kind["in"] == [place]
+
+
+def test_rows_that_train_nothing_or_lack_their_tools_are_named(
+    played: Played, folder: Path
+) -> None:
+    rows = [{**row, "tools": []} for row in played.rows]
+    write(folder / "rows.jsonl", [*rows, {**rows[0], "loss_mask": [0] * len(rows[0]["input_ids"])}])
+    text = toolroll("audit", folder / "rows.jsonl", "--model", folder / "model").stdout
+    assert "1 rows have no trained token\n" in text
+    assert "the row has no `tools`: " in text
+    assert "in rows.jsonl, row 1; rows.jsonl, row 2\n" in text
 
 
 def test_prompts_that_were_sent_as_text_need_the_tokenizer(played: Played, folder: Path) -> None:

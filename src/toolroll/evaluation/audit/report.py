@@ -30,13 +30,15 @@ class AuditReport:
 
     `kinds`: the faults, by kind; the kinds that start with "undecided: " are perhaps no faults,
     which only the engine's record can decide. `with_messages`: the rows that were compared with the
-    template. `delivered_tokens`: the sampled tokens of the record that are trained, or None.
+    template. `untrained_rows`: those without a trained token. `delivered_tokens`: the sampled
+    tokens of the record that are trained, or None.
     """
 
     record: EngineRecord | None = None
     rows: int = 0
     faulty_rows: int = 0
     with_messages: int = 0
+    untrained_rows: int = 0
     trained_tokens: int = 0
     delivered_tokens: int | None = None
     kinds: dict[str, Kind] = field(default_factory=dict)
@@ -45,6 +47,7 @@ class AuditReport:
         """Count the faults of `row`."""
         self.rows += 1
         self.trained_tokens += int(row.trained.sum())
+        self.untrained_rows += not row.trained.any()
         places: dict[str, list[Fault]] = {}
         for fault in faults:
             places.setdefault(("" if fault.sure else UNDECIDED) + fault.kind, []).append(fault)
@@ -56,7 +59,9 @@ class AuditReport:
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as JSON data, for `toolroll audit --json`."""
-        names = "rows faulty_rows with_messages trained_tokens delivered_tokens".split()
+        names = (
+            "rows faulty_rows with_messages untrained_rows trained_tokens delivered_tokens"
+        ).split()
         kinds = {
             name: {
                 "rows": len(kind.rows),
