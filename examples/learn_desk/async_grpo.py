@@ -12,6 +12,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from examples.learn_desk.batches import Sample
 from examples.learn_desk.learn import EVALUATED, mean_reward
@@ -41,9 +42,10 @@ SETTINGS = EpisodeSettings(
 def change(row: Row, mistake: Mistake, network: Network) -> None:
     """Make the mistake in a row, if it has one, with the logprobs that `network` computes."""
     if mistake.change is not None:
-        sample = Sample(row.input_ids, row.completion_mask, row.old_log_probs)
-        sample = own_logprobs(mistake.change(sample, None), network)
-        row.completion_mask, row.old_log_probs = sample.loss_mask, sample.logprobs
+        ids, mask = row.input_ids.astype(np.int32), row.completion_mask.astype(np.int32)
+        sample = mistake.change(Sample(ids, mask, row.old_log_probs), None)
+        row.completion_mask = sample.loss_mask.astype(np.int64)
+        row.old_log_probs = own_logprobs(sample, network).logprobs
 
 
 def train(model: Path, folder: Path, control: str, seed: int) -> list[float]:

@@ -243,7 +243,7 @@ class AsPublished(TrainableToolCallingAgent):
         self.used.add("_prepare_prompt_tokens")
         return super()._prepare_prompt_tokens(state, messages)
 
-    def _build_final_result(self, res: Any, *fields: Any) -> InteractionResult:  # type: ignore[override]
+    def _build_final_result(self, res: Any, *fields: Any) -> InteractionResult:
         self.used.add("_build_final_result")
         return super()._build_final_result(res, *fields)
 
