@@ -35,7 +35,7 @@ STEPS, GROUPS, GROUP, ROWS, RATE = 12, 8, 8, 32, 2e-4
 `ROWS` rows. `RATE` is the learning rate.
 """
 SETTINGS = EpisodeSettings(
-    env="desk", env_args=OPTIONS.settings, split="train", max_turns=MAX_TURNS, verify="off"
+    env="desk", env_args=dict(OPTIONS.settings), split="train", max_turns=MAX_TURNS, verify="off"
 )
 
 
