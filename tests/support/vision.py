@@ -156,7 +156,7 @@ def _save(folder: Path, seed: int) -> None:
     import torch
     import transformers
 
-    tokens = {
+    tokens: dict[str, Any] = {
         "vision_start_token_id": 151_652,
         "vision_end_token_id": 151_653,
         "image_token_id": 151_655,

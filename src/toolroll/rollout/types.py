@@ -196,12 +196,12 @@ class Trajectory:
     media: tuple[Image, ...] = ()
 
     def __post_init__(self) -> None:
-        n = len(self.input_ids)
+        n, mask, logprobs = len(self.input_ids), len(self.loss_mask), len(self.logprobs)
         rows = n - 1 if self.routed_experts is None else len(self.routed_experts)
-        if len(self.loss_mask) != n or len(self.logprobs) != n or rows != n - 1:
+        if mask != n or logprobs != n or rows != n - 1:
             raise ValueError(
-                f"a trajectory's lists must be equally long: input_ids {n}, loss_mask "
-                f"{len(self.loss_mask)}, logprobs {len(self.logprobs)}, routed_experts + 1: {rows}"
+                f"a trajectory's lists must be equally long: input_ids {n}, loss_mask {mask}, "
+                f"logprobs {logprobs}, and routed_experts one shorter: {rows}"
             )
         if not 0 <= self.prompt_length <= n:
             raise ValueError(

@@ -48,6 +48,12 @@ def complaint(captured: pytest.CaptureFixture[str]) -> str:
 USERS = ["--user-url", DEAD, "--user-model", "m"]
 
 
+def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """What toolroll logged. asyncio may log what an earlier test left."""
+    own = (record for record in caplog.records if record.name.startswith("toolroll"))
+    return [record.getMessage() for record in own if record.levelname != "INFO"]
+
+
 @pytest.mark.parametrize(
     ("timeout", "arguments", "words"),
     [
@@ -91,7 +97,7 @@ def test_a_run_waits_for_an_engine_that_is_starting(
     with serve_in_thread(engine):
         assert toolroll(monkeypatch, *run, "--engine", engine.url) == 0
         assert engine.checks == 3  # down, up, and once more before the run
-    first, last = [record.getMessage() for record in caplog.records if record.levelname != "INFO"]
+    first, last = warnings_of(caplog)
     assert f"the engine at {engine.url} does not answer (/health answers 503" in first
     assert first.endswith("waiting for it, up to 0.05 s")
     assert last == f"the engine at {engine.url} answers again"
@@ -135,7 +141,7 @@ def test_an_engine_that_dies_for_good_ends_the_run_with_one_message(
     run = [*RUN, "--concurrency", "4", "--engine-timeout", "0.01", "--out", str(tmp_path)]
     with serve_in_thread(EmbeddedEngine(tokenizer, dies)) as mortal:
         assert toolroll(monkeypatch, *run, "--engine", mortal.url) == 2
-    [waiting] = [record.getMessage() for record in caplog.records if record.levelname != "INFO"]
+    [waiting] = warnings_of(caplog)
     assert f"the engine at {mortal.url} does not answer (" in waiting
     last = complaint(capsys)
     assert f"the engine at {mortal.url} has not answered for 0.01 s" in last

@@ -61,7 +61,7 @@ async def test_an_episode_is_one_exact_trajectory(
             assert "What now?" in before and "All" not in before
 
 
-def _moved(messages: Parts) -> Parts:
+def _moved(messages: Any) -> Any:
     """`cache_control` on the newest block only, texts as blocks, signatures and keys changed."""
     for message in messages:
         if isinstance(message["content"], str):

@@ -26,7 +26,7 @@ _MESSAGE = 1500
 _READ = 1 << 20
 """The number of bytes of an error's body that are read."""
 NO_ANSWER = "no answer from the engine: "
-_ADDRESS = re.compile(r"no connection to \S+: ")
+_ADDRESS = re.compile(r"no connection to \S+: | for https?://\S+")
 _NO_WORKERS = "no_available_workers"
 """A router's answer contains this text if all its workers are down."""
 _UPSTREAM = re.compile("call_upstream_(request_error|connection_failed)")
@@ -152,8 +152,7 @@ def reason(error: Exception) -> str:
 
 def without_server(why: str) -> str:
     """Return why no answer came, for a message that names the server and its address itself."""
-    why = why.removeprefix(NO_ANSWER)
-    return why[found.end() :] if (found := _ADDRESS.match(why)) else why
+    return _ADDRESS.sub("", why.removeprefix(NO_ANSWER))
 
 
 def foreign(answer: Mapping[str, Any], rid: str) -> Failure | None:
