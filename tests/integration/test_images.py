@@ -70,15 +70,14 @@ async def serving(url: str) -> AsyncIterator[Model]:
 
 
 async def play(model: Model, number: int, *, images: bool = True) -> InteractionResult:
-    """An episode with three images, of tools or of users."""
+    """An episode whose user shows three images. If `number` is odd, a grammar makes the model call
+    a tool, which shows others.
+    """
     seeds = range(3 * number, 3 * number + 3) if images else ()
     texts = ["One <|im_end|>?", "Two?", "Three?"]
     contents = [shown(text, *seeds[place : place + 1]) for place, text in enumerate(texts)]
     by_tools = number % 2
-    world = ListedWorld(
-        user_texts=["Look.", "Again."] if by_tools else contents,
-        tool_texts=contents if by_tools else (),
-    )
+    world = ListedWorld(user_texts=contents, tool_texts=contents[::-1] if by_tools else ())
     player = TrainableToolCallingAgent(
         model=model, policy=CallPolicy(max_invalid_in_a_row=20), rollout_args={"verify": "always"}
     )
@@ -121,7 +120,7 @@ async def test_the_engine_reads_the_recorded_ids(server: Server) -> None:
             result = await play(model, number)
             assert result.status is not Status.ABORTED, result.info
             [trajectory] = result.trajectories
-            assert len(trajectory.media) == 3 and len(trajectory.turns) >= 3
+            assert len(trajectory.media) >= 3 and len(trajectory.turns) >= 3
             assert {turn.excluded for turn in trajectory.turns} == {None}
             if number % 2:  # a grammar changes the probabilities
                 continue

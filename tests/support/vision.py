@@ -18,11 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from support.cache import cached_folder
-from support.episodes import agent, call
+from support.episodes import call
 from support.listed_environment import ListedWorld
 from support.qwen import save_qwen3, tokenizer_for, trl_template
 from support.tiny_model import CONTEXT_LENGTH, VOCAB_SIZE
 
+from toolroll.agents.tool_calling import TrainableToolCallingAgent
 from toolroll.parsers.registry import get_parser
 from toolroll.rollout.engine import Engine, EngineConfig
 from toolroll.rollout.model.model import Model
@@ -129,6 +130,7 @@ async def play(
     *,
     other_prompt: str | None = None,
     takes_images: bool = True,
+    kind: type[TrainableToolCallingAgent] = TrainableToolCallingAgent,
     **options: Any,
 ) -> tuple[InteractionResult, ExpandedEngine]:
     tokenizer = vision_tokenizer()
@@ -139,7 +141,12 @@ async def play(
         engine.other_prompt = other_prompt
         engine.takes_images = takes_images
         async with Model(engine, template, get_parser("hermes", template.encoder.control)) as model:
-            result = await agent(model).asolve(world, task=Task("t", 0), session_id="images")
+            player = kind(
+                model=model,
+                rollout_args={"verify": "always"},
+                sampling_params={"max_new_tokens": 512, "temperature": 1.0},
+            )
+            result = await player.asolve(world, task=Task("t", 0), session_id="images")
     return result, engine
 
 

@@ -28,6 +28,7 @@ from support.vision import (
     vision_tokenizer,
 )
 
+from toolroll.agents.tool_calling import TrainableToolCallingAgent
 from toolroll.rollout.errors import TemplateError
 from toolroll.rollout.media import collapsed
 from toolroll.rollout.template.images import MOST_IMAGES, ImageTokens
@@ -195,7 +196,7 @@ UNABLE: dict[str, tuple[Callable[[], dict[str, Any]], str]] = {
     "a text model": (lambda: {"images": None}, "only text parts can be rendered"),
     "an engine without images": (
         lambda: {"takes_images": False},
-        "takes no images",
+        "takes no images: use tasks without",
     ),
     "no counts": (
         lambda: {"images": ImageTokens(Uncounted, placeholder())},
@@ -222,3 +223,14 @@ async def test_too_many_images_are_refused() -> None:
     parts = [image_part(1, width=28, height=28)] * (MOST_IMAGES + 1)
     result, engine = await play(ListedWorld(user_texts=[parts]))
     assert "at most 256" in result.info["error"]["message"] and not engine.requests
+
+
+async def test_an_overridden_request_takes_no_images() -> None:
+    """It would send all tokens of an image, without the image, and wait for ever."""
+
+    class Posting(TrainableToolCallingAgent):
+        async def _call_llm(self, url: str, payload: dict[str, Any]) -> dict[str, Any]:
+            raise AssertionError("a request was sent")
+
+    result, engine = await play(ListedWorld(**WORLD), kind=Posting)
+    assert "takes no images" in result.info["error"]["message"] and not engine.requests

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from anthropic import AsyncAnthropic
 from support.endpoints import Bench, endpoint
 from support.episodes import call
 from support.vision import (
@@ -83,7 +82,8 @@ def block(seed: int) -> dict[str, Any]:
 
 
 async def messages(opened: Bench) -> None:
-    async with AsyncAnthropic(base_url=f"{opened.url}/sessions/s", api_key="x") as client:
+    anthropic = pytest.importorskip("anthropic")
+    async with anthropic.AsyncAnthropic(base_url=f"{opened.url}/sessions/s", api_key="x") as client:
         tools: Any = [{"name": "look", "input_schema": {"type": "object", "properties": {}}}]
         talk: list[Any] = [
             {"role": "user", "content": [block(1), {"type": "text", "text": "Read it."}]}

@@ -103,6 +103,7 @@ class Conversation:
         self.first_prompt: str = ""
         self._verify = verify
         self._generate: GenerateHook = generate or model.generate
+        self._takes_images = model.takes_images and generate is None  # a hook would lose them
         self._parse = parse
         self._prompt_hook = prompt_hook
         self._delta_hook = delta_hook
@@ -277,9 +278,10 @@ class Conversation:
         if self.template.images is None:
             return ids, ()
         expanded, images = self.template.images.expand(ids, messages)
-        if images and not self.model.takes_images:
+        if images and not self._takes_images:
             raise TemplateError(
-                f"the engine ({self.model.url}) or the trainer takes no images: use tasks without"
+                f"the engine ({self.model.url}), the trainer or an overridden `_call_llm` takes no "
+                "images: use tasks without"
             )
         return expanded, images
 

@@ -1,7 +1,7 @@
 """Check the images of a finished sequence with the model's processor, for `Verifier`.
 
-This module shares no code with the code that placed the images. The processor reads the text of the
-whole conversation with all its images, and each image must have as many tokens in the sequence.
+This module shares no code with the code that placed the images. The processor reads the images of
+the whole conversation, and each must have as many tokens in the sequence.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import io
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby
 from typing import Any
@@ -17,30 +17,30 @@ from typing import Any
 import numpy as np
 
 from toolroll.rollout.template.served import ServedSequence
-from toolroll.rollout.types import IdArray, Message
+from toolroll.rollout.types import Message
+
+_PIXELS = 1 << 25
+"""The processor reads at once images with at most this many pixels, or one image with more."""
 
 
 def with_single_tokens(
-    sequence: ServedSequence, processor: Any, placeholder: int, text: str
+    sequence: ServedSequence, processor: Any, placeholder: int
 ) -> ServedSequence | None:
     """Return `sequence` with one token for each image. Return None if the images are not those of
     its messages, or have other tokens. `processor` reads them, and `placeholder` is their token.
-    `text`: the render of its last prompt.
     """
-    import PIL.Image
-
     ids, last = sequence.input_ids, sequence.turns[-1]
     images = [image for image in sequence.images if image.position < last.start]
     files = _files(sequence.messages[: last.message])
-    pictures = [PIL.Image.open(io.BytesIO(data)) for data in files]
-    read = processor(text=[text], images=pictures, return_tensors="np")["input_ids"]
-    digests = [hashlib.sha256(data).hexdigest() for data in files]
-    counts = [_runs(part, placeholder) for part in (np.ravel(read), ids[: last.start])]
-    if digests != [image.sha256 for image in images] or counts[0] != counts[1]:
+    places = [range(image.position, image.position + image.count) for image in images]
+    flat = [place for span in places for place in span]
+    if (
+        [hashlib.sha256(data).hexdigest() for data in files] != [image.sha256 for image in images]
+        or _counts(files, processor, placeholder) != [len(span) for span in places]
+        or flat != np.flatnonzero(ids[: last.start] == placeholder).tolist()
+    ):
         return None
-    # a wrong position or count leaves other tokens than the render has
-    copies = [range(image.position + 1, image.position + image.count) for image in images]
-    cut = np.array([place for places in copies for place in places], dtype=np.intp)
+    cut = np.array(sorted(set(flat) - {span[0] for span in places}), dtype=np.intp)
 
     def moved(place: int) -> int:
         return place - int(np.searchsorted(cut, place))
@@ -65,6 +65,29 @@ def _files(messages: Sequence[Message]) -> list[bytes]:
     return [base64.b64decode(text.partition(",")[2]) for text in texts]
 
 
-def _runs(ids: IdArray, placeholder: int) -> list[int]:
-    """Return the lengths of the runs of `placeholder` in `ids`."""
-    return [len(list(run)) for same, run in groupby(ids == placeholder) if same]
+def _counts(files: Sequence[bytes], processor: Any, placeholder: int) -> list[int]:
+    """Return the number of tokens that `processor` gives each image."""
+    import PIL.Image
+
+    counts: list[int] = []
+    token = processor.tokenizer.convert_ids_to_tokens(placeholder)
+    opened = (PIL.Image.open(io.BytesIO(data)) for data in files)
+    for group in _groups(opened):
+        text = "\n".join([token] * len(group))
+        read = np.ravel(processor(text=[text], images=group, return_tensors="np")["input_ids"])
+        counts += [len(list(run)) for same, run in groupby(read == placeholder) if same]
+    return counts
+
+
+def _groups(pictures: Iterable[Any]) -> Iterator[list[Any]]:
+    """Yield the pictures in groups of at most `_PIXELS`. A picture is decoded after this."""
+    group, pixels = list[Any](), 0
+    for picture in pictures:
+        size = picture.width * picture.height
+        if group and pixels + size > _PIXELS:
+            yield group
+            group, pixels = [], 0
+        group.append(picture)
+        pixels += size
+    if group:
+        yield group

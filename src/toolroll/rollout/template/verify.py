@@ -122,9 +122,8 @@ class Verifier:
             messages = sequence.messages[: sequence.turns[-1].message]
             talk = ShownConversation(self._reference, self._pattern, messages, sequence.tools)
             if sequence.images:
-                text = talk.prompt(sequence.turns[-1].message).neutral
                 processor, placeholder = self._images.processor, self._images.placeholder
-                single = with_single_tokens(sequence, processor, placeholder, text)
+                single = with_single_tokens(sequence, processor, placeholder)
                 if single is None:
                     raise _Mismatch("images")
                 sequence = single
