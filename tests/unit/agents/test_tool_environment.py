@@ -117,9 +117,8 @@ def call(name: str, **arguments: Any) -> str:
 
 def define(*tools: Any, **given: Any) -> ToolEnvironmentFactory:
     """An environment with one task, whose reward is 1.0 for a final "ok"."""
-    return tool_environment(
-        **{"tools": tools, "tasks": [{"prompt": "x"}], "reward": answer, **given}
-    )
+    defaults: dict[str, Any] = {"tools": tools, "tasks": [{"prompt": "x"}], "reward": answer}
+    return tool_environment(**{**defaults, **given})
 
 
 def define_carts(**given: Any) -> ToolEnvironmentFactory:
@@ -263,8 +262,9 @@ async def test_tools_share_the_state_of_their_own_episode() -> None:
     env = define_carts(tasks=[{"prompt": "Buy a hat.", "in_cart": ["shoe"]}])
     for _ in range(2):  # nothing of the first episode is left in the second
         result = await play(env, call("put", item="hat", count=2), call("look"), "ok")
-        put, seen = map(json.loads, observed(result))
-        assert put == ["shoe", "hat", "hat"]
+        put, looked = observed(result)
+        seen = json.loads(looked)
+        assert put == '["shoe", "hat", "hat"]'
         assert seen["items"] == ["hat", "hat", "shoe"] and seen["seed"] > 0
 
 
