@@ -219,7 +219,7 @@ async def test_what_openrlhf_does_not_take_is_left_out(more: Any, words: str) ->
     assert re.search(words, str(warning.message))
 
 
-async def test_all_samples_have_the_same_logs_and_all_numbers_are_floats() -> None:
+async def test_all_samples_have_the_same_logs_which_are_floats() -> None:
     """OpenRLHF makes one tensor of each name in `extra_logs`, over the samples of a batch."""
 
     class Overflowing(Chatter):

@@ -386,7 +386,7 @@ class Unreachable:
 
 
 @pytest.mark.parametrize("parked", [False, True])
-async def test_an_unreachable_process_may_play_an_episode_a_second_time(
+async def test_an_unreachable_process_may_play_an_episode_again(
     sample_type: Any,
     environments: Environments,
     monkeypatch: pytest.MonkeyPatch,

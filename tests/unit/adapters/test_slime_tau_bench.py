@@ -350,7 +350,7 @@ def _result(*trajectories: Trajectory) -> InteractionResult:
     )
 
 
-def test_the_result_and_its_published_sample_are_lists_of_numbers() -> None:
+def test_the_result_and_its_sample_are_lists_of_numbers() -> None:
     result = _result(a_trajectory(500, ((4, 300), (310, 422))))
     sample = res_to_sample(result, 7)
     mask, tokens, logprobs = sample.loss_mask, sample.tokens, result.logprobs

@@ -153,7 +153,7 @@ async def test_wrong_arguments_earn_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wanted", "reply", "told"),
+    ("wanted", "reply", "is_said"),
     [
         ("R2", "Sorry, rule r2.", True),
         ("R2", "Sorry, rule R21", False),
@@ -171,8 +171,8 @@ async def test_wrong_arguments_earn_nothing() -> None:
         ("2031-03-31", "2031-03-310", False),
     ],
 )
-def test_what_a_reply_tells(wanted: str, reply: str, told: bool) -> None:
-    assert is_told(wanted, ["nothing", reply]) is told
+def test_what_a_reply_tells(wanted: str, reply: str, is_said: bool) -> None:
+    assert is_told(wanted, ["nothing", reply]) is is_said
 
 
 # --- calls ----------------------------------------------------------------------------------------

@@ -213,7 +213,7 @@ async def test_episodes_at_once_keep_their_databases_apart(
     )
 
 
-async def test_the_event_loop_goes_on_between_the_steps_of_many_episodes(tau: TauBench) -> None:
+async def test_the_event_loop_goes_on_between_steps(tau: TauBench) -> None:
     factory = tau.factory()
     envs = [factory.make(scripted()) for _ in range(32)]
     for env in envs:

@@ -161,7 +161,7 @@ EDITS = st.lists(
 
 
 @given(DATA, EDITS, EDITS)
-def test_copies_are_databases_and_changes_decide_as_the_hash_does(
+def test_changes_of_a_copy_decide_as_the_hash_does(
     data: dict[str, Any], first: Any, second: Any
 ) -> None:
     database = _database(data)
@@ -254,7 +254,7 @@ def test_every_way_of_reading_gives_the_records_and_their_fields(read: Any) -> N
     assert read(_database({"rows": {"r": rows}}).copy()["rows"]["r"]) == read(copy.deepcopy(rows))
 
 
-def test_a_record_and_its_fields_are_made_when_they_are_first_read() -> None:
+def test_a_record_and_its_fields_are_made_at_the_first_read() -> None:
     calls: list[Any] = []
     data = {
         "rows": {

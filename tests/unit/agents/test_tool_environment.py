@@ -207,7 +207,7 @@ def test_a_tool_with_any_arguments_takes_any() -> None:
     assert contents(result.messages) == ["a,c"]
 
 
-def test_a_tool_with_any_arguments_does_not_get_the_state_from_the_model() -> None:
+def test_a_tool_gets_no_state_from_the_model() -> None:
     def note(state: dict[str, int], **entries: int) -> str:
         """Note numbers."""
         state.update(entries)
@@ -341,7 +341,7 @@ def test_the_reward_gets_what_its_parameters_name() -> None:
     assert given == [([], {})]
 
 
-def test_a_reward_that_returns_nothing_is_an_error_of_the_environment() -> None:
+def test_a_reward_that_returns_nothing_is_an_error() -> None:
     episode, _ = begin(define(reward=lambda task: None))
     with pytest.raises(EnvironmentFailure, match="reward returned None; it must return a number"):
         step(episode, text="Done.")
@@ -445,8 +445,8 @@ def test_a_file_of_tasks_is_beside_the_file_that_names_it(
         "env = tool_environment(tools=[], tasks='t.jsonl', reward=lambda: 1.0)\n"
     )
     monkeypatch.chdir(tmp_path / "here")
-    found = find_environment("../mine/sums.py:env")
-    assert [task.data["prompt"] for task in found.tasks("test")] == ["beside"]
+    beside = find_environment("../mine/sums.py:env")
+    assert [task.data["prompt"] for task in beside.tasks("test")] == ["beside"]
     env = define(tasks="t.jsonl")
     assert env.tasks("test")[0].data["prompt"] == "in the working directory"
     place = Path(__file__).parent
