@@ -5,8 +5,9 @@ its samples.
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,10 @@ import pytest
 from support import slime_mirror
 from support.qwen import tokenizer_for, trl_template
 
+from toolroll.environments.desk.environment import Desk
 from toolroll.rollout.runs.registry import load_environment
 from toolroll.testing import EmbeddedEngine, PolicyRequest, Reply, load_embedded_tokenizer
+from toolroll.testing.policy import LoggedRequest
 from toolroll.testing.reference_policy import write_action
 from toolroll.trainers import slime
 
@@ -61,6 +64,12 @@ def says(
     return policy
 
 
+def plays_the_reference(request: PolicyRequest) -> str:
+    """The reference of task 0, by the number of turns in the prompt."""
+    lines, turn = reference_lines(0), request.text.count("<|turn|>assistant") - 1
+    return lines[turn] if turn < len(lines) else "Goodbye."
+
+
 @asynccontextmanager
 async def serving(
     policy: Any = None, **engine: Any
@@ -93,6 +102,19 @@ async def forking(
         place = {"sglang_router_ip": ip, "sglang_router_port": int(port)}
         yield engine, arguments(**place, hf_checkpoint=str(folder))
         await slime.aclose()
+
+
+async def play(
+    args: Namespace, sample: Any, sampling: Mapping[str, Any] = SAMPLING, **options: Any
+) -> Any:
+    """What `generate` returns."""
+    return await slime.generate(args, sample, dict(sampling), **options)
+
+
+def fields_of(sample: Any, names: str | Iterable[str]) -> dict[str, Any]:
+    """The fields `names` of a sample."""
+    names = names.split() if isinstance(names, str) else names
+    return {name: getattr(sample, name) for name in names}
 
 
 def arguments(**given: Any) -> Namespace:
@@ -147,3 +169,62 @@ def every_sampled_token_is_as_served(outputs: list[Any], engine: EmbeddedEngine)
                 )
             else:
                 assert logprob == 0.0
+
+
+def served_versions(entries: Iterable[LoggedRequest]) -> dict[int, str]:
+    """The weight version of each token that one session sampled, by its position."""
+    return {
+        len(entry.input_ids) + i: span["version"]
+        for entry in entries
+        for span in entry.weight_versions
+        for i in range(span["start"], span["end"])
+    }
+
+
+def version_spans(mask: list[int], prompt: int, versions: dict[int, str]) -> list[str]:
+    """The version of each run of sampled tokens with one version, in the order of the turns."""
+    return [
+        version
+        for sampled, run in groupby(enumerate(mask), key=lambda pair: pair[1])
+        if sampled
+        for version, _ in groupby(versions[prompt + i] for i, _ in run)
+    ]
+
+
+class Environments:
+    """The desks that were reset, those that were closed, and the state of each when it was."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.opened: list[Desk] = []
+        self.closed: list[Desk] = []
+        self.states: list[str] = []
+        reset, close = Desk.reset, Desk.close
+
+        async def counted_reset(desk: Desk, *args: Any) -> Any:
+            observation = await reset(desk, *args)
+            self.opened.append(desk)
+            return observation
+
+        async def counted_close(desk: Desk) -> None:
+            is_open = desk in self.opened and desk not in self.closed
+            if is_open:
+                self.states.append(_state_of(desk))
+            await close(desk)
+            if is_open:  # `reset` closes what it finds
+                self.closed.append(desk)
+
+        monkeypatch.setattr(Desk, "reset", counted_reset)
+        monkeypatch.setattr(Desk, "close", counted_close)
+
+    def clear(self) -> None:
+        for seen in (self.opened, self.closed, self.states):
+            seen.clear()
+
+    def check_all_closed(self) -> None:
+        assert sorted(map(id, self.closed)) == sorted(map(id, self.opened))
+
+
+def _state_of(desk: Desk) -> str:
+    assert desk._task is not None and desk._db is not None and desk._user is not None
+    rows, user = list(desk._db.iterdump()), desk._user.metrics()
+    return repr((desk._task.id, rows, user, desk._replies, desk._tool_errors, desk._done))

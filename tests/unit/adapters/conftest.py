@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import sys
 from collections.abc import Iterator
@@ -9,9 +10,9 @@ from typing import Any
 
 import pytest
 from support import slime_mirror
-from support.slime_trainer import real_slime
+from support.slime_trainer import Environments, real_slime
 
-from toolroll.trainers.slime.training import close_rollout
+from toolroll.trainers.slime.training import close_rollout, generate_rollout
 
 
 @pytest.fixture(params=["mirror", pytest.param("real", marks=pytest.mark.peers)])
@@ -28,6 +29,27 @@ def closing() -> Iterator[None]:
     """Close what `generate_rollout` leaves open for the next rollout."""
     yield
     close_rollout()
+
+
+@pytest.fixture
+def rollout(closing: None) -> Any:
+    """`generate_rollout` in a thread without an event loop, as slime calls it."""
+
+    async def run(args: Any, source: Any = None, number: int = 0, **options: Any) -> Any:
+        return await asyncio.to_thread(generate_rollout, args, number, source, **options)
+
+    return run
+
+
+@pytest.fixture
+def slime_state(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The state of slime's own loop, which says whether it stops."""
+    return slime_mirror.install_loop(monkeypatch)
+
+
+@pytest.fixture
+def environments(monkeypatch: pytest.MonkeyPatch) -> Environments:
+    return Environments(monkeypatch)
 
 
 @pytest.fixture

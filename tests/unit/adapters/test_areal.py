@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 from support import areal
-from support.slime_trainer import reference_lines
+from support.slime_trainer import plays_the_reference
 
 from toolroll.rollout.errors import RolloutError, UsageError
 from toolroll.rollout.types import InteractionResult, StopReason, Trajectory, Turn, WeightVersion
-from toolroll.testing import EmbeddedEngine, PolicyRequest, load_embedded_tokenizer
+from toolroll.testing import EmbeddedEngine, load_embedded_tokenizer
 from toolroll.trainers.areal import ToolrollWorkflow
 from toolroll.trainers.areal import workflow as areal_workflow
 from toolroll.trainers.episodes import EpisodeSettings
@@ -34,13 +34,6 @@ def recorded() -> dict[str, list[float]]:
     return stats
 
 
-def plays(request: PolicyRequest) -> str:
-    """The reference of task 0."""
-    said = reference_lines(0)
-    turn = request.text.count("<|turn|>assistant") - 1
-    return said[turn] if turn < len(said) else "Goodbye."
-
-
 @asynccontextmanager
 async def workflow(
     settings: EpisodeSettings = SETTINGS, *, n_samples: int = 1, concurrency: int = 64, **given: Any
@@ -49,39 +42,38 @@ async def workflow(
     gconfig = areal.gconfig(max_new_tokens=256, n_samples=n_samples)
     own = ToolrollWorkflow(gconfig, tokenizer, settings, **given)
     async with (
-        EmbeddedEngine(tokenizer, plays) as engine,
+        EmbeddedEngine(tokenizer, plays_the_reference) as engine,
         areal.inference(engine.url, concurrency=concurrency) as client,
     ):
         yield own, client
         await own.aclose()
 
 
-async def rollout_batch(client: Any, *given: Any, **named: Any) -> list[Any]:
+async def rollout_batch(client: Any, *args: Any, **options: Any) -> list[Any]:
     """AReaL's outermost call: its executor's thread plays the groups."""
-    return list(await asyncio.to_thread(client.rollout_batch, *given, **named))
+    return list(await asyncio.to_thread(client.rollout_batch, *args, **options))
 
 
 async def test_an_episode_is_a_row_of_tensors(recorded: dict[str, list[float]]) -> None:
     async with workflow() as (own, engine):
         row: Any = await own.arun_episode(engine, {"index": 0, "metadata": {"env": "desk"}})
+    length = row["input_ids"].numel()
     assert {name: (tuple(value.shape), str(value.dtype)) for name, value in row.items()} == {
-        **dict.fromkeys(
-            ("input_ids", "loss_mask", "versions"), ((1, row["input_ids"].numel()), "torch.int32")
-        ),
-        "logprobs": ((1, row["input_ids"].numel()), "torch.float32"),
-        "attention_mask": ((1, row["input_ids"].numel()), "torch.bool"),
+        **dict.fromkeys(("input_ids", "loss_mask", "versions"), ((1, length), "torch.int32")),
+        "logprobs": ((1, length), "torch.float32"),
+        "attention_mask": ((1, length), "torch.bool"),
         "rewards": ((1,), "torch.float32"),
     }
     mask, versions = row["loss_mask"][0].tolist(), row["versions"][0].tolist()
     assert [value >= 0 for value in versions] == [bool(value) for value in mask]
-    ends = [at for at, value in enumerate(mask) if value and not [*mask, 0][at + 1]]
-    assert [versions[at] for at in ends] == [4] * len(ends)
+    ends = [i for i, trained in enumerate(mask) if trained and not [*mask, 0][i + 1]]
+    assert [versions[end] for end in ends] == [4] * len(ends)
     assert versions.count(3) == sum(mask) - len(ends)
     assert row["rewards"].item() == 1.0 and recorded["rollout/reward"] == [1.0]
     assert recorded["rollout/left_out_tokens"] == [0]
     assert recorded["rollout/num_turns"] == [len(ends)]
-    assert len({asked.rid for asked in engine.seen}) == 1, "the prefix cache would be lost"
-    assert all(asked.gconfig.n_samples == 1 for asked in engine.seen)
+    assert len({sent.rid for sent in engine.seen}) == 1, "the prefix cache would be lost"
+    assert all(sent.gconfig.n_samples == 1 for sent in engine.seen)
 
 
 def test_a_last_turn_that_is_not_trained_has_no_versions() -> None:
@@ -139,7 +131,7 @@ async def test_a_first_prompt_that_is_too_long_is_rejected() -> None:
     assert engine.seen == []
 
 
-async def test_a_group_of_the_workflow_leaves_out_only_its_aborted_episode(
+async def test_a_group_leaves_out_only_its_aborted_episode(
     recorded: dict[str, list[float]],
 ) -> None:
     """The actor turns `rewards` into advantages, which are 0: all rewards are equal here."""
@@ -155,15 +147,14 @@ async def test_a_group_of_the_workflow_leaves_out_only_its_aborted_episode(
 
 
 async def test_what_cannot_be_done_is_refused() -> None:
-    with pytest.raises(UsageError, match=r"n_samples=4 and group_size=8 are both set"):
-        async with workflow(group_size=8, n_samples=4):
-            pass
-    with pytest.raises(UsageError, match="reward_bias need group_size"):
-        async with workflow(reward_bias=-0.5):
-            pass
-    with pytest.raises(UsageError, match="reward_scaling is 0"):
-        async with workflow(group_size=8, reward_scaling=0.0):
-            pass
+    refused: list[tuple[dict[str, Any], str]] = [
+        ({"group_size": 8, "n_samples": 4}, "n_samples=4 and group_size=8 are both set"),
+        ({"reward_bias": -0.5}, "reward_bias need group_size"),
+        ({"group_size": 8, "reward_scaling": 0.0}, "reward_scaling is 0"),
+    ]
+    for given, words in refused:
+        with pytest.raises(UsageError, match=words):
+            await workflow(**given).__aenter__()
     for name, value in {"use_beam_search": True, "min_new_tokens": 8}.items():
         with pytest.raises(UsageError, match=f"{name} is not supported"):
             ToolrollWorkflow(areal.gconfig(**{name: value}), load_embedded_tokenizer(), SETTINGS)

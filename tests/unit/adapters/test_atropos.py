@@ -35,12 +35,12 @@ def api_server(bench: Bench, *, slots: int = 4) -> Any:
     )
 
 
-def manager(*servers: Any, **more: Any) -> Any:
+def manager(*servers: Any, **options: Any) -> Any:
     """What is read of a `ServerManager`."""
-    given = {"use_proxy": False, "tool_parser": None, **more}
-    made = SimpleNamespace(servers=list(servers), **given)
-    made.managed_server = ManagedServers(made).managed_server
-    return made
+    given = {"use_proxy": False, "tool_parser": None, **options}
+    servers_manager = SimpleNamespace(servers=list(servers), **given)
+    servers_manager.managed_server = ManagedServers(servers_manager).managed_server
+    return servers_manager
 
 
 @asynccontextmanager
@@ -52,9 +52,9 @@ async def benches(count: int, policy: Any = lambda request: "Hello.") -> AsyncIt
 
 async def held(benches: Sequence[Bench], *, total: int) -> list[int]:
     """How many requests each engine holds, once there are `total`."""
-    while (found := [bench.engine.held for bench in benches]) and sum(found) < total:
+    while (counts := [bench.engine.held for bench in benches]) and sum(counts) < total:
         await asyncio.sleep(0.01)
-    return found
+    return counts
 
 
 def sampled(node: Any) -> list[int]:
@@ -64,8 +64,8 @@ def sampled(node: Any) -> list[int]:
 async def test_the_first_server_with_the_most_free_slots_is_used() -> None:
     release = asyncio.Event()
     hold = lambda request: Reply("Hello.", hold=release, hold_after=1)
-    async with benches(3, hold) as (one, two, three):
-        servers = manager(api_server(one, slots=1), api_server(two), api_server(three))
+    async with benches(3, hold) as (first, second, third):
+        servers = manager(api_server(first, slots=1), api_server(second), api_server(third))
 
         async def ask() -> None:
             async with servers.managed_server() as managed:
@@ -74,21 +74,21 @@ async def test_the_first_server_with_the_most_free_slots_is_used() -> None:
         asking = []
         for busy in ([0, 1, 0], [0, 1, 1], [0, 2, 1], [0, 2, 2]):
             asking.append(asyncio.ensure_future(ask()))
-            assert await held((one, two, three), total=sum(busy)) == busy
+            assert await held((first, second, third), total=sum(busy)) == busy
         release.set()
         await asyncio.gather(*asking)
 
 
 async def test_an_unhealthy_server_is_left_out_and_an_address_pins_one() -> None:
-    async with benches(2) as (one, two):
-        servers = manager(api_server(one, slots=8), api_server(two))
+    async with benches(2) as (first, second):
+        servers = manager(api_server(first, slots=8), api_server(second))
         servers.servers[0].server_healthy = False
         async with servers.managed_server() as managed:
             await managed.chat_completion(messages=[USER])
-        assert (len(one.engine.log), len(two.engine.log)) == (0, 1)
-        async with servers.managed_server(base_url=f"{one.engine.url}/v1") as managed:
+        assert (len(first.engine.log), len(second.engine.log)) == (0, 1)
+        async with servers.managed_server(base_url=f"{first.engine.url}/v1") as managed:
             await managed.chat_completion(messages=[USER])
-        assert (len(one.engine.log), len(two.engine.log)) == (1, 1)
+        assert (len(first.engine.log), len(second.engine.log)) == (1, 1)
         servers.servers[1].server_healthy = False  # none is healthy: the first, as published
         async with servers.managed_server() as managed:
             assert managed.server is servers.servers[0]
@@ -126,7 +126,7 @@ class OpenAIServer:
         return await self._client.chat.completions.create(**{"model": "m", **kwargs})
 
 
-async def test_a_server_without_token_ids_is_refused_unless_that_is_allowed(
+async def test_a_server_without_token_ids_must_be_allowed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with benches(1) as (bench,):

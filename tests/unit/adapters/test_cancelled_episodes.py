@@ -92,7 +92,7 @@ def test_a_wrong_task_ends_trl_s_other_episodes_first() -> None:
 def world_of(engine: EmbeddedEngine, tasks: list[int]) -> World:
     world = World(
         load_embedded_tokenizer(), embedded_tokenizer_path(), "<|turn|>assistant", "<|end|>",
-        asked=tasks, env=NAME,
+        indices=tasks, env=NAME,
     )  # fmt: skip
     world.engine = engine
     return world
@@ -155,7 +155,7 @@ async def test_a_cancellation_waits_for_a_close_that_has_begun() -> None:
     assert all_are_closed(1)
 
 
-async def test_a_cancellation_after_a_wrong_task_waits_for_a_close_that_has_begun() -> None:
+async def test_a_cancellation_after_an_error_waits_for_a_close_too() -> None:
     begun, gate, closed = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
     async def wrong() -> None:

@@ -39,46 +39,46 @@ pytestmark = pytest.mark.slow
 
 GROUPS = EPISODES[:8]
 SAMPLES = 4
-ASKED = [index for index in GROUPS for _ in range(SAMPLES)]
+INDICES = [index for index in GROUPS for _ in range(SAMPLES)]
 
 
 class Busy(World):
     """The references again, but each session says something of its own, and some give up early."""
 
     def reply(self, request: PolicyRequest) -> str:
-        mind = random.Random(f"{zlib.crc32(request.routing_key.encode())}/{request.call}")
+        chance = random.Random(f"{zlib.crc32(request.routing_key.encode())}/{request.call}")
         lines = reference_lines(self.task_of(request.text))
-        if mind.random() < 0.15:
-            return f"I give up {mind.random()}. Goodbye."
+        if chance.random() < 0.15:
+            return f"I give up {chance.random()}. Goodbye."
         line = lines[request.call] if request.call < len(lines) else "Goodbye."
-        return f"Word {mind.random()}. {line}"
+        return f"Word {chance.random()}. {line}"
 
 
 def faults(request: PolicyRequest) -> Fault | None:
     """A server that is busy now and then, and changes its weights within some turns."""
-    mind = random.Random(f"fault/{request.index}")
-    if mind.random() < 0.1:
+    chance = random.Random(f"fault/{request.index}")
+    if chance.random() < 0.1:
         return Fault(status=503)
-    if mind.random() < 0.1:
+    if chance.random() < 0.1:
         return Fault(weight_version="2", switch_after=2)
     return None
 
 
 def counted(played: Iterable[Tokens]) -> Counter[Any]:
-    return Counter((tuple(one.ids), tuple(one.mask), tuple(one.logprobs)) for one in played)
+    return Counter((tuple(t.ids), tuple(t.mask), tuple(t.logprobs)) for t in played)
 
 
 def oracle(world: World) -> dict[int, list[Tokens]]:
     """The sequences by task, from the engine's log."""
     sessions: dict[str, list[Any]] = defaultdict(list)
-    for entry in sorted(world.engine.log, key=lambda one: one.arrival):
+    for entry in sorted(world.engine.log, key=lambda entry: entry.arrival):
         if entry.status == 200:
             sessions[entry.routing_key].append(entry)
-    found: dict[int, list[Tokens]] = defaultdict(list)
+    by_task: dict[int, list[Tokens]] = defaultdict(list)
     for requests in sessions.values():
         [tokens] = sequences(requests)  # each prompt is what was served before, and more
-        found[world.task_of(world.tokenizer.decode(requests[0].input_ids))].append(tokens)
-    return found
+        by_task[world.task_of(world.tokenizer.decode(requests[0].input_ids))].append(tokens)
+    return by_task
 
 
 async def with_slime_rollout(world: World) -> list[Played]:
@@ -89,7 +89,7 @@ async def with_slime_rollout(world: World) -> list[Played]:
     output = await asyncio.to_thread(slime.generate_rollout, args, 0, source)
     await asyncio.to_thread(slime.close_rollout)
     assert [len(group) for group in output.samples] == [SAMPLES] * len(GROUPS)
-    return [of_samples(one) for group in output.samples for one in group]
+    return [of_samples(sample) for group in output.samples for sample in group]
 
 
 PLAYS: dict[str, Callable[[World], Awaitable[list[Played]]]] = {
@@ -108,15 +108,16 @@ async def test_each_sample_is_one_session_of_the_engine(
     verl_mirror.install(monkeypatch)
     tokenizer = load_embedded_tokenizer()
     tokenizer.save_pretrained(tmp_path)
-    world = Busy(tokenizer, tmp_path, "<|turn|>assistant", tokenizer.eos_token, asked=ASKED)
+    world = Busy(tokenizer, tmp_path, "<|turn|>assistant", tokenizer.eos_token, indices=INDICES)
     async with EmbeddedEngine(
         tokenizer, world.reply, faults=None if name in OWN_HTTP else faults, split="random"
     ) as world.engine:
         played = await PLAYS[name](world)
         known = oracle(world)
         refused = [entry for entry in world.engine.log if entry.status == 503]
-    assert bool(refused) == (name not in OWN_HTTP) and len(played) == len(ASKED)
+    assert bool(refused) == (name not in OWN_HTTP) and len(played) == len(INDICES)
     for index in GROUPS:
-        mine = [one for one, task in zip(played, ASKED, strict=True) if task == index]
-        assert len(mine) == SAMPLES == len(known[index])
-        assert counted(tokens for one in mine for tokens in one.sequences) == counted(known[index])
+        episodes = [each for each, task in zip(played, INDICES, strict=True) if task == index]
+        assert len(episodes) == SAMPLES == len(known[index])
+        tokens = [tokens for episode in episodes for tokens in episode.sequences]
+        assert counted(tokens) == counted(known[index])

@@ -18,15 +18,18 @@ from toolroll.trainers.driven import DrivenEpisode, DrivenPlayer, TurnByTurn
 from toolroll.trainers.episodes import EpisodeSettings
 from toolroll.trainers.sequences import training_sequences
 
-SAID = [call("search_catalog", title="Dune"), call("no_such_tool"), "Goodbye."]
+LINES = [call("search_catalog", title="Dune"), call("no_such_tool"), "Goodbye."]
 
 
 def sampled(tokenizer: Any, prompt: list[int], turn: int) -> tuple[list[int], list[float]]:
     """The turn as the embedded engine samples it."""
-    text = SAID[min(turn, len(SAID) - 1)]
-    end = tokenizer.convert_tokens_to_ids("<|end|>")
-    ids = [*tokenizer.encode(text, add_special_tokens=False), end]
+    text = LINES[min(turn, len(LINES) - 1)]
+    ids = [*tokenizer.encode(text, add_special_tokens=False), tokenizer.eos_token_id]
     return ids, reference_logprobs(prompt, ids)
+
+
+def settings(**given: Any) -> EpisodeSettings:
+    return EpisodeSettings(**{"context_length": 32768, "parser": "hermes", **given})
 
 
 def desk() -> tuple[Any, Any]:
@@ -34,27 +37,29 @@ def desk() -> tuple[Any, Any]:
     return factory.make(EnvironmentOptions()), factory.tasks("test")[0]
 
 
+def driven(tokenizer: Any, **given: Any) -> DrivenEpisode:
+    """An episode of the desk's first task."""
+    return DrivenEpisode(*desk(), tokenizer, settings(**given))
+
+
 async def test_its_tokens_are_those_of_an_ordinary_episode(tokenizer: Any) -> None:
-    env, task = desk()
-    episode = DrivenEpisode(
-        env, task, tokenizer, EpisodeSettings(context_length=32768, parser="hermes", max_turns=4)
-    )
+    episode = driven(tokenizer, max_turns=4)
     prompt, turn, prompts = await episode.start(), 0, []
     while prompt is not None:
         prompts.append(prompt)
         prompt = await episode.step(*sampled(tokenizer, prompt, turn), weight_version="7")
         turn += 1
-    found = episode.result
 
-    def speak(request: PolicyRequest) -> Reply:
-        return Reply(SAID[min(request.call, len(SAID) - 1)])
+    def policy(request: PolicyRequest) -> Reply:
+        return Reply(LINES[min(request.call, len(LINES) - 1)])
 
-    async with serving(tokenizer, speak) as (engine, model):
-        other_env, task = desk()
-        expected = await agent(model).asolve(other_env, task=task, max_num_steps=4, seed=0)
+    async with serving(tokenizer, policy) as (engine, model):
+        env, task = desk()
+        expected = await agent(model).asolve(env, task=task, max_num_steps=4, seed=0)
         assert [entry.input_ids.tolist() for entry in engine.log] == prompts
-    assert (found.reward, found.stop_reason) == (expected.reward, expected.stop_reason)
-    [mine], [theirs] = found.trajectories, expected.trajectories
+    result = episode.result
+    assert (result.reward, result.stop_reason) == (expected.reward, expected.stop_reason)
+    [mine], [theirs] = result.trajectories, expected.trajectories
     assert np.array_equal(mine.input_ids, theirs.input_ids)
     assert np.array_equal(mine.loss_mask, theirs.loss_mask)
     assert np.array_equal(mine.logprobs, theirs.logprobs, equal_nan=True)
@@ -62,8 +67,8 @@ async def test_its_tokens_are_those_of_an_ordinary_episode(tokenizer: Any) -> No
 
 
 async def play(tokenizer: Any, episode: TurnByTurn, turns: int) -> Any:
-    """Play an episode that says the last of `SAID` in the given turn."""
-    prompt, turn = await episode.start(), len(SAID) - turns
+    """Play an episode that says the last of `LINES` in the given turn."""
+    prompt, turn = await episode.start(), len(LINES) - turns
     while prompt is not None:
         prompt = await episode.step(*sampled(tokenizer, prompt, turn))
         turn += 1
@@ -72,27 +77,24 @@ async def play(tokenizer: Any, episode: TurnByTurn, turns: int) -> Any:
 
 
 async def test_the_episodes_of_a_player_do_not_mix(tokenizer: Any) -> None:
-    settings = EpisodeSettings(
-        env="desk", context_length=32768, parser="hermes", max_turns=4, reruns=3, seed=5
-    )
-    player = DrivenPlayer(tokenizer, settings)
+    player = DrivenPlayer(tokenizer, settings(env="desk", max_turns=4, reruns=3, seed=5))
     copy: Any = pickle.loads(pickle.dumps(player))
+    plans = [(index, turns) for index in (0, 1) for turns in (1, 2, 3)]
     shared = await asyncio.gather(
-        *(play(tokenizer, player.episode(index), turns) for index in (0, 1) for turns in (1, 2, 3))
+        *(play(tokenizer, player.episode(index), turns) for index, turns in plans)
     )
-    alone = [
-        await play(tokenizer, copy.episode(index), turns) for index in (0, 1) for turns in (1, 2, 3)
-    ]
+    alone = [await play(tokenizer, copy.episode(index), turns) for index, turns in plans]
     assert player._engine.episodes == {}
     await player.aclose()
-    found = [one.trajectories[0].input_ids.tolist() for one in shared]
-    assert found == [one.trajectories[0].input_ids.tolist() for one in alone]
-    assert len(set(map(tuple, found))) == 6
+    ids, ids_alone = (
+        [tuple(result.trajectories[0].input_ids.tolist()) for result in results]
+        for results in (shared, alone)
+    )
+    assert ids == ids_alone and len(set(ids)) == 6
 
 
 async def test_a_failed_episode_of_a_player_is_not_played_again(tokenizer: Any) -> None:
-    settings = EpisodeSettings(env="desk", context_length=32768, parser="hermes", reruns=3)
-    player = DrivenPlayer(tokenizer, settings)
+    player = DrivenPlayer(tokenizer, settings(env="desk", reruns=3))
     episode = player.episode(0)
     await episode.start()
     assert await episode.step([10**7], [-1.0]) is None
@@ -103,15 +105,14 @@ async def test_a_failed_episode_of_a_player_is_not_played_again(tokenizer: Any) 
 
 
 async def test_an_agent_that_names_its_session_itself_shares_no_model(tokenizer: Any) -> None:
-    settings = EpisodeSettings(env="desk", context_length=32768, parser="hermes")
-    player = DrivenPlayer(tokenizer, settings)
+    player = DrivenPlayer(tokenizer, settings(env="desk"))
     first, second = player.episode(0), player.episode(0)
     prompt = await first.start()
     request = GenerateRequest(np.array(prompt, np.int32), {"stop_token_ids": []}, "mine")
-    asked = asyncio.create_task(player._engine.generate(request))
+    generating = asyncio.create_task(player._engine.generate(request))
     await asyncio.sleep(0)
     assert first.requests.get_nowait() is request
-    asked.cancel()
+    generating.cancel()
     await second.start()
     with pytest.raises(UsageError, match="changes the session id to 'mine'"):
         await player._engine.generate(request)
@@ -120,10 +121,7 @@ async def test_an_agent_that_names_its_session_itself_shares_no_model(tokenizer:
 
 
 async def test_a_cut_turn_ends_the_episode(tokenizer: Any) -> None:
-    env, task = desk()
-    episode = DrivenEpisode(
-        env, task, tokenizer, EpisodeSettings(context_length=32768, parser="hermes")
-    )
+    episode = driven(tokenizer)
     assert await episode.start() is not None
     assert await episode.step([101, 102], [-1.0, -2.0]) is None
     assert episode.result.stop_reason is StopReason.LENGTH
@@ -133,9 +131,7 @@ async def test_a_cut_turn_ends_the_episode(tokenizer: Any) -> None:
 async def test_a_turn_without_a_stop_token_was_stopped_by_a_string(
     tokenizer: Any, *, ended: bool
 ) -> None:
-    env, task = desk()
-    settings = EpisodeSettings(context_length=32768, parser="hermes", max_turns=1)
-    episode = DrivenEpisode(env, task, tokenizer, settings)
+    episode = driven(tokenizer, max_turns=1)
     await episode.start()
     ids = [101, tokenizer.eos_token_id if ended else 102]
     assert await episode.step(ids, [-1.0, -2.0], finish_reason="stop") is None
@@ -145,17 +141,10 @@ async def test_a_turn_without_a_stop_token_was_stopped_by_a_string(
 
 @pytest.mark.parametrize("context_length", [32768, None])
 async def test_only_the_context_limits_a_turn(tokenizer: Any, context_length: int | None) -> None:
-    env, task = desk()
-    episode = DrivenEpisode(
-        env,
-        task,
-        tokenizer,
-        EpisodeSettings(context_length=context_length, parser="hermes", max_turns=1),
-    )
+    episode = driven(tokenizer, context_length=context_length, max_turns=1)
     prompt = await episode.start()
     assert prompt is not None
-    ids = [*tokenizer.encode("hello " * 300, add_special_tokens=False)]
-    ids = [*ids, tokenizer.convert_tokens_to_ids("<|end|>")]
+    ids = [*tokenizer.encode("hello " * 300, add_special_tokens=False), tokenizer.eos_token_id]
     assert len(ids) > 300
     assert await episode.step(ids, [-0.5] * len(ids)) is None
     assert episode.result.stop_reason is StopReason.MAX_TURNS
@@ -166,10 +155,7 @@ async def test_only_the_context_limits_a_turn(tokenizer: Any, context_length: in
 
 
 async def test_calls_in_the_wrong_order(tokenizer: Any) -> None:
-    env, task = desk()
-    episode = DrivenEpisode(
-        env, task, tokenizer, EpisodeSettings(context_length=32768, parser="hermes")
-    )
+    episode = driven(tokenizer)
     with pytest.raises(UsageError, match="no prompt is waiting"):
         await episode.step([1], [-1.0])
     with pytest.raises(UsageError, match="the episode is not over"):
@@ -182,33 +168,26 @@ async def test_calls_in_the_wrong_order(tokenizer: Any) -> None:
 
 async def test_logprobs_may_be_missing_but_not_trained(tokenizer: Any) -> None:
     """All those of a turn, which are NaN then."""
-    env, task = desk()
-    episode = DrivenEpisode(
-        env, task, tokenizer,
-        EpisodeSettings(context_length=32768, parser="hermes", max_turns=3, verify="always"),
-    )  # fmt: skip
+    episode = driven(tokenizer, max_turns=3, verify="always")
     prompt = await episode.start()
     for turn in range(3):
         assert prompt is not None
         ids, logprobs = sampled(tokenizer, prompt, turn)
         prompt = await episode.step(ids, logprobs if turn == 1 else None)
-    [found] = episode.result.trajectories
-    first, second, third = found.turns
-    missing = np.isnan(found.logprobs)
+    [trajectory] = episode.result.trajectories
+    first, second, third = trajectory.turns
+    missing = np.isnan(trajectory.logprobs)
     assert missing[first.start : first.stop].all() and missing[third.start : third.stop].all()
     assert not missing[second.start : second.stop].any()
-    assert [turn.excluded for turn in found.turns] == [None, None, None]
-    assert found.trained_tokens == sum(turn.length for turn in found.turns)
+    assert [turn.excluded for turn in trajectory.turns] == [None, None, None]
+    assert trajectory.trained_tokens == sum(turn.length for turn in trajectory.turns)
     assert episode.result.logprobs is None
     with pytest.raises(TokenError, match="trained tokens have no logprob"):
         training_sequences(episode.result)
 
 
 async def test_missing_logprobs_abort_the_episode(tokenizer: Any) -> None:
-    env, task = desk()
-    episode = DrivenEpisode(
-        env, task, tokenizer, EpisodeSettings(context_length=32768, parser="hermes")
-    )
+    episode = driven(tokenizer)
     await episode.start()
     assert await episode.step([101, 102], [-1.0]) is None
     assert episode.result.reward is None

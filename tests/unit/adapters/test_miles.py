@@ -16,11 +16,10 @@ import pytest
 from support import miles_mirror
 from support.miles_mirror import GenerateFnInput, GenerateState, Sample
 from support.slime_mirror import train_data
-from support.slime_trainer import SAMPLING, serving
+from support.slime_trainer import SAMPLING, play, serving
 
 from toolroll.rollout.errors import UsageError
 from toolroll.testing import EmbeddedEngine
-from toolroll.trainers import slime
 from toolroll.trainers.miles import generate
 from toolroll.trainers.slime import SlimeSettings, read_settings
 from toolroll.trainers.slime.samples import EpisodeSamples
@@ -29,6 +28,12 @@ from toolroll.trainers.slime.samples import EpisodeSamples
 @pytest.fixture(autouse=True)
 def _miles(monkeypatch: pytest.MonkeyPatch) -> None:
     miles_mirror.install(monkeypatch)
+
+
+def call(
+    args: Namespace, sample: Sample, state: GenerateState | None = None, **sampling: Any
+) -> GenerateFnInput:
+    return GenerateFnInput(state or GenerateState(args), sample, SAMPLING | sampling, False)
 
 
 @pytest.fixture
@@ -41,8 +46,8 @@ async def test_the_older_form_takes_a_sample_without_session_id(
     engine_and_args: tuple[EmbeddedEngine, Namespace],
 ) -> None:
     engine, args = engine_and_args
-    made = await slime.generate(args, Sample(prompt=0, routing_key="key"), dict(SAMPLING))
-    assert made.reward == 1.0 and made.routing_key == "key" and "session_id" not in vars(made)
+    sample = await play(args, Sample(prompt=0, routing_key="key"))
+    assert (sample.reward, sample.routing_key) == (1.0, "key") and "session_id" not in vars(sample)
     assert {entry.routing_key for entry in engine.log if entry.output_ids} == {"key"}
 
 
@@ -50,18 +55,18 @@ async def test_its_own_form_returns_the_same_sample(
     engine_and_args: tuple[EmbeddedEngine, Namespace],
 ) -> None:
     engine, args = engine_and_args
-    asked = Sample(index=3, prompt="0", label="L")
-    output = await generate(GenerateFnInput(GenerateState(args), asked, dict(SAMPLING), False))
-    older = await slime.generate(args, Sample(index=3, prompt="0", label="L"), dict(SAMPLING))
-    [made] = output.samples
-    assert isinstance(output, miles_mirror.GenerateFnOutput) and type(made) is Sample
-    assert made.status is Sample.Status.COMPLETED and (made.reward, made.label) == (1.0, "L")
-    train_data([made])
-    assert (made.tokens, made.loss_mask) == (older.tokens, older.loss_mask)
-    assert made.routing_key and made.routing_key != older.routing_key
-    sent = [entry.routing_key for entry in engine.log if entry.output_ids]
-    assert set(sent) == {made.routing_key, older.routing_key}
-    assert asked.tokens == [] and asked.routing_key is None, "the given sample was changed"
+    given = Sample(index=3, prompt="0", label="L")
+    output = await generate(call(args, given))
+    older = await play(args, Sample(index=3, prompt="0", label="L"))
+    [sample] = output.samples
+    assert isinstance(output, miles_mirror.GenerateFnOutput) and type(sample) is Sample
+    assert sample.status is Sample.Status.COMPLETED and (sample.reward, sample.label) == (1.0, "L")
+    train_data([sample])
+    assert (sample.tokens, sample.loss_mask) == (older.tokens, older.loss_mask)
+    assert sample.routing_key and sample.routing_key != older.routing_key
+    sent = {entry.routing_key for entry in engine.log if entry.output_ids}
+    assert sent == {sample.routing_key, older.routing_key}
+    assert given.tokens == [] and given.routing_key is None, "the given sample was changed"
 
 
 async def test_an_abort_ends_the_episodes_of_its_own_rollout_only(
@@ -70,19 +75,16 @@ async def test_an_abort_ends_the_episodes_of_its_own_rollout_only(
     """The calls share one player, and the last one's state stopped all of them."""
     engine, args = engine_and_args
     running, aborted = GenerateState(args), GenerateState(args, aborted=True)
-
-    def asked(state: GenerateState, index: int) -> GenerateFnInput:
-        return GenerateFnInput(state, Sample(index=index, prompt=0), dict(SAMPLING), False)
-
-    playing = asyncio.create_task(generate(asked(running, 0)))
-    await engine.until(lambda found: len(found.log) > 0)
-    stopped = await generate(asked(aborted, 1))
+    first, second = Sample(index=0, prompt=0), Sample(index=1, prompt=0)
+    playing = asyncio.create_task(generate(call(args, first, running)))
+    await engine.until(lambda core: len(core.log) > 0)
+    stopped = await generate(call(args, second, aborted))
     assert stopped.samples.status is Sample.Status.ABORTED
     assert (await playing).samples.reward == 1.0
-    playing = asyncio.create_task(generate(asked(running, 0)))
+    playing = asyncio.create_task(generate(call(args, first, running)))
     turns = len(engine.log)
-    await engine.until(lambda found: len(found.log) > turns)
-    other = asyncio.create_task(generate(asked(GenerateState(args), 1)))
+    await engine.until(lambda core: len(core.log) > turns)
+    other = asyncio.create_task(generate(call(args, second)))
     await asyncio.sleep(0)
     running.aborted = True
     assert (await playing).samples.status is Sample.Status.ABORTED
@@ -92,15 +94,15 @@ async def test_an_abort_ends_the_episodes_of_its_own_rollout_only(
 def test_the_samples_of_an_episode_are_one_item_of_a_group() -> None:
     """miles reads and sets the fields of a group's items, also if an item is a list."""
     first, second = Sample(index=4, response_length=2), Sample(index=4, response_length=3)
-    for made in (EpisodeSamples([first, second]), copy.deepcopy(EpisodeSamples([first, second]))):
-        again: Any = pickle.loads(pickle.dumps(made))
-        assert isinstance(again, list) and [one.response_length for one in again] == [2, 3]
-        assert (made.index, made.status, made.response_length) == (4, Sample.Status.PENDING, 2)
-        made.routing_key, made.loss_mask = "key", [0, 0]
-        assert [one.routing_key for one in made] == ["key", "key"]
-        assert [one.loss_mask for one in made] == [[0, 0], [0, 0, 0]]
+    for item in (EpisodeSamples([first, second]), copy.deepcopy(EpisodeSamples([first, second]))):
+        again: Any = pickle.loads(pickle.dumps(item))
+        assert isinstance(again, list) and [s.response_length for s in again] == [2, 3]
+        assert (item.index, item.status, item.response_length) == (4, Sample.Status.PENDING, 2)
+        item.routing_key, item.loss_mask = "key", [0, 0]
+        assert [sample.routing_key for sample in item] == ["key", "key"]
+        assert [sample.loss_mask for sample in item] == [[0, 0], [0, 0, 0]]
         with pytest.raises(AttributeError, match="absent"):
-            made.absent  # noqa: B018
+            item.absent  # noqa: B018
 
 
 def test_miles_takes_it_for_its_own_form() -> None:
@@ -130,12 +132,11 @@ async def test_the_adapter_that_miles_trains_samples_and_is_recorded(
 ) -> None:
     async with serving(lora_paths=("miles_lora",)) as (engine, args):
         vars(args).update({"lora_train_only": False, **trained})
-        asked = GenerateFnInput(GenerateState(args), Sample(prompt=0), dict(SAMPLING), False)
-        [made] = (await generate(asked)).samples
+        [sample] = (await generate(call(args, Sample(prompt=0)))).samples
     assert {entry.lora_path for entry in engine.log if entry.output_ids} == {names}
-    recorded = made.metadata["toolroll"].get("lora_paths", [None])
-    assert set(recorded) == {names} and made.reward == 1.0
-    assert names is None or len(recorded) == len(made.weight_versions)
+    recorded = sample.metadata["toolroll"].get("lora_paths", [None])
+    assert set(recorded) == {names} and sample.reward == 1.0
+    assert names is None or len(recorded) == len(sample.weight_versions)
 
 
 async def test_a_sample_with_an_adapter_of_its_own_is_refused(
@@ -144,7 +145,7 @@ async def test_a_sample_with_an_adapter_of_its_own_is_refused(
     engine, args = engine_and_args
     sample = Sample(prompt=0, adapter=Namespace(name="a", slot=1))
     with pytest.raises(UsageError, match="--multi-lora-n-adapters"):
-        await generate(GenerateFnInput(GenerateState(args), sample, dict(SAMPLING), False))
+        await generate(call(args, sample))
     assert not any(entry.output_ids for entry in engine.log)
 
 
@@ -153,11 +154,8 @@ async def test_a_nucleus_is_taken_because_miles_loss_reads_none(
 ) -> None:
     engine, args = engine_and_args
     args.rollout_top_p = 0.9
-    asked = GenerateFnInput(
-        GenerateState(args), Sample(prompt=0), {**SAMPLING, "top_p": 0.9}, False
-    )
-    [made] = (await generate(asked)).samples
-    assert made.reward == 1.0
+    [sample] = (await generate(call(args, Sample(prompt=0), top_p=0.9))).samples
+    assert sample.reward == 1.0
     assert {entry.sampling_params["top_p"] for entry in engine.log if entry.output_ids} == {0.9}
 
 

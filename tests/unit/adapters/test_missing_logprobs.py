@@ -25,10 +25,10 @@ WORDS = "1 trained tokens have no logprob, the first at position"
 
 def episode(reason: StopReason = StopReason.DONE) -> InteractionResult:
     """An episode of two turns whose last trained token has no logprob."""
-    found = trajectory()
-    found.logprobs[11] = np.nan
+    missing = trajectory()
+    missing.logprobs[11] = np.nan
     return InteractionResult.of(
-        (found,), messages=[], stop_reason=reason, reward=1.0, prompt="", info={}
+        (missing,), messages=[], stop_reason=reason, reward=1.0, prompt="", info={}
     )
 
 
@@ -40,11 +40,7 @@ def episode(reason: StopReason = StopReason.DONE) -> InteractionResult:
         lambda result: to_output([result]),
         lambda result: to_fields(result, prompt_length=64, response_length=64),
         lambda result: executor._result(
-            result.trajectories[0],
-            executor._outcome(1.0, {}),
-            0,
-            overflow=False,
-            logprobs=True,
+            result.trajectories[0], executor._outcome(1.0, {}), 0, overflow=False, logprobs=True
         ),
     ],
 )
@@ -54,8 +50,8 @@ def test_the_episode_is_refused(convert: Any) -> None:
 
 
 def test_an_aborted_episode_trains_nothing_so_it_is_kept() -> None:
-    (one,) = training_sequences(episode(StopReason.ENGINE_ERROR))
-    assert one.trained_tokens == 0 and one.logprobs[-1] == 0.0
+    (sequence,) = training_sequences(episode(StopReason.ENGINE_ERROR))
+    assert sequence.trained_tokens == 0 and sequence.logprobs[-1] == 0.0
 
 
 class WithoutLogprobs(EngineClient):

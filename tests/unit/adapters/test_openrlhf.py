@@ -43,9 +43,13 @@ def qwen() -> Any:
 USER: Any = {"role": "user", "content": "Hi"}
 
 
+def says_hello(request: Any) -> str:
+    return "Hello."
+
+
 @asynccontextmanager
 async def actor(
-    policy: Any, tokenizer: Any = None, **more: Any
+    policy: Any = says_hello, tokenizer: Any = None, **more: Any
 ) -> AsyncIterator[tuple[EmbeddedEngine, LlmEngine]]:
     """OpenRLHF's engine, with the embedded one behind it."""
     async with (
@@ -84,14 +88,14 @@ def exact(result: dict[str, Any], engine: EmbeddedEngine) -> None:
     outside = set(range(len(tokens)))
     for start, stop in result["action_ranges"]:
         outside -= set(range(start, stop))
-        fits = [
-            it
-            for it in engine.log
-            if it.input_ids.tolist() == tokens[:start] and it.output_ids == tokens[start:stop]
+        fitting = [
+            entry.logprobs
+            for entry in engine.log
+            if entry.input_ids.tolist() == tokens[:start] and entry.output_ids == tokens[start:stop]
         ]
-        assert fits
-        assert logprobs[start:stop] == pytest.approx(fits[0].logprobs)
-    assert all(logprobs[at] == 0.0 for at in outside)
+        assert fitting
+        assert logprobs[start:stop] == pytest.approx(fitting[0])
+    assert all(logprobs[position] == 0.0 for position in outside)
 
 
 class Looker(AgentExecutor):
@@ -159,7 +163,7 @@ class Published(AgentExecutor):
 async def test_the_published_run_agent(outcome: Any, reward: Any, scores: Any) -> None:
     """It was called with a client, and had no `self.client`, `self.model_name` ..."""
     executor = Published(outcome)
-    async with actor(lambda request: "Hello.") as (engine, llm):
+    async with actor() as (engine, llm):
         result = await execute(executor, llm)
         exact(result, engine)
     assert (result["reward"], result["scores"]) == (reward, scores)
@@ -186,7 +190,7 @@ async def test_the_published_run_agent(outcome: Any, reward: Any, scores: Any) -
     ],
 )
 async def test_a_result_of_run_agent_that_cannot_be_read(outcome: Any, words: str) -> None:
-    async with actor(lambda request: "Hello.") as (_, llm):
+    async with actor() as (_, llm):
         with pytest.raises(UsageError, match=words):
             await execute(Published(outcome), llm)
 
@@ -206,7 +210,7 @@ async def test_what_openrlhf_does_not_take_is_left_out(more: Any, words: str) ->
     outcome = {"reward": 1.0, "extra_logs": {"n": 2}, **more}
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("default")
-        async with actor(lambda request: "Hello.") as (_, llm):
+        async with actor() as (_, llm):
             results = [await execute(Published(outcome), llm) for _ in range(2)]
     rows = [(result["reward"], result["extra_logs"]["n"]) for result in results]
     assert rows == [(1.0, 2.0)] * 2
@@ -215,19 +219,17 @@ async def test_what_openrlhf_does_not_take_is_left_out(more: Any, words: str) ->
     assert re.search(words, str(warning.message))
 
 
-async def test_all_samples_have_the_same_logs_and_all_numbers_are_floats() -> None:
+async def test_all_samples_have_the_same_logs_which_are_floats() -> None:
     """OpenRLHF makes one tensor of each name in `extra_logs`, over the samples of a batch."""
 
     class Overflowing(Chatter):
         log_defaults = Published.log_defaults
 
     outcomes = [True, {"reward": 1, "extra_logs": {"n": 2}}, {"reward": 0, "scores": np.int64(1)}]
-    async with actor(lambda request: "Hello.") as (_, llm):
+    async with actor() as (_, llm):
         results = [await execute(Published(outcome), llm) for outcome in outcomes]
         results.append(await execute(Overflowing(100), llm, max_length=120))
-    rows = [
-        {"reward": one["reward"], "scores": one["scores"], **one["extra_logs"]} for one in results
-    ]
+    rows = [{"reward": r["reward"], "scores": r["scores"], **r["extra_logs"]} for r in results]
     names = ("reward", "scores", "turns", "left_out_tokens", "delivered_share", "n")
     assert {tuple(row) for row in rows} == {names}
     assert {type(value) for row in rows for value in row.values()} == {float}
@@ -252,7 +254,7 @@ def test_the_sample_exists_only_while_the_agent_runs() -> None:
 async def test_a_first_prompt_that_is_too_long_loses_its_first_tokens() -> None:
     """It was refused, and with it the whole group was lost."""
     long = " ".join(f"word{number}" for number in range(200))
-    async with actor(lambda request: "Hello.") as (engine, llm):
+    async with actor() as (engine, llm):
         executor = Chatter(2)
         result = await execute(
             executor, llm, prompt=long, max_length=300, params=asked_params(max_tokens=100)
@@ -267,25 +269,16 @@ async def test_a_first_prompt_that_is_too_long_loses_its_first_tokens() -> None:
 
 
 async def test_d1_the_signature_is_todays() -> None:
-    names = list(inspect.signature(AgentExecutor.execute).parameters)
-    assert names == [
-        "self",
-        "prompt",
-        "label",
-        "sampling_params",
-        "max_length",
-        "hf_tokenizer",
-        "llm_engine",
-        "images",
-    ]
-    async with actor(lambda request: "Hello.") as (engine, llm):
+    names = "self prompt label sampling_params max_length hf_tokenizer llm_engine images"
+    assert list(inspect.signature(AgentExecutor.execute).parameters) == names.split()
+    async with actor() as (engine, llm):
         result = await execute(AgentExecutor(), llm)
         exact(result, engine)
-        assert set(result) == {
-            "prompt", "label", "images", "mm_train_inputs", "reward", "scores",
-            "observation_tokens", "action_ranges",
-            "rollout_log_probs", "truncated", "extra_logs",
-        }  # fmt: skip
+        fields = (
+            "prompt label images mm_train_inputs reward scores observation_tokens action_ranges "
+            "rollout_log_probs truncated extra_logs"
+        )
+        assert set(result) == set(fields.split())
         with pytest.raises(UsageError, match="images"):
             await execute(AgentExecutor(), llm, images=["cat.png"])
 
@@ -302,26 +295,25 @@ async def test_a_history_that_is_preserved_gives_one_sequence() -> None:
 
 @pytest.mark.parametrize("how", ["drift", "leading newline", "stripped thoughts"])
 async def test_d2_no_episode_is_lost_to_tokenising_anew(how: str) -> None:
-    said = {
+    policy = {
         "drift": saying,
         "leading newline": lambda request: "\nHello.",
         "stripped thoughts": lambda request: SAID[1],
     }[how]
-    async with actor(said, qwen(), split="random") as (engine, llm):
+    async with actor(policy, qwen(), split="random") as (engine, llm):
         executor = Looker() if how == "drift" else Chatter(3)
         result = await execute(executor, llm, tokenizer=qwen())
         exact(result, engine)
         assert len(engine.log) == 3
         left_out = result["extra_logs"]["left_out_tokens"]
-        assert sum(stop - start for start, stop in result["action_ranges"]) + left_out == sum(
-            len(it.output_ids) for it in engine.log
-        )
+        trained = sum(stop - start for start, stop in result["action_ranges"])
+        assert trained + left_out == sum(len(entry.output_ids) for entry in engine.log)
         # OpenRLHF takes one sequence; what that costs is said
         assert (left_out > 0) == (how == "stripped thoughts")
 
 
 async def test_d3_no_limit_is_the_room_that_is_left() -> None:
-    async with actor(lambda request: "Hello.") as (engine, llm):
+    async with actor() as (engine, llm):
         await execute(Chatter(2), llm, params=asked_params(max_tokens=None), max_length=300)
         for entry in engine.log:
             assert entry.sampling_params["max_new_tokens"] == 300 - len(entry.input_ids)
@@ -351,61 +343,52 @@ async def test_d6_what_a_call_asks_for_is_what_is_sampled_with() -> None:
         assert (seen.repetition_penalty, seen.min_tokens) == (1.1, 2)
 
 
-async def test_progress_is_the_whole_turn_since_the_actor_does_not_stream() -> None:
-    told: list[list[int]] = []
+async def test_progress_is_the_whole_turn_of_an_actor() -> None:
+    reported: list[list[int]] = []
     async with actor(lambda request: "one two three") as (_, llm):
         engine = VllmEngine(llm, asked_params(), max_length=100, vocab_size=1000)
-        found = await engine.generate(request(), progress=lambda ids: told.append(list(ids)))
-    assert told == [found.output_ids.tolist()] and len(found.output_ids) > 2
+        turn = await engine.generate(request(), progress=lambda ids: reported.append(list(ids)))
+    assert reported == [turn.output_ids.tolist()] and len(turn.output_ids) > 2
 
 
 async def test_d6_an_assistant_without_content_is_not_called_none() -> None:
-    async with endpoint(qwen(), lambda request: "Hello.") as bench:
-        calls = [
-            {
-                "id": "c",
-                "type": "function",
-                "function": {"name": "look", "arguments": json.dumps({"at": "x"})},
-            }
-        ]
-        messages = [
-            USER,
-            {"role": "assistant", "content": None, "tool_calls": calls},
-            {"role": "tool", "tool_call_id": "c", "content": "seen"},
-        ]
-        status, _ = await bench.post(
-            "/sessions/s/v1/chat/completions", {"messages": messages, "tools": [TOOL]}
-        )
+    function = {"name": "look", "arguments": json.dumps({"at": "x"})}
+    calls = [{"id": "c", "type": "function", "function": function}]
+    messages = [
+        USER,
+        {"role": "assistant", "content": None, "tool_calls": calls},
+        {"role": "tool", "tool_call_id": "c", "content": "seen"},
+    ]
+    async with endpoint(qwen(), says_hello) as bench:
+        body = {"messages": messages, "tools": [TOOL]}
+        status, _ = await bench.post("/sessions/s/v1/chat/completions", body)
         assert status == 200
         assert "None" not in bench.served.template.tokenizer.decode(bench.engine.log[0].input_ids)
 
 
 async def test_d7_samples_in_flight_keep_their_own_parameters() -> None:
     executor = Chatter(3)
-    async with actor(lambda request: "Hello.", token_latency=0.002) as (engine, llm):
+    async with actor(token_latency=0.002) as (engine, llm):
         params = [
             asked_params(temperature=value, max_tokens=limit)
             for value, limit in ((1.0, 40), (0.5, 3), (0.1, 9))
         ]
         results = await asyncio.gather(
-            *(execute(executor, llm, params=it, prompt=f"I am {it.temperature}") for it in params)
+            *(execute(executor, llm, params=p, prompt=f"I am {p.temperature}") for p in params)
         )
-        for given, result in zip(params, results, strict=True):
-            exact(result, engine)
-            mine = [entry for entry in engine.log if f"I am {given.temperature}" in llm_text(entry)]
-            assert len(mine) == 3
-            assert {
-                (it.sampling_params["temperature"], it.sampling_params["max_new_tokens"])
-                for it in mine
-            } == {(given.temperature, given.max_tokens)}
-        assert [it.max_tokens for it in params] == [40, 3, 9]
+    decode = load_embedded_tokenizer().decode
+    for given, result in zip(params, results, strict=True):
+        exact(result, engine)
+        sent = [
+            (entry.sampling_params["temperature"], entry.sampling_params["max_new_tokens"])
+            for entry in engine.log
+            if f"I am {given.temperature}" in decode(entry.input_ids)
+        ]
+        assert sent == [(given.temperature, given.max_tokens)] * 3
+    assert [given.max_tokens for given in params] == [40, 3, 9]
 
 
-def llm_text(entry: Any) -> str:
-    return str(load_embedded_tokenizer().decode(entry.input_ids))
-
-
-async def test_d8_d9_the_engine_is_called_in_the_callers_loop_and_nothing_stays_behind() -> None:
+async def test_d8_d9_the_engine_is_called_in_the_callers_loop() -> None:
     async with actor(saying) as (_, llm):
         before = asyncio.all_tasks()
         await execute(Looker(), llm)
@@ -416,7 +399,7 @@ async def test_d8_d9_the_engine_is_called_in_the_callers_loop_and_nothing_stays_
             if not task.done() and "RequestHandler" not in repr(task)
         }
         assert left == set()  # a RequestHandler is the embedded engine's own
-    async with endpoint(load_embedded_tokenizer(), lambda request: "Hello.") as bench:
+    async with endpoint(load_embedded_tokenizer(), says_hello) as bench:
         for _ in range(3):
             await bench.client(None).chat.completions.create(model="m", messages=[USER])
         sessions = bench.endpoint.sessions.all()  # one for each conversation
@@ -424,28 +407,25 @@ async def test_d8_d9_the_engine_is_called_in_the_callers_loop_and_nothing_stays_
 
 
 async def test_d10_a_missing_logprob_is_no_probability_of_one() -> None:
-    async with actor(lambda request: "Hello.") as (_, llm):
+    async with actor() as (_, llm):
         llm.without_logprobs = True
         with pytest.raises(InternalServerError):
             await execute(Chatter(1), llm)
 
 
 async def test_d10_truncated_looks_at_every_turn() -> None:
-    said = ["One two three four five six seven.", "Yes."]
-    async with actor(lambda request: said[request.index]) as (engine, llm):
+    replies = ["One two three four five six seven.", "Yes."]
+    async with actor(lambda request: replies[request.index]) as (engine, llm):
         result = await execute(Chatter(2), llm, params=asked_params(max_tokens=5))
         assert [entry.finish_reason for entry in engine.log] == ["length", "stop"]
         assert result["truncated"]
 
 
 async def test_d10_tokenize_counts_what_generation_is_prompted_with() -> None:
-    async with endpoint(qwen(), lambda request: "Hello.") as bench:
-        asked = {"messages": [USER], "tools": [TOOL]}
-        _, counted = await bench.post("/tokenize", asked)
-        _, reply = await bench.post("/v1/chat/completions", asked)
+    async with endpoint(qwen(), says_hello) as bench:
+        body = {"messages": [USER], "tools": [TOOL]}
+        _, counted = await bench.post("/tokenize", body)
+        _, reply = await bench.post("/v1/chat/completions", body)
         assert counted["tokens"] == reply["prompt_token_ids"]
-        assert (
-            counted["count"]
-            == reply["usage"]["prompt_tokens"]
-            == len(bench.engine.log[0].input_ids)
-        )
+        prompt = len(bench.engine.log[0].input_ids)
+        assert counted["count"] == reply["usage"]["prompt_tokens"] == prompt

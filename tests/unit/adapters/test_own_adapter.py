@@ -28,9 +28,8 @@ class Sampler:
         self.tokenizer, self.served = tokenizer, list[tuple[list[int], list[int], list[float]]]()
 
     def sample(self, prompt: list[int]) -> tuple[list[int], list[float]]:
-        said = "Bye." if self.served and len(self.served) % 2 else call("search_catalog", title="x")
-        end = self.tokenizer.convert_tokens_to_ids("<|end|>")
-        ids = [*self.tokenizer.encode(said, add_special_tokens=False), end]
+        text = "Bye." if len(self.served) % 2 else call("search_catalog", title="x")
+        ids = [*self.tokenizer.encode(text, add_special_tokens=False), self.tokenizer.eos_token_id]
         self.served.append((prompt, ids, reference_logprobs(prompt, ids)))
         return self.served[-1][1:]
 
@@ -49,11 +48,11 @@ async def test_the_adapter_of_the_page(tokenizer: Any) -> None:
     for sample in samples:
         whole = sample["prompt"] + sample["response"]
         for prompt, ids, logprobs in sampler.served:
-            start = len(prompt)
-            if whole[:start] == prompt and whole[start : start + len(ids)] == ids:
-                at = start - len(sample["prompt"])
-                assert sample["loss_mask"][at : at + len(ids)] == [1] * len(ids)
-                assert sample["logprobs"][at : at + len(ids)] == pytest.approx(logprobs)
+            if whole[: len(prompt) + len(ids)] == prompt + ids:
+                start = len(prompt) - len(sample["prompt"])
+                turn = slice(start, start + len(ids))
+                assert sample["loss_mask"][turn] == [1] * len(ids)
+                assert sample["logprobs"][turn] == pytest.approx(logprobs)
                 trained += len(ids)
     assert trained == sum(sum(sample["loss_mask"]) for sample in samples)
     assert trained == sum(len(ids) for _, ids, _ in sampler.served)

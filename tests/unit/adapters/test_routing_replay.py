@@ -15,7 +15,7 @@ import pytest
 from support import miles_mirror, verl_mirror
 from support.experts import first_experts
 from support.framework_engines import GeneratorConfig, SkyrlClient, TrajectoryID
-from support.slime_trainer import SAMPLING, real_slime, says, serving
+from support.slime_trainer import SAMPLING, play, real_slime, says, serving
 from support.verl_mirror import Servers, loop_arguments
 
 from toolroll.rollout.errors import CompletionError, RolloutError, TokenError, UsageError
@@ -28,7 +28,7 @@ from toolroll.rollout.types import (
     Turn,
 )
 from toolroll.testing import EmbeddedEngine, Fault, LoggedRequest, load_embedded_tokenizer
-from toolroll.trainers import miles, slime
+from toolroll.trainers import miles
 from toolroll.trainers.episodes import EpisodeSettings
 from toolroll.trainers.sequences import routed_experts, training_sequences
 from toolroll.trainers.skyrl import ToolrollGenerator
@@ -54,7 +54,7 @@ def expected(log: Sequence[LoggedRequest], ids: Sequence[int]) -> Any:
 async def test_slimes_sample_has_the_rows_of_the_first_passes(sample_type: Any) -> None:
     async with serving(faults=evicting) as (engine, args):
         vars(args).update(REPLAY)
-        [sample] = await slime.generate(args, sample_type(index=0, prompt=0), dict(SAMPLING))
+        [sample] = await play(args, sample_type(index=0, prompt=0))
     assert len(engine.log) > 2 and sample.reward == 1.0
     assert sample.rollout_routed_experts.dtype == np.int32
     assert np.array_equal(sample.rollout_routed_experts, expected(engine.log, sample.tokens))
@@ -74,7 +74,7 @@ async def test_slimes_own_bookkeeping_has_the_same_rows() -> None:
 
     async with serving(faults=lambda _: Fault(evict=True, garble=kept)) as (engine, args):
         vars(args).update(REPLAY)
-        [ours] = await slime.generate(args, sample_type(index=0, prompt=0), dict(SAMPLING))
+        [ours] = await play(args, sample_type(index=0, prompt=0))
     theirs = sample_type(tokens=engine.log[0].input_ids.tolist())
     for entry, answer in zip(engine.log, answers, strict=True):
         observed = entry.input_ids.tolist()[len(theirs.tokens) :]
@@ -99,11 +99,9 @@ async def test_miles_gets_the_same_form(monkeypatch: pytest.MonkeyPatch) -> None
     miles_mirror.install(monkeypatch)
     async with serving(faults=evicting) as (engine, args):
         vars(args).update(REPLAY)
-        asked = miles_mirror.Sample(index=0, prompt=0)
-        state = miles_mirror.GenerateState(args)
-        output = await miles.generate(
-            miles_mirror.GenerateFnInput(state, asked, dict(SAMPLING), False)
-        )
+        state, given = miles_mirror.GenerateState(args), miles_mirror.Sample(index=0, prompt=0)
+        call = miles_mirror.GenerateFnInput(state, given, dict(SAMPLING), False)
+        output = await miles.generate(call)
     [sample] = output.samples
     assert len(sample.rollout_routed_experts) == len(sample.tokens) - 1  # miles' `validate`
     assert sample.rollout_routed_experts.dtype == np.int32
@@ -118,7 +116,7 @@ async def test_a_sample_that_is_not_trained_has_rows_too(sample_type: Any) -> No
 
     async with serving(faults=failing) as (_, args):
         vars(args).update(REPLAY, toolroll_reruns=0)
-        [sample] = await slime.generate(args, sample_type(index=0, prompt=0), dict(SAMPLING))
+        [sample] = await play(args, sample_type(index=0, prompt=0))
     assert sample.remove_sample and not any(sample.loss_mask)
     assert sample.rollout_routed_experts.shape == (len(sample.tokens) - 1, *SHAPE)
     assert np.count_nonzero(sample.rollout_routed_experts, axis=(0, 2)).all()
@@ -126,8 +124,8 @@ async def test_a_sample_that_is_not_trained_has_rows_too(sample_type: Any) -> No
 
 async def test_without_replay_a_sample_has_no_rows(sample_type: Any) -> None:
     async with serving() as (engine, args):
-        asked = sample_type(index=0, prompt=0, rollout_routed_experts=np.zeros((1, 2, 2)))
-        [sample] = await slime.generate(args, asked, dict(SAMPLING))
+        given = sample_type(index=0, prompt=0, rollout_routed_experts=np.zeros((1, 2, 2)))
+        [sample] = await play(args, given)
     assert sample.rollout_routed_experts is None and engine.log
 
 
@@ -136,7 +134,7 @@ async def test_replay_needs_the_shape_of_the_model(sample_type: Any, missing: st
     async with serving() as (engine, args):
         vars(args).update({**REPLAY, missing: None})
         with pytest.raises(UsageError, match="num_layers and moe_router_topk"):
-            await slime.generate(args, sample_type(prompt=0), dict(SAMPLING))
+            await play(args, sample_type(prompt=0))
         assert engine.log == []
 
 
@@ -158,7 +156,7 @@ def result(rows: int | None, width: int = 4, status: Status = Status.COMPLETED) 
     )
 
 
-def test_trained_tokens_without_rows_or_with_rows_of_another_model_are_refused() -> None:
+def test_trained_tokens_need_rows_of_their_model() -> None:
     (sequence,) = training_sequences(result(4))
     assert routed_experts(sequence, SHAPE).ravel().tolist() == list(range(16))
     with pytest.raises(UsageError, match="2 layers with 3 experts"):
@@ -199,16 +197,16 @@ async def test_verl_gets_the_rows_of_the_tokens_it_gets(monkeypatch: pytest.Monk
         whole = await loop.run({"max_new_tokens": 256}, extra_info={"index": 0, "split": "test"})
         log = list(engine.log)
         [player] = agent_loop._players.pop()
-        made = await player.play(0, {"max_new_tokens": 256}, session_id="t")
+        played = await player.play(0, {"max_new_tokens": 256}, session_id="t")
         [cut] = agent_loop.to_fields(
-            made, prompt_length=10, response_length=20, experts_shape=SHAPE
+            played, prompt_length=10, response_length=20, experts_shape=SHAPE
         )
         await player.aclose()
     ids = whole.prompt_ids + whole.response_ids
     assert whole.reward_score == 1.0
     assert len(log) > 2 and whole.routed_experts.dtype == np.int16
     assert np.array_equal(whole.routed_experts, expected(log, ids))
-    kept = made.trajectories[0].routed_experts[:29]  # type: ignore[index]
+    kept = played.trajectories[0].routed_experts[:29]  # type: ignore[index]
     assert np.array_equal(cut["routed_experts"].reshape(29, -1), kept)
 
 
@@ -251,6 +249,6 @@ async def test_rows_of_another_count_are_refused(monkeypatch: pytest.MonkeyPatch
 
     manager: Any = SimpleNamespace(generate=generate)
     engine = ServerEngine(manager, backend="sglang", context_length=64, vocab_size=64)
-    asked = GenerateRequest(np.array([1, 2], dtype=np.int32), {"max_new_tokens": 8}, "s")
+    request = GenerateRequest(np.array([1, 2], dtype=np.int32), {"max_new_tokens": 8}, "s")
     with pytest.raises(CompletionError, match=r"shape \(7, 2, 2\)"):
-        await engine.generate(asked)
+        await engine.generate(request)

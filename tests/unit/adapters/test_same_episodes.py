@@ -92,17 +92,17 @@ def sequences(requests: Sequence[Any]) -> list[Tokens]:
     """What was served and sampled, in order. A prompt that does not go on from what was served
     before begins a new sequence, in which nothing before it is trained.
     """
-    found: list[Tokens] = []
+    served: list[Tokens] = []
     for request in requests:
         prompt = request.input_ids.tolist()
-        if not found or prompt[: len(found[-1].ids)] != found[-1].ids:
-            found.append(Tokens())
-        last = found[-1]
-        given = prompt[len(last.ids) :]
-        last.ids += [*given, *request.output_ids]
-        last.mask += [0] * len(given) + [1] * len(request.output_ids)
-        last.logprobs += [0.0] * len(given) + list(request.logprobs)
-    return found
+        if not served or prompt[: len(served[-1].ids)] != served[-1].ids:
+            served.append(Tokens())
+        last = served[-1]
+        observed = prompt[len(last.ids) :]
+        last.ids += [*observed, *request.output_ids]
+        last.mask += [0] * len(observed) + [1] * len(request.output_ids)
+        last.logprobs += [0.0] * len(observed) + list(request.logprobs)
+    return served
 
 
 async def reward_of(index: int, texts: Sequence[str]) -> float | None:
@@ -111,16 +111,15 @@ async def reward_of(index: int, texts: Sequence[str]) -> float | None:
     await desk.reset(TASKS[index], 0)  # type: ignore[misc]
     reward = None
     for text in texts:
-        said = text.rpartition("</think>\n\n")[2]
-        found = re.findall(r"<tool_call>(.*?)</tool_call>", said, re.S)
+        reply = text.rpartition("</think>\n\n")[2]
         try:
-            read = [json.loads(one) for one in found]
+            calls = list(map(json.loads, re.findall(r"<tool_call>(.*?)</tool_call>", reply, re.S)))
         except ValueError:
             continue
-        content = said.partition("<tool_call>")[0]
-        calls = tuple(ToolCall(one["name"], one["arguments"], "", id="x") for one in read)
+        content = reply.partition("<tool_call>")[0]
+        tool_calls = tuple(ToolCall(c["name"], c["arguments"], "", id="x") for c in calls)
         try:
-            result = await desk.step(Action(content, calls))  # type: ignore[misc]
+            result = await desk.step(Action(content, tool_calls))  # type: ignore[misc]
         except ActionError:
             continue
         reward = reward if result.reward is None else result.reward
@@ -130,15 +129,15 @@ async def reward_of(index: int, texts: Sequence[str]) -> float | None:
 async def expected(world: World) -> dict[int, Played]:
     """The episodes by task, from the log of the engine alone."""
     by_task: dict[int, list[Any]] = defaultdict(list)
-    for request in sorted(world.engine.log, key=lambda one: one.arrival):
+    for request in sorted(world.engine.log, key=lambda entry: entry.arrival):
         assert request.status == 200
         by_task[world.task_of(world.tokenizer.decode(request.input_ids))].append(request)
-    found = {}
+    played = {}
     for index, requests in by_task.items():
-        texts = [world.tokenizer.decode(one.output_ids) for one in requests]
+        texts = [world.tokenizer.decode(request.output_ids) for request in requests]
         reward = await reward_of(index, [text.removesuffix(world.stop) for text in texts])
-        found[index] = Played(sequences(requests), reward)
-    return found
+        played[index] = Played(sequences(requests), reward)
+    return played
 
 
 # --- the engine -----------------------------------------------------------------------------------
@@ -147,7 +146,7 @@ async def expected(world: World) -> dict[int, Played]:
 @dataclass
 class World:
     """An engine that plays the references, with mistakes. It knows a task by its opening: adapters
-    name their sessions differently. `asked`: the task of each episode, in the environment `env`.
+    name their sessions differently. `indices`: each episode's task, in the environment `env`.
     """
 
     tokenizer: Any
@@ -155,7 +154,7 @@ class World:
     marker: str
     stop: str
     thought: str = ""
-    asked: Sequence[int] = tuple(EPISODES)
+    indices: Sequence[int] = tuple(EPISODES)
     env: str = "desk"
     engine: EmbeddedEngine = field(init=False)
 
@@ -176,8 +175,8 @@ class World:
         return bool(self.thought)
 
     def task_of(self, text: str) -> int:
-        found = [index for index, opening in self._openings.items() if opening in text]
-        return max(found, key=lambda index: len(self._openings[index]))
+        fitting = [index for index, opening in self._openings.items() if opening in text]
+        return max(fitting, key=lambda index: len(self._openings[index]))
 
     def reply(self, request: PolicyRequest) -> str:
         replies = self._replies[self.task_of(request.text)]
@@ -190,15 +189,14 @@ async def world(name: str, folder: Path) -> AsyncIterator[World]:
     """`forks`: a chat template that removes thoughts from the history when the user speaks."""
     if name == "forks":
         tokenizer = tokenizer_for(trl_template("qwen3"))
-        made = World(
-            tokenizer, folder, "<|im_start|>assistant", "<|im_end|>", "<think>\nHm.\n</think>\n\n"
-        )
+        thought = "<think>\nHm.\n</think>\n\n"
+        playing = World(tokenizer, folder, "<|im_start|>assistant", "<|im_end|>", thought)
     else:
         tokenizer = load_embedded_tokenizer()
-        made = World(tokenizer, folder, "<|turn|>assistant", tokenizer.eos_token)
+        playing = World(tokenizer, folder, "<|turn|>assistant", tokenizer.eos_token)
     tokenizer.save_pretrained(folder)
-    async with EmbeddedEngine(tokenizer, made.reply) as made.engine:
-        yield made
+    async with EmbeddedEngine(tokenizer, playing.reply) as playing.engine:
+        yield playing
 
 
 # --- adapters that play toolroll's episodes -------------------------------------------------------
@@ -212,59 +210,61 @@ def trainer_args(world: World) -> Any:
     )  # fmt: skip
 
 
-def of_samples(found: Any) -> Played:
-    samples = found if isinstance(found, list) else [found]
-    made = []
-    for one in samples:
-        cut = len(one.tokens) - one.response_length
-        made.append(
-            Tokens.of(one.tokens[:cut], one.tokens[cut:], one.loss_mask, one.rollout_log_probs)
-        )
-    (reward,) = {one.reward for one in samples}
-    return Played(made, reward)
+def of_samples(episode: Any) -> Played:
+    samples = episode if isinstance(episode, list) else [episode]
+    tokens = []
+    for sample in samples:
+        prompt = len(sample.tokens) - sample.response_length
+        ids = sample.tokens[:prompt], sample.tokens[prompt:]
+        tokens.append(Tokens.of(*ids, sample.loss_mask, sample.rollout_log_probs))
+    (reward,) = {sample.reward for sample in samples}
+    return Played(tokens, reward)
 
 
 PARAMS = {"max_new_tokens": MAX_NEW, "temperature": 1.0}
 
 
 def of_trainer(world: World) -> list[miles_mirror.Sample]:
-    return [miles_mirror.Sample(index=at, prompt=task) for at, task in enumerate(world.asked)]
+    return [miles_mirror.Sample(index=i, prompt=task) for i, task in enumerate(world.indices)]
 
 
 async def with_slime(world: World) -> list[Played]:
     args = trainer_args(world)
-    samples = of_trainer(world)
-    found = await asyncio.gather(*(slime.generate(args, one, dict(PARAMS)) for one in samples))
+    episodes = await asyncio.gather(
+        *(slime.generate(args, sample, dict(PARAMS)) for sample in of_trainer(world))
+    )
     await slime.aclose()
-    return list(map(of_samples, found))
+    return list(map(of_samples, episodes))
 
 
 async def with_miles(world: World) -> list[Played]:
     state = miles_mirror.GenerateState(trainer_args(world))
-    asked = [
-        miles_mirror.GenerateFnInput(state, one, dict(PARAMS), False) for one in of_trainer(world)
+    inputs = [
+        miles_mirror.GenerateFnInput(state, sample, dict(PARAMS), False)
+        for sample in of_trainer(world)
     ]
-    found = await asyncio.gather(*map(generate, asked))
+    outputs = await asyncio.gather(*map(generate, inputs))
     await slime.aclose()
-    return [of_samples(one.samples) for one in found]
+    return [of_samples(output.samples) for output in outputs]
 
 
 async def with_skyrl(world: World) -> list[Played]:
     config = engines.GeneratorConfig(max_turns=30, step_wise_trajectories=True)
     config.sampling_params.max_generate_length = MAX_NEW
     client = engines.SkyrlClient(world.engine.url)
-    own = ToolrollGenerator(config, world.tokenizer, client, EpisodeSettings(**world.settings))
-    ids = [engines.TrajectoryID(str(index), at) for at, index in enumerate(world.asked)]
-    prompts = [[{"role": "user", "content": str(index)}] for index in world.asked]
+    settings = EpisodeSettings(**world.settings)
+    generator = ToolrollGenerator(config, world.tokenizer, client, settings)
+    ids = [engines.TrajectoryID(str(index), i) for i, index in enumerate(world.indices)]
+    prompts = [[{"role": "user", "content": str(index)}] for index in world.indices]
     try:
-        output = await own.generate({"prompts": prompts, "trajectory_ids": ids})
+        output = await generator.generate({"prompts": prompts, "trajectory_ids": ids})
     finally:
-        await own.aclose()
+        await generator.aclose()
     names = ("prompt_token_ids", "response_ids", "loss_masks", "rollout_logprobs", "rewards")
     played, tokens = [], list[Tokens]()
     rows = zip(*(output[name] for name in names), output["is_last_step"], strict=True)
-    for *one, rewards, is_last in rows:
-        tokens.append(Tokens.of(*one))
+    for *row, rewards, is_last in rows:
+        tokens.append(Tokens.of(*row))
         if is_last:
             played.append(Played(tokens, sum(rewards)))
             tokens = []
@@ -272,23 +272,23 @@ async def with_skyrl(world: World) -> list[Played]:
 
 
 async def with_areal(world: World) -> list[Played]:
-    own = ToolrollWorkflow(
+    workflow = ToolrollWorkflow(
         areal.gconfig(max_new_tokens=MAX_NEW), world.tokenizer, EpisodeSettings(**world.settings),
         group_size=1, baseline="none", normalize=False,
     )  # fmt: skip
     async with areal.inference(world.engine.url) as inference:
         try:
             rows = await asyncio.gather(
-                *(own.arun_episode(inference, {"index": index}) for index in world.asked)
+                *(workflow.arun_episode(inference, {"index": index}) for index in world.indices)
             )
         finally:
-            await own.aclose()
+            await workflow.aclose()
     played = []
     for row in rows:
         names = ("input_ids", "loss_mask", "logprobs")
         tokens = [
-            Tokens(*(row[name][place][:length].tolist() for name in names))
-            for place, length in enumerate(row["attention_mask"].sum(1).tolist())
+            Tokens(*(row[name][i][:length].tolist() for name in names))
+            for i, length in enumerate(row["attention_mask"].sum(1).tolist())
         ]
         (reward,) = set(row["rewards"].tolist())
         played.append(Played(tokens, reward))
@@ -299,12 +299,12 @@ async def with_trl(world: World) -> list[Played]:
     trainer = a_trainer(seed=0)
     trainer.processing_class = world.tokenizer
     rollout = make_rollout_func(world.settings, engine=world.engine.url)
-    output = await asyncio.to_thread(rollout, [str(index) for index in world.asked], trainer)
+    output = await asyncio.to_thread(rollout, [str(index) for index in world.indices], trainer)
     await asyncio.to_thread(rollout.close)
     names = ("prompt_ids", "completion_ids", "env_mask", "logprobs", "toolroll_reward")
     return [
-        Played([Tokens.of(*one)], reward)
-        for *one, reward in zip(*(output[name] for name in names), strict=True)
+        Played([Tokens.of(*row)], reward)
+        for *row, reward in zip(*(output[name] for name in names), strict=True)
     ]
 
 
@@ -320,15 +320,13 @@ async def with_verl(world: World) -> list[Played]:
                 params, extra_info={"index": index}, raw_prompt=[], session_id=0
             )
             tokens = [
-                Tokens.of(
-                    made.prompt_ids, made.response_ids, made.response_mask, made.response_logprobs
-                )
-                for made in outputs
+                Tokens.of(o.prompt_ids, o.response_ids, o.response_mask, o.response_logprobs)
+                for o in outputs
             ]
             return Played(tokens, outputs[-1].reward_score)
 
         try:
-            return await asyncio.gather(*map(played, world.asked))
+            return await asyncio.gather(*map(played, world.indices))
         finally:
             for player in agent_loop._players.pop():
                 await player.aclose()  # verl's worker keeps it as long as its process
@@ -342,9 +340,11 @@ async def with_tinker(world: World) -> list[Played]:
         args = settings.rollout_args()
         model = Model.from_args(args, tokenizer=world.tokenizer, engine=lambda _: engine)
         player = EpisodePlayer(model, settings)
-        results = await asyncio.gather(*(player.play(index, PARAMS) for index in world.asked))
+        results = await asyncio.gather(*(player.play(index, PARAMS) for index in world.indices))
         await player.aclose()
-    return [Played(list(map(of_datum, to_datums(one, 1.0))), one.reward) for one in results]
+    return [
+        Played(list(map(of_datum, to_datums(result, 1.0))), result.reward) for result in results
+    ]
 
 
 def of_datum(datum: Any) -> Tokens:
@@ -369,8 +369,8 @@ class Program(TextAgent):
     async def reply(
         self, messages: Any, tools: Any, sampling_params: Any, session_id: str
     ) -> AssistantTurn:
-        found = await self._create(messages=list(messages), tools=list(tools), max_tokens=MAX_NEW)
-        message = found.choices[0].message.model_dump(exclude_none=True)
+        answer = await self._create(messages=list(messages), tools=list(tools), max_tokens=MAX_NEW)
+        message = answer.choices[0].message.model_dump(exclude_none=True)
         return AssistantTurn(from_openai(message), message)
 
 
@@ -381,8 +381,8 @@ async def play(create: Any, index: int) -> float | None:
 
 class Executor(openrlhf.AgentExecutor):
     async def run_agent(self, prompt: Any, label: Any, session_id: str) -> Any:
-        async def create(**asked: Any) -> Any:
-            return await self.client.chat.completions.create(model=self.model_name, **asked)
+        async def create(**body: Any) -> Any:
+            return await self.client.chat.completions.create(model=self.model_name, **body)
 
         return {"reward": await play(create, int(prompt))}
 
@@ -391,16 +391,16 @@ async def with_openrlhf(world: World) -> list[Played]:
     played = []
     executor = Executor()
     async with aiohttp.ClientSession() as http:
-        for index in world.asked:
-            made = await executor.execute(
+        for index in world.indices:
+            row = await executor.execute(
                 prompt=str(index), label="", sampling_params=asked_params(), max_length=8192,
                 hf_tokenizer=world.tokenizer, llm_engine=LlmEngine(world.engine.url, http),
             )  # fmt: skip
-            ids = made["observation_tokens"]
+            ids = row["observation_tokens"]
             mask = [0] * len(ids)
-            for start, stop in made["action_ranges"]:
+            for start, stop in row["action_ranges"]:
                 mask[start:stop] = [1] * (stop - start)
-            played.append(Played([Tokens(ids, mask, made["rollout_log_probs"])], made["reward"]))
+            played.append(Played([Tokens(ids, mask, row["rollout_log_probs"])], row["reward"]))
     return played
 
 
@@ -424,14 +424,14 @@ async def with_atropos(world: World) -> list[Played]:
         async with session as managed:
             reward = await play(managed.chat_completion, index)
             nodes = managed.get_state()["nodes"]
-        made = []
+        tokens = []
         for node in nodes:
-            mask = [int(one != -100) for one in node.masked_tokens]
+            mask = [int(token != -100) for token in node.masked_tokens]
             pairs = zip(mask, node.logprobs, strict=True)
-            made.append(Tokens(node.tokens, mask, [value if one else 0.0 for one, value in pairs]))
-        return Played(made, reward)
+            tokens.append(Tokens(node.tokens, mask, [p if kept else 0.0 for kept, p in pairs]))
+        return Played(tokens, reward)
 
-    return await asyncio.gather(*map(played, world.asked))
+    return await asyncio.gather(*map(played, world.indices))
 
 
 _VERIFIERS = """
@@ -456,17 +456,17 @@ async def main(url, path):
     for index in EPISODES:
         trace = Trace.model_construct(id=f"trace-{index}", nodes=[], calls=[], tools=[])
 
-        async def create(**asked):
-            body = {"model": "default", **asked}
+        async def create(**given):
+            body = {"model": "default", **given}
             request = dialect.parse_request(body)
             turn = graph.prepare_turn(trace, request.messages, request.tools)
-            made = await client.get_response(dialect, body, SamplingConfig(), trace.id, turn)
-            turn.commit(made)
-            return ChatCompletion.model_validate(made.raw)
+            response = await client.get_response(dialect, body, SamplingConfig(), trace.id, turn)
+            turn.commit(response)
+            return ChatCompletion.model_validate(response.raw)
 
         reward = await play(create, index)
-        found = [(one.token_ids, one.sampled_mask, one.logprobs) for one in trace.branches]
-        played.append((found, reward))
+        rows = [(each.token_ids, each.sampled_mask, each.logprobs) for each in trace.branches]
+        played.append((rows, reward))
     await client.close()
     with open(path, "w") as file:
         json.dump(played, file)
@@ -488,10 +488,10 @@ async def with_verifiers(world: World) -> list[Played]:
     await model.aclose()
     return [
         Played(
-            [Tokens(ids, [int(one) for one in mask], logprobs) for ids, mask, logprobs in found],
+            [Tokens(ids, list(map(int, mask)), logprobs) for ids, mask, logprobs in rows],
             reward,
         )
-        for found, reward in json.loads(path.read_text())
+        for rows, reward in json.loads(path.read_text())
     ]
 
 
@@ -528,14 +528,14 @@ async def test_the_same_episodes(
     miles_mirror.install(monkeypatch)
     verl_mirror.install(monkeypatch)
     tinker_mirror.install(monkeypatch)
-    async with world(history, tmp_path) as made:
-        played = await adapter.run(made)
-        oracle = await expected(made)
+    async with world(history, tmp_path) as playing:
+        played = await adapter.run(playing)
+        oracle = await expected(playing)
     known = [oracle[index] for index in EPISODES]
-    assert any(len(one.sequences) > 1 for one in known) == (history == "forks")
-    assert {one.reward for one in known} == {0.0, 1.0}
+    assert any(len(episode.sequences) > 1 for episode in known) == (history == "forks")
+    assert {episode.reward for episode in known} == {0.0, 1.0}
     if not adapter.several:
-        for one in known:
-            one.sequences = [max(one.sequences, key=lambda tokens: sum(tokens.mask))]
-    for found, one in zip(played, known, strict=True):
-        assert found == one
+        for episode in known:
+            episode.sequences = [max(episode.sequences, key=lambda tokens: sum(tokens.mask))]
+    for episode, from_the_log in zip(played, known, strict=True):
+        assert episode == from_the_log

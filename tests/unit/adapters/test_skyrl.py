@@ -17,11 +17,11 @@ from support.framework_engines import (
     TrajectoryID,
 )
 from support.qwen import tokenizer_for, trl_template
-from support.slime_trainer import reference_lines
+from support.slime_trainer import plays_the_reference, reference_lines
 
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.types import InteractionResult, Status, StopReason, Trajectory, Turn
-from toolroll.testing import EmbeddedEngine, PolicyRequest, Reply, load_embedded_tokenizer
+from toolroll.testing import EmbeddedEngine, PolicyRequest, load_embedded_tokenizer
 from toolroll.trainers.episodes import EpisodeSettings
 from toolroll.trainers.sequences import select_sequences, training_sequences
 from toolroll.trainers.skyrl import ToolrollGenerator
@@ -30,16 +30,9 @@ from toolroll.trainers.skyrl.generator import token_rewards
 SETTINGS = EpisodeSettings(env="desk", parser="hermes", verify="always", max_turns=12, reruns=0)
 
 
-def plays(request: PolicyRequest) -> str | Reply:
-    """The reference of task 0."""
-    said = reference_lines(0)
-    turn = request.text.count("<|turn|>assistant") - 1
-    return said[turn] if turn < len(said) else "Goodbye."
-
-
 @asynccontextmanager
 async def generator(
-    policy: Any = plays, *, settings: EpisodeSettings = SETTINGS, **config: Any
+    policy: Any = plays_the_reference, *, settings: EpisodeSettings = SETTINGS, **config: Any
 ) -> AsyncIterator[tuple[ToolrollGenerator, SkyrlClient]]:
     async with EmbeddedEngine(load_embedded_tokenizer(), policy) as engine:
         client = SkyrlClient(engine.url)
@@ -58,7 +51,7 @@ def batch(count: int = 2, **extras: Any) -> dict[str, Any]:
         "sampling_params": {
             "max_tokens": 256, "temperature": 1.0, "logprobs": 1, "skip_special_tokens": True,
         },
-        "trajectory_ids": [TrajectoryID("0", at) for at in range(count)],
+        "trajectory_ids": [TrajectoryID("0", i) for i in range(count)],
         "batch_metadata": None,
     }  # fmt: skip
 
@@ -91,7 +84,7 @@ async def test_a_first_prompt_that_is_too_long_is_masked() -> None:
     assert all(len(ids) >= 1 for ids in output["response_ids"] + output["prompt_token_ids"])
 
 
-async def test_an_aborted_episode_is_masked_and_leaves_the_group_s_mean() -> None:
+async def test_an_aborted_episode_leaves_the_group_s_mean() -> None:
     """SkyRL's baseline is the mean of the group: 0.0 for an aborted episode would lower it."""
     async with generator() as (own, client):
         ask = batch(3)
@@ -117,7 +110,7 @@ async def test_an_aborted_episode_gets_the_mean_of_what_is_trained() -> None:
         result, sequences = await own._play(batch(1), 0, batch(1)["sampling_params"])
         cut = replace(result, status=Status.TRUNCATED, reward=1.0)
         aborted = replace(result, status=Status.ABORTED, reward=None)
-        ask = {"trajectory_ids": [TrajectoryID("a", at) for at in range(2)]}
+        ask = {"trajectory_ids": [TrajectoryID("a", i) for i in range(2)]}
         output = own._output([(cut, sequences), (aborted, sequences)], ask, with_logprobs=True)
     assert [sum(rewards) for rewards in output["rewards"]] == [0.0, 0.0]
 
@@ -145,7 +138,7 @@ async def test_max_turns_and_limits_are_skyrl_s() -> None:
 
 async def test_each_request_names_the_lora_adapter() -> None:
     """SkyRL's client refuses requests without `model` if the trainer updates a LoRA adapter."""
-    async with EmbeddedEngine(load_embedded_tokenizer(), plays) as engine:
+    async with EmbeddedEngine(load_embedded_tokenizer(), plays_the_reference) as engine:
         client = SkyrlClient(engine.url, uses_lora_weight_sync=True)
         own = ToolrollGenerator(
             GeneratorConfig(), load_embedded_tokenizer(), client, SETTINGS,
@@ -173,7 +166,7 @@ class NewerConfig(GeneratorConfig):
     ("chat_template", SkyrlChatTemplate(name_or_path="qwen3_with_thinking")), ("novelty", 1),
     ("inference_engine", SkyrlInference(enable_return_sample_support_set=True)),
 ])  # fmt: skip
-def test_a_setting_that_is_not_known_to_be_harmless_is_refused(name: str, value: Any) -> None:
+def test_a_setting_that_may_not_be_harmless_is_refused(name: str, value: Any) -> None:
     config, tokenizer = NewerConfig(**{name: value}), load_embedded_tokenizer()
     inner = ".enable_return_sample_support_set" if name == "inference_engine" else ""
     with pytest.raises(UsageError, match=rf"generator\.{name}{inner} is .* not supported"):
@@ -193,9 +186,8 @@ async def test_what_cannot_be_done_is_refused() -> None:
 
 def thinks(request: PolicyRequest) -> str:
     """The reference of task 0, each turn with a thought, which Qwen3's template takes out later."""
-    said = reference_lines(0)
-    turn = request.text.count("<|im_start|>assistant") - 1
-    return "<think>Hm.</think>" + (said[turn] if turn < len(said) else "Goodbye.")
+    lines, turn = reference_lines(0), request.text.count("<|im_start|>assistant") - 1
+    return "<think>Hm.</think>" + (lines[turn] if turn < len(lines) else "Goodbye.")
 
 
 async def forked(**config: Any) -> tuple[dict[str, Any], int]:
@@ -221,7 +213,7 @@ async def test_step_wise_trajectories_are_all_sequences_of_a_fork() -> None:
     assert {len(output[name]) for name in ("env_metrics", "trajectory_generation_times")} == {rows}
 
 
-async def test_of_a_fork_the_sequence_with_the_most_trained_tokens_is_given() -> None:
+async def test_of_a_fork_the_most_trained_sequence_is_given() -> None:
     output, sampled = await forked()
     left_out = output["rollout_metrics"]["toolroll/left_out_tokens"]
     assert 0 < left_out == sampled - sum(output["loss_masks"][0])
@@ -276,7 +268,7 @@ def test_rewards_that_belong_to_other_tokens_are_at_the_last_one() -> None:
     assert context == [0.0, 0.75]
 
 
-def test_an_invalid_turn_does_not_move_the_rewards_of_the_others() -> None:
+def test_an_invalid_turn_does_not_move_the_other_rewards() -> None:
     """There are as many steps as turns, but the first turn has no step, and the last has two."""
     rewarded = [Turn(3, 4, "stop", reward=0.2), Turn(4, 5, "stop", reward=0.3)]
     result = result_of([0, 0, 1, 1, 1], [Turn(2, 3, "stop"), *rewarded], 0.5, (0.2, 0.15, 0.15))
@@ -284,7 +276,7 @@ def test_an_invalid_turn_does_not_move_the_rewards_of_the_others() -> None:
     assert token_rewards(sequence, 0.5) == [0.0, 0.2, 0.3]
 
 
-def test_an_empty_turn_after_the_last_trained_token_gets_no_reward() -> None:
+def test_an_empty_turn_after_the_trained_tokens_gets_no_reward() -> None:
     """The response ends before it."""
     turns = [Turn(2, 4, "stop", reward=0.25), Turn(6, 6, "length", reward=0.75)]
     episode = result_of([0, 0, 1, 1, 0, 0, 0], turns, 1.0)

@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 from support import tinker_mirror
 from support.forked_episodes import episode
-from support.slime_trainer import reference_lines
+from support.slime_trainer import plays_the_reference
 from support.source import ROOT
 
 from toolroll.rollout.errors import CompletionError, TokenError, UsageError
 from toolroll.rollout.types import GenerateRequest
-from toolroll.testing import EmbeddedEngine, PolicyRequest, load_embedded_tokenizer
+from toolroll.testing import EmbeddedEngine, load_embedded_tokenizer
 from toolroll.trainers.tinker import TinkerEngine, to_datums
 
 REQUEST = GenerateRequest(
@@ -32,16 +32,13 @@ def _tinker(monkeypatch: pytest.MonkeyPatch) -> None:
     tinker_mirror.install(monkeypatch)
 
 
-def plays(request: PolicyRequest) -> str:
-    """The reference of task 0."""
-    said, turn = reference_lines(0), request.text.count("<|turn|>assistant") - 1
-    return said[turn] if turn < len(said) else "Goodbye."
-
-
 @asynccontextmanager
 async def sampling(**given: Any) -> AsyncIterator[tuple[Any, tinker_mirror.SamplingClient]]:
     tokenizer = load_embedded_tokenizer()
-    async with EmbeddedEngine(tokenizer, plays) as engine, aiohttp.ClientSession() as http:
+    async with (
+        EmbeddedEngine(tokenizer, plays_the_reference) as engine,
+        aiohttp.ClientSession() as http,
+    ):
         yield tokenizer, tinker_mirror.SamplingClient(engine.url, http, **given)
 
 
@@ -51,16 +48,16 @@ async def test_the_example_of_the_page() -> None:
     exec(compile(block, "tinker.md", "exec"), page)
     async with sampling() as (tokenizer, client):
         player = page["make_player"](None, tokenizer)
-        made = await page["data"](player, client, 0)
+        datums = await page["data"](player, client, 0)
         await player.aclose()
-    assert len(made) == 8
+    assert len(datums) == 8
     ends = {tokenizer.eos_token_id}
-    assert {tuple(one.stop) for one in client.seen} == {tuple(ends)}
-    for datum in made:
+    assert {tuple(params.stop) for params in client.seen} == {tuple(ends)}
+    for datum in datums:
         ids, inputs = datum.model_input.to_ints(), datum.loss_fn_inputs
         assert inputs["target_tokens"].tolist()[:-1] == ids[1:]
         assert inputs["target_tokens"][-1] in ends
-        assert {len(one) for one in inputs.values()} == {len(ids)}
+        assert {len(column) for column in inputs.values()} == {len(ids)}
 
 
 @pytest.mark.parametrize(
@@ -102,22 +99,22 @@ async def test_a_turn_without_logprobs_is_refused() -> None:
 
 
 def inputs_of(datum: Any) -> dict[str, list[float]]:
-    return {name: one.tolist() for name, one in datum.loss_fn_inputs.items()}
+    return {name: column.tolist() for name, column in datum.loss_fn_inputs.items()}
 
 
 def test_a_datum_is_shifted_by_one_token() -> None:
     (datum,) = to_datums(episode(1.0), 0.5)
-    trained = [at for at in range(16) if 4 <= at < 8 or at >= 10]
+    trained = [*range(4, 8), *range(10, 16)]
     assert datum.model_input.to_ints() == [*range(15)]
     assert inputs_of(datum) == {
         "target_tokens": [*range(1, 16)],
-        "logprobs": [-1.0 if at in trained else 0.0 for at in range(1, 16)],
-        "advantages": [0.5 if at in trained else 0.0 for at in range(1, 16)],
+        "logprobs": [-1.0 if i in trained else 0.0 for i in range(1, 16)],
+        "advantages": [0.5 if i in trained else 0.0 for i in range(1, 16)],
     }
     (other,) = to_datums(episode(1.0), 1.0, loss_fn="cross_entropy")
     assert inputs_of(other) == {
         "target_tokens": [*range(1, 16)],
-        "weights": [float(at in trained) for at in range(1, 16)],
+        "weights": [float(i in trained) for i in range(1, 16)],
     }
 
 
@@ -134,7 +131,7 @@ def test_an_aborted_episode_has_none() -> None:
 
 
 def test_a_trained_token_without_a_logprob_is_refused() -> None:
-    found = episode(1.0)
-    found.trajectories[0].logprobs[11] = np.nan
+    result = episode(1.0)
+    result.trajectories[0].logprobs[11] = np.nan
     with pytest.raises(TokenError, match="1 trained tokens have no logprob"):
-        to_datums(found, 1.0)
+        to_datums(result, 1.0)

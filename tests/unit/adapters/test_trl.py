@@ -46,24 +46,23 @@ def test_a_completion_is_what_was_served_and_sampled() -> None:
     with rollouts() as (engine, rollout):
         line = {"index": task, "metadata": {"env": "desk", "split": "test"}}
         output = rollout([str(task), line], a_trainer(temperature=0.5, top_k=20))
-    asked = engine.log[0].sampling_params
-    assert (asked["temperature"], asked["top_k"], asked["max_new_tokens"]) == (0.5, 20, 4096)
-    assert "min_p" not in asked
+    sent = engine.log[0].sampling_params
+    assert (sent["temperature"], sent["top_k"], sent["max_new_tokens"]) == (0.5, 20, 4096)
+    assert "min_p" not in sent
     last = max(engine.log, key=lambda entry: len(entry.input_ids))
     whole = [*last.input_ids.tolist(), *last.output_ids]
-    for at in (0, 1):
-        ids, mask = output["completion_ids"][at], output["env_mask"][at]
-        assert output["prompt_ids"][at] + ids == whole
-        assert len(ids) == len(mask) == len(output["logprobs"][at]) and {0, 1} == set(mask)
-        assert all(
-            value == 0.0 for value, one in zip(output["logprobs"][at], mask, strict=True) if not one
-        )
+    names = ("prompt_ids", "completion_ids", "env_mask", "logprobs")
+    for prompt, ids, mask, logprobs in zip(*(output[name] for name in names), strict=True):
+        assert prompt + ids == whole
+        assert len(ids) == len(mask) == len(logprobs) and {0, 1} == set(mask)
+        assert {p for p, sampled in zip(logprobs, mask, strict=True) if not sampled} == {0.0}
+    assert len(output["prompt_ids"]) == 2
     assert output["toolroll_reward"] == [1.0, 1.0]
     assert output["toolroll_left_out_tokens"] == [0, 0]
     assert set(output["toolroll_weight_versions"][0]) == {"default"}
 
 
-def test_a_completion_is_cut_to_its_limit_and_the_rest_is_counted() -> None:
+def test_a_completion_is_cut_and_the_rest_is_counted() -> None:
     task = known_tasks()[0]
     with rollouts() as (_, rollout):
         whole = rollout([task], a_trainer())
@@ -114,12 +113,12 @@ def test_weights_are_synced_once_for_each_step() -> None:
 
 @pytest.mark.parametrize("success", [True, False])
 def test_weights_go_through_a_folder(tmp_path: Path, success: bool) -> None:
-    asked: list[Any] = []
+    posts: list[Any] = []
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            asked.append((self.path, body))
+            posts.append((self.path, body))
             self.send_response(200 if success else 400)
             self.end_headers()
             self.wfile.write(json.dumps({"success": success, "message": "no such file"}).encode())
@@ -142,7 +141,7 @@ def test_weights_go_through_a_folder(tmp_path: Path, success: bool) -> None:
         thread.join()
     assert saved == [str(tmp_path)]
     body = {"model_path": str(tmp_path), "weight_version": "0"}
-    assert asked == [("/update_weights_from_disk", body)]
+    assert posts == [("/update_weights_from_disk", body)]
 
 
 def test_a_peft_adapter_is_not_saved_as_a_whole_model(tmp_path: Path) -> None:

@@ -57,11 +57,11 @@ class TurnTokens(BaseModel):
     completion_logprobs: list[float] = []
 
 
-@stands_for("verifiers.v1.clients.eval:EvalClient", own="raw asked")
+@stands_for("verifiers.v1.clients.eval:EvalClient", own="raw requests")
 class EvalClient:
     def __init__(self, config: Any) -> None:
         self.raw = RAW
-        self.asked: list[Any] = []
+        self.requests: list[Any] = []
 
     async def get_response(
         self,
@@ -72,7 +72,7 @@ class EvalClient:
         turn: Any = None,
         headers: Any = None,
     ) -> Any:
-        self.asked.append((body, session_id))
+        self.requests.append((body, session_id))
         return SimpleNamespace(raw=self.raw, tokens=None)
 
     async def close(self) -> None:
@@ -105,8 +105,7 @@ async def test_the_tokens_of_a_turn_are_filled(client: Any) -> None:
         "completion_ids": [3],
         "completion_logprobs": [-0.5],
     }
-    (asked, session), *_ = client._inner.asked
-    assert asked == {"messages": [], "logprobs": True} and session == "session"
+    assert client._inner.requests == [({"messages": [], "logprobs": True}, "session")]
     assert body["stream"], "the given body was changed"
 
 
@@ -137,16 +136,16 @@ async def test_several_answers_to_one_turn_are_refused(client: Any) -> None:
     for body, sampling in (({"n": 2}, None), ({}, SimpleNamespace(n=0))):
         with pytest.raises(ProviderError, match=r"400: n=\d is not supported"):
             await client.get_response(CHAT, body, sampling)
-    assert client._inner.asked == []
+    assert client._inner.requests == []
     await client.get_response(CHAT, {"n": 1}, SimpleNamespace(n=None))
 
 
 async def test_a_server_uses_and_closes_the_client(client: Any) -> None:
     async with AsyncExitStack() as stack:
         server = SimpleNamespace(clients={}, stack=stack)
-        made: Any = register(server, CONFIG)
-        assert server.clients == {CONFIG.model_dump_json(): made}
-    assert made._inner.raw == {}
+        registered: Any = register(server, CONFIG)
+        assert server.clients == {CONFIG.model_dump_json(): registered}
+    assert registered._inner.raw == {}
 
 
 def test_without_verifiers_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -61,24 +61,32 @@ async def playing(
         await player.aclose()
 
 
+async def close_players() -> None:
+    """verl's worker keeps them as long as its process."""
+    for player in agent_loop._players.pop():
+        await player.aclose()
+
+
 async def an_episode(player: EpisodePlayer) -> InteractionResult:
     return await player.play(known_tasks()[0], SAMPLING, session_id="s")
+
+
+def extra(row: dict[str, Any]) -> dict[str, float]:
+    numbers: dict[str, float] = row["extra_fields"]["reward_extra_info"]
+    return numbers
 
 
 @pytest.mark.parametrize("vllm", [False, True])
 async def test_an_episode_is_what_was_served_and_sampled(vllm: bool) -> None:
     async with playing(vllm) as (engine, servers, player):
         result = await an_episode(player)
-    [made] = to_fields(result, prompt_length=8192, response_length=8192)
+    [row] = to_fields(result, prompt_length=8192, response_length=8192)
     last = engine.log[-1]
-    assert made["prompt_ids"] + made["response_ids"] == [
-        *last.input_ids.tolist(),
-        *last.output_ids,
-    ]
+    assert row["prompt_ids"] + row["response_ids"] == [*last.input_ids.tolist(), *last.output_ids]
     assert {entry.routing_key for entry in engine.log} == {"s"}
-    assert sum(made["response_mask"]) == sum(len(entry.output_ids) for entry in engine.log)
-    assert made["reward_score"] == 1.0
-    assert made["extra_fields"]["min_global_steps"] == 3
+    assert sum(row["response_mask"]) == sum(len(entry.output_ids) for entry in engine.log)
+    assert row["reward_score"] == 1.0
+    assert row["extra_fields"]["min_global_steps"] == 3
     assert ("max_tokens" in servers.seen[0]) == vllm
 
 
@@ -90,7 +98,7 @@ async def test_the_response_is_cut_and_a_long_prompt_continues_in_it() -> None:
     assert cut["response_ids"] == whole["response_ids"][: len(cut["response_ids"])]
     assert 64 - len(cut["response_ids"]) == whole["response_mask"][:64][::-1].index(1)
     lost = sum(whole["response_mask"]) - sum(cut["response_mask"])
-    assert cut["extra_fields"]["reward_extra_info"]["toolroll_left_out_tokens"] == lost > 0
+    assert extra(cut)["toolroll_left_out_tokens"] == lost > 0
     [long] = to_fields(result, prompt_length=32, response_length=8192)
     assert long["prompt_ids"] == whole["prompt_ids"][:32]
     moved = whole["prompt_ids"][32:]
@@ -111,7 +119,7 @@ def sequence(prompt: int, length: int) -> Trajectory:
     ("limits", "chosen", "trained"),
     [((64, 64), 1, 10), ((16, 64), 1, 10), ((16, 30), 1, 6), ((64, 2), 0, 2), ((4, 20), 0, 3)],
 )
-def test_of_a_fork_the_sequence_that_is_trained_within_the_limits_is_given(
+def test_of_a_fork_the_most_trained_within_the_limits_is_given(
     limits: tuple[int, int], chosen: int, trained: int
 ) -> None:
     """The longer one was chosen, though the limits left less of it."""
@@ -119,28 +127,27 @@ def test_of_a_fork_the_sequence_that_is_trained_within_the_limits_is_given(
     result = InteractionResult.of(
         forks, messages=[], stop_reason=StopReason.DONE, prompt="", info={}, reward=1.0
     )
-    [made] = to_fields(result, prompt_length=limits[0], response_length=limits[1])
-    assert len(made["prompt_ids"]) == min(limits[0], forks[chosen].prompt_length)
-    assert sum(made["response_mask"]) == trained
-    assert made["extra_fields"]["reward_extra_info"]["toolroll_left_out_tokens"] == 13 - trained
+    [row] = to_fields(result, prompt_length=limits[0], response_length=limits[1])
+    assert len(row["prompt_ids"]) == min(limits[0], forks[chosen].prompt_length)
+    assert sum(row["response_mask"]) == trained
+    assert extra(row)["toolroll_left_out_tokens"] == 13 - trained
 
 
-def test_all_sequences_of_a_fork_are_given_to_a_trainer_that_takes_them() -> None:
+def test_a_trainer_that_takes_several_gets_all_of_a_fork() -> None:
     result = episode(1.0, forked=True)
-    made = to_fields(result, prompt_length=64, response_length=64, several=True)
-    assert [sum(each["response_mask"]) for each in made] == [4, 6]
-    assert [each["reward_score"] for each in made] == [1.0, 1.0]
-    extra = [each["extra_fields"]["reward_extra_info"] for each in made]
-    assert [each["toolroll_delivered_share"] for each in extra] == [1.0, 1.0]
-    [one] = to_fields(result, prompt_length=64, response_length=64)
-    assert one["extra_fields"]["reward_extra_info"]["toolroll_delivered_share"] == 0.6
+    rows = to_fields(result, prompt_length=64, response_length=64, several=True)
+    assert [sum(row["response_mask"]) for row in rows] == [4, 6]
+    assert [row["reward_score"] for row in rows] == [1.0, 1.0]
+    assert [extra(row)["toolroll_delivered_share"] for row in rows] == [1.0, 1.0]
+    [row] = to_fields(result, prompt_length=64, response_length=64)
+    assert extra(row)["toolroll_delivered_share"] == 0.6
 
 
 @pytest.mark.parametrize(
     ("estimator", "row", "several"),
     [("grpo", {"session_id": 0}, True), ("grpo", {}, False), ("rloo", {"session_id": 0}, False)],
 )
-async def test_a_list_is_returned_only_where_verl_counts_an_episode_once(
+async def test_a_list_is_returned_only_where_it_counts_once(
     estimator: str, row: dict[str, Any], several: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     verl_mirror.install(monkeypatch)
@@ -148,13 +155,12 @@ async def test_a_list_is_returned_only_where_verl_counts_an_episode_once(
         given = loop_arguments(servers, load_embedded_tokenizer())
         given["trainer_config"].config.algorithm.adv_estimator = estimator
         loop = ToolrollAgentLoop(**given, settings={"env": "desk", "parser": "hermes"})
-        made = await loop.run(dict(SAMPLING), extra_info={"index": known_tasks()[0]}, **row)
-        for player in agent_loop._players.pop():
-            await player.aclose()
-    assert isinstance(made, list) is several
+        output = await loop.run(dict(SAMPLING), extra_info={"index": known_tasks()[0]}, **row)
+        await close_players()
+    assert isinstance(output, list) is several
 
 
-async def test_an_episode_that_the_engine_aborted_is_raised_with_its_stop_reason(
+async def test_an_abort_by_the_engine_is_raised_with_its_stop_reason(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It has no error, and the message of none was read."""
@@ -164,8 +170,7 @@ async def test_an_episode_that_the_engine_aborted_is_raised_with_its_stop_reason
     loop = ToolrollAgentLoop(**given, settings={"env": "desk"})
     with pytest.raises(RolloutError, match="task 0 was aborted: engine_abort"):
         await loop.run({}, extra_info={"index": 0})
-    for player in agent_loop._players.pop():
-        await player.aclose()
+    await close_players()
 
 
 def test_why_an_episode_was_aborted() -> None:
@@ -180,12 +185,12 @@ def test_why_an_episode_was_aborted() -> None:
 async def test_an_episode_without_logprobs_is_aborted_with_a_zero_mask() -> None:
     async with playing(without_logprobs=True) as (_, _, player):
         result = await an_episode(player)
-    [made] = to_fields(result, prompt_length=8192, response_length=8192)
-    assert made["extra_fields"]["toolroll_status"] == "aborted"
+    [row] = to_fields(result, prompt_length=8192, response_length=8192)
+    assert row["extra_fields"]["toolroll_status"] == "aborted"
     assert "0 logprobs for" in result.info["error"]["message"]
-    assert made["extra_fields"]["reward_extra_info"]["toolroll_aborted"] == 1.0
-    assert sum(made["response_mask"]) == 0 and made["reward_score"] == 0.0
-    assert len(made["response_ids"]) == len(made["response_logprobs"]) >= 1
+    assert extra(row)["toolroll_aborted"] == 1.0
+    assert sum(row["response_mask"]) == 0 and row["reward_score"] == 0.0
+    assert len(row["response_ids"]) == len(row["response_logprobs"]) >= 1
 
 
 class Says:
@@ -200,13 +205,17 @@ class Says:
         return self._output
 
 
-def asked(**params: Any) -> GenerateRequest:
+def engine_of(manager: Any, backend: Any = "vllm") -> ServerEngine:
+    return ServerEngine(manager, backend=backend, context_length=64, vocab_size=64)
+
+
+def request(**params: Any) -> GenerateRequest:
     given = {"max_new_tokens": 2, "stop_token_ids": [9], **params}
     return GenerateRequest(np.array([1, 2], dtype=np.int32), given, "s")
 
 
 @pytest.mark.parametrize(
-    ("ids", "said", "reason", "matched"),
+    ("ids", "given", "reason", "matched"),
     [
         ([4, 9], "completed", "stop", 9),
         ([4, 5], "completed", "length", None),
@@ -217,12 +226,11 @@ def asked(**params: Any) -> GenerateRequest:
     ],
 )
 async def test_the_stop_reason(
-    ids: list[int], said: str | None, reason: str, matched: int | None
+    ids: list[int], given: str | None, reason: str, matched: int | None
 ) -> None:
-    manager = Says(token_ids=ids, log_probs=[-1.0] * len(ids), stop_reason=said)
-    engine = ServerEngine(manager, backend="vllm", context_length=64, vocab_size=64)
-    made = await engine.generate(asked())
-    assert (made.finish_reason, made.matched, made.weight_versions) == (reason, matched, ())
+    manager = Says(token_ids=ids, log_probs=[-1.0] * len(ids), stop_reason=given)
+    turn = await engine_of(manager).generate(request())
+    assert (turn.finish_reason, turn.matched, turn.weight_versions) == (reason, matched, ())
 
 
 @pytest.mark.parametrize(("own", "turns"), [({}, 5), ({"max_turns": 7}, 7)])
@@ -266,8 +274,7 @@ async def test_a_row_names_its_task_in_extra_info_or_its_metadata(
         given = loop_arguments(Servers(engine.url, http), tokenizer)
         loop = ToolrollAgentLoop(**given, settings={"env": "none", "reruns": 0})
         outputs = [await loop.run({}, extra_info=row, raw_prompt=[]) for row in ROWS]
-        for player in agent_loop._players.pop():
-            await player.aclose()
+        await close_players()
     assert {output.extra_fields["toolroll_status"] for output in outputs} == {"completed"}
 
 
@@ -281,16 +288,14 @@ async def test_metadata_that_is_not_a_mapping_is_refused() -> None:
 async def test_a_turn_of_two_steps_has_both_as_its_version() -> None:
     steps = {"min_global_steps": 2, "max_global_steps": 3, "global_steps": None}
     manager = Says(token_ids=[9], log_probs=[-1.0], stop_reason="stop", extra_fields=steps)
-    engine = ServerEngine(manager, backend="sglang", context_length=64, vocab_size=64)
-    assert (await engine.generate(asked())).weight_version == "2-3"
+    assert (await engine_of(manager, "sglang").generate(request())).weight_version == "2-3"
 
 
 async def test_what_cannot_be_done_is_refused() -> None:
     nothing = Says(token_ids=[], log_probs=[], stop_reason="stop")
-    engine = ServerEngine(nothing, backend="vllm", context_length=64, vocab_size=64)
     with pytest.raises(CompletionError, match="gave no tokens"):
-        await engine.generate(asked())
+        await engine_of(nothing).generate(request())
     with pytest.raises(UsageError, match="'regex'"):
-        await engine.generate(asked(regex="a"))
+        await engine_of(nothing).generate(request(regex="a"))
     with pytest.raises(UsageError, match="trtllm"):
-        ServerEngine(nothing, backend="trtllm", context_length=64, vocab_size=64)
+        engine_of(nothing, "trtllm")

@@ -182,7 +182,7 @@ async def test_a_prompt_that_is_too_long_is_the_models_error(text: str) -> None:
     assert not isinstance(error, ContextOverflowError), "a 500 says nothing of the model"
 
 
-async def test_a_truncated_answer_gets_more_room_by_what_the_server_allowed() -> None:
+async def test_a_truncated_answer_gets_more_room_than_it_had() -> None:
     """Without a limit in the request, the server's own is the number of tokens it sampled."""
     cut = completion("hal", finish="length")
     async with scripted(cut, completion("half")) as talk:
@@ -193,7 +193,7 @@ async def test_a_truncated_answer_gets_more_room_by_what_the_server_allowed() ->
     assert (done.reply.content, done.finish_reason, done.attempts) == ("hal", "length", 1)
 
 
-async def test_a_raised_limit_that_does_not_fit_is_no_overflow_of_the_prompt() -> None:
+async def test_a_raised_limit_that_does_not_fit_is_no_overflow() -> None:
     cut = completion("hal", finish="length")
     refused = fails(400, "This model's maximum context length is 4096 tokens")
     async with scripted(cut, refused) as talk:

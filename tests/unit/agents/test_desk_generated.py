@@ -11,7 +11,8 @@ from toolroll.environments.desk.generate import generate
 from toolroll.environments.desk.tools import handwritten
 from toolroll.rollout.types import Action, EnvironmentOptions, Task
 
-PART = [Task(row["id"], at, "train", row) for at, row in enumerate(generate(200, held_out=False))]
+ROWS = enumerate(generate(200, held_out=False))
+PART = [Task(row["id"], index, "train", row) for index, row in ROWS]
 HELD_OUT = DESK.tasks("held-out")
 
 
@@ -50,15 +51,17 @@ async def test_each_call_and_each_reply_of_the_references_is_needed() -> None:
     left_out = 0
     for task in PART[:60]:
         actions = list(reference(task))
-        for at, action in enumerate(actions):
-            told = [text for text in task.data["told"] if text in action.content]
-            if told or any(call.name in writes for call in action.tool_calls):
-                rest = [*actions[:at], *([Action("Hm.")] if told else []), *actions[at + 1 :]]
-                others = " ".join(other.content for other in actions if other is not action)
-                if any(text in others for text in told):
-                    continue
-                left_out += 1
-                assert await reward(task, rest) == 0.0, (task.id, at)
+        for number, action in enumerate(actions):
+            texts = [text for text in task.data["told"] if text in action.content]
+            if not texts and not any(call.name in writes for call in action.tool_calls):
+                continue
+            others = " ".join(other.content for other in actions if other is not action)
+            if any(text in others for text in texts):
+                continue
+            left_out += 1
+            instead = [Action("Hm.")] if texts else []
+            rest = [*actions[:number], *instead, *actions[number + 1 :]]
+            assert await reward(task, rest) == 0.0, (task.id, number)
     assert left_out > 60
 
 
@@ -68,15 +71,15 @@ def test_tasks_are_the_same_each_time() -> None:
 
 def entities(tasks: list[Task]) -> set[str]:
     """Return cards, names, ids and titles."""
-    found = set()
+    names = set()
     for task in tasks:
         rows = task.data["rows"]
         for card, name, *_ in rows["members"]:
-            found |= {card, name}
+            names |= {card, name}
         for table in ("books", "loans", "holds"):
-            found |= {row[0] for row in rows[table]}
-        found |= {row[1] for row in rows["books"]}
-    return found
+            names |= {row[0] for row in rows[table]}
+        names |= {row[1] for row in rows["books"]}
+    return names
 
 
 def test_generated_and_hand_written_tasks_share_no_entity() -> None:

@@ -184,7 +184,7 @@ class Sleeper(Talk):
         return super().step(action)
 
 
-async def test_a_step_that_holds_every_thread_does_not_hold_the_episode(tokenizer: Any) -> None:
+async def test_a_step_that_holds_every_thread_holds_no_episode(tokenizer: Any) -> None:
     release = Event()
     sleeper = Sleeper(release)
     try:

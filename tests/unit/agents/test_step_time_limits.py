@@ -87,7 +87,7 @@ async def test_too_many_of_them_end_the_run_and_name_the_environment() -> None:
     assert len(episodes) < 10
 
 
-async def test_waiting_for_a_thread_takes_nothing_from_the_time_of_a_step() -> None:
+async def test_waiting_for_a_thread_takes_no_time_of_a_step() -> None:
     first = Hanging("t-0")
     factory = ScriptedFactory(lambda: Scripted(first), count=2)
     playing = asyncio.create_task(play(factory, step_timeout=600, concurrency=2, threads=1))

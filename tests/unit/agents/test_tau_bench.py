@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
+from support.episodes import judge, serving
 from support.tau import (
     MINI,
     REAL,
@@ -25,14 +26,17 @@ from support.tau import (
     scripted,
 )
 
-from toolroll.agents.environments.tau_bench import TauBenchFactory
+from toolroll.agents.environments.tau_bench import TauBenchEnvironment, TauBenchFactory
 from toolroll.agents.loop.adapt import TauStyleEnvironment
 from toolroll.agents.text_agent import DoNothingAgent
-from toolroll.agents.users import ScriptedUser
+from toolroll.agents.tool_calling import TrainableToolCallingAgent
+from toolroll.agents.users import OpenAIUsers, ScriptedUser, UserConfig
 from toolroll.parsers.types import ToolCall
 from toolroll.rollout.errors import ActionError, EnvironmentFailure, UsageError, UserSimulatorError
+from toolroll.rollout.model.model import Model
 from toolroll.rollout.runtime.threads import Threads
-from toolroll.rollout.types import Action, EnvironmentOptions, Task
+from toolroll.rollout.types import Action, EnvironmentOptions, InteractionResult, Observation, Task
+from toolroll.testing import EmbeddedEngine, PolicyRequest, play_references, reference_policy
 
 pytestmark = pytest.mark.tokens
 
@@ -45,27 +49,33 @@ BYE = Action("Goodbye.")
 Figures = Callable[[str, object], None]
 
 
+async def reward_of(factory: TauBenchFactory, task: Task, actions: Any) -> float | None:
+    return (await play(factory.make(scripted()), task, actions)).reward
+
+
+async def begin(
+    tau: TauBench, index: int = 0, options: EnvironmentOptions | None = None
+) -> tuple[TauBenchEnvironment, Observation]:
+    """An environment of retail that was reset, and its first observation."""
+    factory = tau.factory()
+    env = factory.make(options or scripted())
+    return env, await env.reset(factory.tasks("test")[index], 0)
+
+
 async def test_reference_actions_pass_and_doing_nothing_has_its_floor(
     tau: TauBench, record_property: Figures
 ) -> None:
     for (domain, split), (count, floor) in tau.counts.items():
         factory = tau.factory(domain)
         tasks = factory.tasks(split)
-        passed = [
-            (await play(factory.make(scripted()), task, factory.reference(task))).reward
-            for task in tasks
-        ]
-        idle = [(await play(factory.make(scripted()), task, [BYE])).reward for task in tasks]
-        assert (len(tasks), sum(filter(None, passed)), sum(filter(None, idle))) == (
-            count,
-            count,
-            floor,
-        ), (domain, split)
-        rewards = Counter(passed)[1.0], Counter(idle)[1.0]
+        passed = [await reward_of(factory, task, factory.reference(task)) for task in tasks]
+        idle = [await reward_of(factory, task, [BYE]) for task in tasks]
+        rewards = len(tasks), Counter(passed)[1.0], Counter(idle)[1.0]
+        assert rewards == (count, count, floor), (domain, split)
         record_property(
             "figure",
-            f"{domain}/{split}: reference {rewards[0]}/{len(tasks)}, doing nothing "
-            f"{rewards[1]}/{len(tasks)}",
+            f"{domain}/{split}: reference {rewards[1]}/{len(tasks)}, doing nothing "
+            f"{rewards[2]}/{len(tasks)}",
         )
 
 
@@ -83,14 +93,15 @@ async def test_a_task_is_drawn_if_none_is_chosen() -> None:
 
 
 def _spoilt(actions: Sequence[Action], rng: random.Random) -> list[Action]:
-    """Some of `actions`: one left out, one done twice, or one with its arguments changed."""
-    kind, at = rng.choice(["drop", "twice", "change", "type"]), rng.randrange(len(actions))
-    if kind == "drop" or not actions[at].tool_calls:
-        return [*actions[:at], *actions[at + 1 :]]
+    """`actions` with one left out, one done twice, or one with its arguments changed."""
+    kind, place = rng.choice(["drop", "twice", "change", "type"]), rng.randrange(len(actions))
+    before, after = actions[:place], actions[place + 1 :]
+    if kind == "drop" or not actions[place].tool_calls:
+        return [*before, *after]
     if kind == "twice":
-        return [*actions[: at + 1], *actions[at:]]
-    found = actions[at].tool_calls[0]
-    arguments = dict(found.arguments or {})
+        return [*actions[: place + 1], *actions[place:]]
+    spoilt = actions[place].tool_calls[0]
+    arguments = dict(spoilt.arguments or {})
     if arguments:
         name = rng.choice(sorted(arguments))
         value = arguments[name]
@@ -98,7 +109,7 @@ def _spoilt(actions: Sequence[Action], rng: random.Random) -> list[Action]:
             arguments[name] = float(value)
         else:
             arguments[name] = value[:-1] if isinstance(value, str | list) else 99
-    return [*actions[:at], Action("", (ToolCall(found.name, arguments, ""),)), *actions[at + 1 :]]
+    return [*before, Action("", (ToolCall(spoilt.name, arguments, ""),)), *after]
 
 
 async def test_reward_infos_are_those_of_the_package(tau: TauBench) -> None:
@@ -108,11 +119,8 @@ async def test_reward_infos_are_those_of_the_package(tau: TauBench) -> None:
         tasks = factory.tasks(split)
         # the package's own reward takes up to a second
         for task in rng.sample(tasks, min(count, 8)):
-            for actions in (
-                factory.reference(task),
-                [BYE],
-                [*_spoilt(factory.reference(task), rng), BYE],
-            ):
+            reference = factory.reference(task)
+            for actions in (reference, [BYE], [*_spoilt(reference, rng), BYE]):
                 ours = await play(factory.make(scripted()), task, actions)
                 theirs = _stock(tau, domain, task, actions)
                 assert ours.info["reward_info"] == theirs, (task, actions)
@@ -125,12 +133,10 @@ def _stock(tau: TauBench, domain: str, task: Task, actions: Sequence[Action]) ->
     env = tau.stock_env(domain, task.split, task.index)
     env.reset(task.index)
     for action in actions:
-        made = [
-            tau.stock_action(c.name, json.loads(json.dumps(c.arguments))) for c in action.tool_calls
-        ]
-        response = env.step(
-            made[0] if made else tau.stock_action("respond", {"content": action.content})
-        )
+        name, arguments = "respond", {"content": action.content}
+        for tool_call in action.tool_calls[:1]:
+            name, arguments = tool_call.name, json.loads(json.dumps(tool_call.arguments))
+        response = env.step(tau.stock_action(name, arguments))
         if response.done:
             break
     info: dict[str, Any] = response.info.reward_info.model_dump()  # pyright: ignore[reportPossiblyUnboundVariable]
@@ -141,10 +147,8 @@ async def test_a_changed_type_is_a_changed_database() -> None:
     factory = MINI.factory()
     task = factory.tasks("test")[5]  # 1 point is granted
     for points, reward in ((1, 1.0), (1.0, 0.0), (True, 0.0)):
-        result = await play(
-            factory.make(scripted()), task, [call("grant", member="m5", points=points), BYE]
-        )
-        assert result.reward == reward, points
+        actions = [call("grant", member="m5", points=points), BYE]
+        assert await reward_of(factory, task, actions) == reward, points
 
 
 @pytest.mark.peers
@@ -189,8 +193,8 @@ async def test_episodes_at_once_keep_their_databases_apart(
     factory = tau.factory()
     tasks = factory.tasks("test")
     plans = [
-        (task, factory.reference(task) if at % 2 else [BYE])
-        for at, task in enumerate((tasks * 64)[:64])  # type: ignore[index, operator]
+        (task, factory.reference(task) if number % 2 else [BYE])
+        for number, task in enumerate((tasks * 64)[:64])  # type: ignore[index, operator]
     ]
 
     async def slow(task: Task, actions: Sequence[Action]) -> float | None:
@@ -201,9 +205,7 @@ async def test_episodes_at_once_keep_their_databases_apart(
             result = await env.step(action)
         return result.reward  # pyright: ignore[reportPossiblyUnboundVariable]
 
-    alone = [
-        (await play(factory.make(scripted()), task, actions)).reward for task, actions in plans
-    ]
+    alone = [await reward_of(factory, task, actions) for task, actions in plans]
     assert await asyncio.gather(*(slow(*plan) for plan in plans)) == alone
     assert set(alone) == {0.0, 1.0}
     record_property(
@@ -211,7 +213,7 @@ async def test_episodes_at_once_keep_their_databases_apart(
     )
 
 
-async def test_the_event_loop_goes_on_between_the_steps_of_many_episodes(tau: TauBench) -> None:
+async def test_the_event_loop_goes_on_between_steps(tau: TauBench) -> None:
     factory = tau.factory()
     envs = [factory.make(scripted()) for _ in range(32)]
     for env in envs:
@@ -231,16 +233,15 @@ async def test_the_event_loop_goes_on_between_the_steps_of_many_episodes(tau: Ta
 
 
 async def test_nothing_is_executed_after_the_end(tau: TauBench) -> None:
-    factory = tau.factory()
-    env = factory.make(scripted())
-    await env.reset(factory.tasks("test")[0], 0)
     transfer = ToolCall("transfer_to_human_agents", {"summary": "no"}, "", id="a")
-    result = await env.step(Action("", (transfer, ToolCall(tau.read[0], tau.read[1], "", id="b"))))
+    read = ToolCall(tau.read[0], tau.read[1], "", id="b")
+    env, _ = await begin(tau)
+    result = await env.step(Action("", (transfer, read)))
+    with pytest.raises(EnvironmentFailure, match="after the episode ended"):
+        await env.step(BYE)
     assert (result.done, result.reward) == (True, 0.0)
     assert [message["tool_call_id"] for message in result.messages] == ["a", "b"]
     assert result.messages[1]["content"].startswith("Not executed")
-    with pytest.raises(EnvironmentFailure, match="after the episode ended"):
-        await env.step(BYE)
     # The package itself gives 1.0 for one more step: that is what the latch is for.
     stock = tau.stock_env("retail", "test", 0)
     stock.reset(0)
@@ -249,27 +250,24 @@ async def test_nothing_is_executed_after_the_end(tau: TauBench) -> None:
 
 
 async def test_a_transfer_ends_the_episode_even_with_wrong_arguments(tau: TauBench) -> None:
-    factory = tau.factory()
-    env = factory.make(scripted())
-    await env.reset(factory.tasks("test")[0], 0)
+    env, _ = await begin(tau)
     result = await env.step(call("transfer_to_human_agents", wrong=1))
     assert result.done and result.messages[0]["content"].startswith("Error: ")
 
 
 async def test_wrong_calls_are_observations_in_the_package_s_words(tau: TauBench) -> None:
-    factory = tau.factory()
-    env = factory.make(scripted())
-    await env.reset(factory.tasks("test")[0], 0)
     stock = tau.stock_env("retail", "test", 0)
     stock.reset(0)
     name, arguments = tau.read
-    for wrong, given in (
+    wrong_calls: list[tuple[str, dict[str, Any]]] = [
         (name, {}),
         (name, {**arguments, "more": 1}),
         (name, {"data": {}}),
         ("no_such_tool", {}),
         ("calculate", {}),
-    ):
+    ]
+    env, _ = await begin(tau)
+    for wrong, given in wrong_calls:
         ours = (await env.step(call(wrong, **given))).messages[0]["content"]
         assert ours == stock.step(tau.stock_action(wrong, given)).observation, (wrong, given)
     assert env.metrics()["tool_errors"] == 5.0
@@ -286,13 +284,9 @@ async def test_wrong_calls_are_observations_in_the_package_s_words(tau: TauBench
         Action("", (ToolCall("calculate", [1], "[1]"),)),  # type: ignore[arg-type]
     ],
 )
-async def test_what_the_model_did_wrong_goes_back_to_it_and_not_to_the_user(
-    tau: TauBench, action: Action
-) -> None:
-    factory = tau.factory()
+async def test_what_the_model_did_wrong_goes_back_to_it(tau: TauBench, action: Action) -> None:
     user = ScriptedUser(["Hi"])
-    env = factory.make(EnvironmentOptions(user=lambda seed: user))
-    await env.reset(factory.tasks("test")[0], 0)
+    env, _ = await begin(tau, options=EnvironmentOptions(user=lambda seed: user))
     with pytest.raises(ActionError):
         await env.step(action)
     assert user.metrics() == {"user_calls": 1.0}, "the user heard of it"
@@ -320,10 +314,8 @@ async def test_tasks_are_as_the_package_has_them_and_are_never_changed(tau: TauB
 
 
 async def test_the_first_observation_is_policy_user_and_tools(tau: TauBench) -> None:
-    factory = tau.factory()
-    env = factory.make(scripted("I want something."))
-    first = await env.reset(factory.tasks("test")[1], 0)
     stock = tau.stock_env("retail", "test", 1)
+    _, first = await begin(tau, 1, scripted("I want something."))
     assert first.messages == [
         {"role": "system", "content": stock.wiki},
         {"role": "user", "content": "I want something."},
@@ -333,9 +325,7 @@ async def test_the_first_observation_is_policy_user_and_tools(tau: TauBench) -> 
 
 
 async def test_a_silent_user_is_a_failure_and_no_reward(tau: TauBench) -> None:
-    factory = tau.factory()
-    env = factory.make(scripted("Hi", default="  "))
-    await env.reset(factory.tasks("test")[0], 0)
+    env, _ = await begin(tau, options=scripted("Hi", default="  "))
     with pytest.raises(UserSimulatorError, match="a blank line or no text"):
         await env.step(BYE)
 
@@ -352,10 +342,7 @@ def test_nobody_plays_the_user_is_said_at_once(tau: TauBench) -> None:
 
 def test_another_package_of_that_name_is_not_taken_for_it() -> None:
     factory = TauBenchFactory("retail", ("test",), "", package="json")
-    assert (
-        factory.missing() is not None
-        and "git+https://github.com/sierra-research/tau-bench@" in str(factory.missing())
-    )
+    assert "git+https://github.com/sierra-research/tau-bench@" in str(factory.missing())
     with pytest.raises(UsageError, match="tau-bench is not installed: pip install"):
         factory.tasks("test")
 
@@ -363,13 +350,56 @@ def test_another_package_of_that_name_is_not_taken_for_it() -> None:
 @pytest.mark.parametrize("own_action", [True, False])
 def test_the_raw_environment_plays_as_it_is(tau: TauBench, own_action: bool) -> None:
     raw = tau.stock_env("retail", "test", 0)
-    env = (
-        TauStyleEnvironment(raw, make_action=tau.stock_action)
-        if own_action
-        else TauStyleEnvironment(raw)
-    )
+    given: dict[str, Any] = {"make_action": tau.stock_action} if own_action else {}
+    env = TauStyleEnvironment(raw, **given)
     first = env.reset(Task("0", 0), 0)
     assert first.messages[1] == {"role": "user", "content": SyncUser().reset()}
     assert env.step(call(tau.read[0], **tau.read[1])).messages[0]["role"] == "tool"
     ended = env.step(BYE)
     assert (ended.messages[0]["content"], ended.done, ended.reward) == (STOP, True, 0.0)
+
+
+# --- whole episodes, and a model that plays the user ----------------------------------------------
+
+
+def _user(request: PolicyRequest) -> str:
+    """Speaks once, and is content with whatever it then hears."""
+    return STOP if request.text.count("<|turn|>assistant") > 1 else "I need help."
+
+
+async def _played(
+    factory: TauBenchFactory, task: Task, model: Model, users: OpenAIUsers
+) -> InteractionResult:
+    agent = TrainableToolCallingAgent(
+        model=model,
+        rollout_args={"verify": "off"},
+        sampling_params={"max_new_tokens": 2048, "temperature": 0.0},
+    )
+    env = factory.make(EnvironmentOptions(user=users.make))
+    return await agent.asolve(
+        env, task=task, session_id=f"{factory.name}/{task.id}#0", max_num_steps=40
+    )
+
+
+@pytest.mark.parametrize(("domain", "split"), [("retail", "test"), ("airline", "test")])
+async def test_reference_actions_pass_as_tokens(
+    tau: TauBench, tokenizer: Any, domain: str, split: str, record_property: Figures
+) -> None:
+    """What a model would have to write is read as the calls that the benchmark means, and every
+    token is as served.
+    """
+    factory = tau.factory(domain)
+    tasks = factory.tasks(split)
+    policy = reference_policy(play_references(factory, tasks, samples=1))
+    async with (
+        EmbeddedEngine(tokenizer, _user) as user,
+        serving(tokenizer, policy) as (engine, model),
+        OpenAIUsers(UserConfig(base_url=f"{user.url}/v1", model="u")) as users,
+    ):
+        results = await asyncio.gather(*(_played(factory, task, model, users) for task in tasks))
+    for task, result in zip(tasks, results, strict=True):
+        assert result.reward == 1.0, (task.id, result.stop_reason, result.metrics)
+        judge(result, engine, f"{factory.name}/{task.id}#0")
+        # the last word of the user's is sampled from by nobody
+        assert STOP not in tokenizer.decode(result.tokens)
+    record_property("figure", f"{domain}/{split}: reference as tokens {len(results)}/{len(tasks)}")

@@ -111,31 +111,35 @@ def _database(data: dict[str, Any]) -> Database:
     return Database(data, to_hashable, consistent_hash)
 
 
-def _changed(data: dict[str, Any], edits: list[tuple[str, str, Any]]) -> None:
+def _retype(record: Any) -> None:
+    record.update({name: float(field) for name, field in record.items() if isinstance(field, int)})
+
+
+RECORD_EDITS: dict[str, Callable[[Any, str, Any], object]] = {
+    "edit": lambda rows, key, value: rows[key].update(new=value),
+    "undo": lambda rows, key, value: rows[key].pop("new", None),
+    "reorder": lambda rows, key, value: rows.update({key: dict(reversed(rows[key].items()))}),
+    "read": lambda rows, key, value: json.dumps(rows[key]),
+    "retype": lambda rows, key, value: _retype(rows[key]),
+    "swap": lambda rows, key, value: rows.update(
+        {key: {name: rows[key].pop(name) for name in sorted(rows[key])}}
+    ),
+}
+
+
+def _change(data: dict[str, Any], edits: list[tuple[str, str, Any]]) -> None:
     for kind, key, value in edits:
         rows = data["rows"]
         if kind == "set":
             rows[key] = value
         elif kind == "drop":
             rows.pop(key, None)
-        elif kind == "edit" and key in rows:
-            rows[key]["new"] = value
-        elif kind == "undo" and key in rows:
-            rows[key].pop("new", None)
-        elif kind == "reorder" and key in rows:
-            rows[key] = dict(reversed(rows[key].items()))
-        elif kind == "read" and key in rows:
-            json.dumps(rows[key])
-        elif kind == "retype" and key in rows:
-            rows[key].update(
-                {name: float(field) for name, field in rows[key].items() if isinstance(field, int)}
-            )
-        elif kind == "swap" and key in rows:
-            rows[key] = {name: rows[key].pop(name) for name in sorted(rows[key])}
         elif kind == "deep":
             _append_within([field for record in rows.values() for field in record.values()])
         elif kind == "list":
             data["list"].append({"a": 1})
+        elif key in rows:
+            RECORD_EDITS[kind](rows, key, value)
 
 
 def _append_within(fields: list[Any]) -> None:
@@ -148,9 +152,7 @@ def _append_within(fields: list[Any]) -> None:
 
 EDITS = st.lists(
     st.tuples(
-        st.sampled_from(
-            ["set", "drop", "edit", "undo", "reorder", "read", "retype", "swap", "deep", "list"]
-        ),
+        st.sampled_from(["set", "drop", "deep", "list", *RECORD_EDITS]),
         st.sampled_from("klmq"),
         RECORDS,
     ),
@@ -159,20 +161,20 @@ EDITS = st.lists(
 
 
 @given(DATA, EDITS, EDITS)
-def test_copies_are_databases_and_changes_decide_as_the_hash_does(
-    data: dict[str, Any], one: Any, two: Any
+def test_changes_of_a_copy_decide_as_the_hash_does(
+    data: dict[str, Any], first: Any, second: Any
 ) -> None:
     database = _database(data)
-    copies, plain = [], []
-    for edits in (one, two):
+    changes, hashes = [], []
+    for edits in (first, second):
         mine, theirs = database.copy(), copy.deepcopy(data)
-        _changed(mine, copy.deepcopy(edits))
-        _changed(theirs, copy.deepcopy(edits))
-        copies.append(database.changes(mine))
-        plain.append(consistent_hash(to_hashable(theirs)))
-        assert database.hash(mine) == plain[-1]
+        _change(mine, copy.deepcopy(edits))
+        _change(theirs, copy.deepcopy(edits))
+        changes.append(database.changes(mine))
+        hashes.append(consistent_hash(to_hashable(theirs)))
+        assert database.hash(mine) == hashes[-1]
         assert mine == theirs and json.dumps(mine) == json.dumps(theirs)
-    assert (copies[0] == copies[1]) == (plain[0] == plain[1])
+    assert (changes[0] == changes[1]) == (hashes[0] == hashes[1])
 
 
 @pytest.mark.parametrize(
@@ -233,17 +235,10 @@ READS = [
     lambda table: table != {"k": {"n": 1}, "l": {"n": 2}},
     lambda table: next(reversed(table.items()))[1]["n"],
     lambda table: [record["n"] for record in reversed(table.values())],
-    lambda table: (
-        repr(table.items()),
-        repr(table.values()),
-        len(table.items()),
-        len(table.values()),
-    ),
-    lambda table: (
-        ("k", {"n": 1}) in table.items()
-        and {"n": 2} in table.values()
-        and {"n": 3} not in table.values()
-    ),
+    lambda table: [repr(table.items()), repr(table.values())],
+    lambda table: [len(table.items()), len(table.values())],
+    lambda table: ("k", {"n": 1}) in table.items(),
+    lambda table: [{"n": 2} in table.values(), {"n": 3} in table.values()],
     lambda table: table.items() == {"k": {"n": 1}, "l": {"n": 2}}.items(),
     lambda table: dict(table.items()) | dict(zip(table, table.values(), strict=True)),
     lambda table: [key for key, record in table.items() if record["n"] == 2] + sorted(table.keys()),
@@ -252,22 +247,18 @@ READS = [
 
 
 @pytest.mark.parametrize("read", READS)
-def test_every_way_of_reading_a_table_gives_its_records(read: Any) -> None:
-    data: dict[str, Any] = {"rows": {"k": {"n": 1}, "l": {"n": 2}}}
-    assert read(_database(data).copy()["rows"]) == read(copy.deepcopy(data)["rows"])
+def test_every_way_of_reading_gives_the_records_and_their_fields(read: Any) -> None:
+    """Of a table, and of a record whose fields are such records."""
+    rows = {"k": {"n": 1}, "l": {"n": 2}}
+    assert read(_database({"rows": rows}).copy()["rows"]) == read(copy.deepcopy(rows))
+    assert read(_database({"rows": {"r": rows}}).copy()["rows"]["r"]) == read(copy.deepcopy(rows))
 
 
-@pytest.mark.parametrize("read", READS)
-def test_every_way_of_reading_a_record_gives_its_fields(read: Any) -> None:
-    data: dict[str, Any] = {"rows": {"r": {"k": {"n": 1}, "l": {"n": 2}}}}
-    assert read(_database(data).copy()["rows"]["r"]) == read(copy.deepcopy(data)["rows"]["r"])
-
-
-def test_a_record_and_its_fields_are_made_when_they_are_first_read() -> None:
+def test_a_record_and_its_fields_are_made_at_the_first_read() -> None:
     calls: list[Any] = []
     data = {
         "rows": {
-            name: {"n": at, "named": {"first": name}, "many": [at]} for at, name in enumerate("klm")
+            name: {"n": i, "named": {"first": name}, "many": [i]} for i, name in enumerate("klm")
         }
     }
 
@@ -277,21 +268,17 @@ def test_a_record_and_its_fields_are_made_when_they_are_first_read() -> None:
 
     database = Database(data, hashable, consistent_hash)
     mine: Any = database.copy()
-    assert (
-        mine["rows"]["l"]["n"] == 1
-        and mine["rows"].get("l")
-        and "k" in mine["rows"]
-        and len(mine["rows"]) == 3
-    )
-    assert _unread(mine["rows"]) == ["k", "m"]
-    assert sum(record["n"] for record in mine["rows"].values()) == 3
+    rows = mine["rows"]
+    assert rows["l"]["n"] == 1 and rows.get("l") and "k" in rows and len(rows) == 3
+    assert _unread(rows) == ["k", "m"]
+    assert sum(record["n"] for record in rows.values()) == 3
     # a search made no field
-    assert [_unread(record) for record in mine["rows"].values()] == [["named", "many"]] * 3
-    assert mine["rows"]["m"]["named"] == {"first": "m"} and _unread(mine["rows"]["m"]) == ["many"]
+    assert [_unread(record) for record in rows.values()] == [["named", "many"]] * 3
+    assert rows["m"]["named"] == {"first": "m"} and _unread(rows["m"]) == ["many"]
     # what was only read is not compared by its text
     assert not database.changes(mine) and not calls
-    assert _unread(mine["rows"]["m"]) == ["many"]  # nor made to be compared
-    mine["rows"]["l"]["named"]["first"] = "other"
+    assert _unread(rows["m"]) == ["many"]  # nor made to be compared
+    rows["l"]["named"]["first"] = "other"
     assert list(database.changes(mine)) == [("rows", "l")]
 
 
@@ -309,16 +296,13 @@ def test_a_copy_of_what_was_read_shares_nothing_with_it() -> None:
     assert mine["rows"]["k"]["n"] == [1, 4]
 
 
-def test_what_is_read_once_stays_the_same_object_and_belongs_to_one_copy() -> None:
+def test_what_was_read_stays_the_same_object_of_one_copy() -> None:
     database = _database({"rows": {"k": {"n": 1}}})
     mine, other = database.copy(), database.copy()
-    record = mine["rows"]["k"]
+    rows = mine["rows"]
+    record = rows["k"]
     record["n"] = 2
-    assert (
-        mine["rows"]["k"] is record
-        and mine["rows"].get("k") is record
-        and next(iter(mine["rows"].values())) is record
-    )
+    assert rows["k"] is rows.get("k") is next(iter(rows.values())) is record
     assert other["rows"]["k"] == {"n": 1} and database.copy()["rows"]["k"] == {"n": 1}
 
 
@@ -342,7 +326,7 @@ def test_a_tool_that_changes_its_arguments_changes_no_task() -> None:
     assert action.kwargs == {"things": ["a"]}
 
 
-async def test_the_expected_outcome_is_computed_once_and_in_a_thread_of_its_own() -> None:
+async def test_the_expected_outcome_is_computed_once_in_its_own_thread() -> None:
     threads: list[threading.Thread] = []
 
     def look(data: dict[str, Any]) -> str:
@@ -351,11 +335,10 @@ async def test_the_expected_outcome_is_computed_once_and_in_a_thread_of_its_own(
 
     task = SimpleNamespace(actions=[SimpleNamespace(name="look", kwargs={})], outputs=[])
     bench = _bench(task, {"look": look}, {"rows": {"k": {}}})
-    one, two = await asyncio.gather(bench.expected(0), bench.expected(0))
-    assert one is two is await bench.expected(0)
-    assert [(thread is threading.current_thread(), thread.daemon) for thread in threads] == [
-        (False, True)
-    ]
+    first, second = await asyncio.gather(bench.expected(0), bench.expected(0))
+    assert first is second is await bench.expected(0)
+    [thread] = threads
+    assert thread is not threading.current_thread() and thread.daemon
 
 
 # --- tau-bench's own users ------------------------------------------------------------------------
@@ -389,50 +372,40 @@ def _users(**given: Any) -> TauBenchUsers:
 
 async def test_litellm_users_play_off_the_loop(litellm: SimpleNamespace) -> None:
     async with _users(concurrency=3) as users:
-        played = [users.make(seed) for seed in range(3)]
+        user, *others = (users.make(seed) for seed in range(3))
         litellm.gate = threading.Barrier(3)  # passes only where three wait at once
-        lines = await asyncio.gather(*(user.reset("Order a cup.") for user in played))
+        lines = await asyncio.gather(*(each.reset("Order a cup.") for each in (user, *others)))
         litellm.gate = None
         assert lines == ["Something."] * 3
         litellm.replies += ["<think>###STOP###</think>Not yet.", "###STOP###"]
-        assert await played[0].step("Which one?") == "Not yet."
-        assert await played[0].step("Done.") == "###STOP###"
+        assert await user.step("Which one?") == "Not yet."
+        assert await user.step("Done.") == "###STOP###"
         assert threading.get_ident() not in litellm.threads
         model, provider, messages = litellm.calls[-1]
-        assert (model, provider, messages[-1]) == (
-            "gpt",
-            "openai",
-            {"role": "user", "content": "Done."},
-        )
+        assert (model, provider) == ("gpt", "openai")
+        assert messages[-1] == {"role": "user", "content": "Done."}
         assert "Order a cup." in messages[0]["content"]
-        assert played[0].metrics()["user_calls"] == 3.0 and played[0].metrics()["user_cost"] > 0
+        assert user.metrics()["user_calls"] == 3.0 and user.metrics()["user_cost"] > 0
 
 
-@pytest.mark.parametrize("finish", [reason for reason in UNFINISHED if reason != "length"])
+@pytest.mark.parametrize("finish", UNFINISHED)
 async def test_an_unfinished_answer_is_no_line_of_a_litellm_user(
     litellm: SimpleNamespace, finish: str | None
 ) -> None:
+    """A truncated one is not sampled again: the same request has the same token limit."""
     async with _users() as users:
         user = users.make()
         await user.reset("Order a cup.")
         litellm.finishes += [finish, "stop"]
+        if finish == "length":
+            with pytest.raises(UserSimulatorError, match="token limit truncated"):
+                await user.step("Which one?")
+            assert litellm.finishes == ["stop"]
+            return
         assert await user.step("Which one?") == "Something."
         litellm.finishes += [finish] * 3
         with pytest.raises(UserSimulatorError, match=f"were unfinished .*{finish!r}"):
             await user.step("Which one?")
-
-
-async def test_a_truncated_answer_of_a_litellm_user_is_not_sampled_again(
-    litellm: SimpleNamespace,
-) -> None:
-    """The same request has the same token limit."""
-    async with _users() as users:
-        user = users.make()
-        await user.reset("Order a cup.")
-        litellm.finishes += ["length", "stop"]
-        with pytest.raises(UserSimulatorError, match="token limit truncated"):
-            await user.step("Which one?")
-    assert litellm.finishes == ["stop"]
 
 
 async def test_a_call_that_hangs_takes_no_place_and_keeps_no_process(

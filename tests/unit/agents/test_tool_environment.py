@@ -117,9 +117,8 @@ def call(name: str, **arguments: Any) -> str:
 
 def define(*tools: Any, **given: Any) -> ToolEnvironmentFactory:
     """An environment with one task, whose reward is 1.0 for a final "ok"."""
-    return tool_environment(
-        **{"tools": tools, "tasks": [{"prompt": "x"}], "reward": answer, **given}
-    )
+    defaults: dict[str, Any] = {"tools": tools, "tasks": [{"prompt": "x"}], "reward": answer}
+    return tool_environment(**{**defaults, **given})
 
 
 def define_carts(**given: Any) -> ToolEnvironmentFactory:
@@ -208,7 +207,7 @@ def test_a_tool_with_any_arguments_takes_any() -> None:
     assert contents(result.messages) == ["a,c"]
 
 
-def test_a_tool_with_any_arguments_does_not_get_the_state_from_the_model() -> None:
+def test_a_tool_gets_no_state_from_the_model() -> None:
     def note(state: dict[str, int], **entries: int) -> str:
         """Note numbers."""
         state.update(entries)
@@ -263,8 +262,9 @@ async def test_tools_share_the_state_of_their_own_episode() -> None:
     env = define_carts(tasks=[{"prompt": "Buy a hat.", "in_cart": ["shoe"]}])
     for _ in range(2):  # nothing of the first episode is left in the second
         result = await play(env, call("put", item="hat", count=2), call("look"), "ok")
-        put, seen = map(json.loads, observed(result))
-        assert put == ["shoe", "hat", "hat"]
+        put, looked = observed(result)
+        seen = json.loads(looked)
+        assert put == '["shoe", "hat", "hat"]'
         assert seen["items"] == ["hat", "hat", "shoe"] and seen["seed"] > 0
 
 
@@ -341,7 +341,7 @@ def test_the_reward_gets_what_its_parameters_name() -> None:
     assert given == [([], {})]
 
 
-def test_a_reward_that_returns_nothing_is_an_error_of_the_environment() -> None:
+def test_a_reward_that_returns_nothing_is_an_error() -> None:
     episode, _ = begin(define(reward=lambda task: None))
     with pytest.raises(EnvironmentFailure, match="reward returned None; it must return a number"):
         step(episode, text="Done.")
@@ -445,8 +445,8 @@ def test_a_file_of_tasks_is_beside_the_file_that_names_it(
         "env = tool_environment(tools=[], tasks='t.jsonl', reward=lambda: 1.0)\n"
     )
     monkeypatch.chdir(tmp_path / "here")
-    found = find_environment("../mine/sums.py:env")
-    assert [task.data["prompt"] for task in found.tasks("test")] == ["beside"]
+    beside = find_environment("../mine/sums.py:env")
+    assert [task.data["prompt"] for task in beside.tasks("test")] == ["beside"]
     env = define(tasks="t.jsonl")
     assert env.tasks("test")[0].data["prompt"] == "in the working directory"
     place = Path(__file__).parent

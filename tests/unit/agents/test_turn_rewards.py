@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import chain
 from typing import Any
 
 import pytest
@@ -41,8 +42,8 @@ class Walk(Environment):
     def step(self, action: Action) -> StepResult:
         self.steps += 1
         answers: list[Any] = [
-            {"role": "tool", "tool_call_id": one.id, "name": one.name, "content": "Seen."}
-            for one in action.tool_calls
+            {"role": "tool", "tool_call_id": c.id, "name": c.name, "content": "Seen."}
+            for c in action.tool_calls
         ]
         messages = answers or [{"role": "user", "content": "And now?"}]
         return StepResult(messages, float(self.steps), self.steps == self.ends)
@@ -52,31 +53,30 @@ class Walk(Environment):
 
 
 async def played(
-    tokenizer: Any, env: Walk, said: list[str], *, turns: int = 10, **policy: Any
+    tokenizer: Any, env: Walk, replies: list[str], *, turns: int = 10, **policy: Any
 ) -> InteractionResult:
-    """`said` in turn, the last one again and again."""
+    """The `replies` in turn, the last one again and again."""
 
-    def speak(request: PolicyRequest) -> Reply:
-        return Reply(said[min(request.call, len(said) - 1)])
+    def next_reply(request: PolicyRequest) -> Reply:
+        return Reply(replies[min(request.call, len(replies) - 1)])
 
-    async with serving(tokenizer, speak) as (_, model):
+    async with serving(tokenizer, next_reply) as (_, model):
         return await agent(model, **policy).asolve(
             env, task=Task("t", 0), max_num_steps=turns, session_id="s"
         )
 
 
 def rewards_of(result: InteractionResult) -> list[list[float]]:
-    found = [turn_rewards(trajectory).tolist() for trajectory in result.trajectories]
+    rewards = [turn_rewards(trajectory).tolist() for trajectory in result.trajectories]
     if result.reward is not None:
-        assert math.fsum(value for one in found for value in one) == pytest.approx(result.reward)
+        assert math.fsum(chain.from_iterable(rewards)) == pytest.approx(result.reward)
     for trajectory in result.trajectories:
         assert from_json(to_json(trajectory)).turns == trajectory.turns
-    return found
+    return rewards
 
 
-async def test_text_that_looks_like_a_call_is_counted_and_invalid_only_by_the_policy(
-    tokenizer: Any,
-) -> None:
+async def test_text_that_looks_like_a_call_is_counted(tokenizer: Any) -> None:
+    """It is invalid only by the policy."""
     text = '<tools>{"name": "look", "arguments": {}}</tools>'
     result = await played(tokenizer, Walk("sum"), [text, call()])
     assert result.metrics["lookalike_calls"] == 1 and "invalid_calls" not in result.metrics
@@ -91,51 +91,46 @@ async def test_text_that_looks_like_a_call_is_counted_and_invalid_only_by_the_po
     assert rewards_of(strict) == [[-0.5, 1.0, 2.0, 3.0]]
 
 
-async def test_step_rewards_that_are_summed(tokenizer: Any) -> None:
-    result = await played(tokenizer, Walk("sum"), [call()])
-    assert result.reward == 6.0
-    assert rewards_of(result) == [[1.0, 2.0, 3.0]]
-
-
-async def test_the_last_step_reward_belongs_to_the_last_turn(tokenizer: Any) -> None:
-    result = await played(tokenizer, Walk("final"), [call()])
-    assert result.reward == 3.0
-    assert rewards_of(result) == [[0.0, 0.0, 3.0]]
-
-
-async def test_a_penalty_belongs_to_the_turn_that_was_invalid(tokenizer: Any) -> None:
-    said = [call(), '<tool_call>{"name": "look"</tool_call>', call()]
-    result = await played(tokenizer, Walk("sum"), said, invalid_penalty=-0.5)
-    assert result.reward == 5.5
-    assert rewards_of(result) == [[1.0, -0.5, 2.0, 3.0]]
+INVALID = '<tool_call>{"name": "look"</tool_call>'
 
 
 @pytest.mark.parametrize(
-    ("mode", "truncated", "expected"),
+    ("mode", "truncated", "turns", "invalid", "expected"),
     [
-        ("sum", None, [1.0, 2.0]),
-        ("sum", 10.0, [1.0, 9.0]),
-        ("final", None, [0.0, 0.0]),
-        ("final", 0.25, [0.0, 0.25]),
+        pytest.param("sum", None, 10, [], [1.0, 2.0, 3.0], id="sum"),
+        pytest.param("final", None, 10, [], [0.0, 0.0, 3.0], id="final"),
+        pytest.param("sum", None, 10, [INVALID], [1.0, -0.5, 2.0, 3.0], id="sum with a penalty"),
+        pytest.param("sum", None, 2, [], [1.0, 2.0], id="sum, cut short"),
+        pytest.param("sum", 10.0, 2, [], [1.0, 9.0], id="sum, cut short with a verdict"),
+        pytest.param("final", None, 2, [], [0.0, 0.0], id="final, cut short"),
+        pytest.param("final", 0.25, 2, [], [0.0, 0.25], id="final, cut short with a verdict"),
     ],
 )
-async def test_an_episode_that_is_cut_short(
-    tokenizer: Any, mode: str, truncated: float | None, expected: list[float]
+async def test_the_rewards_of_the_turns(
+    tokenizer: Any,
+    mode: str,
+    truncated: float | None,
+    turns: int,
+    invalid: list[str],
+    expected: list[float],
 ) -> None:
-    result = await played(tokenizer, Walk(mode, truncated=truncated), [call()], turns=2)
-    assert result.status is Status.TRUNCATED
+    """The last step's reward belongs to the last turn, a penalty to the turn that was invalid."""
+    replies = [call(), *invalid, call()]
+    env = Walk(mode, truncated=truncated)
+    result = await played(tokenizer, env, replies, turns=turns, invalid_penalty=-0.5)
+    assert result.status is (Status.TRUNCATED if turns == 2 else Status.COMPLETED)
+    assert result.reward == sum(expected)
     assert rewards_of(result) == [expected]
 
 
 async def test_a_fork_counts_each_turn_once() -> None:
     """Qwen3's template drops a thought once the user speaks again: the episode forks."""
     tokenizer = tokenizer_for(trl_template("qwen3"))
-    said = ["<think>\nHm.\n</think>\n\nHello.", "<think>\nSo.\n</think>\n\nBye.", "Well."]
-    result = await played(tokenizer, Walk("sum"), said)
+    replies = ["<think>\nHm.\n</think>\n\nHello.", "<think>\nSo.\n</think>\n\nBye.", "Well."]
+    result = await played(tokenizer, Walk("sum"), replies)
     assert len(result.trajectories) > 1
     assert result.reward == 6.0
-    found = rewards_of(result)
-    assert sorted(value for one in found for value in one if value) == [1.0, 2.0, 3.0]
+    assert sorted(filter(None, chain.from_iterable(rewards_of(result)))) == [1.0, 2.0, 3.0]
 
 
 async def test_an_aborted_episode_has_none(tokenizer: Any) -> None:

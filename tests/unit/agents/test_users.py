@@ -174,7 +174,7 @@ async def test_an_unfinished_answer_is_no_line_and_no_verdict(finish: str | None
             await users.make().reset("x")
 
 
-async def test_half_a_character_from_the_agent_is_sent_as_a_question_mark() -> None:
+async def test_half_a_character_is_sent_as_a_question_mark() -> None:
     async with endpoint(says("hi")) as server, users_at(server) as users:
         user = users.make()
         await user.reset("x")
