@@ -243,9 +243,9 @@ class AsPublished(TrainableToolCallingAgent):
         self.used.add("_prepare_prompt_tokens")
         return super()._prepare_prompt_tokens(state, messages)
 
-    def _build_final_result(self, *fields: Any) -> InteractionResult:
+    def _build_final_result(self, *fields: Any, **named: Any) -> InteractionResult:
         self.used.add("_build_final_result")
-        return super()._build_final_result(*fields)
+        return super()._build_final_result(*fields, **named)
 
     def _get_token_delta(
         self, tokenizer: Any, messages: Any, *, include_generation_prompt: bool = False

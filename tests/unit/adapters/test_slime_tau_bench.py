@@ -164,7 +164,7 @@ async def test_a02_only_what_was_sampled_is_trained() -> None:
     tokenizer = qwen()
     cut = Reply(output_ids=tokenizer.encode("It will arrive on"), stop=False)
     world = ListedWorld(user_texts=["When?", "Go on.", "Yes?"])
-    replies = ["One moment.", cut, "Monday."]
+    replies: list[str | Reply] = ["One moment.", cut, "Monday."]
     result, engine = await episode(tokenizer, world, replies, on_length="continue")
     judge(result, engine, "s")
     [trajectory] = result.trajectories
