@@ -35,7 +35,10 @@ EPISODES = int(os.environ.get("TOOLROLL_IMAGE_EPISODES", "5"))
 CALL = r"<tool_call>\{\"name\": \"look\", \"arguments\": \{\"at\": \"[a-z]{3}\"\}\}</tool_call>"
 NO_END_OF_TEXT = {"151643": -100.0}
 
-pytestmark = pytest.mark.skipif(not TORCHVISION, reason="TOOLROLL_TORCHVISION is not set")
+pytestmark = [
+    pytest.mark.peers,  # no other target installs torchvision
+    pytest.mark.skipif(not TORCHVISION, reason="TOOLROLL_TORCHVISION is not set"),
+]
 
 
 @pytest.fixture(scope="module")
