@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from toolroll.evaluation.audit import AuditReport
 
 _AROUND, _MOST, _LISTED = 12, 40, 5
-_PROMPT = "the prompt is not the template's"
 _PAGE = 100  # columns
 
 
@@ -83,6 +82,8 @@ def audit(
 
 
 def _show(report: AuditReport, tokenizer: Any, console: Console) -> None:
+    from toolroll.evaluation.audit.template import PROMPT
+
     say, record = partial(print_line, console), report.record
     say(f"{report.faulty_rows} of {report.rows} rows have a fault")
     if record is not None:
@@ -104,7 +105,7 @@ def _show(report: AuditReport, tokenizer: Any, console: Console) -> None:
             say(f"in {'; '.join(Path(place).name for place in kind.rows[:_LISTED])}{more}")
         say(f"{kind.row.place}, tokens {kind.fault.start} to {kind.fault.stop}:")
         console.print(_drawn(kind, tokenizer), soft_wrap=not console.record)
-        if name.endswith(_PROMPT) and not kind.row.tools:
+        if name.endswith(PROMPT) and not kind.row.tools:
             say("the row has no `tools`: if the model had some, the prompt shows them")
 
 
