@@ -115,7 +115,8 @@ def test_a_run_ends_without_its_engine_and_its_continuation_waits_for_one(
         assert run.ended() == 2, run.errors
     assert len([line for line in run.errors if line.startswith("toolroll: ")]) == 1
     assert run.says("has not answered for 0.5 s") and run.says("continues from there.")
-    assert len(run.errors) <= 1 + processes, run.errors
+    own = [line for line in run.errors if "(raylet)" not in line]
+    assert len(own) <= 1 + processes, own
     before = lines(tmp_path)
     assert 10 <= before < EPISODES
     with engine(port) as second:

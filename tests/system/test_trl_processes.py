@@ -54,11 +54,27 @@ def test_a_process_plays_until_it_is_stopped(tmp_path: Path) -> None:
         worker.stop()
 
 
+# The trainer loads it before it starts the process.
+FAILS_IN_A_CHILD = """
+import multiprocessing
+
+from toolroll.environments.desk import DESK
+
+
+def environment():
+    if multiprocessing.parent_process() is not None:
+        raise ValueError("no database in this process")
+    return DESK
+"""
+
+
 def test_what_the_process_raises_is_raised_in_the_trainer(tmp_path: Path) -> None:
-    with worker_at(tmp_path, env="no-such-environment") as worker:
+    path = tmp_path / "fails.py"
+    path.write_text(FAILS_IN_A_CHILD)
+    with worker_at(tmp_path, env=f"{path}:environment") as worker:
         worker.start()
         worker._process.join(60)
-        with pytest.raises(RolloutError, match="no-such-environment"):
+        with pytest.raises(RolloutError, match="no database in this process"):
             worker.check_health(60.0)
 
 
