@@ -28,7 +28,7 @@ from toolroll.testing import load_engine
 from toolroll.trainers.episodes import EpisodeSettings
 from toolroll.trainers.trl.rows import Row
 
-CONTROLS = ("none", "shifted-mask", "mask-everywhere")
+CONTROLS = ("none", "mask-inverted", "mask-everywhere", "shifted-mask")
 SEEDS = (0, 1)
 STEPS, GROUPS, GROUP, ROWS, RATE = 12, 8, 8, 32, 2e-4
 """A step trains `GROUPS` tasks of the split `train`, each played `GROUP` times, in micro-batches of

@@ -45,6 +45,12 @@ def _everywhere(sample: Sample, _: Any) -> Sample:
     return replace(sample, loss_mask=mask)
 
 
+def _inverted(sample: Sample, _: Any) -> Sample:
+    mask = 1 - sample.loss_mask
+    mask[0] = 0
+    return replace(sample, loss_mask=mask)
+
+
 def _from_text(sample: Sample, tokenizer: Any) -> Sample:
     """Decode each span of tokens with the same mask, and encode its text again. Rollout loops that
     store messages do this.
@@ -163,6 +169,7 @@ MISTAKES: Mapping[str, Mistake] = {
         Mistake("none"),
         Mistake("shifted-mask", change=_shifted),
         Mistake("mask-everywhere", change=_everywhere),
+        Mistake("mask-inverted", change=_inverted),
         Mistake("tokens-from-text", change=_from_text),
         Mistake("failures", failures=True),
         Mistake("failures-are-reward-0", failures=True, failures_graded=True),

@@ -86,7 +86,10 @@ async def test_three_steps_of_the_policy_gradient(tmp_path: Path, unsure: Path) 
         assert torch.equal(one, other)
 
 
-@pytest.mark.parametrize("name", ["shifted-mask", "mask-everywhere", "tokens-from-text"])
+CHANGES = ["shifted-mask", "mask-everywhere", "mask-inverted", "tokens-from-text"]
+
+
+@pytest.mark.parametrize("name", CHANGES)
 async def test_a_mistake_changes_what_is_trained(name: str, unsure: Path) -> None:
     tokenizer = load_tokenizer(unsure)
     async with load_engine(unsure) as engine:
