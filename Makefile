@@ -12,6 +12,8 @@ PRIME_RL ?= git+https://github.com/PrimeIntellect-ai/prime-rl@559b44772e471d1538
 NEWEST_PYTHON ?= python3.12
 # One test process per core, up to eight. One process runs all tests of a file (`scope_of` in tests/conftest.py has exceptions).
 XDIST ?= -n logical --maxprocesses 8
+# One process more where tests wait for servers and processes.
+XDIST_ALL ?= -n $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1) --maxprocesses 8
 PYTEST := $(VENV)/bin/python -m pytest
 # Keep bytecode: otherwise every process compiles the installed packages (`--no-compile`) and rewrites the asserts of all test files again.
 unexport PYTHONDONTWRITEBYTECODE
@@ -58,7 +60,7 @@ test: $(VENV)/.quick
 # All tests whose packages are on the package index: processes, the real SGLang server and router, Ray, all chat templates.
 test-all: $(VENV)/.all $(VENV)/sglang-0.5.15
 	TOOLROLL_OLDER_SGLANG=$(abspath $(VENV)/sglang-0.5.15) \
-	HYPOTHESIS_PROFILE=$${HYPOTHESIS_PROFILE:-ci} $(PYTEST) tests -m "not peers" $(XDIST) $(PYTEST_ARGS)
+	HYPOTHESIS_PROFILE=$${HYPOTHESIS_PROFILE:-ci} $(PYTEST) tests -m "not peers" $(XDIST_ALL) $(PYTEST_ARGS)
 
 # The tests that prove that tokens are exact. TOOLROLL_TEST_DATA names a folder with more templates and recorded conversations.
 # Only the files with the marker are collected.

@@ -120,7 +120,7 @@ async def test_a_baseline_that_is_never_graded_ends_with_1_and_its_wrong_address
 
 
 def test_a_stopped_demo_begins_no_further_environment(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", MAIN, *"demo --samples 20 --out".split()]
+    command = [sys.executable, "-c", MAIN, *"demo --samples 2 --out".split()]
     command += [str(tmp_path / "demo")]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
