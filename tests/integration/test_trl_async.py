@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from support.async_grpo import config_of, on_a_cpu, trainer_of
+from support.patience import PATIENCE
 from support.processes import get_json
 from support.servers import sglang_server
 from support.tiny_model import tiny_model
@@ -23,13 +24,21 @@ from toolroll.trainers.episodes import EpisodeSettings
 from toolroll.trainers.trl.rows import Row
 
 LENGTH = """
+import time
+from pathlib import Path
+
 from toolroll.rollout.types import Action, Environment, Observation, StepResult, Task
 
 
 class Length(Environment):
     tasks = [{}, {}]
 
+    def __init__(self, gate: str):
+        self.gate = Path(gate)
+
     def reset(self, task, seed):
+        while not self.gate.exists():
+            time.sleep(0.005)
         self.turns = 0
         return Observation([{"role": "user", "content": f"Begin with {task.index}."}])
 
@@ -40,8 +49,10 @@ class Length(Environment):
         reward = len(action.content) % 97 / 97
         return StepResult([] if done else more, reward=reward, done=done)
 """
-"""Rewards that are never equal, so that each step changes the weights."""
-STEPS, BATCH = 4, 4
+"""Rewards that are never equal, so that each step changes the weights. Episodes begin while the
+gate's file exists.
+"""
+STEPS, BATCH = 3, 4
 
 
 @pytest.fixture(autouse=True)
@@ -70,34 +81,34 @@ def logprobs_of(folder: Path, row: Row) -> npt.NDArray[np.float32]:
     return found
 
 
-def turns_are_sampled(url: str) -> bool:
-    """Wait until the engine has sampled some tokens of its running turns. Return False if it has
-    none: then they ended before this process saw them.
-    """
-    begun, idle_since = None, time.monotonic()
-    while time.monotonic() < idle_since + 5.0:
+def until_turns_are_sampled(url: str) -> None:
+    """Wait until the engine has sampled some tokens of its running turns."""
+    end, first = time.monotonic() + PATIENCE, None
+    while time.monotonic() < end:
         [load] = get_json(f"{url}/v1/loads")[1]["loads"]
         if load["num_running_reqs"]:
-            idle_since = time.monotonic()
-            begun = load["num_used_tokens"] if begun is None else begun
-            if load["num_used_tokens"] > begun + 50:
-                return True
+            first = load["num_used_tokens"] if first is None else first
+            if load["num_used_tokens"] > first + 20:
+                return
         time.sleep(0.005)
-    return False
+    raise AssertionError("the engine samples nothing")
 
 
 def test_each_token_has_the_logprob_of_the_weights_that_sampled_it(
     tmp_path: Path, log_folder: Path
 ) -> None:
     (tmp_path / "length.py").write_text(LENGTH)
+    gate = tmp_path / "gate"
+    gate.touch()
     settings = EpisodeSettings(
-        env=f"{tmp_path / 'length.py'}:Length", parser="hermes", on_length="continue", verify="off"
-    )
+        env=f"{tmp_path / 'length.py'}:Length", env_args={"gate": str(gate)}, parser="hermes",
+        on_length="continue", verify="off",
+    )  # fmt: skip
     rows, synced = list[Row](), 0
     with sglang_server(log_folder, name="sglang-async") as server:
         config = config_of(
             tmp_path, server.url, max_steps=STEPS, learning_rate=3e-2, temperature=1.0,
-            max_completion_length=100, num_generations=2, per_device_train_batch_size=BATCH,
+            max_completion_length=60, num_generations=2, per_device_train_batch_size=BATCH,
             weight_sync_steps=100, queue_maxsize=8,
         )  # fmt: skip
         training: Any = trainer_of(
@@ -107,12 +118,20 @@ def test_each_token_has_the_logprob_of_the_weights_that_sampled_it(
 
         def get(**named: Any) -> Row:
             """Take a row. After each step, the weights are updated when a whole batch has been
-            taken, because new groups begin then, if their turns are being sampled.
+            taken. The groups that begin then wait at the gate until this process looks at their
+            turns.
             """
             nonlocal synced
-            rows.append(take(**named))
             step = training.state.global_step
-            if step > synced and len(rows) % BATCH == 0 and turns_are_sampled(server.url):
+            updates = step > synced and len(rows) % BATCH == BATCH - 1
+            while updates and not training.rollout_queue.qsize():
+                time.sleep(0.005)
+            if updates:
+                gate.unlink()
+            rows.append(take(**named))
+            if updates:
+                gate.touch()
+                until_turns_are_sampled(server.url)
                 synced = step
                 training._sync_weight()
             return rows[-1]
