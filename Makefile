@@ -109,7 +109,7 @@ OLDER_COOKBOOK := 0.5.4
 test-tinker: $(VENV)/.all $(VENV)/tinker-older
 	PYTHONPATH=$(VENV)/tinker-older $(PYTEST) tests/contract/test_tinker.py $(PYTEST_ARGS)
 
-# Play clients of other projects against the endpoint, and print the table of docs/dialects.md. CLIENTS="langgraph pi" selects some.
+# Play clients of other projects against the endpoint, and print what the tables of docs/dialects.md have. CLIENTS="langgraph pi" selects some.
 test-clients: $(VENV)/.quick
 	PYTHONPATH=tests $(VENV)/bin/python -m clients --folder $(VENV)/clients $(CLIENTS)
 

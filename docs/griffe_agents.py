@@ -1,6 +1,7 @@
 """A griffe extension that finds `toolroll.agents`.
 
-griffe expects an `__init__.py` in a package inside a package. `toolroll.agents` has none (ADR 1).
+griffe expects an `__init__.py` in a package inside a package. `toolroll.agents` has none
+(docs/architecture.md).
 """
 
 from __future__ import annotations

@@ -13,8 +13,9 @@ To add a client:
    agent is started with `command` and uses its own shell instead of `look`.
 2. Add a `Client` to `table`, with the exact versions of the packages and with what you expect in
    each dialect. For a coding agent, `shell` returns the replies that call its shell.
-3. Run `make test-clients CLIENTS=NAME`. It prints the rows for `docs/dialects.md`, and what differs
-   from the table. Expect a fork only if `fork_reason` shows that the client changed its history.
+3. Run `make test-clients CLIENTS=NAME`. It prints what the tables of `docs/dialects.md` have, and
+   what differs from `table`. Expect a fork only if `fork_reason` shows that the client changed its
+   history.
 
 `tests/contract/test_clients.py` plays some of the clients in `make test-all`. Their packages must
 be in `tests/requirements-all-no-deps.txt`.

@@ -1,5 +1,5 @@
 """`python -m clients [NAME ...]`: install each client in a folder of its own, play it in each
-dialect, and print the table of docs/dialects.md.
+dialect, and print what the tables of docs/dialects.md have: a row for each client.
 """
 
 from __future__ import annotations

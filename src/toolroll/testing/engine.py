@@ -62,8 +62,8 @@ class EmbeddedEngine(EngineCore):
         faults: A function that returns the fault to inject into a request, or None (see
             `fault_at`).
         vocab_size: Default: the tokenizer's.
-        max_running, max_queued: The same as SGLang's --max-running-requests and
-            --max-queued-requests. None means no limit.
+        max_running: SGLang's --max-running-requests. None means no limit.
+        max_queued: SGLang's --max-queued-requests. None means no limit.
         incremental_streaming_output: If True, an event of a stream has only the new ids, logprobs
             and text, as with SGLang's --incremental-streaming-output.
         session_cache: If True, the engine says that it was started with
@@ -71,7 +71,8 @@ class EmbeddedEngine(EngineCore):
         lora_paths: The names of LoRA adapters that a request may name. All give the same answers.
         keep_log: If False, `log` stays empty, for long benchmarks.
         seed: Determines the random splits, and the samples of a language model.
-        host, port: The address of the server. Port 0 means any free port.
+        host: The address that the server listens on.
+        port: The port of the server. 0 means any free port.
 
     Attributes:
         killed: The number of requests that would have crashed a real engine, because an id is

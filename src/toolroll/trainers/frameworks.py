@@ -22,7 +22,7 @@ class Framework:
     support: tuple[str, ...]
 
 
-SUPPORT = ("routed experts", "sampling mask", "processes", "LoRA", "gradient checked", "shown by")
+SUPPORT = ("routed experts", "sampling mask", "processes", "LoRA", "shown by")
 """What large runs need, and a command that runs the trainer's tests. In `support`, "-" means that
 the trainer does not use it.
 """
@@ -38,7 +38,7 @@ FRAMEWORKS = (
         "several samples with one rollout_id; in an evaluation, the first",
         "ABORTED, no reward, zero mask, remove_sample",
         "parked and continued, with --partial-rollout and in the fully asynchronous rollout",
-        ("yes", "no", "several", "-", "yes", 'make test-peers PYTEST_ARGS="-k slime"'),
+        ("yes", "no", "several", "-", 'make test-peers PYTEST_ARGS="-k slime"'),
     ),
     Framework(
         "miles",
@@ -47,7 +47,7 @@ FRAMEWORKS = (
         "several samples with one rollout_id; in an evaluation, the first",
         "ABORTED, no reward, zero mask, remove_sample",
         "parked and continued, with --partial-rollout",
-        ("yes", "-", "several", "yes", "yes", 'make test-peers PYTEST_ARGS="-k miles"'),
+        ("yes", "-", "several", "yes", 'make test-peers PYTEST_ARGS="-k miles"'),
     ),
     Framework(
         "TRL",
@@ -56,7 +56,7 @@ FRAMEWORKS = (
         _ALL.format("AsyncGRPOTrainer"),
         "no row; otherwise reward None, zero mask",
         "the engine continues the turn",
-        ("-", "-", "one", "no", "yes", "pytest tests/contract -k trl"),
+        ("-", "-", "one", "no", "pytest tests/contract -k trl"),
     ),
     Framework(
         "verl",
@@ -65,7 +65,7 @@ FRAMEWORKS = (
         _ALL.format("GRPO"),
         "an error, so that verl normalizes the group without it",
         "verl's client resumes the turn (async_training.partial_rollout)",
-        ("yes", "-", "several", "yes", "yes", "pytest tests/contract -k verl"),
+        ("yes", "-", "several", "yes", "pytest tests/contract -k verl"),
     ),
     Framework(
         "SkyRL",
@@ -74,7 +74,7 @@ FRAMEWORKS = (
         _ALL.format("step_wise_trajectories"),
         "nothing with step_wise_trajectories; otherwise stop reason abort, zero mask",
         "SkyRL's engines pause and continue the turn",
-        ("yes", "no", "one", "yes", "yes", "pytest tests/contract -k skyrl"),
+        ("yes", "no", "one", "yes", "pytest tests/contract -k skyrl"),
     ),
     Framework(
         "AReaL",
@@ -83,7 +83,7 @@ FRAMEWORKS = (
         _ALL.format("group_size"),
         "nothing with group_size; otherwise an error, for which AReaL rejects the group",
         "AReaL's client resumes the turn",
-        ("-", "-", "one", "yes", "yes", "pytest tests -k areal"),
+        ("-", "-", "one", "yes", "pytest tests -k areal"),
     ),
     Framework(
         "Tinker",
@@ -92,7 +92,7 @@ FRAMEWORKS = (
         "several Datums",
         "no Datum; in tinker-cookbook an error",
         "Tinker interrupts no turn",
-        ("-", "-", "several", "yes", "yes", "pytest tests/contract -k tinker"),
+        ("-", "-", "several", "yes", "pytest tests/contract -k tinker"),
     ),
     Framework(
         "verifiers, prime-rl",
@@ -101,7 +101,7 @@ FRAMEWORKS = (
         "branches of the trace",
         "a trace with a ProviderError",
         "the endpoint resumes the turn (--max-resumes)",
-        ("yes", "no", "one", "no", "yes", 'make test-newest-peers PYTEST_ARGS="-k verifiers"'),
+        ("yes", "no", "one", "no", 'make test-newest-peers PYTEST_ARGS="-k verifiers"'),
     ),
     Framework(
         "OpenRLHF",
@@ -110,7 +110,7 @@ FRAMEWORKS = (
         _ONE,
         "the exception that the agent raises; a context overflow is a truncated sample",
         "max_resumes",
-        ("-", "-", "several", "-", "yes", "pytest tests/contract -k openrlhf"),
+        ("-", "-", "several", "-", "pytest tests/contract -k openrlhf"),
     ),
     Framework(
         "Atropos",
@@ -119,6 +119,6 @@ FRAMEWORKS = (
         "several nodes of the session",
         "an exception; nothing is stored",
         "max_resumes",
-        ("-", "-", "several", "-", "yes", "pytest tests/contract -k atropos"),
+        ("-", "-", "several", "-", "pytest tests/contract -k atropos"),
     ),
 )

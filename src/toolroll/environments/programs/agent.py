@@ -2,7 +2,8 @@
 
 The program runs in the environment's sandbox. Its requests, over HTTP, are one session of an
 endpoint, which all episodes of a model share. The program's end is the episode's only action, with
-the model's last text. The environment then grades the sandbox.
+the model's last text. The environment then grades the sandbox. So the loop, runs and trainers need
+no second form.
 
 Invariants: the result has all sequences of the session. The run's sampling parameters replace those
 of the program, except for `max_new_tokens` and `stop`. If the engine, the endpoint or the sandbox
