@@ -81,7 +81,11 @@ def processor(tokenizer: Any) -> Any:
         )
     kind: Any = transformers.Qwen2VLProcessor
     parts = ["image_processor", "tokenizer"]
-    names = {"attributes": parts, "get_attributes": classmethod(lambda cls: parts)}
+    names = {
+        "attributes": parts,
+        "get_attributes": classmethod(lambda cls: parts),
+        "tokenizer_class": type(tokenizer).__name__,
+    }
     images_only = type("ImagesOnly", (kind,), {**names, "__init__": _made_of_two(kind)})
     return images_only(ImageProcessor(), tokenizer)
 
