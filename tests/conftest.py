@@ -56,6 +56,9 @@ The quick tier leaves out:
 BY_PARAMETER = ("unit/template/test_conformance.py", "unit/template/test_conversations.py")
 """Files with one costly case a template: each template is a scope of its own."""
 
+OWN_SERVERS = ("learn_real", "older_sglang", "ray_runs", "trl_async")
+"""The files of tests/integration that share no server with the others."""
+
 FIRST = ("tests/unit/test_frozen.py", "tests/integration", "tests/system", "tests/contract")
 """The scopes that take longest begin first, so that no process waits long for the last one. The
 others begin in the order of their number of tests.
@@ -181,7 +184,8 @@ def scope_of(nodeid: str) -> str:
     servers, or one template.
     """
     path = nodeid.partition("::")[0]
-    if path.startswith("tests/integration/"):
+    name = path.removeprefix("tests/integration/test_").removesuffix(".py")
+    if path.startswith("tests/integration/") and name not in OWN_SERVERS:
         return "tests/integration"
     if path.endswith(BY_PARAMETER) and "[" in nodeid:
         return f"{path}[{nodeid.partition('[')[2]}"
