@@ -19,7 +19,7 @@ import numpy as np
 from toolroll.rollout.template.served import ServedSequence
 from toolroll.rollout.types import Message
 
-_PIXELS = 1 << 25
+_GROUP_PIXELS = 1 << 25
 """The processor reads at once images with at most this many pixels, or one image with more."""
 
 
@@ -80,11 +80,11 @@ def _counts(files: Sequence[bytes], processor: Any, placeholder: int) -> list[in
 
 
 def _groups(pictures: Iterable[Any]) -> Iterator[list[Any]]:
-    """Yield the pictures in groups of at most `_PIXELS`. A picture is decoded after this."""
+    """Yield the pictures in groups of at most `_GROUP_PIXELS`. A picture is decoded after this."""
     group, pixels = list[Any](), 0
     for picture in pictures:
         size = picture.width * picture.height
-        if group and pixels + size > _PIXELS:
+        if group and pixels + size > _GROUP_PIXELS:
             yield group
             group, pixels = [], 0
         group.append(picture)
