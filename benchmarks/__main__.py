@@ -12,7 +12,7 @@ from benchmarks.clock import in_new_process
 from benchmarks.conversations import QWEN, workload
 from benchmarks.tables import Table, load, machine, named_figures, verdicts, with_figures
 
-PARTS = ("loop", "deltas", "templates", "throughput", "endpoint", "memory")
+PARTS = ("loop", "deltas", "templates", "throughput", "endpoint", "memory", "audit")
 INTRODUCTION = """# Speed benchmarks
 
 `make bench` writes this page. Do not edit it. [Speed](speed.md) explains the figures.
