@@ -1,4 +1,4 @@
-"""`toolroll audit`: CPU time per row and peak memory, each with a new process. A row has about 2,000
+"""`toolroll audit`: CPU time per row and peak memory, in a new process each. A row has about 2,000
 tokens; SGLang's log has a line for each turn, with its whole prompt.
 """
 

@@ -68,8 +68,7 @@ class EngineRecord:
         """Add an answer. `logprobs`: float32, one for each of `output_ids`, or None."""
         if not len(output_ids):
             return
-        sums = prefix_sums(np.concatenate([prompt_ids, output_ids]))
-        prompt, end = sums[[len(prompt_ids), -1]].tolist()
+        prompt, end = prefix_sums(np.append(prompt_ids, output_ids))[[len(prompt_ids), -1]].tolist()
         same_prompt = self._by_prompt.setdefault(prompt, [])
         answer = next((one for one in same_prompt if one.end == end), None)
         if answer is None:
