@@ -10,6 +10,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from support.audited import request_line
 
@@ -54,13 +55,13 @@ def write(folder: Path, rows: int) -> tuple[float, float]:
 
 def played(
     way: Toolroll, talk: Conversation, tools: list[Tool], end: list[int], rng: random.Random
-) -> tuple[dict[str, list[object]], list[str]]:
+) -> tuple[dict[str, Any], list[str]]:
     """Return a row of turns up to `TOKENS`, and their lines of the log."""
-    system, *first = talk.first
-    system = {**system, "content": " ".join(system["content"].split(" ")[:WORDS])}
-    messages, lines = [system, *first], list[str]()
+    system, *messages = talk.first
+    words = system["content"].split(" ")[:WORDS]
+    messages, lines = [{**system, "content": " ".join(words)}, *messages], list[str]()
     ids = [int(index) for index in way.begin(messages, tools)]
-    mask, logprobs = [0] * len(ids), [None] * len(ids)
+    mask, logprobs = [0] * len(ids), list[float | None]([None] * len(ids))
     for turn in talk.turns:
         sampled = way.template.tokenizer.encode(as_sampled(turn.assistant)) + end
         values = [-rng.expovariate(3) for _ in sampled]
@@ -68,17 +69,18 @@ def played(
         assistant = readable(turn.assistant)
         following = [int(index) for index in way.turn(assistant, sampled, turn.new)]
         messages.append(assistant)
+        ids += sampled
         mask += [1] * len(sampled)
         logprobs += values
         if len(following) > TOKENS:
-            ids += sampled
             break
         messages += turn.new
-        mask += [0] * (len(following) - len(mask))
-        logprobs += [None] * (len(following) - len(logprobs))
+        new = len(following) - len(ids)
+        mask += [0] * new
+        logprobs += [None] * new
         ids = following
-    names = "input_ids loss_mask logprobs messages tools".split()
-    return dict(zip(names, (ids, mask, logprobs, messages, tools), strict=True)), lines
+    row = {"input_ids": ids, "loss_mask": mask, "logprobs": logprobs}
+    return {**row, "messages": messages, "tools": tools}, lines
 
 
 def measure(folder: str, *, log: bool, model: bool) -> Cost:
