@@ -12,7 +12,8 @@ from benchmarks.clock import in_new_process
 from benchmarks.conversations import QWEN, workload
 from benchmarks.tables import Table, load, machine, named_figures, verdicts, with_figures
 
-PARTS = ("loop", "deltas", "templates", "throughput", "endpoint", "memory")
+PARTS = ("loop", "deltas", "templates", "throughput", "endpoint", "memory", "audit")
+PAGES = ("speed.md", "audit.md")
 INTRODUCTION = """# Speed benchmarks
 
 `make bench` writes this page. Do not edit it. [Speed](speed.md) explains the figures.
@@ -37,7 +38,7 @@ def main() -> None:
         help="a folder with other projects' packages (pip install --no-deps --target)",
     )
     reader.add_argument(
-        "--out", type=Path, help="the page to write; the figures of speed.md beside it are replaced"
+        "--out", type=Path, help=f"the page to write; replaces the figures of {' and '.join(PAGES)}"
     )
     asked = reader.parse_args()
     if asked.peers:
@@ -52,7 +53,8 @@ def main() -> None:
         print(ratios.text())
     if asked.out:
         write(asked.out, [ratios, *runs[-1]], quick=asked.quick)
-        write_figures(asked.out.with_name("speed.md"), runs)
+        for page in PAGES:
+            write_figures(asked.out.with_name(page), runs)
     missed = any(not ratio.held for run in required for ratio in run)
     sys.exit(1 if missed and asked.check > 1 else 0)
 

@@ -44,7 +44,7 @@ class Required:
 @dataclass
 class Table:
     """A table with a title and header; cells are strings. `figures` are what docs/speed.md
-    states, by name.
+    and docs/audit.md state, by name.
     """
 
     title: str

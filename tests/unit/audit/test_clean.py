@@ -61,7 +61,7 @@ async def test_clean_rows_have_no_fault(name: str) -> None:
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("name", [*QUICK, *OTHERS])
 async def test_many_clean_rows_have_no_fault(name: str, tmp_path: Path) -> None:
-    """With forks, without, and with history that is kept, in each format."""
+    """With forks, without, and with history that is kept. One batch of each in each format."""
     rows, check = 0, None
     for seed, history in enumerate(cycle(HISTORIES)):
         if seed >= len(HISTORIES) and rows * len([*QUICK, *OTHERS]) >= ROWS:
@@ -69,6 +69,6 @@ async def test_many_clean_rows_have_no_fault(name: str, tmp_path: Path) -> None:
         played = await play(name, EPISODES, history=history, seed=seed)
         check = check or TemplateCheck(played.tokenizer)
         assert_clean(played, check)
-        for kind in FORMATS:
+        for kind in FORMATS if seed < len(HISTORIES) else ():
             assert_clean_in(kind, played, tmp_path)
         rows += len(played.rows)

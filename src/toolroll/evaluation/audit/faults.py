@@ -44,7 +44,7 @@ def served_faults(row: Row, record: EngineRecord) -> tuple[list[Fault], int]:
     Each run of trained tokens must be one or more whole answers to exactly the tokens before them.
     The answers are then used, so that no other row can have them.
     """
-    sums, faults, delivered = prefix_sums(row.ids), list[Fault](), 0
+    sums, faults, delivered = prefix_sums(row.ids).tolist(), list[Fault](), 0
     for start, stop in row.spans():
         chain = record.chain(sums, start, stop, unused=True)
         if chain is not None:

@@ -68,13 +68,13 @@ class EngineRecord:
         """Add an answer. `logprobs`: float32, one for each of `output_ids`, or None."""
         if not len(output_ids):
             return
-        sums = prefix_sums(np.concatenate([prompt_ids, output_ids]))
-        same_prompt = self._by_prompt.setdefault(sums[len(prompt_ids)], [])
-        answer = next((one for one in same_prompt if one.end == sums[-1]), None)
+        prompt, end = prefix_sums(np.append(prompt_ids, output_ids))[[len(prompt_ids), -1]].tolist()
+        same_prompt = self._by_prompt.setdefault(prompt, [])
+        answer = next((one for one in same_prompt if one.end == end), None)
         if answer is None:
-            answer = Answer(len(output_ids), sums[-1])
+            answer = Answer(len(output_ids), end)
             same_prompt.append(answer)
-            self._outputs.add(prefix_sums(output_ids)[-1])
+            self._outputs.add(int(prefix_sums(output_ids)[-1]))
         answer.unused.append(None if logprobs is None else np.array(logprobs, np.float32))
         self.answers += 1
         self.sampled_tokens += len(output_ids)
@@ -114,7 +114,7 @@ class EngineRecord:
 
     def length_of_output(self, ids: Ids) -> int:
         """Return the length of the longest answer to any prompt with which `ids` begin, or 0."""
-        sums = prefix_sums(ids)
+        sums = prefix_sums(ids).tolist()
         return next((n for n in range(len(ids), 0, -1) if sums[n] in self._outputs), 0)
 
 
@@ -122,7 +122,7 @@ _TOKEN, _PLACE = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xC2B2AE3D27D4EB4F)
 _MIX = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 
 
-def prefix_sums(ids: Ids) -> list[int]:
+def prefix_sums(ids: Ids) -> npt.NDArray[np.uint64]:
     """Return n + 1 numbers of 64 bits: a hash of each prefix of `ids`, from the empty one to all.
 
     Each pair of an id and its position adds a number that looks random (the finalizer of
@@ -131,4 +131,4 @@ def prefix_sums(ids: Ids) -> list[int]:
     mixed = ids.astype(np.uint64) * _TOKEN + np.arange(1, len(ids) + 1, dtype=np.uint64) * _PLACE
     mixed = (mixed ^ (mixed >> np.uint64(30))) * _MIX[0]
     mixed = (mixed ^ (mixed >> np.uint64(27))) * _MIX[1]
-    return [0, *np.cumsum(mixed ^ (mixed >> np.uint64(31)), dtype=np.uint64).tolist()]
+    return np.append(np.uint64(0), np.cumsum(mixed ^ (mixed >> np.uint64(31)), dtype=np.uint64))

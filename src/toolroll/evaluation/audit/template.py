@@ -137,10 +137,10 @@ class TemplateCheck:
         messages. Padding may follow.
         """
         later = [one for one in row.messages[last.message + 1 :] if one["role"] == "assistant"]
-        if later or not last.stopped:
-            return False
         stop, tail = self._decode(row.ids[last.stop - 1 : last.stop]), row.ids[last.stop :]
         text = self._decode(tail).partition(self._tokenizer.pad_token or "\0")[0].rstrip("\ufffd")
+        if later or not last.stopped or not text:
+            return False
         whole = self._render(row.messages, row.tools)
         return stop in whole and stop + text not in whole
 
