@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.text import Text
 
 from toolroll.cli.audit import audit
-from toolroll.cli.display import Output, page_line, print_line
+from toolroll.cli.display import Output, page_line, print_line, show_reports
 from toolroll.cli.env_commands import Env, EnvArgs, Split, check_env, new_env
 from toolroll.cli.options import (
     flag_of,
@@ -271,7 +271,7 @@ def view(
     ] = False,
     port: Annotated[int, typer.Option(min=0, max=65535, help="of --follow; 0: a free one")] = 0,
 ) -> None:
-    """Write a page that shows a run: episodes, conversations and tokens. It needs no network.
+    """Print the table of a run, finished or not, and write a page with its episodes and tokens.
 
     Example: toolroll view out/demo
     """
@@ -282,10 +282,11 @@ def view(
         say = partial(print_line, console)
         _run(follow_run(folder, port, tokenizer=tokenizer, tokens=tokens, say=say))
         return
-    page, count, messages = view_run(folder, out=out, tokenizer=tokenizer, tokens=tokens)
-    for line in messages:
+    shown = view_run(folder, out=out, tokenizer=tokenizer, tokens=tokens)
+    show_reports(shown.reports, console)
+    for line in shown.messages:
         print_line(console, line)
-    print_line(console, page_line(page, f"{count} episodes, "))
+    print_line(console, page_line(shown.page, f"{shown.episodes} episodes, "))
 
 
 @app.command()
@@ -448,14 +449,8 @@ def _show(
     Exit with 128 + the number of the signal that ended the run early, or with 1 if too many
     episodes lack a reward. Raise the error that ended the run early.
     """
-    from toolroll.cli.display import remarks, results_tables
-
-    for table in results_tables({title: outcome.report for title, outcome in results.items()}):
-        console.print(table)
     outcomes = list(results.values())
-    for title, outcome in results.items():
-        for line in remarks(title.partition("\n")[0], outcome.report):
-            print_line(console, line)
+    show_reports({title: outcome.report for title, outcome in results.items()}, console)
     if out is not None:
         print_line(
             console,

@@ -152,6 +152,15 @@ class RunDisplay:
         return "  ".join(parts)
 
 
+def show_reports(reports: Mapping[str, Mapping[str, Any]], console: Console) -> None:
+    """Print the tables of `reports`, which are by column title, and the lines below them."""
+    for table in results_tables(reports):
+        console.print(table)
+    for title, report in reports.items():
+        for line in remarks(title.partition("\n")[0], report):
+            print_line(console, line)
+
+
 def results_tables(reports: Mapping[str, Mapping[str, Any]]) -> list[Table]:
     """Return the tables at the end of a run. Each shows at most two reports, because more do not
     fit in 80 characters.
@@ -198,7 +207,7 @@ _LAST_ROWS: tuple[tuple[str, Read], ...] = (
     ("tool calls", lambda report: str(report["tool_calls"]["attempted"])),
     ("invalid calls", lambda report: _invalid(report["invalid_calls"])),
     ("aborted", lambda report: str(report["aborted"])),
-    ("time", lambda report: f"{report['seconds']:.1f} s"),
+    ("time", lambda report: "-" if report["seconds"] is None else f"{report['seconds']:.1f} s"),
 )
 
 _SHOWN_K = (1, 2, 4, 8, 16, 32)
