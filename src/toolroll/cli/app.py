@@ -378,14 +378,18 @@ def regrade(
 ) -> None:
     """Replay a run's actions in new environments, without an engine.
 
-    Print the rewards that changed, and the episodes that the environment does not repeat.
+    Print the rewards that changed, and the episodes that the environment does not repeat. Exit with
+    1 if an episode had a reward and has none now.
 
     Example: toolroll regrade out/desk --out out/desk-regraded
     """
     from toolroll.cli.regrade import regrade_folder
 
-    for line in _run(regrade_folder(folder, out, env, trust=trust)):
+    lines, lost = _run(regrade_folder(folder, out, env, trust=trust))
+    for line in lines:
         print_line(console, line)
+    if lost:
+        raise typer.Exit(1)
 
 
 def _engine(**options: Any) -> None:
