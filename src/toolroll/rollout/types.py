@@ -211,6 +211,13 @@ class Trajectory:
     def __len__(self) -> int:
         return len(self.input_ids)
 
+    def __repr__(self) -> str:
+        """Return counts in place of the arrays, which have thousands of numbers."""
+        return (
+            f"<Trajectory: {len(self)} tokens, {self.trained_tokens} trained, {len(self.turns)} "
+            f"turns, source {self.source}, fork_reason {self.fork_reason!r}>"
+        )
+
     @property
     def response_length(self) -> int:
         """The number of tokens after the prompt."""
@@ -458,6 +465,13 @@ class InteractionResult:
             metrics=dict(metrics or {}),
             step_rewards=tuple(step_rewards),
             tools=list(tools),
+        )
+
+    def __repr__(self) -> str:
+        """Return counts in place of messages and tokens."""
+        return (
+            f"<InteractionResult: {self.status.value}, stop_reason {self.stop_reason}, reward "
+            f"{self.reward}, {len(self.messages)} messages, trajectories {self.trajectories}>"
         )
 
 

@@ -45,6 +45,13 @@ class TrainingSequence:
     trajectory: Trajectory | None
     left_out_tokens: int = 0
 
+    def __repr__(self) -> str:
+        """Return counts in place of the lists."""
+        return (
+            f"<TrainingSequence: {len(self.prompt_ids)} prompt tokens, {len(self.response_ids)} "
+            f"response tokens, {self.trained_tokens} trained, {self.left_out_tokens} left out>"
+        )
+
     @property
     def trained_tokens(self) -> int:
         """The number of tokens with loss mask 1."""
