@@ -31,7 +31,10 @@ if TYPE_CHECKING:
     from toolroll.rollout.types import EnvironmentFactory, Episode
     from toolroll.trainers.frameworks import Framework
 
-_LINES = 20  # without a terminal, print one line for each twentieth of the run
+_SECONDS = 30.0
+"""Without a terminal, the least time between two lines. In a long run, it is a tenth of the time
+since the start.
+"""
 _MOST_LINES = 5
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
@@ -92,6 +95,7 @@ class RunDisplay:
         self._began = time.perf_counter()
         self._turns = self._tokens = 0.0
         self._shown = 0
+        self._next_line = _SECONDS
         self._left = max(total - summary.episodes, 1)
         self._progress = Progress(
             TextColumn("{task.description}", style="bold", markup=False),
@@ -121,10 +125,11 @@ class RunDisplay:
         self._tokens += episode.result.metrics.get("completion_tokens", 0.0)
         self._shown += 1
         self._progress.update(self._task, advance=1)
+        seconds = time.perf_counter() - self._began
         if not self._console.is_terminal and (
-            self._shown == self._left or self._shown % max(1, self._left // _LINES) == 0
+            self._shown == self._left or seconds >= self._next_line
         ):
-            seconds = time.perf_counter() - self._began
+            self._next_line = seconds + max(_SECONDS, seconds / 10)
             left = _time((self._left - self._shown) * seconds / self._shown)
             done = f"{self.summary.env}: {self.summary.episodes}/{self._total}"
             print_line(self._console, f"{done}  {self._state()}  {left} left")
