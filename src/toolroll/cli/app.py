@@ -282,11 +282,11 @@ def view(
         say = partial(print_line, console)
         _run(follow_run(folder, port, tokenizer=tokenizer, tokens=tokens, say=say))
         return
-    shown = view_run(folder, out=out, tokenizer=tokenizer, tokens=tokens)
-    show_reports(shown.reports, console)
-    for line in shown.messages:
+    page, count, messages, reports = view_run(folder, out=out, tokenizer=tokenizer, tokens=tokens)
+    show_reports(reports, console)
+    for line in messages:
         print_line(console, line)
-    print_line(console, page_line(shown.page, f"{shown.episodes} episodes, "))
+    print_line(console, page_line(page, f"{count} episodes, "))
 
 
 @app.command()

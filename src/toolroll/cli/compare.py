@@ -142,15 +142,15 @@ def _lines(comparison: Mapping[str, Any]) -> list[str]:
 
 def _verdict(verdict: str, *, limit: float, p_holm: float, **_: Any) -> str:
     """Return the verdict as a sentence, with the p-value and its hypothesis."""
-    fell = f"fell by more than {-limit:g}" if limit else "fell"
+    more = f" by more than {-limit:g}" if limit else ""
     found = {
-        "worse": f"the mean reward {fell}",
-        "no worse": f"the mean reward did not fall by more than {-limit:g}",
-        "better": "the mean reward rose",
-        "inconclusive": f"it is not clear whether the mean reward {fell if limit else 'changed'}",
+        "worse": f"fell{more}",
+        "no worse": f"did not fall{more}",
+        "better": "rose",
+        "inconclusive": f"may have fallen{more}, or not" if limit else "may have changed, or not",
     }
-    hypothesis = f"fell by {-limit:g}" if limit else "did not change"
-    return f"{verdict}: {found[verdict]} (p = {p_holm:.3g} if it {hypothesis})"
+    p_value = f"p = {p_holm:.3g} if it {f'fell by {-limit:g}' if limit else 'did not change'}"
+    return f"{verdict}: the mean reward {found[verdict]} ({p_value})"
 
 
 def _power(comparison: Mapping[str, Any]) -> str:

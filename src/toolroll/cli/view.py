@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from toolroll.cli.display import shortened
 from toolroll.endpoint.sessions.session_store import unfinished_sessions
@@ -23,19 +23,11 @@ from toolroll.rollout.types import Episode
 PAGE_NAME = "view.html"
 
 
-class View(NamedTuple):
-    """The path of a page, the number of its episodes, messages for the user, and the reports of the
-    episodes by environment.
-    """
-
-    page: Path
-    episodes: int
-    messages: list[str]
-    reports: dict[str, dict[str, Any]]
-
-
-def view(folder: Path, *, out: Path | None, tokenizer: str | None, tokens: int | None) -> View:
-    """Write the page for the run in `folder`.
+def view(
+    folder: Path, *, out: Path | None, tokenizer: str | None, tokens: int | None
+) -> tuple[Path, int, list[str], dict[str, dict[str, Any]]]:
+    """Write the page for the run in `folder`. Return the page's path, the number of episodes,
+    messages for the user, and the reports of the episodes by environment.
 
     Args:
         folder: The folder of a run.
@@ -76,7 +68,7 @@ def view(folder: Path, *, out: Path | None, tokenizer: str | None, tokens: int |
         env: report_of(summary, written.get(env, {}), settings.get(env))
         for env, summary in summaries.items()
     }
-    return View(out, count, messages, reports)
+    return out, count, messages, reports
 
 
 def _summed(episodes: Iterable[Episode], summaries: dict[str, Summary]) -> Iterator[Episode]:

@@ -415,22 +415,22 @@ class InteractionResult:
     `reward` is None for an ABORTED episode.
     """
 
-    prompt: str
+    prompt: str = field(repr=False)
     reward: float | None
-    messages: list[Message]
+    messages: list[Message] = field(repr=False)
     info: dict[str, Any]
-    response: str = ""
-    loss_mask: list[int] = field(default_factory=list)
-    tokens: list[int] = field(default_factory=list)
+    response: str = field(default="", repr=False)
+    loss_mask: list[int] = field(default_factory=list, repr=False)
+    tokens: list[int] = field(default_factory=list, repr=False)
     status: Status = Status.COMPLETED
     response_length: int = 0
-    logprobs: list[float] | None = None
-    weight_versions: tuple[WeightVersion, ...] = ()
+    logprobs: list[float] | None = field(default=None, repr=False)
+    weight_versions: tuple[WeightVersion, ...] = field(default=(), repr=False)
     trajectories: tuple[Trajectory, ...] = ()
     stop_reason: StopReason = StopReason.DONE
     metrics: dict[str, float] = field(default_factory=dict)
     step_rewards: tuple[float, ...] = ()
-    tools: list[Tool] = field(default_factory=list)
+    tools: list[Tool] = field(default_factory=list, repr=False)
 
     @classmethod
     def of(
@@ -465,13 +465,6 @@ class InteractionResult:
             metrics=dict(metrics or {}),
             step_rewards=tuple(step_rewards),
             tools=list(tools),
-        )
-
-    def __repr__(self) -> str:
-        """Return counts in place of messages and tokens."""
-        return (
-            f"<InteractionResult: {self.status.value}, stop_reason {self.stop_reason}, reward "
-            f"{self.reward}, {len(self.messages)} messages, trajectories {self.trajectories}>"
         )
 
 

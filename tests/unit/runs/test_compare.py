@@ -298,7 +298,7 @@ def test_the_table_and_the_markdown_have_the_same_rows(tmp_path: Path) -> None:
         "only in the baseline: 1, only in the candidate: 2 (McNemar's exact test: p = 1)",
         "shown to differ by less than 0.5",
         "a true difference of 0.03 would be found in ",
-        "it is not clear whether the mean reward changed (p = 0.",
+        "the mean reward may have changed, or not (p = 0.",
         " if it did not change)",
         "worse in 1 task: t-0 1.00 -> 0.00",
         "better in 2 tasks: t-20 0.00 -> 1.00, t-21 0.00 -> 1.00",
