@@ -1,4 +1,4 @@
-"""Play the tasks of an environment with an agent of the OpenAI Agents SDK, through `toolroll serve`.
+"""Play tasks of an environment with an agent of the OpenAI Agents SDK, through `toolroll serve`.
 
     toolroll serve --model MODEL --engine http://127.0.0.1:30000 --out out/agent
     python examples/openai_agents/tasks.py desk --tasks 10 --samples 2

@@ -145,11 +145,7 @@ async def play(
         if folder.done:
             print_line(console, f"{env}: {len(folder.done)} episodes are in {out} already")
         if _has_others(folder.done, plan):
-            print_line(
-                console,
-                f"{env}: the table covers every episode in {out}, including tasks and samples that "
-                "this command does not name",
-            )
+            print_line(console, f"{env}: the table covers every episode in {out}, named or not")
         for message in shortened(folder.bad_lines):
             print_line(console, f"WARNING: {message} (its episode is played again)")
         if folder.dropped:
@@ -219,17 +215,7 @@ async def _play(
 
     async def play_do_nothing() -> None:
         nonlocal floor
-        floor = await play_floor(
-            plan.factory,
-            _played(plan, summary),
-            max_turns=config.max_turns,
-            episode_timeout=config.episode_timeout,
-            pace_gc=config.pace_gc,
-            limits={
-                "step_timeout": config.step_timeout,
-                "max_observation_bytes": config.max_observation_bytes,
-            },
-        )
+        floor = await _floor(plan, summary)
 
     if error is not None and not summary.episodes:
         raise error
@@ -279,6 +265,22 @@ async def _end(
             first = RunStoppedError(message, first.failure)
         return None, first
     return None, None
+
+
+async def _floor(plan: Plan, summary: Summary) -> Summary:
+    """Play the do-nothing baseline on the tasks in the result."""
+    config = plan.config
+    return await play_floor(
+        plan.factory,
+        _played(plan, summary),
+        max_turns=config.max_turns,
+        episode_timeout=config.episode_timeout,
+        pace_gc=config.pace_gc,
+        limits={
+            "step_timeout": config.step_timeout,
+            "max_observation_bytes": config.max_observation_bytes,
+        },
+    )
 
 
 def _played(plan: Plan, summary: Summary) -> list[Task]:

@@ -428,7 +428,7 @@ class InteractionResult:
     weight_versions: tuple[WeightVersion, ...] = field(default=(), repr=False)
     trajectories: tuple[Trajectory, ...] = ()
     stop_reason: StopReason = StopReason.DONE
-    metrics: dict[str, float] = field(default_factory=dict)
+    metrics: dict[str, float] = field(default_factory=dict, repr=False)
     step_rewards: tuple[float, ...] = ()
     tools: list[Tool] = field(default_factory=list, repr=False)
 
