@@ -15,6 +15,7 @@ import argparse
 import asyncio
 import inspect
 import json
+from contextlib import suppress
 from typing import Any
 
 import aiohttp
@@ -41,6 +42,9 @@ from toolroll import (
     ToolCall,
     load_environment,
 )
+
+
+MOST_TURNS = 30
 
 
 class Episode:
@@ -97,20 +101,21 @@ async def play(url: str, factory: EnvironmentFactory, task: Task, seed: int) -> 
             model=OpenAIChatCompletionsModel(model="default", openai_client=client),
             tools=[episode.tool(tool) for tool in start.tools],
         )
-        try:
-            while not episode.last.done:
-                result = await Runner.run(agent, items, max_turns=30)
+        with suppress(MaxTurnsExceeded):
+            for _ in range(MOST_TURNS):
+                if episode.last.done:
+                    break
+                result = await Runner.run(agent, items, max_turns=MOST_TURNS)
                 items = result.to_input_list()
                 items += await episode.step(str(result.final_output))
-        except MaxTurnsExceeded:
-            episode.last = StepResult(reward=0.0)
+    last = episode.last if episode.last.done else StepResult(reward=0.0)  # at a limit
     if closing := env.close():
         await closing
     async with aiohttp.ClientSession(raise_for_status=True) as http:
-        graded = {"reward": episode.last.reward, "info": dict(episode.last.info)}
+        graded = {"reward": last.reward, "info": dict(last.info)}
         await http.post(f"{address}/reward", json=graded)
         await http.delete(address)
-    return episode.last.reward
+    return last.reward
 
 
 async def main(url: str, env: str, tasks: int, samples: int) -> None:
