@@ -43,7 +43,6 @@ from toolroll import (
     load_environment,
 )
 
-
 MOST_TURNS = 30
 
 

@@ -77,7 +77,9 @@ def test_the_first_file_has_twenty_lines() -> None:
 
 
 def test_the_table_names_every_check() -> None:
-    rows = re.findall(r"^\| ([a-z0-9., ]+) \|", PAGE.partition("## Before you train")[2], re.MULTILINE)
+    rows = re.findall(
+        r"^\| ([a-z0-9., ]+) \|", PAGE.partition("## Before you train")[2], re.MULTILINE
+    )
     source = Path(check.__code__.co_filename).read_text(encoding="utf-8")
     assert len(rows) == 7
     assert [name for name in rows[1:] if f'"{name}"' not in source] == []

@@ -299,7 +299,7 @@ def test_a_complete_run_shows_its_table_again_without_an_engine(
     file = tmp_path / "episodes.jsonl"
     file.write_bytes(b"".join(file.read_bytes().splitlines(keepends=True)[:3]))
     assert rows(toolroll("view", tmp_path))["episodes"] == "3"
-    with pytest.raises(UsageError, match="the engine at http://127.0.0.1:9"):
+    with pytest.raises(UsageError, match=r"the engine at http://127\.0\.0\.1:9"):
         toolroll(*run_command("http://127.0.0.1:9", *options))
 
 

@@ -201,7 +201,9 @@ class RunDirectory:
         recorded = environments.get(self.env)
         different = difference(recorded or {}, self._settings)
         if recorded is None or different:
-            if any(_finished(self.path, self.env)) or (recorded is not None and self._bound_when_empty):
+            if any(_finished(self.path, self.env)) or (
+                recorded is not None and self._bound_when_empty
+            ):
                 raise UsageError(
                     f"{self.path} has episodes of {self.env}, but no {SETTINGS_NAME} with their "
                     f"settings: choose another --out"
