@@ -1,7 +1,4 @@
-"""The data types of a rollout, and its interfaces, such as `Environment` and `Agent`.
-
-The arrays of a `Trajectory` have one value for each token of the whole sequence.
-"""
+"""The data types of a rollout, and its interfaces, such as `Environment` and `Agent`."""
 
 from __future__ import annotations
 
@@ -204,19 +201,14 @@ class Trajectory:
                 f"logprobs {logprobs}, and routed_experts one shorter: {rows}"
             )
         if not 0 <= self.prompt_length <= n:
-            raise ValueError(
-                f"prompt_length {self.prompt_length} is outside the sequence of {n} tokens"
-            )
+            raise ValueError(f"prompt_length {self.prompt_length} is outside the {n} tokens")
 
     def __len__(self) -> int:
         return len(self.input_ids)
 
-    def __repr__(self) -> str:
-        """Return counts in place of the arrays, which have thousands of numbers."""
-        return (
-            f"<Trajectory: {len(self)} tokens, {self.trained_tokens} trained, {len(self.turns)} "
-            f"turns, source {self.source}, fork_reason {self.fork_reason!r}>"
-        )
+    def __repr__(self) -> str:  # without the arrays, which have thousands of numbers
+        counts = f"{len(self)} tokens, {self.trained_tokens} trained, {len(self.turns)} turns"
+        return f"<Trajectory: {counts}, source {self.source}, fork_reason {self.fork_reason!r}>"
 
     @property
     def response_length(self) -> int:
