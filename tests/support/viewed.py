@@ -87,5 +87,6 @@ def viewed_run(path: Path) -> Path:
         facts = [{"date": "2031-03-30T08:00:00+00:00"}, {"date": "2031-03-31T08:00:00+00:00"}]
         pond = report(folder.summary, floor=folder.summary, settings=settings, provenance=facts)
         write_summary(path, {"pond": pond})
-    assert view(path, out=None, tokenizer=None, tokens=500) == (path / "view.html", 4, [])
+    shown = view(path, out=None, tokenizer=None, tokens=500)
+    assert shown == (path / "view.html", 4, [], {"pond": pond})
     return path

@@ -8,15 +8,24 @@ import asyncio
 import re
 import signal
 import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import aiohttp
+from support.commands import toolroll
 from support.endpoints import judge
 from support.episodes import call
 from support.patience import PATIENCE
 
-from toolroll.testing import EmbeddedEngine, load_embedded_tokenizer
+from toolroll import load_environment, read_episodes
+from toolroll.testing import (
+    EmbeddedEngine,
+    PolicyRequest,
+    load_embedded_tokenizer,
+    play_references,
+)
 
 ROOT = Path(__file__).parents[2]
 SAID = [
@@ -32,32 +41,69 @@ async def started(*command: str) -> asyncio.subprocess.Process:
     )
 
 
+@asynccontextmanager
+async def served(engine: EmbeddedEngine, *options: str) -> AsyncIterator[str]:
+    """The address of a `toolroll serve`."""
+    main = "from toolroll.cli import main; main()"
+    server = await started(
+        "-c", main, "serve", "--model", "embedded", "--engine", engine.url, "--port", "0", *options
+    )
+    assert server.stdout is not None
+    try:
+        line = (await asyncio.wait_for(server.stdout.readline(), PATIENCE)).decode()
+        found = re.search(r"http://127\.0\.0\.1:\d+", line)
+        assert found, line
+        yield found.group()
+    finally:
+        server.send_signal(signal.SIGTERM)
+        assert await asyncio.wait_for(server.wait(), PATIENCE) == 0
+
+
+async def lines_of(example: str, *options: str) -> list[str]:
+    """What an example prints."""
+    process = await started(f"examples/openai_agents/{example}", *options)
+    out, _ = await asyncio.wait_for(process.communicate(), PATIENCE)
+    assert process.returncode == 0
+    return out.decode().splitlines()
+
+
 async def test_the_agents_sdk_against_toolroll_serve() -> None:
-    async with EmbeddedEngine(
-        load_embedded_tokenizer(), lambda request: SAID[request.call], split="random"
-    ) as engine:
-        main = "from toolroll.cli import main; main()"
-        server = await started(
-            "-c", main, "serve", "--model", "embedded", "--engine", engine.url, "--port", "0"
-        )
-        assert server.stdout is not None
-        try:
-            line = (await asyncio.wait_for(server.stdout.readline(), PATIENCE)).decode()
-            found = re.search(r"http://127\.0\.0\.1:\d+", line)
-            assert found, line
-            url = found.group()
-            example = await started("examples/openai_agents/looker.py", "--url", url, "--runs", "3")
-            out, _ = await asyncio.wait_for(example.communicate(), PATIENCE)
-            assert example.returncode == 0
-            lines = out.decode().splitlines()
-            assert len(lines) == 3
-            assert all("reward 1.0, 3 turns" in line for line in lines), lines
-            async with aiohttp.ClientSession() as http:
-                for at in range(3):
-                    async with http.get(f"{url}/sessions/finder-{at}/trajectories") as response:
-                        data: Any = await response.json()
-                    judge(data["trajectories"], engine, f"finder-{at}")
-                    assert len(data["trajectories"]) == 1
-        finally:
-            server.send_signal(signal.SIGTERM)
-            assert await asyncio.wait_for(server.wait(), PATIENCE) == 0
+    async with (
+        EmbeddedEngine(
+            load_embedded_tokenizer(), lambda request: SAID[request.call], split="random"
+        ) as engine,
+        served(engine) as url,
+    ):
+        lines = await lines_of("looker.py", "--url", url, "--runs", "3")
+        assert len(lines) == 3
+        assert all("reward 1.0, 3 turns" in line for line in lines), lines
+        async with aiohttp.ClientSession() as http:
+            for at in range(3):
+                async with http.get(f"{url}/sessions/finder-{at}/trajectories") as response:
+                    data: Any = await response.json()
+                judge(data["trajectories"], engine, f"finder-{at}")
+                assert len(data["trajectories"]) == 1
+
+
+async def test_an_agent_of_the_sdk_plays_the_tasks_of_an_environment(tmp_path: Path) -> None:
+    """Its sessions have the table of a run. One of two tasks is not solved."""
+    desk = load_environment("desk")
+    solved, unsolved = desk.tasks("test")[:2]
+    replies = play_references(desk, [solved], samples=2).values()
+    keyed = {solved.id: iter([line for lines in replies for line in lines])}
+
+    def policy(request: PolicyRequest) -> str:
+        task = next((name for name in keyed if name in request.routing_key), None)
+        return "I cannot help you. Goodbye." if task is None else next(keyed[task])
+
+    async with (
+        EmbeddedEngine(load_embedded_tokenizer(), policy) as engine,
+        served(engine, "--out", str(tmp_path)) as url,
+    ):
+        lines = await lines_of("tasks.py", "desk", "--url", url, "--tasks", "2", "--samples", "2")
+        rewards = {solved.id: 1.0, unsolved.id: 0.0}
+        assert sorted(lines) == sorted([f"{t}: reward {rewards[t]}" for t in rewards] * 2)
+        table = toolroll("view", tmp_path).stdout
+    assert re.search(r"episodes +│ +4 │\n│ reward \(mean\) +│ 0.500 .* \(2 tasks\)", table), table
+    reasons = {found.result.info.get("reward_reason", "") for found in read_episodes(tmp_path)}
+    assert len(reasons) == 2, "the environment's reason for 0 is kept"

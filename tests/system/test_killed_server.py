@@ -230,7 +230,7 @@ def _check_files(out: Path, clients: Clients) -> None:
     assert not received - trained.keys(), "lost"
     assert trained.total() == len(trained), "doubled"
     assert not any("Traceback" in log.read_text() for log in out.parent.glob("log-*"))
-    page, count, messages = view(out, out=None, tokenizer=None, tokens=10)
+    page, count, messages, _ = view(out, out=None, tokenizer=None, tokens=10)
     assert (page.is_file(), count) == (True, len(clients.answers))
     assert not [message for message in messages if "not a valid episode" in message], messages
 

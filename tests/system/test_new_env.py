@@ -61,7 +61,7 @@ def test_one_file_passes_its_test_and_mypy(file: Path) -> None:
 def test_what_is_written_passes_check_env(file: Path) -> None:
     done = toolroll("check-env", f"{file}:env")
     assert done.exit_code == 0, done.output
-    assert "2 of 2 earn 1.0" in done.stdout
+    assert "references earn 1.0: 2 of 2" in done.stdout
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import pytest
 from support.commands import toolroll
 
 from toolroll.evaluation.environment_check import check
+from toolroll.evaluation.judge import JudgeConfig
 from toolroll.rollout.model.tokenizers import desk_model_path
 from toolroll.rollout.runs.episode_file import read_episodes
 from toolroll.testing import (
@@ -66,7 +67,7 @@ def test_every_block_works(
     assert (tmp_path / "out" / "sums" / "view.html").is_file()
     [episode] = read_episodes(tmp_path / "out" / "sums-scripted")
     assert episode.result.reward == 1.0
-    assert "1 of 1 earn 1.0" in said["toolroll check-env cart.py:env"]
+    assert "references earn 1.0: 1 of 1" in said["toolroll check-env cart.py:env"]
     assert "4\n" in said.values(), "what the Python block prints"
 
 
@@ -76,7 +77,15 @@ def test_the_first_file_has_twenty_lines() -> None:
 
 
 def test_the_table_names_every_check() -> None:
-    rows = re.findall(r"^\| ([a-z, ]+) \|", PAGE.partition("## Before you train")[2], re.MULTILINE)
+    rows = re.findall(
+        r"^\| ([a-z0-9., ]+) \|", PAGE.partition("## Before you train")[2], re.MULTILINE
+    )
     source = Path(check.__code__.co_filename).read_text(encoding="utf-8")
     assert len(rows) == 7
     assert [name for name in rows[1:] if f'"{name}"' not in source] == []
+
+
+def test_the_section_of_the_judge_names_its_settings() -> None:
+    section = PAGE.partition("## A judge as reward")[2].partition("\n## ")[0]
+    named = set(re.findall(r"\w+", section))
+    assert JudgeConfig.model_fields.keys() <= named

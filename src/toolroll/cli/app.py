@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.text import Text
 
 from toolroll.cli.audit import audit
-from toolroll.cli.display import Output, page_line, print_line
+from toolroll.cli.display import Output, page_line, print_line, show_reports
 from toolroll.cli.env_commands import Env, EnvArgs, Split, check_env, new_env
 from toolroll.cli.options import (
     flag_of,
@@ -271,7 +271,7 @@ def view(
     ] = False,
     port: Annotated[int, typer.Option(min=0, max=65535, help="of --follow; 0: a free one")] = 0,
 ) -> None:
-    """Write a page that shows a run: episodes, conversations and tokens. It needs no network.
+    """Print the table of a run, finished or not, and write a page with its episodes and tokens.
 
     Example: toolroll view out/demo
     """
@@ -282,7 +282,8 @@ def view(
         say = partial(print_line, console)
         _run(follow_run(folder, port, tokenizer=tokenizer, tokens=tokens, say=say))
         return
-    page, count, messages = view_run(folder, out=out, tokenizer=tokenizer, tokens=tokens)
+    page, count, messages, reports = view_run(folder, out=out, tokenizer=tokenizer, tokens=tokens)
+    show_reports(reports, console)
     for line in messages:
         print_line(console, line)
     print_line(console, page_line(page, f"{count} episodes, "))
@@ -377,14 +378,18 @@ def regrade(
 ) -> None:
     """Replay a run's actions in new environments, without an engine.
 
-    Print the rewards that changed, and the episodes that the environment does not repeat.
+    Print the rewards that changed, and the episodes that the environment does not repeat. Exit with
+    1 if an episode had a reward and has none now.
 
     Example: toolroll regrade out/desk --out out/desk-regraded
     """
     from toolroll.cli.regrade import regrade_folder
 
-    for line in _run(regrade_folder(folder, out, env, trust=trust)):
+    lines, lost = _run(regrade_folder(folder, out, env, trust=trust))
+    for line in lines:
         print_line(console, line)
+    if lost:
+        raise typer.Exit(1)
 
 
 def _engine(**options: Any) -> None:
@@ -448,14 +453,8 @@ def _show(
     Exit with 128 + the number of the signal that ended the run early, or with 1 if too many
     episodes lack a reward. Raise the error that ended the run early.
     """
-    from toolroll.cli.display import remarks, results_tables
-
-    for table in results_tables({title: outcome.report for title, outcome in results.items()}):
-        console.print(table)
     outcomes = list(results.values())
-    for title, outcome in results.items():
-        for line in remarks(title.partition("\n")[0], outcome.report):
-            print_line(console, line)
+    show_reports({title: outcome.report for title, outcome in results.items()}, console)
     if out is not None:
         print_line(
             console,

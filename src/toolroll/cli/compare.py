@@ -69,7 +69,7 @@ def json_text(comparisons: Sequence[Mapping[str, Any]]) -> str:
 
 def as_text(comparison: Mapping[str, Any], *, markdown: bool) -> str:
     """Return one comparison as a title, a table and lines, as plain text or as Markdown."""
-    title = "{env}: {base} and {candidate}: {verdict}".format_map(comparison)
+    title = "{env}: baseline {base}, candidate {candidate}: {verdict}".format_map(comparison)
     rows = [_HEADER, *([_RULE] if markdown else []), *_rows(comparison)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     table = [
@@ -92,7 +92,8 @@ def _rows(comparison: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
         (name, f"{part['base']:.3f}", f"{part['candidate']:.3f}", interval(part))
         for name, part in rates.items()
     ]
-    usage = comparison["usage"] | {"aborted": comparison["coverage"]["aborted"]}
+    usage = {f"{name.replace('_', ' ')} (mean)": part for name, part in comparison["usage"].items()}
+    usage["aborted"] = comparison["coverage"]["aborted"]
     return rows + [
         (name, _amount(part["base"]), _amount(part["candidate"]), "")
         for name, part in usage.items()
@@ -106,25 +107,30 @@ def _amount(value: float) -> str:
 def _lines(comparison: Mapping[str, Any]) -> list[str]:
     coverage, reward = comparison["coverage"], comparison["reward"]
     lines = [
-        f"{comparison['verdict']} (p = {reward['p_holm']:.3g} for the hypothesis that the mean "
-        f"reward {_hypothesis(reward['limit'])}); {_power(comparison)}",
+        _verdict(comparison["verdict"], **reward),
+        _power(comparison),
         *_gate_lines(comparison),
         f"compared: {coverage['tasks']} of {coverage['of_tasks']} tasks, {coverage['samples']} of "
         f"{coverage['of_samples']} samples",
     ]
     if coverage["other_data"]:
-        lines.append(f"tasks with other data: {_some(coverage['other_data'])}")
-    if comparison["mcnemar"] is not None:
-        lines.append("McNemar's exact test: p = {p:.3g}".format_map(comparison["mcnemar"]))
+        lines.append(f"left out, because their data differ: {_some(coverage['other_data'])}")
+    if (mcnemar := comparison["mcnemar"]) is not None:
+        lines.append(
+            "tasks that passed only in the baseline: {worse}, only in the candidate: {better} "
+            "(McNemar's exact test: p = {p:.3g})".format_map(mcnemar)
+        )
     if power := comparison.get("power_for"):
         lines.append(
-            "a difference of {difference:g}: the power is {power:.2f}; {tasks} tasks show it with "
-            "the power 0.8".format_map(power)
+            "a true difference of {difference:g} would be found in {power:.0%} of such "
+            "comparisons, and in 80% with {tasks} tasks".format_map(power)
         )
     if equivalence := comparison.get("equivalence"):
-        answer = "" if equivalence["p"] <= SIGNIFICANT else "not shown to be "
+        answer = "" if equivalence["p"] <= SIGNIFICANT else "not "
         lines.append(
-            f"{answer}equivalent within {{margin:g}} (p = {{p:.3g}})".format_map(equivalence)
+            f"{answer}shown to differ by less than {{margin:g}} (p = {{p:.3g}})".format_map(
+                equivalence
+            )
         )
     for name, tasks in comparison["changed"].items():
         if tasks:
@@ -134,14 +140,24 @@ def _lines(comparison: Mapping[str, Any]) -> list[str]:
     return lines + [f"also different: {line}" for line in comparison["settings"]]
 
 
+def _verdict(verdict: str, *, limit: float, p_holm: float, **_: Any) -> str:
+    """Return the verdict as a sentence, with the p-value and its hypothesis."""
+    more = f" by more than {-limit:g}" if limit else ""
+    found = {
+        "worse": f"fell{more}",
+        "no worse": f"did not fall{more}",
+        "better": "rose",
+        "inconclusive": f"may have fallen{more}, or not" if limit else "may have changed, or not",
+    }
+    p_value = f"p = {p_holm:.3g} if it {f'fell by {-limit:g}' if limit else 'did not change'}"
+    return f"{verdict}: the mean reward {found[verdict]} ({p_value})"
+
+
 def _power(comparison: Mapping[str, Any]) -> str:
     if comparison["detectable"] > comparison["span"]:
-        return "no difference of these rewards is large enough for so few tasks to show it"
-    return f"such runs show a difference of {comparison['detectable']:.3f} with the power 0.8"
-
-
-def _hypothesis(limit: float) -> str:
-    return f"fell by {-limit:g}" if limit else "did not change"
+        return "so few tasks can show no difference of these rewards"
+    found = f"a true difference of {comparison['detectable']:.3f} would be found in"
+    return f"{found} 80% of such comparisons"
 
 
 def _gate_lines(comparison: Mapping[str, Any]) -> list[str]:
@@ -149,12 +165,12 @@ def _gate_lines(comparison: Mapping[str, Any]) -> list[str]:
     gate = comparison.get("gate")
     if gate is None or comparison["verdict"] != "inconclusive":
         return []
-    loss, tasks = f"{gate['loss']:g}", gate["tasks_if_unchanged"]
+    option, tasks = f"--fail-if-worse {gate['loss']:g}", gate["tasks_if_unchanged"]
     if tasks is None:
-        return [f"a gate of {loss} cannot pass if nothing changed"]
+        return [f"{option} cannot pass if nothing changed"]
     if comparison["coverage"]["tasks"] >= tasks:
         return []
-    return [f"a gate of {loss} needs at least {tasks} tasks, even if nothing changed"]
+    return [f"{option} needs at least {tasks} tasks, even if nothing changed"]
 
 
 def _some(texts: Sequence[str]) -> str:

@@ -31,7 +31,10 @@ if TYPE_CHECKING:
     from toolroll.rollout.types import EnvironmentFactory, Episode
     from toolroll.trainers.frameworks import Framework
 
-_LINES = 20  # without a terminal, print one line for each twentieth of the run
+_SECONDS = 30.0
+"""Without a terminal, the least time between two lines. In a long run, it is a tenth of the time
+since the start.
+"""
 _MOST_LINES = 5
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
@@ -92,6 +95,7 @@ class RunDisplay:
         self._began = time.perf_counter()
         self._turns = self._tokens = 0.0
         self._shown = 0
+        self._next_line = _SECONDS
         self._left = max(total - summary.episodes, 1)
         self._progress = Progress(
             TextColumn("{task.description}", style="bold", markup=False),
@@ -121,10 +125,11 @@ class RunDisplay:
         self._tokens += episode.result.metrics.get("completion_tokens", 0.0)
         self._shown += 1
         self._progress.update(self._task, advance=1)
+        seconds = time.perf_counter() - self._began
         if not self._console.is_terminal and (
-            self._shown == self._left or self._shown % max(1, self._left // _LINES) == 0
+            self._shown == self._left or seconds >= self._next_line
         ):
-            seconds = time.perf_counter() - self._began
+            self._next_line = seconds + max(_SECONDS, seconds / 10)
             left = _time((self._left - self._shown) * seconds / self._shown)
             done = f"{self.summary.env}: {self.summary.episodes}/{self._total}"
             print_line(self._console, f"{done}  {self._state()}  {left} left")
@@ -150,6 +155,15 @@ class RunDisplay:
         if aborted := summary.statuses["aborted"]:
             parts.append(f"errors {aborted}")
         return "  ".join(parts)
+
+
+def show_reports(reports: Mapping[str, Mapping[str, Any]], console: Console) -> None:
+    """Print the tables of `reports`, which are by column title, and the lines below them."""
+    for table in results_tables(reports):
+        console.print(table)
+    for title, report in reports.items():
+        for line in remarks(title.partition("\n")[0], report):
+            print_line(console, line)
 
 
 def results_tables(reports: Mapping[str, Mapping[str, Any]]) -> list[Table]:
@@ -198,7 +212,7 @@ _LAST_ROWS: tuple[tuple[str, Read], ...] = (
     ("tool calls", lambda report: str(report["tool_calls"]["attempted"])),
     ("invalid calls", lambda report: _invalid(report["invalid_calls"])),
     ("aborted", lambda report: str(report["aborted"])),
-    ("time", lambda report: f"{report['seconds']:.1f} s"),
+    ("time", lambda report: "-" if report["seconds"] is None else f"{report['seconds']:.1f} s"),
 )
 
 _SHOWN_K = (1, 2, 4, 8, 16, 32)

@@ -27,9 +27,9 @@ from toolroll.rollout.types import EnvironmentFactory, Episode, Status
 
 async def regrade_folder(
     folder: Path, out: Path, target: str | None, *, trust: bool = False
-) -> list[str]:
+) -> tuple[list[str], int]:
     """Write the run in `folder` with new rewards to the new folder `out`. Return the messages to
-    print.
+    print, and the number of episodes that had a reward and have none now.
 
     `target`: the environment. Without it, or `trust`, no file that `run.json` names is executed.
     """
@@ -46,12 +46,11 @@ async def regrade_folder(
     runs = {name: _replayable(folder, name, recorded) for name in names}
     for name, run in runs.items() if target is None and not trust else ():
         refuse_code({"env": name, **run.values}, ["env"], how="give --env FILE.py:NAME")
-    lines = [
-        line
-        for name, run in runs.items()
-        for line in await _regraded(folder, out, name, run, target, keys[name])
+    found = [
+        await _regraded(folder, out, name, run, target, keys[name]) for name, run in runs.items()
     ]
-    return [*unended(folder), *lines, *shortened(bad_lines)]
+    lines = [line for part, _ in found for line in part]
+    return [*unended(folder), *lines, *shortened(bad_lines)], sum(lost for _, lost in found)
 
 
 def _replayable(folder: Path, env: str, runs: Mapping[str, RecordedRun]) -> RecordedRun:
@@ -77,7 +76,7 @@ async def _regraded(
     run: RecordedRun,
     target: str | None,
     keys: Collection[EpisodeKey],
-) -> list[str]:
+) -> tuple[list[str], int]:
     values = {"env": env, **run.values}
     place = target or values["env"]
     read = FilesRead(place)
@@ -93,16 +92,20 @@ async def _regraded(
     regrader = Regrader(factory, Threads(1), values)
     unlike: list[str] = []
     changed: list[str] = []
+    lost = 0
     planned = Counter(task_id for task_id, _ in keys)
     with RunDirectory(out, env, settings, provenance=now, planned=keys) as directory:
         for recorded in read_episodes(folder, on_bad_line=lambda message: None):
             if recorded.env != env:
                 continue
+            had_reward = recorded.result.reward is not None
             if recorded.task_id not in tasks or recorded.result.status is Status.ABORTED:
+                lost += had_reward
                 continue
             episode = await regrader.regrade(recorded, tasks[recorded.task_id])
             directory.keep_read(read.hashes())
             directory.append(episode)
+            lost += had_reward and episode.result.reward is None
             _compare(episode, unlike, changed)
     summary = directory.summary
     part = report(summary, settings=settings, planned=planned, provenance=directory.provenance)
@@ -114,7 +117,9 @@ async def _regraded(
     ]
     if left_out := planned.total() - summary.episodes:
         lines.append(f"{env}: {left_out} aborted episodes, or of tasks that are gone: left out")
-    return [*lines, *shortened(unlike), *shortened(changed)]
+    if lost:
+        lines.append(f"{env}: {lost} episodes had a reward, and have none now")
+    return [*lines, *shortened(unlike), *shortened(changed)], lost
 
 
 def _loaded(target: str | None, values: Mapping[str, Any]) -> EnvironmentFactory:

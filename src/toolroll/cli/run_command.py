@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ from toolroll.rollout.model.model import Model
 from toolroll.rollout.model.tokenizers import DESK_MODEL
 from toolroll.rollout.runs.provenance import Provenance, provenance
 from toolroll.rollout.runs.registry import choose_tasks
-from toolroll.rollout.runs.run_directory import RunDirectory
+from toolroll.rollout.runs.run_directory import RunDirectory, is_complete
 from toolroll.rollout.runs.runner import EpisodeKey, Runner, RunStoppedError, remaining
 from toolroll.rollout.runs.summary import Summary
 from toolroll.rollout.runtime.complaints import complaints
@@ -64,11 +64,14 @@ async def run(config: RunConfig, console: Console, recorded: RecordedRun | None 
     if config.baseline_url is None:
         _check_sampling(config.sampling_params)
     async with AsyncExitStack() as stack:
-        with console.status("Loading the environment and the tokenizer") as status:
+        with console.status("Loading the environment and the tokenizer"):
             plan = await prepare(config, stack)
-            user_url = config.user_url if config.user_model is not None else None
-            servers = {"--baseline-url": config.baseline_url, "--user-url": user_url}
-            status.update("Waiting for the engine" if plan.served else "Waiting for the server")
+            complete = _is_complete(plan)
+        if complete:  # its table needs no server
+            return await play(replace(plan, served=None), console)
+        user_url = config.user_url if config.user_model is not None else None
+        servers = {"--baseline-url": config.baseline_url, "--user-url": user_url}
+        with console.status(f"Waiting for the {'engine' if plan.served else 'server'}") as status:
             await _check_addresses(servers, seconds=config.engine_timeout)
             if plan.served is not None:
                 allow = config.allow_model_mismatch
@@ -79,6 +82,12 @@ async def run(config: RunConfig, console: Console, recorded: RecordedRun | None 
                 if config.model == DESK_MODEL and config.env_args.get("policy") != "brief":
                     print_line(console, _NOT_TRAINED)
         return await play(plan, console, recorded=recorded)
+
+
+def _is_complete(plan: Plan) -> bool:
+    """Return True if the folder of the run has all its episodes."""
+    out, planned = plan.config.out, remaining(plan.tasks, plan.config.samples, ())
+    return out is not None and is_complete(out, plan.factory.name, planned)
 
 
 def _check_sampling(params: Mapping[str, Any]) -> None:
@@ -131,15 +140,12 @@ async def play(
         for line in folder.unended:
             print_line(console, line)
         await _close_left(plan, out)
-        read_summary(out)  # a damaged file is an error before the episodes, not after them
+        # A damaged file is an error before the episodes, not after them.
+        earlier = read_summary(out).get(env, {})
         if folder.done:
             print_line(console, f"{env}: {len(folder.done)} episodes are in {out} already")
         if _has_others(folder.done, plan):
-            print_line(
-                console,
-                f"{env}: the table covers every episode in {out}, including tasks and samples that "
-                "this command does not name",
-            )
+            print_line(console, f"{env}: the table covers every episode in {out}, named or not")
         for message in shortened(folder.bad_lines):
             print_line(console, f"WARNING: {message} (its episode is played again)")
         if folder.dropped:
@@ -150,7 +156,9 @@ async def play(
                 folder.keep_read(plan.read.hashes())
             folder.append(episode)
 
-        outcome = await _play(plan, console, folder.summary, keep, folder.done, folder.provenance)
+        outcome = await _play(
+            plan, console, folder.summary, keep, folder.done, folder.provenance, earlier
+        )
         await _close_left(plan, out)  # of worker processes that died
         try:
             write_summary(out, {env: outcome.report})
@@ -180,8 +188,12 @@ async def _play(
     keep: Callable[[Episode], None],
     done: Collection[EpisodeKey],
     history: Sequence[Provenance],
+    earlier: Mapping[str, Any] = {},
 ) -> Outcome:
-    config = plan.config
+    """Play, and return the result. If nothing is left to play, the do-nothing baseline and the time
+    are those of the `earlier` report, if it has them.
+    """
+    config, before = plan.config, summary.episodes
     runner = runner_of(plan)
     failure = ""
     floor: Summary | None = None
@@ -203,21 +215,13 @@ async def _play(
 
     async def play_do_nothing() -> None:
         nonlocal floor
-        floor = await play_floor(
-            plan.factory,
-            _played(plan, summary),
-            max_turns=config.max_turns,
-            episode_timeout=config.episode_timeout,
-            pace_gc=config.pace_gc,
-            limits={
-                "step_timeout": config.step_timeout,
-                "max_observation_bytes": config.max_observation_bytes,
-            },
-        )
+        floor = await _floor(plan, summary)
 
     if error is not None and not summary.episodes:
         raise error
-    if config.do_nothing and stopped is None and error is None:
+    names = ("do_nothing_floor", "seconds") if summary.episodes == before else ()
+    kept = {name: earlier[name] for name in names if earlier.get(name) is not None}
+    if config.do_nothing and stopped is None and error is None and "do_nothing_floor" not in kept:
         with console.status("Playing the do-nothing baseline"):
             stopped, error = await _end(play_do_nothing(), config.baseline_url)
     environment_report = report(
@@ -229,7 +233,7 @@ async def _play(
         allow_unequal=config.allow_unequal,
         provenance=history,
     )
-    return Outcome(summary, environment_report, stopped, failure, error)
+    return Outcome(summary, environment_report | kept, stopped, failure, error)
 
 
 async def _end(
@@ -261,6 +265,22 @@ async def _end(
             first = RunStoppedError(message, first.failure)
         return None, first
     return None, None
+
+
+async def _floor(plan: Plan, summary: Summary) -> Summary:
+    """Play the do-nothing baseline on the tasks in the result."""
+    config = plan.config
+    return await play_floor(
+        plan.factory,
+        _played(plan, summary),
+        max_turns=config.max_turns,
+        episode_timeout=config.episode_timeout,
+        pace_gc=config.pace_gc,
+        limits={
+            "step_timeout": config.step_timeout,
+            "max_observation_bytes": config.max_observation_bytes,
+        },
+    )
 
 
 def _played(plan: Plan, summary: Summary) -> list[Task]:

@@ -1,15 +1,15 @@
-"""`toolroll view`: writes a page that shows a run."""
+"""`toolroll view`: prints the table of a run, and writes a page that shows it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from toolroll.cli.display import shortened
 from toolroll.endpoint.sessions.session_store import unfinished_sessions
-from toolroll.evaluation.report import read_summary
+from toolroll.evaluation.report import read_summary, report_of
 from toolroll.evaluation.viewer import ShownTokens, write_page
 from toolroll.evaluation.viewer.data import Pieces
 from toolroll.evaluation.viewer.page import PiecesOf
@@ -17,15 +17,17 @@ from toolroll.rollout.errors import UsageError
 from toolroll.rollout.model.tokenizers import load_tokenizer
 from toolroll.rollout.runs.episode_file import read_episodes
 from toolroll.rollout.runs.run_directory import read_run_file, refuse_no_run, unended
+from toolroll.rollout.runs.summary import Summary
+from toolroll.rollout.types import Episode
 
 PAGE_NAME = "view.html"
 
 
 def view(
     folder: Path, *, out: Path | None, tokenizer: str | None, tokens: int | None
-) -> tuple[Path, int, list[str]]:
-    """Write the page for the run in `folder`. Return the page's path, the number of episodes, and
-    messages for the user.
+) -> tuple[Path, int, list[str], dict[str, dict[str, Any]]]:
+    """Write the page for the run in `folder`. Return the page's path, the number of episodes,
+    messages for the user, and the reports of the episodes by environment.
 
     Args:
         folder: The folder of a run.
@@ -45,15 +47,16 @@ def view(
     if not out.parent.is_dir():
         raise UsageError(f"--out {out}: there is no folder {out.parent}")
     settings = read_run_file(folder)["environments"]
-    messages = unended(folder)
+    messages, written = unended(folder), read_summary(folder)
     bad_lines: list[str] = []
+    summaries: dict[str, Summary] = {}
     count, with_tokens = write_page(
         out,
         page_title(folder),
-        read_episodes(folder, on_bad_line=bad_lines.append),
+        _summed(read_episodes(folder, on_bad_line=bad_lines.append), summaries),
         tokens=ShownTokens(pieces_by_model(settings, tokenizer, messages.append), tokens),
         settings=settings,
-        summary=read_summary(folder),
+        summary=written,
     )
     messages += shortened(bad_lines) + unfinished_sessions(folder)
     if count > with_tokens:
@@ -61,7 +64,18 @@ def view(
             f"the tokens of the first {with_tokens} episodes are in the page; the other episodes "
             f"have their conversation only (to include more: --tokens)"
         )
-    return out, count, messages
+    reports = {
+        env: report_of(summary, written.get(env, {}), settings.get(env))
+        for env, summary in summaries.items()
+    }
+    return out, count, messages, reports
+
+
+def _summed(episodes: Iterable[Episode], summaries: dict[str, Summary]) -> Iterator[Episode]:
+    """Yield `episodes`, and add each to the summary of its environment."""
+    for episode in episodes:
+        summaries.setdefault(episode.env, Summary(episode.env)).add(episode)
+        yield episode
 
 
 def page_title(folder: Path) -> str:

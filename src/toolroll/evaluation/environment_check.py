@@ -81,12 +81,12 @@ async def check(
     questions = _Questions(factory, tasks, time_limit)
     results: list[CheckResult] = []
     for name, ask in {
-        "tasks": questions.tasks_load,
-        "same seed": questions.same_seed_is_the_same,
-        "reference actions": questions.references_earn_1,
-        "doing nothing": questions.doing_nothing_does_not,
-        "argument types": questions.every_argument_has_a_type,
-        "wrong calls": questions.wrong_calls_are_answered,
+        "tasks load": questions.tasks_load,
+        "same seed, same episode": questions.same_seed_is_the_same,
+        "references earn 1.0": questions.references_earn_1,
+        "doing nothing does not earn 1.0": questions.doing_nothing_does_not,
+        "every argument has a type": questions.every_argument_has_a_type,
+        "wrong calls get an answer": questions.wrong_calls_are_answered,
     }.items():
         try:
             results.append(CheckResult(name, "ok", await ask()))
@@ -152,7 +152,7 @@ class _Questions:
                     "task {} differs if it is played twice with one seed: {} is {} the first time "
                     "and {} the second time".format(task.id, path, *excerpts(*values))
                 )
-        return "two episodes, each the same when it is played again"
+        return "two episodes, each played twice"
 
     async def references_earn_1(self) -> str:
         references = [(task, self.factory.reference(task)) for task in self.tasks]
@@ -171,7 +171,7 @@ class _Questions:
         if wrong:
             some = ", ".join(wrong[:3])
             raise _FailedError(f"{len(wrong)} of {len(solved)} do not earn 1.0: {some}")
-        return f"{len(solved)} of {len(solved)} earn 1.0"
+        return f"{len(solved)} of {len(solved)}"
 
     async def doing_nothing_does_not(self) -> str:
         """This fails only if each task is solved, because some tasks of a benchmark ask for no
@@ -206,7 +206,7 @@ class _Questions:
                     f"{what}, {call.name}({arguments}): {error}; raise an ActionError, or answer "
                     f"with a tool message"
                 ) from error
-        return f"{len(calls)} calls, each answered"
+        return f"{len(calls)} calls"
 
     async def _play(
         self, task: Task, seed: int, actions: Sequence[Action] | None

@@ -97,6 +97,17 @@ def report(
     }
 
 
+def report_of(
+    summary: Summary, written: Mapping[str, Any], settings: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    """Return the report that a run has `written`, if it is of the episodes in `summary`, which are
+    all that its folder has. Otherwise, return one of these episodes.
+    """
+    found = report(summary, settings=settings)
+    same = all(found[name] == written.get(name) for name in ("statuses", "stop_reasons"))
+    return dict(written) if same else found
+
+
 def _counts_and_latencies(summary: Summary) -> dict[str, Any]:
     """Return the numbers of turns, tokens and calls, and the latencies in seconds."""
     totals = summary.totals

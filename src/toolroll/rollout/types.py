@@ -1,7 +1,4 @@
-"""The data types of a rollout, and its interfaces, such as `Environment` and `Agent`.
-
-The arrays of a `Trajectory` have one value for each token of the whole sequence.
-"""
+"""The data types of a rollout, and its interfaces, such as `Environment` and `Agent`."""
 
 from __future__ import annotations
 
@@ -204,12 +201,14 @@ class Trajectory:
                 f"logprobs {logprobs}, and routed_experts one shorter: {rows}"
             )
         if not 0 <= self.prompt_length <= n:
-            raise ValueError(
-                f"prompt_length {self.prompt_length} is outside the sequence of {n} tokens"
-            )
+            raise ValueError(f"prompt_length {self.prompt_length} is outside the {n} tokens")
 
     def __len__(self) -> int:
         return len(self.input_ids)
+
+    def __repr__(self) -> str:  # without the arrays, which have thousands of numbers
+        counts = f"{len(self)} tokens, {self.trained_tokens} trained, {len(self.turns)} turns"
+        return f"<Trajectory: {counts}, source {self.source}, fork_reason {self.fork_reason!r}>"
 
     @property
     def response_length(self) -> int:
@@ -408,22 +407,22 @@ class InteractionResult:
     `reward` is None for an ABORTED episode.
     """
 
-    prompt: str
+    prompt: str = field(repr=False)
     reward: float | None
-    messages: list[Message]
+    messages: list[Message] = field(repr=False)
     info: dict[str, Any]
-    response: str = ""
-    loss_mask: list[int] = field(default_factory=list)
-    tokens: list[int] = field(default_factory=list)
+    response: str = field(default="", repr=False)
+    loss_mask: list[int] = field(default_factory=list, repr=False)
+    tokens: list[int] = field(default_factory=list, repr=False)
     status: Status = Status.COMPLETED
     response_length: int = 0
-    logprobs: list[float] | None = None
-    weight_versions: tuple[WeightVersion, ...] = ()
+    logprobs: list[float] | None = field(default=None, repr=False)
+    weight_versions: tuple[WeightVersion, ...] = field(default=(), repr=False)
     trajectories: tuple[Trajectory, ...] = ()
     stop_reason: StopReason = StopReason.DONE
-    metrics: dict[str, float] = field(default_factory=dict)
+    metrics: dict[str, float] = field(default_factory=dict, repr=False)
     step_rewards: tuple[float, ...] = ()
-    tools: list[Tool] = field(default_factory=list)
+    tools: list[Tool] = field(default_factory=list, repr=False)
 
     @classmethod
     def of(

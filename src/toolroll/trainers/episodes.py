@@ -20,7 +20,12 @@ from pydantic import Field
 from toolroll.evaluation.certify import certify
 from toolroll.rollout.errors import UsageError, error_in
 from toolroll.rollout.model.model import Model
-from toolroll.rollout.runs.registry import agent_maker, load_environment, user_maker
+from toolroll.rollout.runs.registry import (
+    agent_maker,
+    check_split,
+    load_environment,
+    user_maker,
+)
 from toolroll.rollout.runs.runner import checked_result, episode_seed
 from toolroll.rollout.settings import (
     AgentSettings,
@@ -69,12 +74,13 @@ class EpisodeSettings(
     @classmethod
     def checked(cls, settings: EpisodeSettings | Mapping[str, Any]) -> EpisodeSettings:
         """Return `settings`. Raise `UsageError` if they are wrong, or if they name an environment,
-        an agent or a user simulator that does not exist.
+        a split, an agent or a user simulator that does not exist.
         """
         if not isinstance(settings, EpisodeSettings):
             settings = cls.read(settings, where=cls.__name__)
         if settings.env:
-            load_environment(settings.env, settings.env_args)
+            factory = load_environment(settings.env, settings.env_args)
+            check_split(factory, settings.split or factory.splits[0])
         agent_maker(settings.agent)
         if settings.user is not None:
             user_maker(settings.user)
@@ -90,7 +96,8 @@ class EpisodeSettings(
 
 
 class EpisodePlayer:
-    """Plays episodes with `settings` on `model`. `aclose` closes the model too.
+    """Plays episodes with `settings` on `model`. `aclose` closes the model too. Raise `UsageError`
+    if `settings` are wrong (`EpisodeSettings.checked`).
 
     A failed episode is not played again if the engine is `stopped()`. `name` converts a setting's
     name to the framework's spelling for error messages. `images`: the trainer takes images.
@@ -111,7 +118,7 @@ class EpisodePlayer:
     ) -> None:
         self.model = model
         model.takes_images &= images
-        self.settings = settings
+        self.settings = EpisodeSettings.checked(settings)
         self._name = name
         self._make_agent = agent_maker(settings.agent)
         self._tasks: dict[tuple[str, str], tuple[EnvironmentFactory, Sequence[Task]]] = {}

@@ -188,7 +188,8 @@ def _matched(turn: Sampled, params: Mapping[str, Any]) -> int | str | None:
 
 class LoopPlayers:
     """One `EpisodePlayer` per event loop and engine object, because a connection can be used only
-    in one event loop. `make` returns the engine client for an engine object.
+    in one event loop. `make` returns the engine client for an engine object. Raise `UsageError` if
+    `settings` are wrong, before the first episode.
     """
 
     def __init__(
@@ -199,7 +200,7 @@ class LoopPlayers:
     ) -> None:
         self._make = make
         self._tokenizer = tokenizer
-        self._settings = settings
+        self._settings = EpisodeSettings.checked(settings)
         self._args = settings.rollout_args(model=str(vars(tokenizer).get("name_or_path") or ""))
         self._players: PerLoop[EpisodePlayer] = PerLoop()
 

@@ -14,7 +14,7 @@ import io
 import logging
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any
 
@@ -38,10 +38,10 @@ class TrainingSequence:
     `select_sequences`): those of other sequences, and those that a limit removes.
     """
 
-    prompt_ids: list[int]
-    response_ids: list[int]
-    loss_mask: list[int]
-    logprobs: list[float]
+    prompt_ids: list[int] = field(repr=False)
+    response_ids: list[int] = field(repr=False)
+    loss_mask: list[int] = field(repr=False)
+    logprobs: list[float] = field(repr=False)
     trajectory: Trajectory | None
     left_out_tokens: int = 0
 

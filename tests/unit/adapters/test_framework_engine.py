@@ -9,8 +9,17 @@ import pytest
 
 from toolroll.rollout.errors import CompletionError, UsageError
 from toolroll.rollout.types import GenerateRequest, WeightVersion
+from toolroll.testing import load_embedded_tokenizer
 from toolroll.trainers.areal import ArealEngine
-from toolroll.trainers.framework_engine import VLLM_NAMES, FrameworkEngine, Sampled, renamed
+from toolroll.trainers.driven import DrivenPlayer
+from toolroll.trainers.episodes import EpisodeSettings
+from toolroll.trainers.framework_engine import (
+    VLLM_NAMES,
+    FrameworkEngine,
+    LoopPlayers,
+    Sampled,
+    renamed,
+)
 from toolroll.trainers.skyrl.generator import _SGLANG_NAMES, SkyrlEngine
 
 REQUEST = GenerateRequest(
@@ -96,3 +105,9 @@ async def test_areal_refuses_a_parameter_that_it_does_not_have() -> None:
     request = GenerateRequest(REQUEST.input_ids, {"min_p": 0.1}, "session")
     with pytest.raises(UsageError, match="AReaL's engine has no sampling parameter 'min_p'"):
         await engine.generate(request)
+
+
+@pytest.mark.parametrize("door", [DrivenPlayer, lambda *given: LoopPlayers(lambda _: None, *given)])
+def test_an_unknown_environment_is_refused_before_the_first_episode(door: Any) -> None:
+    with pytest.raises(UsageError, match="no environment named 'dek'; did you mean 'desk'"):
+        door(load_embedded_tokenizer(), EpisodeSettings(env="dek"))

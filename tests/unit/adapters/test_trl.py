@@ -158,6 +158,7 @@ def test_a_peft_adapter_is_not_saved_as_a_whole_model(tmp_path: Path) -> None:
     [
         ({"env": "dsk"}, "there is no environment named 'dsk'; did you mean 'desk'"),
         ({"env": "none.py:env"}, "none.py"),
+        ({"env": "desk", "split": "tset"}, "desk has no split 'tset'; it has test, "),
         ({"env": "desk", "agent": "tool-caling"}, "there is no agent named 'tool-caling'"),
         ({"env": "desk", "user": "opnai"}, "there is no user simulator named 'opnai'"),
         ({"env": "desk", "parser": "hermez"}, "EpisodeSettings: parser: .*did you mean 'hermes'"),

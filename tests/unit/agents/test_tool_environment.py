@@ -347,6 +347,12 @@ def test_a_reward_that_returns_nothing_is_an_error() -> None:
         step(episode, text="Done.")
 
 
+def test_a_reward_may_have_a_reason() -> None:
+    episode, _ = begin(define(reward=lambda final: (0.0, "too late")))
+    graded = StepResult(reward=0.0, done=True, info={"reward_reason": "too late"})
+    assert step(episode, text="ok") == graded
+
+
 async def test_any_result_becomes_json() -> None:
     assert observed(await play(define(pairs), call("pairs"), "ok")) == ['{"(1, 2)": 3}']
 

@@ -36,14 +36,23 @@ def shown(*, terminal: bool, earlier: int = 0, total: int = 40) -> str:
     return out.getvalue()
 
 
-def test_lines_where_there_is_no_terminal() -> None:
-    lines = shown(terminal=False).splitlines()
-    assert len(lines) == 20
-    assert lines[0].startswith("pond: 2/40  reward 0.500  ")
-    for words in ("episodes/s", "tok/s", "left"):
-        assert words in lines[0]
-    assert lines[-1].startswith("pond: 40/40")
-    assert "0:00 left" in lines[-1]
+@pytest.mark.parametrize(("minutes", "count"), [(1 / 3, 1), (5, 10), (600, 50)])
+def test_lines_where_there_is_no_terminal(
+    monkeypatch: pytest.MonkeyPatch, minutes: float, count: int
+) -> None:
+    """They are few, however long the run is and however many episodes it has."""
+    clock = SimpleNamespace(now=0.0)
+
+    def later() -> float:
+        clock.now += minutes * 60 / 1000  # once per episode
+        return clock.now
+
+    monkeypatch.setattr(display, "time", SimpleNamespace(perf_counter=later))
+    lines = shown(terminal=False, total=1000).splitlines()
+    assert abs(len(lines) - count) <= 2
+    assert lines[-1].startswith("pond: 1000/1000  reward 0.500  ")
+    for words in ("episodes/s", "tok/s", "0:00 left"):
+        assert words in lines[-1]
 
 
 @pytest.mark.parametrize("earlier", [39, 40])
@@ -127,16 +136,16 @@ def test_the_rates_and_the_time_left_are_of_this_run(monkeypatch: pytest.MonkeyP
     sampled = (5, 50)  # by an earlier run of the same model
     summary.add(episode(sample=9))
     with RunDisplay(Console(file=out, width=160), summary, 4, lambda: sampled) as shows:
-        for now, counts in ((110.0, (5, 50)), (120.0, (45, 450)), (130.0, (5, 50))):
+        for now, counts in ((130.0, (5, 50)), (160.0, (45, 450)), (190.0, (5, 50))):
             clock.now, sampled = now, counts
             found = episode(sample=int(now), metrics={"turns": 3.0, "completion_tokens": 20.0})
             summary.add(found)
             shows.show(found)
-    assert shows.seconds == 30.0
+    assert shows.seconds == 90.0
     assert out.getvalue().splitlines() == [
-        "pond: 2/4  reward 1.000  0.1 episodes/s  0.3 turns/s  2 tok/s  0:20 left",
-        "pond: 3/4  reward 1.000  0.1 episodes/s  2.0 turns/s  20 tok/s  0:10 left",
-        "pond: 4/4  reward 1.000  0.1 episodes/s  0.3 turns/s  2 tok/s  0:00 left",
+        "pond: 2/4  reward 1.000  0.0 episodes/s  0.1 turns/s  1 tok/s  1:00 left",
+        "pond: 3/4  reward 1.000  0.0 episodes/s  0.7 turns/s  7 tok/s  0:30 left",
+        "pond: 4/4  reward 1.000  0.0 episodes/s  0.1 turns/s  1 tok/s  0:00 left",
     ]
 
 

@@ -287,6 +287,22 @@ def test_a_run_goes_on_grows_and_refuses_other_settings(
         run(engine, "--out", tmp_path, "--chat-template-kwargs", '{"a": 1}')
 
 
+def test_a_complete_run_shows_its_table_again_without_an_engine(
+    engine: EmbeddedEngine, tmp_path: Path
+) -> None:
+    options = ["--samples", 2, "--tasks", "0-3", "--out", tmp_path, "--engine-timeout", 0]
+    first = rows(run(engine, *options))
+    again = toolroll(*run_command("http://127.0.0.1:9", *options))
+    assert again.exit_code == 0
+    shown = [rows(again), rows(toolroll("view", tmp_path))]
+    assert shown == [first, first], "with the time and the do-nothing baseline"
+    file = tmp_path / "episodes.jsonl"
+    file.write_bytes(b"".join(file.read_bytes().splitlines(keepends=True)[:3]))
+    assert rows(toolroll("view", tmp_path))["episodes"] == "3"
+    with pytest.raises(UsageError, match=r"the engine at http://127\.0\.0\.1:9"):
+        toolroll(*run_command("http://127.0.0.1:9", *options))
+
+
 def test_settings_come_from_a_file_and_the_command_line_overrules_it(
     engine: EmbeddedEngine, tmp_path: Path
 ) -> None:

@@ -198,38 +198,46 @@ class BadConstructor(Adder):
 
 
 BROKEN = [
-    (Unseeded, "same seed", r"task small differs .*: messages\[1\].content is '"),
+    (Unseeded, "same seed, same episode", r"task small differs .*: messages\[1\].content is '"),
     (
         LeftOver,
-        "same seed",
+        "same seed, same episode",
         r"messages\[2\].content is '\d+' the first time and '\d+' the second time$",
     ),
     (
         LongResult,
-        "same seed",
+        "same seed, same episode",
         r"messages\[2\].content is \.\.\. 'x+ step \d+ y+ \.\.\. the first time and ",
     ),
-    (Careless, "wrong calls", r"an unknown tool, no_such_tool\(\{\}\): .*KeyError: 'a'"),
-    (WrongReference, "reference actions", r"1 of 2 do not earn 1.0: large: 0.0$"),
+    (
+        Careless,
+        "wrong calls get an answer",
+        r"an unknown tool, no_such_tool\(\{\}\): .*KeyError: 'a'",
+    ),
+    (WrongReference, "references earn 1.0", r"1 of 2 do not earn 1.0: large: 0.0$"),
     (
         Generous,
-        "doing nothing",
+        "doing nothing does not earn 1.0",
         "a farewell earns 1.0 in 2 of 2: a model would learn to do nothing$",
     ),
-    (WrongSchema, "argument types", 'add: parameters/properties/a/type: "int" is not valid'),
-    (RequiredButUnknown, "argument types", "add: the argument 'c' has no type$"),
-    (Untyped, "argument types", "add: the argument 'b' has no type$"),
-    (NoObject, "argument types", 'add: the parameters must have "type": "object"$'),
-    (Silent, "same seed", "Silent.step returned no tool message for the call to add"),
-    (BadReset, "same seed", "BadReset.reset must return an Observation, not dict"),
-    (BadMessage, "same seed", r"messages\[0\] must be a mapping with a role"),
-    (NotANumber, "same seed", "NotANumber.step gave the reward nan"),
-    (BadClose, "same seed", "BadClose.close failed: .*OSError: the socket is gone"),
-    (Doubled, "tasks", "1 task ids are not unique, such as 'same'"),
-    (Endless, "same seed", "step took more than 0.1 s"),
-    (BadReference, "same seed", "KeyError: 'solution'"),
-    (BadConstructor, "same seed", "KeyError: 'rooms'"),
-    (Exits, "same seed", r"Exits.step failed: SystemExit: 3 \("),
+    (
+        WrongSchema,
+        "every argument has a type",
+        'add: parameters/properties/a/type: "int" is not valid',
+    ),
+    (RequiredButUnknown, "every argument has a type", "add: the argument 'c' has no type$"),
+    (Untyped, "every argument has a type", "add: the argument 'b' has no type$"),
+    (NoObject, "every argument has a type", 'add: the parameters must have "type": "object"$'),
+    (Silent, "same seed, same episode", "Silent.step returned no tool message for the call to add"),
+    (BadReset, "same seed, same episode", "BadReset.reset must return an Observation, not dict"),
+    (BadMessage, "same seed, same episode", r"messages\[0\] must be a mapping with a role"),
+    (NotANumber, "same seed, same episode", "NotANumber.step gave the reward nan"),
+    (BadClose, "same seed, same episode", "BadClose.close failed: .*OSError: the socket is gone"),
+    (Doubled, "tasks load", "1 task ids are not unique, such as 'same'"),
+    (Endless, "same seed, same episode", "step took more than 0.1 s"),
+    (BadReference, "same seed, same episode", "KeyError: 'solution'"),
+    (BadConstructor, "same seed, same episode", "KeyError: 'rooms'"),
+    (Exits, "same seed, same episode", r"Exits.step failed: SystemExit: 3 \("),
 ]
 
 
@@ -257,12 +265,12 @@ async def test_each_fault_is_found_once_and_named(
 async def test_one_without_a_fault_passes_all_checks() -> None:
     results = await checked(EnvironmentClass(Adder, "adder"))
     assert [(result.name, result.status, result.detail) for result in results] == [
-        ("tasks", "ok", "2 in the split test"),
-        ("same seed", "ok", "two episodes, each the same when it is played again"),
-        ("reference actions", "ok", "2 of 2 earn 1.0"),
-        ("doing nothing", "ok", "a farewell earns 1.0 in 0 of 2"),
-        ("argument types", "ok", "1 tool"),
-        ("wrong calls", "ok", "5 calls, each answered"),
+        ("tasks load", "ok", "2 in the split test"),
+        ("same seed, same episode", "ok", "two episodes, each played twice"),
+        ("references earn 1.0", "ok", "2 of 2"),
+        ("doing nothing does not earn 1.0", "ok", "a farewell earns 1.0 in 0 of 2"),
+        ("every argument has a type", "ok", "1 tool"),
+        ("wrong calls get an answer", "ok", "5 calls"),
     ]
 
 
@@ -270,8 +278,8 @@ async def test_an_error_ends_the_check() -> None:
     """The next questions would meet it too."""
     results = await checked(EnvironmentClass(Silent, "silent"))
     assert [(result.name, result.status) for result in results] == [
-        ("tasks", "ok"),
-        ("same seed", "failed"),
+        ("tasks load", "ok"),
+        ("same seed, same episode", "failed"),
     ]
 
 
@@ -305,7 +313,7 @@ SMALL = {"a": 1, "b": 2}
     ],
 )
 async def test_the_tasks_are_checked(lists: list[list[Task]], words: str) -> None:
-    assert failed(await checked(Listed(*lists)))[0] == f"tasks: {words}"
+    assert failed(await checked(Listed(*lists)))[0] == f"tasks load: {words}"
 
 
 async def test_tasks_that_ask_for_nothing_are_counted() -> None:
@@ -320,7 +328,7 @@ async def test_tasks_that_ask_for_nothing_are_counted() -> None:
 
     results = {one.name: one for one in await checked(EnvironmentClass(Half, "half"))}
     assert failed(list(results.values())) == []
-    assert results["doing nothing"].detail == "a farewell earns 1.0 in 1 of 2"
+    assert results["doing nothing does not earn 1.0"].detail == "a farewell earns 1.0 in 1 of 2"
 
 
 async def test_an_environment_without_tools_passes() -> None:
@@ -335,8 +343,8 @@ async def test_an_environment_without_tools_passes() -> None:
     results = await checked(EnvironmentClass(Plain, "plain"))
     assert failed(results) == []
     assert [one.name for one in results if one.detail == "there are no tools"] == [
-        "argument types",
-        "wrong calls",
+        "every argument has a type",
+        "wrong calls get an answer",
     ]
 
 
@@ -349,8 +357,8 @@ async def test_without_references_tools_are_called_with_examples() -> None:
             return None
 
     results = {one.name: one for one in await checked(EnvironmentClass(Alone, "alone"))}
-    assert results["reference actions"].status == "not applicable"
-    assert results["same seed"].status == "ok"
+    assert results["references earn 1.0"].status == "not applicable"
+    assert results["same seed, same episode"].status == "ok"
 
     class Noisy(Alone):
         def call(self, call: ToolCall) -> str:
@@ -386,7 +394,7 @@ def test_the_short_form_passes_at_the_command_line(tmp_path: Path) -> None:
     (tmp_path / "cart.py").write_text(SHORT)
     done = toolroll("check-env", f"{tmp_path / 'cart.py'}:env")
     assert done.exit_code == 0, done.output
-    assert "2 of 2 earn 1.0" in done.stdout and "failed" not in done.stdout
+    assert "2 of 2" in done.stdout and "failed" not in done.stdout
 
 
 def test_a_failed_check_exits_with_1(tmp_path: Path) -> None:
@@ -436,4 +444,4 @@ async def test_an_environment_that_needs_a_user_gets_one_who_leaves() -> None:
 
     results = {one.name: one for one in await checked(EnvironmentClass(Chat, "chat"))}
     assert failed(list(results.values())) == []
-    assert results["reference actions"].detail.startswith("2 of 2 need a user who answers")
+    assert results["references earn 1.0"].detail.startswith("2 of 2 need a user who answers")

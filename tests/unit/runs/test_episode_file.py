@@ -240,7 +240,7 @@ def test_no_line_breaks_its_folder(changes: dict[tuple[Any, ...], Any]) -> None:
                 write_summary(folder, {"pond": part})
         Console(file=io.StringIO()).print(results_table({"pond": part}))
         remarks("pond", part)
-        _, count, messages = view(folder, out=None, tokenizer=None, tokens=9)
+        _, count, messages, _ = view(folder, out=None, tokenizer=None, tokens=9)
         assert count + len(bad) + dropped == 4
         assert messages[: len(bad)] == bad
         for kind in EXPORTS:

@@ -81,6 +81,7 @@ def by_key(folder: Path) -> dict[tuple[str, int], Episode]:
 
 def test_an_environment_that_did_not_change_agrees(recorded: Path, tmp_path: Path) -> None:
     result = toolroll("regrade", recorded, "--out", tmp_path / "again")
+    assert result.exit_code == 0
     assert result.stdout.splitlines() == [
         "desk: 24 episodes, 24 replayed alike (100.0%), 0 rewards changed"
     ]
@@ -182,6 +183,8 @@ def test_what_changed_in_an_environment_is_found(tmp_path: Path) -> None:
         toolroll(*run_command(engine.url, "--no-do-nothing", "--out", run, env=old))
     result = toolroll("regrade", run, "--out", out, "--env", new)
     lines = result.stdout.splitlines()
+    assert result.exit_code == 1
+    assert lines.pop(2) == "bench:Bench: 1 episodes had a reward, and have none now"
     assert lines[:2] == [
         "bench:Bench: 3 episodes, 1 replayed alike (33.3%), 3 rewards changed",
         "bench:Bench: 1 aborted episodes, or of tasks that are gone: left out",

@@ -122,7 +122,7 @@ def test_pieces_are_the_text(tokenizer: Any) -> None:
 
 
 def test_fewer_tokens_make_a_smaller_page(run: Path, tmp_path: Path) -> None:
-    page, count, said = view(run, out=tmp_path / "small.html", tokenizer=None, tokens=1)
+    page, count, said, _ = view(run, out=tmp_path / "small.html", tokenizer=None, tokens=1)
     data = blocks(page)
     assert count == 4
     assert [name for name in sorted(data) if name.startswith("tokens-")] == ["tokens-0"]
@@ -137,7 +137,7 @@ def test_without_the_tokenizer_ids_are_shown(run: Path, tmp_path: Path) -> None:
     settings.write_text(
         settings.read_text().replace('"embedded"', json.dumps(str(tmp_path / "nowhere")))
     )
-    page, _, said = view(copy, out=None, tokenizer=None, tokens=9)
+    page, _, said, _ = view(copy, out=None, tokenizer=None, tokens=9)
     assert "tokens are shown as ids" in said[0]
     assert blocks(page)["tokens-0"][0]["texts"][:2] == ["100 ", "101 "]
     assert view(copy, out=None, tokenizer="embedded", tokens=9)[2] == []

@@ -175,7 +175,7 @@ async def test_view_and_export_say_how_many_sessions_are_not_finished(tmp_path: 
     out, killed = tmp_path / "out", tmp_path / "killed"
 
     def viewed(folder: Path) -> tuple[int, list[str]]:
-        _, count, messages = view(folder, out=None, tokenizer=None, tokens=0)
+        _, count, messages, _ = view(folder, out=None, tokenizer=None, tokens=0)
         return count, [line for line in messages if "unfinished" in line]
 
     async with serve(policy, out=out) as bench:

@@ -10,7 +10,7 @@ import numpy as np
 import orjson
 import pytest
 from pydantic import BaseModel, ValidationError
-from support.results import content, trajectory
+from support.results import content, episode, trajectory
 from support.source import ROOT
 
 from toolroll.rollout.media import Image
@@ -22,6 +22,7 @@ from toolroll.rollout.session.trajectory_json import (
     to_json,
 )
 from toolroll.rollout.types import Trajectory, Turn
+from toolroll.trainers.sequences import training_sequences
 
 WRITTEN_BEFORE = Path(__file__).parent.parent / "runs" / "episodes-0.1.jsonl"
 
@@ -34,6 +35,16 @@ def third() -> Trajectory:
     found.logprobs[4] = np.float32(-1 / 3)
     media = (Image(1, 2, "ab", (1, 4, 2), url="data:"), Image(3, 1, "cd"))
     return replace(found, lineage={"thread_id": "t"}, media=media)
+
+
+def test_what_is_printed_of_an_episode_are_counts() -> None:
+    played = episode(trajectories=[trajectory(fork_reason="rewritten")])
+    shown = "<Trajectory: 12 tokens, 6 trained, 2 turns, source engine, fork_reason 'rewritten'>"
+    assert str(played.result.trajectories[0]) == shown
+    assert f"trajectories=({shown},), stop_reason=" in str(played)
+    assert "[" not in str(played).replace("expected_calls=[]", "")
+    [sequence] = training_sequences(played.result)
+    assert str(sequence) == f"TrainingSequence(trajectory={shown}, left_out_tokens=0)"
 
 
 @pytest.mark.parametrize("arrays", [False, True])

@@ -78,7 +78,7 @@ def tool_environment(
     *,
     tools: Sequence[Callable[..., Any]],
     tasks: Sequence[Mapping[str, Any]] | Mapping[str, Sequence[Mapping[str, Any]]] | str | Path,
-    reward: Callable[..., float] | None = None,
+    reward: Callable[..., float | tuple[float, str]] | None = None,
     judge: Grader | None = None,
     system: str | None = None,
     state: Callable[..., Any] | None = None,
@@ -104,7 +104,7 @@ def tool_environment(
             {...}}`, a list of such calls, or the final text.
         reward: a function with any of the parameters `task` (the dict), `final` (the text of the
             last reply), `calls` (a list of `PlayedCall`) and `state`. It returns a number, which is
-            1.0 for success. A truncated episode gets 0.
+            1.0 for success, or a pair of the number and its reason. A truncated episode gets 0.
         judge: a model that gives the reward (`Judge`). It reads the prompt, the calls with their
             results, and the final reply. With `reward` too, the summary says how often the two
             agree.
@@ -256,15 +256,18 @@ class ToolEnvironment(Environment):
         """Execute the calls, or grade the final reply."""
         if action.tool_calls:
             return StepResult([self._answer(call) for call in action.tool_calls])
-        rules, rule = self._rules, None
+        rules, rule, reason = self._rules, None, ""
         if rules.reward is not None:
             rule = rules.reward(
                 task=self._task, final=action.content, calls=list(self._calls), state=self._state
             )
+            if isinstance(rule, tuple):
+                rule, reason = rule
             if rule is None:
                 raise EnvironmentFailure("reward returned None; it must return a number")
         if rules.judge is None:
-            return StepResult(reward=rule, done=True)
+            info = {"reward_reason": reason} if reason else {}
+            return StepResult(reward=rule, done=True, info=info)
         reply: Message = {"role": "assistant", "content": action.content}
         return rules.judge.grade(
             [*self._prompt, *map(_shown, self._calls), reply], self._task, rule

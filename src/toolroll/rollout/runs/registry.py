@@ -134,6 +134,14 @@ class _Configured:
         return self._factory.make(replace(options, settings=settings))
 
 
+def check_split(factory: EnvironmentFactory, split: str) -> None:
+    """Raise `UsageError` if `factory` has no such split."""
+    if split not in factory.splits:
+        raise UsageError(
+            f"{factory.name} has no split {split!r}; it has {', '.join(factory.splits)}"
+        )
+
+
 def choose_tasks(factory: EnvironmentFactory, split: str | None, wanted: str | None) -> list[Task]:
     """Return the tasks of `split` (default: the first split) that `wanted` selects.
 
@@ -141,10 +149,7 @@ def choose_tasks(factory: EnvironmentFactory, split: str | None, wanted: str | N
     split, a split without tasks, a task out of range, or a range that cannot be read.
     """
     split = split or factory.splits[0]
-    if split not in factory.splits:
-        raise UsageError(
-            f"{factory.name} has no split {split!r}; it has {', '.join(factory.splits)}"
-        )
+    check_split(factory, split)
     try:
         tasks = list(factory.tasks(split))
     except Exception as error:

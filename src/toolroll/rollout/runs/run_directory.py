@@ -201,7 +201,9 @@ class RunDirectory:
         recorded = environments.get(self.env)
         different = difference(recorded or {}, self._settings)
         if recorded is None or different:
-            if self._has_finished() or (recorded is not None and self._bound_when_empty):
+            if any(_finished(self.path, self.env)) or (
+                recorded is not None and self._bound_when_empty
+            ):
                 raise UsageError(
                     f"{self.path} has episodes of {self.env}, but no {SETTINGS_NAME} with their "
                     f"settings: choose another --out"
@@ -224,17 +226,10 @@ class RunDirectory:
             }
             _write_run_file(self.path, run_file | parts)
 
-    def _has_finished(self) -> bool:
-        """Return True if the folder has an episode of this environment that was not aborted."""
-        return any(
-            episode.result.status is not Status.ABORTED
-            for episode in self._episodes(lambda message: None)
-        )
-
     def _read_finished(self) -> int:
         """Read the episodes of this environment. Return the number of aborted ones."""
         aborted = 0
-        for episode in self._episodes(self.bad_lines.append):
+        for episode in _stored(self.path, self.env, self.bad_lines.append):
             key = (episode.task_id, episode.sample)
             if episode.result.status is Status.ABORTED:
                 aborted += 1
@@ -242,12 +237,6 @@ class RunDirectory:
                 self._done.add(key)
                 self.summary.add(episode)
         return aborted
-
-    def _episodes(self, on_bad_line: Callable[[str], None]) -> Iterator[Episode]:
-        """Yield the stored episodes of this environment."""
-        if (self.path / FILE_NAME).is_file():
-            stored = read_episodes(self.path, on_bad_line=on_bad_line)
-            yield from (episode for episode in stored if episode.env == self.env)
 
     def _drop_aborted(self) -> None:
         """Rewrite the episode file without this environment's aborted episodes. The old file
@@ -264,6 +253,31 @@ class RunDirectory:
                 self.dropped += aborted
                 if not aborted:
                     out.write(line)
+
+
+def is_complete(path: Path, env: str, planned: Collection[EpisodeKey]) -> bool:
+    """Return True if the folder `path` has each of the `planned` episodes of `env`, not aborted."""
+    file = path / FILE_NAME
+    if not file.is_file():
+        return False
+    with file.open("rb") as lines:
+        if sum(1 for _ in lines) < len(planned):  # reading the episodes takes much longer
+            return False
+    return set(planned) <= set(_finished(path, env))
+
+
+def _finished(path: Path, env: str) -> Iterator[EpisodeKey]:
+    """Yield the keys of the stored episodes of `env` that were not aborted."""
+    for episode in _stored(path, env, lambda message: None):
+        if episode.result.status is not Status.ABORTED:
+            yield episode.task_id, episode.sample
+
+
+def _stored(path: Path, env: str, on_bad_line: Callable[[str], None]) -> Iterator[Episode]:
+    """Yield the stored episodes of `env`."""
+    if (path / FILE_NAME).is_file():
+        stored = read_episodes(path, on_bad_line=on_bad_line)
+        yield from (episode for episode in stored if episode.env == env)
 
 
 def _digest(identity: Mapping[str, str] | None) -> str:
