@@ -5,8 +5,9 @@ episodes are played.
 
 from __future__ import annotations
 
-import io
 import os
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from functools import cache
@@ -15,11 +16,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
 from support.listed_environment import ListedWorld
 from support.processes import Server
-from support.servers import sglang_server
-from support.vision import image_tokens, picture, shown, tiny_vision_model
+from support.servers import sglang_environment, sglang_server
+from support.vision import FAMILIES, image_tokens, picture, shown, tiny_vision_model
 
 from toolroll.agents.loop.call_policy import CallPolicy
 from toolroll.agents.tool_calling import TrainableToolCallingAgent
@@ -34,6 +34,18 @@ TORCHVISION = os.environ.get("TOOLROLL_TORCHVISION", "")
 EPISODES = int(os.environ.get("TOOLROLL_IMAGE_EPISODES", "5"))
 CALL = r"<tool_call>\{\"name\": \"look\", \"arguments\": \{\"at\": \"[a-z]{3}\"\}\}</tool_call>"
 NO_END_OF_TEXT = {"151643": -100.0}
+READ = """
+import sys
+from forked_sglang import define_operators
+define_operators()
+import torch
+from PIL import Image
+from transformers import AutoImageProcessor
+folder, out, *files = sys.argv[1:]
+read = AutoImageProcessor.from_pretrained(folder)(list(map(Image.open, files)), return_tensors="pt")
+torch.save(dict(read), out)
+"""
+"""Reads images with the server's own processor, which needs the server's packages."""
 
 pytestmark = [
     pytest.mark.peers,  # no other target installs torchvision
@@ -41,33 +53,35 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(scope="module")
-def server(log_folder: Path) -> Iterator[Server]:
-    with vision_server(log_folder, "vision") as started:
-        yield started
+@pytest.fixture(scope="module", params=FAMILIES)
+def served(request: pytest.FixtureRequest, log_folder: Path) -> Iterator[tuple[str, Server]]:
+    """A family of models, and the server of one."""
+    with vision_server(log_folder, request.param) as started:
+        yield request.param, started
 
 
-def vision_server(log_folder: Path, name: str, **environment: str) -> Any:
+def vision_server(log_folder: Path, family: str, **environment: str) -> Any:
     return sglang_server(
         log_folder,
-        model=tiny_vision_model(),
+        model=tiny_vision_model(family),
         torchvision=Path(TORCHVISION),
         environment=environment,
-        name=name,
+        name="-".join([family, *environment]),
     )
 
 
 @cache
-def tokenizer() -> Any:
+def tokenizer(family: str) -> Any:
     from transformers import AutoTokenizer
 
-    return AutoTokenizer.from_pretrained(tiny_vision_model())
+    return AutoTokenizer.from_pretrained(tiny_vision_model(family))
 
 
 @asynccontextmanager
-async def serving(url: str) -> AsyncIterator[Model]:
-    template = ChatTemplate(tokenizer(), images=image_tokens(tokenizer()))
-    engine = Engine(EngineConfig(engine=url, vocab_size=len(tokenizer())))
+async def serving(url: str, family: str) -> AsyncIterator[Model]:
+    own = tokenizer(family)
+    template = ChatTemplate(own, images=image_tokens(own, family))
+    engine = Engine(EngineConfig(engine=url, vocab_size=len(own)))
     async with Model(engine, template, get_parser("qwen25", template.encoder.control)) as model:
         yield model
 
@@ -96,28 +110,34 @@ async def play(model: Model, number: int, *, images: bool = True) -> Interaction
     )
 
 
-def logprobs_of(trajectory: Trajectory, seeds: Sequence[int]) -> Any:
-    """The logprob of each token but the first, by transformers."""
+def logprobs_of(trajectory: Trajectory, seeds: Sequence[int], family: str, folder: Path) -> Any:
+    """The logprob of each token but the first, by transformers. `folder` gets the files."""
     import torch
+    import transformers
 
+    files = [folder / f"{seed}.png" for seed in seeds]
+    for file, seed in zip(files, seeds, strict=True):
+        file.write_bytes(picture(seed))
+    model, out = tiny_vision_model(family), folder / "read.pt"
+    subprocess.run(
+        [sys.executable, "-c", READ, model, out, *files],
+        env=sglang_environment(packages=Path(TORCHVISION)),
+        check=True,
+    )
+    kind: Any = getattr(transformers, f"{family}ForConditionalGeneration")
     ids = torch.tensor(trajectory.input_ids[None].astype(np.int64))
-    files = [Image.open(io.BytesIO(picture(seed))) for seed in seeds]
-    read = image_tokens(tokenizer()).processor.image_processor(files, return_tensors="pt")
+    types = (ids == 151_655).int()
     with torch.inference_mode():
-        logits = torch_model()(input_ids=ids, mm_token_type_ids=(ids == 151_655).int(), **read)
+        logits = kind.from_pretrained(model).eval()(
+            input_ids=ids, mm_token_type_ids=types, **torch.load(out)
+        )
     of_all = torch.log_softmax(logits.logits[0, :-1], dim=-1)
     return of_all.gather(1, ids[0, 1:, None])[:, 0].numpy()
 
 
-@cache
-def torch_model() -> Any:
-    from transformers import Qwen2VLForConditionalGeneration
-
-    return Qwen2VLForConditionalGeneration.from_pretrained(tiny_vision_model()).eval()
-
-
-async def test_the_engine_reads_the_recorded_ids(server: Server) -> None:
-    async with serving(server.url) as model:
+async def test_the_engine_reads_the_recorded_ids(served: tuple[str, Server]) -> None:
+    family, server = served
+    async with serving(server.url, family) as model:
         for number in range(EPISODES):
             result = await play(model, number)
             assert result.status is not Status.ABORTED, result.info
@@ -126,20 +146,22 @@ async def test_the_engine_reads_the_recorded_ids(server: Server) -> None:
             assert {turn.excluded for turn in trajectory.turns} == {None}
 
 
-@pytest.mark.xfail(strict=True, reason="they differ by up to 0.05, which is not explained yet")
-async def test_the_logprobs_are_those_of_transformers(server: Server) -> None:
-    async with serving(server.url) as model:
+async def test_the_logprobs_are_those_of_transformers(
+    served: tuple[str, Server], tmp_path: Path
+) -> None:
+    family, server = served
+    async with serving(server.url, family) as model:
         [trajectory] = (await play(model, 0)).trajectories  # a grammar changes those of odd numbers
-    expected = logprobs_of(trajectory, range(3))
+    expected = logprobs_of(trajectory, range(3), family, tmp_path)
     trained = np.flatnonzero(trajectory.loss_mask)
     assert np.abs(expected[trained - 1] - trajectory.logprobs[trained]).max() < 1e-4
 
 
 async def test_an_episode_whose_ids_the_engine_changed_is_excluded(log_folder: Path) -> None:
     """This server encodes the text of a prompt with images again."""
-    changed = 0
-    with vision_server(log_folder, "retokenizing", SGLANG_MM_AVOID_RETOKENIZE="0") as server:
-        async with serving(server.url) as model:
+    family, changed = "Qwen2VL", 0
+    with vision_server(log_folder, family, SGLANG_MM_AVOID_RETOKENIZE="0") as server:
+        async with serving(server.url, family) as model:
             for number in range(EPISODES):
                 for images in (True, False):
                     result = await play(model, number, images=images)
@@ -154,7 +176,8 @@ async def test_an_episode_whose_ids_the_engine_changed_is_excluded(log_folder: P
 
 def same_when_encoded_again(trajectory: Trajectory) -> bool:
     """Whether the last prompt, which contains the others, has the ids of its text."""
+    own = tokenizer("Qwen2VL")
     cut = len(trajectory) - len(collapsed(trajectory.input_ids, trajectory.media))
     prompt = collapsed(trajectory.input_ids, trajectory.media)[: trajectory.turns[-1].start - cut]
-    again = tokenizer().encode(tokenizer().decode(prompt), add_special_tokens=False)
+    again = own.encode(own.decode(prompt), add_special_tokens=False)
     return np.array_equal(prompt, again)

@@ -1,8 +1,8 @@
-"""Random images, a processor that counts their tokens, and a random Qwen2-VL of 10 million
-parameters that the real SGLang serves on a CPU.
+"""Random images, a processor that counts their tokens, and random models of 10 million parameters
+that read images and that the real SGLang serves on a CPU.
 
-The processor is transformers' own `Qwen2VLProcessor` without its part for videos, which needs
-torchvision. The server reads the whole processor from the model's folder.
+The processor is transformers' own without its part for videos, which needs torchvision. It reads
+images with Pillow. The server reads the whole processor from the model's folder.
 """
 
 from __future__ import annotations
@@ -33,6 +33,21 @@ from toolroll.rollout.types import Completion, GenerateRequest, InteractionResul
 from toolroll.testing import EmbeddedEngine
 
 PLACEHOLDER = "<|image_pad|>"
+FAMILIES: dict[str, dict[str, Any]] = {
+    "Qwen2VL": {"embed_dim": 64, "mlp_ratio": 2, "in_chans": 3},  # SGLang reads the last name
+    "Qwen2_5_VL": {
+        "intermediate_size": 128, "out_hidden_size": 64, "fullatt_block_indexes": [1],
+    },
+    "Qwen3VL": {
+        "intermediate_size": 128, "out_hidden_size": 64, "num_position_embeddings": 256,
+        "deepstack_visual_indexes": [0],
+    },
+}  # fmt: skip
+"""The classes of transformers that models of a family have, and its part of the vision config."""
+IMAGES: dict[str, dict[str, Any]] = {
+    "Qwen3VL": {"patch_size": 16, "size": {"shortest_edge": 65_536, "longest_edge": 16_777_216}}
+}
+"""The settings of the image processor that a family changes."""
 
 
 def picture(seed: int, width: int = 0, height: int = 0, file_format: str = "PNG") -> bytes:
@@ -67,8 +82,8 @@ def vision_tokenizer() -> Any:
     return tokenizer_for(trl_template("qwen3_vl"))
 
 
-def processor(tokenizer: Any) -> Any:
-    """Transformers' processor of Qwen2-VL for `tokenizer`, without videos."""
+def processor(tokenizer: Any, family: str = "Qwen2VL") -> Any:
+    """Transformers' processor of `family` for `tokenizer`, without videos."""
     import transformers
 
     try:  # from transformers 5
@@ -79,7 +94,7 @@ def processor(tokenizer: Any) -> Any:
         from transformers.models.qwen2_vl.image_processing_qwen2_vl import (
             Qwen2VLImageProcessor as ImageProcessor,
         )
-    kind: Any = transformers.Qwen2VLProcessor
+    kind: Any = getattr(transformers, f"{family}Processor")
     parts = ["image_processor", "tokenizer"]
     names = {
         "attributes": parts,
@@ -87,17 +102,17 @@ def processor(tokenizer: Any) -> Any:
         "tokenizer_class": type(tokenizer).__name__,
     }
     images_only = type("ImagesOnly", (kind,), {**names, "__init__": _made_of_two(kind)})
-    return images_only(ImageProcessor(), tokenizer)
+    return images_only(ImageProcessor(**IMAGES.get(family, {})), tokenizer)
 
 
 def _made_of_two(kind: Any) -> Any:
     return lambda self, images, tokenizer: kind.__init__(self, images, tokenizer)
 
 
-def image_tokens(tokenizer: Any) -> ImageTokens:
+def image_tokens(tokenizer: Any, family: str = "Qwen2VL") -> ImageTokens:
     """What counts image tokens with `processor`."""
     index = tokenizer.convert_tokens_to_ids(PLACEHOLDER)
-    return ImageTokens(lambda: processor(tokenizer), index)
+    return ImageTokens(lambda: processor(tokenizer, family), index)
 
 
 class ExpandedEngine(Engine):
@@ -155,15 +170,15 @@ async def play(
 
 
 @cache
-def tiny_vision_model(seed: int = 0) -> Path:
-    """The folder of the model, with Qwen3's tokenizer and Qwen3-VL's chat template."""
+def tiny_vision_model(family: str = "Qwen2VL", seed: int = 0) -> Path:
+    """The folder of a model, with Qwen3's tokenizer and Qwen3-VL's chat template."""
     sources = (Path(__file__), Path(__file__).with_name("qwen.py"))
     versions = map(importlib.metadata.version, ("transformers", "torch"))
     key: tuple[str | bytes, ...] = (str(seed), *(path.read_bytes() for path in sources), *versions)
-    return cached_folder("tiny-qwen2-vl", key, lambda folder: _save(folder, seed))
+    return cached_folder(f"tiny-{family}", key, lambda folder: _save(folder, family, seed))
 
 
-def _save(folder: Path, seed: int) -> None:
+def _save(folder: Path, family: str, seed: int) -> None:
     import torch
     import transformers
 
@@ -173,31 +188,34 @@ def _save(folder: Path, seed: int) -> None:
         "image_token_id": 151_655,
         "video_token_id": 151_656,
     }
-    config = transformers.Qwen2VLConfig(
+    config = getattr(transformers, f"{family}Config")(
         text_config={
-            "vocab_size": VOCAB_SIZE, "hidden_size": 64, "intermediate_size": 128,
+            "vocab_size": VOCAB_SIZE, "hidden_size": 64, "intermediate_size": 128, "head_dim": 16,
             "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
             "max_position_embeddings": CONTEXT_LENGTH, "rms_norm_eps": 1e-6,
             "tie_word_embeddings": True, "bos_token_id": 151_643, "eos_token_id": 151_645,
-            "initializer_range": 0.2, "rope_scaling": {"type": "mrope", "mrope_section": [2, 3, 3]},
+            "initializer_range": 0.2,
+            "rope_parameters": {
+                "rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [4, 2, 2],
+                "mrope_interleaved": family == "Qwen3VL",
+            },
         },
         vision_config={
-            "depth": 2, "embed_dim": 64, "hidden_size": 64, "num_heads": 4, "mlp_ratio": 2,
-            "initializer_range": 0.2, "in_chans": 3,  # SGLang reads this name
+            "depth": 2, "hidden_size": 64, "num_heads": 4, "initializer_range": 0.2,
+            **FAMILIES[family],
         },
         tie_word_embeddings=True, **tokens,
     )  # fmt: skip
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        kind: Any = transformers.Qwen2VLForConditionalGeneration
-        model = kind(config)
+        model = getattr(transformers, f"{family}ForConditionalGeneration")(config)
     model.generation_config.update(
         eos_token_id=[151_645, 151_643], pad_token_id=151_643, do_sample=True, temperature=1.0
     )
     model.save_pretrained(folder)
     save_qwen3(folder, trl_template("qwen3_vl"))
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    processor(tokenizer).image_processor.save_pretrained(folder)
+    processor(tokenizer, family).image_processor.save_pretrained(folder)
     videos = {"video_processor_type": "Qwen2VLVideoProcessor"}
-    whole = {"processor_class": "Qwen2VLProcessor", "video_processor": videos}
+    whole = {"processor_class": f"{family}Processor", "video_processor": videos}
     (folder / "processor_config.json").write_text(json.dumps(whole), encoding="utf-8")

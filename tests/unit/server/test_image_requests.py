@@ -101,7 +101,7 @@ async def messages(opened: Bench) -> None:
 
 @pytest.mark.parametrize("client", [chat, responses, messages])
 async def test_a_client_sends_images(client: Any) -> None:
-    async with bench() as opened:
+    async with bench(settings={"max_text": 1024}) as opened:  # an image is longer
         await client(opened)
         [trajectory] = await opened.trajectories()
         engine: Any = opened.served.engine

@@ -33,10 +33,18 @@ _ITEM = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)|[\[{]|[^\s\[\]{},:"]++', re
 that is not closed ends with the body, so that each byte is read once.
 """
 
+_IMAGE = re.compile(
+    r"\.(messages|input)\[\d+]\.(content|output)\[\d+](\.content\[\d+])?"
+    r"\.(image_url(\.url)?|source\.data)"
+)
+"""The path of an image in the body of a dialect. What is there becomes no text of a prompt."""
+
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """The JSON object in a request's body. `large`: its text is larger than `LARGE`."""
+    """The JSON object in a request's body. `large`: its text is larger than `LARGE`, or has an
+    image, which may be large once it is decoded.
+    """
 
     data: dict[str, Any]
     large: bool = False
@@ -70,7 +78,7 @@ def decode(raw: bytes, *, compressed: bool, settings: EndpointSettings) -> Recei
         path, limit = path.removeprefix(".")[:200], settings.max_text
         problem = f"{path} is longer than the limit of {limit} bytes for one text (--max-text)"
         raise ApiError(413, "text_too_large", problem, param=path)
-    return Received(data, len(text) > LARGE)
+    return Received(data, len(text) > LARGE or b"base64" in text)
 
 
 def _decompressed(raw: bytes, limit: int) -> bytes:
@@ -106,9 +114,11 @@ def _too_large(limit: int) -> ApiError:
 
 
 def _long_text(data: Any, limit: int, place: str = "") -> str | None:
-    """Return the path of the first text in `data` that is longer than `limit` bytes, or None."""
+    """Return the path of the first text in `data` that is longer than `limit` bytes and not an
+    image, or None.
+    """
     if not isinstance(data, (dict, list)):
-        return place if _longer(data, limit) else None
+        return place if _longer(data, limit) and not _IMAGE.fullmatch(place) else None
     steps = data.items() if isinstance(data, dict) else enumerate(data)
     for key, value in steps:
         inner = f"{place}.{key[:200]}" if isinstance(key, str) else f"{place}[{key}]"
