@@ -105,8 +105,8 @@ async def play(url: str, factory: EnvironmentFactory, task: Task, seed: int) -> 
                 if episode.last.done:
                     break
                 result = await Runner.run(agent, items, max_turns=MOST_TURNS)
-                items = result.to_input_list()
-                items += await episode.step(str(result.final_output))
+                answers = await episode.step(str(result.final_output))
+                items = [*result.to_input_list(), *answers]
     last = episode.last if episode.last.done else StepResult(reward=0.0)  # at a limit
     if closing := env.close():
         await closing

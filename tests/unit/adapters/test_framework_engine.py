@@ -107,7 +107,12 @@ async def test_areal_refuses_a_parameter_that_it_does_not_have() -> None:
         await engine.generate(request)
 
 
-@pytest.mark.parametrize("door", [DrivenPlayer, lambda *given: LoopPlayers(lambda _: None, *given)])
+def loop_players(*given: Any) -> LoopPlayers:
+    no_engine: Any = None
+    return LoopPlayers(no_engine, *given)
+
+
+@pytest.mark.parametrize("door", [DrivenPlayer, loop_players])
 def test_an_unknown_environment_is_refused_before_the_first_episode(door: Any) -> None:
     with pytest.raises(UsageError, match="no environment named 'dek'; did you mean 'desk'"):
         door(load_embedded_tokenizer(), EpisodeSettings(env="dek"))
