@@ -31,9 +31,7 @@ class Expected:
     forks: tuple[str, ...] = ()
     """A piece of the reason of each fork."""
     images: int = 0
-    """The number of images in the sequences. If there are any, the results of the client's tool have
-    them.
-    """
+    """The number of images in the sequences, which are in the results of the client's tool."""
 
 
 @dataclass(frozen=True)
