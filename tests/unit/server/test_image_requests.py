@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from hashlib import sha256
 from pathlib import Path
+from threading import get_ident
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,8 @@ from support.vision import (
     shown,
     vision_tokenizer,
 )
+
+from toolroll.rollout.template.images import ImageTokens
 
 pytestmark = pytest.mark.tokens
 
@@ -112,6 +115,20 @@ async def test_a_client_sends_images(client: Any) -> None:
     assert places == [
         each["position"] + offset for each in trajectory["media"] for offset in range(each["count"])
     ]
+
+
+async def test_images_are_read_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A small file may have many pixels."""
+    read, threads = ImageTokens.read, set[int]()
+
+    def watched(self: ImageTokens, url: Any) -> Any:
+        threads.add(get_ident())
+        return read(self, url)
+
+    monkeypatch.setattr(ImageTokens, "read", watched)
+    async with bench() as opened:
+        await chat(opened)
+    assert threads and get_ident() not in threads
 
 
 async def test_a_changed_image_forks() -> None:
