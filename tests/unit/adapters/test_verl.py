@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -264,15 +265,32 @@ ROWS: list[dict[str, Any]] = [
 ]
 
 
+FAILS = """
+from toolroll import Environment
+
+
+class Fails(Environment):
+    tasks = [{}]
+
+    def reset(self, task, seed):
+        raise ValueError("the settings' environment is played")
+
+    step = reset
+"""
+
+
 async def test_a_row_names_its_task_in_extra_info_or_its_metadata(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """What is directly in `extra_info` wins over its metadata, and both over the settings."""
     verl_mirror.install(monkeypatch)
+    (tmp_path / "fails.py").write_text(FAILS)
     tokenizer = load_embedded_tokenizer()
     async with EmbeddedEngine(tokenizer, ByTask()) as engine, aiohttp.ClientSession() as http:
         given = loop_arguments(Servers(engine.url, http), tokenizer)
-        loop = ToolrollAgentLoop(**given, settings={"env": "none", "reruns": 0})
+        loop = ToolrollAgentLoop(
+            **given, settings={"env": f"{tmp_path}/fails.py:Fails", "reruns": 0}
+        )
         outputs = [await loop.run({}, extra_info=row, raw_prompt=[]) for row in ROWS]
         await close_players()
     assert {output.extra_fields["toolroll_status"] for output in outputs} == {"completed"}
