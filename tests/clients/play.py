@@ -9,12 +9,10 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from support.client_scenario import FIRST
 from support.endpoints import endpoint
 from support.patience import PATIENCE
-from support.vision import ExpandedEngine, data_url, image_tokens, picture, vision_tokenizer
 
 from clients.table import Client, Dialect, Expected
 from toolroll.testing import PolicyRequest, load_embedded_tokenizer
@@ -35,8 +33,6 @@ class Played:
     """The reason of each fork."""
     sampled: int
     trained: int
-    images: int
-    """The number of images in the sequences."""
     missing: tuple[str, ...]
     """The results of calls that the last prompt does not contain."""
     last: str
@@ -57,7 +53,6 @@ class Played:
         pairs = {
             "turns": (self.turns, expected.turns),
             "trained tokens": (self.trained, self.sampled),
-            "images": (self.images, expected.images),
             "forks": (len(self.forks), len(expected.forks)),
             "overflow": self._overflow(expected.overflow),
             "requests at overflow": (self.requests, expected.requests),
@@ -94,22 +89,19 @@ async def play(
     """
     tokenizer = load_embedded_tokenizer()
     variables = {"CLIENT_DIALECT": dialect, "CLIENT_STREAM": "01"[stream]}
-    options: dict[str, Any] = {}
-    if dialect in client.drops:
-        options["settings"] = {"server_tools": "drop"}
-    if client.expected[dialect].images:
-        tokenizer = vision_tokenizer()
-        options |= {"images": image_tokens(tokenizer), "client": ExpandedEngine}
-        variables["CLIENT_IMAGE"] = data_url(picture(0))
+
+    settings = {"server_tools": "drop"} if dialect in client.drops else {}
     async with endpoint(
-        tokenizer, policy(client), split="random", context_length=ROOM, **options
+        tokenizer, policy(client), settings=settings, split="random", context_length=ROOM
     ) as bench:
         await bench.post("/sessions", {"session_id": "s"})
         last = await _run(command, {**variables, "CLIENT_URL": f"{bench.url}/sessions/s"})
         trajectories = await bench.trajectories()
         sampled = sum(len(entry.output_ids or ()) for entry in bench.engine.log)
         prompt = tokenizer.decode(bench.engine.log[-1].input_ids) if bench.engine.log else ""
-    async with endpoint(tokenizer, policy(client), context_length=TIGHT, **options) as bench:
+    async with endpoint(
+        tokenizer, policy(client), settings=settings, context_length=TIGHT
+    ) as bench:
         overflow = await _run(command, {**variables, "CLIENT_URL": f"{bench.url}/sessions/s"})
         requests = bench.endpoint.metrics.errors["context_length_exceeded"]
     spans = [
@@ -120,7 +112,6 @@ async def play(
         turns=tuple(sorted(map(len, spans))),
         forks=tuple(str(each["fork_reason"]) for each in trajectories if each["fork_reason"]),
         sampled=sampled,
-        images=sum(len(each.get("media", ())) for each in trajectories),
         trained=sum(turn["stop"] - turn["start"] for turns in spans for turn in turns),
         missing=tuple(result for result in client.results if result not in prompt),
         last=last,

@@ -30,8 +30,6 @@ class Expected:
     """The number of turns of each sequence, in order of size."""
     forks: tuple[str, ...] = ()
     """A piece of the reason of each fork."""
-    images: int = 0
-    """The number of images in the sequences, which are in the results of the client's tool."""
 
 
 @dataclass(frozen=True)
@@ -298,9 +296,7 @@ CLIENTS = (
         "inspect-ai 0.3.285",
         "inspect_agent.py",
         ("inspect-ai==0.3.285", "openai==3.57.0", "anthropic==2.14.0"),
-        dict.fromkeys(
-            ("chat", "responses", "messages"), Expected("stop reason model_length", images=3)
-        ),
+        everywhere("stop reason model_length", "chat", "responses", "messages"),
     ),
     Client(
         "dspy 3.4.1, `ReAct`",

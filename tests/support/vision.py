@@ -38,16 +38,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "Qwen2_5_VL": {
         "intermediate_size": 128, "out_hidden_size": 64, "fullatt_block_indexes": [1],
     },
-    "Qwen3VL": {
-        "intermediate_size": 128, "out_hidden_size": 64, "num_position_embeddings": 256,
-        "deepstack_visual_indexes": [0],
-    },
 }  # fmt: skip
 """The classes of transformers that models of a family have, and its part of the vision config."""
-IMAGES: dict[str, dict[str, Any]] = {
-    "Qwen3VL": {"patch_size": 16, "size": {"shortest_edge": 65_536, "longest_edge": 16_777_216}}
-}
-"""The settings of the image processor that a family changes."""
 
 
 def picture(seed: int, width: int = 0, height: int = 0, file_format: str = "PNG") -> bytes:
@@ -102,7 +94,7 @@ def processor(tokenizer: Any, family: str = "Qwen2VL") -> Any:
         "tokenizer_class": type(tokenizer).__name__,
     }
     images_only = type("ImagesOnly", (kind,), {**names, "__init__": _made_of_two(kind)})
-    return images_only(ImageProcessor(**IMAGES.get(family, {})), tokenizer)
+    return images_only(ImageProcessor(), tokenizer)
 
 
 def _made_of_two(kind: Any) -> Any:
@@ -197,7 +189,6 @@ def _save(folder: Path, family: str, seed: int) -> None:
             "initializer_range": 0.2,
             "rope_parameters": {
                 "rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [4, 2, 2],
-                "mrope_interleaved": family == "Qwen3VL",
             },
         },
         vision_config={

@@ -18,8 +18,6 @@ STREAM = os.environ["CLIENT_STREAM"] == "1"
 SYSTEM = os.environ["CLIENT_SYSTEM"]
 TASK = os.environ["CLIENT_TASK"]
 KEY = "unused"
-IMAGE = os.environ.get("CLIENT_IMAGE", "")
-"""A data URL, if the results of the client's tool have an image."""
 
 
 def look(at: str) -> str:

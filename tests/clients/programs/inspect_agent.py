@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from common import DIALECT, IMAGE, KEY, STREAM, SYSTEM, TASK, URL, Reported, look, run
+from common import DIALECT, KEY, STREAM, SYSTEM, TASK, URL, Reported, look, run
 from inspect_ai import Task, eval_async
 from inspect_ai.agent import react
 from inspect_ai.dataset import Sample
 from inspect_ai.model import GenerateConfig, Model, get_model
-from inspect_ai.tool import Content, ContentImage, ContentText, ToolDef
+from inspect_ai.tool import ToolDef
 
 
-async def look_tool(at: str) -> list[Content]:
-    return [ContentText(text=look(at)), ContentImage(image=IMAGE)]
+async def look_tool(at: str) -> str:
+    return look(at)
 
 
 def model() -> Model:
