@@ -52,7 +52,7 @@ class Length(Environment):
 """Rewards that are never equal, so that each step changes the weights. Episodes begin while the
 gate's file exists.
 """
-STEPS, BATCH = 3, 4
+STEPS, BATCH = 5, 4
 
 
 @pytest.fixture(autouse=True)
