@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 import threading
 
 import pytest
@@ -67,6 +68,29 @@ async def test_a_callback_that_blocks_has_no_name(warned: Warned) -> None:
         asyncio.get_running_loop().call_soon(call)
         await done.wait()
     assert warned.messages[0].startswith("a callback has blocked")
+
+
+async def test_a_loop_without_a_processor_blames_the_machine_once(
+    warned: Warned, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    readings = iter([0.0, 0.04, 1.0, 1.05, 2.0, 2.001])
+    monkeypatch.setattr(blocked_loop, "_waited", lambda thread: next(readings, 2.001))
+    looked = threading.Event()
+    monkeypatch.setattr(blocked_loop, "_warn", lambda *given: looked.set())
+    with watched_loop(seconds=0.05):
+        warned.block()
+        await asyncio.sleep(0)
+        while not looked.is_set():  # the third time, the loop had a processor
+            looked.wait(0.2)
+            await asyncio.sleep(0)
+    [message] = warned.messages
+    assert message.startswith("this machine is overloaded: the event loop waited for a processor")
+    assert "for 0.0 of 0.05 s" in message
+
+
+def test_the_system_says_how_long_a_thread_waited() -> None:
+    waited = blocked_loop._waited(threading.get_native_id())
+    assert (waited > 0.0) == sys.platform.startswith("linux")
 
 
 async def test_a_loop_that_runs_is_no_warning_and_the_thread_ends(warned: Warned) -> None:

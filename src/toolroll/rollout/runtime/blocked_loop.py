@@ -1,7 +1,8 @@
 """`watched_loop`: logs a warning that names the call if code blocks the event loop.
 
 asyncio's time limits need the event loop, so they cannot end such code (docs/reliability.md). A
-thread asks the loop for a sign of life, and reads the name of the task that runs instead.
+thread asks the loop for a sign of life, and reads the name of the task that runs instead. If the
+loop had no processor meanwhile, no code is to blame, and the warning says so.
 """
 
 from __future__ import annotations
@@ -17,23 +18,40 @@ from pathlib import Path
 logger = logging.getLogger(__name__)
 
 _INTERVAL = 1.0
+_OVERLOADED = (
+    "this machine is overloaded: the event loop waited for a processor for %.1f of %g s, so that "
+    "time limits may end calls that are not slow (said once)"
+)
 
 
 @contextmanager
 def watched_loop(*, seconds: float = 5.0) -> Iterator[None]:
-    """Log a warning whenever a task blocks the running event loop for `seconds`."""
-    loop, ident = asyncio.get_running_loop(), threading.get_ident()
+    """Log a warning whenever a task blocks the running event loop for `seconds`, and one if the
+    machine is overloaded.
+    """
+    loop, ident, thread = (
+        asyncio.get_running_loop(),
+        threading.get_ident(),
+        threading.get_native_id(),
+    )
     ended = threading.Event()
 
     def look() -> None:
-        alive = threading.Event()
+        alive, overloaded = threading.Event(), False
         while not ended.wait(min(_INTERVAL, seconds)):
             alive.clear()
+            before = _waited(thread)
             with suppress(RuntimeError):  # the loop is closed
                 loop.call_soon_threadsafe(alive.set)
-            if not alive.wait(seconds) and not ended.is_set():
+            if alive.wait(seconds) or ended.is_set():
+                continue
+            waited = _waited(thread) - before
+            if waited < seconds / 2:
                 _warn(loop, ident, seconds)
-                alive.wait()
+            elif not overloaded:
+                overloaded = True
+                logger.warning(_OVERLOADED, waited, seconds)
+            alive.wait()
 
     # Not joined, because the loop's thread may have to show the sign of life.
     threading.Thread(target=look, name="toolroll-watch", daemon=True).start()
@@ -41,6 +59,17 @@ def watched_loop(*, seconds: float = 5.0) -> Iterator[None]:
         yield
     finally:
         ended.set()
+
+
+def _waited(thread: int) -> float:
+    """Return the seconds for which a thread of this process was ready, but had no processor, since
+    its start. 0.0 if the system does not say: only Linux does.
+    """
+    try:
+        numbers = Path(f"/proc/self/task/{thread}/schedstat").read_text(encoding="ascii").split()
+    except OSError:
+        return 0.0
+    return int(numbers[1]) / 1e9
 
 
 def _warn(loop: asyncio.AbstractEventLoop, ident: int, seconds: float) -> None:
