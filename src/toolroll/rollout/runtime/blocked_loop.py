@@ -29,12 +29,8 @@ def watched_loop(*, seconds: float = 5.0) -> Iterator[None]:
     """Log a warning whenever a task blocks the running event loop for `seconds`, and one if the
     machine is overloaded.
     """
-    loop, ident, thread = (
-        asyncio.get_running_loop(),
-        threading.get_ident(),
-        threading.get_native_id(),
-    )
-    ended = threading.Event()
+    loop, ended = asyncio.get_running_loop(), threading.Event()
+    ident, thread = threading.get_ident(), threading.get_native_id()
 
     def look() -> None:
         alive, overloaded = threading.Event(), False

@@ -205,7 +205,7 @@ class VerifierPool:
                 process.channel.close()
         except Exception as error:  # noqa: BLE001 - threads do its work
             if main_thread().is_alive():  # otherwise the interpreter exits, and killed the process
-                what = "its sequences are verified in this process"
+                what = "another one, or this process, verifies its sequences"
                 if isinstance(error, TimeoutError):
                     what = "the check of a sequence did not finish, so its episode is not trained"
                 logger.warning("a process that verifies sequences has ended (%r): %s", error, what)
