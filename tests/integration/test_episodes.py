@@ -10,13 +10,15 @@ import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from itertools import pairwise
-from typing import Any
+from pathlib import Path
+from typing import Any, get_args
 
 import aiohttp
 import numpy as np
 import pytest
 from support.listed_environment import ListedWorld
 from support.qwen import qwen3_tokenizer
+from support.servers import Router, Server, router
 from support.wire import Wire
 
 from toolroll.agents.loop.call_policy import CallPolicy
@@ -181,19 +183,28 @@ async def test_sixteen_episodes_stay_at_their_workers(
         assert await difference(wire, trajectory) <= 1e-4
 
 
-async def test_the_first_prompt_of_a_group_is_computed_by_one_worker(routed_sglang: Any) -> None:
-    """With one routing key; else by both workers."""
+@pytest.mark.parametrize("kind", get_args(Router))
+async def test_the_first_prompt_of_a_group_is_computed_by_one_worker(
+    kind: Router, sglang_float32: Server, second_float32: Server, log_folder: Path
+) -> None:
+    """With one routing key; else by both workers. The router has no keys of other tests: it gives
+    a new key to the worker that has fewer.
+    """
     computed = []
-    async with Engine(EngineConfig(engine=routed_sglang.url, context_length=CONTEXT)) as engine:
-        for affinity in (1, SAMPLES):
-            group = uuid.uuid4().hex
-            prompt = np.random.default_rng(uuid.UUID(group).int).integers(1000, 100_000, FIRST)
-            computed.append(0)
-            for sample in range(SAMPLES):
-                session = f"{group}#{sample}"
-                ROUTING_KEY.set((session, f"{group}#{sample - sample % affinity}"))
-                request = GenerateRequest(prompt.astype(np.int32), {"max_new_tokens": 1}, session)
-                computed[-1] += FIRST - (await engine.generate(request)).cached_tokens
+    urls = [sglang_float32.url, second_float32.url]
+    with router(urls, log_folder, kind=kind, name=f"{kind}-group") as front:
+        async with Engine(EngineConfig(engine=front.url, context_length=CONTEXT)) as engine:
+            for affinity in (1, SAMPLES):
+                group = uuid.uuid4().hex
+                prompt = np.random.default_rng(uuid.UUID(group).int).integers(1000, 100_000, FIRST)
+                computed.append(0)
+                for sample in range(SAMPLES):
+                    session = f"{group}#{sample}"
+                    ROUTING_KEY.set((session, f"{group}#{sample - sample % affinity}"))
+                    request = GenerateRequest(
+                        prompt.astype(np.int32), {"max_new_tokens": 1}, session
+                    )
+                    computed[-1] += FIRST - (await engine.generate(request)).cached_tokens
     again = SAMPLES - 1  # SGLang computes the last token of a cached prompt again
     assert computed == [2 * FIRST + again - 1, FIRST + again]
 
