@@ -91,7 +91,7 @@ def test_a_run_ends_in_a_table_and_files(engine: EmbeddedEngine, tmp_path: Path)
     assert table["reward (mean)"].startswith(f"{passed / 20:.3f} [")
     assert table["pass^1 = pass@1"] == table["reward (mean)"]
     assert table["pass^2"] == "{value:.3f} [{low:.2f}, {high:.2f}] ({tasks} tasks)".format(
-        **written["pass_hat_k"]["2"]
+        **written["pass^k"]["2"]
     )
     assert table["do-nothing baseline"] == "0/10"
     assert int(table["invalid calls"].split()[0]) == written["invalid_calls"]["total"] > 0
