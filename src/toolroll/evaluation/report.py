@@ -271,7 +271,7 @@ def _warnings(
         )
     if lost:
         lines.append(
-            f"{len(lost)} tasks have no graded episode and are excluded from pass rates: "
+            f"{len(lost)} tasks have no graded episode and are in neither pass^k nor pass@k: "
             f"{', '.join(sorted(lost, key=_natural)[:5])}"
         )
     if excluded := {kind: n for kind, n in summary.mismatches.items() if kind not in KEPT}:

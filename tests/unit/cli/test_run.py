@@ -117,6 +117,7 @@ def test_a_run_ends_in_a_table_and_files(engine: EmbeddedEngine, tmp_path: Path)
         sum(found["calls"] for found in written["tool_calls"]["by_tool"].values())
         <= written["tool_calls"]["attempted"]
     )
+    assert "desk: split test, model embedded, temperature 1.0, max_new_tokens" in result.stdout
     assert "desk: 20/20  reward" in result.stdout, "plain lines where there is no terminal"
     assert "exact" not in result.stdout, "the template is: nothing to be said"
 

@@ -59,7 +59,7 @@ def test_aborted_episodes_count_in_no_rate_and_are_told() -> None:
     assert found["stop_reasons"] == {"done": 3, "engine_error": 1, "max_turns": 1, "user_error": 1}
     assert found["warnings"] == [
         "2 of 6 episodes were aborted and excluded from rewards: engine_error 1, user_error 1",
-        "1 tasks have no graded episode and are excluded from pass rates: t-3",
+        "1 tasks have no graded episode and are in neither pass^k nor pass@k: t-3",
     ]
 
 
@@ -75,6 +75,15 @@ def test_attempts_that_were_played_again_are_told() -> None:
         "attempts that failed outside the model (engine, environment, user, time limit) and were "
         "retried: 3;"
     )
+
+
+def test_an_environment_that_cannot_be_closed_is_counted() -> None:
+    found = report(
+        summary_of(episode(metrics=metrics(close_errors=1.0)), episode("t-1", metrics=metrics()))
+    )
+    assert found["environment_errors"] == {"metrics": 0, "close": 1}
+    [warning] = found["warnings"]
+    assert warning.startswith("calls of an environment's metrics or close that failed: 1;")
 
 
 @pytest.mark.parametrize(
