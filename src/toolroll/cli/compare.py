@@ -106,7 +106,8 @@ def _amount(value: float) -> str:
 
 def _lines(comparison: Mapping[str, Any]) -> list[str]:
     coverage, reward = comparison["coverage"], comparison["reward"]
-    before, after = (listed(comparison["setup"][side]) for side in ("base", "candidate"))
+    setups = (comparison["setup"][side] for side in ("base", "candidate"))
+    before, after = (listed(setup) or "not recorded" for setup in setups)
     played = [f"baseline: {before}", f"candidate: {after}"]
     lines = [
         *([f"both: {before}"] if before == after else played),
