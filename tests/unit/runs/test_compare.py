@@ -293,7 +293,7 @@ def test_the_table_and_the_markdown_have_the_same_rows(tmp_path: Path) -> None:
     for words in (
         f"pond: baseline {base}, candidate {other}: inconclusive",
         "reward (mean)",
-        "candidate: top_p 0.5",
+        "candidate: model tiny, temperature 1.0, top_p 0.5",
         "+0.025 [",
         "compared: 40 of 40 tasks, 40 of 40 samples",
         "only in the baseline: 1, only in the candidate: 2 (McNemar's exact test: p = 1)",
