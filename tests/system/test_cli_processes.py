@@ -9,6 +9,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -94,6 +95,26 @@ def test_a_signal_ends_it_gracefully(
         done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=True)
         assert "desk: 3 episodes are in" in done.stdout
         assert sorted(found.task_index for found in read_episodes(tmp_path)) == [0, 1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_it_waits_for_the_engine_is_told(number: signal.Signals) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        silent.settimeout(PATIENCE)
+        words = run_command(f"http://127.0.0.1:{silent.getsockname()[1]}")
+        with subprocess.Popen(
+            [sys.executable, "-c", MAIN, *words],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        ) as process:
+            asking, _ = silent.accept()
+            with asking:
+                process.send_signal(number)
+                out, errors = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 128 + number, errors
+    assert "Stopped before the first episode; the same command starts again." in out
+    assert "Traceback" not in errors
 
 
 @pytest.mark.parametrize("reruns", ["0", "2"])

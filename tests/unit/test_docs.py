@@ -25,10 +25,11 @@ from pydantic import BaseModel
 from typer.testing import CliRunner
 
 import toolroll
-from toolroll import Model, RolloutArgs, RunSettings
+from toolroll import Model, RolloutArgs, RunSettings, Summary
 from toolroll.cli.app import app
 from toolroll.endpoint import Endpoint, EndpointServer, EndpointSettings
-from toolroll.testing import EmbeddedEngine, load_embedded_tokenizer, serve_in_thread
+from toolroll.evaluation.report import report
+from toolroll.testing import EmbeddedEngine, echo, load_embedded_tokenizer, script, serve_in_thread
 from toolroll.trainers.episodes import EpisodeSettings
 
 ROOT = Path(__file__).parents[2]
@@ -73,6 +74,11 @@ def test_every_block_names_its_language() -> None:
 
 # --- Python ---------------------------------------------------------------------------------------
 
+REPLIES: dict[str, list[str]] = {}
+"""What the pages give to `toolroll engine --script`."""
+for block in blocks("json"):
+    REPLIES |= json.loads(block.text)
+
 
 @dataclass
 class Addresses:
@@ -88,7 +94,9 @@ class Addresses:
 
 @pytest.fixture(scope="module")
 def addresses() -> Iterator[Addresses]:
-    with serve_in_thread(EmbeddedEngine(load_embedded_tokenizer())) as engine:
+    scripted = script(REPLIES)
+    policy = lambda request: (scripted if request.routing_key in REPLIES else echo)(request)
+    with serve_in_thread(EmbeddedEngine(load_embedded_tokenizer(), policy)) as engine:
         args = RolloutArgs(engine=engine.url, model="embedded", parser="hermes")
         opened = asyncio.new_event_loop()
         stack = AsyncExitStack()
@@ -193,6 +201,13 @@ def test_the_page_of_settings_has_every_setting(kind: type[BaseModel]) -> None:
     table = page.partition("## Names of others")[0]
     rows = " ".join(re.findall(r"^\| (`[^|]*) \|", table, re.MULTILINE))
     assert kind.model_fields.keys() <= set(re.findall(r"`(\w+)`", rows))
+
+
+def test_the_page_of_results_has_every_key_of_the_summary() -> None:
+    page = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+    table = page.partition("## summary.json")[2].partition("\n## ")[0]
+    rows = " ".join(re.findall(r"^\| (`[^|]*) \|", table, re.MULTILINE))
+    assert report(Summary()).keys() == set(re.findall(r"`([^`]+)`", rows))
 
 
 # --- commands -------------------------------------------------------------------------------------

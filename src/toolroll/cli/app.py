@@ -141,7 +141,7 @@ def _play(
     with console.status("Starting"):  # imports take a second or two
         from toolroll.cli.run_command import run as run_environment
     outcome = _run(run_environment(settings, console, again))
-    _show({outcome.summary.env: outcome}, settings.out, max_lost=settings.max_lost)
+    _show({outcome.summary.env: outcome}, max_lost=settings.max_lost)
 
 
 _ENV = typer.Argument(help=f"{help_of('env')} Or see --from, --config.", show_default=False)
@@ -425,7 +425,7 @@ def demo(
     _one_blas_thread()
     from toolroll.cli.demo import run_demo
 
-    _show(_run(run_demo(console, out, samples=samples, seed=seed)), out, resumes=False)
+    _show(_run(run_demo(console, out, samples=samples, seed=seed)), resumes=False)
 
 
 def _one_blas_thread() -> None:
@@ -438,13 +438,7 @@ def _one_blas_thread() -> None:
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 
-def _show(
-    results: Mapping[str, Outcome],
-    out: Path | None,
-    *,
-    resumes: bool = True,
-    max_lost: float = 0.0,
-) -> None:
+def _show(results: Mapping[str, Outcome], *, resumes: bool = True, max_lost: float = 0.0) -> None:
     """Print the results: a table, remarks, and the names of the files.
 
     `results`: the outcomes by column title. `resumes`: True if the same command can continue the
@@ -455,11 +449,14 @@ def _show(
     """
     outcomes = list(results.values())
     show_reports({title: outcome.report for title, outcome in results.items()}, console)
-    if out is not None:
-        print_line(
-            console,
-            f"In {out}: run.json, episodes.jsonl, summary.json; to view them: toolroll view {out}",
+    folders = list(dict.fromkeys(str(one.folder) for one in outcomes if one.folder is not None))
+    if folders:
+        names, which = (
+            "run.json, episodes.jsonl, summary.json",
+            "the last" if folders[1:] else "them",
         )
+        where = f"In {' and '.join(folders)}: {names}"
+        print_line(console, f"{where}; to view {which}: toolroll view {folders[-1]}")
     for outcome in outcomes:
         if outcome.error is not None:
             raise outcome.error
@@ -467,7 +464,7 @@ def _show(
     if stopped is not None:
         console.print(
             "Stopped early; the same command continues from here."
-            if out is not None and resumes
+            if folders and resumes
             else "Stopped early."
         )
         raise typer.Exit(128 + stopped)

@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 
-from toolroll.cli.display import shortened
+from toolroll.cli.display import listed, shortened
 from toolroll.evaluation.compare import SIGNIFICANT, ComparedRun, Question, compare, read_runs
 from toolroll.evaluation.viewer import PageRun, write_side_by_side
 from toolroll.rollout.errors import UsageError
@@ -85,7 +85,7 @@ def as_text(comparison: Mapping[str, Any], *, markdown: bool) -> str:
 
 def _rows(comparison: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
     rates = {"reward (mean)": comparison["reward"]} | {
-        f"pass^{k}": part for k, part in comparison["pass_hat_k"].items()
+        f"pass^{k}": part for k, part in comparison["pass^k"].items()
     }
     interval = "{difference:+z.3f} [{low:+z.3f}, {high:+z.3f}]".format_map
     rows = [
@@ -106,7 +106,11 @@ def _amount(value: float) -> str:
 
 def _lines(comparison: Mapping[str, Any]) -> list[str]:
     coverage, reward = comparison["coverage"], comparison["reward"]
+    setups = (comparison["setup"][side] for side in ("base", "candidate"))
+    before, after = (listed(setup) or "not recorded" for setup in setups)
+    played = [f"baseline: {before}", f"candidate: {after}"]
     lines = [
+        *([f"both: {before}"] if before == after else played),
         _verdict(comparison["verdict"], **reward),
         _power(comparison),
         *_gate_lines(comparison),

@@ -67,11 +67,10 @@ def _parts(
     whole = out.resolve()  # "." has no name
     beside = whole.with_name(f"{whole.name}-held-out")  # a folder has one split of an environment
     beside = Path(os.path.relpath(beside))
-    print_line(console, f"The episodes are written to {out} and {beside}.")
     for title, env, model, split, folder in (
         (f"{SAMPLED}, held-out\n({DESK_MODEL})", SAMPLED, DESK_MODEL, "held-out", beside),
         (f"{SAMPLED}\n({DESK_MODEL})", SAMPLED, DESK_MODEL, "test", out),
-        (f"{SCRIPTED}\n(references)", SCRIPTED, "embedded", None, out),
+        (f"{SCRIPTED}\n(references)", SCRIPTED, "embedded", "test", out),
     ):
         factory = find_environment(env)
         command = factory.missing()

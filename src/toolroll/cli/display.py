@@ -24,6 +24,7 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
+from toolroll.evaluation.run_config import setup
 from toolroll.rollout.errors import UsageError
 
 if TYPE_CHECKING:
@@ -199,7 +200,7 @@ _FIRST_ROWS: tuple[tuple[str, Read], ...] = (
 )
 
 _LAST_ROWS: tuple[tuple[str, Read], ...] = (
-    ("do-nothing baseline", lambda report: _floor(report["do_nothing_floor"])),
+    ("do-nothing baseline", lambda report: _floor(report["do_nothing"])),
     ("turns (mean)", lambda report: f"{report['turns']['mean']:.1f}"),
     ("tokens sampled (mean)", lambda report: _tokens(report, "completion")),
     (
@@ -222,13 +223,13 @@ def _pass_rows(reports: Iterable[Mapping[str, Any]]) -> list[tuple[str, Read]]:
     """Return rows of pass^k and pass@k for each k of `_SHOWN_K` that any report has, and for the
     largest. For k = 1 there is only one row, because both values are the same.
     """
-    parts = [report["pass_at_k"] or {} for report in reports]
-    bounds = [report["pass_bounds"]["pass_at_k"] for report in reports if report["pass_bounds"]]
+    parts = [report["pass@k"] or {} for report in reports]
+    bounds = [report["pass_bounds"]["pass@k"] for report in reports if report["pass_bounds"]]
     available = {int(k) for part in [*parts, *bounds] for k in part}
     rows: list[tuple[str, Read]] = []
     for k in sorted(available & {*_SHOWN_K, max(available, default=1)}):
-        for sign, kind in (("^", "pass_hat_k"), ("@", "pass_at_k"))[: 2 if k > 1 else 1]:
-            name = f"pass{sign}{k}" if k > 1 else "pass^1 = pass@1"
+        for kind in ("pass^k", "pass@k")[: 2 if k > 1 else 1]:
+            name = kind.replace("k", str(k)) if k > 1 else "pass^1 = pass@1"
             rows.append((name, partial(_rate, kind=kind, k=k)))
             if bounds:
                 rows.append(("  lost: failed, passed", partial(_bounds, kind=kind, k=k)))
@@ -272,13 +273,23 @@ def _invalid(invalid: Mapping[str, Any]) -> str:
     return f"{invalid['total']}{rate}"
 
 
+def listed(values: Mapping[str, Any]) -> str:
+    """Return names and values as one text."""
+    return ", ".join(f"{name} {value}" for name, value in values.items())
+
+
 def remarks(name: str, report: Mapping[str, Any]) -> list[str]:
-    """Return the lines below the table: why episodes ended, invalid calls by kind, and warnings."""
+    """Return the lines below the table: what was played, why episodes ended, invalid calls by kind,
+    and warnings.
+    """
     ends = ", ".join(
         f"{reason} {count}"
         for reason, count in sorted(report["stop_reasons"].items(), key=lambda item: -item[1])
     )
-    lines = [f"{name}: ended by {ends}"] if ends else []
+    played = listed(setup(report["settings"]))
+    lines = [f"{name}: {played}"] if played else []
+    if ends:
+        lines.append(f"{name}: ended by {ends}")
     kinds = ", ".join(
         f"{kind} {part['count']}" for kind, part in report["invalid_calls"]["by_kind"].items()
     )

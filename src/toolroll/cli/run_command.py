@@ -12,17 +12,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import typer
 from pydantic import ValidationError
 from rich.console import Console
 
-from toolroll.cli.display import RunDisplay, print_line, shortened
+from toolroll.cli.display import RunDisplay, listed, print_line, shortened
 from toolroll.endpoint.endpoint_settings import sampling_defaults
 from toolroll.evaluation.certify import certify
 from toolroll.evaluation.do_nothing import play_floor
 from toolroll.evaluation.ray_runner import RayRunner
 from toolroll.evaluation.recorded_run import RecordedRun
 from toolroll.evaluation.report import read_summary, report, write_summary
-from toolroll.evaluation.run_config import RunConfig, SamplingOptions
+from toolroll.evaluation.run_config import RunConfig, SamplingOptions, sampling
 from toolroll.evaluation.run_setup import Plan, open_runner, prepare
 from toolroll.rollout.engine.health import check_endpoint
 from toolroll.rollout.engine.outage import Outage
@@ -48,10 +49,12 @@ class Outcome:
 
     `stopped`: the signal that ended the run early. `failure`: the reason why the last aborted
     episode of the run was aborted, in one line. `error`: the error that ended the run early.
+    `folder`: where the episodes are.
     """
 
     summary: Summary
     report: dict[str, Any]
+    folder: Path | None
     stopped: int | None = None
     failure: str = ""
     error: Exception | None = None
@@ -69,19 +72,29 @@ async def run(config: RunConfig, console: Console, recorded: RecordedRun | None 
             complete = _is_complete(plan)
         if complete:  # its table needs no server
             return await play(replace(plan, served=None), console)
-        user_url = config.user_url if config.user_model is not None else None
-        servers = {"--baseline-url": config.baseline_url, "--user-url": user_url}
-        with console.status(f"Waiting for the {'engine' if plan.served else 'server'}") as status:
-            await _check_addresses(servers, seconds=config.engine_timeout)
-            if plan.served is not None:
-                allow = config.allow_model_mismatch
-                await _check_engine(plan.served, console, allow_mismatch=allow)
-                status.update("Checking the chat template")
-                await _check_template(plan.served, console)
-                _print_sampling(config, plan.config, console)
-                if config.model == DESK_MODEL and config.env_args.get("policy") != "brief":
-                    print_line(console, _NOT_TRAINED)
+        stopped, error = await _end(_check_servers(plan, config, console), config.baseline_url)
+        if error is not None:
+            raise error
+        if stopped is not None:
+            print_line(console, "Stopped before the first episode; the same command starts again.")
+            raise typer.Exit(128 + stopped)
         return await play(plan, console, recorded=recorded)
+
+
+async def _check_servers(plan: Plan, given: RunConfig, console: Console) -> None:
+    """Wait for the servers of the run with the settings `given`, and check the chat template."""
+    user_url = given.user_url if given.user_model is not None else None
+    servers = {"--baseline-url": given.baseline_url, "--user-url": user_url}
+    with console.status(f"Waiting for the {'engine' if plan.served else 'server'}") as status:
+        await _check_addresses(servers, seconds=given.engine_timeout)
+        if plan.served is not None:
+            allow = given.allow_model_mismatch
+            await _check_engine(plan.served, console, allow_mismatch=allow)
+            status.update("Checking the chat template")
+            await _check_template(plan.served, console)
+            _print_sampling(given, plan.config, console)
+            if given.model == DESK_MODEL and given.env_args.get("policy") != "brief":
+                print_line(console, _NOT_TRAINED)
 
 
 def _is_complete(plan: Plan) -> bool:
@@ -100,12 +113,10 @@ def _check_sampling(params: Mapping[str, Any]) -> None:
 
 def _print_sampling(given: RunConfig, used: RunConfig, console: Console) -> None:
     """Print the sampling parameters, and which come from the model's generation_config.json."""
-    names, identity = list(SamplingOptions.model_fields), used.identity
-    params = {name: identity[name] for name in names if identity[name] is not None}
-    shown = ", ".join(f"{name} {value}" for name, value in (params | used.sampling_params).items())
+    names = SamplingOptions.model_fields
     found = [name for name in names if getattr(given, name) != getattr(used, name)]
     origin = f"; from the model's generation_config.json: {', '.join(found)}" if found else ""
-    print_line(console, f"sampling: {shown}{origin}")
+    print_line(console, f"sampling: {listed(sampling(used.identity))}{origin}")
 
 
 async def play(
@@ -219,9 +230,9 @@ async def _play(
 
     if error is not None and not summary.episodes:
         raise error
-    names = ("do_nothing_floor", "seconds") if summary.episodes == before else ()
+    names = ("do_nothing", "seconds") if summary.episodes == before else ()
     kept = {name: earlier[name] for name in names if earlier.get(name) is not None}
-    if config.do_nothing and stopped is None and error is None and "do_nothing_floor" not in kept:
+    if config.do_nothing and stopped is None and error is None and "do_nothing" not in kept:
         with console.status("Playing the do-nothing baseline"):
             stopped, error = await _end(play_do_nothing(), config.baseline_url)
     environment_report = report(
@@ -233,7 +244,7 @@ async def _play(
         allow_unequal=config.allow_unequal,
         provenance=history,
     )
-    return Outcome(summary, environment_report | kept, stopped, failure, error)
+    return Outcome(summary, environment_report | kept, config.out, stopped, failure, error)
 
 
 async def _end(

@@ -82,10 +82,10 @@ def report(
             "tasks": len(lost),
         },
         "reward": asdict(mean_over_tasks(task_means)) | coverage if task_means else None,
-        "pass_at_k": _by_k(rates, "pass@k", coverage),
-        "pass_hat_k": _by_k(rates, "pass^k", coverage),
+        "pass^k": _by_k(rates, "pass^k", coverage),
+        "pass@k": _by_k(rates, "pass@k", coverage),
         "pass_bounds": _bounds(rewards, sizes) if summary.graded < total else None,
-        "do_nothing_floor": _floor(floor),
+        "do_nothing": _floor(floor),
         "statuses": dict(sorted(summary.statuses.items())),
         "stop_reasons": {str(name): count for name, count in sorted(summary.stop_reasons.items())},
         **_counts_and_latencies(summary),
@@ -151,6 +151,9 @@ def _counts_and_latencies(summary: Summary) -> dict[str, Any]:
         "user_simulator": {
             name: as_count(totals[f"user_{name}"])
             for name in ("calls", "prompt_tokens", "completion_tokens", "retries", "errors")
+        },
+        "environment_errors": {
+            name: as_count(totals[f"{name}_errors"]) for name in ("metrics", "close")
         },
         "judge": _agreement(summary),
         "token_mismatches": summary.mismatches,
@@ -252,6 +255,11 @@ def _warnings(
             f"were retried: {reruns}; the log has the reasons. If the model's own actions make an "
             "environment fail, retries bias the samples (--reruns 0 turns them off)"
         )
+    if late := summary.totals["metrics_errors"] + summary.totals["close_errors"]:
+        lines.append(
+            f"calls of an environment's metrics or close that failed: {as_count(late)}; the log "
+            "names the episodes, whose rewards are not affected"
+        )
     if outside := sum(
         not (0 <= reward <= 1) and not passed(reward)
         for samples in summary.samples.values()
@@ -263,7 +271,7 @@ def _warnings(
         )
     if lost:
         lines.append(
-            f"{len(lost)} tasks have no graded episode and are excluded from pass rates: "
+            f"{len(lost)} tasks have no graded episode and are in neither pass^k nor pass@k: "
             f"{', '.join(sorted(lost, key=_natural)[:5])}"
         )
     if excluded := {kind: n for kind, n in summary.mismatches.items() if kind not in KEPT}:
@@ -298,10 +306,9 @@ def _bounds(
     rewards: Mapping[str, Sequence[float]], sizes: Mapping[str, int]
 ) -> dict[str, dict[str, list[float]]]:
     """Return [low, high] by k, under the names of the rates."""
-    bounds = pass_bounds(rewards, sizes)
     return {
-        name: {str(k): list(pair) for k, pair in bounds[kind].items()}
-        for name, kind in (("pass_at_k", "pass@k"), ("pass_hat_k", "pass^k"))
+        name: {str(k): list(pair) for k, pair in by_k.items()}
+        for name, by_k in pass_bounds(rewards, sizes).items()
     }
 
 

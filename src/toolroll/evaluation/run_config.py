@@ -216,6 +216,19 @@ concurrency, time limits and the handling of failures.
 """
 
 
+def sampling(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the sampling parameters in the `settings` of a run."""
+    own = {name: settings.get(name) for name in SamplingOptions.model_fields}
+    params = own | (settings.get("sampling_params") or {})
+    return {name: value for name, value in params.items() if value is not None}
+
+
+def setup(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the split, the model and the sampling parameters in the `settings` of a run."""
+    names = {name: settings[name] for name in ("split", "model") if settings.get(name)}
+    return names | sampling(settings)
+
+
 def with_one_home(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings `values`, with each of the `sampling_params` that has an option of its
     own moved there. Raise `UsageError` if both are given and differ.

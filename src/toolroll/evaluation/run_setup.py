@@ -54,6 +54,7 @@ async def prepare(config: RunConfig, stack: AsyncExitStack) -> Plan:
     recorded = {} if config.out is None else read_settings(config.out).get(factory.name, {})
     environment = {
         "env": factory.name,  # without the path of its file, whose folder may be moved
+        "split": config.split or factory.splits[0],
         "environment": environment_identity(config.env, factory, tasks),
         "packages": imported_packages(config.env),
         "read": read.again(recorded.get("read", {})),

@@ -119,6 +119,11 @@ class EpisodePlayer:
         self.model = model
         model.takes_images &= images
         self.settings = EpisodeSettings.checked(settings)
+        if settings.user_settings and settings.user is None:
+            raise UsageError(
+                f"{name('user_settings')} is set, but {name('user')} does not say which user "
+                "simulator to use (such as openai)"
+            )
         self._name = name
         self._make_agent = agent_maker(settings.agent)
         self._tasks: dict[tuple[str, str], tuple[EnvironmentFactory, Sequence[Task]]] = {}
@@ -210,11 +215,6 @@ class EpisodePlayer:
                 users = user_maker(self.settings.user)(**self.settings.user_settings)
                 await self._stack.enter_async_context(users)
                 make = users.make
-            elif self.settings.user_settings:
-                raise UsageError(
-                    f"{self._name('user_settings')} is set, but {self._name('user')} does not say "
-                    "which user simulator to use (such as openai)"
-                )
             self._options = EnvironmentOptions(user=make)
             return self._options
 

@@ -285,6 +285,7 @@ async def test_limits_and_the_collector_are_settings() -> None:
          "there are toolroll_affinity, toolroll_agent, toolroll_agent_args"),
         ({"toolroll_env": None}, {}, "no environment is named"),
         ({"toolroll_env": "dask"}, {}, "did you mean 'desk'"),
+        ({"toolroll_env": "dask", "toolroll_workers": 2}, {}, "did you mean 'desk'"),
         ({"toolroll_user_settings": {"model": "m"}}, {}, "toolroll_user does not say"),
         ({"rollout_top_p": 0.9}, {}, "--rollout-top-p"),
         ({}, {"prompt": "hello"}, "--input-key index"),

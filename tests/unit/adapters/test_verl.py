@@ -241,18 +241,31 @@ async def test_the_limit_of_turns_is_verl_s(own: dict[str, int], turns: int) -> 
         manager, load_embedded_tokenizer(), multi_turn={"max_assistant_turns": 5}
     )
     loop = ToolrollAgentLoop(**given, settings={"env": "desk", **own})
-    player = loop._player(loop.settings)
-    assert player.settings.max_turns == turns
-    await player.aclose()
+    assert loop.player.settings.max_turns == turns
+    await close_players()
 
 
-def test_what_only_verl_s_own_loop_would_use_is_refused() -> None:
+@pytest.mark.parametrize(
+    ("rollout", "settings", "words"),
+    [
+        (
+            {"multi_turn": {"tool_config_path": "tools.yaml"}},
+            {},
+            r"multi_turn.tool_config_path is 'tools.yaml'.* at None",
+        ),
+        ({"name": "trtllm"}, {}, "rollout.name=trtllm"),
+        ({}, {"split": "tset"}, "desk has no split 'tset'"),
+        ({}, {"parser": "hermez"}, "did you mean 'hermes'"),
+        ({}, {"user_settings": {"model": "m"}}, "user does not say which user simulator"),
+    ],
+)
+async def test_what_is_wrong_is_refused_when_the_loop_is_made(
+    rollout: dict[str, Any], settings: dict[str, Any], words: str
+) -> None:
     manager: Any = Says(token_ids=[9])
-    keys = {"tool_config_path": "tools.yaml"}
-    given = loop_arguments(manager, load_embedded_tokenizer(), multi_turn=keys)
-    loop = ToolrollAgentLoop(**given, settings={"env": "desk"})
-    with pytest.raises(UsageError, match=r"multi_turn.tool_config_path is 'tools.yaml'.* at None"):
-        loop._player(loop.settings)
+    given = loop_arguments(manager, load_embedded_tokenizer(), **rollout)
+    with pytest.raises(UsageError, match=words):
+        ToolrollAgentLoop(**given, settings={"env": "desk", **settings})
 
 
 ROWS: list[dict[str, Any]] = [
@@ -301,6 +314,7 @@ async def test_metadata_that_is_not_a_mapping_is_refused() -> None:
     loop = ToolrollAgentLoop(**given, settings={"env": "desk"})
     with pytest.raises(UsageError, match=r"extra_info\.metadata must be a mapping"):
         await loop.run({}, extra_info={"index": 0, "metadata": "{}"})
+    await close_players()
 
 
 async def test_a_turn_of_two_steps_has_both_as_its_version() -> None:

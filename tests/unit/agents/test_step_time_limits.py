@@ -158,7 +158,9 @@ async def play_and_leave(stubborn: Stubborn, factory: ScriptedFactory) -> asynci
     ("name", "error"),
     [("reset", "error"), ("step", "error"), ("metrics", "metrics_error"), ("close", "close_error")],
 )
-async def test_a_call_that_swallows_its_cancellation_is_left(name: str, error: str) -> None:
+async def test_a_call_that_swallows_its_cancellation_is_left(
+    name: str, error: str, caplog: pytest.LogCaptureFixture
+) -> None:
     """When its time is over. After the end of an episode, it costs only its own value."""
     stubborn = Stubborn(name)
     factory = ScriptedFactory(lambda: AsyncScripted(stubborn), count=3)
@@ -174,6 +176,10 @@ async def test_a_call_that_swallows_its_cancellation_is_left(name: str, error: s
     )
     assert message in late.info[error]["message"]
     assert factory.made[1].closed == 1
+    if error != "error":
+        assert late.metrics[f"{name}_errors"] == 1
+        logged = f"episode scripted/t-1#0 of task t-1: the environment's {name} failed: {message}"
+        assert logged in caplog.text
 
 
 async def test_a_run_that_is_stopped_does_not_wait_for_it() -> None:

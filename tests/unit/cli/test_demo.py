@@ -14,6 +14,8 @@ from toolroll.cli import demo
 from toolroll.rollout.model.tokenizers import desk_model_path
 from toolroll.rollout.runs.registry import choose_tasks
 
+FOLDERS = ("demo", "demo-held-out")
+
 
 def _provenance(folder: Path, env: str) -> dict[str, Any]:
     [found] = json.loads((folder / "run.json").read_text())["provenance"][env]
@@ -26,8 +28,11 @@ def test_a_demo_records_the_policy_that_produced_its_episodes(
     monkeypatch.setattr(demo, "choose_tasks", lambda *args: choose_tasks(*args)[:1])
     done = toolroll("demo", "--out", tmp_path / "demo", "--samples", 1)
     assert done.exit_code == 0, done.output
+    where, _, command = done.stdout.splitlines()[-1].partition("; to view the last: ")
+    assert all(f"{name}: " in where or f"{name} and " in where for name in FOLDERS), where
+    assert command == f"toolroll view {tmp_path / 'demo'}"
     weights = hashlib.sha256((desk_model_path() / "model.safetensors").read_bytes()).hexdigest()
-    for folder in ("demo", "demo-held-out"):
+    for folder in FOLDERS:
         found = _provenance(tmp_path / folder, "desk")
         assert found["policy"] == "desk-1m" and found["weights_sha256"] == weights
         assert found["engine_model_path"] == str(desk_model_path())

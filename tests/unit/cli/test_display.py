@@ -88,7 +88,10 @@ def test_remarks_say_what_a_reader_must_know() -> None:
         )
     )
     summary.add(episode("t-1", reason=StopReason.ENGINE_ERROR))
-    lines = remarks("pond", report(summary))
+    sampling = {"temperature": 0.6, "top_p": None, "sampling_params": {"min_tokens": 2}}
+    settings = {"env": "pond", "split": "test", "model": "m", **sampling}
+    first, *lines = remarks("pond", report(summary, settings=settings))
+    assert first == "pond: split test, model m, temperature 0.6, min_tokens 2"
     assert lines[0] == "pond: ended by done 1, engine_error 1"
     assert lines[1] == "pond: invalid calls: unclosed 2"
     assert lines[2] == "pond: text that looks like a tool call: 3"

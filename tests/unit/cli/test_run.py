@@ -91,7 +91,7 @@ def test_a_run_ends_in_a_table_and_files(engine: EmbeddedEngine, tmp_path: Path)
     assert table["reward (mean)"].startswith(f"{passed / 20:.3f} [")
     assert table["pass^1 = pass@1"] == table["reward (mean)"]
     assert table["pass^2"] == "{value:.3f} [{low:.2f}, {high:.2f}] ({tasks} tasks)".format(
-        **written["pass_hat_k"]["2"]
+        **written["pass^k"]["2"]
     )
     assert table["do-nothing baseline"] == "0/10"
     assert int(table["invalid calls"].split()[0]) == written["invalid_calls"]["total"] > 0
@@ -117,6 +117,7 @@ def test_a_run_ends_in_a_table_and_files(engine: EmbeddedEngine, tmp_path: Path)
         sum(found["calls"] for found in written["tool_calls"]["by_tool"].values())
         <= written["tool_calls"]["attempted"]
     )
+    assert "desk: split test, model embedded, temperature 1.0, max_new_tokens" in result.stdout
     assert "desk: 20/20  reward" in result.stdout, "plain lines where there is no terminal"
     assert "exact" not in result.stdout, "the template is: nothing to be said"
 

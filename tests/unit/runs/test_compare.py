@@ -160,7 +160,7 @@ def test_sessions_which_have_no_seeds_are_paired_by_number(tmp_path: Path) -> No
 def test_pass_hat_k_is_compared_where_a_task_has_k_pairs(tmp_path: Path) -> None:
     base = folder(tmp_path / "a", played({"t-0": [1, 1, 0], "t-1": [1, 1]}))
     other = folder(tmp_path / "b", played({"t-0": [1, 0, 0], "t-1": [1, 1]}))
-    found = comparison(base, other)["pass_hat_k"]
+    found = comparison(base, other)["pass^k"]
     assert {k: (part["base"], part["candidate"], part["tasks"]) for k, part in found.items()} == {
         "1": (pytest.approx(5 / 6), pytest.approx(4 / 6), 2),
         "2": (pytest.approx(2 / 3), pytest.approx(1 / 2), 2),
@@ -181,7 +181,7 @@ def test_no_interval_has_an_impossible_difference(tmp_path: Path) -> None:
     base = folder(tmp_path / "a", played({"t-0": [-2.0], "t-1": [2.0]}))
     found = comparison(base, base)
     assert (found["reward"]["low"], found["reward"]["high"]) == (-4.0, 4.0)
-    assert (found["pass_hat_k"]["1"]["low"], found["pass_hat_k"]["1"]["high"]) == (-1.0, 1.0)
+    assert (found["pass^k"]["1"]["low"], found["pass^k"]["1"]["high"]) == (-1.0, 1.0)
 
 
 def test_there_is_no_negative_zero(tmp_path: Path) -> None:
@@ -293,6 +293,7 @@ def test_the_table_and_the_markdown_have_the_same_rows(tmp_path: Path) -> None:
     for words in (
         f"pond: baseline {base}, candidate {other}: inconclusive",
         "reward (mean)",
+        "candidate: model tiny, temperature 1.0, top_p 0.5",
         "+0.025 [",
         "compared: 40 of 40 tasks, 40 of 40 samples",
         "only in the baseline: 1, only in the candidate: 2 (McNemar's exact test: p = 1)",

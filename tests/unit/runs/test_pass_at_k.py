@@ -146,7 +146,7 @@ def test_a_pass_is_a_reward_of_1_in_every_number(reward: float, passes: bool) ->
     assert passed(reward) is passes
     assert pass_hat_k([[reward]], 1) == pass_at_k([[reward]], 1) == float(passes)
     assert summary_of(played).pass_rate == float(passes)
-    assert found["pass_at_k"]["1"]["value"] == found["pass_hat_k"]["1"]["value"] == float(passes)
+    assert found["pass@k"]["1"]["value"] == found["pass^k"]["1"]["value"] == float(passes)
     assert row(played)["passed"] is passes
     outside = not 0 <= reward <= 1 and not passes
     assert any("outside [0, 1]" in line for line in found["warnings"]) is outside

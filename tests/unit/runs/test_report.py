@@ -47,9 +47,9 @@ def test_aborted_episodes_count_in_no_rate_and_are_told() -> None:
         )
     )
     assert (found["episodes"], found["graded"], found["aborted"], found["tasks"]) == (6, 4, 2, 2)
-    assert found["reward"]["value"] == found["pass_at_k"]["1"]["value"] == 0.5
-    assert found["pass_hat_k"]["2"]["value"] == 0.0
-    assert found["pass_at_k"]["2"]["value"] == 1.0
+    assert found["reward"]["value"] == found["pass@k"]["1"]["value"] == 0.5
+    assert found["pass^k"]["2"]["value"] == 0.0
+    assert found["pass@k"]["2"]["value"] == 1.0
     assert found["by_task"] == {
         "t-2": {"rewards": [1.0, 0.0], "aborted": 1},
         "t-3": {"rewards": [], "aborted": 1},
@@ -59,7 +59,7 @@ def test_aborted_episodes_count_in_no_rate_and_are_told() -> None:
     assert found["stop_reasons"] == {"done": 3, "engine_error": 1, "max_turns": 1, "user_error": 1}
     assert found["warnings"] == [
         "2 of 6 episodes were aborted and excluded from rewards: engine_error 1, user_error 1",
-        "1 tasks have no graded episode and are excluded from pass rates: t-3",
+        "1 tasks have no graded episode and are in neither pass^k nor pass@k: t-3",
     ]
 
 
@@ -75,6 +75,15 @@ def test_attempts_that_were_played_again_are_told() -> None:
         "attempts that failed outside the model (engine, environment, user, time limit) and were "
         "retried: 3;"
     )
+
+
+def test_an_environment_that_cannot_be_closed_is_counted() -> None:
+    found = report(
+        summary_of(episode(metrics=metrics(close_errors=1.0)), episode("t-1", metrics=metrics()))
+    )
+    assert found["environment_errors"] == {"metrics": 0, "close": 1}
+    [warning] = found["warnings"]
+    assert warning.startswith("calls of an environment's metrics or close that failed: 1;")
 
 
 @pytest.mark.parametrize(
@@ -109,11 +118,11 @@ def test_lost_tasks_are_part_of_every_rate(
         "share": len(lost) / 10,
         "tasks": len(lost),
     }
-    for value in (found["reward"], found["pass_at_k"]["1"], found["pass_hat_k"]["4"]):
+    for value in (found["reward"], found["pass@k"]["1"], found["pass^k"]["4"]):
         assert value["value"] == pytest.approx(5 / covered)
         assert (value["tasks"], value["of_tasks"]) == (covered, 10)
     for k in "1234":
-        pair = found["pass_bounds"] and tuple(found["pass_bounds"]["pass_hat_k"][k])
+        pair = found["pass_bounds"] and tuple(found["pass_bounds"]["pass^k"][k])
         assert pair == (None if bounds is None else pytest.approx(bounds))
     for columns in (1, 2):
         text = drawn(found, columns)
@@ -133,12 +142,12 @@ def test_the_order_of_play_changes_nothing() -> None:
 def test_unequal_samples_leave_the_rates_out_with_the_reason() -> None:
     summary = summary_of(episode("t-0", 0), episode("t-0", 1), episode("t-1", 0, 0.0))
     found = report(summary)
-    assert found["pass_at_k"] is found["pass_hat_k"] is None
+    assert found["pass@k"] is found["pass^k"] is None
     assert found["reward"]["value"] == 0.5
     assert (
         "no pass@k and no pass^k: tasks have between 1 and 2 graded samples" in found["warnings"][0]
     )
-    assert report(summary, allow_unequal=True)["pass_hat_k"]["1"]["value"] == 0.5
+    assert report(summary, allow_unequal=True)["pass^k"]["1"]["value"] == 0.5
 
 
 def test_calls_and_errors() -> None:
@@ -248,7 +257,7 @@ def test_the_floor_the_end_and_the_baseline() -> None:
         planned={f"t-{task}": 1 for task in range(5)},
         settings={"seed": 1},
     )
-    assert found["do_nothing_floor"] == {
+    assert found["do_nothing"] == {
         "episodes": 3,
         "passed": 1,
         "pass_rate": 0.5,
@@ -263,7 +272,7 @@ def test_the_floor_the_end_and_the_baseline() -> None:
 
 def test_nothing_at_all() -> None:
     found = report(Summary("pond"), planned={"t-0": 3})
-    assert (found["reward"], found["pass_at_k"]) == (None, None)
+    assert (found["reward"], found["pass@k"]) == (None, None)
     assert found["by_task"] == {"t-0": {"rewards": [], "aborted": 0}}
     assert found["lost"] == {"episodes": 3, "of_episodes": 3, "share": 1.0, "tasks": 1}
     json.dumps(found)

@@ -83,7 +83,7 @@ def test_everything_is_in_the_page_and_none_of_it_as_markup(run: Path) -> None:
         26,
         10,
     )
-    assert data["index"]["summary"]["pond"]["do_nothing_floor"]["passed"] == 1
+    assert data["index"]["summary"]["pond"]["do_nothing"]["passed"] == 1
     assert data["block-0"][1]["messages"][2]["content"] == HOSTILE
     assert [(row["block"], row["place"]) for row in rows] == [(0, 0), (0, 1), (0, 2), (0, 3)]
     assert rows[3]["reason"] == f"E: {HOSTILE}".replace(" \u2028 ", " ")

@@ -16,7 +16,6 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import inspect
-import logging
 import sys
 import traceback
 from collections.abc import Awaitable, Callable, Iterator, Mapping
@@ -45,8 +44,6 @@ from toolroll.rollout.runtime.foreign import ForeignExitError, call_in_task, gua
 from toolroll.rollout.runtime.threads import OF_ENVIRONMENT
 from toolroll.rollout.runtime.time_limit import pausable
 from toolroll.rollout.types import Action, Environment, Observation, StepResult, Task
-
-logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 RunInThread = Callable[..., Awaitable[Any]]
@@ -172,41 +169,20 @@ class EnvironmentRunner:
             f"{self._name}.truncated_reward", await self._call("truncated_reward")
         )
 
-    async def measure(self) -> Exception | None:
-        """Read the environment's metrics. An error is logged and returned, not raised."""
-        try:
-            returned = await self._call("metrics", limit=self._time_limit or _CLOSE_LIMIT)
-            self._metrics, wrong = self._checked(checked_metrics, self._name, returned)
-            if wrong is not None:
-                raise EnvironmentFailure(wrong)
-        except (ActionError, RolloutError, UsageError) as error:
-            logger.warning(
-                "the metrics of the environment of task %s could not be read: %s",
-                self.task.id,
-                message_of(error),
-            )
-            return error
-        return None
+    async def measure(self) -> None:
+        """Read the environment's metrics, within the time limit, or 10 seconds if there is none."""
+        returned = await self._call("metrics", limit=self._time_limit or _CLOSE_LIMIT)
+        self._metrics, wrong = self._checked(checked_metrics, self._name, returned)
+        if wrong is not None:
+            raise EnvironmentFailure(wrong)
 
     def metrics(self) -> Mapping[str, float]:
         """Return the metrics that `measure` read, and `env_seconds`."""
         return {**self._metrics, "env_seconds": self.seconds}
 
-    async def close(self) -> Exception | None:
-        """Close the environment. An error does not fail the episode: it is logged and returned.
-
-        The time limit applies, or 10 seconds if there is none.
-        """
-        try:
-            await self._call("close", limit=self._time_limit or _CLOSE_LIMIT)
-        except (ActionError, RolloutError, UsageError) as error:
-            logger.warning(
-                "the environment of task %s could not be closed: %s",
-                self.task.id,
-                message_of(error),
-            )
-            return error
-        return None
+    async def close(self) -> None:
+        """Close the environment, within the time limit, or 10 seconds if there is none."""
+        await self._call("close", limit=self._time_limit or _CLOSE_LIMIT)
 
     def _checked(self, check: Callable[..., T], where: str, *returned: Any) -> T:
         """Return `check(where, *returned)`. Raise `EnvironmentFailure` if it raises an exception:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -13,6 +14,7 @@ from toolroll.agents.loop.environment_results import checked_reward
 from toolroll.agents.loop.environment_runner import EnvironmentRunner
 from toolroll.parsers.types import ToolCall
 from toolroll.rollout.errors import (
+    ActionError,
     ContextOverflowError,
     EngineError,
     EnvironmentFailure,
@@ -20,11 +22,15 @@ from toolroll.rollout.errors import (
     TemplateError,
     TimeLimitError,
     TokenError,
+    UsageError,
     UserSimulatorError,
     describe,
+    message_of,
 )
 from toolroll.rollout.model.turn import AssistantTurn
 from toolroll.rollout.types import Status, StepResult, StopReason
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -141,16 +147,23 @@ class EpisodeTracker:
             return self.fail(error), None
         return reason, reward
 
-    async def close(self, runner: EnvironmentRunner) -> None:
-        """Read the environment's metrics and close it. An error becomes `metrics_error` or
-        `close_error` in `info`.
+    async def close(self, runner: EnvironmentRunner, session_id: str) -> None:
+        """Read the environment's metrics and close it. An error does not fail the episode: it is
+        logged, counted, and becomes `metrics_error` or `close_error` in `info`.
         """
-        for what, error in (
-            ("metrics_error", await runner.measure()),
-            ("close_error", await runner.close()),
-        ):
-            if error is not None:
-                self.info[what] = describe(error)
+        for name, call in (("metrics", runner.measure), ("close", runner.close)):
+            try:
+                await call()
+            except (ActionError, RolloutError, UsageError) as error:
+                logger.warning(
+                    "episode %s of task %s: the environment's %s failed: %s",
+                    session_id,
+                    runner.task.id,
+                    name,
+                    message_of(error),
+                )
+                self.info[f"{name}_error"] = describe(error)
+                self.counts[f"{name}_errors"] += 1
 
     def metrics(self, extra: Mapping[str, float]) -> dict[str, float]:
         """Return all metrics of the episode, including `extra`."""

@@ -128,7 +128,7 @@ async def play(
             await played.conversation.settle()
         played.reason, played.reward = await tracker.reward_after_error(reason, runner, penalty)
     finally:
-        await to_its_end(tracker.close(runner))
+        await to_its_end(tracker.close(runner, session_id))
     played.turn_rewards = tracker.rewards_of_turns(
         played.reward, summed=runner.env.reward_mode == "sum", penalty=penalty
     )

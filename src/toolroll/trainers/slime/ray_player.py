@@ -37,6 +37,7 @@ class RayPlayer:
 
     def __init__(self, args: Any, settings: SlimeSettings) -> None:
         self.settings = settings
+        SlimeSettings.checked(settings)  # not in each worker, at its first episode
         self.limit = asyncio.Semaphore(settings.concurrency)
         self._workers = [
             RayWorker(partial(_open_player, args, settings)) for _ in range(settings.workers)

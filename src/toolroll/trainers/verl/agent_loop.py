@@ -151,7 +151,8 @@ _players: PerLoop[EpisodePlayer] = PerLoop()
 class ToolrollAgentLoop:
     """Plays the task that a row's `extra_info` names. `settings` has the fields of `VerlSettings`.
 
-    The other arguments are the same as for verl's `AgentLoopBase`.
+    The other arguments are the same as for verl's `AgentLoopBase`. Raise `UsageError` if a setting
+    is wrong. Create it in the event loop that runs it, as verl does.
     """
 
     def __init__(
@@ -170,6 +171,9 @@ class ToolrollAgentLoop:
         self.tokenizer = tokenizer
         self.settings = VerlSettings.read(settings or {}, where="settings of the agent loop")
         self._template_kwargs = data_config.config.get("apply_chat_template_kwargs") or {}
+        # The player keeps a reference to the server manager, so its id is not reused.
+        key = (id(server_manager), self.settings.model_dump_json())
+        self.player = _players.get(key, self._make_player)
 
     async def run(self, sampling_params: dict[str, Any], **row: Any) -> Any:
         """Play one episode and return it as verl's `AgentLoopOutput`. If verl counts a forked
@@ -178,9 +182,7 @@ class ToolrollAgentLoop:
         `response_logprobs` is None unless verl requests logprobs (`rollout.calculate_log_probs`).
         Raise `RolloutError` for an aborted episode if `on_aborted` is "raise".
         """
-        # The player keeps a reference to the server manager, so its id is not reused.
-        key = (id(self.server_manager), self.settings.model_dump_json())
-        player = _players.get(key, lambda: self._player(self.settings))
+        player = self.player
         info = _extra_info(row)
         index = task_index(info["index"])
         params = {"max_new_tokens": int(self.rollout_config.response_length), **sampling_params}
@@ -218,13 +220,13 @@ class ToolrollAgentLoop:
             engine.experts_shape = _model_experts(self._model_config)
         return engine.experts_shape
 
-    def _player(self, settings: VerlSettings) -> EpisodePlayer:
+    def _make_player(self) -> EpisodePlayer:
         config = self.rollout_config
         multi_turn = config.get("multi_turn") or {}
         _check_multi_turn(multi_turn)
         turns = multi_turn.get("max_assistant_turns")
         length = int(config.prompt_length) + int(config.response_length)
-        settings = settings.filled(
+        settings = self.settings.filled(
             max_turns=int(turns) if turns else None,
             chat_template_kwargs=dict(self._template_kwargs),
             context_length=config.get("max_model_len") or length,

@@ -18,16 +18,13 @@ function drawCards() {
         ...playedWith(part.settings || {}, part.provenance || []),
         plural(part.episodes, "episode"),
         part.reward ? "reward " + interval(part.reward) : null,
-        part.pass_bounds && part.pass_bounds.pass_at_k[1]
+        part.pass_bounds && part.pass_bounds["pass@k"][1]
           ? "pass^1 between " +
-            part.pass_bounds.pass_at_k[1].map(number).join(" and ") +
+            part.pass_bounds["pass@k"][1].map(number).join(" and ") +
             ", by the results of lost episodes"
           : null,
-        part.do_nothing_floor
-          ? "do-nothing baseline " +
-            part.do_nothing_floor.passed +
-            "/" +
-            part.do_nothing_floor.episodes
+        part.do_nothing
+          ? "do-nothing baseline " + part.do_nothing.passed + "/" + part.do_nothing.episodes
           : null,
         part.trainable === false ? "not trainable" : null,
         part.prefix_trie && part.prefix_trie.ratio
@@ -67,7 +64,8 @@ function playedWith(settings, provenance) {
       .filter(([, value]) => value !== null && value !== undefined)
       .map(([name, value]) => name + " " + (typeof value === "object" ? pretty(value) : value));
   const dates = provenance.map(entry => (entry.date || "").slice(0, 10)).sort();
-  return [settings.model, params.join(", "), dates.at(-1)];
+  const split = settings.split ? "split " + settings.split : null;
+  return [split, settings.model, params.join(", "), dates.at(-1)];
 }
 
 const BINS = 16;
