@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from typing import Any
 
 import aiohttp
-from support.wire import Wire
+from support.wire import Answer, Wire
 
 from toolroll.testing import EmbeddedEngine, Policy, PolicyRequest, Reply, echo
 
@@ -50,3 +50,17 @@ class Held:
     def release(self) -> None:
         """Let them all go on."""
         self._event.set()
+
+
+async def held_call(
+    engine: EmbeddedEngine, call: Coroutine[Any, Any, Answer]
+) -> asyncio.Task[Answer]:
+    """Start `call`, and wait until the engine holds its answer."""
+    task = asyncio.create_task(call)
+    await engine.until(lambda served: served.held == 1)
+    return task
+
+
+def session(name: str) -> dict[str, Any]:
+    """The arguments of a request of the session `name`."""
+    return {"headers": {"x-smg-routing-key": name}}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import random
 import selectors
 from collections.abc import Awaitable, Callable
@@ -40,12 +41,22 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return self.now
 
 
-def virtual(main: Callable[[], Awaitable[Any]]) -> Any:
-    loop = VirtualLoop()
-    try:
-        return loop.run_until_complete(main())
-    finally:
-        loop.close()
+def in_virtual_time(main: Callable[..., Awaitable[Any]]) -> Callable[..., Any]:
+    """Run `main` on a `VirtualLoop`."""
+
+    @functools.wraps(main)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        loop = VirtualLoop()
+        try:
+            return loop.run_until_complete(main(*args, **kwargs))
+        finally:
+            loop.close()
+
+    return run
+
+
+def now() -> float:
+    return asyncio.get_running_loop().time()
 
 
 ONE = np.array([1], dtype=np.int32)
@@ -121,7 +132,7 @@ class Work:
                 await self._episode(waiting, number)
 
         await asyncio.gather(*(worker() for _ in range(self.at_once)))
-        return asyncio.get_running_loop().time()
+        return now()
 
     async def _episode(self, waiting: Admission, number: int) -> None:
         group, own = np.random.default_rng(number // 4), np.random.default_rng(1000 + number)
@@ -142,15 +153,16 @@ def _ids(source: np.random.Generator, count: int) -> IdArray:
     return source.integers(5000, 50_000, count).astype(np.int32)
 
 
-def played(work: Work, size: int, share: float) -> Any:
+@in_virtual_time
+async def played(work: Work, size: int, share: float) -> tuple[float, Pooled, Admission]:
     """Return the time that `work` took, its engine and its `Admission`."""
+    engine, waiting = admitting(size, share)
+    return await work.play(engine, waiting), engine, waiting
 
-    async def main() -> tuple[float, Pooled, Admission]:
-        engine = Pooled(size)
-        waiting = Admission(engine, share)  # type: ignore[arg-type]
-        return await work.play(engine, waiting), engine, waiting
 
-    return virtual(main)
+def admitting(size: int, share: float = 1.0, **engine: Any) -> tuple[Pooled, Admission]:
+    pooled = Pooled(size, **engine)
+    return pooled, Admission(pooled, share)  # type: ignore[arg-type]
 
 
 IN_FLIGHT = 32 * 9000
@@ -180,24 +192,19 @@ def test_slow_tools_do_not_leave_the_engine_idle() -> None:
 
 
 @pytest.mark.parametrize("answers", [False, True])
-def test_without_signals_all_are_let_through(answers: bool) -> None:
+@in_virtual_time
+async def test_without_signals_all_are_let_through(answers: bool) -> None:
     """No answer, or none for a minute."""
-
-    async def main() -> int:
-        engine = Pooled(4000, loads=answers)
-        waiting = Admission(engine)  # type: ignore[arg-type]
-        turns = [turn(waiting, name, 3000) for name in "abc"]
-        playing = asyncio.gather(*turns)
-        if answers:
-            await asyncio.sleep(0.001)
-            assert engine.order == ["a"] and waiting.held == 2
-            engine.loads = False
-            await asyncio.sleep(61)
-            await turn(waiting, "a", 3000)
-        await playing
-        return waiting.held
-
-    assert virtual(main) == 0
+    engine, waiting = admitting(4000, loads=answers)
+    playing = asyncio.gather(*(turn(waiting, name, 3000) for name in "abc"))
+    if answers:
+        await asyncio.sleep(0.001)
+        assert engine.order == ["a"] and waiting.held == 2
+        engine.loads = False
+        await asyncio.sleep(61)
+        await turn(waiting, "a", 3000)
+    await playing
+    assert waiting.held == 0
 
 
 async def turn(waiting: Admission, name: str, tokens: int, seconds: float = 0.0) -> None:
@@ -207,119 +214,93 @@ async def turn(waiting: Admission, name: str, tokens: int, seconds: float = 0.0)
     await waiting.generate(GenerateRequest(ids.astype(np.int32), {}, name, extra=extra))
 
 
-def test_they_go_on_in_the_order_of_their_first_turns() -> None:
+@in_virtual_time
+async def test_they_go_on_in_the_order_of_their_first_turns() -> None:
     """A next turn goes before a new episode, also if it is larger; nobody is passed."""
-
-    async def main() -> list[str]:
-        engine = Pooled(10_000)
-        waiting = Admission(engine)  # type: ignore[arg-type]
-        await turn(waiting, "old", 2000)
-        await turn(waiting, "large", 6000)
-        long = asyncio.create_task(turn(waiting, "long", 8000, seconds=5))
-        await asyncio.sleep(1)  # "old" and "large" were idle for too long
-        rest = [("new", 3000), ("newer", 100), ("large", 6400), ("old", 2500)]
-        others = [asyncio.create_task(turn(waiting, *each)) for each in rest]
-        await asyncio.sleep(1)
-        assert waiting.held == 4
-        await asyncio.gather(long, *others)
-        return engine.order
-
-    assert virtual(main) == ["old", "large", "long", "old", "large", "new", "newer"]
+    engine, waiting = admitting(10_000)
+    await turn(waiting, "old", 2000)
+    await turn(waiting, "large", 6000)
+    long = asyncio.create_task(turn(waiting, "long", 8000, seconds=5))
+    await asyncio.sleep(1)  # "old" and "large" were idle for too long
+    rest = [("new", 3000), ("newer", 100), ("large", 6400), ("old", 2500)]
+    others = [asyncio.create_task(turn(waiting, *each)) for each in rest]
+    await asyncio.sleep(1)
+    assert waiting.held == 4
+    await asyncio.gather(long, *others)
+    assert engine.order == ["old", "large", "long", "old", "large", "new", "newer"]
 
 
-def test_after_its_first_turn_an_episode_waits_only_so_long() -> None:
-    async def main() -> tuple[float, list[str]]:
-        engine = Pooled(4000)
-        waiting = Admission(engine)  # type: ignore[arg-type]
-        await turn(waiting, "begun", 2000)
-        endless = asyncio.create_task(turn(waiting, "endless", 3500, seconds=10_000))
-        await asyncio.sleep(1)
-        new = asyncio.create_task(turn(waiting, "new", 2000))
-        await asyncio.sleep(0)
-        began = asyncio.get_running_loop().time()
-        await turn(waiting, "begun", 2100)
-        waited = asyncio.get_running_loop().time() - began
-        order = list(engine.order)
-        for task in (endless, new):
-            task.cancel()
-        await asyncio.gather(endless, new, return_exceptions=True)
-        return waited, order
-
-    waited, order = virtual(main)
-    assert admission.LONGEST <= waited < admission.LONGEST + 1
-    assert order == ["begun", "endless", "begun"]
+@in_virtual_time
+async def test_after_its_first_turn_an_episode_waits_only_so_long() -> None:
+    engine, waiting = admitting(4000)
+    await turn(waiting, "begun", 2000)
+    endless = asyncio.create_task(turn(waiting, "endless", 3500, seconds=10_000))
+    await asyncio.sleep(1)
+    new = asyncio.create_task(turn(waiting, "new", 2000))
+    await asyncio.sleep(0)
+    start = now()
+    await turn(waiting, "begun", 2100)
+    assert admission.LONGEST <= now() - start < admission.LONGEST + 1
+    assert engine.order == ["begun", "endless", "begun"]
+    for task in (endless, new):
+        task.cancel()
+    await asyncio.gather(endless, new, return_exceptions=True)
 
 
 @pytest.mark.parametrize("later", [0, 61])
-def test_a_fresh_engine_that_seems_slow_holds_the_others_only_until_it_is_asked_again(
-    later: int,
-) -> None:
+@in_virtual_time
+async def test_an_engine_that_seems_slow_holds_until_asked_again(later: int) -> None:
     """Its first prompt is short, and takes as long as loading its kernels. `later`: the seconds
     until the others come; after a minute, its load is unknown.
     """
-
-    async def main() -> float:
-        engine = Pooled(4000)
-        engine.seconds = 0.3
-        waiting = Admission(engine)  # type: ignore[arg-type]
-        await turn(waiting, "idle", 3000)
-        engine.seconds = 1e-4
-        await asyncio.sleep(later)
-        began = asyncio.get_running_loop().time()
-        await turn(waiting, "new", 3000)
-        return asyncio.get_running_loop().time() - began
-
-    assert virtual(main) < admission._ASK_AGAIN + 2
+    engine, waiting = admitting(4000, seconds=0.3)
+    await turn(waiting, "idle", 3000)
+    engine.seconds = 1e-4
+    await asyncio.sleep(later)
+    start = now()
+    await turn(waiting, "new", 3000)
+    assert now() - start < admission._ASK_AGAIN + 2
 
 
-def test_a_cancelled_request_gives_its_tokens_back() -> None:
-    async def main() -> float:
-        engine = Pooled(4000, seconds=0.01)
-        waiting = Admission(engine)  # type: ignore[arg-type]
-        cancelled = asyncio.create_task(turn(waiting, "cancelled", 3000, seconds=60))
-        await asyncio.sleep(1)
-        cancelled.cancel()
-        await asyncio.gather(cancelled, return_exceptions=True)
-        return waiting._busy_until - asyncio.get_running_loop().time()
-
-    assert virtual(main) <= 0
+@in_virtual_time
+async def test_a_cancelled_request_gives_its_tokens_back() -> None:
+    _, waiting = admitting(4000, seconds=0.01)
+    cancelled = asyncio.create_task(turn(waiting, "cancelled", 3000, seconds=60))
+    await asyncio.sleep(1)
+    cancelled.cancel()
+    await asyncio.gather(cancelled, return_exceptions=True)
+    assert waiting._busy_until <= now()
 
 
-def test_a_shared_prefix_is_counted_once() -> None:
-    async def main() -> int:
-        engine = Pooled(8000)
-        waiting = Admission(engine)  # type: ignore[arg-type]
+@in_virtual_time
+async def test_a_shared_prefix_is_counted_once() -> None:
+    _, waiting = admitting(8000)
 
-        async def sample(name: str) -> None:
-            ids = np.concatenate([np.arange(5000), np.full(100, sum(name.encode()))])
-            await waiting.generate(GenerateRequest(ids.astype(np.int32), {}, name))
+    async def sample(name: str) -> None:
+        ids = np.concatenate([np.arange(5000), np.full(100, sum(name.encode()))])
+        await waiting.generate(GenerateRequest(ids.astype(np.int32), {}, name))
 
-        await asyncio.gather(*(sample(name) for name in "abcdefgh"))
-        return waiting.held_turns
-
-    assert virtual(main) == 0
+    await asyncio.gather(*(sample(name) for name in "abcdefgh"))
+    assert waiting.held_turns == 0
 
 
-def test_a_cancelled_wait_and_an_ended_episode_leave_nothing_behind() -> None:
-    async def main() -> None:
-        engine = Pooled(4000)
-        waiting = Admission(engine)  # type: ignore[arg-type]
-        running = asyncio.create_task(turn(waiting, "a", 3000, seconds=5))
-        await asyncio.sleep(0.1)
-        cancelled = asyncio.create_task(turn(waiting, "b", 3000))
-        after = asyncio.create_task(turn(waiting, "c", 3000))
-        await asyncio.sleep(0.1)
-        cancelled.cancel()
-        await asyncio.gather(cancelled, return_exceptions=True)
-        await running
-        assert waiting.end("a") == 0
-        await after
-        assert engine.order == ["a", "c"] and waiting.held == 0
-        assert (waiting.end("b"), waiting.end("c"), waiting.end("c")) == (1, 1, 0)
-        await turn(waiting, "d", 3900)
-        assert waiting.held_turns == 2
-
-    virtual(main)
+@in_virtual_time
+async def test_a_cancelled_wait_and_an_ended_episode_leave_nothing() -> None:
+    engine, waiting = admitting(4000)
+    running = asyncio.create_task(turn(waiting, "a", 3000, seconds=5))
+    await asyncio.sleep(0.1)
+    cancelled = asyncio.create_task(turn(waiting, "b", 3000))
+    after = asyncio.create_task(turn(waiting, "c", 3000))
+    await asyncio.sleep(0.1)
+    cancelled.cancel()
+    await asyncio.gather(cancelled, return_exceptions=True)
+    await running
+    assert waiting.end("a") == 0
+    await after
+    assert engine.order == ["a", "c"] and waiting.held == 0
+    assert (waiting.end("b"), waiting.end("c"), waiting.end("c")) == (1, 1, 0)
+    await turn(waiting, "d", 3900)
+    assert waiting.held_turns == 2
 
 
 def test_the_load_is_read_from_what_sglang_says() -> None:
@@ -358,97 +339,84 @@ class Stoppable(Pooled):
         return await super().generate(request, **options)
 
 
-def test_episodes_that_wait_park_when_the_trainer_stops() -> None:
+@in_virtual_time
+async def test_episodes_that_wait_park_when_the_trainer_stops() -> None:
     """slime waits until every sample is over or parked."""
+    engine = Stoppable(4000)
+    waiting = Admission(engine)  # type: ignore[arg-type]
 
-    async def main() -> list[str]:
-        engine = Stoppable(4000)
-        waiting = Admission(engine)  # type: ignore[arg-type]
+    async def play(name: str) -> Any:
+        ids = np.full(3000, ord(name), dtype=np.int32)
+        request = GenerateRequest(ids, {"max_new_tokens": 9}, name)
+        completion = await generate_resumed(waiting, request, max_resumes=0)
+        waiting.end(name)
+        return completion.finish_reason
 
-        async def play(name: str) -> Any:
-            ids = np.full(3000, ord(name), dtype=np.int32)
-            request = GenerateRequest(ids, {"max_new_tokens": 9}, name)
-            completion = await generate_resumed(waiting, request, max_resumes=0)
-            waiting.end(name)
-            return completion.finish_reason
-
-        episodes = [ParkableEpisode(name, engine.stopped) for name in "abcd"]
-        for episode in episodes:
-            episode.start(play(episode.session_id))
-        await asyncio.sleep(1)
-        assert waiting.held == 3
-        engine.halted = True
-        async with asyncio.timeout(10):
-            await asyncio.gather(*(episode.parked.wait() for episode in episodes))
-        engine.halted = False
-        for episode in episodes:
-            episode.resume(lambda: False, mask=False)
-        tasks: list[Any] = [episode.task for episode in episodes]
-        return await asyncio.gather(*tasks)
-
-    assert virtual(main) == ["stop"] * 4
+    episodes = [ParkableEpisode(name, engine.stopped) for name in "abcd"]
+    for episode in episodes:
+        episode.start(play(episode.session_id))
+    await asyncio.sleep(1)
+    assert waiting.held == 3
+    engine.halted = True
+    async with asyncio.timeout(10):
+        await asyncio.gather(*(episode.parked.wait() for episode in episodes))
+    engine.halted = False
+    for episode in episodes:
+        episode.resume(lambda: False, mask=False)
+    tasks: list[Any] = [episode.task for episode in episodes]
+    assert await asyncio.gather(*tasks) == ["stop"] * 4
 
 
-def test_an_episode_that_ends_while_it_waits_leaves_nothing_behind() -> None:
-    async def main() -> None:
-        engine = Pooled(4000)
-        waiting = Admission(engine)  # type: ignore[arg-type]
-        running = asyncio.create_task(turn(waiting, "a", 3000, seconds=5))
-        await asyncio.sleep(0.1)
-        ended = asyncio.create_task(turn(waiting, "b", 3000))
-        await asyncio.sleep(0.1)
-        waiting.end("b")
-        await asyncio.gather(running, ended)
-        waiting.end("a")
-        assert (waiting._own, waiting._blocks, waiting._idle) == (0, {}, {})
-
-    virtual(main)
+@in_virtual_time
+async def test_an_episode_that_ends_while_it_waits_leaves_nothing() -> None:
+    _, waiting = admitting(4000)
+    running = asyncio.create_task(turn(waiting, "a", 3000, seconds=5))
+    await asyncio.sleep(0.1)
+    ended = asyncio.create_task(turn(waiting, "b", 3000))
+    await asyncio.sleep(0.1)
+    waiting.end("b")
+    await asyncio.gather(running, ended)
+    waiting.end("a")
+    assert (waiting._own, waiting._blocks, waiting._idle) == (0, {}, {})
 
 
-def test_a_shorter_prompt_does_not_hide_the_tokens_of_others() -> None:
+@in_virtual_time
+async def test_a_shorter_prompt_does_not_hide_the_tokens_of_others() -> None:
     """Sub-agents share their session's name."""
-
-    async def main() -> int:
-        engine = Pooled(10_000)
-        waiting = Admission(engine)  # type: ignore[arg-type]
-        for ids in (np.arange(5000), np.arange(50)):
-            for name in "abcd":
-                await waiting.generate(GenerateRequest(ids.astype(np.int32), {}, name))
-        return waiting._own
-
-    assert virtual(main) >= 0
+    _, waiting = admitting(10_000)
+    for ids in (np.arange(5000), np.arange(50)):
+        for name in "abcd":
+            await waiting.generate(GenerateRequest(ids.astype(np.int32), {}, name))
+    assert waiting._own >= 0
 
 
-def test_workers_that_do_not_answer_delay_the_first_turns_once() -> None:
+class Hanging(Pooled):
+    """Has 16 workers, none of which answers in 10 seconds."""
+
+    async def workers(self) -> list[str]:
+        return ["worker"] * 16
+
+    async def get(self, url: str) -> Any:
+        await asyncio.sleep(10)
+
+
+@in_virtual_time
+async def test_workers_that_do_not_answer_delay_the_first_turns_once() -> None:
     """Without counting against the time limit of a turn."""
-
-    async def main() -> float:
-        class Hanging(Pooled):
-            async def workers(self) -> list[str]:
-                return ["worker"] * 16
-
-            async def get(self, url: str) -> Any:
-                await asyncio.sleep(10)
-
-        engine = Hanging(4000)
-        async with asyncio.timeout(5) as limit:
-            with pausable(limit):
-                await turn(Admission(engine), "a", 100)  # type: ignore[arg-type]
-        return asyncio.get_running_loop().time()
-
-    assert virtual(main) < 11
+    async with asyncio.timeout(5) as limit:
+        with pausable(limit):
+            await turn(Admission(Hanging(4000)), "a", 100)  # type: ignore[arg-type]
+    assert now() < 11
 
 
 def test_an_episode_can_end_after_its_event_loop() -> None:
-    engine = Pooled(4000)
-    waiting = Admission(engine)  # type: ignore[arg-type]
-    virtual(lambda: turn(waiting, "a", 100))
+    _, waiting = admitting(4000)
+    in_virtual_time(turn)(waiting, "a", 100)
     assert waiting.end("a") == 0
 
 
 def test_a_closed_event_loop_leaves_no_episode_admitted() -> None:
-    engine = Pooled(4000)
-    waiting = Admission(engine)  # type: ignore[arg-type]
+    _, waiting = admitting(4000)
     for name in "abc":  # no two of them fit
-        virtual(lambda: turn(waiting, name, 3000))  # noqa: B023
+        in_virtual_time(turn)(waiting, name, 3000)
     assert (waiting.held_turns, len(waiting._idle)) == (0, 1)

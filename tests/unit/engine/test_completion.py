@@ -24,7 +24,8 @@ pytestmark = pytest.mark.tokens
 
 ASKED = GenerateRequest(np.array([1, 2, 3], dtype=np.int32), {}, "s")
 LOGPROB = st.floats(-50, 0, width=32)
-SAMPLED = st.lists(st.tuples(st.integers(0, 2**31 - 2), LOGPROB), min_size=1, max_size=50)
+SAMPLED_ID = st.tuples(st.integers(0, 2**31 - 2), LOGPROB)
+SAMPLED = st.lists(SAMPLED_ID, min_size=1, max_size=50)
 
 
 def body(sampled: list[tuple[int, float]], **meta: Any) -> dict[str, Any]:
@@ -64,21 +65,33 @@ def test_with_images_the_ids_that_were_read_are_compared(read: Any, difference: 
 
 
 SPOILED: dict[str, Callable[[list[Any], int], Any]] = {
-    "drop": lambda items, at: items.pop(at),
-    "double": lambda items, at: items.insert(at, items[at]),
-    "another id": lambda items, at: items[at].__setitem__(1, items[at][1] ^ 1),
-    "nan": lambda items, at: items[at].__setitem__(0, math.nan),
-    "positive": lambda items, at: items[at].__setitem__(0, 0.01),
-    "null": lambda items, at: items[at].__setitem__(0, None),
-    "short": lambda items, at: items[at].__delitem__(slice(1, None)),
+    "drop": lambda items, place: items.pop(place),
+    "double": lambda items, place: items.insert(place, items[place]),
+    "neighbors": lambda items, place: items.append(items.pop(0)),
+    "another id": lambda items, place: items[place].__setitem__(1, items[place][1] ^ 1),
+    "null": lambda items, place: items[place].__setitem__(0, None),
+    "short": lambda items, place: items[place].__delitem__(slice(1, None)),
+    **{
+        str(value): lambda items, place, value=value: items[place].__setitem__(0, value)  # type: ignore[misc]
+        for value in (math.nan, math.inf, 0.0011, 1, True)
+    },
 }
 
 
-@given(sampled=SAMPLED, at=st.integers(0, 49), how=st.sampled_from(sorted(SPOILED)))
-def test_a_spoiled_logprob_is_refused(sampled: list[tuple[int, float]], at: int, how: str) -> None:
+@pytest.mark.parametrize("how", SPOILED)
+@given(
+    sampled=st.lists(SAMPLED_ID, min_size=2, max_size=50, unique_by=lambda pair: pair[0]),
+    place=st.integers(0, 49),
+    short=st.booleans(),
+)
+def test_a_spoiled_logprob_is_refused(
+    how: str, sampled: list[tuple[int, float]], place: int, *, short: bool
+) -> None:
+    """Wherever it is, and whether or not each item has a text."""
     answer = body(sampled)
-    items = answer["meta_info"]["output_token_logprobs"]
-    SPOILED[how](items, at % len(items))
+    items = [item[:2] if short else item for item in answer["meta_info"]["output_token_logprobs"]]
+    answer["meta_info"]["output_token_logprobs"] = items
+    SPOILED[how](items, place % len(items))
     with pytest.raises(CompletionError):
         parse_completion(answer, ASKED)
 
@@ -88,13 +101,7 @@ ITEMS: dict[str, Callable[[float, int], Any]] = {
     "of three": lambda value, index: [value, index, None],
     "with its text": lambda value, index: [value, index, "text"],
     "of four": lambda value, index: [value, index, None, 7],
-    "of five, an id where the next logprob would stand": lambda value, index: [
-        value,
-        index,
-        None,
-        value,
-        index,
-    ],
+    "of five, an id where the next logprob would be": lambda *pair: [*pair, None, *pair],
 }
 
 
@@ -107,172 +114,80 @@ def test_items_of_other_lengths_are_read_in_the_same_way(
     sampled: list[tuple[int, float]], kinds: list[str], *, mixed: bool
 ) -> None:
     answer = body(sampled)
-    made = [
-        ITEMS[kinds[at if mixed else 0]](value, index) for at, (index, value) in enumerate(sampled)
+    chosen = kinds[: len(sampled)] if mixed else kinds[:1] * len(sampled)
+    items = [
+        ITEMS[kind](value, index) for kind, (index, value) in zip(chosen, sampled, strict=True)
     ]
-    answer["meta_info"]["output_token_logprobs"] = made
-    found = parse_completion(answer, ASKED)
-    assert found.logprobs is not None and found.logprobs.tolist() == [value for _, value in sampled]
-    made[0][1] ^= 1
-    with pytest.raises(
-        CompletionError,
-        match=f"logprob 0 belongs to token {made[0][1]}, output_ids has {sampled[0][0]} there",
-    ):
-        parse_completion(answer, ASKED)
-
-
-@pytest.mark.parametrize(
-    "item",
-    [
-        None,
-        8,
-        "abc",
-        [],
-        [-0.5],
-        {},
-        {"a": 1, "b": 2, "c": 3},
-        [None, 8, None],
-        ["-0.5", 8, None],
-        [[-0.5], 8, None],
-        [-(10**400), 8],
-    ],
-    ids=repr,
-)
-def test_what_is_no_item_is_refused_in_words(item: Any) -> None:
-    for items in (
-        [[-0.25, 7, None], item, [-0.5, 9, None]],
-        [[-0.25, 7], item, [-0.5, 9, None, 0]],
-    ):
-        with pytest.raises(
-            CompletionError, match=r"is not \[logprob, id, text\] with a number first"
-        ):
-            parse_completion(completion([7, 8, 9], output_token_logprobs=items), ASKED)
-
-
-@pytest.mark.parametrize("other", [None, "8", 8.5, [8]])
-def test_an_item_with_no_id_belongs_to_another_token(other: Any) -> None:
-    items = [[-0.25, 7, None], [-0.5, other, None], [math.nan, 9, None]]
-    with pytest.raises(CompletionError, match="logprob 1 belongs to token"):
-        parse_completion(completion([7, 8, 9], output_token_logprobs=items), ASKED)
-
-
-@pytest.mark.parametrize("value", [math.nan, math.inf, 0.0011, 1, True])
-@pytest.mark.parametrize("at", [0, 1, 2])
-@pytest.mark.parametrize("more", [[None], []])
-def test_a_logprob_that_is_no_logprob_is_refused_wherever_it_stands(
-    value: float, at: int, more: list[Any]
-) -> None:
-    items = [[-0.25, 7, *more], [-math.inf, 8, *more], [-0.5, 9, *more]]
-    items[at][0] = value
-    with pytest.raises(CompletionError, match="NaN or above zero"):
-        parse_completion(completion([7, 8, 9], output_token_logprobs=items), ASKED)
-
-
-@pytest.mark.parametrize(
-    "given",
-    [
-        5,
-        "78",
-        [7, "8"],
-        [7, 8.0],
-        [7, None],
-        [7, [8]],
-        [7, 2**31],
-        [7, -(2**31) - 1],
-        {"a": 7, "b": 8},
-    ],
-    ids=repr,
-)
-def test_what_is_no_list_of_ids_is_refused_in_words(given: Any) -> None:
-    answer = completion([7, 8])
-    answer["output_ids"] = given
-    with pytest.raises(CompletionError, match="output_ids is not a list of token ids"):
-        parse_completion(answer, ASKED)
-
-
-def test_the_arrays_of_a_completion_are_writable() -> None:
-    """As tensors are made of it without a copy."""
-    found = parse_completion(completion([7, 8]), ASKED)
-    assert (
-        found.logprobs is not None
-        and found.output_ids.flags.writeable
-        and found.logprobs.flags.writeable
-    )
-
-
-@given(
-    sampled=st.lists(
-        st.tuples(st.integers(0, 9), LOGPROB),
-        min_size=2,
-        max_size=9,
-        unique_by=lambda pair: pair[0],
-    )
-)
-def test_logprobs_beside_their_neighbours_ids_are_refused(sampled: list[tuple[int, float]]) -> None:
-    answer = body(sampled)
-    items = answer["meta_info"]["output_token_logprobs"]
-    items.append(items.pop(0))
-    with pytest.raises(CompletionError, match="logprob 0 belongs to token"):
-        parse_completion(answer, ASKED)
-
-
-@pytest.mark.parametrize(
-    ("meta", "words"),
-    [
-        ({"completion_tokens": 3}, "counts 3 sampled tokens and sent 2"),
-        ({"prompt_tokens": 4}, "read a prompt of 4 tokens, but 3 were sent"),
-        ({"finish_reason": None}, "no finish_reason"),
-        ({"finish_reason": "stop"}, "no finish_reason"),
-        ({"output_token_logprobs": None}, "2 sampled ids came with 0 logprobs"),
-        ({"weight_versions": [{"version": "a", "start": 0, "end": 1}]}, "cover 1 of 2"),
-        (
-            {"weight_versions": [{"version": "a", "start": 1, "end": 2}]},
-            "gap or overlap at token 0",
-        ),
-        (
-            {"weight_versions": [{"version": v, "start": 0, "end": 2} for v in "ab"]},
-            "gap or overlap at token 2",
-        ),
-        ({"weight_versions": [{"version": "a", "start": 0, "end": 3}]}, "cover 3 of 2"),
-    ],
-)
-def test_a_contradiction_is_refused_in_words(meta: dict[str, Any], words: str) -> None:
-    answer = completion([7, 8], **meta)
+    answer["meta_info"]["output_token_logprobs"] = items
+    logprobs = parse_completion(answer, ASKED).logprobs
+    assert logprobs is not None and logprobs.tolist() == [value for _, value in sampled]
+    items[0][1] ^= 1
+    words = f"logprob 0 belongs to token {items[0][1]}, output_ids has {sampled[0][0]} there"
     with pytest.raises(CompletionError, match=words):
         parse_completion(answer, ASKED)
 
 
-@pytest.mark.parametrize(
-    "spans",
-    [
-        [{"version": "v", "start": 0}],
-        ["v"],
-        [{"version": "v", "start": 0, "end": "x"}],
-        [{"version": "v", "start": math.inf, "end": 2}],
-    ],
-)
-def test_a_weight_version_that_is_no_span_is_refused_in_words(spans: Any) -> None:
-    with pytest.raises(
-        CompletionError, match="a weight version is not a span with version, start and end"
-    ):
-        parse_completion(body([(5, -0.5), (6, -0.5)], weight_versions=spans), ASKED)
+NO_ITEMS: list[Any] = [None, 8, "abc", [], [-0.5], {}, {"a": 1, "b": 2, "c": 3}, [None, 8, None]]
 
 
 @pytest.mark.parametrize(
-    ("top", "meta"),
-    [
-        ({}, {"output_token_logprobs": 5}),
-        ({}, {"weight_versions": 7}),
-        ({}, {"output_top_logprobs": [5]}),
-        ({"output_ids": False}, {}),
-        ({"output_ids": 0.0}, {}),
-    ],
+    "item", [*NO_ITEMS, ["-0.5", 8, None], [[-0.5], 8, None], [-(10**400), 8]], ids=repr
 )
-def test_whatever_cannot_be_read_is_refused(top: dict[str, Any], meta: dict[str, Any]) -> None:
-    answer = {**body([(5, -0.5)]), **top}
-    answer["meta_info"] |= meta
-    with pytest.raises(CompletionError, match=r"cannot be read|not a list of token ids"):
-        parse_completion(answer, ASKED)
+def test_what_is_no_item_is_refused_in_words(item: Any) -> None:
+    words = r"is not \[logprob, id, text\] with a number first"
+    others = [([-0.25, 7, None], [-0.5, 9, None]), ([-0.25, 7], [-0.5, 9, None, 0])]
+    for before, after in others:
+        items = [before, item, after]
+        with pytest.raises(CompletionError, match=words):
+            parse_completion(completion([7, 8, 9], output_token_logprobs=items), ASKED)
+
+
+def spans(*ends: tuple[Any, Any]) -> dict[str, Any]:
+    return {
+        "weight_versions": [{"version": "a", "start": start, "end": end} for start, end in ends]
+    }
+
+
+def second(value: Any) -> dict[str, Any]:
+    """The second logprob belongs to `value`."""
+    return {"output_token_logprobs": [[-0.25, 7, None], [-0.5, value, None]]}
+
+
+NO_LIST = "output_ids is not a list of token ids"
+NO_SPAN = "a weight version is not a span with version, start and end"
+OTHER_TOKEN = "logprob 1 belongs to token"
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"completion_tokens": 3}, "counts 3 sampled tokens and sent 2"),
+    ({"prompt_tokens": 4}, "read a prompt of 4 tokens, but 3 were sent"),
+    ({"finish_reason": None}, "no finish_reason"),
+    ({"finish_reason": "stop"}, "no finish_reason"),
+    ({"output_token_logprobs": None}, "2 sampled ids came with 0 logprobs"),
+    ({"output_token_logprobs": 5}, "cannot be read"),
+    ({"output_top_logprobs": [5]}, "cannot be read"),
+    *((second(other), OTHER_TOKEN) for other in (None, "8", 8.5, [8])),
+    ({"weight_versions": 7}, "cannot be read"),
+    ({"weight_versions": ["v"]}, NO_SPAN),
+    ({"weight_versions": [{"version": "v", "start": 0}]}, NO_SPAN),
+    (spans((0, "x")), NO_SPAN),
+    (spans((math.inf, 2)), NO_SPAN),
+    (spans((0, 1)), "cover 1 of 2"),
+    (spans((0, 3)), "cover 3 of 2"),
+    (spans((1, 2)), "gap or overlap at token 0"),
+    (spans((0, 2), (0, 2)), "gap or overlap at token 2"),
+]
+NO_IDS = (5, "78", [7, "8"], [7, 8.0], [7, None], [7, [8]], [7, 2**31], [7, -(2**31) - 1])
+
+
+@pytest.mark.parametrize(("meta", "words"), REFUSED, ids=repr)
+def test_a_contradiction_is_refused_in_words(meta: dict[str, Any], words: str) -> None:
+    with pytest.raises(CompletionError, match=words):
+        parse_completion(completion([7, 8], **meta), ASKED)
+
+
+@pytest.mark.parametrize("given", [*NO_IDS, {"a": 7, "b": 8}, False, 0.0], ids=repr)
+def test_what_is_no_list_of_ids_is_refused_in_words(given: Any) -> None:
+    with pytest.raises(CompletionError, match=NO_LIST):
+        parse_completion({**completion([7, 8]), "output_ids": given}, ASKED)
 
 
 @pytest.mark.parametrize("meta", [None, [], "x"])
@@ -281,16 +196,19 @@ def test_an_answer_without_facts_is_refused(meta: Any) -> None:
         parse_completion({**body([(5, -0.5)]), "meta_info": meta}, ASKED)
 
 
+def test_the_arrays_of_a_completion_are_writable() -> None:
+    """As tensors are made of it without a copy."""
+    answer = parse_completion(completion([7, 8]), ASKED)
+    assert answer.logprobs is not None
+    assert answer.output_ids.flags.writeable and answer.logprobs.flags.writeable
+
+
 def test_no_ids_are_an_empty_list() -> None:
-    answer = {**body([(5, -0.5)]), "output_ids": None}
-    answer["meta_info"] |= {
-        "output_token_logprobs": None,
-        "completion_tokens": 0,
-        "weight_versions": None,
-    }
-    answer["meta_info"]["finish_reason"] = {"type": "length", "length": 0}
-    found = parse_completion(answer, ASKED)
-    assert len(found.output_ids) == 0 and found.logprobs is not None and len(found.logprobs) == 0
+    answer = completion([], prompt_tokens=3, output_token_logprobs=None, weight_versions=None)
+    answer["output_ids"] = None
+    completed = parse_completion(answer, ASKED)
+    assert len(completed.output_ids) == 0
+    assert completed.logprobs is not None and len(completed.logprobs) == 0
     answer["meta_info"]["output_token_logprobs"] = [[-0.5, 5, None]]
     with pytest.raises(CompletionError, match="0 sampled ids came with 1 logprobs"):
         parse_completion(answer, ASKED)
@@ -308,11 +226,7 @@ def test_logprobs_that_nobody_asked_for_are_not_read() -> None:
         ({"type": "stop", "matched": 8}, "stop", 8),
         ({"type": "stop", "matched": "lo"}, "stop", "lo"),
         ({"type": "length", "length": 2}, "length", None),
-        (
-            {"type": "abort", "message": "Aborted", "status_code": None, "err_type": None},
-            "abort",
-            None,
-        ),
+        ({"type": "abort", "message": "Aborted", "status_code": None}, "abort", None),
     ],
 )
 def test_the_finish_reasons_of_sglang(finish: dict[str, Any], reason: str, matched: Any) -> None:
@@ -334,13 +248,15 @@ def test_an_abort_in_the_queue_has_no_counts() -> None:
 
 
 def test_weight_versions_are_spans_of_the_sampled_tokens() -> None:
-    spans = [
-        {"version": "step9", "start": 0, "end": 1},
-        {"version": "step20", "start": 1, "end": 3},
-    ]
-    found = parse_completion(completion([7, 8, 9], weight_versions=spans), ASKED)
-    assert found.weight_versions == (WeightVersion("step9", 0, 1), WeightVersion("step20", 1, 3))
-    assert found.weight_version == "step20"
+    both = {
+        "weight_versions": [
+            *spans((0, 1))["weight_versions"],
+            {"version": "b", "start": 1, "end": 3},
+        ]
+    }
+    answer = parse_completion(completion([7, 8, 9], **both), ASKED)
+    assert answer.weight_versions == (WeightVersion("a", 0, 1), WeightVersion("b", 1, 3))
+    assert answer.weight_version == "b"
     older = parse_completion(completion([7, 8, 9], weight_versions=None, weight_version="4"), ASKED)
     assert older.weight_versions == (WeightVersion("4", 0, 3),)
     assert parse_completion(completion([7], weight_versions=None), ASKED).weight_versions == ()

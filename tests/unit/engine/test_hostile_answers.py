@@ -36,57 +36,43 @@ def test_the_honest_answer_is_none_of_them() -> None:
 # --- through the client ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        b"",
-        b"{",
-        b'{"output_ids": [NaN]}',
-        b"\xff\xfe",
-        b"[]",
-        b"7",
-        b'"x"',
-        b"[1, 2]",
-        b"<html></html>",
-    ],
-)
+NO_ANSWERS = [b"", b"{", b'{"output_ids": [NaN]}', b"\xff\xfe", b"[]", b"7", b'"x"', b"[1, 2]"]
+
+
+@pytest.mark.parametrize("body", [*NO_ANSWERS, b"<html></html>"])
 async def test_what_is_no_answer_is_an_error_of_the_engine(body: bytes) -> None:
     seen, handle = flaky(web.Response(body=body))
+    words = r"the engine's answer is not (JSON|a JSON object)"
     async with http_server({"/generate": handle}) as url, client(url) as calls:
-        with pytest.raises(
-            CompletionError, match=r"the engine's answer is not (JSON|a JSON object)"
-        ):
+        with pytest.raises(CompletionError, match=words):
             await calls.generate(request())
     assert len(seen) == 1
 
 
+def of_length(index: int) -> dict[str, Any]:
+    return completion([index], finish_reason={"type": "length", "length": 1})
+
+
 async def test_no_answer_disables_the_vocabulary_check() -> None:
     """`INFO` name 5,000 ids, and a model may have 4,096 more."""
-    answers = [
-        completion([found], finish_reason={"type": "length", "length": 1})
-        for found in (2**31 - 1, 9096, -1, 3)
-    ]
-    _, handle = flaky(*answers)
+    wrong, outside = (2**31 - 1, 9096, -1), "outside the vocabulary of 5000"
+    _, handle = flaky(*map(of_length, (*wrong, 3)))
     async with http_server({"/generate": handle}) as url, client(url) as calls:
-        for found in (2**31 - 1, 9096, -1):
-            with pytest.raises(
-                CompletionError, match=rf"output_ids\[0\] is {found}, expected an id from 0 to 9095"
-            ):
+        for index in wrong:
+            words = rf"output_ids\[0\] is {index}, expected an id from 0 to 9095"
+            with pytest.raises(CompletionError, match=words):
                 await calls.generate(request())
-            with pytest.raises(TokenError, match="outside the vocabulary of 5000"):
-                await calls.generate(request([5, found]))
+            with pytest.raises(TokenError, match=outside):
+                await calls.generate(request([5, index]))
         assert (await calls.generate(request())).output_ids.tolist() == [3]
-        with pytest.raises(TokenError, match="outside the vocabulary of 5000"):
+        with pytest.raises(TokenError, match=outside):
             await calls.generate(request([5, 5000]))
     assert INFO.sampled_limit == 9096
 
 
 async def test_an_unknown_vocabulary_still_has_a_highest_id() -> None:
-    _, handle = flaky(completion([2**31 - 1], finish_reason={"type": "length", "length": 1}))
-    async with (
-        http_server({"/generate": handle}) as url,
-        client(url, model_info=ModelInfo()) as calls,
-    ):
+    routes = {"/generate": flaky(of_length(2**31 - 1))[1]}
+    async with http_server(routes) as url, client(url, model_info=ModelInfo()) as calls:
         with pytest.raises(CompletionError, match="2147483647"):
             await calls.generate(request())
 
@@ -111,14 +97,11 @@ async def test_anothers_answer_is_asked_for_again_and_our_own_request_aborted() 
     assert aborted == [body["rid"] for body in seen[:2]]
 
 
-async def test_answers_with_another_request_id_are_an_error_that_names_it() -> None:
+async def test_answers_with_another_request_id_are_an_error() -> None:
     _, handle = flaky(completion([4], id="f" * 32))
+    words = f"another request: meta_info.id is '{'f' * 32}', expected .* after 3 attempts"
     async with http_server({"/generate": handle}) as url, client(url, retries=2) as calls:
-        with pytest.raises(
-            EngineError,
-            match=f"for another request: meta_info.id is '{'f' * 32}', expected .* after 3 "
-            f"attempts",
-        ):
+        with pytest.raises(EngineError, match=words):
             await calls.generate(request())
 
 
@@ -153,17 +136,16 @@ def part(found: list[int], **fields: Any) -> dict[str, Any]:
     return completion(found, **{"id": RID, "finish_reason": None, **fields})
 
 
+WAS = r"output_ids\[%d\] was %d, now it is"
+
+
 @pytest.mark.parametrize(
     ("events", "told", "words"),
     [
-        (
-            [part([3, 4]), part([3])],
-            [[3, 4]],
-            r"output_ids\[1\] was 4, now it is missing \(2 ids before, 1 now\)",
-        ),
-        ([part([3, 4]), part([3, 5, 6])], [[3, 4]], r"output_ids\[1\] was 4, now it is 5"),
-        ([part([3]), part([])], [[3]], r"output_ids\[0\] was 3, now it is missing"),
-        ([part([3]), completion([4], id=RID)], [[3]], r"output_ids\[0\] was 3, now it is 4"),
+        ([part([3, 4]), part([3])], [[3, 4]], rf"{WAS % (1, 4)} missing \(2 ids before, 1 now\)"),
+        ([part([3, 4]), part([3, 5, 6])], [[3, 4]], f"{WAS % (1, 4)} 5"),
+        ([part([3]), part([])], [[3]], f"{WAS % (0, 3)} missing"),
+        ([part([3]), completion([4], id=RID)], [[3]], f"{WAS % (0, 3)} 4"),
         ([part([3]), completion([], id=RID)], [[3]], "changed ids that it had already sent"),
         ([part([3]), part([3, -1])], [[3]], r"the ids \[3, -1\]"),
         ([part([3]), part([3, 2**31 - 1])], [[3]], "2147483647"),

@@ -22,11 +22,21 @@ from toolroll.rollout.template import ChatTemplate
 # --- model info, workers, health, post ------------------------------------------------------------
 
 
+def listing(workers: list[dict[str, str]], statuses: list[int] | None = None) -> Any:
+    """A handler of `/workers` that lists what `workers` has by now, with `statuses` first."""
+
+    async def handle(http: web.Request) -> web.StreamResponse:
+        body = orjson.dumps({"workers": workers})
+        return web.Response(body=body, status=statuses.pop(0) if statuses else 200)
+
+    return handle
+
+
 async def test_model_info_is_asked_once_and_the_configuration_overrides(tokenizer: Any) -> None:
     async with embedded(tokenizer, context_length=2048) as (engine, _):
         async with client(engine.url, model_info=None, vocab_size=77) as calls:
-            told = await asyncio.gather(*(calls.model_info() for _ in range(5)))
-        assert set(told) == {
+            infos = await asyncio.gather(*(calls.model_info() for _ in range(5)))
+        assert set(infos) == {
             ModelInfo(2048, 77, "default", "embedded", 2041, sglang_version="0.5.23+embedded")
         }
         async with client(engine.url, model_info=None, context_length=512) as calls:
@@ -72,13 +82,9 @@ async def test_model_info_comes_from_a_worker_behind_a_router(tokenizer: Any) ->
 async def test_a_router_without_workers_is_asked_again(tokenizer: Any) -> None:
     """Also for its model if the configuration sets the context length."""
     workers: list[dict[str, str]] = []
-
-    async def listed(http: web.Request) -> web.StreamResponse:
-        return web.Response(body=orjson.dumps({"workers": workers}))
-
     async with (
         embedded(tokenizer) as (engine, _),
-        http_server({"/workers": listed}) as url,
+        http_server({"/workers": listing(workers)}) as url,
         client(url, model_info=None, context_length=512) as calls,
     ):
         assert await calls.workers() == [url]
@@ -91,11 +97,7 @@ async def test_a_router_without_workers_is_asked_again(tokenizer: Any) -> None:
 async def test_a_router_is_asked_again_for_its_workers() -> None:
     """Until it names some, the earlier ones and what it drops stay known."""
     workers = [{"url": "http://10.0.0.1:1"}]
-
-    async def listed(http: web.Request) -> web.StreamResponse:
-        return web.Response(body=orjson.dumps({"workers": workers}))
-
-    async with http_server({"/workers": listed}) as url, client(url) as calls:
+    async with http_server({"/workers": listing(workers)}) as url, client(url) as calls:
         assert await calls.workers() == ["http://10.0.0.1:1"]
         workers.clear()
         skip(60)
@@ -119,31 +121,22 @@ async def test_an_engine_that_could_not_be_asked_is_asked_again(status: int) -> 
         return web.Response(body=b'{"data": [{"max_model_len": 300}]}')
 
     async with http_server({"/v1/models": cards}) as url, client(url, model_info=None) as calls:
-        assert {
-            found.context_length
-            for found in await asyncio.gather(*(calls.model_info() for _ in range(5)))
-        } == {None}
+        infos = await asyncio.gather(*(calls.model_info() for _ in range(5)))
+        assert {info.context_length for info in infos} == {None}
         assert len(asked) == 1, "those who wait for one answer share it"
         assert [(await calls.model_info()).context_length for _ in range(3)] == [300] * 3
     assert len(asked) == 2
 
 
-async def test_a_router_that_could_not_be_asked_for_its_workers_is_asked_again(
-    tokenizer: Any,
-) -> None:
-    asked: list[str] = []
+async def test_a_router_that_did_not_list_its_workers_is_asked_again(tokenizer: Any) -> None:
+    statuses = [503, 200]
     async with embedded(tokenizer, context_length=2048) as (engine, _):
-
-        async def listed(http: web.Request) -> web.StreamResponse:
-            asked.append(http.path)
-            body = orjson.dumps({"workers": [{"url": engine.url}]})
-            return web.Response(status=503) if len(asked) == 1 else web.Response(body=body)
-
+        listed = listing([{"url": engine.url}], statuses)
         async with http_server({"/workers": listed}) as url, client(url, model_info=None) as calls:
             assert (await calls.model_info()).context_length is None
             assert (await calls.model_info()).context_length == 2048
             assert await calls.workers() == [engine.url]
-            assert len(asked) == 2
+    assert statuses == []
 
 
 async def test_an_engine_that_was_not_there_yet_is_asked_again(tokenizer: Any) -> None:
@@ -160,38 +153,28 @@ async def test_health(tokenizer: Any) -> None:
         assert "answers 503" in (await calls.health()).why
 
 
+NO_WORKERS = {"code": "no_available_workers", "message": "all circuits open"}
+
+
 @pytest.mark.parametrize(
-    ("routes", "words"),
+    ("answer", "words"),
     [
-        ({}, "no /health: this is not an SGLang engine or router"),
-        (
-            {"/health": says({"error": {"message": "starting"}}, status=503)},
-            "answers 503: starting",
-        ),
-        (
-            {
-                "/health": says(
-                    {"error": {"code": "no_available_workers", "message": "all circuits open"}},
-                    status=503,
-                )
-            },
-            "--disable-circuit-breaker",
-        ),
-        ({"/health": says(b"", status=500)}, "answers 500: without a message"),
+        (None, "no /health: this is not an SGLang engine or router"),
+        (says({"error": {"message": "starting"}}, status=503), "answers 503: starting"),
+        (says({"error": NO_WORKERS}, status=503), "--disable-circuit-breaker"),
+        (says(b"", status=500), "answers 500: without a message"),
     ],
 )
-async def test_health_says_why_not(routes: Any, words: str) -> None:
-    async with http_server(routes) as url, client(url) as calls:
-        found = await calls.health()
-    assert not found.ok and words in found.why
+async def test_health_says_why_not(answer: Any, words: str) -> None:
+    async with http_server({"/health": answer} if answer else {}) as url, client(url) as calls:
+        health = await calls.health()
+    assert not health.ok and words in health.why
 
 
-async def test_health_of_nothing() -> None:
-    async with http_server({}) as url:
-        pass
-    async with client(url) as calls:
-        found = await calls.health()
-    assert not found.ok and "nothing answers (Connection refused): is the engine" in found.why
+async def test_health_of_nothing(gone: str) -> None:
+    async with client(gone) as calls:
+        health = await calls.health()
+    assert not health.ok and "nothing answers (Connection refused): is the engine" in health.why
 
 
 async def test_post_gives_the_json_or_an_engine_error() -> None:
@@ -216,15 +199,17 @@ def test_the_address_has_one_form(url: str) -> None:
     assert EngineConfig(engine=url).engine == "http://h:1"
 
 
-def test_a_bad_configuration_is_refused() -> None:
-    with pytest.raises(UsageError, match="must begin with http"):
-        EngineConfig(engine="h:1")
-    with pytest.raises(
-        UsageError, match="EngineConfig: there is no setting 'timeout'; did you mean"
-    ):
-        EngineConfig(engine="http://h", timeout=3)  # type: ignore[call-arg]
-    with pytest.raises(UsageError, match="retries: must be at least 0"):
-        EngineConfig(engine="http://h", retries=-1)
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"engine": "h:1"}, "must begin with http"),
+        ({"timeout": 3}, "EngineConfig: there is no setting 'timeout'; did you mean"),
+        ({"retries": -1}, "retries: must be at least 0"),
+    ],
+)
+def test_a_bad_configuration_is_refused(settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        EngineConfig(**{"engine": "http://h", **settings})
 
 
 # --- what a router says of its workers -----------------------------------------------------------
@@ -250,46 +235,32 @@ async def test_a_list_of_workers_that_is_none_is_not_used(listed: Any) -> None:
         assert (await calls.model_info()).context_length is None
 
 
-async def test_a_worker_that_never_answers_costs_one_time_limit(tokenizer: Any) -> None:
-    asked: list[str] = []
+@pytest.mark.parametrize("position", [0, 1])
+async def test_a_worker_that_never_answers_costs_one_time_limit(
+    tokenizer: Any, position: int
+) -> None:
+    """Also if it is the second one: then it is not asked to encode."""
+    paths: list[str] = []
 
     async def silent(http: web.Request) -> web.StreamResponse:
-        asked.append(http.path)
+        paths.append(http.path)
         return await asyncio.get_running_loop().create_future()
 
-    paths = ("/model_info", "/server_info", "/v1/models", "/tokenize", "/v1/loads")
+    routes = ("/model_info", "/server_info", "/v1/models", "/tokenize", "/v1/loads")
     async with (
         embedded(tokenizer) as (engine, _),
-        http_server(dict.fromkeys(paths, silent)) as worker,
+        http_server(dict.fromkeys(routes, silent)) as worker,
     ):
-        workers = says({"workers": [{"url": worker}, {"url": engine.url}]})
+        workers = [{"url": engine.url}]
+        workers.insert(position, {"url": worker})
         async with (
-            http_server({"/workers": workers}) as url,
+            http_server({"/workers": listing(workers)}) as url,
             client(url, model_info=None, connect_timeout=0.2) as calls,
         ):
-            for _ in range(3):
-                await calls.model_info()
-            assert await calls.workers() == [engine.url]
+            if position == 0:
+                for _ in range(3):
+                    await calls.model_info()
+                assert await calls.workers() == [engine.url]
             template = ChatTemplate(tokenizer)
             assert await check_identity(calls, template, name="embedded") == []
-    assert asked == ["/model_info"]
-
-
-async def test_a_second_worker_that_never_answers_is_not_asked_to_encode(tokenizer: Any) -> None:
-    asked: list[str] = []
-
-    async def silent(http: web.Request) -> web.StreamResponse:
-        asked.append(http.path)
-        return await asyncio.get_running_loop().create_future()
-
-    async with (
-        embedded(tokenizer) as (engine, _),
-        http_server({"/model_info": silent, "/tokenize": silent}) as worker,
-    ):
-        workers = says({"workers": [{"url": engine.url}, {"url": worker}]})
-        async with (
-            http_server({"/workers": workers}) as url,
-            client(url, model_info=None, connect_timeout=0.2) as calls,
-        ):
-            assert await check_identity(calls, ChatTemplate(tokenizer), name="embedded") == []
-    assert asked == ["/model_info"]
+    assert paths == ["/model_info"]

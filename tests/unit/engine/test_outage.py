@@ -5,7 +5,8 @@ words.
 from __future__ import annotations
 
 import asyncio
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -64,16 +65,24 @@ class Probe:
         return self.answers[min(self.asked, len(self.answers)) - 1]
 
 
+def port_of(url: str) -> int:
+    return int(url.rpartition(":")[2])
+
+
+def outage_of(probe: Probe, timeout: float = 600) -> tuple[Outage, Pauses]:
+    pauses = Pauses()
+    return Outage("the engine", probe, timeout=timeout, sleep=pauses), pauses
+
+
 async def test_one_probe_for_all_who_wait(caplog: pytest.LogCaptureFixture) -> None:
-    probe, pauses = Probe(*[DOWN] * 6, UP), Pauses()
-    outage = Outage("the engine", probe, timeout=600, sleep=pauses)
+    probe = Probe(*[DOWN] * 6, UP)
+    outage, pauses = outage_of(probe)
     assert await asyncio.gather(*(outage.over(0, "refused") for _ in range(100))) == [True] * 100
     assert pauses == pytest.approx([1, 1, 2, 4, 8, 10], abs=0.5)
     assert (probe.asked, outage.ended) == (7, 1)
     outage.answered()
     outage.answered()
-    said = [record.getMessage() for record in caplog.records]
-    assert said == [
+    assert [record.getMessage() for record in caplog.records] == [
         "the engine does not answer (refused): waiting for it, up to 600 s",
         "the engine answers again",
     ]
@@ -86,12 +95,12 @@ async def test_one_probe_for_all_who_wait(caplog: pytest.LogCaptureFixture) -> N
 async def test_after_its_time_all_fail_and_later_ones_after_one_probe(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    probe, pauses = Probe(DOWN), Pauses()
-    outage = Outage("the engine", probe, timeout=20, sleep=pauses)
+    probe = Probe(DOWN)
+    outage, pauses = outage_of(probe, timeout=20)
     waiting = (outage.over(0, "refused") for _ in range(10))
-    found = await asyncio.gather(*waiting, return_exceptions=True)
-    assert [type(error) for error in found] == [EngineUnreachableError] * 10
-    assert str(found[0]) == "the engine has not answered for 20 s: refused"
+    errors = await asyncio.gather(*waiting, return_exceptions=True)
+    assert [type(error) for error in errors] == [EngineUnreachableError] * 10
+    assert str(errors[0]) == "the engine has not answered for 20 s: refused"
     assert sum(pauses) == pytest.approx(20, abs=1) and probe.asked == len(pauses) + 1
     with pytest.raises(EngineUnreachableError):
         await outage.over(1, "refused")
@@ -113,8 +122,8 @@ async def test_after_its_time_all_fail_and_later_ones_after_one_probe(
 async def test_the_start_waits_until_the_server_is_healthy(
     answers: list[Health], limit: float, expected: Health
 ) -> None:
-    probe, pauses = Probe(*answers), Pauses()
-    outage = Outage("the engine", probe, timeout=limit, sleep=pauses)
+    probe = Probe(*answers)
+    outage, pauses = outage_of(probe, limit)
     assert await outage.wait_until_healthy() == expected
     assert outage.started == expected.ok
     # the last check is repeated if the server had been down
@@ -123,8 +132,7 @@ async def test_the_start_waits_until_the_server_is_healthy(
 
 
 async def test_the_start_waits_no_longer_than_the_timeout() -> None:
-    probe, pauses = Probe(DOWN), Pauses()
-    outage = Outage("the engine", probe, timeout=20, sleep=pauses)
+    outage, pauses = outage_of(Probe(DOWN), timeout=20)
     with pytest.raises(EngineUnreachableError, match="the engine has not answered for 20 s: no"):
         await outage.wait_until_healthy()
     assert sum(pauses) == pytest.approx(20, abs=0.5)
@@ -133,8 +141,7 @@ async def test_the_start_waits_no_longer_than_the_timeout() -> None:
 async def test_an_adapter_waits_before_it_checks_the_engines_model(
     tokenizer: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    engine = StartingEngine(tokenizer, lambda seen: "Goodbye.")
-    async with engine:
+    async with StartingEngine(tokenizer, lambda seen: "Goodbye.") as engine:
         args = RolloutArgs(model="embedded", engine=engine.url, engine_timeout=0.05)
         player = EpisodePlayer(Model.from_args(args), EpisodeSettings(env="desk"))
         result = await player.play(0, {"max_new_tokens": 64})
@@ -170,9 +177,7 @@ async def test_without_a_timeout_nobody_is_asked() -> None:
     assert probe.asked == 0
 
 
-async def test_a_library_user_is_not_kept_waiting() -> None:
-    async with http_server({}) as gone:
-        pass
+async def test_a_library_user_is_not_kept_waiting(gone: str) -> None:
     pauses = Pauses()
     async with client(gone, sleep=pauses, retries=2) as calls:
         with pytest.raises(EngineError, match="after 3 attempts") as raised:
@@ -181,9 +186,7 @@ async def test_a_library_user_is_not_kept_waiting() -> None:
     assert len(pauses) == 2
 
 
-async def test_closing_ends_the_wait() -> None:
-    async with http_server({}) as gone:
-        pass
+async def test_closing_ends_the_wait(gone: str) -> None:
     asleep = asyncio.Event()
 
     async def sleep(seconds: float) -> None:
@@ -202,12 +205,18 @@ NO_WORKERS = {"error": {"code": "no_available_workers", "message": "No available
 UPSTREAM = {"error": {"code": "call_upstream_request_error", "message": "error sending request"}}
 
 
+@asynccontextmanager
+async def routed(handle: Any, **config: Any) -> AsyncIterator[tuple[Engine, Pauses]]:
+    """A client of a router or an engine that is well itself, and says so."""
+    routes, pauses = {"/generate": handle, "/health": says(b"")}, Pauses()
+    async with http_server(routes) as url, client(url, sleep=pauses, **config) as calls:
+        yield calls, pauses
+
+
 async def test_a_router_without_workers_is_waited_for() -> None:
-    """It is well itself, and says so; its workers come back after a while."""
+    """Its workers come back after a while."""
     seen, handle = flaky(refusal(500, UPSTREAM), *[refusal(503, NO_WORKERS)] * 8, completion([3]))
-    pauses = Pauses()
-    routes = {"/generate": handle, "/health": says(b"")}
-    async with http_server(routes) as url, client(url, sleep=pauses, engine_timeout=600) as calls:
+    async with routed(handle, engine_timeout=600) as (calls, pauses):
         found = await calls.generate(request())
     assert (found.output_ids.tolist(), found.attempts, len(seen)) == ([3], 2, 10)
     assert pauses[1:] == pytest.approx([1, 1, 2, 4, 8, 10, 10, 10], abs=0.5)
@@ -215,13 +224,11 @@ async def test_a_router_without_workers_is_waited_for() -> None:
 
 async def test_a_router_whose_workers_stay_away_is_given_up() -> None:
     _, handle = flaky(refusal(503, NO_WORKERS))
-    pauses = Pauses()
-    routes = {"/generate": handle, "/health": says(b"")}
-    async with http_server(routes) as url, client(url, sleep=pauses, engine_timeout=60) as calls:
-        waiting = [calls.generate(request(session=str(at))) for at in range(20)]
-        found = await asyncio.gather(*waiting, return_exceptions=True)
-    assert {type(error) for error in found} == {EngineUnreachableError}
-    assert "has not answered for 60 s: No available workers" in str(found[0])
+    async with routed(handle, engine_timeout=60) as (calls, pauses):
+        waiting = [calls.generate(request(session=str(number))) for number in range(20)]
+        errors = await asyncio.gather(*waiting, return_exceptions=True)
+    assert {type(error) for error in errors} == {EngineUnreachableError}
+    assert "has not answered for 60 s: No available workers" in str(errors[0])
     assert sum(pauses) == pytest.approx(60, abs=1)
 
 
@@ -237,15 +244,11 @@ async def test_an_engine_that_comes_back_with_another_model_is_refused(tokenizer
     """Else its tokens would be trained as the first one's."""
     async with AsyncExitStack() as stack:
         engine = await stack.enter_async_context(EmbeddedEngine(tokenizer))
-        port = int(engine.url.rpartition(":")[2])
+        info = says({"model_path": "another/model"})
+        routes = {"/health": says(b""), "/model_info": info, "/generate": says(completion([3]))}
 
         async def sleep(seconds: float) -> None:
-            routes = {
-                "/health": says(b""),
-                "/model_info": says({"model_path": "another/model"}),
-                "/generate": says(completion([3])),
-            }
-            await stack.enter_async_context(http_server(routes, port=port))
+            await stack.enter_async_context(http_server(routes, port=port_of(engine.url)))
 
         async with client(engine.url, model_info=None, sleep=sleep, engine_timeout=600) as calls:
             await calls.generate(request())
@@ -254,7 +257,7 @@ async def test_an_engine_that_comes_back_with_another_model_is_refused(tokenizer
                 await calls.generate(request())
 
 
-async def test_an_engine_that_answers_its_health_only_uses_up_the_attempts(tokenizer: Any) -> None:
+async def test_an_engine_that_answers_its_health_only_uses_up_the_attempts() -> None:
     """Else a request that breaks its connection each time would be sent for ever."""
     seen: list[int] = []
 
@@ -263,12 +266,7 @@ async def test_an_engine_that_answers_its_health_only_uses_up_the_attempts(token
         http.transport.abort()
         await asyncio.Event().wait()
 
-    pauses = Pauses()
-    routes = {"/generate": drop, "/health": says(b"")}
-    async with (
-        http_server(routes) as url,
-        client(url, sleep=pauses, engine_timeout=600, retries=3) as calls,
-    ):
+    async with routed(drop, engine_timeout=600, retries=3) as (calls, pauses):
         with pytest.raises(EngineError, match="after 4 attempts"):
             await calls.generate(request())
     assert (len(seen), len(pauses)) == (4, 3)
@@ -312,13 +310,12 @@ def served(tokenizer: Any, url: str, sleep: Any, **config: Any) -> Model:
     return Model(engine, template, get_parser("hermes", template.encoder.control))
 
 
-async def run(model: Model, count: int, episodes: list[Episode], done: Any = ()) -> None:
+async def run(model: Model, count: int, episodes: list[Episode]) -> None:
     factory = PondFactory(count)
-    settings = RunSettings(
-        sampling_params={"temperature": 1.0, "max_new_tokens": 256}, concurrency=16
-    )
+    params = {"temperature": 1.0, "max_new_tokens": 256}
+    settings = RunSettings(sampling_params=params, concurrency=16)
     play = Runner(factory, lambda: agent(model, verify="off"), settings)
-    await play.run(factory.tasks("test"), episodes.append, done=done)
+    await play.run(factory.tasks("test"), episodes.append)
 
 
 async def test_an_engine_that_is_killed_and_comes_back_costs_no_episode(tokenizer: Any) -> None:
@@ -334,7 +331,7 @@ async def test_an_engine_that_is_killed_and_comes_back_costs_no_episode(tokenize
         async def sleep(seconds: float) -> None:
             pauses.append(seconds)
             if len(pauses) % 3 == 0:
-                await start(int(engines[0].url.rpartition(":")[2]))
+                await start(port_of(engines[0].url))
 
         async def kill() -> None:
             for arrivals in (60, 90):
@@ -372,7 +369,7 @@ async def test_the_wait_is_no_part_of_an_episodes_time(tokenizer: Any) -> None:
 
     async with AsyncExitStack() as stack:
         engines.append(await stack.enter_async_context(EmbeddedEngine(tokenizer, look)))
-        port = int(engines[0].url.rpartition(":")[2])
+        port = port_of(engines[0].url)
 
         async def sleep(seconds: float) -> None:
             if not dead.is_set():
@@ -399,19 +396,18 @@ async def test_the_wait_is_no_part_of_an_episodes_time(tokenizer: Any) -> None:
 # --- whoever else is asked ----------------------------------------------------------------------
 
 
-async def test_the_users_server_is_waited_for(caplog: pytest.LogCaptureFixture) -> None:
-    async with http_server({}) as gone:
-        pass
-    answer = {"choices": [{"message": {"content": "Hello."}, "finish_reason": "stop"}]}
+HELLO = {"choices": [{"message": {"content": "Hello."}, "finish_reason": "stop"}]}
+USERS = {"/v1/chat/completions": says(HELLO), "/v1/models": says({})}
+
+
+async def test_the_users_server_is_waited_for(caplog: pytest.LogCaptureFixture, gone: str) -> None:
     pauses: list[float] = []
     async with AsyncExitStack() as stack:
-        port = int(gone.rpartition(":")[2])
 
         async def sleep(seconds: float) -> None:
             pauses.append(seconds)
             if len(pauses) == 3:
-                routes = {"/v1/chat/completions": says(answer), "/v1/models": says({})}
-                await stack.enter_async_context(http_server(routes, port=port))
+                await stack.enter_async_context(http_server(USERS, port=port_of(gone)))
 
         config = UserConfig(base_url=f"{gone}/v1", model="m", engine_timeout=600, retries=0)
         async with OpenAIUsers(config, client=ChatClient(config, sleep=sleep)) as users:
@@ -422,17 +418,13 @@ async def test_the_users_server_is_waited_for(caplog: pytest.LogCaptureFixture) 
         assert pauses == pytest.approx([1, 1, 2], abs=0.5)
 
 
-async def test_waiting_for_the_users_server_is_no_part_of_a_steps_time() -> None:
-    async with http_server({}) as gone:
-        pass
-    answer = {"choices": [{"message": {"content": "Hello."}, "finish_reason": "stop"}]}
+async def test_waiting_for_the_users_server_is_no_part_of_a_steps_time(gone: str) -> None:
     async with AsyncExitStack() as stack:
 
         async def sleep(seconds: float) -> None:
             skip(5000)
             await asyncio.sleep(0)
-            routes = {"/v1/chat/completions": says(answer), "/v1/models": says({})}
-            await stack.enter_async_context(http_server(routes, port=int(gone.rpartition(":")[2])))
+            await stack.enter_async_context(http_server(USERS, port=port_of(gone)))
 
         config = UserConfig(base_url=f"{gone}/v1", model="m", engine_timeout=600)
         async with OpenAIUsers(config, client=ChatClient(config, sleep=sleep)) as users:
@@ -453,9 +445,7 @@ async def test_waiting_for_the_users_server_is_no_part_of_a_steps_time() -> None
     assert found.messages[0]["content"] == "Hello."
 
 
-async def test_the_users_and_the_baselines_server_may_be_unreachable() -> None:
-    async with http_server({}) as gone:
-        pass
+async def test_the_users_and_the_baselines_server_may_be_unreachable(gone: str) -> None:
     config = UserConfig(base_url=f"{gone}/v1", model="m", engine_timeout=1e-9)
     async with OpenAIUsers(config) as users:
         with pytest.raises(EngineUnreachableError, match=f"the endpoint {gone}/v1 has not"):

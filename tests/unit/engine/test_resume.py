@@ -16,21 +16,36 @@ from toolroll.rollout.engine import generate_resumed
 from toolroll.rollout.engine.resume import join
 from toolroll.rollout.engine.stream import Progress
 from toolroll.rollout.types import Completion, GenerateRequest, WeightVersion
-from toolroll.testing import (
-    EmbeddedEngine,
-    Fault,
-    FaultPlan,
-    PolicyRequest,
-    Reply,
-    fault_at,
-)
+from toolroll.testing import EmbeddedEngine, Fault, FaultPlan, Reply, fault_at
 
 IDS = list(range(100, 130))
 
 
 def aborting(cuts: list[int]) -> FaultPlan:
     """Request n is aborted after `cuts[n]` tokens."""
-    return fault_at({at: Fault(abort_after=cut) for at, cut in enumerate(cuts)})
+    return fault_at({number: Fault(abort_after=cut) for number, cut in enumerate(cuts)})
+
+
+async def resumed(
+    engine: EmbeddedEngine, params: dict[str, Any], resumes: int = 3, **fields: Any
+) -> tuple[Completion, Pauses]:
+    """The completion of a request to `engine`, and the pauses before its resumed parts."""
+    pauses = Pauses()
+    asked = request(sampling_params=params, **fields)
+    async with engine, client(engine.url) as calls:
+        whole = await generate_resumed(calls, asked, max_resumes=resumes, sleep=pauses)
+    return whole, pauses
+
+
+def sampling(tokenizer: Any, **options: Any) -> EmbeddedEngine:
+    """An engine that samples `IDS`."""
+    return EmbeddedEngine(tokenizer, lambda seen: Reply(output_ids=IDS), **options)
+
+
+def part(ids: list[int], finish_reason: str = "abort", **fields: Any) -> Completion:
+    return Completion(
+        np.array(ids, dtype=np.int32), fields.pop("logprobs", None), finish_reason, **fields
+    )
 
 
 @costly(2)
@@ -42,31 +57,20 @@ def aborting(cuts: list[int]) -> FaultPlan:
 async def test_the_parts_are_what_one_answer_would_have_been(
     tokenizer: Any, cuts: list[int], resumes: int, limit: int
 ) -> None:
-    engine = EmbeddedEngine(
-        tokenizer,
-        lambda seen: Reply(output_ids=IDS),
-        faults=aborting(cuts),
-        stop_token_ids=[IDS[-1]],
-    )
-    pauses = Pauses()
-    async with engine, client(engine.url) as calls:
-        whole = await generate_resumed(
-            calls,
-            request(input_ids_json=b"5,6,7", sampling_params={"max_new_tokens": limit}),
-            max_resumes=resumes,
-            sleep=pauses,
-        )
+    engine = sampling(tokenizer, faults=aborting(cuts), stop_token_ids=[IDS[-1]])
+    params = {"max_new_tokens": limit}
+    whole, pauses = await resumed(engine, params, resumes, input_ids_json=b"5,6,7")
     assert whole.output_ids.tolist() == IDS[: len(whole.output_ids)]
     given_back = [entry for entry in engine.log if entry.status == 200]
     assert whole.logprobs is not None
     joined = [value for entry in given_back for value in entry.logprobs]
     assert np.array_equal(whole.logprobs, np.array(joined, dtype=np.float32))
     assert len(given_back) <= resumes + 1
-    for part, (earlier, later) in enumerate(pairwise(given_back)):
-        assert later.input_ids.tolist() == [*earlier.input_ids.tolist(), *earlier.output_ids], part
-        assert later.sampling_params["max_new_tokens"] == limit - sum(
-            len(entry.output_ids) for entry in given_back[: part + 1]
-        )
+    left = limit
+    for earlier, later in pairwise(given_back):
+        left -= len(earlier.output_ids)
+        assert later.input_ids.tolist() == [*earlier.input_ids.tolist(), *earlier.output_ids]
+        assert later.sampling_params["max_new_tokens"] == left
     if whole.finish_reason == "abort":
         assert len(given_back) == resumes + 1 <= len(cuts)
     else:
@@ -76,81 +80,51 @@ async def test_the_parts_are_what_one_answer_would_have_been(
 
 
 async def test_the_weight_versions_stay_per_token(tokenizer: Any) -> None:
-    seen: list[int] = []
-
-    def faults(asked: PolicyRequest) -> Fault | None:
-        seen.append(asked.index)
-        return (
-            Fault(abort_after=4, weight_version="new", switch_after=2) if asked.index == 0 else None
-        )
-
-    engine = EmbeddedEngine(
-        tokenizer, lambda asked: Reply(output_ids=IDS[:10], stop=False), faults=faults
-    )
-    async with engine, client(engine.url) as calls:
-        whole = await generate_resumed(
-            calls, request(sampling_params={"max_new_tokens": 10}), max_resumes=1, sleep=Pauses()
-        )
+    faults = fault_at({0: Fault(abort_after=4, weight_version="new", switch_after=2)})
+    policy = lambda seen: Reply(output_ids=IDS[:10], stop=False)
+    engine = EmbeddedEngine(tokenizer, policy, faults=faults)
+    whole, _ = await resumed(engine, {"max_new_tokens": 10}, 1)
     assert whole.weight_versions == (WeightVersion("default", 0, 2), WeightVersion("new", 2, 10))
     assert whole.attempts == 2 and whole.finish_reason == "length"
 
 
 def test_join_without_logprobs_has_none() -> None:
-    part = Completion(np.array([1], dtype=np.int32), None, "abort", text="a")
-    other = Completion(
-        np.array([2], dtype=np.int32),
-        np.zeros(1, dtype=np.float32),
-        "stop",
-        text="b",
-        prompt_tokens=4,
-    )
-    whole = join(part, other)
-    assert (whole.output_ids.tolist(), whole.logprobs, whole.text, whole.prompt_tokens) == (
-        [1, 2],
-        None,
-        "ab",
-        3,
-    )
+    rest = part([2], "stop", logprobs=np.zeros(1, dtype=np.float32), text="b", prompt_tokens=4)
+    whole = join(part([1], text="a"), rest)
+    assert (whole.output_ids.tolist(), whole.text) == ([1, 2], "ab")
+    assert (whole.logprobs, whole.prompt_tokens) == (None, 3)
 
 
 def test_join_counts_the_prompt_of_the_first_part() -> None:
     """An abort in the engine's queue tells no prompt_tokens: then it is the second part's, less
     what the first had sampled.
     """
-    sampled = Completion(
-        np.array([1, 2], dtype=np.int32), None, "abort", prompt_tokens=7, cached_tokens=3
-    )
-    silent = Completion(np.array([1, 2], dtype=np.int32), None, "abort")
-    rest = Completion(np.array([3], dtype=np.int32), None, "stop", prompt_tokens=9, cached_tokens=8)
-    assert (join(sampled, rest).prompt_tokens, join(sampled, rest).cached_tokens) == (7, 3)
-    assert join(silent, rest).prompt_tokens == 7
+    rest = part([3], "stop", prompt_tokens=9, cached_tokens=8)
+    whole = join(part([1, 2], prompt_tokens=7, cached_tokens=3), rest)
+    assert (whole.prompt_tokens, whole.cached_tokens) == (7, 3)
+    assert join(part([1, 2]), rest).prompt_tokens == 7
+
+
+def rows(count: int, expert: int) -> Any:
+    return np.full((count, 1), expert, dtype=np.int32)
 
 
 @pytest.mark.parametrize(
     ("first", "second", "experts"),
-    [
-        ([1, 2], [3], [7, 7, 7, 9]),
-        ([], [3], [9, 9]),
-        ([1, 2], [], [7, 7, 7]),
-    ],
+    [([1, 2], [3], [7, 7, 7, 9]), ([], [3], [9, 9]), ([1, 2], [], [7, 7, 7])],
 )
 def test_join_keeps_the_experts_of_each_part(
     first: list[int], second: list[int], experts: list[int]
 ) -> None:
     """The prompt has two tokens. The second request asks for what the first one does not have."""
-
-    def part(ids: list[int], expert: int, rows: int) -> Completion:
-        known = np.full((rows, 1), expert, dtype=np.int32)
-        ids_of = np.array(ids, dtype=np.int32)
-        return Completion(ids_of, None, "abort", routed_experts=known)
-
-    end = len(first) + len(second)
     known = 1 + len(first) if first else 0
-    whole = join(part(first, 7, known), part(second, 9, 1 + end - known))
+    new = 1 + len(first) + len(second) - known
+    whole = join(
+        part(first, routed_experts=rows(known, 7)), part(second, routed_experts=rows(new, 9))
+    )
     assert whole.routed_experts is not None
     assert whole.routed_experts.ravel().tolist() == experts
-    unknown = Completion(np.array([1], dtype=np.int32), None, "abort")
-    assert join(unknown, part([3], 9, 3)).routed_experts is None
+    assert join(part([1]), part([3], routed_experts=rows(3, 9))).routed_experts is None
 
 
 @pytest.mark.parametrize(
@@ -168,17 +142,11 @@ async def test_an_abort_with_the_last_token_leaves_nothing_to_resume(
     """SGLang reports the abort, also if the token would have ended the turn. A resumed turn would
     have gone on behind its end.
     """
-    engine = EmbeddedEngine(tokenizer, lambda seen: Reply(output_ids=IDS), faults=aborting([4]))
-    async with engine, client(engine.url) as calls:
-        whole = await generate_resumed(
-            calls, request(sampling_params=params), max_resumes=3, sleep=Pauses()
-        )
+    engine = sampling(tokenizer, faults=aborting([4]))
+    whole, _ = await resumed(engine, params)
     assert len(engine.log) == 1
-    assert (whole.output_ids.tolist(), whole.finish_reason, whole.matched) == (
-        IDS[:4],
-        reason,
-        matched,
-    )
+    assert (whole.finish_reason, whole.matched) == (reason, matched)
+    assert whole.output_ids.tolist() == IDS[:4]
 
 
 class Answers:
@@ -205,19 +173,17 @@ class Answers:
 async def test_an_aborted_turn_ends_at_its_stop_token(ignored: bool) -> None:
     """With speculative decoding, an aborted answer may go on behind a stop token."""
 
-    def part(ids: list[int], start: int, rows: int) -> Completion:
-        count = len(ids)
-        return Completion(
-            np.array(ids, dtype=np.int32),
-            np.arange(start, start + count, dtype=np.float32),
-            "abort",
-            weight_versions=(WeightVersion("a", 0, 2), WeightVersion("b", 2, count)),
-            routed_experts=np.arange(rows, dtype=np.int32)[:, None],
+    def aborted(ids: list[int], start: int, count: int) -> Completion:
+        return part(
+            ids,
+            logprobs=np.arange(start, start + len(ids), dtype=np.float32),
+            weight_versions=(WeightVersion("a", 0, 2), WeightVersion("b", 2, len(ids))),
+            routed_experts=np.arange(count, dtype=np.int32)[:, None],
             top_logprobs=[[(0.0, each)] for each in ids],
         )
 
-    end = Completion(np.zeros(0, dtype=np.int32), None, "length")
-    engine: Any = Answers(part([1, 2, 3], 0, 5), part([4, 9, 5, 9], 3, 4), end)
+    answers = aborted([1, 2, 3], 0, 5), aborted([4, 9, 5, 9], 3, 4), part([], "length")
+    engine: Any = Answers(*answers)
     params = {"max_new_tokens": 20, "stop_token_ids": [9], "ignore_eos": ignored}
     whole = await generate_resumed(
         engine, request(sampling_params=params), max_resumes=2, sleep=Pauses()
@@ -226,17 +192,11 @@ async def test_an_aborted_turn_ends_at_its_stop_token(ignored: bool) -> None:
         assert whole.output_ids.tolist() == [1, 2, 3, 4, 9, 5, 9] and len(engine.asked) == 3
         return
     assert len(engine.asked) == 2
-    assert (whole.output_ids.tolist(), whole.finish_reason, whole.matched) == (
-        [1, 2, 3, 4, 9],
-        "stop",
-        9,
-    )
+    assert whole.output_ids.tolist() == [1, 2, 3, 4, 9]
+    assert (whole.finish_reason, whole.matched) == ("stop", 9)
     assert whole.logprobs is not None and whole.logprobs.tolist() == [0, 1, 2, 3, 4]
-    assert whole.weight_versions == (
-        WeightVersion("a", 0, 2),
-        WeightVersion("b", 2, 3),
-        WeightVersion("a", 3, 5),
-    )
+    spans = (("a", 0, 2), ("b", 2, 3), ("a", 3, 5))
+    assert whole.weight_versions == tuple(WeightVersion(*span) for span in spans)
     assert whole.routed_experts is not None
     assert whole.routed_experts.ravel().tolist() == [0, 1, 2, 3, 4, 0, 1]
     assert whole.top_logprobs is not None
@@ -244,14 +204,12 @@ async def test_an_aborted_turn_ends_at_its_stop_token(ignored: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("ids", "kept", "ended"),
-    [([1, 9, 7], [1, 9], ("stop", 9)), ([1, 7, 9], [1], ("length", 7))],
+    ("ids", "kept", "ended"), [([1, 9, 7], [1, 9], ("stop", 9)), ([1, 7, 9], [1], ("length", 7))]
 )
 async def test_a_placeholder_behind_a_stop_token_does_not_cut_the_turn(
     ids: list[int], kept: list[int], ended: tuple[str, int]
 ) -> None:
-    aborted = Completion(np.array(ids, dtype=np.int32), None, "abort")
-    engine: Any = Answers(aborted)
+    engine: Any = Answers(part(ids))
     params = {"max_new_tokens": 20, "stop_token_ids": [7, 9]}
     whole = await generate_resumed(
         engine, request(sampling_params=params), max_resumes=2, placeholders={7}
@@ -262,45 +220,32 @@ async def test_a_placeholder_behind_a_stop_token_does_not_cut_the_turn(
 @pytest.mark.parametrize("resumes", [0, 1])
 async def test_what_was_not_aborted_is_not_resumed(tokenizer: Any, resumes: int) -> None:
     engine = EmbeddedEngine(tokenizer)
-    async with engine, client(engine.url) as calls:
-        await generate_resumed(calls, request(), max_resumes=resumes, sleep=Pauses())
+    await resumed(engine, {"max_new_tokens": 16}, resumes)
     assert len(engine.log) == 1
 
 
 @pytest.mark.parametrize(
     "name", ["json_schema", "regex", "ebnf", "structural_tag", "stop", "stop_regex"]
 )
-async def test_a_grammar_or_stop_string_is_not_begun_anew_in_the_middle_of_a_turn(
-    tokenizer: Any, name: str
-) -> None:
+async def test_a_grammar_or_stop_string_is_not_started_again(tokenizer: Any, name: str) -> None:
     """The engine reads a grammar from its beginning for each request: the joined turn would be
     no word of it. It finds no stop string that begins before the abort.
     """
-    params = {"max_new_tokens": 20, name: "{}"}
-    engine = EmbeddedEngine(
-        tokenizer, lambda seen: Reply(output_ids=IDS), faults=aborting([0, 4, 9])
-    )
-    async with engine, client(engine.url) as calls:
-        whole = await generate_resumed(
-            calls, request(sampling_params=params), max_resumes=3, sleep=Pauses()
-        )
+    engine = sampling(tokenizer, faults=aborting([0, 4, 9]))
+    whole, _ = await resumed(engine, {"max_new_tokens": 20, name: "{}"})
     assert len(engine.log) == 2, "an abort before the first token may be resumed, and no other"
     assert (whole.output_ids.tolist(), whole.finish_reason) == (IDS[:4], "abort")
 
 
 async def test_the_least_number_of_tokens_counts_over_all_parts(tokenizer: Any) -> None:
-    params = {"max_new_tokens": 20, "min_new_tokens": 6}
-    engine = EmbeddedEngine(tokenizer, lambda seen: Reply(output_ids=IDS), faults=aborting([4, 3]))
-    async with engine, client(engine.url) as calls:
-        await generate_resumed(
-            calls, request(sampling_params=params), max_resumes=3, sleep=Pauses()
-        )
+    engine = sampling(tokenizer, faults=aborting([4, 3]))
+    await resumed(engine, {"max_new_tokens": 20, "min_new_tokens": 6})
     assert [entry.sampling_params["min_new_tokens"] for entry in engine.log] == [6, 2, 0]
 
 
 async def test_after_a_stop_an_aborted_turn_is_not_resumed() -> None:
     """Also if nothing can wait for the trainer."""
-    part = Completion(np.array([1], dtype=np.int32), np.zeros(1, dtype=np.float32), "abort")
-    engine: Any = Answers(part, stops=True)
+    aborted = part([1], logprobs=np.zeros(1, dtype=np.float32))
+    engine: Any = Answers(aborted, stops=True)
     whole = await generate_resumed(engine, request(), max_resumes=3, sleep=Pauses())
     assert (whole.output_ids.tolist(), whole.finish_reason, len(engine.asked)) == ([1], "abort", 1)

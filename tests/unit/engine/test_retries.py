@@ -84,48 +84,19 @@ async def test_the_deadline_ends_the_attempts() -> None:
     assert len(seen) == 1
 
 
-FOUR_HUNDREDS = [
-    (
-        {
-            "error": {
-                "message": "The input (5000 tokens) is longer than the model's context length "
-                "(4096 tokens)."
-            }
-        },
-        True,
-    ),
-    (
-        {
-            "error": {
-                "message": "Requested token count exceeds the model's maximum context length of "
-                "4096 tokens. You requested a total "
-                "of 4103 tokens: 4095 tokens from the input messages and 8 tokens for the "
-                "completion."
-            }
-        },
-        True,
-    ),
-    (
-        {
-            "error": {
-                "message": "Input length (3000 tokens) exceeds the maximum allowed length (2994 "
-                "tokens). Use a shorter input or "
-                "enable --allow-auto-truncate."
-            }
-        },
-        True,
-    ),
+OVERFLOWS = (
+    "The input (5000 tokens) is longer than the model's context length (4096 tokens).",
+    "Requested token count exceeds the model's maximum context length of 4096 tokens. You "
+    "requested a total of 4103 tokens: 4095 tokens from the input messages and 8 tokens for the "
+    "completion.",
+    "Input length (3000 tokens) exceeds the maximum allowed length (2994 tokens). Use a shorter "
+    "input or enable --allow-auto-truncate.",
+)
+FLAT = {"object": "error", "message": "1 validation error: x", "type": "Bad Request", "code": 400}
+FOUR_HUNDREDS: list[tuple[dict[str, Any], bool]] = [
+    *(({"error": {"message": message}}, True) for message in OVERFLOWS),
     ({"error": "unknown field `bogus`, expected one of max_new_tokens"}, False),
-    (
-        {
-            "object": "error",
-            "message": "1 validation error: x",
-            "type": "Bad Request",
-            "param": None,
-            "code": 400,
-        },
-        False,
-    ),
+    (FLAT, False),
 ]
 
 

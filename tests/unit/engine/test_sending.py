@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 import orjson
 import pytest
-from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
-from support.client import client, embedded, request
+from support.client import client, embedded, flaky, request
 from support.http import completion, http_server, says
 from support.tiers import costly
 
@@ -25,6 +24,10 @@ from toolroll.testing import Fault, fault_at, script
 # --- what is sent ---------------------------------------------------------------------------------
 
 
+def body_of(asked: GenerateRequest, *, stream: bool = False) -> Any:
+    return orjson.loads(Engine("http://nowhere")._body(asked, "r1", stream=stream))
+
+
 @costly(2)
 @given(
     ids=st.lists(st.integers(0, 4999), min_size=1, max_size=300),
@@ -33,15 +36,8 @@ from toolroll.testing import Fault, fault_at, script
 )
 def test_the_body_holds_exactly_the_request(ids: list[int], spliced: bool, logprobs: bool) -> None:
     encoded: Any = {"input_ids_json": orjson.dumps(ids)[1:-1]} if spliced else {}
-    asked = request(
-        ids,
-        **encoded,
-        return_logprob=logprobs,
-        extra={"session_id": "x"},
-        sampling_params={"stop": ['"é']},
-    )
-    body = orjson.loads(Engine("http://nowhere")._body(asked, "r1", stream=False))
-    assert body == {
+    fields: Any = {"extra": {"session_id": "x"}, "sampling_params": {"stop": ['"é']}}
+    assert body_of(request(ids, **encoded, **fields, return_logprob=logprobs)) == {
         "input_ids": ids,
         "sampling_params": {"stop": ['"é']},
         "return_logprob": logprobs,
@@ -54,28 +50,20 @@ def test_the_body_holds_exactly_the_request(ids: list[int], spliced: bool, logpr
 def test_each_image_is_one_token_beside_its_data() -> None:
     images = (Image(1, 3, "a", url="data:a"), Image(4, 1, "b", url="data:b"))
     asked = request([7, 9, 9, 9, 9, 8], images=images, input_ids_json=b"7")
-    body = orjson.loads(Engine("http://nowhere")._body(asked, "r", stream=True))
+    body = body_of(asked, stream=True)
     assert (body["input_ids"], body["image_data"]) == ([7, 9, 9, 8], ["data:a", "data:b"])
     assert body["return_prompt_token_ids"] is True
 
 
 def test_an_adapter_is_named_beside_the_sampling_parameters() -> None:
     params = {"top_k": 5, "lora_path": "one"}
-    body = orjson.loads(
-        Engine("http://nowhere")._body(request([1], sampling_params=params), "r", stream=False)
-    )
+    body = body_of(request([1], sampling_params=params))
     assert (body["sampling_params"], body["lora_path"]) == ({"top_k": 5}, "one")
 
 
-async def test_a_strided_array_is_sent_in_its_own_order() -> None:
+def test_a_strided_array_is_sent_in_its_own_order() -> None:
     asked = GenerateRequest(np.arange(10, dtype=np.int32)[::2], {}, "s")
-    assert orjson.loads(Engine("http://nowhere")._body(asked, "r", stream=False))["input_ids"] == [
-        0,
-        2,
-        4,
-        6,
-        8,
-    ]
+    assert body_of(asked)["input_ids"] == [0, 2, 4, 6, 8]
 
 
 async def test_what_the_engine_gets_and_what_comes_back(tokenizer: Any) -> None:
@@ -87,11 +75,8 @@ async def test_what_the_engine_gets_and_what_comes_back(tokenizer: Any) -> None:
     assert entry.headers["content-type"] == "application/json"
     assert answer.output_ids.tolist() == entry.output_ids
     assert np.array_equal(answer.logprobs, np.array(entry.logprobs, dtype=np.float32))  # type: ignore[arg-type]
-    assert (answer.finish_reason, answer.matched, answer.text) == (
-        "stop",
-        tokenizer.eos_token_id,
-        "Hello.",
-    )
+    assert (answer.finish_reason, answer.text) == ("stop", "Hello.")
+    assert answer.matched == tokenizer.eos_token_id
     assert (answer.prompt_tokens, answer.attempts, answer.rid) == (3, 1, entry.rid)
     assert answer.latency > 0 and answer.weight_version == "default"
 
@@ -115,27 +100,20 @@ async def test_no_logprobs_where_none_are_wanted(tokenizer: Any) -> None:
 # --- what is never sent ---------------------------------------------------------------------------
 
 
+OUTSIDE = r"input_ids\[1\] is 5000, outside the vocabulary of 5000"
+LONG = "^prompt is too long: 1000 tokens > 999 maximum"
+NO_HEADER = r"the session id 'two\\nlines' cannot be sent as a header"
+
+
 @pytest.mark.parametrize(
     ("asked", "kind", "words"),
     [
         (request([]), TokenError, "the prompt is empty"),
-        (
-            request([5, 5000, 7]),
-            TokenError,
-            r"input_ids\[1\] is 5000, outside the vocabulary of 5000",
-        ),
+        (request([5, 5000, 7]), TokenError, OUTSIDE),
         (request([5, 6, -1]), TokenError, r"input_ids\[2\] is -1"),
-        (
-            request(range(1000)),
-            ContextOverflowError,
-            "^prompt is too long: 1000 tokens > 999 maximum",
-        ),
+        (request(range(1000)), ContextOverflowError, LONG),
         (request(sampling_params={"temprature": 1.0}), UsageError, "did you mean 'temperature'"),
-        (
-            request(session="two\nlines"),
-            UsageError,
-            r"the session id 'two\\nlines' cannot be sent as a header",
-        ),
+        (request(session="two\nlines"), UsageError, NO_HEADER),
     ],
 )
 async def test_what_cannot_succeed_is_never_sent(
@@ -150,17 +128,12 @@ async def test_what_cannot_succeed_is_never_sent(
 async def test_a_name_that_a_newer_sglang_may_have_is_sent_with_one_warning(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    seen: list[Any] = []
-
-    async def answer(asked: web.Request) -> web.StreamResponse:
-        seen.append(await asked.json())
-        return await says(completion([5, 3]))(asked)
-
+    seen, answer = flaky(completion([5, 3]))
     async with http_server({"/generate": answer}) as url, client(url) as calls:
         for _ in range(2):
             await calls.generate(request(sampling_params={"bogus": 1}))
     assert [body["sampling_params"]["bogus"] for body in seen] == [1, 1]
-    assert len([one for one in caplog.records if "'bogus'" in one.getMessage()]) == 1
+    assert len([record for record in caplog.records if "'bogus'" in record.getMessage()]) == 1
 
 
 async def test_an_id_that_the_engine_sampled_may_be_sent_back(tokenizer: Any) -> None:
@@ -171,9 +144,8 @@ async def test_an_id_that_the_engine_sampled_may_be_sent_back(tokenizer: Any) ->
         await calls.generate(request([1]))
         await calls.generate(request([1, 5300, 3]))
         for other in (5299, 5301):  # that one alone
-            with pytest.raises(
-                TokenError, match=rf"input_ids\[1\] is {other}, outside the vocabulary of 5000"
-            ):
+            words = rf"input_ids\[1\] is {other}, outside the vocabulary of 5000"
+            with pytest.raises(TokenError, match=words):
                 await calls.generate(request([5300, other]))
 
 
@@ -185,9 +157,8 @@ async def test_a_parameter_that_a_router_drops_is_refused_behind_one() -> None:
     asked = request(sampling_params={"logit_bias": {"5": 1.0}})
     async with http_server(routes) as url, client(url) as calls:
         await calls.workers()
-        with pytest.raises(
-            UsageError, match="router silently drops the sampling parameter 'logit_bias'"
-        ):
+        words = "router silently drops the sampling parameter 'logit_bias'"
+        with pytest.raises(UsageError, match=words):
             await calls.generate(asked)
         batch = {"sampling_params": [{}, asked.sampling_params]}
         with pytest.raises(UsageError, match="sampling parameter 'logit_bias'"):

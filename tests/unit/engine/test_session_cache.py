@@ -6,13 +6,15 @@ import asyncio
 import os
 import shutil
 import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import orjson
 import pytest
 from aiohttp import web
-from support.client import client, request
+from support.client import client, embedded, flaky, request
 from support.endpoints import endpoint
 from support.episodes import agent, call, serving
 from support.http import completion, http_server, says
@@ -21,7 +23,6 @@ from support.toy_environment import PondFactory, look
 
 from toolroll.rollout.engine import Engine
 from toolroll.rollout.engine.session_cache import SessionCache
-from toolroll.rollout.runs import runner
 from toolroll.rollout.runs.runner import Runner, RunStoppedError
 from toolroll.rollout.settings import RunSettings
 from toolroll.testing import EmbeddedEngine, Fault, Reply, echo
@@ -41,11 +42,21 @@ def ids_of(engine: EmbeddedEngine, name: str = "s") -> list[str | None]:
     return [entry.session_id for entry in engine.log if entry.routing_key == name]
 
 
+@asynccontextmanager
+async def caching(
+    tokenizer: Any, policy: Any = echo, *, setting: bool = True, **engine: Any
+) -> AsyncIterator[tuple[EmbeddedEngine, Engine]]:
+    """An engine with a session cache, and a client. After it was closed, no session is open."""
+    config = {"model_info": None, "session_cache": setting}
+    options = {"session_cache": True, **engine}
+    async with embedded(tokenizer, policy, config=config, **options) as (served, calls):
+        yield served, calls
+        await calls.aclose()
+        assert served.open_sessions == set()
+
+
 async def test_each_opening_has_one_id_of_its_own(tokenizer: Any) -> None:
-    async with (
-        EmbeddedEngine(tokenizer, session_cache=True) as engine,
-        client(engine.url, model_info=None) as calls,
-    ):
+    async with caching(tokenizer) as (engine, calls):
         for _ in range(2):
             end = calls.open_session("s")
             await calls.generate(request())
@@ -53,37 +64,26 @@ async def test_each_opening_has_one_id_of_its_own(tokenizer: Any) -> None:
             end()
             end()
         await calls.generate(request())  # after the end: not marked
-        await calls.aclose()
-        first, again, second, also, late = ids_of(engine)
-        assert first == again != second == also
-        assert first and second and late is None
-        assert engine.open_sessions == set()
+    first, again, second, also, late = ids_of(engine)
+    assert first == again != second == also
+    assert first and second and late is None
 
 
-@pytest.mark.parametrize(
-    ("engine_on", "setting"), [(False, True), (True, False)], ids=["engine", "setting"]
-)
+@pytest.mark.parametrize(("engine_on", "setting"), [(False, True), (True, False)])
 async def test_where_it_is_off_nothing_is_sent(
     tokenizer: Any, monkeypatch: pytest.MonkeyPatch, engine_on: bool, setting: bool
 ) -> None:
     closed: list[str] = []
     monkeypatch.setattr(EmbeddedEngine, "close_session", lambda self, name: closed.append(name))
-    async with (
-        EmbeddedEngine(tokenizer, session_cache=engine_on) as engine,
-        client(engine.url, model_info=None, session_cache=setting) as calls,
-    ):
+    async with caching(tokenizer, setting=setting, session_cache=engine_on) as (engine, calls):
         end = calls.open_session("s")
         await calls.generate(request())
         end()
-        await calls.aclose()
-        assert (ids_of(engine), closed) == ([None], [])
+    assert (ids_of(engine), closed) == ([None], [])
 
 
 async def test_two_owners_of_one_name_leave_nothing_open(tokenizer: Any) -> None:
-    async with (
-        EmbeddedEngine(tokenizer, session_cache=True) as engine,
-        client(engine.url, model_info=None) as calls,
-    ):
+    async with caching(tokenizer) as (engine, calls):
         ends = []
         for _ in range(2):
             ends.append(calls.open_session("s"))
@@ -91,19 +91,12 @@ async def test_two_owners_of_one_name_leave_nothing_open(tokenizer: Any) -> None
         assert len(engine.open_sessions) == 2
         for end in ends:
             end()
-        await calls.aclose()
-        assert engine.open_sessions == set()
 
 
 async def test_a_session_is_closed_after_its_last_request(tokenizer: Any) -> None:
     """A request that arrives after the close would open the session again."""
     hold = asyncio.Event()
-    async with (
-        EmbeddedEngine(
-            tokenizer, lambda seen: Reply("Hi.", hold=hold), session_cache=True
-        ) as engine,
-        client(engine.url, model_info=None) as calls,
-    ):
+    async with caching(tokenizer, lambda seen: Reply("Hi.", hold=hold)) as (engine, calls):
         end = calls.open_session("s")
         task = asyncio.create_task(calls.generate(request()))
         await engine.until(lambda e: e.held == 1)
@@ -111,55 +104,51 @@ async def test_a_session_is_closed_after_its_last_request(tokenizer: Any) -> Non
         await asyncio.sleep(0)
         hold.set()
         await task
-        await calls.aclose()
-        assert ids_of(engine) != [None]
-        assert engine.open_sessions == set()
+    assert ids_of(engine) != [None]
+
+
+Closed = list[tuple[str, str]]
+SIZES: dict[str, Any] = {"model_info": None, "context_length": 1000, "vocab_size": 5000}
+
+
+def worker_routes(closed: Closed, name: str = "a", status: int = 200) -> dict[str, Any]:
+    """A worker that adds (`name`, session id) to `closed`, and answers with `status`."""
+
+    async def close(http: web.Request) -> web.StreamResponse:
+        closed.append((name, (await http.json())["session_id"]))
+        return web.Response(status=status)
+
+    return {"/close_session": close, "/server_info": says({"enable_session_radix_cache": True})}
 
 
 @pytest.mark.parametrize(("router", "kept"), [("smg", True), ("sglang-router", False)])
 async def test_a_session_is_closed_at_every_worker(router: str, kept: bool) -> None:
     """Through smg. sglang-router drops session ids, so nothing is opened."""
-    closed: list[tuple[str, str]] = []
-    sent: list[str | None] = []
-
-    def worker(name: str) -> Any:
-        async def close(http: web.Request) -> web.StreamResponse:
-            closed.append((name, (await http.json())["session_id"]))
-            return web.Response()
-
-        return {"/close_session": close, "/server_info": says({"enable_session_radix_cache": True})}
-
-    async def generate(http: web.Request) -> web.StreamResponse:
-        sent.append((await http.json()).get("session_id"))
-        return web.Response(body=orjson.dumps(completion([3])))
-
-    async with http_server(worker("a")) as one, http_server(worker("b")) as two:
+    closed: Closed = []
+    seen, generate = flaky(completion([3]))
+    async with (
+        http_server(worker_routes(closed, "a")) as one,
+        http_server(worker_routes(closed, "b")) as two,
+    ):
         more = {"runtime_type": "sglang"} if router == "smg" else {}
         listed = says({"workers": [{"url": one, **more}, {"url": two, **more}]})
         async with (
             http_server({"/workers": listed, "/generate": generate}) as url,
-            client(url, model_info=None, context_length=1000, vocab_size=5000) as calls,
+            client(url, **SIZES) as calls,
         ):
             end = calls.open_session("s")
             await calls.generate(request())
             end()
-    [session_id] = sent
+    [session_id] = [body.get("session_id") for body in seen]
     assert bool(session_id) == kept
     assert sorted(closed) == ([("a", session_id), ("b", session_id)] if kept else [])
 
 
-async def test_a_worker_that_is_gone_does_not_keep_sessions_open(tmp_path: Path) -> None:
+async def test_a_worker_that_is_gone_does_not_keep_sessions_open(tmp_path: Path, gone: str) -> None:
     """The router no longer lists it. A session whose close failed is closed again."""
-    closed: list[str] = []
-
-    async def close(http: web.Request) -> web.StreamResponse:
-        closed.append((await http.json())["session_id"])
-        return web.Response()
-
-    routes = {"/close_session": close, "/server_info": says({"enable_session_radix_cache": True})}
-    async with http_server(routes) as worker:
-        async with http_server({}) as gone:
-            workers = [{"url": url, "runtime_type": "sglang"} for url in (worker, gone)]
+    closed: Closed = []
+    async with http_server(worker_routes(closed)) as worker:
+        workers = [{"url": url, "runtime_type": "sglang"} for url in (worker, gone)]
 
         async def listed(http: web.Request) -> web.StreamResponse:
             return web.Response(body=orjson.dumps({"workers": workers}))
@@ -167,7 +156,7 @@ async def test_a_worker_that_is_gone_does_not_keep_sessions_open(tmp_path: Path)
         generate = says(completion([3]))
         async with (
             http_server({"/workers": listed, "/generate": generate}) as url,
-            client(url, model_info=None, context_length=1000, vocab_size=5000) as calls,
+            client(url, **SIZES) as calls,
         ):
             calls.keep_sessions(tmp_path)
             ends = []
@@ -185,18 +174,13 @@ async def test_a_worker_that_is_gone_does_not_keep_sessions_open(tmp_path: Path)
 async def test_a_request_that_cannot_be_encoded_leaves_nothing_open(
     tokenizer: Any, tmp_path: Path
 ) -> None:
-    wrong = request(sampling_params={"logit_bias": {5: 1.0}})
-    async with (
-        EmbeddedEngine(tokenizer, session_cache=True) as engine,
-        client(engine.url, model_info=None) as calls,
-    ):
+    async with caching(tokenizer) as (engine, calls):
         calls.keep_sessions(tmp_path)
         end = calls.open_session("s")
         with pytest.raises(TypeError):
-            await calls.generate(wrong)
+            await calls.generate(request(sampling_params={"logit_bias": {5: 1.0}}))
         end()
-        await calls.aclose()
-        assert files(tmp_path) == [] and engine.log == []
+    assert files(tmp_path) == [] and engine.log == []
 
 
 # --- the file -------------------------------------------------------------------------------------
@@ -205,10 +189,7 @@ async def test_a_request_that_cannot_be_encoded_leaves_nothing_open(
 async def test_the_next_start_closes_what_a_killed_process_left(
     tokenizer: Any, tmp_path: Path
 ) -> None:
-    async with (
-        EmbeddedEngine(tokenizer, session_cache=True) as engine,
-        client(engine.url, model_info=None) as killed,
-    ):
+    async with caching(tokenizer) as (engine, killed):
         killed.keep_sessions(tmp_path)
         ends = [killed.open_session(f"s{number}") for number in range(5)]
         for number in range(5):
@@ -259,8 +240,7 @@ async def test_without_a_folder_the_next_process_closes_what_a_killed_one_left(
     """It stayed open for ever. The sessions of a live process stay open."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     async with (
-        EmbeddedEngine(tokenizer, session_cache=True) as engine,
-        client(engine.url, model_info=None) as alive,
+        caching(tokenizer) as (engine, alive),
         client(engine.url, model_info=None) as started,
     ):
         end = alive.open_session("s")
@@ -277,29 +257,27 @@ async def test_without_a_folder_the_next_process_closes_what_a_killed_one_left(
         assert await started.close_left_sessions(tmp_path) == 0  # its own are not left
         end()
         end_of_started()
-        await alive.aclose()
         assert killed != also
     assert all_files(tmp_path) == []
 
 
 async def test_the_file_is_gone_once_nothing_is_open(tokenizer: Any, tmp_path: Path) -> None:
-    async with EmbeddedEngine(tokenizer, session_cache=True) as engine:
-        async with client(engine.url, model_info=None) as calls:
-            calls.keep_sessions(tmp_path)
-            assert files(tmp_path) == []
-            end = calls.open_session("s")
-            await calls.generate(request())
-            assert len(files(tmp_path)) == 1
-            end()
+    async with caching(tokenizer) as (_, calls):
+        calls.keep_sessions(tmp_path)
         assert files(tmp_path) == []
+        end = calls.open_session("s")
+        await calls.generate(request())
+        assert len(files(tmp_path)) == 1
+        end()
+    assert files(tmp_path) == []
 
 
 async def test_a_worker_that_did_not_answer_keeps_the_id_in_the_file(
     tokenizer: Any, tmp_path: Path
 ) -> None:
     async with EmbeddedEngine(tokenizer, session_cache=True) as engine:
-        calls_config = {"abort_timeout": 1.0, "connect_timeout": 1.0}
-        async with client(engine.url, model_info=None, **calls_config) as calls:
+        limits = {"abort_timeout": 1.0, "connect_timeout": 1.0}
+        async with client(engine.url, model_info=None, **limits) as calls:
             calls.keep_sessions(tmp_path)
             end = calls.open_session("s")
             await calls.generate(request())
@@ -314,19 +292,10 @@ async def test_an_id_is_kept_only_if_a_later_close_may_succeed(
     tmp_path: Path, status: int, kept: bool
 ) -> None:
     """If so, it is closed once more at the end."""
-    closed: list[str] = []
-
-    async def close(http: web.Request) -> web.StreamResponse:
-        closed.append((await http.json())["session_id"])
-        return web.Response(status=status)
-
-    handlers = {
-        "/server_info": says({"enable_session_radix_cache": True}),
-        "/generate": says(completion([3])),
-        "/close_session": close,
-    }
-    async with http_server(handlers) as url:
-        async with client(url, model_info=None, context_length=1000, vocab_size=5000) as calls:
+    closed: Closed = []
+    routes = {**worker_routes(closed, status=status), "/generate": says(completion([3]))}
+    async with http_server(routes) as url:
+        async with client(url, **SIZES) as calls:
             calls.keep_sessions(tmp_path)
             end = calls.open_session("s")
             await calls.generate(request())
@@ -341,7 +310,7 @@ async def test_episodes_leave_nothing_open_however_they_end(
     tokenizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Finished, failed and played again, out of time, cancelled, and given up."""
-    monkeypatch.setattr(runner, "_FIRST_PAUSE", 0.0)
+    monkeypatch.setattr("toolroll.rollout.runs.runner._FIRST_PAUSE", 0.0)
     factory = PondFactory(6)
 
     def faults(seen: Any) -> Fault | None:
@@ -350,9 +319,8 @@ async def test_episodes_leave_nothing_open_however_they_end(
     async with serving(tokenizer, look, session_cache=True, faults=faults) as (engine, served):
         settings = RunSettings(sampling_params=PARAMS, samples=2, reruns=1)
         played: list[Any] = []
-        await Runner(factory, lambda: agent(served), settings).run(
-            factory.tasks("test"), played.append
-        )
+        runner = Runner(factory, lambda: agent(served), settings)
+        await runner.run(factory.tasks("test"), played.append)
         assert any(episode.result.metrics["reruns"] for episode in played)
         tagged = [entry.session_id for entry in engine.log]
         assert all(tagged)
@@ -370,11 +338,8 @@ async def test_an_episode_out_of_time_leaves_nothing_open(tokenizer: Any) -> Non
 
     async with serving(tokenizer, policy, session_cache=True) as (engine, served):
         settings = RunSettings(sampling_params=PARAMS, episode_timeout=600, give_up_after=2)
-        running = asyncio.create_task(
-            Runner(factory, lambda: agent(served), settings).run(
-                factory.tasks("test"), lambda episode: None
-            )
-        )
+        runner = Runner(factory, lambda: agent(served), settings)
+        running = asyncio.create_task(runner.run(factory.tasks("test"), lambda episode: None))
         await engine.until(lambda e: e.held == 2)
         assert len(engine.open_sessions) == 2
         skip(601)

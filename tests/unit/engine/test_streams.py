@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -14,46 +16,43 @@ from support.client import client, request
 from support.episodes import serving
 from support.http import completion, http_server
 
+from toolroll.rollout.engine import Engine
 from toolroll.rollout.errors import CompletionError, EngineError
-from toolroll.rollout.types import GenerateRequest
 
 
-async def streamed(*events: bytes) -> tuple[list[list[int]], Any]:
-    """What progress was told, and the completion; each event is sent when progress was told of
-    the one before it.
-    """
-    told: list[list[int]] = []
-    read = asyncio.Event()
+@asynccontextmanager
+async def streaming(*events: bytes, read: asyncio.Event | None = None) -> AsyncIterator[Engine]:
+    """A client of a server that sends `events`; with `read`, each one after it was set."""
 
     async def handle(http: web.Request) -> web.StreamResponse:
         await http.read()
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(http)
-        for at, event in enumerate(events):
-            if at:
+        for number, event in enumerate(events):
+            if number and read:
                 await read.wait()
-            read.clear()
+                read.clear()
             await response.write(b"data: " + event + b"\n\n")
         await response.write_eof()
         return response
 
+    async with http_server({"/generate": handle}) as url, client(url) as calls:
+        yield calls
+
+
+async def streamed(*events: bytes) -> tuple[list[list[int]], Any]:
+    """The ids that `progress` received, and the completion. Each event is sent when `progress`
+    received the one before it.
+    """
+    received: list[list[int]] = []
+    read = asyncio.Event()
+
     def progress(ids: Sequence[int]) -> None:
-        told.append(list(ids))
+        received.append(list(ids))
         read.set()
 
-    async with http_server({"/generate": handle}) as url, client(url) as calls:
-        answer = await calls.generate(request(), progress=progress)
-    return told, answer
-
-
-def says_streamed(event: bytes) -> Any:
-    async def handle(http: web.Request) -> web.StreamResponse:
-        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
-        await response.prepare(http)
-        await response.write(b"data: " + event + b"\n\n")
-        return response
-
-    return handle
+    async with streaming(*events, read=read) as calls:
+        return received, await calls.generate(request(), progress=progress)
 
 
 LAST = orjson.dumps(completion([3, 4]))
@@ -135,24 +134,21 @@ async def test_the_last_cumulative_event_may_be_empty() -> None:
     assert again.output_ids.tolist() == [11, 15] and len(again.logprobs) == 2
 
 
+NEITHER, BOTH = "neither cumulative nor incremental", "both cumulative and incremental"
+
+
 @pytest.mark.parametrize(
     ("events", "message"),
     [
-        ([event([11], 1), event([11, 12], 2), event([], 3, **ABORT)], "neither cumulative nor"),
-        ([event([11], 1), event([12], 3)], "neither cumulative nor incremental"),
+        ([event([11], 1), event([11, 12], 2), event([], 3, **ABORT)], NEITHER),
+        ([event([11], 1), event([12], 3)], NEITHER),
+        ([event([11], 1), event([12], 2, completion_tokens=None)], NEITHER),
+        ([event([11], 1), event([12], 2, completion_tokens="2", **ABORT)], NEITHER),
+        ([event([11, 12], 2), event([11], 2)], NEITHER),
         ([event([11], 1), event([11, 12], 1, **ABORT)], "counts 1 sampled tokens and sent 2"),
-        (
-            [event([11], 1), event([12], 2, completion_tokens=None)],
-            "neither cumulative nor incremental",
-        ),
-        (
-            [event([11], 1), event([12], 2, completion_tokens="2", **ABORT)],
-            "neither cumulative nor incremental",
-        ),
         ([event([11], 1), event([12, 13], 2)], "changed ids"),
-        ([event([11], 1), event([12], 2), event([11, 12, 13], 3)], "both cumulative and incr"),
-        ([event([11], 1), event([11, 12], 2), event([13], 3)], "both cumulative and incremental"),
-        ([event([11, 12], 2), event([11], 2)], "neither cumulative nor incremental"),
+        ([event([11], 1), event([12], 2), event([11, 12, 13], 3)], BOTH),
+        ([event([11], 1), event([11, 12], 2), event([13], 3)], BOTH),
     ],
 )
 async def test_a_stream_that_has_neither_form_is_refused(events: list[bytes], message: str) -> None:
@@ -169,11 +165,11 @@ async def test_a_stream_without_its_last_event_is_a_broken_connection() -> None:
     "event",
     [
         b'{"output_ids": [1], "meta_info"',
+        b'{"output_ids": 5, "meta_info": {}}',
+        b'{"meta_info": [1]}',
         b"\xff",
         b"[]",
         b"7",
-        b'{"meta_info": [1]}',
-        b'{"output_ids": 5, "meta_info": {}}',
     ],
 )
 async def test_a_garbled_event_is_a_contradictory_answer(event: bytes) -> None:
@@ -187,7 +183,7 @@ async def test_what_progress_raises_is_the_callers() -> None:
     def progress(ids: Sequence[int]) -> None:
         raise BrokenPipeError("the caller's pipe")
 
-    async with http_server({"/generate": says_streamed(LAST)}) as url, client(url) as calls:
+    async with streaming(LAST) as calls:
         with pytest.raises(BrokenPipeError, match="the caller's pipe"):
             await calls.generate(request(), progress=progress)
 
@@ -195,7 +191,7 @@ async def test_what_progress_raises_is_the_callers() -> None:
 async def test_the_embedded_engine_streams_in_both_forms(tokenizer: Any) -> None:
     answers = []
     for incremental in (False, True):
-        told: list[Sequence[int]] = []
+        received: list[Sequence[int]] = []
         async with serving(
             tokenizer,
             lambda request: "One 🙂 two, one 🙂 two.",
@@ -203,25 +199,13 @@ async def test_the_embedded_engine_streams_in_both_forms(tokenizer: Any) -> None
             incremental_streaming_output=incremental,
         ) as (engine, served):
             prompt = served.template.encoder.encode("Count.")
-            asked = GenerateRequest(
-                input_ids=np.array(prompt, dtype=np.int32),
-                sampling_params={"max_new_tokens": 64, "stream_interval": 2},
-                session_id="s",
-                extra={"top_logprobs_num": 2},
+            params = {"max_new_tokens": 64, "stream_interval": 2}
+            extra = {"top_logprobs_num": 2}
+            answer = await served.generate(
+                request(prompt, sampling_params=params, extra=extra), progress=received.append
             )
-            answer = await served.generate(asked, progress=told.append)
             [entry] = engine.log
-        ids = answer.output_ids.tolist()
-        assert answer.logprobs is not None
-        assert told[-1] == ids == entry.output_ids and len(told) > 1
-        answers.append(
-            (
-                ids,
-                answer.logprobs.tolist(),
-                answer.top_logprobs,
-                answer.text,
-                answer.weight_versions,
-                answer.matched,
-            )
-        )
-    assert answers[0] == answers[1]
+        assert received[-1] == answer.output_ids.tolist() == entry.output_ids and len(received) > 1
+        same = asdict(answer) | dict.fromkeys(("latency", "rid"))
+        answers.append({name: np.asarray(value).tolist() for name, value in same.items()})
+    assert answers[0] == answers[1] and answers[0]["logprobs"]

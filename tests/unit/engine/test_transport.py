@@ -82,26 +82,25 @@ async def test_what_is_sent() -> None:
     }
 
 
-@pytest.mark.parametrize(
-    "said",
-    [
-        ok(SAMPLED),
-        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n%x\r\n%s\r\n0\r\nX-Trailer: "
-        b"1\r\n\r\n" % (len(SAMPLED), SAMPLED),
-        b"HTTP/1.1 100 Continue\r\n\r\n" + ok(SAMPLED),
-        b"HTTP/1.1 103 Early Hints\r\nLink: x\r\n\r\n" + ok(SAMPLED),
-        b"HTTP/1.1 200 OK\r\n\r\n" + SAMPLED,
-        b"HTTP/1.0 200 OK\r\n\r\n" + SAMPLED,
-        ok(gzip.compress(SAMPLED), "Content-Encoding: gzip"),
-    ],
-    ids=["plain", "chunked", "continue", "hints", "until the end", "1.0", "gzip"],
-)
+CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+SHAPES = {
+    "plain": ok(SAMPLED),
+    "chunked": CHUNKED + b"%x\r\n%s\r\n0\r\nX-Trailer: 1\r\n\r\n" % (len(SAMPLED), SAMPLED),
+    "continue": b"HTTP/1.1 100 Continue\r\n\r\n" + ok(SAMPLED),
+    "hints": b"HTTP/1.1 103 Early Hints\r\nLink: x\r\n\r\n" + ok(SAMPLED),
+    "until the end": b"HTTP/1.1 200 OK\r\n\r\n" + SAMPLED,
+    "1.0": b"HTTP/1.0 200 OK\r\n\r\n" + SAMPLED,
+    "gzip": ok(gzip.compress(SAMPLED), "Content-Encoding: gzip"),
+}
+
+
+@pytest.mark.parametrize("answer", SHAPES.values(), ids=SHAPES)
 @pytest.mark.parametrize("piece", [1, 7, 10_000])
-async def test_answers_of_every_shape_in_pieces_of_any_length(said: bytes, piece: int) -> None:
+async def test_answers_of_every_shape_in_pieces_of_any_length(answer: bytes, piece: int) -> None:
     async def talk(talker: Talker) -> None:
         await talker.hear()
-        for at in range(0, len(said), piece):
-            await talker.say(said[at : at + piece])
+        for start in range(0, len(answer), piece):
+            await talker.say(answer[start : start + piece])
             await asyncio.sleep(0)
 
     async with talking(talk) as server, client(server.url) as calls:
@@ -116,17 +115,17 @@ async def test_a_redirect_is_an_answer_like_any_other(status: int) -> None:
     async def talk(talker: Talker) -> None:
         while True:
             await talker.hear()
-            await talker.say(
-                b"HTTP/1.1 %d Go\r\nLocation: /there\r\nContent-Length: 0\r\n\r\n" % status
-            )
+            head = b"HTTP/1.1 %d Go\r\nLocation: /there\r\nContent-Length: 0\r\n\r\n"
+            await talker.say(head % status)
 
     async with talking(talk) as server, client(server.url) as calls:
-        with pytest.raises(EngineError, match=f"HTTP {status}"):
-            await calls.generate(request())
-        with pytest.raises(EngineError, match=f"HTTP {status}"):
-            await calls.generate(request(), progress=lambda ids: None)
-        with pytest.raises(EngineError, match=f"HTTP {status}"):
-            await calls.post(f"{server.url}/generate", {})
+        for call in (
+            lambda: calls.generate(request()),
+            lambda: calls.generate(request(), progress=lambda ids: None),
+            lambda: calls.post(f"{server.url}/generate", {}),
+        ):
+            with pytest.raises(EngineError, match=f"HTTP {status}"):
+                await call()
     assert {line for line, _, _ in server.heard} == {"POST /generate HTTP/1.1"}
     assert len(server.heard) == 3
 
@@ -186,6 +185,8 @@ def test_another_event_loop_opens_connections_of_its_own() -> None:
 
 # --- credentials --------------------------------------------------------------------------------
 
+SECRETS = ("se%20cret", "se cret", "bWU6")
+
 
 async def test_credentials_are_sent_to_the_engine_and_shown_nowhere(
     caplog: pytest.LogCaptureFixture,
@@ -207,18 +208,11 @@ async def test_credentials_are_sent_to_the_engine_and_shown_nowhere(
             await calls.health()
             await calls.post(f"{calls.url}/generate", {})
     shown += [str(raised.value), repr(describe(raised.value)), caplog.text]
-    assert not [
-        text for text in shown if "se%20cret" in text or "se cret" in text or "bWU6" in text
-    ]
-    assert {line.split()[1] for line, _, _ in server.heard} >= {
-        "/generate",
-        "/abort_request",
-        "/health",
-        "/workers",
-    }
-    assert all(
-        b"\r\nAuthorization: Basic bWU6c2UgY3JldA==\r\n" in head for _, head, _ in server.heard
-    )
+    assert not [text for text in shown for secret in SECRETS if secret in text]
+    paths = {line.split()[1] for line, _, _ in server.heard}
+    assert paths >= {"/generate", "/abort_request", "/health", "/workers"}
+    header = b"\r\nAuthorization: Basic bWU6c2UgY3JldA==\r\n"
+    assert all(header in head for _, head, _ in server.heard)
 
 
 async def test_credentials_go_to_no_other_server() -> None:
@@ -231,10 +225,8 @@ async def test_credentials_go_to_no_other_server() -> None:
         url = lambda router: router.url.replace("://", "://me:secret@")
         async with talking(talk) as router, client(url(router)) as calls:
             await calls.abort("r")
-    assert [b"Authorization" in head for _, head, _ in (*router.heard, *worker.heard)] == [
-        True,
-        False,
-    ]
+    sent = [b"Authorization" in head for _, head, _ in (*router.heard, *worker.heard)]
+    assert sent == [True, False]
 
 
 @pytest.mark.parametrize("url", ["ftp://me:secret@host", "http://", f"http://{'a' * 70}.test:1"])
@@ -247,37 +239,25 @@ def test_an_address_that_is_none_is_refused_without_its_credentials(url: str) ->
 # --- what goes wrong ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "said",
-    [
-        b"",
-        b"HTTP/1.1 200 OK\r\nContent-Le",
-        b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nab",
-        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nab\r\n",
-        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\nab\r\n",
-        b"HTTP/1.1 100 Continue\r\n\r\n",
-        b"SSH-2.0-OpenSSH_9.2\r\n",
-        b"HTTP/1.1 200 OK\r\nX-Long: " + b"x" * 100_000 + b"\r\n\r\n",
-        ok(b"no gzip", "Content-Encoding: gzip"),
-        ok(SAMPLED) + b"stray",
-    ],
-    ids=[
-        "nothing",
-        "half a head",
-        "half a body",
-        "no last chunk",
-        "bad chunk",
-        "only continue",
-        "no HTTP",
-        "long header",
-        "bad gzip",
-        "stray",
-    ],
-)
+BROKEN = {
+    "nothing": b"",
+    "half a head": b"HTTP/1.1 200 OK\r\nContent-Le",
+    "half a body": b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nab",
+    "no last chunk": CHUNKED + b"2\r\nab\r\n",
+    "bad chunk": CHUNKED + b"zz\r\nab\r\n",
+    "only continue": b"HTTP/1.1 100 Continue\r\n\r\n",
+    "no HTTP": b"SSH-2.0-OpenSSH_9.2\r\n",
+    "long header": b"HTTP/1.1 200 OK\r\nX-Long: " + b"x" * 100_000 + b"\r\n\r\n",
+    "bad gzip": ok(b"no gzip", "Content-Encoding: gzip"),
+    "stray": ok(SAMPLED) + b"stray",
+}
+
+
+@pytest.mark.parametrize("answer", BROKEN.values(), ids=BROKEN)
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_broken_answer_is_aborted_and_asked_for_again(said: bytes, stream: bool) -> None:
+async def test_a_broken_answer_is_aborted_and_asked_for_again(answer: bytes, stream: bool) -> None:
     """Nothing is sent twice: the next attempt is a request of its own."""
-    async with talking(first(said)) as server, client(server.url) as calls:
+    async with talking(first(answer)) as server, client(server.url) as calls:
         progress = (lambda ids: None) if stream else None
         completion = await calls.generate(request(), progress=progress)
     rids = server.rids("/generate")
@@ -286,35 +266,37 @@ async def test_a_broken_answer_is_aborted_and_asked_for_again(said: bytes, strea
     assert server.rids("/abort_request") == rids[:1]
 
 
-async def test_an_upgrade_is_no_answer() -> None:
-    said = b"HTTP/1.1 101 Switching\r\nUpgrade: h2c\r\nConnection: Upgrade\r\n\r\n"
-    async with talking(first(said)) as server, client(server.url) as calls:
-        with pytest.raises(EngineError, match="HTTP 101"):
-            await calls.generate(request())
-
-
-async def test_an_answer_cut_short_without_a_length_is_never_a_completion() -> None:
-    said = b"HTTP/1.1 200 OK\r\n\r\n" + SAMPLED[:-5]
-    async with talking(first(said)) as server, client(server.url) as calls:
-        with pytest.raises(CompletionError, match="is not JSON"):
-            await calls.generate(request())
+UPGRADE = b"HTTP/1.1 101 Switching\r\nUpgrade: h2c\r\nConnection: Upgrade\r\n\r\n"
 
 
 @pytest.mark.parametrize(
-    "said",
+    ("answer", "kind", "words"),
     [
-        ok(SAMPLED) + ok(sampled(666)),
-        ok(SAMPLED, "Connection: close"),
-        ok(SAMPLED).replace(b"HTTP/1.1", b"HTTP/1.0"),
+        (UPGRADE, EngineError, "HTTP 101"),
+        (b"HTTP/1.1 200 OK\r\n\r\n" + SAMPLED[:-5], CompletionError, "is not JSON"),
     ],
-    ids=["two answers", "close", "1.0"],
+    ids=["an upgrade", "cut short without a length"],
 )
-async def test_a_connection_that_said_more_or_is_to_end_carries_no_other_request(
-    said: bytes,
-) -> None:
+async def test_what_is_never_a_completion(answer: bytes, kind: Any, words: str) -> None:
+    async with talking(first(answer)) as server, client(server.url) as calls:
+        with pytest.raises(kind, match=words):
+            await calls.generate(request())
+
+
+LAST = {
+    "two answers": ok(SAMPLED) + ok(sampled(666)),
+    "close": ok(SAMPLED, "Connection: close"),
+    "1.0": ok(SAMPLED).replace(b"HTTP/1.1", b"HTTP/1.0"),
+}
+
+
+@pytest.mark.parametrize("answer", LAST.values(), ids=LAST)
+async def test_a_connection_that_is_over_carries_no_other_request(answer: bytes) -> None:
+    """It sent more than an answer, or it is to end."""
+
     async def talk(talker: Talker) -> None:
         await talker.hear_post()
-        await talker.say(said)
+        await talker.say(answer)
         await talker.hear_post()
         await talker.say(ok(sampled(666)))
 
@@ -353,10 +335,7 @@ async def test_an_answer_that_was_given_up_is_not_the_next_ones() -> None:
                 return
             await talker.say(ok(sampled(body.get("input_ids", [0])[-1])))
 
-    async with (
-        talking(talk) as server,
-        client(server.url, retries=0, attempt_timeout=600) as calls,
-    ):
+    async with talking(talk) as server, client(server.url, retries=0, attempt_timeout=600) as calls:
         assert await asked(calls, 4) == 4
         late, given_up = (asyncio.create_task(asked(calls, 9)) for _ in range(2))
         await server.until(lambda found: len(found.rids("/generate")) == 3)
@@ -414,10 +393,9 @@ async def test_an_engine_that_does_not_listen_is_an_error() -> None:
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))  # and does not listen
         port = bound.getsockname()[1]
+        words = f"no connection to 127.0.0.1:{port}: Connection refused"
         async with client(f"http://127.0.0.1:{port}", retries=0) as calls:
-            with pytest.raises(
-                EngineError, match=f"no connection to 127.0.0.1:{port}: Connection refused"
-            ):
+            with pytest.raises(EngineError, match=words):
                 await calls.generate(request())
             assert (await calls.health()).down
 

@@ -29,6 +29,7 @@ FIRST: list[Message] = [
     {"role": "system", "content": "Be brief."},
     {"role": "user", "content": "Hello."},
 ]
+OTHER: Tool = {**TOOL, "function": {**TOOL["function"], "name": "listen"}}
 
 
 def user(text: Any) -> Message:
@@ -44,20 +45,33 @@ async def talking(
     tools: Sequence[Tool] = (TOOL,),
     **settings: Any,
 ) -> AsyncIterator[tuple[Conversation, EmbeddedEngine, Model]]:
-    engine = {
-        key: settings.pop(key)
-        for key in ("context_length", "split", "history", "faults")
-        if key in settings
-    }
+    of_engine = settings.keys() & {"context_length", "split", "history", "faults"}
+    engine = {name: settings.pop(name) for name in of_engine}
     policy = said if callable(said) else lambda request: said
     async with serving(tokenizer, policy, **engine) as (embedded, served):
         yield Conversation(served, messages, tools, session_id="s", **settings), embedded, served
 
 
 async def exchange(dialogue: Conversation, turns: int, text: str = "And?") -> None:
-    for at in range(turns):
+    for number in range(turns):
         await dialogue.reply(PARAMS)
-        dialogue.extend([user(f"{text} {at}")])
+        dialogue.extend([user(f"{text} {number}")])
+
+
+def last_prompt(engine: EmbeddedEngine, served: Model) -> str:
+    return served.template.encoder.decode(engine.log[-1].input_ids.tolist())
+
+
+def assert_templates_own(
+    dialogue: Conversation, engine: EmbeddedEngine, served: Model, tools: Sequence[Tool] = (TOOL,)
+) -> None:
+    """The last prompt reads like the template's own render."""
+    render = served.template.renderer.render
+    assert last_prompt(engine, served) == render(dialogue.messages[:-1], tools, generate=True)
+
+
+def tool_result(call_id: str, text: str = "Seen.") -> Message:
+    return {"role": "tool", "tool_call_id": call_id, "name": "look", "content": text}
 
 
 # --- the conversation as it grows -----------------------------------------------------------------
@@ -68,35 +82,23 @@ async def test_each_prompt_is_the_session_and_reads_like_the_template(tokenizer:
         await exchange(dialogue, 4)
         await dialogue.reply(PARAMS)
         await dialogue.settle()
-    expected = served.template.renderer.render(dialogue.messages[:-1], [TOOL], generate=True)
-    assert served.template.encoder.decode(engine.log[-1].input_ids.tolist()) == expected
-    assert [message["role"] for message in dialogue.messages] == ["system", "user"] + [
-        "assistant",
-        "user",
-    ] * 4 + ["assistant"]
+    assert_templates_own(dialogue, engine, served)
+    roles = [message["role"] for message in dialogue.messages]
+    assert roles == ["system", *["user", "assistant"] * 5]
     assert dialogue.mismatches == {} and dialogue.forks == []
     assert dialogue.first_prompt == served.template.renderer.render(FIRST, [TOOL], generate=True)
 
 
-async def test_text_with_lone_surrogates_is_served_as_replacement_characters(
-    tokenizer: Any,
-) -> None:
-    tool: Tool = {
-        "type": "function",
-        "function": {"name": "look", "description": "at \udcff", "parameters": {"type": "object"}},
-    }
-    async with talking(tokenizer, messages=[user("a \udcff name")], tools=[tool]) as (
-        dialogue,
-        engine,
-        served,
-    ):
+async def test_lone_surrogates_are_served_as_replacement_characters(tokenizer: Any) -> None:
+    tool: Tool = {**TOOL, "function": {**TOOL["function"], "description": "at \udcff"}}
+    pair: Message = user([{"type": "text", "text": "a pair \ud83d\ude00 and \ud800"}])
+    talk = talking(tokenizer, messages=[user("a \udcff name")], tools=[tool])
+    async with talk as (dialogue, engine, served):
         await dialogue.reply(PARAMS)
-        dialogue.extend(
-            [user([{"type": "text", "text": "a pair \ud83d\ude00 and \ud800"}])], [tool]
-        )
+        dialogue.extend([pair], [tool])
         await dialogue.reply(PARAMS)
     assert [message["content"] for message in dialogue.messages[:2]] == ["a \ufffd name", "Fine."]
-    text = served.template.encoder.decode(engine.log[-1].input_ids.tolist())
+    text = last_prompt(engine, served)
     assert "a \ufffd name" in text and "at \ufffd" in text and "a pair 😀 and \ufffd" in text
     assert dialogue.forks == []
 
@@ -117,35 +119,19 @@ async def test_the_callers_messages_are_not_shared(tokenizer: Any) -> None:
         dialogue.extend([new])
         first[0]["content"] = new["content"] = "changed behind its back"
         await dialogue.reply(PARAMS)
-    assert [message["content"] for message in dialogue.messages] == [
-        "Be brief.",
-        "Hello.",
-        "Fine.",
-        "More.",
-        "Fine.",
-    ]
+    contents = [message["content"] for message in dialogue.messages]
+    assert contents == ["Be brief.", "Hello.", "Fine.", "More.", "Fine."]
 
 
 async def test_messages_of_several_extends_are_one_delta(tokenizer: Any) -> None:
     """Templates group tool results: rendered one by one they would read otherwise."""
-    async with talking(
-        tokenizer, lambda r: call(at="x") + call(at="y") if r.call == 0 else "Fine."
-    ) as (dialogue, engine, served):
+    policy = lambda request: call(at="x") + call(at="y") if request.call == 0 else "Fine."
+    async with talking(tokenizer, policy) as (dialogue, engine, served):
         reply = await dialogue.reply(PARAMS)
         for parsed_call in reply.parsed.tool_calls:
-            dialogue.extend(
-                [
-                    {
-                        "role": "tool",
-                        "tool_call_id": parsed_call.id,
-                        "name": parsed_call.name,
-                        "content": f"seen {parsed_call.span}",
-                    }
-                ]
-            )
+            dialogue.extend([tool_result(parsed_call.id, f"seen {parsed_call.span}")])
         await dialogue.reply(PARAMS)
-    text = served.template.renderer.render(dialogue.messages[:-1], [TOOL], generate=True)
-    assert served.template.encoder.decode(engine.log[-1].input_ids.tolist()) == text
+    assert_templates_own(dialogue, engine, served)
     assert len({parsed_call.id for parsed_call in reply.parsed.tool_calls}) == 2
 
 
@@ -158,10 +144,8 @@ async def test_a_reply_is_taken_apart_and_kept_with_its_tokens(tokenizer: Any) -
     node = reply.node
     assert node is not None and node.ids.tolist() == engine.log[0].output_ids
     recorded = node.tree.turn(node.index, excluded=None).sampling_params
-    assert recorded == {
-        "max_new_tokens": 64,
-        "stop_token_ids": sorted([5, tokenizer.eos_token_id]),
-    }
+    stops = sorted([5, tokenizer.eos_token_id])
+    assert recorded == {"max_new_tokens": 64, "stop_token_ids": stops}
     assert engine.log[0].sampling_params == recorded, "what is recorded is what was sent"
 
 
@@ -171,13 +155,10 @@ async def test_no_two_calls_of_an_episode_have_one_id(tokenizer: Any) -> None:
         for _ in range(3):
             reply = await dialogue.reply(PARAMS)
             ids += [parsed_call.id for parsed_call in reply.parsed.tool_calls]
-            dialogue.extend(
-                [{"role": "tool", "tool_call_id": ids[-1], "name": "look", "content": "seen"}]
-            )
+            dialogue.extend([tool_result(ids[-1])])
     assert len(set(ids)) == 3
-    assert all(len(call_id) == 9 and call_id.isalnum() for call_id in ids), (
-        "nine of [A-Za-z0-9]: Mistral's template takes no other"
-    )
+    # Mistral's template takes no other
+    assert all(len(call_id) == 9 and call_id.isalnum() for call_id in ids)
 
 
 async def test_text_parts_are_joined_and_others_refused(tokenizer: Any) -> None:
@@ -185,9 +166,7 @@ async def test_text_parts_are_joined_and_others_refused(tokenizer: Any) -> None:
         await dialogue.reply(PARAMS)
         dialogue.extend([user([{"type": "text", "text": "a"}, {"type": "text", "text": "b"}])])
         await dialogue.reply(PARAMS)
-        assert "<|turn|>user\nab<|end|>" in served.template.encoder.decode(
-            engine.log[-1].input_ids.tolist()
-        )
+        assert "<|turn|>user\nab<|end|>" in last_prompt(engine, served)
         dialogue.extend([user([{"type": "image_url", "image_url": {"url": "x"}}])])
         with pytest.raises(TemplateError, match=r"content\[0\] is a part of type 'image_url'"):
             await dialogue.reply(PARAMS)
@@ -213,22 +192,20 @@ async def test_max_new_tokens_is_what_the_context_still_holds(tokenizer: Any) ->
 
 
 async def test_a_new_tool_list_in_the_prompt_forks(tokenizer: Any) -> None:
-    other: Tool = {**TOOL, "function": {**TOOL["function"], "name": "listen"}}
+
     async with talking(tokenizer) as (dialogue, engine, served):
         await dialogue.reply(PARAMS)
-        dialogue.extend([user("Again.")], tools=[TOOL, other])
+        dialogue.extend([user("Again.")], tools=[TOOL, OTHER])
         await dialogue.reply(PARAMS)
     assert dialogue.forks == [
         "the tool list changed, and the prompt that was already served contains the tools "
         "(added: listen)"
     ]
-    assert dialogue.tools == [TOOL, other]
-    text = served.template.renderer.render(dialogue.messages[:-1], [TOOL, other], generate=True)
-    assert served.template.encoder.decode(engine.log[-1].input_ids.tolist()) == text
+    assert dialogue.tools == [TOOL, OTHER]
+    assert_templates_own(dialogue, engine, served, [TOOL, OTHER])
     first, second = dialogue.session.trajectories()
-    assert first.trained_tokens + second.trained_tokens == sum(
-        len(entry.output_ids) for entry in engine.log
-    )
+    sampled = sum(len(entry.output_ids) for entry in engine.log)
+    assert first.trained_tokens + second.trained_tokens == sampled
 
 
 async def test_the_same_tool_list_does_not_fork(tokenizer: Any) -> None:
@@ -243,21 +220,20 @@ async def test_the_same_tool_list_does_not_fork(tokenizer: Any) -> None:
 async def test_what_is_added_after_a_failed_request_is_in_the_next_prompt(
     tokenizer: Any, added: Sequence[str]
 ) -> None:
-    other: Tool = {**TOOL, "function": {**TOOL["function"], "name": "listen"}}
+
     async with talking(tokenizer) as (dialogue, engine, served):
         if added:
             await dialogue.reply(PARAMS)
             dialogue.extend([user("Again.")])
         with pytest.raises(UsageError):
             await dialogue.reply({**PARAMS, "temperatur": 1})
-        dialogue.extend([user(text) for text in added], tools=[TOOL, other])
+        dialogue.extend([user(text) for text in added], tools=[TOOL, OTHER])
         await dialogue.reply(PARAMS)
         await dialogue.settle()
     what = "messages" if added else "tools"
     assert dialogue.forks == [f"{what} were added after a request that failed"]
     assert not dialogue.mismatches
-    text = served.template.renderer.render(dialogue.messages[:-1], [TOOL, other], generate=True)
-    assert served.template.encoder.decode(engine.log[-1].input_ids.tolist()) == text
+    assert_templates_own(dialogue, engine, served, [TOOL, OTHER])
 
 
 # --- verification ---------------------------------------------------------------------------------
@@ -311,14 +287,14 @@ async def test_wrong_tokens_of_the_right_text_are_found(tokenizer: Any, where: s
             ids = encode(text, bodies, previous=previous)
             if (previous is None) != (where == "prompt") or split:
                 return ids
-            at = next(
-                at
-                for at, index in enumerate(ids)
+            words = [
+                place
+                for place, index in enumerate(ids)
                 if len(encoder.text_of(index)) > 1 and index not in encoder.control_ids
-            )
-            split.append(at)
-            letters = [encode(letter, previous=0)[0] for letter in encoder.text_of(ids[at])]
-            return [*ids[:at], *letters, *ids[at + 1 :]]
+            ]
+            split.append(words[0])
+            letters = [encode(each, previous=0)[0] for each in encoder.text_of(ids[words[0]])]
+            return [*ids[: words[0]], *letters, *ids[words[0] + 1 :]]
 
         encoder.encode = encoded  # type: ignore[method-assign]
         await exchange(dialogue, 3)
@@ -342,11 +318,9 @@ async def test_a_hooks_ids_are_served_compared_and_counted(tokenizer: Any, hook:
     assert same.mismatches == {} and same.session.trajectories()[0].trained_tokens > 0
     other, engine = await run([7])
     assert other.mismatches == {hook: 1 if hook == "prompt_hook" else 2}
-    assert sum(trajectory.trained_tokens for trajectory in other.session.trajectories()) == 0
-    assert other.session.trajectories()[0].input_ids.tolist() == [
-        *engine.log[-1].input_ids.tolist(),
-        *engine.log[-1].output_ids,
-    ]
+    trajectories, last = other.session.trajectories(), engine.log[-1]
+    assert sum(trajectory.trained_tokens for trajectory in trajectories) == 0
+    assert trajectories[0].input_ids.tolist() == [*last.input_ids.tolist(), *last.output_ids]
 
 
 async def test_checks_under_way_are_dropped_with_a_cancelled_episode(tokenizer: Any) -> None:
@@ -367,11 +341,11 @@ async def test_checks_under_way_are_dropped_with_a_cancelled_episode(tokenizer: 
 
 
 async def test_another_way_to_generate(tokenizer: Any) -> None:
-    asked: list[GenerateRequest] = []
+    requests: list[GenerateRequest] = []
+    ids = np.array([100, tokenizer.eos_token_id], dtype=np.int32)
 
     async def generate(request: GenerateRequest) -> Completion:
-        asked.append(request)
-        ids = np.array([100, tokenizer.eos_token_id], dtype=np.int32)
+        requests.append(request)
         logprobs = np.array(reference_logprobs(request.input_ids, ids.tolist()), dtype=np.float32)
         return Completion(ids, logprobs, "stop", matched=tokenizer.eos_token_id)
 
@@ -380,19 +354,16 @@ async def test_another_way_to_generate(tokenizer: Any) -> None:
         dialogue.extend([user("x")])
         await dialogue.reply(PARAMS)
     assert engine.log == [] and reply.text == tokenizer.decode([100])
-    assert isinstance(asked[0], EncodedRequest)
-    assert asked[0].input_ids_json == ",".join(map(str, asked[0].input_ids.tolist())).encode()
-    assert asked[1].input_ids.tolist()[: len(asked[0].input_ids) + 2] == [
-        *asked[0].input_ids.tolist(),
-        100,
-        tokenizer.eos_token_id,
-    ]
+    first, second = requests
+    assert isinstance(first, EncodedRequest)
+    assert first.input_ids_json == ",".join(map(str, first.input_ids.tolist())).encode()
+    sent = [*first.input_ids.tolist(), *ids.tolist()]
+    assert second.input_ids.tolist()[: len(sent)] == sent
 
 
 async def test_another_parser_decides_the_message_and_not_the_tokens(tokenizer: Any) -> None:
-    async with talking(
-        tokenizer, "Fine.", parse=lambda said, *_: ParsedReply(content=said.upper())
-    ) as (dialogue, engine, _):
+    parse = lambda said, *_: ParsedReply(content=said.upper())
+    async with talking(tokenizer, "Fine.", parse=parse) as (dialogue, engine, _):
         reply = await dialogue.reply(PARAMS)
     assert reply.message["content"] == "FINE." and reply.text == "Fine."
     assert reply.node.ids.tolist() == engine.log[0].output_ids  # type: ignore[union-attr]
@@ -412,8 +383,7 @@ async def test_text_that_the_history_does_not_show_is_kept_counted_and_trained(
     async with talking(tokenizer, said) as (dialogue, engine, _):
         for _ in range(3):
             reply = await dialogue.reply(PARAMS)
-            (made,) = reply.message["tool_calls"]
-            dialogue.extend([{"role": "tool", "tool_call_id": made["id"], "content": "Seen."}])
+            dialogue.extend([tool_result(reply.message["tool_calls"][0]["id"])])
         await dialogue.settle()
     assert (dialogue.forks, dialogue.mismatches) == ([], {"unshown": 2})
     assert "because" in tokenizer.decode(engine.log[2].input_ids)

@@ -28,12 +28,7 @@ from toolroll.rollout.model.model import Model
 from toolroll.rollout.model.tokenizers import DESK_MODEL, desk_model_path, load_tokenizer
 from toolroll.rollout.template import ChatTemplate
 from toolroll.rollout.types import Completion, GenerateRequest
-from toolroll.testing import (
-    EmbeddedEngine,
-    embedded_tokenizer_path,
-    load_engine,
-    serve_in_thread,
-)
+from toolroll.testing import EmbeddedEngine, embedded_tokenizer_path, load_engine, serve_in_thread
 from toolroll.trainers.slime.player import Player
 from toolroll.trainers.slime.settings import read_settings
 
@@ -82,20 +77,27 @@ async def served_at(
         yield served
 
 
+@asynccontextmanager
+async def serving(there: Any, tokenizer: Any, **model: Any) -> AsyncIterator[tuple[Any, Model]]:
+    """An engine with the tokenizer `there`, and a model of it with another."""
+    async with (
+        EmbeddedEngine(there, stop_token_ids=[1]) as engine,
+        served_at(engine.url, tokenizer, **model) as served,
+    ):
+        yield engine, served
+
+
 # --- the comparison -------------------------------------------------------------------------------
 
 
 async def test_the_same_tokenizer_passes_without_a_word(tokenizer: Any) -> None:
-    async with EmbeddedEngine(tokenizer) as engine, served_at(engine.url, tokenizer) as served:
+    async with serving(tokenizer, tokenizer) as (engine, served):
         assert await served.check_identity() == []
     assert engine.log == []
 
 
 async def test_a_parser_that_does_not_fit_the_template_is_a_warning(tokenizer: Any) -> None:
-    async with (
-        EmbeddedEngine(tokenizer) as engine,
-        served_at(engine.url, tokenizer, parser_name="llama3") as served,
-    ):
+    async with serving(tokenizer, tokenizer, parser_name="llama3") as (_, served):
         [warning] = await served.check_identity()
     assert "'llama3' (--parser) cannot read, but 'hermes' can" in warning
 
@@ -105,10 +107,7 @@ async def test_another_tokenizer_is_an_error_that_names_both(
     tokenizer: Any, change: Callable[[dict[str, Any]], None], tmp_path: Path
 ) -> None:
     there = changed(tmp_path / "other-7b", change)
-    async with (
-        EmbeddedEngine(there, stop_token_ids=[1]) as engine,
-        served_at(engine.url, tokenizer) as served,
-    ):
+    async with serving(there, tokenizer) as (engine, served):
         with pytest.raises(UsageError) as raised:
             await served.check_identity()
         [warning] = await served.check_identity(allow_mismatch=True)
@@ -122,24 +121,17 @@ async def test_another_tokenizer_is_an_error_that_names_both(
     ("name", "warned"), [("org/Embedded", 0), ("models/embedded", 0), ("org/other", 1)]
 )
 async def test_another_name_alone_is_one_warning(tokenizer: Any, name: str, warned: int) -> None:
-    async with (
-        EmbeddedEngine(tokenizer) as engine,
-        served_at(engine.url, tokenizer, name) as served,
-    ):
-        found = await served.check_identity()
-    assert len(found) == warned
-    for line in found:
-        assert (
-            line == f"the engine serves 'embedded', the tokenizer is from '{name}': both encode "
-            f"text in the same way"
-        )
+    async with serving(tokenizer, tokenizer, name=name) as (_, served):
+        warnings = await served.check_identity()
+    line = f"the engine serves 'embedded', the tokenizer is from '{name}': both encode text"
+    assert warnings == [f"{line} in the same way"] * warned
 
 
 async def test_a_tokenizer_without_a_name_is_called_as_it_was_loaded(
     tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     there = changed(tmp_path / "other-7b", lambda data: None)
-    async with EmbeddedEngine(there) as engine, served_at(engine.url, tokenizer, "") as served:
+    async with serving(there, tokenizer, name="") as (_, served):
         [line] = await served.check_identity()
         assert "the tokenizer is from 'embedded': " in line
         monkeypatch.setattr(tokenizer, "name_or_path", "")
@@ -182,21 +174,17 @@ def test_the_probe_holds_control_tokens_and_no_two_tokenizers_agree_on_it(
 def generating(
     tokenizer: Any, spoil: Callable[[dict[str, Any]], Any] = lambda answer: answer
 ) -> tuple[list[Any], Any]:
-    """A handler of `/generate` alone that encodes and decodes with `tokenizer`, and what it was
-    asked.
+    """A handler of `/generate` alone that encodes and decodes with `tokenizer`, and the bodies
+    that it got.
     """
     seen: list[Any] = []
 
     async def handle(http: web.Request) -> web.StreamResponse:
-        asked = orjson.loads(await http.read())
-        seen.append(asked)
+        seen.append(orjson.loads(await http.read()))
         sampled = tokenizer.encode("Hello, you", add_special_tokens=False)
-        items = [[None, index, None] for index in tokenizer.encode(asked["text"])]
-        answer = {
-            "text": tokenizer.decode(sampled),
-            "output_ids": sampled,
-            "meta_info": {"input_token_logprobs": items},
-        }
+        items = [[None, index, None] for index in tokenizer.encode(seen[-1]["text"])]
+        answer = {"text": tokenizer.decode(sampled), "output_ids": sampled}
+        answer["meta_info"] = {"input_token_logprobs": items}
         return web.Response(body=orjson.dumps(spoil(answer)))
 
     return seen, handle
@@ -219,10 +207,8 @@ async def test_a_short_generation_is_compared_instead(
     assert seen[0]["sampling_params"]["temperature"] == 0.0
     _, wrong = generating(other, spoil if spoil is not no_prompt else shifted)
     async with http_server({"/generate": wrong}) as url, served_at(url, tokenizer) as served:
-        with pytest.raises(
-            UsageError,
-            match="an unnamed model, whose tokenizer is not that of 'embedded'",
-        ):
+        words = "an unnamed model, whose tokenizer is not that of 'embedded'"
+        with pytest.raises(UsageError, match=words):
             await served.check_identity()
 
 
@@ -244,10 +230,8 @@ async def test_where_nothing_can_be_compared_one_warning_says_so(
 ) -> None:
     async with http_server(answer) as url, served_at(url, tokenizer) as served:
         [line] = await served.check_identity()
-    assert (
-        line == f"{url} does not report how it encodes text, so it was not checked that it serves "
-        "'embedded'"
-    )
+    words = "does not report how it encodes text, so it was not checked that it serves 'embedded'"
+    assert line == f"{url} {words}"
 
 
 class OwnEngine(EngineClient):
@@ -300,8 +284,11 @@ def command(
         main()
     except SystemExit as ended:
         code = ended.code
-    told = capsys.readouterr()
-    return code, told.out, told.err
+    return code, *capsys.readouterr()
+
+
+def options(engine: EmbeddedEngine) -> list[str]:
+    return ["--engine", engine.url, "--model", "embedded", "--parser", "hermes"]
 
 
 @pytest.mark.parametrize("first", [["run", "desk", "--tasks", "0"], ["serve", "--port", "PORT"]])
@@ -314,8 +301,7 @@ def test_a_command_against_another_model_ends_with_2_at_once(
     before = len(wrong_engine.log)
     # The engine's own port: an endpoint that is not stopped by the check cannot listen there.
     first = [wrong_engine.url.rpartition(":")[2] if part == "PORT" else part for part in first]
-    arguments = [*first, "--engine", wrong_engine.url, "--model", "embedded", "--parser", "hermes"]
-    code, _, errors = command(arguments, monkeypatch, capsys)
+    code, _, errors = command([*first, *options(wrong_engine)], monkeypatch, capsys)
     assert (code, errors.count("\n")) == (2, 1)
     assert "other-7b'" in errors and ANOTHER in errors and "--allow-model-mismatch" in errors
     assert len(wrong_engine.log) == before
@@ -327,19 +313,8 @@ def test_a_run_may_be_told_to_go_on(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     before = len(wrong_engine.log)
-    arguments = [
-        "run",
-        "desk",
-        "--tasks",
-        "0",
-        "--engine",
-        wrong_engine.url,
-        "--model",
-        "embedded",
-        "--parser",
-        "hermes",
-    ]
-    code, out, _ = command([*arguments, "--allow-model-mismatch"], monkeypatch, capsys)
+    arguments = ["run", "desk", "--tasks", "0", *options(wrong_engine), "--allow-model-mismatch"]
+    code, out, _ = command(arguments, monkeypatch, capsys)
     assert f"WARNING: {wrong_engine.url} serves " in out and ANOTHER in out
     assert code == 0 and len(wrong_engine.log) > before
 
@@ -381,9 +356,4 @@ async def test_the_check_asks_for_nothing_but_text(tokenizer: Any) -> None:
     routes = {"/tokenize": handle, "/generate": handle}
     async with http_server(routes) as url, Engine(EngineConfig(engine=url)) as engine:
         await check_identity(engine, ChatTemplate(tokenizer), name="embedded")
-    assert len(asked) == 2
-    assert [
-        body
-        for body in asked
-        if "input_ids" in body or "input_ids" in str(body.get("sampling_params"))
-    ] == []
+    assert len(asked) == 2 and "input_ids" not in str(asked)

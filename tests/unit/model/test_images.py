@@ -89,10 +89,14 @@ async def test_what_the_engine_read_decides() -> None:
     assert reasons == {"verification: images: engine"} and not trajectory.trained_tokens
 
 
+def changed_image(**fields: Any) -> Callable[[ServedSequence], ServedSequence]:
+    return lambda s: replace(s, images=(replace(s.images[0], **fields), *s.images[1:]))
+
+
 SPOILED: dict[str, Callable[[ServedSequence], ServedSequence]] = {
-    "another count": lambda s: replace(s, images=(replace(s.images[0], count=2), *s.images[1:])),
-    "another place": lambda s: replace(s, images=(*s.images[:2], replace(s.images[2], position=9))),
-    "another file": lambda s: replace(s, images=(replace(s.images[0], sha256=""), *s.images[1:])),
+    "another count": changed_image(count=2),
+    "another place": changed_image(position=9),
+    "another file": changed_image(sha256=""),
     "one image less": lambda s: replace(s, images=s.images[:2]),
     "one token less": lambda s: replace(s, input_ids=np.delete(s.input_ids, s.images[0].position)),
     "the images exchanged": lambda s: replace(s, messages=_exchanged(s.messages)),
@@ -192,21 +196,16 @@ def _dropping() -> str:
     return source.replace("<|vision_start|><|image_pad|><|vision_end|>", "(an image)")
 
 
+NO_PARTS = "{% for m in messages %}{{ m.content }}<|im_end|>{% endfor %}"
 UNABLE: dict[str, tuple[Callable[[], dict[str, Any]], str]] = {
     "a text model": (lambda: {"images": None}, "only text parts can be rendered"),
-    "an engine without images": (
-        lambda: {"takes_images": False},
-        "takes no images: use tasks without",
-    ),
+    "an engine": (lambda: {"takes_images": False}, "takes no images: use tasks without"),
     "no counts": (
         lambda: {"images": ImageTokens(Uncounted, placeholder())},
         "Uncounted does not count the tokens of images",
     ),
     "a template that drops it": (lambda: {"chat_template": _dropping()}, "0 placeholder tokens"),
-    "a template without parts": (
-        lambda: {"chat_template": "{% for m in messages %}{{ m.content }}<|im_end|>{% endfor %}"},
-        "shows no images in messages of this role",
-    ),
+    "no parts": (lambda: {"chat_template": NO_PARTS}, "shows no images in messages of this role"),
 }
 
 

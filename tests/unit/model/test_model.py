@@ -117,9 +117,8 @@ def test_a_model_that_renders_in_code(tmp_path: Path, monkeypatch: pytest.Monkey
         Model.from_args(read_args(given))
     trusted = Model.from_args(read_args(given | {"trust_remote_code": True}))
     prompts.append(trusted.template.prompt(ASK))
-    assert (
-        prompts[0] == prompts[1] == tokenizer.encode("s<|turn|>user\nHi.<|end|><|turn|>assistant\n")
-    )
+    text = "s<|turn|>user\nHi.<|end|><|turn|>assistant\n"
+    assert prompts == [tokenizer.encode(text)] * 2
     report = report_on(str(tmp_path), None, None, trust_remote_code=True)
     assert report.stop_tokens == {"<|end|>": tokenizer.convert_tokens_to_ids("<|end|>")}
 
@@ -130,12 +129,8 @@ async def test_the_effective_parameters_hold_the_stop_tokens_and_the_room_left(
     async with serving(tokenizer, lambda r: "x", context_length=100) as (_, served):
         given = {"stop_token_ids": [9, 3], "temperature": 0.7}
         params = await served.effective_params(given, 90, served.template)
-        end = tokenizer.eos_token_id
-        assert params == {
-            "temperature": 0.7,
-            "stop_token_ids": sorted({3, 9, end}),
-            "max_new_tokens": 10,
-        }
+        stops = sorted({3, 9, tokenizer.eos_token_id})
+        assert params == {"temperature": 0.7, "stop_token_ids": stops, "max_new_tokens": 10}
         assert given == {"stop_token_ids": [9, 3], "temperature": 0.7}
         with pytest.raises(ContextOverflowError):
             await served.effective_params({}, 100, served.template)
@@ -162,14 +157,9 @@ def test_a_hooked_template_is_made_once_a_hook(tokenizer: Any) -> None:
     template = ChatTemplate(tokenizer)
     first = template.reformulated(louder)
     assert template.reformulated(louder) is first is not template
-    messages = [
-        {"role": "system", "content": "Be brief."},
-        {"role": "user", "content": "Be brief."},
-    ]
+    messages = [{"role": role, "content": "Be brief."} for role in ("system", "user")]
     text = first.encoder.decode(first.prompt(messages))
-    assert text.count("BE BRIEF.") == 1 and text.count("Be brief.") == 1, (
-        "only the head is rewritten"
-    )
+    assert (text.count("BE BRIEF."), text.count("Be brief.")) == (1, 1), "only the head is changed"
 
 
 async def test_as_many_calls_block_at_once_as_there_are_threads(tokenizer: Any) -> None:
@@ -177,15 +167,12 @@ async def test_as_many_calls_block_at_once_as_there_are_threads(tokenizer: Any) 
     async with serving(tokenizer, lambda r: "x") as (_, served):
         found = await asyncio.gather(*(served.run_in_thread(together.wait, 30) for _ in range(8)))
         assert sorted(found) == list(range(8))
-        names = {
-            await served.run_in_thread(lambda: threading.current_thread().name) for _ in range(3)
-        }
-        assert all(name.startswith("toolroll") for name in names)
+        name = await served.run_in_thread(lambda: threading.current_thread().name)
+        assert name.startswith("toolroll")
 
 
 async def test_post_gives_the_engines_json(tokenizer: Any) -> None:
     async with serving(tokenizer, lambda r: "Hello.") as (engine, served):
-        body = await served.post(
-            f"{served.url}/generate", {"input_ids": [5, 6], "sampling_params": {}}
-        )
+        request = {"input_ids": [5, 6], "sampling_params": {}}
+        body = await served.post(f"{served.url}/generate", request)
     assert body["text"] == "Hello." and engine.log[0].input_ids.tolist() == [5, 6]

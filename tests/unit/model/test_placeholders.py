@@ -37,9 +37,8 @@ class Looks(Environment):
 
     def reset(self, task: Task, seed: int) -> Observation:
         look = {"name": "look", "parameters": {"type": "object", "properties": {}}}
-        return Observation(
-            [{"role": "user", "content": "Go."}], tools=[{"type": "function", "function": look}]
-        )
+        user = {"role": "user", "content": "Go."}
+        return Observation([user], tools=[{"type": "function", "function": look}])
 
     def step(self, action: Action) -> StepResult:
         tool_call = action.tool_calls[0]
@@ -125,18 +124,11 @@ async def test_the_endpoint_cuts_the_answer_and_never_sends_the_token(
     asked: list[Any] = [{"role": "user", "content": "Go."}]
     async with endpoint(vision, policy, settings={"verify": "always"}) as bench:
         client: Any = bench.client()
-        options: dict[str, Any] = {
-            "model": "m",
-            "max_tokens": 20,
-            "extra_body": {"ignore_eos": True},
-        }
+        ignored = {"extra_body": {"ignore_eos": True}}
+        options: dict[str, Any] = {"model": "m", "max_tokens": 20, **ignored}
         if stream:
-            chunks = [
-                chunk
-                async for chunk in await client.chat.completions.create(
-                    messages=asked, stream=True, **options
-                )
-            ]
+            sent = await client.chat.completions.create(messages=asked, stream=True, **options)
+            chunks = [chunk async for chunk in sent]
             text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
             finish = chunks[-1].choices[0].finish_reason
         else:

@@ -12,30 +12,26 @@ from support.parsing import assert_same_in_pieces, lost, tool
 from toolroll.parsers.registry import get_parser
 from toolroll.parsers.types import CallStatus
 
-TOOLS = [
-    tool(
-        "get_order",
-        {"order_id": {"type": "string"}, "n": {"type": "integer"}},
-        required=["order_id"],
-    ),
-    tool("list_all"),
-]
+PARAMETERS = {"order_id": {"type": "string"}, "n": {"type": "integer"}}
+TOOLS = [tool("get_order", PARAMETERS, required=["order_id"]), tool("list_all")]
 GOOD = '<tool_call>\n{"name": "get_order", "arguments": {"order_id": "#W1"}}\n</tool_call>'
 
 
 def parse(text: str, **options: Any) -> Any:
-    reply = assert_same_in_pieces(
-        get_parser("qwen25"), text, **{"tools": TOOLS, "in_reasoning": False} | options
-    )
-    assert not lost(get_parser("qwen25"), text, reply)
+    parser, options = get_parser("qwen25"), {"tools": TOOLS, "in_reasoning": False} | options
+    reply = assert_same_in_pieces(parser, text, **options)
+    assert not lost(parser, text, reply)
     return reply
+
+
+def order(arguments: str) -> str:
+    return f'{{"name": "get_order", "arguments": {arguments}}}'
 
 
 @pytest.mark.parametrize("arguments", ['""', '" "', '"{}"', "{}"])
 def test_empty_arguments_are_an_empty_object(arguments: str) -> None:
-    (call,) = parse(
-        f'<tool_call>{{"name": "list_all", "arguments": {arguments}}}</tool_call>'
-    ).ok_calls
+    body = f'{{"name": "list_all", "arguments": {arguments}}}'
+    (call,) = parse(f"<tool_call>{body}</tool_call>").ok_calls
     assert call.arguments == {}
 
 
@@ -52,32 +48,16 @@ def test_parallel_calls_in_separate_blocks_in_one_block_and_as_a_list() -> None:
 @pytest.mark.parametrize(
     ("body", "status", "words"),
     [
-        ('{"name": "get_order", "arguments": {"order_id": "#W1"}', CallStatus.INVALID_JSON, "JSON"),
-        (
-            '{"name": "get_order", "arguments": {"order_id": #W1}}',
-            CallStatus.INVALID_JSON,
-            "character",
-        ),
+        (order('{"order_id": "#W1"}')[:-1], CallStatus.INVALID_JSON, "JSON"),
+        (order('{"order_id": #W1}'), CallStatus.INVALID_JSON, "character"),
         ("{'name': 'list_all'}", CallStatus.INVALID_JSON, "double quotes"),
         ('{"arguments": {}}', CallStatus.MISSING_NAME, "name"),
         ('{"name": "nobody", "arguments": {}}', CallStatus.UNKNOWN_TOOL, "get_order, list_all"),
-        ('{"name": "get_order", "arguments": {}}', CallStatus.BAD_ARGUMENTS, "order_id"),
-        ('{"name": "get_order", "arguments": [1]}', CallStatus.BAD_ARGUMENTS, "object"),
-        (
-            '{"name": "get_order", "arguments": {"order_id": "a", "n": "x"}}',
-            CallStatus.BAD_ARGUMENTS,
-            "n: ",
-        ),
-        (
-            '{"name": "get_order", "arguments": {"order_id": "a", "n": NaN}}',
-            CallStatus.INVALID_JSON,
-            "JSON",
-        ),
-        (
-            '{"name": "get_order", "arguments": {"order_id": "a", "n": 1e999}}',
-            CallStatus.INVALID_JSON,
-            "range",
-        ),
+        (order("{}"), CallStatus.BAD_ARGUMENTS, "order_id"),
+        (order("[1]"), CallStatus.BAD_ARGUMENTS, "object"),
+        (order('{"order_id": "a", "n": "x"}'), CallStatus.BAD_ARGUMENTS, "n: "),
+        (order('{"order_id": "a", "n": NaN}'), CallStatus.INVALID_JSON, "JSON"),
+        (order('{"order_id": "a", "n": 1e999}'), CallStatus.INVALID_JSON, "range"),
         ("", CallStatus.INVALID_JSON, "JSON"),
         ("3", CallStatus.INVALID_JSON, "object"),
     ],
@@ -92,9 +72,7 @@ def test_a_bad_call_is_kept_with_its_reason(body: str, status: CallStatus, words
 
 
 @pytest.mark.parametrize("cut", range(12, len(GOOD)))
-def test_a_call_that_is_cut_is_unclosed_and_its_name_is_known_where_it_was_written(
-    cut: int,
-) -> None:
+def test_a_call_that_is_cut_is_unclosed_with_its_name(cut: int) -> None:
     (call,) = parse(GOOD[:cut]).tool_calls
     assert call.status is CallStatus.UNCLOSED
     if cut > GOOD.index('"get_order"') + len('"get_order"'):
@@ -124,10 +102,8 @@ def test_a_call_that_is_weighed_in_closed_reasoning_is_no_call() -> None:
 
 
 def test_no_reasoning_was_opened_and_none_is_closed() -> None:
-    assert (
-        parse("Just text </think> with a tag", in_reasoning=False).content
-        == "Just text </think> with a tag"
-    )
+    text = "Just text </think> with a tag"
+    assert parse(text, in_reasoning=False).content == text
     assert parse("thought</think>text", in_reasoning=None).reasoning == "thought"
 
 

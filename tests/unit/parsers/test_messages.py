@@ -12,26 +12,24 @@ from toolroll.parsers.registry import get_parser
 CALL = 'get<|content_invoke_tool_json|>{"name":"get","args":{}}<|end_message|>'
 
 
+END, THOUGHT = "<|end_message|>", "I think.<|end_message|><|message_model|><|content_text|>Hello"
+SAMPLING_END = "<|content_model_end_sampling|>"
+
+
 @pytest.mark.parametrize(
     ("text", "opened", "reasoning", "content", "statuses"),
     [
         ("Hello, world.", None, None, "Hello, world.", []),
-        ("Hello<|end_message|>", None, None, "Hello", []),
-        (
-            "I think.<|end_message|><|message_model|><|content_text|>Hello",
-            True,
-            "I think.",
-            "Hello",
-            [],
-        ),
+        (f"Hello{END}", None, None, "Hello", []),
+        (THOUGHT, True, "I think.", "Hello", []),
         ("<|content_thinking|>I thi", None, "I thi", "", []),
         (CALL, None, None, "", ["ok"]),
         (f"Hello <|message_model|>{CALL}", None, None, "Hello", ["ok"]),
         # a header stands behind its token only
         (f"I think.{CALL}", True, "I think.get", "", ["ok"]),
         # what ends it may be the stop token
-        (CALL.removesuffix("<|end_message|>"), None, None, "", ["ok"]),
-        (CALL.replace("<|end_message|>", "<|content_model_end_sampling|>"), None, None, "", ["ok"]),
+        (CALL.removesuffix(END), None, None, "", ["ok"]),
+        (CALL.replace(END, SAMPLING_END), None, None, "", ["ok"]),
         (
             f"{CALL}<|message_model|>{CALL.replace('{}', '')}",
             None,
@@ -39,13 +37,7 @@ CALL = 'get<|content_invoke_tool_json|>{"name":"get","args":{}}<|end_message|>'
             "",
             ["ok", "invalid_json"],
         ),
-        (
-            "get<|content_invoke_tool_text|>it<|content_model_end_sampling|>",
-            None,
-            None,
-            "",
-            ["missing_name"],
-        ),
+        (f"get<|content_invoke_tool_text|>it{SAMPLING_END}", None, None, "", ["missing_name"]),
     ],
 )
 def test_inkling(
@@ -89,20 +81,13 @@ def test_each_effort_of_k2_horizon_has_tags_of_its_own(tag: str) -> None:
         assert (reply.reasoning, reply.content) == ("Hm.", "Hello")
 
 
-@pytest.mark.parametrize(
-    ("value", "found"),
-    [
-        ("\nParis\n", "Paris"),
-        ("\n\n", ""),
-        ("\n", ""),
-        ("\n a\n\n", " a\n"),
-        ("\n</rfl:parameter>\n", "</rfl:parameter>"),
-    ],
-)
-def test_a_value_of_beams_stands_in_lines_of_its_own(value: str, found: str) -> None:
-    text = (
-        f" to=f<|channel|>analysis <|constrain|>xml<|message|><rfl:parameter "
-        f'name="a">{value}</rfl:parameter><|call|>'
-    )
+CLOSER = "</rfl:parameter>"
+LINES = {"\nParis\n": "Paris", "\n\n": "", "\n": "", "\n a\n\n": " a\n", f"\n{CLOSER}\n": CLOSER}
+
+
+@pytest.mark.parametrize(("value", "read"), LINES.items())
+def test_a_value_of_beams_stands_in_lines_of_its_own(value: str, read: str) -> None:
+    start = " to=f<|channel|>analysis <|constrain|>xml<|message|>"
+    text = f'{start}<rfl:parameter name="a">{value}{CLOSER}<|call|>'
     (call,) = assert_same_in_pieces(get_parser("beam"), text).tool_calls
-    assert (call.status.value, call.arguments) == ("ok", {"a": found})
+    assert (call.status.value, call.arguments) == ("ok", {"a": read})

@@ -49,23 +49,12 @@ def test_gemma_with_other_quotes_has_the_value_of_the_model(body: str, arguments
     assert (call.status, call.arguments, call.error) == (CallStatus.OK, arguments, None)
 
 
+OF_TEXT = ('"x', 'x"', "'x", "x'", f'{Q}x"', f'"x{Q}', f'"x{Q}y"', '"a" "b"', 'say "hi"', '"a\nb"')
+
+
 @pytest.mark.parametrize(
     "body",
-    [
-        '{s:"x}',
-        '{s:x"}',
-        "{s:'x}",
-        "{s:x'}",
-        f'{{s:{Q}x"}}',
-        f'{{s:"x{Q}}}',
-        f'{{s:"x{Q}y"}}',
-        '{s:"a" "b"}',
-        '{s:say "hi"}',
-        "{s:'say 'a', o: 'b'}",
-        '{s:"a\nb"}',
-        '{"s:1}',
-        '{rows:["a]}',
-    ],
+    [*(f"{{s:{text}}}" for text in OF_TEXT), "{s:'say 'a', o: 'b'}", '{"s:1}', '{rows:["a]}'],
 )
 def test_gemma_with_quotes_that_do_not_match_is_unreadable(body: str) -> None:
     call = parsed("gemma4", f"<|tool_call>call:f{body}<tool_call|>")
@@ -85,6 +74,11 @@ def kimi(kind: str, value: str) -> str:
     return f"<|open|>tools<|sep|>{call}<|close|>tools<|sep|>"
 
 
+KIMI_K2 = "<|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{'s': 'x'}<|tool_call_end|>"
+DEEPSEEK = (
+    "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>{'s': 'x'}"
+    "<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
+)
 OK, UNREADABLE = CallStatus.OK, CallStatus.INVALID_JSON
 
 
@@ -103,20 +97,8 @@ OK, UNREADABLE = CallStatus.OK, CallStatus.INVALID_JSON
         # formats with JSON take no other quotes, and Python takes both
         ("hermes", "<tool_call>{'name': 'f', 'arguments': {'s': 'x'}}</tool_call>", UNREADABLE, 0),
         ("mistral", "[TOOL_CALLS]f[ARGS]{'s': 'x'}", UNREADABLE, 0),
-        (
-            "kimi_k2",
-            "<|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{'s': 'x'}"
-            "<|tool_call_end|>",
-            UNREADABLE,
-            0,
-        ),
-        (
-            "deepseekv31",
-            "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>{'s': 'x'}"
-            "<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
-            UNREADABLE,
-            0,
-        ),
+        ("kimi_k2", KIMI_K2, UNREADABLE, 0),
+        ("deepseekv31", DEEPSEEK, UNREADABLE, 0),
         ("gpt-oss", "<|channel|>commentary to=f<|message|>{'s': 'x'}<|call|>", UNREADABLE, 0),
         ("pythonic", '[f(s="a", rows=[\'b\', "c"])]', OK, "a"),
         ("pythonic", "[f(s='a\")]", CallStatus.UNCLOSED, 0),

@@ -72,8 +72,16 @@ NULL = {"type": "null"}
 YEARS = {"type": "string", "enum": ["2024", "2025"]}
 
 
+def k(schema: Any, **more: Any) -> Any:
+    return {"properties": {"k": schema}, **more}
+
+
 def under(definition: Any, reference: str = "#/$defs/T", **more: Any) -> Any:
-    return {"properties": {"k": {"$ref": reference}}, "$defs": {"T": definition}, **more}
+    return k({"$ref": reference}, **{"$defs": {"T": definition}}, **more)
+
+
+ARGUMENTS = {"type": "object", **k(STRING)}
+OWN = {"$id": "urn:own", "$ref": "#/$defs/T", "$defs": {"T": STRING}}
 
 
 @pytest.mark.parametrize(
@@ -84,73 +92,30 @@ def under(definition: Any, reference: str = "#/$defs/T", **more: Any) -> Any:
         (under({"type": ["string", "number"], "enum": [1.0, "a"]}), "1", 1),
         (under({"const": "1"}), "1", "1"),
         (under(STRING), '{"a": 1}', '{"a": 1}'),
-        ({"properties": {"k": {"anyOf": [YEARS, NULL]}}}, "2025", "2025"),
-        ({"properties": {"k": {"anyOf": [YEARS, NULL]}}}, "null", None),
-        (
-            {
-                "properties": {"k": {"anyOf": [{"$ref": "#/$defs/Y"}, NULL]}},
-                "$defs": {"Y": YEARS},
-            },
-            "2025",
-            "2025",
-        ),
-        ({"properties": {"k": {"allOf": [{"$ref": "#/x/Y"}]}}, "x": {"Y": YEARS}}, "2025", "2025"),
-        (
-            {
-                "$ref": "#/$defs/Args",
-                "$defs": {"Args": {"type": "object", "properties": {"k": STRING}}},
-            },
-            "7",
-            "7",
-        ),
-        (
-            {
-                "allOf": [
-                    {"properties": {"j": {}}},
-                    {"oneOf": [{"properties": {"k": STRING}}, NULL]},
-                ]
-            },
-            "7",
-            "7",
-        ),
+        (k({"anyOf": [YEARS, NULL]}), "2025", "2025"),
+        (k({"anyOf": [YEARS, NULL]}), "null", None),
+        (k({"anyOf": [{"$ref": "#/x/Y"}, NULL]}, x={"Y": YEARS}), "2025", "2025"),
+        (k({"allOf": [{"$ref": "#/x/Y"}]}, x={"Y": YEARS}), "2025", "2025"),
+        ({"$ref": "#/$defs/Args", "$defs": {"Args": ARGUMENTS}}, "7", "7"),
+        ({"allOf": [{"properties": {"j": {}}}, {"oneOf": [k(STRING), NULL]}]}, "7", "7"),
         ({"type": "object", "additionalProperties": STRING}, "7", "7"),
         ({"patternProperties": {"^k": STRING}, "additionalProperties": False}, "7", "7"),
         ({"additionalProperties": True}, "7", 7),
-        ({"properties": {"k": True}, "additionalProperties": STRING}, "7", 7),
+        (k(True, additionalProperties=STRING), "7", 7),
         # two steps, names with escapes, the older keyword, a name of its own, an anchor
         (under(STRING, "#/x/y", x={"y": {"$ref": "#/$defs/T"}}), "7", "7"),
-        (
-            {"properties": {"k": {"$ref": "#/$defs/a~1b~0c%20d"}}, "$defs": {"a/b~c d": STRING}},
-            "7",
-            "7",
-        ),
-        (
-            {"properties": {"k": {"$ref": "#/definitions/T"}}, "definitions": {"T": STRING}},
-            "7",
-            "7",
-        ),
+        (k({"$ref": "#/x/a~1b~0c%20d"}, x={"a/b~c d": STRING}), "7", "7"),
+        (k({"$ref": "#/definitions/T"}, definitions={"T": STRING}), "7", "7"),
         (under({"$id": "urn:text", **STRING}, "urn:text"), "7", "7"),
         (under({"$anchor": "text", **STRING}, "#text"), "7", "7"),
-        (
-            under(
-                {
-                    "$id": "urn:own",
-                    "properties": {"j": {"$ref": "#/$defs/T"}},
-                    "$defs": {"T": STRING},
-                    "$ref": "#/$defs/T",
-                },
-                "urn:own",
-            ),
-            "7",
-            "7",
-        ),
+        (under({"properties": {"j": {"$ref": "#/$defs/T"}}, **OWN}, "urn:own"), "7", "7"),
         # loops and references to nowhere say nothing about the type
-        ({"properties": {"k": {"$ref": "#/properties/k"}}}, "7", 7),
+        (k({"$ref": "#/properties/k"}), "7", 7),
         (under({"anyOf": [{"$ref": "#/$defs/T"}, STRING]}), "7", 7),
-        ({"properties": {"k": {"$ref": "http://127.0.0.1:9/x"}}}, "7", 7),
-        ({"properties": {"k": {"$ref": "#/nowhere"}}}, "7", 7),
-        ({"properties": {"k": {"$ref": "http://["}}}, "7", 7),
-        ({"properties": {"k": {"$ref": "#/x/no_number"}}, "x": [STRING]}, "7", 7),
+        (k({"$ref": "http://127.0.0.1:9/x"}), "7", 7),
+        (k({"$ref": "#/nowhere"}), "7", 7),
+        (k({"$ref": "http://["}), "7", 7),
+        (k({"$ref": "#/x/no_number"}, x=[STRING]), "7", 7),
     ],
 )
 @pytest.mark.parametrize("name", WRITERS)
@@ -164,27 +129,21 @@ def test_a_reference_gives_the_type_of_a_bare_value(
 
 def test_elements_of_elements_are_read_by_their_references() -> None:
     mark = "]<]minimax[>["
-    node = {
-        "type": "object",
-        "properties": {"id": STRING, "next": {"anyOf": [{"$ref": "#/$defs/Node"}, NULL]}},
-    }
+    next_node = {"anyOf": [{"$ref": "#/$defs/Node"}, NULL]}
+    node = {"type": "object", "properties": {"id": STRING, "next": next_node}}
     codes = {"type": "array", "items": {"$ref": "#/$defs/Node/properties/id"}}
-    schema = {
-        "properties": {"k": {"$ref": "#/$defs/Node"}, "codes": codes},
-        "$defs": {"Node": node},
-    }
+    parameters = {"k": {"$ref": "#/$defs/Node"}, "codes": codes}
     inner = f"{mark}<id>1{mark}</id>{mark}<next>{mark}<id>2{mark}</id>{mark}</next>"
-    text = m3(inner).replace(
-        f"{mark}</invoke>",
-        f"{mark}<codes>{mark}<item>007{mark}</item>{mark}</codes>{mark}</invoke>",
-    )
-    offered = [{"type": "function", "function": {"name": "f", "parameters": schema}}]
-    (call,) = get_parser("minimax-m3").parse(text, tools=offered).tool_calls
+    end = f"{mark}</invoke>"
+    text = m3(inner).replace(end, f"{mark}<codes>{mark}<item>007{mark}</item>{mark}</codes>{end}")
+    schema = {"properties": parameters, "$defs": {"Node": node}}
+    tools = [{"type": "function", "function": {"name": "f", "parameters": schema}}]
+    (call,) = get_parser("minimax-m3").parse(text, tools=tools).tool_calls
     assert call.arguments == {"k": {"id": "1", "next": {"id": "2"}}, "codes": ["007"]}
 
 
 def test_a_schema_that_is_changed_in_place_is_read_again() -> None:
-    schema: dict[str, Any] = {"properties": {"k": {"type": "string"}}}
+    schema = k({"type": "string"})
     assert read("glm45", schema, "7").arguments == {"k": "7"}
     schema["properties"]["k"]["type"] = "integer"
     assert read("glm45", schema, "7").arguments == {"k": 7}
@@ -192,13 +151,11 @@ def test_a_schema_that_is_changed_in_place_is_read_again() -> None:
 
 def test_a_schema_without_an_end_has_an_answer() -> None:
     """Every part of a schema that doubles 60 times would be 10 ** 18 steps."""
-    doubled = {str(at): {"allOf": [{"$ref": f"#/$defs/{at + 1}"}] * 2} for at in range(60)}
-    for last in (STRING, {"properties": {"k": STRING}}):
-        tool: dict[str, Any] = {
-            "name": "f",
-            "parameters": {"$ref": "#/$defs/0", "$defs": {**doubled, "60": last}},
-        }
-        parameters = Offered([{"type": "function", "function": tool}]).parameters("f")
+    doubled = {str(n): {"allOf": [{"$ref": f"#/$defs/{n + 1}"}] * 2} for n in range(60)}
+    for last in (STRING, k(STRING)):
+        schema: Any = {"$ref": "#/$defs/0", "$defs": {**doubled, "60": last}}
+        function = {"name": "f", "parameters": schema}
+        parameters = Offered([{"type": "function", "function": function}]).parameters("f")
         assert parameters is not None
         assert parameters.schema.allowed.kinds is None
         assert parameters.schema.member("k") is None

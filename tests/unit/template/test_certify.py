@@ -32,8 +32,8 @@ TEMPLATES = tool_templates()
 NOT_EXACT = ("deepseek_r1_distill", "deepseekv3", "cohere2")
 
 
-def source(name: str) -> str:
-    return TEMPLATES[name]
+def report_on(name: str, **settings: Any) -> TemplateReport:
+    return certify(ChatTemplate(tokenizer_for(TEMPLATES[name]), **settings))
 
 
 def outcomes(report: TemplateReport) -> dict[str, str]:
@@ -44,7 +44,7 @@ def outcomes(report: TemplateReport) -> dict[str, str]:
     "name", by_tier(name for name in TEMPLATES if not name.endswith("_training"))
 )
 def test_no_template_is_wrong_and_only_the_known_ones_are_not_exact(name: str) -> None:
-    report = certify(ChatTemplate(tokenizer_for(source(name))))
+    report = report_on(name)
     assert "wrong" not in outcomes(report).values()
     known = any(name.split("/")[-1].startswith(family) for family in NOT_EXACT)
     assert report.exact is not known
@@ -53,15 +53,10 @@ def test_no_template_is_wrong_and_only_the_known_ones_are_not_exact(name: str) -
 
 
 def test_qwen3s_report() -> None:
-    report = certify(ChatTemplate(tokenizer_for(source("qwen3"))))
-    assert outcomes(report) == {
-        "plain_user": "append",
-        "tool": "append",
-        "user": "fork",  # it takes thoughts out of history
-        "text_tool": "append",
-        "parallel": "append",
-        "check": "append",
-    }
+    report = report_on("qwen3")
+    names = ("plain_user", "tool", "user", "text_tool", "parallel", "check")
+    # it takes thoughts out of history
+    assert outcomes(report) == {name: "fork" if name == "user" else "append" for name in names}
     assert "<|im_end|>" in report.stop_tokens
     assert report.generation_prompt == "<|im_start|>assistant\n"
     assert report.opens_reasoning == {"user message": False, "tool result": False}
@@ -75,7 +70,7 @@ def test_gptosss_report() -> None:
     """History shows `<|end|>` where `<|return|>` was sampled, and no thought besides a text and a
     call. The same under all versions of transformers.
     """
-    report = certify(ChatTemplate(tokenizer_for(source("gptoss"))))
+    report = report_on("gptoss")
     found = {probe.name: probe for probe in report.probes}
     plain, text = found["plain_user"], found["text_tool"]
     assert (plain.outcome, plain.preserved, text.outcome) == ("fork", True, "fork")
@@ -87,7 +82,7 @@ def test_gptosss_report() -> None:
 
 
 def test_a_step_that_only_some_templates_take_does_not_end_the_replay() -> None:
-    report = certify(ChatTemplate(tokenizer_for(source("llama3_1"))))
+    report = report_on("llama3_1")
     found = {probe.name: probe for probe in report.probes}
     assert (found["parallel"].outcome, found["parallel"].preserved) == ("refuse", None)
     assert found["parallel"].detail == "This model only supports single tool-calls at once!"
@@ -96,7 +91,7 @@ def test_a_step_that_only_some_templates_take_does_not_end_the_replay() -> None:
 
 
 def test_a_preserved_sequence_that_cannot_be_continued_is_told() -> None:
-    report = certify(ChatTemplate(tokenizer_for(source("gemma4"))))
+    report = report_on("gemma4")
     found = {probe.name: probe.preserved for probe in report.probes if probe.outcome == "fork"}
     assert found == {"user": True, "text_tool": False}
 
@@ -130,7 +125,7 @@ NOTHINK = {"enable_thinking": False}
 def test_into_how_many_sequences_a_tool_episode_forks(
     name: str, kwargs: dict[str, Any], sequences: tuple[int, ...], advice: str | None
 ) -> None:
-    report = certify(ChatTemplate(tokenizer_for(source(name)), kwargs=kwargs))
+    report = report_on(name, kwargs=kwargs)
     assert tuple(map(len, report.sequences.values())) == sequences
     assert list(report.sequences) == ["fork", "scaffold", "preserve"]
     told = report.forks("fork")
@@ -154,7 +149,7 @@ RECORDED = Path(os.environ.get("TOOLROLL_TEST_DATA", "")) / "tau_bench/gpt-4o-ai
 def test_recorded_conversations_fork_at_each_user_message_and_not_with_scaffold(
     name: str, kwargs: dict[str, Any]
 ) -> None:
-    tokenizer = tokenizer_for(source(name))
+    tokenizer = tokenizer_for(TEMPLATES[name])
     counts: dict[str, list[list[int]]] = {"fork": [], "scaffold": []}
     for entry in json.loads(RECORDED.read_text())[:4]:
         messages = [{**message, "content": message["content"] or ""} for message in entry["traj"]]
@@ -173,18 +168,16 @@ def test_recorded_conversations_fork_at_each_user_message_and_not_with_scaffold(
 
 
 def test_a_dated_template_is_told() -> None:
-    assert certify(ChatTemplate(tokenizer_for(source("llama3_1")))).dated == (
-        "strftime_now" in source("llama3_1")
-    )
-    assert certify(ChatTemplate(tokenizer_for(source("gptoss")))).dated
+    assert report_on("llama3_1").dated == ("strftime_now" in TEMPLATES["llama3_1"])
+    assert report_on("gptoss").dated
 
 
 def test_a_template_is_probed_once_for_the_same_tokenizer_and_switches() -> None:
-    tokenizer = tokenizer_for(source("qwen3"))
-    assert certify(ChatTemplate(tokenizer)) is certify(ChatTemplate(tokenizer_for(source("qwen3"))))
-    quiet = ChatTemplate(tokenizer, kwargs={"enable_thinking": False})
-    assert quiet.fingerprint != ChatTemplate(tokenizer).fingerprint
-    assert certify(quiet) is not certify(ChatTemplate(tokenizer))
+    tokenizer = tokenizer_for(TEMPLATES["qwen3"])
+    quiet, plain = ChatTemplate(tokenizer, kwargs=NOTHINK), ChatTemplate(tokenizer)
+    assert certify(plain) is report_on("qwen3")
+    assert quiet.fingerprint != plain.fingerprint
+    assert certify(quiet) is not certify(plain)
 
 
 @pytest.mark.parametrize("name", ["qwen2_5", "qwen3", "deepseekv3"])
@@ -196,7 +189,7 @@ def test_a_wrong_delta_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> N
         delta, cursor = after(*arguments)
         return delta[:-1], cursor
 
-    template = ChatTemplate(tokenizer_for(source(name)), kwargs={"careless": True})
+    template = ChatTemplate(tokenizer_for(TEMPLATES[name]), kwargs={"careless": True})
     with monkeypatch.context() as patched:
         patched.setattr(Cursor, "after", careless)
         report = certify(template)
@@ -209,7 +202,7 @@ def test_a_wrong_delta_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_template_of_another_model_is_named_with_the_missing_tokens() -> None:
-    report = certify(ChatTemplate(tokenizer_for(source("qwen3")), chat_template=source("llama3_1")))
+    report = report_on("qwen3", chat_template=TEMPLATES["llama3_1"])
     assert not report.exact
     assert report.missing_tokens == ("<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>")
     [remark] = report.remarks()
@@ -225,7 +218,7 @@ def test_markers_in_plain_text_are_not_missing_tokens() -> None:
     )
     plain = "{% for m in messages %}### {{ m.role }}: {{ m.content }}\n{% endfor %}"
     for template in (zephyr, plain):
-        tokenizer = tokenizer_for(source("qwen3"))
+        tokenizer = tokenizer_for(TEMPLATES["qwen3"])
         assert certify(ChatTemplate(tokenizer, chat_template=template)).missing_tokens == ()
 
 
@@ -241,9 +234,8 @@ def test_a_tokenizer_whose_pieces_are_encoded_otherwise_is_not_exact() -> None:
     tokenizer.chat_template = filled()
     report = certify(ChatTemplate(tokenizer))
     assert report.exact and report.remarks() == []
-    report = certify(
-        ChatTemplate(tokenizer, kwargs={"beginning": True}, encoder=Beginning(tokenizer))
-    )
+    beginning = {"kwargs": {"beginning": True}, "encoder": Beginning(tokenizer)}
+    report = certify(ChatTemplate(tokenizer, **beginning))  # type: ignore[arg-type]
     assert not report.exact
     [remark] = report.remarks()
     assert "history=fork: prompt" in remark
@@ -252,7 +244,7 @@ def test_a_tokenizer_whose_pieces_are_encoded_otherwise_is_not_exact() -> None:
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("model")
-    tokenizer_for(source("qwen2_5")).save_pretrained(folder)
+    tokenizer_for(TEMPLATES["qwen2_5"]).save_pretrained(folder)
     return folder
 
 
@@ -265,25 +257,24 @@ def test_the_command_prints_a_table_and_exits_0_where_tool_calling_is_exact(mode
 
 def test_the_command_says_how_often_a_tool_episode_forks(model: Path, tmp_path: Path) -> None:
     file = tmp_path / "qwen3.jinja"
-    file.write_text(source("qwen3_5_nothink"))
+    file.write_text(TEMPLATES["qwen3_5_nothink"])
     shown = toolroll("check-template", model, "--chat-template", file)
     assert shown.exit_code == 0, shown.output
-    assert "becomes 4 sequences, of which the largest has 25%" in " ".join(shown.output.split())
-    assert "history=scaffold" in shown.output
-    assert "Tool calling is exact, except for the forks above" in " ".join(shown.output.split())
+    text = " ".join(shown.output.split())
+    assert "becomes 4 sequences, of which the largest has 25%" in text
+    assert "history=scaffold" in text
+    assert "Tool calling is exact, except for the forks above" in text
 
 
 def test_the_command_prints_json_and_exits_1_where_it_cannot_be(
     model: Path, tmp_path: Path
 ) -> None:
+    text = TEMPLATES["qwen2_5"]
+    for old in ("<tool_response>\\n'", "messages[0]['content']"):
+        assert old in text
+        text = text.replace(old, f"{old} + messages|length|string")
     file = tmp_path / "other.jinja"
-    text = source("qwen2_5").replace(
-        "<tool_response>\\n' }}", "<tool_response>\\n' + messages|length|string }}"
-    )
-    assert text != source("qwen2_5")
-    file.write_text(
-        text.replace("messages[0]['content']", "messages[0]['content'] + messages|length|string")
-    )
+    file.write_text(text)
     shown = toolroll("check-template", model, "--chat-template", file, "--json")
     assert shown.exit_code == 1, shown.output
     report = json.loads(shown.output)

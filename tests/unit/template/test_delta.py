@@ -21,11 +21,9 @@ FIRST: list[Message] = [
     {"role": "user", "content": "Hello."},
 ]
 NEW: list[Message] = [{"role": "user", "content": "And now?"}]
-CALL = {
-    "id": "call00001",
-    "type": "function",
-    "function": {"name": "look", "arguments": {"at": "here", "far": True}},
-}
+AND_NOW = "\n<|turn|>user\nAnd now?<|end|>\n<|turn|>assistant\n"
+FUNCTION = {"name": "look", "arguments": {"at": "here", "far": True}}
+CALL = {"id": "call00001", "type": "function", "function": FUNCTION}
 COUNTING = """
 {%- set ns = namespace(calls=0) %}
 {%- for message in messages %}
@@ -83,16 +81,18 @@ SAID = (
 COMPACT = SAID.replace(", ", ",").replace(": ", ":")
 
 
+UNCLOSED = '{"name": "look", "arguments": {"at": '
+
+
 @pytest.mark.parametrize("said", [SAID, COMPACT])
 def test_a_turn_in_the_templates_own_words_costs_two_renders_or_one(
     counting: Counted, said: str
 ) -> None:
     delta = counting.delta([*FIRST, TURN], said, NEW)
     assert counting.renders == 2
-    assert text(counting, delta) == "\n<|turn|>user\nAnd now?<|end|>\n<|turn|>assistant\n"
-    assert delta[1].text == counting.template.renderer.render(
-        [*FIRST, TURN, *NEW], None, generate=True
-    )
+    assert text(counting, delta) == AND_NOW
+    render = counting.template.renderer.render
+    assert delta[1].text == render([*FIRST, TURN, *NEW], None, generate=True)
     again: list[Message] = [*FIRST, TURN, *NEW, {"role": "assistant", "content": "Nothing."}]
     next_delta = counting.delta(again, "Nothing.<|end|>", NEW, cursor=delta[1])
     assert counting.renders == 1
@@ -118,34 +118,25 @@ def test_another_close_in_history_is_a_rewrite(history: Any, said: str) -> None:
     assert after.preserved is not None and "does not close turn 1" in after.preserved
 
 
-@pytest.mark.parametrize(
-    ("sampled", "arguments", "close"),
-    [
-        ('{"name": "look", "arguments": {"at": "', "unreadable", ""),
-        ('{"name": "look", "arguments": {"at": "here"', "unreadable", ""),
-        ('{"name": "look", "arguments": {"at": "here"}', "unreadable", ""),
-        ('{"name":"look","arguments":{"at":"here"}}', {"at": "here"}, "</tool_call>"),
-    ],
-)
-def test_a_truncated_call_is_closed_and_never_completed(
-    counting: Counted, sampled: str, arguments: Any, close: str
-) -> None:
-    function = {"name": "look", "arguments": arguments}
-    turn: Message = {
-        "role": "assistant",
-        "content": "Look:",
-        "tool_calls": [{**CALL, "function": function}],
-    }
+@pytest.mark.parametrize("cut", ["", '"here"', '"here"}', None])
+def test_a_truncated_call_is_closed_and_never_completed(counting: Counted, cut: str | None) -> None:
+    """`cut`: the call as far as it was sampled after the key `at`, or None for a whole call."""
+    whole = cut is None
+    sampled = '{"name":"look","arguments":{"at":"here"}}' if whole else UNCLOSED + str(cut)
+    function = {"name": "look", "arguments": {"at": "here"} if whole else "unreadable"}
+    calls = [{**CALL, "function": function}]
+    turn: Message = {"role": "assistant", "content": "Look:", "tool_calls": calls}
     template = counting.template
     ids = template.encoder.encode(f"Look:<tool_call>{sampled}")
     delta = template.delta([*FIRST, turn], NEW, sampled_ids=ids, finish_reason="length")
+    close = "</tool_call>" if whole else ""
     assert template.encoder.decode(delta).startswith(f"{close}<|end|>\n")
 
 
 def test_other_words_are_told_apart_from_other_white_space(counting: Counted) -> None:
     delta = counting.delta([*FIRST, TURN], SAID.replace("here", "there"), NEW)
     assert counting.renders > 2, "the message does not say what was sampled: by the sentinel"
-    assert text(counting, delta) == "\n<|turn|>user\nAnd now?<|end|>\n<|turn|>assistant\n"
+    assert text(counting, delta) == AND_NOW
 
 
 @pytest.mark.parametrize("history", ["fork", "preserve"])
@@ -154,17 +145,15 @@ def test_a_rewrite_is_seen_in_the_same_renders(tokenizer: Any, history: Any) -> 
     source = "<|turn|>system\n{{ messages | length }}<|end|>\n" + COUNTING
     counted = Counted(tokenizer, source, history=history)
     turn: Message = {"role": "assistant", "content": "Hi."}
+    words = "the prompt that was served is no longer rendered as it was"
     if history == "fork":
-        with pytest.raises(
-            HistoryRewrittenError,
-            match="the prompt that was served is no longer rendered as it was",
-        ):
+        with pytest.raises(HistoryRewrittenError, match=words):
             counted.delta([*FIRST, turn], "Hi.<|end|>", NEW)
         assert counted.renders == 2
     else:
         delta = counted.delta([*FIRST, turn], "Hi.<|end|>", NEW)
-        assert delta[1].preserved == "the prompt that was served is no longer rendered as it was"
-        assert text(counted, delta) == "\n<|turn|>user\nAnd now?<|end|>\n<|turn|>assistant\n"
+        assert delta[1].preserved == words
+        assert text(counted, delta) == AND_NOW
 
 
 def test_a_turn_whose_text_stands_in_what_follows_is_left_to_the_sentinel(
@@ -176,10 +165,7 @@ def test_a_turn_whose_text_stands_in_what_follows_is_left_to_the_sentinel(
     quoted: list[Message] = [{"role": "user", "content": "What do you mean by Look: ?"}]
     delta = counting.delta([*FIRST, TURN], SAID, quoted)
     assert counting.renders > 2
-    assert (
-        text(counting, delta)
-        == "\n<|turn|>user\nWhat do you mean by Look: ?<|end|>\n<|turn|>assistant\n"
-    )
+    assert text(counting, delta) == AND_NOW.replace("And now?", "What do you mean by Look: ?")
 
 
 def test_the_quick_way_and_the_sentinel_agree(
@@ -229,11 +215,7 @@ def test_what_a_template_repeats_is_that_of_this_conversation(tokenizer: Any, re
         text_said = said
         if repeats == "a call":
             function = {"name": "look", "arguments": {"at": said}}
-            turn = {
-                "role": "assistant",
-                "content": "",
-                "tool_calls": [{"id": "call00001", "type": "function", "function": function}],
-            }
+            turn = {**turn, "content": "", "tool_calls": [{**CALL, "function": function}]}
             text_said = f"<tool_call>{json.dumps(function)}</tool_call>"
         delta = counted.delta([*first, turn], text_said + "<|end|>", NEW)
         whole = template.renderer.render([*first, turn, *NEW], None, generate=True)

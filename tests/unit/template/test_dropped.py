@@ -56,54 +56,42 @@ def steps(name: str, sampled: str, turn: Message, new: Message) -> tuple[str | N
     return reasons[0], reasons[1]
 
 
+CALLED, EMPTY, ANSWERED = {**CALL, **THINK}, said("", **THINK), said(ANSWER, **THINK)
+LOOKED = {**CALLED, "content": "I look."}
+
+
+BOTH, ROME = calls(call(1, {"city": "Rome"}), call(2, {"city": "Oslo"})), 'get_weather(city="Rome")'
+AQUILA = calls(call(1, {"city": "L'Aquila"}))
+REWRITE = "the template does not show the reasoning of turn 1"
+QWEN_THOUGHT, THOUGHT_TAGS = f"<think>\n{THOUGHT}\n</think>\n\n", f"<think>{THOUGHT}</think>"
+
+
 @pytest.mark.parametrize(
-    ("name", "sampled", "turn", "new"),
+    ("name", "sampled", "turn", "new", "reason"),
     [
-        ("qwen3", f"<think>\n{THOUGHT}", said("", **THINK), AGAIN),
-        ("qwen3", f"<think>\n{THOUGHT}\n</think>\n\n<|im_end|>", said("", **THINK), AGAIN),
-        ("qwen2_5", f"<think>{THOUGHT}</think>{ANSWER}<|im_end|>", said(ANSWER, **THINK), AGAIN),
-        ("qwen2_5", f"<think>{THOUGHT}</think>{WEATHER}<|im_end|>", {**CALL, **THINK}, RESULT),
-        ("llama3_1", f"<think>{THOUGHT}</think>{ANSWER}<|eot_id|>", said(ANSWER, **THINK), AGAIN),
-        ("qwen3_vl", f"<think>{THOUGHT}", said("", **THINK), AGAIN),
+        ("qwen3", f"<think>\n{THOUGHT}", EMPTY, AGAIN, REWRITE),
+        ("qwen3", f"{QWEN_THOUGHT}<|im_end|>", EMPTY, AGAIN, REWRITE),
+        ("qwen2_5", f"{THOUGHT_TAGS}{ANSWER}<|im_end|>", ANSWERED, AGAIN, REWRITE),
+        ("qwen2_5", f"{THOUGHT_TAGS}{WEATHER}<|im_end|>", CALLED, RESULT, REWRITE),
+        ("llama3_1", f"{THOUGHT_TAGS}{ANSWER}<|eot_id|>", ANSWERED, AGAIN, REWRITE),
+        ("qwen3_vl", f"<think>{THOUGHT}", EMPTY, AGAIN, REWRITE),
         # refuses `thinking`, which transformers 5.24 adds, besides text and calls
-        (
-            "gptoss",
-            f"{ANALYSIS}{PREAMBLE}{COMMENTARY}<|call|>",
-            {**CALL, "content": "I look.", **THINK},
-            RESULT,
-        ),
+        ("gptoss", f"{ANALYSIS}{PREAMBLE}{COMMENTARY}<|call|>", LOOKED, RESULT, REWRITE),
+        ("qwen3", f"{QWEN_THOUGHT}{WEATHER}<|im_end|>", CALLED, RESULT, None),
+        ("qwen3", f"{ANSWER}<|im_end|>", said(ANSWER), AGAIN, None),
+        ("qwen2_5", f" {ANSWER}\n\n<|im_end|>", said(ANSWER), AGAIN, None),
+        ("gptoss", f"{ANALYSIS}{COMMENTARY}<|call|>", CALLED, RESULT, None),
+        ("lfm2_2_5", THOUGHT_TAGS, CALLED, RESULT, None),
     ],
 )
 def test_a_thought_that_the_template_never_shows_is_a_rewrite(
-    name: str, sampled: str, turn: Message, new: Message
-) -> None:
-    reason = "the template does not show the reasoning of turn 1"
-    assert steps(name, sampled, turn, new) == (reason, reason)
-
-
-@pytest.mark.parametrize(
-    ("name", "sampled", "turn", "new"),
-    [
-        (
-            "qwen3",
-            f"<think>\n{THOUGHT}\n</think>\n\n{WEATHER}<|im_end|>",
-            {**CALL, **THINK},
-            RESULT,
-        ),
-        ("qwen3", f"{ANSWER}<|im_end|>", said(ANSWER), AGAIN),
-        ("qwen2_5", f" {ANSWER}\n\n<|im_end|>", said(ANSWER), AGAIN),
-        ("gptoss", f"{ANALYSIS}{COMMENTARY}<|call|>", {**CALL, **THINK}, RESULT),
-        ("lfm2_2_5", f"<think>{THOUGHT}</think>", {**CALL, **THINK}, RESULT),
-    ],
-)
-def test_a_turn_that_the_template_shows_is_none(
-    name: str, sampled: str, turn: Message, new: Message
+    name: str, sampled: str, turn: Message, new: Message, reason: str | None
 ) -> None:
     if name == "lfm2_2_5":  # the call in the template's own notation
         renderer = ChatTemplate(tokenizer_for(trl_template(name))).renderer
         text = renderer.render([*BASE, turn], TOOLS, generate=False)
         sampled += text.rpartition("</think>")[2].rstrip("\n").replace("'", '"')
-    assert steps(name, sampled, turn, new) == (None, None)
+    assert steps(name, sampled, turn, new) == (reason, reason)
 
 
 @pytest.mark.parametrize(
@@ -115,20 +103,10 @@ def test_a_turn_that_the_template_shows_is_none(
         (said('say "é"\nx'), 'say "é"\nx', r'"say \"\u00e9\"\nx"', None),
         (said("two\nthree"), "two<call>three", "two three", None),
         (said("unseen"), "", "", None),
-        (
-            calls(call(1, {"city": "Rome"}), call(2, {"city": "Oslo"})),
-            'get_weather(city="Rome") get_weather(city="Oslo")',
-            'get_weather(city="Rome")',
-            "calls",
-        ),
+        (BOTH, f"{ROME} {ROME.replace('Rome', 'Oslo')}", ROME, "calls"),
         (said("AB C", **THINK), f"A<call>B C{THOUGHT}", f"A{THOUGHT}", "text"),
         (said("AB C", **THINK), f"A<call>B C{THOUGHT}", f"AB C{THOUGHT}", None),
-        (
-            calls(call(1, {"city": "L'Aquila"})),
-            "get_weather L'Aquila",
-            r"get_weather L\'Aquila",
-            None,
-        ),
+        (AQUILA, "get_weather L'Aquila", r"get_weather L\'Aquila", None),
         (said("<'&amp;\n"), "<'&amp;\n", "&lt;&#39;&amp;amp;", None),
         (said('{"a": "\n"}'), '{"a": "\n"}', r"{\"a\": \"\\n\"}", None),
         (calls(call(1, '{"city": "Zür')), 'get_weather {"city": "Zür', "get_weather {}", None),
@@ -145,6 +123,9 @@ QWEN_CALL = (
     "</tool_call><|im_end|>"
 )
 MORE_TEXT = "<parameter=city>\nRome\n</parameter>\n"
+
+
+CONSTRAINED = "<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>"
 
 
 def hermes(*parts: str) -> str:
@@ -171,12 +152,7 @@ def hermes(*parts: str) -> str:
         ("qwen3_coder", QWEN_CALL.format(""), False),
         ("qwen3_coder", QWEN_CALL.format(MORE_TEXT), True),
         ("gpt-oss", f"{COMMENTARY}<|call|>", False),
-        (
-            "gpt-oss",
-            "<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>"
-            f"{ARGUMENTS}<|call|>",
-            False,
-        ),
+        ("gpt-oss", f"{CONSTRAINED}{ARGUMENTS}<|call|>", False),
     ],
 )
 def test_sampled_text_that_the_history_does_not_show_is_kept_and_counted(

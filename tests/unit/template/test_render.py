@@ -16,17 +16,11 @@ import pytest
 from support.oracle_scenarios import part, scenarios
 from support.qwen import all_templates, markers, trl_template
 from support.tiers import by_tier
-from tokenizers import AddedToken
 from transformers.utils import chat_template_utils
 
-from toolroll.endpoint.conversation.template_cache import TemplateCache
-from toolroll.evaluation.certify import certify
-from toolroll.parsers.infer import infer_parser
 from toolroll.rollout.errors import TemplateError
-from toolroll.rollout.template import ChatTemplate, applier
+from toolroll.rollout.template import applier
 from toolroll.rollout.template.render import Renderer
-from toolroll.rollout.template.served import ServedSequence, TurnSpan
-from toolroll.rollout.types import Message
 from toolroll.testing import load_embedded_tokenizer
 
 pytestmark = pytest.mark.tokens
@@ -42,24 +36,6 @@ TOOL = {
     },
 }
 USER = {"role": "user", "content": "Look."}
-TALK = [
-    {"role": "system", "content": "Be brief."},
-    USER,
-    {
-        "role": "assistant",
-        "content": "",
-        "tool_calls": [
-            {
-                "id": "call00001",
-                "type": "function",
-                "function": {"name": "look", "arguments": {"at": "é"}},
-            }
-        ],
-    },
-    {"role": "tool", "tool_call_id": "call00001", "name": "look", "content": "a frog"},
-    {"role": "assistant", "content": "A frog."},
-    {"role": "user", "content": "Thanks."},
-]
 
 
 class _Clock(datetime):
@@ -84,6 +60,16 @@ def result(content: Any) -> dict[str, Any]:
     return {"role": "tool", "tool_call_id": "call00001", "name": "look", "content": content}
 
 
+TALK: Any = [
+    {"role": "system", "content": "Be brief."},
+    USER,
+    calling({"at": "é"}),
+    result("a frog"),
+    {"role": "assistant", "content": "A frog."},
+    {"role": "user", "content": "Thanks."},
+]
+
+
 class Both:
     """One template, rendered by `transformers` and by the renderer."""
 
@@ -95,24 +81,17 @@ class Both:
 
     def native(self, talk: Sequence[Any], tools: Any = None, *, generate: bool = True) -> str:
         """The text that `apply_chat_template` gives for exactly these messages."""
-        return str(
-            self.tokenizer.apply_chat_template(
-                list(talk),
-                tools=list(tools) if tools else None,
-                chat_template=self.source,
-                tokenize=False,
-                add_generation_prompt=generate,
-                **self.kwargs,
-            )
-        )
+        options = {"chat_template": self.source, "add_generation_prompt": generate, **self.kwargs}
+        given = list(tools) if tools else None
+        apply = self.tokenizer.apply_chat_template
+        return str(apply(list(talk), tools=given, tokenize=False, **options))
 
     def ours(self, talk: Sequence[Any], tools: Any = None, *, generate: bool = True) -> str:
         return self.renderer.render(talk, tools, generate=generate)
 
     def agree(self, talk: Sequence[Any], tools: Any = None, *, generate: bool = True) -> bool:
         """Compare the texts, or the refusals; return whether there was a text."""
-        form = as_text if self.renderer.argument_form == "text" else as_dict
-        given = [self.fields(form(message)) for message in talk]
+        given = [self.fields(self.form(message)) for message in talk]
         try:
             expected = self.native_parts(given, tools, generate=generate)
         except Exception as error:
@@ -122,6 +101,10 @@ class Both:
             return False
         assert self.ours(talk, tools, generate=generate) == expected
         return True
+
+    def form(self, message: Any) -> Any:
+        """`message` with its arguments in the form that the template takes."""
+        return (as_text if self.renderer.argument_form == "text" else as_dict)(message)
 
     def fields(self, message: Any) -> Any:
         """`message` with its reasoning also as `thinking` if the template reads only this field,
@@ -137,12 +120,11 @@ class Both:
     @cached_property
     def takes_null(self) -> bool:
         """Whether a call beside null is neither refused nor rendered with the word for null."""
-        form = as_text if self.renderer.argument_form == "text" else as_dict
         for end in ([result("ok")], []):
             texts = []
             for content in ("", None):
                 try:
-                    call = form({**calling({"at": "x"}), "content": content})
+                    call = self.form({**calling({"at": "x"}), "content": content})
                     texts.append(self.native([USER, call, *end], [TOOL]))
                 except Exception:
                     texts.append("")
@@ -253,7 +235,7 @@ def test_nothing_but_json_is_given_to_transformers() -> None:
         return theirs(messages, **more)
 
     given.apply_chat_template = apply
-    Renderer(given, kwargs={"enable_thinking": False}).render(TALK, [TOOL], generate=True)  # type: ignore[arg-type]
+    Renderer(given, kwargs={"enable_thinking": False}).render(TALK, [TOOL], generate=True)
     assert '"enable_thinking": false' in seen[-1]
 
 
@@ -262,10 +244,8 @@ def test_nothing_but_json_is_given_to_transformers() -> None:
 def test_a_field_is_normalized_as_transformers_does(tokenizer: Any, field: str, value: Any) -> None:
     """Transformers 5.23 drops what is None, and copies thoughts from field to field."""
     names = ("name", "content", "reasoning_content", "thinking", "reasoning")
-    source = "{% for m in messages %}" + "".join(
-        f"{{{{ m.{name} }}}}|{{{{ m.get('{name}', 'no') }}}}|{{{{ m.{name} is defined }}}};"
-        for name in names
-    )
+    shown = "{{ m.NAME }}|{{ m.get('NAME', 'no') }}|{{ m.NAME is defined }};"
+    source = "{% for m in messages %}" + "".join(shown.replace("NAME", name) for name in names)
     both = Both(tokenizer, source + "{{ m | tojson }}{% endfor %}")
     turn = {"role": "assistant", "content": ""}
     talk = [USER, turn if value is MISSING else {**turn, field: value}]
@@ -277,11 +257,10 @@ def test_the_template_gets_the_prepared_messages_and_tools_themselves(
 ) -> None:
     """If a version of transformers copies them in each render, it must be done once: `PASSES`."""
     seen: dict[str, Any] = {}
-    talk: Any = TALK
     template = SimpleNamespace(render=lambda **variables: seen.update(variables) or "")
     monkeypatch.setattr(applier, "compile_template", lambda source, now: template)
     renderer = Renderer(tokenizer)
-    prepared = renderer.prepare(talk)
+    prepared = renderer.prepare(TALK)
     head = renderer.head(prepared, [TOOL])
     renderer.render_prepared(prepared, head, generate=True)
     assert len(seen["messages"]) == len(TALK)
@@ -314,96 +293,16 @@ def test_variables_that_are_arguments_of_transformers_are_left_to_it(tokenizer: 
     assert both.ours(TALK) == both.native(TALK) == "doc Be brief."
 
 
-def test_a_tokenizer_with_a_method_of_its_own_is_asked() -> None:
-    mine = load_embedded_tokenizer()
-
-    class Own(type(mine)):  # type: ignore[misc]
-        def apply_chat_template(self, *args: Any, **kwargs: Any) -> Any:
-            return "mine: " + super().apply_chat_template(*args, **kwargs)
-
-    mine.__class__ = Own
-    assert Renderer(mine).render(TALK, [TOOL], generate=True).startswith("mine: ")  # type: ignore[arg-type]
-    given = load_embedded_tokenizer()
-    theirs = given.apply_chat_template
-    given.apply_chat_template = lambda *args, **kwargs: "given: " + theirs(*args, **kwargs)
-    assert Renderer(given).render(TALK, [TOOL], generate=True).startswith("given: ")  # type: ignore[arg-type]
-
-
-def test_a_tokenizer_with_a_method_of_its_own_cannot_change_the_tools_of_others() -> None:
-    mine = load_embedded_tokenizer()
-    theirs = mine.apply_chat_template
-
-    def changing(messages: Any, tools: Any, **kwargs: Any) -> Any:
-        messages[0]["content"] = "changed"
-        tools[0]["function"].setdefault("strict", False)
-        return theirs(messages, tools=tools, **kwargs)
-
-    mine.apply_chat_template = changing
-    cursor = ChatTemplate(mine).start(TALK, [TOOL])  # type: ignore[arg-type]
-    assert '"strict"' in cursor.text and "changed" in cursor.text
-    other = ChatTemplate(load_embedded_tokenizer()).start(TALK, [TOOL])  # type: ignore[arg-type]
-    assert '"strict"' not in other.text and "changed" not in other.text
-    assert '"strict"' not in str(cursor._head.tools) and "changed" not in str(cursor._messages)
-
-
-def code(messages: Any, *, tools: Any = None, add_generation_prompt: bool = False) -> str:
-    """Renders as the embedded template does, changes its arguments, and refuses an empty list."""
-    assert messages, "no messages"
-    text = str(
-        load_embedded_tokenizer().apply_chat_template(
-            messages, tools=tools, add_generation_prompt=add_generation_prompt, tokenize=False
-        )
-    )
-    messages.clear()
-    return text
-
-
-@pytest.mark.parametrize("made", [None, [1, 2], b"text", "\ud800"])
-def test_code_must_return_text(made: Any) -> None:
-    with pytest.raises(TemplateError, match=r"TypeError: it must return the text|surrogates"):
-        ChatTemplate(load_embedded_tokenizer(), chat_template=lambda *_, **__: made).prompt(
-            [{"role": "user", "content": "Hi."}]
-        )
-
-
-@pytest.mark.parametrize("way", ["function", "method"])
-def test_code_renders_without_a_template(way: str) -> None:
-    """Models such as Kimi-K3 have no Jinja template."""
-    tokenizer, given = load_embedded_tokenizer(), code if way == "function" else None
-    own = {"apply_chat_template": lambda _, talk, tokenize, **options: code(talk, **options)}
-    tokenizer.chat_template, expected = None, ChatTemplate(load_embedded_tokenizer())
-    with pytest.raises(
-        TemplateError, match=r"Python function.*\(FILE.py:NAME\).*trust_remote_code"
-    ):
-        ChatTemplate(tokenizer)
-    if way == "method":
-        tokenizer.__class__ = type("Own", (type(tokenizer),), own)
-    tokenizer.add_tokens([AddedToken("customer_id")])
-    subject = ChatTemplate(tokenizer, chat_template=given)
-    assert subject.prompt(TALK, [TOOL]) == expected.prompt(TALK, [TOOL])  # type: ignore[arg-type]
-    assert infer_parser(tokenizer, subject.renderer.template) == "hermes"
-    assert certify(subject).exact and certify(subject).probes == certify(expected).probes
-    assert "customer_id" in subject.encoder.control
-    assert "customer_id" in subject.verifier._control.values()
-    assert "tokenize" not in TemplateCache(subject).variables or way == "method"
-    with pytest.raises(TemplateError, match="no messages"):
-        subject.prompt([])
-    first: list[Message] = [{"role": "user", "content": "a customer_id <|end|>"}]
-    prompt = subject.prompt(first)
-    ids = np.array([*prompt, *subject.encoder.encode("So.<|end|>", previous=prompt[-1])], np.int32)
-    turns = (TurnSpan(len(prompt), len(ids), 1),)
-    served = ServedSequence(ids, turns, [*first, {"role": "assistant", "content": "So."}], ())
-    assert subject.verifier.check(served) is None
-    ids[1] += 1
-    assert subject.verifier.check(served) == "prompt"
-
-
 # --- arguments ------------------------------------------------------------------------------------
 
 SHOWS = (
     "{% for m in messages %}{% for c in m.tool_calls or [] %}%s{% endfor %}{{ m.content }}{% "
     "endfor %}"
 )
+
+
+def showing(tokenizer: Any, shown: str) -> Renderer:
+    return Renderer(tokenizer, chat_template=SHOWS.replace("%s", shown))
 
 
 @pytest.mark.parametrize(
@@ -419,13 +318,12 @@ SHOWS = (
 def test_the_form_of_arguments_is_learned_at_once(
     tokenizer: Any, shown: str, form: str | None
 ) -> None:
-    assert Renderer(tokenizer, chat_template=SHOWS.replace("%s", shown)).argument_form == form
+    assert showing(tokenizer, shown).argument_form == form
 
 
 def test_an_error_of_an_episode_does_not_change_the_form_of_arguments(tokenizer: Any) -> None:
     """Its arguments as text would render: without them."""
-    shown = "{{ c.function.arguments.x + '!' }}"
-    renderer = Renderer(tokenizer, chat_template=SHOWS.replace("%s", shown))
+    renderer = showing(tokenizer, "{{ c.function.arguments.x + '!' }}")
     assert renderer.argument_form == "dict"
     talk = [USER, calling({"x": 5})]
     with pytest.raises(TemplateError, match="unsupported operand") as refused:
@@ -438,15 +336,14 @@ def test_an_error_of_an_episode_does_not_change_the_form_of_arguments(tokenizer:
 @pytest.mark.parametrize("arguments", ['{"n": 123456789012345678901234567890}', '{"x": 1e22}'])
 def test_numbers_are_rendered_as_they_were_said(tokenizer: Any, arguments: str) -> None:
     for shown in ("{{ c.function.arguments | tojson }}", "{{ '' + c.function.arguments }}"):
-        renderer = Renderer(tokenizer, chat_template=SHOWS.replace("%s", shown))
-        text = renderer.render([USER, calling(arguments)], None, generate=True)
+        talk = [USER, calling(arguments)]
+        text = showing(tokenizer, shown).render(talk, None, generate=True)
         assert json.loads(text.removeprefix("Look.")) == json.loads(arguments)
 
 
 @pytest.mark.parametrize("arguments", ['{"at"', "[1]", "", None, '"x"', "[" * 100_000])
 def test_arguments_that_cannot_be_read_are_an_empty_object(tokenizer: Any, arguments: Any) -> None:
-    shown = "{{ c.function.arguments.items() | list }}"
-    renderer = Renderer(tokenizer, chat_template=SHOWS.replace("%s", shown))
+    renderer = showing(tokenizer, "{{ c.function.arguments.items() | list }}")
     assert renderer.render([USER, calling(arguments)], None, generate=True) == "Look.[]"
 
 
@@ -468,14 +365,11 @@ def test_arguments_that_cannot_be_read_are_an_empty_object(tokenizer: Any, argum
 def test_a_refusal_is_told_in_the_templates_words(tokenizer: Any, fails: str, words: str) -> None:
     source = "{% if messages | length > 5 %}" + fails + "{% endif %}{{ messages[0].content }}"
     renderer = Renderer(tokenizer, chat_template=source)
-    assert renderer.render(TALK[:1], None, generate=True) == "Be brief."  # type: ignore[arg-type]
+    assert renderer.render(TALK[:1], None, generate=True) == "Be brief."
     with pytest.raises(TemplateError, match=words):
-        renderer.render(TALK, None, generate=True)  # type: ignore[arg-type]
-
-
-def test_a_template_that_is_no_jinja_is_refused(tokenizer: Any) -> None:
+        renderer.render(TALK, None, generate=True)
     with pytest.raises(TemplateError, match="Encountered unknown tag"):
-        Renderer(tokenizer, chat_template="{% nothing %}").render(TALK, None, generate=True)  # type: ignore[arg-type]
+        Renderer(tokenizer, chat_template="{% nothing %}").render(TALK, None, generate=True)
 
 
 # --- contents with parts --------------------------------------------------------------------------
@@ -483,35 +377,39 @@ def test_a_template_that_is_no_jinja_is_refused(tokenizer: Any) -> None:
 PARTS = [part("  two \n"), part("parts ")]
 
 
-@pytest.mark.parametrize("name", ["llama3_2", "gptoss", "gemma4", "gemma4_v2", "lfm2"])
-def test_a_template_that_takes_parts_is_given_them(tokenizer: Any, name: str) -> None:
-    both = Both(tokenizer, trl_template(name), bos_token="<b>")
-    talk = [USER, calling({"at": "x"}), result(PARTS)]
-    assert both.ours(talk, [TOOL]) == both.native(talk, [TOOL])
-
-
-@pytest.mark.parametrize("name", ["gemma4", "qwen3_5_think", "smolvlm"])
-def test_so_is_it_for_a_user(tokenizer: Any, name: str) -> None:
-    both = Both(tokenizer, trl_template(name), bos_token="<b>")
-    talk = [{"role": "user", "content": PARTS}]
-    assert both.ours(talk) == both.native(talk)
+TOOL_PARTS = [USER, calling({"at": "x"}), result(PARTS)]
+USER_PARTS = [{"role": "user", "content": PARTS}]
 
 
 @pytest.mark.parametrize(
-    ("name", "message"),
+    ("name", "talk"),
     [
-        ("qwen2_5", {"role": "user", "content": PARTS}),  # raises
-        ("qwen2_5", {"role": "system", "content": PARTS}),  # prints a list
-        ("llama3_2", {"role": "user", "content": PARTS}),  # prints a list
-        ("qwen3", {"role": "user", "content": PARTS}),  # shows nothing
-        ("gemma3", {"role": "system", "content": PARTS}),  # shows the first part
+        *((name, TOOL_PARTS) for name in ("llama3_2", "gptoss", "gemma4", "gemma4_v2", "lfm2")),
+        *((name, USER_PARTS) for name in ("gemma4", "qwen3_5_think", "smolvlm")),
+    ],
+)
+def test_a_template_that_takes_parts_is_given_them(tokenizer: Any, name: str, talk: Any) -> None:
+    both = Both(tokenizer, trl_template(name), bos_token="<b>")
+    tools = [TOOL] if talk is TOOL_PARTS else None
+    assert both.ours(talk, tools) == both.native(talk, tools)
+
+
+@pytest.mark.parametrize(
+    ("name", "role"),
+    [
+        ("qwen2_5", "user"),  # raises
+        ("qwen2_5", "system"),  # prints a list
+        ("llama3_2", "user"),  # prints a list
+        ("qwen3", "user"),  # shows nothing
+        ("gemma3", "system"),  # shows the first part
     ],
 )
 def test_a_template_that_takes_no_parts_is_given_their_text(
-    tokenizer: Any, name: str, message: Any
+    tokenizer: Any, name: str, role: str
 ) -> None:
     both = Both(tokenizer, trl_template(name), bos_token="<b>")
-    more = [USER] if message["role"] == "system" else []
+    message = {"role": role, "content": PARTS}
+    more = [USER] if role == "system" else []
     assert both.ours([message, *more]) == both.native([joined(message), *more])
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import json
+from collections import OrderedDict
 from collections.abc import Callable
 from enum import IntEnum
 from typing import Any
@@ -12,6 +13,8 @@ from typing import Any
 import pytest
 from transformers.utils import chat_template_utils
 
+from toolroll.parsers.registry import get_parser
+from toolroll.parsers.types import CallStatus
 from toolroll.rollout.errors import TemplateError
 from toolroll.rollout.template import ChatTemplate
 from toolroll.rollout.template.snapshot import (
@@ -96,6 +99,7 @@ LISTS: list[Callable[[], list[Tool]]] = [
     lambda: [tool(limit=1)],
     lambda: [tool(limit=True)],
     lambda: [tool(limit=1.0)],
+    lambda: [tool(limit="1")],
     lambda: [tool(limit=Level.HIGH)],
     lambda: [tool(limit=[1, 2])],
     lambda: [tool(limit=(1, 2))],
@@ -138,11 +142,36 @@ def json_safe(tools: list[Tool]) -> list[Tool]:
 
 def test_equal_tools_are_one_object_unless_a_type_differs() -> None:
     sets = [SharedTools.of(tools()) for tools in LISTS]
-    plain = [index for index, tools in enumerate(sets) if SharedTools.of(LISTS[index]()) is tools]
-    assert plain == [index for index in range(len(LISTS)) if index not in (3, 5)]
+    shared = [n for n, held in enumerate(sets) if SharedTools.of(tuple(LISTS[n]())) is held]
+    assert shared == [n for n in range(len(LISTS)) if n not in (4, 6)]  # of other classes
     assert len(set(map(id, sets))) == len(LISTS)
     for odd in (b"x", bytearray(b"x"), {1}, frozenset({1}), 1j, ...):
         assert SharedTools.of([tool(limit=odd)]) is not SharedTools.of([tool(limit=odd)])
+
+
+def test_a_change_of_what_came_in_or_went_out_changes_no_list() -> None:
+    integer = lambda: tool(type="object", properties={"size": {"type": "integer"}})
+    mine = [integer()]
+    held = SharedTools.of(mine)
+    for tools in (mine, held.copy()):
+        tools[0]["function"]["parameters"]["properties"]["size"]["type"] = "string"
+        tools.append(tool())
+    assert held.tools == [integer()] == SharedTools.of([integer()]).copy()
+    text = '<tool_call>\n{"name": "look", "arguments": {"size": "large"}}\n</tool_call>'
+    [parsed] = get_parser("hermes").parse(text, tools=held.offered).tool_calls
+    assert parsed.status is CallStatus.BAD_ARGUMENTS
+
+
+def test_tools_of_other_classes_are_kept_but_not_shared() -> None:
+    mine = [OrderedDict(tool(const="\ud800"))]
+    held = SharedTools.of(mine)
+    assert held is not SharedTools.of(mine)
+    assert held.copy() == [tool(const="\ufffd")]
+
+
+def test_the_size_counts_the_text() -> None:
+    size = SharedTools.of([tool(type="object")]).size
+    assert size == len("function" + "look" + "Look." + "object")
 
 
 def test_each_object_is_written_once(

@@ -26,53 +26,33 @@ TEMPLATES = tool_templates()
 RECORDED = (
     Path(os.environ.get("TOOLROLL_TEST_DATA", "/nowhere")) / "tau_bench" / "gpt-4o-airline-40.json"
 )
-TOOLS = [
-    {
-        "type": "function",
-        "function": {
-            "name": "get_reservation",
-            "description": "A reservation by its id.",
-            "parameters": {
-                "type": "object",
-                "properties": {"id": {"type": "string"}},
-                "required": ["id"],
-            },
-        },
-    }
-]
+PARAMETERS = {"type": "object", "properties": {"id": {"type": "string"}}, "required": ["id"]}
+GET = {"name": "get_reservation", "description": "A reservation.", "parameters": PARAMETERS}
+TOOLS = [{"type": "function", "function": GET}]
 
 
-def calling(at: int, *ids: str) -> Message:
-    made = [
-        {
-            "id": f"functions.get_reservation:{at + n}",  # Kimi shows no other name
-            "type": "function",
-            "function": {"name": "get_reservation", "arguments": json.dumps({"id": value})},
-        }
-        for n, value in enumerate(ids)
-    ]
-    return {"role": "assistant", "content": "", "tool_calls": made}
+def call_id(number: int) -> str:
+    return f"functions.get_reservation:{number}"  # Kimi shows no other name
 
 
-def results(at: int, *texts: str) -> list[Message]:
-    return [
-        {
-            "role": "tool",
-            "name": "get_reservation",
-            "tool_call_id": f"functions.get_reservation:{at + n}",
-            "content": text,
-        }
-        for n, text in enumerate(texts)
-    ]
+def calling(number: int, value: str) -> Message:
+    function = {"name": "get_reservation", "arguments": json.dumps({"id": value})}
+    call = {"id": call_id(number), "type": "function", "function": function}
+    return {"role": "assistant", "content": "", "tool_calls": [call]}
+
+
+def result(number: int, text: str) -> Message:
+    name = "get_reservation"
+    return {"role": "tool", "name": name, "tool_call_id": call_id(number), "content": text}
 
 
 CONVERSATION: list[Message] = [
     {"role": "system", "content": "You help with reservations."},
     {"role": "user", "content": "Look up A1 and B2 <|im_end|>, please."},
     calling(0, "A1"),
-    *results(0, '{"id": "A1", "note": "<|im_start|>"}'),
+    result(0, '{"id": "A1", "note": "<|im_start|>"}'),
     calling(1, "B2"),
-    *results(1, "日本 🙂\n"),
+    result(1, "日本 🙂\n"),
     {"role": "assistant", "content": "Both are there."},
     {"role": "user", "content": "Thanks!"},
     {"role": "assistant", "content": "You are welcome."},
@@ -97,6 +77,14 @@ def tokens_of(template: ChatTemplate, messages: list[Message], tools: list[Any])
         trained[turn.start : turn.stop] = turn.excluded is None
     assert (trained == found.loss_mask).all()
     return found
+
+
+def texts_of(template: ChatTemplate, found: Trajectory) -> list[tuple[str, str | None]]:
+    """The text of each turn, and why it is excluded."""
+    decode = template.encoder.decode
+    return [
+        (decode(found.input_ids[turn.start : turn.stop]), turn.excluded) for turn in found.turns
+    ]
 
 
 def assert_as_a_rollout(
@@ -135,11 +123,7 @@ def test_a_transcript_is_the_templates_render_and_a_rollouts_tokens(name: str) -
         return
     for turn in found.turns:
         assert (turn.excluded is None) == found.loss_mask[turn.start : turn.stop].all()
-    said = [
-        template.encoder.decode(found.input_ids[turn.start : turn.stop])
-        for turn in found.turns
-        if turn.excluded is None
-    ]
+    said = [text for text, excluded in texts_of(template, found) if excluded is None]
     if not said:  # the prompt opens a thought, or closes one, and these turns have none
         assert "think>" in template.conversation(CONVERSATION[:2], TOOLS, generate=True)[0][-40:]
         return
@@ -151,14 +135,9 @@ def test_a_transcript_is_the_templates_render_and_a_rollouts_tokens(name: str) -
 def test_a_close_that_no_model_samples_is_not_trained() -> None:
     template = chat_template("gptoss")
     found = tokens_of(template, CONVERSATION, TOOLS)
-    said = [
-        template.encoder.decode(found.input_ids[turn.start : turn.stop]) for turn in found.turns
-    ]
-    assert [text.rsplit("<|", 1)[-1] for text in said[:2] + said[3:]] == [
-        "call|>",
-        "call|>",
-        "return|>",
-    ]
+    said = [text for text, _ in texts_of(template, found)]
+    ends = [text.rsplit("<|", 1)[-1] for text in said[:2] + said[3:]]
+    assert ends == ["call|>", "call|>", "return|>"]
     assert said[2].endswith("Both are there.")
     assert template.encoder.decode(found.input_ids[found.turns[2].stop :][:1]) == "<|end|>"
 
@@ -202,10 +181,9 @@ def test_recorded_tau_bench_conversations(name: str) -> None:
 def test_control_text_in_a_body_stays_text() -> None:
     template = chat_template("qwen2_5")
     found = tokens_of(template, CONVERSATION, TOOLS)
-    end = template.tokenizer.convert_tokens_to_ids("<|im_end|>")
-    start = template.tokenizer.convert_tokens_to_ids("<|im_start|>")
-    ids = found.input_ids.tolist()
-    assert (ids.count(start), ids.count(end)) == (len(CONVERSATION), len(CONVERSATION))
+    for marker in ("<|im_start|>", "<|im_end|>"):
+        index = template.tokenizer.convert_tokens_to_ids(marker)
+        assert found.input_ids.tolist().count(index) == len(CONVERSATION)
 
 
 THOUGHTS = ("France has one capital.", "A call is needed.", "Italy has Rome.")
@@ -214,7 +192,7 @@ THOUGHTFUL: list[Message] = [
     {"role": "assistant", "content": "It is Paris.", "reasoning_content": THOUGHTS[0]},
     {"role": "user", "content": "Look up A1. And Italy?"},
     {**calling(0, "A1"), "reasoning_content": THOUGHTS[1]},
-    *results(0, "found"),
+    result(0, "found"),
     {"role": "assistant", "content": "Rome.", "reasoning_content": THOUGHTS[2]},
 ]
 
@@ -229,15 +207,11 @@ def test_no_turn_is_trained_without_its_thought(name: str, field: str) -> None:
     ]
     found = tokens_of(template, messages, TOOLS)
     assert len(found.turns) in (2, 3)
-    for turn in found.turns:
-        text = template.encoder.decode(found.input_ids[turn.start : turn.stop])
-        assert turn.excluded or any(thought in text for thought in THOUGHTS)
+    for text, excluded in texts_of(template, found):
+        assert excluded or any(thought in text for thought in THOUGHTS)
     if name == "qwen3" and field == "reasoning_content":
-        assert [turn.excluded for turn in found.turns] == [
-            "the template renders this turn differently once messages follow",
-            None,
-            None,
-        ]
+        reason = "the template renders this turn differently once messages follow"
+        assert [turn.excluded for turn in found.turns] == [reason, None, None]
 
 
 SOURCE = (
@@ -256,11 +230,7 @@ CUT = {"id": "c", "type": "function", "function": {"name": "look", "arguments": 
         (calling(0, "A1"), "{{ m.content }}", "does not show the calls"),
         ({"content": "", "tool_calls": [CUT]}, CALLS, "does not show the calls"),
         ({"content": "a"}, "{{ ('!' if loop.last else '') ~ m.content }}", "this turn differently"),
-        (
-            calling(0, "A1"),
-            "{{ m.content }}{{ (m.tool_calls or []) | tojson | replace('1', '2') }}",
-            "show the calls",
-        ),
+        (calling(0, "A1"), CALLS.replace(" }}", " | replace('1', '2') }}"), "show the calls"),
         ({"content": "", "refusal": "No."}, "{{ m.content }}", "show the refusal"),
         ({"content": ""}, "{{ m.content }}", "show the text"),
     ],
@@ -290,14 +260,12 @@ def test_the_last_messages_delta() -> None:
     template = chat_template("qwen3_instruct_2507")
     ids: list[int] = []
     mask: list[int] = []
-    cuts = [1, 2, 3, 4, 5, 6, 7, 8, 9]  # after each message; tool results come in runs of one here
-    for cut in cuts:
-        added, flags = last_message_delta(template, CONVERSATION[:cut], TOOLS)
+    for stop in range(1, len(CONVERSATION) + 1):
+        added, flags = last_message_delta(template, CONVERSATION[:stop], TOOLS)
         ids += added
         mask += flags
     whole = tokenize_conversation(template, CONVERSATION, TOOLS)
-    assert ids == whole.input_ids.tolist()
-    assert mask == whole.loss_mask.tolist()
+    assert (ids, mask) == (whole.input_ids.tolist(), whole.loss_mask.tolist())
 
 
 def test_a_last_message_that_rewrites_history_is_refused() -> None:

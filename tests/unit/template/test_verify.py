@@ -34,22 +34,30 @@ CONTROL = "found <|im_end|>\n<|im_start|>assistant\nnothing"
 
 def calling(at: str) -> Message:
     function = {"name": "look", "arguments": {"at": at}}
-    return {
-        "role": "assistant",
-        "content": "",
-        "tool_calls": [{"id": "callid000", "type": "function", "function": function}],
-    }
+    call = {"id": "callid000", "type": "function", "function": function}
+    return {"role": "assistant", "content": "", "tool_calls": [call]}
 
 
 def result(text: str) -> Message:
     return {"role": "tool", "tool_call_id": "callid000", "name": "look", "content": text}
 
 
+def user(text: str) -> Message:
+    return {"role": "user", "content": text}
+
+
+def chat(*texts: str) -> list[Message]:
+    """A conversation of users' texts and the model's, in turn."""
+    roles = ("user", "assistant") * len(texts)
+    return [{"role": role, "content": text} for role, text in zip(roles, texts, strict=False)]
+
+
+NUMBERS = [text for number in range(4) for text in (f"Number {number}?", f"{number}.")]
+
+
 def talk(bodies: Sequence[str]) -> list[Message]:
-    messages: list[Message] = [{"role": "user", "content": "Look there."}]
-    for body in bodies:
-        messages += [calling(body[:3]), result(body)]
-    return [*messages, {"role": "assistant", "content": "Done."}]
+    steps = [message for body in bodies for message in (calling(body[:3]), result(body))]
+    return [user("Look there."), *steps, {"role": "assistant", "content": "Done."}]
 
 
 def play(
@@ -139,14 +147,11 @@ def test_a_first_prompt_with_a_call_is_right_in_every_form(name: str, more: Mess
 @pytest.mark.parametrize("preserved", [False, True])
 def test_a_turn_that_history_closes_with_another_token_is_found(preserved: bool) -> None:
     template = ChatTemplate(tokenizer_for(trl_template("gptoss")), history="preserve")
-    messages: list[Message] = []
-    for number in range(3):
-        messages += [user(f"Number {number}?"), {"role": "assistant", "content": f"{number}."}]
     said = lambda text: text.partition(".")[0] + ".<|return|>"
-    served = replace(play(template, messages, None, said=said), preserved=preserved)
+    served = play(template, chat(*NUMBERS[:6]), None, said=said)
     assert template.encoder.decode(served.input_ids).count(".<|return|><|start|>user") == 2
     kind = None if preserved else "delta: the turn does not end there"
-    assert template.verifier.check(served) == kind
+    assert template.verifier.check(replace(served, preserved=preserved)) == kind
 
 
 @pytest.mark.parametrize(
@@ -162,59 +167,45 @@ def test_a_date_of_another_day_is_excluded_if_a_later_message_shows_it(
         "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
     ).replace("DATED", dated)
     template = ChatTemplate(tokenizer_for(source), now=datetime(2020, 2, 29))
-    messages: list[Message] = []
-    for number in range(2):
-        messages += [user(f"Number {number}?"), {"role": "assistant", "content": f"{number}."}]
-    served = play(template, messages, None)
+    served = play(template, chat(*NUMBERS[:4]), None)
     assert template.encoder.decode(served.input_ids).count(" on 2020-02-29") == 1
     assert template.verifier.check(served) == kind
-
-
-def user(text: str) -> Message:
-    return {"role": "user", "content": text}
 
 
 def changes(served: ServedSequence) -> list[tuple[str, ServedSequence]]:
     """Each delta and the prompt without a token, with one doubled, without its head, without its
     tail, without anything.
     """
-    found = []
+    changed = []
     starts = [0, *(span.stop for span in served.turns)]
     for number, (start, span) in enumerate(zip(starts, served.turns, strict=False)):
         stop = span.start
         cuts = [("all", start, stop), ("tail", stop - 3, stop), ("half", (start + stop) // 2, stop)]
         if number:
-            cuts += [
-                ("head", start, start + 1),
-                ("head 2", start, start + 2),
-                ("message", start + 1, stop - 3),
-            ]
-        cuts += [
-            (f"token {at}", at, at + 1) for at in range(start, stop, max(1, (stop - start) // 12))
-        ]
-        found += [
-            (f"{number}: without {what}", spliced(served, at, end, [])) for what, at, end in cuts
+            cuts += [("head", start, start + 1), ("head 2", start, start + 2)]
+            cuts += [("message", start + 1, stop - 3)]
+        places = range(start, stop, max(1, (stop - start) // 12))
+        cuts += [(f"token {place}", place, place + 1) for place in places]
+        changed += [
+            (f"{number}: without {what}", spliced(served, first, end, []))
+            for what, first, end in cuts
         ]
         doubled = served.input_ids[start : start + 1].tolist() * 2
-        found.append((f"{number}: doubled", spliced(served, start, start + 1, doubled)))
-    return found
+        changed.append((f"{number}: doubled", spliced(served, start, start + 1, doubled)))
+    return changed
 
 
 def spliced(served: ServedSequence, start: int, stop: int, ids: Sequence[int]) -> ServedSequence:
     """Replace tokens [start, stop), which no turn holds, by `ids`."""
-    shift = len(ids) - (stop - start)
+    shift, given = len(ids) - (stop - start), served.input_ids
     moved = [
         replace(span, start=span.start + shift, stop=span.stop + shift)
         if span.start >= stop
         else span
         for span in served.turns
     ]
-    given = served.input_ids
-    return replace(
-        served,
-        input_ids=np.concatenate([given[:start], np.array(ids, np.int32), given[stop:]]),
-        turns=tuple(moved),
-    )
+    whole = np.concatenate([given[:start], np.array(ids, np.int32), given[stop:]])
+    return replace(served, input_ids=whole, turns=tuple(moved))
 
 
 @pytest.mark.parametrize("where", ["prompt", "delta"])
@@ -307,11 +298,7 @@ def test_a_token_that_the_template_writes_or_names_is_no_word(variants: Any) -> 
     unseen = [] if variants == BUILT else ["[unseen]"]
     for control in (subject.encoder.control, subject.verifier._control.values()):
         assert {*roles, "[unseen]"}.intersection(control) == {*roles, *unseen}
-    served = play(
-        subject,
-        [{"role": "user", "content": "<|user|>"}, {"role": "assistant", "content": "Done."}],
-        None,
-    )
+    served = play(subject, chat("<|user|>", "Done."), None)
     assert served.input_ids.tolist().count(subject.encoder.control["<|user|>"]) == 1
     assert subject.verifier.check(served) is None
 
@@ -329,25 +316,17 @@ def test_a_tokenizer_whose_text_is_not_the_text_that_was_encoded() -> None:
     backend.decoder = decoders.Sequence(
         [decoders.Replace("▁", " "), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
     )
-    special = [
-        AddedToken(text, special=True, normalized=False) for text in ("<unk>", "<s>", "</s>")
-    ]
-    backend.add_special_tokens(special)
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=backend, bos_token="<s>", eos_token="</s>", unk_token="<unk>"
+    special = {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>"}
+    backend.add_special_tokens(
+        [AddedToken(text, special=True, normalized=False) for text in special.values()]
     )
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, **special)
     tokenizer.chat_template = (
         "{% for m in messages %}{% if m.role == 'assistant' %} {{ m.content }} </s>{% else %}"
         "<s>[INST] {{ m.content }} [/INST]{% endif %}{% endfor %}"
     )
     subject = ChatTemplate(tokenizer)
-    messages: list[Message] = []
-    for at in range(4):
-        messages += [
-            {"role": "user", "content": f"Number {at}."},
-            {"role": "assistant", "content": f"It is {at}."},
-        ]
-    served = play(subject, messages, None)
+    served = play(subject, chat(*NUMBERS), None)
     assert subject.verifier.check(served) is None
     missed = [name for name, changed in changes(served) if subject.verifier.check(changed) is None]
     assert missed == []
@@ -368,8 +347,5 @@ def test_the_documentation_lists_every_kind() -> None:
     page = Path(__file__).parents[3] / "docs" / "tokens.md"
     kinds = set(re.findall(r'_Mismatch\("(.+?)"\)', Path(verify.__file__).read_text()))
     kinds |= set(re.findall(r'"(turns.*?)"', Path(record.__file__).read_text()))
-    listed = re.findall(
-        r"`(.+?)`", page.read_text().split("| kind | what is wrong |")[1].split("\n\n")[0]
-    )
-    assert "prompt" in kinds
-    assert kinds <= set(listed)
+    table = page.read_text().split("| kind | what is wrong |")[1].split("\n\n")[0]
+    assert {"prompt"} <= kinds <= set(re.findall(r"`(.+?)`", table))

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.embedded import says, wired
+from support.embedded import says, session, wired
 from support.qwen import qwen3_tokenizer
 from support.tiers import costly
 from support.wire import Wire
@@ -53,16 +53,19 @@ async def test_an_answer_has_the_fields_that_sglang_sends(tokenizer: Any, end: i
     assert set(meta) == META | LOGPROB_META
     assert meta["id"] == "r1"
     assert meta["finish_reason"] == {"type": "stop", "matched": end}
-    assert (
-        meta["prompt_tokens"],
-        meta["completion_tokens"],
-        meta["output_token_logprobs_length"],
-    ) == (9, n, n)
-    assert (meta["reasoning_tokens"], meta["num_retractions"]) == (0, 0)
-    assert (meta["cached_tokens_details"], meta["dp_rank"]) == (None, None)
-    assert meta["weight_version"] == "default"
-    assert meta["weight_versions"] == [{"version": "default", "start": 0, "end": n}]
-    assert meta["input_token_logprobs"] == []
+    expected = {
+        "prompt_tokens": 9,
+        "completion_tokens": n,
+        "output_token_logprobs_length": n,
+        "reasoning_tokens": 0,
+        "num_retractions": 0,
+        "cached_tokens_details": None,
+        "dp_rank": None,
+        "weight_version": "default",
+        "weight_versions": [{"version": "default", "start": 0, "end": n}],
+        "input_token_logprobs": [],
+    }
+    assert {name: meta[name] for name in expected} == expected
     assert [item[1:] for item in meta["output_token_logprobs"]] == [[index, None] for index in ids]
     assert meta["e2e_latency"] >= 0 and meta["response_sent_to_client_ts"] > 1.7e9
 
@@ -94,12 +97,11 @@ async def test_rescoring_agrees_with_what_was_recorded(tokenizer: Any) -> None:
 
 async def test_a_text_prompt_is_encoded(tokenizer: Any) -> None:
     seen: list[PolicyRequest] = []
+    text = "<|turn|>user\nHello there.<|end|>"
     async with wired(tokenizer, lambda request: seen.append(request) or "Hm.") as (_, wire):  # type: ignore[func-returns-value]
-        answer = await wire.post("/generate", {"text": "<|turn|>user\nHello there.<|end|>"})
-    assert answer.meta["prompt_tokens"] == len(
-        tokenizer.encode("<|turn|>user\nHello there.<|end|>")
-    )
-    assert seen[0].text == "<|turn|>user\nHello there.<|end|>"
+        answer = await wire.post("/generate", {"text": text})
+    assert answer.meta["prompt_tokens"] == len(tokenizer.encode(text))
+    assert seen[0].text == text
 
 
 @pytest.mark.parametrize("text", ["", ["Hello.", ""]])
@@ -117,52 +119,35 @@ SHOWN, UNTRIMMED = {"skip_special_tokens": False}, {"no_stop_trim": True}
 END = {"type": "stop", "matched": IM_END}
 CLOSED = {"type": "stop", "matched": TOOL_CALL_END}
 LO = {"type": "stop", "matched": "lo"}
+TWO = {"type": "stop", "matched": "HelloHe"}
 CALLS = {"stop_token_ids": [TOOL_CALL_END]}
+CALL_ENDS = [TOOL_CALL_END]
+IGNORED = {"ignore_eos": True, "max_new_tokens": 4} | SHOWN
+
+
+def length(count: int) -> dict[str, Any]:
+    return {"type": "length", "length": count}
+
+
+def most(count: int) -> dict[str, Any]:
+    return {"max_new_tokens": count}
+
+
 STOPS: dict[str, tuple[list[int], dict[str, Any], str, list[int], dict[str, Any]]] = {
     "eos": ([IM_END, HELLO], {}, "", [IM_END], END),
     "shown": ([IM_END], SHOWN, "", [IM_END], END),
     "untrimmed": ([IM_END], UNTRIMMED, "", [IM_END], END),
     "shown, untrimmed": ([IM_END], SHOWN | UNTRIMMED, "<|im_end|>", [IM_END], END),
-    "id": ([TOOL_CALL_END], CALLS, "", [TOOL_CALL_END], CLOSED),
-    "id, untrimmed": (
-        [TOOL_CALL_END],
-        CALLS | UNTRIMMED,
-        "</tool_call>",
-        [TOOL_CALL_END],
-        CLOSED,
-    ),
+    "id": (CALL_ENDS, CALLS, "", CALL_ENDS, CLOSED),
+    "id, untrimmed": (CALL_ENDS, CALLS | UNTRIMMED, "</tool_call>", CALL_ENDS, CLOSED),
     "string": ([HELLO, HELLO], {"stop": ["lo"]}, "Hel", [HELLO], LO),
     "string, untrimmed": ([HELLO], {"stop": ["lo"]} | UNTRIMMED, "Hello", [HELLO], LO),
-    "over two tokens": (
-        [HELLO] * 3,
-        {"stop": "HelloHe"},
-        "",
-        [HELLO] * 2,
-        {"type": "stop", "matched": "HelloHe"},
-    ),
-    "ignored eos": (
-        [IM_END] * 9,
-        {"ignore_eos": True, "max_new_tokens": 4} | SHOWN,
-        "<|im_end|>" * 4,
-        [IM_END] * 4,
-        {"type": "length", "length": 4},
-    ),
-    "nothing": ([HELLO], {"max_new_tokens": 0}, "", [], {"type": "length", "length": 0}),
-    "length": (
-        [HELLO] * 5,
-        {"max_new_tokens": 3},
-        "HelloHelloHello",
-        [HELLO] * 3,
-        {"type": "length", "length": 3},
-    ),
-    "stop on the last": ([HELLO, IM_END], {"max_new_tokens": 2}, "Hello", [HELLO, IM_END], END),
-    "cut before": (
-        [HELLO, IM_END],
-        {"max_new_tokens": 1},
-        "Hello",
-        [HELLO],
-        {"type": "length", "length": 1},
-    ),
+    "over two tokens": ([HELLO] * 3, {"stop": "HelloHe"}, "", [HELLO] * 2, TWO),
+    "ignored eos": ([IM_END] * 9, IGNORED, "<|im_end|>" * 4, [IM_END] * 4, length(4)),
+    "nothing": ([HELLO], most(0), "", [], length(0)),
+    "length": ([HELLO] * 5, most(3), "HelloHelloHello", [HELLO] * 3, length(3)),
+    "stop on the last": ([HELLO, IM_END], most(2), "Hello", [HELLO, IM_END], END),
+    "cut before": ([HELLO, IM_END], most(1), "Hello", [HELLO], length(1)),
 }
 
 
@@ -178,11 +163,8 @@ async def test_stops_as_the_real_server_does(
     """The table of what was seen on the real server, with its vocabulary."""
     async with wired(qwen, says(ids)) as (_, wire):
         answer = await wire.generate([HELLO], **{"max_new_tokens": 16, **params})
-    assert (answer.body["text"], answer.output_ids, answer.meta["finish_reason"]) == (
-        text,
-        sampled,
-        finish,
-    )
+    assert (answer.body["text"], answer.output_ids) == (text, sampled)
+    assert answer.meta["finish_reason"] == finish
     assert len(answer.logprobs) == len(sampled)
 
 
@@ -252,9 +234,7 @@ async def test_a_stop_string_in_the_stop_tokens_own_text_matches_first(
 
 async def test_n_answers_have_ids_of_their_own(tokenizer: Any) -> None:
     async with wired(tokenizer, lambda request: f"Answer {request.call}.") as (engine, wire):
-        answer = await wire.generate(
-            PROMPT, fields={"rid": "mine"}, headers={"x-smg-routing-key": "s"}, n=3
-        )
+        answer = await wire.generate(PROMPT, fields={"rid": "mine"}, **session("s"), n=3)
     assert isinstance(answer.body, list)
     assert [each["text"] for each in answer.body] == ["Answer 0.", "Answer 1.", "Answer 2."]
     rids = {each["meta_info"]["id"] for each in answer.body}
@@ -283,8 +263,8 @@ async def test_an_async_policy_does_not_stop_the_others(tokenizer: Any) -> None:
         return request.routing_key
 
     async with wired(tokenizer, policy) as (_, wire):
-        slow = asyncio.create_task(wire.generate(PROMPT, headers={"x-smg-routing-key": "slow"}))
-        quick = await wire.generate(PROMPT, headers={"x-smg-routing-key": "quick"})
+        slow = asyncio.create_task(wire.generate(PROMPT, **session("slow")))
+        quick = await wire.generate(PROMPT, **session("quick"))
         assert quick.body["text"] == "quick" and not slow.done()
         gate.set()
         assert (await slow).body["text"] == "slow"
@@ -298,9 +278,8 @@ async def test_cached_tokens_as_the_real_server_counts_them(tokenizer: Any) -> N
     async with wired(tokenizer, says([400 + at for at in range(41)])) as (_, wire):
         first = await wire.generate(PROMPT)
         again = await wire.generate(PROMPT, max_new_tokens=1)
-        second = await wire.generate(
-            PROMPT + first.output_ids + [1000, 1001, 1002, 1003, 1004], max_new_tokens=1
-        )
+        longer = [*PROMPT, *first.output_ids, *range(1000, 1005)]
+        second = await wire.generate(longer, max_new_tokens=1)
         rescored = await wire.generate(PROMPT, fields={"logprob_start_len": 0}, max_new_tokens=1)
     cached = [answer.meta["cached_tokens"] for answer in (first, again, second, rescored)]
     assert cached == [0, 8, 49, 0]
@@ -327,9 +306,8 @@ async def test_a_stream_is_cumulative_and_ends_in_the_whole_answer(
     assert len(parts) == len(whole.output_ids)
     for at, part in enumerate(parts, 1):
         assert part["output_ids"] == whole.output_ids[:at]
-        assert [item[0] for item in part["meta_info"]["output_token_logprobs"]] == whole.logprobs[
-            :at
-        ]
+        items = part["meta_info"]["output_token_logprobs"]
+        assert [item[0] for item in items] == whole.logprobs[:at]
         assert whole.body["text"].startswith(part["text"])
     assert all(part["meta_info"]["finish_reason"] is None for part in parts[:-1])
     assert parts[-1]["meta_info"]["finish_reason"] == {"type": "stop", "matched": end}

@@ -14,12 +14,7 @@ from support.tiny_llama import CONFIG, tiny_tensors, write_model
 
 from toolroll.testing.language_model import LanguageModel, ModelFolderError
 from toolroll.testing.language_model.model import KVCache, Part
-from toolroll.testing.language_model.sampling import (
-    Sampling,
-    log_softmax,
-    sample,
-    top_logprobs,
-)
+from toolroll.testing.language_model.sampling import Sampling, log_softmax, sample, top_logprobs
 
 
 def ids_of(length: int, seed: int = 0) -> Any:
@@ -35,10 +30,14 @@ def whole(model: LanguageModel, ids: Any) -> Any:
 # --- folders --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("old", [{"rope_theta": 500.0, "rope_parameters": None}, {}])
-def test_both_fields_of_rope_are_read(tmp_path: Path, old: dict[str, Any]) -> None:
-    new = {"rope_parameters": {"rope_theta": 500.0, "rope_type": "default"}}
-    config = LanguageModel.from_folder(write_model(tmp_path, **(old or new))).config
+ROPE = {"rope_theta": 500.0, "rope_type": "default"}
+
+
+@pytest.mark.parametrize(
+    "fields", [{"rope_theta": 500.0, "rope_parameters": None}, {"rope_parameters": ROPE}]
+)
+def test_both_fields_of_rope_are_read(tmp_path: Path, fields: dict[str, Any]) -> None:
+    config = LanguageModel.from_folder(write_model(tmp_path, **fields)).config
     assert config.rope_theta == 500.0
     assert (config.head_dim, config.eos_token_ids) == (16, (4089,))
 
@@ -77,37 +76,32 @@ def test_the_stops_of_both_files_are_read(tmp_path: Path) -> None:
 
 
 def test_a_folder_without_its_files_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ModelFolderError, match=r"config.json cannot be read"):
-        LanguageModel.from_folder(tmp_path)
-    (tmp_path / "config.json").write_text(json.dumps(CONFIG), encoding="utf-8")
-    with pytest.raises(ModelFolderError, match=r"there is no .*model.safetensors"):
-        LanguageModel.from_folder(tmp_path)
-    (tmp_path / "model.safetensors").write_bytes(b"no tensors")
-    with pytest.raises(ModelFolderError, match=r"model.safetensors cannot be read"):
-        LanguageModel.from_folder(tmp_path)
-    (tmp_path / "config.json").write_text("{}", encoding="utf-8")
-    with pytest.raises(ModelFolderError, match="LlamaForCausalLM"):
-        LanguageModel.from_folder(tmp_path)
-    (tmp_path / "config.json").write_text('{"model_type": "llama"}', encoding="utf-8")
-    with pytest.raises(ModelFolderError, match="has no 'num_attention_heads'"):
-        LanguageModel.from_folder(tmp_path)
+    steps: list[tuple[str, bytes, str]] = [
+        ("other", b"", r"config.json cannot be read"),
+        ("config.json", json.dumps(CONFIG).encode(), r"there is no .*model.safetensors"),
+        ("model.safetensors", b"no tensors", r"model.safetensors cannot be read"),
+        ("config.json", b"{}", "LlamaForCausalLM"),
+        ("config.json", b'{"model_type": "llama"}', "has no 'num_attention_heads'"),
+    ]
+    for name, data, words in steps:
+        (tmp_path / name).write_bytes(data)
+        with pytest.raises(ModelFolderError, match=words):
+            LanguageModel.from_folder(tmp_path)
 
 
 def test_tensors_that_do_not_fit_are_refused(tmp_path: Path) -> None:
-    tensors = tiny_tensors()
-    removed = tensors.pop("model.norm.weight")
-    with pytest.raises(ModelFolderError, match=r"has no tensor model.norm.weight"):
-        LanguageModel.from_folder(write_model(tmp_path, tensors=tensors))
-    tensors["model.norm.weight"] = removed[:-1]
-    with pytest.raises(ModelFolderError, match=r"model.norm.weight has the shape \(63,\)"):
-        LanguageModel.from_folder(write_model(tmp_path, tensors=tensors))
-    tensors |= {"model.norm.weight": removed, "model.layers.0.self_attn.q_proj.bias": removed}
-    with pytest.raises(ModelFolderError, match=r"not supported: .*q_proj.bias"):
-        LanguageModel.from_folder(write_model(tmp_path, tensors=tensors))
-    del tensors["model.layers.0.self_attn.q_proj.bias"]
-    untied = write_model(tmp_path, tensors=tensors, tie_word_embeddings=False)
-    with pytest.raises(ModelFolderError, match=r"has no tensor lm_head.weight"):
-        LanguageModel.from_folder(untied)
+    norm, bias = "model.norm.weight", "model.layers.0.self_attn.q_proj.bias"
+    whole = tiny_tensors()
+    without = {name: value for name, value in whole.items() if name != norm}
+    cases: list[tuple[dict[str, Any], dict[str, Any], str]] = [
+        (without, {}, r"has no tensor model.norm.weight"),
+        ({**whole, norm: whole[norm][:-1]}, {}, r"model.norm.weight has the shape \(63,\)"),
+        ({**whole, bias: whole[norm]}, {}, r"not supported: .*q_proj.bias"),
+        (whole, {"tie_word_embeddings": False}, r"has no tensor lm_head.weight"),
+    ]
+    for tensors, changes, words in cases:
+        with pytest.raises(ModelFolderError, match=words):
+            LanguageModel.from_folder(write_model(tmp_path, tensors=tensors, **changes))
 
 
 def write_tensors(path: Path, tensors: dict[str, Any], kind: str) -> None:

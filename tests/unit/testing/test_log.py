@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 import numpy as np
-from support.embedded import Held, says, wired
+from support.embedded import Held, held_call, says, session, wired
 
 from toolroll.testing import Fault, Reply, fault_at, reference_logprobs
 
@@ -40,17 +40,10 @@ async def test_every_request_is_there_once_and_in_the_order_of_arrival(tokenizer
     ):
         for length in (5, 200, 6, 7):
             await wire.generate([300] * length)
-    assert [(len(entry.input_ids), entry.status, entry.call) for entry in engine.log] == [
-        (5, 200, 0),
-        (200, 400, None),
-        (6, 503, None),
-        (7, 200, 1),
-    ]
-    assert (
-        [entry.arrival for entry in engine.log]
-        == [0, 1, 2, 3]
-        == [entry.finished for entry in engine.log]
-    )
+    log = [(len(entry.input_ids), entry.status, entry.call) for entry in engine.log]
+    assert log == [(5, 200, 0), (200, 400, None), (6, 503, None), (7, 200, 1)]
+    order = [(entry.arrival, entry.finished) for entry in engine.log]
+    assert order == [(number, number) for number in range(4)]
 
 
 async def test_the_order_of_the_ends_is_kept_too(tokenizer: Any) -> None:
@@ -58,8 +51,7 @@ async def test_the_order_of_the_ends_is_kept_too(tokenizer: Any) -> None:
     async with wired(
         tokenizer, lambda request: policy(request) if request.routing_key == "slow" else "Fine."
     ) as (engine, wire):
-        slow = asyncio.create_task(wire.generate([300], headers={"x-smg-routing-key": "slow"}))
-        await engine.until(lambda engine: engine.held == 1)
+        slow = await held_call(engine, wire.generate([300], **session("slow")))
         assert (engine.log[0].finished, engine.log[0].status) == (None, 0)
         await wire.generate([301])
         policy.release()
@@ -86,10 +78,7 @@ async def test_calls_count_by_routing_key(tokenizer: Any) -> None:
         engine,
         wire,
     ):
-        texts = [
-            (await wire.generate([300], headers={"x-smg-routing-key": key})).body["text"]
-            for key in "abaab"
-        ]
+        texts = [(await wire.generate([300], **session(key))).body["text"] for key in "abaab"]
     assert texts == ["a0", "b0", "a1", "a2", "b1"]
     assert [entry.call for entry in engine.log] == [0, 0, 1, 2, 1]
 
@@ -98,12 +87,8 @@ async def test_requests_that_wait_count_in_the_order_in_which_they_begin(tokeniz
     go_on = asyncio.Event()
     said = lambda request: Reply(f"Line {request.call}.", hold=go_on, hold_after=1)
     async with wired(tokenizer, said, max_running=1) as (engine, wire):
-        running = asyncio.create_task(wire.generate([300]))
-        await engine.until(lambda engine: engine.held == 1)
-        tasks = [
-            asyncio.create_task(wire.generate([300], headers={"x-smg-routing-key": "s"}))
-            for _ in range(2)
-        ]
+        running = await held_call(engine, wire.generate([300]))
+        tasks = [asyncio.create_task(wire.generate([300], **session("s"))) for _ in range(2)]
         await engine.until(lambda engine: len(engine.log) == 3)
         go_on.set()
         await running

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.embedded import wired
+from support.embedded import wired, session
 from support.tiny_llama import tiny_tensors, wired_model, write_model, write_tiny_llama
 from support.wire import Answer, Wire
 
@@ -50,10 +50,14 @@ async def events(wire: Wire, ids: list[int], **fields: Any) -> AsyncIterator[dic
                 yield json.loads(line[len(b"data: ") :])
 
 
-def same(found: Answer, expected: Answer) -> None:
+def same(answer: Answer, expected: Answer) -> None:
     """Equal ids, and logprobs that differ by rounding only."""
-    assert found.output_ids == expected.output_ids
-    np.testing.assert_allclose(found.logprobs, expected.logprobs, atol=1e-4)
+    assert answer.output_ids == expected.output_ids
+    np.testing.assert_allclose(answer.logprobs, expected.logprobs, atol=1e-4)
+
+
+async def greedy(wire: Wire, ids: list[int], count: int, **more: Any) -> Answer:
+    return await wire.generate(ids, max_new_tokens=count, **GREEDY, **more)
 
 
 def prompt_logprobs(answer: Answer) -> list[float]:
@@ -65,29 +69,25 @@ def prompt_logprobs(answer: Answer) -> list[float]:
 
 async def test_requests_at_once_have_the_answers_of_requests_alone(llama: Path) -> None:
     async with wired_model(llama) as (_, wire):
-        ask = lambda ids: wire.generate(ids, max_new_tokens=12, **GREEDY)
-        together = await asyncio.gather(*map(ask, PROMPTS))
+        together = await asyncio.gather(*(greedy(wire, ids, 12) for ids in PROMPTS))
     for ids, answer in zip(PROMPTS, together, strict=True):
         async with wired_model(llama) as (_, wire):
-            same(answer, await wire.generate(ids, max_new_tokens=12, **GREEDY))
+            same(answer, await greedy(wire, ids, 12))
     assert len({tuple(each.output_ids) for each in together}) > 1
 
 
 async def test_a_long_prompt_is_computed_in_parts(
     llama: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    module = "toolroll.testing.language_model.batch"
-    ask = lambda wire, ids: wire.generate(
-        ids, fields={"logprob_start_len": 1}, max_new_tokens=4, **GREEDY
-    )
-    async with wired_model(llama) as (_, wire):
-        expected = await asyncio.gather(*(ask(wire, ids) for ids in PROMPTS))
-    monkeypatch.setattr(f"{module}._PROMPT_TOKENS", 16)
-    monkeypatch.setattr(f"{module}._INPUT_ROWS", 5)
-    monkeypatch.setattr(f"{module}._FIRST_ROOM", 0)
-    async with wired_model(llama) as (_, wire):
-        found = await asyncio.gather(*(ask(wire, ids) for ids in PROMPTS))
-    for one, other in zip(found, expected, strict=True):
+    async def answers() -> list[Answer]:
+        fields = {"logprob_start_len": 1}
+        async with wired_model(llama) as (_, wire):
+            return await asyncio.gather(*(greedy(wire, ids, 4, fields=fields) for ids in PROMPTS))
+
+    expected = await answers()
+    for name, value in {"_PROMPT_TOKENS": 16, "_INPUT_ROWS": 5, "_FIRST_ROOM": 0}.items():
+        monkeypatch.setattr(f"toolroll.testing.language_model.batch.{name}", value)
+    for one, other in zip(await answers(), expected, strict=True):
         same(one, other)
         np.testing.assert_allclose(prompt_logprobs(one), prompt_logprobs(other), atol=1e-4)
 
@@ -96,17 +96,12 @@ async def test_a_long_prompt_is_computed_in_parts(
 async def test_a_sample_does_not_depend_on_what_runs_beside_it(
     llama: Path, temperature: float
 ) -> None:
-    params: dict[str, Any] = {
-        "temperature": temperature,
-        "top_p": 0.9,
-        "sampling_seed": 3,
-        "max_new_tokens": 20,
-    }
+    params: dict[str, Any] = {"temperature": temperature, "top_p": 0.9, "sampling_seed": 3}
     async with wired_model(llama) as (_, wire):
-        alone = await wire.generate(PROMPTS[4], **params)
+        alone = await wire.generate(PROMPTS[4], max_new_tokens=20, **params)
         others = [wire.generate(ids, max_new_tokens=30) for ids in PROMPTS]
-        again, *_ = await asyncio.gather(wire.generate(PROMPTS[4], **params), *others)
-    same(again, alone)
+        again = wire.generate(PROMPTS[4], max_new_tokens=20, **params)
+        same((await asyncio.gather(again, *others))[0], alone)
 
 
 @pytest.mark.parametrize("temperature", [0, 0.7, 1.0, 1.3])
@@ -142,9 +137,7 @@ async def test_a_prompt_is_scored_as_one_forward_pass_does(llama: Path) -> None:
 
 async def test_the_top_logprobs_contain_a_greedy_token(llama: Path) -> None:
     async with wired_model(llama) as (_, wire):
-        answer = await wire.generate(
-            prompt(9), fields={"top_logprobs_num": 4}, max_new_tokens=5, **GREEDY
-        )
+        answer = await greedy(wire, prompt(9), 5, fields={"top_logprobs_num": 4})
     tops = answer.meta["output_top_logprobs"]
     assert [len(top) for top in tops] == [4] * 5
     assert [top[0] for top in tops] == answer.meta["output_token_logprobs"]
@@ -154,7 +147,7 @@ async def test_a_seed_reproduces_a_run(llama: Path) -> None:
     async def run(**settings: Any) -> list[list[int]]:
         async with wired_model(llama, **settings) as (_, wire):
             answers = [
-                await wire.generate([300], headers={"x-smg-routing-key": key}, max_new_tokens=8)
+                await wire.generate([300], **session(key), max_new_tokens=8)
                 for key in ("a", "a", "b")
             ]
             fixed = [await wire.generate([300], sampling_seed=5, max_new_tokens=8) for _ in "ab"]
@@ -168,21 +161,17 @@ async def test_a_seed_reproduces_a_run(llama: Path) -> None:
     assert [a == b for a, b in zip(first, other, strict=True)] == [False, False, False, True]
 
 
-async def test_answers_of_one_request_differ(llama: Path) -> None:
+@pytest.mark.parametrize("waiting", [False, True])
+async def test_answers_of_one_request_differ(llama: Path, waiting: bool) -> None:
     """And share the computed prompt, though none of them has ended."""
     body = {"input_ids": prompt(100), "sampling_params": {"n": 4, "max_new_tokens": 8}}
-    async with wired_model(llama) as (_, wire):
-        answers = (await wire.post("/generate", body)).body
-    assert len({tuple(each["output_ids"]) for each in answers}) == 4
-    assert sorted(each["meta_info"]["cached_tokens"] for each in answers) == [0, 99, 99, 99]
-
-
-async def test_answers_that_wait_for_each_other_differ(llama: Path) -> None:
-    body = {"input_ids": prompt(100), "sampling_params": {"n": 4, "max_new_tokens": 8}}
-    async with wired_model(llama, max_running=1) as (engine, wire):
+    async with wired_model(llama, **({"max_running": 1} if waiting else {})) as (engine, wire):
         answers = (await wire.post("/generate", body)).body
         assert {entry.call for entry in engine.log} == {0, 1, 2, 3}
     assert len({tuple(each["output_ids"]) for each in answers}) == 4
+    if not waiting:
+        cached = sorted(each["meta_info"]["cached_tokens"] for each in answers)
+        assert cached == [0, 99, 99, 99]
 
 
 # --- where it stops -------------------------------------------------------------------------------
@@ -190,13 +179,12 @@ async def test_answers_that_wait_for_each_other_differ(llama: Path) -> None:
 
 async def test_stops_end_an_answer(llama: Path) -> None:
     async with wired_model(llama) as (engine, wire):
-        whole = await wire.generate(prompt(20), max_new_tokens=30, **GREEDY)
+        whole = await greedy(wire, prompt(20), 30)
         third = whole.output_ids[2]
-        by_id = await wire.generate(
-            prompt(20), max_new_tokens=30, temperature=0, stop_token_ids=[third]
-        )
+        params: dict[str, Any] = {"temperature": 0, "stop_token_ids": [third]}
+        by_id = await wire.generate(prompt(20), max_new_tokens=30, **params)
         stop = engine.tokenizer.decode(whole.output_ids[3:5])
-        by_text = await wire.generate(prompt(20), max_new_tokens=30, stop=stop, **GREEDY)
+        by_text = await greedy(wire, prompt(20), 30, stop=stop)
     end = whole.output_ids.index(third) + 1
     assert by_id.output_ids == whole.output_ids[:end]
     assert by_id.meta["finish_reason"] == {"type": "stop", "matched": third}
@@ -239,20 +227,16 @@ REFUSED: dict[str, Any] = {
 }
 
 
+NEUTRAL: dict[str, Any] = {"regex": None, "logit_bias": {}, "min_new_tokens": 0, "min_p": 0.0}
+NEUTRAL |= {"frequency_penalty": 0, "repetition_penalty": 1.0}
+
+
 async def test_parameters_that_are_not_implemented_are_refused_by_name(llama: Path) -> None:
     async with wired_model(llama) as (engine, wire):
         for name, value in REFUSED.items():
             answer = await wire.generate([300], **{name: value})
             assert (answer.status, name in answer.message) == (400, True), name
-        neutral: dict[str, Any] = {
-            "frequency_penalty": 0,
-            "repetition_penalty": 1.0,
-            "min_p": 0.0,
-            "regex": None,
-            "logit_bias": {},
-            "min_new_tokens": 0,
-        }
-        assert (await wire.generate([300], max_new_tokens=1, **neutral)).status == 200
+        assert (await wire.generate([300], max_new_tokens=1, **NEUTRAL)).status == 200
     assert {entry.status for entry in engine.log[:-1]} == {400}
 
 
@@ -263,27 +247,25 @@ async def test_a_turn_that_continues_one_computes_only_what_is_new(llama: Path) 
     ids, cached = prompt(60), []
     async with wired_model(llama) as (_, wire):
         for turn in range(4):
-            answer = await wire.generate(ids, max_new_tokens=10, **GREEDY)
+            answer = await greedy(wire, ids, 10)
             async with wired_model(llama) as (_, other):
-                same(answer, await other.generate(ids, max_new_tokens=10, **GREEDY))
+                same(answer, await greedy(other, ids, 10))
             cached.append(answer.meta["cached_tokens"])
             ids = [*ids, *answer.output_ids, *prompt(5, seed=turn)]
     # all but the last sampled token, and the five new ones
     assert cached == [0, 69, 84, 99]
 
 
+def sequence_of(length: int, limit: int, sampled: Any, seed: int = 0) -> Sequence:
+    ids = np.array(prompt(length, seed), np.int32)
+    return Sequence(ids, Sampling("", greedy=True), limit=limit, sampled=sampled)
+
+
 async def test_the_least_recently_used_prefix_is_dropped(llama: Path) -> None:
-    batch = Batch(
-        LanguageModel.from_folder(llama), kept_tokens=2 * 148
-    )  # each has room for 20 + 128
-    reused = []
+    model, reused = LanguageModel.from_folder(llama), []
+    batch = Batch(model, kept_tokens=2 * 148)  # each has room for 20 + 128
     for seed in (1, 2, 1, 3, 1, 2):
-        sequence = Sequence(
-            np.array(prompt(20, seed), np.int32),
-            Sampling("", greedy=True),
-            limit=128,
-            sampled=lambda: True,
-        )
+        sequence = sequence_of(20, 128, lambda: True, seed)
         batch.sequences.append(sequence)
         for _, token in batch.step():
             sequence.append(token)
@@ -303,7 +285,7 @@ async def test_an_abort_keeps_what_was_sampled(llama: Path) -> None:
             parts.append(part)
             if len(parts) == 3:
                 await wire.post("/abort_request", {"rid": "r"})
-        later = await wire.generate(prompt(21, seed=1), max_new_tokens=3, **GREEDY)
+        later = await greedy(wire, prompt(21, seed=1), 3)
     final = parts[-1]
     assert final["meta_info"]["finish_reason"]["type"] == "abort"
     assert 3 <= len(final["output_ids"]) < 400
@@ -327,12 +309,7 @@ async def test_a_token_that_is_sampled_after_the_end_is_dropped(
 ) -> None:
     """The request ends during the second step."""
     scheduler = Scheduler(LanguageModel.from_folder(llama), 0)
-    sequence = Sequence(
-        np.array(prompt(20), np.int32),
-        Sampling("", greedy=True),
-        limit=4,
-        sampled=lambda: len(sequence.tokens) == 4,
-    )
+    sequence = sequence_of(20, 4, lambda: len(sequence.tokens) == 4)
     step = Batch.step
 
     def end_late(batch: Batch) -> Any:
@@ -368,13 +345,13 @@ async def test_new_weights_sample_from_the_next_token_on(llama: Path, tmp_path: 
     body = {"model_path": str(other), "weight_version": "two"}
     ids, parts, updates = prompt(20), [], []
     async with wired_model(llama, weight_version="one") as (engine, wire):
-        before = await wire.generate(ids, max_new_tokens=200, **GREEDY)
+        before = await greedy(wire, ids, 200)
         params = {**LONG, "max_new_tokens": 200}
         async for part in events(wire, ids, sampling_params=params):
             parts.append(part)
             if len(parts) == 3:
                 updates.append(await wire.post("/update_weights_from_disk", body))
-        after = await wire.generate(ids, max_new_tokens=3, **GREEDY)
+        after = await greedy(wire, ids, 3)
         info = (await wire.get("/model_info")).body
     [updated] = updates
     assert updated.status == 200
@@ -391,11 +368,10 @@ async def test_new_weights_sample_from_the_next_token_on(llama: Path, tmp_path: 
     assert final.output_ids[:at] == before.output_ids[:at]
     whole = [*ids, *final.output_ids]
     sampled = slice(len(ids) - 1, None)
-    np.testing.assert_allclose(final.logprobs[:at], scored(llama, whole)[sampled][:at], atol=1e-4)
-    np.testing.assert_allclose(final.logprobs[at:], scored(other, whole)[sampled][at:], atol=1e-4)
-    np.testing.assert_allclose(
-        after.logprobs, scored(other, ids + after.output_ids)[sampled], atol=1e-4
-    )
+    expected = [*scored(llama, whole)[sampled][:at], *scored(other, whole)[sampled][at:]]
+    np.testing.assert_allclose(final.logprobs, expected, atol=1e-4)
+    expected = scored(other, ids + after.output_ids)[sampled]
+    np.testing.assert_allclose(after.logprobs, expected, atol=1e-4)
     assert after.meta["weight_versions"] == [{"version": "two", "start": 0, "end": 3}]
     assert (info["weight_version"], info["model_path"]) == ("two", str(other))
     assert info["tokenizer_path"] == str(llama)
@@ -405,7 +381,7 @@ async def test_new_weights_sample_from_the_next_token_on(llama: Path, tmp_path: 
 async def test_weights_that_do_not_fit_change_nothing(llama: Path, tmp_path: Path) -> None:
     wider = write_model(tmp_path / "wider", intermediate_size=128)
     async with wired_model(llama) as (_, wire):
-        before = await wire.generate(prompt(20), max_new_tokens=5, **GREEDY)
+        before = await greedy(wire, prompt(20), 5)
         for path, words in ((wider, "intermediate_size"), (tmp_path / "none", "config.json")):
             body = {"model_path": str(path), "weight_version": "two"}
             refused = await wire.post("/update_weights_from_disk", body)
@@ -414,7 +390,7 @@ async def test_weights_that_do_not_fit_change_nothing(llama: Path, tmp_path: Pat
         assert (await wire.post("/update_weights_from_disk", {})).status == 400
         bad = {"model_path": str(llama), "weight_version": 2}
         assert (await wire.post("/update_weights_from_disk", bad)).status == 400
-        after = await wire.generate(prompt(20), max_new_tokens=5, **GREEDY)
+        after = await greedy(wire, prompt(20), 5)
     same(after, before)
     assert after.meta["weight_version"] == "default"
     assert after.meta["cached_tokens"] == 19
@@ -439,7 +415,7 @@ async def test_nothing_is_sampled_while_the_engine_is_paused(llama: Path, mode: 
         stream = events(wire, prompt(20), sampling_params=LONG)
         first = await anext(stream)
         assert (await wire.post("/pause_generation", {"mode": mode})).status == 200
-        late = asyncio.create_task(wire.generate(prompt(20), max_new_tokens=5, **GREEDY))
+        late = asyncio.create_task(greedy(wire, prompt(20), 5))
         body = {"model_path": str(llama), "weight_version": "two"}
         assert (await wire.post("/update_weights_from_disk", body)).body["success"]
         await engine.until(lambda engine: len(engine.log) == 2)

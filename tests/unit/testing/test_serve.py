@@ -44,16 +44,8 @@ def test_the_command_serves_a_script(tmp_path: Path) -> None:
     script = tmp_path / "script.json"
     script.write_text(SCRIPT, encoding="utf-8")
     main = "from toolroll.cli import main; main()"
-    command = lambda port: [
-        sys.executable,
-        "-c",
-        main,
-        "engine",
-        "--port",
-        str(port),
-        "--script",
-        str(script),
-    ]
+    start = [sys.executable, "-c", main, "engine", "--script", str(script)]
+    command = lambda port: [*start, "--port", str(port)]
     with serving(
         command, ready="/health", environment={}, log=tmp_path / "log", name="the embedded engine"
     ) as server:
@@ -75,16 +67,7 @@ def test_a_request_without_a_scripted_reply_is_a_warning(
 
 
 @pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "[]",
-        "{",
-        '{"s": "One."}',
-        '{"s": [1]}',
-        '{"s": []}\nhm',
-        "5",
-    ],
+    "text", ["", "[]", "{", '{"s": "One."}', '{"s": [1]}', '{"s": []}\nhm', "5"]
 )
 async def test_a_wrong_script_is_told_with_its_shape(tmp_path: Path, text: str) -> None:
     path = tmp_path / "script.json"

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from make_tokenizer import CONTROL_TOKENS
-from support.embedded import says, wired
+from support.embedded import says, session, wired
 from support.qwen import qwen3_tokenizer
 
 from toolroll.rollout.model.tokenizers import load_embedded_tokenizer
@@ -97,7 +97,7 @@ async def test_the_engine_samples_splits_and_says_the_same_text(tokenizer: Any) 
     seen = []
     async with wired(tokenizer, says(SENTENCE), split="random", seed=1) as (engine, wire):
         for _ in range(10):
-            answer = await wire.generate([300], headers={"x-smg-routing-key": "s"})
+            answer = await wire.generate([300], **session("s"))
             assert answer.body["text"] == SENTENCE
             seen.append(answer.output_ids)
         assert [entry.output_ids for entry in engine.log] == seen
@@ -110,10 +110,7 @@ async def test_the_engines_splits_are_seeded(tokenizer: Any) -> None:
 
     async def play(seed: int, keys: list[str]) -> dict[str, list[int]]:
         async with wired(tokenizer, says(SENTENCE), split="random", seed=seed) as (_, wire):
-            return {
-                key: (await wire.generate([300], headers={"x-smg-routing-key": key})).output_ids
-                for key in keys
-            }
+            return {key: (await wire.generate([300], **session(key))).output_ids for key in keys}
 
     first = await play(1, ["a", "b", "c"])
     assert await play(1, ["c", "a", "b"]) == first
