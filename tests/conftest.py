@@ -71,6 +71,13 @@ def tokenizer() -> Any:
     return load_embedded_tokenizer()
 
 
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working directory of the test alone."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
 @pytest.fixture(params=["embedded", "qwen3"], scope="module")
 def any_tokenizer(request: pytest.FixtureRequest, tokenizer: Any) -> Any:
     """The embedded tokenizer, and one with Qwen3's template, which strips thoughts and groups

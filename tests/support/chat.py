@@ -24,6 +24,12 @@ class Seen:
         self.keys: list[str | None] = []
 
 
+def fails(status: int, text: str = "no", **headers: str) -> Answer:
+    """A refusal."""
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    return lambda body: web.Response(status=status, text=text, headers=named)
+
+
 @asynccontextmanager
 async def endpoint(*answers: Answer | dict[str, Any]) -> AsyncIterator[Seen]:
     """A server on 127.0.0.1 that gives `answers` in order, the last one for ever."""

@@ -25,6 +25,9 @@ def call(name: str = "look", **arguments: Any) -> str:
     return "<tool_call>" + json.dumps({"name": name, "arguments": arguments}) + "</tool_call>"
 
 
+TEMPLATE_OPTIONS = {"history", "images", "chat_template"}
+
+
 @asynccontextmanager
 async def serving(
     tokenizer: Any,
@@ -35,10 +38,11 @@ async def serving(
     **engine: Any,
 ) -> AsyncIterator[tuple[EmbeddedEngine, Model]]:
     """An embedded engine with a served model on top of it."""
-    history, images = engine.pop("history", "fork"), engine.pop("images", None)
+    options = {name: engine.pop(name) for name in TEMPLATE_OPTIONS & engine.keys()}
+    threads: int = engine.pop("threads", 4)
     kind: type[Engine] = engine.pop("client", Engine)
     async with EmbeddedEngine(tokenizer, policy, **engine) as embedded:
-        template = ChatTemplate(tokenizer, history=history, images=images)
+        template = ChatTemplate(tokenizer, **options)
         client = kind(
             EngineConfig(
                 engine=embedded.url, vocab_size=len(tokenizer), backoff=0.001, **(config or {})
@@ -49,6 +53,7 @@ async def serving(
             template,
             get_parser("hermes", template.encoder.control),
             max_resumes=max_resumes,
+            threads=threads,
         )
         async with model:
             yield embedded, model

@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 from aiohttp import web
 from pydantic import SecretStr
-from support.chat import UNFINISHED, Answer, completion, endpoint
+from support.chat import UNFINISHED, completion, endpoint, fails
 from support.commands import toolroll
 from support.listed_environment import TOOL, ListedWorld
-from support.tau import BOTH, TauBench, needed
 from support.toy_environment import PondFactory
 
 from toolroll.agents.chat_client import ChatClient, ChatClientConfig
@@ -37,15 +36,6 @@ from toolroll.rollout.types import (
 from toolroll.testing import EmbeddedEngine, echo, serve_in_thread
 
 
-def says(*arguments: Any, **named: Any) -> Answer:
-    data = completion(*arguments, **named)
-    return lambda body: web.json_response(data)
-
-
-def fails(status: int, text: str) -> Answer:
-    return lambda body: web.Response(status=status, text=text)
-
-
 async def play(
     url: str, env: Any, params: dict[str, Any] | None = None, **settings: Any
 ) -> InteractionResult:
@@ -67,9 +57,9 @@ LOOK = ("look", '{"at": "here"}')
 async def test_an_episode(tokenizer: Any) -> None:
     world = ListedWorld(["Hello.", "Thanks."], ["A frog."])
     async with endpoint(
-        says(None, [LOOK], reasoning_content="hm"),
-        says("<think>a secret</think>\n\nIt is a frog."),
-        says("Bye."),
+        completion(None, [LOOK], reasoning_content="hm"),
+        completion("<think>a secret</think>\n\nIt is a frog."),
+        completion("Bye."),
     ) as server:
         result = await play(server.url, world)
     roles = "system user assistant tool assistant user assistant"
@@ -81,11 +71,8 @@ async def test_an_episode(tokenizer: Any) -> None:
     assert (result.status, result.stop_reason) == (Status.COMPLETED, StopReason.DONE)
     assert (result.reward, world.closed, result.trajectories) == (1.0, 1, ())
     assert result.info["trainable"] is False
-    counts = {
-        "turns": 3, "prompt_tokens": 27, "completion_tokens": 12, "cached_tokens": 15,
-        "executed_calls/look": 1,
-    }  # fmt: skip
-    assert {name: result.metrics[name] for name in counts} == counts
+    names = "turns prompt_tokens completion_tokens cached_tokens executed_calls/look".split()
+    assert [result.metrics[name] for name in names] == [3, 27, 12, 15, 1]
     body = server.bodies[1]
     assert all("reasoning_content" not in message for message in body.pop("messages"))
     assert body == {"model": "m", "temperature": 0.5, "max_tokens": 77, "tools": [TOOL]}
@@ -107,7 +94,7 @@ async def test_a_call_that_cannot_be_executed_is_answered(
     call: tuple[str, str], kind: str, words: str
 ) -> None:
     world = ListedWorld(["Hello."], ["A frog."])
-    async with endpoint(says(None, [call, LOOK]), says("Bye.")) as server:
+    async with endpoint(completion(None, [call, LOOK]), completion("Bye.")) as server:
         result = await play(server.url, world)
     assert result.metrics[f"invalid_calls/{kind}"] == 1
     [bad] = result.info["bad_calls"]
@@ -136,11 +123,11 @@ FAILED, FULL = (StopReason.ENGINE_ERROR, None), (StopReason.CONTEXT_FULL, 0.0)
         (fails(200, "[1]"), FAILED, 3),
         (fails(400, '{"error": {"code": "context_length_exceeded", "message": "m"}}'), FULL, 1),
         (fails(400, "This model's maximum context length is 9 tokens. However, you"), FULL, 1),
-        (says("It is", finish="length"), (StopReason.LENGTH, 0.0), 1),
+        (completion("It is", finish="length"), (StopReason.LENGTH, 0.0), 1),
     ],
 )
 async def test_how_it_can_end(
-    answer: Answer, end: tuple[StopReason, float | None], requests: int
+    answer: Any, end: tuple[StopReason, float | None], requests: int
 ) -> None:
     world = ListedWorld(["Hello."])
     async with endpoint(answer) as server:
@@ -160,13 +147,13 @@ async def test_an_unfinished_answer_is_not_a_turn_of_a_baseline(finish: str | No
 
 
 async def test_a_refusal_is_the_text_of_a_baselines_turn() -> None:
-    async with endpoint(says(None, refusal="I cannot.")) as server:
+    async with endpoint(completion(None, refusal="I cannot.")) as server:
         result = await play(server.url, ListedWorld(["Hello."]))
     assert result.messages[-1]["content"] == "I cannot."
 
 
 async def test_what_openai_does_not_know_can_be_left_out() -> None:
-    async with endpoint(says("Bye.")) as server:
+    async with endpoint(completion("Bye.")) as server:
         client = ChatClient(ChatClientConfig(base_url=server.url, model="m"))
         agent = BaselineAgent(Threads(1), client, extra_params=False)
         params = {"top_k": 5, "top_p": 0.5, "sampling_seed": 3}
@@ -206,12 +193,9 @@ def test_a_baselines_run(tmp_path: Any, tokenizer: Any) -> None:
 
 
 async def test_doing_nothing() -> None:
-    factory = PondFactory(4)
-    threads = Threads(2)
+    factory, agent = PondFactory(4), DoNothingAgent(Threads(2))
     results = [
-        await DoNothingAgent(threads).asolve(
-            factory.make(EnvironmentOptions()), task=task, max_num_steps=5
-        )
+        await agent.asolve(factory.make(EnvironmentOptions()), task=task, max_num_steps=5)
         for task in factory.tasks("test")
     ]
     rewards = [result.reward for result in results]
@@ -239,17 +223,6 @@ async def test_a_reference_played_by_an_endpoint_earns_what_it_earns() -> None:
 
 
 # --- the floor beside each result -----------------------------------------------------------------
-
-
-@pytest.mark.parametrize("tau", BOTH)
-async def test_tau_benchs_floor(tau: TauBench) -> None:
-    """Of the package itself 19 of 50 airline tasks, 7 of 115 retail ones."""
-    tau = needed(tau)
-    for (domain, split), (count, floor) in tau.counts.items():
-        if split == "test":
-            factory = tau.factory(domain)
-            played = await play_floor(factory, factory.tasks(split), max_turns=30)
-            assert (played.graded, played.passed) == (count, floor), (domain, split)
 
 
 @pytest.mark.parametrize("name", ["desk", "bfcl/multi_turn_base", "bfcl/multi_turn_miss_func"])

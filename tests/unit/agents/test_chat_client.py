@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 from pydantic import SecretStr
-from support.chat import Answer, Seen, completion, endpoint
+from support.chat import Answer, Seen, completion, endpoint, fails
 from support.loop_clock import skip
 
 from toolroll.agents.chat_client import ChatClient, ChatClientConfig, ChatCompletion
@@ -22,11 +22,6 @@ from toolroll.rollout.errors import ContextOverflowError, EngineError, UsageErro
 KEY = "sk-a-key-that-nobody-may-see"
 RETRIED = [408, 425, 429, 500, 502, 503, 504, 507, 529]
 REQUEST = {"messages": [{"role": "user", "content": "Hello."}]}
-
-
-def fails(status: int, text: str = "no", **headers: str) -> Answer:
-    named = {name.replace("_", "-"): value for name, value in headers.items()}
-    return lambda body: web.Response(status=status, text=text, headers=named)
 
 
 class Scripted:
@@ -76,8 +71,7 @@ async def test_a_completion() -> None:
 
 async def takes_ten_minutes(body: dict[str, Any]) -> web.Response:
     skip(600)
-    await asyncio.Event().wait()
-    raise AssertionError
+    return await asyncio.Future[web.Response]()
 
 
 def choice(message: str, finish: str = "stop", more: str = "") -> Answer:

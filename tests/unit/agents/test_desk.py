@@ -126,10 +126,9 @@ async def test_doing_what_a_rule_forbids_earns_nothing(
     task_id: str, name: str, arguments: dict[str, Any]
 ) -> None:
     """The tool lets it happen; the rules do not."""
-    actions = list(reference(TASKS[task_id]))
-    reward, results = await play(
-        TASKS[task_id], [*actions[:2], call(name, arguments), *actions[2:]]
-    )
+    task = TASKS[task_id]
+    actions = list(reference(task))
+    reward, results = await play(task, [*actions[:2], call(name, arguments), *actions[2:]])
     assert not results[2].messages[0]["content"].startswith("Error")
     assert reward == 0.0
 
@@ -143,13 +142,13 @@ async def test_a_code_that_does_not_apply_is_the_reason() -> None:
 
 
 async def test_wrong_arguments_earn_nothing() -> None:
-    wrong = [
-        call("renew_loan", {"loan_id": "N03"})
-        if any(tool_call.name == "renew_loan" for tool_call in action.tool_calls)
-        else action
+    wrong = call("renew_loan", {"loan_id": "N03"})
+    actions = [
+        wrong if any(each.name == "renew_loan" for each in action.tool_calls) else action
         for action in reference(TASKS["renew-one"])
     ]
-    assert (await play(TASKS["renew-one"], wrong))[0] == 0.0
+    assert wrong in actions
+    assert (await play(TASKS["renew-one"], actions))[0] == 0.0
 
 
 @pytest.mark.parametrize(
@@ -228,23 +227,16 @@ def test_a_database_is_changed_by_its_own_calls_only() -> None:
 
 
 async def test_calls_after_a_transfer_in_the_same_step_are_not_run() -> None:
-    calls = (
-        ToolCall("transfer_to_person", {"card": "L-1006", "topic": "lost_item"}, "", id="a"),
-        ToolCall("renew_loan", {"loan_id": "N10"}, "", id="b"),
-    )
+    transfer = call("transfer_to_person", {"card": "L-1006", "topic": "lost_item"}, "a")
+    renew = call("renew_loan", {"loan_id": "N10"}, "b")
     async with desk("lost-book") as env:
-        result = await env.step(Action("", calls))
+        result = await env.step(Action("", transfer.tool_calls + renew.tool_calls))
     assert [message["tool_call_id"] for message in result.messages] == ["a", "b"]
     assert "not run" in result.messages[1]["content"]
     assert (result.done, result.reward) == (True, 1.0)
 
 
 # --- episodes -------------------------------------------------------------------------------------
-
-
-async def test_the_same_episode_twice_is_the_same() -> None:
-    task = TASKS["swap-holds"]
-    assert await play(task, list(reference(task))) == await play(task, list(reference(task)))
 
 
 async def test_two_episodes_at_once_do_not_meet() -> None:
@@ -269,12 +261,6 @@ async def test_there_is_no_step_before_reset_and_after_done() -> None:
         await env.close()  # and once more at the end
 
 
-async def test_an_empty_reply_is_the_models_fault() -> None:
-    async with desk("ask-due") as env:
-        with pytest.raises(ActionError, match="empty"):
-            await env.step(say(" \n"))
-
-
 async def test_another_user_plays_with_the_instruction() -> None:
     instructions: list[str] = []
 
@@ -290,7 +276,10 @@ async def test_another_user_plays_with_the_instruction() -> None:
     assert all(word in instructions[0] for word in ("Long Orchard", "L-1006", "4431"))
 
 
-async def test_a_users_failure_passes_through() -> None:
+async def test_an_empty_reply_and_a_users_failure_pass_through() -> None:
+    async with desk("ask-due") as env:
+        with pytest.raises(ActionError, match="empty"):
+            await env.step(say(" \n"))
     async with desk("ask-due", user=lambda seed: ScriptedUser(["hello"])) as env:
         with pytest.raises(UserSimulatorError):
             await env.step(say("hi"))
@@ -327,13 +316,10 @@ async def test_what_reset_returns(policy: str) -> None:
         assert tool["function"]["description"]
 
 
+ATOMS = st.none() | st.booleans() | st.integers() | st.floats() | st.text()
+IDS = st.sampled_from(["L-1001", "B05", "N02", "H03", "complaint", "\ud800", "\0"])
 JSON = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers()
-    | st.floats()
-    | st.text()
-    | st.sampled_from(["L-1001", "B05", "N02", "H03", "complaint", "\ud800", "\0"]),
+    ATOMS | IDS,
     lambda inner: (
         st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3)
     ),

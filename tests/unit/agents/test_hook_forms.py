@@ -1,5 +1,5 @@
 """Overridden hooks, hook by form: plain and async, with and without `await`, with `super()`, and
-with what they must not return.
+with what they must not return. What they return is read as a `Conversation` reads it.
 """
 
 from __future__ import annotations
@@ -19,8 +19,10 @@ from support.hook_agents import TOOLS, WIKI, PublishedAgent, Store, agent_of, lo
 from support.listed_environment import ListedWorld
 from support.patience import PATIENCE
 
+from toolroll.agents.loop.published_hooks import wrap_parse_tool
 from toolroll.agents.trainable_agents import TrainableToolCallingAgent
 from toolroll.parsers.openai import create_openai_adapter
+from toolroll.parsers.types import CallStatus
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.model.model import Model
 from toolroll.rollout.types import Status, StepResult, StopReason
@@ -31,10 +33,13 @@ Agent = TrainableToolCallingAgent
 # --- _execute_tool --------------------------------------------------------------------------------
 
 
-def plain(env: Any, action: Any) -> Any:
-    step = env.step(action)
+def more(step: Any) -> Any:
     step.reward += 0.5
     return step
+
+
+def plain(env: Any, action: Any) -> Any:
+    return more(env.step(action))
 
 
 async def another_object(env: Any, action: Any) -> Any:
@@ -51,8 +56,7 @@ async def awaited_and_returned(env: Any, action: Any) -> Any:
 async def awaited_and_read(env: Any, action: Any) -> Any:
     call = env.step(action)
     await call
-    call.reward += 0.5
-    return call
+    return more(call)
 
 
 def awaited_by_a_plain_hook(env: Any, action: Any) -> Any:
@@ -70,8 +74,7 @@ def executed_twice(env: Any, action: Any) -> Any:
 
 
 async def read_without_await(env: Any, action: Any) -> Any:
-    step = env.step(action)
-    step.reward += 0.5
+    step = more(env.step(action))
     if action.name == "look":
         assert action.kwargs == {}
         step.observation = step.observation + " " + env.wiki
@@ -86,22 +89,20 @@ async def sets_attributes(env: Any, action: Any) -> Any:
     return await env.step(action)
 
 
+def longer(step: Any) -> Any:
+    step.observation += " Yes."
+    step.info = {**step.info.model_dump(), "seen": step.done}
+    return more(step)
+
+
 class StepOfSuper(Agent):
     async def _execute_tool(self, env: Any, action: Any) -> Any:
-        step = await super()._execute_tool(env, action)
-        step.reward += 0.5
-        step.observation += " Yes."
-        step.info = {**step.info.model_dump(), "seen": step.done}
-        return step
+        return longer(await super()._execute_tool(env, action))
 
 
 class PlainStepOfSuper(Agent):
     def _execute_tool(self, env: Any, action: Any) -> Any:
-        step = super()._execute_tool(env, action)
-        step.reward += 0.5
-        step.observation += " Yes."
-        step.info = {**step.info.model_dump(), "seen": step.done}
-        return step
+        return longer(super()._execute_tool(env, action))
 
 
 # --- _initialize_environment ----------------------------------------------------------------------
@@ -247,7 +248,6 @@ async def test_a_step_without_a_reward_counts_from_zero(kind: type[Agent]) -> No
 
 
 LOOK = '<tool_call>{"name": "look", "arguments": {"at": "here"}}</tool_call>'
-INTERNAL, ENVIRONMENT = StopReason.INTERNAL_ERROR, StopReason.ENVIRONMENT_ERROR
 
 
 def changed(**fields: Any) -> Any:
@@ -275,55 +275,13 @@ def object_with(**fields: Any) -> Any:
     return returned(SimpleNamespace(**(step | fields)))
 
 
-def plain_that_raises_the_reward_to_nan(env: Any, action: Any) -> Any:
-    step = env.step(action)
-    step.reward = float("nan")
-    return step
+def plain_with_reward_nan(env: Any, action: Any) -> Any:
+    return with_reward_nan(env.step(action))
 
 
 def with_reward_nan(result: Any, *_: Any) -> Any:
     result.reward = float("nan")
     return result
-
-
-FAILURES: list[tuple[str, Any, StopReason, str]] = [
-    ("_build_final_result", raised(KeyError("mine")), INTERNAL, "mine"),
-    ("_build_final_result", raised(SystemExit(3)), INTERNAL, "SystemExit"),
-    ("_build_final_result", returned(None), ENVIRONMENT, "_build_final_result returned NoneType"),
-    ("_build_final_result", with_reward_nan, ENVIRONMENT, "_build_final_result gave the reward"),
-    ("_execute_tool", returned({}), ENVIRONMENT, "returned dict: return the result of env.step"),
-    ("_execute_tool", changed(done="false"), ENVIRONMENT, "done must be True or False"),
-    ("_execute_tool", changed(reward=float("nan")), ENVIRONMENT, "gave the reward nan"),
-    ("_execute_tool", changed(messages="text"), ENVIRONMENT, "messages must be a list"),
-    ("_execute_tool", changed(info=None), ENVIRONMENT, "info must be a mapping"),
-    ("_execute_tool", plain_that_raises_the_reward_to_nan, ENVIRONMENT, "gave the reward nan"),
-    ("_execute_tool", object_with(done="no"), ENVIRONMENT, "done must be True"),
-    ("_execute_tool", object_with(reward="1.0"), ENVIRONMENT, "gave the reward '1"),
-    ("_initialize_environment", returned(None), ENVIRONMENT, "cannot be read"),
-    ("_initialize_environment", returned(("text", None)), ENVIRONMENT, "cannot be read"),
-    ("_build_initial_messages", returned("text"), ENVIRONMENT, "messages must be a list"),
-    ("_build_initial_messages", returned([1]), ENVIRONMENT, "messages[0]"),
-    ("_prepare_prompt_tokens", returned(None), ENVIRONMENT, "returned"),
-    ("_prepare_prompt_tokens", returned(("text", ["a"])), ENVIRONMENT, "returned"),
-    ("_prepare_prompt_tokens", returned(("text", [1.7])), ENVIRONMENT, "returned"),
-    ("_get_token_delta", returned(None), ENVIRONMENT, "returned"),
-    ("_parse_tool", returned(None), ENVIRONMENT, "returned"),
-    ("_parse_tool", returned({"parsed_result": {"calls": "x"}}), ENVIRONMENT, "returned"),
-    ("_reformulate_tool_call", returned(None), ENVIRONMENT, "returned NoneType"),
-]
-
-
-@pytest.mark.parametrize(("hook", "form", "reason", "words"), FAILURES)
-async def test_a_hook_that_fails_aborts_its_episode_and_is_named(
-    hook: str, form: Any, reason: StopReason, words: str
-) -> None:
-    result, _, _ = await play(**{hook: form})
-    assert (result.status, result.stop_reason, result.reward) == (Status.ABORTED, reason, None)
-    message = result.info["error"]["message"]
-    assert words in message
-    assert reason is INTERNAL or hook in message
-    rewards = [turn.reward for trajectory in result.trajectories for turn in trajectory.turns]
-    assert set(rewards) <= {0.0}
 
 
 async def coroutine(*_: Any) -> Any:
@@ -374,6 +332,8 @@ class ReturnsPost(Agent):
         return self.model.post(url, payload)
 
 
+TOKEN_HOOKS = ("_prepare_prompt_tokens", "_get_token_delta", "_parse_tool")
+TEXT_HOOKS = ("_build_initial_messages", "_reformulate_tool_call", "_build_final_result")
 UNREAD = "neither awaited env.step(...) nor"
 AN_OBJECT, A_COROUTINE = "returned an object", "returned a coroutine"
 
@@ -381,24 +341,40 @@ AN_OBJECT, A_COROUTINE = "returned an object", "returned a coroutine"
 @pytest.mark.parametrize(
     ("hook", "form", "words"),
     [
+        ("_build_final_result", raised(KeyError("mine")), "mine"),
+        ("_build_final_result", raised(SystemExit(3)), "SystemExit"),
+        ("_build_final_result", returned(None), "_build_final_result returned NoneType"),
+        ("_build_final_result", with_reward_nan, "_build_final_result gave the reward"),
+        ("_execute_tool", returned({}), "returned dict: return the result of env.step"),
+        ("_execute_tool", changed(done="false"), "done must be True or False"),
+        ("_execute_tool", changed(reward=float("nan")), "gave the reward nan"),
+        ("_execute_tool", changed(messages="text"), "messages must be a list"),
+        ("_execute_tool", changed(info=None), "info must be a mapping"),
+        ("_execute_tool", plain_with_reward_nan, "gave the reward nan"),
+        ("_execute_tool", object_with(done="no"), "done must be True"),
+        ("_execute_tool", object_with(reward="1.0"), "gave the reward '1"),
         ("_execute_tool", step_that_is_never_executed, UNREAD),
         ("_execute_tool", UnreadBase, UNREAD),
         ("_execute_tool", nested_coroutine, AN_OBJECT),
         ("_execute_tool", coroutine_in_a_message, AN_OBJECT),
         ("_execute_tool", step_as_a_field, AN_OBJECT),
         ("_execute_tool", coroutine_of_a_coroutine, A_COROUTINE),
+        ("_initialize_environment", returned(None), "cannot be read"),
+        ("_initialize_environment", returned(("text", None)), "cannot be read"),
         ("_initialize_environment", first_text, AN_OBJECT),
-        ("_call_llm", ReturnsPost, A_COROUTINE),
-        ("_parse_tool", coroutine, A_COROUTINE),
-        ("_build_initial_messages", coroutine, A_COROUTINE),
-        ("_prepare_prompt_tokens", coroutine, A_COROUTINE),
+        ("_build_initial_messages", returned("text"), "messages must be a list"),
+        ("_build_initial_messages", returned([1]), "messages[0]"),
+        ("_prepare_prompt_tokens", returned(("text", ["a"])), "returned"),
+        ("_prepare_prompt_tokens", returned(("text", [1.7])), "returned"),
         ("_prepare_prompt_tokens", lambda *_: ("", coroutine()), AN_OBJECT),
-        ("_get_token_delta", coroutine, A_COROUTINE),
-        ("_reformulate_tool_call", coroutine, A_COROUTINE),
-        ("_build_final_result", coroutine, A_COROUTINE),
+        ("_call_llm", ReturnsPost, A_COROUTINE),
+        ("_parse_tool", returned({"parsed_result": {"calls": "x"}}), "returned"),
+        ("_reformulate_tool_call", returned(None), "returned NoneType"),
+        *((hook, returned(None), "returned") for hook in TOKEN_HOOKS),
+        *((hook, coroutine, A_COROUTINE) for hook in (*TOKEN_HOOKS, *TEXT_HOOKS)),
     ],
 )
-async def test_a_forgotten_await_is_a_failure_that_names_the_hook(
+async def test_a_form_that_fails_aborts_and_names_the_hook(
     hook: str, form: Any, words: str
 ) -> None:
     """A coroutine that is dropped is an error."""
@@ -409,9 +385,13 @@ async def test_a_forgotten_await_is_a_failure_that_names_the_hook(
         result, _, _ = await play(kind, **hooks)
         gc.collect()
     error = result.info["error"]
-    assert (error["type"], result.stop_reason) == ("EnvironmentFailure", ENVIRONMENT)
-    assert error["message"].startswith(f"{hook} {words}")
-    assert (result.reward, result.status) == (None, Status.ABORTED)
+    is_own = words in ("mine", "SystemExit")  # the hook's own error
+    reason = StopReason.INTERNAL_ERROR if is_own else StopReason.ENVIRONMENT_ERROR
+    assert (result.status, result.stop_reason, result.reward) == (Status.ABORTED, reason, None)
+    assert is_own or error["type"] == "EnvironmentFailure"
+    assert words in error["message"] and (is_own or hook in error["message"])
+    turns = [turn for trajectory in result.trajectories for turn in trajectory.turns]
+    assert {turn.reward for turn in turns} <= {0.0}
 
 
 async def test_a_plain_step_that_returns_a_coroutine_must_be_awaited() -> None:
@@ -444,22 +424,13 @@ async def test_an_environment_that_fails_in_a_hook(form: Any) -> None:
 # --- the adapter ----------------------------------------------------------------------------------
 
 
-class NamesLlama(PublishedAgent):
-    """Its adapter cannot read the model's calls."""
-
-    openai_adapter: Any = create_openai_adapter(TOOLS, parser_type="llama3")
+LLAMA = create_openai_adapter(TOOLS, parser_type="llama3")
+"""It cannot read the model's calls."""
 
 
-class NamesNone(NamesLlama):
-    openai_adapter = None
-
-
-class InheritsParser(NamesLlama):
-    _parse_tool = Agent._parse_tool
-
-
-class NamesNoneInheritsParser(NamesNone):
-    _parse_tool = Agent._parse_tool
+def published(**attributes: Any) -> Any:
+    """The published agent with these attributes of the class."""
+    return type("Own", (PublishedAgent,), attributes)
 
 
 def llama_calls(request: PolicyRequest) -> Reply:
@@ -471,12 +442,13 @@ def llama_calls(request: PolicyRequest) -> Reply:
     ("kind", "policy", "adapter"),
     [
         (PublishedAgent, look_then_buy, {"openai_adapter": None}),
-        (NamesLlama, look_then_buy, {"openai_adapter": None}),
-        (InheritsParser, look_then_buy, {"openai_adapter": None}),
-        (NamesNoneInheritsParser, look_then_buy, {}),
-        (Agent, llama_calls, {"openai_adapter": NamesLlama._adapter}),
+        (published(openai_adapter=LLAMA), look_then_buy, {"openai_adapter": None}),
+        (published(openai_adapter=LLAMA, _parse_tool=Agent._parse_tool), look_then_buy,
+         {"openai_adapter": None}),
+        (published(openai_adapter=None, _parse_tool=Agent._parse_tool), look_then_buy, {}),
+        (Agent, llama_calls, {"openai_adapter": LLAMA}),
     ],
-)
+)  # fmt: skip
 async def test_the_adapter_that_is_set_parses(
     kind: type[Agent], policy: Any, adapter: dict[str, Any]
 ) -> None:
@@ -499,3 +471,39 @@ async def test_the_token_hooks_get_the_arguments_of_the_call() -> None:
     async with serving(load_embedded_tokenizer(), look_then_buy) as (_, model):
         await agent_of(Reads, model).asolve(Store(), {"verify": "off"}, task_index=0)
     assert arguments == [{"verify": "off"}]
+
+
+# --- what _parse_tool returns ---------------------------------------------------------------------
+
+PARSED = {"name": "look", "parameters": '{"at": "here"}'}
+BAD_ARGUMENTS = CallStatus.BAD_ARGUMENTS
+
+
+@pytest.mark.parametrize(
+    ("call", "status"),
+    [
+        ({"name": "look", "parameters": {"at": "here"}}, CallStatus.OK),
+        ({"name": "look", "parameters": '{"at'}, CallStatus.INVALID_JSON),
+        ({"name": "look", "parameters": "[1]"}, BAD_ARGUMENTS),
+        ({"name": "look", "parameters": None}, BAD_ARGUMENTS),
+        ({"name": "look"}, BAD_ARGUMENTS),
+        ({"name": "", "parameters": "{}"}, CallStatus.MISSING_NAME),
+    ],
+)
+@pytest.mark.parametrize("text", ["Hm.", None])
+def test_a_call_that_an_override_parsed(
+    call: dict[str, Any], status: CallStatus, text: str | None
+) -> None:
+    result = {"normal_text": text, "calls": [PARSED, call]}
+    reply = wrap_parse_tool(lambda reply: {"parsed_result": result})("raw")
+    good, other = reply.tool_calls
+    assert (reply.content, good.name, good.arguments) == (text or "", "look", {"at": "here"})
+    assert (other.status, bool(other.error)) == (status, status is not CallStatus.OK)
+    assert good.ok and other.ok is (other.arguments == good.arguments)
+
+
+def test_a_reply_that_an_override_could_not_parse() -> None:
+    parse = wrap_parse_tool(lambda reply: {"success": False, "error": "no end tag"})
+    (call,) = parse("<tool_call>").tool_calls
+    expected = (CallStatus.INVALID_JSON, "no end tag", "<tool_call>")
+    assert (call.status, call.error, call.raw) == expected

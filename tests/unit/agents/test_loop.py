@@ -6,19 +6,17 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 from threading import Event
 from typing import Any
 
 import pytest
+from support.episodes import serving
 from support.loop_clock import skip
 
 from toolroll.agents.loop.call_policy import CallPolicy
 from toolroll.agents.text_agent import TextAgent
 from toolroll.agents.tool_calling import TrainableToolCallingAgent
-from toolroll.parsers.formats.hermes import HermesParser
-from toolroll.rollout.engine import Engine, EngineConfig
 from toolroll.rollout.errors import (
     ActionError,
     ContextOverflowError,
@@ -29,7 +27,6 @@ from toolroll.rollout.errors import (
 from toolroll.rollout.model.conversation import Conversation
 from toolroll.rollout.model.model import Model
 from toolroll.rollout.model.turn import AssistantTurn
-from toolroll.rollout.template import ChatTemplate
 from toolroll.rollout.types import (
     Action,
     Environment,
@@ -42,7 +39,7 @@ from toolroll.rollout.types import (
     Task,
     Tool,
 )
-from toolroll.testing import EmbeddedEngine
+from toolroll.testing import PolicyRequest
 
 TOOL: Tool = {
     "type": "function",
@@ -82,24 +79,8 @@ class Talk(Environment):
         return value
 
 
-@asynccontextmanager
-async def serving(
-    tokenizer: Any,
-    policy: Any = lambda request: "Fine.",
-    *,
-    context_length: int = 4096,
-    threads: int = 4,
-    **template: Any,
-) -> AsyncIterator[Model]:
-    async with EmbeddedEngine(tokenizer, policy, context_length=context_length) as engine:
-        client = Engine(EngineConfig(engine=engine.url, vocab_size=len(tokenizer)))
-        async with Model(
-            client,
-            ChatTemplate(tokenizer, **template),
-            HermesParser(tokenizer.get_added_vocab()),
-            threads=threads,
-        ) as model:
-            yield model
+def fine(request: PolicyRequest) -> str:
+    return "Fine."
 
 
 def agent(
@@ -119,7 +100,7 @@ async def play(
     **fields: Any,
 ) -> InteractionResult:
     """An episode of at most 50 turns on a model of its own."""
-    async with serving(tokenizer, context_length=context_length) as model:
+    async with serving(tokenizer, fine, context_length=context_length) as (_, model):
         return await agent(model, kind, **fields).asolve(env, task=TASK, max_num_steps=50)
 
 
@@ -131,11 +112,10 @@ def test_a_template_error_is_the_rollouts() -> None:
     assert not issubclass(TemplateError, UsageError)
 
 
-async def test_a_template_that_refuses_a_conversation_ends_its_episode(tokenizer: Any) -> None:
-    refusing = (
-        "{% if messages | length > 3 %}{{ raise_exception('no more than three') }}{% endif %}"
-    )
-    async with serving(tokenizer, chat_template=refusing + tokenizer.chat_template) as model:
+async def test_a_template_that_refuses_a_conversation_ends_it(tokenizer: Any) -> None:
+    refuse = "{% if messages | length > 3 %}{{ raise_exception('no more than three') }}{% endif %}"
+    refusing = refuse + tokenizer.chat_template
+    async with serving(tokenizer, fine, chat_template=refusing) as (_, model):
         refused, other = await asyncio.gather(
             agent(model).asolve(Talk(turns=4), task=TASK, session_id="refused"),
             agent(model).asolve(Talk(turns=1), task=TASK, session_id="other"),
@@ -188,7 +168,7 @@ async def test_a_step_that_holds_every_thread_holds_no_episode(tokenizer: Any) -
     release = Event()
     sleeper = Sleeper(release)
     try:
-        async with serving(tokenizer, threads=1) as model:
+        async with serving(tokenizer, fine, threads=1) as (_, model):
             playing = asyncio.create_task(agent(model, step_timeout=600).asolve(sleeper, task=TASK))
             while not sleeper.blocked.is_set():
                 await asyncio.sleep(0.001)
@@ -199,18 +179,6 @@ async def test_a_step_that_holds_every_thread_holds_no_episode(tokenizer: Any) -
         release.set()
     assert result.stop_reason is StopReason.TIME_LIMIT
     assert result.info.keys() == {"error"}, "metrics and close have a thread all the same"
-
-
-async def test_a_call_without_an_answer_is_named(tokenizer: Any) -> None:
-    class Silent(Talk):
-        def step(self, action: Action) -> StepResult:
-            return StepResult()
-
-    calls = lambda request: '<tool_call>{"name": "look", "arguments": {}}</tool_call>'
-    async with serving(tokenizer, calls) as model:
-        result = await agent(model).asolve(Silent(), task=TASK)
-    assert result.stop_reason is StopReason.ENVIRONMENT_ERROR
-    assert "no tool message for the call to look" in result.info["error"]["message"]
 
 
 class Refused(TextAgent):
@@ -228,7 +196,7 @@ async def test_a_first_prompt_that_does_not_fit_is_a_full_context(
         def truncated_reward(self) -> float | None:
             return truncated_reward
 
-    async with serving(tokenizer, context_length=16) as model:
+    async with serving(tokenizer, fine, context_length=16) as (_, model):
         trained = await agent(model).asolve(Judged(), task=TASK)
         plain = await Refused(model).asolve(Judged(), task=TASK)
     for result in (trained, plain):
@@ -268,16 +236,15 @@ async def test_rollout_args_of_asolve_set_verify(tokenizer: Any) -> None:
             verified.append(conversation._verify)
             return conversation
 
-    async with serving(tokenizer) as model:
+    async with serving(tokenizer, fine) as (_, model):
         await agent(model, Watcher).asolve(Talk(), {"verify": "off"}, task=TASK)
     assert verified == ["off"]
 
 
 async def test_prompts_of_a_template_that_measures_text_are_right(tokenizer: Any) -> None:
-    measuring = (
-        "{% if messages[0].content | wordcount > 3 %}LONG{% endif %}" + tokenizer.chat_template
-    )
-    async with serving(tokenizer, chat_template=measuring) as model:
+    measure = "{% if messages[0].content | wordcount > 3 %}LONG{% endif %}"
+    measuring = measure + tokenizer.chat_template
+    async with serving(tokenizer, fine, chat_template=measuring) as (_, model):
         for words in ["one", "two", "a question of many words", "another question of many words"]:
             user: Message = {"role": "user", "content": words}
             conversation = Conversation(model, [user], [], session_id=words, verify="always")
@@ -323,14 +290,11 @@ async def test_an_environment_may_change_what_it_has_returned(tokenizer: Any) ->
     assert [trajectory.trained_tokens > 0 for trajectory in result.trajectories] == [True]
 
 
-class OwnObservation(Observation):
-    """Has another constructor than its base class."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__([{"role": "user", "content": text}], [TOOL])
-
-
 async def test_an_observation_may_have_its_own_constructor(tokenizer: Any) -> None:
+    class OwnObservation(Observation):
+        def __init__(self, text: str) -> None:
+            super().__init__([{"role": "user", "content": text}], [TOOL])
+
     class Observes(Talk):
         def reset(self, task: Task, seed: int) -> Observation:
             return OwnObservation("0")

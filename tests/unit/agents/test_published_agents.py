@@ -7,7 +7,6 @@ from __future__ import annotations
 import asyncio
 import threading
 import warnings
-from dataclasses import dataclass
 from datetime import date
 from types import SimpleNamespace
 from typing import Any
@@ -34,6 +33,7 @@ from support.standins import stand_in
 
 from toolroll.agents.loop.adapt import TauAction
 from toolroll.agents.loop.environment_runner import DRAWN
+from toolroll.agents.loop.published_hooks import episode_arguments
 from toolroll.agents.trainable_agents import (
     InteractionResult,
     Status,
@@ -52,11 +52,8 @@ async def test_an_agent_exactly_as_published() -> None:
     """It aborted: its text hook got an `Observation`, and its reset a coroutine."""
     adapter = create_openai_adapter(TOOLS, parser_type="qwen25")
     result, store, _ = await play(PublishedAgent, openai_adapter=adapter)
-    assert (result.status, result.reward, result.info.get("error")) == (
-        Status.COMPLETED,
-        1.0,
-        None,
-    )
+    outcome = (result.status, result.reward, result.info.get("error"))
+    assert outcome == (Status.COMPLETED, 1.0, None)
     assert [(action.name, action.kwargs) for action in store.actions] == [("look", {}), ("buy", {})]
     assert [message["content"] for message in result.messages[:2]] == [WIKI, "Task 3."]
     assert (result.info["task"]["user_id"], result.info["source"]) == ("u", "buy")
@@ -73,23 +70,15 @@ async def test_an_agent_exactly_as_published() -> None:
 # --- overrides that return what `super()` returns -------------------------------------------------
 
 
-def qwen3() -> Any:
-    return qwen("qwen3")
-
-
 def look_up_an_order(request: PolicyRequest) -> Reply:
     return Reply(call("look", at="here") if request.call == 0 else "Goodbye.")
 
 
 def think_first(request: PolicyRequest) -> Reply:
     """A reply with reasoning, one whose call cannot be read, and a farewell."""
-    return Reply(
-        (
-            f"<think>\nFirst.\n</think>\n\n{call('look', at='here')}",
-            '<think>\nAgain.\n</think>\n\n<tool_call>{"name": "look"',
-            "<think>\nDone.\n</think>\n\nGoodbye.",
-        )[request.call]
-    )
+    second = 'Again.\n</think>\n\n<tool_call>{"name": "look"'
+    replies = f"First.\n</think>\n\n{call('look', at='here')}", second, "Done.\n</think>\n\nBye."
+    return Reply(f"<think>\n{replies[request.call]}")
 
 
 def here() -> ListedWorld:
@@ -100,19 +89,15 @@ DESK = load_environment("desk")
 WORLDS: dict[str, Any] = {
     "tau-bench": (load_embedded_tokenizer, Store, look_then_buy, TASK),
     "listed": (load_embedded_tokenizer, here, look_up_an_order, TASK),
-    "reasoning": (qwen3, here, think_first, TASK),
-    "desk": (
-        load_embedded_tokenizer,
-        lambda: DESK.make(EnvironmentOptions()),
-        look_up_an_order,
-        DESK.tasks("test")[0],
-    ),
-}
+    "reasoning": (lambda: qwen("qwen3"), here, think_first, TASK),
+    "desk": (load_embedded_tokenizer, lambda: DESK.make(EnvironmentOptions()), look_up_an_order,
+             DESK.tasks("test")[0]),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", WORLDS)
 @pytest.mark.parametrize("kind", [AsPublished, OtherColor])
-async def test_overrides_that_return_super_s_result_change_nothing(
+async def test_overrides_that_return_super_s_result_do_nothing(
     kind: type[AsPublished], name: str
 ) -> None:
     tokenizer, make, policy, task = WORLDS[name]
@@ -129,10 +114,8 @@ async def test_overrides_that_return_super_s_result_change_nothing(
             "messages": [{**m, "content": m["content"] or ""} for m in result.messages],
             "end": (result.status, result.reward, result.step_rewards),
             "trajectories": [trajectory.input_ids.tolist() for trajectory in result.trajectories],
-            "tokens": list(result.tokens),
-            "mask": list(result.loss_mask),
-            "counts": {name: result.metrics[name] for name in counts},
-            "metrics": set(result.metrics),
+            "tokens": (list(result.tokens), list(result.loss_mask)),
+            "metrics": (set(result.metrics), {name: result.metrics[name] for name in counts}),
         }
 
     assert outcome(result) == outcome(plain)
@@ -173,16 +156,9 @@ class Again(Signature):
 class Published:
     """Another mixin, which knows nothing of toolroll."""
 
-    async def asolve(
-        self,
-        env: Any,
-        rollout_args: Any,
-        sampling_params: Any,
-        task_index: Any = None,
-        steps: int = 30,
-    ) -> InteractionResult:
+    async def asolve(self, *args: Any) -> InteractionResult:
         parent: Any = super()
-        return await parent.asolve(env, rollout_args, sampling_params, task_index, steps)
+        return await parent.asolve(*args)
 
 
 class Mixed(Published, TrainableToolCallingAgent):  # type: ignore[misc]
@@ -229,7 +205,12 @@ async def test_the_published_signature_plays_the_task_of_the_run(
         assert agent.other.begun == (DRAWN, 0)
 
 
-async def test_only_the_first_episode_of_asolve_has_the_run_s_session() -> None:
+def test_a_number_is_no_task() -> None:
+    with pytest.raises(UsageError, match="task=99 is no Task: a number is the argument task_index"):
+        episode_arguments(object(), None, 99, None, None)  # type: ignore[arg-type]
+
+
+async def test_only_the_first_episode_has_the_run_s_session() -> None:
     env = Listed(tool_texts=("It is here.",))
     async with serving(load_embedded_tokenizer(), lambda _: Reply("Bye.")) as (engine, model):
         run: Any = agent_of(BestOfTwo, model).asolve
@@ -268,11 +249,6 @@ class Single(Store):
         return super().reset(7)
 
 
-class Needs(Store):
-    def reset(self, task_index: int) -> Any:  # type: ignore[override]
-        return super().reset(task_index)
-
-
 class Chooses(TrainableToolCallingAgent):
     def _initialize_environment(self, env: Any, task_index: int | None) -> Any:
         first = env.reset(task_index=6)
@@ -307,7 +283,11 @@ async def test_the_environment_draws_the_task_if_none_is_chosen(
     assert [result.info.get("task_index", "-") for result in results] == named
 
 
-async def test_an_environment_that_needs_an_index_does_not_play_task_0() -> None:
+async def test_an_environment_that_needs_an_index_plays_no_task_0() -> None:
+    class Needs(Store):
+        def reset(self, task_index: int) -> Any:  # type: ignore[override]
+            return super().reset(task_index)
+
     async with serving(load_embedded_tokenizer(), look_then_buy) as (_, model):
         result = await agent_of(PublishedAgent, model).asolve(Needs(), None, None)
     assert result.stop_reason is StopReason.ENVIRONMENT_ERROR
@@ -315,19 +295,8 @@ async def test_an_environment_that_needs_an_index_does_not_play_task_0() -> None
     assert result.info["task_index"] is None
 
 
-class Dumps:
-    """What `model_dump` returns."""
-
-    def __init__(self, data: Any) -> None:
-        self.data = data
-
-    def model_dump(self) -> Any:
-        return self.data
-
-
-class DumpsWith(Dumps):
-    def model_dump(self, **options: Any) -> Any:
-        return self.data
+def dumping(data: Any) -> Any:
+    return SimpleNamespace(model_dump=lambda: data)
 
 
 class Informs(Store):
@@ -346,11 +315,6 @@ class Informs(Store):
         return SimpleNamespace(**given, **self.fields)
 
 
-@dataclass
-class Record:
-    a: int = 1
-
-
 @pytest.mark.parametrize("kind", [PublishedAgent, TrainableToolCallingAgent])
 @pytest.mark.parametrize(
     ("fields", "info"),
@@ -358,12 +322,15 @@ class Record:
         ({}, {}),
         ({"info": None}, {}),
         ({"info": {"a": 1}}, {"a": 1}),
-        ({"info": Dumps({"a": 1})}, {"a": 1}),
-        ({"info": Dumps({"at": date(2026, 1, 2)})}, {"at": "2026-01-02"}),
-        ({"info": DumpsWith({"a": 1})}, {"a": 1}),
-        ({"info": Record()}, "the info Record(a=1)"),
+        ({"info": dumping({"a": 1})}, {"a": 1}),
+        ({"info": dumping({"at": date(2026, 1, 2)})}, {"at": "2026-01-02"}),
+        ({"info": SimpleNamespace(model_dump=lambda **options: {"a": 1})}, {"a": 1}),
+        ({"info": TASK}, "the info Task("),
         ({"info": SimpleNamespace(dict=lambda: {"a": 1})}, "the info namespace(dict="),
-        ({"info": Dumps([1])}, "must be None, a mapping, or an object whose model_dump() returns"),
+        (
+            {"info": dumping([1])},
+            "must be None, a mapping, or an object whose model_dump() returns",
+        ),
     ],
 )
 async def test_the_info_of_a_response(
@@ -437,8 +404,17 @@ class OwnLoop(AsPublished):
         messages = self._build_initial_messages(obs)
         prompt, prompt_ids = self._prepare_prompt_tokens(state, messages)
         res = InteractionResult(prompt=prompt, reward=0, messages=[], info={})
-        self.ids: list[int] = []
-        self.mask: list[int] = []
+        ids: list[int] = []
+        mask: list[int] = []
+
+        def add(role: str, content: str, **more: Any) -> None:
+            messages.append({"role": role, "content": content, **more})
+            first_reply = role == "assistant" and not ids
+            options = {} if role == "tool" else {"include_generation_prompt": not first_reply}
+            new_ids, new_mask = self._get_token_delta(self.tokenizer, messages, **options)
+            ids.extend(new_ids)
+            mask.extend(new_mask)
+
         reward = 0.0
         for _ in range(4):
             prompt_now = self._prepare_prompt_tokens(state, messages)[1]
@@ -446,23 +422,14 @@ class OwnLoop(AsPublished):
             output = await self._call_llm(f"{self.url}/generate", payload)
             reply = output["text"].removesuffix("<|im_end|>")
             parsed = self._parse_tool(reply)["parsed_result"]
-            messages.append({"role": "assistant", "content": reply})
-            self._add(messages, include_generation_prompt=bool(self.ids))
+            add("assistant", reply)
             action = call_to_action_sglang(parsed["calls"], parsed["normal_text"])
             step = await self._execute_tool(env, action)
-            messages.append({"role": "tool", "name": action.name, "content": step.observation})
-            self._add(messages)
+            add("tool", step.observation, name=action.name)
             reward, info = step.reward, {**info, **step.info.model_dump()}
             if step.done:
                 break
-        return self._build_final_result(
-            res, reward, info, messages, self.mask, prompt_ids, self.ids
-        )
-
-    def _add(self, messages: Any, **options: bool) -> None:
-        ids, mask = self._get_token_delta(self.tokenizer, messages, **options)
-        self.ids += ids
-        self.mask += mask
+        return self._build_final_result(res, reward, info, messages, mask, prompt_ids, ids)
 
 
 @pytest.mark.parametrize("opened", [True, False])

@@ -10,16 +10,8 @@ import pytest
 from support.episodes import agent, call, serving
 from support.qwen import tokenizer_for, trl_template
 
+from toolroll import Action, Environment, InteractionResult, Observation, Status, StepResult, Task
 from toolroll.rollout.session.trajectory_json import from_json, to_json
-from toolroll.rollout.types import (
-    Action,
-    Environment,
-    InteractionResult,
-    Observation,
-    Status,
-    StepResult,
-    Task,
-)
 from toolroll.testing import PolicyRequest, Reply
 from toolroll.trainers.advantages import turn_rewards
 
@@ -97,22 +89,17 @@ INVALID = '<tool_call>{"name": "look"</tool_call>'
 @pytest.mark.parametrize(
     ("mode", "truncated", "turns", "invalid", "expected"),
     [
-        pytest.param("sum", None, 10, [], [1.0, 2.0, 3.0], id="sum"),
-        pytest.param("final", None, 10, [], [0.0, 0.0, 3.0], id="final"),
-        pytest.param("sum", None, 10, [INVALID], [1.0, -0.5, 2.0, 3.0], id="sum with a penalty"),
-        pytest.param("sum", None, 2, [], [1.0, 2.0], id="sum, cut short"),
-        pytest.param("sum", 10.0, 2, [], [1.0, 9.0], id="sum, cut short with a verdict"),
-        pytest.param("final", None, 2, [], [0.0, 0.0], id="final, cut short"),
-        pytest.param("final", 0.25, 2, [], [0.0, 0.25], id="final, cut short with a verdict"),
+        ("sum", None, 10, [], [1.0, 2.0, 3.0]),
+        ("final", None, 10, [], [0.0, 0.0, 3.0]),
+        ("sum", None, 10, [INVALID], [1.0, -0.5, 2.0, 3.0]),
+        ("sum", None, 2, [], [1.0, 2.0]),
+        ("sum", 10.0, 2, [], [1.0, 9.0]),  # cut short, with a verdict
+        ("final", None, 2, [], [0.0, 0.0]),
+        ("final", 0.25, 2, [], [0.0, 0.25]),
     ],
 )
 async def test_the_rewards_of_the_turns(
-    tokenizer: Any,
-    mode: str,
-    truncated: float | None,
-    turns: int,
-    invalid: list[str],
-    expected: list[float],
+    tokenizer: Any, mode: str, truncated: Any, turns: int, invalid: list[str], expected: list[float]
 ) -> None:
     """The last step's reward belongs to the last turn, a penalty to the turn that was invalid."""
     replies = [call(), *invalid, call()]

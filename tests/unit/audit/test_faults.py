@@ -189,21 +189,14 @@ def test_the_page_has_this_table() -> None:
 
 
 def test_most_faults_are_found_with_the_record() -> None:
-    found = [fault for fault in PLANTED if found_by(fault)[1] == "yes"]
-    missed = [fault for fault in PLANTED if fault not in found]
-    assert missed == [
-        "a turn is not trained",  # no fault
-        "a result is appended",  # not trained
-        "the message of a result is another one",
-        "the message of a turn is another one",
-        "the messages lack the tools",
-    ]
-    assert len(found) >= 41
-    assert [fault for fault in missed if "yes" not in found_by(fault)] == [
-        "a turn is not trained",
-        "a result is appended",
-        "the messages lack the tools",
-    ]
+    missed = [fault for fault in PLANTED if found_by(fault)[1] != "yes"]
+    by_no_one = [fault for fault in missed if "yes" not in found_by(fault)]
+    no_fault = "a turn is not trained"
+    not_trained = ["a result is appended", "the messages lack the tools"]
+    others = ["the message of a result is another one", "the message of a turn is another one"]
+    assert sorted(missed) == sorted([no_fault, *not_trained, *others])
+    assert sorted(by_no_one) == sorted([no_fault, *not_trained])
+    assert len(PLANTED) - len(missed) >= 41
 
 
 # --- formats --------------------------------------------------------------------------------------

@@ -53,27 +53,28 @@ def test_a_line_that_cannot_be_read(tmp_path: Path, text: str) -> None:
         list(read_rows(file))
 
 
-def test_no_rows(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"has no rows: the formats are .parquet, .jsonl, .pt"):
-        list(read_rows(tmp_path))
-    (tmp_path / "rows.jsonl").write_text("\n", encoding="utf-8")
-    (tmp_path / "rows.pkl").touch()
-    for name in ("rows.pkl", "rows.jsonl"):
-        with pytest.raises(UsageError, match="has no rows: the formats are"):
-            list(read_rows(tmp_path / name))
-    with pytest.raises(UsageError, match=r"no such file or folder: .*other"):
-        list(read_rows(tmp_path / "other"))
-    write_run(tmp_path / "run", varied()[-1:])
-    with pytest.raises(UsageError, match="has no rows: its episodes were aborted"):
-        list(read_rows(tmp_path / "run"))
+def test_no_rows(here: Path) -> None:
+    write_run(here / "run", varied()[-1:])
+    (here / "empty").mkdir()
+    (here / "rows.jsonl").write_text("\n", encoding="utf-8")
+    (here / "rows.pkl").touch()
+    no_rows = r"has no rows: the formats are .parquet, .jsonl, .pt"
+    for name, words in (
+        ("empty", no_rows),
+        ("rows.pkl", no_rows),
+        ("rows.jsonl", no_rows),
+        ("other", "no such file or folder: .*other"),
+        ("run", "has no rows: its episodes were aborted"),
+    ):
+        with pytest.raises(UsageError, match=words):
+            list(read_rows(Path(name)))
 
 
 @pytest.mark.parametrize("name", ["rows.pt", "rows.parquet"])
 def test_a_broken_file(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_bytes(b"PK broken")
-    with pytest.raises(
-        UsageError, match=f"{name} cannot be read after row 0: .*pyarrow, .pt torch"
-    ):
+    words = f"{name} cannot be read after row 0: .*pyarrow, .pt torch"
+    with pytest.raises(UsageError, match=words):
         list(read_rows(tmp_path))
 
 
@@ -84,15 +85,14 @@ class Spy:
         return (Path.touch, (Path("unpickled"),))
 
 
-def test_nothing_is_unpickled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_unpickled(here: Path) -> None:
     torch = pytest.importorskip("torch")
-    monkeypatch.chdir(tmp_path)
-    torch.save({"samples": [Spy()]}, tmp_path / "rows.pt")
-    (tmp_path / "old.pt").write_bytes(pickle.dumps({"samples": [Spy()]}, protocol=2))
+    torch.save({"samples": [Spy()]}, here / "rows.pt")
+    (here / "old.pt").write_bytes(pickle.dumps({"samples": [Spy()]}, protocol=2))
     for name in ("rows.pt", "old.pt"):
         with pytest.raises(UsageError, match="cannot be read after row 0"):
-            list(read_rows(tmp_path / name))
-    assert not (tmp_path / "unpickled").exists()
+            list(read_rows(here / name))
+    assert not (here / "unpickled").exists()
 
 
 def test_slimes_sample_without_a_mask_is_trained_as_a_whole() -> None:
@@ -115,10 +115,8 @@ def test_branches_of_a_trace(tmp_path: Path) -> None:
         call = {"id": "c", "type": "function", "name": "look", "arguments": "{}"}
         message = {"role": role, "content": "x", **({"tool_calls": [call]} if bit else {})}
         logprobs = [-0.5] * len(ids) if bit else []
-        return {
-            "message": message, "token_ids": ids, "mask": [bit] * len(ids), "logprobs": logprobs,
-            **({} if parent is None else {"parent": parent}),
-        }  # fmt: skip
+        fields = {"message": message, "token_ids": ids, "mask": [bit] * len(ids)}
+        return {**fields, "logprobs": logprobs} | ({} if parent is None else {"parent": parent})
 
     nodes = [
         {**node(None, "user", [1, 2], False), "tools": [{"name": "look"}]},

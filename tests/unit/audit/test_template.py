@@ -39,20 +39,16 @@ def kinds(rows: list[Row], check: TemplateCheck) -> set[str]:
         {"tool_calls": 3},
         {"role": "other"},
         {"role": None},
+        None,
     ],
 )
-def test_messages_that_cannot_be_rendered(
-    played: Played, check: TemplateCheck, change: dict[str, Any]
+def test_messages_that_cannot_be_rendered_or_are_too_few(
+    played: Played, check: TemplateCheck, change: dict[str, Any] | None
 ) -> None:
     def fault(rows: list[Row]) -> None:
-        rows[0]["messages"] = [{**one, **change} for one in rows[0]["messages"]]
-
-    assert kinds(plant(fault, played.rows), check) == {UNDECIDED + UNMATCHED}
-
-
-def test_too_few_messages(played: Played, check: TemplateCheck) -> None:
-    def fault(rows: list[Row]) -> None:
-        rows[0]["messages"] = rows[0]["messages"][:2]
+        messages = rows[0]["messages"]
+        few = messages[:2] if change is None else [{**each, **change} for each in messages]
+        rows[0]["messages"] = few
 
     assert kinds(plant(fault, played.rows), check) == {UNDECIDED + UNMATCHED}
 
@@ -65,6 +61,13 @@ def test_content_in_parts(played: Played, check: TemplateCheck) -> None:
     assert TURN not in kinds(plant(fault, played.rows), check)
 
 
+def trained(tokenizer: Any, prompt: str, reply: str, messages: list[Any]) -> Row:
+    """A row of one turn."""
+    before, ids = tokenizer.encode(prompt), tokenizer.encode(reply)
+    mask = [0] * len(before) + [1] * len(ids)
+    return {"input_ids": before + ids, "loss_mask": mask, "messages": messages}
+
+
 PARTS = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.content is string %}{{ m.content }}"
     "{% else %}{% for p in m.content %}{{ p.text }}{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
@@ -74,16 +77,15 @@ PARTS = (
 
 def test_content_in_parts_that_the_template_takes() -> None:
     tokenizer = tokenizer_for(PARTS)
-    prompt = tokenizer.encode("<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n")
-    ids = tokenizer.encode("Hello there<|im_end|>")
     messages = [
         {"role": role, "content": [{"type": "text", "text": text}]}
         for role, text in (("user", "Hi"), ("assistant", "Hello there"))
     ]
-    row = {"input_ids": prompt + ids, "loss_mask": [0] * len(prompt) + [1] * len(ids)}
-    assert kinds([{**row, "messages": messages}], TemplateCheck(tokenizer)) == set()
+    prompt = "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+    row = trained(tokenizer, prompt, "Hello there<|im_end|>", messages)
+    assert kinds([row], TemplateCheck(tokenizer)) == set()
     messages[1]["content"] = [{"type": "text", "text": "Goodbye there"}]
-    assert kinds([{**row, "messages": messages}], TemplateCheck(tokenizer)) == {TURN}
+    assert kinds([row], TemplateCheck(tokenizer)) == {TURN}
 
 
 def test_a_prompt_hook_is_undecided(played: Played) -> None:
@@ -96,12 +98,10 @@ def test_a_dated_prompt_is_not_compared() -> None:
     """The row was made on another day."""
     dated = "{{ strftime_now('%d %b %Y') }}" + trl_template("qwen2_5")
     tokenizer = tokenizer_for(dated)
-    check = TemplateCheck(tokenizer)
     text = "01 Jan 2020<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
-    prompt, ids = tokenizer.encode(text), tokenizer.encode("Hello<|im_end|>")
     messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
-    row = {"input_ids": prompt + ids, "loss_mask": [0] * len(prompt) + [1] * len(ids)}
-    assert kinds([{**row, "messages": messages}], check) == set()
+    row = trained(tokenizer, text, "Hello<|im_end|>", messages)
+    assert kinds([row], TemplateCheck(tokenizer)) == set()
 
 
 TAILS = {
@@ -123,13 +123,14 @@ def test_what_follows_the_last_turn(played: Played, check: TemplateCheck, tail: 
     ids = played.tokenizer.encode(tail)
 
     def fault(rows: list[Row]) -> None:
-        for name, value in (("input_ids", ids), ("loss_mask", [0]), ("logprobs", [None])):
-            rows[0][name] += value * (1 if value is ids else len(ids))
+        rows[0]["input_ids"] += ids
+        rows[0]["loss_mask"] += [0] * len(ids)
+        rows[0]["logprobs"] += [None] * len(ids)
 
-    assert kinds(plant(fault, played.rows), check) == ({UNDECIDED + TAIL} if TAILS[tail] else set())
+    report = audit(plant(fault, played.rows), template=check)
+    assert set(report.kinds) == ({UNDECIDED + TAIL} if TAILS[tail] else set())
     size = len(played.rows[0]["input_ids"])
     if TAILS[tail]:
-        report = audit(plant(fault, played.rows), template=check)
         assert report.kinds[UNDECIDED + TAIL].fault == (TAIL, size, size + len(ids), False)
 
     def fault_of_fewer(rows: list[Row]) -> None:
@@ -146,22 +147,19 @@ def test_rows_without_messages_are_not_compared(played: Played, check: TemplateC
     assert (report.rows, report.with_messages, report.kinds) == (2, 0, {})
 
 
-def test_a_row_without_trained_tokens(played: Played, check: TemplateCheck) -> None:
-    def fault(rows: list[Row]) -> None:
-        rows[0]["loss_mask"] = [0] * len(rows[0]["input_ids"])
-
-    assert kinds(plant(fault, played.rows), check) == set()
-
-
 def test_the_text_of_a_turn_that_is_not_trained_is_not_compared(
     played: Played, check: TemplateCheck
 ) -> None:
-    def fault(rows: list[Row]) -> None:
+    def untrained(rows: list[Row]) -> None:
+        rows[0]["loss_mask"] = [0] * len(rows[0]["input_ids"])
+
+    def other_text(rows: list[Row]) -> None:
         start, stop = spans(rows[0])[1]
         rows[0]["loss_mask"][start:stop] = [0] * (stop - start)
         rows[0]["input_ids"][start + 2] += 1
 
-    assert kinds(plant(fault, played.rows), check) == set()
+    for fault in (untrained, other_text):
+        assert kinds(plant(fault, played.rows), check) == set()
 
 
 def test_where_a_fault_is(played: Played, check: TemplateCheck) -> None:

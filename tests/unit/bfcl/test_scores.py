@@ -5,6 +5,7 @@ official checker's.
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -22,15 +23,9 @@ from toolroll.environments.bfcl.environment import BfclFactory
 from toolroll.parsers.types import ToolCall
 from toolroll.rollout.types import Action, EnvironmentOptions, Task
 
-FACTORIES = {
-    factory.category: factory
-    for factory in (
-        MULTI_TURN_BASE,
-        MULTI_TURN_MISS_FUNC,
-        MULTI_TURN_MISS_PARAM,
-        MULTI_TURN_LONG_CONTEXT,
-    )
-}
+BASE, LONG = MULTI_TURN_BASE, MULTI_TURN_LONG_CONTEXT
+ALL = (BASE, MULTI_TURN_MISS_FUNC, MULTI_TURN_MISS_PARAM, LONG)
+FACTORIES = {factory.category: factory for factory in ALL}
 TOO_LONG = {"multi_turn_long_context": {38, 46}}
 """Entries with 34 calls in one turn: one call a step runs into BFCL's limit of 20 steps, which
 its checker does not see.
@@ -57,13 +52,11 @@ def play(
     env = factory.make(EnvironmentOptions())
     env.reset(task, 0)
     for turn in turns:
-        for calls in [turn] if together and turn else [[call] for call in turn]:
-            result = env.step(Action("", tuple(calls)))
+        steps = [turn] if together and turn else [[call] for call in turn]
+        for action in (*(Action("", tuple(calls)) for calls in steps), Action("Done.")):
+            result = env.step(action)
             if result.done:
                 return result.reward or 0.0, str(result.info.get("failure", ""))
-        result = env.step(Action("Done."))
-        if result.done:
-            return result.reward or 0.0, str(result.info.get("failure", ""))
     raise AssertionError("the episode did not end")
 
 
@@ -84,13 +77,17 @@ def test_reference_passes(category: str, passed: int) -> None:
         assert play(factory, task, turns_of(factory, task), together=True) == (1.0, "")
 
 
+def chosen(turns: Turns, rng: random.Random) -> tuple[int, int]:
+    """The place of a call: its turn, and its place there."""
+    turn = rng.choice([index for index, calls in enumerate(turns) if calls])
+    return turn, rng.randrange(len(turns[turn]))
+
+
 def drop(turns: Turns, rng: random.Random) -> Turns:
-    at = rng.choice([index for index, turn in enumerate(turns) if turn])
-    gone = rng.randrange(len(turns[at]))
-    return [
-        [call for place, call in enumerate(turn) if (index, place) != (at, gone)]
-        for index, turn in enumerate(turns)
-    ]
+    turn, place = chosen(turns, rng)
+    changed = [list(calls) for calls in turns]
+    del changed[turn][place]
+    return changed
 
 
 def shuffle(turns: Turns, rng: random.Random) -> Turns:
@@ -98,35 +95,24 @@ def shuffle(turns: Turns, rng: random.Random) -> Turns:
 
 
 def corrupt(turns: Turns, rng: random.Random) -> Turns:
-    at = rng.choice([index for index, turn in enumerate(turns) if turn])
-    place = rng.randrange(len(turns[at]))
-    call = turns[at][place]
-    changed: dict[str, Any] = dict(call.arguments or {})
-    if changed:
-        name = rng.choice(sorted(changed))
-        value = changed[name]
-        changed[name] = (
-            f"{value}x"
-            if isinstance(value, str)
-            else (value + 1 if isinstance(value, int | float) else [])
-        )
-    else:
-        changed["unexpected"] = 1
-    wrong = ToolCall(call.name, changed, "")
-    return [
-        [wrong if (index, spot) == (at, place) else old for spot, old in enumerate(turn)]
-        for index, turn in enumerate(turns)
-    ]
+    turn, place = chosen(turns, rng)
+    call = turns[turn][place]
+    arguments: dict[str, Any] = dict(call.arguments or {}) or {"unexpected": 0}
+    name = rng.choice(sorted(arguments))
+    value = arguments[name]
+    other = value + 1 if isinstance(value, int | float) else []
+    arguments[name] = f"{value}x" if isinstance(value, str) else other
+    changed = [list(calls) for calls in turns]
+    changed[turn][place] = ToolCall(call.name, arguments, "")
+    return changed
 
 
 def as_python(turns: Turns) -> list[list[str]]:
-    return [
-        [
-            f"{call.name}({', '.join(f'{k}={v!r}' for k, v in (call.arguments or {}).items())})"
-            for call in turn
-        ]
-        for turn in turns
-    ]
+    def text(call: ToolCall) -> str:
+        arguments = (call.arguments or {}).items()
+        return f"{call.name}({', '.join(f'{name}={value!r}' for name, value in arguments)})"
+
+    return [[text(call) for call in turn] for turn in turns]
 
 
 def trajectories(factory: BfclFactory) -> Sequence[tuple[str, Task, Turns]]:
@@ -134,13 +120,14 @@ def trajectories(factory: BfclFactory) -> Sequence[tuple[str, Task, Turns]]:
     for task in factory.tasks("test"):
         rng = random.Random(f"{factory.category}/{task.index}")
         turns = turns_of(factory, task)
-        kinds = {"reference": turns, "nothing": [[] for _ in turns]}
-        kinds |= {
+        kinds = {
+            "reference": turns,
+            "nothing": [[] for _ in turns],
             "dropped": drop(turns, rng),
             "shuffled": shuffle(turns, rng),
             "corrupted": corrupt(turns, rng),
         }
-        found += [(kind, task, made) for kind, made in kinds.items()]
+        found += [(kind, task, changed) for kind, changed in kinds.items()]
     return found  # type: ignore[return-value]
 
 
@@ -148,33 +135,23 @@ def trajectories(factory: BfclFactory) -> Sequence[tuple[str, Task, Turns]]:
 def test_scores_are_the_official_checkers(category: str, tmp_path: Path) -> None:
     factory = FACTORIES[category]
     played = trajectories(factory)
-    official = official_verdicts(
-        [
-            {"category": category, "index": task.index, "turns": as_python(turns)}
-            for _, task, turns in played
-        ],
-        tmp_path,
-    )
-    assert len(official) == len(played) == 1000
-    ours = [
-        play(factory, task, turns, together=task.index in TOO_LONG.get(category, ()))[0] == 1.0
+    cases = [
+        {"category": category, "index": task.index, "turns": as_python(turns)}
         for _, task, turns in played
     ]
-    differing = [
-        (kind, task.index)
-        for (kind, task, _), a, b in zip(played, ours, official, strict=True)
-        if a != b
-    ]
+    official = official_verdicts(cases, tmp_path)
+    assert len(official) == len(played) == 1000
+    long = TOO_LONG.get(category, ())
+    differing, passed = [], Counter[str]()
+    for (kind, task, turns), verdict in zip(played, official, strict=True):
+        passed[kind] += verdict
+        reward, _ = play(factory, task, turns, together=task.index in long)
+        if (reward == 1.0) != verdict:
+            differing.append((kind, task.index))
     assert differing == []
-    by_kind = {
-        kind: sum(ok for (name, _, _), ok in zip(played, official, strict=True) if name == kind)
-        for kind, _, _ in played
-    }
-    assert by_kind["reference"] == 200
-    assert by_kind["nothing"] == 0
-    assert 0 < by_kind["shuffled"] < 200
-    assert by_kind["dropped"] < 200
-    assert by_kind["corrupted"] < 200
+    assert (passed["reference"], passed["nothing"]) == (200, 0)
+    assert 0 < passed["shuffled"] < 200
+    assert max(passed["dropped"], passed["corrupted"]) < 200
 
 
 def test_a_second_reset_counts_from_zero() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,14 +29,19 @@ def endpoint(tokenizer: Any) -> Iterator[str]:
         yield f"{engine.url}/v1"
 
 
-def toolroll(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
-    """The exit status of the command."""
-    monkeypatch.setattr(sys, "argv", ["toolroll", *arguments])
-    try:
-        main()
-    except SystemExit as ended:
-        return int(ended.code or 0)
-    return 0
+@pytest.fixture
+def command(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
+    """Runs the command, and returns its exit status."""
+
+    def run(*arguments: str) -> int:
+        monkeypatch.setattr(sys, "argv", ["toolroll", *arguments])
+        try:
+            main()
+        except SystemExit as ended:
+            return int(ended.code or 0)
+        return 0
+
+    return run
 
 
 def complaint(captured: pytest.CaptureFixture[str]) -> str:
@@ -57,11 +62,8 @@ def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
 @pytest.mark.parametrize(
     ("timeout", "arguments", "words"),
     [
-        (
-            "0",
-            ["--baseline-url", DEAD],
-            f"--baseline-url: the server at {DEAD}: nothing answers (Connection refused)",
-        ),
+        ("0", ["--baseline-url", DEAD],
+         f"--baseline-url: the server at {DEAD}: nothing answers (Connection refused)"),
         ("0", USERS, f"--user-url: the server at {DEAD}: nothing answers ("),
         ("0", ["--baseline-url", SECRET + "/v1"], f"the server at {DEAD}: nothing answers ("),
         ("0", ["--engine", SECRET], "the engine at http://127.0.0.1:9: nothing answers ("),
@@ -69,17 +71,17 @@ def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
         ("0.01", ["--baseline-url", DEAD], f"--baseline-url: the server at {DEAD} {LATE}"),
         ("0.01", USERS, f"--user-url: the server at {DEAD} {LATE}"),
     ],
-)
-def test_a_server_that_is_not_there_ends_the_run_before_it_begins(
+)  # fmt: skip
+def test_a_server_that_is_not_there_ends_the_run_at_once(
     timeout: str,
     arguments: list[str],
     words: str,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    command: Any,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     run = [*RUN, *arguments, "--engine-timeout", timeout, "--out", str(tmp_path / "run")]
-    assert toolroll(monkeypatch, *run) == 2
+    assert command(*run) == 2
     line = complaint(capsys)
     assert words in line and "secret" not in line
     assert line.count("127.0.0.1") == 1
@@ -87,15 +89,12 @@ def test_a_server_that_is_not_there_ends_the_run_before_it_begins(
 
 
 def test_a_run_waits_for_an_engine_that_is_starting(
-    tokenizer: Any,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    tokenizer: Any, tmp_path: Path, command: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     run = [*RUN, "--tasks", "0", "--engine-timeout", "0.05", "--out", str(tmp_path)]
     engine = StartingEngine(tokenizer, lambda seen: "Goodbye.")
     with serve_in_thread(engine):
-        assert toolroll(monkeypatch, *run, "--engine", engine.url) == 0
+        assert command(*run, "--engine", engine.url) == 0
         assert engine.checks == 3  # down, up, and once more before the run
     first, last = warnings_of(caplog)
     assert f"the engine at {engine.url} does not answer (/health answers 503" in first
@@ -110,24 +109,19 @@ def test_a_run_waits_for_an_engine_that_is_starting(
         ("afile/x", "--out afile/x: cannot create the folder"),
     ],
 )
+@pytest.mark.usefixtures("here")
 def test_a_folder_that_cannot_be_made(
-    out: str,
-    words: str,
-    endpoint: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    out: str, words: str, endpoint: str, command: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     Path("afile").write_text("")
-    assert toolroll(monkeypatch, *RUN, "--baseline-url", endpoint, "--out", out) == 2
+    assert command(*RUN, "--baseline-url", endpoint, "--out", out) == 2
     assert words in complaint(capsys)
 
 
-def test_an_engine_that_dies_for_good_ends_the_run_with_one_message(
+def test_an_engine_that_dies_for_good_ends_the_run_with_one_line(
     tokenizer: Any,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    command: Any,
     capsys: pytest.CaptureFixture[str],
     caplog: pytest.LogCaptureFixture,
 ) -> None:
@@ -140,7 +134,7 @@ def test_an_engine_that_dies_for_good_ends_the_run_with_one_message(
 
     run = [*RUN, "--concurrency", "4", "--engine-timeout", "0.01", "--out", str(tmp_path)]
     with serve_in_thread(EmbeddedEngine(tokenizer, dies)) as mortal:
-        assert toolroll(monkeypatch, *run, "--engine", mortal.url) == 2
+        assert command(*run, "--engine", mortal.url) == 2
     [waiting] = warnings_of(caplog)
     assert f"the engine at {mortal.url} does not answer (" in waiting
     last = complaint(capsys)
@@ -151,7 +145,7 @@ def test_an_engine_that_dies_for_good_ends_the_run_with_one_message(
     assert kept and {episode.result.status for episode in kept} == {Status.COMPLETED}
 
     with serve_in_thread(EmbeddedEngine(tokenizer, lambda seen: "Goodbye.")) as engine:
-        assert toolroll(monkeypatch, *run, "--engine", engine.url) == 0
+        assert command(*run, "--engine", engine.url) == 0
     episodes = list(read_episodes(tmp_path))
     assert len(episodes) > len(kept)
     assert len({episode.task_id for episode in episodes}) == len(episodes)

@@ -29,11 +29,11 @@ def started() -> Iterator[EmbeddedEngine]:
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     out = tmp_path_factory.mktemp("recorded") / "run"
-    more = ["--env-args", '{"policy": "brief"}', "--concurrency", 1, "--no-do-nothing"]
-    options = ["--model", "desk-1m", "--parser", "hermes", "--tasks", "0-2", "--samples", 2]
+    options = "--model desk-1m --parser hermes --tasks 0-2 --samples 2 --concurrency 1".split()
+    options += "--no-do-nothing --max-new-tokens 96 --env-args".split()
     with started() as engine:
-        limits = ["--engine", engine.url, "--max-new-tokens", 96, "--out", out]
-        toolroll("run", "desk", *options, *more, *limits)
+        command = ["run", "desk", "--engine", engine.url, "--out", out, *options]
+        toolroll(*command, '{"policy": "brief"}')
         yield out
 
 
@@ -75,23 +75,14 @@ def test_what_differs_is_printed(recorded: Path, tmp_path: Path) -> None:
     assert "desk: 1/1" in result.stdout
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
+def test_what_cannot_be_played_again_is_named(recorded: Path, tmp_path: Path) -> None:
+    for arguments, words in (
         ([], "name an environment"),
-        (["--from", "nothing"], "name one of its environments: it has none"),
-    ],
-)
-def test_what_cannot_be_played_again_is_named(
-    tmp_path: Path, arguments: list[str], words: str
-) -> None:
-    with pytest.raises(UsageError, match=words):
-        toolroll("run", *[tmp_path / word if word == "nothing" else word for word in arguments])
-
-
-def test_another_environment_is_not_the_recorded_one(recorded: Path) -> None:
-    with pytest.raises(UsageError, match="name one of its environments: desk"):
-        toolroll("run", "tau2/retail", "--from", recorded)
+        (["--from", tmp_path], "name one of its environments: it has none"),
+        (["tau2/retail", "--from", recorded], "name one of its environments: desk"),
+    ):
+        with pytest.raises(UsageError, match=words):
+            toolroll("run", *arguments)
 
 
 def test_a_login_that_is_not_recorded_must_be_given(recorded: Path, tmp_path: Path) -> None:

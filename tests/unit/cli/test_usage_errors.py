@@ -32,6 +32,9 @@ SHOWN = {
     "--verify": "Default: sample",
 }
 RUN = ["run", "desk", "--model", "embedded"]
+SERVE = ["serve", "--model", "embedded"]
+ADDRESS = "--engine: the engine's address must begin with http://"
+JINJA = "(bad.jinja) is not valid Jinja: line 2: "
 NO_MODEL = ["run", "desk", "--model", "nobody/no-model"]
 BROKEN = """
 from toolroll import Environment
@@ -46,17 +49,22 @@ class Twice(Nothing):
 """
 
 
+FILES = {
+    "afile": "",
+    "bad.yaml": "samples: [1\nseed: 2\n",
+    "bad.jinja": "{{ messages }}\n{% if tools %}\n",
+    "unknown.yaml": "sample: 2\n",
+    "list.yaml": "- 1\n",
+    "other.yaml": "env: bfcl\n",
+    "broken.py": BROKEN,
+    "null.py": "x = 1\0",
+}
+
+
 @pytest.fixture(autouse=True)
-def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("afile").write_text("")
-    Path("bad.yaml").write_text("samples: [1\nseed: 2\n")
-    Path("bad.jinja").write_text("{{ messages }}\n{% if tools %}\n")
-    Path("unknown.yaml").write_text("sample: 2\n")
-    Path("list.yaml").write_text("- 1\n")
-    Path("other.yaml").write_text("env: bfcl\n")
-    Path("broken.py").write_text(BROKEN)
-    Path("null.py").write_text("x = 1\0")
+def _in_a_folder_of_its_own(here: Path) -> None:
+    for name, text in FILES.items():
+        (here / name).write_text(text)
     for name in ("run", "torn", "odd"):
         Path(name).mkdir()
         Path(name, FILE_NAME).write_bytes(to_line(episode()))
@@ -79,53 +87,29 @@ def refused(
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (
-            [*RUN, "--engine", "127.0.0.1:31007"],
-            "--engine: the engine's address must begin with http://",
-        ),
-        (
-            ["serve", "--model", "embedded", "--engine", "127.0.0.1:31007"],
-            "--engine: the engine's address must begin with http://",
-        ),
-        (
-            [*RUN, "--engine", "http://127.0.0.1:9/v1/"],
-            "give the engine's own, without /v1: http://127.0.0.1:9\n",
-        ),
+        ([*RUN, "--engine", "127.0.0.1:31007"], ADDRESS),
+        ([*SERVE, "--engine", "127.0.0.1:31007"], ADDRESS),
+        ([*RUN, "--engine", "http://127.0.0.1:9/v1/"],
+         "give the engine's own, without /v1: http://127.0.0.1:9\n"),
         ([*RUN, "--parser", "foo"], "--parser: "),
         # Before a tokenizer is loaded, which a hub may answer after a minute.
         ([*NO_MODEL, "--parser", "foo"], "--parser: "),
         ([*NO_MODEL, "--env-args", '{"polcy": 1}'], "desk takes only the setting policy"),
         ([*NO_MODEL, "--sampling-params", '{"n": 2}'], "n must be 1, not 2"),
         ([*NO_MODEL, "--sampling-params", '{"min_new_tokens": "x"}'], "cannot be the text 'x'"),
-        (
-            [*NO_MODEL, "--sampling-params", '{"temperature": "0.5"}'],
-            "temperature cannot be the text '0.5'",
-        ),
+        ([*NO_MODEL, "--sampling-params", '{"temperature": "0.5"}'], "cannot be the text '0.5'"),
         ([*NO_MODEL, "--sampling-params", '{"topp": 1}'], "did you mean 'top_p'?"),
-        (
-            ["run", "harbor", *NO_MODEL[2:], "--env-args", '{"path": "nope"}'],
-            "path (--env-args): there is no folder nope",
-        ),
+        (["run", "harbor", *NO_MODEL[2:], "--env-args", '{"path": "nope"}'],
+         "path (--env-args): there is no folder nope"),
         ([*RUN, "--chat-template-kwargs", "[1]"], "--chat-template-kwargs must be a JSON object"),
-        (["serve", "--model", "embedded", "--parser", "foo"], "--parser: "),
-        (
-            ["serve", "--model", "embedded", "--history", "foo"],
-            "--history: must be 'fork', 'scaffold' or 'preserve'",
-        ),
-        (
-            ["serve", "--model", "embedded", "--verify", "x", "--port", "-1"],
-            "--port: must be at least 0; --verify: must be 'off', ",
-        ),
+        ([*SERVE, "--parser", "foo"], "--parser: "),
+        ([*SERVE, "--history", "foo"], "--history: must be 'fork', 'scaffold' or 'preserve'"),
+        ([*SERVE, "--verify", "x", "--port", "-1"],
+         "--port: must be at least 0; --verify: must be 'off', "),
         ([*RUN, "--tasks", "0,5-2"], "--tasks '0,5-2': '5-2' is an empty range; did you mean 2-5?"),
-        ([*RUN, "--chat-template", "bad.jinja"], "(bad.jinja) is not valid Jinja: line 2: "),
-        (
-            ["serve", "--model", "embedded", "--chat-template", "bad.jinja"],
-            "(bad.jinja) is not valid Jinja: line 2: ",
-        ),
-        (
-            ["check-template", "embedded", "--chat-template", "bad.jinja"],
-            "bad.jinja) is not valid Jinja: line 2: ",
-        ),
+        ([*RUN, "--chat-template", "bad.jinja"], JINJA),
+        ([*SERVE, "--chat-template", "bad.jinja"], JINJA),
+        (["check-template", "embedded", "--chat-template", "bad.jinja"], JINJA[1:]),
         ([*RUN, "--chat-template", "{{ messages[0].content }"], "is not valid Jinja: line 1: "),
         (["run", "desk", "--model", "./nope"], "'./nope' (--model): there is no such folder"),
         (["run", "desk", "--model", "embeded"], "'embeded' (--model): did you mean 'embedded'?"),
@@ -134,20 +118,16 @@ def refused(
         ([*RUN, "--config", "none.yaml"], "--config none.yaml: there is no such file"),
         ([*RUN, "--config", "list.yaml"], "--config list.yaml must hold a mapping"),
         ([*RUN, "--config", "other.yaml"], "--config other.yaml: env is 'bfcl', but the command"),
-        (
-            [*RUN, "--config", "unknown.yaml"],
-            "--config unknown.yaml: there is no setting 'sample'; did you mean 'samples'?",
-        ),
+        ([*RUN, "--config", "unknown.yaml"],
+         "--config unknown.yaml: there is no setting 'sample'; did you mean 'samples'?"),
         (["demo", "--out", "afile"], "--out afile is a file"),
         (["tasks", "desk", "--out", "."], "--out . is a folder"),
         (["run", "desk"], "toolroll: --model: must be given"),
         (["run", "deks", "--model", "embedded"], "did you mean 'desk'"),
         ([*RUN, "--engine", "http://127.0.0.1:9", "--engine-timeout", "0"], "127.0.0.1:9"),
         ([*RUN, "--samples", "0"], "--samples: must be at least 1"),
-        (
-            ["export", "run", "--format", "atif", "--out", "afile/x"],
-            "cannot create afile/x: Not a directory",
-        ),
+        (["export", "run", "--format", "atif", "--out", "afile/x"],
+         "cannot create afile/x: Not a directory"),
         (["view", "run", "--out", "nope/x"], "--out nope/x: there is no folder nope"),
         (["view", "run", "--out", "."], "--out . is a folder: the page is a file"),
         (["view", "run", "--out", "/dev/null"], "/dev/null cannot be written: it is not a regular"),
@@ -156,10 +136,8 @@ def refused(
         (["tasks", "broken.py:Nothing"], "toolroll: broken:Nothing has no tasks in the split test"),
         (["tasks", "broken.py:Nothing", "--tasks", "0"], "broken:Nothing has no tasks in the spl"),
         (["check-env", "broken.py:Nothing"], "broken:Nothing has no tasks in the split test"),
-        (
-            ["run", "broken.py:Twice", "--model", "embedded", "--engine", "http://127.0.0.1:9"],
-            "toolroll: two tasks have the id 'a': give each task its own id",
-        ),
+        (["run", "broken.py:Twice", *RUN[2:], "--engine", "http://127.0.0.1:9"],
+         "toolroll: two tasks have the id 'a': give each task its own id"),
         (["tasks", ":env"], ":env: name the object in the file: FILE.py:NAME"),
         (["tasks", "null.py:env"], "null.py: SyntaxError: source code string cannot contain null"),
         ([*RUN, "--temperature", "nan"], "--temperature: must be a finite number"),
@@ -172,7 +150,7 @@ def refused(
         (["engine", "--context-length", "0"], "--context-length: must be at least 1"),
         (["new-env", "no-folder", "--at", "afile"], "--at: afile/no_folder.py cannot be written: "),
     ],
-)
+)  # fmt: skip
 def test_a_mistake_is_one_line(
     arguments: list[str],
     words: str,
@@ -186,21 +164,21 @@ def test_a_mistake_is_one_line(
 
 def test_every_reason_of_an_aborted_episode_stands_in_the_warning() -> None:
     summary = Summary("pond")
-    for number, reason in enumerate(
-        found for found in StopReason if found.status is Status.ABORTED
-    ):
+    reasons = [reason for reason in StopReason if reason.status is Status.ABORTED]
+    for number, reason in enumerate(reasons):
         summary.add(episode(f"t-{number}", reason=reason))
     warning = next(line for line in report(summary)["warnings"] if "excluded from rewards" in line)
     assert "template_error 1" in warning
     assert warning.count(" 1") == summary.episodes
 
 
+def shown_help(*arguments: str, columns: int = 80) -> str:
+    variables = {"COLUMNS": str(columns), "NO_COLOR": "1", "TERM": "dumb"}
+    return CliRunner().invoke(app, [*arguments, "--help"], env=variables).output
+
+
 def test_help_shows_the_defaults_and_the_version_is_told() -> None:
-    told = (
-        CliRunner()
-        .invoke(app, ["run", "--help"], env={"COLUMNS": "300", "NO_COLOR": "1", "TERM": "dumb"})
-        .output
-    )
+    told = shown_help("run", columns=300)
     lines = {
         name: next(line for line in told.splitlines() if f"│ {name} " in line) for name in SHOWN
     }
@@ -213,16 +191,14 @@ def test_help_shows_the_defaults_and_the_version_is_told() -> None:
 
 @pytest.mark.parametrize("name", sorted(get_command(app).commands))  # type: ignore[attr-defined]
 def test_help_shows_whole_names_in_80_columns(name: str) -> None:
-    variables = {"COLUMNS": "80", "NO_COLOR": "1", "TERM": "dumb"}
-    told = CliRunner().invoke(app, [name, "--help"], env=variables).output
+    told = shown_help(name)
     assert "--help" in told
     assert "…" not in told
 
 
 def test_the_list_of_commands_breaks_no_line_early() -> None:
-    variables = {"COLUMNS": "80", "NO_COLOR": "1", "TERM": "dumb"}
-    told = CliRunner().invoke(app, ["--help"], env=variables).output
-    lines = [line.strip("│").rstrip() for line in told.partition("Commands")[2].splitlines()[1:-1]]
+    commands = shown_help().partition("Commands")[2].splitlines()[1:-1]
+    lines = [line.strip("│").rstrip() for line in commands]
     start = re.match(r" [\w-]+ +", lines[0])
     assert start is not None
     for line, after in pairwise(lines):
@@ -231,11 +207,7 @@ def test_the_list_of_commands_breaks_no_line_early() -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments",
-    [
-        ["demo", "--samples", "0"],
-        ["view", "run", "--tokens", "-1"],
-    ],
+    "arguments", [["demo", "--samples", "0"], ["view", "run", "--tokens", "-1"]]
 )
 def test_a_number_out_of_range_is_refused_before_anything_starts(arguments: list[str]) -> None:
     done = CliRunner().invoke(app, arguments)

@@ -18,11 +18,12 @@ from toolroll.rollout.errors import UsageError
 from toolroll.rollout.runs.run_directory import RunDirectory
 from toolroll.rollout.types import Episode, StopReason
 
+pytestmark = pytest.mark.usefixtures("here")
 SETTINGS = {"model": "tiny", "max_turns": 8, "seed": 0}
 
 
 def folder(
-    path: Path,
+    path: str,
     episodes: Iterable[Episode],
     *,
     provenance: Mapping[str, Any] | None = None,
@@ -30,24 +31,19 @@ def folder(
 ) -> Path:
     """A run of the environment `pond`."""
     facts = {"date": "today", **(provenance or {})}
-    with RunDirectory(path, "pond", {**SETTINGS, **settings}, provenance=facts) as run:
+    with RunDirectory(Path(path), "pond", {**SETTINGS, **settings}, provenance=facts) as run:
         for one in episodes:
             run.append(one)
-    return path
+    return Path(path)
 
 
 def played(
     rewards: Mapping[str, Iterable[float | None]], metrics: dict[str, float] | None = None
 ) -> list[Episode]:
     """The samples of each task; None is an aborted one."""
+    reasons = {True: StopReason.ENGINE_ERROR, False: StopReason.DONE}
     return [
-        episode(
-            task,
-            sample,
-            reward,
-            reason=StopReason.DONE if reward is not None else StopReason.ENGINE_ERROR,
-            metrics=metrics,
-        )
+        episode(task, sample, reward, reason=reasons[reward is None], metrics=metrics)
         for task, samples in rewards.items()
         for sample, reward in enumerate(samples)
     ]
@@ -66,9 +62,9 @@ def comparison(base: Path, candidate: Path, **question: Any) -> dict[str, Any]:
 # --- what is paired -------------------------------------------------------------------------------
 
 
-def test_only_samples_that_both_have_graded_are_compared(tmp_path: Path) -> None:
-    base = folder(tmp_path / "a", played({"t-0": [1.0, 0.0], "t-1": [1.0, None], "t-2": [1.0]}))
-    other = folder(tmp_path / "b", played({"t-0": [0.0, None], "t-1": [1.0, 0.0], "t-3": [0.0]}))
+def test_only_samples_that_both_have_graded_are_compared() -> None:
+    base = folder("a", played({"t-0": [1.0, 0.0], "t-1": [1.0, None], "t-2": [1.0]}))
+    other = folder("b", played({"t-0": [0.0, None], "t-1": [1.0, 0.0], "t-3": [0.0]}))
     found = comparison(base, other)
     assert found["coverage"] == {
         "tasks": 2,
@@ -79,19 +75,15 @@ def test_only_samples_that_both_have_graded_are_compared(tmp_path: Path) -> None
         "other_data": [],
     }
     assert (found["reward"]["base"], found["reward"]["candidate"]) == (1.0, 0.5)
-    assert found["changed"] == {
-        "worse": [{"task": "t-0", "base": 1.0, "candidate": 0.0}],
-        "better": [],
-    }
+    worse = [{"task": "t-0", "base": 1.0, "candidate": 0.0}]
+    assert found["changed"] == {"worse": worse, "better": []}
 
 
-def test_a_task_whose_data_changed_is_left_out(tmp_path: Path) -> None:
+def test_a_task_whose_data_changed_is_left_out() -> None:
     def hashed(name: str, changed: str) -> Path:
         hashes = {"t-0": "same", "t-1": changed}
         episodes = played({"t-0": [1.0], "t-1": [1.0]})
-        return folder(
-            tmp_path / name, [replace(one, task_hash=hashes[one.task_id]) for one in episodes]
-        )
+        return folder(name, [replace(one, task_hash=hashes[one.task_id]) for one in episodes])
 
     base, other = hashed("a", "old"), hashed("b", "new")
     found = comparison(base, other)
@@ -113,10 +105,10 @@ def test_a_task_whose_data_changed_is_left_out(tmp_path: Path) -> None:
     ],
 )
 def test_runs_that_differ_in_more_than_the_model_are_refused_by_name(
-    tmp_path: Path, kind: str, settings: dict[str, Any], provenance: dict[str, Any]
+    kind: str, settings: dict[str, Any], provenance: dict[str, Any]
 ) -> None:
-    base = folder(tmp_path / "a", many(4, 2))
-    other = folder(tmp_path / "b", many(4, 2), provenance=provenance, **settings)
+    base = folder("a", many(4, 2))
+    other = folder("b", many(4, 2), provenance=provenance, **settings)
     with pytest.raises(UsageError, match=f"To allow it: --allow-different {kind}$") as refused:
         comparison(base, other)
     assert f"{kind}: {kind}:" not in str(refused.value)
@@ -125,28 +117,27 @@ def test_runs_that_differ_in_more_than_the_model_are_refused_by_name(
     assert [line.partition(":")[0] for line in found["settings"]] == [name]
 
 
-def test_another_model_is_what_is_compared(tmp_path: Path) -> None:
-    base = folder(tmp_path / "a", many(4, 2))
-    other = folder(tmp_path / "b", many(4, 2), model="other", top_p=0.5, processes=2)
+def test_another_model_is_what_is_compared() -> None:
+    base = folder("a", many(4, 2))
+    other = folder("b", many(4, 2), model="other", top_p=0.5, processes=2)
     assert comparison(base, other)["settings"] == [
         'model: baseline "tiny", candidate "other"',
         "top_p: baseline not set, candidate 0.5",
     ]
 
 
-def test_other_seeds_are_paired_by_number_only_if_that_is_allowed(tmp_path: Path) -> None:
-    base = folder(tmp_path / "a", many(4, 2))
-    moved = [replace(one, seed=one.seed + 1) for one in many(4, 2)]
-    other = folder(tmp_path / "b", moved)
+def test_other_seeds_are_paired_by_number_only_if_that_is_allowed() -> None:
+    base = folder("a", many(4, 2))
+    other = folder("b", [replace(one, seed=one.seed + 1) for one in many(4, 2)])
     with pytest.raises(UsageError, match="no graded sample in common"):
         comparison(base, other)
     assert comparison(base, other, allowed=["seed"])["coverage"]["samples"] == 4
 
 
-def test_sessions_which_have_no_seeds_are_paired_by_number(tmp_path: Path) -> None:
+def test_sessions_which_have_no_seeds_are_paired_by_number() -> None:
     rewards = {"a": [1.0, 0.0, 1.0], "b": [0.0, 0.0]}
     runs = [
-        folder(tmp_path / name, [replace(one, seed=0) for one in played({"s": samples})])
+        folder(name, [replace(one, seed=0) for one in played({"s": samples})])
         for name, samples in rewards.items()
     ]
     found = comparison(*runs)
@@ -157,35 +148,35 @@ def test_sessions_which_have_no_seeds_are_paired_by_number(tmp_path: Path) -> No
 # --- the numbers ----------------------------------------------------------------------------------
 
 
-def test_pass_hat_k_is_compared_where_a_task_has_k_pairs(tmp_path: Path) -> None:
-    base = folder(tmp_path / "a", played({"t-0": [1, 1, 0], "t-1": [1, 1]}))
-    other = folder(tmp_path / "b", played({"t-0": [1, 0, 0], "t-1": [1, 1]}))
+def test_pass_hat_k_is_compared_where_a_task_has_k_pairs() -> None:
+    base = folder("a", played({"t-0": [1, 1, 0], "t-1": [1, 1]}))
+    other = folder("b", played({"t-0": [1, 0, 0], "t-1": [1, 1]}))
     found = comparison(base, other)["pass^k"]
-    assert {k: (part["base"], part["candidate"], part["tasks"]) for k, part in found.items()} == {
-        "1": (pytest.approx(5 / 6), pytest.approx(4 / 6), 2),
-        "2": (pytest.approx(2 / 3), pytest.approx(1 / 2), 2),
-        "3": (0.0, 0.0, 1),
-    }
+    parts = [(part["base"], part["candidate"], part["tasks"]) for part in found.values()]
+    assert list(found) == ["1", "2", "3"]
+    assert parts == [
+        pytest.approx(row) for row in ((5 / 6, 4 / 6, 2), (2 / 3, 1 / 2, 2), (0, 0, 1))
+    ]
     assert comparison(base, other)["mcnemar"] is None
 
 
-def test_no_interval_has_the_width_zero(tmp_path: Path) -> None:
+def test_no_interval_has_the_width_zero() -> None:
     for passes in (0, 20):
-        base = folder(tmp_path / f"a{passes}", many(20, passes))
+        base = folder(f"a{passes}", many(20, passes))
         found = comparison(base, base)["reward"]
         assert found["difference"] == 0.0
         assert found["high"] == -found["low"] == pytest.approx(2.093 / 380**0.5, rel=1e-3)
 
 
-def test_no_interval_has_an_impossible_difference(tmp_path: Path) -> None:
-    base = folder(tmp_path / "a", played({"t-0": [-2.0], "t-1": [2.0]}))
+def test_no_interval_has_an_impossible_difference() -> None:
+    base = folder("a", played({"t-0": [-2.0], "t-1": [2.0]}))
     found = comparison(base, base)
     assert (found["reward"]["low"], found["reward"]["high"]) == (-4.0, 4.0)
     assert (found["pass^k"]["1"]["low"], found["pass^k"]["1"]["high"]) == (-1.0, 1.0)
 
 
-def test_there_is_no_negative_zero(tmp_path: Path) -> None:
-    base = folder(tmp_path / "a", many(4, 2))
+def test_there_is_no_negative_zero() -> None:
+    base = folder("a", many(4, 2))
     for options in ([], ["--fail-if-worse", 0]):
         assert "-0.0," not in toolroll("compare", base, base, "--json", *options).stdout
 
@@ -215,11 +206,8 @@ def test_the_power_is_that_of_the_detectable_difference() -> None:
     ("passes", "status", "verdict"),
     [(100, 0, "no worse"), (99, 0, "no worse"), (97, 4, "inconclusive"), (60, 3, "worse")],
 )
-def test_a_gate_has_three_exit_statuses(
-    tmp_path: Path, passes: int, status: int, verdict: str
-) -> None:
-    base = folder(tmp_path / "a", many(100, 100))
-    other = folder(tmp_path / "b", many(100, passes))
+def test_a_gate_has_three_exit_statuses(passes: int, status: int, verdict: str) -> None:
+    base, other = folder("a", many(100, 100)), folder("b", many(100, passes))
     result = toolroll("compare", base, other, "--fail-if-worse", 0.05)
     assert (result.exit_code, verdict in result.stdout) == (status, True), result.stdout
     assert " if it fell by 0.05)\na true difference of " in result.stdout
@@ -228,65 +216,50 @@ def test_a_gate_has_three_exit_statuses(
 
 
 @pytest.mark.parametrize("candidates", [1, 3])
-def test_a_gate_says_how_many_tasks_it_needs(tmp_path: Path, candidates: int) -> None:
+def test_a_gate_says_how_many_tasks_it_needs(candidates: int) -> None:
     """Nothing changed: it passes with that many tasks, and not with one less."""
     needed = {1: 41, 3: 51}[candidates]
     for count, status in ((needed - 1, 4), (needed, 0)):
-        base = folder(tmp_path / str(count), many(count, count))
+        base = folder(str(count), many(count, count))
         arguments = ("compare", base, *[base] * candidates, "--fail-if-worse", 0.05)
         result = toolroll(*arguments)
         assert result.exit_code == status
         line = f"--fail-if-worse 0.05 needs at least {needed} tasks, even if nothing changed"
         assert (line in result.stdout) == (status == 4)
-        gates = [
-            found["gate"]
-            for found in json.loads(toolroll(*arguments, "--json").stdout)["comparisons"]
-        ]
-        assert gates == [{"loss": 0.05, "tasks_if_unchanged": needed}] * candidates
+        compared = json.loads(toolroll(*arguments, "--json").stdout)["comparisons"]
+        assert [found["gate"] for found in compared] == [
+            {"loss": 0.05, "tasks_if_unchanged": needed}
+        ] * candidates
     zero = toolroll("compare", base, base, "--fail-if-worse", 0).stdout
     assert "--fail-if-worse 0 cannot pass if nothing changed" in zero
 
 
-def test_a_gate_notices_an_improvement(tmp_path: Path) -> None:
-    base, other = folder(tmp_path / "a", many(40, 5)), folder(tmp_path / "b", many(40, 30))
+def test_an_improvement_and_too_few_tasks_are_told() -> None:
+    base, other = folder("a", many(40, 5)), folder("b", many(40, 30))
     assert ": better" in toolroll("compare", base, other, "--fail-if-worse", 0.02).stdout
+    few = folder("few", many(3, 2))
+    assert "so few tasks can show no difference" in toolroll("compare", few, few).stdout
 
 
-@pytest.mark.parametrize("option", ["--fail-if-worse", "--margin", "--power-for"])
-def test_a_difference_that_rewards_cannot_have_is_refused(tmp_path: Path, option: str) -> None:
-    base = folder(tmp_path / "a", many(4, 2))
-    with pytest.raises(UsageError, match=f"{option} is 2, in rewards, .* differ by at most 1"):
-        toolroll("compare", base, base, option, 2)
-
-
-def test_three_tasks_can_show_no_difference(tmp_path: Path) -> None:
-    base = folder(tmp_path / "a", many(3, 2))
-    assert "so few tasks can show no difference" in toolroll("compare", base, base).stdout
-
-
-def test_another_model_has_one_name(tmp_path: Path) -> None:
+def test_another_model_has_one_name() -> None:
     sides = [{"tokenizer_sha256": side, "template_sha256": side} for side in "ab"]
-    base, other = (folder(tmp_path / s["template_sha256"], many(4, 2), provenance=s) for s in sides)
+    base, other = (folder(s["template_sha256"], many(4, 2), provenance=s) for s in sides)
     with pytest.raises(UsageError, match=r"To allow it: --allow-different model$"):
         comparison(base, other)
     assert comparison(base, other, allowed=["model"])["verdict"] == "inconclusive"
 
 
-def test_several_candidates_are_corrected(tmp_path: Path) -> None:
-    base = folder(tmp_path / "a", many(100, 50))
-    worse = folder(tmp_path / "b", many(100, 45))
-    alone = json.loads(toolroll("compare", base, worse, "--json").stdout)["comparisons"]
-    both = json.loads(toolroll("compare", base, worse, base, base, "--json").stdout)["comparisons"]
-    assert [found["verdict"] for found in (*alone, *both)] == [
-        "worse",
-        *["inconclusive"] * 3,
-    ]
+def test_several_candidates_are_corrected() -> None:
+    base, worse = folder("a", many(100, 50)), folder("b", many(100, 45))
+    alone = compare(read_runs(base), [read_runs(worse)], Question())
+    both = compare(read_runs(base), [read_runs(run) for run in (worse, base, base)], Question())
+    verdicts = [found["verdict"] for found in (*alone, *both)]
+    assert verdicts == ["worse", *["inconclusive"] * 3]
     assert both[0]["reward"]["p_holm"] == pytest.approx(3 * alone[0]["reward"]["p"])
 
 
-def test_the_table_and_the_markdown_have_the_same_rows(tmp_path: Path) -> None:
-    base = folder(tmp_path / "a", many(40, 20))
-    other = folder(tmp_path / "b", many(40, 21, start=1), top_p=0.5)
+def test_the_table_and_the_markdown_have_the_same_rows() -> None:
+    base, other = folder("a", many(40, 20)), folder("b", many(40, 21, start=1), top_p=0.5)
     options = ["--margin", "0.5", "--power-for", "0.03"]
     table = toolroll("compare", base, other, *options).stdout
     text = toolroll("compare", base, other, *options, "--markdown").stdout
@@ -311,15 +284,12 @@ def test_the_table_and_the_markdown_have_the_same_rows(tmp_path: Path) -> None:
     assert {line.count("|") for line in rows} == {5}
 
 
-def test_large_numbers_have_no_exponent(tmp_path: Path) -> None:
+def test_large_numbers_have_no_exponent() -> None:
     metrics = {"prompt_tokens": 58_540.0, "turns": 8.595, "invalid_calls": 0.12121}
-    base = folder(tmp_path / "a", played({"t-0": [1.0], "t-1": [1.0]}, metrics))
+    base = folder("a", played({"t-0": [1.0], "t-1": [1.0]}, metrics))
     table = toolroll("compare", base, base).stdout
-    assert [line.split("|")[1].strip() for line in table.splitlines()[5:8]] == [
-        "8.595",
-        "58,540",
-        "0.1212",
-    ]
+    shown = [line.split("|")[1].strip() for line in table.splitlines()[5:8]]
+    assert shown == ["8.595", "58,540", "0.1212"]
 
 
 @pytest.mark.parametrize(
@@ -329,13 +299,16 @@ def test_large_numbers_have_no_exponent(tmp_path: Path) -> None:
         (["a", "empty"], "holds no episodes.jsonl"),
         (["a", "lake"], "no environment in common"),
         (["a", "a", "--allow-different", "sampling"], "the names are template, tokenizer, user"),
+        *(
+            (["a", "a", option, "2"], f"{option} is 2, in rewards, .* differ by at most 1")
+            for option in ("--fail-if-worse", "--margin", "--power-for")
+        ),
     ],
 )
-def test_what_cannot_be_compared_is_named(tmp_path: Path, arguments: list[str], words: str) -> None:
-    folder(tmp_path / "a", many(2, 1))
-    (tmp_path / "empty").mkdir()
-    with RunDirectory(tmp_path / "lake", "lake", SETTINGS) as run:
+def test_what_cannot_be_compared_is_named(arguments: list[str], words: str) -> None:
+    folder("a", many(2, 1))
+    Path("empty").mkdir()
+    with RunDirectory(Path("lake"), "lake", SETTINGS) as run:
         run.append(episode(env="lake"))
-    named = [tmp_path / word if (tmp_path / word).exists() else word for word in arguments]
     with pytest.raises(UsageError, match=words):
-        toolroll("compare", *named)
+        toolroll("compare", *arguments)

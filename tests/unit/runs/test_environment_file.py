@@ -86,17 +86,13 @@ def test_a_class_is_an_environment_with_its_tasks(file: Path) -> None:
     factory = load_environment(f"{file}:Counter", {"step": 2})
     assert (factory.name, factory.description) == ("bench:Counter", "Count to a number.")
     tasks = factory.tasks("test")
-    assert [(task.id, task.index, task.data["to"]) for task in tasks] == [
-        ("near", 0, 3),
-        ("1", 1, 9),
-    ]
+    facts = [(task.id, task.index, task.data["to"]) for task in tasks]
+    assert facts == [("near", 0, 3), ("1", 1, 9)]
     env: Any = factory.make(EnvironmentOptions(settings={"label": "m"}))
     assert (env.by, env.label) == (2, "m")
     assert [action.content for action in factory.reference(tasks[0]) or ()] == ["3"]
-
-
-def test_a_class_without_tasks_has_one(file: Path) -> None:
-    assert list(find_environment(f"{file}:Bare").tasks("test")) == [Task("0", 0, "test")]
+    bare = find_environment(f"{file}:Bare")
+    assert list(bare.tasks("test")) == [Task("0", 0, "test")]  # without tasks, there is one
 
 
 def test_tasks_may_depend_on_the_arguments(file: Path) -> None:
@@ -126,38 +122,33 @@ def test_a_factory_and_a_function_that_makes_one(file: Path) -> None:
 
 
 def test_a_factory_gets_the_arguments_as_settings(file: Path) -> None:
-    with pytest.raises(UsageError, match="desk takes only the setting policy, but got: level"):
-        find_environment("desk", {"level": 3}).make(EnvironmentOptions())
-    (file.parent / "sums.py").write_text(SHORT)
-    with pytest.raises(
-        UsageError, match=r"sums:env takes no settings, but got: level\. To support settings"
+    sums = file.parent / "sums.py"
+    sums.write_text(SHORT)
+    for name, words in (
+        ("desk", "desk takes only the setting policy, but got: level"),
+        (f"{sums}:env", r"sums:env takes no settings, but got: level\. To support settings"),
     ):
-        find_environment(f"{file.parent}/sums.py:env", {"level": 3}).make(EnvironmentOptions())
-    made = find_environment(f"{file.parent}/sums.py:make", {"answer": "7"})
-    assert made.name == "sums:make"
-    assert made.tasks("test")[0].data["answer"] == "7"
+        with pytest.raises(UsageError, match=words):
+            find_environment(name, {"level": 3}).make(EnvironmentOptions())
+    factory = find_environment(f"{sums}:make", {"answer": "7"})
+    assert (factory.name, factory.tasks("test")[0].data["answer"]) == ("sums:make", "7")
 
 
-def test_a_module_is_found_in_the_working_directory(
+def test_a_module_is_found_in_the_folder_and_executed_once(
     file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(file.parent)
-    assert find_environment("bench:Counter").name == "bench:Counter"
-    assert find_environment("bench.py:Counter").name == "bench:Counter"
-
-
-def test_a_file_is_executed_once(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first: Any = find_environment(f"{file}:Counter")
     monkeypatch.chdir(file.parent)
+    for name in ("bench:Counter", "bench.py:Counter"):
+        assert find_environment(name).name == "bench:Counter"
     second: Any = find_environment("bench.py:Counter")
     assert first.kind is second.kind
 
 
 def test_a_file_becomes_absolute_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir("/")
-    assert absolute_target("a/b.py:NAME") == "/a/b.py:NAME"
-    assert absolute_target("a.b:NAME") == "a.b:NAME"
-    assert absolute_target("desk") == "desk"
+    absolute = [absolute_target(name) for name in ("a/b.py:NAME", "a.b:NAME", "desk")]
+    assert absolute == ["/a/b.py:NAME", "a.b:NAME", "desk"]
 
 
 @pytest.mark.parametrize(
@@ -172,11 +163,7 @@ def test_a_file_becomes_absolute_and_nothing_else(monkeypatch: pytest.MonkeyPatc
         ("counter", {}, "not an environment: it makes an object of type Counter"),
         ("Hinted", {}, "Hinted: an annotation cannot be resolved: name 'Nowhere' is not defined"),
         ("Abstract", {}, "bench:Abstract cannot be played: Abstract has no step"),
-        (
-            "broken",
-            {},
-            "raised an error when it was called: .*bench.py, line 43: KeyError: 'missing'",
-        ),
+        ("broken", {}, "an error when it was called: .*bench.py, line 43: KeyError: 'missing'"),
     ],
 )
 def test_what_is_wrong_is_one_line(
@@ -214,9 +201,7 @@ def test_an_error_of_the_file_names_its_line(file: Path, text: str, words: str) 
         ("bench.py:", "name the object in the file: bench.py:NAME"),
     ],
 )
-def test_what_is_not_there_is_said(
-    file: Path, monkeypatch: pytest.MonkeyPatch, target: str, words: str
-) -> None:
-    monkeypatch.chdir(file.parent)
+@pytest.mark.usefixtures("file", "here")
+def test_what_is_not_there_is_said(target: str, words: str) -> None:
     with pytest.raises(UsageError, match=words):
         find_environment(target)

@@ -76,45 +76,36 @@ def known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     return identity(tmp_path / "known")
 
 
-@pytest.mark.parametrize(
-    ("file", "old", "new"),
-    [
-        ("env.py", 'scale(float(task["answer"] in final)) + bonus()', "1.0"),
-        ("env.py", "count", "tally"),
-        ("env.py", "tools=[count]", "tools=[]"),
-        ("env.py", "Count the animals.", "Count the ducks."),
-        ("env.py", "Which ones.", "Which animals."),
-        ("env.py", "what: str", "what: int"),
-        ("env.py", "return 3", "return 4"),
-        ("env.py", "system=SYSTEM", 'system=SYSTEM + "!"'),
-        ("helper.py", "0.0", "0.5"),
-        ("late.py", "return reward", "return 2 * reward"),
-        ("policy.md", "brief", "polite"),
-        ("data/tasks.json", "ducks", "geese"),
-        ("data/tasks.json", '"3"', '"4"'),
-    ],
-)
-def test_an_edit_that_can_move_a_reward_changes_it(
-    file: str, old: str, new: str, known: dict[str, str], tmp_path: Path
-) -> None:
-    assert identity(tmp_path / "edited", (file, old, new)) != known
+MOVES = [
+    ("env.py", 'scale(float(task["answer"] in final)) + bonus()', "1.0"),
+    ("env.py", "count", "tally"),
+    ("env.py", "tools=[count]", "tools=[]"),
+    ("env.py", "Count the animals.", "Count the ducks."),
+    ("env.py", "Which ones.", "Which animals."),
+    ("env.py", "what: str", "what: int"),
+    ("env.py", "return 3", "return 4"),
+    ("env.py", "system=SYSTEM", 'system=SYSTEM + "!"'),
+    ("helper.py", "0.0", "0.5"),
+    ("late.py", "return reward", "return 2 * reward"),
+    ("policy.md", "brief", "polite"),
+    ("data/tasks.json", "ducks", "geese"),
+    ("data/tasks.json", '"3"', '"4"'),
+]
+HARMLESS = [
+    ("env.py", "# the grader's", "# another comment"),
+    ("env.py", "    return 3\n", "\n    return (3)  # ducks\n"),
+    ("env.py", 'float(task["answer"] in final)', "float(task['answer'] in final)"),
+    ("unused.py", "1", "2"),
+    ("notes.txt", "", "read me"),
+    ("data/tasks.json", '"prompt": "How many ducks?", "answer": "3"', REORDERED),
+]
 
 
-@pytest.mark.parametrize(
-    ("file", "old", "new"),
-    [
-        ("env.py", "# the grader's", "# another comment"),
-        ("env.py", "    return 3\n", "\n    return (3)  # ducks\n"),
-        ("env.py", 'float(task["answer"] in final)', "float(task['answer'] in final)"),
-        ("unused.py", "1", "2"),
-        ("notes.txt", "", "read me"),
-        ("data/tasks.json", '"prompt": "How many ducks?", "answer": "3"', REORDERED),
-    ],
-)
-def test_no_other_edit_changes_it(
-    file: str, old: str, new: str, known: dict[str, str], tmp_path: Path
+@pytest.mark.parametrize("edit", [*MOVES, *HARMLESS])
+def test_only_an_edit_that_can_move_a_reward_changes_it(
+    edit: tuple[str, str, str], known: dict[str, str], tmp_path: Path
 ) -> None:
-    assert identity(tmp_path / "edited", (file, old, new)) == known
+    assert (identity(tmp_path / "edited", edit) != known) is (edit in MOVES)
 
 
 def test_of_very_large_data_only_the_size_counts(

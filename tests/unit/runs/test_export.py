@@ -28,18 +28,17 @@ from toolroll.rollout.types import Episode, StopReason
 
 def test_what_may_be_trained_on_is_a_row_for_each_sequence() -> None:
     rows = list(sample_rows(exported()))
-    assert [(row["task_id"], row["sample"], row["sequence"], row["reward"]) for row in rows] == [
-        ("t-0", 0, 0, 1.0),
-        ("t-0", 0, 1, 1.0),
-        ("t-0", 1, 0, 0.0),
+    names = ("task_id", "sample", "sequence", "reward", "fork_reason")
+    assert [tuple(row[name] for name in names) for row in rows] == [
+        ("t-0", 0, 0, 1.0, None),
+        ("t-0", 0, 1, 1.0, "rewritten"),
+        ("t-0", 1, 0, 0.0, None),
     ]
     part = trajectory()
     assert rows[0]["input_ids"] == part.input_ids.tolist()
     assert rows[0]["loss_mask"] == part.loss_mask.tolist()
-    assert rows[0]["logprobs"] == [
-        None if value != value else value for value in part.logprobs.tolist()
-    ]
-    assert (rows[0]["fork_reason"], rows[1]["fork_reason"]) == (None, "rewritten")
+    logprobs = [None if value != value else value for value in part.logprobs.tolist()]
+    assert rows[0]["logprobs"] == logprobs
 
 
 def trials() -> list[Episode]:
@@ -61,16 +60,10 @@ def test_tau_benchs_format_has_whole_tasks_only() -> None:
     results, left_out = tau_bench_results(trials())
     assert left_out == ["t-6", "t-7"], "also a task without any graded trial"
     assert len(results) == 24
-    assert results[0] == {
-        "task_id": 0,
-        "reward": 0.0,
-        "info": {},
-        "traj": [
-            {"role": "user", "content": "Hello."},
-            {"role": "assistant", "content": "Goodbye."},
-        ],
-        "trial": 0,
-    }
+    user = {"role": "user", "content": "Hello."}
+    messages = [user, {"role": "assistant", "content": "Goodbye."}]
+    outcome = {"task_id": 0, "trial": 0, "reward": 0.0, "info": {}}
+    assert results[0] == {**outcome, "traj": messages}
     assert [found["trial"] for found in results] == sorted(found["trial"] for found in results)
 
 
@@ -93,23 +86,21 @@ def test_tau_bench_itself_gives_the_same_pass_hat_k() -> None:
 
 
 def test_the_script_writes_tau_benchs_format(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run, out = tmp_path / "run", tmp_path / "tau.json"
-    for env in ("pond", "lake"):
-        with RunDirectory(run, env, {}) as folder:
-            for sample in range(2):
-                folder.append(episode("t-0", sample, env=env))
-            if env == "pond":
-                folder.append(episode("t-1", 0, reason=StopReason.USER_ERROR))
-    main([str(run), str(out), "--env", "pond"])
+    gone = episode("t-1", 0, reason=StopReason.USER_ERROR)
+    for env, more in (("pond", [gone]), ("lake", [])):
+        with RunDirectory(here / "run", env, {}) as folder:
+            for played in (*(episode("t-0", sample, env=env) for sample in range(2)), *more):
+                folder.append(played)
+    main(["run", "tau.json", "--env", "pond"])
     said = capsys.readouterr().out
     assert "tau.json: 2 results\nleft out, because a trial is missing: t-1\n" in said
-    assert [found["trial"] for found in json.loads(out.read_text())] == [0, 1]
+    assert [result["trial"] for result in json.loads(Path("tau.json").read_text())] == [0, 1]
     with pytest.raises(UsageError, match="already exists: name a new file"):
-        main([str(run), str(out), "--env", "pond"])
+        main(["run", "tau.json", "--env", "pond"])
     with pytest.raises(UsageError, match="one environment: choose one with --env: lake, pond"):
-        main([str(run), str(tmp_path / "x")])
+        main(["run", "x"])
 
 
 def test_the_command_writes_one_environment_without_provenance(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from support.exports import (
     varied,
     write_run,
 )
-from support.listed_environment import TOOL
+from support.listed_environment import TOOL, ListedWorld
 from support.qwen import tokenizer_for, trl_template
 from support.results import episode, trajectory
 
@@ -29,26 +29,22 @@ from toolroll.evaluation.export.atif import write_atif
 from toolroll.evaluation.export.exported_run import ExportedRun
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.runs.episode_file import to_line
-from toolroll.rollout.types import (
-    Action,
-    Environment,
-    Episode,
-    Observation,
-    StepResult,
-    Task,
-)
+from toolroll.rollout.types import Episode, Observation, Task
 from toolroll.testing import PolicyRequest
 
 pytestmark = pytest.mark.tokens
 USER: Any = {"role": "user", "content": "And now?"}
 
 
-def exported(run: Path, out: Path) -> int:
-    return write_atif(ExportedRun(run), out)
+def exported(folder: Path, name: str = "t-0", env: str = "pond") -> tuple[int, dict[str, Any]]:
+    """How many files the run in `folder` becomes, and what is in one of them."""
+    count = write_atif(ExportedRun(folder / "run"), folder / "out")
+    return count, trajectory_of(folder / "out", name, 0, env)
 
 
-def lines_of(run: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (run / "episodes.jsonl").read_text().splitlines()]
+def line_of(folder: Path) -> dict[str, Any]:
+    """The first episode of the run."""
+    return json.loads((folder / "run" / "episodes.jsonl").read_text().splitlines()[0])
 
 
 def judge(atif: dict[str, Any], line: dict[str, Any], tokenizer: Any) -> None:
@@ -63,22 +59,16 @@ def judge(atif: dict[str, Any], line: dict[str, Any], tokenizer: Any) -> None:
             assert all(str(argument) in text for argument in made["arguments"].values())
 
 
-class Talk(Environment):
-    """Answers calls with a result, and text with the user's next message. Ends after `steps`."""
-
-    def __init__(self, steps: int, *examples: Any) -> None:
-        self.left, self.examples = steps, examples
+class Examples(ListedWorld):
+    """Begins with an exchange of the prompt's."""
 
     def reset(self, task: Task, seed: int) -> Observation:
-        return Observation([*self.examples, {"role": "user", "content": "Hi"}], [TOOL])
-
-    def step(self, action: Action) -> StepResult:
-        self.left -= 1
-        answers: list[Any] = [
-            {"role": "tool", "tool_call_id": made.id, "name": made.name, "content": "Seen."}
-            for made in action.tool_calls
+        first = super().reset(task, seed)
+        examples: Any = [
+            {"role": "user", "content": "Hi"},
+            {"role": "assistant", "content": "Hello."},
         ]
-        return StepResult(answers or [USER], 1.0, self.left == 0)
+        return Observation([*examples, *first.messages], first.tools)
 
 
 SAID = [
@@ -89,42 +79,33 @@ SAID = [
 ]
 
 
-async def played(run: Path, *examples: Any) -> Any:
+async def played(folder: Path, world: type[ListedWorld]) -> Any:
     """Write an episode that forks, because Qwen3's template drops old thoughts."""
     tokenizer = tokenizer_for(trl_template("qwen3"))
+    texts: Any = {"user_texts": ["Hi", *["And now?"] * 3], "tool_texts": ["Seen.", ""]}
     async with serving(tokenizer, lambda request: SAID[request.call]) as (_, model):
-        result = await agent(model).asolve(
-            Talk(4, *examples), task=Task("t-0", 0), session_id="s", max_num_steps=9
-        )
+        task, env = Task("t-0", 0), world(system="", **texts)
+        result = await agent(model).asolve(env, task=task, session_id="s", max_num_steps=4)
     assert len(result.trajectories) > 1
-    write_run(run, [Episode("pond", "t-0", 0, 0, 1, result, "tiny")])
+    write_run(folder / "run", [Episode("pond", "t-0", 0, 0, 1, result, "tiny")])
     return tokenizer
 
 
-async def test_a_forked_episode_is_one_trajectory_with_the_tokens_of_each_turn(
-    tmp_path: Path,
-) -> None:
-    tokenizer = await played(tmp_path / "run")
-    assert exported(tmp_path / "run", tmp_path / "out") == 1
-    atif = trajectory_of(tmp_path / "out", "t-0", 0)
-    judge(atif, lines_of(tmp_path / "run")[0], tokenizer)
-    assert atif["subagent_trajectories"] is None
+async def test_a_forked_episode_has_the_tokens_of_each_turn(tmp_path: Path) -> None:
+    tokenizer = await played(tmp_path, ListedWorld)
+    count, atif = exported(tmp_path)
+    judge(atif, line_of(tmp_path), tokenizer)
+    assert (count, atif["subagent_trajectories"]) == (1, None)
     assert [step["step_id"] for step in atif["steps"]] == list(range(1, 9))
-    assert [step["message"].strip() for step in sampled_steps(atif)] == [
-        "I look.",
-        "Hello.",
-        "There.",
-        "Bye.",
-    ]
+    texts = [step["message"].strip() for step in sampled_steps(atif)]
+    assert texts == ["I look.", "Hello.", "There.", "Bye."]
 
 
 async def test_examples_in_the_prompt_get_no_tokens(tmp_path: Path) -> None:
     """The record does not say which assistant messages the model wrote."""
-    example = {"role": "assistant", "content": "Hello."}
-    tokenizer = await played(tmp_path / "run", {"role": "user", "content": "Hi"}, example)
-    exported(tmp_path / "run", tmp_path / "out")
-    atif = trajectory_of(tmp_path / "out", "t-0", 0)
-    judge(atif, lines_of(tmp_path / "run")[0], tokenizer)
+    tokenizer = await played(tmp_path, Examples)
+    _, atif = exported(tmp_path)
+    judge(atif, line_of(tmp_path), tokenizer)
     assert all("metrics" not in step for step in atif["steps"])
 
 
@@ -180,7 +161,7 @@ async def only_text(bench: Bench) -> None:
         (only_text, [True], []),
     ],
 )
-async def test_a_session_has_tokens_beside_text_only_if_they_belong_together(
+async def test_a_session_has_tokens_only_beside_their_own_text(
     ask: Asks, root: list[bool], embedded: list[int], tokenizer: Any, tmp_path: Path
 ) -> None:
     """`root`: whether each step of the agent has tokens. `embedded`: the steps of other ones."""
@@ -191,9 +172,9 @@ async def test_a_session_has_tokens_beside_text_only_if_they_belong_together(
     async with endpoint(tokenizer, policy, out=tmp_path / "run") as bench:
         await ask(bench)
         await bench.post("/sessions/s/export", {})
-    assert exported(tmp_path / "run", tmp_path / "out") == 1
-    atif = trajectory_of(tmp_path / "out", "s", 0, "serve")
-    judge(atif, lines_of(tmp_path / "run")[0], tokenizer)
+    count, atif = exported(tmp_path, "s", "serve")
+    assert count == 1
+    judge(atif, line_of(tmp_path), tokenizer)
     spoken = [step for step in atif["steps"] if step["source"] == "agent"]
     assert ["metrics" in step for step in spoken] == root
     copied = [step.get("is_copied_context", False) for step in spoken]
@@ -207,27 +188,18 @@ async def test_a_session_has_tokens_beside_text_only_if_they_belong_together(
 
 def test_calls_and_their_results(tmp_path: Path) -> None:
     write_run(tmp_path / "run", varied())
-    assert exported(tmp_path / "run", tmp_path / "out") == 4, "the aborted one is left out"
-    atif = trajectory_of(tmp_path / "out", "a%2Fb", 0)
+    count, atif = exported(tmp_path, "a%2Fb")
+    assert count == 4, "the aborted one is left out"
     instruction, question, step, last = atif["steps"]
-    assert (instruction["source"], question["message"], last["message"]) == (
-        "system",
-        "Look.",
-        "A pond.",
-    )
-    assert step["tool_calls"] == [
-        {
-            "tool_call_id": "c1",
-            "function_name": "look",
-            "arguments": {"at": 1},
-            "extra": {"parse_error": None},
-        },
-        {
-            "tool_call_id": "c2",
-            "function_name": "look",
-            "arguments": {},
-            "extra": {"parse_error": 'no JSON object: {"at": '},
-        },
+    assert instruction["source"] == "system"
+    assert (question["message"], last["message"]) == ("Look.", "A pond.")
+    calls = [
+        (call["tool_call_id"], call["function_name"], call["arguments"], call["extra"])
+        for call in step["tool_calls"]
+    ]
+    assert calls == [
+        ("c1", "look", {"at": 1}, {"parse_error": None}),
+        ("c2", "look", {}, {"parse_error": 'no JSON object: {"at": '}),
     ]
     assert step["observation"]["results"] == [
         {"source_call_id": "c1", "content": "A pond."},
@@ -242,8 +214,7 @@ def test_a_masked_turn_says_so_and_needs_no_logprobs(tmp_path: Path) -> None:
     part.loss_mask[4:7] = 0
     part.logprobs[4:7] = np.nan
     write_run(tmp_path / "run", [episode(messages=CALLS, trajectories=[part])])
-    exported(tmp_path / "run", tmp_path / "out")
-    first, second = sampled_steps(trajectory_of(tmp_path / "out", "t-0", 0))
+    first, second = sampled_steps(exported(tmp_path)[1])
     assert first["metrics"]["logprobs"] is None
     masks = [step["metrics"]["extra"]["loss_mask"] for step in (first, second)]
     assert masks == [[0, 0, 0], [1, 1, 1]]
@@ -255,7 +226,7 @@ def test_a_trained_token_without_a_logprob_is_refused(wrong: slice, tmp_path: Pa
     part.logprobs[wrong] = np.nan
     write_run(tmp_path / "run", [episode(messages=CALLS, trajectories=[part])])
     with pytest.raises(UsageError, match=r"pond/t-0/0: \d of 3 sampled tokens have"):
-        exported(tmp_path / "run", tmp_path / "out")
+        exported(tmp_path)
     assert not (tmp_path / "out").exists()
 
 
@@ -263,5 +234,5 @@ def test_no_name_leads_out_of_the_folder_or_is_too_long(tmp_path: Path) -> None:
     lines = [replace(episode(name), env="..") for name in ("..", "任务" * 40, "任务" * 41)]
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "episodes.jsonl").write_bytes(b"".join(map(to_line, lines)))
-    assert exported(tmp_path / "run", tmp_path / "out") == 3
+    assert write_atif(ExportedRun(tmp_path / "run"), tmp_path / "out") == 3
     assert len(list((tmp_path / "out").glob("*/*/agent/trajectory.json"))) == 3

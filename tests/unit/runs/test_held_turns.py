@@ -10,6 +10,7 @@ from openai import InternalServerError
 from support.endpoints import Bench, endpoint
 from support.episodes import agent, call, judge, serving
 from support.loop_clock import skip
+from support.scripted_runs import ScriptedFactory
 from support.wire import until
 
 from toolroll.endpoint import Endpoint
@@ -20,8 +21,6 @@ from toolroll.rollout.settings import RunSettings
 from toolroll.rollout.types import (
     Action,
     Environment,
-    EnvironmentFactory,
-    EnvironmentOptions,
     Episode,
     Observation,
     StepResult,
@@ -32,6 +31,22 @@ from toolroll.testing import EmbeddedEngine, Reply
 
 TURNS, EPISODES = 5, 12
 HELLO: Any = {"messages": [{"role": "user", "content": "Hello."}]}
+
+
+def send(bench: Bench, session: str | None) -> asyncio.Task[Any]:
+    """A request with a long text."""
+    messages: Any = [{"role": "user", "content": f"{session or 'c'} " * 1200}]
+    request = bench.client(session).chat.completions.create(model="m", messages=messages)
+    return asyncio.create_task(request)
+
+
+async def until_held(bench: Bench, count: int) -> None:
+    """Wait until one request is at the engine, and `count` sessions wait."""
+
+    async def is_held() -> bool:
+        return bench.engine.held == 1 and await gauge(bench) == count
+
+    await until(is_held, f"{count} sessions wait")
 
 
 class Reads(Environment):
@@ -53,26 +68,15 @@ class Reads(Environment):
         return StepResult([tool], done=self.calls == TURNS, reward=1.0)
 
 
-class Factory(EnvironmentFactory):
-    name, description, splits = "reads", "Reads.", ("",)
-
-    def missing(self) -> None:
-        return None
-
-    def reference(self, task: Task) -> None:
-        return None
-
+class Factory(ScriptedFactory):
     def tasks(self, split: str) -> list[Task]:
         return [Task(f"task {number}", number) for number in range(EPISODES)]
-
-    def make(self, options: EnvironmentOptions) -> Environment:
-        return Reads()
 
 
 async def played(tokenizer: Any, share: float) -> tuple[EmbeddedEngine, list[Episode]]:
     async with serving(tokenizer, lambda request: call(), pool=5000) as (engine, model):
         model.admission = admission.Admission(model.engine, share)
-        factory, episodes = Factory(), list[Episode]()
+        factory, episodes = Factory(Reads, name="reads"), list[Episode]()
         settings = RunSettings(concurrency=EPISODES, max_turns=TURNS + 1)
         runner = Runner(factory, lambda: agent(model, verify="sample"), settings)
         await runner.run(factory.tasks(""), episodes.append)
@@ -106,19 +110,8 @@ async def test_the_endpoint_holds_sessions_and_forgets_them(tokenizer: Any) -> N
         return Reply("Fine.", hold=hold)
 
     async with endpoint(tokenizer, policy, pool=2000) as bench:
-        created = [
-            asyncio.create_task(
-                bench.client(session).chat.completions.create(
-                    model="m", messages=[{"role": "user", "content": f"{session or 'c'} " * 1200}]
-                )
-            )
-            for session in ("a", "b", None)
-        ]
-
-        async def others_wait() -> bool:
-            return bench.engine.held == 1 and await gauge(bench) == 2
-
-        await until(others_wait, "two of three sessions wait")
+        created = [send(bench, session) for session in ("a", "b", None)]
+        await until_held(bench, 2)
         hold.set()
         await asyncio.gather(*created)
         for session in ("a", "b"):
@@ -138,19 +131,8 @@ async def test_a_request_that_is_held_back_does_not_time_out(tokenizer: Any) -> 
         return Reply("Fine.", hold=hold if request.routing_key == "first" else None)
 
     async with endpoint(tokenizer, policy, pool=2000, settings={"timeout": 30}) as bench:
-        first, second = (
-            asyncio.create_task(
-                bench.client(session).chat.completions.create(
-                    model="m", messages=[{"role": "user", "content": f"{session} " * 1200}]
-                )
-            )
-            for session in ("first", "second")
-        )
-
-        async def second_waits() -> bool:
-            return bench.engine.held == 1 and await gauge(bench) == 1
-
-        await until(second_waits, "the second session waits")
+        first, second = send(bench, "first"), send(bench, "second")
+        await until_held(bench, 1)
         skip(40)
         with pytest.raises(InternalServerError, match="in time"):
             await first

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -44,12 +45,8 @@ def pond(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_own_environments_are_listed() -> None:
     names = environment_names()
-    assert {
-        "desk",
-        "bfcl/multi_turn_base",
-        "bfcl/multi_turn_long_context",
-        "tau-bench/airline",
-    } <= set(names)
+    own = {"desk", "bfcl/multi_turn_base", "bfcl/multi_turn_long_context", "tau-bench/airline"}
+    assert own <= set(names)
     assert names == sorted(names)
 
 
@@ -58,31 +55,29 @@ def test_a_third_partys_environment_is_found() -> None:
     assert "pond" in environment_names()
     assert find_environment("pond").name == "pond"
     assert find_environment("pond-class").name == "pond"
-
-
-@pytest.mark.usefixtures("pond")
-def test_what_is_missing_is_named_with_the_command() -> None:
-    with pytest.raises(
-        UsageError, match="pond needs a package that is not installed: pip install pond"
-    ):
+    words = "pond needs a package that is not installed: pip install pond"
+    with pytest.raises(UsageError, match=words):
         load_environment("pond")
 
 
-def test_unknown_names_are_refused() -> None:
-    with pytest.raises(UsageError, match="did you mean 'desk'"):
-        find_environment("deks")
-    with pytest.raises(UsageError, match="toolroll envs lists all names"):
-        find_environment("zzz")
-    with pytest.raises(UsageError, match=r"no agent named 'nobody'; there are .*tool-calling"):
-        agent_maker("nobody")
-    with pytest.raises(UsageError, match="no user simulator named 'nobody'"):
-        user_maker("nobody")
+@pytest.mark.parametrize(
+    ("find", "name", "words"),
+    [
+        (find_environment, "deks", "did you mean 'desk'"),
+        (find_environment, "zzz", "toolroll envs lists all names"),
+        (agent_maker, "nobody", r"no agent named 'nobody'; there are .*tool-calling"),
+        (user_maker, "nobody", "no user simulator named 'nobody'"),
+    ],
+)
+def test_unknown_names_are_refused(find: Any, name: str, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        find(name)
 
 
 @pytest.mark.parametrize(
     ("wanted", "indices"),
     [
-        (None, list(range(33))),
+        (None, [*range(33)]),
         ("3", [3]),
         ("0-2", [0, 1, 2]),
         ("0-1,5,1", [0, 1, 5]),

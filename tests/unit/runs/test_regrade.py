@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -34,13 +34,11 @@ from toolroll.rollout.types import (
     EnvironmentOptions,
     Episode,
     InteractionResult,
-    Message,
     Observation,
     Status,
     StepResult,
     StopReason,
     Task,
-    Tool,
 )
 from toolroll.testing import (
     EmbeddedEngine,
@@ -58,33 +56,30 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     lines = play_references(desk, desk.tasks("test"), samples=2, mistakes=0.5, seed=4)
     engine = EmbeddedEngine(load_embedded_tokenizer(), reference_policy(lines))
     with serve_in_thread(engine):
-        options = [
-            "--samples",
-            2,
-            "--tasks",
-            "0-11",
-            "--max-turns",
-            6,
-            "--no-do-nothing",
-            "--agent-args",
-            '{"invalid_penalty": -0.1}',
-            "--out",
-            out,
-        ]
+        options = "--samples 2 --tasks 0-11 --max-turns 6 --no-do-nothing --agent-args".split()
+        options += ['{"invalid_penalty": -0.1}', "--out", str(out)]
         assert toolroll(*run_command(engine.url, *options)).exit_code == 0
     return out
 
 
-def by_key(folder: Path) -> dict[tuple[str, int], Episode]:
-    return {(found.task_id, found.sample): found for found in read_episodes(folder)}
+@pytest.fixture
+def engine(here: Path) -> Iterator[EmbeddedEngine]:
+    with serve_in_thread(EmbeddedEngine(load_embedded_tokenizer())) as served:
+        yield served
+
+
+def run(engine: EmbeddedEngine, env: str) -> None:
+    toolroll(*run_command(engine.url, "--no-do-nothing", "--out", "run", env=env))
+
+
+def by_key(folder: Path | str) -> dict[tuple[str, int], Episode]:
+    return {(found.task_id, found.sample): found for found in read_episodes(Path(folder))}
 
 
 def test_an_environment_that_did_not_change_agrees(recorded: Path, tmp_path: Path) -> None:
     result = toolroll("regrade", recorded, "--out", tmp_path / "again")
-    assert result.exit_code == 0
-    assert result.stdout.splitlines() == [
-        "desk: 24 episodes, 24 replayed alike (100.0%), 0 rewards changed"
-    ]
+    line = "desk: 24 episodes, 24 replayed alike (100.0%), 0 rewards changed\n"
+    assert (result.exit_code, result.stdout) == (0, line)
     before, after = by_key(recorded), by_key(tmp_path / "again")
     reasons = {str(played.result.stop_reason) for played in before.values()}
     assert reasons >= {"done", "max_turns"}
@@ -92,10 +87,8 @@ def test_an_environment_that_did_not_change_agrees(recorded: Path, tmp_path: Pat
     assert {played.result.reward for played in before.values()} >= {0.0, 0.9, 1.0}
     for key, played in before.items():
         regraded = content(after[key])
-        assert regraded["info"].pop("regrade") == {
-            "reward": played.result.reward,
-            "difference": "",
-        }
+        alike = {"reward": played.result.reward, "difference": ""}
+        assert regraded["info"].pop("regrade") == alike
         assert regraded == content(played)
     summaries = [
         json.loads((folder / "summary.json").read_text())["environments"]["desk"]
@@ -106,35 +99,31 @@ def test_an_environment_that_did_not_change_agrees(recorded: Path, tmp_path: Pat
         toolroll("regrade", recorded, "--out", tmp_path / "again")
 
 
-def test_a_regraded_run_is_compared_with_its_run_and_regraded_again(tmp_path: Path) -> None:
+def test_a_regraded_run_is_compared_and_regraded_again(engine: EmbeddedEngine) -> None:
     """It has what was recorded of the model, and where the environment's file is."""
-    run, out = tmp_path / "run", tmp_path / "out"
-    with serve_in_thread(EmbeddedEngine(load_embedded_tokenizer())) as engine:
-        env = bench(tmp_path / "bench")
-        toolroll(*run_command(engine.url, "--no-do-nothing", "--out", run, env=env))
+    env = bench("bench")
+    run(engine, env)
     with pytest.raises(UsageError, match=r"names code that would be run \(env: .*bench.py:Bench"):
-        toolroll("regrade", run, "--out", out)
-    toolroll("regrade", run, "--out", out, "--trust")
-    assert "compared: 4 of 4 tasks" in toolroll("compare", run, out).stdout
-    again = toolroll("regrade", out, "--out", tmp_path / "again", "--env", env)
+        toolroll("regrade", "run", "--out", "out")
+    toolroll("regrade", "run", "--out", "out", "--trust")
+    assert "compared: 4 of 4 tasks" in toolroll("compare", "run", "out").stdout
+    again = toolroll("regrade", "out", "--out", "again", "--env", env)
     assert "3 replayed alike" in again.stdout
 
 
-def test_a_regraded_run_is_played_again_where_its_environment_is_now(tmp_path: Path) -> None:
-    run, out, again = tmp_path / "run", tmp_path / "out", tmp_path / "again"
-    with serve_in_thread(EmbeddedEngine(load_embedded_tokenizer())) as engine:
-        env = bench(tmp_path / "bench")
-        toolroll(*run_command(engine.url, "--no-do-nothing", "--out", run, env=env))
-        (tmp_path / "bench").rename(tmp_path / "moved")
-        with pytest.raises(UsageError, match=r"no file .*; if it was moved: --env FILE.py:NAME"):
-            toolroll("regrade", run, "--out", out, "--trust")
-        moved = env.replace("/bench/", "/moved/")
-        toolroll("regrade", run, "--out", out, "--env", moved)
-        with pytest.raises(UsageError, match=r"names code .* \(env: .*moved.bench.py:Bench\)"):
-            toolroll("run", "--from", out, "--out", again)
-        assert toolroll("run", "--from", out, "--out", again, "--trust").exit_code == 0
-        assert toolroll("run", moved, "--from", out, "--out", again).exit_code == 0
-    assert by_key(again).keys() == by_key(run).keys()
+def test_a_regraded_run_is_played_where_its_environment_is_now(engine: EmbeddedEngine) -> None:
+    run(engine, bench("bench"))
+    Path("bench").rename("moved")
+    with pytest.raises(UsageError, match=r"no file .*; if it was moved: --env FILE.py:NAME"):
+        toolroll("regrade", "run", "--out", "out", "--trust")
+    moved = "moved/bench.py:Bench"
+    toolroll("regrade", "run", "--out", "out", "--env", moved)
+    again = ("--from", "out", "--out", "again")
+    with pytest.raises(UsageError, match=r"names code .* \(env: .*moved.bench.py:Bench\)"):
+        toolroll("run", *again)
+    assert toolroll("run", *again, "--trust").exit_code == 0
+    assert toolroll("run", moved, *again).exit_code == 0
+    assert by_key("again").keys() == by_key("run").keys()
 
 
 # --- environments that changed --------------------------------------------------------------------
@@ -165,23 +154,20 @@ class Bench(Environment):
 """
 
 
-def bench(folder: Path, **values: object) -> str:
+def bench(folder: str, **values: object) -> str:
     values = {"MODE": "final", "TASKS": 4, "LONGER": 3, "REWARD": 0.5, "PART": "old", **values}
-    folder.mkdir()
     text = BENCH
     for name, value in values.items():
         text = text.replace(name, str(value))
-    (folder / "bench.py").write_text(text)
-    return f"{folder / 'bench.py'}:Bench"
+    Path(folder).mkdir()
+    Path(folder, "bench.py").write_text(text)
+    return f"{folder}/bench.py:Bench"
 
 
-def test_what_changed_in_an_environment_is_found(tmp_path: Path) -> None:
-    old = bench(tmp_path / "old", MODE="sum")
-    new = bench(tmp_path / "new", MODE="sum", TASKS=3, LONGER=4, REWARD=1.0, PART="new")
-    run, out = tmp_path / "run", tmp_path / "out"
-    with serve_in_thread(EmbeddedEngine(load_embedded_tokenizer())) as engine:
-        toolroll(*run_command(engine.url, "--no-do-nothing", "--out", run, env=old))
-    result = toolroll("regrade", run, "--out", out, "--env", new)
+def test_what_changed_in_an_environment_is_found(engine: EmbeddedEngine) -> None:
+    new = bench("new", MODE="sum", TASKS=3, LONGER=4, REWARD=1.0, PART="new")
+    run(engine, bench("old", MODE="sum"))
+    result = toolroll("regrade", "run", "--out", "out", "--env", new)
     lines = result.stdout.splitlines()
     assert result.exit_code == 1
     assert lines.pop(2) == "bench:Bench: 1 episodes had a reward, and have none now"
@@ -194,7 +180,7 @@ def test_what_changed_in_an_environment_is_found(tmp_path: Path) -> None:
     assert "recorded and" in lines[2] and lines[2].endswith("replayed")
     assert "bench:Bench/longer#0 is not replayed alike: stop_reason is" in lines[3]
     assert "bench:Bench/plain#0: the reward was 1.0 and is 2.0" in lines
-    plain, recorded = by_key(out)["plain", 0], by_key(run)["plain", 0]
+    plain, recorded = by_key("out")["plain", 0], by_key("run")["plain", 0]
     assert plain.result.info["why"] == "new"
     assert plain.result.messages == recorded.result.messages
     assert [turn.reward for turn in plain.result.trajectories[0].turns] == [0.0, 1.0, 1.0]
@@ -265,10 +251,8 @@ async def test_a_replay_that_fails_is_an_aborted_episode(make: Any, turns: float
     regrader = Regrader(factory, Threads(1), {"episode_timeout": 600})
     again = await skip_until(regrader.regrade(played, Task("t-0", 0)), seconds=601)
     assert (again.result.status, again.result.reward) == (Status.ABORTED, None)
-    assert again.result.info["regrade"] == {
-        "reward": 1.0,
-        "difference": f"the replay failed: {why}",
-    }
+    difference = f"the replay failed: {why}"
+    assert again.result.info["regrade"] == {"reward": 1.0, "difference": difference}
     assert again.result.messages == played.result.messages
     [trajectory] = again.result.trajectories
     assert trajectory.trained_tokens > 0
@@ -278,7 +262,10 @@ async def test_a_replay_that_fails_is_an_aborted_episode(make: Any, turns: float
 # --- a simulated user -----------------------------------------------------------------------------
 
 
-USER = {"user_model": "any"}
+async def regraded(factory: Any, task: Task, played: Episode, **settings: Any) -> InteractionResult:
+    """The result of the replay, with a user."""
+    regrader = Regrader(factory, Threads(2), {"user_model": "any", **settings})
+    return (await regrader.regrade(played, task)).result
 
 
 async def recorded_with_a_user(
@@ -300,13 +287,7 @@ class Repeating(TextAgent):
         super().__init__(threads, policy=policy)
         self._replies = iter(replies)
 
-    async def reply(
-        self,
-        messages: Sequence[Message],
-        tools: Sequence[Tool],
-        sampling_params: Mapping[str, Any],
-        session_id: str,
-    ) -> AssistantTurn:
+    async def reply(self, *args: Any) -> AssistantTurn:  # pyright: ignore[reportIncompatibleMethodOverride]
         reply = next(self._replies)
         parsed = ParsedReply(reply) if isinstance(reply, str) else reply
         if isinstance(parsed, ToolCall):
@@ -320,9 +301,9 @@ async def test_the_users_lines_are_those_that_were_recorded() -> None:
     factory, task, played = await recorded_with_a_user(replies)
     said = [message for message in played.result.messages if message["role"] == "user"]
     assert len(said) == 5 and "empty" in said[2]["content"], "one is not the user's"
-    again = await Regrader(factory, Threads(2), USER).regrade(played, task)
-    assert (played.result.reward, again.result.reward) == (1.0, 1.0)
-    assert again.result.info["regrade"]["difference"] == ""
+    again = await regraded(factory, task, played)
+    assert (played.result.reward, again.reward) == (1.0, 1.0)
+    assert again.info["regrade"]["difference"] == ""
 
 
 @pytest.mark.parametrize("limit", [1, 3])
@@ -334,32 +315,29 @@ async def test_text_that_was_an_invalid_call_is_one_again(limit: int) -> None:
         ["Hello?", text, "Goodbye.", "Bye."], CallPolicy(**rules)
     )
     assert (played.result.stop_reason is StopReason.INVALID_CALLS) == (limit == 1)
-    settings = {**USER, "agent_args": rules}
-    again = await Regrader(factory, Threads(2), settings).regrade(played, task)
-    assert again.result.info["regrade"]["difference"] == ""
-    assert again.result.reward == played.result.reward == -0.5
+    again = await regraded(factory, task, played, agent_args=rules)
+    assert again.info["regrade"]["difference"] == ""
+    assert again.reward == played.result.reward == -0.5
 
 
 async def test_without_the_recorded_user_it_is_not_replayed_alike() -> None:
     factory, task, played = await recorded_with_a_user(["Hello?", "Goodbye.", "So?", "Bye."])
     shorter = replace(played.result, messages=played.result.messages[:-1])
-    again = await Regrader(factory, Threads(2), USER).regrade(replace(played, result=shorter), task)
-    assert again.result.status is Status.ABORTED
-    assert "no line of the user here" in again.result.info["regrade"]["difference"]
+    again = await regraded(factory, task, replace(played, result=shorter))
+    assert again.status is Status.ABORTED
+    assert "no line of the user here" in again.info["regrade"]["difference"]
 
 
 async def test_a_turn_that_was_cut_is_not_executed() -> None:
     """A cut reply may look whole, but the environment never got it."""
     factory, task, played = await recorded_with_a_user(["Hello?", "Goodbye."])
+    placeholder, messages = StopReason.PLACEHOLDER, played.result.messages[:-1]
     cut = replace(
-        played.result,
-        messages=played.result.messages[:-1],
-        stop_reason=StopReason.PLACEHOLDER,
-        status=Status.TRUNCATED,
+        played.result, messages=messages, stop_reason=placeholder, status=Status.TRUNCATED
     )
-    again = await Regrader(factory, Threads(2), USER).regrade(replace(played, result=cut), task)
-    assert again.result.stop_reason is StopReason.PLACEHOLDER
-    assert again.result.info["regrade"]["difference"] == ""
+    again = await regraded(factory, task, replace(played, result=cut))
+    assert again.stop_reason is placeholder
+    assert again.info["regrade"]["difference"] == ""
 
 
 @pytest.mark.peers
@@ -367,26 +345,16 @@ async def test_the_recorded_conversations_of_tau_bench_agree() -> None:
     needed(REAL)
     factory = REAL.factory("airline")
     tasks = factory.tasks("test")
-    regrader, agreed = Regrader(factory, Threads(2), USER), 0
+    agreed = 0
     for entry in recorded_trials():
-        result = InteractionResult.of(
-            (),
-            prompt="",
-            reward=entry["reward"],
-            messages=entry["traj"],
-            info={},
-            stop_reason=StopReason.DONE,
-        )
-        task = tasks[entry["task_id"]]
+        done: Any = {"prompt": "", "info": {}, "stop_reason": StopReason.DONE}
+        given = {"reward": entry["reward"], "messages": entry["traj"], **done}
+        task, result = tasks[entry["task_id"]], InteractionResult.of((), **given)
         played = Episode("tau-bench/airline", task.id, task.index, entry["trial"], 0, result)
-        again = await regrader.regrade(played, task)
-        agreed += again.result.reward == entry["reward"]
+        agreed += (await regraded(factory, task, played)).reward == entry["reward"]
     assert agreed == 40
 
 
-def test_the_agent_of_regrade_is_not_for_runs(tmp_path: Path) -> None:
-    with (
-        serve_in_thread(EmbeddedEngine(load_embedded_tokenizer())) as engine,
-        pytest.raises(UsageError, match="use toolroll regrade"),
-    ):
+def test_the_agent_of_regrade_is_not_for_runs(engine: EmbeddedEngine) -> None:
+    with pytest.raises(UsageError, match="use toolroll regrade"):
         toolroll(*run_command(engine.url, "--agent", "replay"))

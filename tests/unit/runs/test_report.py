@@ -22,10 +22,8 @@ def drawn(found: Any, columns: int) -> str:
     """The table of a terminal with 80 columns."""
     console = Console(width=80)
     with console.capture() as capture:
-        table = results_table(
-            {f"pond-{number}": found | {"seconds": 1.0} for number in range(columns)}
-        )
-        console.print(table)
+        parts = {f"pond-{number}": found | {"seconds": 1.0} for number in range(columns)}
+        console.print(results_table(parts))
     return capture.get()
 
 
@@ -64,11 +62,8 @@ def test_aborted_episodes_count_in_no_rate_and_are_told() -> None:
 
 
 def test_attempts_that_were_played_again_are_told() -> None:
-    found = report(
-        summary_of(
-            episode(metrics=metrics(reruns=2.0)), episode("t-1", metrics=metrics(reruns=1.0))
-        )
-    )
+    twice, once = (episode(f"t-{n}", metrics=metrics(reruns=n)) for n in (2, 1))
+    found = report(summary_of(twice, once))
     assert found["reruns"] == 3
     [warning] = found["warnings"]
     assert warning.startswith(
@@ -98,13 +93,9 @@ def test_lost_tasks_are_part_of_every_rate(
     lost: tuple[int, ...], bounds: tuple[float, float] | None, cell: str
 ) -> None:
     """Tasks 0 to 4 always pass, tasks 5 to 9 never. A failing environment loses whole tasks."""
+    failed, done = StopReason.ENVIRONMENT_ERROR, StopReason.DONE
     played = [
-        episode(
-            f"t-{task}",
-            sample,
-            float(task < 5),
-            reason=StopReason.ENVIRONMENT_ERROR if task in lost else StopReason.DONE,
-        )
+        episode(f"t-{task}", sample, float(task < 5), reason=failed if task in lost else done)
         for task in range(10)
         for sample in range(4)
         if not (task in lost and sample % 2)  # these were not even played
@@ -112,12 +103,8 @@ def test_lost_tasks_are_part_of_every_rate(
     found = report(summary_of(*played), planned={f"t-{task}": 4 for task in range(10)})
     covered = 10 - len(lost)
     assert set(found["by_task"]) == {f"t-{task}" for task in range(10)}
-    assert found["lost"] == {
-        "episodes": 4 * len(lost),
-        "of_episodes": 40,
-        "share": len(lost) / 10,
-        "tasks": len(lost),
-    }
+    share = {"of_episodes": 40, "share": len(lost) / 10}
+    assert found["lost"] == {"episodes": 4 * len(lost), "tasks": len(lost), **share}
     for value in (found["reward"], found["pass@k"]["1"], found["pass^k"]["4"]):
         assert value["value"] == pytest.approx(5 / covered)
         assert (value["tasks"], value["of_tasks"]) == (covered, 10)
@@ -144,25 +131,18 @@ def test_unequal_samples_leave_the_rates_out_with_the_reason() -> None:
     found = report(summary)
     assert found["pass@k"] is found["pass^k"] is None
     assert found["reward"]["value"] == 0.5
-    assert (
-        "no pass@k and no pass^k: tasks have between 1 and 2 graded samples" in found["warnings"][0]
-    )
+    words = "no pass@k and no pass^k: tasks have between 1 and 2 graded samples"
+    assert words in found["warnings"][0]
     assert report(summary, allow_unequal=True)["pass^k"]["1"]["value"] == 0.5
 
 
 def test_calls_and_errors() -> None:
-    found = report(
-        summary_of(
-            episode(
-                metrics=metrics(
-                    tool_calls=8, invalid_calls=2, invalid_calls__invalid_json=1,
-                    invalid_calls__unknown_tool=1, lookalike_calls=3,
-                    executed_calls__find=4, executed_calls__book=2, tool_errors=1,
-                    tool_errors__book=1,
-                )
-            )
-        )
+    numbers = metrics(
+        tool_calls=8, invalid_calls=2, invalid_calls__invalid_json=1,
+        invalid_calls__unknown_tool=1, lookalike_calls=3, executed_calls__find=4,
+        executed_calls__book=2, tool_errors=1, tool_errors__book=1,
     )  # fmt: skip
+    found = report(summary_of(episode(metrics=numbers)))
     assert found["tool_calls"] == {
         "attempted": 8,
         "by_tool": {
@@ -181,11 +161,10 @@ def test_calls_and_errors() -> None:
     }
 
 
-def test_errors_that_an_environment_does_not_tell_by_tool_are_not_made_up() -> None:
+def test_errors_that_are_not_told_by_tool_are_not_made_up() -> None:
     found = report(summary_of(episode(metrics=metrics(executed_calls__find=4, tool_errors=3))))
-    assert found["tool_calls"]["by_tool"] == {
-        "find": {"calls": 4, "errors": None, "error_rate": None}
-    }
+    find = {"calls": 4, "errors": None, "error_rate": None}
+    assert found["tool_calls"]["by_tool"] == {"find": find}
 
 
 def test_tokens_and_times() -> None:
@@ -205,13 +184,11 @@ def test_tokens_and_times() -> None:
         "delivered": 0.9,
         "cached_share": 0.75,
     }
-    assert found["latency"]["engine_turn"]["mean"] == 1.0
-    assert found["latency"]["engine_turn"]["p50"] == 1.0
-    assert found["latency"]["env_step_mean"] == pytest.approx(1.0 / 6), (
-        "two steps and the reset, without the user"
-    )
-    assert found["latency"]["user_call_mean"] == 0.25
-    assert found["latency"]["episode_mean"] == 4.0
+    latency = found["latency"]
+    assert (latency["engine_turn"]["mean"], latency["engine_turn"]["p50"]) == (1.0, 1.0)
+    per_step = pytest.approx(1.0 / 6)  # two steps and the reset, without the user
+    assert latency["env_step_mean"] == per_step
+    assert (latency["user_call_mean"], latency["episode_mean"]) == (0.25, 4.0)
     assert found["user_simulator"] == {
         "calls": 8,
         "prompt_tokens": 100,
@@ -239,8 +216,6 @@ def test_a_prefix_that_sequences_share_counts_once_in_the_trie() -> None:
 
 
 def test_a_forks_history_is_counted_once() -> None:
-    from dataclasses import replace
-
     whole = trajectory()
     fork = trajectory(fork_reason="rewritten")
     fork = replace(fork, turns=(replace(fork.turns[0], excluded="context"), fork.turns[1]))
@@ -248,22 +223,15 @@ def test_a_forks_history_is_counted_once() -> None:
 
 
 def test_the_floor_the_end_and_the_baseline() -> None:
-    floor = summary_of(
-        episode(), episode("t-1", reward=0.0), episode("t-2", reason=StopReason.ENVIRONMENT_ERROR)
-    )
+    lost = episode("t-2", reason=StopReason.ENVIRONMENT_ERROR)
     found = report(
         summary_of(episode(info={"trainable": False}, trajectories=[])),
-        floor=floor,
+        floor=summary_of(episode(), episode("t-1", reward=0.0), lost),
         planned={f"t-{task}": 1 for task in range(5)},
         settings={"seed": 1},
     )
-    assert found["do_nothing"] == {
-        "episodes": 3,
-        "passed": 1,
-        "pass_rate": 0.5,
-        "reward_mean": 0.5,
-        "aborted": 1,
-    }
+    rates = {"pass_rate": 0.5, "reward_mean": 0.5}
+    assert found["do_nothing"] == {"episodes": 3, "passed": 1, "aborted": 1, **rates}
     assert found["trainable"] is False
     assert found["settings"] == {"seed": 1}
     assert found["warnings"][0] == "the run is not finished: 1 of 5 episodes"
@@ -283,13 +251,8 @@ def test_the_file_keeps_other_environments(tmp_path: Path) -> None:
     path = write_summary(tmp_path, {"lake": report(Summary("lake"))})
     data = json.loads(path.read_text())
     assert sorted(data["environments"]) == ["lake", "pond"]
-    assert data["environments"]["pond"]["reward"] == {
-        "value": 1.0,
-        "low": pytest.approx(0.025),
-        "high": 1.0,
-        "tasks": 1,
-        "of_tasks": 1,
-    }
+    interval = {"value": 1.0, "low": pytest.approx(0.025), "high": 1.0}
+    assert data["environments"]["pond"]["reward"] == {**interval, "tasks": 1, "of_tasks": 1}
     assert sorted(file.name for file in tmp_path.iterdir()) == ["summary.json"]
 
 

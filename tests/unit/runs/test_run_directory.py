@@ -4,7 +4,6 @@ process at a time.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
@@ -55,9 +54,8 @@ def test_aborted_episodes_make_room_for_another_attempt(tmp_path: Path) -> None:
         assert folder.summary.episodes == 2
         folder.append(episode("t-1"))
     after = list(read_episodes(tmp_path))
-    assert [content(found) for found in after[:3]] == [before[0], before[2], before[3]], (
-        "and other environments' stay"
-    )
+    # other environments' stay
+    assert [content(found) for found in after[:3]] == [before[0], before[2], before[3]]
     assert (after[3].task_id, after[3].result.reward) == ("t-1", 1.0)
 
 
@@ -65,14 +63,10 @@ def test_other_settings_are_refused_with_the_difference(tmp_path: Path) -> None:
     with RunDirectory(tmp_path, "pond", SETTINGS) as folder:
         folder.append(episode())
     before = (tmp_path / FILE_NAME).read_bytes()
-    with (
-        pytest.raises(UsageError) as refused,
-        RunDirectory(tmp_path, "pond", {"temperature": 0.7, "seed": 0, "stop": ["a"]}),
-    ):
+    other = {"temperature": 0.7, "seed": 0, "stop": ["a"]}
+    words = r'stop: recorded not set, now \["a"\]\n  temperature: recorded 1.0, now 0.7'
+    with pytest.raises(UsageError, match=words), RunDirectory(tmp_path, "pond", other):
         pass
-    assert 'stop: recorded not set, now ["a"]\n  temperature: recorded 1.0, now 0.7' in str(
-        refused.value
-    )
     assert (tmp_path / FILE_NAME).read_bytes() == before
     # another environment's settings are its own
     with RunDirectory(tmp_path, "lake", {"temperature": 0.7}):
@@ -101,20 +95,14 @@ def test_episodes_of_unknown_settings_are_refused(tmp_path: Path) -> None:
     with RunDirectory(tmp_path, "pond", SETTINGS) as folder:
         folder.append(episode())
     (tmp_path / "run.json").unlink()
-    with (
-        pytest.raises(UsageError, match=r"no run.json with their settings"),
-        RunDirectory(tmp_path, "pond", SETTINGS),
-    ):
+    words = r"no run.json with their settings"
+    with pytest.raises(UsageError, match=words), RunDirectory(tmp_path, "pond", SETTINGS):
         pass
 
 
 @pytest.mark.parametrize(
     ("text", "words"),
-    [
-        ("{", "cannot be read"),
-        ("[]", "cannot be read"),
-        (json.dumps({"schema_version": 2}), "schema version 2"),
-    ],
+    [("{", "cannot be"), ("[]", "cannot be"), ('{"schema_version": 2}', "schema version 2")],
 )
 def test_a_settings_file_that_cannot_be_read_is_refused(
     tmp_path: Path, text: str, words: str
@@ -125,7 +113,7 @@ def test_a_settings_file_that_cannot_be_read_is_refused(
 
 
 @pytest.mark.parametrize("newer", [(True, True), (False, True)])
-def test_a_folder_with_episodes_of_another_schema_version_is_refused(
+def test_episodes_of_another_schema_version_are_refused(
     tmp_path: Path, newer: tuple[bool, ...]
 ) -> None:
     with RunDirectory(tmp_path, "pond", SETTINGS) as folder:
@@ -147,9 +135,7 @@ def test_a_folder_with_episodes_of_another_schema_version_is_refused(
 
 
 @pytest.mark.parametrize("aborted", [False, True])
-def test_a_mistake_before_the_first_finished_episode_does_not_bind_the_folder(
-    tmp_path: Path, aborted: bool
-) -> None:
+def test_a_mistake_before_the_first_episode_does_not_bind(tmp_path: Path, aborted: bool) -> None:
     with RunDirectory(tmp_path, "pond", {"top_k": -7}, provenance={"date": "1", "n": 1}) as folder:
         if aborted:
             folder.append(episode(reason=StopReason.ENGINE_ERROR))

@@ -21,6 +21,7 @@ import pytest
 from aiohttp import ClientSession
 from aiohttp.test_utils import TestClient, TestServer
 from support.commands import toolroll
+from support.listed_environment import TOOL
 from support.results import episode
 from support.viewed import HOSTILE, viewed_run
 
@@ -59,30 +60,12 @@ def test_everything_is_in_the_page_and_none_of_it_as_markup(run: Path) -> None:
         r"""(src|href)\s*=|https?://(?!www\.w3\.org/2000/svg)|@import|url\(""", text
     ), "nothing is loaded"
     data = blocks(run / "view.html")
-    assert sorted(data) == [
-        "block-0",
-        "index",
-        "tokens-0",
-        "tokens-1",
-        "tokens-2",
-        "tokens-3",
-        "tools-0",
-    ]
+    parts = {"block-0", "index", *(f"tokens-{number}" for number in range(4)), "tools-0"}
+    assert data.keys() == parts
     rows = data["index"]["rows"]
     assert [row["reward"] for row in rows] == [1.0, 0.0, 0.5, None]
-    assert (
-        rows[1]["called"],
-        rows[1]["forks"],
-        rows[1]["invalid"],
-        rows[1]["tokens"],
-        rows[1]["trained"],
-    ) == (
-        ["jump", "look"],
-        1,
-        1,
-        26,
-        10,
-    )
+    shown = [rows[1][name] for name in ("called", "forks", "invalid", "tokens", "trained")]
+    assert shown == [["jump", "look"], 1, 1, 26, 10]
     assert data["index"]["summary"]["pond"]["do_nothing"]["passed"] == 1
     assert data["block-0"][1]["messages"][2]["content"] == HOSTILE
     assert [(row["block"], row["place"]) for row in rows] == [(0, 0), (0, 1), (0, 2), (0, 3)]
@@ -133,16 +116,14 @@ def test_fewer_tokens_make_a_smaller_page(run: Path, tmp_path: Path) -> None:
 def test_without_the_tokenizer_ids_are_shown(run: Path, tmp_path: Path) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(run, copy)
-    settings = copy / "run.json"
-    settings.write_text(
-        settings.read_text().replace('"embedded"', json.dumps(str(tmp_path / "nowhere")))
-    )
+    settings, nowhere = copy / "run.json", str(tmp_path / "nowhere")
+    settings.write_text(settings.read_text().replace('"embedded"', json.dumps(nowhere)))
     page, _, said, _ = view(copy, out=None, tokenizer=None, tokens=9)
     assert "tokens are shown as ids" in said[0]
     assert blocks(page)["tokens-0"][0]["texts"][:2] == ["100 ", "101 "]
     assert view(copy, out=None, tokenizer="embedded", tokens=9)[2] == []
     with pytest.raises(UsageError, match="no tokenizer can be loaded"):
-        view(copy, out=None, tokenizer=str(tmp_path / "nowhere"), tokens=9)
+        view(copy, out=None, tokenizer=nowhere, tokens=9)
 
 
 def test_the_command(run: Path, tmp_path: Path) -> None:
@@ -155,33 +136,20 @@ def test_the_command(run: Path, tmp_path: Path) -> None:
         view(run, out=tmp_path / "no" / "page.html", tokenizer=None, tokens=1)
 
 
-TOOL = {
-    "type": "function",
-    "function": {
-        "name": "add",
-        "parameters": {"type": "object", "properties": {"x": {"type": "integer"}}},
-    },
-}
-
-
 def test_invalid_calls_are_marked_if_the_episode_recorded_them() -> None:
     bad_calls = [{"message": 2, "call": 1, "status": "unknown_tool"}]
 
-    def found(info: dict[str, Any], invalid: float) -> Any:
-        played = episode(info=info, metrics={"invalid_calls": invalid})
-        return conversation(played, 0)["invalid"]
+    def marked(info: dict[str, Any], invalid: float) -> Any:
+        return conversation(episode(info=info, metrics={"invalid_calls": invalid}), 0)["invalid"]
 
-    assert found({"bad_calls": bad_calls}, 1) == [[2, 1, "unknown_tool"]]
-    assert found({}, 1) == [], "an older file"
-    assert found({"bad_calls": "the environment's own"}, 0) == []
+    assert marked({"bad_calls": bad_calls}, 1) == [[2, 1, "unknown_tool"]]
+    assert marked({}, 1) == [], "an older file"
+    assert marked({"bad_calls": "the environment's own"}, 0) == []
 
 
 def test_the_reason_for_a_reward() -> None:
-    tau_bench = {
-        "reward": 0.0,
-        "info": {"r_outputs": 0.0, "outputs": {"$12": False}, "gt_data_hash": "af01"},
-        "actions": [{"name": "book"}],
-    }
+    info = {"r_outputs": 0.0, "outputs": {"$12": False}, "gt_data_hash": "af01"}
+    tau_bench = {"reward": 0.0, "info": info, "actions": [{"name": "book"}]}
     assert reward_reason({"failure": "turn 1:\n no call"}) == "turn 1: no call"
     assert reward_reason({"reward_info": tau_bench}) == "r_outputs 0, $12 no"
     assert reward_reason({"failure": "x", "error": {"type": "E", "message": "m"}}) == "E: m"
@@ -189,7 +157,7 @@ def test_the_reason_for_a_reward() -> None:
     assert len(reward_reason({"reason": "long " * 99})) == 300
 
 
-def test_a_page_has_the_tokens_of_each_episode_until_it_is_large(
+def test_a_page_has_the_tokens_of_episodes_until_it_is_large(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "page.html"

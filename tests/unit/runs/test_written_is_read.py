@@ -1,5 +1,6 @@
 """What is written can be read, whatever an engine, an environment, a client or a judge gave: a
-value is refused before the episode is written, or it is in the line that a reader takes.
+value is refused before the episode is written, or it is in the line that a reader takes. What an
+environment's methods return is in `tests/unit/agents/test_returned.py`.
 """
 
 from __future__ import annotations
@@ -42,7 +43,6 @@ from toolroll.rollout.types import (
     Episode,
     GenerateRequest,
     InteractionResult,
-    StepResult,
     StopReason,
     Task,
 )
@@ -72,7 +72,6 @@ ANSWER_FIELDS = (
     "prompt_tokens completion_tokens cached_tokens weight_version weight_versions finish_reason "
     "e2e_latency output_token_logprobs output_top_logprobs"
 ).split()
-RESULT_FIELDS = "messages reward done info".split()
 RESULT_OF_AGENT = "prompt reward messages info metrics step_rewards tools".split()
 TURN_FIELDS = [f"{name} of a turn" for name in "reward latency prompt_tokens matched".split()]
 
@@ -98,20 +97,6 @@ def test_an_engines_answer(name: str, value: Any) -> None:
     )
     [again] = read_back(Episode("e", "t", 0, 0, 0, result)).result.trajectories
     assert again.turns == trajectories[0].turns
-
-
-@given(name=st.sampled_from([*RESULT_FIELDS, "metrics", "truncated_reward"]), value=ANY)
-def test_an_environments_result(name: str, value: Any) -> None:
-    values = {name: value}
-    if name in RESULT_FIELDS:
-        more = [{"role": "user", "content": "More."}]
-        values = {"step": StepResult(**{"messages": more, "done": True, name: value})}
-
-    def act(method: str, task: Task) -> Any:
-        return values.get(method)
-
-    [written] = asyncio.run(play(ScriptedFactory(lambda: Scripted(act), count=1)))
-    read_back(written)
 
 
 @given(index=ANY, name=ANY, arguments=ANY)
