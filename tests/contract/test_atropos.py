@@ -7,7 +7,7 @@ import inspect
 from typing import Any
 
 import pytest
-from support.endpoints import endpoint
+from support.endpoints import Bench, endpoint
 
 from toolroll.endpoint.in_process import managed_session
 from toolroll.testing import Reply, embedded_tokenizer_path, load_embedded_tokenizer
@@ -23,9 +23,8 @@ async def test_the_state_is_what_atropos_reads(tree: bool) -> None:
     from atroposlib.envs.server_handling.managed_server import ManagedServer
     from atroposlib.envs.server_handling.managed_server import SequenceNode as TheirNode
 
-    async with endpoint(
-        load_embedded_tokenizer(), lambda request: f"Answer {request.index}."
-    ) as bench:
+    policy = lambda request: f"Answer {request.index}."
+    async with endpoint(load_embedded_tokenizer(), policy) as bench:
         theirs = inspect.signature(ManagedServer.__init__).parameters
         assert {"tokenizer", "track_tree", "tool_parser"} <= set(theirs) & set(
             inspect.signature(managed_session).parameters
@@ -48,12 +47,9 @@ async def test_the_state_is_what_atropos_reads(tree: bool) -> None:
         assert [(node.metadata or {})["finish_reason"] for node in nodes] == [
             choice.finish_reason for choice in reply.choices
         ]
-        group = {"tokens": [it.tokens for it in nodes], "masks": [it.masked_tokens for it in nodes]}
-        for tokens, masks, entry in zip(
-            group["tokens"], group["masks"], bench.engine.log, strict=True
-        ):
-            assert tokens == [*entry.input_ids.tolist(), *entry.output_ids]
-            assert masks == [-100] * len(entry.input_ids) + entry.output_ids
+        for node, entry in zip(nodes, bench.engine.log, strict=True):
+            assert node.tokens == [*entry.input_ids.tolist(), *entry.output_ids]
+            assert node.masked_tokens == [-100] * len(entry.input_ids) + entry.output_ids
 
 
 def test_the_constructors_take_what_atropos_classes_take() -> None:
@@ -68,6 +64,15 @@ def test_the_constructors_take_what_atropos_classes_take() -> None:
         )
 
 
+def server_config(bench: Bench, path: str, slots: int = 4) -> Any:
+    from toolroll.trainers.atropos import APIServerConfig
+
+    return APIServerConfig(
+        model_name=path, base_url=f"{bench.engine.url}/v1", api_key="x", server_type="sglang",
+        num_max_requests_at_once=slots,
+    )  # fmt: skip
+
+
 async def test_an_environment_runs_a_group_with_only_its_import_changed() -> None:
     """An environment of the shape of Atropos' regex_env.py (commit 296a0bc): one import names this
     package, and the rest is as its authors write it.
@@ -75,15 +80,11 @@ async def test_an_environment_runs_a_group_with_only_its_import_changed() -> Non
     pytest.importorskip("atroposlib.envs.base", reason="needs atroposlib's own requirements")
     from support.atropos_env import CountingEnv
 
-    from toolroll.trainers.atropos import APIServerConfig
-
     policy = lambda request: f"<answer>{'o' * (request.index % 2 + 1)}</answer>"
     path = str(embedded_tokenizer_path())
     async with endpoint(load_embedded_tokenizer(), policy, split="random") as bench:
-        server = APIServerConfig(
-            model_name=path, base_url=f"{bench.engine.url}/v1", api_key="x", server_type="sglang"
-        )
-        env = CountingEnv(CountingEnv.config_init()[0], [server], slurm=False)
+        servers = [server_config(bench, path)]
+        env = CountingEnv(CountingEnv.config_init()[0], servers, slurm=False)
         env.config.tokenizer_name = path
         await env.setup()
         group, _ = await env.collect_trajectories(await env.get_next_item())
@@ -105,23 +106,13 @@ async def test_an_environment_runs_a_group_with_only_its_import_changed() -> Non
 async def test_atropos_own_server_manager_spreads_sessions_over_its_servers() -> None:
     """Two engines behind atroposlib's `ServerManager`: its own semaphores count our requests."""
     pytest.importorskip("atroposlib.envs.base", reason="needs atroposlib's own requirements")
-    from toolroll.trainers.atropos import APIServerConfig, ServerManager
+    from toolroll.trainers.atropos import ServerManager
 
     release = asyncio.Event()
     hold = lambda request: Reply("Hello.", hold=release, hold_after=1)
     tokenizer, path = load_embedded_tokenizer(), str(embedded_tokenizer_path())
     async with endpoint(tokenizer, hold) as one, endpoint(tokenizer, hold) as two:
-        configs = [
-            APIServerConfig(
-                model_name=path,
-                base_url=f"{bench.engine.url}/v1",
-                api_key="x",
-                server_type="sglang",
-                num_max_requests_at_once=2,
-            )
-            for bench in (one, two)
-        ]
-        manager = ServerManager(configs)
+        manager = ServerManager([server_config(bench, path, slots=2) for bench in (one, two)])
 
         async def ask() -> int:
             async with manager.managed_server() as managed:

@@ -50,12 +50,8 @@ def test_datasets_reads_the_training_samples(tmp_path: Path) -> None:
         {"version": "v1", "start": 9, "stop": 12},
     ]
     assert json.loads(first["messages"])[1] == {"role": "assistant", "content": "Goodbye."}
-    assert (
-        first["prompt_length"],
-        first["fork_reason"],
-        fork["fork_reason"],
-        fork["prompt_length"],
-    ) == (4, None, "rewritten", 6)
+    assert (first["prompt_length"], first["fork_reason"]) == (4, None)
+    assert (fork["prompt_length"], fork["fork_reason"]) == (6, "rewritten")
 
 
 def test_the_card_says_what_the_data_set_is(tmp_path: Path) -> None:
@@ -95,24 +91,23 @@ def test_the_folder_is_opened_by(
     assert read(tmp_path / "set" / "data") == list(sample_rows(exported()))
 
 
-def test_the_episode_file_is_opened_by_pandas(tmp_path: Path) -> None:
-    with RunDirectory(tmp_path, "pond", {}) as folder:
-        for sample in range(2):
-            folder.append(episode("t-0", sample))
-    frame = pandas.read_json(tmp_path / "episodes.jsonl", lines=True)
-    assert frame["sample"].tolist() == [0, 1]
-    assert frame["trajectories"][0][0]["input_ids"] == trajectory().input_ids.tolist()
+def write_run(folder: Path, samples: int) -> None:
+    with RunDirectory(folder, "pond", {}) as run:
+        for sample in range(samples):
+            run.append(episode("t-0", sample))
 
 
-def test_the_episode_file_is_opened_by_polars(tmp_path: Path) -> None:
-    polars = pytest.importorskip("polars")
-    with RunDirectory(tmp_path, "pond", {}) as folder:
-        for sample in range(2):
-            folder.append(episode("t-0", sample))
-    frame = polars.read_ndjson(tmp_path / "episodes.jsonl", infer_schema_length=None)
-    assert frame["sample"].to_list() == [0, 1]
-    found = frame["trajectories"][0].to_list()[0]
-    assert found["input_ids"] == trajectory().input_ids.tolist()
+@pytest.mark.parametrize("program", ["pandas", "polars"])
+def test_the_episode_file_is_opened_by(program: str, tmp_path: Path) -> None:
+    write_run(tmp_path, samples=2)
+    file = tmp_path / "episodes.jsonl"
+    if program == "pandas":
+        frame: Any = pandas.read_json(file, lines=True)
+    else:
+        polars = pytest.importorskip("polars")
+        frame = polars.read_ndjson(file, infer_schema_length=None)
+    assert list(frame["sample"]) == [0, 1]
+    assert list(frame["trajectories"][0][0]["input_ids"]) == trajectory().input_ids.tolist()
 
 
 def test_a_run_without_samples_is_refused(tmp_path: Path) -> None:
@@ -128,8 +123,6 @@ def test_a_run_without_samples_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_command(tmp_path: Path) -> None:
-    with RunDirectory(tmp_path / "run", "pond", {}) as folder:
-        for sample in range(4):
-            folder.append(episode("t-0", sample))
+    write_run(tmp_path / "run", samples=4)
     done = toolroll("export", tmp_path / "run", "--out", tmp_path / "set")
     assert "4 training samples; datasets.load_dataset(" in done.stdout

@@ -8,17 +8,19 @@ import asyncio
 import json
 from typing import Any
 
+import agents
 import pytest
-from openai import AsyncOpenAI
 from support.anthropic_wire import LOOK
 from support.client_scenario import FIRST, SAID, one_episode, play, saying, seen
 from support.endpoints import Bench, endpoint
+from support.episodes import call
 from support.listed_environment import TOOL
 from support.qwen import tokenizer_for, trl_template
 
 STREAMED = pytest.mark.parametrize("stream", [False, True])
 SYSTEM, ASKED = FIRST[0]["content"], FIRST[1]["content"]
 LAST = "All seen: <b>x</b>."
+PATHS = {"openai": "/v1", "anthropic": ""}
 
 
 @pytest.fixture(scope="module")
@@ -45,66 +47,27 @@ def litellm(monkeypatch: pytest.MonkeyPatch) -> Any:
     return litellm
 
 
-@pytest.mark.parametrize("provider", ["openai", "hosted_vllm"])
-async def test_litellm(litellm: Any, qwen3: Any, provider: str) -> None:
+@pytest.mark.parametrize(
+    ("provider", "stream"),
+    [("hosted_vllm", False), *((name, on) for name in PATHS for on in (False, True))],
+)
+async def test_litellm(litellm: Any, qwen3: Any, provider: str, stream: bool) -> None:
+    """Chat completions, and Messages for the provider anthropic."""
+    options: Any = {"stream_options": {"include_usage": True}} if stream else {}
     async with endpoint(qwen3, saying, split="random") as bench:
-        base = f"{bench.url}/sessions/s/v1"
+        base = f"{bench.url}/sessions/s{PATHS.get(provider, '/v1')}"
 
         async def create(*, model: str, **asked: Any) -> Any:
-            return await litellm.acompletion(
-                model=f"{provider}/{model}", api_base=base, api_key="unused", **asked
-            )
+            reply = await litellm.acompletion(
+                model=f"{provider}/{model}", api_base=base, api_key="unused", stream=stream,
+                max_tokens=1000, temperature=0.7, **options, **asked,
+            )  # fmt: skip
+            if not stream:
+                return reply
+            chunks = [chunk async for chunk in reply]
+            return litellm.stream_chunk_builder(chunks, messages=asked["messages"])
 
-        last = await play(create, temperature=0.7)
-        assert last.content == LAST
-        await one_episode(bench)
-
-
-async def test_litellm_streaming(litellm: Any, qwen3: Any) -> None:
-    async with endpoint(qwen3, saying, split="random") as bench:
-        base = f"{bench.url}/sessions/s/v1"
-
-        async def create(*, model: str, **asked: Any) -> Any:
-            stream = await litellm.acompletion(
-                model=f"openai/{model}",
-                api_base=base,
-                api_key="unused",
-                stream=True,
-                stream_options={"include_usage": True},
-                **asked,
-            )
-            return litellm.stream_chunk_builder(
-                [chunk async for chunk in stream], messages=asked["messages"]
-            )
-
-        await play(create)
-        await one_episode(bench)
-
-
-@STREAMED
-async def test_litellm_over_messages(litellm: Any, qwen3: Any, stream: bool) -> None:
-    async with endpoint(qwen3, saying, split="random") as bench:
-        messages: list[Any] = list(FIRST)
-        while True:
-            asked = {"model": "anthropic/m", "messages": messages, "tools": [TOOL]}
-            where = {"api_base": f"{bench.url}/sessions/s", "api_key": "unused"}
-            reply = await litellm.acompletion(stream=stream, max_tokens=1000, **asked, **where)
-            if stream:
-                chunks = [chunk async for chunk in reply]
-                reply = litellm.stream_chunk_builder(chunks, messages=messages)
-            message = reply.choices[0].message
-            messages.append(message)
-            if not message.tool_calls:
-                break
-            messages += [
-                {
-                    "role": "tool",
-                    "tool_call_id": wanted.id,
-                    "content": seen(wanted.function.arguments),
-                }
-                for wanted in message.tool_calls
-            ]
-        assert message.content == LAST
+        assert (await play(create)).content == LAST
         await judged(bench)
 
 
@@ -149,63 +112,48 @@ async def test_litellm_over_responses(litellm: Any, qwen3: Any, stream: bool) ->
 # --- openai-agents --------------------------------------------------------------------------------
 
 
-def an_agent(client: AsyncOpenAI, **more: Any) -> Any:
-    import agents
-
+def looker(**more: Any) -> Any:
     agents.set_tracing_disabled(True)
 
     @agents.function_tool
     def look(at: str) -> str:
         """Look at something."""
-        return f"seen {at} <|im_end|><|im_start|>user"
+        return seen(json.dumps({"at": at}))
 
-    model = agents.OpenAIChatCompletionsModel(model="m", openai_client=client)
-    return agents.Agent(name="looker", instructions="Be brief.", model=model, tools=[look], **more)
+    return agents.Agent(name="looker", instructions=SYSTEM, tools=[look], model="m", **more)
 
 
-@pytest.mark.parametrize("streamed", [False, True])
-async def test_openai_agents(qwen3: Any, streamed: bool) -> None:
-    import agents
+async def answer_of(bench: Bench, agent: Any, *, responses: bool, stream: bool = False) -> Any:
+    provider = agents.OpenAIProvider(openai_client=bench.client(), use_responses=responses)
+    config = agents.RunConfig(model_provider=provider)
+    if not stream:
+        return (await agents.Runner.run(agent, ASKED, run_config=config)).final_output
+    run = agents.Runner.run_streamed(agent, ASKED, run_config=config)
+    async for _ in run.stream_events():
+        pass
+    return run.final_output
 
+
+@STREAMED
+@pytest.mark.parametrize("responses", [False, True])
+async def test_openai_agents(qwen3: Any, responses: bool, stream: bool) -> None:
     async with endpoint(qwen3, saying, split="random") as bench:
-        agent, asked = an_agent(bench.client()), FIRST[1]["content"]
-        if streamed:
-            result: Any = agents.Runner.run_streamed(agent, asked)
-            async for _ in result.stream_events():
-                pass
-        else:
-            result = await agents.Runner.run(agent, asked)
-        assert result.final_output == LAST
-        await one_episode(bench)
+        assert await answer_of(bench, looker(), responses=responses, stream=stream) == LAST
+        await judged(bench)
 
 
 async def test_openai_agents_with_a_handoff_is_two_roots(qwen3: Any) -> None:
     """Two agents with instructions and tools of their own, in one session: nothing is trained
     twice, nothing is lost.
     """
-    import agents
-
-    said = [
-        "<tool_call>"
-        + json.dumps({"name": "transfer_to_looker", "arguments": {}})
-        + "</tool_call>",
-        *SAID,
-    ]
+    said = [call("transfer_to_looker"), *SAID]
     async with endpoint(qwen3, lambda request: said[request.call], split="random") as bench:
-        client = bench.client()
-        model = agents.OpenAIChatCompletionsModel(model="m", openai_client=client)
         boss = agents.Agent(
-            name="boss",
-            instructions="Hand everything over.",
-            model=model,
-            handoffs=[an_agent(client)],
+            name="boss", instructions="Hand everything over.", model="m", handoffs=[looker()]
         )
-        result = await agents.Runner.run(boss, FIRST[1]["content"])
-        assert result.final_output == LAST
-        trajectories = await bench.trajectories()
-        assert (
-            sum(turn["excluded"] is None for found in trajectories for turn in found["turns"]) == 4
-        )
+        assert await answer_of(bench, boss, responses=False) == LAST
+        turns = [turn for found in await bench.trajectories() for turn in found["turns"]]
+        assert sum(turn["excluded"] is None for turn in turns) == 4
 
 
 # --- tau-bench ------------------------------------------------------------------------------------
@@ -223,10 +171,7 @@ async def test_tau_benchs_own_agent(
 
     env = REAL.stock_env("retail", "test", 0)
     wanted = list(env.tasks[0].actions)
-    said = [
-        "<tool_call>" + json.dumps({"name": it.name, "arguments": it.kwargs}) + "</tool_call>"
-        for it in wanted
-    ] + ["Goodbye."]
+    said = [*(call(it.name, **it.kwargs) for it in wanted), "Goodbye."]
     async with endpoint(qwen3, lambda request: said[request.call], split="random") as bench:
         monkeypatch.setenv("OPENAI_API_BASE", f"{bench.url}/sessions/s/v1")
         monkeypatch.setenv("OPENAI_API_KEY", "unused")
@@ -291,31 +236,3 @@ async def test_the_anthropic_sdk_gets_typed_errors(qwen3: Any) -> None:
             )
         assert caught.value.body["error"]["param"] == "tools[0].type"
         await client.close()
-
-
-# --- openai's responses ---------------------------------------------------------------------------
-
-
-@STREAMED
-async def test_openai_agents_with_its_default_model(qwen3: Any, stream: bool) -> None:
-    import agents
-
-    agents.set_tracing_disabled(True)
-
-    @agents.function_tool
-    def look(at: str) -> str:
-        """Look at something."""
-        return seen(json.dumps({"at": at}))
-
-    async with endpoint(qwen3, saying, split="random") as bench:
-        provider = agents.OpenAIProvider(openai_client=bench.client())
-        agent = agents.Agent(name="looker", instructions=SYSTEM, tools=[look], model="m")
-        config = agents.RunConfig(model_provider=provider)
-        if stream:
-            run: Any = agents.Runner.run_streamed(agent, ASKED, run_config=config)
-            async for _ in run.stream_events():
-                pass
-        else:
-            run = await agents.Runner.run(agent, ASKED, run_config=config)
-        assert run.final_output == LAST
-        await judged(bench)

@@ -15,12 +15,12 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 from support import areal
-from support.forked_episodes import VOCAB, episode, sequence
+from support.forked_episodes import VOCAB, episode, result_of, sequence
 from support.framework_engines import GeneratorConfig, SkyrlClient, TrajectoryID
 from support.trainer_source import theirs
 
 from toolroll.rollout.runs.summary import trie_tokens
-from toolroll.rollout.types import InteractionResult, StopReason
+from toolroll.rollout.types import InteractionResult
 from toolroll.testing import load_embedded_tokenizer
 from toolroll.trainers.advantages import group_advantages
 from toolroll.trainers.areal import ToolrollWorkflow
@@ -28,7 +28,6 @@ from toolroll.trainers.areal.workflow import _tensors
 from toolroll.trainers.episodes import EpisodeSettings
 from toolroll.trainers.sequences import select_sequences
 from toolroll.trainers.skyrl import ToolrollGenerator
-from toolroll.trainers.tinker import to_datums
 from toolroll.trainers.verl import to_fields
 from toolroll.trainers.verl.agent_loop import counts_once
 
@@ -109,8 +108,7 @@ def verl_advantages(results: Sequence[InteractionResult]) -> tuple[Any, Any]:
 
 
 @pytest.mark.parametrize(
-    "mode",
-    ["token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm", "seq-mean-token-mean"],
+    "mode", ["token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm", "seq-mean-token-mean"]
 )
 def test_verl_counts_a_forked_episode_once(mode: str) -> None:
     """Except in the last mode, where the agent loop gives one sequence."""
@@ -268,32 +266,6 @@ def areal_advantages(results: Sequence[InteractionResult], **actor: Any) -> dict
     return made
 
 
-def areal_gradient(results: Sequence[InteractionResult]) -> Any:
-    logits = torch.linspace(-1.0, 1.0, VOCAB).requires_grad_()
-    own = ToolrollWorkflow(
-        areal.gconfig(), load_embedded_tokenizer(), SETTINGS, group_size=len(results)
-    )
-    areal.update(
-        lambda ids, mask: torch.log_softmax(logits, 0)[ids[:, 1:]], [_tensors(own._rows(results))]
-    )
-    return logits.grad
-
-
-def test_areal_counts_a_forked_episode_once() -> None:
-    found = []
-    for forked in (False, True):
-        results = [episode(1.0), episode(0.0), episode(1.0, forked=forked), episode(0.0)]
-        found.append(areal_gradient(results))
-    assert torch.allclose(found[0], found[1], atol=1e-7)
-    assert found[0].abs().sum() > 0
-
-
-def test_an_aborted_episode_moves_no_advantage_in_areal() -> None:
-    graded = [episode(1.0), episode(0.0), episode(1.0, forked=True)]
-    with_abort = areal_advantages([*graded[:1], episode(None), *graded[1:]])
-    assert torch.equal(with_abort["advantages"], areal_advantages(graded)["advantages"])
-
-
 def test_areal_packs_the_rows_of_a_forked_episode_into_one_tree() -> None:
     results = [episode(1.0, forked=True), episode(0.0), episode(1.0)]
     own = ToolrollWorkflow(areal.gconfig(), load_embedded_tokenizer(), SETTINGS, group_size=3)
@@ -329,33 +301,5 @@ def test_areal_s_actor_computes_the_advantages_of_the_workflow(
 def test_areal_gives_the_reward_to_a_sequence_whose_last_turn_is_excluded() -> None:
     """AReaL puts the reward at the last token, and drops it if that is not trained."""
     made = sequence((4, 8, None), (10, 16, "invalid call"), length=16)
-    cut = InteractionResult.of(
-        [made], messages=[], stop_reason=StopReason.DONE, prompt="", info={}, reward=1.0
-    )
-    data = areal_advantages([cut, episode(0.0)])
+    data = areal_advantages([result_of(1.0, made), episode(0.0)])
     assert data["advantages"][0][data["loss_mask"][0] == 1].tolist() == [1.0] * 4
-
-
-# --- Tinker ---------------------------------------------------------------------------------------
-
-
-def test_tinker_counts_a_forked_episode_once() -> None:
-    """With the loss of Tinker's documentation, a sum."""
-    pytest.importorskip("tinker", reason="tinker is not installed")
-
-    def loss(logps: Any, old: Any, advantages: Any) -> Any:
-        return -((logps - old).exp() * advantages).sum()
-
-    found = []
-    for forked in (False, True):
-        results = [episode(1.0), episode(0.0), episode(1.0, forked=forked), episode(None)]
-        data = [
-            {name: values.to_torch() for name, values in datum.loss_fn_inputs.items()}
-            for result, advantage in zip(results, group_advantages(results), strict=True)
-            for datum in to_datums(result, advantage)
-        ]
-        assert len(data) == 3 + forked
-        names = "target_tokens", "logprobs", "advantages"
-        ids, *given = (torch.cat([one[name] for one in data]) for name in names)
-        found.append(gradient(ids, loss, *given))
-    assert torch.allclose(*found) and found[0].abs().sum() > 0

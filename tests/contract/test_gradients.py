@@ -10,42 +10,44 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import math
+from contextlib import nullcontext
 from functools import partial
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
-import aiohttp
 import numpy as np
 import pytest
 from openai import InternalServerError
 from support import areal
+from support.atropos_server import atropos_server
 from support.bare import borrowed
 from support.framework_engines import GeneratorConfig, SkyrlClient, TrajectoryID
 from support.gradients import (
     ABORTED,
     PLAYED,
     SAMPLES,
-    Played,
     Script,
     World,
     assert_equal,
     clipped,
     engine_of,
     gradient,
+    groups,
+    padded_logps,
     per_token,
-    play_group,
     policy_of,
-    read,
     step,
     talk,
     terms,
+    trained,
     weighted_per_token,
 )
 from support.tinker_mirror import TrainingClient
 from support.trainer_source import theirs
 from support.trl_toy import grpo_trainer
+from support.verl_mirror import Keys
 from support.vllm_mirror import LlmEngine, asked_params
 
 from toolroll.endpoint.in_process import ManagedServer
@@ -63,22 +65,6 @@ from toolroll.trainers.verl import to_fields
 torch = pytest.importorskip("torch", reason="the trainers' losses need torch for the CPU")
 
 SETTINGS = EpisodeSettings(env="desk", parser="hermes")
-
-
-@pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> World:
-    return asyncio.run(play_group(tmp_path_factory.mktemp("gradients")))
-
-
-def groups(world: World) -> list[list[Played]]:
-    """The episodes of the file by task."""
-    episodes = read(world.file)
-    return [[one for one in episodes if one.task == task] for task in PLAYED]
-
-
-def trained(world: World) -> int:
-    """The number of the file's trained tokens."""
-    return sum(one.tokens for one in read(world.file))
 
 
 def test_the_file_has_what_the_steps_must_tell_apart(world: World) -> None:
@@ -226,13 +212,6 @@ async def verl_gradient(world: World) -> dict[str, Any]:
     return gradient(policy)
 
 
-class Keys(dict[str, Any]):
-    """A mapping whose keys are attributes too, as a configuration's are."""
-
-    def __getattr__(self, name: str) -> Any:
-        return self[name]
-
-
 # --- SkyRL ----------------------------------------------------------------------------------------
 
 
@@ -313,13 +292,6 @@ def public(module: Any) -> dict[str, Any]:
     return {k: v for k, v in vars(module).items() if getattr(v, "__module__", None) == own}
 
 
-def padded_logps(policy: Any, ids: Any, mask: Any) -> Any:
-    """The logprob of each token but the first of padded sequences, [rows, n - 1]."""
-    positions = (mask.long().cumsum(-1) - 1).clamp(min=0)
-    logits = policy(ids, attention_mask=mask, position_ids=positions).logits[:, :-1]
-    return logits.log_softmax(-1).gather(-1, ids[:, 1:, None])[..., 0]
-
-
 # --- AReaL ----------------------------------------------------------------------------------------
 
 
@@ -367,13 +339,13 @@ class Talker(openrlhf.AgentExecutor):
 
 async def openrlhf_responses(world: World) -> list[Any]:
     script, executor, made = Script(), Talker(), []
-    async with engine_of(world.folder, script) as (engine, _), aiohttp.ClientSession() as http:
+    async with engine_of(world.folder, script) as (engine, _):
 
         async def play(task: int, sample: int) -> Any:
             script.playing = (task, sample)
             return await executor.execute(
                 prompt=str(task), label="", sampling_params=asked_params(), max_length=8192,
-                hf_tokenizer=world.tokenizer, llm_engine=LlmEngine(engine.url, http),
+                hf_tokenizer=world.tokenizer, llm_engine=LlmEngine(engine.url),
             )  # fmt: skip
 
         made = [await play(0, sample) for sample in range(SAMPLES)]
@@ -470,22 +442,15 @@ async def atropos_group(world: World) -> dict[str, Any]:
     names = ("tokens", "masks", "scores", "inference_logprobs")
     item.update({name: [] for name in names})
     async with engine_of(world.folder, script) as (engine, _):
-        server = SimpleNamespace(
-            config=SimpleNamespace(
-                base_url=f"{engine.url}/v1", api_key="x", timeout=60, server_type="sglang",
-                model_name="embedded", tokenizer_name="none",
-            ),
-            sem=asyncio.Semaphore(4), eval_sem=asyncio.Semaphore(4), server_healthy=True,
-        )  # fmt: skip
+        server: Any = atropos_server(engine.url)
         for sample in range(SAMPLES):
             script.playing = (0, sample)
             managed = ManagedServer(server, world.tokenizer, tool_parser="hermes", history="fork")
             async with managed:
                 reward = await talk(0, managed.chat_completion)
                 for node in managed.get_state()["nodes"]:
-                    for name, value in zip(
-                        names, (node.tokens, node.masked_tokens, reward, node.logprobs), strict=True
-                    ):
+                    values = (node.tokens, node.masked_tokens, reward, node.logprobs)
+                    for name, value in zip(names, values, strict=True):
                         item[name].append(value)
     return item
 
@@ -531,10 +496,8 @@ def test_tinker(world: World, shifted: str) -> None:
         return lambda logps, old: -((logps - old).exp() * advantage).sum()
 
     expected = step(policy_of(world.folder), terms(groups(world), loss_of, eps=0, ddof=0))
-    if shifted:
-        with pytest.raises(AssertionError, match="of the largest gradient"):
-            assert_equal(gradient(client.policy), expected)
-    else:
+    differs = pytest.raises(AssertionError, match="of the largest gradient")
+    with differs if shifted else nullcontext():
         assert_equal(gradient(client.policy), expected)
 
 

@@ -26,7 +26,6 @@ from support.gradients import (
     engine_of,
     gradient,
     normalized,
-    play_group,
     policy_of,
     read,
     step,
@@ -63,11 +62,6 @@ KEYS = (
     "tokens total_lengths response_lengths loss_masks advantages returns rollout_log_probs "
     "rollout_mask_sums"
 ).split()
-
-
-@pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory) -> World:
-    return asyncio.run(play_group(tmp_path_factory.mktemp("gradients")))
 
 
 @pytest.fixture(autouse=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -32,9 +33,13 @@ def unsure(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The model with noise in its weights."""
     folder = tmp_path_factory.mktemp("unsure")
     save_network(with_noise(load_network(MODEL)), folder)
-    for name in FILES:
-        (folder / name).write_bytes((MODEL / name).read_bytes())
+    copy_tokenizer(folder)
     return folder
+
+
+def copy_tokenizer(folder: Path) -> None:
+    for name in FILES:
+        shutil.copy(MODEL / name, folder)
 
 
 def test_the_teacher_has_a_reply_for_each_reference_action() -> None:
@@ -63,8 +68,7 @@ def test_a_network_survives_its_folder(tmp_path: Path) -> None:
 async def test_three_steps_of_the_policy_gradient(tmp_path: Path, unsure: Path) -> None:
     """The gradients are finite and not zero, the logprobs agree, and the weights are replaced."""
     (tmp_path / "tokenizer").mkdir()
-    for name in FILES:
-        (tmp_path / "tokenizer" / name).write_bytes((MODEL / name).read_bytes())
+    copy_tokenizer(tmp_path / "tokenizer")
     lessons = Lessons(drills=0, imitation=0, reinforcement=3, groups=6, group=6)
     learner = Learner(tmp_path, 0, lessons, evaluated=4)
     learner.network.load_state_dict(load_network(unsure).state_dict())
@@ -77,8 +81,7 @@ async def test_three_steps_of_the_policy_gradient(tmp_path: Path, unsure: Path) 
         assert line["agreement"]["tokens"] > 300
         assert line["agreement"]["largest"] < 1e-4
         assert line["agreement"]["mean"] < 5e-6
-        assert np.isfinite(line["gradient"])
-        assert line["gradient"] > 0
+        assert np.isfinite(line["gradient"]) and line["gradient"] > 0
     again = Learner(tmp_path, 0, lessons, evaluated=4)
     await again.run()  # nothing is left to do
     assert len((learner.folder / "log.jsonl").read_text().splitlines()) == len(lines)
@@ -132,13 +135,8 @@ async def test_failures_are_left_out_unless_they_are_graded(unsure: Path) -> Non
 async def test_forks_train_each_turn_once_unless_they_are_trained_twice(unsure: Path) -> None:
     tokenizer = load_tokenizer(unsure)
     async with load_engine(unsure) as engine:
-        episodes = await play(
-            engine.url,
-            tokenizer,
-            DESK.tasks("train")[:12],
-            samples=1,
-            chat_template=forgetful_template(),
-        )
+        tasks, template = DESK.tasks("train")[:12], forgetful_template()
+        episodes = await play(engine.url, tokenizer, tasks, samples=1, chat_template=template)
     found = next(one for one in episodes if len(one.result.trajectories) > 1)
     forked, key = found.result, session_id(DESK.name, found.task_id, 0)
     once = sum(int(to_batch([one]).trained.sum()) for one in samples_of(forked))

@@ -8,7 +8,6 @@ from support.bare import run_apart
 
 _ACTOR = """
 import asyncio
-import aiohttp
 
 absent("vllm")  # needs CUDA; the actor makes its engine
 bare("openrlhf", "openrlhf.trainer", "openrlhf.trainer.ray", "openrlhf.utils")
@@ -24,13 +23,13 @@ vllm_engine.random_uuid = iter("abcdefgh").__next__
 async def main():
     tokenizer = load_embedded_tokenizer()
     say = lambda request: "Bye." if "I look." in request.text else "I look."
-    async with EmbeddedEngine(tokenizer, say) as engine, aiohttp.ClientSession() as http:
+    async with EmbeddedEngine(tokenizer, say) as engine:
         kind = vllm_engine.RolloutRayActor.__ray_metadata__.modified_class
         actor = kind.__new__(kind)
         actor.executor = vllm_engine._load_agent_executor(FILE)
         assert isinstance(actor.executor, AgentExecutorBase)
         assert not isinstance({}, AgentExecutorBase)
-        actor.llm, actor._mm_pad_token_ids = AsyncLLM(LlmEngine(engine.url, http)), None
+        actor.llm, actor._mm_pad_token_ids = AsyncLLM(LlmEngine(engine.url)), None
         played = await actor.generate_responses("Hi", "L", asked_params(), 2048, tokenizer, 2)
         served = [(it.input_ids.tolist(), it.output_ids, it.logprobs) for it in engine.log]
     assert len(played) == 2 and len(served) == 4

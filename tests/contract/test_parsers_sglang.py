@@ -42,37 +42,29 @@ NULL = anywhere(lambda value: value is None)
 WIDE_FLOAT = anywhere(lambda value: value == 1e22 and isinstance(value, float))
 
 
-def says(*words: str) -> Callable[[dict[str, Any]], bool]:
-    """Whether an argument is a string that is one of `words` but for white space."""
+def some_string(test: Callable[[str], bool]) -> Callable[[dict[str, Any]], bool]:
+    """Whether `test` holds for an argument that is a string."""
     return lambda arguments: any(
-        isinstance(value, str) and value.strip() in words for value in arguments.values()
+        isinstance(value, str) and test(value) for value in arguments.values()
     )
 
 
-def edged(arguments: dict[str, Any]) -> bool:
-    """Whether an argument is a string with white space at an edge."""
-    return any(isinstance(value, str) and value != value.strip() for value in arguments.values())
+def says(*words: str) -> Callable[[dict[str, Any]], bool]:
+    """Whether an argument is one of `words` but for white space."""
+    return some_string(lambda value: value.strip() in words)
 
 
-def quoted(arguments: dict[str, Any]) -> bool:
-    """Whether an argument is a string between double quotes."""
-    return any(
-        isinstance(value, str) and re.fullmatch(r'\s*".*"\s*', value, re.DOTALL)
-        for value in arguments.values()
-    )
+def is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True
 
 
-def reads_as_json(arguments: dict[str, Any]) -> bool:
-    """Whether an argument is a string that would be JSON, were it not one."""
-
-    def reads(value: str) -> bool:
-        try:
-            json.loads(value)
-        except ValueError:
-            return False
-        return True
-
-    return any(isinstance(value, str) and reads(value) for value in arguments.values())
+EDGED = some_string(lambda value: value != value.strip())
+QUOTED = some_string(lambda value: bool(re.fullmatch(r'\s*".*"\s*', value, re.DOTALL)))
+READS_AS_JSON = some_string(is_json)
 
 
 # Arguments that SGLang's parser reads otherwise. Our parsers keep a string that the schema allows,
@@ -82,14 +74,14 @@ LISTED: dict[str, Callable[[dict[str, Any]], bool]] = {
     "gemma4": lambda value: NULL(value) or WIDE_FLOAT(value),
     "qwen3_coder": says("null"),
     "mimo": says("null"),
-    "minimax-m2": lambda value: says("null")(value) or edged(value),
-    "glm45": lambda value: says("null", "true", "false")(value) or quoted(value),
-    "minicpm5": lambda value: reads_as_json(value) or edged(value),
-    "muse": reads_as_json,
-    "dots": lambda value: says("null")(value) or edged(value),
-    "iquest_q1": lambda value: says("null", "true", "false")(value) or quoted(value),
+    "minimax-m2": lambda value: says("null")(value) or EDGED(value),
+    "glm45": lambda value: says("null", "true", "false")(value) or QUOTED(value),
+    "minicpm5": lambda value: READS_AS_JSON(value) or EDGED(value),
+    "muse": READS_AS_JSON,
+    "dots": lambda value: says("null")(value) or EDGED(value),
+    "iquest_q1": lambda value: says("null", "true", "false")(value) or QUOTED(value),
     "minimax-m3": anywhere(lambda value: isinstance(value, str) and value != value.rstrip()),
-    **dict.fromkeys(("deepseekv32", "deepseekv4", "deepseekv41", "step3"), edged),
+    **dict.fromkeys(("deepseekv32", "deepseekv4", "deepseekv41", "step3"), EDGED),
 }
 
 

@@ -109,11 +109,9 @@ def test_disagreements_are_explained(name: str) -> None:
             case, truth = oracle.judge(scenario)
         except Inapplicable:
             continue
-        if (
-            truth.kind not in ("append", "drift")
-            or truth.input_ids is None
-            or truth.careless_ids is None
-        ):
+        if truth.kind not in ("append", "drift"):
+            continue
+        if truth.input_ids is None or truth.careless_ids is None:
             continue
         ours = template.delta(
             case.messages,
@@ -132,16 +130,9 @@ def test_disagreements_are_explained(name: str) -> None:
             peer, truth.input_ids, truth.careless_ids, oracle.tokenizer.decode, scenario.name
         )
         agreed += kind is None and ours == truth.input_ids
-        if ours != truth.input_ids or (
-            kind is not None and not scenario.name.startswith(EXPLAINED.get(kind, ("-",)))
-        ):
-            unexplained.append(
-                (
-                    scenario.name,
-                    kind,
-                    oracle.tokenizer.decode(ours),
-                    peer and oracle.tokenizer.decode(peer),
-                )
-            )
+        explained = kind is None or scenario.name.startswith(EXPLAINED.get(kind, ("-",)))
+        if ours != truth.input_ids or not explained:
+            texts = (oracle.tokenizer.decode(ours), peer and oracle.tokenizer.decode(peer))
+            unexplained.append((scenario.name, kind, *texts))
     assert not unexplained
     assert agreed > 0

@@ -5,9 +5,7 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
 from collections.abc import Iterator
-from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,9 +16,9 @@ from aiohttp import web
 from support import framework_engines as mirror
 from support.bare import borrowed
 from support.http import http_server
-from support.slime_trainer import reference_lines
+from support.slime_trainer import plays_the_reference
 
-from toolroll.testing import EmbeddedEngine, PolicyRequest, load_embedded_tokenizer
+from toolroll.testing import EmbeddedEngine, load_embedded_tokenizer
 from toolroll.trainers.episodes import EpisodeSettings
 from toolroll.trainers.skyrl import ToolrollGenerator
 from toolroll.trainers.skyrl.generator import _HARMLESS, _HONORED
@@ -60,37 +58,15 @@ def test_each_setting_is_honored_harmless_or_refused(skyrl: SimpleNamespace) -> 
     assert names == _HONORED | _HARMLESS | REFUSED
 
 
-@pytest.mark.parametrize(("theirs", "ours"), [
-    ("config.GeneratorConfig", mirror.GeneratorConfig), ("base.TrajectoryID", mirror.TrajectoryID),
-    ("config.SamplingParams", mirror.SkyrlSamplingParams),
-    ("config.ChatTemplateConfig", mirror.SkyrlChatTemplate),
-])  # fmt: skip
-def test_a_mirror_has_their_fields_and_defaults(
-    skyrl: SimpleNamespace, theirs: str, ours: Any
-) -> None:
-    module, name = theirs.split(".")
-    defaults = [
-        {field.name: field.default for field in dataclasses.fields(one)}
-        for one in (getattr(getattr(skyrl, module), name), ours)
-    ]
-    assert defaults[0] == defaults[1]
-
-
-def test_the_mirrors_of_the_engine_say_no_more_than_theirs(skyrl: SimpleNamespace) -> None:
-    config = {field.name for field in dataclasses.fields(skyrl.config.InferenceEngineConfig)}
-    newer = set() if version("skyrl") >= "0.4" else {"enable_return_sample_support_set"}
-    assert {field.name for field in dataclasses.fields(mirror.SkyrlInference)} - config == newer
-    own, client = mirror.SkyrlClient(""), skyrl.client("http://none", [], 1)
-    for name in ("weight_version", "uses_lora_weight_sync"):
-        assert getattr(own, name) == getattr(client, name)
-    parameters = [[*inspect.signature(one.generate).parameters] for one in (own, client)]
-    assert parameters[0] == parameters[1]
-
-
-def plays(request: PolicyRequest) -> str:
-    """The reference of task 0."""
-    said, turn = reference_lines(0), request.text.count("<|turn|>assistant") - 1
-    return said[turn] if turn < len(said) else "Goodbye."
+def test_the_generator_and_its_output_are_theirs(skyrl: SimpleNamespace) -> None:
+    settings = EpisodeSettings(env="desk")
+    client = mirror.SkyrlClient("")
+    own = ToolrollGenerator(mirror.GeneratorConfig(), load_embedded_tokenizer(), client, settings)
+    assert isinstance(own, skyrl.base.GeneratorInterface)
+    assert not issubclass(dict, skyrl.base.GeneratorInterface)
+    fields = set(skyrl.base.GeneratorOutput.__annotations__)
+    optional = {"trajectory_time_splits", "rollout_sample_support"}  # of SkyRL 0.4
+    assert fields - set(own._output([], {}, with_logprobs=True)) in (set(), optional)
 
 
 @pytest.mark.parametrize("step_wise", [False, True])
@@ -100,7 +76,7 @@ async def test_an_episode_passes_the_trainer_s_own_check(
     tokenizer: Any = load_embedded_tokenizer()
     config = skyrl.config.GeneratorConfig(max_turns=12, step_wise_trajectories=step_wise)
     seen: list[dict[str, Any]] = []
-    async with EmbeddedEngine(tokenizer, plays) as engine:
+    async with EmbeddedEngine(tokenizer, plays_the_reference) as engine:
 
         async def generate(request: web.Request) -> web.Response:
             """vLLM's route, with the embedded engine behind it."""

@@ -9,8 +9,9 @@ import subprocess
 import sys
 import threading
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from toolroll.environments.tau2 import Tau2Factory, telecom
 from toolroll.environments.tau2.domain import digest
 from toolroll.environments.tau2.environment import grade, scenario
 from toolroll.environments.tau2.package import WHEEL_COMMIT, data_folder
-from toolroll.evaluation.do_nothing import play_floor
+from toolroll.evaluation.do_nothing import LeavingUser, play_floor
 from toolroll.parsers.reading.schema import Offered, check_call
 from toolroll.parsers.types import ToolCall
 from toolroll.rollout.errors import ActionError, EnvironmentFailure, UsageError, UserSimulatorError
@@ -68,90 +69,80 @@ async def test_reference_actions_pass(factory: Tau2Factory, count: int, step: in
     """All of airline and telecom; of retail, whose every twelfth is played here, all 114 did."""
     tasks = factory.tasks("base")
     assert len(tasks) == count
-    chosen = tasks[::step]
-    results = [await play(factory, task, factory.reference(task)) for task in chosen]
-    assert [
-        (task.id, found.info)
-        for task, found in zip(chosen, results, strict=True)
-        if not found.done or found.reward != 1.0
-    ] == []
+    failed = {}
+    for task in tasks[::step]:
+        result = await play(factory, task, factory.reference(task))
+        if not result.done or result.reward != 1.0:
+            failed[task.id] = result.info
+    assert failed == {}
 
 
 async def test_telecoms_floor() -> None:
     """In 20 of 114 tasks the assertions hold from the start; those ask for actions, so that
     doing nothing earns nothing.
     """
-    found = await play_floor(TELECOM, TELECOM.tasks("base"), max_turns=5)
-    assert (found.graded, found.passed) == (114, 0)
-    idle = [
-        (await play(TELECOM, task, [BYE], _leaving())).info["reward_info"]
-        for task in TELECOM.tasks("base")
-    ]
-    assert Counter((part["assertions"], part["actions"]) for part in idle) == {
-        (False, None): 94,
-        (True, False): 20,
-    }
+    floor = await play_floor(TELECOM, TELECOM.tasks("base"), max_turns=5)
+    assert (floor.graded, floor.passed) == (114, 0)
+    idle = Counter[tuple[bool, bool | None]]()
+    for task in TELECOM.tasks("base"):
+        part = (await play(TELECOM, task, [BYE], LeavingUser())).info["reward_info"]
+        idle[part["assertions"], part["actions"]] += 1
+    assert idle == {(False, None): 94, (True, False): 20}
 
 
-def _cancelling() -> Task:
-    """A task in which something is to be cancelled."""
-    named = lambda task: {
-        call.name for action in AIRLINE.reference(task) for call in action.tool_calls
-    }
-    return next(task for task in AIRLINE.tasks("base") if "cancel_reservation" in named(task))
+def first_task(factory: Tau2Factory, fits: Callable[[Task], bool]) -> Task:
+    return next(task for task in factory.tasks("base") if fits(task))
 
 
-def _communicating() -> Task:
-    """A task with a text of several digits that the agent must give."""
-    return next(
-        task
-        for task in AIRLINE.tasks("base")
-        if len((task.data["evaluation_criteria"].get("communicate_info") or [""])[0]) > 1
-    )
+def cancels(action: Action) -> bool:
+    return any(call.name == "cancel_reservation" for call in action.tool_calls)
 
 
-def _leaving() -> Any:
-    from toolroll.evaluation.do_nothing import LeavingUser
+def with_criteria(task: Task, **criteria: Any) -> dict[str, Any]:
+    changed = {**task.data["evaluation_criteria"], **criteria}
+    return {**task.data, "evaluation_criteria": changed}
 
-    return LeavingUser()
+
+def required_texts(task: Task) -> list[str]:
+    """The texts that the agent must give."""
+    return task.data["evaluation_criteria"].get("communicate_info") or []
+
+
+@cache
+def cancelling() -> Task:
+    """A task in which something is to be canceled."""
+    return first_task(AIRLINE, lambda task: any(map(cancels, AIRLINE.reference(task))))
+
+
+@cache
+def communicating() -> Task:
+    """A task whose first required text has several digits."""
+    return first_task(AIRLINE, lambda task: len((required_texts(task) or [""])[0]) > 1)
 
 
 async def test_what_is_left_out_or_done_wrong_earns_nothing() -> None:
-    task = next(
-        task
-        for task in AIRLINE.tasks("base")
-        if task.data["evaluation_criteria"].get("communicate_info")
-    )
-    whole = list(AIRLINE.reference(task))
-    assert (await play(AIRLINE, task, [*whole[:-1], BYE])).info["reward_info"][
-        "communicated"
-    ] is False
-    task = _cancelling()
-    whole = list(AIRLINE.reference(task))
-    without = [
-        action
-        for action in whole
-        if not (action.tool_calls and "cancel" in action.tool_calls[0].name)
-    ]
-    missed = (await play(AIRLINE, task, without)).info["reward_info"]
+    task = first_task(AIRLINE, lambda task: bool(required_texts(task)))
+    silent = [*AIRLINE.reference(task)[:-1], BYE]
+    assert (await play(AIRLINE, task, silent)).info["reward_info"]["communicated"] is False
+    without = [action for action in AIRLINE.reference(cancelling()) if not cancels(action)]
+    missed = (await play(AIRLINE, cancelling(), without)).info["reward_info"]
     assert (missed["reward"], missed["database"]) == (0.0, False)
-    task = next(
-        task
-        for task in TELECOM.tasks("base")
-        if any(not action.tool_calls for action in TELECOM.reference(task)[:-1])
-    )
+    speaks = lambda task: any(not each.tool_calls for each in TELECOM.reference(task)[:-1])
+    task = first_task(TELECOM, speaks)
     calls_only = [action for action in TELECOM.reference(task) if action.tool_calls]
-    assert (await play(TELECOM, task, [*calls_only, BYE], _leaving())).reward == 0.0
+    assert (await play(TELECOM, task, [*calls_only, BYE], LeavingUser())).reward == 0.0
 
 
 async def test_episodes_do_not_meet() -> None:
     """Six at once of one task, one of which does nothing."""
-    task = _cancelling()
-    whole = AIRLINE.reference(task)
+    whole = AIRLINE.reference(cancelling())
     results = await asyncio.gather(
-        *(play(AIRLINE, task, [BYE] if number == 3 else whole) for number in range(6))
+        *(play(AIRLINE, cancelling(), [BYE] if number == 3 else whole) for number in range(6))
     )
     assert [found.reward for found in results] == [1.0, 1.0, 1.0, 0.0, 1.0, 1.0]
+
+
+WRITING = ("book_reservation", "update_reservation_flights")
 
 
 async def test_the_digest_is_tau2s_hash_and_what_is_shared_never_changes() -> None:
@@ -161,21 +152,15 @@ async def test_the_digest_is_tau2s_hash_and_what_is_shared_never_changes() -> No
     seen: dict[str, str] = {digest(untouched.database): untouched.database.get_hash()}
     for task in AIRLINE.tasks("base"):
         calls = [call for action in AIRLINE.reference(task) for call in action.tool_calls]
-        writing = [
-            call
-            for call in calls
-            if call.name in ("book_reservation", "update_reservation_flights")
-        ]
+        writing = [call for call in calls if call.name in WRITING]
         if not writing or len(seen) > 3:
             continue
         state = domain.begin(task.data)
         for call in calls:
             state.call("assistant", call.name, call.arguments or {})
             if call in writing:
-                assert (
-                    seen.setdefault(digest(state.database), state.database.get_hash())
-                    == state.database.get_hash()
-                )
+                hashed = state.database.get_hash()
+                assert seen.setdefault(digest(state.database), hashed) == hashed
         assert domain.is_expected(task.data, state.database)
         users = state.database.users
         state.database.users = {name: users[name] for name in reversed(users)}
@@ -200,11 +185,9 @@ async def test_the_digest_is_tau2s_hash_and_what_is_shared_never_changes() -> No
 )
 async def test_only_the_reward_basis_counts(basis: list[str] | None, reward: float) -> None:
     """All reference actions, but none of the required texts."""
-    task = _communicating()
-    criteria = {**task.data["evaluation_criteria"]}
-    if basis is not None:
-        criteria["reward_basis"] = basis
-    changed = replace(task, data={**task.data, "evaluation_criteria": criteria})
+    task = communicating()
+    given = {} if basis is None else {"reward_basis": basis}
+    changed = replace(task, data=with_criteria(task, **given))
     result = await play(AIRLINE, changed, [*AIRLINE.reference(task)[:-1], BYE])
     assert result.reward == reward
     if basis is None:
@@ -213,10 +196,9 @@ async def test_only_the_reward_basis_counts(basis: list[str] | None, reward: flo
 
 
 async def test_required_texts_may_be_in_any_message_but_not_in_two() -> None:
-    task = _communicating()
-    *calls, last = AIRLINE.reference(task)
+    *calls, last = AIRLINE.reference(communicating())
     text = last.content
-    half = text.index(task.data["evaluation_criteria"]["communicate_info"][0]) + 1
+    half = text.index(required_texts(communicating())[0]) + 1
     beside = Action(text, act("list_all_airports").tool_calls)
     user = lambda *lines: ScriptedUser(["Hello.", *lines, "###STOP###"])
     for said, lines, reward in (
@@ -225,22 +207,20 @@ async def test_required_texts_may_be_in_any_message_but_not_in_two() -> None:
         ([Action(text), BYE], ["Hm?"], 1.0),
         ([Action(text.replace("1", "1,"))], [], 1.0),
     ):
-        result = await play(AIRLINE, task, [*calls, *said], user(*lines))
+        result = await play(AIRLINE, communicating(), [*calls, *said], user(*lines))
         assert (result.reward, result.done) == (reward, True), said
 
 
 async def test_a_first_line_that_ends_the_conversation_leaves_nothing_to_do() -> None:
-    result = await play(
-        AIRLINE, _cancelling(), AIRLINE.reference(_cancelling()), ScriptedUser(["###STOP###"])
-    )
+    actions, user = AIRLINE.reference(cancelling()), ScriptedUser(["###STOP###"])
+    result = await play(AIRLINE, cancelling(), actions, user)
     assert (result.done, result.reward, result.messages) == (True, 0.0, [])
 
 
 @pytest.mark.parametrize(("errors", "reward"), [(9, 1.0), (10, 0.0)])
 async def test_ten_errors_end_the_episode(errors: int, reward: float) -> None:
-    task = _cancelling()
-    wrong = [act("no_such_tool")] * errors
-    result = await play(AIRLINE, task, [*wrong, *AIRLINE.reference(task)])
+    actions = [*[act("no_such_tool")] * errors, *AIRLINE.reference(cancelling())]
+    result = await play(AIRLINE, cancelling(), actions)
     assert (result.done, result.reward) == (True, reward)
 
 
@@ -299,9 +279,8 @@ def test_tools_have_openais_form_and_take_the_reference_calls(
 
 
 async def test_mistakes_are_answers() -> None:
-    env = AIRLINE.make(
-        EnvironmentOptions(user=lambda seed: ScriptedUser(["Hello."], default="Hm."))
-    )
+    user = lambda seed: ScriptedUser(["Hello."], default="Hm.")
+    env = AIRLINE.make(EnvironmentOptions(user=user))
     first = await env.reset(AIRLINE.tasks("base")[0], 0)
     assert [message["role"] for message in first.messages] == ["system", "user"]
     assert "<policy>" in first.messages[0]["content"]
@@ -326,9 +305,8 @@ async def test_mistakes_are_answers() -> None:
 
 @pytest.mark.parametrize("line", ["###STOP###", "Thanks. ###TRANSFER###", "###OUT-OF-SCOPE###"])
 async def test_the_user_ends_it(line: str) -> None:
-    found = await play(AIRLINE, AIRLINE.tasks("base")[0], [BYE], ScriptedUser(["Hello.", line]))
-    assert found.done
-    assert found.reward is not None
+    result = await play(AIRLINE, AIRLINE.tasks("base")[0], [BYE], ScriptedUser(["Hello.", line]))
+    assert result.done and result.reward is not None
 
 
 async def test_wrong_settings_are_refused() -> None:
@@ -390,13 +368,6 @@ def checkout(tmp_path: Path) -> Path:
 def write_tasks(checkout: Path, tasks: Sequence[Mapping[str, Any]]) -> None:
     file = checkout / "data" / "tau2" / "domains" / "telecom" / "tasks.json"
     file.write_text(json.dumps(tasks))
-
-
-def with_criteria(task: Task, **criteria: Any) -> dict[str, Any]:
-    return {
-        **task.data,
-        "evaluation_criteria": {**task.data["evaluation_criteria"], **criteria},
-    }
 
 
 async def test_a_checkouts_data_and_their_commit_are_in_the_result(
@@ -465,13 +436,12 @@ def test_data_that_cannot_be_graded_are_refused(checkout: Path, tmp_path: Path) 
 
 
 async def test_a_model_plays_the_user_and_acts_on_its_phone() -> None:
-    task = next(task for task in TELECOM.tasks("base") if "airplane_mode_on" in task.id)
+    task = first_task(TELECOM, lambda task: "airplane_mode_on" in task.id)
+    several = [("toggle_airplane_mode", "{}"), ("check_status_bar", "{"), ("fly", "{}")]
     says = [
         completion("My phone has no service."),
         completion(None, [("check_status_bar", "{}")]),
-        completion(
-            None, [("toggle_airplane_mode", "{}"), ("check_status_bar", "{"), ("fly", "{}")]
-        ),
+        completion(None, several),
         completion("It is off now."),
         completion("###STOP###"),
     ]
@@ -485,31 +455,23 @@ async def test_a_model_plays_the_user_and_acts_on_its_phone() -> None:
         last = await env.step(BYE)
         metrics = env.metrics()
     assert first.messages[1] == {"role": "user", "content": "My phone has no service."}
-    assert step.messages == [{"role": "user", "content": "It is off now."}], (
-        "the agent hears only what it is told"
-    )
-    assert last.done
-    assert [tool["function"]["name"] for tool in server.bodies[0]["tools"]] == [
-        tool["function"]["name"] for tool in TELECOM.domain.user_tools
-    ]
+    # the agent hears only what it is told
+    assert step.messages == [{"role": "user", "content": "It is off now."}] and last.done
+    names = lambda tools: [tool["function"]["name"] for tool in tools]
+    assert names(server.bodies[0]["tools"]) == names(TELECOM.domain.user_tools)
     system = server.bodies[0]["messages"][0]["content"]
     assert "User Simulation Guidelines" in system
     assert task.data["user_scenario"]["instructions"]["known_info"] in system
-    heard = [
-        message["content"] for message in server.bodies[3]["messages"] if message["role"] == "tool"
-    ]
-    assert "Airplane Mode" in heard[0]
-    assert "Airplane Mode is now OFF" in heard[1]
-    assert heard[2].startswith("Error: arguments must be a JSON object")
-    assert heard[3] == "Error: there is no tool named 'fly'"
-    for message in server.bodies[3]["messages"]:
+    messages = server.bodies[3]["messages"]
+    answers = [message["content"] for message in messages if message["role"] == "tool"]
+    assert "Airplane Mode" in answers[0] and "Airplane Mode is now OFF" in answers[1]
+    assert answers[2].startswith("Error: arguments must be a JSON object")
+    assert answers[3] == "Error: there is no tool named 'fly'"
+    for message in messages:
         for call in message.get("tool_calls", ()):
             json.loads(call["function"]["arguments"])
-    assert (metrics["user_calls"], metrics["user_tool_calls"], metrics["user_tool_errors"]) == (
-        5,
-        4,
-        1,
-    )
+    expected = {"user_calls": 5, "user_tool_calls": 4, "user_tool_errors": 1}
+    assert {name: metrics[name] for name in expected} == expected
 
 
 async def test_a_user_who_only_acts_is_a_failure() -> None:

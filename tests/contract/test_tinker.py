@@ -8,16 +8,21 @@ from __future__ import annotations
 import asyncio
 import inspect
 import pickle
+import re
+from collections.abc import AsyncIterator
 from concurrent.futures import Future
+from contextlib import asynccontextmanager
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import aiohttp
 import numpy as np
 import pytest
+from support.forked_episodes import episode
 from support.gradients import Row, assert_equal, gradient, policy_of, step
+from support.slime_trainer import plays_the_reference
+from support.source import ROOT
 from support.tinker_mirror import SamplingClient, TrainingClient, is_old
 from support.tiny_llama import write_model
 from unit.adapters.test_same_episodes import (
@@ -31,11 +36,12 @@ from unit.adapters.test_same_episodes import (
     world,
 )
 
-from toolroll.rollout.errors import RolloutError
+from toolroll.rollout.errors import CompletionError, RolloutError, TokenError, UsageError
 from toolroll.rollout.types import GenerateRequest
+from toolroll.testing import EmbeddedEngine, load_embedded_tokenizer
 from toolroll.trainers.driven import DrivenPlayer
 from toolroll.trainers.episodes import EpisodeSettings
-from toolroll.trainers.tinker import TinkerEngine, ToolrollEnv, ToolrollGroup
+from toolroll.trainers.tinker import TinkerEngine, ToolrollEnv, ToolrollGroup, to_datums
 
 pytest.importorskip("tinker", reason="tinker is not installed")
 pytest.importorskip("tinker_cookbook.rl.rollouts", reason="tinker-cookbook is not installed")
@@ -57,12 +63,15 @@ async def test_its_data_are_what_was_served_and_sampled(history: str, tmp_path: 
 # --- tinker-cookbook ------------------------------------------------------------------------------
 
 
-async def rollout(made: World, group: ToolrollGroup, http: aiohttp.ClientSession) -> Any:
+def group_of(made: World, index: int = EPISODES[0], size: int = 1, **given: Any) -> ToolrollGroup:
+    settings = EpisodeSettings(**{**made.settings, "context_length": 8192, **given})
+    return ToolrollGroup(DrivenPlayer(made.tokenizer, settings), index, size)
+
+
+async def rollout(made: World, group: ToolrollGroup) -> Any:
     """tinker-cookbook's rollout of a group."""
     completers: Any = import_module("tinker_cookbook.completers")
-    policy = completers.TinkerTokenCompleter(
-        SamplingClient(made.engine.url, http), max_tokens=MAX_NEW
-    )
+    policy = completers.TinkerTokenCompleter(SamplingClient(made.engine.url), max_tokens=MAX_NEW)
     return await import_module("tinker_cookbook.rl.rollouts").do_group_rollout(group, policy)
 
 
@@ -71,11 +80,10 @@ async def test_the_cookbooks_data_are_what_was_served_and_sampled(
     history: str, tmp_path: Path
 ) -> None:
     to_data = import_module("tinker_cookbook.rl.data_processing").trajectory_to_data
-    async with world(history, tmp_path) as made, aiohttp.ClientSession() as http:
-        settings = EpisodeSettings(**made.settings, context_length=8192)
-        player = DrivenPlayer(made.tokenizer, settings)
+    async with world(history, tmp_path) as made:
+        player = group_of(made).player
         groups = [ToolrollGroup(player, index, 1) for index in EPISODES]
-        found = await asyncio.gather(*(rollout(made, group, http) for group in groups))
+        found = await asyncio.gather(*(rollout(made, group) for group in groups))
         oracle = await in_order(made)
     played = []
     for group in found:
@@ -88,38 +96,29 @@ async def test_the_cookbooks_data_are_what_was_served_and_sampled(
 async def test_the_cookbooks_step(tmp_path: Path) -> None:
     """Its own data, in a step of its own, have the gradient of what was served and sampled."""
     torch = pytest.importorskip("torch", reason="the loss needs torch for the CPU")
-    weights, asked = (-0.5,), EPISODES[:1]
-    async with world("forks", tmp_path) as made, aiohttp.ClientSession() as http:
-        player = DrivenPlayer(made.tokenizer, EpisodeSettings(**made.settings))
-        groups = [ToolrollGroup(player, index, 1) for index in asked]
-        found = await asyncio.gather(*(rollout(made, group, http) for group in groups))
+    weight = -0.5
+    async with world("forks", tmp_path) as made:
+        found = await rollout(made, group_of(made))
         oracle = await expected(made)
     write_model(tmp_path, max_position_embeddings=8192)
     client = TrainingClient(policy_of(tmp_path))
     data, _ = import_module("tinker_cookbook.rl.data_processing").assemble_training_data(
-        found, [torch.tensor([weight]) for weight in weights]
+        [found], [torch.tensor([weight])]
     )
     train_step = import_module("tinker_cookbook.rl.train").train_step
     await train_step(data, client, learning_rate=0.1, num_substeps=2, loss_fn="importance_sampling")
-    rows = [
-        (Row(one.ids, one.mask, [*one.logprobs]), importance_sampling_of(weight))
-        for index, weight in zip(asked, weights, strict=True)
-        for one in oracle[index].sequences
-    ]
-    assert len(client.trained) == len(rows) > len(asked) and client.steps == 2
+    loss = lambda logps, old: -((logps - old).exp() * weight).sum()
+    sequences = oracle[EPISODES[0]].sequences
+    rows = [(Row(one.ids, one.mask, [*one.logprobs]), loss) for one in sequences]
+    assert len(client.trained) == len(rows) > 1 and client.steps == 2
     assert_equal(gradient(client.policy), step(policy_of(tmp_path), rows))
-
-
-def importance_sampling_of(advantage: float) -> Any:
-    return lambda logps, old: -((logps - old).exp() * advantage).sum()
 
 
 async def test_a_group(tmp_path: Path) -> None:
     """Four episodes of one task, which `cleanup` closes, and a retry's."""
-    async with world("kept", tmp_path) as made, aiohttp.ClientSession() as http:
-        settings = EpisodeSettings(**made.settings, context_length=8192)
-        group = ToolrollGroup(DrivenPlayer(made.tokenizer, settings), EPISODES[0], 4)
-        found = await rollout(made, pickle.loads(pickle.dumps(group)), http)
+    async with world("kept", tmp_path) as made:
+        group = group_of(made, size=4)
+        found = await rollout(made, pickle.loads(pickle.dumps(group)))
         assert len(found.trajectories_G) == 4 and len(set(found.get_total_rewards())) == 1
         [env, *_], again = await group.make_envs(), await group.make_envs()
         observation, stop = await env.initial_observation()
@@ -135,28 +134,19 @@ async def test_a_group(tmp_path: Path) -> None:
 
 async def test_what_must_not_be_trained_is_an_error(tmp_path: Path) -> None:
     """Also with a strategy that tries again: the group is left out."""
-    async with world("kept", tmp_path) as made, aiohttp.ClientSession() as http:
-        settings = EpisodeSettings(**made.settings, context_length=8192)
-        masked = settings.filled(agent_args={"mask_invalid": True})
+    async with world("kept", tmp_path) as made:
         with pytest.raises(RolloutError, match=r"must not be trained \(invalid call\)"):
             for index in EPISODES:
-                await rollout(
-                    made, ToolrollGroup(DrivenPlayer(made.tokenizer, masked), index, 1), http
-                )
-        env, *_ = await ToolrollGroup(
-            DrivenPlayer(made.tokenizer, settings), EPISODES[0], 1
-        ).make_envs()
+                await rollout(made, group_of(made, index, agent_args={"mask_invalid": True}))
+        env, *_ = await group_of(made).make_envs()
         await env.initial_observation()
         with pytest.raises(RolloutError, match=r"aborted: .*the model's vocabulary"):
             await env.step([10**6])
 
 
 async def test_a_prompt_that_is_too_long_ends_the_episode(tmp_path: Path) -> None:
-    async with world("kept", tmp_path) as made, aiohttp.ClientSession() as http:
-        settings = EpisodeSettings(**made.settings, context_length=16)
-        found = await rollout(
-            made, ToolrollGroup(DrivenPlayer(made.tokenizer, settings), 0, 2), http
-        )
+    async with world("kept", tmp_path) as made:
+        found = await rollout(made, group_of(made, 0, size=2, context_length=16))
         assert made.engine.log == []
     assert found.get_total_rewards() == [0.0, 0.0]
     assert {one.stop_reason for one in found.trajectories_G} == {"context_overflow"}
@@ -165,10 +155,7 @@ async def test_a_prompt_that_is_too_long_ends_the_episode(tmp_path: Path) -> Non
 async def test_a_turn_that_the_sampler_cut_is_truncated(tmp_path: Path) -> None:
     """Its last token may even be a stop token: the sampler's reason counts."""
     async with world("kept", tmp_path) as made:
-        settings = EpisodeSettings(**made.settings, context_length=8192)
-        env, *_ = await ToolrollGroup(
-            DrivenPlayer(made.tokenizer, settings), EPISODES[0], 1
-        ).make_envs()
+        env, *_ = await group_of(made).make_envs()
         _, stop = await env.initial_observation()
         done = await env.step([65, *stop], extra={"stop_reason": "length"})
     assert (done.episode_done, done.metrics["stop/max_tokens"]) == (True, 1.0)
@@ -189,6 +176,10 @@ def test_the_methods_are_the_cookbooks(name: str, ours: type[Any]) -> None:
 
 # --- tinker ---------------------------------------------------------------------------------------
 
+REQUEST = GenerateRequest(
+    np.array([1, 2], dtype=np.int32), {"max_new_tokens": 8, "stop_token_ids": [9]}, "session"
+)
+
 
 async def test_the_futures_of_tinker() -> None:
     """tinker 0.38 wraps the future that 0.25 returned, and warns of its methods."""
@@ -208,10 +199,105 @@ async def test_the_futures_of_tinker() -> None:
     seen: dict[str, Any] = {}
     client = SimpleNamespace(sample=lambda **given: seen.update(given) or future)
     engine = TinkerEngine(client, context_length=64, vocab_size=10)
-    params = {"max_new_tokens": 8, "stop_token_ids": [9], "sampling_seed": 3, "top_k": 5}
-    turn = await engine.generate(GenerateRequest(np.array([1, 2], np.int32), params, "session"))
+    more = {"sampling_seed": 3, "top_k": 5, "top_p": 0.9, "temperature": 0.7}
+    params = {**REQUEST.sampling_params, **more}
+    turn = await engine.generate(GenerateRequest(REQUEST.input_ids, params, "session"))
     assert turn.output_ids.tolist() == [3, 9] and (turn.finish_reason, turn.matched) == ("stop", 9)
     assert turn.logprobs is not None and turn.logprobs.tolist() == [-1.0, -2.0]
     sent = seen["sampling_params"].model_dump(exclude_unset=True)
-    assert sent == {"max_tokens": 8, "stop": [9], "seed": 3, "top_k": 5}
+    assert sent == {
+        "max_tokens": 8, "stop": [9], "seed": 3, "top_k": 5, "top_p": 0.9, "temperature": 0.7,
+    }  # fmt: skip
     assert seen["prompt"].to_ints() == [1, 2]
+
+
+@asynccontextmanager
+async def sampling(**given: Any) -> AsyncIterator[tuple[Any, SamplingClient]]:
+    tokenizer = load_embedded_tokenizer()
+    async with EmbeddedEngine(tokenizer, plays_the_reference) as engine:
+        yield tokenizer, SamplingClient(engine.url, **given)
+
+
+async def test_the_example_of_the_page() -> None:
+    (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "tinker.md").read_text(), re.S)
+    page: dict[str, Any] = {"__name__": "page"}
+    exec(compile(block, "tinker.md", "exec"), page)
+    async with sampling() as (tokenizer, client):
+        player = page["make_player"](None, tokenizer)
+        datums = await page["data"](player, client, 0)
+        await player.aclose()
+    assert len(datums) == 8
+    ends = {tokenizer.eos_token_id}
+    assert {tuple(params.stop) for params in client.seen} == {tuple(ends)}
+    for datum in datums:
+        ids, inputs = datum.model_input.to_ints(), inputs_of(datum)
+        assert inputs["target_tokens"][:-1] == ids[1:]
+        assert inputs["target_tokens"][-1] in ends
+        assert {len(column) for column in inputs.values()} == {len(ids)}
+
+
+@pytest.mark.parametrize(
+    "name", "min_p stop frequency_penalty presence_penalty repetition_penalty regex".split()
+)
+async def test_what_tinker_does_not_have_is_refused(name: str) -> None:
+    """tinker's `SamplingParams` would ignore it."""
+    engine = TinkerEngine(None, context_length=64, vocab_size=10)
+    params = {**REQUEST.sampling_params, name: 0.5}
+    with pytest.raises(UsageError, match=f"Tinker has no sampling parameter '{name}'"):
+        await engine.generate(GenerateRequest(REQUEST.input_ids, params, "session"))
+    extra = {"lora_path": "a", "top_logprobs_num": 5}
+    with pytest.raises(UsageError, match="Tinker has no lora_path, top_logprobs_num"):
+        await engine.generate(
+            GenerateRequest(REQUEST.input_ids, REQUEST.sampling_params, "session", extra=extra)
+        )
+
+
+async def test_a_turn_without_logprobs_is_refused() -> None:
+    async with sampling(without_logprobs=True) as (tokenizer, client):
+        engine = TinkerEngine(client, context_length=64, vocab_size=len(tokenizer))
+        with pytest.raises(CompletionError, match="0 logprobs for"):
+            await engine.generate(REQUEST)
+
+
+# --- to_datums ------------------------------------------------------------------------------------
+
+
+def inputs_of(datum: Any) -> dict[str, list[float]]:
+    return {name: column.tolist() for name, column in datum.loss_fn_inputs.items()}
+
+
+def test_a_datum_is_shifted_by_one_token() -> None:
+    (datum,) = to_datums(episode(1.0), 0.5)
+    trained = [*range(4, 8), *range(10, 16)]
+    assert datum.model_input.to_ints() == [*range(15)]
+    assert inputs_of(datum) == {
+        "target_tokens": [*range(1, 16)],
+        "logprobs": [-1.0 if i in trained else 0.0 for i in range(1, 16)],
+        "advantages": [0.5 if i in trained else 0.0 for i in range(1, 16)],
+    }
+    (other,) = to_datums(episode(1.0), 1.0, loss_fn="cross_entropy")
+    assert inputs_of(other) == {
+        "target_tokens": [*range(1, 16)],
+        "weights": [float(i in trained) for i in range(1, 16)],
+    }
+
+
+def test_a_forked_episode_has_several() -> None:
+    trained = [
+        np.flatnonzero(inputs_of(datum)["advantages"]).tolist()
+        for datum in to_datums(episode(1.0, forked=True), 0.5)
+    ]
+    assert trained == [[3, 4, 5, 6], [9, 10, 11, 12, 13, 14]]
+
+
+def test_an_aborted_episode_has_none() -> None:
+    assert to_datums(episode(None), None) == []
+    with pytest.raises(UsageError, match="the value is None"):
+        to_datums(episode(1.0), None)
+
+
+def test_a_trained_token_without_a_logprob_is_refused() -> None:
+    result = episode(1.0)
+    result.trajectories[0].logprobs[11] = np.nan
+    with pytest.raises(TokenError, match="1 trained tokens have no logprob"):
+        to_datums(result, 1.0)

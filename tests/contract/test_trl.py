@@ -8,15 +8,11 @@ from runpy import run_path
 from typing import Any
 
 from support.desk_episodes import ByTask, known_tasks
-from support.forked_episodes import episode
 from support.trl_toy import InProcess, grpo_trainer, save_arms
 
 from toolroll.testing import EmbeddedEngine, load_embedded_tokenizer, serve_in_thread
 from toolroll.trainers.episodes import EpisodeSettings
-from toolroll.trainers.trl import (
-    make_rollout_func,
-    to_output,
-)
+from toolroll.trainers.trl import make_rollout_func
 
 
 def test_ten_steps_from_the_engines_episodes(tmp_path: Path) -> None:
@@ -45,22 +41,6 @@ def test_ten_steps_from_the_engines_episodes(tmp_path: Path) -> None:
     for prompts, output in seen:
         assert prompts == [prompts[0], prompts[0], prompts[2], prompts[2]]
         assert {len(values) for values in output.values()} == {4}
-
-
-def test_an_aborted_episode_moves_no_advantage(tmp_path: Path) -> None:
-    def advantages(rewards: list[float | None]) -> list[float]:
-        results = [episode(value) for value in rewards]
-        training = grpo_trainer(
-            tmp_path, lambda prompts, training: to_output(results), ["0"],
-            num_generations=len(results), per_device_train_batch_size=len(results),
-        )  # fmt: skip
-        training.model.train()
-        found = training._generate_and_score_completions([{"prompt": "0"} for _ in results])
-        return list(found["advantages"].tolist())
-
-    first, aborted, *others = advantages([1.0, None, 0.0, 1.0])
-    assert aborted == 0.0
-    assert [first, *others] == advantages([1.0, 0.0, 1.0])
 
 
 def test_the_mean_reward_of_a_two_armed_task_rises(tmp_path: Path) -> None:

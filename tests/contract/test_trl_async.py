@@ -30,12 +30,13 @@ from support.gradients import (
     World,
     assert_equal,
     gradient,
+    groups,
     per_token,
     play_group,
     policy_of,
-    read,
     step,
     terms,
+    trained,
 )
 from support.patience import PATIENCE
 from support.processes import get_json
@@ -305,10 +306,7 @@ def rows_of(world: World) -> list[Row]:
 
 def expected(world: World) -> dict[str, Any]:
     """The same by hand, one sequence at a time, out of the episode file alone."""
-    episodes = read(world.file)
-    groups = [[one for one in episodes if one.task == task] for task in PLAYED]
-    tokens = sum(one.tokens for one in episodes)
-    losses = terms(groups, per_token(tokens), eps=0.0, ddof=0)
+    losses = terms(groups(world), per_token(trained(world)), eps=0.0, ddof=0)
     return step(policy_of(world.folder), losses)
 
 

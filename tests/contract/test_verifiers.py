@@ -1,72 +1,62 @@
-"""verifiers' own client class, dialect and trace, with `toolroll serve` behind them."""
+"""verifiers' own client class, dialect, trace and server, with `toolroll serve` behind them."""
 
 from __future__ import annotations
 
-from importlib.util import find_spec
+import sys
+from collections.abc import Iterator
+from contextlib import AsyncExitStack
+from types import SimpleNamespace
+from typing import Any
 
-import pytest
-from support.bare import run_apart
-
-_NEEDED = ("verifiers", "anthropic", "docstring_parser", "tomli_w", "renderers", "pydantic_config")
-
-_BEGIN = """
-import asyncio
-
-absent("prime_sandboxes")  # a client of a paid service
-bare("verifiers", "verifiers.v1")
-"""
-
-_CLIENT = """
-from support.endpoints import endpoint
 import numpy as np
+import pytest
+from openai import AsyncOpenAI
+from support.endpoints import endpoint
 from support.experts import first_experts
 from support.listed_environment import TOOL
-from toolroll.trainers.verifiers import EndpointClient
+from support.verifiers_parts import verifiers_parts
+
+import toolroll.trainers.verifiers.client
+from toolroll.rollout.errors import UsageError
 from toolroll.testing import Fault, load_embedded_tokenizer
-from verifiers.v1 import graph
-from verifiers.v1.clients import Client, TrainClientConfig
-from verifiers.v1.dialects.anthropic import AnthropicDialect
-from verifiers.v1.dialects.chat import ChatDialect
-from verifiers.v1.errors import ProviderError
-from verifiers.v1.trace import Trace
-from verifiers.v1.types import SamplingConfig
 
-USER = {"role": "user", "content": "Hi"}
+USER: Any = {"role": "user", "content": "Hi"}
+LINES = ["I look.", "Found it.", "Bye."]
+CHAT = SimpleNamespace(upstream_path="/chat/completions")
 
 
-async def refused(call, words):
-    try:
-        await call
-    except ProviderError as error:
-        assert words in str(error), error
-    else:
-        raise AssertionError("not refused")
+@pytest.fixture(scope="module")
+def vf() -> Iterator[Any]:
+    with verifiers_parts() as parts:
+        yield parts
 
 
-async def main():
-    said = ["I look.", "Found it.", "Bye."]
+async def test_the_client_fills_a_trace(vf: Any) -> None:
     async with endpoint(
-        load_embedded_tokenizer(), lambda it: said[it.index % 3],
+        load_embedded_tokenizer(), lambda request: LINES[request.index],
         faults=lambda _: Fault(evict=True), config={"return_routed_experts": True},
-    ) as bench:
-        client = EndpointClient(TrainClientConfig(base_url=bench.url + "/v1"), expert_layers=2)
-        assert isinstance(client, Client)
-        dialect, sampling, messages = ChatDialect(), SamplingConfig(), [USER]
-        trace = Trace.model_construct(id="trace", nodes=[], calls=[], tools=[])
-        for _ in said:
+    ) as bench:  # fmt: skip
+        config = vf.TrainClientConfig(base_url=bench.url + "/v1")
+        client = vf.EndpointClient(config, expert_layers=2)
+        assert isinstance(client, vf.Client)
+        dialect, messages, trace = vf.ChatDialect(), [USER], vf.new_trace("trace")
+        for _ in LINES:
             body = {
                 "model": "default", "messages": messages, "tools": [TOOL], "stream": True,
-                "max_tokens": 64,
-            }
+                "stream_options": {}, "max_tokens": 64,
+            }  # fmt: skip
             request = dialect.parse_request(body)
-            turn = graph.prepare_turn(trace, request.messages, request.tools)
-            response = await client.get_response(dialect, body, sampling, trace.id, turn)
-            assert len(response.tokens.completion_ids) == len(response.tokens.completion_logprobs)
+            turn = vf.prepare_turn(trace, request.messages, request.tools)
+            response = await client.get_response(dialect, body, vf.SamplingConfig(), "trace", turn)
+            assert body["stream"], "the given body was changed"
             turn.commit(response)
             reply = response.raw["choices"][0]["message"]
             messages = [*messages, {"role": "assistant", "content": reply["content"]}, USER]
+        with pytest.raises(vf.ProviderError, match="only chat completions"):
+            await client.get_response(vf.AnthropicDialect(), {}, vf.SamplingConfig())
+        await client.close()
         (branch,) = trace.branches
-        (ours,) = bench.endpoint.sessions.get("trace").session.trajectories()
+        (ours,) = bench.endpoint.sessions.get("trace").session.trajectories()  # type: ignore[union-attr]
         assert branch.token_ids == ours.input_ids.tolist()
         masks = [value for node in branch.nodes for value in node.mask]
         assert masks == ours.loss_mask.astype(bool).tolist() and sum(masks)
@@ -78,72 +68,124 @@ async def main():
         assert np.array_equal(experts[:-1].reshape(-1, 4), expected)
         assert np.array_equal(ours.routed_experts, expected)
 
-        await refused(
-            client.get_response(AnthropicDialect(), {}, sampling), "only chat completions"
-        )
-        await client.close()
 
-
-asyncio.run(main())
-"""
-
-
-_SERVER = """
-from openai import AsyncOpenAI
-from support.endpoints import endpoint
-from toolroll.trainers.verifiers import EndpointClient, register
-from toolroll.testing import load_embedded_tokenizer
-from verifiers.v1.clients import ModelContext, TrainClientConfig
-from verifiers.v1.interception.server import InterceptionServer
-from verifiers.v1.session import RolloutSession
-from verifiers.v1.trace import Trace
-
-
-async def said_by(agent, messages, stream):
-    asked = {"model": "m", "messages": messages}
-    if not stream:
-        reply = await agent.chat.completions.create(**asked)
-        return reply.choices[0].message.content
-    parts = []
-    async for chunk in await agent.chat.completions.create(**asked, stream=True):
-        parts += [choice.delta.content or "" for choice in chunk.choices]
-    return "".join(parts)
-
-
-async def main():
-    lines = ["I look.", "Found it.", "Bye."]
+async def test_an_agent_plays_through_verifiers_server(vf: Any) -> None:
+    """An OpenAI-SDK agent, whose second turn is streamed."""
     async with (
-        endpoint(load_embedded_tokenizer(), lambda it: lines[it.index % 3]) as bench,
-        InterceptionServer() as server,
+        endpoint(load_embedded_tokenizer(), lambda request: LINES[request.index]) as bench,
+        vf.InterceptionServer() as server,
     ):
-        config = TrainClientConfig(base_url=bench.url + "/v1")
-        register(server, config)
-        trace = Trace.model_construct(id="trace", nodes=[], calls=[], tools=[])
-        session = RolloutSession(ModelContext("default", config), trace)
+        config = vf.TrainClientConfig(base_url=bench.url + "/v1")
+        vf.register(server, config)
+        trace = vf.new_trace("trace")
+        session = vf.RolloutSession(vf.ModelContext("default", config), trace)
         secret, _ = server.register(session)
-        assert isinstance(session.client, EndpointClient)
+        assert isinstance(session.client, vf.EndpointClient)
         url = f"http://127.0.0.1:{server.port}/v1"
-        messages = [{"role": "user", "content": "Hi"}]
+        messages = [USER]
         async with AsyncOpenAI(base_url=url, api_key=secret, max_retries=0) as agent:
-            for turn, line in enumerate(lines):
-                text = await said_by(agent, messages, stream=turn == 1)
+            for turn, line in enumerate(LINES):
+                text = await text_of(agent, messages, stream=turn == 1)
                 assert text == line
-                messages += [{"role": "assistant", "content": text}, messages[0]]
+                messages += [{"role": "assistant", "content": text}, USER]
         (branch,) = trace.branches
-        (ours,) = bench.endpoint.sessions.get("trace").session.trajectories()
+        (ours,) = bench.endpoint.sessions.get("trace").session.trajectories()  # type: ignore[union-attr]
         assert branch.token_ids == ours.input_ids.tolist()
 
 
-asyncio.run(main())
-"""
+async def text_of(agent: AsyncOpenAI, messages: list[Any], *, stream: bool) -> str:
+    create: Any = agent.chat.completions.create
+    if not stream:
+        reply = await create(model="m", messages=messages)
+        return str(reply.choices[0].message.content)
+    chunks = [chunk async for chunk in await create(model="m", messages=messages, stream=True)]
+    return "".join(choice.delta.content or "" for chunk in chunks for choice in chunk.choices)
 
 
-def test_verifiers_trace_is_the_endpoint_s_trajectory() -> None:
-    """By the client alone, and by an OpenAI-SDK agent through verifiers' interception server."""
-    missing = [name for name in _NEEDED if find_spec(name) is None]
-    if missing:
-        pytest.skip(
-            "pip install --no-deps verifiers==0.4.0 anthropic docstring-parser tomli-w "
-            f"(no {missing[0]})"
-        )
-    run_apart(_BEGIN + _CLIENT + _SERVER)
+# --- answers that the test makes ------------------------------------------------------------------
+
+CHOICE: dict[str, Any] = {
+    "token_ids": [3],
+    "logprobs": {"content": [{"token_id": 3, "logprob": -0.5}]},
+    "finish_reason": "stop",
+}
+NO_LOGPROB = {"content": [{"token_id": 3, "logprob": None}]}
+
+
+class Answers:
+    """Verifiers' inner client, whose answer has `choice`. `requests`: what it was asked."""
+
+    def __init__(self, **choice: Any) -> None:
+        self.prompt: Any = choice.pop("prompt", [1, 2])
+        self.choice = {**CHOICE, **choice}
+        self.requests: list[Any] = []
+        self.closed = False
+
+    async def get_response(
+        self, dialect: Any, body: Any, sampling: Any, session_id: Any, turn: Any, headers: Any
+    ) -> Any:
+        self.requests.append((body, session_id))
+        raw = {"prompt_token_ids": self.prompt, "choices": [self.choice]}
+        return SimpleNamespace(raw=raw, tokens=None)
+
+    async def close(self) -> None:
+        self.closed = True
+
+
+def client_of(vf: Any, **choice: Any) -> Any:
+    client = vf.EndpointClient(vf.TrainClientConfig(base_url="http://e/v1"))
+    client._inner = Answers(**choice)
+    return client
+
+
+async def test_the_tokens_of_a_turn_are_filled(vf: Any) -> None:
+    client = client_of(vf)
+    body = {"messages": [], "stream": True, "stream_options": {}, "n": 1}
+    response = await client.get_response(CHAT, body, SimpleNamespace(n=None), "session")
+    tokens = response.tokens.model_dump(exclude_unset=True)
+    assert tokens == {"prompt_ids": [1, 2], "completion_ids": [3], "completion_logprobs": [-0.5]}
+    [request] = client._inner.requests
+    assert request == ({"messages": [], "logprobs": True, "n": 1}, "session")
+
+
+@pytest.mark.parametrize(("choice", "words"), [
+    ({"prompt": None}, "the answer has no token ids"),
+    ({"token_ids": [4]}, "the answer has no token ids"),
+    ({"logprobs": None}, "the answer has no token ids"),
+    ({"logprobs": NO_LOGPROB}, "a sampled token of the answer has no logprob"),
+    ({"finish_reason": "abort"}, "ended the turn with 'abort'"),
+])  # fmt: skip
+async def test_an_answer_that_cannot_be_trained_is_an_error(
+    vf: Any, choice: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(vf.ProviderError, match=words) as caught:
+        await client_of(vf, **choice).get_response(CHAT, {}, None)
+    assert caught.value.status_code == (503 if "finish_reason" in choice else 422)
+
+
+async def test_several_answers_and_streams_are_refused(vf: Any) -> None:
+    client = client_of(vf)
+    for body, sampling in (({"n": 2}, None), ({}, SimpleNamespace(n=0))):
+        with pytest.raises(vf.ProviderError, match=r"n=\d is not supported") as caught:
+            await client.get_response(CHAT, body, sampling)
+        assert caught.value.status_code == 400
+    assert client._inner.requests == []
+    with pytest.raises(NotImplementedError, match="TrainClientConfig"):
+        await client.relay(CHAT, {})
+
+
+async def test_a_server_uses_and_closes_the_client(vf: Any) -> None:
+    config = vf.TrainClientConfig(base_url="http://e/v1")
+    async with AsyncExitStack() as stack:
+        server = SimpleNamespace(clients={}, stack=stack)
+        registered = vf.register(server, config)
+        assert server.clients == {config.model_dump_json(): registered}
+        registered._inner = Answers()
+    assert registered._inner.closed
+
+
+def test_without_verifiers_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("verifiers", "verifiers.v1", "verifiers.v1.clients", "verifiers.v1.clients.eval"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(UsageError, match=r"pip install verifiers==0\.4\.0"):
+        toolroll.trainers.verifiers.client.EndpointClient(None)

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import re
-from importlib.util import find_spec
 from pathlib import Path
 
-import pytest
 from support.bare import run_apart
-
-_NEEDED = ("verifiers", "anthropic", "docstring_parser", "tomli_w", "renderers", "pydantic_config")
+from support.verifiers_parts import need_verifiers
 
 _BEGIN = """
 import asyncio
@@ -199,10 +196,5 @@ asyncio.run(main())
 
 def test_verifiers_plays_our_environments() -> None:
     """References earn 1.0; the tokens are the endpoint's; limits, failures and files."""
-    missing = [one for one in _NEEDED if find_spec(one) is None]
-    if missing:
-        pytest.skip(
-            "pip install --no-deps verifiers==0.4.0 anthropic docstring-parser tomli-w "
-            f"(no {missing[0]})"
-        )
+    need_verifiers()
     run_apart(_BEGIN + _REFERENCES + _TOKENS + _ENDINGS + page() + _ABORTED)

@@ -10,13 +10,13 @@ import importlib
 import inspect
 import json
 import os
+import shutil
 import subprocess
 from pathlib import Path
 from runpy import run_path
 from types import SimpleNamespace
 from typing import Any
 
-import aiohttp
 import pytest
 from support.desk_episodes import ByTask, known_tasks
 from support.verl_mirror import Server, Servers, loop_arguments
@@ -44,16 +44,22 @@ LOOP = f"""
 """
 
 
+def ppo_config(overrides: list[str]) -> Any:
+    import verl
+    from hydra import compose, initialize_config_dir
+
+    folder = Path(str(verl.__file__)).parent / "trainer" / "config"
+    with initialize_config_dir(str(folder), version_base=None):
+        return compose("ppo_trainer", overrides=overrides)
+
+
 def configuration(folder: Path, *, experts: bool = True) -> Any:
     """verl's own configuration, with what a run with the agent loop sets. `experts`: the model has
     the experts that the embedded engine returns.
     """
-    import verl
-    from hydra import compose, initialize_config_dir
     from transformers import Qwen2Config, Qwen2MoeConfig
 
-    for file in embedded_tokenizer_path().iterdir():
-        (folder / file.name).write_bytes(file.read_bytes())
+    shutil.copytree(embedded_tokenizer_path(), folder, dirs_exist_ok=True)
     settings = json.loads((folder / "tokenizer_config.json").read_text())
     settings["tokenizer_class"] = "PreTrainedTokenizerFast"
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
@@ -65,22 +71,18 @@ def configuration(folder: Path, *, experts: bool = True) -> Any:
     model.save_pretrained(folder)
     (folder / "loop.yaml").write_text(LOOP)
     rollout = "actor_rollout_ref.rollout"
-    with initialize_config_dir(
-        str(Path(str(verl.__file__)).parent / "trainer" / "config"), version_base=None
-    ):
-        return compose(
-            "ppo_trainer",
-            overrides=[
-                f"actor_rollout_ref.model.path={folder}",
-                f"{rollout}.name=sglang",
-                f"{rollout}.prompt_length={PROMPT}",
-                f"{rollout}.response_length={RESPONSE}",
-                f"{rollout}.calculate_log_probs=true",
-                f"{rollout}.enable_rollout_routing_replay=true",
-                f"{rollout}.agent.default_agent_loop=toolroll",
-                f"{rollout}.agent.agent_loop_config_path={folder / 'loop.yaml'}",
-            ],
-        )
+    return ppo_config(
+        [
+            f"actor_rollout_ref.model.path={folder}",
+            f"{rollout}.name=sglang",
+            f"{rollout}.prompt_length={PROMPT}",
+            f"{rollout}.response_length={RESPONSE}",
+            f"{rollout}.calculate_log_probs=true",
+            f"{rollout}.enable_rollout_routing_replay=true",
+            f"{rollout}.agent.default_agent_loop=toolroll",
+            f"{rollout}.agent.agent_loop_config_path={folder / 'loop.yaml'}",
+        ]
+    )
 
 
 def batch_of(tasks: list[int]) -> Any:
@@ -144,14 +146,8 @@ async def test_verls_manager_plays_the_agent_loop(tmp_path: Path) -> None:
     from verl.workers.rollout.router import GlobalRequestLoadBalancer
 
     tasks = known_tasks()[:4]
-    async with (
-        EmbeddedEngine(load_embedded_tokenizer(), ByText(mistakes=0.0)) as engine,
-        aiohttp.ClientSession() as http,
-    ):
-        server, config = (
-            Server(engine.url, http, TokenOutput, experts=True),
-            configuration(tmp_path),
-        )
+    async with EmbeddedEngine(load_embedded_tokenizer(), ByText(mistakes=0.0)) as engine:
+        server, config = Server(engine.url, TokenOutput, experts=True), configuration(tmp_path)
         balancer: Any = Actor(GlobalRequestLoadBalancer({"one": Actor(server)}))
         client = LLMServerClient(config, balancer)
         manager = AgentLoopManager(config, client)
@@ -195,34 +191,24 @@ async def test_an_episode_that_fails_before_the_first_answer_fits_into_the_batch
         async def generate(self, request_id: Any, **request: Any) -> Any:
             raise CompletionError("the server gives no answer")
 
-    async with aiohttp.ClientSession() as http:
-        servers: Any = FailingServers("", http, TokenOutput)
-        worker = AgentLoopWorker(configuration(tmp_path, experts=experts), servers)
-        playing = worker.generate_sequences(batch_of(known_tasks()[:1]))
-        if not experts:
-            with pytest.raises(UsageError, match="num_experts_per_tok"):
-                await playing
-            return
-        made = await playing
+    servers: Any = FailingServers("", TokenOutput)
+    worker = AgentLoopWorker(configuration(tmp_path, experts=experts), servers)
+    playing = worker.generate_sequences(batch_of(known_tasks()[:1]))
+    if not experts:
+        with pytest.raises(UsageError, match="num_experts_per_tok"):
+            await playing
+        return
+    made = await playing
     assert made.batch["routed_experts"].shape == (1, PROMPT + RESPONSE, 2, 2)
 
 
 def test_the_example_is_what_verl_takes() -> None:
-    import verl
-    from hydra import compose, initialize_config_dir
     from omegaconf import OmegaConf
 
     environment = {**os.environ, "ARGUMENTS_ONLY": "1"}
-    printed = subprocess.run(
-        ["bash", str(EXAMPLE / "run.sh")],
-        env=environment,
-        check=True,
-        capture_output=True,
-        text=True,
-    ).stdout
-    folder = str(Path(str(verl.__file__)).parent / "trainer" / "config")
-    with initialize_config_dir(folder, version_base=None):
-        config = compose("ppo_trainer", overrides=printed.splitlines())  # refuses unknown keys
+    script = ["bash", str(EXAMPLE / "run.sh")]
+    printed = subprocess.check_output(script, env=environment, text=True)
+    config = ppo_config(printed.splitlines())  # refuses unknown keys
     rollout = config.actor_rollout_ref.rollout
     assert (rollout.prompt_length, rollout.response_length) == (4096, 4096)
     entries: Any = OmegaConf.to_container(OmegaConf.load(rollout.agent.agent_loop_config_path))
@@ -236,8 +222,7 @@ def test_the_example_is_what_verl_takes() -> None:
 def test_the_mirror_gives_the_loop_what_verls_worker_gives_it(tmp_path: Path) -> None:
     from verl.experimental.agent_loop.agent_loop import AgentLoopBase
 
-    nothing: Any = None
-    given = loop_arguments(Servers("", nothing), nothing)
+    given = loop_arguments(Servers(""), None)
     assert given.keys() <= inspect.signature(AgentLoopBase.__init__).parameters.keys()
     config = configuration(tmp_path)
 

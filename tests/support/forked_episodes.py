@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import numpy as np
 
-from toolroll.rollout.types import InteractionResult, StopReason, Trajectory, Turn
+from toolroll.rollout.types import InteractionResult, StopReason, Trajectory, Turn, WeightVersion
 
 VOCAB = 32
 
 
-def sequence(*turns: tuple[int, int, str | None], length: int, first_id: int = 0) -> Trajectory:
+def sequence(
+    *turns: tuple[int, int, str | None], length: int, first_id: int = 0, **more: Any
+) -> Trajectory:
     """A sequence of `length` tokens, with these turns: start, stop and why it is excluded."""
     ids = np.arange(first_id, first_id + length, dtype=np.int32) % VOCAB
     mask, logprobs = np.zeros(length, np.int32), np.full(length, np.nan, np.float32)
@@ -20,7 +23,22 @@ def sequence(*turns: tuple[int, int, str | None], length: int, first_id: int = 0
         logprobs[start:stop] = -1.0
     made = tuple(Turn(start, stop, "stop", excluded=why) for start, stop, why in turns)
     first = next(start for start, _, why in turns if why != "context")
-    return Trajectory(ids, mask, logprobs, made, first)
+    return Trajectory(ids, mask, logprobs, made, first, **more)
+
+
+def versioned(trajectory: Trajectory, *versions: str) -> Trajectory:
+    """The trajectory, with these weight versions of its turns, separated by commas."""
+    for turn, text in zip(trajectory.turns, versions, strict=True):
+        spans = [WeightVersion(name, turn.start, turn.stop) for name in text.split(",")]
+        object.__setattr__(turn, "weight_versions", tuple(spans))
+    return trajectory
+
+
+def result_of(reward: float | None, *sequences: Trajectory, **more: Any) -> InteractionResult:
+    """The episode of these sequences. Without a reward, its environment failed."""
+    stop = StopReason.ENVIRONMENT_ERROR if reward is None else StopReason.DONE
+    given = {"messages": [], "stop_reason": stop, "prompt": "", "info": {}, "reward": reward}
+    return InteractionResult.of(sequences, **{**given, **more})
 
 
 def episode(reward: float | None, *, forked: bool = False) -> InteractionResult:
@@ -33,7 +51,4 @@ def episode(reward: float | None, *, forked: bool = False) -> InteractionResult:
         made((4, 8, None), length=8),
         made((4, 8, "context"), (10, 16, None), length=16),
     )
-    stop = StopReason.ENVIRONMENT_ERROR if reward is None else StopReason.DONE
-    return InteractionResult.of(
-        forks if forked else whole, messages=[], stop_reason=stop, prompt="", info={}, reward=reward
-    )
+    return result_of(reward, *(forks if forked else whole))

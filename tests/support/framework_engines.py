@@ -7,28 +7,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-import aiohttp
 from support.experts import sent_experts
+from support.generate import generate, sglang_names
 from support.standins import stands_for
-
-_OURS = {"max_tokens": "max_new_tokens", "min_tokens": "min_new_tokens", "seed": "sampling_seed"}
-
-
-async def _generate(
-    url: str, input_ids: list[int], params: dict[str, Any], session: str, **fields: Any
-) -> dict[str, Any]:
-    body = {"input_ids": input_ids, "sampling_params": params, "return_logprob": True, **fields}
-    headers = {"X-SMG-Routing-Key": session}
-    async with (
-        aiohttp.ClientSession() as http,
-        http.post(f"{url}/generate", json=body, headers=headers) as response,
-    ):
-        answer: dict[str, Any] = await response.json()
-    assert response.status == 200, answer
-    return answer
-
-
-# --- SkyRL ----------------------------------------------------------------------------------------
 
 
 @stands_for("skyrl.train.config.config:SamplingParams")
@@ -102,17 +83,14 @@ class TrajectoryID:
 
 @stands_for(
     "skyrl.backends.skyrl_train.inference_servers.remote_inference_client:RemoteInferenceClient",
-    own="__init__ url without_logprobs experts seen models",
+    own="__init__ url experts seen models",
 )
 @dataclass
 class SkyrlClient:
-    """SkyRL's `RemoteInferenceClient`. `without_logprobs`: as an engine that gives none. `experts`:
-    with `enable_return_routed_experts`.
-    """
+    """SkyRL's `RemoteInferenceClient`. `experts`: with `enable_return_routed_experts`."""
 
     url: str
     weight_version: int | None = 0
-    without_logprobs: bool = False
     uses_lora_weight_sync: bool = False
     experts: bool = False
     seen: list[dict[str, Any]] = field(default_factory=list)
@@ -125,21 +103,19 @@ class SkyrlClient:
         self.models.append(model)
         params: dict[str, Any] = dict(input_batch["sampling_params"])
         params.pop("logprobs")
-        answer = await _generate(
+        sampled = await generate(
             self.url,
             input_batch["prompt_token_ids"][0],
-            {_OURS.get(name, name): value for name, value in params.items()},
+            sglang_names(params),
             input_batch["session_ids"][0],
             return_routed_experts=self.experts,
         )
-        meta = answer["meta_info"]
+        experts = [sent_experts(sampled.answer).tolist()] if self.experts else None
         return {
-            "responses": [answer["text"]],
-            "response_ids": [answer["output_ids"]],
-            "stop_reasons": [meta["finish_reason"]["type"]],
-            "response_logprobs": None
-            if self.without_logprobs
-            else [[value for value, *_ in meta["output_token_logprobs"]]],
+            "responses": [sampled.answer["text"]],
+            "response_ids": [sampled.ids],
+            "stop_reasons": [sampled.reason],
+            "response_logprobs": [sampled.logprobs],
             "prompt_logprobs": None,
-            "rollout_expert_indices": [sent_experts(answer).tolist()] if self.experts else None,
+            "rollout_expert_indices": experts,
         }

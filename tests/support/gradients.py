@@ -27,14 +27,7 @@ from toolroll.rollout.model.model import Model
 from toolroll.rollout.runs.episode_file import EpisodeStore
 from toolroll.rollout.runs.runner import Runner, session_id
 from toolroll.rollout.settings import RunSettings
-from toolroll.rollout.types import (
-    Action,
-    Environment,
-    Episode,
-    Observation,
-    StepResult,
-    Task,
-)
+from toolroll.rollout.types import Action, Environment, Episode, Observation, StepResult, Task
 from toolroll.testing import (
     EmbeddedEngine,
     Fault,
@@ -72,6 +65,13 @@ def logprobs_of(policy: Any, ids: Sequence[int]) -> Any:
     row = torch.tensor(ids)
     logits = policy(row[None]).logits[0, :-1]
     return logits.log_softmax(-1).gather(-1, row[1:, None])[:, 0]
+
+
+def padded_logps(policy: Any, ids: Any, mask: Any) -> Any:
+    """The logprob of each token but the first of padded sequences, [rows, n - 1]."""
+    positions = (mask.long().cumsum(-1) - 1).clamp(min=0)
+    logits = policy(ids, attention_mask=mask, position_ids=positions).logits[:, :-1]
+    return logits.log_softmax(-1).gather(-1, ids[:, 1:, None])[..., 0]
 
 
 LINES = ("Let me see what there is.", "It is the second one, I think.", "All right: it is done.")
@@ -254,6 +254,17 @@ def read(file: Path) -> list[Played]:
         ]
         found.append(Played(line["task_index"], line["sample"], line["reward"], rows))
     return sorted(found, key=lambda one: (one.task, one.sample))
+
+
+def groups(world: World) -> list[list[Played]]:
+    """The episodes of the file by task."""
+    episodes = read(world.file)
+    return [[one for one in episodes if one.task == task] for task in PLAYED]
+
+
+def trained(world: World) -> int:
+    """The number of the file's trained tokens."""
+    return sum(one.tokens for one in read(world.file))
 
 
 def clipped(logps: Any, old: Any, advantage: float, clip: float = CLIP) -> Any:

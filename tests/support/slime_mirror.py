@@ -197,7 +197,7 @@ def install_hooks(monkeypatch: pytest.MonkeyPatch, apply: Any) -> None:
     stand_in(monkeypatch, {module: {name: marked}})
 
 
-@stands_for("slime.rollout.data_source:RolloutDataSourceWithBuffer", own="__init__ given")
+@stands_for("slime.rollout.data_source:RolloutDataSourceWithBuffer", own="__init__")
 class DataSource:
     """Groups of `n` samples of each prompt, in order and from the beginning again; what is added
     comes first.
@@ -205,7 +205,6 @@ class DataSource:
 
     def __init__(self, make: Any, prompts: Sequence[Any], n: int) -> None:
         self.buffer: list[list[Any]] = []
-        self.given: list[list[Any]] = []
         self._make = make
         self._prompts = prompts
         self._n = n
@@ -224,15 +223,14 @@ class DataSource:
                 self._index += 1
             self._groups += 1
             groups.append(group)
-        self.given += groups
         return groups
 
     def add_samples(self, samples: list[list[Any]]) -> None:
         self.buffer += samples
 
 
-def train_data(samples: Sequence[Any]) -> dict[str, list[Any]]:
-    """What slime makes of a rollout's samples before it trains, with the conditions that it
+def train_data(samples: Sequence[Any]) -> None:
+    """Do to a rollout's samples what slime does before it trains, with the conditions that it
     asserts or silently relies on.
     """
     for sample in samples:
@@ -248,13 +246,6 @@ def train_data(samples: Sequence[Any]) -> dict[str, list[Any]]:
         assert all(type(value) is float and value == value for value in sample.rollout_log_probs)
         if sample.remove_sample:
             sample.loss_mask = [0] * sample.response_length
-    return {
-        "tokens": [sample.tokens for sample in samples],
-        "response_lengths": [sample.response_length for sample in samples],
-        "rewards": [sample.reward for sample in samples],
-        "loss_masks": [sample.loss_mask for sample in samples],
-        "rollout_log_probs": [sample.rollout_log_probs for sample in samples],
-    }
 
 
 # --- slime's own rollout loop (slime/rollout/sglang_rollout.py, slime/ray/rollout.py); miles' has
@@ -262,12 +253,12 @@ def train_data(samples: Sequence[Any]) -> dict[str, list[Any]]:
 
 
 async def play_group(
-    args: Any, group: list[Any], generate: Any, field: str = "session_id", *, mask: bool = False
+    args: Any, group: list[Any], generate: Any, *, mask: bool = False
 ) -> list[Any]:
     """slime's `generate_and_rm_group`. `mask`: --mask-offpolicy-in-partial-rollout."""
     for sample in group:
-        if getattr(sample, field) is None:
-            setattr(sample, field, f"s{sample.index}")
+        if sample.session_id is None:
+            sample.session_id = f"s{sample.index}"
 
     async def one(sample: Any) -> Any:
         if mask and sample.response_length > 0:

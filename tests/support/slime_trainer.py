@@ -52,6 +52,12 @@ def reference_lines(index: int) -> list[str]:
     return [write_action(action) for action in actions]
 
 
+def reference_line(index: int, turn: int) -> str:
+    """What the reference of a task says in a turn, and goodbye after it."""
+    lines = reference_lines(index)
+    return lines[turn] if turn < len(lines) else "Goodbye."
+
+
 def says(
     lines: Mapping[str, list[str]] | None = None, task: Callable[[str], int] = lambda session: 0
 ) -> Any:
@@ -66,8 +72,13 @@ def says(
 
 def plays_the_reference(request: PolicyRequest) -> str:
     """The reference of task 0, by the number of turns in the prompt."""
-    lines, turn = reference_lines(0), request.text.count("<|turn|>assistant") - 1
-    return lines[turn] if turn < len(lines) else "Goodbye."
+    return reference_line(0, request.text.count("<|turn|>assistant") - 1)
+
+
+def router_of(engine: EmbeddedEngine) -> dict[str, Any]:
+    """slime's arguments for the address of an engine."""
+    ip, port = engine.url.removeprefix("http://").split(":")
+    return {"sglang_router_ip": ip, "sglang_router_port": int(port)}
 
 
 @asynccontextmanager
@@ -76,8 +87,7 @@ async def serving(
 ) -> AsyncIterator[tuple[EmbeddedEngine, Namespace]]:
     """An engine, and the arguments of a trainer that uses it."""
     async with EmbeddedEngine(load_embedded_tokenizer(), policy or says(), **engine) as embedded:
-        ip, port = embedded.url.removeprefix("http://").split(":")
-        yield embedded, arguments(sglang_router_ip=ip, sglang_router_port=int(port))
+        yield embedded, arguments(**router_of(embedded))
         await slime.aclose()
 
 
@@ -92,15 +102,11 @@ async def forking(
     tokenizer.save_pretrained(folder)
 
     def policy(request: PolicyRequest) -> str:
-        said = reference_lines(0)
-        turn = request.text.count("<|im_start|>assistant") - 1
-        line = said[turn] if turn < len(said) else "Goodbye."
+        line = reference_line(0, request.text.count("<|im_start|>assistant") - 1)
         return line if request.routing_key.endswith("/1") else f"<think>\nHm.\n</think>\n\n{line}"
 
     async with EmbeddedEngine(tokenizer, policy, **engine_args) as engine:
-        ip, port = engine.url.removeprefix("http://").split(":")
-        place = {"sglang_router_ip": ip, "sglang_router_port": int(port)}
-        yield engine, arguments(**place, hf_checkpoint=str(folder))
+        yield engine, arguments(**router_of(engine), hf_checkpoint=str(folder))
         await slime.aclose()
 
 
@@ -117,9 +123,18 @@ def fields_of(sample: Any, names: str | Iterable[str]) -> dict[str, Any]:
     return {name: getattr(sample, name) for name in names}
 
 
+_NONE = (
+    "rollout_max_context_len rollout_stop rollout_stop_token_ids reward_key eval_reward_key "
+    "dynamic_sampling_filter_path rollout_sample_filter_path rollout_all_samples_process_path "
+    "rollout_sample_hook_path apply_chat_template_kwargs"
+)
+"""slime's arguments that are None by default."""
+
+
 def arguments(**given: Any) -> Namespace:
     """slime's arguments, as far as a rollout reads them, under slime's names."""
     values: dict[str, Any] = {
+        **dict.fromkeys(_NONE.split()),
         "hf_checkpoint": "embedded",
         "partial_rollout": False,
         "use_rollout_routing_replay": False,
@@ -128,23 +143,13 @@ def arguments(**given: Any) -> Namespace:
         "rollout_top_p": 1.0,
         "rollout_top_k": -1,
         "rollout_max_response_len": 256,
-        "rollout_max_context_len": None,
-        "rollout_stop": None,
-        "rollout_stop_token_ids": None,
         "rollout_batch_size": 2,
         "over_sampling_batch_size": 2,
         "n_samples_per_prompt": 8,
         "rollout_num_gpus": 1,
         "rollout_num_gpus_per_engine": 1,
         "sglang_server_concurrency": 64,
-        "reward_key": None,
-        "eval_reward_key": None,
         "group_rm": False,
-        "dynamic_sampling_filter_path": None,
-        "rollout_sample_filter_path": None,
-        "rollout_all_samples_process_path": None,
-        "rollout_sample_hook_path": None,
-        "apply_chat_template_kwargs": None,
         "toolroll_env": "desk",
         "toolroll_parser": "hermes",
         "toolroll_verify": "always",

@@ -1,87 +1,16 @@
-"""Doubles of tinker 0.38.0: a `SamplingClient` that samples from the embedded engine, a
-`TrainingClient` that trains a small network, and the types that the adapter uses. `install` puts
-them in place of tinker. Without it, the clients use the types of the installed package.
+"""Doubles of tinker 0.38.0's clients, with the installed package's types: a `SamplingClient` that
+samples from the embedded engine, and a `TrainingClient` that trains a small network.
 """
 
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
 
-import aiohttp
 import numpy as np
-import pytest
-from support.standins import stand_in, stands_for
-
-
-@stands_for("tinker:EncodedTextChunk")
-@dataclass
-class EncodedTextChunk:
-    tokens: list[int]
-
-
-@stands_for("tinker:ModelInput")
-@dataclass
-class ModelInput:
-    chunks: list[Any]
-
-    @classmethod
-    def from_ints(cls, tokens: list[int]) -> ModelInput:
-        return cls(chunks=[EncodedTextChunk(tokens)])
-
-    def to_ints(self) -> list[int]:
-        return [one for chunk in self.chunks for one in chunk.tokens]
-
-
-@stands_for("tinker:SamplingParams")
-@dataclass
-class SamplingParams:
-    max_tokens: int | None = None
-    seed: int | None = None
-    stop: Any = None
-    temperature: float = 1
-    top_k: int = -1
-    top_p: float = 1
-
-
-@stands_for("tinker:Datum")
-@dataclass
-class Datum:
-    """It keeps its inputs as they are."""
-
-    model_input: Any
-    loss_fn_inputs: dict[str, Any] = field(default_factory=dict)
-
-
-@stands_for("tinker:SampledSequence")
-@dataclass
-class SampledSequence:
-    stop_reason: str
-    sequence_id: str
-    tokens_np: Any = None
-    logprobs_np: Any = None
-
-    @property
-    def tokens(self) -> list[int]:
-        return list(self.tokens_np.tolist())
-
-    @property
-    def logprobs(self) -> list[float] | None:
-        return None if self.logprobs_np is None else list(self.logprobs_np.tolist())
-
-
-@stands_for("tinker:SampleResponse")
-@dataclass
-class SampleResponse:
-    sequences: list[Any]
-
-
-def install(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Put this module's types in place of tinker's."""
-    types = ModelInput, SamplingParams, Datum, SampledSequence, SampleResponse
-    stand_in(monkeypatch, {"tinker": {one.__name__: one for one in types}})
+from support.generate import generate
+from support.standins import stands_for
 
 
 def is_old() -> bool:
@@ -93,10 +22,8 @@ def is_old() -> bool:
 class SamplingClient:
     """`without_logprobs`: as a server that gives none. `seen`: the parameters of each request."""
 
-    def __init__(
-        self, url: str, http: aiohttp.ClientSession, *, without_logprobs: bool = False
-    ) -> None:
-        self._url, self._http, self._without = url, http, without_logprobs
+    def __init__(self, url: str, *, without_logprobs: bool = False) -> None:
+        self._url, self._without = url, without_logprobs
         self._old, self._loop = is_old(), asyncio.get_running_loop()
         self.seen: list[Any] = []
 
@@ -121,17 +48,12 @@ class SamplingClient:
             "top_k": params.top_k,
             "top_p": params.top_p,
         }
-        body = {"input_ids": ids, "sampling_params": sampling, "return_logprob": True}
-        async with self._http.post(f"{self._url}/generate", json=body) as response:
-            answer = await response.json()
-        assert response.status == 200, answer
-        meta = answer["meta_info"]
-        logprobs = np.array([one[0] for one in meta["output_token_logprobs"]], dtype=np.float32)
+        sampled = await generate(self._url, ids, sampling)
         sequence = tinker.SampledSequence(
-            stop_reason=meta["finish_reason"]["type"],
-            tokens_np=np.array(answer["output_ids"], dtype=np.int32),
-            logprobs_np=None if self._without else logprobs,
-            **({} if self._old else {"sequence_id": meta["id"]}),
+            stop_reason=sampled.reason,
+            tokens_np=np.array(sampled.ids, dtype=np.int32),
+            logprobs_np=None if self._without else np.array(sampled.logprobs, dtype=np.float32),
+            **({} if self._old else {"sequence_id": sampled.meta["id"]}),
         )
         return tinker.SampleResponse(sequences=[sequence])
 

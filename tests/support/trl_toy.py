@@ -1,10 +1,14 @@
 """Small parts for TRL's trainer on a CPU: a model for the embedded tokenizer, and an engine that
-samples from the trainer's own model.
+samples from the trainer's own model, and a server that is given weights.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import json
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -150,3 +154,29 @@ def grpo_trainer(
         processing_class=tokenizer,
         rollout_func=rollout,
     )
+
+
+@contextmanager
+def weight_server(
+    status: Mapping[str, int], *, success: bool = True
+) -> Iterator[tuple[str, list[Any]]]:
+    """A server that answers as SGLang, with these statuses by path (default: 200)."""
+    requests: list[Any] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            requests.append((self.path, body))
+            self.send_response(status.get(self.path, 200))
+            self.end_headers()
+            self.wfile.write(json.dumps({"success": success, "message": "too large"}).encode())
+
+        def log_message(self, format: str, *args: Any) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}", requests
+        server.shutdown()
+        thread.join()

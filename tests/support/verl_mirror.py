@@ -7,12 +7,10 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
-import aiohttp
 import pytest
 from support.experts import sent_experts
+from support.generate import generate, sglang_names
 from support.standins import stand_in, stands_for
-
-_VLLM = {"max_tokens": "max_new_tokens", "min_tokens": "min_new_tokens"}
 
 
 @stands_for("verl.workers.rollout.replica:TokenOutput")
@@ -36,7 +34,6 @@ class Servers:
     def __init__(
         self,
         url: str,
-        http: aiohttp.ClientSession,
         output: Any = TokenOutput,
         *,
         vllm: bool = False,
@@ -44,7 +41,7 @@ class Servers:
         experts: bool = False,
     ) -> None:
         self.seen: list[dict[str, Any]] = []
-        self._url, self._http, self._output = url, http, output
+        self._url, self._output = url, output
         self._vllm, self._without_logprobs = vllm, without_logprobs
         self._experts = experts
 
@@ -54,37 +51,27 @@ class Servers:
         self.seen.append(dict(sampling_params))
         params = dict(sampling_params)
         assert params.pop("logprobs") is True
-        if self._vllm:
-            params = {_VLLM.get(name, name): value for name, value in params.items()}
-        async with self._http.post(
-            f"{self._url}/generate",
-            json={
-                "input_ids": prompt_ids,
-                "sampling_params": params,
-                "return_logprob": True,
-                "return_routed_experts": self._experts,
-            },
-            headers={"X-SMG-Routing-Key": request_id},
-        ) as response:
-            answer = await response.json()
-        assert response.status == 200, answer
-        meta = answer["meta_info"]
-        reason = meta["finish_reason"]["type"]
+        sampled = await generate(
+            self._url,
+            prompt_ids,
+            sglang_names(params) if self._vllm else params,
+            request_id,
+            return_routed_experts=self._experts,
+        )
+        reason = sampled.reason
         if self._vllm:
             reason = "aborted" if reason == "abort" else "completed"
-        logprobs = [value for value, _, _ in meta["output_token_logprobs"]]
         return self._output(
-            token_ids=answer["output_ids"],
-            log_probs=None if self._without_logprobs else logprobs,
-            routed_experts=sent_experts(answer) if self._experts else None,
+            token_ids=sampled.ids,
+            log_probs=None if self._without_logprobs else sampled.logprobs,
+            routed_experts=sent_experts(sampled.answer) if self._experts else None,
             stop_reason=reason,
             extra_fields={"global_steps": 3, "min_global_steps": 3, "max_global_steps": 3},
         )
 
 
 @stands_for(
-    "verl.workers.rollout.sglang_rollout.async_sglang_server:SGLangHttpServer",
-    own="__init__ seen",
+    "verl.workers.rollout.sglang_rollout.async_sglang_server:SGLangHttpServer", own="__init__ seen"
 )
 class Server(Servers):
     """One server behind verl's own client."""
@@ -154,7 +141,7 @@ def loop_arguments(servers: Servers, tokenizer: Any, **rollout: Any) -> dict[str
             config=SimpleNamespace(
                 algorithm=SimpleNamespace(adv_estimator="grpo"),
                 actor_rollout_ref=SimpleNamespace(
-                    rollout=_Keys({**settings, **rollout}),
+                    rollout=Keys({**settings, **rollout}),
                     actor=SimpleNamespace(loss_agg_mode="token-mean"),
                     model=SimpleNamespace(),
                 ),
@@ -162,12 +149,12 @@ def loop_arguments(servers: Servers, tokenizer: Any, **rollout: Any) -> dict[str
         ),
         "server_manager": servers,
         "tokenizer": tokenizer,
-        "data_config": SimpleNamespace(config=_Keys()),
+        "data_config": SimpleNamespace(config=Keys()),
         "processor": None,
     }
 
 
-class _Keys(dict[str, Any]):
+class Keys(dict[str, Any]):
     """A mapping whose keys are attributes too, as a configuration's are."""
 
     def __getattr__(self, name: str) -> Any:

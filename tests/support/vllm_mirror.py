@@ -7,10 +7,8 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
 
-import aiohttp
+from support.generate import generate, sglang_names
 from support.standins import stands_for
-
-_NAMES = {"max_tokens": "max_new_tokens", "min_tokens": "min_new_tokens"}
 
 
 @stands_for("vllm.sampling_params:SamplingParams")
@@ -65,7 +63,7 @@ class RequestOutput:
 
 @stands_for(
     "openrlhf.trainer.ray.vllm_engine:RolloutRayActor",
-    own="__init__ url http without_logprobs seen loops",
+    own="__init__ url without_logprobs seen loops",
 )
 @dataclass
 class LlmEngine:
@@ -74,7 +72,6 @@ class LlmEngine:
     """
 
     url: str
-    http: aiohttp.ClientSession
     without_logprobs: bool = False
     seen: list[SamplingParams] = field(default_factory=list)
     loops: set[int] = field(default_factory=set)
@@ -89,27 +86,18 @@ class LlmEngine:
             for name, value in vars(sampling_params).items()
             if value is not None and name not in ("n", "logprobs", "seed")
         }
-        params = {_NAMES.get(name, name): value for name, value in given.items()}
-        body = {
-            "input_ids": list(prompt_token_ids),
-            "sampling_params": params,
-            "return_logprob": True,
-        }
-        async with self.http.post(f"{self.url}/generate", json=body) as response:
-            answer = await response.json()
-        assert response.status == 200, answer
-        meta, ids = answer["meta_info"], answer["output_ids"]
-        logprobs = [{index: Logprob(value)} for value, index, _ in meta["output_token_logprobs"]]
-        matched = meta["finish_reason"].get("matched")
+        sampled = await generate(self.url, prompt_token_ids, sglang_names(given))
+        pairs = zip(sampled.ids, sampled.logprobs, strict=True)
+        matched = sampled.meta["finish_reason"].get("matched")
         eos = isinstance(matched, int)  # vLLM reports no reason for the end-of-sequence token
         output = CompletionOutput(
-            ids,
-            answer["text"],
-            meta["finish_reason"]["type"],
+            sampled.ids,
+            sampled.answer["text"],
+            sampled.reason,
             None if eos else matched,
-            None if self.without_logprobs else logprobs,
+            None if self.without_logprobs else [{index: Logprob(value)} for index, value in pairs],
         )
-        return RequestOutput([output], meta["cached_tokens"])
+        return RequestOutput([output], sampled.meta["cached_tokens"])
 
 
 @stands_for("vllm.v1.engine.async_llm:AsyncLLM", own="__init__")

@@ -7,13 +7,12 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-import numpy as np
 import pytest
 from support import areal
+from support.forked_episodes import result_of, sequence, versioned
 from support.slime_trainer import plays_the_reference
 
 from toolroll.rollout.errors import RolloutError, UsageError
-from toolroll.rollout.types import InteractionResult, StopReason, Trajectory, Turn, WeightVersion
 from toolroll.testing import EmbeddedEngine, load_embedded_tokenizer
 from toolroll.trainers.areal import ToolrollWorkflow
 from toolroll.trainers.areal import workflow as areal_workflow
@@ -22,15 +21,16 @@ from toolroll.trainers.sequences import select_sequences
 
 torch = pytest.importorskip("torch", reason="AReaL takes tensors: install torch for the CPU")
 
+Statistics = dict[str, list[float]]
 SETTINGS = EpisodeSettings(env="desk", parser="hermes", verify="always", max_turns=12, reruns=0)
 
 
 @pytest.fixture(autouse=True)
-def recorded() -> dict[str, list[float]]:
+def recorded() -> Statistics:
     """AReaL's statistics of rollouts."""
     tracker = areal.real("areal.utils.stats_tracker").get("rollout")
     tracker.export(reset=True)
-    stats: dict[str, list[float]] = tracker.stats
+    stats: Statistics = tracker.stats
     return stats
 
 
@@ -54,7 +54,7 @@ async def rollout_batch(client: Any, *args: Any, **options: Any) -> list[Any]:
     return list(await asyncio.to_thread(client.rollout_batch, *args, **options))
 
 
-async def test_an_episode_is_a_row_of_tensors(recorded: dict[str, list[float]]) -> None:
+async def test_an_episode_is_a_row_of_tensors(recorded: Statistics) -> None:
     async with workflow() as (own, engine):
         row: Any = await own.arun_episode(engine, {"index": 0, "metadata": {"env": "desk"}})
     length = row["input_ids"].numel()
@@ -78,18 +78,9 @@ async def test_an_episode_is_a_row_of_tensors(recorded: dict[str, list[float]]) 
 
 def test_a_last_turn_that_is_not_trained_has_no_versions() -> None:
     """As after an invalid call with `CallPolicy(mask_invalid=True)`."""
-    turns = (
-        Turn(2, 4, "stop", weight_versions=(WeightVersion("7", 2, 4),)),
-        Turn(5, 8, "stop", excluded="invalid", weight_versions=(WeightVersion("8", 5, 8),)),
-    )
-    mask = np.array([0, 0, 1, 1, 0, 0, 0, 0], np.int32)
-    ids, logprobs = np.arange(8, dtype=np.int32), np.full(8, -1.0, np.float32)
-    episode = InteractionResult.of(
-        [Trajectory(ids, mask, logprobs, turns, 2)],
-        prompt="", reward=1.0, messages=[], info={}, stop_reason=StopReason.DONE,
-    )  # fmt: skip
-    [sequence] = select_sequences(episode, several=False)
-    rows = areal_workflow._tensors([(sequence, 1.0)])
+    played = versioned(sequence((2, 4, None), (5, 8, "invalid"), length=8), "7", "8")
+    [selected] = select_sequences(result_of(1.0, played), several=False)
+    rows = areal_workflow._tensors([(selected, 1.0)])
     assert rows.pop("rewards").tolist() == [1.0]
     assert {tuple(values.shape) for values in rows.values()} == {(1, 4)}
     assert rows["versions"].tolist() == [[-1, -1, 7, 7]]
@@ -109,9 +100,7 @@ def lose_a_logprob(engine: Any, episode: int) -> None:
     engine.agenerate = sometimes
 
 
-async def test_an_aborted_episode_does_not_shift_the_groups(
-    recorded: dict[str, list[float]],
-) -> None:
+async def test_an_aborted_episode_does_not_shift_the_groups(recorded: Statistics) -> None:
     """AReaL finds groups by counting rows. The first of three groups has an aborted episode."""
     async with workflow(concurrency=1) as (own, engine):
         lose_a_logprob(engine, episode=2)
@@ -131,9 +120,7 @@ async def test_a_first_prompt_that_is_too_long_is_rejected() -> None:
     assert engine.seen == []
 
 
-async def test_a_group_leaves_out_only_its_aborted_episode(
-    recorded: dict[str, list[float]],
-) -> None:
+async def test_a_group_leaves_out_only_its_aborted_episode(recorded: Statistics) -> None:
     """The actor turns `rewards` into advantages, which are 0: all rewards are equal here."""
     actor: dict[str, Any] = {"reward_scaling": 10.0, "reward_bias": -0.5}
     async with workflow(group_size=3, **actor) as (own, engine):

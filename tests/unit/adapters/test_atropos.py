@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from support.atropos_server import atropos_server
 from support.endpoints import Bench, endpoint
 
 from toolroll.endpoint.in_process import DummyManagedServer
@@ -20,19 +21,6 @@ from toolroll.testing import Reply, load_embedded_tokenizer
 from toolroll.trainers.atropos import ManagedServers
 
 USER: Any = {"role": "user", "content": "Hi"}
-
-
-def api_server(bench: Bench, *, slots: int = 4) -> Any:
-    config = SimpleNamespace(
-        base_url=f"{bench.engine.url}/v1", api_key="x", timeout=60, server_type="sglang",
-        model_name="embedded", tokenizer_name="none",
-    )  # fmt: skip
-    return SimpleNamespace(
-        config=config,
-        sem=asyncio.Semaphore(slots),
-        eval_sem=asyncio.Semaphore(slots),
-        server_healthy=True,
-    )
 
 
 def manager(*servers: Any, **options: Any) -> Any:
@@ -57,6 +45,11 @@ async def held(benches: Sequence[Bench], *, total: int) -> list[int]:
     return counts
 
 
+async def ask(managers: Any, **given: Any) -> None:
+    async with managers.managed_server(**given) as managed:
+        await managed.chat_completion(messages=[USER])
+
+
 def sampled(node: Any) -> list[int]:
     return [token for token in node.masked_tokens if token != -100]
 
@@ -65,15 +58,14 @@ async def test_the_first_server_with_the_most_free_slots_is_used() -> None:
     release = asyncio.Event()
     hold = lambda request: Reply("Hello.", hold=release, hold_after=1)
     async with benches(3, hold) as (first, second, third):
-        servers = manager(api_server(first, slots=1), api_server(second), api_server(third))
-
-        async def ask() -> None:
-            async with servers.managed_server() as managed:
-                await managed.chat_completion(messages=[USER])
-
+        servers = manager(
+            atropos_server(first.engine.url, slots=1),
+            atropos_server(second.engine.url),
+            atropos_server(third.engine.url),
+        )
         asking = []
         for busy in ([0, 1, 0], [0, 1, 1], [0, 2, 1], [0, 2, 2]):
-            asking.append(asyncio.ensure_future(ask()))
+            asking.append(asyncio.ensure_future(ask(servers)))
             assert await held((first, second, third), total=sum(busy)) == busy
         release.set()
         await asyncio.gather(*asking)
@@ -81,25 +73,24 @@ async def test_the_first_server_with_the_most_free_slots_is_used() -> None:
 
 async def test_an_unhealthy_server_is_left_out_and_an_address_pins_one() -> None:
     async with benches(2) as (first, second):
-        servers = manager(api_server(first, slots=8), api_server(second))
+        servers = manager(
+            atropos_server(first.engine.url, slots=8), atropos_server(second.engine.url)
+        )
         servers.servers[0].server_healthy = False
-        async with servers.managed_server() as managed:
-            await managed.chat_completion(messages=[USER])
+        await ask(servers)
         assert (len(first.engine.log), len(second.engine.log)) == (0, 1)
-        async with servers.managed_server(base_url=f"{first.engine.url}/v1") as managed:
-            await managed.chat_completion(messages=[USER])
+        await ask(servers, base_url=f"{first.engine.url}/v1")
         assert (len(first.engine.log), len(second.engine.log)) == (1, 1)
         servers.servers[1].server_healthy = False  # none is healthy: the first, as published
         async with servers.managed_server() as managed:
             assert managed.server is servers.servers[0]
         with pytest.raises(UsageError, match="no server of this manager"):
-            async with servers.managed_server(base_url="http://elsewhere/v1"):
-                pass
+            await ask(servers, base_url="http://elsewhere/v1")
 
 
 async def test_sessions_share_a_connection_and_keep_their_own_tokens() -> None:
     async with benches(1, lambda request: f"Reply {request.index}.") as (bench,):
-        servers = manager(api_server(bench))
+        servers = manager(atropos_server(bench.engine.url))
         tokenizer = load_embedded_tokenizer()
         async with servers.managed_server(tokenizer=tokenizer) as first:
             async with servers.managed_server(tokenizer=tokenizer) as second:
@@ -126,15 +117,12 @@ class OpenAIServer:
         return await self._client.chat.completions.create(**{"model": "m", **kwargs})
 
 
-async def test_a_server_without_token_ids_must_be_allowed(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_server_without_token_ids_must_be_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
     async with benches(1) as (bench,):
         servers = manager(OpenAIServer(bench))
         monkeypatch.delenv("ATROPOS_ALLOW_DUMMY_MANAGED_SERVER", raising=False)
         with pytest.raises(NotImplementedError, match="no token ids"):
-            async with servers.managed_server():
-                pass
+            await ask(servers)
         monkeypatch.setenv("ATROPOS_ALLOW_DUMMY_MANAGED_SERVER", "true")
         async with servers.managed_server() as managed:
             assert isinstance(managed, DummyManagedServer)
@@ -146,5 +134,4 @@ async def test_a_server_without_token_ids_must_be_allowed(
 async def test_the_proxy_is_refused() -> None:
     async with benches(1) as (bench,):
         with pytest.raises(UsageError, match="proxy"):
-            async with manager(api_server(bench), use_proxy=True).managed_server():
-                pass
+            await ask(manager(atropos_server(bench.engine.url), use_proxy=True))

@@ -13,7 +13,7 @@ import pytest
 from support import miles_mirror, verl_mirror
 from support.closing import NAME, Closing, Held, holding
 from support.slime_mirror import DataSource
-from support.slime_trainer import arguments
+from support.slime_trainer import arguments, router_of
 from support.trl_mirror import a_trainer
 from unit.adapters.test_same_episodes import ADAPTERS, World, with_skyrl
 
@@ -21,11 +21,7 @@ from toolroll.agents.text_agent import TextAgent
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.runtime.threads import Threads
 from toolroll.rollout.types import Task
-from toolroll.testing import (
-    EmbeddedEngine,
-    embedded_tokenizer_path,
-    load_embedded_tokenizer,
-)
+from toolroll.testing import EmbeddedEngine, embedded_tokenizer_path, load_embedded_tokenizer
 from toolroll.trainers import slime
 from toolroll.trainers.driven import DrivenEpisode
 from toolroll.trainers.episodes import EpisodeSettings, gather
@@ -45,11 +41,6 @@ def all_are_closed(count: int = COUNT) -> bool:
     return len(Closing.opened) == count and len(set(Closing.closed)) == count
 
 
-def slime_args(engine: EmbeddedEngine) -> Any:
-    ip, port = engine.url.removeprefix("http://").split(":")
-    return arguments(sglang_router_ip=ip, sglang_router_port=int(port), toolroll_env=NAME)
-
-
 # --- interrupts -----------------------------------------------------------------------------------
 
 
@@ -67,8 +58,7 @@ def test_an_interrupt_of_trl_s_rollout_ends_its_episodes() -> None:
 
 def test_an_interrupt_of_slime_s_rollout_ends_its_episodes(sample_type: Any, closing: None) -> None:
     with holding(COUNT, interrupt) as engine:
-        args = slime_args(engine)
-        args.toolroll_concurrency = COUNT
+        args = arguments(**router_of(engine), toolroll_env=NAME, toolroll_concurrency=COUNT)
         source = DataSource(sample_type, [{"prompt": 0}], n=2)
         with pytest.raises(KeyboardInterrupt):
             generate_rollout(args, 0, source)

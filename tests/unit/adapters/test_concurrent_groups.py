@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from support import miles_mirror, slime_mirror, verl_mirror
-from support.slime_trainer import reference_lines
+from support.slime_trainer import reference_line
 from unit.adapters.test_same_episodes import (
     ADAPTERS,
     EPISODES,
@@ -27,12 +27,7 @@ from unit.adapters.test_same_episodes import (
     trainer_args,
 )
 
-from toolroll.testing import (
-    EmbeddedEngine,
-    Fault,
-    PolicyRequest,
-    load_embedded_tokenizer,
-)
+from toolroll.testing import EmbeddedEngine, Fault, PolicyRequest, load_embedded_tokenizer
 from toolroll.trainers import slime
 
 pytestmark = pytest.mark.slow
@@ -47,10 +42,9 @@ class Busy(World):
 
     def reply(self, request: PolicyRequest) -> str:
         chance = random.Random(f"{zlib.crc32(request.routing_key.encode())}/{request.call}")
-        lines = reference_lines(self.task_of(request.text))
+        line = reference_line(self.task_of(request.text), request.call)
         if chance.random() < 0.15:
             return f"I give up {chance.random()}. Goodbye."
-        line = lines[request.call] if request.call < len(lines) else "Goodbye."
         return f"Word {chance.random()}. {line}"
 
 

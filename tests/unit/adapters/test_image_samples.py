@@ -11,7 +11,7 @@ from support.listed_environment import ListedWorld
 from support.vision import WORLD, image_tokens, play, shown, vision_tokenizer
 
 from toolroll.rollout.errors import TokenError, UsageError
-from toolroll.rollout.types import GenerateRequest, InteractionResult
+from toolroll.rollout.types import Completion, GenerateRequest, InteractionResult
 from toolroll.trainers.parking import ParkableEpisode
 from toolroll.trainers.sequences import select_sequences
 from toolroll.trainers.slime import to_samples
@@ -42,8 +42,8 @@ async def test_each_sample_of_a_fork_has_the_images_of_its_own_prompt(sample_typ
         ListedWorld(user_texts=users), lambda request: "<think>I</think>A.", chat_template=source
     )
     images = image_tokens(vision_tokenizer())
-    made = to_samples(sample_type(index=0), result, images=images)
-    assert [len(one.multimodal_train_inputs["image_grid_thw"]) for one in made] == [1, 2]
+    samples = to_samples(sample_type(index=0), result, images=images)
+    assert [len(one.multimodal_train_inputs["image_grid_thw"]) for one in samples] == [1, 2]
 
 
 async def test_text_alone_leaves_no_inputs(sample_type: Any) -> None:
@@ -74,11 +74,6 @@ async def test_a_parked_episode_has_its_images() -> None:
     turn = trajectory.turns[0]
     request = GenerateRequest(trajectory.input_ids[: turn.start], {}, "s", images=trajectory.media)
     parked = ParkableEpisode("s", lambda: False)
-    parked._aborted = request, _completion(trajectory.input_ids[turn.start : turn.stop])
+    aborted = Completion(trajectory.input_ids[turn.start : turn.stop], None, "abort")
+    parked._aborted = request, aborted
     assert parked.so_far(lambda ids: "").trajectories[0].media == trajectory.media
-
-
-def _completion(ids: Any) -> Any:
-    from toolroll.rollout.types import Completion
-
-    return Completion(ids, None, "abort")

@@ -36,25 +36,24 @@ def call(
     return GenerateFnInput(state or GenerateState(args), sample, SAMPLING | sampling, False)
 
 
+Served = tuple[EmbeddedEngine, Namespace]
+
+
 @pytest.fixture
-async def engine_and_args() -> AsyncIterator[tuple[EmbeddedEngine, Namespace]]:
+async def served() -> AsyncIterator[Served]:
     async with serving() as (engine, args):
         yield engine, args
 
 
-async def test_the_older_form_takes_a_sample_without_session_id(
-    engine_and_args: tuple[EmbeddedEngine, Namespace],
-) -> None:
-    engine, args = engine_and_args
+async def test_the_older_form_takes_a_sample_without_session_id(served: Served) -> None:
+    engine, args = served
     sample = await play(args, Sample(prompt=0, routing_key="key"))
     assert (sample.reward, sample.routing_key) == (1.0, "key") and "session_id" not in vars(sample)
     assert {entry.routing_key for entry in engine.log if entry.output_ids} == {"key"}
 
 
-async def test_its_own_form_returns_the_same_sample(
-    engine_and_args: tuple[EmbeddedEngine, Namespace],
-) -> None:
-    engine, args = engine_and_args
+async def test_its_own_form_returns_the_same_sample(served: Served) -> None:
+    engine, args = served
     given = Sample(index=3, prompt="0", label="L")
     output = await generate(call(args, given))
     older = await play(args, Sample(index=3, prompt="0", label="L"))
@@ -69,11 +68,9 @@ async def test_its_own_form_returns_the_same_sample(
     assert given.tokens == [] and given.routing_key is None, "the given sample was changed"
 
 
-async def test_an_abort_ends_the_episodes_of_its_own_rollout_only(
-    engine_and_args: tuple[EmbeddedEngine, Namespace],
-) -> None:
+async def test_an_abort_ends_the_episodes_of_its_own_rollout_only(served: Served) -> None:
     """The calls share one player, and the last one's state stopped all of them."""
-    engine, args = engine_and_args
+    engine, args = served
     running, aborted = GenerateState(args), GenerateState(args, aborted=True)
     first, second = Sample(index=0, prompt=0), Sample(index=1, prompt=0)
     playing = asyncio.create_task(generate(call(args, first, running)))
@@ -139,20 +136,16 @@ async def test_the_adapter_that_miles_trains_samples_and_is_recorded(
     assert names is None or len(recorded) == len(sample.weight_versions)
 
 
-async def test_a_sample_with_an_adapter_of_its_own_is_refused(
-    engine_and_args: tuple[EmbeddedEngine, Namespace],
-) -> None:
-    engine, args = engine_and_args
+async def test_a_sample_with_an_adapter_of_its_own_is_refused(served: Served) -> None:
+    engine, args = served
     sample = Sample(prompt=0, adapter=Namespace(name="a", slot=1))
     with pytest.raises(UsageError, match="--multi-lora-n-adapters"):
         await generate(call(args, sample))
     assert not any(entry.output_ids for entry in engine.log)
 
 
-async def test_a_nucleus_is_taken_because_miles_loss_reads_none(
-    engine_and_args: tuple[EmbeddedEngine, Namespace],
-) -> None:
-    engine, args = engine_and_args
+async def test_a_nucleus_is_taken_because_miles_loss_reads_none(served: Served) -> None:
+    engine, args = served
     args.rollout_top_p = 0.9
     [sample] = (await generate(call(args, Sample(prompt=0), top_p=0.9))).samples
     assert sample.reward == 1.0

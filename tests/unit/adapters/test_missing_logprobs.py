@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.forked_episodes import result_of
 from support.miles_mirror import Sample
 from support.results import trajectory
 
@@ -27,9 +28,7 @@ def episode(reason: StopReason = StopReason.DONE) -> InteractionResult:
     """An episode of two turns whose last trained token has no logprob."""
     missing = trajectory()
     missing.logprobs[11] = np.nan
-    return InteractionResult.of(
-        (missing,), messages=[], stop_reason=reason, reward=1.0, prompt="", info={}
-    )
+    return result_of(1.0, missing, stop_reason=reason)
 
 
 @pytest.mark.parametrize(

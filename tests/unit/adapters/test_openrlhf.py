@@ -14,19 +14,18 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, ClassVar
 
-import aiohttp
 import numpy as np
 import pytest
 from openai import InternalServerError
 from support.client import request
 from support.client_scenario import SAID, play, saying
 from support.endpoints import endpoint
+from support.forked_episodes import sequence
 from support.listed_environment import TOOL
 from support.qwen import tokenizer_for, trl_template
 from support.vllm_mirror import LlmEngine, asked_params
 
 from toolroll.rollout.errors import UsageError
-from toolroll.rollout.types import Trajectory, Turn
 from toolroll.testing import EmbeddedEngine, load_embedded_tokenizer
 from toolroll.trainers.openrlhf import AgentExecutor, VllmEngine
 from toolroll.trainers.openrlhf import executor as openrlhf_executor
@@ -52,31 +51,33 @@ async def actor(
     policy: Any = says_hello, tokenizer: Any = None, **more: Any
 ) -> AsyncIterator[tuple[EmbeddedEngine, LlmEngine]]:
     """OpenRLHF's engine, with the embedded one behind it."""
-    async with (
-        EmbeddedEngine(tokenizer or load_embedded_tokenizer(), policy, **more) as engine,
-        aiohttp.ClientSession() as http,
-    ):
-        yield engine, LlmEngine(engine.url, http)
+    async with EmbeddedEngine(tokenizer or load_embedded_tokenizer(), policy, **more) as engine:
+        yield engine, LlmEngine(engine.url)
 
 
-async def execute(
-    executor: AgentExecutor,
-    llm: LlmEngine,
-    *,
-    tokenizer: Any = None,
-    params: Any = None,
-    max_length: int = 2048,
-    **more: Any,
-) -> dict[str, Any]:
+async def execute(executor: AgentExecutor, llm: LlmEngine, **given: Any) -> dict[str, Any]:
     """As OpenRLHF calls it."""
+    defaults = {
+        "prompt": "Hi", "label": "L", "sampling_params": asked_params(), "max_length": 2048,
+        "hf_tokenizer": load_embedded_tokenizer(), "llm_engine": llm, "images": None,
+    }  # fmt: skip
+    return await executor.execute(**{**defaults, **given})
+
+
+async def played(
+    executor: AgentExecutor,
+    policy: Any = says_hello,
+    tokenizer: Any = None,
+    *,
+    split: Any = "canonical",
+    **given: Any,
+) -> tuple[dict[str, Any], EmbeddedEngine]:
+    """An exact sample, and its engine."""
     tokenizer = tokenizer or load_embedded_tokenizer()
-    return await executor.execute(
-        **{
-            "prompt": "Hi", "label": "L", "sampling_params": params or asked_params(),
-            "max_length": max_length,
-            "hf_tokenizer": tokenizer, "llm_engine": llm, "images": None, **more,
-        }
-    )  # fmt: skip
+    async with actor(policy, tokenizer, split=split) as (engine, llm):
+        result = await execute(executor, llm, hf_tokenizer=tokenizer, **given)
+        exact(result, engine)
+    return result, engine
 
 
 def exact(result: dict[str, Any], engine: EmbeddedEngine) -> None:
@@ -163,9 +164,7 @@ class Published(AgentExecutor):
 async def test_the_published_run_agent(outcome: Any, reward: Any, scores: Any) -> None:
     """It was called with a client, and had no `self.client`, `self.model_name` ..."""
     executor = Published(outcome)
-    async with actor() as (engine, llm):
-        result = await execute(executor, llm)
-        exact(result, engine)
+    result, _ = await played(executor)
     assert (result["reward"], result["scores"]) == (reward, scores)
     assert {type(result["reward"]), type(result["scores"])} == {type(reward)}
     [reply] = executor.replies
@@ -190,9 +189,8 @@ async def test_the_published_run_agent(outcome: Any, reward: Any, scores: Any) -
     ],
 )
 async def test_a_result_of_run_agent_that_cannot_be_read(outcome: Any, words: str) -> None:
-    async with actor() as (_, llm):
-        with pytest.raises(UsageError, match=words):
-            await execute(Published(outcome), llm)
+    with pytest.raises(UsageError, match=words):
+        await played(Published(outcome))
 
 
 @pytest.mark.parametrize(
@@ -210,8 +208,7 @@ async def test_what_openrlhf_does_not_take_is_left_out(more: Any, words: str) ->
     outcome = {"reward": 1.0, "extra_logs": {"n": 2}, **more}
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("default")
-        async with actor() as (_, llm):
-            results = [await execute(Published(outcome), llm) for _ in range(2)]
+        results = [(await played(Published(outcome)))[0] for _ in range(2)]
     rows = [(result["reward"], result["extra_logs"]["n"]) for result in results]
     assert rows == [(1.0, 2.0)] * 2
     assert not any({"m", "text"} & set(result["extra_logs"]) for result in results)
@@ -226,9 +223,8 @@ async def test_all_samples_have_the_same_logs_which_are_floats() -> None:
         log_defaults = Published.log_defaults
 
     outcomes = [True, {"reward": 1, "extra_logs": {"n": 2}}, {"reward": 0, "scores": np.int64(1)}]
-    async with actor() as (_, llm):
-        results = [await execute(Published(outcome), llm) for outcome in outcomes]
-        results.append(await execute(Overflowing(100), llm, max_length=120))
+    results = [(await played(Published(outcome)))[0] for outcome in outcomes]
+    results.append((await played(Overflowing(100), max_length=120))[0])
     rows = [{"reward": r["reward"], "scores": r["scores"], **r["extra_logs"]} for r in results]
     names = ("reward", "scores", "turns", "left_out_tokens", "delivered_share", "n")
     assert {tuple(row) for row in rows} == {names}
@@ -238,10 +234,12 @@ async def test_all_samples_have_the_same_logs_which_are_floats() -> None:
 
 def test_a_sample_without_trainable_tokens_is_delivered_whole() -> None:
     """As for the other trainers."""
-    ids, mask, logprobs = np.arange(3, dtype=np.int32), np.zeros(3, np.int32), np.zeros(3, "f4")
-    untrained = Trajectory(ids, mask, logprobs, (Turn(1, 3, "stop", excluded="invalid"),), 1)
     output = openrlhf_executor._result(
-        untrained, openrlhf_executor._outcome(1.0, {}), 0, overflow=False, logprobs=True
+        sequence((1, 3, "invalid"), length=3),
+        openrlhf_executor._outcome(1.0, {}),
+        0,
+        overflow=False,
+        logprobs=True,
     )
     assert output["extra_logs"]["delivered_share"] == 1.0
 
@@ -254,13 +252,9 @@ def test_the_sample_exists_only_while_the_agent_runs() -> None:
 async def test_a_first_prompt_that_is_too_long_loses_its_first_tokens() -> None:
     """It was refused, and with it the whole group was lost."""
     long = " ".join(f"word{number}" for number in range(200))
-    async with actor() as (engine, llm):
-        executor = Chatter(2)
-        result = await execute(
-            executor, llm, prompt=long, max_length=300, params=asked_params(max_tokens=100)
-        )
-        whole = await execute(Chatter(1), llm, prompt=long, max_length=5000)
-        exact(result, engine)
+    params = asked_params(max_tokens=100)
+    result, _ = await played(Chatter(2), prompt=long, max_length=300, sampling_params=params)
+    whole, _ = await played(Chatter(1), prompt=long, max_length=5000)
     start = result["action_ranges"][0][0]
     assert start == 200
     cut = result["observation_tokens"][:start]
@@ -271,25 +265,21 @@ async def test_a_first_prompt_that_is_too_long_loses_its_first_tokens() -> None:
 async def test_d1_the_signature_is_todays() -> None:
     names = "self prompt label sampling_params max_length hf_tokenizer llm_engine images"
     assert list(inspect.signature(AgentExecutor.execute).parameters) == names.split()
-    async with actor() as (engine, llm):
-        result = await execute(AgentExecutor(), llm)
-        exact(result, engine)
-        fields = (
-            "prompt label images mm_train_inputs reward scores observation_tokens action_ranges "
-            "rollout_log_probs truncated extra_logs"
-        )
-        assert set(result) == set(fields.split())
-        with pytest.raises(UsageError, match="images"):
-            await execute(AgentExecutor(), llm, images=["cat.png"])
+    result, _ = await played(AgentExecutor())
+    fields = (
+        "prompt label images mm_train_inputs reward scores observation_tokens action_ranges "
+        "rollout_log_probs truncated extra_logs"
+    )
+    assert set(result) == set(fields.split())
+    with pytest.raises(UsageError, match="images"):
+        await played(AgentExecutor(), images=["cat.png"])
 
 
 async def test_a_history_that_is_preserved_gives_one_sequence() -> None:
     class Preserving(Chatter):
         history = "preserve"
 
-    async with actor(lambda request: SAID[1], qwen()) as (engine, llm):
-        result = await execute(Preserving(3), llm, tokenizer=qwen())
-        exact(result, engine)
+    result, _ = await played(Preserving(3), lambda request: SAID[1], qwen())
     assert result["extra_logs"]["left_out_tokens"] == 0 and len(result["action_ranges"]) == 3
 
 
@@ -300,32 +290,29 @@ async def test_d2_no_episode_is_lost_to_tokenising_anew(how: str) -> None:
         "leading newline": lambda request: "\nHello.",
         "stripped thoughts": lambda request: SAID[1],
     }[how]
-    async with actor(policy, qwen(), split="random") as (engine, llm):
-        executor = Looker() if how == "drift" else Chatter(3)
-        result = await execute(executor, llm, tokenizer=qwen())
-        exact(result, engine)
-        assert len(engine.log) == 3
-        left_out = result["extra_logs"]["left_out_tokens"]
-        trained = sum(stop - start for start, stop in result["action_ranges"])
-        assert trained + left_out == sum(len(entry.output_ids) for entry in engine.log)
-        # OpenRLHF takes one sequence; what that costs is said
-        assert (left_out > 0) == (how == "stripped thoughts")
+    executor = Looker() if how == "drift" else Chatter(3)
+    result, engine = await played(executor, policy, qwen(), split="random")
+    assert len(engine.log) == 3
+    left_out = result["extra_logs"]["left_out_tokens"]
+    trained = sum(stop - start for start, stop in result["action_ranges"])
+    assert trained + left_out == sum(len(entry.output_ids) for entry in engine.log)
+    # OpenRLHF takes one sequence; what that costs is said
+    assert (left_out > 0) == (how == "stripped thoughts")
 
 
 async def test_d3_no_limit_is_the_room_that_is_left() -> None:
-    async with actor() as (engine, llm):
-        await execute(Chatter(2), llm, params=asked_params(max_tokens=None), max_length=300)
-        for entry in engine.log:
-            assert entry.sampling_params["max_new_tokens"] == 300 - len(entry.input_ids)
+    params = asked_params(max_tokens=None)
+    _, engine = await played(Chatter(2), sampling_params=params, max_length=300)
+    limits = [entry.sampling_params["max_new_tokens"] for entry in engine.log]
+    assert limits == [300 - len(entry.input_ids) for entry in engine.log]
 
 
 async def test_d5_an_overflow_truncates_and_keeps_the_turns_before_it() -> None:
-    async with actor(lambda request: "One two three four five six.") as (engine, llm):
-        result = await execute(Chatter(100), llm, max_length=120)
-        exact(result, engine)
-        assert result["truncated"]
-        assert len(result["action_ranges"]) == len(engine.log) > 1
-        assert len(result["observation_tokens"]) <= 120
+    says = lambda request: "One two three four five six."
+    result, engine = await played(Chatter(100), says, max_length=120)
+    assert result["truncated"]
+    assert len(result["action_ranges"]) == len(engine.log) > 1
+    assert len(result["observation_tokens"]) <= 120
 
 
 async def test_d6_what_a_call_asks_for_is_what_is_sampled_with() -> None:
@@ -335,7 +322,8 @@ async def test_d6_what_a_call_asks_for_is_what_is_sampled_with() -> None:
         "extra_body": {"top_k": 5, "min_p": 0.1, "repetition_penalty": 1.1, "min_tokens": 2},
     }
     async with actor(lambda request: "One STOP two.") as (_, llm):
-        await execute(Chatter(1, **more), llm, params=asked_params(temperature=0.3, top_p=0.8))
+        params = asked_params(temperature=0.3, top_p=0.8)
+        await execute(Chatter(1, **more), llm, sampling_params=params)
         [seen] = llm.seen
         # the trainer's, where the call leaves it open
         assert (seen.temperature, seen.top_p) == (0.3, 0.8)
@@ -374,7 +362,10 @@ async def test_d7_samples_in_flight_keep_their_own_parameters() -> None:
             for value, limit in ((1.0, 40), (0.5, 3), (0.1, 9))
         ]
         results = await asyncio.gather(
-            *(execute(executor, llm, params=p, prompt=f"I am {p.temperature}") for p in params)
+            *(
+                execute(executor, llm, sampling_params=p, prompt=f"I am {p.temperature}")
+                for p in params
+            )
         )
     decode = load_embedded_tokenizer().decode
     for given, result in zip(params, results, strict=True):
@@ -415,10 +406,11 @@ async def test_d10_a_missing_logprob_is_no_probability_of_one() -> None:
 
 async def test_d10_truncated_looks_at_every_turn() -> None:
     replies = ["One two three four five six seven.", "Yes."]
-    async with actor(lambda request: replies[request.index]) as (engine, llm):
-        result = await execute(Chatter(2), llm, params=asked_params(max_tokens=5))
-        assert [entry.finish_reason for entry in engine.log] == ["length", "stop"]
-        assert result["truncated"]
+    says = lambda request: replies[request.index]
+    params = asked_params(max_tokens=5)
+    result, engine = await played(Chatter(2), says, sampling_params=params)
+    assert [entry.finish_reason for entry in engine.log] == ["length", "stop"]
+    assert result["truncated"]
 
 
 async def test_d10_tokenize_counts_what_generation_is_prompted_with() -> None:

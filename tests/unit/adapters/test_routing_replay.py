@@ -5,28 +5,22 @@ from the first forward pass over it, although later passes have others.
 from __future__ import annotations
 
 import base64
+from argparse import Namespace
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
-import aiohttp
 import numpy as np
 import pytest
 from support import miles_mirror, verl_mirror
 from support.experts import first_experts
+from support.forked_episodes import result_of, sequence
 from support.framework_engines import GeneratorConfig, SkyrlClient, TrajectoryID
 from support.slime_trainer import SAMPLING, play, real_slime, says, serving
 from support.verl_mirror import Servers, loop_arguments
 
 from toolroll.rollout.errors import CompletionError, RolloutError, TokenError, UsageError
-from toolroll.rollout.types import (
-    GenerateRequest,
-    InteractionResult,
-    Status,
-    StopReason,
-    Trajectory,
-    Turn,
-)
+from toolroll.rollout.types import GenerateRequest
 from toolroll.testing import EmbeddedEngine, Fault, LoggedRequest, load_embedded_tokenizer
 from toolroll.trainers import miles
 from toolroll.trainers.episodes import EpisodeSettings
@@ -51,11 +45,26 @@ def expected(log: Sequence[LoggedRequest], ids: Sequence[int]) -> Any:
 # --- slime and miles ------------------------------------------------------------------------------
 
 
-async def test_slimes_sample_has_the_rows_of_the_first_passes(sample_type: Any) -> None:
+async def by_slime(args: Namespace, sample_type: Any) -> Any:
+    return await play(args, sample_type(index=0, prompt=0))
+
+
+async def by_miles(args: Namespace, _: Any) -> Any:
+    state, given = miles_mirror.GenerateState(args), miles_mirror.Sample(index=0, prompt=0)
+    call = miles_mirror.GenerateFnInput(state, given, dict(SAMPLING), False)
+    return (await miles.generate(call)).samples
+
+
+@pytest.mark.parametrize("generate", [by_slime, by_miles])
+async def test_a_sample_has_the_rows_of_the_first_passes(
+    generate: Any, sample_type: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    miles_mirror.install(monkeypatch)
     async with serving(faults=evicting) as (engine, args):
         vars(args).update(REPLAY)
-        [sample] = await play(args, sample_type(index=0, prompt=0))
+        [sample] = await generate(args, sample_type)
     assert len(engine.log) > 2 and sample.reward == 1.0
+    assert len(sample.rollout_routed_experts) == len(sample.tokens) - 1  # miles' `validate`
     assert sample.rollout_routed_experts.dtype == np.int32
     assert np.array_equal(sample.rollout_routed_experts, expected(engine.log, sample.tokens))
 
@@ -95,19 +104,6 @@ async def test_slimes_own_bookkeeping_has_the_same_rows() -> None:
     checks.validate_rollout_routed_experts_for_replay([mine], args)
 
 
-async def test_miles_gets_the_same_form(monkeypatch: pytest.MonkeyPatch) -> None:
-    miles_mirror.install(monkeypatch)
-    async with serving(faults=evicting) as (engine, args):
-        vars(args).update(REPLAY)
-        state, given = miles_mirror.GenerateState(args), miles_mirror.Sample(index=0, prompt=0)
-        call = miles_mirror.GenerateFnInput(state, given, dict(SAMPLING), False)
-        output = await miles.generate(call)
-    [sample] = output.samples
-    assert len(sample.rollout_routed_experts) == len(sample.tokens) - 1  # miles' `validate`
-    assert sample.rollout_routed_experts.dtype == np.int32
-    assert np.array_equal(sample.rollout_routed_experts, expected(engine.log, sample.tokens))
-
-
 async def test_a_sample_that_is_not_trained_has_rows_too(sample_type: Any) -> None:
     """The trainers make one tensor of all samples, and slime refuses rows of zeros only."""
 
@@ -141,19 +137,10 @@ async def test_replay_needs_the_shape_of_the_model(sample_type: Any, missing: st
 # --- sequences ------------------------------------------------------------------------------------
 
 
-def result(rows: int | None, width: int = 4, status: Status = Status.COMPLETED) -> Any:
+def result(rows: int | None, width: int = 4, reward: float | None = 1.0) -> Any:
     """An episode with a prompt of three tokens and two sampled ones."""
-    mask = np.array([0, 0, 0, 1, 1], np.int32)
-    logprobs = np.array([np.nan] * 3 + [-1.0, -1.0], np.float32)
     experts = None if rows is None else np.arange(rows * width, dtype=np.uint8).reshape(rows, width)
-    trajectory = Trajectory(
-        np.arange(5, dtype=np.int32), mask, logprobs, (Turn(3, 5, "stop"),), 3,
-        routed_experts=experts,
-    )  # fmt: skip
-    reason = StopReason.DONE if status is Status.COMPLETED else StopReason.ENGINE_ERROR
-    return InteractionResult.of(
-        [trajectory], prompt="", reward=1.0, messages=[], info={}, stop_reason=reason
-    )
+    return result_of(reward, sequence((3, 5, None), length=5, routed_experts=experts))
 
 
 def test_trained_tokens_need_rows_of_their_model() -> None:
@@ -164,7 +151,7 @@ def test_trained_tokens_need_rows_of_their_model() -> None:
     (sequence,) = training_sequences(result(None))
     with pytest.raises(TokenError, match="no routed experts"):
         routed_experts(sequence, SHAPE)
-    (sequence,) = training_sequences(result(None, status=Status.ABORTED))
+    (sequence,) = training_sequences(result(None, reward=None))
     assert routed_experts(sequence, SHAPE)[:, 1].tolist() == [[0, 1]] * 4
 
 
@@ -190,9 +177,8 @@ async def test_verl_gets_the_rows_of_the_tokens_it_gets(monkeypatch: pytest.Monk
     tokenizer = load_embedded_tokenizer()
     settings = {"env": "desk", "parser": "hermes", "reruns": 0}
     replay = {"enable_rollout_routing_replay": True}
-    engine = EmbeddedEngine(tokenizer, says(), faults=evicting)
-    async with engine, aiohttp.ClientSession() as http:
-        servers = Servers(engine.url, http, experts=True)
+    async with EmbeddedEngine(tokenizer, says(), faults=evicting) as engine:
+        servers = Servers(engine.url, experts=True)
         loop = ToolrollAgentLoop(**loop_arguments(servers, tokenizer, **replay), settings=settings)
         whole = await loop.run({"max_new_tokens": 256}, extra_info={"index": 0, "split": "test"})
         log = list(engine.log)

@@ -13,20 +13,20 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import aiohttp
 import pytest
+from openai.types.chat import ChatCompletion
 from support import areal, miles_mirror, tinker_mirror, verl_mirror
 from support import framework_engines as engines
-from support.bare import run_apart
+from support.atropos_server import atropos_server
 from support.desk_episodes import DESK, TASKS, known_tasks, openings
 from support.qwen import tokenizer_for, trl_template
-from support.slime_trainer import arguments
+from support.slime_trainer import arguments, router_of
 from support.trl_mirror import a_trainer
+from support.verifiers_parts import verifiers_parts
 from support.vllm_mirror import LlmEngine, asked_params
 
 from toolroll.agents.text_agent import TextAgent
@@ -41,12 +41,7 @@ from toolroll.rollout.runs.runner import session_id
 from toolroll.rollout.runtime.threads import Threads
 from toolroll.rollout.settings import RolloutArgs
 from toolroll.rollout.types import Action, EnvironmentOptions
-from toolroll.testing import (
-    EmbeddedEngine,
-    PolicyRequest,
-    load_embedded_tokenizer,
-    play_references,
-)
+from toolroll.testing import EmbeddedEngine, PolicyRequest, load_embedded_tokenizer, play_references
 from toolroll.trainers import openrlhf, slime
 from toolroll.trainers.areal import ToolrollWorkflow
 from toolroll.trainers.atropos import ManagedServers
@@ -59,7 +54,6 @@ from toolroll.trainers.verl import ToolrollAgentLoop, agent_loop
 
 EPISODES = known_tasks()[:20]
 MAX_NEW = 256
-_NEEDED = ("verifiers", "anthropic", "docstring_parser", "tomli_w", "renderers", "pydantic_config")
 SETTINGS: dict[str, Any] = {"env": "desk", "parser": "hermes", "verify": "always"}
 
 
@@ -203,11 +197,8 @@ async def world(name: str, folder: Path) -> AsyncIterator[World]:
 
 
 def trainer_args(world: World) -> Any:
-    ip, port = world.engine.url.removeprefix("http://").split(":")
-    return arguments(
-        sglang_router_ip=ip, sglang_router_port=int(port), hf_checkpoint=str(world.folder),
-        toolroll_env=world.env,
-    )  # fmt: skip
+    place = router_of(world.engine)
+    return arguments(**place, hf_checkpoint=str(world.folder), toolroll_env=world.env)
 
 
 def of_samples(episode: Any) -> Played:
@@ -309,39 +300,36 @@ async def with_trl(world: World) -> list[Played]:
 
 
 async def with_verl(world: World) -> list[Played]:
-    async with aiohttp.ClientSession() as http:
-        servers = verl_mirror.Servers(world.engine.url, http)
-        given = verl_mirror.loop_arguments(servers, world.tokenizer)
+    servers = verl_mirror.Servers(world.engine.url)
+    given = verl_mirror.loop_arguments(servers, world.tokenizer)
 
-        async def played(index: int) -> Played:
-            loop = ToolrollAgentLoop(**given, settings=world.settings)
-            params = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "logprobs": True}
-            outputs = await loop.run(
-                params, extra_info={"index": index}, raw_prompt=[], session_id=0
-            )
-            tokens = [
-                Tokens.of(o.prompt_ids, o.response_ids, o.response_mask, o.response_logprobs)
-                for o in outputs
-            ]
-            return Played(tokens, outputs[-1].reward_score)
+    async def played(index: int) -> Played:
+        loop = ToolrollAgentLoop(**given, settings=world.settings)
+        params = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "logprobs": True}
+        outputs = await loop.run(params, extra_info={"index": index}, raw_prompt=[], session_id=0)
+        tokens = [
+            Tokens.of(o.prompt_ids, o.response_ids, o.response_mask, o.response_logprobs)
+            for o in outputs
+        ]
+        return Played(tokens, outputs[-1].reward_score)
 
-        try:
-            return await asyncio.gather(*map(played, world.indices))
-        finally:
-            for player in agent_loop._players.pop():
-                await player.aclose()  # verl's worker keeps it as long as its process
+    try:
+        return await asyncio.gather(*map(played, world.indices))
+    finally:
+        for player in agent_loop._players.pop():
+            await player.aclose()  # verl's worker keeps it as long as its process
 
 
 async def with_tinker(world: World) -> list[Played]:
+    pytest.importorskip("tinker", reason="tinker is not installed")
     settings = EpisodeSettings(**world.settings)
-    async with aiohttp.ClientSession() as http:
-        client = tinker_mirror.SamplingClient(world.engine.url, http)
-        engine = TinkerEngine(client, context_length=8192, vocab_size=len(world.tokenizer))
-        args = settings.rollout_args()
-        model = Model.from_args(args, tokenizer=world.tokenizer, engine=lambda _: engine)
-        player = EpisodePlayer(model, settings)
-        results = await asyncio.gather(*(player.play(index, PARAMS) for index in world.indices))
-        await player.aclose()
+    client = tinker_mirror.SamplingClient(world.engine.url)
+    engine = TinkerEngine(client, context_length=8192, vocab_size=len(world.tokenizer))
+    args = settings.rollout_args()
+    model = Model.from_args(args, tokenizer=world.tokenizer, engine=lambda _: engine)
+    player = EpisodePlayer(model, settings)
+    results = await asyncio.gather(*(player.play(index, PARAMS) for index in world.indices))
+    await player.aclose()
     return [
         Played(list(map(of_datum, to_datums(result, 1.0))), result.reward) for result in results
     ]
@@ -390,28 +378,21 @@ class Executor(openrlhf.AgentExecutor):
 async def with_openrlhf(world: World) -> list[Played]:
     played = []
     executor = Executor()
-    async with aiohttp.ClientSession() as http:
-        for index in world.indices:
-            row = await executor.execute(
-                prompt=str(index), label="", sampling_params=asked_params(), max_length=8192,
-                hf_tokenizer=world.tokenizer, llm_engine=LlmEngine(world.engine.url, http),
-            )  # fmt: skip
-            ids = row["observation_tokens"]
-            mask = [0] * len(ids)
-            for start, stop in row["action_ranges"]:
-                mask[start:stop] = [1] * (stop - start)
-            played.append(Played([Tokens(ids, mask, row["rollout_log_probs"])], row["reward"]))
+    for index in world.indices:
+        row = await executor.execute(
+            prompt=str(index), label="", sampling_params=asked_params(), max_length=8192,
+            hf_tokenizer=world.tokenizer, llm_engine=LlmEngine(world.engine.url),
+        )  # fmt: skip
+        ids = row["observation_tokens"]
+        mask = [0] * len(ids)
+        for start, stop in row["action_ranges"]:
+            mask[start:stop] = [1] * (stop - start)
+        played.append(Played([Tokens(ids, mask, row["rollout_log_probs"])], row["reward"]))
     return played
 
 
 async def with_atropos(world: World) -> list[Played]:
-    server = SimpleNamespace(
-        config=SimpleNamespace(
-            base_url=f"{world.engine.url}/v1", api_key="x", timeout=60, server_type="sglang",
-            model_name="embedded", tokenizer_name="none",
-        ),
-        sem=asyncio.Semaphore(16), eval_sem=asyncio.Semaphore(4), server_healthy=True,
-    )  # fmt: skip
+    server = atropos_server(world.engine.url)
     manager = SimpleNamespace(servers=[server], use_proxy=False, tool_parser="hermes")
     managed_server = ManagedServers(manager).managed_server
 
@@ -434,65 +415,37 @@ async def with_atropos(world: World) -> list[Played]:
     return await asyncio.gather(*map(played, world.indices))
 
 
-_VERIFIERS = """
-import asyncio, json
-
-absent("prime_sandboxes")  # a client of a paid service
-bare("verifiers", "verifiers.v1")
-
-from openai.types.chat import ChatCompletion
-from toolroll.trainers.verifiers import EndpointClient
-from unit.adapters.test_same_episodes import EPISODES, play
-from verifiers.v1 import graph
-from verifiers.v1.clients import TrainClientConfig
-from verifiers.v1.dialects.chat import ChatDialect
-from verifiers.v1.trace import Trace
-from verifiers.v1.types import SamplingConfig
-
-
-async def main(url, path):
-    client, dialect = EndpointClient(TrainClientConfig(base_url=url + "/v1")), ChatDialect()
-    played = []
-    for index in EPISODES:
-        trace = Trace.model_construct(id=f"trace-{index}", nodes=[], calls=[], tools=[])
-
-        async def create(**given):
-            body = {"model": "default", **given}
-            request = dialect.parse_request(body)
-            turn = graph.prepare_turn(trace, request.messages, request.tools)
-            response = await client.get_response(dialect, body, SamplingConfig(), trace.id, turn)
-            turn.commit(response)
-            return ChatCompletion.model_validate(response.raw)
-
-        reward = await play(create, index)
-        rows = [(each.token_ids, each.sampled_mask, each.logprobs) for each in trace.branches]
-        played.append((rows, reward))
-    await client.close()
-    with open(path, "w") as file:
-        json.dump(played, file)
-
-
-"""
-
-
 async def with_verifiers(world: World) -> list[Played]:
-    missing = [name for name in _NEEDED if find_spec(name) is None]
-    if missing:
-        pytest.skip(f"verifiers and its dependencies are not installed (no {missing[0]})")
     args = RolloutArgs(engine=world.engine.url, model=str(world.folder))
     model = Model.from_args(args, tokenizer=world.tokenizer)
-    path = world.folder / "played.json"
-    async with EndpointServer(Endpoint(model, EndpointSettings(port=0))) as server:
-        call = f"asyncio.run(main({server.url!r}, {str(path)!r}))"
-        await asyncio.to_thread(run_apart, _VERIFIERS + call)
+    endpoint = Endpoint(model, EndpointSettings(port=0))
+    with verifiers_parts() as vf:
+        async with EndpointServer(endpoint) as server:
+            dialect = vf.ChatDialect()
+            client = vf.EndpointClient(vf.TrainClientConfig(base_url=f"{server.url}/v1"))
+
+            async def played(index: int) -> Played:
+                trace = vf.new_trace(f"trace-{index}")
+
+                async def create(**given: Any) -> Any:
+                    body = {"model": "default", **given}
+                    request = dialect.parse_request(body)
+                    turn = vf.prepare_turn(trace, request.messages, request.tools)
+                    response = await client.get_response(
+                        dialect, body, vf.SamplingConfig(), trace.id, turn
+                    )
+                    turn.commit(response)
+                    return ChatCompletion.model_validate(response.raw)
+
+                reward = await play(create, index)
+                rows = [(one.token_ids, one.sampled_mask, one.logprobs) for one in trace.branches]
+                tokens = [Tokens(ids, list(map(int, mask)), values) for ids, mask, values in rows]
+                return Played(tokens, reward)
+
+            episodes = [await played(index) for index in world.indices]
+            await client.close()
     await model.aclose()
-    return [
-        Played(
-            [Tokens(ids, list(map(int, mask)), logprobs) for ids, mask, logprobs in rows],
-            reward,
-        )
-        for rows, reward in json.loads(path.read_text())
-    ]
+    return episodes
 
 
 @dataclass(frozen=True)
@@ -527,7 +480,6 @@ async def test_the_same_episodes(
     adapter = ADAPTERS[name]
     miles_mirror.install(monkeypatch)
     verl_mirror.install(monkeypatch)
-    tinker_mirror.install(monkeypatch)
     async with world(history, tmp_path) as playing:
         played = await adapter.run(playing)
         oracle = await expected(playing)

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.forked_episodes import result_of
 from support.framework_engines import (
     GeneratorConfig,
     SkyrlChatTemplate,
@@ -17,10 +18,10 @@ from support.framework_engines import (
     TrajectoryID,
 )
 from support.qwen import tokenizer_for, trl_template
-from support.slime_trainer import plays_the_reference, reference_lines
+from support.slime_trainer import plays_the_reference, reference_line
 
 from toolroll.rollout.errors import UsageError
-from toolroll.rollout.types import InteractionResult, Status, StopReason, Trajectory, Turn
+from toolroll.rollout.types import InteractionResult, Status, Trajectory, Turn
 from toolroll.testing import EmbeddedEngine, PolicyRequest, load_embedded_tokenizer
 from toolroll.trainers.episodes import EpisodeSettings
 from toolroll.trainers.sequences import select_sequences, training_sequences
@@ -186,8 +187,8 @@ async def test_what_cannot_be_done_is_refused() -> None:
 
 def thinks(request: PolicyRequest) -> str:
     """The reference of task 0, each turn with a thought, which Qwen3's template takes out later."""
-    lines, turn = reference_lines(0), request.text.count("<|im_start|>assistant") - 1
-    return "<think>Hm.</think>" + (lines[turn] if turn < len(lines) else "Goodbye.")
+    turn = request.text.count("<|im_start|>assistant") - 1
+    return "<think>Hm.</think>" + reference_line(0, turn)
 
 
 async def forked(**config: Any) -> tuple[dict[str, Any], int]:
@@ -222,7 +223,7 @@ async def test_of_a_fork_the_most_trained_sequence_is_given() -> None:
     assert share == sum(output["loss_masks"][0]) / sampled
 
 
-def result_of(
+def episode_of(
     mask: list[int],
     turns: Sequence[Turn],
     reward: float,
@@ -233,10 +234,8 @@ def result_of(
     trained = np.array(mask, np.int32)
     logprobs = np.where(trained == 1, -1.0, np.nan).astype(np.float32)
     ids = np.arange(len(mask), dtype=np.int32)
-    return InteractionResult.of(
-        [Trajectory(ids, trained, logprobs, tuple(turns), start)], messages=[], prompt="", info={},
-        stop_reason=StopReason.DONE, reward=reward, step_rewards=tuple(step_rewards),
-    )  # fmt: skip
+    whole = Trajectory(ids, trained, logprobs, tuple(turns), start)
+    return result_of(reward, whole, step_rewards=tuple(step_rewards))
 
 
 def rewards_of(
@@ -248,7 +247,7 @@ def rewards_of(
     turns = (Turn(2, 4, "stop", excluded=excluded, reward=given[0]), Turn(5, 7, "stop"))
     turns = (turns[0], replace(turns[1], reward=given[1]))
     mask = [0, 0, *([0, 0] if excluded else [1, 1]), 0, 1, 1]
-    result = result_of(mask, turns, reward, given, start=5 if fork else 2)
+    result = episode_of(mask, turns, reward, given, start=5 if fork else 2)
     (sequence,) = training_sequences(result)
     return token_rewards(sequence, reward)
 
@@ -271,7 +270,7 @@ def test_rewards_that_belong_to_other_tokens_are_at_the_last_one() -> None:
 def test_an_invalid_turn_does_not_move_the_other_rewards() -> None:
     """There are as many steps as turns, but the first turn has no step, and the last has two."""
     rewarded = [Turn(3, 4, "stop", reward=0.2), Turn(4, 5, "stop", reward=0.3)]
-    result = result_of([0, 0, 1, 1, 1], [Turn(2, 3, "stop"), *rewarded], 0.5, (0.2, 0.15, 0.15))
+    result = episode_of([0, 0, 1, 1, 1], [Turn(2, 3, "stop"), *rewarded], 0.5, (0.2, 0.15, 0.15))
     (sequence,) = training_sequences(result)
     assert token_rewards(sequence, 0.5) == [0.0, 0.2, 0.3]
 
@@ -279,6 +278,6 @@ def test_an_invalid_turn_does_not_move_the_other_rewards() -> None:
 def test_an_empty_turn_after_the_trained_tokens_gets_no_reward() -> None:
     """The response ends before it."""
     turns = [Turn(2, 4, "stop", reward=0.25), Turn(6, 6, "length", reward=0.75)]
-    episode = result_of([0, 0, 1, 1, 0, 0, 0], turns, 1.0)
+    episode = episode_of([0, 0, 1, 1, 0, 0, 0], turns, 1.0)
     [sequence] = select_sequences(episode, several=False)
     assert token_rewards(sequence, 1.0) == [0.0, 1.0]

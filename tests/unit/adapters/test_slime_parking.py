@@ -8,11 +8,11 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support import miles_mirror
+from support.forked_episodes import sequence
 from support.slime_mirror import DataSource, flattened, install_hooks, train_data
 from support.slime_trainer import (
     SAMPLING,
@@ -35,7 +35,6 @@ from toolroll.evaluation import worker_pool
 from toolroll.evaluation.worker_pool import WorkerDiedError
 from toolroll.rollout.engine import admission
 from toolroll.rollout.errors import RolloutError
-from toolroll.rollout.types import Trajectory, Turn
 from toolroll.testing import Fault, PolicyRequest, Reply
 from toolroll.trainers import miles
 from toolroll.trainers.parking import masked
@@ -326,17 +325,8 @@ async def test_the_mask_covers_all_sequences_of_a_forked_episode(
 
 def test_a_turn_that_an_earlier_sequence_has_is_not_masked_again() -> None:
     """The second sequence repeats the first one's first turn as context."""
-
-    def sequence(*turns: Turn) -> Trajectory:
-        mask = np.zeros(9, dtype=np.int32)
-        for turn in turns:
-            mask[turn.start : turn.stop] = turn.excluded is None
-        logprobs = np.zeros(9, dtype=np.float32)
-        return Trajectory(np.arange(9, dtype=np.int32), mask, logprobs, turns, 1)
-
-    first = sequence(Turn(1, 3, "stop"), Turn(4, 6, "stop"))
-    context = Turn(1, 3, "stop", excluded="context")
-    second = sequence(context, Turn(4, 7, "stop"), Turn(8, 9, "stop"))
+    first = sequence((1, 3, None), (4, 6, None), length=9)
+    second = sequence((1, 3, "context"), (4, 7, None), (8, 9, None), length=9)
     masks = [trajectory.loss_mask.tolist() for trajectory in masked((first, second), 2, 2)]
     assert masks == [[0] * 9, [0, 0, 0, 0, 0, 0, 1, 0, 1]]
 
@@ -387,10 +377,7 @@ class Unreachable:
 
 @pytest.mark.parametrize("parked", [False, True])
 async def test_an_unreachable_process_may_play_an_episode_again(
-    sample_type: Any,
-    environments: Environments,
-    monkeypatch: pytest.MonkeyPatch,
-    parked: bool,
+    sample_type: Any, environments: Environments, monkeypatch: pytest.MonkeyPatch, parked: bool
 ) -> None:
     monkeypatch.setattr(ray_player, "RayWorker", Unreachable)
     monkeypatch.setattr(Unreachable, "plays", [], raising=False)

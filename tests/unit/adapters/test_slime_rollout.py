@@ -23,7 +23,7 @@ from support.slime_trainer import (
     every_sampled_token_is_as_served,
     forking,
     play,
-    reference_lines,
+    reference_line,
     says,
     serving,
 )
@@ -59,8 +59,7 @@ async def test_a_trainer_s_loop_gets_consistent_samples(sample_type: Any, rollou
         group, position = map(int, request.routing_key.split("/"))
         if position % 2:  # half of each group give up at once
             return "I cannot help you. Goodbye."
-        lines = reference_lines(group % 2)
-        return lines[request.call] if request.call < len(lines) else "Goodbye."
+        return reference_line(group % 2, request.call)
 
     def faults(request: PolicyRequest) -> Fault | None:
         updated = request.routing_key == "0/0" and request.call == 1
@@ -150,8 +149,7 @@ async def test_an_evaluation_plays_each_row_n_times(
     def policy(request: PolicyRequest) -> str:
         if request.routing_key not in sessions:
             sessions.append(request.routing_key)
-        lines = reference_lines(sessions.index(request.routing_key) // 2)
-        return lines[request.call] if request.call < len(lines) else "Goodbye."
+        return reference_line(sessions.index(request.routing_key) // 2, request.call)
 
     async with serving(policy) as (_, args):
         # one after another: sessions come in the order of the rows

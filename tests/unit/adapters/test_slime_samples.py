@@ -4,14 +4,13 @@ against a mirror of them.
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
+from support.forked_episodes import result_of, sequence
 from support.http import router_over
 from support.slime_mirror import train_data
 from support.slime_trainer import (
@@ -187,7 +186,7 @@ async def test_an_aborted_sample_is_played_from_the_beginning(
     sample_type: Any, partial: bool
 ) -> None:
     """slime's fully asynchronous rollout passes an aborted sample again, as `generate` gave it."""
-    async with serving(faults=fault_at({0: Fault(abort_after=3)})) as (_, args):
+    async with serving(faults=ABORTED_FIRST) as (_, args):
         args.partial_rollout, args.toolroll_partial = partial, "restart"
         aborted = await play(args, sample_type(prompt=0, index=3, metadata={"a": 1}))
         assert aborted.status is sample_type.Status.ABORTED and aborted.reward is None
@@ -203,40 +202,32 @@ async def test_an_aborted_sample_is_played_from_the_beginning(
 # --- to_samples -----------------------------------------------------------------------------------
 
 
-def sequence(length: int, prompt: int, reason: str | None = None, source: Any = "") -> Trajectory:
-    mask = np.array([0] * prompt + [1] * (length - prompt), dtype=np.int32)
-    logprobs = np.where(mask == 1, -0.5, np.nan).astype(np.float32)
-    ids = np.arange(length, dtype=np.int32)
-    return Trajectory(ids, mask, logprobs, (), prompt, source or "engine", reason)
-
-
-def episode(*sequences: Trajectory, **fields: Any) -> InteractionResult:
-    return InteractionResult("", 1.0, [], {}, trajectories=sequences, **fields)
+def plain(**more: Any) -> Trajectory:
+    """A prompt of three tokens and a turn of three."""
+    return sequence((3, 6, None), length=6, **more)
 
 
 def test_forks_are_siblings_with_one_rollout_id(sample_type: Any) -> None:
-    result = episode(
-        sequence(6, 3),
-        sequence(9, 5, reason="the template rewrote history"),
-        metrics={"prompt_tokens": 10.0, "cached_tokens": 4.0},
-    )
+    rewritten = sequence((5, 9, None), length=9, fork_reason="the template rewrote history")
+    metrics = {"prompt_tokens": 10.0, "cached_tokens": 4.0}
+    result = result_of(1.0, plain(), rewritten, metrics=metrics)
     sample = sample_type(index=17, group_index=2, prompt="4")
     siblings = to_samples(sample, result)
     names = "rollout_id group_index reward response_length rollout_log_probs"
     assert [list(fields_of(sibling, names).values()) for sibling in siblings] == [
-        [17, 2, 1.0, 3, [-0.5] * 3],
-        [17, 2, 1.0, 4, [-0.5] * 4],
+        [17, 2, 1.0, 3, [-1.0] * 3],
+        [17, 2, 1.0, 4, [-1.0] * 4],
     ]
     assert [sibling.prefix_cache_info.total_prompt_tokens for sibling in siblings] == [10, 0]
     assert to_samples(sample_type(index=17, rollout_id=99), result)[1].rollout_id == 99
-    assert to_samples(sample, episode(sequence(6, 3)))[0].rollout_id is None
+    assert to_samples(sample, result_of(1.0, plain()))[0].rollout_id is None
     with pytest.raises(UsageError, match="neither rollout_id nor index"):
         to_samples(sample_type(), result)
 
 
 def test_what_may_not_be_trained_is_removed(sample_type: Any) -> None:
-    excluded = dataclasses.replace(sequence(6, 3), loss_mask=np.zeros(6, dtype=np.int32))
-    [removed] = to_samples(sample_type(index=0), episode(excluded))
+    excluded = sequence((3, 6, "invalid"), length=6)
+    [removed] = to_samples(sample_type(index=0), result_of(1.0, excluded))
     assert removed.remove_sample and removed.reward == 1.0
     counts = removed.prefix_cache_info
     assert (counts.cached_tokens, counts.total_prompt_tokens) == (0, 0), "without metrics"
@@ -247,11 +238,11 @@ def test_what_may_not_be_trained_is_removed(sample_type: Any) -> None:
     expected = {"tokens": [7, 7], "response_length": 1, "loss_mask": [0], "remove_sample": True}
     assert fields_of(filled, expected) == expected
     with pytest.raises(UsageError, match="transcript"):
-        to_samples(sample_type(index=0), episode(sequence(6, 3, source="transcript")))
+        to_samples(sample_type(index=0), result_of(1.0, plain(source="transcript")))
 
 
 def test_a_reward_key_is_kept(sample_type: Any) -> None:
-    [keyed] = to_samples(sample_type(index=0), episode(sequence(6, 3)), reward_key="score")
+    [keyed] = to_samples(sample_type(index=0), result_of(1.0, plain()), reward_key="score")
     assert keyed.get_reward_value(Namespace(reward_key="score")) == 1.0
 
 

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.episodes import call, judge, serving
+from support.forked_episodes import result_of
 from support.listed_environment import ListedWorld
 from support.published import (
     TOOLS_LAST,
@@ -30,6 +31,7 @@ from support.published import (
 from support.qwen import qwen3_tokenizer, tokenizer_for, trl_template
 from support.results import trajectory as a_trajectory
 from support.slime_mirror import Sample
+from support.slime_trainer import router_of
 from support.tau import MINI, scripted
 
 from toolroll.agents.loop.call_policy import CallPolicy
@@ -41,14 +43,7 @@ from toolroll.agents.trainable_agents import (
 )
 from toolroll.rollout.model.model import Model
 from toolroll.rollout.model.rollout_args import read_args
-from toolroll.rollout.types import (
-    InteractionResult,
-    Status,
-    StepResult,
-    StopReason,
-    Task,
-    Trajectory,
-)
+from toolroll.rollout.types import InteractionResult, Status, StepResult, StopReason, Task
 from toolroll.testing import EmbeddedEngine, Reply
 
 pytestmark = pytest.mark.tokens
@@ -196,25 +191,25 @@ async def test_a02_a_tool_call_that_was_cut_is_not_said_to_the_user(on_length: s
         assert result.messages[3]["content"].startswith("Error: ")
 
 
-def _every_prompt_begins(engine: EmbeddedEngine, sequences: list[list[int]]) -> None:
-    for entry in engine.log:
-        prompt = entry.input_ids.tolist()
-        assert any(sequence[: len(prompt)] == prompt for sequence in sequences)
+def _each_begins_a_sequence(served: list[list[int]], sequences: list[list[int]]) -> None:
+    for ids in served:
+        assert any(sequence[: len(ids)] == ids for sequence in sequences)
 
 
 async def test_a05_what_was_served_is_the_beginning_of_what_is_trained() -> None:
     tokenizer = qwen("qwen3")
     world = ListedWorld(user_texts=["Where is it?", "My order is 17.", "Thanks."])
     result, engine = await episode(tokenizer, world, THOUGHT)
-    assert len(engine.log) == 3
-    _every_prompt_begins(engine, [t.input_ids.tolist() for t in result.trajectories])
+    prompts = [entry.input_ids.tolist() for entry in engine.log]
+    assert len(prompts) == 3
+    _each_begins_a_sequence(prompts, [t.input_ids.tolist() for t in result.trajectories])
     thoughts = iter(THOUGHT)
     raw = [
         message | {"content": next(thoughts)} if message["role"] == "assistant" else message
         for message in map(dict, result.messages)
     ]
     with pytest.raises(AssertionError):
-        _every_prompt_begins(engine, [retold(tokenizer, raw)])
+        _each_begins_a_sequence(prompts, [retold(tokenizer, raw)])
 
 
 @pytest.mark.parametrize("ids", [[49122, 385], [198, 198, 9707], [198, 198, 49122, 385]])
@@ -229,16 +224,11 @@ async def test_a06_the_split_that_was_sampled_is_trained(ids: list[int]) -> None
     judge(result, engine, "s")
     again = tokenizer.encode(tokenizer.decode(ids))
     assert again != ids, "text would give other tokens"
-    _every_answer_stands(engine, [trained])
+    turns = [[*entry.input_ids.tolist(), *entry.output_ids] for entry in engine.log]
+    _each_begins_a_sequence(turns, [trained])
+    retokenised = [*trained[: turn.start], *again, *trained[turn.stop - 1 :]]
     with pytest.raises(AssertionError):
-        retokenised = [*trained[: turn.start], *again, *trained[turn.stop - 1 :]]
-        _every_answer_stands(engine, [retokenised])
-
-
-def _every_answer_stands(engine: EmbeddedEngine, sequences: list[list[int]]) -> None:
-    for entry in engine.log:
-        whole = [*entry.input_ids.tolist(), *entry.output_ids]
-        assert any(sequence[: len(whole)] == whole for sequence in sequences)
+        _each_begins_a_sequence(turns, [retokenised])
 
 
 def hi() -> ListedWorld:
@@ -344,14 +334,8 @@ def res_to_sample(res: InteractionResult, task_index: int) -> Any:
     return sample
 
 
-def _result(*trajectories: Trajectory) -> InteractionResult:
-    return InteractionResult.of(
-        trajectories, prompt="P", reward=1.0, messages=[], info={}, stop_reason=StopReason.DONE
-    )
-
-
 def test_the_result_and_its_sample_are_lists_of_numbers() -> None:
-    result = _result(a_trajectory(500, ((4, 300), (310, 422))))
+    result = result_of(1.0, a_trajectory(500, ((4, 300), (310, 422))))
     sample = res_to_sample(result, 7)
     mask, tokens, logprobs = sample.loss_mask, sample.tokens, result.logprobs
     assert sum(mask) == 408 and len(mask) == len(logprobs or ()) == sample.response_length == 496
@@ -360,16 +344,16 @@ def test_the_result_and_its_sample_are_lists_of_numbers() -> None:
     assert logprobs is not None and logprobs[0] == -0.25 and logprobs[300] == 0.0
     plain = json.loads(json.dumps([mask, tokens, logprobs, sample.metadata], allow_nan=False))
     assert plain == [mask, tokens, logprobs, {}]
-    empty = res_to_sample(_result(), 7)
+    empty = res_to_sample(result_of(1.0), 7)
     assert (empty.tokens, empty.loss_mask, empty.response_length) == ([], [], 0)
 
 
 def test_the_result_has_no_logprobs_if_a_trained_token_has_none() -> None:
     unknown = a_trajectory()
     unknown.logprobs[11] = np.nan
-    assert _result(unknown).logprobs is None
+    assert result_of(1.0, unknown).logprobs is None
     excluded = dataclasses.replace(unknown, loss_mask=np.zeros_like(unknown.loss_mask))
-    assert _result(excluded).logprobs == [-0.25, -0.5, -0.75, 0.0, 0.0, -0.25, -0.5, 0.0]
+    assert result_of(1.0, excluded).logprobs == [-0.25, -0.5, -0.75, 0.0, 0.0, -0.25, -0.5, 0.0]
 
 
 # --- episodes ---------------------------------------------------------------------------------
@@ -423,11 +407,9 @@ async def test_a16_the_default_rollout_args_are_enough(tokenizer: Any) -> None:
     assert agent.rollout_args == defaults
     assert read_args(agent.rollout_args).engine == "http://127.0.0.1:30000"
     async with serving(tokenizer, lambda request: "Goodbye.") as (engine, _):
-        ip, port = engine.url.removeprefix("http://").split(":")
-        where = {"sglang_router_ip": ip, "sglang_router_port": int(port)}
         forms: list[Any] = [dict, Namespace]
         for form in forms:
-            args = form(**where, hf_checkpoint="embedded")
+            args = form(**router_of(engine), hf_checkpoint="embedded")
             agent = agent_factory([], "wiki", config, rollout_args=args)
             world = ListedWorld(tools=())
             result = await agent.asolve(world, agent.rollout_args, agent.sampling_params, 0)
@@ -481,12 +463,8 @@ async def test_a18_no_steps_are_an_episode_of_no_turns(tokenizer: Any) -> None:
 
 
 async def test_a20_what_a_step_said_is_not_wiped_by_the_next(tokenizer: Any) -> None:
-    infos: Any = iter(
-        [
-            {"source": "look", "reward_info": {"r": 1}},
-            {"source": "user", "reward_info": None, "cost": None},
-        ]
-    )
+    looked = {"source": "look", "reward_info": {"r": 1}}
+    infos: Any = iter([looked, {"source": "user", "reward_info": None, "cost": None}])
     answers = lambda action: StepResult([{"role": "user", "content": "x"}], info=next(infos))
     result, _ = await episode(tokenizer, ListedWorld(on_step=answers), ["1", "2"], steps=2)
     assert result.info == {"source": "user", "reward_info": {"r": 1}, "cost": None}

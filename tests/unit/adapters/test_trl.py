@@ -4,32 +4,20 @@ tests/contract/test_trl.py.
 
 from __future__ import annotations
 
-import json
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.desk_episodes import ByTask, known_tasks
 from support.trl_mirror import a_trainer, an_async_config
+from support.trl_toy import weight_server
 
 from toolroll.rollout.errors import EngineError, RolloutError, UsageError
-from toolroll.testing import (
-    EmbeddedEngine,
-    Fault,
-    load_embedded_tokenizer,
-    serve_in_thread,
-)
+from toolroll.testing import EmbeddedEngine, Fault, load_embedded_tokenizer, serve_in_thread
 from toolroll.trainers.episodes import EpisodeSettings
-from toolroll.trainers.trl import (
-    async_rollouts,
-    make_rollout_func,
-    reward,
-    weights_from_disk,
-)
+from toolroll.trainers.trl import async_rollouts, make_rollout_func, reward, weights_from_disk
 
 
 @contextmanager
@@ -113,35 +101,17 @@ def test_weights_are_synced_once_for_each_step() -> None:
 
 @pytest.mark.parametrize("success", [True, False])
 def test_weights_go_through_a_folder(tmp_path: Path, success: bool) -> None:
-    posts: list[Any] = []
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            posts.append((self.path, body))
-            self.send_response(200 if success else 400)
-            self.end_headers()
-            self.wfile.write(json.dumps({"success": success, "message": "no such file"}).encode())
-
-        def log_message(self, format: str, *args: Any) -> None:
-            pass
-
     saved: list[str] = []
     trainer = a_trainer()
     trainer.save_model = saved.append
-    with HTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.handle_request)
-        thread.start()
-        sync = weights_from_disk([f"http://127.0.0.1:{server.server_port}"], tmp_path)
-        if success:
+    status = {} if success else {"/update_weights_from_disk": 400}
+    with weight_server(status, success=success) as (url, requests):
+        sync = weights_from_disk([url], tmp_path)
+        with nullcontext() if success else pytest.raises(EngineError, match="too large"):
             sync(trainer)
-        else:
-            with pytest.raises(EngineError, match="no such file"):
-                sync(trainer)
-        thread.join()
     assert saved == [str(tmp_path)]
     body = {"model_path": str(tmp_path), "weight_version": "0"}
-    assert posts == [("/update_weights_from_disk", body)]
+    assert requests == [("/update_weights_from_disk", body)]
 
 
 def test_a_peft_adapter_is_not_saved_as_a_whole_model(tmp_path: Path) -> None:
@@ -162,10 +132,11 @@ def test_a_peft_adapter_is_not_saved_as_a_whole_model(tmp_path: Path) -> None:
         ({"env": "desk", "agent": "tool-caling"}, "there is no agent named 'tool-caling'"),
         ({"env": "desk", "user": "opnai"}, "there is no user simulator named 'opnai'"),
         ({"env": "desk", "parser": "hermez"}, "EpisodeSettings: parser: .*did you mean 'hermes'"),
+        ({"env": "desk", "max_turn": 3}, "max_turn"),
     ],
 )
 def test_what_does_not_exist_is_refused_before_the_first_episode(
-    settings: dict[str, str], words: str
+    settings: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(UsageError, match=words) as made:
         make_rollout_func(settings, engine="http://127.0.0.1:1")
@@ -175,23 +146,16 @@ def test_what_does_not_exist_is_refused_before_the_first_episode(
     assert "--" not in str(made.value)
 
 
-def test_what_is_wrong_is_refused() -> None:
-    with pytest.raises(UsageError, match="max_turn"):
-        make_rollout_func({"env": "desk", "max_turn": 3}, engine="http://127.0.0.1:1")
-    with (
-        rollouts() as (_, rollout),
-        pytest.raises(UsageError, match="a prompt must be a task's index"),
-    ):
-        rollout(["What is 2 + 2?"], a_trainer())
-
-
-def test_options_that_trl_would_not_follow_are_refused() -> None:
+def test_what_cannot_be_played_is_refused() -> None:
     """With tools, TRL's own loop runs after the episode, and env_mask is not read."""
+    with_tools = a_trainer()
+    with_tools.tools = [print]
     with rollouts() as (engine, rollout):
-        trainer = a_trainer()
-        trainer.tools = [print]
-        with pytest.raises(UsageError, match="drop env_mask"):
-            rollout(["0"], trainer)
-        with pytest.raises(UsageError, match="vllm_structured_outputs_regex has no effect"):
-            rollout(["0"], a_trainer(vllm_structured_outputs_regex="a+"))
+        for prompt, trainer, words in (
+            ("What is 2 + 2?", a_trainer(), "a prompt must be a task's index"),
+            ("0", with_tools, "drop env_mask"),
+            ("0", a_trainer(vllm_structured_outputs_regex="a+"), "structured_outputs_regex has no"),
+        ):
+            with pytest.raises(UsageError, match=words):
+                rollout([prompt], trainer)
         assert not engine.log

@@ -9,24 +9,17 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import numpy as np
 import pytest
 from support import verl_mirror
 from support.desk_episodes import ByTask, known_tasks
-from support.forked_episodes import episode
+from support.forked_episodes import episode, result_of, sequence
 from support.verl_mirror import Servers, TokenOutput, loop_arguments
 
 from toolroll.rollout.errors import CompletionError, RolloutError, UsageError
 from toolroll.rollout.model.model import Model
 from toolroll.rollout.settings import RolloutArgs
-from toolroll.rollout.types import (
-    GenerateRequest,
-    InteractionResult,
-    StopReason,
-    Trajectory,
-    Turn,
-)
+from toolroll.rollout.types import GenerateRequest, InteractionResult, StopReason
 from toolroll.testing import EmbeddedEngine, load_embedded_tokenizer
 from toolroll.trainers.episodes import EpisodePlayer, why_aborted
 from toolroll.trainers.verl import (
@@ -45,11 +38,8 @@ async def playing(
     vllm: bool = False, **servers: Any
 ) -> AsyncIterator[tuple[EmbeddedEngine, Servers, EpisodePlayer]]:
     tokenizer = load_embedded_tokenizer()
-    async with (
-        EmbeddedEngine(tokenizer, ByTask(mistakes=0.0)) as engine,
-        aiohttp.ClientSession() as http,
-    ):
-        manager = Servers(engine.url, http, vllm=vllm, **servers)
+    async with EmbeddedEngine(tokenizer, ByTask(mistakes=0.0)) as engine:
+        manager = Servers(engine.url, vllm=vllm, **servers)
         wrapped = ServerEngine(
             manager,
             backend="vllm" if vllm else "sglang",
@@ -62,8 +52,19 @@ async def playing(
         await player.aclose()
 
 
-async def close_players() -> None:
-    """verl's worker keeps them as long as its process."""
+@pytest.fixture
+async def loop_of(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Any]:
+    """Make an agent loop of a server manager. verl's worker keeps its player as long as its
+    process.
+    """
+    verl_mirror.install(monkeypatch)
+
+    def make(manager: Any, *, settings: Any = None, estimator: str = "grpo", **rollout: Any) -> Any:
+        given = loop_arguments(manager, load_embedded_tokenizer(), **rollout)
+        given["trainer_config"].config.algorithm.adv_estimator = estimator
+        return ToolrollAgentLoop(**given, settings={"env": "desk", **(settings or {})})
+
+    yield make
     for player in agent_loop._players.pop():
         await player.aclose()
 
@@ -108,14 +109,6 @@ async def test_the_response_is_cut_and_a_long_prompt_continues_in_it() -> None:
     assert long["response_logprobs"] == [0.0] * len(moved) + whole["response_logprobs"]
 
 
-def sequence(prompt: int, length: int) -> Trajectory:
-    """A sequence with one turn, which is its response."""
-    mask = np.array([0] * prompt + [1] * (length - prompt), np.int32)
-    logprobs = np.where(mask == 1, -1.0, np.nan).astype(np.float32)
-    ids = np.arange(length, dtype=np.int32)
-    return Trajectory(ids, mask, logprobs, (Turn(prompt, length, "stop"),), prompt)
-
-
 @pytest.mark.parametrize(
     ("limits", "chosen", "trained"),
     [((64, 64), 1, 10), ((16, 64), 1, 10), ((16, 30), 1, 6), ((64, 2), 0, 2), ((4, 20), 0, 3)],
@@ -124,11 +117,8 @@ def test_of_a_fork_the_most_trained_within_the_limits_is_given(
     limits: tuple[int, int], chosen: int, trained: int
 ) -> None:
     """The longer one was chosen, though the limits left less of it."""
-    forks = (sequence(5, 8), sequence(40, 50))
-    result = InteractionResult.of(
-        forks, messages=[], stop_reason=StopReason.DONE, prompt="", info={}, reward=1.0
-    )
-    [row] = to_fields(result, prompt_length=limits[0], response_length=limits[1])
+    forks = (sequence((5, 8, None), length=8), sequence((40, 50, None), length=50))
+    [row] = to_fields(result_of(1.0, *forks), prompt_length=limits[0], response_length=limits[1])
     assert len(row["prompt_ids"]) == min(limits[0], forks[chosen].prompt_length)
     assert sum(row["response_mask"]) == trained
     assert extra(row)["toolroll_left_out_tokens"] == 13 - trained
@@ -149,29 +139,19 @@ def test_a_trainer_that_takes_several_gets_all_of_a_fork() -> None:
     [("grpo", {"session_id": 0}, True), ("grpo", {}, False), ("rloo", {"session_id": 0}, False)],
 )
 async def test_a_list_is_returned_only_where_it_counts_once(
-    estimator: str, row: dict[str, Any], several: bool, monkeypatch: pytest.MonkeyPatch
+    estimator: str, row: dict[str, Any], several: bool, loop_of: Any
 ) -> None:
-    verl_mirror.install(monkeypatch)
     async with playing() as (_, servers, _):
-        given = loop_arguments(servers, load_embedded_tokenizer())
-        given["trainer_config"].config.algorithm.adv_estimator = estimator
-        loop = ToolrollAgentLoop(**given, settings={"env": "desk", "parser": "hermes"})
+        loop = loop_of(servers, estimator=estimator, settings={"parser": "hermes"})
         output = await loop.run(dict(SAMPLING), extra_info={"index": known_tasks()[0]}, **row)
-        await close_players()
     assert isinstance(output, list) is several
 
 
-async def test_an_abort_by_the_engine_is_raised_with_its_stop_reason(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_an_abort_by_the_engine_is_raised_with_its_stop_reason(loop_of: Any) -> None:
     """It has no error, and the message of none was read."""
-    verl_mirror.install(monkeypatch)
-    manager: Any = Says(token_ids=[], log_probs=[], stop_reason="aborted")
-    given = loop_arguments(manager, load_embedded_tokenizer())
-    loop = ToolrollAgentLoop(**given, settings={"env": "desk"})
+    loop = loop_of(Says(token_ids=[], log_probs=[], stop_reason="aborted"))
     with pytest.raises(RolloutError, match="task 0 was aborted: engine_abort"):
         await loop.run({}, extra_info={"index": 0})
-    await close_players()
 
 
 def test_why_an_episode_was_aborted() -> None:
@@ -235,14 +215,9 @@ async def test_the_stop_reason(
 
 
 @pytest.mark.parametrize(("own", "turns"), [({}, 5), ({"max_turns": 7}, 7)])
-async def test_the_limit_of_turns_is_verl_s(own: dict[str, int], turns: int) -> None:
-    manager: Any = Says(token_ids=[9])
-    given = loop_arguments(
-        manager, load_embedded_tokenizer(), multi_turn={"max_assistant_turns": 5}
-    )
-    loop = ToolrollAgentLoop(**given, settings={"env": "desk", **own})
+async def test_the_limit_of_turns_is_verl_s(own: dict[str, int], turns: int, loop_of: Any) -> None:
+    loop = loop_of(Says(token_ids=[9]), multi_turn={"max_assistant_turns": 5}, settings=own)
     assert loop.player.settings.max_turns == turns
-    await close_players()
 
 
 @pytest.mark.parametrize(
@@ -260,12 +235,10 @@ async def test_the_limit_of_turns_is_verl_s(own: dict[str, int], turns: int) -> 
     ],
 )
 async def test_what_is_wrong_is_refused_when_the_loop_is_made(
-    rollout: dict[str, Any], settings: dict[str, Any], words: str
+    rollout: dict[str, Any], settings: dict[str, Any], words: str, loop_of: Any
 ) -> None:
-    manager: Any = Says(token_ids=[9])
-    given = loop_arguments(manager, load_embedded_tokenizer(), **rollout)
     with pytest.raises(UsageError, match=words):
-        ToolrollAgentLoop(**given, settings={"env": "desk", **settings})
+        loop_of(Says(token_ids=[9]), settings=settings, **rollout)
 
 
 ROWS: list[dict[str, Any]] = [
@@ -293,28 +266,17 @@ class Fails(Environment):
 
 
 async def test_a_row_names_its_task_in_extra_info_or_its_metadata(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    loop_of: Any, tmp_path: Path
 ) -> None:
     """What is directly in `extra_info` wins over its metadata, and both over the settings."""
-    verl_mirror.install(monkeypatch)
     (tmp_path / "fails.py").write_text(FAILS)
-    tokenizer = load_embedded_tokenizer()
-    async with EmbeddedEngine(tokenizer, ByTask()) as engine, aiohttp.ClientSession() as http:
-        given = loop_arguments(Servers(engine.url, http), tokenizer)
-        loop = ToolrollAgentLoop(
-            **given, settings={"env": f"{tmp_path}/fails.py:Fails", "reruns": 0}
-        )
+    settings = {"env": f"{tmp_path}/fails.py:Fails", "reruns": 0}
+    async with EmbeddedEngine(load_embedded_tokenizer(), ByTask()) as engine:
+        loop = loop_of(Servers(engine.url), settings=settings)
         outputs = [await loop.run({}, extra_info=row, raw_prompt=[]) for row in ROWS]
-        await close_players()
     assert {output.extra_fields["toolroll_status"] for output in outputs} == {"completed"}
-
-
-async def test_metadata_that_is_not_a_mapping_is_refused() -> None:
-    given = loop_arguments(Servers("http://e", None), load_embedded_tokenizer())  # type: ignore[arg-type]
-    loop = ToolrollAgentLoop(**given, settings={"env": "desk"})
     with pytest.raises(UsageError, match=r"extra_info\.metadata must be a mapping"):
         await loop.run({}, extra_info={"index": 0, "metadata": "{}"})
-    await close_players()
 
 
 async def test_a_turn_of_two_steps_has_both_as_its_version() -> None:
