@@ -11,25 +11,23 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from support.endpoints import Bench, endpoint
 from support.episodes import call
+from support.in_process import nodes_of, sampled, unmasked
 from support.listed_environment import TOOL
 from support.qwen import qwen3_tokenizer
+from support.served import USER, ServedBench, assistant, serve, system
 
-from toolroll.endpoint.in_process import DummyManagedServer, ManagedServer, SequenceNode
+from toolroll.endpoint.in_process import DummyManagedServer, ManagedServer
 from toolroll.rollout.errors import UsageError
 from toolroll.testing import load_embedded_tokenizer
 
-USER: Any = {"role": "user", "content": "Hi"}
 
-
-def api_server(bench: Bench, **config: Any) -> Any:
+def api_server(bench: ServedBench, **config: Any) -> Any:
     """What code reads of Atropos' `SGLangServer` (atroposlib 0.4.0)."""
-    given = {"server_type": "sglang", "model_name": "embedded", "tokenizer_name": "none", **config}
+    names = {"server_type": "sglang", "model_name": "embedded", "tokenizer_name": "none"}
+    address = {"base_url": f"{bench.engine.url}/v1", "api_key": "x", "timeout": 60}
     return SimpleNamespace(
-        config=SimpleNamespace(
-            **{"base_url": f"{bench.engine.url}/v1", "api_key": "x", "timeout": 60, **given}
-        ),
+        config=SimpleNamespace(**{**address, **names, **config}),
         sem=asyncio.Semaphore(2),
         eval_sem=asyncio.Semaphore(1),
         server_healthy=True,
@@ -37,26 +35,23 @@ def api_server(bench: Bench, **config: Any) -> Any:
 
 
 @asynccontextmanager
-async def managed(policy: Any, *args: Any, **more: Any) -> AsyncIterator[tuple[Bench, Any]]:
+async def managed(
+    replies: Any = "Hello.", *args: Any, tokenizer: Any = None
+) -> AsyncIterator[tuple[ServedBench, Any]]:
     """A published server and what judges it."""
-    tokenizer = more.pop("tokenizer", None)
-    async with endpoint(tokenizer or load_embedded_tokenizer(), policy) as bench:
-        m = ManagedServer(api_server(bench), tokenizer, *args, **more)
+    async with serve(replies, tokenizer=tokenizer) as bench:
+        m = ManagedServer(api_server(bench), tokenizer, *args)
         try:
             yield bench, m
         finally:
             await m.aclose()
 
 
-def unmasked(node: SequenceNode) -> list[int]:
-    return [token for token in node.masked_tokens if token != -100]
-
-
 async def collect_trajectories(server: Any, tokenizer: Any = None) -> list[dict[str, Any]]:
     """The body of an Atropos environment: a group, an evaluation, and their tokens."""
     managed = ManagedServer(server=server, tokenizer=tokenizer, track_tree=False)
     completions = await managed.chat_completion(
-        messages=[{"role": "system", "content": "You are terse."}, USER],
+        messages=[system("You are terse."), USER],
         n=4,
         max_tokens=64,
         temperature=1.0,
@@ -81,9 +76,7 @@ async def collect_trajectories(server: Any, tokenizer: Any = None) -> list[dict[
 
 
 async def test_an_environments_body_as_published() -> None:
-    async with endpoint(
-        load_embedded_tokenizer(), lambda request: f"Answer {request.index}."
-    ) as bench:
+    async with serve(lambda request: f"Answer {request.index}.") as bench:
         group = await collect_trajectories(api_server(bench))
         assert [row["score"] for row in group] == [-1.0, 1.0, -1.0, -1.0]
         for row, entry in zip(group, bench.engine.log[:4], strict=True):
@@ -94,17 +87,15 @@ async def test_an_environments_body_as_published() -> None:
 
 
 async def test_split_is_no_unknown_parameter() -> None:
-    async with managed(lambda request: "Hello.") as (bench, m):
+    async with managed() as (bench, m):
         await m.chat_completion(messages=[USER], split="train", skip_reasoning=True)
         await m.completion(prompt="One", max_tokens=2, split="eval")
-        assert all(
-            not {"split", "skip_reasoning"} & set(entry.sampling_params)
-            for entry in bench.engine.log
-        )
+        for entry in bench.engine.log:
+            assert not {"split", "skip_reasoning"} & set(entry.sampling_params)
 
 
 async def test_requests_hold_the_servers_semaphore_of_their_split() -> None:
-    async with managed(lambda request: "Hello.") as (bench, m):
+    async with managed() as (bench, m):
         async with m.server.eval_sem:
             waiting = asyncio.ensure_future(m.chat_completion(messages=[USER], split="eval"))
             await m.chat_completion(messages=[USER], split="train")
@@ -115,61 +106,63 @@ async def test_requests_hold_the_servers_semaphore_of_their_split() -> None:
 
 
 async def test_a_tokenizer_is_found_from_the_model_name() -> None:
-    async with endpoint(load_embedded_tokenizer(), lambda request: "Hello.") as bench:
-        for server in (
-            api_server(bench, model_name="embedded"),
-            api_server(bench, model_name="other", tokenizer_name="embedded"),
-        ):
-            async with ManagedServer(server) as m:
+    async with serve() as bench:
+        other = {"model_name": "other", "tokenizer_name": "embedded"}
+        for config in ({"model_name": "embedded"}, other):
+            async with ManagedServer(api_server(bench, **config)) as m:
                 await m.chat_completion(messages=[USER])
                 [node] = m.get_state()["nodes"]
                 assert unmasked(node) == bench.engine.log[-1].output_ids
                 assert m.tokenizer.decode(node.tokens) == node.full_text
-        for unnamed in (api_server(bench, model_name="default"), bench.engine.url):
-            with pytest.raises(UsageError, match="no tokenizer is named"):
-                ManagedServer(unnamed)
 
 
 async def test_what_serves_no_exact_tokens_is_refused_by_name() -> None:
-    async with endpoint(load_embedded_tokenizer(), lambda request: "Hello.") as bench:
-        with pytest.raises(UsageError, match="of type 'vllm'"):
-            ManagedServer(api_server(bench, server_type="vllm"))
-        with pytest.raises(UsageError, match="not object"):
-            ManagedServer(object(), "embedded")
+    async with serve() as bench:
+        for args, words in (
+            ([api_server(bench, model_name="default")], "no tokenizer is named"),
+            ([bench.engine.url], "no tokenizer is named"),
+            ([api_server(bench, server_type="vllm")], "of type 'vllm'"),
+            ([object(), "embedded"], "not object"),
+        ):
+            with pytest.raises(UsageError, match=words):
+                ManagedServer(*args)
 
 
-async def test_the_content_is_the_whole_text_and_reasoning_stays_in_the_history() -> None:
-    """Atropos' environments look for `</think>` in the content, and read `nodes[0]`."""
-    said = ["<think>\nWhat?\n</think>\n\nHello.", "Bye."]
-    policy = lambda request: said[request.index]
+async def test_the_content_is_the_whole_text() -> None:
+    """Atropos' environments look for `</think>` in the content, and read `nodes[0]`. Reasoning
+    stays in the history.
+    """
+    replies = ["<think>\nWhat?\n</think>\n\nHello.", "Bye."]
+    policy = lambda request: replies[request.index]
     async with managed(policy, tokenizer=qwen3_tokenizer()) as (bench, m):
-        reply = await m.chat_completion(messages=[USER])
-        assert reply.choices[0].message.content == said[0]
-        turn = {"role": "assistant", "content": reply.choices[0].message.content}
-        await m.chat_completion(messages=[USER, turn, USER])
+        content = (await m.chat_completion(messages=[USER])).choices[0].message.content
+        assert content == replies[0]
+        await m.chat_completion(messages=[USER, assistant(content), USER])
         [node] = m.get_state()["nodes"]
-        assert unmasked(node) == [index for it in bench.engine.log for index in it.output_ids]
+        assert unmasked(node) == [index for ids in sampled(bench) for index in ids]
 
 
 async def test_tools_need_a_parser_and_are_never_left_out_silently() -> None:
-    async with managed(lambda request: call(at="x")) as (_, m):
+    reply = call(at="x")
+    async with managed(reply) as (_, m):
         with pytest.raises(UsageError, match="tool_parser"):
             await m.chat_completion(messages=[USER], tools=[TOOL])
-    async with managed(lambda request: call(at="x"), False, "hermes") as (_, m):
-        reply = await m.chat_completion(messages=[USER], tools=[TOOL], tool_choice="auto")
-        [found] = reply.choices[0].message.tool_calls
-        assert found.function.arguments == '{"at": "x"}'
+    async with managed(reply, False, "hermes") as (_, m):
+        answer = await m.chat_completion(messages=[USER], tools=[TOOL], tool_choice="auto")
+        [tool_call] = answer.choices[0].message.tool_calls
+        assert tool_call.function.arguments == '{"at": "x"}'
 
 
 @pytest.mark.parametrize("tree", [False, True])
 async def test_a_dummy_has_the_published_shape_and_trains_nothing(tree: bool) -> None:
-    async with endpoint(load_embedded_tokenizer(), lambda request: "Hello.") as bench:
+    async with serve() as bench:
         m = DummyManagedServer(bench.client(None), load_embedded_tokenizer(), tree, model="m")
         await m.chat_completion(messages=[USER], n=2, split="eval")
         state = m.get_state()
         assert set(state) == ({"sequences", "tree"} if tree else {"nodes"})
-        nodes = list(state["tree"].values()) if tree else state["nodes"]
-        assert [unmasked(node) for node in nodes] == [[], []]  # two equal answers, both kept
+        nodes = nodes_of(state)
+        masked = [[token for token in node.masked_tokens if token != -100] for node in nodes]
+        assert masked == [[], []]  # two equal answers, both kept
         assert all(node.metadata["dummy_tokens"] and node.tokens for node in nodes)
         kinds = {(node.metadata["trainable"], node.metadata["source"]) for node in nodes}
         assert kinds == {(False, "transcript")}

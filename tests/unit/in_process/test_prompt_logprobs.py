@@ -2,56 +2,47 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from support.endpoints import endpoint
+from support.served import USER, ServedBench, assistant, serve
 
 from toolroll.endpoint.in_process import ManagedServer
 from toolroll.rollout.errors import ContextOverflowError, EngineError, UsageError
-from toolroll.testing import Fault, load_embedded_tokenizer, reference_logprob
-
-USER: Any = {"role": "user", "content": "Hi"}
+from toolroll.testing import Fault, reference_logprob
 
 
-async def test_the_logprobs_are_those_of_the_prompts_own_tokens() -> None:
-    tokenizer = load_embedded_tokenizer()
-    async with (
-        endpoint(tokenizer, lambda request: "Hello.") as bench,
-        ManagedServer(bench.engine.url, tokenizer) as m,
-    ):
+@asynccontextmanager
+async def managed(**options: Any) -> AsyncIterator[tuple[ServedBench, ManagedServer]]:
+    async with serve(**options) as bench, ManagedServer(bench.engine.url, "embedded") as m:
+        yield bench, m
+
+
+async def test_the_logprobs_are_those_of_the_prompts_own_tokens(tokenizer: Any) -> None:
+    closed = [USER, assistant("Hello.")]
+    as_text = tokenizer.apply_chat_template(closed, tokenize=False, add_generation_prompt=False)
+    async with managed() as (bench, m):
         await m.chat_completion(messages=[USER])
         [node] = m.get_state()["nodes"]
-        asked: list[tuple[dict[str, Any], list[int]]] = [
+        prompts: list[tuple[dict[str, Any], list[int]]] = [
             ({"prompt": "One two three."}, tokenizer.encode("One two three.")),
             ({"messages": [USER]}, bench.engine.log[0].input_ids.tolist()),
+            ({"messages": closed}, tokenizer.encode(as_text, add_special_tokens=False)),
             ({"input_ids": node.tokens}, node.tokens),
         ]
-        for given, ids in asked:
-            found = await m.get_logprobs(**given, top_k=3, split="eval", max_tokens=1)
-            assert found["prompt_tokens"] == ids
-            assert (found["prompt_topk_token_ids"][0], found["prompt_topk_logprobs"][0]) == ([], [])
-            places = zip(
-                found["prompt_topk_token_ids"][1:], found["prompt_topk_logprobs"][1:], strict=True
-            )
-            for at, (likeliest, logprobs) in enumerate(places, 1):
-                assert likeliest[0] == ids[at]  # the prompt's own token comes first
+        for prompt, ids in prompts:
+            scored = await m.get_logprobs(**prompt, top_k=3, split="eval", max_tokens=1)
+            assert scored["prompt_tokens"] == ids
+            tops = zip(scored["prompt_topk_token_ids"], scored["prompt_topk_logprobs"], strict=True)
+            assert next(tops) == ([], [])
+            for place, (likeliest, logprobs) in enumerate(tops, 1):
+                assert likeliest[0] == ids[place]  # the prompt's own token comes first
                 assert len(likeliest) == len(set(likeliest)) == 3
-                expected = [reference_logprob(ids[:at], index) for index in likeliest]
+                expected = [reference_logprob(ids[:place], index) for index in likeliest]
                 assert logprobs == pytest.approx(expected)
         assert m.get_state()["nodes"] == [node]  # scoring a text trains nothing
-
-
-async def test_a_closed_turn_of_the_assistant_is_scored_as_the_template_writes_it() -> None:
-    tokenizer = load_embedded_tokenizer()
-    async with (
-        endpoint(tokenizer, lambda request: "Hello.") as bench,
-        ManagedServer(bench.engine.url, tokenizer) as m,
-    ):
-        messages = [USER, {"role": "assistant", "content": "Hello."}]
-        found = await m.get_logprobs(messages=messages)
-        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=False)
-        assert found["prompt_tokens"] == tokenizer.encode(text, add_special_tokens=False)
 
 
 def without(name: str) -> Any:
@@ -82,32 +73,22 @@ def no_value(answer: dict[str, Any]) -> dict[str, Any]:
     ],
 )
 async def test_missing_logprobs_are_an_error_and_never_padded(garble: Any, words: str) -> None:
-    async with (
-        endpoint(
-            load_embedded_tokenizer(),
-            lambda request: "",
-            faults=lambda request: Fault(garble=garble),
-        ) as bench,
-        ManagedServer(bench.engine.url, "embedded") as m,
-    ):
+    async with managed(faults=lambda request: Fault(garble=garble)) as (_, m):
         with pytest.raises(EngineError, match=words):
             await m.get_logprobs(prompt="One two three.")
 
 
 async def test_what_cannot_be_scored_is_not_sent() -> None:
-    async with (
-        endpoint(load_embedded_tokenizer(), lambda request: "", context_length=64) as bench,
-        ManagedServer(bench.engine.url, "embedded") as m,
-    ):
-        refused: list[tuple[dict[str, Any], type[Exception]]] = [
-            ({}, UsageError),
-            ({"prompt": "x", "input_ids": [1]}, UsageError),
-            ({"input_ids": []}, UsageError),
-            ({"input_ids": [10**6]}, UsageError),
-            ({"prompt": "x", "top_k": 0}, UsageError),
-            ({"input_ids": [5] * 64}, ContextOverflowError),
-        ]
-        for given, kind in refused:
+    refused: list[tuple[dict[str, Any], type[Exception]]] = [
+        ({}, UsageError),
+        ({"prompt": "x", "input_ids": [1]}, UsageError),
+        ({"input_ids": []}, UsageError),
+        ({"input_ids": [10**6]}, UsageError),
+        ({"prompt": "x", "top_k": 0}, UsageError),
+        ({"input_ids": [5] * 64}, ContextOverflowError),
+    ]
+    async with managed(context_length=64) as (bench, m):
+        for prompt, kind in refused:
             with pytest.raises(kind):
-                await m.get_logprobs(**given)
+                await m.get_logprobs(**prompt)
         assert bench.engine.log == []

@@ -1,4 +1,4 @@
-"""Who may ask the endpoint, and what a hostile request gets: a refusal with its reason, never a
+"""Who may use the endpoint, and what a hostile request gets: a refusal with its reason, never a
 500.
 """
 
@@ -9,147 +9,241 @@ import gzip
 import json
 import tracemalloc
 import zlib
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.endpoints import Bench, endpoint
+from openai import AuthenticationError
 from support.loop_clock import skip_until
 from support.memory import peak
+from support.served import CHAT, JSON, TEXT, USER, ServedBench, in_session, serve
 from yarl import URL
 
 from toolroll.endpoint import EndpointSettings
 from toolroll.endpoint.errors import ApiError
+from toolroll.endpoint.http.access import session_key
 from toolroll.endpoint.requests import received
 from toolroll.endpoint.requests.received import decode
-from toolroll.testing import Fault, Reply, fault_at
+from toolroll.rollout.errors import UsageError
+from toolroll.rollout.runs.episode_file import read_episodes
 
-USER: Any = {"role": "user", "content": "Hi"}
 BODY = b'{"messages": [{"role": "user", "content": "Hi"}]}'
-CHAT = "/sessions/s/v1/chat/completions"
+PATH = in_session(CHAT)
 KEY = "a-secret-key"
-JSON = {"Content-Type": "application/json"}
+KEYED = {"settings": {"api_key": KEY}}
+
+
+def bearer(key: str, **headers: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {key}", **headers}
 
 
 async def send(
-    bench: Bench, data: bytes = BODY, *, path: str = CHAT, method: str = "POST", **headers: str
+    bench: ServedBench,
+    data: bytes = BODY,
+    headers: Mapping[str, str] = JSON,
+    *,
+    path: str = PATH,
+    method: str = "POST",
 ) -> tuple[int, str | None]:
-    """The status and the error's code of one request; `Content_Type` stands for `Content-Type`."""
-    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    """Return the status and the code of the error."""
+    url = URL(bench.url + path, encoded=True)
+    skipped = ["Content-Type"]  # the client's own
     async with bench.http.request(
-        method, URL(bench.url + path, encoded=True), data=data, headers=named
+        method, url, data=data, headers=headers, skip_auto_headers=skipped
     ) as response:
-        answer = await response.json()
-        return response.status, answer.get("error", {}).get("code")
+        answer = await response.text()
+        error = json.loads(answer).get("error", {}) if answer.startswith("{") else {}
+        return response.status, error.get("code")
+
+
+# --- keys -----------------------------------------------------------------------------------------
+
+
+def test_another_address_than_loopback_needs_a_key() -> None:
+    for host in ("0.0.0.0", "192.168.0.1", "::"):
+        with pytest.raises(UsageError, match="api_key"):
+            EndpointSettings(host=host)
+        EndpointSettings(host=host, api_key=KEY)
+    with pytest.raises(UsageError):
+        EndpointSettings(api_key="short")
+
+
+async def test_a_key_opens_everything_a_sessions_key_its_session() -> None:
+    own, other = session_key(KEY, "s"), session_key(KEY, "other")
+    async with serve(**KEYED) as bench:
+        for key in ("unused", KEY + "x", KEY[:-1], other):
+            with pytest.raises(AuthenticationError) as caught:
+                await bench.client("s", api_key=key).models.list()
+            assert caught.value.code == "invalid_api_key"
+        body = {"session_id": "s"}
+        assert (await bench.send("/sessions", body, **bearer(KEY)))["api_key"] == own
+        asked, named = {"messages": [USER]}, {"messages": [USER], "session_id": "other"}
+        rewards, header = {"reward": 1}, {"x-session-id": "s"}
+        for path, body, headers, expected in (
+            (PATH, asked, bearer(own), 200),
+            (PATH, asked, bearer(KEY), 200),
+            ("/sessions/s/reward", rewards, bearer(own), 200),
+            ("/sessions/other/reward", rewards, bearer(own), 401),
+            ("/sessions", {"session_id": "other"}, bearer(own), 401),
+            (CHAT, named, bearer(own), 401),
+            (PATH, named, bearer(own), 400),
+            (CHAT, named, bearer(own, **header), 400),
+        ):
+            assert (await bench.post(path, body, **headers))[0] == expected, (path, body)
+        assert (await bench.get("/health"))["status"] == "ok"
+        assert len(bench.engine.log) == 2
+
+
+WHOLE_SERVER = (("GET", "/sessions"), ("GET", "/metrics"))
+EXPORT = ("POST", "/sessions/s/export")
+
+
+async def test_the_routes_of_the_whole_server_need_its_key(tmp_path: Path) -> None:
+    """A session's key exports that session."""
+    own, other = (bearer(session_key(KEY, name)) for name in ("s", "other"))
+    async with serve(**KEYED, out=tmp_path) as bench:
+        for name in ("s", "other", "t"):
+            await bench.send(in_session(CHAT, name), {"messages": [USER]}, **bearer(KEY))
+        for method, path in (*WHOLE_SERVER, EXPORT):
+            for headers in ({}, bearer("wrong"), other):
+                status, _ = await send(bench, b"", headers, method=method, path=path)
+                assert status == 401, (path, headers)
+        for method, path in WHOLE_SERVER:
+            named = {**other, "x-session-id": "other"}  # it opens no others
+            assert (await send(bench, b"", named, method=method, path=path))[0] == 401
+            assert (await send(bench, b"", bearer(KEY), method=method, path=path))[0] == 200
+        assert list(read_episodes(tmp_path)) == []
+        for headers, path in ((own, EXPORT[1]), (bearer(KEY), "/sessions/t/export")):
+            assert (await send(bench, b"", headers, path=path))[0] == 200
+    assert [episode.task_id for episode in read_episodes(tmp_path)] == ["s", "t"]
 
 
 # --- a web page -----------------------------------------------------------------------------------
 
-
-@pytest.mark.parametrize(
-    "origin",
-    [
-        "https://evil.example",
-        "http://127.0.0.1.evil.example",
-        "null",
-        "http://127.0.0.1:1",
-        "https://127.0.0.1:{port}",
-    ],
+ROUTES = (
+    *WHOLE_SERVER,
+    EXPORT,
+    ("POST", "/sessions"),
+    ("POST", "/sessions/s/reward"),
+    ("POST", PATH),
+    ("DELETE", "/sessions/s"),
+    ("OPTIONS", PATH),
+    ("GET", "/health"),
+    ("GET", "/v1/models"),
+    ("GET", "/sessions/s/trace"),
+    ("GET", "/sessions/s/trajectories"),
 )
-async def test_without_a_key_a_foreign_page_changes_nothing(tokenizer: Any, origin: str) -> None:
-    async with endpoint(tokenizer, lambda request: "Hello.") as bench:
-        origin = origin.replace("{port}", str(URL(bench.url).port))
-        for path in ("/sessions", "/sessions/s/reward", CHAT):
-            assert await send(bench, path=path, Origin=origin, **JSON) == (403, "forbidden_origin")  # type: ignore[arg-type]
-        assert await send(bench, path="/sessions/s", method="DELETE", Origin=origin) == (
-            403,
-            "forbidden_origin",
-        )
-        assert await send(bench, path=CHAT, method="OPTIONS", Origin=origin) == (
-            403,
-            "forbidden_origin",
-        )
-        assert len(bench.endpoint.sessions) == 0
-        assert bench.engine.log == []
+ORIGINS = (
+    "https://evil.example",
+    "http://127.0.0.1.evil.example",
+    "null",
+    "http://127.0.0.1:1",
+    "https://127.0.0.1:{port}",
+)
+REBOUND = (
+    "evil.example",
+    "evil.example:8400",
+    "127.0.0.1.evil.example",
+    "127.0.0.1@evil.example",
+    "[",
+    "",
+)
 
 
-async def test_its_own_page_and_a_program_may_ask(tokenizer: Any) -> None:
-    async with endpoint(tokenizer, lambda request: "Hello.") as bench:
+async def test_without_a_key_a_foreign_page_gets_nothing(tmp_path: Path) -> None:
+    async with serve(out=tmp_path) as bench:
+        await bench.ask(USER)
+        before = await bench.get("/sessions")
+        origins = [origin.format(port=URL(bench.url).port) for origin in ORIGINS]
+        pages = [
+            *(({"Origin": origin}, "forbidden_origin") for origin in origins),
+            *(({"Host": host}, "forbidden_host") for host in REBOUND),
+            *(({"Host": host, "Origin": f"http://{host}"}, "forbidden_host") for host in REBOUND),
+        ]
+        for page, code in pages:
+            for method, path in ROUTES:
+                answer = await send(bench, headers={**JSON, **page}, method=method, path=path)
+                assert answer == (403, code), (page, path)
+        assert await bench.get("/sessions") == before
+        assert len(bench.engine.log) == 1
+        assert list(read_episodes(tmp_path)) == []
+
+
+async def test_its_own_page_and_a_program_may_ask() -> None:
+    async with serve() as bench:
         port = URL(bench.url).port
-        assert await send(bench, Origin=bench.url, **JSON) == (200, None)  # type: ignore[arg-type]
-        assert await send(bench, **JSON) == (200, None)  # type: ignore[arg-type]
-        for host in (
-            f"localhost:{port}",
-            "LOCALHOST",
-            f"127.0.0.1:{port}",
-            f"[::1]:{port}",
-            "[::1]",
-        ):
-            assert await send(bench, Host=host, **JSON) == (200, None)  # type: ignore[arg-type]
+        hosts = (f"localhost:{port}", "LOCALHOST", f"127.0.0.1:{port}", f"[::1]:{port}", "[::1]")
+        for headers in ({}, {"Origin": bench.url}, *({"Host": host} for host in hosts)):
+            assert await send(bench, headers={**JSON, **headers}) == (200, None)
 
 
-@pytest.mark.parametrize(
-    "host",
-    [
-        "evil.example",
-        "evil.example:8400",
-        "127.0.0.1.evil.example",
-        "127.0.0.1@evil.example",
-        "[",
-        "",
-    ],
-)
-async def test_a_rebound_name_reads_nothing(tokenizer: Any, host: str) -> None:
-    async with endpoint(tokenizer, lambda request: "Hello.") as bench:
-        await send(bench, **JSON)  # type: ignore[arg-type]
-        for path in ("/health", "/v1/models", "/sessions/s/trace", "/sessions/s/trajectories"):
-            assert await send(bench, b"", path=path, method="GET", Host=host) == (
-                403,
-                "forbidden_host",
-            )
-        assert await send(bench, Host=host, Origin=f"http://{host}", **JSON) == (  # type: ignore[arg-type]
-            403,
-            "forbidden_host",
-        )
-
-
-async def test_with_a_key_neither_the_host_nor_the_origin_counts(tokenizer: Any) -> None:
-    async with endpoint(tokenizer, lambda request: "Hello.", settings={"api_key": KEY}) as bench:
+async def test_with_a_key_neither_the_host_nor_the_origin_counts() -> None:
+    async with serve(**KEYED) as bench:
         page = {"Host": "gpu-7:8400", "Origin": "https://my.app", **JSON}
-        assert await send(bench, **page, Authorization=f"Bearer {KEY}") == (200, None)  # type: ignore[arg-type]
-        assert await send(bench, **page) == (401, "invalid_api_key")  # type: ignore[arg-type]
+        assert await send(bench, headers={**page, **bearer(KEY)}) == (200, None)
+        assert await send(bench, headers=page) == (401, "invalid_api_key")
+
+
+async def test_a_body_is_json_by_its_header() -> None:
+    async with serve() as bench:
+        for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data", ""):
+            headers = {"Content-Type": kind} if kind else {}
+            for path in ("/sessions", PATH, TEXT, "/tokenize"):
+                refused = (415, "unsupported_media_type")
+                assert await send(bench, headers=headers, path=path) == refused
+        assert len(bench.endpoint.sessions) == 0
+        headers = {"Content-Type": "application/json; charset=utf-8"}
+        assert await send(bench, headers=headers) == (200, None)
+        assert await send(bench, b"", {}, path="/sessions") == (201, None)  # no body, no type
 
 
 @pytest.mark.parametrize(
-    "kind",
-    ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x", None],
+    "bad",
+    ["..", "a/b", "a%2Fb", "%2e%2e", "a b", "a\u00e9", "-a", "a" * 129, "a\r\nx-evil: 1", "{}"],
 )
-async def test_a_body_is_json_by_its_header(tokenizer: Any, kind: str | None) -> None:
-    async with endpoint(tokenizer, lambda request: "Hello.") as bench:
-        headers = {"Content-Type": kind} if kind else {}
-        for path in ("/sessions", CHAT, "/v1/completions", "/tokenize"):
-            async with bench.http.post(
-                bench.url + path, data=BODY, headers=headers, skip_auto_headers=["Content-Type"]
-            ) as response:
-                assert (response.status, (await response.json())["error"]["code"]) == (
-                    415,
-                    "unsupported_media_type",
-                )
+async def test_an_id_is_checked_before_it_is_used(bad: str) -> None:
+    async with serve() as bench:
+        refusal = await bench.refusal(CHAT, {"messages": [USER], "session_id": bad})
+        assert refusal[:2] == (400, "invalid_session_id")
+        if "." not in bad and "%2e" not in bad:  # an HTTP client resolves those itself
+            url = URL(bench.url + in_session(CHAT, bad.strip()))
+            async with bench.http.post(url, json={"messages": [USER]}) as response:
+                assert response.status in (400, 404, 405)
+        assert bench.engine.log == []
         assert len(bench.endpoint.sessions) == 0
-        assert await send(bench, **{"Content-Type": "application/json; charset=utf-8"}) == (  # type: ignore[arg-type]
-            200,
-            None,
-        )
-        async with bench.http.post(f"{bench.url}/sessions") as response:
-            assert response.status == 201  # no body, no type
 
 
 # --- hostile bytes --------------------------------------------------------------------------------
 
+HOST = b" HTTP/1.1\nHost: 127.0.0.1"
+WITH_KEY = {
+    b"GET /v1/models" + HOST + b"\nAuthorization: Bearer \xff": b"401",
+    b"GET /v1/models" + HOST + b"\nAuthorization: \xff\xfe": b"401",
+    b"GET /v1/models" + HOST + b"\nx-session-id: \xff": b"400",
+    b"GET /sessions/%ff/trace" + HOST: b"400",
+    b"GET /sessions/%ed%a0%80/trace" + HOST: b"400",
+    b"GET /sessions/\xff/trace" + HOST: b"400",
+}
+WITHOUT_KEY = (
+    b"POST /sessions/s/chat/completions\xff" + HOST + b"\nContent-Length: 0",
+    b"POST /\xff/chat/completions" + HOST + b"\nContent-Length: 0",
+    b"GET /%ff/chat/completions" + HOST,
+    b"GET /health HTTP/1.1\nHost: \xff",
+    b"GET /health" + HOST + b"\nOrigin: \xff",
+    b"GET /health HTTP/1.0",
+    b"GET /v1/models/\xff" + HOST,
+    b"POST /sessions" + HOST + b"\nContent-Type: a/\xff\nContent-Length: 2",
+    b"POST /sessions"
+    + HOST
+    + b"\nContent-Type: application/json\nContent-Encoding: \xff\nContent-Length: 2",
+)
 
-async def raw(bench: Bench, head: bytes, body: bytes = b"") -> bytes:
-    """The status line's number of what the endpoint answers to these bytes."""
+
+async def raw(bench: ServedBench, head: bytes, body: bytes = b"") -> bytes:
+    """Return the number in the status line of the answer to these bytes."""
     reader, writer = await asyncio.open_connection("127.0.0.1", URL(bench.url).port)
     writer.write(head.replace(b"\n", b"\r\n") + b"\r\n\r\n" + body)
     line = await reader.readline()
@@ -157,75 +251,32 @@ async def raw(bench: Bench, head: bytes, body: bytes = b"") -> bytes:
     return line.split(b" ")[1] if line else b"closed"
 
 
-@pytest.mark.parametrize(
-    ("head", "status"),
-    [
-        (b"GET /v1/models HTTP/1.1\nHost: 127.0.0.1\nAuthorization: Bearer \xff", b"401"),
-        (b"GET /v1/models HTTP/1.1\nHost: 127.0.0.1\nAuthorization: \xff\xfe", b"401"),
-        (b"GET /v1/models HTTP/1.1\nHost: 127.0.0.1\nx-session-id: \xff", b"400"),
-        (b"GET /sessions/%ff/trace HTTP/1.1\nHost: 127.0.0.1", b"400"),
-        (b"GET /sessions/%ed%a0%80/trace HTTP/1.1\nHost: 127.0.0.1", b"400"),
-        (b"GET /sessions/\xff/trace HTTP/1.1\nHost: 127.0.0.1", b"400"),
-    ],
+async def test_no_header_and_no_path_is_an_internal_error() -> None:
+    async with serve(**KEYED) as bench:
+        assert {head: await raw(bench, head) for head in WITH_KEY} == WITH_KEY
+    async with serve() as bench:
+        for head in WITHOUT_KEY:
+            assert (await raw(bench, head, b"{}"))[:1] == b"4", head
+
+
+ENCODED = (
+    ("gzip", BODY, 400, "invalid_body"),
+    ("gzip", gzip.compress(BODY)[:-9], 400, "invalid_body"),
+    ("gzip", gzip.compress(BODY) + b"more", 400, "invalid_body"),
+    ("deflate", b"\xff" * 20, 400, "invalid_body"),
+    ("gzip", gzip.compress(b"no JSON"), 400, "invalid_json"),
+    ("zip", BODY, 415, "unsupported_media_type"),
+    ("gzip", gzip.compress(BODY), 200, None),
+    ("deflate", zlib.compress(BODY), 200, None),
+    ("identity", BODY, 200, None),
 )
-async def test_no_header_and_no_path_is_an_internal_error(
-    tokenizer: Any, head: bytes, status: bytes
-) -> None:
-    async with endpoint(tokenizer, lambda request: "Hello.", settings={"api_key": KEY}) as bench:
-        assert await raw(bench, head) == status
 
 
-@pytest.mark.parametrize(
-    "head",
-    [
-        b"POST /sessions/s/chat/completions\xff HTTP/1.1\nHost: 127.0.0.1\nContent-Length: 0",
-        b"POST /\xff/chat/completions HTTP/1.1\nHost: 127.0.0.1\nContent-Length: 0",
-        b"GET /%ff/chat/completions HTTP/1.1\nHost: 127.0.0.1",
-        b"GET /health HTTP/1.1\nHost: \xff",
-        b"GET /health HTTP/1.1\nHost: 127.0.0.1\nOrigin: \xff",
-        b"GET /health HTTP/1.0",
-        b"GET /v1/models/\xff HTTP/1.1\nHost: 127.0.0.1",
-        b"POST /sessions HTTP/1.1\nHost: 127.0.0.1\nContent-Type: a/\xff\nContent-Length: 2",
-        b"POST /sessions HTTP/1.1\nHost: 127.0.0.1\nContent-Type: "
-        b"application/json\nContent-Encoding: \xff\nContent-Length: 2",
-    ],
-)
-async def test_without_a_key_neither(tokenizer: Any, head: bytes) -> None:
-    async with endpoint(tokenizer, lambda request: "Hello.") as bench:
-        status = await raw(bench, head, b"{}")
-        assert status[:1] == b"4", status
-
-
-@pytest.mark.parametrize(
-    ("encoding", "data", "status", "code"),
-    [
-        ("gzip", BODY, 400, "invalid_body"),
-        ("gzip", gzip.compress(BODY)[:-9], 400, "invalid_body"),
-        ("gzip", gzip.compress(BODY) + b"more", 400, "invalid_body"),
-        ("deflate", b"\xff" * 20, 400, "invalid_body"),
-        ("gzip", gzip.compress(b"no JSON"), 400, "invalid_json"),
-        ("zip", BODY, 415, "unsupported_media_type"),
-        ("gzip", gzip.compress(BODY), 200, None),
-        ("deflate", zlib.compress(BODY), 200, None),
-        ("identity", BODY, 200, None),
-    ],
-    ids=[
-        "not gzip",
-        "cut gzip",
-        "gzip and more",
-        "not deflate",
-        "gzip without JSON",
-        "unknown",
-        "gzip",
-        "deflate",
-        "identity",
-    ],  # the data holds the time: each worker would name its tests otherwise
-)
-async def test_a_body_is_what_its_encoding_says(
-    tokenizer: Any, encoding: str, data: bytes, status: int, code: str | None
-) -> None:
-    async with endpoint(tokenizer, lambda request: "Hello.") as bench:
-        assert await send(bench, data, Content_Encoding=encoding, **JSON) == (status, code)
+async def test_a_body_is_what_its_encoding_says() -> None:
+    async with serve() as bench:
+        for encoding, data, *expected in ENCODED:
+            answer = await send(bench, data, {**JSON, "Content-Encoding": encoding})
+            assert [*answer] == expected, (encoding, data)
 
 
 def test_no_more_is_decompressed_than_the_limit() -> None:
@@ -308,9 +359,9 @@ def test_looking_for_long_texts_takes_no_memory(unit: str) -> None:
     ],
     ids=["nothing", "half a header", "half a body", "half a chunk"],
 )
-async def test_what_is_half_sent_is_closed(tokenizer: Any, part: bytes) -> None:
+async def test_what_is_half_sent_is_closed(part: bytes) -> None:
     has_head = b"\r\n\r\n" in part
-    async with endpoint(tokenizer, lambda request: "Hello.") as bench:
+    async with serve() as bench:
         found = []
         for _ in range(60):
             found.append(await asyncio.open_connection("127.0.0.1", URL(bench.url).port))
@@ -329,73 +380,3 @@ async def test_what_is_half_sent_is_closed(tokenizer: Any, part: bytes) -> None:
             assert answers == [b""] * len(found)
         for _, writer in found:
             writer.close()
-
-
-# --- retries --------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "numbers", [range(1, 11), range(10, 0, -1), [3] * 10, [7, 2, 2, 9, 1, 7, 3, 8, 1, 5]]
-)
-async def test_racing_retries_of_one_request_are_one_answer(tokenizer: Any, numbers: Any) -> None:
-    gate = asyncio.Event()
-    async with endpoint(
-        tokenizer, lambda request: Reply(f"Reply {request.index}.", hold=gate, hold_after=1)
-    ) as bench:
-        asking = [
-            asyncio.create_task(
-                bench.post(CHAT, {"messages": [USER]}, **{"x-stainless-retry-count": str(number)})
-            )
-            for number in numbers
-        ]
-        await bench.engine.until(lambda engine: engine.held >= 1)
-        while sum(work.waiting for work in bench.endpoint.sessions.find("s").pending.all()) < len(
-            asking
-        ):
-            await asyncio.sleep(0)
-        gate.set()
-        answers = await asyncio.gather(*asking)
-        late = await bench.post(CHAT, {"messages": [USER]}, **{"x-stainless-retry-count": "1"})
-        assert len({answer["id"] for _, answer in [*answers, late]}) == 1
-        assert len(bench.engine.log) == 1
-        [trajectory] = await bench.trajectories()
-        assert len(trajectory["turns"]) == 1
-
-
-async def test_a_retry_after_an_error_does_not_take_the_answer_of_an_equal_request(
-    tokenizer: Any,
-) -> None:
-    """Samples of one prompt in one session have equal bodies: one answer had two receivers."""
-    faults = fault_at({0: Fault(abort_after=1)})
-    async with endpoint(
-        tokenizer, lambda request: f"Reply {request.index}.", faults=faults
-    ) as bench:
-        body = {"messages": [USER]}
-        status, _ = await bench.post(CHAT, body)
-        assert status == 503
-        _, equal = await bench.post(CHAT, body)
-        _, again = await bench.post(CHAT, body, **{"x-stainless-retry-count": "1"})
-        assert equal["id"] != again["id"]
-        _, lost = await bench.post(CHAT, body, **{"x-stainless-retry-count": "1"})
-        assert lost["id"] in (equal["id"], again["id"]), "only one retry follows the error"
-        assert len(await bench.trajectories(refused=1)) == 2
-
-
-async def test_a_retry_after_a_refusal_does_not_take_the_answer_of_an_equal_request(
-    tokenizer: Any,
-) -> None:
-    gate = asyncio.Event()
-    async with endpoint(
-        tokenizer,
-        lambda request: Reply(f"Reply {request.index}.", hold=gate, hold_after=1),
-        settings={"max_in_flight": 1},
-    ) as bench:
-        body = {"messages": [USER]}
-        asking = asyncio.create_task(bench.post(CHAT, body))
-        await bench.engine.until(lambda engine: engine.held == 1)
-        status, _ = await bench.post(CHAT, body)
-        assert status == 429
-        gate.set()
-        _, equal = await asking
-        _, again = await bench.post(CHAT, body, **{"x-stainless-retry-count": "1"})
-        assert equal["id"] != again["id"]

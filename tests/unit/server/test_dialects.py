@@ -11,10 +11,11 @@ import pytest
 from support import anthropic_wire, responses_wire
 from support.anthropic_wire import events_of
 from support.client_scenario import one_episode, saying
+from support.dialect_bodies import DIALECTS, PATHS
 from support.episodes import call
 from support.listed_environment import TOOL
 from support.qwen import tokenizer_for, trl_template
-from support.served import CHAT, USER, in_session, serve
+from support.served import USER, in_session, serve
 from support.wires import WIRES, ask, continued
 
 from toolroll.endpoint.conversation.conversation_tree import EDITED
@@ -23,6 +24,12 @@ from toolroll.parsers.types import ParsedReply
 from toolroll.testing import Reply
 
 EACH = pytest.mark.parametrize("name", WIRES)
+EVERY = pytest.mark.parametrize("name", DIALECTS)
+BODIES: dict[str, dict[str, Any]] = {
+    "chat": {"messages": [USER]},
+    "messages": anthropic_wire.HELLO,
+    "responses": responses_wire.HELLO,
+}
 Parts = list[dict[str, Any]]
 
 # --- whole episodes, judged by the engine's log ---------------------------------------------------
@@ -226,21 +233,20 @@ async def test_thinking_is_the_templates_switch(name: str) -> None:
 # --- streams --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("path", "body", "piece", "end"),
-    [
-        (in_session(CHAT), {"messages": [USER]}, b"One", b"data: [DONE]"),
-        (anthropic_wire.PATH, anthropic_wire.HELLO, b"text_delta", b"message_stop"),
-        (responses_wire.PATH, responses_wire.HELLO, b"output_text.delta", b"response.completed"),
-    ],
-    ids=["chat", "messages", "responses"],
-)
-async def test_a_piece_is_sent_before_the_rest_is_sampled(
-    path: str, body: Any, piece: bytes, end: bytes
-) -> None:
+PIECES = {
+    "chat": (b"One", b"data: [DONE]"),
+    "messages": (b"text_delta", b"message_stop"),
+    "responses": (b"output_text.delta", b"response.completed"),
+}
+
+
+@EVERY
+async def test_a_piece_is_sent_before_the_rest_is_sampled(name: str) -> None:
+    piece, end = PIECES[name]
     release = asyncio.Event()
     async with serve(Reply("One two three four five.", hold=release, hold_after=8)) as bench:
-        async with bench.http.post(bench.url + path, json={**body, "stream": True}) as response:
+        url, body = bench.url + in_session(PATHS[name]), {**BODIES[name], "stream": True}
+        async with bench.http.post(url, json=body) as response:
             received = b""
             while piece not in received:
                 received += await response.content.readany()
@@ -257,20 +263,22 @@ class Contradictory(HermesParser):
         return ParsedReply("Something else.")
 
 
-@EACH
+@EVERY
 async def test_a_failure_in_a_stream_is_an_event_in_its_form(name: str) -> None:
-    wire = WIRES[name]
     async with serve("One two three.") as bench:
         bench.served.parser = Contradictory()
-        events = await events_of(bench, wire.PATH, wire.HELLO)
+        body = {**BODIES[name], "stream": True}
+        async with bench.http.post(bench.url + in_session(PATHS[name]), json=body) as response:
+            text = await response.text()
+        lines = [line.removeprefix("data: ") for line in text.split("\n") if "data: " in line]
+        events = [json.loads(line) for line in lines if line != "[DONE]"]
         last = events[-1]
         if name == "messages":
             assert (last["type"], last["error"]["type"]) == ("error", "api_error")
-            error = last["error"]
-        else:
+        if name == "responses":
             assert [event["sequence_number"] for event in events] == list(range(len(events)))
             assert last["type"] == "response.failed"
-            error = last["response"]["error"]
+        error = last["response"]["error"] if name == "responses" else last["error"]
         assert error["code"] == "stream_mismatch"
         assert await bench.trajectories(refused=1) == []
 
@@ -329,25 +337,26 @@ async def test_a_stream_and_a_plain_answer_are_the_same(name: str) -> None:
 CUT = '<tool_call>{"name": "look", "arguments": {"at": "x", "b'
 
 
-@pytest.mark.parametrize("name", ["chat", *WIRES])
+LIMITS = {"chat": "max_tokens", "messages": "max_tokens", "responses": "max_output_tokens"}
+
+
+@EVERY
 async def test_a_cut_call_means_the_same_in_every_dialect(tokenizer: Any, name: str) -> None:
     limit = len(tokenizer.encode(CUT, add_special_tokens=False))
+    tools = [TOOL if name == "chat" else WIRES[name].LOOK]
+    body = {**BODIES[name], "tools": tools, LIMITS[name]: limit}
     async with serve(CUT + '": 1}}</tool_call>') as bench:
+        answer = await bench.send(in_session(PATHS[name]), body)
         if name == "chat":
-            [choice] = (await bench.ask(USER, tools=[TOOL], max_tokens=limit))["choices"]
+            [choice] = answer["choices"]
             [tool_call] = choice["message"]["tool_calls"]
-            reason, arguments = choice["finish_reason"], tool_call["function"]["arguments"]
-            assert reason == "length"
+            ended = choice["finish_reason"], tool_call["function"]["arguments"]
         elif name == "messages":
-            wire = anthropic_wire
-            message = await ask(bench, {**wire.HELLO, "tools": [wire.LOOK], "max_tokens": limit})
-            [block] = message["content"]
-            reason, arguments = message["stop_reason"], block["input"]["_unparsed_arguments"]
-            assert reason == "max_tokens"
+            [block] = answer["content"]
+            ended = answer["stop_reason"], block["input"]["_unparsed_arguments"]
         else:
-            body = {**responses_wire.HELLO, "tools": [responses_wire.LOOK]}
-            response = await ask(bench, {**body, "max_output_tokens": limit})
-            [item] = response["output"]
-            reason, arguments = response["incomplete_details"]["reason"], item["arguments"]
-            assert reason == "max_output_tokens"
+            [item] = answer["output"]
+            ended = answer["incomplete_details"]["reason"], item["arguments"]
+        reason, arguments = ended
+        assert reason == ("length" if name == "chat" else LIMITS[name])
         assert arguments in CUT and '"at": "x"' in arguments

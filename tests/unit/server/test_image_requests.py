@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from hashlib import sha256
 from pathlib import Path
 from threading import get_ident
@@ -12,8 +11,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.endpoints import Bench, endpoint
+from support import anthropic_wire, responses_wire
 from support.episodes import call
+from support.listed_environment import TOOL
+from support.served import (
+    CHAT,
+    MESSAGES,
+    RESPONSES,
+    ServedBench,
+    in_session,
+    serve,
+    tool_results,
+)
 from support.vision import (
     ExpandedEngine,
     data_url,
@@ -23,59 +32,13 @@ from support.vision import (
     shown,
     vision_tokenizer,
 )
+from support.wires import ask, continued
 
 from toolroll.rollout.template.images import ImageTokens
 
 pytestmark = pytest.mark.tokens
 
-LOOK = {"name": "look", "description": "Look.", "parameters": {"type": "object", "properties": {}}}
 DIGESTS = [sha256(picture(seed)).hexdigest() for seed in (1, 2)]
-
-
-def looks(request: Any) -> str:
-    """A policy that calls a tool in each first reply of a session."""
-    return call("look") if request.call == 0 else "Done."
-
-
-@asynccontextmanager
-async def bench(
-    *, out: Path | None = None, images: bool = True, **options: Any
-) -> AsyncIterator[Bench]:
-    tokenizer = vision_tokenizer()
-    options |= {"images": image_tokens(tokenizer) if images else None, "client": ExpandedEngine}
-    async with endpoint(tokenizer, looks, out=out, **options) as opened:
-        yield opened
-
-
-async def chat(opened: Bench) -> None:
-    """A user's image, then a tool's, with the OpenAI SDK."""
-    client = opened.client()
-    tools: Any = [{"type": "function", "function": LOOK}]
-    messages: list[Any] = [{"role": "user", "content": shown("Read it.", 1)}]
-    first = (
-        await client.chat.completions.create(model="m", messages=messages, tools=tools)
-    ).choices
-    reply = first[0].message
-    assert reply.tool_calls
-    messages += [reply.model_dump(exclude_none=True), {
-        "role": "tool", "tool_call_id": reply.tool_calls[0].id, "content": shown("Here.", 2),
-    }]  # fmt: skip
-    await client.chat.completions.create(model="m", messages=messages, tools=tools)
-
-
-async def responses(opened: Bench) -> None:
-    client = opened.client()
-    tools: Any = [{"type": "function", "strict": False, **LOOK}]
-    image = {"type": "input_image", "detail": "auto", "image_url": data_url(picture(1))}
-    parts = [image, {"type": "input_text", "text": "Read it."}]
-    items: list[Any] = [{"role": "user", "content": parts}]
-    first = await client.responses.create(model="m", input=items, tools=tools)
-    [made] = first.output
-    output = [{"type": "input_image", "detail": "auto", "image_url": data_url(picture(2))}]
-    items = [{"type": "function_call_output", "call_id": made.call_id, "output": output}]  # type: ignore[union-attr]
-    await client.responses.create(
-        model="m", input=items, tools=tools, previous_response_id=first.id
-    )
 
 
 def block(seed: int) -> dict[str, Any]:
@@ -84,37 +47,72 @@ def block(seed: int) -> dict[str, Any]:
     return {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": data}}
 
 
-async def messages(opened: Bench) -> None:
-    anthropic = pytest.importorskip("anthropic")
-    async with anthropic.AsyncAnthropic(base_url=f"{opened.url}/sessions/s", api_key="x") as client:
-        tools: Any = [{"name": "look", "input_schema": {"type": "object", "properties": {}}}]
-        talk: list[Any] = [
-            {"role": "user", "content": [block(1), {"type": "text", "text": "Read it."}]}
-        ]
-        options: dict[str, Any] = {"model": "m", "max_tokens": 64, "tools": tools}
-        first = await client.messages.create(messages=talk, **options)
-        use: Any = first.content[-1]
-        result = {"type": "tool_result", "tool_use_id": use.id, "content": [block(2)]}
-        talk += [
-            {"role": "assistant", "content": [each.model_dump() for each in first.content]},
-            {"role": "user", "content": [result]},
-        ]
-        await client.messages.create(messages=talk, **options)
+def item(seed: int) -> dict[str, Any]:
+    """An image of OpenAI's Responses."""
+    return {"type": "input_image", "detail": "auto", "image_url": data_url(picture(seed))}
 
 
-@pytest.mark.parametrize("client", [chat, responses, messages])
-async def test_a_client_sends_images(client: Any) -> None:
-    async with bench(settings={"max_text": 1024}) as opened:  # an image is longer
-        await client(opened)
-        [trajectory] = await opened.trajectories()
-        engine: Any = opened.served.engine
+def asking(content: Any) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": content}]
+
+
+READ = {"text": "Read it."}
+BODIES: dict[str, dict[str, Any]] = {
+    CHAT: {"messages": asking(shown("Read it.", 1)), "tools": [TOOL]},
+    MESSAGES: {
+        **anthropic_wire.HELLO,
+        "messages": asking([block(1), {"type": "text", **READ}]),
+        "tools": [anthropic_wire.LOOK],
+    },
+    RESPONSES: {
+        "input": asking([item(1), {"type": "input_text", **READ}]),
+        "tools": [responses_wire.LOOK],
+    },
+}
+"""The first request in each dialect, with an image."""
+
+
+def serve_images(
+    *, images: bool = True, **options: Any
+) -> AbstractAsyncContextManager[ServedBench]:
+    """An endpoint whose model calls a tool in the first reply of a session."""
+    looks = lambda request: "Done." if request.call else call(at="x")
+    tokenizer = vision_tokenizer()
+    counted = image_tokens(tokenizer) if images else None
+    return serve(looks, tokenizer=tokenizer, images=counted, client=ExpandedEngine, **options)
+
+
+async def play(bench: ServedBench, path: str = CHAT) -> None:
+    """A user's image, then a tool's."""
+    body = BODIES[path]
+    if path == CHAT:
+        [message] = body["messages"]
+        reply = await bench.chat(message)
+        results: Any = tool_results(reply, shown("Here.", 2))  # type: ignore[arg-type]
+        await bench.chat(message, reply, *results)
+        return
+    answer = await ask(bench, body)
+    later = continued(body, answer)
+    if path == MESSAGES:
+        later["messages"][-1]["content"][0]["content"] = [block(2)]
+    else:
+        output = {**later["input"][-1], "output": [item(2)]}
+        later = {**body, "input": [output], "previous_response_id": answer["id"]}
+    await ask(bench, later)
+
+
+@pytest.mark.parametrize("path", BODIES)
+async def test_a_client_sends_images(path: str) -> None:
+    async with serve_images(settings={"max_text": 1024}) as bench:  # an image is longer
+        await play(bench, path)
+        trajectory = await bench.one_trajectory(turns=2)
+        engine: Any = bench.served.engine
         assert [len(request.images) for request in engine.requests] == [1, 2]
-    assert [each["sha256"] for each in trajectory["media"]] == DIGESTS
+    media = trajectory["media"]
+    assert [each["sha256"] for each in media] == DIGESTS
     placeholder = image_tokens(vision_tokenizer()).placeholder
     places = np.flatnonzero(np.array(trajectory["input_ids"]) == placeholder).tolist()
-    assert places == [
-        each["position"] + offset for each in trajectory["media"] for offset in range(each["count"])
-    ]
+    assert places == [each["position"] + n for each in media for n in range(each["count"])]
 
 
 async def test_images_are_read_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,90 +124,74 @@ async def test_images_are_read_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> N
         return read(self, url)
 
     monkeypatch.setattr(ImageTokens, "read", watched)
-    async with bench() as opened:
-        await chat(opened)
+    async with serve_images() as bench:
+        await play(bench)
     assert threads and get_ident() not in threads
 
 
 async def test_a_changed_image_forks() -> None:
-    async with bench() as opened:
-        client = opened.client()
+    async with serve_images() as bench:
         for seed in (1, 2):  # of one size, so that only the image differs
-            content = [image_part(seed, width=56, height=56)]
-            talk: Any = [{"role": "user", "content": content}]
-            reply = await client.chat.completions.create(model="m", messages=talk)
-            talk += [{"role": "assistant", "content": reply.choices[0].message.content or ""}]
-        one, two = await opened.trajectories()
-    assert one["input_ids"][: one["prompt_length"]] == two["input_ids"][: two["prompt_length"]]
-    assert one["media"] != two["media"]
+            [message] = asking([image_part(seed, width=56, height=56)])
+            await bench.chat(message)
+        first, second = await bench.trajectories()
+    size = first["prompt_length"]
+    assert first["input_ids"][:size] == second["input_ids"][: second["prompt_length"]]
+    assert first["media"] != second["media"]
 
 
 async def test_a_killed_session_has_its_images_once(tmp_path: Path) -> None:
     out, killed = tmp_path / "out", tmp_path / "killed"
-    async with bench(out=out) as opened:
-        await chat(opened)
-        before = await opened.trajectories()
+    async with serve_images(out=out) as bench:
+        await play(bench)
+        before = await bench.trajectories()
         shutil.copytree(out, killed)
+    urls = [data_url(picture(seed)) for seed in (1, 2)]
     journal = b"".join(path.read_bytes() for path in killed.glob("*.jsonl"))
-    assert [journal.count(data_url(picture(seed)).encode()) for seed in (1, 2)] == [1, 1]
-    async with bench(out=killed) as again:
-        found = (await again.get("/sessions/s/trajectories"))["trajectories"]
-        assert found == before
-        live = again.endpoint.sessions.find("s")
-        images = live.session.path_images(live.session.node(live.session.nodes - 1))
-        assert [image.url for image in images] == [data_url(picture(seed)) for seed in (1, 2)]
+    assert [journal.count(url.encode()) for url in urls] == [1, 1]
+    async with serve_images(out=killed) as again:
+        assert (await again.get("/sessions/s/trajectories"))["trajectories"] == before
+        session = again.endpoint.sessions.find("s").session
+        images = session.path_images(session.node(session.nodes - 1))
+        assert [image.url for image in images] == urls
 
 
 async def test_what_the_engine_read_decides() -> None:
-    async with bench() as opened:
-        engine: Any = opened.served.engine
+    async with serve_images() as bench:
+        engine: Any = bench.served.engine
         engine.other_prompt = "the engine read 3 tokens"
-        await chat(opened)
-        [trajectory] = (await opened.get("/sessions/s/trajectories"))["trajectories"]
+        await play(bench)
+        [trajectory] = (await bench.get("/sessions/s/trajectories"))["trajectories"]
     assert {turn["excluded"] for turn in trajectory["turns"]} == {"verification: images: engine"}
 
 
-REFUSED: dict[str, tuple[Any, str]] = {
-    "another URL": ("https://a.b/c.png", "must be a data URL"),
-    "truncated": (data_url(picture(1)[:-400]), "cannot be read"),
-    "another type": (data_url(picture(1), "image/jpeg"), "cannot be read"),
-    "no text": (7, "must be a data URL"),
-}
-
-
-@pytest.mark.parametrize(("url", "problem"), REFUSED.values(), ids=REFUSED)
-async def test_an_image_that_cannot_be_read_is_a_400(url: Any, problem: str) -> None:
-    async with bench() as opened:
-        content = [{"type": "image_url", "image_url": {"url": url}}]
-        body = {"model": "m", "messages": [{"role": "user", "content": content}]}
-        status, answer = await opened.post("/sessions/s/v1/chat/completions", body)
-    assert status == 400 and problem in answer["error"]["message"]
-
-
-async def test_ten_thousand_images_are_a_400() -> None:
-    async with bench() as opened:
-        content = [image_part(1, width=28, height=28)] * 10_000
-        body = {"model": "m", "messages": [{"role": "user", "content": content}]}
-        status, answer = await opened.post("/sessions/s/v1/chat/completions", body)
-    assert status in (400, 413), answer
+async def test_an_image_that_cannot_be_read_is_a_400() -> None:
+    async with serve_images() as bench:
+        for url, problem in (
+            ("https://a.b/c.png", "must be a data URL"),
+            (7, "must be a data URL"),
+            (data_url(picture(1)[:-400]), "cannot be read"),
+            (data_url(picture(1), "image/jpeg"), "cannot be read"),
+        ):
+            content = [{"type": "image_url", "image_url": {"url": url}}]
+            status, answer = await bench.post(in_session(CHAT), {"messages": asking(content)})
+            assert status == 400 and problem in answer["error"]["message"]
+        many = [image_part(1, width=28, height=28)] * 10_000
+        assert (await bench.refusal(in_session(CHAT), {"messages": asking(many)}))[0] in (400, 413)
 
 
 async def test_a_text_model_refuses_each_dialect() -> None:
-    async with bench(images=False) as opened:
-        for client in (chat, responses, messages):
-            with pytest.raises(Exception, match="400"):
-                await client(opened)
+    async with serve_images(images=False) as bench:
+        for path, body in BODIES.items():
+            assert (await bench.post(in_session(path), body))[0] == 400
 
 
 async def test_tokens_are_counted_with_images() -> None:
-    async with bench() as opened:
-        talk = [{"role": "user", "content": shown("Read it.", 1)}]
-        _, answer = await opened.post("/tokenize", {"model": "m", "messages": talk})
-        _, counted = await opened.post(
-            "/v1/messages/count_tokens",
-            {"model": "m", "messages": [{"role": "user", "content": [block(1)]}]},
-        )
-        image = image_tokens(vision_tokenizer()).read(data_url(picture(1)))
-        placeholder = image_tokens(vision_tokenizer()).placeholder
-    assert answer["tokens"].count(placeholder) == image.count
-    assert counted["input_tokens"] > image.count
+    async with serve_images() as bench:
+        answer = await bench.send("/tokenize", {"messages": BODIES[CHAT]["messages"]})
+        body = {"model": "m", "messages": asking([block(1)])}
+        counted = await bench.send(f"{MESSAGES}/count_tokens", body)
+        images = image_tokens(vision_tokenizer())
+        count = images.read(data_url(picture(1))).count
+    assert answer["tokens"].count(images.placeholder) == count
+    assert counted["input_tokens"] > count

@@ -10,7 +10,7 @@ from typing import Any
 
 import orjson
 import pytest
-from support.endpoints import Bench, endpoint
+from support.served import CHAT, JSON, TEXT, USER, ServedBench, in_session, numbered, serve, user
 
 from toolroll.endpoint.answers import result
 from toolroll.endpoint.conversation.conversation_tree import ConversationTree
@@ -21,28 +21,26 @@ from toolroll.endpoint.sessions.pending import request_key
 from toolroll.parsers.formats.hermes import HermesParser
 from toolroll.rollout.template.encode import Encoder
 from toolroll.rollout.template.render import Renderer
-from toolroll.testing import Fault
 
 LONG = "word " * 25_000
-CHAT = "/sessions/s/v1/chat/completions"
-JSON = {"Content-Type": "application/json"}
-USER: Any = {"role": "user", "content": LONG}
-ON_THE_LOOP: Any = threading.main_thread()
+PATH = in_session(CHAT)
+ON_THE_LOOP = threading.main_thread()
+Calls = list[tuple[str, bool]]
 
 
 @pytest.fixture
-def places(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Any]]:
-    """Which calls ran, and in which thread."""
-    seen: list[tuple[str, Any]] = []
+def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
+    """The calls of what may take long, and whether each ran on the event loop."""
+    seen: Calls = []
 
-    def watched(owner: Any, name: str) -> None:
-        real: Callable[..., Any] = getattr(owner, name)
+    def watch(owner: Any, name: str) -> None:
+        method = getattr(owner, name)
 
-        def call(*args: Any, **kwargs: Any) -> Any:
-            seen.append((name, threading.current_thread()))
-            return real(*args, **kwargs)
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            seen.append((name, threading.current_thread() is ON_THE_LOOP))
+            return method(*args, **kwargs)
 
-        monkeypatch.setattr(owner, name, call)
+        monkeypatch.setattr(owner, name, watched)
 
     for owner, name in (
         (received, "decode"),
@@ -51,237 +49,156 @@ def places(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Any]]:
         (Encoder, "encode"),
         (ConversationTree, "plan"),
         (HermesParser, "parse"),
-    ):
-        watched(owner, name)
-    return seen
-
-
-async def post(bench: Bench, path: str, body: Any, *, compressed: bool = False) -> tuple[int, Any]:
-    data = orjson.dumps(body)
-    headers = {**JSON, "Content-Encoding": "gzip"} if compressed else JSON
-    async with bench.http.post(
-        bench.url + path, data=gzip.compress(data) if compressed else data, headers=headers
-    ) as response:
-        return response.status, await response.json()
-
-
-@pytest.mark.parametrize("compressed", [False, True])
-@pytest.mark.parametrize(
-    ("path", "body"),
-    [
-        (CHAT, {"messages": [USER]}),
-        (CHAT, {"messages": [{"role": "user", "content": "Hi"}] * 5000}),
-        ("/v1/completions", {"prompt": LONG}),
-        ("/tokenize", {"prompt": LONG}),
-        ("/tokenize", {"messages": [USER]}),
-    ],
-)
-async def test_nothing_of_a_large_request_runs_on_the_loop(
-    tokenizer: Any, places: list[tuple[str, Any]], path: str, body: Any, compressed: bool
-) -> None:
-    async with endpoint(
-        tokenizer, lambda request: "Hello.", context_length=500_000, settings={"verify": "off"}
-    ) as bench:
-        # what is asked once
-        assert (await bench.post(CHAT, {"messages": [{"role": "user", "content": "Hi"}]}))[0] == 200
-        places.clear()
-        status, answer = await post(bench, path, body, compressed=compressed)
-        assert status == 200, answer
-        assert {name for name, _ in places} >= {"decode", "encode"} | (
-            {"_decompressed"} if compressed else set()
-        )
-        assert [name for name, thread in places if thread is ON_THE_LOOP] == []
-
-
-async def test_a_long_reply_is_read_in_a_thread_too(
-    tokenizer: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen: list[Any] = []
-    parse = HermesParser.parse
-
-    def watched(self: Any, text: str, **given: Any) -> Any:
-        seen.append(threading.current_thread())
-        return parse(self, text, **given)
-
-    monkeypatch.setattr(HermesParser, "parse", watched)
-    said = {"short": "Hello.", "long": "1 " * 30_000}
-    async with endpoint(
-        tokenizer, lambda request: said[request.routing_key], context_length=500_000
-    ) as bench:
-        for name in said:
-            body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 100_000}
-            status, answer = await bench.post(f"/sessions/{name}/v1/chat/completions", body)
-            assert (status, answer["choices"][0]["message"]["content"]) == (200, said[name].strip())
-        assert [thread is ON_THE_LOOP for thread in seen] == [True, False]
-
-
-async def test_a_small_body_that_decompresses_to_a_large_one_too(
-    tokenizer: Any, places: list[tuple[str, Any]]
-) -> None:
-    async with endpoint(
-        tokenizer, lambda request: "Hello.", settings={"max_body": 10_000_000}
-    ) as bench:
-        places.clear()
-        bomb = {"messages": [{"role": "user", "content": "a"}], "user": " " * 20_000_000}
-        status, answer = await post(bench, CHAT, bomb, compressed=True)
-        assert (status, answer["error"]["code"]) == (413, "body_too_large")
-        assert places and all(thread is not ON_THE_LOOP for _, thread in places)
-
-
-async def test_small_requests_are_answered_while_a_large_one_is_planned(
-    tokenizer: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    begun, go_on = threading.Event(), threading.Event()
-    plan = ConversationTree.plan
-
-    def slow(self: Any, messages: Any, *rest: Any) -> Any:
-        if len(messages[0]["content"]) > 100_000:
-            begun.set()
-            assert go_on.wait(60)
-        return plan(self, messages, *rest)
-
-    monkeypatch.setattr(ConversationTree, "plan", slow)
-    async with endpoint(
-        tokenizer, lambda request: f"Reply {request.index}.", context_length=500_000
-    ) as bench:
-        large = asyncio.create_task(bench.post(CHAT, {"messages": [USER]}))
-        await asyncio.to_thread(begun.wait)
-        talk = [{"role": "user", "content": "Hi"}]
-        for _ in range(3):
-            status, answer = await bench.post(CHAT, {"messages": talk})
-            assert status == 200
-            talk = [*talk, answer["choices"][0]["message"], {"role": "user", "content": "Go on"}]
-        go_on.set()
-        assert (await large)[0] == 200
-        trajectories = await bench.trajectories()
-        assert sorted(len(found["turns"]) for found in trajectories) == [1, 3]
-
-
-async def test_a_session_deleted_while_its_request_is_read_answers_nothing(
-    tokenizer: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    begun, go_on = threading.Event(), threading.Event()
-
-    def slow(kind: str, body: Any) -> bytes:
-        begun.set()
-        assert go_on.wait(60)
-        return request_key(kind, body)
-
-    monkeypatch.setattr("toolroll.endpoint.endpoint.request_key", slow)
-    async with endpoint(tokenizer, lambda request: "Hello.", context_length=500_000) as bench:
-        assert (await bench.post("/sessions", {"session_id": "s"}))[0] == 201
-        large = asyncio.create_task(bench.post(CHAT, {"messages": [USER]}))
-        await asyncio.to_thread(begun.wait)
-        async with bench.http.delete(f"{bench.url}/sessions/s") as response:
-            assert response.status == 200
-        go_on.set()
-        status, answer = await large
-        assert (status, answer["error"]["code"]) == (409, "request_aborted")
-        assert bench.engine.log == []
-
-
-@pytest.mark.parametrize(
-    ("body", "param"),
-    [
-        ({"messages": [{"role": "user", "content": "x" * 5000}]}, "messages[0].content"),
-        (
-            {
-                "messages": [
-                    {"role": "user", "content": [{"type": "text", "text": "\u00e9" * 2100}]}
-                ]
-            },
-            "messages[0].content[0].text",
-        ),
-        (
-            {
-                "messages": [{"role": "user", "content": "x"}],
-                "tools": [{"function": {"n" * 5000: 1}}],
-            },
-            "tools[0].function." + "n" * 182,
-        ),
-    ],
-)
-async def test_one_text_that_is_too_long_is_named(tokenizer: Any, body: Any, param: str) -> None:
-    async with endpoint(tokenizer, lambda request: "Hello.", settings={"max_text": 4096}) as bench:
-        status, answer = await bench.post(CHAT, body)
-        assert (status, answer["error"]["code"], answer["error"]["param"]) == (
-            413,
-            "text_too_large",
-            param,
-        )
-        many = {"messages": [{"role": "user", "content": "x" * 4096}] * 3}
-        assert (await bench.post(CHAT, many))[0] == 200
-
-
-async def test_a_request_that_fails_is_not_kept(tokenizer: Any) -> None:
-    """Its error would hold its whole conversation for the grace time, and no retry joins it."""
-    async with endpoint(
-        tokenizer, lambda request: "Hello.", faults=lambda request: Fault(status=400, body=b"{}")
-    ) as bench:
-        await bench.post("/sessions", {"session_id": "s"})
-        short = {"messages": [{"role": "user", "content": "Hi"}]}
-        assert (await bench.post(CHAT, short))[0] == 400
-        assert bench.endpoint.sessions.find("s").pending.all() == []
-
-
-@pytest.fixture
-def written(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, bool]]:
-    """Which parts of answers were made, and whether that was on the event loop."""
-    seen: list[tuple[str, bool]] = []
-
-    def watched(owner: Any, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            seen.append((name, threading.current_thread() is ON_THE_LOOP))
-            return real(*args, **kwargs)
-
-        monkeypatch.setattr(owner, name, property(call) if isinstance(owner, type) else call)
-        return call
-
-    watched(app, "to_json", app.to_json)  # type: ignore[attr-defined]
-    watched(app, "traced", app.traced)  # type: ignore[attr-defined]
-    for owner, name in (
+        (app, "to_json"),
+        (app, "traced"),
         (openai_chat, "chat_logprobs"),
         (openai_chat, "text_logprobs"),
     ):
-        watched(owner, name, getattr(owner, name))
+        watch(owner, name)
     return seen
 
 
+async def post(
+    bench: ServedBench, path: str, body: Any, *, compressed: bool = False
+) -> tuple[int, Any]:
+    data, headers = orjson.dumps(body), JSON
+    if compressed:
+        data, headers = gzip.compress(data), {**JSON, "Content-Encoding": "gzip"}
+    async with bench.http.post(bench.url + path, data=data, headers=headers) as response:
+        return response.status, await response.json()
+
+
+LARGE = (
+    (PATH, {"messages": [user(LONG)]}),
+    (PATH, {"messages": [USER] * 5000}),
+    (TEXT, {"prompt": LONG}),
+    ("/tokenize", {"prompt": LONG}),
+    ("/tokenize", {"messages": [user(LONG)]}),
+)
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+async def test_nothing_of_a_large_request_runs_on_the_loop(calls: Calls, compressed: bool) -> None:
+    async with serve(context_length=500_000, settings={"verify": "off"}) as bench:
+        await bench.ask(USER, session="first")  # what is read of the engine once
+        for path, body in LARGE:
+            calls.clear()
+            status, answer = await post(bench, path, body, compressed=compressed)
+            assert status == 200, answer
+            expected = {"decode", "encode", *(["_decompressed"] if compressed else [])}
+            assert {name for name, _ in calls} >= expected
+            assert [name for name, on_the_loop in calls if on_the_loop] == []
+
+
+async def test_a_small_body_that_becomes_large_is_read_in_a_thread(calls: Calls) -> None:
+    async with serve(settings={"max_body": 10_000_000}) as bench:
+        calls.clear()
+        bomb = {"messages": [user("a")], "user": " " * 20_000_000}
+        status, answer = await post(bench, PATH, bomb, compressed=True)
+        assert (status, answer["error"]["code"]) == (413, "body_too_large")
+        assert calls and not any(on_the_loop for _, on_the_loop in calls)
+
+
 @pytest.mark.parametrize(("words", "on_the_loop"), [(10, True), (30_000, False)])
-async def test_what_a_long_session_came_to_is_written_in_a_thread(
-    tokenizer: Any, written: list[tuple[str, bool]], words: int, on_the_loop: bool
+async def test_a_long_reply_is_read_and_reported_in_a_thread(
+    calls: Calls, words: int, on_the_loop: bool
 ) -> None:
-    async with endpoint(tokenizer, lambda request: "1 " * words, context_length=500_000) as bench:
-        body = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 100_000}
-        assert (await bench.post(CHAT, body))[0] == 200
-        [trajectory] = await bench.trajectories()
+    async with serve("1 " * words, context_length=500_000) as bench:
+        reply = await bench.chat(USER, max_tokens=100_000, tools=[])
+        assert reply["content"] == ("1 " * words).strip()
+        assert ("parse", on_the_loop) in calls and ("parse", not on_the_loop) not in calls
+        calls.clear()
+        trajectory = await bench.one_trajectory(turns=1)
         [traced] = (await bench.get("/sessions/s/trace"))["trace"]
-        assert (
-            traced["prompt_token_ids"] + traced["completion_token_ids"] == trajectory["input_ids"]
-        )
+        ids = traced["prompt_token_ids"] + traced["completion_token_ids"]
+        assert ids == trajectory["input_ids"]
+        written = [each for each in calls if each[0] in ("to_json", "traced")]
         assert written == [("to_json", on_the_loop), ("traced", on_the_loop)]
 
 
 @pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize(("path", "logprobs"), [(CHAT, True), ("/sessions/s/v1/completions", 0)])
+@pytest.mark.parametrize(
+    ("path", "body", "name"),
+    [
+        (PATH, {"messages": [USER], "logprobs": True}, "chat_logprobs"),
+        (TEXT, {"prompt": "Hi", "logprobs": 0}, "text_logprobs"),
+    ],
+    ids=["chat", "text"],
+)
 @pytest.mark.parametrize(("words", "on_the_loop"), [(3, True), (30, False)])
 async def test_many_logprobs_are_written_in_a_thread(
-    tokenizer: Any,
-    written: list[tuple[str, bool]],
+    calls: Calls,
     path: str,
-    logprobs: Any,
+    body: dict[str, Any],
+    name: str,
     stream: bool,
     words: int,
     on_the_loop: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(result, "LONG", 200)  # instead of 25,000: the test engine streams slowly
-    async with endpoint(tokenizer, lambda request: "1 " * words, context_length=500_000) as bench:
-        asked = (
-            {"messages": [{"role": "user", "content": "Hi"}]} if path == CHAT else {"prompt": "Hi"}
-        )
-        body = {**asked, "max_tokens": 100_000, "logprobs": logprobs, "stream": stream}
+    async with serve("1 " * words, context_length=500_000) as bench:
+        body = {**body, "max_tokens": 100_000, "stream": stream}
         async with bench.http.post(bench.url + path, json=body) as response:
             text = await response.text()
         assert response.status == 200 and '"logprobs":{' in text
-        assert written == [("chat_logprobs" if path == CHAT else "text_logprobs", on_the_loop)]
+        assert [each for each in calls if "logprobs" in each[0]] == [(name, on_the_loop)]
+
+
+def held(function: Callable[..., Any], holds: Callable[..., bool]) -> Any:
+    """Return `function`, which waits if `holds`, an event that one waits, and one to go on."""
+    begun, go_on = threading.Event(), threading.Event()
+
+    def waiting(*args: Any) -> Any:
+        if holds(*args):
+            begun.set()
+            assert go_on.wait(60)
+        return function(*args)
+
+    return waiting, begun, go_on
+
+
+async def test_small_requests_are_answered_while_a_large_one_is_planned(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    large = lambda tree, messages, *rest: len(messages[0]["content"]) > 100_000
+    plan, begun, go_on = held(ConversationTree.plan, large)
+    monkeypatch.setattr(ConversationTree, "plan", plan)
+    async with serve(numbered, context_length=500_000) as bench:
+        waiting = asyncio.create_task(bench.ask(user(LONG)))
+        await asyncio.to_thread(begun.wait)
+        talk = [USER]
+        for _ in range(3):
+            talk = [*talk, await bench.chat(*talk, tools=[]), USER]
+        go_on.set()
+        await waiting
+        assert sorted(len(each["turns"]) for each in await bench.trajectories()) == [1, 3]
+
+
+async def test_a_session_deleted_while_its_request_is_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The request is answered with an error, and nothing is sampled."""
+    key, begun, go_on = held(request_key, lambda *args: True)
+    monkeypatch.setattr("toolroll.endpoint.endpoint.request_key", key)
+    async with serve(context_length=500_000) as bench:
+        await bench.create()
+        waiting = asyncio.create_task(bench.refusal(PATH, {"messages": [user(LONG)]}))
+        await asyncio.to_thread(begun.wait)
+        assert await bench.delete() == 200
+        go_on.set()
+        assert (await waiting)[:2] == (409, "request_aborted")
+        assert bench.engine.log == []
+
+
+async def test_one_text_that_is_too_long_is_named() -> None:
+    parts = [{"type": "text", "text": "\u00e9" * 2100}]
+    tools = [{"function": {"n" * 5000: 1}}]
+    async with serve(settings={"max_text": 4096}) as bench:
+        for body, param in (
+            ({"messages": [user("x" * 5000)]}, "messages[0].content"),
+            ({"messages": [{**USER, "content": parts}]}, "messages[0].content[0].text"),
+            ({"messages": [USER], "tools": tools}, "tools[0].function." + "n" * 182),
+        ):
+            assert await bench.refusal(PATH, body) == (413, "text_too_large", param)
+        await bench.ask(*[user("x" * 4096)] * 3)
