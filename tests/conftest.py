@@ -1,6 +1,4 @@
-"""What every test runs under: the tiers, the distribution over processes, and what a skip may
-be.
-"""
+"""What every test runs under: the tiers, their distribution over processes, and allowed skips."""
 
 from __future__ import annotations
 
@@ -73,9 +71,7 @@ def tokenizer() -> Any:
 
 @pytest.fixture(params=["embedded", "qwen3"], scope="module")
 def any_tokenizer(request: pytest.FixtureRequest, tokenizer: Any) -> Any:
-    """The embedded tokenizer, and one with Qwen3's template, which strips thoughts and groups
-    tool results.
-    """
+    """The embedded tokenizer, and Qwen3's, whose template strips thoughts and groups results."""
     from support.qwen import tokenizer_for, trl_template
 
     return tokenizer if request.param == "embedded" else tokenizer_for(trl_template("qwen3"))
@@ -91,9 +87,7 @@ def unfrozen() -> Iterator[None]:
 
 @pytest.fixture
 def tally(record_property: Callable[[str, object], None]) -> Tally:
-    """Counts of injected faults and of what became of the episodes; added up at the end of a
-    run.
-    """
+    """Counts of injected faults and of their episodes; added up at the end of a run."""
     made = Tally()
     record_property("faults", made.counts)
     return made
@@ -103,9 +97,7 @@ def tally(record_property: Callable[[str, object], None]) -> Tally:
 def pytest_runtest_makereport(
     item: pytest.Item,
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Under TOOLROLL_NO_SKIPS=1 a skip is a failure: what a package index has is never a reason
-    to skip. A browser is in none.
-    """
+    """Under TOOLROLL_NO_SKIPS=1 a skip is a failure, but for a browser: no index has one."""
     report = yield
     if (
         report.skipped
@@ -180,9 +172,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def scope_of(nodeid: str) -> str:
-    """What one process runs in a row: a file with its fixtures, all files that share the real
-    servers, or one template.
-    """
+    """What one process runs in a row: a file, all files with the real servers, or one template."""
     path = nodeid.partition("::")[0]
     name = path.removeprefix("tests/integration/test_").removesuffix(".py")
     if path.startswith("tests/integration/") and name not in OWN_SERVERS:
@@ -214,9 +204,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeSch
 def pytest_terminal_summary(
     terminalreporter: pytest.TerminalReporter, config: pytest.Config
 ) -> None:
-    """Print the figures that passed tests recorded with `record_property("figure", ...)`, and
-    what the quick tier leaves out.
-    """
+    """Print the recorded figures of passed tests, and what the quick tier leaves out."""
     totals = dict.fromkeys(COUNTS, 0)
     for report in [
         *terminalreporter.stats.get("passed", []),

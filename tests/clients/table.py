@@ -50,9 +50,7 @@ class Client:
     python: str = ""
     """The Python that the packages need, if the tests' own is too old: `python3.12`."""
     drops: tuple[Dialect, ...] = ()
-    """The dialects in which the client sends tools of its provider's servers. They need the
-    endpoint's `--server-tools drop`.
-    """
+    """Dialects with tools of a provider's servers, which need `--server-tools drop`."""
 
 
 def everywhere(overflow: str, *dialects: Dialect, requests: int = 1) -> dict[Dialect, Expected]:

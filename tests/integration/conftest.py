@@ -1,6 +1,4 @@
-"""Real servers for the tests of this folder: each is started by the first test that asks for it,
-and lives until the run ends.
-"""
+"""Real servers: each is started by the first test that needs it, for the whole run."""
 
 from __future__ import annotations
 

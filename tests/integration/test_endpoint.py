@@ -84,9 +84,7 @@ async def trajectories(
 
 
 async def rescored(wire: Wire, found: list[dict[str, Any]], replies: list[Any]) -> None:
-    """Each reply is trained once, with the logprobs that SGLang gives its tokens when it reads
-    the finished sequence.
-    """
+    """Each reply is trained once, with the logprobs that SGLang's prefill gives its tokens."""
     trained = []
     for trajectory in found:
         ids, mask = trajectory["input_ids"], np.array(trajectory["loss_mask"], dtype=bool)

@@ -1,6 +1,4 @@
-"""Complete episodes through `asolve` on the real SGLang server, behind the real router; SGLang
-itself judges the tokens.
-"""
+"""Complete episodes on the real SGLang behind the real router; SGLang judges the tokens."""
 
 from __future__ import annotations
 
@@ -64,9 +62,7 @@ async def play(
     world: ListedWorld | None = None,
     **params: Any,
 ) -> InteractionResult:
-    """An episode of several turns: the random model never stops by itself, so its turns are cut
-    and go on.
-    """
+    """An episode of several turns, which are cut and go on: the random model never stops."""
     player = TrainableToolCallingAgent(
         model=served, policy=CallPolicy(max_invalid_in_a_row=20), rollout_args={"verify": "always"}
     )
@@ -83,9 +79,7 @@ async def play(
 
 
 async def difference(wire: Wire, trajectory: Trajectory, *, shift: int = 0) -> float:
-    """The largest difference between the recorded logprobs and SGLang's own, of one prefill over
-    the finished sequence.
-    """
+    """The largest difference between the recorded logprobs and those of one prefill."""
     rescored = np.array([np.nan, *await wire.rescore(trajectory.input_ids.tolist())])
     trained = np.flatnonzero(trajectory.loss_mask)
     trained = trained[trained + shift < len(rescored)]

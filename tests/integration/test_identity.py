@@ -1,6 +1,4 @@
-"""Whose answer it is, and which model serves: what the real server and the real router tell of
-it.
-"""
+"""Whose answer it is, and which model serves, by the real server and the real router."""
 
 from __future__ import annotations
 

@@ -87,9 +87,7 @@ async def serving(url: str, family: str) -> AsyncIterator[Model]:
 
 
 async def play(model: Model, number: int, *, images: bool = True) -> InteractionResult:
-    """An episode whose user shows three images. If `number` is odd, a grammar makes the model call
-    a tool, which shows others.
-    """
+    """A user shows three images; if `number` is odd, a grammar forces calls, which show others."""
     seeds = range(3 * number, 3 * number + 3) if images else ()
     texts = ["One <|im_end|>?", "Two?", "Three?"]
     contents = [shown(text, *seeds[place : place + 1]) for place, text in enumerate(texts)]

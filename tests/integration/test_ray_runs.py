@@ -32,9 +32,7 @@ NODE: dict[str, Any] = {"num_cpus": 1, "object_store_memory": 100 * 2**20}
 
 @pytest.fixture(scope="module")
 def engine() -> Iterator[EmbeddedEngine]:
-    """Says what the prompt asks for, however often an episode is begun; slow enough for
-    something to happen meanwhile.
-    """
+    """Replies by the prompt alone, slow enough for something to happen meanwhile."""
     desk = find_environment("desk")
     lines = play_references(desk, desk.tasks("test"), samples=SAMPLES, mistakes=0.4, seed=9)
 

@@ -1,6 +1,4 @@
-"""What toolroll relies on when a router stands between it and the workers, checked
-without our client.
-"""
+"""What toolroll relies on behind a router, checked without our client."""
 
 from __future__ import annotations
 
@@ -32,9 +30,7 @@ def tokens(count: int) -> list[int]:
 
 
 async def play(routed: Wire, key: str) -> list[list[int]]:
-    """A session of growing prompts; each turn's prompt. Fails where a turn's cache does not hold
-    the one before.
-    """
+    """The prompts of a session. Each turn's cache must hold the one before."""
     prompts, seen, prompt = [], 0, tokens(40)
     for _ in range(TURNS):
         answer = await routed.generate(

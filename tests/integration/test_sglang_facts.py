@@ -1,6 +1,4 @@
-"""What toolroll relies on, checked on the real SGLang server and without our client. A change of
-SGLang is to fail here first.
-"""
+"""What toolroll relies on in the real SGLang: its changes are to fail here first."""
 
 from __future__ import annotations
 
@@ -36,9 +34,7 @@ def fresh_prompt(length: int) -> list[int]:
 async def long_request(
     wire: Wire, rid: str, prompt: list[int] | None = None
 ) -> AsyncIterator[asyncio.Task[Answer]]:
-    """A request that the engine is working on, and would be for some twenty seconds; ended in
-    any case.
-    """
+    """A request that runs for some twenty seconds, unless it is ended; ended in any case."""
     before = await wire.running()
     task = asyncio.create_task(
         wire.generate(prompt or fresh_prompt(12), fields={"rid": rid}, **LONG)
@@ -250,9 +246,7 @@ async def test_an_overflow_of_the_context_is_a_400(
 
 
 async def test_a_prompt_must_be_shorter_than_max_req_input_len(float32: Wire) -> None:
-    """`max_req_input_len` itself is refused already; the sampled tokens end two short of the
-    context.
-    """
+    """`max_req_input_len` itself is refused; sampling ends two tokens short of the context."""
     limit = (await float32.get("/server_info")).body["max_req_input_len"]
     assert limit == CONTEXT_LENGTH - 6
     refused = await float32.generate(fresh_prompt(limit), max_new_tokens=1)

@@ -85,9 +85,7 @@ async def play(
     change: Change = lambda messages: messages,
     **more: Any,
 ) -> dict[str, Any]:
-    """Play a tool loop, and return the last message. `change` converts the history to the messages
-    that are sent.
-    """
+    """Play a tool loop, and return the last message. `change` makes the sent messages."""
     messages: list[dict[str, Any]] = [{"role": "user", "content": FIRST[1]["content"]}]
     body = {"model": "m", "max_tokens": 1000, "system": FIRST[0]["content"], "tools": [LOOK]}
     while True:

@@ -17,9 +17,7 @@ from typing import Any
 
 
 def official_verdicts(trajectories: Sequence[dict[str, Any]], folder: Path) -> list[bool]:
-    """The official verdict on each of `trajectories`; what the checker writes at import goes to
-    `folder`.
-    """
+    """The official verdicts on `trajectories`; `folder` gets what the checker writes."""
     lines = "\n".join(json.dumps(trajectory) for trajectory in trajectories)
     environment = {**os.environ, "BFCL_PROJECT_ROOT": str(folder)}
     run = subprocess.run(

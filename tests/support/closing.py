@@ -54,9 +54,7 @@ class Closing(Environment):
 
 
 class Held:
-    """A policy that holds the first `count` requests, calls `full` with the last of them, and
-    answers the others.
-    """
+    """Holds the first `count` requests, calls `full` with the last of them, answers the others."""
 
     def __init__(self, count: int, full: Callable[[], object]) -> None:
         self._left, self._full = count, full

@@ -37,9 +37,7 @@ _M3 = "]<]minimax[>["
 
 
 def _dsml(brand: str, block: str, blank: str = "") -> str:
-    """Two calls in DSML of that `brand` and `block`; `blank` stands before the other tags'
-    names.
-    """
+    """Two calls in DSML of that `brand` and `block`; `blank` stands before the other names."""
     mark = f"｜{brand}｜"
     return (
         f'<{mark}{block}>\n<{mark}{blank}invoke name="get_weather">\n<{mark}{blank}parameter '

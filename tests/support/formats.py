@@ -54,9 +54,7 @@ class Format:
     spoken: bool = True
 
     def carries(self, value: Any) -> bool:
-        """Whether every string in `value` can be written so that it can be told from the
-        format's own marks.
-        """
+        """Whether every string in `value` can be told from the format's own marks."""
         if isinstance(value, str):
             return self.ambiguous is None or (
                 re.search(self.ambiguous, value) is None and _WAY_OUT.search(value) is None

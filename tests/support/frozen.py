@@ -80,9 +80,7 @@ async def conversations() -> Items:
 
 
 async def sessions() -> Items:
-    """Sessions of the endpoint: turns with and without calls, edits, branches, cuts, `n`
-    choices.
-    """
+    """Sessions of the endpoint: turns with and without calls, edits, branches, cuts, choices."""
 
     def policy(request: PolicyRequest) -> Reply:
         # by the prompt, because the requests of one `n` arrive in any order

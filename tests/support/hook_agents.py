@@ -97,9 +97,7 @@ async def play(
     task: Task = TASK,
     **attributes: Any,
 ) -> tuple[InteractionResult, Any, Any]:
-    """An episode of at most four turns, as a run plays it: its result, environment and agent. Its
-    tokens are judged.
-    """
+    """An episode of at most four turns: result, environment, agent. Its tokens are judged."""
     env = Store() if env is None else env
     async with serving(tokenizer or load_embedded_tokenizer(), policy) as (engine, model):
         agent = agent_of(kind, model, **attributes)

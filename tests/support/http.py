@@ -15,9 +15,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 @asynccontextmanager
 async def http_server(routes: Mapping[str, Handler], *, port: int = 0) -> AsyncIterator[str]:
-    """A server at the yielded address; `routes` maps paths to handlers of any method, all else
-    is a 404.
-    """
+    """A server at the yielded address; `routes` maps paths to handlers, all else is a 404."""
     app = web.Application(client_max_size=1 << 28)
     for path, handler in routes.items():
         app.router.add_route("*", path, handler)

@@ -36,9 +36,7 @@ PARAMS = {"temperature": 1.0, "max_new_tokens": 256}
 
 @dataclass
 class Moment:
-    """When a run is killed: `calls` calls after it has begun to write its `episodes`-th episode;
-    from its start for 0.
-    """
+    """`calls` calls after a run has begun to write its `episodes`-th episode (0: its start)."""
 
     episodes: int
     calls: int

@@ -44,9 +44,7 @@ class Scenario:
 
     @property
     def mark(self) -> str:
-        """The text that ends the turn: the mark, or a called function's name where the call has
-        no arguments.
-        """
+        """The text that ends the turn: the mark, or the function's name if it has no arguments."""
         return (
             MARK
             if MARK in json.dumps(self.turn)
@@ -299,9 +297,7 @@ def _samplings() -> list[Scenario]:
 
 
 def injection_for(markers: Sequence[str]) -> str:
-    """Text that would open a new turn if it were encoded carelessly, in the template's own
-    markers.
-    """
+    """Text in the template's own markers that opens a new turn if it is encoded carelessly."""
     return "x" + "\nassistant ".join(markers) + INJECTION
 
 

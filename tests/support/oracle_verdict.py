@@ -62,9 +62,7 @@ def verdict(truth: Truth, outcome: Outcome, history: History) -> str:
 def judge_deltas(
     oracle: Oracle, implementations: Mapping[History, Implementation]
 ) -> dict[History, list[Row]]:
-    """By policy, a row for each scenario; those that say nothing about the template are
-    `inapplicable`.
-    """
+    """By policy, a row for each scenario; `inapplicable` if it says nothing of the template."""
     rows: dict[History, list[Row]] = {history: [] for history in implementations}
     for scenario in scenarios(sorted(oracle.control)):
         try:
@@ -81,9 +79,7 @@ def judge_deltas(
 def judge_prompts(
     oracle: Oracle, implementations: Mapping[History, Implementation]
 ) -> dict[History, list[Row]]:
-    """By policy, a row for each different first prompt among the scenarios. The policy has no
-    say in what is right.
-    """
+    """By policy, which is not asked, a row for each different first prompt."""
     rows: dict[History, list[Row]] = {history: [] for history in implementations}
     for scenario in _prompts(scenarios(sorted(oracle.control))):
         try:

@@ -26,9 +26,7 @@ from typing import Any
 
 HOST = "127.0.0.1"
 START_DEADLINE = 240.0
-"""Seconds until a server must answer: 15-35 on an idle machine of 2 cores, several times that on
-a busy one.
-"""
+"""Seconds until a server must answer: 15-35 on two idle cores, several times that on busy ones."""
 _GRACE = 2.0  # an idle router ends after 1.5 s; SGLang takes 4 s to drain, and has nothing to save
 _POLL = 0.2
 _PORT_TAKEN = re.compile(
@@ -72,9 +70,7 @@ def tail(path: Path, lines: int) -> str:
 
 
 def get_json(url: str, *, timeout: float = 10.0) -> tuple[int, Any]:
-    """Status and JSON (None where the body is none) of a GET, past any proxy settings of the
-    environment.
-    """
+    """Status and JSON (None if it is not JSON) of a GET, past any proxy of the environment."""
     host, _, path = url.removeprefix("http://").partition("/")
     connection = http.client.HTTPConnection(host, timeout=timeout)
     try:
@@ -177,9 +173,7 @@ def _wait(process: subprocess.Popen[bytes], url: str, log: Path, name: str) -> f
 
 
 def kill_group(process: subprocess.Popen[bytes]) -> None:
-    """End the process and all that it started: a moment to clean up (SIGTERM waits for running
-    requests), then SIGKILL.
-    """
+    """End the process and all that it started: SIGTERM, a moment to clean up, SIGKILL."""
     # the session leader also leads the group, and its id stays in use while a member lives
     group = process.pid
     if process.poll() is None:

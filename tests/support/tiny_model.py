@@ -36,9 +36,7 @@ def tiny_model(
     experts: bool = False,
     seed: int = 0,
 ) -> Path:
-    """The folder of the model, as `save_pretrained` writes it; `template`: its chat template
-    (default: trl's `qwen3`).
-    """
+    """The folder of the saved model; `template`: its chat template (default: trl's `qwen3`)."""
     source = trl_template("qwen3") if template is None else template
     sources = (Path(__file__), Path(__file__).with_name("qwen.py"))
     versions = (importlib.metadata.version("transformers"), importlib.metadata.version("torch"))

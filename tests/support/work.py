@@ -51,9 +51,7 @@ class Work:
         return self._on_line
 
     def _count_searches(self, patch: pytest.MonkeyPatch) -> None:
-        """Put a counting pattern in the place of each pattern that a module or class of the
-        parsers holds.
-        """
+        """Replace each pattern that a module or class of the parsers holds with a counting one."""
         from toolroll.parsers.reading import source
 
         compiled = source._compiled
@@ -79,9 +77,7 @@ class Work:
 
 
 class CountedPattern:
-    """A pattern that counts the characters it looks at. A search looks at everything up to the
-    end of its match.
-    """
+    """A pattern that counts what it looks at: a search, all up to the end of its match."""
 
     def __init__(self, pattern: re.Pattern[str], work: Work) -> None:
         self._pattern = pattern
@@ -94,9 +90,7 @@ class CountedPattern:
         return match
 
     def match(self, text: str, at: int = 0, stop: int = sys.maxsize) -> re.Match[str] | None:
-        """See `re.Pattern.match`. A match that fails counts as one character: the parsers'
-        patterns fail early.
-        """
+        """See `re.Pattern.match`. A failed match counts as one character: it fails early."""
         match = self._pattern.match(text, at, stop)
         self._work.characters += 1 if match is None else match.end() - at
         return match
@@ -113,9 +107,7 @@ class CountedPattern:
 
 
 def _counted(name: str) -> Any:
-    """The method `name` of `str`; it counts the characters of the text, or of the part of it
-    that a search is limited to.
-    """
+    """The method `name` of `str`; it counts the characters that it is limited to."""
     method = getattr(str, name)
 
     def counted(self: CountedText, *given: Any) -> Any:
@@ -153,9 +145,7 @@ class CountedText(str):
         return self.again(found)
 
     def __add__(self, other: str) -> Any:
-        """Count what is added: CPython lengthens the text in place, which a test of memory
-        checks.
-        """
+        """Count what is added: CPython lengthens the text in place (a test of memory checks it)."""
         self.work.characters += len(other)
         return self.again(super().__add__(other))
 

@@ -1,6 +1,4 @@
-"""The functions that the processes of a run open in tests. They are module-level, because they are
-pickled by name.
-"""
+"""What the processes of a run open in tests. It is pickled by name, so module-level."""
 
 from __future__ import annotations
 
@@ -42,9 +40,7 @@ async def open_ponds(
 async def open_with_odd_info(
     url: str, count: int, share: int, stack: AsyncExitStack
 ) -> tuple[Runner, Sequence[Task]]:
-    """Their `info` holds what cannot be sent from one process to another, and what can be sent
-    and not be taken in.
-    """
+    """Their `info` holds what cannot be pickled, and what cannot be unpickled."""
     return await _open(_OddFactory(count), url, share, stack)
 
 

@@ -60,9 +60,7 @@ def wheel(built: tuple[Path, Path]) -> Path:
 
 @pytest.fixture(scope="module")
 def clean(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The interpreter of an environment with the wheel and openai-agents in it; their
-    dependencies come from this one.
-    """
+    """The interpreter of an environment with the wheel, openai-agents, and our dependencies."""
     folder = tmp_path_factory.mktemp("clean")
     venv.create(folder, with_pip=False, symlinks=True)
     [packages] = folder.glob("lib/python3*/site-packages")
@@ -170,9 +168,7 @@ def test_the_dependencies_are_light(wheel: Path) -> None:
 def test_installed_beside_openai_agents_both_are_importable(
     clean: Path, where: str, tmp_path: Path
 ) -> None:
-    """Its import name is `agents`; from the repository's root our folder of that name is in the
-    way unless it is no package.
-    """
+    """Its import name is `agents`, as our folder's in the root, which must be no package."""
     code = (
         "import agents, toolroll, toolroll.agents.trainable, toolroll.parsers.types, "
         "toolroll.rollout.session.session as session\n"
@@ -206,9 +202,7 @@ def test_a_type_checker_sees_the_types_of_the_wheel(clean: Path, tmp_path: Path)
 
 
 def test_the_installed_library_works(clean: Path, tmp_path: Path) -> None:
-    """Every public name, the embedded tokenizer (a data file), the entry points, and the
-    command.
-    """
+    """Every public name, the embedded tokenizer (a data file), entry points, and the command."""
     code = (
         "import toolroll\n"
         "for name in toolroll.__all__: getattr(toolroll, name)\n"

@@ -1,6 +1,4 @@
-"""The command line as a process of its own: exit codes, signals, and what `toolroll serve`
-answers.
-"""
+"""The command line as a process: exit codes, signals, and what `toolroll serve` answers."""
 
 from __future__ import annotations
 

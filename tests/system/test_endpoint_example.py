@@ -1,6 +1,4 @@
-"""The example: an agent of the OpenAI Agents SDK against `toolroll serve`, both as processes of
-their own.
-"""
+"""The example: an agent of the OpenAI Agents SDK against `toolroll serve`, as processes."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""What only a second process shows: a held folder, a thread that never ends, the example of the
-README.
-"""
+"""What only a second process shows: a held folder, an endless thread, README's example."""
 
 from __future__ import annotations
 

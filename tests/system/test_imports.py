@@ -95,9 +95,7 @@ def test_importing_names_loads_nothing_heavy() -> None:
 
 
 def test_the_folders_shadow_no_package_of_their_name(tmp_path: Path) -> None:
-    """openai-agents installs a package `agents`: it comes before ours for whoever runs from the
-    repository.
-    """
+    """openai-agents installs a package `agents`, which comes before ours in the repository."""
     (tmp_path / "agents").mkdir()
     (tmp_path / "agents" / "__init__.py").write_text("mine = True\n", encoding="utf-8")
     path = f"import sys; sys.path[:0] = [{str(ROOT)!r}, {str(tmp_path)!r}]"

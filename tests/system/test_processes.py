@@ -1,6 +1,4 @@
-"""A run spread over processes: the same episodes, none lost and none twice, whichever process
-dies.
-"""
+"""A run spread over processes: no episode is lost or doubled, whichever process dies."""
 
 from __future__ import annotations
 
@@ -254,9 +252,7 @@ def test_a_signal_while_they_start_is_no_traceback(tmp_path: Path, seconds: floa
 def test_the_processes_end_with_the_run_and_nothing_stays_at_the_engine(
     tmp_path: Path, number: signal.Signals, tally: Tally
 ) -> None:
-    """A terminal or a scheduler sends its signal to all of them; one that is killed cannot say
-    anything to the others.
-    """
+    """A scheduler signals all of them; one that is killed cannot tell the others."""
     stuck: list[PolicyRequest] = []
     with serve_in_thread(EmbeddedEngine(load_embedded_tokenizer(), holding(stuck))) as engine:
         words = command(engine, tmp_path)

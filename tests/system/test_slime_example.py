@@ -165,9 +165,7 @@ print(json.dumps({
     "rest": rest,
 }))
 """  # noqa: E501
-"""slime's parsers import sglang's server arguments, which import triton: a stub stands in its
-place on the CPU.
-"""
+"""slime's parsers import sglang's server arguments, which import triton: a stub on the CPU."""
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,4 @@
-"""The domain behind both environments: a shop's orders and members, six tools, and tasks over
-them.
-"""
+"""The domain behind both environments: a shop's orders and members, its tools, and tasks."""
 
 from __future__ import annotations
 
@@ -134,9 +132,7 @@ def _task(number: int, outputs: tuple[str, ...], *actions: tuple[str, dict[str, 
 
 
 def tasks(first: int, count: int) -> list[Task]:
-    """Of every six tasks: a cancellation, a move with something to be told, nothing to do, a
-    look, a transfer, points.
-    """
+    """Of each six: a cancellation, a move with an output, nothing, a look, a transfer, points."""
     made: list[Task] = []
     for i in range(first, first + count):
         kinds = (
