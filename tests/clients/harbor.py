@@ -56,11 +56,7 @@ def graded(condition: str) -> str:
 
 
 TASKS: dict[str, tuple[str, float, list[list[str]]]] = {
-    "greet": (
-        graded("grep -qx hello a"),
-        1.0,
-        [["echo hello > a"]],
-    ),
+    "greet": (graded("grep -qx hello a"), 1.0, [["echo hello > a"]]),
     "retry": (
         graded("grep -qx hello a"),
         1.0,
@@ -71,11 +67,7 @@ TASKS: dict[str, tuple[str, float, list[list[str]]]] = {
         1.0,
         [["echo 1 > a", "echo 2 > b"], ["echo 3 > c"]],
     ),
-    "wrong": (
-        graded("grep -qx hello a"),
-        0.0,
-        [["echo goodbye > a"]],
-    ),
+    "wrong": (graded("grep -qx hello a"), 0.0, [["echo goodbye > a"]]),
     "partly": (
         '[ -e z ] && reward=0.5 || reward=0; echo "{\\"reward\\": $reward, '
         '\\"files\\": $(ls | wc -l)}" > /logs/verifier/reward.json',

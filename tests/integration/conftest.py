@@ -102,10 +102,7 @@ def second_float32(log_folder: Path, adapters: dict[str | None, Path | None]) ->
 
 @pytest.fixture(scope="session", params=get_args(Router))
 def routed_sglang(
-    request: pytest.FixtureRequest,
-    sglang_float32: Server,
-    second_float32: Server,
-    log_folder: Path,
+    request: pytest.FixtureRequest, sglang_float32: Server, second_float32: Server, log_folder: Path
 ) -> Iterator[RoutedSglang]:
     """Each router over `sglang_float32` and `second_float32`, which has the same weights."""
     with ExitStack() as stack:

@@ -175,9 +175,7 @@ harmony = writer(
 )
 k2_horizon = writer(_IFM_CALL, _IFM_KEY + _IFM_VALUE, block=_IFM_BLOCK)
 k2_horizon_typed = writer(
-    _IFM_CALL,
-    _IFM_KEY + "<ifm|arg_type>{kind}</ifm|arg_type>\n" + _IFM_VALUE,
-    block=_IFM_BLOCK,
+    _IFM_CALL, _IFM_KEY + "<ifm|arg_type>{kind}</ifm|arg_type>\n" + _IFM_VALUE, block=_IFM_BLOCK
 )
 k2_horizon_json = writer(
     '<ifm|tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</ifm|tool_call>\n',
@@ -425,18 +423,8 @@ FORMATS: tuple[Format, ...] = (
     ),
     _raw("minimax-m2", minimax_m2, _INVOKE_MARKS, _INVOKE),
     _raw("dots", dots, _INVOKE_MARKS, _INVOKE),
-    _raw(
-        "deepseekv32",
-        dsml("DSML", "function_calls"),
-        _DSML_MARKS,
-        _DSML,
-    ),
-    _raw(
-        "deepseekv4",
-        dsml("DSML", "tool_calls"),
-        _DSML_MARKS,
-        _DSML,
-    ),
+    _raw("deepseekv32", dsml("DSML", "function_calls"), _DSML_MARKS, _DSML),
+    _raw("deepseekv4", dsml("DSML", "tool_calls"), _DSML_MARKS, _DSML),
     _raw("deepseekv41", dsml("DSML", " calls", " invoke", " parameter"), _DSML_MARKS, r"(?!)"),
     _raw("gigachat35", dsml("GCML", "tool_calls"), _DSML_MARKS, r"(?!)"),
     _raw("step3", step3, ("<steptml:", "</steptml:invoke>", "<｜tool_call_end｜>"), r"(?!)"),
@@ -483,18 +471,8 @@ FORMATS: tuple[Format, ...] = (
         "gigachat3", gigachat3, (*_COMMON, "<|function_call|>", "<|message_sep|>"), parallel=False
     ),
     Format("apertus2509", apertus, (*_COMMON, "<|tools_prefix|>", "<|tools_suffix|>")),
-    _raw(
-        "k2_horizon",
-        k2_horizon,
-        _IFM_MARKS,
-        _IFM,
-    ),
-    _raw(
-        "k2_horizon",
-        k2_horizon_typed,
-        _IFM_MARKS,
-        _IFM,
-    ),
+    _raw("k2_horizon", k2_horizon, _IFM_MARKS, _IFM),
+    _raw("k2_horizon", k2_horizon_typed, _IFM_MARKS, _IFM),
     Format("k2_horizon", k2_horizon_json, (*_COMMON, *_IFM_MARKS)),
     _raw(
         "minimax-m3",

@@ -27,14 +27,7 @@ from toolroll.rollout.model.model import Model
 from toolroll.rollout.runs.episode_file import EpisodeStore
 from toolroll.rollout.runs.runner import Runner, session_id
 from toolroll.rollout.settings import RunSettings
-from toolroll.rollout.types import (
-    Action,
-    Environment,
-    Episode,
-    Observation,
-    StepResult,
-    Task,
-)
+from toolroll.rollout.types import Action, Environment, Episode, Observation, StepResult, Task
 from toolroll.testing import (
     EmbeddedEngine,
     Fault,

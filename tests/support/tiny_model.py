@@ -30,11 +30,7 @@ def tiny_moe(seed: int = 0) -> Path:
 
 @cache
 def tiny_model(
-    dtype: Dtype = "float32",
-    template: str | None = None,
-    *,
-    experts: bool = False,
-    seed: int = 0,
+    dtype: Dtype = "float32", template: str | None = None, *, experts: bool = False, seed: int = 0
 ) -> Path:
     """The folder of the saved model; `template`: its chat template (default: trl's `qwen3`)."""
     source = trl_template("qwen3") if template is None else template

@@ -107,10 +107,7 @@ def test_what_is_wrong_with_a_wheel_is_named(
     built: tuple[Path, Path], source: Path, tmp_path: Path, name: str | None, problem: str
 ) -> None:
     sdist, wheel = built
-    with (
-        zipfile.ZipFile(wheel) as file,
-        zipfile.ZipFile(tmp_path / wheel.name, "w") as changed,
-    ):
+    with zipfile.ZipFile(wheel) as file, zipfile.ZipFile(tmp_path / wheel.name, "w") as changed:
         for item in file.namelist():
             if name or item != "toolroll/py.typed":
                 changed.writestr(item, file.read(item))

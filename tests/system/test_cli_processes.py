@@ -23,12 +23,7 @@ from support.processes import serving
 from support.tiny_llama import write_tiny_llama
 
 from toolroll.rollout.runs.episode_file import read_episodes
-from toolroll.testing import (
-    EmbeddedEngine,
-    PolicyRequest,
-    reference_policy,
-    serve_in_thread,
-)
+from toolroll.testing import EmbeddedEngine, PolicyRequest, reference_policy, serve_in_thread
 
 MAIN = "from toolroll.cli import main; main()"
 
@@ -187,12 +182,7 @@ async def test_an_environment_of_a_file_is_found_by_every_worker(
         command += ["--model", "embedded", "--env-args", '{"reward": 0.5}', "--out", "out"]
         command += "--ray local --processes 2".split()
         done = await asyncio.to_thread(
-            subprocess.run,
-            command,
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE,
+            subprocess.run, command, cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE
         )
     assert done.returncode == 0, done.stderr
     found = [episode.result.reward for episode in read_episodes(tmp_path / "out")]

@@ -18,12 +18,7 @@ from support.episodes import call
 from support.patience import PATIENCE
 
 from toolroll import load_environment, read_episodes
-from toolroll.testing import (
-    EmbeddedEngine,
-    PolicyRequest,
-    load_embedded_tokenizer,
-    play_references,
-)
+from toolroll.testing import EmbeddedEngine, PolicyRequest, load_embedded_tokenizer, play_references
 
 ROOT = Path(__file__).parents[2]
 SAID = [

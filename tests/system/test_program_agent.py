@@ -49,13 +49,7 @@ from toolroll.rollout.types import (
     StopReason,
     Task,
 )
-from toolroll.testing import (
-    EmbeddedEngine,
-    Fault,
-    PolicyRequest,
-    Reply,
-    load_embedded_tokenizer,
-)
+from toolroll.testing import EmbeddedEngine, Fault, PolicyRequest, Reply, load_embedded_tokenizer
 
 pytestmark = pytest.mark.skipif(bool(refusal()), reason=f"needs user namespaces: {refusal()}")
 
@@ -373,10 +367,7 @@ async def test_the_program_sees_the_files_of_the_task_but_not_its_tests(tmp_path
     task = write_task(tmp_path / "tasks")
     look = f"cat notes.txt; ls -A {task.parent} /tests; touch /usr/x /etc/x"
     episode = await played(
-        task.parent,
-        replies(),
-        f"{command_of()}; {look}",
-        options={"folders": [str(task.parent)]},
+        task.parent, replies(), f"{command_of()}; {look}", options={"folders": [str(task.parent)]}
     )
     output = episode.result.info["program"]["output"]
     assert "A note." in output

@@ -423,8 +423,7 @@ def test_the_program_of_the_user_runs_once(tmp_path: Path, how: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "fork"),
-    [(signal.SIGINT, ""), (signal.SIGTERM, "1"), (signal.SIGKILL, "1")],
+    ("number", "fork"), [(signal.SIGINT, ""), (signal.SIGTERM, "1"), (signal.SIGKILL, "1")]
 )
 def test_the_process_ends_with_the_program(tmp_path: Path, number: int, fork: str) -> None:
     """A fork of the program lives on."""

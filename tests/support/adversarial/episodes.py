@@ -182,11 +182,7 @@ def _with_ids(new: Sequence[Message], turn: Message) -> Iterator[Message]:
 
 
 def _judged(
-    judge: Judge,
-    dialogue: Conversation,
-    engine: EmbeddedEngine,
-    ended: str,
-    tools: Sequence[Tool],
+    judge: Judge, dialogue: Conversation, engine: EmbeddedEngine, ended: str, tools: Sequence[Tool]
 ) -> Outcome:
     name = dialogue.session.session_id
     outcome = Outcome(name, ended=ended, counted=dialogue.mismatches.total())

@@ -254,10 +254,7 @@ WRONG: dict[str, tuple[str, Wrong]] = {
         "step",
         returning(_step((), 1.0, True, info={(1, 2): b"\xff", 3: {4, 5}})),
     ),
-    "info has surrogates": (
-        "step",
-        returning(_step((), 1.0, True, info={"\ud800": "\udfff"})),
-    ),
+    "info has surrogates": ("step", returning(_step((), 1.0, True, info={"\ud800": "\udfff"}))),
     "info has huge numbers": (
         "step",
         returning(_step((), 1.0, True, info={"n": 10**400, "f": math.inf})),
@@ -269,10 +266,7 @@ WRONG: dict[str, tuple[str, Wrong]] = {
     "reward is a list": ("step", returning(_step((), [1.0], True))),
     "a message is None": ("step", returning(_step([None]))),
     "a message has no role": ("step", returning(_step([{"content": "x"}]))),
-    "a message's role is unknown": (
-        "step",
-        returning(_step([{"role": "alien", "content": "x"}])),
-    ),
+    "a message's role is unknown": ("step", returning(_step([{"role": "alien", "content": "x"}]))),
     "a call is not answered": ("step", returning(_step([{"role": "user", "content": "x"}]))),
     "content is a number": ("step", user(5)),
     "content is bytes": ("step", user(b"x")),
