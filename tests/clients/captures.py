@@ -21,6 +21,7 @@ from typing import Any
 
 import aiohttp
 from aiohttp import web
+from support.episodes import opened_model
 from support.processes import serving
 from support.qwen import extra_templates, tokenizer_for
 
@@ -28,8 +29,6 @@ from toolroll.endpoint import Endpoint, EndpointServer, EndpointSettings
 from toolroll.parsers.infer import infer_parser
 from toolroll.parsers.openai import to_openai
 from toolroll.parsers.registry import get_parser
-from toolroll.rollout.engine import Engine, EngineConfig
-from toolroll.rollout.model.model import Model
 from toolroll.rollout.template import ChatTemplate
 from toolroll.testing import EmbeddedEngine, PolicyRequest
 
@@ -68,11 +67,9 @@ async def ours(
     tokenizer: Any, url: str, http: aiohttp.ClientSession, history: Any
 ) -> AsyncIterator[Captured]:
     """This library's endpoint."""
-    template = ChatTemplate(tokenizer, history=history)
-    parser = get_parser(infer_parser(tokenizer, None), template.encoder.control)
-    client = Engine(EngineConfig(engine=url, vocab_size=len(tokenizer)))
+    template, parser = ChatTemplate(tokenizer, history=history), infer_parser(tokenizer, None)
     async with (
-        Model(client, template, parser) as model,
+        opened_model(url, tokenizer, parser, template=template) as model,
         EndpointServer(Endpoint(model, EndpointSettings(port=0, verify="always"))) as server,
     ):
 

@@ -14,16 +14,13 @@ import aiohttp
 import numpy as np
 import pytest
 from openai import AsyncOpenAI, BadRequestError
+from support.episodes import opened_model
 from support.listed_environment import TOOL
 from support.qwen import qwen3_tokenizer
 from support.wire import Wire
 
 from toolroll.endpoint import Endpoint, EndpointServer, EndpointSettings
 from toolroll.endpoint.in_process import ToolrollClient
-from toolroll.parsers.registry import get_parser
-from toolroll.rollout.engine import Engine, EngineConfig
-from toolroll.rollout.model.model import Model
-from toolroll.rollout.template import ChatTemplate
 
 SESSIONS = 8
 TOOLS: Any = [TOOL]
@@ -39,21 +36,9 @@ async def serving(
     url: str, **settings: Any
 ) -> AsyncIterator[tuple[EndpointServer, aiohttp.ClientSession]]:
     """The endpoint on a free port, in front of the server or router at `url`."""
-    tokenizer = qwen3_tokenizer()
-    template = ChatTemplate(tokenizer)
-    engine = Engine(EngineConfig(engine=url, vocab_size=len(tokenizer)))
-    async with Model(engine, template, get_parser("qwen25", template.encoder.control)) as served:
-        core = Endpoint(
-            served,
-            EndpointSettings(
-                **{
-                    "port": 0,
-                    "verify": "always",
-                    "sampling_params": {"max_new_tokens": 24},
-                    **settings,
-                }
-            ),
-        )
+    own: Any = {"port": 0, "verify": "always", "sampling_params": {"max_new_tokens": 24}}
+    async with opened_model(url, qwen3_tokenizer(), "qwen25") as served:
+        core = Endpoint(served, EndpointSettings(**{**own, **settings}))
         async with EndpointServer(core) as server, aiohttp.ClientSession() as http:
             yield server, http
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import uuid
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, get_args
@@ -14,6 +13,7 @@ from typing import Any, get_args
 import aiohttp
 import numpy as np
 import pytest
+from support.episodes import opened_model
 from support.listed_environment import ListedWorld
 from support.qwen import qwen3_tokenizer
 from support.servers import Router, Server, router
@@ -21,10 +21,8 @@ from support.wire import Wire
 
 from toolroll.agents.loop.call_policy import CallPolicy
 from toolroll.agents.tool_calling import TrainableToolCallingAgent
-from toolroll.parsers.registry import get_parser
 from toolroll.rollout.engine import ROUTING_KEY, Engine, EngineConfig
 from toolroll.rollout.model.model import Model
-from toolroll.rollout.template import ChatTemplate
 from toolroll.rollout.types import (
     GenerateRequest,
     InteractionResult,
@@ -44,13 +42,8 @@ CALL = r"<tool_call>\{\"name\": \"look\", \"arguments\": \{\"at\": \"[a-z]{3}\"\
 NO_END_OF_TEXT = {"151643": -100.0}
 
 
-@asynccontextmanager
-async def serving(url: str) -> AsyncIterator[Model]:
-    tokenizer = qwen3_tokenizer()
-    template = ChatTemplate(tokenizer)
-    engine = Engine(EngineConfig(engine=url, vocab_size=len(tokenizer)))
-    async with Model(engine, template, get_parser("qwen25", template.encoder.control)) as served:
-        yield served
+def serving(url: str) -> AbstractAsyncContextManager[Model]:
+    return opened_model(url, qwen3_tokenizer(), "qwen25")
 
 
 async def play(

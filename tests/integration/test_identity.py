@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import aiohttp
@@ -13,29 +12,24 @@ import orjson
 import pytest
 from aiohttp import web
 from support.client import request
+from support.episodes import opened_model
 from support.http import http_server
 from support.processes import Server
 from support.qwen import qwen3_tokenizer
 from support.tiny_model import tiny_model
 from support.wire import Wire, until
 
-from toolroll.parsers.registry import get_parser
 from toolroll.rollout.engine import Engine, EngineConfig
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.model.identity import probe_text
 from toolroll.rollout.model.model import Model
-from toolroll.rollout.template import ChatTemplate
 from toolroll.testing import load_embedded_tokenizer
 
 PROMPT = [9707, 11, 1879]
 
 
-@asynccontextmanager
-async def serving(url: str, tokenizer: Any, name: str) -> AsyncIterator[Model]:
-    template = ChatTemplate(tokenizer)
-    parser = get_parser("qwen25", template.encoder.control)
-    async with Model(Engine(EngineConfig(engine=url)), template, parser, name=name) as served:
-        yield served
+def serving(url: str, tokenizer: Any, name: str) -> AbstractAsyncContextManager[Model]:
+    return opened_model(url, tokenizer, "qwen25", name=name, config={"vocab_size": None})
 
 
 async def test_tokenize_gives_the_tokenizers_own_ids(float32: Wire) -> None:

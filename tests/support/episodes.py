@@ -26,6 +26,25 @@ def call(name: str = "look", **arguments: Any) -> str:
 
 
 @asynccontextmanager
+async def opened_model(
+    url: str,
+    tokenizer: Any,
+    parser: str = "hermes",
+    *,
+    template: ChatTemplate | None = None,
+    client: type[Engine] = Engine,
+    config: dict[str, Any] | None = None,
+    **options: Any,
+) -> AsyncIterator[Model]:
+    """A model of the engine or router at `url`; `options` are those of `Model`."""
+    template = ChatTemplate(tokenizer) if template is None else template
+    settings = {"engine": url, "vocab_size": len(tokenizer), **(config or {})}
+    reader = get_parser(parser, template.encoder.control)
+    async with Model(client(EngineConfig(**settings)), template, reader, **options) as model:
+        yield model
+
+
+@asynccontextmanager
 async def serving(
     tokenizer: Any,
     policy: Any,
@@ -36,21 +55,11 @@ async def serving(
 ) -> AsyncIterator[tuple[EmbeddedEngine, Model]]:
     """An embedded engine with a served model on top of it."""
     history, images = engine.pop("history", "fork"), engine.pop("images", None)
-    kind: type[Engine] = engine.pop("client", Engine)
+    options = {"client": engine.pop("client", Engine), "max_resumes": max_resumes}
+    options["config"] = {"backoff": 0.001, **(config or {})}
     async with EmbeddedEngine(tokenizer, policy, **engine) as embedded:
-        template = ChatTemplate(tokenizer, history=history, images=images)
-        client = kind(
-            EngineConfig(
-                engine=embedded.url, vocab_size=len(tokenizer), backoff=0.001, **(config or {})
-            )
-        )
-        model = Model(
-            client,
-            template,
-            get_parser("hermes", template.encoder.control),
-            max_resumes=max_resumes,
-        )
-        async with model:
+        options["template"] = ChatTemplate(tokenizer, history=history, images=images)
+        async with opened_model(embedded.url, tokenizer, **options) as model:
             yield embedded, model
 
 
