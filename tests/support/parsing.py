@@ -19,10 +19,8 @@ def tool(
     schema: dict[str, Any] = {"type": "object", "properties": properties or {}}
     if required:
         schema["required"] = list(required)
-    return {
-        "type": "function",
-        "function": {"name": name, "description": name, "parameters": schema},
-    }
+    function = {"name": name, "description": name, "parameters": schema}
+    return {"type": "function", "function": function}
 
 
 def in_pieces(

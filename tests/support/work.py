@@ -27,7 +27,6 @@ class Work:
 
     @property
     def total(self) -> int:
-        """Lines and characters."""
         return self.lines + self.characters
 
     @contextmanager
@@ -84,7 +83,6 @@ class CountedPattern:
         self._work = work
 
     def search(self, text: str, at: int = 0, stop: int = sys.maxsize) -> re.Match[str] | None:
-        """See `re.Pattern.search`."""
         match = self._pattern.search(text, at, stop)
         self._work.characters += (min(stop, len(text)) if match is None else match.end()) - at
         return match
@@ -96,12 +94,10 @@ class CountedPattern:
         return match
 
     def fullmatch(self, text: str) -> re.Match[str] | None:
-        """See `re.Pattern.fullmatch`."""
         self._work.characters += len(text)
         return self._pattern.fullmatch(text)
 
     def sub(self, replacement: Any, text: str) -> str:
-        """See `re.Pattern.sub`."""
         self._work.characters += len(text)
         return self._pattern.sub(replacement, text)
 
@@ -127,7 +123,6 @@ class CountedText(str):
     work: Work
 
     def __new__(cls, text: str, work: Work) -> CountedText:
-        """Count in `work`."""
         made = super().__new__(cls, text)
         made.work = work
         return made
@@ -150,7 +145,6 @@ class CountedText(str):
         return self.again(super().__add__(other))
 
     def __radd__(self, other: str) -> Any:
-        """See `__add__`."""
         self.work.characters += len(other) + len(self)
         return self.again(str.__add__(other, self))
 
@@ -160,28 +154,12 @@ class CountedText(str):
         return super().startswith(prefix, *places)
 
     def endswith(self, suffix: str | tuple[str, ...], *places: Any) -> bool:
-        """See `startswith`."""
         self.work.characters += len(suffix)
         return super().endswith(suffix, *places)
 
-    __contains__ = _counted("__contains__")
-    __iter__ = _counted("__iter__")
-    count = _counted("count")
-    encode = _counted("encode")
-    find = _counted("find")
-    index = _counted("index")
-    isspace = _counted("isspace")
-    lower = _counted("lower")
-    lstrip = _counted("lstrip")
-    partition = _counted("partition")
-    removeprefix = _counted("removeprefix")
-    removesuffix = _counted("removesuffix")
-    replace = _counted("replace")
-    rfind = _counted("rfind")
-    rindex = _counted("rindex")
-    rpartition = _counted("rpartition")
-    rsplit = _counted("rsplit")
-    rstrip = _counted("rstrip")
-    split = _counted("split")
-    splitlines = _counted("splitlines")
-    strip = _counted("strip")
+
+for _name in (
+    "__contains__ __iter__ count encode find index isspace lower lstrip partition removeprefix "
+    "removesuffix replace rfind rindex rpartition rsplit rstrip split splitlines strip"
+).split():
+    setattr(CountedText, _name, _counted(_name))
