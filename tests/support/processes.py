@@ -8,6 +8,7 @@ servers listen only on 127.0.0.1.
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import http.client
 import json
@@ -16,13 +17,16 @@ import re
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from support.patience import PATIENCE
 
 HOST = "127.0.0.1"
 START_DEADLINE = 240.0
@@ -33,6 +37,47 @@ _PORT_TAKEN = re.compile(
     r"address already in use|port \d+ is (not available|already in use|occupied)", re.IGNORECASE
 )
 _PR_SET_PDEATHSIG = 1
+
+
+TOOLROLL = (sys.executable, "-m", "toolroll")
+PIPES: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+
+
+def python(*words: object, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run this interpreter with `words` to its end, and keep what it prints."""
+    command = [sys.executable, *map(str, words)]
+    defaults = {"capture_output": True, "text": True, "timeout": PATIENCE, "check": False}
+    return subprocess.run(command, **{**defaults, **options})
+
+
+def printed(*words: object, **options: Any) -> str:
+    """What `python` prints. It must not fail."""
+    done = python(*words, **options)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return done.stdout
+
+
+def wait_until(done: Callable[[], object], *, pause: float = 0.02) -> None:
+    """Ask `done` until it is true; not for ever."""
+    end = time.monotonic() + PATIENCE
+    while not done():
+        assert time.monotonic() < end, "it does not happen"
+        time.sleep(pause)
+
+
+@asynccontextmanager
+async def toolroll_serve(words: Sequence[str]) -> AsyncIterator[str]:
+    """The address of `toolroll serve`, whose `words` have port 0. It ends with status 0."""
+    server = await asyncio.create_subprocess_exec(*TOOLROLL, *words, stdout=asyncio.subprocess.PIPE)
+    assert server.stdout is not None
+    try:
+        line = (await asyncio.wait_for(server.stdout.readline(), PATIENCE)).decode()
+        found = re.search(r"http://127\.0\.0\.1:\d+", line)
+        assert found, line
+        yield found.group()
+    finally:
+        server.send_signal(signal.SIGTERM)
+        assert await asyncio.wait_for(server.wait(), PATIENCE) == 0
 
 
 class ServerFailed(RuntimeError):
@@ -55,14 +100,11 @@ class Server:
 
 def free_ports(count: int) -> list[int]:
     """Different ports that were free a moment ago."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for one in sockets:
             one.bind((HOST, 0))
         return [one.getsockname()[1] for one in sockets]
-    finally:
-        for one in sockets:
-            one.close()
 
 
 def tail(path: Path, lines: int) -> str:
@@ -110,30 +152,20 @@ def serving(
     """
     # short, because it contains socket paths
     with tempfile.TemporaryDirectory(prefix="srv-", ignore_cleanup_errors=True) as scratch:
-        yield from _attempts(command, ready, {**environment, "TMPDIR": scratch}, log, name)
-
-
-def _attempts(
-    command: Callable[[int], Sequence[str]],
-    ready: str,
-    environment: Mapping[str, str],
-    log: Path,
-    name: str,
-) -> Iterator[Server]:
-    for attempt in (1, 2, 3):
-        port = free_ports(1)[0]
-        process = _start(command(port), environment, log)
-        try:
+        for attempt in (1, 2, 3):
+            port = free_ports(1)[0]
+            process = _start(command(port), {**environment, "TMPDIR": scratch}, log)
             try:
-                seconds = _wait(process, f"http://{HOST}:{port}{ready}", log, name)
-            except ServerFailed as error:
-                if attempt < 3 and _PORT_TAKEN.search(str(error)):
-                    continue
-                raise
-            yield Server(f"http://{HOST}:{port}", port, process, log, seconds)
-            return
-        finally:
-            kill_group(process)
+                try:
+                    seconds = _wait(process, f"http://{HOST}:{port}{ready}", log, name)
+                except ServerFailed as error:
+                    if attempt < 3 and _PORT_TAKEN.search(str(error)):
+                        continue
+                    raise
+                yield Server(f"http://{HOST}:{port}", port, process, log, seconds)
+                return
+            finally:
+                kill_group(process)
 
 
 def _start(
@@ -184,9 +216,8 @@ def kill_group(process: subprocess.Popen[bytes]) -> None:
     with suppress(ProcessLookupError):
         os.killpg(group, signal.SIGKILL)
     process.wait(30)
-    deadline = time.monotonic() + 60
-    while members(group) and time.monotonic() < deadline:
-        time.sleep(0.05)
+    with suppress(AssertionError):
+        wait_until(lambda: not members(group), pause=0.05)
 
 
 def members(group: int) -> list[int]:

@@ -10,12 +10,14 @@ import venv
 import zipfile
 from email.parser import Parser
 from pathlib import Path
+from typing import Any
 
 import pytest
 import release
 from support.patience import PATIENCE
+from support.processes import PIPES
+from support.source import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 NOT_SOURCE = shutil.ignore_patterns(
     ".git", ".venv*", "out", "build", "dist", "*.egg-info", "__pycache__", ".*_cache", ".hypothesis"
 )
@@ -30,10 +32,8 @@ OPENAI_AGENTS = next(
 def run(*command: str | Path, cwd: Path | None = None) -> str:
     # it would show our own tree
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    words = [str(part) for part in command]
-    done = subprocess.run(
-        words, cwd=cwd, env=environment, capture_output=True, text=True, timeout=PATIENCE
-    )
+    pipes: Any = {**PIPES, "cwd": cwd, "env": environment, "timeout": PATIENCE}
+    done = subprocess.run([str(part) for part in command], **pipes)
     assert done.returncode == 0, f"{command}:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
     return done.stdout
 
@@ -65,19 +65,8 @@ def clean(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     venv.create(folder, with_pip=False, symlinks=True)
     [packages] = folder.glob("lib/python3*/site-packages")
     python = folder / "bin" / "python"
-    pip = (
-        sys.executable,
-        "-m",
-        "pip",
-        "--disable-pip-version-check",
-        "--python",
-        python,
-        "install",
-        "-q",
-        "--no-deps",
-    )
-    run(*pip, OPENAI_AGENTS)
-    run(*pip, wheel)
+    options = ("--disable-pip-version-check", "--python", python, "install", "-q", "--no-deps")
+    run(sys.executable, "-m", "pip", *options, OPENAI_AGENTS, wheel)
     # Plain lines: the folders are searched, the .pth files in them (our own editable install) are
     # not read.
     borrowed = [path for path in sys.path if path.endswith("site-packages")]

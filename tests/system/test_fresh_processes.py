@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.patience import PATIENCE
+from support.processes import printed, python
 from support.source import ROOT
 
 from toolroll.rollout.errors import UsageError
@@ -27,9 +27,7 @@ async def main():
         print("late", flush=True)
 asyncio.run(main())
 """
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=PATIENCE
-    )
+    done = python("-c", program)
     assert (done.returncode, done.stdout, done.stderr) == (0, "late\n", "")
 
 
@@ -59,12 +57,7 @@ def test_a_keyboard_interrupt_of_code_that_was_left_behind_is_not_ctrl_c(
     how: str, kind: str
 ) -> None:
     """In a fresh process, whose handler of SIGINT is Python's own."""
-    done = subprocess.run(
-        [sys.executable, "-c", LEFT_BEHIND, how, kind],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-    )
+    done = python("-c", LEFT_BEHIND, how, kind)
     assert (done.returncode, done.stdout) == (0, "went on\n"), done.stderr
 
 
@@ -102,7 +95,4 @@ def test_the_example_prints_what_the_readme_shows() -> None:
         r"```python\n(async def main.*?)```\n\n```text\n(.*?)```", readme, re.DOTALL
     ).groups()  # type: ignore[union-attr]
     assert code in script.read_text(encoding="utf-8")
-    done = subprocess.run(
-        [sys.executable, str(script)], capture_output=True, text=True, timeout=PATIENCE, check=True
-    )
-    assert done.stdout == shown
+    assert printed(script) == shown
