@@ -99,14 +99,9 @@ def pytest_runtest_makereport(
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Under TOOLROLL_NO_SKIPS=1 a skip is a failure, but for a browser: no index has one."""
     report = yield
-    if (
-        report.skipped
-        and os.environ.get("TOOLROLL_NO_SKIPS")
-        and not hasattr(report, "wasxfail")
-        and not _allowed(item, report)
-    ):
-        report.outcome = "failed"
-        report.longrepr = f"skipped, and TOOLROLL_NO_SKIPS is set: {report.longrepr}"
+    marked = any(item.get_closest_marker(name) is not None for name in ("browser", "peers"))
+    if not (marked or hasattr(report, "wasxfail")):
+        _fail_skipped(report)
     return report
 
 
@@ -116,19 +111,15 @@ def pytest_make_collect_report(
 ) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
     """The same for a module that skips itself."""
     report = yield
-    if (
-        report.skipped
-        and os.environ.get("TOOLROLL_NO_SKIPS")
-        and ALLOWED not in str(report.longrepr)
-    ):
-        report.outcome = "failed"
-        report.longrepr = f"skipped, and TOOLROLL_NO_SKIPS is set: {report.longrepr}"
+    _fail_skipped(report)
     return report
 
 
-def _allowed(item: pytest.Item, report: Any) -> bool:
-    marked = any(item.get_closest_marker(name) is not None for name in ("browser", "peers"))
-    return marked or ALLOWED in str(report.longrepr)
+def _fail_skipped(report: Any) -> None:
+    why = str(report.longrepr)
+    if report.skipped and os.environ.get("TOOLROLL_NO_SKIPS") and ALLOWED not in why:
+        report.outcome = "failed"
+        report.longrepr = f"skipped, and TOOLROLL_NO_SKIPS is set: {why}"
 
 
 PACED = ExitStack()
@@ -206,27 +197,21 @@ def pytest_terminal_summary(
 ) -> None:
     """Print the recorded figures of passed tests, and what the quick tier leaves out."""
     totals = dict.fromkeys(COUNTS, 0)
-    for report in [
-        *terminalreporter.stats.get("passed", []),
-        *terminalreporter.stats.get("failed", []),
-    ]:
+    passed, failed, errors = (
+        terminalreporter.stats.get(outcome, []) for outcome in ("passed", "failed", "error")
+    )
+    for report in [*passed, *failed]:
         for name, value in report.user_properties:
             if name == "figure" and report.passed:
                 terminalreporter.write_line(f"{report.nodeid.rpartition('::')[2]}: {value}")
             if name == "faults":
                 totals = {key: totals[key] + value[key] for key in COUNTS}
     if any(totals.values()):
-        terminalreporter.write_line(
-            "faults: " + ", ".join(f"{n} {key}" for key, n in totals.items())
-        )
+        counts = ", ".join(f"{n} {key}" for key, n in totals.items())
+        terminalreporter.write_line(f"faults: {counts}")
     if "not slow" in config.option.markexpr:
         terminalreporter.write_line(LEFT_OUT)
     if (file := os.environ.get(PASSED)) and not hasattr(config, "workerinput"):
-        passed = [report.nodeid for report in terminalreporter.stats.get("passed", [])]
-        failed = {
-            report.nodeid
-            for key in ("failed", "error")
-            for report in terminalreporter.stats.get(key, [])
-        }
+        wrong = {report.nodeid for report in [*failed, *errors]}
         with Path(file).open("a", encoding="utf-8") as ids:
-            ids.writelines(f"{nodeid}\n" for nodeid in passed if nodeid not in failed)
+            ids.writelines(f"{each.nodeid}\n" for each in passed if each.nodeid not in wrong)

@@ -15,8 +15,9 @@ import numpy as np
 import pytest
 from support.episodes import opened_model
 from support.listed_environment import ListedWorld
+from support.processes import Server
 from support.qwen import qwen3_tokenizer
-from support.servers import Router, Server, router
+from support.servers import Router, router
 from support.wire import Wire
 
 from toolroll.agents.loop.call_policy import CallPolicy

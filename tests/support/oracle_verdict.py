@@ -16,16 +16,7 @@ from support.oracle_scenarios import Message, Scenario, Tool, scenarios
 
 History = Literal["fork", "preserve"]
 Outcome = tuple[Literal["append", "fork", "refuse", "crash"], Any]
-VERDICTS = (
-    "exact",
-    "preserve-ok",
-    "fork-right",
-    "refused-unneeded",
-    "wrong",
-    "injected",
-    "crashed",
-)
-BAD = frozenset(VERDICTS[3:])
+BAD = frozenset(("refused-unneeded", "wrong", "injected", "crashed"))
 
 
 class Implementation(Protocol):
