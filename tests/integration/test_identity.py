@@ -49,12 +49,8 @@ async def test_the_id_of_an_answer_is_the_rid(
         rid = uuid.uuid4().hex
         answer = await wire.generate(PROMPT, fields={"rid": rid}, max_new_tokens=3)
         assert answer.meta["id"] == rid
-        body = {
-            "input_ids": PROMPT,
-            "rid": rid,
-            "stream": True,
-            "sampling_params": {"max_new_tokens": 3, "ignore_eos": True},
-        }
+        params = {"max_new_tokens": 3, "ignore_eos": True}
+        body = {"input_ids": PROMPT, "rid": rid, "stream": True, "sampling_params": params}
         async with http.post(f"{wire.url}/generate", json=body) as response:
             lines = [line async for line in response.content if line.startswith(b"data: {")]
         assert [orjson.loads(line[6:])["meta_info"]["id"] for line in lines] == [rid] * len(lines)
@@ -65,8 +61,7 @@ async def test_the_id_of_an_answer_is_the_rid(
 async def test_the_right_model_passes_at_the_server_and_behind_the_router(
     routed_sglang: Any,
 ) -> None:
-    for proxy in routed_sglang.proxies:
-        proxy.clear()
+    routed_sglang.clear()
     for url in (routed_sglang.workers[0].url, routed_sglang.url):
         async with serving(url, qwen3_tokenizer(), str(tiny_model())) as served:
             assert await served.check_identity() == []
@@ -94,10 +89,9 @@ async def test_through_a_router_alone_a_generation_tells_the_ids(
     """As where the workers cannot be reached: nothing is passed on but `/generate`."""
 
     async def forward(request: web.Request) -> web.StreamResponse:
+        url, body = f"{routed_sglang.url}/generate", await request.read()
         headers = {"Content-Type": request.content_type}
-        async with http.post(
-            f"{routed_sglang.url}/generate", data=await request.read(), headers=headers
-        ) as response:
+        async with http.post(url, data=body, headers=headers) as response:
             return web.Response(status=response.status, body=await response.read())
 
     async with http_server({"/generate": forward}) as url:
@@ -117,9 +111,8 @@ async def test_streams_of_the_real_server_keep_every_check(sglang_float32: Serve
         answer = await engine.generate(
             request(PROMPT, sampling_params=params), progress=lambda ids: told.append(list(ids))
         )
-        plain = await engine.generate(
-            request([*PROMPT, *answer.output_ids], sampling_params=params)
-        )
+        longer = request([*PROMPT, *answer.output_ids], sampling_params=params)
+        plain = await engine.generate(longer)
     assert told[-1] == answer.output_ids.tolist() and len(told) > 1
     assert len(plain.output_ids) == len(answer.output_ids) == 200
 
