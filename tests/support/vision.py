@@ -90,13 +90,9 @@ def processor(tokenizer: Any, family: str = "Qwen2VL") -> Any:
         "attributes": parts,
         "get_attributes": classmethod(lambda cls: parts),
         "tokenizer_class": type(tokenizer).__name__,
+        "__init__": lambda self, images, tokenizer: kind.__init__(self, images, tokenizer),
     }
-    images_only = type("ImagesOnly", (kind,), {**names, "__init__": _made_of_two(kind)})
-    return images_only(ImageProcessor(), tokenizer)
-
-
-def _made_of_two(kind: Any) -> Any:
-    return lambda self, images, tokenizer: kind.__init__(self, images, tokenizer)
+    return type("ImagesOnly", (kind,), names)(ImageProcessor(), tokenizer)
 
 
 def image_tokens(tokenizer: Any, family: str = "Qwen2VL") -> ImageTokens:
@@ -172,12 +168,8 @@ def _save(folder: Path, family: str, seed: int) -> None:
     import torch
     import transformers
 
-    tokens: dict[str, Any] = {
-        "vision_start_token_id": 151_652,
-        "vision_end_token_id": 151_653,
-        "image_token_id": 151_655,
-        "video_token_id": 151_656,
-    }
+    tokens: dict[str, Any] = {"image_token_id": 151_655, "video_token_id": 151_656}
+    tokens |= {"vision_start_token_id": 151_652, "vision_end_token_id": 151_653}
     config = getattr(transformers, f"{family}Config")(
         text_config={
             "vocab_size": VOCAB_SIZE, "hidden_size": 64, "intermediate_size": 128, "head_dim": 16,
