@@ -1,6 +1,4 @@
-"""What every test runs under: the tiers, the distribution over processes, and what a skip may
-be.
-"""
+"""What every test runs under: the tiers, their distribution over processes, and allowed skips."""
 
 from __future__ import annotations
 
@@ -80,9 +78,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture(params=["embedded", "qwen3"], scope="module")
 def any_tokenizer(request: pytest.FixtureRequest, tokenizer: Any) -> Any:
-    """The embedded tokenizer, and one with Qwen3's template, which strips thoughts and groups
-    tool results.
-    """
+    """The embedded tokenizer, and Qwen3's, whose template strips thoughts and groups results."""
     from support.qwen import tokenizer_for, trl_template
 
     return tokenizer if request.param == "embedded" else tokenizer_for(trl_template("qwen3"))
@@ -98,9 +94,7 @@ def unfrozen() -> Iterator[None]:
 
 @pytest.fixture
 def tally(record_property: Callable[[str, object], None]) -> Tally:
-    """Counts of injected faults and of what became of the episodes; added up at the end of a
-    run.
-    """
+    """Counts of injected faults and of their episodes; added up at the end of a run."""
     made = Tally()
     record_property("faults", made.counts)
     return made
@@ -110,18 +104,11 @@ def tally(record_property: Callable[[str, object], None]) -> Tally:
 def pytest_runtest_makereport(
     item: pytest.Item,
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Under TOOLROLL_NO_SKIPS=1 a skip is a failure: what a package index has is never a reason
-    to skip. A browser is in none.
-    """
+    """Under TOOLROLL_NO_SKIPS=1 a skip is a failure, but for a browser: no index has one."""
     report = yield
-    if (
-        report.skipped
-        and os.environ.get("TOOLROLL_NO_SKIPS")
-        and not hasattr(report, "wasxfail")
-        and not _allowed(item, report)
-    ):
-        report.outcome = "failed"
-        report.longrepr = f"skipped, and TOOLROLL_NO_SKIPS is set: {report.longrepr}"
+    marked = any(item.get_closest_marker(name) is not None for name in ("browser", "peers"))
+    if not (marked or hasattr(report, "wasxfail")):
+        _fail_skipped(report)
     return report
 
 
@@ -131,19 +118,15 @@ def pytest_make_collect_report(
 ) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
     """The same for a module that skips itself."""
     report = yield
-    if (
-        report.skipped
-        and os.environ.get("TOOLROLL_NO_SKIPS")
-        and ALLOWED not in str(report.longrepr)
-    ):
-        report.outcome = "failed"
-        report.longrepr = f"skipped, and TOOLROLL_NO_SKIPS is set: {report.longrepr}"
+    _fail_skipped(report)
     return report
 
 
-def _allowed(item: pytest.Item, report: Any) -> bool:
-    marked = any(item.get_closest_marker(name) is not None for name in ("browser", "peers"))
-    return marked or ALLOWED in str(report.longrepr)
+def _fail_skipped(report: Any) -> None:
+    why = str(report.longrepr)
+    if report.skipped and os.environ.get("TOOLROLL_NO_SKIPS") and ALLOWED not in why:
+        report.outcome = "failed"
+        report.longrepr = f"skipped, and TOOLROLL_NO_SKIPS is set: {why}"
 
 
 PACED = ExitStack()
@@ -187,9 +170,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def scope_of(nodeid: str) -> str:
-    """What one process runs in a row: a file with its fixtures, all files that share the real
-    servers, or one template.
-    """
+    """What one process runs in a row: a file, all files with the real servers, or one template."""
     path = nodeid.partition("::")[0]
     name = path.removeprefix("tests/integration/test_").removesuffix(".py")
     if path.startswith("tests/integration/") and name not in OWN_SERVERS:
@@ -221,31 +202,23 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeSch
 def pytest_terminal_summary(
     terminalreporter: pytest.TerminalReporter, config: pytest.Config
 ) -> None:
-    """Print the figures that passed tests recorded with `record_property("figure", ...)`, and
-    what the quick tier leaves out.
-    """
+    """Print the recorded figures of passed tests, and what the quick tier leaves out."""
     totals = dict.fromkeys(COUNTS, 0)
-    for report in [
-        *terminalreporter.stats.get("passed", []),
-        *terminalreporter.stats.get("failed", []),
-    ]:
+    passed, failed, errors = (
+        terminalreporter.stats.get(outcome, []) for outcome in ("passed", "failed", "error")
+    )
+    for report in [*passed, *failed]:
         for name, value in report.user_properties:
             if name == "figure" and report.passed:
                 terminalreporter.write_line(f"{report.nodeid.rpartition('::')[2]}: {value}")
             if name == "faults":
                 totals = {key: totals[key] + value[key] for key in COUNTS}
     if any(totals.values()):
-        terminalreporter.write_line(
-            "faults: " + ", ".join(f"{n} {key}" for key, n in totals.items())
-        )
+        counts = ", ".join(f"{n} {key}" for key, n in totals.items())
+        terminalreporter.write_line(f"faults: {counts}")
     if "not slow" in config.option.markexpr:
         terminalreporter.write_line(LEFT_OUT)
     if (file := os.environ.get(PASSED)) and not hasattr(config, "workerinput"):
-        passed = [report.nodeid for report in terminalreporter.stats.get("passed", [])]
-        failed = {
-            report.nodeid
-            for key in ("failed", "error")
-            for report in terminalreporter.stats.get(key, [])
-        }
+        wrong = {report.nodeid for report in [*failed, *errors]}
         with Path(file).open("a", encoding="utf-8") as ids:
-            ids.writelines(f"{nodeid}\n" for nodeid in passed if nodeid not in failed)
+            ids.writelines(f"{each.nodeid}\n" for each in passed if each.nodeid not in wrong)

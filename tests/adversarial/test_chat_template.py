@@ -65,8 +65,7 @@ def test_templates_that_ask_one_question(name: str, total: Counter[str]) -> None
 
 
 def test_what_could_be_appended_is_appended() -> None:
-    """Forks and refusals that were not needed are rare, and only where the text of the turn
-    decides."""
+    """Unneeded forks and refusals are rare, and only where the text of the turn decides."""
     rows = []
     for template in sampled(list(BY_HAND.values()), 6):
         rows += Player(template).play_all(f"{SEED}/unneeded", limit=None if FULL else 3)

@@ -138,8 +138,7 @@ def test_control_text_that_the_template_transforms_is_no_reason_to_refuse(transf
 
 
 def test_a_marker_that_replaces_the_close_is_a_rewrite() -> None:
-    """History shows the result inside the turn: behind the sampled `<|end|>` there is nothing to
-    append."""
+    """History shows the result inside the turn: nothing can follow the sampled `<|end|>`."""
     inside = (
         "{% if loop.nextitem is defined and loop.nextitem.role == 'tool' %}<tool_response>"
         "{{ loop.nextitem.content }}</tool_response>{% endif %}"

@@ -59,8 +59,7 @@ CELLS = [(kind, name) for kind in KINDS for name in (TEMPLATES if FULL else FEW)
 
 @dataclass(frozen=True)
 class Cell:
-    """What came of one tokenizer with one template; `refused`: it was refused at load, with the
-    reason."""
+    """One tokenizer with one template; `refused`: why it was refused at load."""
 
     counts: Counter[str]
     wrong: list[str]

@@ -80,8 +80,7 @@ def test_a_loop_of_one_shape_is_exact_to_the_last_turn(name: str) -> None:
 async def test_a_template_that_numbers_is_correct_and_trained(
     name: str, verify: str | None
 ) -> None:
-    """In the template's own format of calls, and of results that it numbers over the whole
-    conversation."""
+    """In the template's own format of calls, and of results with running numbers."""
     if name in BY_HAND:
         template, tokenizer = BY_HAND[name], tokenizer_of(BY_HAND[name])
     else:

@@ -35,8 +35,7 @@ def excluded(outcome: Outcome) -> bool:
 
 
 def failures(outcomes: list[Outcome]) -> str:
-    """What was wrong, what of it was trained, and what was left out though it was right; a line
-    each."""
+    """A line for each: what was wrong, what of it was trained, what right was left out."""
     lines = []
     for outcome in outcomes:
         if outcome.wrong:
@@ -86,9 +85,7 @@ HERMES_ONLY = {
     f"close.{how}.eos"
     for how in ("other_at_the_end", "other_when_old", "by_the_calls", "call_at_the_end")
 }
-"""They close a sampled turn with a token that ends no turn for the engine. No model that ends its
-turn writes their own format.
-"""
+"""Sampled turns end with a token that ends none: no model that stops writes their format."""
 REWRITTEN = [
     pytest.param(name, scripted, id=f"{name}-{'own format' if scripted else 'hermes'}")
     for name in sampled(list(REWRITING), 16)

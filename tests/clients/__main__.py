@@ -38,9 +38,7 @@ def unpinned(client: Client) -> Client:
 
 
 def install(client: Client, folder: Path) -> list[str | Path]:
-    """Install the packages of `client`, if they are not in `folder`. Return the command that runs
-    its program.
-    """
+    """Install the packages of `client` in `folder`. Return the command that runs its program."""
     program = PROGRAMS / client.program
     home = folder / program.stem
     python, done = home / "bin" / "python", home / ".installed"

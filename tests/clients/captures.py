@@ -21,6 +21,8 @@ from typing import Any
 
 import aiohttp
 from aiohttp import web
+from support.episodes import opened_model
+from support.http import app_server
 from support.processes import serving
 from support.qwen import extra_templates, tokenizer_for
 
@@ -28,8 +30,6 @@ from toolroll.endpoint import Endpoint, EndpointServer, EndpointSettings
 from toolroll.parsers.infer import infer_parser
 from toolroll.parsers.openai import to_openai
 from toolroll.parsers.registry import get_parser
-from toolroll.rollout.engine import Engine, EngineConfig
-from toolroll.rollout.model.model import Model
 from toolroll.rollout.template import ChatTemplate
 from toolroll.testing import EmbeddedEngine, PolicyRequest
 
@@ -68,11 +68,9 @@ async def ours(
     tokenizer: Any, url: str, http: aiohttp.ClientSession, history: Any
 ) -> AsyncIterator[Captured]:
     """This library's endpoint."""
-    template = ChatTemplate(tokenizer, history=history)
-    parser = get_parser(infer_parser(tokenizer, None), template.encoder.control)
-    client = Engine(EngineConfig(engine=url, vocab_size=len(tokenizer)))
+    template, parser = ChatTemplate(tokenizer, history=history), infer_parser(tokenizer, None)
     async with (
-        Model(client, template, parser) as model,
+        opened_model(url, tokenizer, parser, template=template) as model,
         EndpointServer(Endpoint(model, EndpointSettings(port=0, verify="always"))) as server,
     ):
 
@@ -99,7 +97,7 @@ async def slime(tokenizer: Any, url: str) -> AsyncIterator[Captured]:
         samples = await adapter.finish_session(session, base_sample=sample)
         return [(len(each.tokens), sum(each.loss_mask)) for each in samples]
 
-    async with served(adapter.app) as address:
+    async with app_server(adapter.app) as address:
         yield address, sequences
 
 
@@ -141,7 +139,7 @@ async def openenv(
 
     app = web.Application(client_max_size=2**26)
     app.router.add_post("/v1/chat/completions", complete)
-    async with served(app) as engine:
+    async with app_server(app) as engine:
         with tempfile.TemporaryDirectory() as folder:
             command = lambda port: (python, "-c", OPENENV, engine, str(port))
             log = Path(folder) / "log"
@@ -162,19 +160,6 @@ def as_rendered(message: dict[str, Any]) -> dict[str, Any]:
     ]
     thoughts = {"reasoning_content": message["reasoning"]} if message.get("reasoning") else {}
     return {**message, **thoughts, **({"tool_calls": calls} if calls else {})}
-
-
-@asynccontextmanager
-async def served(app: web.Application) -> AsyncIterator[str]:
-    """Serve `app` on a free port."""
-    runner = web.AppRunner(app, access_log=None)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    try:
-        yield f"http://127.0.0.1:{runner.addresses[0][1]}"
-    finally:
-        await runner.cleanup()
 
 
 async def rollout(address: str, session: str) -> None:

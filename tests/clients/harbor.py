@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from support.engine_answers import CLOSE, engine_answers, judge_answers, largest_error
-from support.episodes import call, judge_tokens, serving
+from support.episodes import call, judge_tokens, opened_model, serving
 from support.program_trials import REWARD, factory, play, write_task
 from support.proxy import CountingProxy, counting_proxy
 from support.qwen import qwen3_tokenizer
@@ -35,10 +35,7 @@ from support.tiny_model import tiny_model
 from clients.__main__ import install
 from clients.table import CLIENTS
 from toolroll.environments.programs.agent import make_program_agent
-from toolroll.parsers.registry import get_parser
-from toolroll.rollout.engine import Engine, EngineConfig
 from toolroll.rollout.model.model import Model
-from toolroll.rollout.template import ChatTemplate
 from toolroll.rollout.types import Episode
 from toolroll.testing import PolicyRequest, load_embedded_tokenizer
 
@@ -56,11 +53,7 @@ def graded(condition: str) -> str:
 
 
 TASKS: dict[str, tuple[str, float, list[list[str]]]] = {
-    "greet": (
-        graded("grep -qx hello a"),
-        1.0,
-        [["echo hello > a"]],
-    ),
+    "greet": (graded("grep -qx hello a"), 1.0, [["echo hello > a"]]),
     "retry": (
         graded("grep -qx hello a"),
         1.0,
@@ -71,11 +64,7 @@ TASKS: dict[str, tuple[str, float, list[list[str]]]] = {
         1.0,
         [["echo 1 > a", "echo 2 > b"], ["echo 3 > c"]],
     ),
-    "wrong": (
-        graded("grep -qx hello a"),
-        0.0,
-        [["echo goodbye > a"]],
-    ),
+    "wrong": (graded("grep -qx hello a"), 0.0, [["echo goodbye > a"]]),
     "partly": (
         '[ -e z ] && reward=0.5 || reward=0; echo "{\\"reward\\": $reward, '
         '\\"files\\": $(ls | wc -l)}" > /logs/verifier/reward.json',
@@ -206,10 +195,6 @@ def random_replies(proxy: CountingProxy, folder: Path) -> OpenModel:
     @asynccontextmanager
     async def opened(agent: HarborAgent) -> AsyncIterator[tuple[Model, Differences]]:
         proxy.clear()
-        tokenizer = qwen3_tokenizer()
-        template = ChatTemplate(tokenizer)
-        engine = Engine(EngineConfig(engine=proxy.url, vocab_size=len(tokenizer)))
-        parser = get_parser("qwen25", template.encoder.control)
 
         def judge(episode: Episode) -> list[str]:
             result = episode.result
@@ -220,7 +205,7 @@ def random_replies(proxy: CountingProxy, folder: Path) -> OpenModel:
             wrong = [f"the reward is {result.reward}"] if result.reward != 0 else []
             return wrong + ([f"logprobs differ by {error}"] if error > CLOSE else [])
 
-        async with Model(engine, template, parser) as model:
+        async with opened_model(proxy.url, qwen3_tokenizer(), "qwen25") as model:
             yield model, judge
 
     return opened

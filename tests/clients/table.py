@@ -50,9 +50,7 @@ class Client:
     python: str = ""
     """The Python that the packages need, if the tests' own is too old: `python3.12`."""
     drops: tuple[Dialect, ...] = ()
-    """The dialects in which the client sends tools of its provider's servers. They need the
-    endpoint's `--server-tools drop`.
-    """
+    """Dialects with tools of a provider's servers, which need `--server-tools drop`."""
 
 
 def everywhere(overflow: str, *dialects: Dialect, requests: int = 1) -> dict[Dialect, Expected]:
@@ -116,11 +114,7 @@ CLIENTS = (
         ("agno==3.1.10", "openai", "anthropic"),
         {
             **everywhere("status ERROR", "chat", "messages"),
-            "responses": Expected(
-                "status ERROR",
-                turns=(1, 2),
-                forks=(DROPPED,),
-            ),
+            "responses": Expected("status ERROR", turns=(1, 2), forks=(DROPPED,)),
         },
     ),
     Client(
@@ -206,11 +200,7 @@ CLIENTS = (
     Client(
         "autogen-agentchat 0.7.5",
         "autogen_agent.py",
-        (
-            "autogen-agentchat==0.7.5",
-            "autogen-ext[openai,anthropic]==0.7.5",
-            "anthropic==0.125.0",
-        ),
+        ("autogen-agentchat==0.7.5", "autogen-ext[openai,anthropic]==0.7.5", "anthropic==0.125.0"),
         {
             "chat": Expected("BadRequestError"),
             "messages": Expected("BadRequestError", turns=(1, 2), forks=(CHANGED,)),
@@ -287,8 +277,7 @@ CLIENTS = (
         ("crewai[anthropic]==1.15.30",),
         # streamed, CrewAI ignores the calls of Responses
         dict.fromkeys(
-            ("chat", "messages"),
-            Expected("BadRequestError", 2, turns=(1, 2), forks=(DROPPED,)),
+            ("chat", "messages"), Expected("BadRequestError", 2, turns=(1, 2), forks=(DROPPED,))
         ),
         streams=(True,),
     ),

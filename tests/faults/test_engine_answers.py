@@ -1,6 +1,4 @@
-"""Hostile answers of the engine next to honest ones: refused, never trained, and no other
-episode's.
-"""
+"""Hostile answers of the engine: refused, never trained, and no other episode's."""
 
 from __future__ import annotations
 

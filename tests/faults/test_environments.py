@@ -22,9 +22,7 @@ pytestmark = pytest.mark.faults
 
 PARAMS = {"temperature": 1.0, "max_new_tokens": 256}
 STEP_TIMEOUT = 100_000.0
-"""Seconds, more than a test has. They pass at once (`let_time_pass`) when only faults that hang
-wait.
-"""
+"""Seconds, more than a test has. They pass at once (`let_time_pass`) when all faults hang."""
 PONDS = 40 if FULL else 15
 HARMLESS = ("close", "aclose", "metrics")
 """Places at which a failure takes nothing from the episode."""

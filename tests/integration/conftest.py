@@ -1,10 +1,8 @@
-"""Real servers for the tests of this folder: each is started by the first test that asks for it,
-and lives until the run ends.
-"""
+"""Real servers: each is started by the first test that needs it, for the whole run."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,6 +40,19 @@ class RoutedSglang:
     @property
     def worker_urls(self) -> tuple[str, ...]:
         return tuple(proxy.url for proxy in self.proxies)
+
+    def clear(self) -> None:
+        """Forget the requests so far."""
+        for proxy in self.proxies:
+            proxy.clear()
+
+    def sessions(self, names: Iterable[str]) -> list[set[str]]:
+        """The sessions of each worker, among `names`. Each of these stays at one worker."""
+        keys = [{seen.routing_key for seen in proxy.generations()} for proxy in self.proxies]
+        first, second = ({name for name in names if name in each} for each in keys)
+        assert first.isdisjoint(second)
+        assert first | second == set(names)
+        return [first, second]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -104,10 +115,7 @@ def second_float32(log_folder: Path, adapters: dict[str | None, Path | None]) ->
 
 @pytest.fixture(scope="session", params=get_args(Router))
 def routed_sglang(
-    request: pytest.FixtureRequest,
-    sglang_float32: Server,
-    second_float32: Server,
-    log_folder: Path,
+    request: pytest.FixtureRequest, sglang_float32: Server, second_float32: Server, log_folder: Path
 ) -> Iterator[RoutedSglang]:
     """Each router over `sglang_float32` and `second_float32`, which has the same weights."""
     with ExitStack() as stack:
@@ -133,6 +141,8 @@ def float32(http: aiohttp.ClientSession, sglang_float32: Server) -> Wire:
     return Wire(http, sglang_float32.url)
 
 
-@pytest.fixture
-def bf16(http: aiohttp.ClientSession, sglang_small: Server) -> Wire:
-    return Wire(http, sglang_small.url)
+@pytest.fixture(params=[("sglang_float32", 1e-4), ("sglang_small", 0.05)], ids=["float32", "bf16"])
+def precise(request: pytest.FixtureRequest, http: aiohttp.ClientSession) -> tuple[Wire, float]:
+    """Each server, and how far its logprobs may be from those that it computes again."""
+    name, close = request.param
+    return Wire(http, request.getfixturevalue(name).url), close

@@ -1,6 +1,4 @@
-"""The package's model on the real SGLang server: it calls tools there, and the embedded engine
-samples the same.
-"""
+"""The package's model on the real SGLang: it calls tools, and the embedded engine agrees."""
 
 from __future__ import annotations
 

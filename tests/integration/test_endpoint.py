@@ -14,16 +14,13 @@ import aiohttp
 import numpy as np
 import pytest
 from openai import AsyncOpenAI, BadRequestError
+from support.episodes import opened_model
 from support.listed_environment import TOOL
 from support.qwen import qwen3_tokenizer
-from support.wire import Wire
+from support.wire import Wire, until
 
 from toolroll.endpoint import Endpoint, EndpointServer, EndpointSettings
 from toolroll.endpoint.in_process import ToolrollClient
-from toolroll.parsers.registry import get_parser
-from toolroll.rollout.engine import Engine, EngineConfig
-from toolroll.rollout.model.model import Model
-from toolroll.rollout.template import ChatTemplate
 
 SESSIONS = 8
 TOOLS: Any = [TOOL]
@@ -39,23 +36,16 @@ async def serving(
     url: str, **settings: Any
 ) -> AsyncIterator[tuple[EndpointServer, aiohttp.ClientSession]]:
     """The endpoint on a free port, in front of the server or router at `url`."""
-    tokenizer = qwen3_tokenizer()
-    template = ChatTemplate(tokenizer)
-    engine = Engine(EngineConfig(engine=url, vocab_size=len(tokenizer)))
-    async with Model(engine, template, get_parser("qwen25", template.encoder.control)) as served:
-        core = Endpoint(
-            served,
-            EndpointSettings(
-                **{
-                    "port": 0,
-                    "verify": "always",
-                    "sampling_params": {"max_new_tokens": 24},
-                    **settings,
-                }
-            ),
-        )
+    own: Any = {"port": 0, "verify": "always", "sampling_params": {"max_new_tokens": 24}}
+    async with opened_model(url, qwen3_tokenizer(), "qwen25") as served:
+        core = Endpoint(served, EndpointSettings(**{**own, **settings}))
         async with EndpointServer(core) as server, aiohttp.ClientSession() as http:
             yield server, http
+
+
+def client_of(server: EndpointServer, session: str, **options: Any) -> AsyncOpenAI:
+    url = f"{server.url}/sessions/{session}/v1"
+    return AsyncOpenAI(base_url=url, api_key="unused", **options)
 
 
 async def talk(client: AsyncOpenAI, name: str, turns: int = 4) -> list[Any]:
@@ -84,9 +74,7 @@ async def trajectories(
 
 
 async def rescored(wire: Wire, found: list[dict[str, Any]], replies: list[Any]) -> None:
-    """Each reply is trained once, with the logprobs that SGLang gives its tokens when it reads
-    the finished sequence.
-    """
+    """Each reply is trained once, with the logprobs that SGLang's prefill gives its tokens."""
     trained = []
     for trajectory in found:
         ids, mask = trajectory["input_ids"], np.array(trajectory["loss_mask"], dtype=bool)
@@ -103,9 +91,7 @@ async def test_a_conversation_over_http_and_one_in_process(
     float32: Wire, sglang_float32: Any
 ) -> None:
     async with serving(sglang_float32.url) as (server, http):
-        async with AsyncOpenAI(
-            base_url=f"{server.url}/sessions/over-http/v1", api_key="unused"
-        ) as client:
+        async with client_of(server, "over-http") as client:
             replies = await talk(client, "over-http")
         assert replies[1].usage.prompt_tokens_details.cached_tokens > 20
         await rescored(float32, await trajectories(server, http, "over-http"), replies)
@@ -115,46 +101,34 @@ async def test_a_conversation_over_http_and_one_in_process(
 
 
 async def test_streams_and_logprobs(sglang_float32: Any) -> None:
-    async with (
-        serving(sglang_float32.url) as (server, _),
-        AsyncOpenAI(base_url=f"{server.url}/sessions/stream/v1", api_key="unused") as client,
-    ):
-        asked: Any = {
-            "model": "m",
-            "messages": [user("Go.")],
-            "logprobs": True,
-            "top_logprobs": 3,
-            "temperature": 1.0,
-        }
-        chunks = [
-            chunk
-            async for chunk in await client.chat.completions.create(
-                **asked, stream=True, max_tokens=200, extra_body={"ignore_eos": True}
-            )
-        ]
-        texts = [choice.delta.content for chunk in chunks for choice in chunk.choices]
-        assert len([text for text in texts if text]) > 1  # a loaded server sends several at once
-        last: Any = next(
-            chunk for chunk in chunks if chunk.choices and chunk.choices[0].finish_reason
+    async with serving(sglang_float32.url) as (server, _), client_of(server, "stream") as client:
+        stream = await client.chat.completions.create(
+            model="m",
+            messages=[user("Go.")],
+            stream=True,
+            logprobs=True,
+            top_logprobs=3,
+            temperature=1.0,
+            max_tokens=200,
+            extra_body={"ignore_eos": True},
         )
-        content = last.choices[0].logprobs.content
-        assert [entry.token_id for entry in content] == last.choices[0].token_ids
+        chunks = [chunk async for chunk in stream]
+        choices: list[Any] = [choice for chunk in chunks for choice in chunk.choices]
+        last = next(choice for choice in choices if choice.finish_reason)
+        content = last.logprobs.content
+        assert [entry.token_id for entry in content] == last.token_ids
         assert all(len(entry.top_logprobs) == 3 for entry in content)
+        texts = [choice.delta.content for choice in choices if choice.delta.content]
+        assert len(texts) > 1  # a loaded server sends several at once
         [turn] = server.endpoint.sessions.find("stream").session.trajectories()[0].turns
         assert turn.length == len(content)
 
 
 async def test_a_forced_call_and_a_schema_are_constrained_and_marked(sglang_float32: Any) -> None:
-    schema = {
-        "type": "object",
-        "properties": {"way": {"enum": ["north", "south"]}},
-        "required": ["way"],
-        "additionalProperties": False,
-    }
-    async with (
-        serving(sglang_float32.url) as (server, http),
-        AsyncOpenAI(base_url=f"{server.url}/sessions/forced/v1", api_key="unused") as client,
-    ):
+    properties = {"way": {"enum": ["north", "south"]}}
+    schema = {"type": "object", "properties": properties, "additionalProperties": False}
+    schema["required"] = ["way"]
+    async with serving(sglang_float32.url) as (server, http), client_of(server, "forced") as client:
         forced: Any = await client.chat.completions.create(
             model="m",
             messages=[user("Look.")],
@@ -176,11 +150,8 @@ async def test_a_forced_call_and_a_schema_are_constrained_and_marked(sglang_floa
         )
         if said.choices[0].finish_reason == "stop":  # the grammar allows any number of spaces
             assert json.loads(said.choices[0].message.content or "")["way"] in ("north", "south")
-        marks = {
-            turn["constrained"]
-            for found in await trajectories(server, http, "forced")
-            for turn in found["turns"]
-        }
+        found = await trajectories(server, http, "forced")
+        marks = {turn["constrained"] for trajectory in found for turn in trajectory["turns"]}
         assert marks == {"ebnf", "json_schema"}
 
 
@@ -189,9 +160,7 @@ async def test_a_hang_up_reaches_the_server(
 ) -> None:
     async with (
         serving(sglang_float32.url, grace=0.0) as (server, _),
-        AsyncOpenAI(
-            base_url=f"{server.url}/sessions/gone/v1", api_key="unused", max_retries=0
-        ) as client,
+        client_of(server, "gone", max_retries=0) as client,
     ):
         stream = await client.chat.completions.create(
             model="m",
@@ -204,30 +173,22 @@ async def test_a_hang_up_reaches_the_server(
             if chunk.choices[0].delta.content:
                 break
         await stream.close()
-        for _ in range(200):
-            async with http.get(f"{sglang_float32.url}/server_info") as response:
-                info = await response.json()
-            states = info.get("internal_states") or [{}]
-            if server.endpoint.sessions.find("gone").pending.in_flight == 0 and not states[0].get(
-                "num_running_reqs"
-            ):
-                break
-            await asyncio.sleep(0.05)
-        assert server.endpoint.sessions.find("gone").pending.in_flight == 0
-        assert server.endpoint.sessions.find("gone").session.trajectories() == ()
+        session, wire = server.endpoint.sessions.find("gone"), Wire(http, sglang_float32.url)
+
+        async def idle() -> bool:
+            return session.pending.in_flight == 0 and await wire.running() == 0
+
+        await until(idle, "the request is gone")
+        assert session.session.trajectories() == ()
 
 
 async def test_sessions_stay_at_their_workers(
     routed_sglang: Any, http: aiohttp.ClientSession
 ) -> None:
-    for proxy in routed_sglang.proxies:
-        proxy.clear()
+    routed_sglang.clear()
     names = [f"through-{at}" for at in range(SESSIONS)]
     async with serving(routed_sglang.url) as (server, mine):
-        clients = [
-            AsyncOpenAI(base_url=f"{server.url}/sessions/{name}/v1", api_key="unused")
-            for name in names
-        ]
+        clients = [client_of(server, name) for name in names]
         every = await asyncio.gather(
             *(talk(client, name, 3) for client, name in zip(clients, names, strict=True))
         )
@@ -241,9 +202,4 @@ async def test_sessions_stay_at_their_workers(
         assert caught.value.param == "logit_bias"  # the router would drop it without a word
         for client in clients:
             await client.close()
-    by_worker = [
-        {seen.routing_key for seen in proxy.generations()} & set(names)
-        for proxy in routed_sglang.proxies
-    ]
-    assert by_worker[0].isdisjoint(by_worker[1])
-    assert by_worker[0] | by_worker[1] == set(names)
+    routed_sglang.sessions(names)

@@ -1,14 +1,11 @@
-"""Complete episodes through `asolve` on the real SGLang server, behind the real router; SGLang
-itself judges the tokens.
-"""
+"""Complete episodes on the real SGLang behind the real router; SGLang judges the tokens."""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
 import uuid
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, get_args
@@ -16,6 +13,7 @@ from typing import Any, get_args
 import aiohttp
 import numpy as np
 import pytest
+from support.episodes import opened_model
 from support.listed_environment import ListedWorld
 from support.processes import Server
 from support.qwen import qwen3_tokenizer
@@ -24,10 +22,9 @@ from support.wire import Wire
 
 from toolroll.agents.loop.call_policy import CallPolicy
 from toolroll.agents.tool_calling import TrainableToolCallingAgent
-from toolroll.parsers.registry import get_parser
 from toolroll.rollout.engine import ROUTING_KEY, Engine, EngineConfig
+from toolroll.rollout.errors import UsageError
 from toolroll.rollout.model.model import Model
-from toolroll.rollout.template import ChatTemplate
 from toolroll.rollout.types import (
     GenerateRequest,
     InteractionResult,
@@ -47,13 +44,8 @@ CALL = r"<tool_call>\{\"name\": \"look\", \"arguments\": \{\"at\": \"[a-z]{3}\"\
 NO_END_OF_TEXT = {"151643": -100.0}
 
 
-@asynccontextmanager
-async def serving(url: str) -> AsyncIterator[Model]:
-    tokenizer = qwen3_tokenizer()
-    template = ChatTemplate(tokenizer)
-    engine = Engine(EngineConfig(engine=url, vocab_size=len(tokenizer)))
-    async with Model(engine, template, get_parser("qwen25", template.encoder.control)) as served:
-        yield served
+def serving(url: str) -> AbstractAsyncContextManager[Model]:
+    return opened_model(url, qwen3_tokenizer(), "qwen25")
 
 
 async def play(
@@ -65,9 +57,7 @@ async def play(
     world: ListedWorld | None = None,
     **params: Any,
 ) -> InteractionResult:
-    """An episode of several turns: the random model never stops by itself, so its turns are cut
-    and go on.
-    """
+    """An episode of several turns, which are cut and go on: the random model never stops."""
     player = TrainableToolCallingAgent(
         model=served, policy=CallPolicy(max_invalid_in_a_row=20), rollout_args={"verify": "always"}
     )
@@ -84,9 +74,7 @@ async def play(
 
 
 async def difference(wire: Wire, trajectory: Trajectory, *, shift: int = 0) -> float:
-    """The largest difference between the recorded logprobs and SGLang's own, of one prefill over
-    the finished sequence.
-    """
+    """The largest difference between the recorded logprobs and those of one prefill."""
     rescored = np.array([np.nan, *await wire.rescore(trajectory.input_ids.tolist())])
     trained = np.flatnonzero(trajectory.loss_mask)
     trained = trained[trained + shift < len(rescored)]
@@ -105,52 +93,31 @@ def check(result: InteractionResult, control: frozenset[int], users: int = 4) ->
         for earlier, later in pairwise(trajectory.turns):
             assert later.prompt_tokens == later.start
             assert later.cached_tokens >= earlier.stop - 1
-    sampled = {
-        int(index)
-        for found in result.trajectories
-        for index in found.input_ids[found.loss_mask.astype(bool)]
-    }
-    if not sampled & control:
+    sampled = [part.input_ids[part.loss_mask == 1] for part in result.trajectories]
+    if not control & {*np.concatenate(sampled).tolist()}:
         assert [len(trajectory.turns) for trajectory in result.trajectories] == [users]
     return list(result.trajectories)
 
 
-async def test_sglang_rescores_an_episode_in_float32(float32: Wire) -> None:
-    async with serving(float32.url) as served:
+async def test_sglang_rescores_an_episode(precise: tuple[Wire, float]) -> None:
+    wire, close = precise
+    async with serving(wire.url) as served:
         trajectories = check(await play(served, "rescored"), served.template.encoder.control_ids)
     for trajectory in trajectories:
-        assert await difference(float32, trajectory) <= 1e-4
+        assert await difference(wire, trajectory) <= close
         # a mask that is one token off would be seen
-        assert await difference(float32, trajectory, shift=1) > 1.0
-
-
-async def test_sglang_rescores_an_episode_in_bf16(bf16: Wire) -> None:
-    async with serving(bf16.url) as served:
-        trajectories = check(await play(served, "rescored"), served.template.encoder.control_ids)
-    for trajectory in trajectories:
-        assert await difference(bf16, trajectory) <= 0.05
-        assert await difference(bf16, trajectory, shift=1) > 1.0
+        assert await difference(wire, trajectory, shift=1) > 1.0
 
 
 async def test_an_episode_with_tool_calls(float32: Wire) -> None:
     """The grammar makes the random model call the tool; the turn ends with the real stop token."""
     # the grammar lets the model also spell the marker out, which is no call
     users = ["Go on."] * 40
-    world = ListedWorld(
-        user_texts=users,
-        tool_texts=["One </tool_response> thing.", "Another.", ""],
-        system="Look around.",
-    )
+    texts = ["One </tool_response> thing.", "Another.", ""]
+    world = ListedWorld(user_texts=users, tool_texts=texts, system="Look around.")
+    params: dict[str, Any] = {"regex": CALL, "max_new_tokens": 64, "logit_bias": NO_END_OF_TEXT}
     async with serving(float32.url) as served:
-        result = await play(
-            served,
-            "tools",
-            world=world,
-            steps=40,
-            regex=CALL,
-            max_new_tokens=64,
-            logit_bias=NO_END_OF_TEXT,
-        )
+        result = await play(served, "tools", world=world, steps=40, **params)
         stop = served.template.stop_token_ids
     assert (result.status, result.reward) == (Status.COMPLETED, 1.0), result.info
     [trajectory] = result.trajectories
@@ -165,19 +132,13 @@ async def test_an_episode_with_tool_calls(float32: Wire) -> None:
 async def test_sixteen_episodes_stay_at_their_workers(
     routed_sglang: Any, http: aiohttp.ClientSession
 ) -> None:
-    for proxy in routed_sglang.proxies:
-        proxy.clear()
+    routed_sglang.clear()
     names = [f"affinity-{at:02d}" for at in range(SESSIONS)]
     async with serving(routed_sglang.url) as served:
         assert sorted(await served.engine.workers()) == sorted(routed_sglang.worker_urls)
         results = await asyncio.gather(*(play(served, name) for name in names))
         trajectories = [check(result, served.template.encoder.control_ids) for result in results]
-    by_worker = [
-        {seen.routing_key for seen in proxy.generations()} & set(names)
-        for proxy in routed_sglang.proxies
-    ]
-    assert by_worker[0].isdisjoint(by_worker[1])
-    assert by_worker[0] | by_worker[1] == set(names)
+    by_worker = routed_sglang.sessions(names)
     assert min(map(len, by_worker)) >= 4, [len(found) for found in by_worker]
     wire = Wire(http, routed_sglang.workers[0].url)  # both hold the same weights
     for trajectory in itertools.chain(*trajectories[:4]):
@@ -215,24 +176,13 @@ async def test_the_context_is_never_overrun(float32: Wire) -> None:
     world = ListedWorld(user_texts=["Go on."] * 40, system="Follow the policy. " * 700)
     async with serving(float32.url) as served:
         result = await play(served, "long", world=world, steps=40, max_new_tokens=600)
-    assert (result.status, result.stop_reason, result.reward) == (
-        Status.TRUNCATED,
-        StopReason.CONTEXT_FULL,
-        0.0,
-    )
-    assert (
-        CONTEXT - 600
-        < max(turn.stop for trajectory in result.trajectories for turn in trajectory.turns)
-        <= CONTEXT
-    )
+    assert (result.stop_reason, result.reward) == (StopReason.CONTEXT_FULL, 0.0)
+    assert result.status is Status.TRUNCATED
+    ends = [turn.stop for trajectory in result.trajectories for turn in trajectory.turns]
+    assert CONTEXT - 600 < max(ends) <= CONTEXT
 
 
-@pytest.mark.parametrize("params", [{"max_new_tokenz": 3}])
-async def test_a_misspelt_parameter_is_refused_before_it_is_sent(
-    float32: Wire, params: dict[str, Any]
-) -> None:
-    from toolroll import UsageError
-
+async def test_a_misspelt_parameter_is_refused_before_it_is_sent(float32: Wire) -> None:
     async with serving(float32.url) as served:
         with pytest.raises(UsageError, match="did you mean 'max_new_tokens'"):
-            await play(served, "typo", **params)
+            await play(served, "typo", max_new_tokenz=3)

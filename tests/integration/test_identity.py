@@ -1,13 +1,10 @@
-"""Whose answer it is, and which model serves: what the real server and the real router tell of
-it.
-"""
+"""Whose answer it is, and which model serves, by the real server and the real router."""
 
 from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import aiohttp
@@ -15,29 +12,24 @@ import orjson
 import pytest
 from aiohttp import web
 from support.client import request
+from support.episodes import opened_model
 from support.http import http_server
 from support.processes import Server
 from support.qwen import qwen3_tokenizer
 from support.tiny_model import tiny_model
 from support.wire import Wire, until
 
-from toolroll.parsers.registry import get_parser
 from toolroll.rollout.engine import Engine, EngineConfig
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.model.identity import probe_text
 from toolroll.rollout.model.model import Model
-from toolroll.rollout.template import ChatTemplate
 from toolroll.testing import load_embedded_tokenizer
 
 PROMPT = [9707, 11, 1879]
 
 
-@asynccontextmanager
-async def serving(url: str, tokenizer: Any, name: str) -> AsyncIterator[Model]:
-    template = ChatTemplate(tokenizer)
-    parser = get_parser("qwen25", template.encoder.control)
-    async with Model(Engine(EngineConfig(engine=url)), template, parser, name=name) as served:
-        yield served
+def serving(url: str, tokenizer: Any, name: str) -> AbstractAsyncContextManager[Model]:
+    return opened_model(url, tokenizer, "qwen25", name=name, config={"vocab_size": None})
 
 
 async def test_tokenize_gives_the_tokenizers_own_ids(float32: Wire) -> None:
@@ -57,12 +49,8 @@ async def test_the_id_of_an_answer_is_the_rid(
         rid = uuid.uuid4().hex
         answer = await wire.generate(PROMPT, fields={"rid": rid}, max_new_tokens=3)
         assert answer.meta["id"] == rid
-        body = {
-            "input_ids": PROMPT,
-            "rid": rid,
-            "stream": True,
-            "sampling_params": {"max_new_tokens": 3, "ignore_eos": True},
-        }
+        params = {"max_new_tokens": 3, "ignore_eos": True}
+        body = {"input_ids": PROMPT, "rid": rid, "stream": True, "sampling_params": params}
         async with http.post(f"{wire.url}/generate", json=body) as response:
             lines = [line async for line in response.content if line.startswith(b"data: {")]
         assert [orjson.loads(line[6:])["meta_info"]["id"] for line in lines] == [rid] * len(lines)
@@ -73,8 +61,7 @@ async def test_the_id_of_an_answer_is_the_rid(
 async def test_the_right_model_passes_at_the_server_and_behind_the_router(
     routed_sglang: Any,
 ) -> None:
-    for proxy in routed_sglang.proxies:
-        proxy.clear()
+    routed_sglang.clear()
     for url in (routed_sglang.workers[0].url, routed_sglang.url):
         async with serving(url, qwen3_tokenizer(), str(tiny_model())) as served:
             assert await served.check_identity() == []
@@ -102,10 +89,9 @@ async def test_through_a_router_alone_a_generation_tells_the_ids(
     """As where the workers cannot be reached: nothing is passed on but `/generate`."""
 
     async def forward(request: web.Request) -> web.StreamResponse:
+        url, body = f"{routed_sglang.url}/generate", await request.read()
         headers = {"Content-Type": request.content_type}
-        async with http.post(
-            f"{routed_sglang.url}/generate", data=await request.read(), headers=headers
-        ) as response:
+        async with http.post(url, data=body, headers=headers) as response:
             return web.Response(status=response.status, body=await response.read())
 
     async with http_server({"/generate": forward}) as url:
@@ -125,9 +111,8 @@ async def test_streams_of_the_real_server_keep_every_check(sglang_float32: Serve
         answer = await engine.generate(
             request(PROMPT, sampling_params=params), progress=lambda ids: told.append(list(ids))
         )
-        plain = await engine.generate(
-            request([*PROMPT, *answer.output_ids], sampling_params=params)
-        )
+        longer = request([*PROMPT, *answer.output_ids], sampling_params=params)
+        plain = await engine.generate(longer)
     assert told[-1] == answer.output_ids.tolist() and len(told) > 1
     assert len(plain.output_ids) == len(answer.output_ids) == 200
 

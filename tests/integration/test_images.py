@@ -8,14 +8,15 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractAsyncContextManager
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from support.episodes import opened_model
 from support.listed_environment import ListedWorld
 from support.processes import Server
 from support.servers import sglang_environment, sglang_server
@@ -23,8 +24,6 @@ from support.vision import FAMILIES, image_tokens, picture, shown, tiny_vision_m
 
 from toolroll.agents.loop.call_policy import CallPolicy
 from toolroll.agents.tool_calling import TrainableToolCallingAgent
-from toolroll.parsers.registry import get_parser
-from toolroll.rollout.engine import Engine, EngineConfig
 from toolroll.rollout.media import collapsed
 from toolroll.rollout.model.model import Model
 from toolroll.rollout.template import ChatTemplate
@@ -77,19 +76,14 @@ def tokenizer(family: str) -> Any:
     return AutoTokenizer.from_pretrained(tiny_vision_model(family))
 
 
-@asynccontextmanager
-async def serving(url: str, family: str) -> AsyncIterator[Model]:
+def serving(url: str, family: str) -> AbstractAsyncContextManager[Model]:
     own = tokenizer(family)
     template = ChatTemplate(own, images=image_tokens(own, family))
-    engine = Engine(EngineConfig(engine=url, vocab_size=len(own)))
-    async with Model(engine, template, get_parser("qwen25", template.encoder.control)) as model:
-        yield model
+    return opened_model(url, own, "qwen25", template=template)
 
 
 async def play(model: Model, number: int, *, images: bool = True) -> InteractionResult:
-    """An episode whose user shows three images. If `number` is odd, a grammar makes the model call
-    a tool, which shows others.
-    """
+    """A user shows three images; if `number` is odd, a grammar forces calls, which show others."""
     seeds = range(3 * number, 3 * number + 3) if images else ()
     texts = ["One <|im_end|>?", "Two?", "Three?"]
     contents = [shown(text, *seeds[place : place + 1]) for place, text in enumerate(texts)]

@@ -5,16 +5,13 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from support.episodes import opened_model
 from support.listed_environment import ListedWorld
 from support.processes import Server
 from support.qwen import qwen3_tokenizer
 from support.wire import Wire
 
 from toolroll.agents.tool_calling import TrainableToolCallingAgent
-from toolroll.parsers.registry import get_parser
-from toolroll.rollout.engine import Engine, EngineConfig
-from toolroll.rollout.model.model import Model
-from toolroll.rollout.template import ChatTemplate
 from toolroll.rollout.types import Status, StopReason, Task
 
 IMAGE = 151_655  # <|image_pad|> of Qwen3's tokenizer
@@ -26,10 +23,7 @@ async def test_the_server_stops_there(
     tokenizer = qwen3_tokenizer()
     (tmp_path / "config.json").write_text(json.dumps({"image_token_id": IMAGE}), encoding="utf-8")
     tokenizer.name_or_path = str(tmp_path)
-    template = ChatTemplate(tokenizer)
-    engine = Engine(EngineConfig(engine=sglang_float32.url, vocab_size=len(tokenizer)))
-    parser = get_parser("qwen25", template.encoder.control)
-    async with Model(engine, template, parser) as model:
+    async with opened_model(sglang_float32.url, tokenizer, "qwen25") as model:
         player = TrainableToolCallingAgent(model=model, rollout_args={"verify": "always"})
         result = await player.asolve(
             ListedWorld(user_texts=["Go."], system="You are an agent."),

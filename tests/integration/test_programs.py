@@ -9,16 +9,12 @@ from pathlib import Path
 
 import pytest
 from support.engine_answers import CLOSE, engine_answers, judge_answers, largest_error
+from support.episodes import opened_model
 from support.processes import Server
 from support.program_trials import AGENT, command_of, factory, play, program, refusal, write_task
 from support.proxy import counting_proxy
 from support.qwen import qwen3_tokenizer
 from support.tiny_model import tiny_model
-
-from toolroll.parsers.registry import get_parser
-from toolroll.rollout.engine import Engine, EngineConfig
-from toolroll.rollout.model.model import Model
-from toolroll.rollout.template import ChatTemplate
 
 LIMIT, USERS = 24, 2
 CLAUDE = AGENT.with_name("claude_shape.py")
@@ -30,14 +26,10 @@ async def test_each_answer_of_the_server_is_trained_once(
     file: Path, turns: int, tmp_path: Path, sglang_float32: Server
 ) -> None:
     write_task(tmp_path)
-    tokenizer = qwen3_tokenizer()
-    template = ChatTemplate(tokenizer)
-    parser = get_parser("qwen25", template.encoder.control)
     variables = {"USERS": str(USERS), "CLAUDE_CODE_MAX_OUTPUT_TOKENS": str(LIMIT)}
     params = {"temperature": 1.0, "max_new_tokens": LIMIT}
     with counting_proxy(sglang_float32.url) as proxy:
-        engine = Engine(EngineConfig(engine=proxy.url, vocab_size=len(tokenizer)))
-        async with Model(engine, template, parser) as model:
+        async with opened_model(proxy.url, qwen3_tokenizer(), "qwen25") as model:
             agent = program(model, command_of(file), variables=variables, verify="always")
             episodes = await play(factory(tmp_path), agent, samples=2, sampling_params=params)
         answers = engine_answers(proxy)

@@ -11,20 +11,14 @@ import pytest
 import ray
 from ray.cluster_utils import Cluster
 from rich.console import Console
+from support.commands import lines
 from support.faults.tally import Tally, contents
+from support.ray_processes import desk_engine, desk_run
 
 from toolroll.cli.run_command import run
 from toolroll.evaluation.ray_worker import connected
-from toolroll.evaluation.run_config import RunConfig
 from toolroll.rollout.runs.episode_file import read_episodes
-from toolroll.rollout.runs.registry import find_environment
-from toolroll.testing import (
-    EmbeddedEngine,
-    PolicyRequest,
-    load_embedded_tokenizer,
-    play_references,
-    serve_in_thread,
-)
+from toolroll.testing import EmbeddedEngine
 
 SAMPLES = 3
 NODE: dict[str, Any] = {"num_cpus": 1, "object_store_memory": 100 * 2**20}
@@ -32,18 +26,7 @@ NODE: dict[str, Any] = {"num_cpus": 1, "object_store_memory": 100 * 2**20}
 
 @pytest.fixture(scope="module")
 def engine() -> Iterator[EmbeddedEngine]:
-    """Says what the prompt asks for, however often an episode is begun; slow enough for
-    something to happen meanwhile.
-    """
-    desk = find_environment("desk")
-    lines = play_references(desk, desk.tasks("test"), samples=SAMPLES, mistakes=0.4, seed=9)
-
-    def policy(request: PolicyRequest) -> str:
-        said = lines.get(request.routing_key, ["Goodbye."])
-        turn = request.text.count("<|turn|>assistant") - 1
-        return said[turn] if turn < len(said) else "Goodbye."
-
-    with serve_in_thread(EmbeddedEngine(load_embedded_tokenizer(), policy, latency=0.15)) as served:
+    with desk_engine(samples=SAMPLES, latency=0.15) as served:
         yield served
 
 
@@ -59,20 +42,6 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
         found.shutdown()
 
 
-def config(engine: EmbeddedEngine, out: Path, **more: Any) -> RunConfig:
-    return RunConfig(
-        env="desk",
-        engine=engine.url,
-        model="embedded",
-        parser="hermes",
-        samples=SAMPLES,
-        concurrency=8,
-        do_nothing=False,
-        out=out,
-        **more,
-    )
-
-
 @pytest.mark.faults
 async def test_a_node_that_dies_loses_and_doubles_nothing(
     engine: EmbeddedEngine,
@@ -82,25 +51,24 @@ async def test_a_node_that_dies_loses_and_doubles_nothing(
     tally: Tally,
 ) -> None:
     console = Console(quiet=True)
-    await run(config(engine, tmp_path / "here"), console)
+    here, spread = tmp_path / "here", tmp_path / "ray"
+    await run(desk_run(engine, here, samples=SAMPLES), console)
     node = cluster.add_node(**NODE)
     cluster.wait_for_nodes()
-    running = asyncio.create_task(
-        run(config(engine, tmp_path / "ray", ray=cluster.address, processes=2), console)
-    )
-    file = tmp_path / "ray" / "episodes.jsonl"
-    while not running.done() and not (file.is_file() and file.read_bytes().count(b"\n") >= 15):
+    config = desk_run(engine, spread, samples=SAMPLES, ray=cluster.address, processes=2)
+    running = asyncio.create_task(run(config, console))
+    while not running.done() and lines(spread) < 15:
         await asyncio.sleep(0.05)
-    before = file.read_bytes().count(b"\n")
+    before = lines(spread)
     await asyncio.to_thread(cluster.remove_node, node)
     outcome = await running
     assert 15 <= before < 33 * SAMPLES, "it died in mid-run"
     assert "died (attempt 1)" in caplog.text, "a worker was on it, and played"
     assert outcome.summary.episodes == 33 * SAMPLES
     assert outcome.report["aborted"] == 0
-    whole = contents(read_episodes(tmp_path / "here"))
+    whole = contents(read_episodes(here))
     tally.tried()
-    tally.played(list(read_episodes(tmp_path / "ray")), whole, whole)
+    tally.played(list(read_episodes(spread)), whole, whole)
     tally.check()
 
 

@@ -12,17 +12,13 @@ from types import SimpleNamespace
 from typing import Any, get_args
 
 import pytest
-from support.episodes import agent, judge_tokens
+from support.episodes import agent, judge_tokens, opened_model
 from support.processes import Server
 from support.servers import Router, router
 from support.toy_environment import PondFactory, look
 
-from toolroll.parsers.registry import get_parser
-from toolroll.rollout.engine import Engine, EngineConfig
-from toolroll.rollout.model.model import Model
 from toolroll.rollout.runs.runner import Runner
 from toolroll.rollout.settings import RunSettings
-from toolroll.rollout.template import ChatTemplate
 from toolroll.rollout.types import Episode, Status
 from toolroll.testing import EmbeddedEngine, Fault, serve_in_thread
 
@@ -50,10 +46,9 @@ def over(workers: list[EmbeddedEngine], kind: Router, log_folder: Path) -> Itera
 
 
 async def play(tokenizer: Any, url: str, episodes: list[Episode]) -> None:
-    template, factory = ChatTemplate(tokenizer), PondFactory(EPISODES)
-    engine = Engine(EngineConfig(engine=url, vocab_size=len(tokenizer), backoff=0.01))
+    factory = PondFactory(EPISODES)
     settings = RunSettings(sampling_params=PARAMS, concurrency=8)
-    async with Model(engine, template, get_parser("hermes", template.encoder.control)) as model:
+    async with opened_model(url, tokenizer, config={"backoff": 0.01}) as model:
         runner = Runner(factory, lambda: agent(model, verify="off"), settings)
         await runner.run(factory.tasks("test"), episodes.append)
 

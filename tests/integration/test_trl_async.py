@@ -1,6 +1,4 @@
-"""TRL's own `AsyncGRPOTrainer` trains from the real SGLang, whose weights change between turns and
-within them.
-"""
+"""TRL's `AsyncGRPOTrainer` trains from the real SGLang with changing weights."""
 
 from __future__ import annotations
 
@@ -49,9 +47,7 @@ class Length(Environment):
         reward = len(action.content) % 97 / 97
         return StepResult([] if done else more, reward=reward, done=done)
 """
-"""Rewards that are never equal, so that each step changes the weights. Episodes begin while the
-gate's file exists.
-"""
+"""Rewards differ, so each step changes the weights. Episodes begin while the gate exists."""
 STEPS, BATCH = 5, 4
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from support.client_scenario import FIRST, seen
@@ -66,14 +67,23 @@ def _add(block: dict[str, Any], delta: dict[str, Any]) -> None:
     block[name] += delta[name]
 
 
-async def ask(bench: Bench, body: dict[str, Any], *, path: str, stream: bool) -> dict[str, Any]:
+async def answer_of(
+    joined: Callable[[list[dict[str, Any]]], dict[str, Any]],
+    bench: Bench,
+    body: dict[str, Any],
+    *,
+    path: str,
+    stream: bool,
+) -> dict[str, Any]:
+    """Send a request. `joined` makes an answer of the events of a stream."""
     if stream:
-        return message_of(await events_of(bench, path, body))
+        return joined(await events_of(bench, path, body))
     status, answer = await bench.post(path, body)
     assert status == 200, answer
     return answer
 
 
+ask = partial(answer_of, message_of)
 Change = Callable[[list[dict[str, Any]]], list[dict[str, Any]]]
 
 
@@ -85,9 +95,7 @@ async def play(
     change: Change = lambda messages: messages,
     **more: Any,
 ) -> dict[str, Any]:
-    """Play a tool loop, and return the last message. `change` converts the history to the messages
-    that are sent.
-    """
+    """Play a tool loop, and return the last message. `change` makes the sent messages."""
     messages: list[dict[str, Any]] = [{"role": "user", "content": FIRST[1]["content"]}]
     body = {"model": "m", "max_tokens": 1000, "system": FIRST[0]["content"], "tools": [LOOK]}
     while True:

@@ -5,12 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from toolroll.testing import embedded_tokenizer_path
-from toolroll.trainers.atropos import (
-    APIServerConfig,
-    BaseEnv,
-    BaseEnvConfig,
-    ScoredDataGroup,
-)
+from toolroll.trainers.atropos import APIServerConfig, BaseEnv, BaseEnvConfig, ScoredDataGroup
 
 
 class CountingEnv(BaseEnv):

@@ -35,9 +35,7 @@ def bare(*names: str) -> None:
 
 
 class _Unused(type):
-    """A name of a module that is not installed: for annotations, `except` and base classes. A call
-    raises, unless it decorates.
-    """
+    """A name of an absent module, for annotations and base classes. Calls raise, or decorate."""
 
     def __call__(cls, *given: Any, **named: Any) -> Any:
         if len(given) == 1 and not named and callable(given[0]):

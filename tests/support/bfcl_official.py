@@ -17,18 +17,11 @@ from typing import Any
 
 
 def official_verdicts(trajectories: Sequence[dict[str, Any]], folder: Path) -> list[bool]:
-    """The official verdict on each of `trajectories`; what the checker writes at import goes to
-    `folder`.
-    """
+    """The official verdicts on `trajectories`; `folder` gets what the checker writes."""
     lines = "\n".join(json.dumps(trajectory) for trajectory in trajectories)
     environment = {**os.environ, "BFCL_PROJECT_ROOT": str(folder)}
     run = subprocess.run(
-        [sys.executable, __file__],
-        input=lines,
-        capture_output=True,
-        text=True,
-        env=environment,
-        check=False,
+        [sys.executable, __file__], input=lines, capture_output=True, text=True, env=environment
     )
     assert run.returncode == 0, run.stderr[-2000:]
     return [json.loads(line) for line in run.stdout.splitlines()]
@@ -39,15 +32,8 @@ def _main() -> None:
 
     from toolroll.environments.bfcl.data import BfclData
 
-    data = {
-        name: BfclData(name)
-        for name in {
-            "multi_turn_base",
-            "multi_turn_miss_func",
-            "multi_turn_miss_param",
-            "multi_turn_long_context",
-        }
-    }
+    parts = ("base", "miss_func", "miss_param", "long_context")
+    data = {name: BfclData(name) for name in (f"multi_turn_{part}" for part in parts)}
     for number, line in enumerate(sys.stdin):
         asked = json.loads(line)
         found = data[asked["category"]]

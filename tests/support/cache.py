@@ -17,9 +17,7 @@ from pathlib import Path
 
 
 def cached_folder(kind: str, key: tuple[bytes | str, ...], build: Callable[[Path], None]) -> Path:
-    """The folder that `build(folder)` filled, built at most once for this `key` (two processes
-    may both build: one wins).
-    """
+    """The folder that `build(folder)` filled for this `key` (of two at once, one wins)."""
     digest = hashlib.sha256()
     for part in key:
         data = part.encode() if isinstance(part, str) else part

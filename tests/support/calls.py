@@ -20,17 +20,8 @@ def _words(first: str, others: str, longest: int) -> st.SearchStrategy[str]:
 
 NAMES = _words(ascii_lowercase, f"{ascii_lowercase}{digits}_", 15)
 _EDGES = (
-    0,
-    -1,
-    2**31,
-    2**53 + 1,
-    -(2**63),
-    0.1,
-    -1.5,
-    1e22,
-    1e-7,
-    5e-324,
-    1.7976931348623157e308,
+    *(0, -1, 2**31, 2**53 + 1, -(2**63)),
+    *(0.1, -1.5, 1e22, 1e-7, 5e-324, 1.7976931348623157e308),
     2**64,
 )
 _NO_NAMES = frozenset("true false null none".split())
@@ -103,25 +94,8 @@ def same(left: Any, right: Any) -> bool:
 # --- ordinary calls, without hypothesis: many, quickly, the same each time ------------------------
 
 _WORDS = (
-    "order",
-    "Zürich",
-    " ",
-    "\n",
-    '"',
-    "'",
-    "{",
-    "}",
-    "[x]",
-    "é",
-    "𝛑",
-    "-",
-    "1.5",
-    ", ",
-    "#W12",
-    "a@b.de",
-    "null",
-    "true",
-    "10",
+    *("order", "Zürich", " ", "\n", '"', "'", "{", "}", "[x]", "é", "𝛑", "-", "1.5", ", "),
+    *("#W12", "a@b.de", "null", "true", "10"),
 )
 
 
@@ -129,16 +103,12 @@ def ordinary_calls(form: Format, picks: random.Random) -> list[Call]:
     """Calls whose strings spell no marker of any format."""
     number = picks.choice((1, 1, 2, 3)) if form.parallel else 1
     names = picks.sample(("get_order", "cancel", "search_flights", "book2", "x"), number)
-    return [
-        (
-            name,
-            {
-                key: _value(picks, 2)
-                for key in picks.sample(("id", "city", "Rooms", "n_max"), picks.randint(0, 3))
-            },
-        )
-        for name in names
-    ]
+    return [(name, _object(picks, ("id", "city", "Rooms", "n_max"), 3, 2)) for name in names]
+
+
+def _object(picks: random.Random, keys: tuple[str, ...], most: int, depth: int) -> dict[str, Any]:
+    chosen = picks.sample(keys, picks.randint(0, most))
+    return {key: _value(picks, depth) for key in chosen}
 
 
 def _value(picks: random.Random, depth: int) -> Any:
@@ -157,11 +127,4 @@ def _value(picks: random.Random, depth: int) -> Any:
         return picks.random() < 0.5
     if kind == "list":
         return [_value(picks, depth - 1) for _ in range(picks.randint(0, 3))]
-    return (
-        {
-            key: _value(picks, depth - 1)
-            for key in picks.sample(("a", "b", "c"), picks.randint(0, 2))
-        }
-        if kind == "object"
-        else None
-    )
+    return _object(picks, ("a", "b", "c"), 2, depth - 1) if kind == "object" else None

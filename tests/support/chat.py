@@ -8,6 +8,8 @@ from typing import Any
 
 from aiohttp import web
 from openai.types.chat import ChatCompletion
+from support.exports import a_call
+from support.http import app_server
 
 UNFINISHED = ("abort", "error", "network_error", "content_filter", "length", None)
 """The finish reasons of answers that are not whole."""
@@ -46,14 +48,9 @@ async def endpoint(*answers: Answer | dict[str, Any]) -> AsyncIterator[Seen]:
 
     application = web.Application()
     application.router.add_post("/v1/chat/completions", handle)
-    runner = web.AppRunner(application, shutdown_timeout=0.1)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    seen.url = "http://{}:{}/v1".format(*runner.addresses[0][:2])
-    try:
+    async with app_server(application) as url:
+        seen.url = f"{url}/v1"
         yield seen
-    finally:
-        await runner.cleanup()
 
 
 def completion(
@@ -66,20 +63,11 @@ def completion(
     found: dict[str, Any] = {"role": "assistant", "content": content} | message
     if calls:
         found["tool_calls"] = [
-            {
-                "id": f"call_{at}",
-                "type": "function",
-                "function": {"name": name, "arguments": arguments},
-            }
-            for at, (name, arguments) in enumerate(calls)
+            a_call(name, arguments, f"call_{at}") for at, (name, arguments) in enumerate(calls)
         ]
         finish = "tool_calls"
-    usage = {
-        "prompt_tokens": 9,
-        "completion_tokens": 4,
-        "total_tokens": 13,
-        "prompt_tokens_details": {"cached_tokens": 5},
-    }
+    usage: dict[str, Any] = {"prompt_tokens": 9, "completion_tokens": 4, "total_tokens": 13}
+    usage["prompt_tokens_details"] = {"cached_tokens": 5}
     data = {
         "id": "c",
         "object": "chat.completion",

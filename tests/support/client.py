@@ -74,9 +74,7 @@ async def embedded(
 
 
 def flaky(*answers: web.Response | dict[str, Any]) -> tuple[list[dict[str, Any]], Any]:
-    """A handler that gives `answers` in turn (the last one for ever), and the bodies that it
-    got.
-    """
+    """A handler that gives `answers` in turn (the last one for ever), and the bodies it got."""
     seen: list[dict[str, Any]] = []
 
     async def handle(http: web.Request) -> web.StreamResponse:

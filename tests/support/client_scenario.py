@@ -1,6 +1,4 @@
-"""One episode for every client: a look at three things, with reasoning, parallel calls, and texts
-that spell control tokens.
-"""
+"""One episode for every client: three looks, reasoning, parallel calls, spelled markers."""
 
 from __future__ import annotations
 

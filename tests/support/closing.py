@@ -12,12 +12,7 @@ from support.patience import PATIENCE
 
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.types import Action, Environment, Observation, StepResult, Task
-from toolroll.testing import (
-    EmbeddedEngine,
-    PolicyRequest,
-    load_embedded_tokenizer,
-    serve_in_thread,
-)
+from toolroll.testing import EmbeddedEngine, PolicyRequest, load_embedded_tokenizer, serve_in_thread
 
 NAME = "support.closing:Closing"
 
@@ -54,9 +49,7 @@ class Closing(Environment):
 
 
 class Held:
-    """A policy that holds the first `count` requests, calls `full` with the last of them, and
-    answers the others.
-    """
+    """Holds the first `count` requests, calls `full` with the last of them, answers the others."""
 
     def __init__(self, count: int, full: Callable[[], object]) -> None:
         self._left, self._full = count, full

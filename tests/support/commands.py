@@ -27,6 +27,11 @@ def run_command(url: str, *arguments: object, env: str = "desk") -> list[str]:
     return ["run", env, *options, *map(str, arguments)]
 
 
+def serve_command(url: str, *options: str) -> list[str]:
+    """`toolroll serve` on a free port with the embedded engine at `url`, as words."""
+    return ["serve", "--model", "embedded", "--engine", url, "--port", "0", *options]
+
+
 def lines(folder: Path) -> int:
     """How many episodes the run in `folder` has written."""
     file = folder / "episodes.jsonl"

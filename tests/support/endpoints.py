@@ -69,9 +69,7 @@ class Bench:
             await asyncio.sleep(0.01)
 
     async def trajectories(self, session: str = "s", *, refused: int = 0) -> list[dict[str, Any]]:
-        """The session's trajectories, judged; `refused`: how many answers of the engine must be
-        trained nowhere.
-        """
+        """The session's trajectories, judged; `refused`: how many answers are trained nowhere."""
         found = (await self.get(f"/sessions/{session}/trajectories"))["trajectories"]
         judge(found, self.engine, session, refused=refused)
         return found

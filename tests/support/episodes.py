@@ -29,6 +29,25 @@ TEMPLATE_OPTIONS = {"history", "images", "chat_template"}
 
 
 @asynccontextmanager
+async def opened_model(
+    url: str,
+    tokenizer: Any,
+    parser: str = "hermes",
+    *,
+    template: ChatTemplate | None = None,
+    client: type[Engine] = Engine,
+    config: dict[str, Any] | None = None,
+    **options: Any,
+) -> AsyncIterator[Model]:
+    """A model of the engine or router at `url`; `options` are those of `Model`."""
+    template = ChatTemplate(tokenizer) if template is None else template
+    settings = {"engine": url, "vocab_size": len(tokenizer), **(config or {})}
+    reader = get_parser(parser, template.encoder.control)
+    async with Model(client(EngineConfig(**settings)), template, reader, **options) as model:
+        yield model
+
+
+@asynccontextmanager
 async def serving(
     tokenizer: Any,
     policy: Any,
@@ -38,24 +57,12 @@ async def serving(
     **engine: Any,
 ) -> AsyncIterator[tuple[EmbeddedEngine, Model]]:
     """An embedded engine with a served model on top of it."""
-    options = {name: engine.pop(name) for name in TEMPLATE_OPTIONS & engine.keys()}
-    threads: int = engine.pop("threads", 4)
-    kind: type[Engine] = engine.pop("client", Engine)
+    template = {name: engine.pop(name) for name in TEMPLATE_OPTIONS & engine.keys()}
+    options = {"client": engine.pop("client", Engine), "threads": engine.pop("threads", 4)}
+    options |= {"config": {"backoff": 0.001, **(config or {})}, "max_resumes": max_resumes}
     async with EmbeddedEngine(tokenizer, policy, **engine) as embedded:
-        template = ChatTemplate(tokenizer, **options)
-        client = kind(
-            EngineConfig(
-                engine=embedded.url, vocab_size=len(tokenizer), backoff=0.001, **(config or {})
-            )
-        )
-        model = Model(
-            client,
-            template,
-            get_parser("hermes", template.encoder.control),
-            max_resumes=max_resumes,
-            threads=threads,
-        )
-        async with model:
+        options["template"] = ChatTemplate(tokenizer, **template)
+        async with opened_model(embedded.url, tokenizer, **options) as model:
             yield embedded, model
 
 

@@ -37,9 +37,7 @@ _M3 = "]<]minimax[>["
 
 
 def _dsml(brand: str, block: str, blank: str = "") -> str:
-    """Two calls in DSML of that `brand` and `block`; `blank` stands before the other tags'
-    names.
-    """
+    """Two calls in DSML of that `brand` and `block`; `blank` stands before the other names."""
     mark = f"｜{brand}｜"
     return (
         f'<{mark}{block}>\n<{mark}{blank}invoke name="get_weather">\n<{mark}{blank}parameter '
@@ -83,9 +81,8 @@ EXAMPLES: dict[str, Example] = {
     ),
     "mimo": Example(
         "https://huggingface.co/XiaomiMiMo/MiMo-V2-Flash (chat_template)",
-        "<tool_call>\n<function=get_weather>\n<parameter=city>Paris &amp; "
-        "Lyon</parameter>\n<parameter=days>2</parameter>\n</function>\n"
-        "</tool_call>",
+        "<tool_call>\n<function=get_weather>\n<parameter=city>Paris &amp; Lyon</parameter>\n"
+        "<parameter=days>2</parameter>\n</function>\n</tool_call>",
         {
             "no closing tag of the "
             "function": "<tool_call>\n<function=get_weather>\n<parameter=city>Paris</parameter>\n</tool_call>"
@@ -108,17 +105,14 @@ EXAMPLES: dict[str, Example] = {
     ),
     "minimax-m2": Example(
         "https://huggingface.co/MiniMaxAI/MiniMax-M2 (docs/tool_calling_guide.md)",
-        'I look it up.\n<minimax:tool_call>\n<invoke name="get_weather">\n<parameter '
-        'name="city">Paris</parameter>\n'
-        '<parameter name="days">2</parameter>\n</invoke>\n<invoke '
-        'name="get_time">\n</invoke>\n</minimax:tool_call>',
+        'I look it up.\n<minimax:tool_call>\n<invoke name="get_weather">\n'
+        '<parameter name="city">Paris</parameter>\n<parameter name="days">2</parameter>\n'
+        '</invoke>\n<invoke name="get_time">\n</invoke>\n</minimax:tool_call>',
         {
             "a quote is missing": "<minimax:tool_call>\n<invoke "
             'name="get_weather>\n</invoke>\n</minimax:tool_call>',
-            "the second call is broken": "<minimax:tool_call>\n<invoke "
-            'name="get_time">\n</invoke>\n<invoke '
-            'name="get_weather">\nParis\n'
-            "</invoke>\n</minimax:tool_call>",
+            "the second call is broken": '<minimax:tool_call>\n<invoke name="get_time">\n'
+            '</invoke>\n<invoke name="get_weather">\nParis\n</invoke>\n</minimax:tool_call>',
         },
     ),
     "dots": Example(
@@ -159,10 +153,9 @@ EXAMPLES: dict[str, Example] = {
             "JSON in place of parameters": f"<｜DSML｜function_calls>\n<｜DSML｜invoke "
             f'name="get_weather">\n{_P}\n</｜DSML｜invoke>\n'
             "</｜DSML｜function_calls>",
-            "a parameter is not closed": "<｜DSML｜function_calls>\n<｜DSML｜invoke "
-            'name="get_weather">\n'
-            '<｜DSML｜parameter name="city" '
-            'string="true">Paris\n</｜DSML｜invoke>\n</｜DSML｜function_calls>',
+            "a parameter is not closed": "<｜DSML｜function_calls>\n"
+            '<｜DSML｜invoke name="get_weather">\n<｜DSML｜parameter name="city" string="true">Paris\n'
+            "</｜DSML｜invoke>\n</｜DSML｜function_calls>",
         },
     ),
     "deepseekv4": Example(
@@ -195,9 +188,8 @@ EXAMPLES: dict[str, Example] = {
         {
             "the first parameter is not "
             "closed": '<｜GCML｜tool_calls>\n<｜GCML｜invoke name="get_weather">\n'
-            '<｜GCML｜parameter name="city" string="true">Paris\n</｜GCML｜invoke>\n<｜GCML｜invoke '
-            'name="get_time">\n</｜GCML｜invoke>\n'
-            "</｜GCML｜tool_calls>",
+            '<｜GCML｜parameter name="city" string="true">Paris\n</｜GCML｜invoke>\n'
+            '<｜GCML｜invoke name="get_time">\n</｜GCML｜invoke>\n</｜GCML｜tool_calls>',
             "an unknown tool": "<｜GCML｜tool_calls>\n<｜GCML｜invoke "
             'name="get_rain">\n</｜GCML｜invoke>\n</｜GCML｜tool_calls>',
         },
@@ -264,10 +256,9 @@ EXAMPLES: dict[str, Example] = {
         "to=get_time<|channel|>analysis <|constrain|>xml<|message|><|call|>",
         {
             "an answer": "<|channel|>final<|message|>Hello.",
-            "a closing tag is missing": " to=get_weather<|channel|>analysis "
-            "<|constrain|>xml<|message|><rfl:parameter "
-            'name="city">\nParis\n'
-            '<rfl:parameter name="days">\n2\n</rfl:parameter><|call|>',
+            "a closing tag is missing": " to=get_weather<|channel|>analysis <|constrain|>"
+            'xml<|message|><rfl:parameter name="city">\nParis\n<rfl:parameter name="days">\n2\n'
+            "</rfl:parameter><|call|>",
             "the last closing tag is "
             "missing": " to=get_weather<|channel|>analysis <|constrain|>xml<|message|>"
             '<rfl:parameter name="city">\nParis<|call|>',
@@ -290,11 +281,10 @@ EXAMPLES: dict[str, Example] = {
     ),
     "kimi_k3": Example(
         "SGLang 0.5.23 (kimik3_detector)",
-        "<|open|>response<|sep|>I look it up.<|close|>response<|sep|><|open|>tools<|sep|>"
-        '<|open|>call tool="get_weather" index="1"<|sep|><|open|>argument key="city" '
-        'type="string"<|sep|>Paris<|close|>argument<|sep|>'
-        '<|open|>argument key="days" '
-        'type="number"<|sep|>2<|close|>argument<|sep|><|close|>call<|sep|><|close|>tools<|sep|>',
+        "<|open|>response<|sep|>I look it up.<|close|>response<|sep|><|open|>tools<|sep|><|open|>"
+        'call tool="get_weather" index="1"<|sep|><|open|>argument key="city" type="string"<|sep|>'
+        'Paris<|close|>argument<|sep|><|open|>argument key="days" type="number"<|sep|>2<|close|>'
+        "argument<|sep|><|close|>call<|sep|><|close|>tools<|sep|>",
         {
             "an argument is not closed": '<|open|>tools<|sep|><|open|>call tool="get_time" '
             'index="1"<|sep|><|open|>argument key="a"<|sep|>'
@@ -303,9 +293,8 @@ EXAMPLES: dict[str, Example] = {
     "step3": Example(
         "https://huggingface.co/stepfun-ai/step3 (chat_template)",
         "<｜tool_calls_begin｜>\n<｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke "
-        'name="get_weather">\n'
-        "<steptml:parameter "
-        'name="city">Paris</steptml:parameter>\n</steptml:invoke><｜tool_call_end｜>\n<｜tool_calls_end｜>',
+        'name="get_weather">\n<steptml:parameter name="city">Paris</steptml:parameter>\n'
+        "</steptml:invoke><｜tool_call_end｜>\n<｜tool_calls_end｜>",
         {
             "another type of call": "<｜tool_calls_begin｜>\n<｜tool_call_begin｜>code<｜tool_sep｜>x<｜tool_call_end｜>\n<｜tool_calls_end｜>"
         },

@@ -51,18 +51,14 @@ METRICS = {
 def varied() -> list[Episode]:
     """Calls, a fork, an episode that was cut short, and one that was aborted."""
     first, fork = trajectory(), trajectory(14, [(6, 9)], fork_reason="rewritten")
+    gone = {"type": "EngineError", "message": "gone"}
     three = [*CALLS, {"role": "user", "content": "Sure?"}, {"role": "assistant", "content": "Yes."}]
     return [
         episode("a/b", 0, 1.0, messages=CALLS, metrics=METRICS),
         episode("a/b", 1, 0.0, messages=three, metrics=METRICS, trajectories=[first, fork]),
         episode("t-1", 0, 0.5, messages=CALLS, metrics=METRICS, reason=StopReason.MAX_TURNS),
         episode("t-1", 1, 1.0, messages=CALLS, metrics=METRICS),
-        episode(
-            "t-2",
-            0,
-            reason=StopReason.ENGINE_ERROR,
-            info={"error": {"type": "EngineError", "message": "gone"}},
-        ),
+        episode("t-2", 0, reason=StopReason.ENGINE_ERROR, info={"error": gone}),
     ]
 
 
@@ -90,24 +86,16 @@ def sampled_steps(atif: dict[str, Any]) -> list[dict[str, Any]]:
 def own_turns(line: dict[str, Any]) -> list[tuple[list[int], list[int], list[float]]]:
     """The prompt, the sampled ids and the logprobs of each turn of a line of `episodes.jsonl`."""
     return [
-        (
-            part["input_ids"][: turn["start"]],
-            part["input_ids"][turn["start"] : turn["stop"]],
-            part["logprobs"][turn["start"] : turn["stop"]],
-        )
+        (ids[:start], ids[start:stop], part["logprobs"][start:stop])
         for part in line["trajectories"]
+        for ids in [part["input_ids"]]
         for turn in part["turns"]
+        for start, stop in [(turn["start"], turn["stop"])]
         if turn["excluded"] != "context"
     ]
 
 
 def tokens_of(atif: dict[str, Any]) -> list[tuple[list[int], list[int], list[float]]]:
     """The same of the steps of an ATIF file."""
-    return [
-        (
-            step["metrics"]["prompt_token_ids"],
-            step["metrics"]["completion_token_ids"],
-            step["metrics"]["logprobs"],
-        )
-        for step in sampled_steps(atif)
-    ]
+    found = [step["metrics"] for step in sampled_steps(atif)]
+    return [(it["prompt_token_ids"], it["completion_token_ids"], it["logprobs"]) for it in found]

@@ -47,8 +47,5 @@ def episode(reward: float | None, *, forked: bool = False) -> InteractionResult:
     """
     made = partial(sequence, first_id=0 if reward else 7)
     whole = (made((4, 8, None), (10, 16, None), length=16),)
-    forks = (
-        made((4, 8, None), length=8),
-        made((4, 8, "context"), (10, 16, None), length=16),
-    )
+    forks = (made((4, 8, None), length=8), made((4, 8, "context"), (10, 16, None), length=16))
     return result_of(reward, *(forks if forked else whole))

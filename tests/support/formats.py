@@ -15,6 +15,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from support.parsing import tool
+
 Call = tuple[str, dict[str, Any]]
 Writer = Callable[[Sequence[Call]], str]
 
@@ -54,9 +56,7 @@ class Format:
     spoken: bool = True
 
     def carries(self, value: Any) -> bool:
-        """Whether every string in `value` can be written so that it can be told from the
-        format's own marks.
-        """
+        """Whether every string in `value` can be told from the format's own marks."""
         if isinstance(value, str):
             return self.ambiguous is None or (
                 re.search(self.ambiguous, value) is None and _WAY_OUT.search(value) is None
@@ -177,27 +177,19 @@ harmony = writer(
 )
 k2_horizon = writer(_IFM_CALL, _IFM_KEY + _IFM_VALUE, block=_IFM_BLOCK)
 k2_horizon_typed = writer(
-    _IFM_CALL,
-    _IFM_KEY + "<ifm|arg_type>{kind}</ifm|arg_type>\n" + _IFM_VALUE,
-    block=_IFM_BLOCK,
+    _IFM_CALL, _IFM_KEY + "<ifm|arg_type>{kind}</ifm|arg_type>\n" + _IFM_VALUE, block=_IFM_BLOCK
 )
 k2_horizon_json = writer(
     '<ifm|tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</ifm|tool_call>\n',
     block=_IFM_BLOCK,
 )
+gigachat3 = writer(
+    '<|message_sep|>\n\nfunction call<|role_sep|>\n{{"name": "{name}", "arguments": {arguments}}}'
+)
 inkling = writer(
     '<|message_model|>{name}<|content_invoke_tool_json|>{{"name": "{name}", "args": {arguments}}}'
     "<|end_message|>"
 )
-
-
-def gigachat3(calls: Sequence[Call]) -> str:
-    """JSON behind a marker."""
-    (name, arguments) = calls[0]
-    return (
-        f"<|message_sep|>\n\nfunction "
-        f"call<|role_sep|>\n{dumps({'name': name, 'arguments': arguments})}"
-    )
 
 
 def dsml(brand: str, block: str, invoke: str = "invoke", parameter: str = "parameter") -> Writer:
@@ -219,15 +211,7 @@ def dsml(brand: str, block: str, invoke: str = "invoke", parameter: str = "param
 
 def kimi_k3(calls: Sequence[Call]) -> str:
     """Channels of opened and closed names."""
-    kinds = {
-        str: "string",
-        bool: "boolean",
-        int: "number",
-        float: "number",
-        dict: "object",
-        list: "array",
-        type(None): "null",
-    }
+    kinds = {**_KINDS, int: "number"}
     parts = []
     for index, (name, arguments) in enumerate(calls, 1):
         inner = "".join(
@@ -328,48 +312,29 @@ def beam(calls: Sequence[Call]) -> str:
 
 
 _COMMON = (
-    "<tool_call>",
-    "</tool_call>",
-    "<think>",
-    "</think>",
-    "\n",
-    '"',
-    "'",
-    "\\",
-    "{",
-    "}",
-    "[",
-    "]",
-    "é",
-    "𝛑",
+    *("<tool_call>", "</tool_call>", "<think>", "</think>"),
+    *("\n", '"', "'", "\\", "{", "}", "[", "]", "é", "𝛑"),
 )
 _QWEN_MARKS = ("<function=f>", "</function>", "<parameter=k>", "</parameter>")
 _GLM_MARKS = ("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
 _INVOKE_MARKS = (
-    '<invoke name="f">',
-    "</invoke>",
-    '<parameter name="k">',
-    "</parameter>",
-    "<minimax:tool_call>",
-    "</minimax:tool_call>",
+    *('<invoke name="f">', "</invoke>", '<parameter name="k">', "</parameter>"),
+    *("<minimax:tool_call>", "</minimax:tool_call>"),
 )
 _DEEP_MARKS = (
-    "<｜tool▁calls▁begin｜>",
-    "<｜tool▁call▁begin｜>",
-    "<｜tool▁sep｜>",
-    "```json",
-    "```",
-    "<｜tool▁call▁end｜>",
-    "<｜tool▁calls▁end｜>",
+    *("<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "```json", "```"),
+    *("<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>"),
 )
 _IFM_MARKS = (
-    "<ifm|arg_key>",
-    "</ifm|arg_key>",
-    "<ifm|arg_type>",
-    "<ifm|arg_value>",
-    "</ifm|arg_value>",
-    "</ifm|tool_call>",
+    *("<ifm|arg_key>", "</ifm|arg_key>", "<ifm|arg_type>", "<ifm|arg_value>"),
+    *("</ifm|arg_value>", "</ifm|tool_call>"),
 )
+_KIMI_MARKS = ("<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>")
+_HARMONY_MARKS = ("<|channel|>", "<|message|>", "<|call|>", "<|end|>", "<|start|>")
+_MUSE_MARKS = ("<atem:invoke>", "</atem:invoke>", "</atem:function_calls>", "<|eom|>")
+_M3_MARKS = ("<tool_call>", "</invoke>", "<item>", "</item>", "</a>", "]<]", "[>[")
+_INKLING_MARKS = ("<|message_model|>", "<|content_invoke_tool_json|>", "<|end_message|>")
+_BEAM_MARKS = ('<rfl:parameter name="k">', "</rfl:parameter>", "<|call|", "\n")
 _BEAM_END = (
     r'\n<rfl:parameter name="|\n</rfl:parameter>\s*(?:<rfl:parameter '
     r'name="|<\||\Z)|<\|(?:call|end|return|start)\|>'
@@ -391,6 +356,7 @@ def _values(start: str, close: str, *following: str) -> str:
 
 _QWEN = _values(r"<parameter=[\w.\-]+>", "</parameter>", "<parameter=", "</function>")
 _GLM_TAGS = r"<arg_key>[\w.\-]+</arg_key>\s*<arg_value>", "</arg_value>", "<arg_key>"
+_GLM = _values(*_GLM_TAGS, "</tool_call>")
 _INVOKE = _values(r'<parameter name="[\w.\-]+">', "</parameter>", '<parameter name="', "</invoke>")
 _DSML = _values(
     r'<｜DSML｜parameter name="[\w.\-]+(?:" string="[^"\n]*)?">',
@@ -406,116 +372,54 @@ _IFM = _values(
 )
 
 
-def _raw(name: str, write: Writer, marks: tuple[str, ...], ambiguous: str, **more: Any) -> Format:
-    return Format(
-        name, write, (*_COMMON, *marks), typed=True, keys="word", ambiguous=ambiguous, **more
-    )
+def _json(name: str, write: Writer, *marks: str, **more: Any) -> Format:
+    return Format(name, write, (*_COMMON, *marks), **more)
+
+
+def _raw(
+    name: str, write: Writer, marks: tuple[str, ...], ambiguous: str = r"(?!)", **more: Any
+) -> Format:
+    return _json(name, write, *marks, typed=True, keys="word", ambiguous=ambiguous, **more)
 
 
 FORMATS: tuple[Format, ...] = (
-    Format("hermes", hermes, _COMMON),
-    Format("interns1", interns1, (*_COMMON, "<|action_start|> <|plugin|>", "<|action_end|>")),
+    _json("hermes", hermes),
+    _json("interns1", interns1, "<|action_start|> <|plugin|>", "<|action_end|>"),
     _raw("qwen3_coder", qwen3_coder, _QWEN_MARKS, _QWEN),
-    _raw("mimo", mimo, _QWEN_MARKS, r"(?!)"),
-    _raw("glm45", glm45, _GLM_MARKS, _values(*_GLM_TAGS, "</tool_call>")),
-    _raw("glm47", glm47, _GLM_MARKS, _values(*_GLM_TAGS, "</tool_call>")),
-    _raw(
-        "hunyuan",
-        hunyuan,
-        (*_GLM_MARKS, "<tool_sep>", "</tool_calls>"),
-        _values(*_GLM_TAGS, "</tool_call>"),
-    ),
+    _raw("mimo", mimo, _QWEN_MARKS),
+    _raw("glm45", glm45, _GLM_MARKS, _GLM),
+    _raw("glm47", glm47, _GLM_MARKS, _GLM),
+    _raw("hunyuan", hunyuan, (*_GLM_MARKS, "<tool_sep>", "</tool_calls>"), _GLM),
     _raw("minimax-m2", minimax_m2, _INVOKE_MARKS, _INVOKE),
     _raw("dots", dots, _INVOKE_MARKS, _INVOKE),
-    _raw(
-        "deepseekv32",
-        dsml("DSML", "function_calls"),
-        _DSML_MARKS,
-        _DSML,
-    ),
-    _raw(
-        "deepseekv4",
-        dsml("DSML", "tool_calls"),
-        _DSML_MARKS,
-        _DSML,
-    ),
-    _raw("deepseekv41", dsml("DSML", " calls", " invoke", " parameter"), _DSML_MARKS, r"(?!)"),
-    _raw("gigachat35", dsml("GCML", "tool_calls"), _DSML_MARKS, r"(?!)"),
-    _raw("step3", step3, ("<steptml:", "</steptml:invoke>", "<｜tool_call_end｜>"), r"(?!)"),
-    _raw("kimi_k3", kimi_k3, ("<|open|>", "<|close|>call", "<|sep|>"), r"(?!)"),
-    Format("deepseekv3", deepseekv3, (*_COMMON, *_DEEP_MARKS)),
-    Format("deepseekv31", deepseekv31, (*_COMMON, *_DEEP_MARKS)),
-    Format(
-        "kimi_k2",
-        kimi_k2,
-        (*_COMMON, "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"),
-    ),
-    Format("mistral", mistral, (*_COMMON, "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]")),
-    Format("mistral", mistral_named, (*_COMMON, "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]")),
-    Format("llama3", llama3, (*_COMMON, "<|python_tag|>", ";"), spoken=False),
-    Format(
-        "pythonic",
-        python_calls,
-        (*_COMMON, "<|python_start|>", "[f(a=1)]", "',", '"],'),
-        keys="word",
-    ),
-    Format(
-        "lfm2",
-        lfm2,
-        (*_COMMON, "<|tool_call_start|>", "<|tool_call_end|>", "',", '"],'),
-        keys="word",
-    ),
-    Format("gemma4", gemma4, (*_COMMON, "<|tool_call>", "<tool_call|>", ",", ":"), keys="word"),
-    Format(
-        "gpt-oss",
-        harmony,
-        (*_COMMON, "<|channel|>", "<|message|>", "<|call|>", "<|end|>", "<|start|>"),
-    ),
-    Format("cohere_command4", cohere, (*_COMMON, "<|START_ACTION|>", "<|END_ACTION|>")),
+    _raw("deepseekv32", dsml("DSML", "function_calls"), _DSML_MARKS, _DSML),
+    _raw("deepseekv4", dsml("DSML", "tool_calls"), _DSML_MARKS, _DSML),
+    _raw("deepseekv41", dsml("DSML", " calls", " invoke", " parameter"), _DSML_MARKS),
+    _raw("gigachat35", dsml("GCML", "tool_calls"), _DSML_MARKS),
+    _raw("step3", step3, ("<steptml:", "</steptml:invoke>", "<｜tool_call_end｜>")),
+    _raw("kimi_k3", kimi_k3, ("<|open|>", "<|close|>call", "<|sep|>")),
+    _json("deepseekv3", deepseekv3, *_DEEP_MARKS),
+    _json("deepseekv31", deepseekv31, *_DEEP_MARKS),
+    _json("kimi_k2", kimi_k2, *_KIMI_MARKS),
+    _json("mistral", mistral, "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"),
+    _json("mistral", mistral_named, "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"),
+    _json("llama3", llama3, "<|python_tag|>", ";", spoken=False),
+    _json("pythonic", python_calls, "<|python_start|>", "[f(a=1)]", "',", '"],', keys="word"),
+    _json("lfm2", lfm2, "<|tool_call_start|>", "<|tool_call_end|>", "',", '"],', keys="word"),
+    _json("gemma4", gemma4, "<|tool_call>", "<tool_call|>", ",", ":", keys="word"),
+    _json("gpt-oss", harmony, *_HARMONY_MARKS),
+    _json("cohere_command4", cohere, "<|START_ACTION|>", "<|END_ACTION|>"),
     _raw("iquest_q1", iquest_q1, _GLM_MARKS, _values(*_GLM_TAGS, "</iquest_tool_call>")),
-    _raw("minicpm5", minicpm5, _QWEN_MARKS, r"(?!)"),
-    _raw(
-        "muse",
-        muse,
-        ("<atem:invoke>", "</atem:invoke>", "</atem:function_calls>", "<|eom|>"),
-        r"(?!)",
-        spoken=False,
-    ),
-    Format(
-        "gigachat3", gigachat3, (*_COMMON, "<|function_call|>", "<|message_sep|>"), parallel=False
-    ),
-    Format("apertus2509", apertus, (*_COMMON, "<|tools_prefix|>", "<|tools_suffix|>")),
-    _raw(
-        "k2_horizon",
-        k2_horizon,
-        _IFM_MARKS,
-        _IFM,
-    ),
-    _raw(
-        "k2_horizon",
-        k2_horizon_typed,
-        _IFM_MARKS,
-        _IFM,
-    ),
-    Format("k2_horizon", k2_horizon_json, (*_COMMON, *_IFM_MARKS)),
-    _raw(
-        "minimax-m3",
-        minimax_m3,
-        ("<tool_call>", "</invoke>", "<item>", "</item>", "</a>", "]<]", "[>["),
-        r"\]<\]minimax\[>\[",
-    ),
-    Format(
-        "inkling",
-        inkling,
-        (*_COMMON, "<|message_model|>", "<|content_invoke_tool_json|>", "<|end_message|>"),
-    ),
-    _raw(
-        "beam",
-        beam,
-        ('<rfl:parameter name="k">', "</rfl:parameter>", "<|call|", "\n"),
-        _BEAM_END,
-        spoken=False,
-    ),
+    _raw("minicpm5", minicpm5, _QWEN_MARKS),
+    _raw("muse", muse, _MUSE_MARKS, spoken=False),
+    _json("gigachat3", gigachat3, "<|function_call|>", "<|message_sep|>", parallel=False),
+    _json("apertus2509", apertus, "<|tools_prefix|>", "<|tools_suffix|>"),
+    _raw("k2_horizon", k2_horizon, _IFM_MARKS, _IFM),
+    _raw("k2_horizon", k2_horizon_typed, _IFM_MARKS, _IFM),
+    _json("k2_horizon", k2_horizon_json, *_IFM_MARKS),
+    _raw("minimax-m3", minimax_m3, _M3_MARKS, r"\]<\]minimax\[>\["),
+    _json("inkling", inkling, *_INKLING_MARKS),
+    _raw("beam", beam, _BEAM_MARKS, _BEAM_END, spoken=False),
 )
 
 
@@ -536,14 +440,4 @@ def tools_for(calls: Sequence[Call]) -> list[dict[str, Any]]:
         properties.setdefault(name, {}).update(
             {key: schema_of(value) for key, value in arguments.items()}
         )
-    return [
-        {
-            "type": "function",
-            "function": {
-                "name": name,
-                "description": name,
-                "parameters": {"type": "object", "properties": found},
-            },
-        }
-        for name, found in properties.items()
-    ]
+    return [tool(name, found) for name, found in properties.items()]

@@ -80,9 +80,7 @@ async def conversations() -> Items:
 
 
 async def sessions() -> Items:
-    """Sessions of the endpoint: turns with and without calls, edits, branches, cuts, `n`
-    choices.
-    """
+    """Sessions of the endpoint: turns with and without calls, edits, branches, cuts, choices."""
 
     def policy(request: PolicyRequest) -> Reply:
         # by the prompt, because the requests of one `n` arrive in any order
@@ -188,16 +186,8 @@ def _steady_record(value: Any) -> Any:
             value = {key: kept for key, kept in value.items() if key != "reward"}
         # the last six follow from the rest; older files do not have them
         left_out = (
-            "latency",
-            "seconds",
-            "cached_tokens",
-            "constrained",
-            "bad_calls",
-            "reward_reason",
-            "task_hash",
-            "expected_calls",
-            "environment",
-            "recomputed_tokens",
+            *("latency", "seconds", "cached_tokens", "constrained", "bad_calls", "reward_reason"),
+            *("task_hash", "expected_calls", "environment", "recomputed_tokens"),
         )
         return {
             key: _steady_record(kept)

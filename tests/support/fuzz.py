@@ -22,9 +22,7 @@ OWN = {
 
 
 def pieces_of(kind: type[ToolCallParser], picks: random.Random) -> list[str]:
-    """A text in pieces: markers and fragments, whole calls, and calls with something cut out or
-    put in.
-    """
+    """A text in pieces: markers, fragments, whole calls, and calls with a cut or an insert."""
     forms = OWN[kind.name]
     marks = (*kind.openers, *kind.markers, *(marker for form in forms for marker in form.markers))
     found = []

@@ -58,9 +58,7 @@ class Reached:
 
 
 def keep(folders: list[str]) -> None:
-    """Add to the corpus of each folder's scanner what reaches something new in the parsers, the
-    short ones first.
-    """
+    """Add to each scanner's corpus what reaches something new, the short ones first."""
     from support.scanners import SCANNERS, check_format, text_of
 
     for folder in map(Path, folders):

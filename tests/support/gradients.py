@@ -316,9 +316,7 @@ def terms(
     most: bool = False,
     **normal: Any,
 ) -> list[tuple[Row, Loss]]:
-    """Each sequence with its loss. `most`: one sequence of each episode; `normal`: see
-    `normalized`.
-    """
+    """Each sequence with its loss. `most`: one of each episode; `normal`: see `normalized`."""
     return [
         (row, loss_of(advantage))
         for group in groups

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from support.episodes import call, judge, serving
+from support.parsing import tool
 
 from toolroll.agents.environments.tau_bench.package import import_module
 from toolroll.agents.trainable_agents import TrainableToolCallingAgent
@@ -18,19 +19,10 @@ from toolroll.testing import PolicyRequest, Reply, load_embedded_tokenizer
 
 types: Any = import_module("support.tau_mini.types")  # without litellm
 
-TOOLS = [
-    {
-        "type": "function",
-        "function": {
-            "name": name,
-            "description": name,
-            "parameters": {"type": "object", "properties": {}},
-        },
-    }
-    for name in ("look", "buy")
-]
+TOOLS = [tool("look"), tool("buy")]
 WIKI = "Sell."
 TASK = Task("3", 3)
+NO_TASK = types.Task(user_id="u", actions=[], instruction="", outputs=[])
 
 
 class Store:
@@ -46,21 +38,19 @@ class Store:
 
     def reset(self, task_index: int | None = None) -> Any:
         self.threads.append(threading.current_thread())
-        task = types.Task(user_id="u", actions=[], instruction="", outputs=[])
         return types.EnvResetResponse(
-            observation=f"Task {task_index}.", info=types.EnvInfo(task=task)
+            observation=f"Task {task_index}.", info=types.EnvInfo(task=NO_TASK)
         )
 
     def step(self, action: Any) -> Any:
         self.threads.append(threading.current_thread())
         self.actions.append(action)
         done = action.name == "buy"
-        task = types.Task(user_id="u", actions=[], instruction="", outputs=[])
         return types.EnvResponse(
             observation=f"{action.name}!",
             reward=float(done),
             done=done,
-            info=types.EnvInfo(task=task, source=action.name),
+            info=types.EnvInfo(task=NO_TASK, source=action.name),
         )
 
 
@@ -73,14 +63,8 @@ def agent_of(
     kind: type[TrainableToolCallingAgent], model: Model | None = None, **attributes: Any
 ) -> TrainableToolCallingAgent:
     """An agent for the store, with these attributes of the instance."""
-    agent = kind(
-        TOOLS,
-        WIKI,
-        "m",
-        "p",
-        rollout_args={"verify": "always"},
-        sampling_params={"max_new_tokens": 200},
-    )
+    settings = {"rollout_args": {"verify": "always"}, "sampling_params": {"max_new_tokens": 200}}
+    agent = kind(TOOLS, WIKI, "m", "p", **settings)
     for name, value in attributes.items():
         setattr(agent, name, value)
     if model is not None:
@@ -97,9 +81,7 @@ async def play(
     task: Task = TASK,
     **attributes: Any,
 ) -> tuple[InteractionResult, Any, Any]:
-    """An episode of at most four turns, as a run plays it: its result, environment and agent. Its
-    tokens are judged.
-    """
+    """An episode of at most four turns: result, environment, agent. Its tokens are judged."""
     env = Store() if env is None else env
     async with serving(tokenizer or load_embedded_tokenizer(), policy) as (engine, model):
         agent = agent_of(kind, model, **attributes)

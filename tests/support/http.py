@@ -2,33 +2,59 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import asynccontextmanager
-from typing import Any
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from typing import Any, TypeVar
 
 import aiohttp
 import orjson
 from aiohttp import web
 
+T = TypeVar("T")
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 @asynccontextmanager
-async def http_server(routes: Mapping[str, Handler], *, port: int = 0) -> AsyncIterator[str]:
-    """A server at the yielded address; `routes` maps paths to handlers of any method, all else
-    is a 404.
-    """
-    app = web.Application(client_max_size=1 << 28)
-    for path, handler in routes.items():
-        app.router.add_route("*", path, handler)
-    runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0.1)
+async def app_server(app: web.Application, port: int = 0, **options: Any) -> AsyncIterator[str]:
+    """A server of `app` at the yielded address; `options` are those of aiohttp's runner."""
+    runner = web.AppRunner(app, access_log=None, **{"shutdown_timeout": 0.1, **options})
     await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", port, backlog=4096).start()
     try:
+        await web.TCPSite(runner, "127.0.0.1", port, backlog=4096).start()
         host, port = runner.addresses[0][:2]
         yield f"http://{host}:{port}"
     finally:
         await runner.cleanup()
+
+
+@contextmanager
+def in_thread(context: AbstractAsyncContextManager[T]) -> Iterator[T]:
+    """Open `context` on an event loop in a separate thread."""
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, daemon=True)
+    thread.start()
+    try:
+        opened = asyncio.run_coroutine_threadsafe(context.__aenter__(), loop).result()
+        try:
+            yield opened
+        finally:
+            asyncio.run_coroutine_threadsafe(context.__aexit__(None, None, None), loop).result()
+    finally:
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
+
+
+@asynccontextmanager
+async def http_server(routes: Mapping[str, Handler], *, port: int = 0) -> AsyncIterator[str]:
+    """A server at the yielded address; `routes` maps paths to handlers, all else is a 404."""
+    app = web.Application(client_max_size=1 << 28)
+    for path, handler in routes.items():
+        app.router.add_route("*", path, handler)
+    async with app_server(app, port, handler_cancellation=True) as url:
+        yield url
 
 
 @asynccontextmanager

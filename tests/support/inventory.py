@@ -138,9 +138,7 @@ def entry_of(node: ast.AST) -> Entry:
 
 
 def signature(node: Function, *, bound: bool = False) -> str:
-    """The parameters without annotations, such as `async (ids, *, seed=None)`. `bound`: without
-    the first.
-    """
+    """The bare parameters, such as `async (ids, *, seed=None)`. `bound`: without the first."""
     arguments = copy.deepcopy(node.args)  # parsed files are kept
     for one in [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]:
         one.annotation = None

@@ -15,6 +15,7 @@ import os
 import random
 import signal
 import sys
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -36,9 +37,7 @@ PARAMS = {"temperature": 1.0, "max_new_tokens": 256}
 
 @dataclass
 class Moment:
-    """When a run is killed: `calls` calls after it has begun to write its `episodes`-th episode;
-    from its start for 0.
-    """
+    """`calls` calls after a run has begun to write its `episodes`-th episode (0: its start)."""
 
     episodes: int
     calls: int
@@ -82,19 +81,24 @@ async def run(tokenizer: Any, folder: Path, episodes: int, moment: Moment) -> No
             await runner.run(factory.tasks("test"), keep, done=kept.done)
 
 
-def play(tokenizer: Any, folder: Path, episodes: int, moment: Moment = NEVER) -> bool:
-    """Play in a child; return whether it was killed."""
+def in_child(work: Callable[[], Coroutine[Any, Any, None]]) -> bool:
+    """Do `work` in a forked child; return whether it was killed."""
     child = os.fork()
     if child == 0:
         status = 1
         try:
-            asyncio.run(run(tokenizer, folder, episodes, moment))
+            asyncio.run(work())
             status = 0
         finally:
             os._exit(status)
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     assert status in (0, -signal.SIGKILL), f"a run ended with {status}"
     return status != 0
+
+
+def play(tokenizer: Any, folder: Path, episodes: int, moment: Moment = NEVER) -> bool:
+    """Play in a child; return whether it was killed."""
+    return in_child(lambda: run(tokenizer, folder, episodes, moment))
 
 
 def main(folder: Path, episodes: int, kills: int, seed: int) -> None:

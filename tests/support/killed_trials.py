@@ -7,7 +7,6 @@ second request, and so on. The last start plays to the end. It prints what happe
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import signal
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from support.episodes import call, serving
+from support.killed_run import in_child
 from support.program_trials import PARAMS, command_of, factory, program, write_task
 
 from toolroll.environments.programs.sandbox import Sandbox
@@ -76,16 +76,8 @@ async def run(tokenizer: Any, folder: Path, samples: int, killer: Killer) -> Non
 
 def play(tokenizer: Any, folder: Path, samples: int, moment: Moment | None) -> None:
     """Play in a child process."""
-    child = os.fork()
-    if child == 0:
-        status = 1
-        try:
-            asyncio.run(run(tokenizer, folder, samples, Killer(moment)))
-            status = 0
-        finally:
-            os._exit(status)
-    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-    assert status == (0 if moment is None else -signal.SIGKILL), f"a run ended with {status}"
+    killed = in_child(lambda: run(tokenizer, folder, samples, Killer(moment)))
+    assert killed == (moment is not None)
 
 
 def main(folder: Path, kills: int) -> None:

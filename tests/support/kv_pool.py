@@ -15,9 +15,7 @@ _Ids = npt.NDArray[np.int32]
 
 
 class KvPool:
-    """Room for `size` tokens. The prompts are computed one after the other, with `seconds` for each
-    token that is not cached.
-    """
+    """Room for `size` tokens. Prompts are computed in a row, `seconds` for each new token."""
 
     def __init__(self, size: int, seconds: float) -> None:
         self.size = size

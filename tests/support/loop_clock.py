@@ -1,6 +1,4 @@
-"""A manual clock for the event loop: long time limits end at once, and only the ones that the test
-advances.
-"""
+"""A manual clock for the event loop: time limits end only when the test advances it."""
 
 from __future__ import annotations
 

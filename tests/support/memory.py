@@ -1,6 +1,4 @@
-"""Count the memory that a function takes, to detect work on large texts and numbers without a
-clock.
-"""
+"""Count the memory that a function takes: detects work on large texts without a clock."""
 
 from __future__ import annotations
 

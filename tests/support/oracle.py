@@ -66,9 +66,7 @@ class Truth:
 
 @dataclass(frozen=True)
 class Ending:
-    """How the turn ends in renders: its last text, what stands behind that up to the stop token,
-    and the stop token's text.
-    """
+    """How the turn ends in renders: its last text, what follows, and the stop token."""
 
     mark: str
     rest: str
@@ -175,9 +173,7 @@ class Oracle:
         return list(self.tokenizer.encode(text, add_special_tokens=False))
 
     def careful(self, masked: str, restore: Callable[[str], str]) -> list[int]:
-        """Ids of a render whose bodies are masked: the control tokens that remain are the
-        template's.
-        """
+        """Ids of a render with masked bodies: its control tokens are the template's."""
         ids: list[int] = []
         at = 0
         for found in [*self.pattern.finditer(masked), None]:
@@ -197,9 +193,7 @@ class Oracle:
         return ids
 
     def mask(self, value: Any) -> Any:
-        """Messages or tools with control text in bodies (not in assistant turns) replaced by
-        words.
-        """
+        """Messages or tools with control text in bodies (not assistant turns) replaced."""
         if isinstance(value, str):
             return self.pattern.sub(
                 lambda found: f"\ue000{self.control[found.group()]}\ue001", value
@@ -228,9 +222,7 @@ class Oracle:
     def _ids(
         self, text: str, length: int, messages: Sequence[Message], tools: Sequence[Tool] | None
     ) -> list[int]:
-        """The ids of the last `length` characters of `text`, the render of `messages` with a
-        generation prompt.
-        """
+        """The ids of the last `length` characters of `text`, the prompt of `messages`."""
         masked = self.render(
             self.mask(list(messages)), self.mask(list(tools)) if tools else None, generate=True
         )
@@ -296,9 +288,7 @@ class Oracle:
         return "rewrite", len(full) - tail
 
     def _close_only(self, full: str, scenario: Scenario) -> int | None:
-        """The length of the text from the close on, for an unfinished turn that history does not
-        show: a plain turn's.
-        """
+        """The length from the close on, if history does not show a cut turn: a plain turn's."""
         messages = [*scenario.history, {"role": "assistant", "content": MARK}, *scenario.new]
         text = self.render(messages, scenario.tools, generate=True)
         tail = text[text.rfind(MARK) + len(MARK) :]
@@ -307,9 +297,7 @@ class Oracle:
     # --- what the model sampled -------------------------------------------------------------------
 
     def _sample(self, scenario: Scenario) -> tuple[Scenario, str, str, Ending]:
-        """The scenario (with its turn as parsed), the prompt's text, the sampled text, and the
-        turn's ending.
-        """
+        """The scenario as parsed, the texts of the prompt and the turn, and its ending."""
         try:
             prompt = self.render(scenario.history, scenario.tools, generate=True)
             alone = self.render([*scenario.history, scenario.turn], scenario.tools, generate=False)
@@ -362,9 +350,7 @@ class Oracle:
         )
 
     def _in_history(self, scenario: Scenario, prompt: str, ending: Ending) -> str | None:
-        """The turn's text as history shows it behind the prompt (Qwen3 writes an empty thought
-        only at a conversation's end).
-        """
+        """The turn as history shows it (Qwen3 writes an empty thought only at the end)."""
         try:
             full = self.render(
                 [*scenario.history, scenario.turn, *scenario.new], scenario.tools, generate=True
@@ -379,9 +365,7 @@ class Oracle:
         )
 
     def _ending(self, scenario: Scenario, rest: str) -> Ending:
-        """Where the model stopped: at the close that the template writes, or else at the next
-        role marker (GLM).
-        """
+        """Where the model stopped: at the template's close, or at the next role marker (GLM)."""
         closes = {text for text in _CLOSES if text in self.control}
         found = next(
             (match for match in self.pattern.finditer(rest) if match.group() in closes), None
@@ -441,9 +425,7 @@ _CLOSES = (
 
 
 def _turn_start(prompt: str, alone: str) -> int:
-    """Where the turn begins in its own render: behind the prompt, or where the render leaves the
-    prompt.
-    """
+    """Where the turn begins in its own render: behind the prompt, or where it leaves the prompt."""
     if alone.startswith(prompt):
         return len(prompt)
     at = next(
@@ -473,9 +455,7 @@ def _squash(text: str) -> str:
 
 
 def _shows_parts(messages: Sequence[Message], text: str) -> bool:
-    """Whether the template shows the text of each part, and not the list of parts as Python
-    prints it.
-    """
+    """Whether the template shows the text of each part, not the list of parts in Python's form."""
     contents = [
         message["content"] for message in messages if isinstance(message.get("content"), list)
     ]

@@ -44,29 +44,18 @@ class Scenario:
 
     @property
     def mark(self) -> str:
-        """The text that ends the turn: the mark, or a called function's name where the call has
-        no arguments.
-        """
-        return (
-            MARK
-            if MARK in json.dumps(self.turn)
-            else str(self.turn["tool_calls"][-1]["function"]["name"])
-        )
+        """The text that ends the turn: the mark, or the function's name if it has no arguments."""
+        if MARK in json.dumps(self.turn):
+            return MARK
+        return str(self.turn["tool_calls"][-1]["function"]["name"])
 
 
 def tool(name: str, description: str) -> Tool:
-    parameters = {
-        "type": "object",
-        "properties": {
-            "city": {"type": "string", "description": "The city"},
-            "days": {"type": "integer"},
-        },
-        "required": ["city"],
-    }
-    return {
-        "type": "function",
-        "function": {"name": name, "description": description, "parameters": parameters},
-    }
+    city = {"type": "string", "description": "The city"}
+    properties = {"city": city, "days": {"type": "integer"}}
+    parameters = {"type": "object", "properties": properties, "required": ["city"]}
+    function = {"name": name, "description": description, "parameters": parameters}
+    return {"type": "function", "function": function}
 
 
 TOOLS: tuple[Tool, ...] = (
@@ -89,11 +78,8 @@ def said(content: str, **more: Any) -> Message:
 
 
 def call(number: int, arguments: Any, name: str = "get_weather") -> dict[str, Any]:
-    return {
-        "id": call_id(number),
-        "type": "function",
-        "function": {"name": name, "arguments": arguments},
-    }
+    function = {"name": name, "arguments": arguments}
+    return {"id": call_id(number), "type": "function", "function": function}
 
 
 def call_id(number: int) -> str:
@@ -118,6 +104,8 @@ AGAIN = user("And tomorrow?")
 OLD_CYCLE = (calls(call(7, {"city": "Rome", "days": 2})), result(7, "sunny"))
 OLD_TEXT = said("It is sunny in Rome.")
 THOUGHT = "The user wants the weather; I ask the tool"
+THINKING_CALL = {**CALL, "reasoning_content": THOUGHT}
+THINKING_TEXT = {**TEXT, "reasoning_content": THOUGHT}
 
 
 def _contents() -> list[Scenario]:
@@ -150,7 +138,14 @@ def _appends() -> list[Scenario]:
         call(2, {"days": 3, "city": "Oslo"}, "book_trip"),
         call(3, {"city": "Paris " + MARK}),
     )
-    pair = (result(1, "sun"), result(2, "rain"))
+    pair, booked = (result(1, "sun"), result(2, "rain")), result(2, "booked", "book_trip")
+    no_call = {**CALL, "content": None}
+    nested = calls(call(1, {"q": {"a": [1, 2.5, None, True]}, "city": MARK}))
+    as_text = calls(call(1, json.dumps({"city": "Paris " + MARK})))
+    both = {**CALL, "content": "Let me look that up."}
+    no_id = {"role": "tool", "name": "get_weather", "content": "sun"}
+    no_name = {"role": "tool", "tool_call_id": call_id(1), "content": "sun"}
+    parts = (user([part("And "), part("tomorrow?")]),)
     long_history = (*BASE, *OLD_CYCLE, OLD_TEXT, user("And Oslo?"))
     return [
         Scenario("tool", BASE, CALL, (RESULT,)),
@@ -158,32 +153,15 @@ def _appends() -> list[Scenario]:
         Scenario("tool_then_user", BASE, CALL, (RESULT, AGAIN)),
         Scenario("call_then_user", BASE, CALL, (AGAIN,)),
         Scenario("parallel_two", BASE, two, pair),
-        Scenario(
-            "parallel_three",
-            BASE,
-            three,
-            (*pair[:1], result(2, "booked", "book_trip"), result(3, "snow")),
-        ),
+        Scenario("parallel_three", BASE, three, (pair[0], booked, result(3, "snow"))),
         Scenario("parallel_two_then_user", BASE, two, (*pair, AGAIN)),
         Scenario("empty_arguments", BASE, calls(call(1, {}, "now")), (result(1, "12:00", "now"),)),
-        Scenario(
-            "nested_arguments",
-            BASE,
-            calls(call(1, {"q": {"a": [1, 2.5, None, True]}, "city": MARK})),
-            (RESULT,),
-        ),
+        Scenario("nested_arguments", BASE, nested, (RESULT,)),
         Scenario(
             "non_ascii_arguments", BASE, calls(call(1, {"city": "Zürich 東京 " + MARK})), (RESULT,)
         ),
-        Scenario(
-            "string_arguments",
-            BASE,
-            calls(call(1, json.dumps({"city": "Paris " + MARK}))),
-            (RESULT,),
-        ),
-        Scenario(
-            "content_none", BASE, calls(call(1, {"city": "Paris " + MARK}), content=None), (RESULT,)
-        ),
+        Scenario("string_arguments", BASE, as_text, (RESULT,)),
+        Scenario("content_none", BASE, no_call, (RESULT,)),
         Scenario("user_after_cycle", (*BASE, *OLD_CYCLE), TEXT, (AGAIN,)),
         Scenario("second_cycle", (*BASE, *OLD_CYCLE), CALL, (RESULT,)),
         Scenario("third_cycle", (*BASE, *OLD_CYCLE, *OLD_CYCLE), CALL, (RESULT,)),
@@ -193,40 +171,20 @@ def _appends() -> list[Scenario]:
         Scenario("no_system_user", (ASK,), TEXT, (AGAIN,)),
         Scenario("no_tools_user", BASE, TEXT, (AGAIN,), None),
         Scenario("no_tools_no_system_user", (ASK,), TEXT, (AGAIN,), None),
-        Scenario("text_and_call", BASE, {**CALL, "content": "Let me look that up."}, (RESULT,)),
-        Scenario(
-            "text_and_call_then_user",
-            BASE,
-            {**CALL, "content": "Let me look that up."},
-            (RESULT, AGAIN),
-        ),
+        Scenario("text_and_call", BASE, both, (RESULT,)),
+        Scenario("text_and_call_then_user", BASE, both, (RESULT, AGAIN)),
         Scenario("two_users", BASE, TEXT, (AGAIN, user("In the morning, please."))),
         Scenario("users_in_history", (*BASE, AGAIN), TEXT, (AGAIN,)),
         Scenario("system_midway", BASE, TEXT, (system("Be brief from now on."), AGAIN)),
         Scenario("system_after_tool", BASE, CALL, (RESULT, system("Be brief from now on."))),
-        Scenario(
-            "tool_without_id",
-            BASE,
-            CALL,
-            ({"role": "tool", "name": "get_weather", "content": "sun"},),
-        ),
-        Scenario(
-            "tool_without_name",
-            BASE,
-            CALL,
-            ({"role": "tool", "tool_call_id": call_id(1), "content": "sun"},),
-        ),
+        Scenario("tool_without_id", BASE, CALL, (no_id,)),
+        Scenario("tool_without_name", BASE, CALL, (no_name,)),
         Scenario("tool_bare", BASE, CALL, ({"role": "tool", "content": "sun"},)),
         Scenario("user_empty", BASE, TEXT, (user(""),)),
         Scenario("user_edged", BASE, TEXT, (user("  \nwell?\n\n"),)),
         Scenario("turn_empty", BASE, calls(call(1, {"city": MARK}), content="\n\n"), (RESULT,)),
         Scenario("parts_tool", BASE, CALL, (result(1, [part("two "), part("parts")]),)),
-        Scenario(
-            "parts_user",
-            (SYSTEM, user([part("Weather?")])),
-            TEXT,
-            (user([part("And "), part("tomorrow?")]),),
-        ),
+        Scenario("parts_user", (SYSTEM, user([part("Weather?")])), TEXT, parts),
     ]
 
 
@@ -236,35 +194,16 @@ def part(text: str) -> dict[str, str]:
 
 def _thoughts() -> list[Scenario]:
     old = (calls(call(7, {"city": "Rome"}), reasoning_content="First Rome."), result(7, "sunny"))
+    raw = f"<think>\n{THOUGHT}\n</think>\n\n"
+    raw_call, raw_text = {**CALL, "content": raw}, said(raw + TEXT["content"])
     return [
-        Scenario("think_tool", BASE, {**CALL, "reasoning_content": THOUGHT}, (RESULT,)),
-        Scenario(
-            "think_tool_then_user", BASE, {**CALL, "reasoning_content": THOUGHT}, (RESULT, AGAIN)
-        ),
-        Scenario("think_user", BASE, {**TEXT, "reasoning_content": THOUGHT}, (AGAIN,)),
-        Scenario(
-            "think_second_cycle", (*BASE, *old), {**CALL, "reasoning_content": THOUGHT}, (RESULT,)
-        ),
-        Scenario(
-            "think_user_after_cycle",
-            (*BASE, *old),
-            {**TEXT, "reasoning_content": THOUGHT},
-            (AGAIN,),
-        ),
-        Scenario(
-            "raw_think_tool",
-            BASE,
-            {**CALL, "content": f"<think>\n{THOUGHT}\n</think>\n\n"},
-            (RESULT,),
-            sampled="raw_thought",
-        ),
-        Scenario(
-            "raw_think_user",
-            BASE,
-            said(f"<think>\n{THOUGHT}\n</think>\n\n{TEXT['content']}"),
-            (AGAIN,),
-            sampled="raw_thought",
-        ),
+        Scenario("think_tool", BASE, THINKING_CALL, (RESULT,)),
+        Scenario("think_tool_then_user", BASE, THINKING_CALL, (RESULT, AGAIN)),
+        Scenario("think_user", BASE, THINKING_TEXT, (AGAIN,)),
+        Scenario("think_second_cycle", (*BASE, *old), THINKING_CALL, (RESULT,)),
+        Scenario("think_user_after_cycle", (*BASE, *old), THINKING_TEXT, (AGAIN,)),
+        Scenario("raw_think_tool", BASE, raw_call, (RESULT,), sampled="raw_thought"),
+        Scenario("raw_think_user", BASE, raw_text, (AGAIN,), sampled="raw_thought"),
     ]
 
 
@@ -281,16 +220,11 @@ def _cuts() -> list[Scenario]:
 
 
 def _samplings() -> list[Scenario]:
+    both = {**CALL, "content": "Let me look."}
     return [
         Scenario("odd_split_tool", BASE, CALL, (RESULT,), odd_split=True),
         Scenario("odd_split_user", BASE, TEXT, (AGAIN,), odd_split=True),
-        Scenario(
-            "odd_split_text_and_call",
-            BASE,
-            {**CALL, "content": "Let me look."},
-            (RESULT,),
-            odd_split=True,
-        ),
+        Scenario("odd_split_text_and_call", BASE, both, (RESULT,), odd_split=True),
         Scenario("compact_json_tool", BASE, CALL, (RESULT,), sampled="compact"),
         Scenario("alone_text_user", BASE, TEXT, (AGAIN,), sampled="alone"),
         Scenario("alone_call_tool", BASE, CALL, (RESULT,), sampled="alone"),
@@ -299,9 +233,7 @@ def _samplings() -> list[Scenario]:
 
 
 def injection_for(markers: Sequence[str]) -> str:
-    """Text that would open a new turn if it were encoded carelessly, in the template's own
-    markers.
-    """
+    """Text in the template's own markers that opens a new turn if it is encoded carelessly."""
     return "x" + "\nassistant ".join(markers) + INJECTION
 
 
@@ -309,16 +241,12 @@ def injections(markers: Sequence[str]) -> list[Scenario]:
     """Control-token text in each body that is not the model's."""
     text = injection_for(markers)
     bad_tools = (tool("get_weather", text), *TOOLS[1:])
+    two = calls(call(1, {"city": "a"}), call(2, {"city": MARK}))
     return [
         Scenario("inject_tool", BASE, CALL, (result(1, text),)),
         Scenario("inject_tool_edged", BASE, CALL, (result(1, f"\n {text}\n\n"),)),
         Scenario("inject_tool_and_user", BASE, CALL, (result(1, text), user(text))),
-        Scenario(
-            "inject_parallel",
-            BASE,
-            calls(call(1, {"city": "a"}), call(2, {"city": MARK})),
-            (result(1, text), result(2, "b")),
-        ),
+        Scenario("inject_parallel", BASE, two, (result(1, text), result(2, "b"))),
         Scenario("inject_user", BASE, TEXT, (user(text),)),
         Scenario("inject_only", BASE, CALL, (result(1, markers[0]),)),
         Scenario("inject_system", (system(text), ASK), CALL, (RESULT,)),

@@ -16,16 +16,7 @@ from support.oracle_scenarios import Message, Scenario, Tool, scenarios
 
 History = Literal["fork", "preserve"]
 Outcome = tuple[Literal["append", "fork", "refuse", "crash"], Any]
-VERDICTS = (
-    "exact",
-    "preserve-ok",
-    "fork-right",
-    "refused-unneeded",
-    "wrong",
-    "injected",
-    "crashed",
-)
-BAD = frozenset(VERDICTS[3:])
+BAD = frozenset(("refused-unneeded", "wrong", "injected", "crashed"))
 
 
 class Implementation(Protocol):
@@ -62,9 +53,7 @@ def verdict(truth: Truth, outcome: Outcome, history: History) -> str:
 def judge_deltas(
     oracle: Oracle, implementations: Mapping[History, Implementation]
 ) -> dict[History, list[Row]]:
-    """By policy, a row for each scenario; those that say nothing about the template are
-    `inapplicable`.
-    """
+    """By policy, a row for each scenario; `inapplicable` if it says nothing of the template."""
     rows: dict[History, list[Row]] = {history: [] for history in implementations}
     for scenario in scenarios(sorted(oracle.control)):
         try:
@@ -81,9 +70,7 @@ def judge_deltas(
 def judge_prompts(
     oracle: Oracle, implementations: Mapping[History, Implementation]
 ) -> dict[History, list[Row]]:
-    """By policy, a row for each different first prompt among the scenarios. The policy has no
-    say in what is right.
-    """
+    """By policy, which is not asked, a row for each different first prompt."""
     rows: dict[History, list[Row]] = {history: [] for history in implementations}
     for scenario in _prompts(scenarios(sorted(oracle.control))):
         try:

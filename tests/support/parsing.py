@@ -19,10 +19,8 @@ def tool(
     schema: dict[str, Any] = {"type": "object", "properties": properties or {}}
     if required:
         schema["required"] = list(required)
-    return {
-        "type": "function",
-        "function": {"name": name, "description": name, "parameters": schema},
-    }
+    function = {"name": name, "description": name, "parameters": schema}
+    return {"type": "function", "function": function}
 
 
 def in_pieces(
@@ -38,9 +36,7 @@ def in_pieces(
 
 
 def cuts(text: str, seed: int = 0) -> list[list[str]]:
-    """Ways to cut `text` up: character by character, in two at (up to 24) places, and twice at
-    random.
-    """
+    """Ways to cut `text`: character by character, in two at up to 24 places, at random."""
     picks = random.Random(seed)
     places = (
         range(1, len(text)) if len(text) < 32 else sorted(picks.sample(range(1, len(text)), 24))
@@ -53,9 +49,7 @@ def cuts(text: str, seed: int = 0) -> list[list[str]]:
 
 
 def assert_same_in_pieces(parser: ToolCallParser, text: str, **options: Any) -> ParsedReply:
-    """`feed` and `close` give what `parse` gives, however the text is cut; the steps, joined,
-    are the reply.
-    """
+    """`feed` and `close` give what `parse` gives, however `text` is cut, and so do the steps."""
     whole = parser.parse(text, **options)
     for pieces in cuts(text):
         reply, steps = in_pieces(parser, pieces, **options)

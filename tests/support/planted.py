@@ -1,6 +1,4 @@
-"""Faults that are planted in clean training rows. Each takes the rows of a file and changes them in
-place or returns others.
-"""
+"""Faults for clean training rows. Each changes the rows in place or returns others."""
 
 from __future__ import annotations
 

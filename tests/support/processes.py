@@ -8,6 +8,7 @@ servers listen only on 127.0.0.1.
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import http.client
 import json
@@ -16,25 +17,67 @@ import re
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from support.patience import PATIENCE
+
 HOST = "127.0.0.1"
 START_DEADLINE = 240.0
-"""Seconds until a server must answer: 15-35 on an idle machine of 2 cores, several times that on
-a busy one.
-"""
+"""Seconds until a server must answer: 15-35 on two idle cores, several times that on busy ones."""
 _GRACE = 2.0  # an idle router ends after 1.5 s; SGLang takes 4 s to drain, and has nothing to save
 _POLL = 0.2
 _PORT_TAKEN = re.compile(
     r"address already in use|port \d+ is (not available|already in use|occupied)", re.IGNORECASE
 )
 _PR_SET_PDEATHSIG = 1
+
+
+TOOLROLL = (sys.executable, "-m", "toolroll")
+PIPES: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+
+
+def python(*words: object, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run this interpreter with `words` to its end, and keep what it prints."""
+    command = [sys.executable, *map(str, words)]
+    defaults = {"capture_output": True, "text": True, "timeout": PATIENCE, "check": False}
+    return subprocess.run(command, **{**defaults, **options})
+
+
+def printed(*words: object, **options: Any) -> str:
+    """What `python` prints. It must not fail."""
+    done = python(*words, **options)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return done.stdout
+
+
+def wait_until(done: Callable[[], object], *, pause: float = 0.02) -> None:
+    """Ask `done` until it is true; not for ever."""
+    end = time.monotonic() + PATIENCE
+    while not done():
+        assert time.monotonic() < end, "it does not happen"
+        time.sleep(pause)
+
+
+@asynccontextmanager
+async def toolroll_serve(words: Sequence[str]) -> AsyncIterator[str]:
+    """The address of `toolroll serve`, whose `words` have port 0. It ends with status 0."""
+    server = await asyncio.create_subprocess_exec(*TOOLROLL, *words, stdout=asyncio.subprocess.PIPE)
+    assert server.stdout is not None
+    try:
+        line = (await asyncio.wait_for(server.stdout.readline(), PATIENCE)).decode()
+        found = re.search(r"http://127\.0\.0\.1:\d+", line)
+        assert found, line
+        yield found.group()
+    finally:
+        server.send_signal(signal.SIGTERM)
+        assert await asyncio.wait_for(server.wait(), PATIENCE) == 0
 
 
 class ServerFailed(RuntimeError):
@@ -57,14 +100,11 @@ class Server:
 
 def free_ports(count: int) -> list[int]:
     """Different ports that were free a moment ago."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for one in sockets:
             one.bind((HOST, 0))
         return [one.getsockname()[1] for one in sockets]
-    finally:
-        for one in sockets:
-            one.close()
 
 
 def tail(path: Path, lines: int) -> str:
@@ -72,9 +112,7 @@ def tail(path: Path, lines: int) -> str:
 
 
 def get_json(url: str, *, timeout: float = 10.0) -> tuple[int, Any]:
-    """Status and JSON (None where the body is none) of a GET, past any proxy settings of the
-    environment.
-    """
+    """Status and JSON (None if it is not JSON) of a GET, past any proxy of the environment."""
     host, _, path = url.removeprefix("http://").partition("/")
     connection = http.client.HTTPConnection(host, timeout=timeout)
     try:
@@ -114,30 +152,20 @@ def serving(
     """
     # short, because it contains socket paths
     with tempfile.TemporaryDirectory(prefix="srv-", ignore_cleanup_errors=True) as scratch:
-        yield from _attempts(command, ready, {**environment, "TMPDIR": scratch}, log, name)
-
-
-def _attempts(
-    command: Callable[[int], Sequence[str]],
-    ready: str,
-    environment: Mapping[str, str],
-    log: Path,
-    name: str,
-) -> Iterator[Server]:
-    for attempt in (1, 2, 3):
-        port = free_ports(1)[0]
-        process = _start(command(port), environment, log)
-        try:
+        for attempt in (1, 2, 3):
+            port = free_ports(1)[0]
+            process = _start(command(port), {**environment, "TMPDIR": scratch}, log)
             try:
-                seconds = _wait(process, f"http://{HOST}:{port}{ready}", log, name)
-            except ServerFailed as error:
-                if attempt < 3 and _PORT_TAKEN.search(str(error)):
-                    continue
-                raise
-            yield Server(f"http://{HOST}:{port}", port, process, log, seconds)
-            return
-        finally:
-            kill_group(process)
+                try:
+                    seconds = _wait(process, f"http://{HOST}:{port}{ready}", log, name)
+                except ServerFailed as error:
+                    if attempt < 3 and _PORT_TAKEN.search(str(error)):
+                        continue
+                    raise
+                yield Server(f"http://{HOST}:{port}", port, process, log, seconds)
+                return
+            finally:
+                kill_group(process)
 
 
 def _start(
@@ -177,9 +205,7 @@ def _wait(process: subprocess.Popen[bytes], url: str, log: Path, name: str) -> f
 
 
 def kill_group(process: subprocess.Popen[bytes]) -> None:
-    """End the process and all that it started: a moment to clean up (SIGTERM waits for running
-    requests), then SIGKILL.
-    """
+    """End the process and all that it started: SIGTERM, a moment to clean up, SIGKILL."""
     # the session leader also leads the group, and its id stays in use while a member lives
     group = process.pid
     if process.poll() is None:
@@ -190,9 +216,8 @@ def kill_group(process: subprocess.Popen[bytes]) -> None:
     with suppress(ProcessLookupError):
         os.killpg(group, signal.SIGKILL)
     process.wait(30)
-    deadline = time.monotonic() + 60
-    while members(group) and time.monotonic() < deadline:
-        time.sleep(0.05)
+    with suppress(AssertionError):
+        wait_until(lambda: not members(group), pause=0.05)
 
 
 def members(group: int) -> list[int]:

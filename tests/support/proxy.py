@@ -9,28 +9,18 @@ from __future__ import annotations
 
 import asyncio
 import json
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import aiohttp
 from aiohttp import web
-from support.processes import HOST
+from support.http import app_server, in_thread
 
 _HOP_BY_HOP = frozenset(
-    {
-        "connection",
-        "keep-alive",
-        "transfer-encoding",
-        "te",
-        "trailer",
-        "upgrade",
-        "host",
-        "content-length",
-        "content-encoding",
-    }
+    "connection keep-alive transfer-encoding te trailer upgrade host content-length "
+    "content-encoding".split()
 )
 
 
@@ -75,35 +65,13 @@ class CountingProxy:
 @contextmanager
 def counting_proxy(target: str) -> Iterator[CountingProxy]:
     """A proxy before the worker at `target` until the context closes."""
-    proxy = CountingProxy(target)
-    loop = asyncio.new_event_loop()
-    started, stop, failures = threading.Event(), asyncio.Event(), list[BaseException]()
-
-    def work() -> None:
-        asyncio.set_event_loop(loop)
-        try:
-            loop.run_until_complete(_serve(proxy, started, stop))
-        except BaseException as error:
-            failures.append(error)
-        finally:
-            started.set()
-            loop.close()
-
-    thread = threading.Thread(target=work, name="counting-proxy", daemon=True)
-    thread.start()
-    started.wait()
-    if failures:
-        raise RuntimeError(f"the proxy before {target} did not start") from failures[0]
-    try:
+    with in_thread(_serving(CountingProxy(target))) as proxy:
         yield proxy
-    finally:
-        loop.call_soon_threadsafe(stop.set)
-        thread.join(30)
 
 
-async def _serve(proxy: CountingProxy, started: threading.Event, stop: asyncio.Event) -> None:
-    connector = aiohttp.TCPConnector(limit=0)
-    timeout = aiohttp.ClientTimeout(total=None)
+@asynccontextmanager
+async def _serving(proxy: CountingProxy) -> AsyncIterator[CountingProxy]:
+    connector, timeout = aiohttp.TCPConnector(limit=0), aiohttp.ClientTimeout(total=None)
     async with aiohttp.ClientSession(
         connector=connector, timeout=timeout, auto_decompress=False
     ) as session:
@@ -113,18 +81,8 @@ async def _serve(proxy: CountingProxy, started: threading.Event, stop: asyncio.E
             return await _pass_on(proxy, session, request)
 
         app.router.add_route("*", "/{path:.*}", handle)
-        runner = web.AppRunner(
-            app, handler_cancellation=True, shutdown_timeout=1.0, access_log=None
-        )
-        await runner.setup()
-        try:
-            site = web.TCPSite(runner, HOST, 0)
-            await site.start()
-            proxy.url = f"http://{HOST}:{runner.addresses[0][1]}"
-            started.set()
-            await stop.wait()
-        finally:
-            await runner.cleanup()
+        async with app_server(app, handler_cancellation=True, shutdown_timeout=1.0) as proxy.url:
+            yield proxy
 
 
 async def _pass_on(

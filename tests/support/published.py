@@ -35,9 +35,7 @@ def qwen(template: str = "qwen2_5") -> Any:
 
 @cache
 def with_bos(template: str = "llama3_2") -> Any:
-    """A tokenizer that puts a BOS before any text, with a template that writes one itself:
-    Llama's.
-    """
+    """A tokenizer that puts a BOS before any text, with Llama's template, which writes one too."""
     tokenizer = tokenizer_for(trl_template(template))
     begin = tokenizer.bos_token
     tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
@@ -67,9 +65,7 @@ def diffed(tokenizer: Any, messages: Sequence[Any]) -> list[int]:
 
 
 def retold(tokenizer: Any, messages: Sequence[Any]) -> list[int]:
-    """A whole conversation as the published example trains it: encoded from text, message by
-    message.
-    """
+    """A whole conversation as the published example trains it: encoded message by message."""
     first = next(at for at, message in enumerate(messages) if message["role"] == "assistant")
     ids = list(
         tokenizer.apply_chat_template(

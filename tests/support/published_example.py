@@ -12,13 +12,14 @@ import asyncio
 import builtins
 import json
 import os
-import subprocess
 import sys
 import tempfile
 from argparse import Namespace
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
+
+from support.processes import python
 
 STUBS = Path(__file__).parent / "stubs"
 TASK = 3
@@ -48,20 +49,9 @@ def run(folder: Path) -> dict[str, Any]:
     """The results of the script, by the name of the episode."""
     tests = Path(__file__).parents[1]
     path = [STUBS, folder, tests.parent / "src", tests, os.environ.get("PYTHONPATH", "")]
-    done = subprocess.run(
-        [sys.executable, "-m", "support.published_example"],
-        cwd=tests,
-        capture_output=True,
-        text=True,
-        timeout=500,
-        env=os.environ
-        | {
-            "PYTHONPATH": os.pathsep.join(map(str, path)),
-            "SGLANG_USE_CPU_ENGINE": "1",
-            "LITELLM_LOCAL_MODEL_COST_MAP": "True",
-        },
-        check=False,
-    )
+    more = {"SGLANG_USE_CPU_ENGINE": "1", "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
+    env = os.environ | more | {"PYTHONPATH": os.pathsep.join(map(str, path))}
+    done = python("-m", "support.published_example", cwd=tests, timeout=500, env=env)
     if done.returncode:
         raise RuntimeError(f"the example could not be run: {done.stderr[-4000:]}")
     results: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
@@ -84,18 +74,10 @@ def _agents(published: Any) -> dict[str, type[Any]]:
 
     bodies = vars(published.TrainableAgentMixin)
     hooks = {name: bodies[name] for name in HOOKS}
-    return dict(
-        zip(
-            AGENTS,
-            (
-                AsPublished,
-                OtherColor,
-                type("PublishedHooks", (TrainableToolCallingAgent,), hooks),
-                type("PublishedAsolve", (AsPublished,), {"asolve": bodies["asolve"]}),
-            ),
-            strict=True,
-        )
-    )
+    published_hooks = type("PublishedHooks", (TrainableToolCallingAgent,), hooks)
+    published_asolve = type("PublishedAsolve", (AsPublished,), {"asolve": bodies["asolve"]})
+    kinds = (AsPublished, OtherColor, published_hooks, published_asolve)
+    return dict(zip(AGENTS, kinds, strict=True))
 
 
 def _user(said: object = "") -> str:
@@ -103,38 +85,25 @@ def _user(said: object = "") -> str:
     return "###STOP###" if str(said).strip() == "Anything else?" else "I want to return my order."
 
 
-class _Policy:
-    """Looks up a user in the first turn of each episode, then speaks to the user."""
-
-    def __init__(self) -> None:
-        self.turn = 0
-
-    def __call__(self, request: Any) -> Any:
-        from support.episodes import call
-
-        from toolroll.testing import Reply
-
-        self.turn += 1
-        if self.turn > 1:
-            return Reply("Anything else?")
-        return Reply(call("find_user_id_by_email", email="omar.anderson3456@example.com"))
-
-
 async def _main() -> dict[str, Any]:
     import generate_with_tau
     import openai_tool_adapter
     from slime.utils.http_utils import init_http_client
     from slime.utils.types import Sample
+    from support.episodes import call
     from tau_bench.envs import get_env
 
     from toolroll.testing import EmbeddedEngine, load_embedded_tokenizer
 
+    email = "omar.anderson3456@example.com"
+    look_up = call("find_user_id_by_email", email=email)
+    policy = lambda request: "Anything else?" if email in request.text else look_up
     config = generate_with_tau.tau_config
     config.user_strategy = "human"
     folder = Path(str(openai_tool_adapter.__file__)).parent
     published = _load("published_agents", folder / "trainable_agents.py")
     builtins.input = _user
-    tokenizer, policy = load_embedded_tokenizer(), _Policy()
+    tokenizer = load_embedded_tokenizer()
     results: dict[str, Any] = {}
     async with EmbeddedEngine(tokenizer, policy) as engine:
         address = engine.url.rpartition("/")[2].split(":")
@@ -142,48 +111,33 @@ async def _main() -> dict[str, Any]:
         init_http_client(args)  # as slime's trainer does
         sampling = {"temperature": 1.0, "max_new_tokens": 200}
         sample = await generate_with_tau.generate(args, Sample(prompt=str(TASK)), sampling)
-        results["generate"] = {
-            "tokens": sample.tokens,
-            "loss_mask": sample.loss_mask,
-            "reward": sample.reward,
-            "status": str(sample.status),
-            "response_length": sample.response_length,
-            "log": _sampled(engine),
-        }
+        results["generate"] = _recorded(sample, str(sample.status), engine)
         for name, kind in _agents(published).items():
             engine.log.clear()
-            policy.turn = 0
-            env = get_env(
-                config.env,
-                user_strategy="human",
-                user_model="",
-                task_split=config.task_split,
-                task_index=TASK,
-            )
+            user = {"user_strategy": "human", "user_model": ""}
+            env = get_env(config.env, task_split=config.task_split, task_index=TASK, **user)
             agent = kind(env.tools_info, env.wiki, "m", "p", 0.0, args, sampling)
             agent.openai_adapter = openai_tool_adapter.create_openai_adapter(env.tools_info)
             result = await agent.asolve(env, args, sampling, TASK)
-            results[name] = {
-                "tokens": list(result.tokens),
-                "loss_mask": list(result.loss_mask),
-                "reward": result.reward,
-                "status": result.status.value,
-                "response_length": result.response_length,
+            metrics = getattr(result, "metrics", ())
+            results[name] = _recorded(result, result.status.value, engine) | {
                 "error": result.info.get("error"),
                 "hooks": sorted(getattr(agent, "used", ())),
-                "mismatches": [
-                    metric
-                    for metric in getattr(result, "metrics", ())
-                    if metric.startswith("token_mismatches")
-                ],
-                "log": _sampled(engine),
+                "mismatches": [each for each in metrics if each.startswith("token_mismatches")],
             }
     return results
 
 
-def _sampled(engine: Any) -> list[list[list[int]]]:
-    """The prompt and the sampled ids of each request."""
-    return [[entry.input_ids.tolist(), list(entry.output_ids)] for entry in engine.log]
+def _recorded(result: Any, status: str, engine: Any) -> dict[str, Any]:
+    """What is trained, with the prompt and the sampled ids of each request."""
+    return {
+        "tokens": list(result.tokens),
+        "loss_mask": list(result.loss_mask),
+        "reward": result.reward,
+        "status": status,
+        "response_length": result.response_length,
+        "log": [[entry.input_ids.tolist(), list(entry.output_ids)] for entry in engine.log],
+    }
 
 
 def _arguments(tokenizer: Any, ip: str, port: str) -> Namespace:

@@ -110,9 +110,7 @@ def wheel_folder(name: str) -> Path:
 
 @cache
 def trl_templates() -> dict[str, str]:
-    """Name -> source of each chat template in the trl wheel, the patched `*_training` ones
-    included.
-    """
+    """Name -> source of each chat template in the trl wheel, with the `*_training` ones."""
     paths = sorted((wheel_folder("trl") / "chat_templates").glob("*.jinja"))
     return {path.stem: path.read_text(encoding="utf-8") for path in paths}
 
@@ -129,9 +127,7 @@ def trl_template(name: str) -> str:
 
 
 def extra_templates(variable: str = "TOOLROLL_TEST_DATA", sub: str = "templates") -> dict[str, str]:
-    """Name -> source of the chat templates in the folder that `variable` names; none if it is
-    not set.
-    """
+    """Name -> source of the chat templates in the folder that `variable` names, if any."""
     folder = os.environ.get(variable)
     paths = sorted((Path(folder) / sub).glob("*.jinja")) if folder else []
     return {path.stem: path.read_text(encoding="utf-8") for path in paths}
@@ -163,9 +159,7 @@ def tool_templates() -> dict[str, str]:
 
 @cache
 def qwen3_tokenizer(template: str | None = None) -> PreTrainedTokenizerFast:
-    """Qwen3's real tokenizer with `template` (default: trl's `qwen3`) as its chat template;
-    shared, so not to be changed.
-    """
+    """Qwen3's real tokenizer with a chat template (default: trl's `qwen3`); do not change it."""
     return tokenizer_for(trl_template("qwen3") if template is None else template, ranks=N_RANKS)
 
 
@@ -262,9 +256,7 @@ def _built(data: bytes, count: int) -> Tokenizer:
 
 
 def _bpe(ranks: dict[bytes, int]) -> models.BPE:
-    """The BPE with these ranks: each token of two bytes or more is the merge of two, found by
-    merging with lower ranks only.
-    """
+    """The BPE with these ranks: each token is the merge of two tokens of lower ranks."""
     letters = _byte_letters()
     spell = lambda token: "".join(letters[byte] for byte in token)
     merges = []
@@ -290,9 +282,7 @@ def _merged(ranks: dict[bytes, int], token: bytes, limit: int) -> list[bytes]:
 
 
 def _byte_letters() -> dict[int, str]:
-    """The letter that stands for each byte in a byte-level vocabulary: itself where it is
-    printable, else one from 256 on.
-    """
+    """The letter of each byte in a byte-level vocabulary: itself, or one from 256 on."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in printable]
     return {byte: chr(byte) for byte in printable} | {

@@ -36,9 +36,7 @@ async def ask(bench: Bench, messages: list[Any], session: str = "s", **more: Any
 
 
 def hold_the_end(bench: Bench) -> tuple[asyncio.Event, asyncio.Event]:
-    """Hold each session that is being finished. Return the event that one is held, and the event
-    that lets it go on.
-    """
+    """Hold each session that is being finished. Return events: one is held; let it go on."""
     reached, go_on = asyncio.Event(), asyncio.Event()
     store = bench.endpoint.store
     assert store is not None

@@ -22,28 +22,11 @@ COMMAND: dict[str, Any] = {
     "required": ["command"],
     "additionalProperties": False,
 }
+_COMMANDED = {"type": "function", "strict": False, "parameters": COMMAND}
+_WRITE = {"name": "write", "description": "Write a note.", **_COMMANDED}
 CODEX_TOOLS: list[dict[str, Any]] = [
-    {
-        "type": "function",
-        "name": "shell",
-        "description": "Run a command.",
-        "strict": False,
-        "parameters": COMMAND,
-    },
-    {
-        "type": "namespace",
-        "name": "notes",
-        "description": "A notebook.",
-        "tools": [
-            {
-                "type": "function",
-                "name": "write",
-                "description": "Write a note.",
-                "strict": False,
-                "parameters": COMMAND,
-            }
-        ],
-    },
+    {"name": "shell", "description": "Run a command.", **_COMMANDED},
+    {"type": "namespace", "name": "notes", "description": "A notebook.", "tools": [_WRITE]},
     {"type": "web_search", "external_web_access": False},
 ]
 CLAUDE_COMMAND: dict[str, Any] = {

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 from typing import Any
 
-from support.anthropic_wire import events_of
+from support.anthropic_wire import Change, answer_of
 from support.client_scenario import FIRST, seen
 from support.endpoints import Bench
 from support.listed_environment import TOOL
@@ -44,15 +44,7 @@ def response_of(events: list[dict[str, Any]]) -> dict[str, Any]:
     return last["response"]
 
 
-async def ask(bench: Bench, body: dict[str, Any], *, path: str, stream: bool) -> dict[str, Any]:
-    if stream:
-        return response_of(await events_of(bench, path, body))
-    status, answer = await bench.post(path, body)
-    assert status == 200, answer
-    return answer
-
-
-Change = Callable[[list[dict[str, Any]]], list[dict[str, Any]]]
+ask = partial(answer_of, response_of)
 
 
 async def play(

@@ -33,19 +33,8 @@ def trajectory(
         mask[start:stop] = 1
         logprobs[start:stop] = -0.25 * np.arange(1, stop - start + 1)
         versions = (WeightVersion(f"v{number}", start, stop),)
-        turns.append(
-            Turn(
-                start,
-                stop,
-                "stop",
-                2,
-                versions,
-                {"temperature": 1.0},
-                start,
-                start // 2,
-                0.5 + number,
-            )
-        )
+        counts = (start, start // 2, 0.5 + number)
+        turns.append(Turn(start, stop, "stop", 2, versions, {"temperature": 1.0}, *counts))
     ids = np.arange(100, 100 + length, dtype=np.int32)
     return Trajectory(ids, mask, logprobs, tuple(turns), spans[0][0] if spans else length, **more)
 
@@ -63,16 +52,12 @@ def episode(
     info: dict[str, Any] | None = None,
 ) -> Episode:
     """One finished episode; aborted ones lose their reward."""
-    said = (
-        [{"role": "user", "content": "Hello."}, {"role": "assistant", "content": "Goodbye."}]
-        if messages is None
-        else messages
-    )
+    talk = [{"role": "user", "content": "Hello."}, {"role": "assistant", "content": "Goodbye."}]
     result = InteractionResult.of(
         [trajectory()] if trajectories is None else trajectories,
         prompt="<|user|>Hello.",
         reward=None if reason.status.value == "aborted" else reward,
-        messages=said,
+        messages=talk if messages is None else messages,
         info=info or {},
         stop_reason=reason,
         metrics={"turns": 2.0, "seconds": 1.0} if metrics is None else metrics,
@@ -86,9 +71,8 @@ def content(found: Episode, *, circumstances: bool = True) -> dict[str, Any]:
     depends neither on the clock nor on the engine's cache."""
     data: dict[str, Any] = orjson.loads(to_line(found))
     if not circumstances:
-        data["metrics"] = {
-            name: value for name, value in data["metrics"].items() if not _CIRCUMSTANCE.search(name)
-        }
+        kept = [name for name in data["metrics"] if not _CIRCUMSTANCE.search(name)]
+        data["metrics"] = {name: data["metrics"][name] for name in kept}
         for part in data["trajectories"]:
             for turn in part["turns"]:
                 del turn["latency"], turn["cached_tokens"]
@@ -100,15 +84,10 @@ _CIRCUMSTANCE = re.compile("seconds$|^cached_tokens$|^reruns$|^engine_retries$")
 
 def exported() -> list[Episode]:
     """Episodes of a run to export: a fork, and everything that may not be trained on."""
-    untrained = trajectory()
+    untrained, fork = trajectory(), trajectory(14, [(6, 9)], fork_reason="rewritten")
     untrained.loss_mask[:] = 0
     return [
-        episode(
-            "t-0",
-            0,
-            1.0,
-            trajectories=[trajectory(), trajectory(14, [(6, 9)], fork_reason="rewritten")],
-        ),
+        episode("t-0", 0, 1.0, trajectories=[trajectory(), fork]),
         episode("t-0", 1, 0.0),
         episode("t-1", 0, 0.5, trajectories=[untrained]),
         episode("t-1", 1, 0.5, trajectories=[trajectory(source="transcript")]),

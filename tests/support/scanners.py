@@ -113,9 +113,7 @@ def scanned(*pieces: str) -> tuple[int, str, bool]:
 
 
 def called(*pieces: str) -> Any:
-    """What the reader of Python calls says of the call at the text's beginning, or where it
-    stopped.
-    """
+    """What the reader of Python calls says of the text's first call, or where it stopped."""
     source = Source()
     try:
         return run(read_call(source, 0), source, list(pieces))
@@ -124,9 +122,7 @@ def called(*pieces: str) -> Any:
 
 
 def check_json(text: str) -> None:
-    """The JSON scanner ends a value where Python's decoder does and refuses what it refuses, in
-    pieces too.
-    """
+    """The JSON scanner ends and refuses values as Python's decoder does, in pieces too."""
     found = end, problem, _ = scanned(text)
     body = text.lstrip(" \t\n\r")
     try:
@@ -155,9 +151,7 @@ def check_python(text: str) -> None:
 
 
 def check_values(text: str) -> None:
-    """A bare value is what a JSON document can hold; a string where the schema says so; and JSON
-    is read as JSON.
-    """
+    """A bare value fits a JSON document, is a string by schema, and JSON is read as JSON."""
     for schema in _SCHEMAS:
         json.dumps(value_by_schema(text, schema))
     assert value_by_schema(text, _SCHEMAS[0]) == text

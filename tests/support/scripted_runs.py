@@ -25,9 +25,7 @@ from toolroll.rollout.types import (
 )
 
 Act = Callable[[str, Task], Any]
-"""Called with the method's name and the task; what it returns takes the place of the method's
-own result.
-"""
+"""Gets the method's name and the task; its result, if any, replaces the method's own."""
 
 
 class Talker(TextAgent):

@@ -7,22 +7,20 @@ from __future__ import annotations
 import asyncio
 import random
 import threading
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any
 
+from support.episodes import opened_model
 from support.qwen import qwen3_tokenizer
 
 from toolroll.agents.environments.tool_environment import tool_environment
 from toolroll.agents.loop.call_policy import CallPolicy
 from toolroll.agents.tool_calling import TrainableToolCallingAgent
-from toolroll.parsers.registry import get_parser
-from toolroll.rollout.engine import Engine, EngineConfig
 from toolroll.rollout.model.model import Model
 from toolroll.rollout.runs.runner import Runner
 from toolroll.rollout.settings import RunSettings
-from toolroll.rollout.template import ChatTemplate
 from toolroll.rollout.types import Agent, Episode
 
 POOL = 3_000
@@ -75,15 +73,10 @@ class Played:
         return int(sum(e.result.metrics["recomputed_tokens"] for e in self.episodes))
 
 
-@asynccontextmanager
-async def model_at(url: str, *, session_cache: bool) -> AsyncIterator[Model]:
+def model_at(url: str, *, session_cache: bool) -> AbstractAsyncContextManager[Model]:
     """The tiny model behind `url`."""
-    tokenizer = qwen3_tokenizer()
-    template = ChatTemplate(tokenizer)
-    config = EngineConfig(engine=url, vocab_size=len(tokenizer), session_cache=session_cache)
-    parser = get_parser("qwen25", template.encoder.control)
-    async with Model(Engine(config), template, parser) as model:
-        yield model
+    config = {"session_cache": session_cache}
+    return opened_model(url, qwen3_tokenizer(), "qwen25", config=config)
 
 
 class Gate:

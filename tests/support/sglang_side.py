@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+
+from support.processes import printed
 
 STUBS = Path(__file__).parent / "stubs"
 Case = tuple[str, str, list[dict[str, Any]]]
@@ -24,21 +25,12 @@ def ask(theirs: list[Case], ours: list[Case] | None = None) -> dict[str, list[An
     """
     source = str(Path(__file__).parents[2] / "src")
     path = os.pathsep.join((str(STUBS), source, os.environ.get("PYTHONPATH", "")))
-    done = subprocess.run(
-        # as a script it would import this folder's http.py instead of Python's
-        [sys.executable, "-m", "support.sglang_side"],
-        cwd=Path(__file__).parents[1],
-        input=json.dumps({"theirs": theirs, "ours": ours or []}),
-        capture_output=True,
-        text=True,
-        timeout=250,
-        env=os.environ
-        | {"PYTHONPATH": path, "SGLANG_USE_CPU_ENGINE": "1", "SGLANG_LOG_LEVEL": "critical"},
-        check=False,
-    )
-    if done.returncode:
-        raise RuntimeError(f"SGLang's parsers could not be run: {done.stderr[-1500:]}")
-    found: dict[str, list[Any]] = json.loads(done.stdout.splitlines()[-1])
+    env = {"PYTHONPATH": path, "SGLANG_USE_CPU_ENGINE": "1", "SGLANG_LOG_LEVEL": "critical"}
+    cases = json.dumps({"theirs": theirs, "ours": ours or []})
+    # as a script it would import this folder's http.py instead of Python's
+    module, tests = "support.sglang_side", Path(__file__).parents[1]
+    out = printed("-m", module, cwd=tests, input=cases, env=os.environ | env)
+    found: dict[str, list[Any]] = json.loads(out.splitlines()[-1])
     return found
 
 
@@ -55,34 +47,20 @@ def _main() -> None:
     theirs: list[dict[str, Any]] = []
     for name, text, tools in cases["theirs"]:
         try:
-            content, items = FunctionCallParser(
-                [Tool(**tool) for tool in tools], name
-            ).parse_non_stream(text)
-        except (
-            ValueError,
-            TypeError,
-            KeyError,
-            IndexError,
-            AttributeError,
-            RecursionError,
-        ) as error:
+            parser = FunctionCallParser([Tool(**tool) for tool in tools], name)
+            content, items = parser.parse_non_stream(text)
+        except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
             theirs.append({"text": repr(error), "calls": None})
             continue
-        theirs.append(
-            {"text": content, "calls": [[item.name, _arguments(item.parameters)] for item in items]}
-        )
+        found = [[item.name, _arguments(item.parameters)] for item in items]
+        theirs.append({"text": content, "calls": found})
     ours = []
     for name, text, tools in cases["ours"]:
         reply = get_parser(f"sglang:{name}").parse(text, tools=tools, in_reasoning=False)
         calls = [[call.name, call.status.value, call.error] for call in reply.tool_calls]
         ours.append({"content": reply.content, "calls": calls})
-    sys.stdout.write(
-        "\n"
-        + json.dumps(
-            {"theirs": theirs, "ours": ours, "names": list(FunctionCallParser.ToolCallParserEnum)}
-        )
-        + "\n"
-    )
+    names = list(FunctionCallParser.ToolCallParserEnum)
+    sys.stdout.write(f"\n{json.dumps({'theirs': theirs, 'ours': ours, 'names': names})}\n")
 
 
 def _arguments(text: str) -> Any:

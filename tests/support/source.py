@@ -36,9 +36,7 @@ class Module:
         return first if first in FLOORS else ""
 
     def imports(self) -> Iterator[tuple[str, ast.AST]]:
-        """The full name of everything that is imported anywhere in the file, in functions and
-        under TYPE_CHECKING too.
-        """
+        """The full name of everything that is imported, in functions and for type checkers too."""
         for node in ast.walk(self.tree):
             if isinstance(node, ast.Import):
                 for alias in node.names:
@@ -67,9 +65,7 @@ def library(root: Path = ROOT) -> dict[str, Module]:
 
 
 def own_imports(modules: dict[str, Module]) -> dict[str, set[str]]:
-    """Which of `modules` each of them imports: `from a.b import c` is a.b.c where that is a
-    module, else a.b.
-    """
+    """What each of `modules` imports: `from a.b import c` is a.b.c if it is a module, else a.b."""
     graph: dict[str, set[str]] = {}
     for module in modules.values():
         graph[module.name] = set()

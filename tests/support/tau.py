@@ -1,6 +1,4 @@
-"""Two versions of tau-bench: our small package with its interface, and the real one if it is
-installed.
-"""
+"""Two versions of tau-bench: a small package with its interface, and the real one."""
 
 from __future__ import annotations
 
@@ -24,9 +22,7 @@ STOP = "###STOP###"
 
 @dataclass(frozen=True)
 class TauBench:
-    """A package with tau-bench's interface, and what is known of it: `(domain, split) -> (tasks,
-    tasks that need no action)`.
-    """
+    """A package with tau-bench's interface. `counts`: tasks, and those that need no action."""
 
     package: str
     counts: Mapping[tuple[str, str], tuple[int, int]]

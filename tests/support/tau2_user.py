@@ -11,9 +11,7 @@ from toolroll.rollout.types import Tool
 
 
 class ReferenceUser:
-    """The user of `task`. It executes the user's reference actions when the agent asks, and then
-    ends the conversation.
-    """
+    """The user of `task`: executes its reference actions when asked, then ends."""
 
     def __init__(self, task: Mapping[str, Any]) -> None:
         self._left = [group for side, group in action_groups(task) if side == "user"]

@@ -63,9 +63,7 @@ def _examples() -> int:
 
 
 def costly(share: int = 4) -> settings:
-    """The profile with one of `share` examples, for properties whose examples play whole
-    episodes.
-    """
+    """The profile with one of `share` examples, if each example plays whole episodes."""
     return settings(max_examples=max(1, _examples() // share))
 
 
@@ -75,9 +73,7 @@ def fuzz_texts() -> int:
 
 
 def by_tier(templates: Iterable[str]) -> list[Any]:
-    """The templates as parameters of a test: all but the representative ones have the marker
-    `slow`.
-    """
+    """The templates as parameters: all but the representative ones have the marker `slow`."""
     return [
         name if name in REPRESENTATIVE else pytest.param(name, marks=pytest.mark.slow)
         for name in templates

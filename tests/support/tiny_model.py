@@ -30,33 +30,21 @@ def tiny_moe(seed: int = 0) -> Path:
 
 @cache
 def tiny_model(
-    dtype: Dtype = "float32",
-    template: str | None = None,
-    *,
-    experts: bool = False,
-    seed: int = 0,
+    dtype: Dtype = "float32", template: str | None = None, *, experts: bool = False, seed: int = 0
 ) -> Path:
-    """The folder of the model, as `save_pretrained` writes it; `template`: its chat template
-    (default: trl's `qwen3`).
-    """
+    """The folder of the saved model; `template`: its chat template (default: trl's `qwen3`)."""
     source = trl_template("qwen3") if template is None else template
     sources = (Path(__file__), Path(__file__).with_name("qwen.py"))
     versions = (importlib.metadata.version("transformers"), importlib.metadata.version("torch"))
-    key: tuple[bytes | str, ...] = (
-        dtype,
-        source,
-        str(seed),
-        *(path.read_bytes() for path in sources),
-        *versions,
-    )
+    built_from = [path.read_bytes() for path in sources]
+    key: tuple[bytes | str, ...] = (dtype, source, str(seed), *built_from, *versions)
 
     def build(folder: Path) -> None:
         _save_weights(folder, dtype, experts=experts, seed=seed)
         save_qwen3(folder, source)
 
-    return cached_folder(
-        f"tiny-qwen3-moe-{dtype}" if experts else f"tiny-qwen2-{dtype}", key, build
-    )
+    kind = "qwen3-moe" if experts else "qwen2"
+    return cached_folder(f"tiny-{kind}-{dtype}", key, build)
 
 
 def _save_weights(folder: Path, dtype: Dtype, *, experts: bool, seed: int) -> None:
@@ -64,13 +52,8 @@ def _save_weights(folder: Path, dtype: Dtype, *, experts: bool, seed: int) -> No
     from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
     layers, top_k = EXPERTS
-    mixture: dict[str, Any] = {
-        "head_dim": 16,
-        "num_hidden_layers": layers,
-        "num_experts": 8,
-        "num_experts_per_tok": top_k,
-        "moe_intermediate_size": 64,
-    }
+    mixture: dict[str, Any] = {"head_dim": 16, "num_hidden_layers": layers, "num_experts": 8}
+    mixture |= {"num_experts_per_tok": top_k, "moe_intermediate_size": 64}
     sizes: dict[str, Any] = mixture if experts else {"num_hidden_layers": 2}
     config = (Qwen3MoeConfig if experts else Qwen2Config)(
         vocab_size=VOCAB_SIZE,

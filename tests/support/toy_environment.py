@@ -98,9 +98,7 @@ class PondFactory:
 
 
 def look(request: PolicyRequest) -> str:
-    """Looks as often as it was asked to, but for one in five ponds; what it says follows from
-    the prompt alone.
-    """
+    """Looks as often as asked, but for one pond in five; depends only on the prompt."""
     text = request.text
     wanted = int(text.split("Please look around ")[1].split(" times")[0])
     done = text.count('"arguments": {"at": "place')

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from support.exports import a_call
 from support.results import episode, trajectory
 
 from toolroll.cli.view import view
@@ -21,22 +22,11 @@ HOSTILE = (
 
 def called(*names: str) -> list[dict[str, Any]]:
     """A conversation that calls `names` at once."""
-    calls = [
-        {
-            "id": f"c{at}",
-            "type": "function",
-            "function": {"name": name, "arguments": '{"at": "<b>"}'},
-        }
-        for at, name in enumerate(names)
-    ]
+    calls = [a_call(name, '{"at": "<b>"}', f"c{at}") for at, name in enumerate(names)]
+    turn = {"role": "assistant", "content": None, "tool_calls": calls}
     return [
         {"role": "user", "content": "Please look."},
-        {
-            "role": "assistant",
-            "content": None,
-            "tool_calls": calls,
-            "reasoning_content": "I shall.",
-        },
+        {**turn, "reasoning_content": "I shall."},
         {"role": "tool", "name": HOSTILE, "tool_call_id": "c0", "content": HOSTILE},
         {"role": "assistant", "content": HOSTILE},
     ]
@@ -47,32 +37,16 @@ def episodes() -> list[Episode]:
     forked = trajectory(14, [(6, 9), (10, 14)], fork_reason=f"the template rewrote {HOSTILE}")
     forked = replace(forked, turns=(replace(forked.turns[0], excluded="context"), forked.turns[1]))
     forked.loss_mask[6:9] = 0
-    numbers = {
-        "turns": 3.0,
-        "tool_calls": 2.0,
-        "invalid_calls": 1.0,
-        "invalid_calls/invalid_json": 1.0,
-        "seconds": 2.5,
-    }
+    numbers = {"turns": 3.0, "tool_calls": 2.0, "seconds": 2.5}
+    numbers |= {"invalid_calls": 1.0, "invalid_calls/invalid_json": 1.0}
+    talk, sequences = called("look", "jump"), [trajectory(), forked]
+    failed = {"error": {"type": "E", "message": HOSTILE}}
+    aborted: Any = {"reason": StopReason.ENGINE_ERROR, "trajectories": [], "messages": []}
     return [
         episode("t-2", 0, 1.0, messages=called("look")),
-        episode(
-            "t-10",
-            0,
-            0.0,
-            messages=called("look", "jump"),
-            trajectories=[trajectory(), forked],
-            metrics=numbers,
-        ),
+        episode("t-10", 0, 0.0, messages=talk, trajectories=sequences, metrics=numbers),
         episode(f"t-{HOSTILE}", 0, 0.5),
-        episode(
-            "t-3",
-            0,
-            reason=StopReason.ENGINE_ERROR,
-            trajectories=[],
-            messages=[],
-            info={"error": {"type": "E", "message": HOSTILE}},
-        ),
+        episode("t-3", 0, info=failed, **aborted),
     ]
 
 

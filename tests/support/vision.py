@@ -18,15 +18,13 @@ from pathlib import Path
 from typing import Any
 
 from support.cache import cached_folder
-from support.episodes import call
+from support.episodes import call, opened_model
 from support.listed_environment import ListedWorld
 from support.qwen import save_qwen3, tokenizer_for, trl_template
 from support.tiny_model import CONTEXT_LENGTH, VOCAB_SIZE
 
 from toolroll.agents.tool_calling import TrainableToolCallingAgent
-from toolroll.parsers.registry import get_parser
 from toolroll.rollout.engine import Engine, EngineConfig
-from toolroll.rollout.model.model import Model
 from toolroll.rollout.template import ChatTemplate
 from toolroll.rollout.template.images import ImageTokens
 from toolroll.rollout.types import Completion, GenerateRequest, InteractionResult, Task
@@ -92,13 +90,9 @@ def processor(tokenizer: Any, family: str = "Qwen2VL") -> Any:
         "attributes": parts,
         "get_attributes": classmethod(lambda cls: parts),
         "tokenizer_class": type(tokenizer).__name__,
+        "__init__": lambda self, images, tokenizer: kind.__init__(self, images, tokenizer),
     }
-    images_only = type("ImagesOnly", (kind,), {**names, "__init__": _made_of_two(kind)})
-    return images_only(ImageProcessor(), tokenizer)
-
-
-def _made_of_two(kind: Any) -> Any:
-    return lambda self, images, tokenizer: kind.__init__(self, images, tokenizer)
+    return type("ImagesOnly", (kind,), names)(ImageProcessor(), tokenizer)
 
 
 def image_tokens(tokenizer: Any, family: str = "Qwen2VL") -> ImageTokens:
@@ -147,11 +141,11 @@ async def play(
     tokenizer = vision_tokenizer()
     template = ChatTemplate(tokenizer, **{"images": image_tokens(tokenizer), **options})
     async with EmbeddedEngine(tokenizer, policy) as embedded:
-        config = EngineConfig(engine=embedded.url, vocab_size=len(tokenizer))
-        engine = ExpandedEngine(config)
-        engine.other_prompt = other_prompt
-        engine.takes_images = takes_images
-        async with Model(engine, template, get_parser("hermes", template.encoder.control)) as model:
+        client: Any = {"client": ExpandedEngine, "template": template}
+        async with opened_model(embedded.url, tokenizer, **client) as model:
+            engine = model.engine
+            assert isinstance(engine, ExpandedEngine)
+            engine.other_prompt, engine.takes_images = other_prompt, takes_images
             player = kind(
                 model=model,
                 rollout_args={"verify": "always"},
@@ -174,12 +168,8 @@ def _save(folder: Path, family: str, seed: int) -> None:
     import torch
     import transformers
 
-    tokens: dict[str, Any] = {
-        "vision_start_token_id": 151_652,
-        "vision_end_token_id": 151_653,
-        "image_token_id": 151_655,
-        "video_token_id": 151_656,
-    }
+    tokens: dict[str, Any] = {"image_token_id": 151_655, "video_token_id": 151_656}
+    tokens |= {"vision_start_token_id": 151_652, "vision_end_token_id": 151_653}
     config = getattr(transformers, f"{family}Config")(
         text_config={
             "vocab_size": VOCAB_SIZE, "hidden_size": 64, "intermediate_size": 128, "head_dim": 16,

@@ -15,9 +15,7 @@ from support.patience import PATIENCE
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One answer of `/generate`: the status and the JSON of the body (its text where that is no
-    JSON).
-    """
+    """One answer of `/generate`: the status and the body (as text if it is not JSON)."""
 
     status: int
     body: Any
@@ -57,9 +55,7 @@ class Wire:
         fields: Mapping[str, Any] | None = None,
         **sampling_params: Any,
     ) -> Answer:
-        """Post `/generate` with logprobs asked for; `fields` stand beside `input_ids` in the
-        body.
-        """
+        """Post `/generate`, with logprobs; `fields` stand beside `input_ids` in the body."""
         body = {
             "input_ids": list(input_ids),
             "return_logprob": True,

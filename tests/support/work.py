@@ -27,7 +27,6 @@ class Work:
 
     @property
     def total(self) -> int:
-        """Lines and characters."""
         return self.lines + self.characters
 
     @contextmanager
@@ -51,9 +50,7 @@ class Work:
         return self._on_line
 
     def _count_searches(self, patch: pytest.MonkeyPatch) -> None:
-        """Put a counting pattern in the place of each pattern that a module or class of the
-        parsers holds.
-        """
+        """Replace each pattern that a module or class of the parsers holds with a counting one."""
         from toolroll.parsers.reading import source
 
         compiled = source._compiled
@@ -79,43 +76,34 @@ class Work:
 
 
 class CountedPattern:
-    """A pattern that counts the characters it looks at. A search looks at everything up to the
-    end of its match.
-    """
+    """A pattern that counts what it looks at: a search, all up to the end of its match."""
 
     def __init__(self, pattern: re.Pattern[str], work: Work) -> None:
         self._pattern = pattern
         self._work = work
 
     def search(self, text: str, at: int = 0, stop: int = sys.maxsize) -> re.Match[str] | None:
-        """See `re.Pattern.search`."""
         match = self._pattern.search(text, at, stop)
         self._work.characters += (min(stop, len(text)) if match is None else match.end()) - at
         return match
 
     def match(self, text: str, at: int = 0, stop: int = sys.maxsize) -> re.Match[str] | None:
-        """See `re.Pattern.match`. A match that fails counts as one character: the parsers'
-        patterns fail early.
-        """
+        """See `re.Pattern.match`. A failed match counts as one character: it fails early."""
         match = self._pattern.match(text, at, stop)
         self._work.characters += 1 if match is None else match.end() - at
         return match
 
     def fullmatch(self, text: str) -> re.Match[str] | None:
-        """See `re.Pattern.fullmatch`."""
         self._work.characters += len(text)
         return self._pattern.fullmatch(text)
 
     def sub(self, replacement: Any, text: str) -> str:
-        """See `re.Pattern.sub`."""
         self._work.characters += len(text)
         return self._pattern.sub(replacement, text)
 
 
 def _counted(name: str) -> Any:
-    """The method `name` of `str`; it counts the characters of the text, or of the part of it
-    that a search is limited to.
-    """
+    """The method `name` of `str`; it counts the characters that it is limited to."""
     method = getattr(str, name)
 
     def counted(self: CountedText, *given: Any) -> Any:
@@ -135,7 +123,6 @@ class CountedText(str):
     work: Work
 
     def __new__(cls, text: str, work: Work) -> CountedText:
-        """Count in `work`."""
         made = super().__new__(cls, text)
         made.work = work
         return made
@@ -153,14 +140,11 @@ class CountedText(str):
         return self.again(found)
 
     def __add__(self, other: str) -> Any:
-        """Count what is added: CPython lengthens the text in place, which a test of memory
-        checks.
-        """
+        """Count what is added: CPython lengthens the text in place (a test of memory checks it)."""
         self.work.characters += len(other)
         return self.again(super().__add__(other))
 
     def __radd__(self, other: str) -> Any:
-        """See `__add__`."""
         self.work.characters += len(other) + len(self)
         return self.again(str.__add__(other, self))
 
@@ -170,28 +154,12 @@ class CountedText(str):
         return super().startswith(prefix, *places)
 
     def endswith(self, suffix: str | tuple[str, ...], *places: Any) -> bool:
-        """See `startswith`."""
         self.work.characters += len(suffix)
         return super().endswith(suffix, *places)
 
-    __contains__ = _counted("__contains__")
-    __iter__ = _counted("__iter__")
-    count = _counted("count")
-    encode = _counted("encode")
-    find = _counted("find")
-    index = _counted("index")
-    isspace = _counted("isspace")
-    lower = _counted("lower")
-    lstrip = _counted("lstrip")
-    partition = _counted("partition")
-    removeprefix = _counted("removeprefix")
-    removesuffix = _counted("removesuffix")
-    replace = _counted("replace")
-    rfind = _counted("rfind")
-    rindex = _counted("rindex")
-    rpartition = _counted("rpartition")
-    rsplit = _counted("rsplit")
-    rstrip = _counted("rstrip")
-    split = _counted("split")
-    splitlines = _counted("splitlines")
-    strip = _counted("strip")
+
+for _name in (
+    "__contains__ __iter__ count encode find index isspace lower lstrip partition removeprefix "
+    "removesuffix replace rfind rindex rpartition rsplit rstrip split splitlines strip"
+).split():
+    setattr(CountedText, _name, _counted(_name))

@@ -1,6 +1,4 @@
-"""The functions that the processes of a run open in tests. They are module-level, because they are
-pickled by name.
-"""
+"""What the processes of a run open in tests. It is pickled by name, so module-level."""
 
 from __future__ import annotations
 
@@ -15,16 +13,12 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
-from support.episodes import agent
+from support.episodes import agent, opened_model
 from support.toy_environment import PondFactory
 
-from toolroll.parsers.registry import get_parser
-from toolroll.rollout.engine import Engine, EngineConfig
 from toolroll.rollout.errors import RolloutError, UsageError
-from toolroll.rollout.model.model import Model
 from toolroll.rollout.runs.runner import Runner, RunStoppedError
 from toolroll.rollout.settings import RunSettings
-from toolroll.rollout.template import ChatTemplate
 from toolroll.rollout.types import Action, StepResult, Task
 from toolroll.testing import load_embedded_tokenizer
 
@@ -42,9 +36,7 @@ async def open_ponds(
 async def open_with_odd_info(
     url: str, count: int, share: int, stack: AsyncExitStack
 ) -> tuple[Runner, Sequence[Task]]:
-    """Their `info` holds what cannot be sent from one process to another, and what can be sent
-    and not be taken in.
-    """
+    """Their `info` holds what cannot be pickled, and what cannot be unpickled."""
     return await _open(_OddFactory(count), url, share, stack)
 
 
@@ -141,11 +133,8 @@ class _TroubledFactory(PondFactory):
 async def _open(
     factory: PondFactory, url: str, share: int, stack: AsyncExitStack
 ) -> tuple[Runner, Sequence[Task]]:
-    tokenizer = load_embedded_tokenizer()
-    template = ChatTemplate(tokenizer)
-    client = Engine(EngineConfig(engine=url, vocab_size=len(tokenizer)))
-    served = Model(client, template, get_parser("hermes", template.encoder.control))
-    await stack.enter_async_context(served)
+    model = opened_model(url, load_embedded_tokenizer())
+    served = await stack.enter_async_context(model)
     settings = RunSettings(sampling_params=PARAMS, samples=SAMPLES, concurrency=share)
     return Runner(factory, lambda: agent(served, verify="sample"), settings), factory.tasks("test")
 

@@ -10,12 +10,14 @@ import venv
 import zipfile
 from email.parser import Parser
 from pathlib import Path
+from typing import Any
 
 import pytest
 import release
 from support.patience import PATIENCE
+from support.processes import PIPES
+from support.source import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 NOT_SOURCE = shutil.ignore_patterns(
     ".git", ".venv*", "out", "build", "dist", "*.egg-info", "__pycache__", ".*_cache", ".hypothesis"
 )
@@ -30,10 +32,8 @@ OPENAI_AGENTS = next(
 def run(*command: str | Path, cwd: Path | None = None) -> str:
     # it would show our own tree
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    words = [str(part) for part in command]
-    done = subprocess.run(
-        words, cwd=cwd, env=environment, capture_output=True, text=True, timeout=PATIENCE
-    )
+    pipes: Any = {**PIPES, "cwd": cwd, "env": environment, "timeout": PATIENCE}
+    done = subprocess.run([str(part) for part in command], **pipes)
     assert done.returncode == 0, f"{command}:\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
     return done.stdout
 
@@ -60,26 +60,13 @@ def wheel(built: tuple[Path, Path]) -> Path:
 
 @pytest.fixture(scope="module")
 def clean(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The interpreter of an environment with the wheel and openai-agents in it; their
-    dependencies come from this one.
-    """
+    """The interpreter of an environment with the wheel, openai-agents, and our dependencies."""
     folder = tmp_path_factory.mktemp("clean")
     venv.create(folder, with_pip=False, symlinks=True)
     [packages] = folder.glob("lib/python3*/site-packages")
     python = folder / "bin" / "python"
-    pip = (
-        sys.executable,
-        "-m",
-        "pip",
-        "--disable-pip-version-check",
-        "--python",
-        python,
-        "install",
-        "-q",
-        "--no-deps",
-    )
-    run(*pip, OPENAI_AGENTS)
-    run(*pip, wheel)
+    options = ("--disable-pip-version-check", "--python", python, "install", "-q", "--no-deps")
+    run(sys.executable, "-m", "pip", *options, OPENAI_AGENTS, wheel)
     # Plain lines: the folders are searched, the .pth files in them (our own editable install) are
     # not read.
     borrowed = [path for path in sys.path if path.endswith("site-packages")]
@@ -109,10 +96,7 @@ def test_what_is_wrong_with_a_wheel_is_named(
     built: tuple[Path, Path], source: Path, tmp_path: Path, name: str | None, problem: str
 ) -> None:
     sdist, wheel = built
-    with (
-        zipfile.ZipFile(wheel) as file,
-        zipfile.ZipFile(tmp_path / wheel.name, "w") as changed,
-    ):
+    with zipfile.ZipFile(wheel) as file, zipfile.ZipFile(tmp_path / wheel.name, "w") as changed:
         for item in file.namelist():
             if name or item != "toolroll/py.typed":
                 changed.writestr(item, file.read(item))
@@ -170,9 +154,7 @@ def test_the_dependencies_are_light(wheel: Path) -> None:
 def test_installed_beside_openai_agents_both_are_importable(
     clean: Path, where: str, tmp_path: Path
 ) -> None:
-    """Its import name is `agents`; from the repository's root our folder of that name is in the
-    way unless it is no package.
-    """
+    """Its import name is `agents`, as our folder's in the root, which must be no package."""
     code = (
         "import agents, toolroll, toolroll.agents.trainable, toolroll.parsers.types, "
         "toolroll.rollout.session.session as session\n"
@@ -206,9 +188,7 @@ def test_a_type_checker_sees_the_types_of_the_wheel(clean: Path, tmp_path: Path)
 
 
 def test_the_installed_library_works(clean: Path, tmp_path: Path) -> None:
-    """Every public name, the embedded tokenizer (a data file), the entry points, and the
-    command.
-    """
+    """Every public name, the embedded tokenizer (a data file), entry points, and the command."""
     code = (
         "import toolroll\n"
         "for name in toolroll.__all__: getattr(toolroll, name)\n"

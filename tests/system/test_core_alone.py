@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
+from support.processes import printed
 from support.source import AROUND, ROOT
 
 _CODE = '''
@@ -100,11 +99,4 @@ def test_the_core_plays_alone(tmp_path: Path) -> None:
     )
     for package in AROUND:
         shutil.rmtree(copy / package)
-    done = subprocess.run(
-        [sys.executable, "-c", _CODE, str(tmp_path)],
-        env={**os.environ, "PYTHONPATH": str(tmp_path)},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
+    printed("-c", _CODE, tmp_path, env={**os.environ, "PYTHONPATH": str(tmp_path)}, cwd=tmp_path)

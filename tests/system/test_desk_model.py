@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
+from support.processes import printed
 
 from toolroll import Model, RolloutArgs, load_environment
 from toolroll.rollout.model.tokenizers import desk_model_path
@@ -49,8 +47,4 @@ def test_the_model_is_served_without_torch() -> None:
         "        print(engine.model_name)\n"
         "asyncio.run(main())\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip().endswith("desk_1m")
+    assert printed("-c", code).strip().endswith("desk_1m")

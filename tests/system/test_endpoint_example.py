@@ -1,33 +1,22 @@
-"""The example: an agent of the OpenAI Agents SDK against `toolroll serve`, both as processes of
-their own.
-"""
+"""The example: an agent of the OpenAI Agents SDK against `toolroll serve`, as processes."""
 
 from __future__ import annotations
 
 import asyncio
 import re
-import signal
-import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import aiohttp
-from support.commands import toolroll
+from support.commands import serve_command, toolroll
 from support.endpoints import judge
 from support.episodes import call
-from support.patience import PATIENCE
+from support.processes import printed, toolroll_serve
+from support.source import ROOT
 
 from toolroll import load_environment, read_episodes
-from toolroll.testing import (
-    EmbeddedEngine,
-    PolicyRequest,
-    load_embedded_tokenizer,
-    play_references,
-)
+from toolroll.testing import EmbeddedEngine, PolicyRequest, load_embedded_tokenizer, play_references
 
-ROOT = Path(__file__).parents[2]
 SAID = [
     "Let me look. " + call("look", at="kitchen"),
     call("look", at="garden"),
@@ -35,36 +24,10 @@ SAID = [
 ]
 
 
-async def started(*command: str) -> asyncio.subprocess.Process:
-    return await asyncio.create_subprocess_exec(
-        sys.executable, *command, stdout=asyncio.subprocess.PIPE, cwd=ROOT
-    )
-
-
-@asynccontextmanager
-async def served(engine: EmbeddedEngine, *options: str) -> AsyncIterator[str]:
-    """The address of a `toolroll serve`."""
-    main = "from toolroll.cli import main; main()"
-    server = await started(
-        "-c", main, "serve", "--model", "embedded", "--engine", engine.url, "--port", "0", *options
-    )
-    assert server.stdout is not None
-    try:
-        line = (await asyncio.wait_for(server.stdout.readline(), PATIENCE)).decode()
-        found = re.search(r"http://127\.0\.0\.1:\d+", line)
-        assert found, line
-        yield found.group()
-    finally:
-        server.send_signal(signal.SIGTERM)
-        assert await asyncio.wait_for(server.wait(), PATIENCE) == 0
-
-
 async def lines_of(example: str, *options: str) -> list[str]:
     """What an example prints."""
-    process = await started(f"examples/openai_agents/{example}", *options)
-    out, _ = await asyncio.wait_for(process.communicate(), PATIENCE)
-    assert process.returncode == 0
-    return out.decode().splitlines()
+    program = ROOT / "examples" / "openai_agents" / example
+    return (await asyncio.to_thread(printed, program, *options)).splitlines()
 
 
 async def test_the_agents_sdk_against_toolroll_serve() -> None:
@@ -72,7 +35,7 @@ async def test_the_agents_sdk_against_toolroll_serve() -> None:
         EmbeddedEngine(
             load_embedded_tokenizer(), lambda request: SAID[request.call], split="random"
         ) as engine,
-        served(engine) as url,
+        toolroll_serve(serve_command(engine.url)) as url,
     ):
         lines = await lines_of("looker.py", "--url", url, "--runs", "3")
         assert len(lines) == 3
@@ -98,7 +61,7 @@ async def test_an_agent_of_the_sdk_plays_the_tasks_of_an_environment(tmp_path: P
 
     async with (
         EmbeddedEngine(load_embedded_tokenizer(), policy) as engine,
-        served(engine, "--out", str(tmp_path)) as url,
+        toolroll_serve(serve_command(engine.url, "--out", str(tmp_path))) as url,
     ):
         lines = await lines_of("tasks.py", "desk", "--url", url, "--tasks", "2", "--samples", "2")
         rewards = {solved.id: 1.0, unsolved.id: 0.0}

@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,14 +18,13 @@ from support.commands import lines
 from support.faults.size import FULL
 from support.faults.tally import Tally
 from support.patience import PATIENCE
-from support.processes import answers, free_ports, kill_group
+from support.processes import PIPES, TOOLROLL, answers, free_ports, kill_group, wait_until
 
 from toolroll.rollout.runs.episode_file import read_episodes
 from toolroll.rollout.runs.registry import find_environment
 
 pytestmark = pytest.mark.faults
 
-MAIN = "from toolroll.cli import main; main()"
 SAMPLES = 7 if FULL else 3
 EPISODES = 33 * SAMPLES
 DOWN = 60.0 if FULL else 0.0
@@ -38,21 +36,14 @@ PROCESSES = pytest.mark.parametrize("processes", [1, 2] if FULL else [2])
 @contextmanager
 def engine(port: int) -> Iterator[subprocess.Popen[bytes]]:
     """The embedded engine as a process of its own, which answers after 20 ms."""
-    command = [sys.executable, "-c", MAIN, "engine", "--port", str(port), "--latency", "0.02"]
+    command = [*TOOLROLL, "engine", "--port", str(port), "--latency", "0.02"]
     quiet = subprocess.DEVNULL
     process = subprocess.Popen(command, stdout=quiet, stderr=quiet, start_new_session=True)
     try:
-        until(lambda: answers(f"http://127.0.0.1:{port}/health"))
+        wait_until(lambda: answers(f"http://127.0.0.1:{port}/health"))
         yield process
     finally:
         kill_group(process)
-
-
-def until(done: Callable[[], bool]) -> None:
-    end = time.monotonic() + PATIENCE
-    while not done():
-        assert time.monotonic() < end, "it does not happen"
-        time.sleep(0.02)
 
 
 class Run:
@@ -61,15 +52,10 @@ class Run:
     def __init__(self, port: int, out: Path, *options: str) -> None:
         url = f"http://127.0.0.1:{port}"
         words = f"run desk --model embedded --no-do-nothing --samples {SAMPLES} --max-turns 8"
-        command = [sys.executable, "-c", MAIN, *words.split(), "--concurrency", "16"]
-        command += ["--engine", url]
+        command = [*TOOLROLL, *words.split(), "--concurrency", "16", "--engine", url]
+        pipes: Any = {**PIPES, "stdout": subprocess.DEVNULL}
         self.errors: list[str] = []
-        self.process = subprocess.Popen(
-            [*command, "--out", str(out), *options],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        self.process = subprocess.Popen([*command, "--out", str(out), *options], **pipes)
         threading.Thread(target=self._read, daemon=True).start()
 
     def _read(self) -> None:
@@ -110,7 +96,7 @@ def test_a_run_ends_without_its_engine_and_its_continuation_waits_for_one(
     options = ("--processes", str(processes))
     with engine(port) as first:
         run = Run(port, tmp_path, *options, "--engine-timeout", "0.5")
-        until(lambda: lines(tmp_path) >= 10)
+        wait_until(lambda: lines(tmp_path) >= 10)
         first.send_signal(signal.SIGKILL)
         assert run.ended() == 2, run.errors
     assert len([line for line in run.errors if line.startswith("toolroll: ")]) == 1
@@ -121,9 +107,9 @@ def test_a_run_ends_without_its_engine_and_its_continuation_waits_for_one(
     assert 10 <= before < EPISODES
     with engine(port) as second:
         run = Run(port, tmp_path, *options)
-        until(lambda: lines(tmp_path) >= before + 10)
+        wait_until(lambda: lines(tmp_path) >= before + 10)
         second.send_signal(signal.SIGKILL)
-        until(lambda: run.says("does not answer"))
+        wait_until(lambda: run.says("does not answer"))
         time.sleep(DOWN)
     with engine(port):
         assert run.ended() == 0, run.errors

@@ -1,6 +1,4 @@
-"""What only a second process shows: a held folder, a thread that never ends, the example of the
-README.
-"""
+"""What only a second process shows: a held folder, an endless thread, README's example."""
 
 from __future__ import annotations
 
@@ -10,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.patience import PATIENCE
+from support.processes import printed, python
 from support.source import ROOT
 
 from toolroll.rollout.errors import UsageError
@@ -29,9 +27,7 @@ async def main():
         print("late", flush=True)
 asyncio.run(main())
 """
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=PATIENCE
-    )
+    done = python("-c", program)
     assert (done.returncode, done.stdout, done.stderr) == (0, "late\n", "")
 
 
@@ -61,12 +57,7 @@ def test_a_keyboard_interrupt_of_code_that_was_left_behind_is_not_ctrl_c(
     how: str, kind: str
 ) -> None:
     """In a fresh process, whose handler of SIGINT is Python's own."""
-    done = subprocess.run(
-        [sys.executable, "-c", LEFT_BEHIND, how, kind],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-    )
+    done = python("-c", LEFT_BEHIND, how, kind)
     assert (done.returncode, done.stdout) == (0, "went on\n"), done.stderr
 
 
@@ -104,7 +95,4 @@ def test_the_example_prints_what_the_readme_shows() -> None:
         r"```python\n(async def main.*?)```\n\n```text\n(.*?)```", readme, re.DOTALL
     ).groups()  # type: ignore[union-attr]
     assert code in script.read_text(encoding="utf-8")
-    done = subprocess.run(
-        [sys.executable, str(script)], capture_output=True, text=True, timeout=PATIENCE, check=True
-    )
-    assert done.stdout == shown
+    assert printed(script) == shown

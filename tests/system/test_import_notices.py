@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
+
+from support.processes import python
 
 LOAD = """
 import sys
@@ -19,12 +19,8 @@ assert not transformers.is_torch_available()
 def test_no_notice_about_pytorch_is_printed() -> None:
     environment = {**os.environ, "USE_TORCH": "0"}
     environment.pop("TRANSFORMERS_NO_ADVISORY_WARNINGS", None)
-    done = subprocess.run(
-        [sys.executable, "-c", LOAD], capture_output=True, text=True, check=True, env=environment
-    )
+    done = python("-c", LOAD, env=environment, check=True)
     assert (done.stdout, done.stderr) == ("", "")
     noisy = LOAD.replace('load_tokenizer("embedded")', "import transformers")
-    plain = subprocess.run(
-        [sys.executable, "-c", noisy], capture_output=True, text=True, check=True, env=environment
-    )
+    plain = python("-c", noisy, env=environment, check=True)
     assert "PyTorch was not found" in plain.stderr  # else this test proves nothing

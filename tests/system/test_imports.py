@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from support.patience import PATIENCE
+from support.processes import printed
 from support.source import ROOT, library
 from support.tau import BOTH, MINI, TauBench, needed
 
 MODULES = library()
-
+TESTS = ROOT / "tests"
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(TESTS)}
 
 # Each costs a second or more, pulls in a CUDA stack, or is in an extra: imported at first use,
 # never earlier.
@@ -25,14 +24,6 @@ HEAVY = (
 )  # fmt: skip
 
 
-def printed(code: str) -> str:
-    """What a fresh interpreter prints."""
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=PATIENCE
-    )
-    return done.stdout
-
-
 def heavy_after(*modules: str) -> list[str]:
     """Which heavy packages a fresh interpreter has loaded after importing `modules`."""
     code = (
@@ -40,7 +31,7 @@ def heavy_after(*modules: str) -> list[str]:
         f"for name in {list(modules)!r}: importlib.import_module(name)\n"
         f"print(json.dumps([name for name in {list(HEAVY)!r} if name in sys.modules]))"
     )
-    return list(json.loads(printed(code).splitlines()[-1]))
+    return list(json.loads(printed("-c", code).splitlines()[-1]))
 
 
 def test_the_facade_loads_nothing_of_its_own_at_import() -> None:
@@ -48,7 +39,7 @@ def test_the_facade_loads_nothing_of_its_own_at_import() -> None:
         "import sys, toolroll; print(sorted(name for name, module in sys.modules.items()"
         " if name.startswith('toolroll.') and getattr(module, '__file__', None)))"
     )
-    assert printed(code).strip() == "[]"
+    assert printed("-c", code).strip() == "[]"
 
 
 NEED_OPENAI = (
@@ -71,37 +62,32 @@ def test_using_a_public_name_loads_nothing_heavy() -> None:
         "for name in toolroll.__all__: getattr(toolroll, name)\n"
         f"print(json.dumps([name for name in {list(HEAVY)!r} if name in sys.modules]))"
     )
-    assert json.loads(printed(code).splitlines()[-1]) == []
-
-
-def test_the_command_shows_its_help_without_what_its_commands_need() -> None:
-    code = (
-        "import sys; from toolroll.cli import app; "
-        "print(*{'aiohttp', 'jinja2', 'jsonschema_rs', 'numpy', 'transformers'} & set(sys.modules))"
-    )
-    assert printed(code).split() == []
+    assert json.loads(printed("-c", code).splitlines()[-1]) == []
 
 
 def test_the_measurement_sees_a_heavy_import() -> None:
     assert "transformers" in heavy_after("transformers")
 
 
-def test_importing_names_loads_nothing_heavy() -> None:
-    code = (
-        "import sys, toolroll, toolroll.agents, toolroll.parsers; print(*(set(sys.modules) & "
-        "{'transformers', 'torch', 'numpy'}))"
-    )
-    assert printed(code).split() == []
+@pytest.mark.parametrize(
+    ("imported", "absent"),
+    [
+        ("toolroll.cli.app", {"aiohttp", "jinja2", "jsonschema_rs", "numpy", "transformers"}),
+        ("toolroll, toolroll.agents, toolroll.parsers", {"transformers", "torch", "numpy"}),
+    ],
+    ids=["the help of the command", "the names of packages"],
+)
+def test_an_import_does_not_load_what_comes_later(imported: str, absent: set[str]) -> None:
+    code = f"import sys, {imported}; print(*{absent} & set(sys.modules))"
+    assert printed("-c", code).split() == []
 
 
 def test_the_folders_shadow_no_package_of_their_name(tmp_path: Path) -> None:
-    """openai-agents installs a package `agents`: it comes before ours for whoever runs from the
-    repository.
-    """
+    """openai-agents installs a package `agents`, which comes before ours in the repository."""
     (tmp_path / "agents").mkdir()
     (tmp_path / "agents" / "__init__.py").write_text("mine = True\n", encoding="utf-8")
     path = f"import sys; sys.path[:0] = [{str(ROOT)!r}, {str(tmp_path)!r}]"
-    assert printed(f"{path}; import agents; print(agents.mine)").strip() == "True"
+    assert printed("-c", f"{path}; import agents; print(agents.mine)").strip() == "True"
 
 
 def test_neither_wheel_is_imported() -> None:
@@ -109,14 +95,7 @@ def test_neither_wheel_is_imported() -> None:
         "import sys; from support.qwen import *; qwen3_tokenizer(); print(*{'trl', 'dashscope'} "
         "& set(sys.modules))"
     )
-    folder = Path(__file__).parents[1]
-    ran = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(folder)},
-        capture_output=True,
-    )
-    assert (ran.returncode, ran.stdout) == (0, b"\n"), ran.stderr
+    assert printed("-c", code, cwd=TESTS, env=ENVIRONMENT) == "\n"
 
 
 def test_d11_an_import_sets_up_no_logging() -> None:
@@ -124,7 +103,7 @@ def test_d11_an_import_sets_up_no_logging() -> None:
         "import logging, toolroll.endpoint, toolroll.trainers.openrlhf as o; "
         "assert not logging.getLogger().handlers"
     )
-    printed(code)
+    printed("-c", code)
 
 
 _IMPORT = """
@@ -149,13 +128,4 @@ assert dict(os.environ) == before
 @pytest.mark.parametrize("tau", BOTH)
 def test_tau_bench_is_imported_late_without_litellm_and_without_network(tau: TauBench) -> None:
     needed(tau)
-    root = Path(__file__).parents[2]
-    which = "mini" if tau is MINI else "real"
-    done = subprocess.run(
-        [sys.executable, "-c", _IMPORT, which],
-        env={**os.environ, "PYTHONPATH": str(root / "tests")},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    printed("-c", _IMPORT, "mini" if tau is MINI else "real", env=ENVIRONMENT)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from support.faults.size import FULL
 from support.faults.tally import Tally, contents
-from support.patience import PATIENCE
+from support.processes import python
 
 from toolroll.rollout.runs.episode_file import read_episodes
 
@@ -23,22 +22,8 @@ EPISODES, KILLS = 100, 20
 def test_a_run_that_is_killed_twenty_times_is_the_undisturbed_run(
     tmp_path: Path, tally: Tally, seed: int
 ) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "support.killed_run",
-        str(tmp_path),
-        str(EPISODES),
-        str(KILLS),
-        str(seed),
-    ]
-    env = os.environ | {
-        "PYTHONPATH": str(Path(__file__).parents[1]),
-        "TOKENIZERS_PARALLELISM": "false",
-    }
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=PATIENCE, env=env, check=False
-    )
+    env = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "TOKENIZERS_PARALLELISM": "false"}
+    done = python("-m", "support.killed_run", tmp_path, EPISODES, KILLS, seed, env=env)
     assert done.returncode == 0, done.stderr[-4000:]
     found = json.loads(done.stdout.splitlines()[-1])
     assert found["kills"] == KILLS, found

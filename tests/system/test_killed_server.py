@@ -54,9 +54,7 @@ FAULTS = {
 
 @dataclass
 class Clients:
-    """The clients of all conversations. Each server is killed after as many complete answers as the
-    next of `moments` says.
-    """
+    """The clients. Each server is killed after as many answers as the next of `moments` says."""
 
     moments: list[int]
     answers: dict[str, list[Answer]] = field(default_factory=lambda: defaultdict(list))

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from support.faults.size import FULL
 from support.killed_trials import MARKER, TURNS
-from support.patience import PATIENCE
+from support.processes import printed
 from support.program_trials import processes_of, refusal
 
 from toolroll.rollout.runs.episode_file import read_episodes
@@ -24,13 +23,9 @@ KILLS = 20 if FULL else 8
 def test_a_run_that_is_killed_again_and_again_leaves_nothing_and_loses_nothing(
     tmp_path: Path,
 ) -> None:
-    command = [sys.executable, "-m", "support.killed_trials", str(tmp_path), str(KILLS)]
     env = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "TOKENIZERS_PARALLELISM": "false"}
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=PATIENCE, env=env, check=False
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    found = json.loads(done.stdout.splitlines()[-1])
+    out = printed("-m", "support.killed_trials", tmp_path, KILLS, env=env)
+    found = json.loads(out.splitlines()[-1])
     samples = found["samples"]
     while processes_of(f"sleep {MARKER}"):  # the end of its parent reaches a process later
         pass

@@ -3,31 +3,20 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
+from subprocess import CompletedProcess
 
 import pytest
 from support.commands import toolroll
-from support.patience import PATIENCE
+from support.processes import python
 
 from toolroll.cli.new_env import new_env
 from toolroll.rollout.errors import UsageError
 
 
-def run(*command: str, at: Path, path: Path) -> subprocess.CompletedProcess[str]:
-    env = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")} | {
-        "PYTHONPATH": str(path)
-    }
-    return subprocess.run(
-        [sys.executable, *command],
-        cwd=at,
-        env=env,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-        check=False,
-    )
+def run(*command: str, at: Path, path: Path) -> CompletedProcess[str]:
+    env = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
+    return python(*command, cwd=at, env=env | {"PYTHONPATH": str(path)})
 
 
 @pytest.fixture(scope="module")
@@ -40,10 +29,8 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_one_file_is_short_and_has_its_test_beside_it(file: Path) -> None:
-    assert sorted(path.name for path in file.parent.iterdir()) == [
-        "heat_pump.py",
-        "test_heat_pump.py",
-    ]
+    names = sorted(path.name for path in file.parent.iterdir())
+    assert names == ["heat_pump.py", "test_heat_pump.py"]
     lines = file.read_text().splitlines()
     assert len(lines) <= 40
     assert max(map(len, lines)) <= 100

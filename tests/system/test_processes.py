@@ -1,6 +1,4 @@
-"""A run spread over processes: the same episodes, none lost and none twice, whichever process
-dies.
-"""
+"""A run spread over processes: no episode is lost or doubled, whichever process dies."""
 
 from __future__ import annotations
 
@@ -24,28 +22,21 @@ from support.commands import holding, lines, run_command
 from support.faults.size import FULL
 from support.faults.tally import Tally, contents
 from support.patience import PATIENCE
-from support.ray_processes import local_cluster, workers
+from support.processes import PIPES, TOOLROLL, wait_until
+from support.ray_processes import desk_engine, desk_run, local_cluster, workers
 from support.results import content
 from support.toy_environment import PondFactory, look
 
 from toolroll.cli.run_command import run
 from toolroll.evaluation import ray_worker
 from toolroll.evaluation.ray_runner import RayRunner
-from toolroll.evaluation.run_config import RunConfig
 from toolroll.rollout.errors import RolloutError, UsageError
 from toolroll.rollout.runs.episode_file import read_episodes
 from toolroll.rollout.runs.registry import find_environment
 from toolroll.rollout.runs.runner import Runner, RunStoppedError
 from toolroll.rollout.types import Episode
-from toolroll.testing import (
-    EmbeddedEngine,
-    PolicyRequest,
-    load_embedded_tokenizer,
-    play_references,
-    serve_in_thread,
-)
+from toolroll.testing import EmbeddedEngine, PolicyRequest, load_embedded_tokenizer, serve_in_thread
 
-MAIN = "from toolroll.cli import main; main()"
 SAMPLES = worker_factories.SAMPLES
 SIGNALS = (
     [signal.SIGTERM, signal.SIGKILL]
@@ -170,30 +161,8 @@ async def test_a_cluster_that_cannot_be_reached_is_named(
 
 @pytest.fixture(scope="module")
 def desk() -> Iterator[EmbeddedEngine]:
-    """Slow enough for something to happen meanwhile."""
-    found = find_environment("desk")
-    lines = play_references(found, found.tasks("test"), samples=1, mistakes=0.4, seed=9)
-
-    def policy(request: PolicyRequest) -> str:
-        said = lines.get(request.routing_key, ["Goodbye."])
-        turn = request.text.count("<|turn|>assistant") - 1
-        return said[turn] if turn < len(said) else "Goodbye."
-
-    with serve_in_thread(EmbeddedEngine(load_embedded_tokenizer(), policy, latency=0.1)) as served:
+    with desk_engine(samples=1, latency=0.1) as served:
         yield served
-
-
-def config(engine: EmbeddedEngine, out: Path, **more: Any) -> RunConfig:
-    return RunConfig(
-        env="desk",
-        engine=engine.url,
-        model="embedded",
-        parser="hermes",
-        concurrency=8,
-        do_nothing=False,
-        out=out,
-        **more,
-    )
 
 
 @pytest.mark.faults
@@ -201,8 +170,8 @@ async def test_a_process_that_is_killed_loses_and_doubles_nothing(
     desk: EmbeddedEngine, tmp_path: Path, caplog: pytest.LogCaptureFixture, tally: Tally
 ) -> None:
     console = Console(quiet=True)
-    await run(config(desk, tmp_path / "one"), console)
-    running = asyncio.create_task(run(config(desk, tmp_path / "two", processes=2), console))
+    await run(desk_run(desk, tmp_path / "one"), console)
+    running = asyncio.create_task(run(desk_run(desk, tmp_path / "two", processes=2), console))
     while not running.done() and lines(tmp_path / "two") < 8:
         await asyncio.sleep(0.02)
     before = lines(tmp_path / "two")
@@ -223,25 +192,17 @@ async def test_a_process_that_is_killed_loses_and_doubles_nothing(
 
 def command(engine: EmbeddedEngine, out: Path) -> list[str]:
     options = "--tasks 0-5 --processes 2 --concurrency 6 --no-do-nothing --out".split()
-    return [sys.executable, "-c", MAIN, *run_command(engine.url, *options, out)]
+    return [*TOOLROLL, *run_command(engine.url, *options, out)]
 
 
 @pytest.mark.parametrize("seconds", [0.02, 3.0])
 def test_a_signal_while_they_start_is_no_traceback(tmp_path: Path, seconds: float) -> None:
-    pipes: Any = {
-        "stdout": subprocess.PIPE,
-        "stderr": subprocess.PIPE,
-        "text": True,
-        "start_new_session": True,
-    }
     with (
         serve_in_thread(EmbeddedEngine(load_embedded_tokenizer(), holding([]))) as engine,
-        subprocess.Popen(command(engine, tmp_path), **pipes) as process,
+        subprocess.Popen(command(engine, tmp_path), **PIPES, start_new_session=True) as process,
     ):
         children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
-        deadline = time.monotonic() + PATIENCE
-        while not children.read_text() and time.monotonic() < deadline:
-            time.sleep(0.005)
+        wait_until(children.read_text, pause=0.005)
         time.sleep(seconds)
         os.killpg(process.pid, signal.SIGINT)
         _, errors = process.communicate(timeout=PATIENCE)
@@ -254,32 +215,24 @@ def test_a_signal_while_they_start_is_no_traceback(tmp_path: Path, seconds: floa
 def test_the_processes_end_with_the_run_and_nothing_stays_at_the_engine(
     tmp_path: Path, number: signal.Signals, tally: Tally
 ) -> None:
-    """A terminal or a scheduler sends its signal to all of them; one that is killed cannot say
-    anything to the others.
-    """
+    """A scheduler signals all of them; one that is killed cannot tell the others."""
     stuck: list[PolicyRequest] = []
     with serve_in_thread(EmbeddedEngine(load_embedded_tokenizer(), holding(stuck))) as engine:
         words = command(engine, tmp_path)
-        with subprocess.Popen(
-            words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
-        ) as process:
-            deadline = time.monotonic() + PATIENCE
-            while (len(stuck) < 3 or lines(tmp_path) < 3) and time.monotonic() < deadline:
-                time.sleep(0.02)
+        with subprocess.Popen(words, **PIPES, start_new_session=True) as process:
+            wait_until(lambda: len(stuck) == 3 and lines(tmp_path) >= 3)
             if number == signal.SIGKILL:
                 process.kill()
             else:
                 os.killpg(process.pid, number)
             # ends when the last one that writes there is gone
             out, errors = process.communicate(timeout=PATIENCE)
-        assert len(stuck) == 3
         assert "Traceback" not in errors
         if number != signal.SIGKILL:
             assert process.returncode == 128 + number, errors
             assert "the run is not finished: 3 of 6 episodes" in out
-        while sum(entry.aborted for entry in engine.log) < 3 and time.monotonic() < deadline:
-            time.sleep(0.02)  # Ray ends the processes of a command that is gone
-        assert sum(entry.aborted for entry in engine.log) == 3, "they are aborted at the engine"
+        # they are aborted at the engine: Ray ends the processes of a command that is gone
+        wait_until(lambda: sum(entry.aborted for entry in engine.log) == 3)
         done = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE, check=True)
         assert "desk: 3 episodes are in" in done.stdout
         tally.tried()

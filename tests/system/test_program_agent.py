@@ -36,6 +36,7 @@ from toolroll.environments.sandboxed import SandboxEnvironment
 from toolroll.evaluation.environment_check import check
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.model.model import Model
+from toolroll.rollout.runs.environment_class import EnvironmentClass
 from toolroll.rollout.runs.episode_file import read_episodes
 from toolroll.rollout.runs.runner import task_hash
 from toolroll.rollout.settings import RolloutArgs
@@ -49,13 +50,7 @@ from toolroll.rollout.types import (
     StopReason,
     Task,
 )
-from toolroll.testing import (
-    EmbeddedEngine,
-    Fault,
-    PolicyRequest,
-    Reply,
-    load_embedded_tokenizer,
-)
+from toolroll.testing import EmbeddedEngine, Fault, PolicyRequest, Reply, load_embedded_tokenizer
 
 pytestmark = pytest.mark.skipif(bool(refusal()), reason=f"needs user namespaces: {refusal()}")
 
@@ -70,15 +65,29 @@ def scripted(said: list[str]) -> Any:
     return reply
 
 
+def tasks_in(folder: Path, **options: Any) -> EnvironmentClass:
+    """The tasks in `folder`, which gets one if it is empty."""
+    if not any(folder.iterdir()):
+        write_task(folder)
+    return factory(folder, **options)
+
+
 async def played(
-    tmp_path: Path, said: list[str], command: str | None = None, **settings: Any
+    tmp_path: Path,
+    policy: Any = None,
+    command: str | None = None,
+    *,
+    options: dict[str, Any] | None = None,
+    faults: Any = None,
+    **settings: Any,
 ) -> Episode:
-    """One episode of the task in `tmp_path`."""
-    own = {name: settings.pop(name) for name in ("reruns", "max_turns") if name in settings}
-    options = settings.pop("options", {})
-    async with serving(load_embedded_tokenizer(), scripted(said)) as (_, model):
-        agent = program(model, command, **settings)
-        [episode] = (await play(factory(tmp_path, **options), agent, **own)).values()
+    """One episode of the task in `tmp_path`, or of a new one. `options` are the task's. `policy`:
+    replies too; by default those that solve the task.
+    """
+    policy = policy if callable(policy) else scripted(policy or replies())
+    async with serving(load_embedded_tokenizer(), policy, faults=faults) as (_, model):
+        agent, tasks = program(model, command), tasks_in(tmp_path, **(options or {}))
+        [episode] = (await play(tasks, agent, **settings)).values()
         return episode
 
 
@@ -143,8 +152,7 @@ async def test_samples_of_a_task_share_a_key_behind_a_router_and_may_wait(tmp_pa
 
 
 async def test_harbor_ends_its_agent_before_the_sandbox_does(tmp_path: Path) -> None:
-    write_task(tmp_path)
-    tasks = factory(tmp_path)
+    tasks = tasks_in(tmp_path)
     trial = HarborTrial(tasks.make(EnvironmentOptions()), "local", "m")
     try:
         await trial.reset(tasks.tasks("test")[0], 0)
@@ -158,7 +166,6 @@ async def test_harbor_ends_its_agent_before_the_sandbox_does(tmp_path: Path) -> 
 
 
 async def test_parallel_conversations_are_sequences_of_their_own(tmp_path: Path) -> None:
-    write_task(tmp_path)
     source = command_of()
     episode = await played(tmp_path, ["Done."], f"INSTRUCTION=Plan. {source} & {source}; wait")
     assert [len(each.turns) for each in episode.result.trajectories] == [1, 1]
@@ -167,15 +174,13 @@ async def test_parallel_conversations_are_sequences_of_their_own(tmp_path: Path)
 
 
 async def test_a_program_that_fails_after_an_answer_is_graded(tmp_path: Path) -> None:
-    write_task(tmp_path)
-    episode = await played(tmp_path, replies(), f"{command_of()}; exit 7")
+    episode = await played(tmp_path, command=f"{command_of()}; exit 7")
     assert episode.result.info["program"]["status"] == 7
     assert (episode.result.stop_reason, episode.result.reward) == (StopReason.DONE, 1.0)
 
 
 async def test_a_program_that_never_asks_is_aborted(tmp_path: Path) -> None:
-    write_task(tmp_path)
-    message = error_of(await played(tmp_path, replies(), "no-such-agent", reruns=0))
+    message = error_of(await played(tmp_path, command="no-such-agent", reruns=0))
     assert "environment_error: the program ended (exit status 127)" in message
     assert "no-such-agent: command not found" in message
 
@@ -191,14 +196,12 @@ async def test_a_program_at_its_time_limit_is_graded(
         return Exit(None, end.output) if "INSTRUCTION" in variables else end
 
     monkeypatch.setattr(Sandbox, "run", at_limit)
-    write_task(tmp_path)
-    episode = await played(tmp_path, replies())
+    episode = await played(tmp_path)
     assert episode.result.stop_reason is StopReason.PROGRAM_TIMEOUT
     assert (episode.result.status, episode.result.reward) == (Status.TRUNCATED, 1.0)
 
 
 async def test_a_program_at_its_limit_of_turns_is_killed_and_graded(tmp_path: Path) -> None:
-    write_task(tmp_path)
     again = [call("bash", command=WRITE)] * 99
     episode = await played(tmp_path, again, f"{command_of()}; sleep 87654", max_turns=3)
     assert (episode.result.stop_reason, episode.result.reward) == (StopReason.MAX_TURNS, 1.0)
@@ -271,35 +274,27 @@ async def test_the_environment_keeps_its_contract_and_the_solution_earns_1(tmp_p
 
 
 async def test_the_library_s_own_agent_plays_the_tasks_too(tmp_path: Path) -> None:
-    write_task(tmp_path)
     async with serving(load_embedded_tokenizer(), scripted(replies())) as (_, model):
-        [episode] = (await play(factory(tmp_path), own_agent(model))).values()
+        [episode] = (await play(tasks_in(tmp_path), own_agent(model))).values()
     assert episode.result.reward == 1.0
     assert episode.result.metrics["executed_calls/bash"] == 1
 
 
 async def test_an_engine_that_fails_is_infrastructure(tmp_path: Path) -> None:
-    write_task(tmp_path)
-
     def reply(request: PolicyRequest) -> str:
         if request.text.count("<|turn|>assistant") > 1:
             raise RuntimeError("the engine is broken")
         return replies()[0]
 
-    async with serving(load_embedded_tokenizer(), reply) as (_, model):
-        episodes = await play(factory(tmp_path), program(model), reruns=0)
-    assert error_of(episodes["greet", 0]).startswith("engine_error")
+    assert error_of(await played(tmp_path, reply, reruns=0)).startswith("engine_error")
 
 
 async def test_a_request_that_the_engine_refuses_is_the_program_s_fault(tmp_path: Path) -> None:
-    write_task(tmp_path)
-
     def faults(request: PolicyRequest) -> Fault | None:
         later = request.text.count("<|turn|>assistant") > 1
         return Fault(status=400, body=b"this grammar is not valid") if later else None
 
-    async with serving(load_embedded_tokenizer(), scripted(replies()), faults=faults) as (_, model):
-        [episode] = (await play(factory(tmp_path), program(model), reruns=0)).values()
+    episode = await played(tmp_path, faults=faults, reruns=0)
     assert (episode.result.status, episode.result.reward) == (Status.COMPLETED, 1.0)
     assert "grammar" in episode.result.info["refused"]
 
@@ -320,29 +315,24 @@ async def test_a_sandbox_that_ends_under_the_program_is_graded(
         return end
 
     monkeypatch.setattr(Sandbox, "run", ended)
-    write_task(tmp_path)
-    episode = await played(tmp_path, replies(), reruns=0)
+    episode = await played(tmp_path, reruns=0)
     assert (episode.result.status, episode.result.reward) == (Status.COMPLETED, 0.0)
     assert "could not be read" in episode.result.info["no_reward"]
 
 
 async def test_an_abort_by_the_engine_ends_the_trial_at_once(tmp_path: Path) -> None:
     """As before an update of the weights; the program would retry."""
-    write_task(tmp_path)
-    faults = lambda request: Fault(abort_after=2)
-    async with serving(load_embedded_tokenizer(), scripted(replies()), faults=faults) as (_, model):
-        agent = program(model, f"{command_of()}; sleep 87653")
-        [episode] = (await play(factory(tmp_path), agent, reruns=0)).values()
+    faults, command = lambda request: Fault(abort_after=2), f"{command_of()}; sleep 87653"
+    episode = await played(tmp_path, command=command, faults=faults, reruns=0)
     assert episode.result.stop_reason is StopReason.ENGINE_ABORT
     assert episode.result.reward is None
     assert processes_of("sleep 87653") == []
 
 
 async def test_a_program_cannot_delete_its_session_or_read_it(tmp_path: Path) -> None:
-    write_task(tmp_path)
     ask = 'curl -s -H "Authorization: Bearer $OPENAI_API_KEY" "$ANTHROPIC_BASE_URL'
     command = f'{ask}" -X DELETE; {ask}/trace"; {ask}/export" -X POST; {ask}/v1/models"'
-    episode = await played(tmp_path, replies(), f"{command_of()}; {command}")
+    episode = await played(tmp_path, command=f"{command_of()}; {command}")
     output = episode.result.info["program"]["output"]
     assert output.count("this key opens only the model") == 3
     assert '"id":"toolroll"' in output
@@ -350,9 +340,8 @@ async def test_a_program_cannot_delete_its_session_or_read_it(tmp_path: Path) ->
 
 
 async def test_a_program_cannot_use_the_session_of_another_trial(tmp_path: Path) -> None:
-    write_task(tmp_path)
     other = 'OPENAI_BASE_URL="${OPENAI_BASE_URL%/v1}x/v1"'
-    episode = await played(tmp_path, replies(), f"{command_of()}; {other} {command_of()}")
+    episode = await played(tmp_path, command=f"{command_of()}; {other} {command_of()}")
     assert "HTTP Error 401" in episode.result.info["program"]["output"]
 
 
@@ -360,24 +349,20 @@ async def test_an_image_is_refused_unless_it_is_ignored(tmp_path: Path) -> None:
     task = write_task(tmp_path)
     dockerfile = task / "environment" / "Dockerfile"
     dockerfile.write_text("FROM ubuntu:24.04\n\n# a note\nWORKDIR /app\n")
-    assert (await played(tmp_path, replies())).result.reward == 1.0
+    assert (await played(tmp_path)).result.reward == 1.0
     dockerfile.write_text("FROM ubuntu:24.04\nRUN apt-get install gcc\n")
     tasks = factory(tmp_path)
     with pytest.raises(UsageError, match="needs an image"):
         await HarborTask(str(tmp_path)).reset(tasks.tasks("test")[0], 0)
-    episode = await played(tmp_path, replies(), options={"image": "ignore"})
+    episode = await played(tmp_path, options={"image": "ignore"})
     assert episode.result.reward == 1.0
 
 
 async def test_the_program_sees_the_files_of_the_task_but_not_its_tests(tmp_path: Path) -> None:
     task = write_task(tmp_path / "tasks")
     look = f"cat notes.txt; ls -A {task.parent} /tests; touch /usr/x /etc/x"
-    episode = await played(
-        task.parent,
-        replies(),
-        f"{command_of()}; {look}",
-        options={"folders": [str(task.parent)]},
-    )
+    options = {"folders": [str(task.parent)]}
+    episode = await played(task.parent, command=f"{command_of()}; {look}", options=options)
     output = episode.result.info["program"]["output"]
     assert "A note." in output
     assert "greet" not in output.replace("greeting", "")
@@ -385,7 +370,6 @@ async def test_the_program_sees_the_files_of_the_task_but_not_its_tests(tmp_path
 
 
 async def test_a_full_disk_ends_no_trial(tmp_path: Path) -> None:
-    write_task(tmp_path)
     said = [call("bash", command=f"{WRITE}; head -c 99999999 /dev/zero > big"), "Done."]
     episode = await played(tmp_path, said, options={"disk": 2**20})
     assert episode.result.reward == 1.0

@@ -8,13 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.episodes import opened_model
 from support.program_trials import command_of, factory, play, program, refusal, write_task
 from support.qwen import extra_templates, tokenizer_for
 
 from toolroll.parsers.infer import infer_parser
-from toolroll.parsers.registry import get_parser
-from toolroll.rollout.engine import Engine, EngineConfig
-from toolroll.rollout.model.model import Model
 from toolroll.rollout.template import ChatTemplate
 from toolroll.rollout.types import Trajectory
 from toolroll.testing import EmbeddedEngine, PolicyRequest
@@ -44,10 +42,8 @@ async def _played(tmp_path: Path, history: Any) -> tuple[list[tuple[Trajectory, 
     write_task(tmp_path)
     tokenizer = tokenizer_for(SOURCE)
     async with EmbeddedEngine(tokenizer, _reply, context_length=100_000) as engine:
-        template = ChatTemplate(tokenizer, history=history)
-        parser = get_parser(infer_parser(tokenizer, None), template.encoder.control)
-        client = Engine(EngineConfig(engine=engine.url, vocab_size=len(tokenizer)))
-        async with Model(client, template, parser) as model:
+        template, parser = ChatTemplate(tokenizer, history=history), infer_parser(tokenizer, None)
+        async with opened_model(engine.url, tokenizer, parser, template=template) as model:
             command = command_of(Path(__file__).parents[1] / "support" / "claude_shape.py")
             agent = program(model, command, verify="always")
             played = await play(factory(tmp_path), agent, samples=ROLLOUTS, concurrency=2)

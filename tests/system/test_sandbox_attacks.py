@@ -29,7 +29,7 @@ from support.program_trials import (
 
 from toolroll.rollout.runs.run_directory import lock_folder
 from toolroll.rollout.types import Episode, Status
-from toolroll.testing import load_embedded_tokenizer
+from toolroll.testing import EmbeddedEngine, load_embedded_tokenizer
 
 pytestmark = pytest.mark.skipif(bool(refusal()), reason=f"needs user namespaces: {refusal()}")
 SECRET = "s3cr3t-0f-th3-run"
@@ -117,17 +117,22 @@ curl -s -m 2 http://127.0.0.1:1/ http://169.254.169.254/ http://1.1.1.1/; ip a
 """Looks for what a trial may not see, and writes where it may not."""
 
 
+async def tried(
+    tasks: Path, command: str, seconds: float | None = None, **options: Any
+) -> tuple[Episode, EmbeddedEngine]:
+    """The episode of a program that asks the model, and then runs `command`; and the engine."""
+    async with serving(load_embedded_tokenizer(), lambda request: "Done.") as (engine, model):
+        agent = program(model, f"{command_of()}; {command}", timeout=seconds)
+        async with asyncio.timeout(PATIENCE):
+            [episode] = (await play(factory(tasks, **options), agent, reruns=0)).values()
+    return episode, engine
+
+
 async def attacked(tmp_path: Path, command: str, **options: Any) -> Episode:
-    """The episode of a program that asks the model, and then runs `command`."""
     task = write_task(tmp_path / "tasks", test=TEST)
     (task / "tests" / "expected").write_text("hello")
     settings = {"disk": 2**22, "processes": 60, **options}
-    async with serving(load_embedded_tokenizer(), lambda request: "Done.") as (_, model):
-        agent = program(model, f"{command_of()}; {command}", timeout=10.0)
-        async with asyncio.timeout(PATIENCE):
-            tasks = factory(tmp_path / "tasks", **settings)
-            [episode] = (await play(tasks, agent, reruns=0)).values()
-    return episode
+    return (await tried(tmp_path / "tasks", command, seconds=10.0, **settings))[0]
 
 
 @pytest.mark.parametrize("name", [*FORGED, *SOLVED])
@@ -172,11 +177,9 @@ async def test_a_process_that_is_left_behind_is_never_sampled(tmp_path: Path) ->
     """It asks again and again, also while the tests run."""
     again = f"setsid sh -c 'while :; do {command_of()}; done' > /dev/null 2>&1 &"
     write_task(tmp_path, test=f"sleep 1; {TEST}")
-    async with serving(load_embedded_tokenizer(), lambda request: "Done.") as (engine, model):
-        agent = program(model, f"{command_of()}; {again}")
-        [episode] = (await play(factory(tmp_path), agent)).values()
-        sampled = [entry for entry in engine.log if entry.status == 200]
-        turns = sum(len(each.turns) for each in episode.result.trajectories)
+    episode, engine = await tried(tmp_path, again)
+    sampled = [entry for entry in engine.log if entry.status == 200]
+    turns = sum(len(each.turns) for each in episode.result.trajectories)
     assert episode.result.reward == 0.0
     assert turns <= len(sampled) <= turns + 1, "at most the one that was in flight is aborted"
 
@@ -188,9 +191,7 @@ async def test_a_task_may_ask_for_its_tests_in_the_sandbox_of_the_program(tmp_pa
     shared = toml.replace("[verifier]", '[verifier]\nenvironment_mode = "shared"')
     for text, reward, mark in [(toml, 0.0, None), (shared, 1.0, "shared: can be forged")]:
         (task / "task.toml").write_text(text)
-        async with serving(load_embedded_tokenizer(), lambda request: "Done.") as (_, model):
-            agent = program(model, f"{command_of()}; touch /tmp/left")
-            [episode] = (await play(factory(tmp_path), agent)).values()
+        episode, _ = await tried(tmp_path, "touch /tmp/left")
         assert episode.result.reward == reward
         assert episode.result.info.get("verifier") == mark
 
@@ -220,8 +221,6 @@ async def test_what_the_model_may_have_caused_is_graded(name: str, tmp_path: Pat
     (task / "environment" / "notes.txt").write_text("0")
     toml = (task / "task.toml").read_text()
     (task / "task.toml").write_text(toml.replace("timeout_sec = 60.0", "timeout_sec = 2.0"))
-    async with serving(load_embedded_tokenizer(), lambda request: "Done.") as (_, model):
-        agent = program(model, f"{command_of()}; {command}")
-        [episode] = (await play(factory(tmp_path, disk=2**22), agent, reruns=0)).values()
+    episode, _ = await tried(tmp_path, command, disk=2**22)
     assert (episode.result.status, episode.result.reward) == (Status.COMPLETED, 0.0)
     assert (reason or "") in str(episode.result.info.get("no_reward"))

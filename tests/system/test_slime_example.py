@@ -8,7 +8,6 @@ import json
 import os
 import re
 import subprocess
-import sys
 from argparse import Namespace
 from importlib import import_module
 from pathlib import Path
@@ -17,6 +16,8 @@ from typing import Any
 import pytest
 import yaml
 from support import slime_mirror
+from support.processes import PIPES, printed
+from support.source import ROOT
 
 from toolroll.agents.users import UserConfig
 from toolroll.cli.tasks import task_lines, write_lines
@@ -24,7 +25,6 @@ from toolroll.rollout.runs.registry import agent_maker, user_maker
 from toolroll.trainers.episodes import task_index
 from toolroll.trainers.slime import read_settings
 
-ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "slime_tau_bench"
 ADAPTER = ROOT / "src" / "toolroll" / "trainers" / "slime"
 MODEL_FLAG = "--num-layers"
@@ -47,22 +47,10 @@ def _arguments(tmp_path: Path, *more: str) -> list[str]:
     (sizes / "qwen3-4B-Instruct-2507.sh").write_text(
         f"MODEL_ARGS=({MODEL_FLAG} 36)\n", encoding="utf-8"
     )
-    places = {
-        "SLIME": tmp_path / "slime",
-        "MEGATRON": tmp_path / "megatron",
-        "CHECKPOINTS": tmp_path / "models",
-    }
-    done = subprocess.run(
-        ["bash", str(EXAMPLE / "run.sh"), *more],
-        env={
-            **os.environ,
-            **{name: str(path) for name, path in places.items()},
-            "ARGUMENTS_ONLY": "1",
-        },
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    folders = {"SLIME": "slime", "MEGATRON": "megatron", "CHECKPOINTS": "models"}
+    places = {name: str(tmp_path / folder) for name, folder in folders.items()}
+    env = {**os.environ, **places, "ARGUMENTS_ONLY": "1"}
+    done = subprocess.run(["bash", str(EXAMPLE / "run.sh"), *more], env=env, **PIPES)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
 
@@ -84,14 +72,9 @@ def test_the_script_names_flags_that_slime_has(tmp_path: Path) -> None:
 
 
 def test_the_script_says_what_it_needs() -> None:
-    bare = {
-        name: value
-        for name, value in os.environ.items()
-        if name not in ("SLIME", "MEGATRON", "CHECKPOINTS")
-    }
-    done = subprocess.run(
-        ["bash", str(EXAMPLE / "run.sh")], env=bare, capture_output=True, text=True, check=False
-    )
+    needed = ("SLIME", "MEGATRON", "CHECKPOINTS")
+    bare = {name: value for name, value in os.environ.items() if name not in needed}
+    done = subprocess.run(["bash", str(EXAMPLE / "run.sh")], env=bare, **PIPES)
     assert done.returncode != 0 and "the folder of the slime checkout" in done.stderr
 
 
@@ -106,11 +89,8 @@ def test_every_function_that_the_script_names_is_there(tmp_path: Path) -> None:
 def test_the_settings_are_accepted(tmp_path: Path) -> None:
     path = Path(_after(_arguments(tmp_path), "--custom-config-path"))
     settings = read_settings(Namespace(**yaml.safe_load(path.read_text(encoding="utf-8"))))
-    assert (
-        settings.user == "openai"
-        and callable(user_maker(settings.user))
-        and callable(agent_maker(settings.agent))
-    )
+    assert settings.user == "openai"
+    assert callable(user_maker(settings.user)) and callable(agent_maker(settings.agent))
     assert UserConfig.model_validate(settings.user_settings).temperature == 0.0
 
 
@@ -125,13 +105,8 @@ def _read_by_the_adapter() -> set[str]:
 
 def test_the_adapter_reads_arguments_that_slime_has() -> None:
     read = _read_by_the_adapter()
-    assert {
-        "hf_checkpoint",
-        "rollout_seed",
-        "partial_rollout",
-        "sglang_server_concurrency",
-        "rollout_temperature",
-    } <= read
+    some = "hf_checkpoint rollout_seed partial_rollout sglang_server_concurrency"
+    assert {*some.split(), "rollout_temperature"} <= read
     of_miles = {"lora_rank", "lora_adapter_path"}
     assert read - slime_mirror.ARGUMENTS - slime_mirror.MODEL_ARGUMENTS == of_miles
 
@@ -165,9 +140,7 @@ print(json.dumps({
     "rest": rest,
 }))
 """  # noqa: E501
-"""slime's parsers import sglang's server arguments, which import triton: a stub stands in its
-place on the CPU.
-"""
+"""slime's parsers import sglang's server arguments, which import triton: a stub on the CPU."""
 
 
 @pytest.fixture(scope="module")
@@ -178,19 +151,10 @@ def parsed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         reason=f"slime is on GitHub only: github.com/THUDM/slime at {slime_mirror.COMMIT[:8]}",
     )
     stubs = str(ROOT / "tests" / "support" / "stubs")
-    done = subprocess.run(
-        [sys.executable, "-c", _PARSE],
-        input=json.dumps(_arguments(tmp_path_factory.mktemp("example"))),
-        env={
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join([stubs, os.environ.get("PYTHONPATH", "")]),
-        },
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    path = os.pathsep.join([stubs, os.environ.get("PYTHONPATH", "")])
+    arguments = json.dumps(_arguments(tmp_path_factory.mktemp("example")))
+    out = printed("-c", _PARSE, input=arguments, env={**os.environ, "PYTHONPATH": path})
+    found: dict[str, Any] = json.loads(out.splitlines()[-1])
     return found
 
 
@@ -201,39 +165,31 @@ def test_slime_s_parsers_take_the_script_s_arguments(parsed: dict[str, Any]) -> 
     assert set(MEGATRON) - set(_flags(parsed["rest"])) == set(), (
         "slime has this flag itself: it is none of Megatron's alone"
     )
-    assert (
-        values["rollout_function_path"]
-        == values["eval_function_path"]
-        == "toolroll.trainers.slime.generate_rollout"
-    )
-    assert (
-        values["rollout_batch_size"],
-        values["over_sampling_batch_size"],
-        values["n_samples_per_prompt"],
-    ) == (32, 48, 8)
-    assert (
-        values["rollout_batch_size"] * values["n_samples_per_prompt"] == values["global_batch_size"]
-    )
-    assert (
-        values["use_tis"] is True and values["lr"] == 1e-6 and values["router_policy"] == "manual"
-    )
-    assert values["eval_prompt_data"][0] == "retail-dev" and values["eval_temperature"] == 0.0
+    rollout = "toolroll.trainers.slime.generate_rollout"
+    expected = {
+        "rollout_function_path": rollout,
+        "eval_function_path": rollout,
+        "rollout_batch_size": 32,
+        "over_sampling_batch_size": 48,
+        "n_samples_per_prompt": 8,
+        "global_batch_size": 32 * 8,
+        "use_tis": True,
+        "lr": 1e-6,
+        "router_policy": "manual",
+        "eval_temperature": 0.0,
+    }
+    assert {name: values[name] for name in expected} == expected
+    assert values["eval_prompt_data"][0] == "retail-dev"
 
 
 @pytest.mark.peers
 def test_slime_accepts_the_arguments_and_hands_the_settings_on(parsed: dict[str, Any]) -> None:
     given = yaml.safe_load((EXAMPLE / "toolroll.yaml").read_text(encoding="utf-8"))
-    assert (
-        parsed["toolroll"] == given
-        and read_settings(Namespace(**parsed["toolroll"])).concurrency == 128
-    )
-    path = parsed["eval"].pop("path")
-    assert parsed["eval"] == {
-        "name": "retail-dev",
-        "input_key": "index",
-        "n_samples_per_eval_prompt": 4,
-    }
-    assert Path(path).name == "retail_dev.jsonl"
+    assert parsed["toolroll"] == given
+    assert read_settings(Namespace(**parsed["toolroll"])).concurrency == 128
+    found = {**parsed["eval"], "path": Path(parsed["eval"]["path"]).name}
+    expected = {"name": "retail-dev", "input_key": "index", "n_samples_per_eval_prompt": 4}
+    assert found == {**expected, "path": "retail_dev.jsonl"}
 
 
 @pytest.mark.peers

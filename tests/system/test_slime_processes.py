@@ -1,6 +1,4 @@
-"""The slime adapter with several processes: the samples are those of one event loop, whichever
-process dies.
-"""
+"""The slime adapter with several processes: the same samples, whichever process dies."""
 
 from __future__ import annotations
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from support.commands import lines, run_command, toolroll
 from support.patience import PATIENCE
+from support.processes import PIPES, TOOLROLL, python
 
 from toolroll.testing import EmbeddedEngine, load_embedded_tokenizer, serve_in_thread
 
@@ -38,12 +38,7 @@ def test_a_run_that_an_environment_exits_is_said_by_the_next_command(tmp_path: P
     with serve_in_thread(EmbeddedEngine(load_embedded_tokenizer())) as engine:
         options = ["--out", out, "--concurrency", 1, "--no-do-nothing"]
         command = run_command(engine.url, *options, env=env)
-        done = subprocess.run(
-            [sys.executable, "-m", "toolroll", *command],
-            env={**os.environ, "TEST_GONE": "1"},
-            capture_output=True,
-            timeout=PATIENCE,
-        )
+        done = python("-m", "toolroll", *command, env={**os.environ, "TEST_GONE": "1"})
         assert (done.returncode, lines(out)) == (0, 2)
         for words in (
             ["view", out],
@@ -73,10 +68,8 @@ def test_output_that_cannot_be_written_is_one_line_and_a_status(
 ) -> None:
     with serve_in_thread(EmbeddedEngine(load_embedded_tokenizer())) as engine:
         options = ["--out", tmp_path / "out", "--tasks", "0-3", "--no-do-nothing"]
-        words = [sys.executable, "-m", "toolroll", *run_command(engine.url, *options)]
+        words = [*TOOLROLL, *run_command(engine.url, *options)]
         shell = f'set -o pipefail; "$@" {redirected}'
-        done = subprocess.run(
-            ["bash", "-c", shell, "bash", *words], capture_output=True, text=True, timeout=PATIENCE
-        )
+        done = subprocess.run(["bash", "-c", shell, "bash", *words], timeout=PATIENCE, **PIPES)
     assert (done.returncode, done.stderr) == (status, said)
     assert status or lines(tmp_path / "out") == 4

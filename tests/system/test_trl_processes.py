@@ -1,6 +1,4 @@
-"""The process that plays for TRL's asynchronous trainer ends with the trainer, and what it raises
-is raised there.
-"""
+"""The playing process of TRL's asynchronous trainer ends with it, and raises in it."""
 
 from __future__ import annotations
 

@@ -46,6 +46,14 @@ async def served(tokenizer: Any) -> tuple[Verifier, ServedSequence]:
     return await verified_sequence(tokenizer)
 
 
+@pytest.fixture
+def other(tokenizer: Any) -> Any:
+    """A tokenizer with one more token."""
+    copied = pickle.loads(pickle.dumps(tokenizer))
+    copied.add_tokens(["<|more|>"], special_tokens=True)
+    return copied
+
+
 async def started(verifier: Verifier, sequence: ServedSequence, **options: Any) -> VerifierPool:
     """A pool with a process that is ready."""
     pool = VerifierPool(after=1, **options)
@@ -115,11 +123,9 @@ async def test_the_process_gives_the_verdicts_of_the_verifier(served: Any) -> No
 
 
 async def test_another_tokenizer_and_other_options_reach_the_process(
-    served: Any, tokenizer: Any
+    served: Any, tokenizer: Any, other: Any
 ) -> None:
     pool = await started(*served)
-    other = pickle.loads(pickle.dumps(tokenizer))
-    other.add_tokens(["<|more|>"], special_tokens=True)
     for template in (
         ChatTemplate(other),
         ChatTemplate(tokenizer, kwargs={"enable_thinking": False}),
@@ -133,12 +139,10 @@ async def test_another_tokenizer_and_other_options_reach_the_process(
 
 
 async def test_a_process_has_a_limited_number_of_tokenizers(
-    served: Any, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+    served: Any, other: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(verifier_pool, "_MOST_TOKENIZERS", 1)
     pool = await started(*served)
-    other = pickle.loads(pickle.dumps(tokenizer))
-    other.add_tokens(["<|more|>"], special_tokens=True)
     template = ChatTemplate(other)
     async with talked(other, template=template, verify="sample") as made:
         for verifier, checks in ((template.verifier, 1), (served[0], 0)):
@@ -272,11 +276,9 @@ async def test_a_sequence_that_is_not_verified_in_time_is_not_trained(
 
 
 async def test_a_tokenizer_that_is_not_read_in_time_leaves_no_sequence_unchecked(
-    served: Any, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+    served: Any, other: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pool = await started(*served)
-    other = pickle.loads(pickle.dumps(tokenizer))
-    other.add_tokens(["<|more|>"], special_tokens=True)
     template, send, [process] = ChatTemplate(other), pool._send, pool.processes
 
     def hang(process: Any, verifier: Verifier) -> bytes | None:
@@ -385,12 +387,8 @@ def program(
     """Run `PROGRAM` in a session of its own, as a file or from standard input ("-")."""
     file = folder / "plain.py"
     file.write_text(PROGRAM)
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT / "tests"), str(folder)]),
-        "RAN": str(folder / "ran"),
-        **variables,
-    }
+    path = os.pathsep.join([str(ROOT / "src"), str(ROOT / "tests"), str(folder)])
+    own = {"PYTHONPATH": path, "RAN": str(folder / "ran")}
     with (
         file.open() as stdin,
         subprocess.Popen(
@@ -399,7 +397,7 @@ def program(
             stdout=subprocess.PIPE,
             text=True,
             cwd=folder,
-            env=environment,
+            env={**os.environ, **own, **variables},
             start_new_session=True,
             # a job in the background may ignore it
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
@@ -423,8 +421,7 @@ def test_the_program_of_the_user_runs_once(tmp_path: Path, how: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "fork"),
-    [(signal.SIGINT, ""), (signal.SIGTERM, "1"), (signal.SIGKILL, "1")],
+    ("number", "fork"), [(signal.SIGINT, ""), (signal.SIGTERM, "1"), (signal.SIGKILL, "1")]
 )
 def test_the_process_ends_with_the_program(tmp_path: Path, number: int, fork: str) -> None:
     """A fork of the program lives on."""

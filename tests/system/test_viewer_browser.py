@@ -2,44 +2,33 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import shutil
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
-from aiohttp import web
 from playwright.sync_api import Browser, Page, expect, sync_playwright
+from support.browsed import background, browser_path, headings, open_task, opened, tasks, title
+from support.http import app_server, in_thread
 from support.results import episode
 from support.viewed import HOSTILE, called, viewed_run
 
 from toolroll.cli.follow import follow_app
 from toolroll.evaluation.viewer import PageRun, ShownTokens, write_page, write_side_by_side
 from toolroll.rollout.runs.episode_file import to_line
+from toolroll.rollout.types import Episode
+
+pytestmark = pytest.mark.browser
+VIEWS = ("conversation", "tokens", "tools", "data")
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a run with its page."""
     return viewed_run(tmp_path_factory.mktemp("run <b>"))
-
-
-def browser_path() -> str | None:
-    """Debian's Chromium, or the one that playwright has installed."""
-    for name in ("chromium", "chromium-browser", "google-chrome"):
-        if found := shutil.which(name):
-            return found
-    with sync_playwright() as driver:
-        return (
-            driver.chromium.executable_path
-            if Path(driver.chromium.executable_path).exists()
-            else None
-        )
 
 
 @pytest.fixture(scope="module")
@@ -54,24 +43,6 @@ def browser() -> Iterator[Browser]:
         browser.close()
 
 
-@contextmanager
-def opened(browser: Browser, file: Path, link: str = "", **options: Any) -> Iterator[Page]:
-    """Open the page. Nothing but the file itself may be requested, and its script may not fail."""
-    asked: list[str] = []
-    wrong: list[str] = []
-    page = browser.new_page(**{"viewport": {"width": 1500, "height": 950}, **options})
-    page.set_default_timeout(20_000)
-    page.on("request", lambda request: asked.append(request.url.partition("#")[0]))
-    page.on("pageerror", lambda error: wrong.append(str(error)))
-    page.on("console", lambda message: wrong.append(message.text))
-    page.goto(file.as_uri() + link)
-    page.wait_for_selector("body[data-ready]")
-    yield page
-    page.close()
-    assert asked == [file.as_uri()]
-    assert wrong == []
-
-
 @pytest.fixture
 def page(browser: Browser, run: Path) -> Iterator[Page]:
     """The page of the run, open."""
@@ -79,53 +50,23 @@ def page(browser: Browser, run: Path) -> Iterator[Page]:
         yield page
 
 
-VIEWS = ("conversation", "tokens", "tools", "data")
-
-
-def tasks(page: Page) -> list[str]:
-    return page.locator("#rows .c-task").all_text_contents()
-
-
-def title(task: str, sample: int = 0) -> str:
-    return f"pond / {task} #{sample}"
-
-
-def open_task(page: Page, task: str) -> None:
-    page.locator("#rows .line", has=page.get_by_text(task, exact=True)).click()
-    page.get_by_role("heading", name=title(task), exact=True).wait_for()
-
-
-def headings(page: Page) -> list[str]:
-    return page.locator("#detail h2").all_text_contents()
-
-
-def background(page: Page, k: int) -> str:
-    found = page.locator(f".tokens [data-k='{k}']")
-    return str(found.evaluate("one => getComputedStyle(one).backgroundColor"))
-
-
 @pytest.fixture(scope="module")
 def samples(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A page of 40 tasks with 3 samples each; of task n, n % 4 samples pass."""
-    episodes = [
-        episode(
-            f"t/{n}?#é",
-            k,
-            1.0 if k < n % 4 else 0.0,
-            messages=[
-                *called("look"),
-                {"role": "user", "content": f"The password is xyzzy{n}." if k == 1 else "No."},
-            ],
-        )
-        for n in range(40)
-        for k in range(3)
-    ]
-    file = tmp_path_factory.mktemp("samples") / "page.html"
-    write_page(file, "samples", episodes, tokens=ShownTokens(lambda env: None))
-    return file
+    episodes = []
+    for n, k in product(range(40), range(3)):
+        text = f"The password is xyzzy{n}." if k == 1 else "No."
+        messages = [*called("look"), {"role": "user", "content": text}]
+        episodes.append(episode(f"t/{n}?#é", k, 1.0 if k < n % 4 else 0.0, messages=messages))
+    return written(tmp_path_factory.mktemp("samples"), *episodes)
 
 
-@pytest.mark.browser
+def written(folder: Path, *episodes: Episode) -> Path:
+    """A page of `episodes`."""
+    write_page(folder / "page.html", "page", episodes, tokens=ShownTokens(lambda env: None))
+    return folder / "page.html"
+
+
 def test_the_table_is_sorted_and_filtered(page: Page) -> None:
     hostile = f"t-{HOSTILE}"
     assert tasks(page) == ["t-2", "t-10", hostile, "t-3"]
@@ -163,13 +104,11 @@ def test_the_table_is_sorted_and_filtered(page: Page) -> None:
     assert facts[-1] == "tokens: 50 flat, 38 in the prefix trie, ratio 1.316"
 
 
-@pytest.mark.browser
 def test_the_summary_names_the_model_the_sampling_and_the_date(page: Page) -> None:
     facts = page.locator("#cards .card span").all_text_contents()
     assert facts[:3] == ["embedded", "temperature 0.5, min_tokens 3", "2031-03-31"]
 
 
-@pytest.mark.browser
 def test_an_episode_is_shown_as_a_conversation_and_nothing_in_it_is_run(page: Page) -> None:
     open_task(page, "t-10")
     messages = page.locator(".message")
@@ -190,18 +129,13 @@ def test_an_episode_is_shown_as_a_conversation_and_nothing_in_it_is_run(page: Pa
     assert page.locator("img").count() == page.locator("#title b").count() == 0
 
 
-@pytest.mark.browser
 def test_tokens_have_their_mask_logprob_version_turns_and_forks(page: Page, tmp_path: Path) -> None:
     open_task(page, "t-10")
     page.click("#view-tokens")
     masks = "all => all.map(one => one.dataset.mask)"
     assert "".join(page.locator(".tokens [data-k]").evaluate_all(masks)) == "000011100111"
-    assert page.locator(".tokens .turn").all_text_contents() == [
-        "turn 1",
-        "end of turn 1: stop",
-        "turn 2",
-        "end of turn 2: stop",
-    ]
+    turns = ["turn 1", "end of turn 1: stop", "turn 2", "end of turn 2: stop"]
+    assert page.locator(".tokens .turn").all_text_contents() == turns
     page.click(".sequence-1")
     assert page.text_content("#detail .fork") == f"Forked: the template rewrote {HOSTILE}"
     assert page.locator(".tokens .turn").first.text_content() == "turn 1 · not trained: context"
@@ -232,7 +166,6 @@ def test_tokens_have_their_mask_logprob_version_turns_and_forks(page: Page, tmp_
     assert len(picture) > 20_000
 
 
-@pytest.mark.browser
 def test_a_link_opens_its_episode_with_its_filters_and_back_undoes(
     browser: Browser, samples: Path
 ) -> None:
@@ -262,7 +195,6 @@ def test_a_link_opens_its_episode_with_its_filters_and_back_undoes(
         assert page.text_content("#notice") == "This page has no episode pond/gone#0"
 
 
-@pytest.mark.browser
 def test_only_the_rows_in_sight_are_in_the_document(browser: Browser, tmp_path: Path) -> None:
     file = tmp_path / "many.html"
     one = episode("t-0", messages=called("look"))
@@ -280,7 +212,6 @@ def test_only_the_rows_in_sight_are_in_the_document(browser: Browser, tmp_path: 
         page.get_by_role("heading", name=title("t-2998"), exact=True).wait_for()
 
 
-@pytest.mark.browser
 def test_tasks_are_grouped_with_their_pass_rates(browser: Browser, samples: Path) -> None:
     with opened(browser, samples) as page:
         page.keyboard.press("g")
@@ -298,7 +229,6 @@ def test_tasks_are_grouped_with_their_pass_rates(browser: Browser, samples: Path
         assert "group=task" in page.url
 
 
-@pytest.mark.browser
 def test_search_finds_messages_calls_and_results(browser: Browser, samples: Path) -> None:
     with opened(browser, samples) as page:
         page.keyboard.press("/")
@@ -310,7 +240,6 @@ def test_search_finds_messages_calls_and_results(browser: Browser, samples: Path
         expect(page.locator("#count")).to_have_text("120 of 120 episodes")
 
 
-@pytest.mark.browser
 def test_two_episodes_side_by_side_and_copied(browser: Browser, samples: Path) -> None:
     with opened(browser, samples, "#pond/t/6%3F%23%C3%A9#0") as page:
         page.keyboard.press("c")
@@ -326,17 +255,14 @@ def test_two_episodes_side_by_side_and_copied(browser: Browser, samples: Path) -
         assert copied[0]["sequences"][0]["ids"][:2] == [100, 101]
 
 
-@pytest.mark.browser
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_on_a_phone_the_table_and_the_episode_take_turns(
     browser: Browser, run: Path, scheme: str
 ) -> None:
-    phone: dict[str, Any] = {
-        "viewport": {"width": 390, "height": 844},
-        "color_scheme": scheme,
-        "has_touch": True,
-    }
-    with opened(browser, run / "view.html", **phone) as page:
+    size = {"width": 390, "height": 844}
+    with opened(
+        browser, run / "view.html", viewport=size, color_scheme=scheme, has_touch=True
+    ) as page:
         wide = "document.documentElement.scrollWidth > innerWidth"
         assert not page.locator("#detail").is_visible()
         assert not page.evaluate(wide)
@@ -358,7 +284,6 @@ def test_on_a_phone_the_table_and_the_episode_take_turns(
         expect(page.locator("#detail")).to_be_visible()
 
 
-@pytest.mark.browser
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [390, 820, 1440])
 def test_axe_finds_nothing(browser: Browser, run: Path, width: int, scheme: str) -> None:
@@ -374,29 +299,19 @@ def test_axe_finds_nothing(browser: Browser, run: Path, width: int, scheme: str)
             assert [(one["id"], one["nodes"]) for one in found.response["violations"]] == [], link
 
 
-@pytest.mark.browser
 def test_invalid_calls_the_tools_and_the_reason_for_the_reward_are_shown(
     browser: Browser, tmp_path: Path
 ) -> None:
     messages = called("look", "jump")
     messages[1]["tool_calls"][1]["function"]["arguments"] = '{"at": '
-    failed = episode(
-        "t-1",
-        0,
-        0.0,
-        messages=messages,
-        metrics={"invalid_calls": 1.0, "invalid_calls/invalid_json": 1.0},
-        info={
-            "failure": "turn 1: no jump",
-            "bad_calls": [{"message": 1, "call": 1, "status": "invalid_json"}],
-        },
-    )
+    metrics = {"invalid_calls": 1.0, "invalid_calls/invalid_json": 1.0}
+    bad_call = {"message": 1, "call": 1, "status": "invalid_json"}
+    info = {"failure": "turn 1: no jump", "bad_calls": [bad_call]}
+    failed = episode("t-1", 0, 0.0, messages=messages, metrics=metrics, info=info)
     failed.result.tools.append(
         {"function": {"name": "look", "description": "Look at it.", "parameters": {"x": 1}}}
     )
-    file = tmp_path / "page.html"
-    write_page(file, "one", [failed, episode("t-2")], tokens=ShownTokens(lambda env: None))
-    with opened(browser, file) as page:
+    with opened(browser, written(tmp_path, failed, episode("t-2"))) as page:
         assert page.text_content(".verdict") == "reward 0turn 1: no jump"
         assert page.locator("#rows .c-reason").all_text_contents() == ["turn 1: no jump", ""]
         assert page.locator(".call .chip").all_text_contents() == ["invalid: invalid_json"]
@@ -407,7 +322,6 @@ def test_invalid_calls_the_tools_and_the_reason_for_the_reward_are_shown(
         assert '"x": 1' in page.inner_text(".tool")
 
 
-@pytest.mark.browser
 def test_everything_is_reached_with_the_keyboard_and_the_focus_is_kept(
     browser: Browser, samples: Path
 ) -> None:
@@ -439,10 +353,6 @@ def test_everything_is_reached_with_the_keyboard_and_the_focus_is_kept(
         assert not page.locator("#keys").is_visible()
 
 
-def call(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
-    return {"name": name, "arguments": arguments}
-
-
 @pytest.fixture(scope="module")
 def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A page of two runs of 5,000 episodes. Of task n, one in ten passes only in one run."""
@@ -460,7 +370,6 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
-@pytest.mark.browser
 def test_two_runs_are_side_by_side_and_the_flips_are_first(
     browser: Browser, compared: Path
 ) -> None:
@@ -484,7 +393,6 @@ def test_two_runs_are_side_by_side_and_the_flips_are_first(
             expect(page.locator("#detail h2")).to_have_text([title("task-number-0017")] * 2)
 
 
-@pytest.mark.browser
 @pytest.mark.parametrize("width", [820, 1440])
 def test_the_table_fits_its_pane_and_the_pane_is_widened(
     browser: Browser, compared: Path, width: int
@@ -516,24 +424,15 @@ def test_the_table_fits_its_pane_and_the_pane_is_widened(
         expect(page.locator("#head [aria-sort]")).to_have_text("Seconds ↓")
 
 
-@pytest.mark.browser
 def test_expected_calls_are_beside_those_that_were_made(browser: Browser, tmp_path: Path) -> None:
     made = called("jump", "jump", "look")
     made[1]["tool_calls"][1]["function"]["arguments"] = '{"b": [{"d": 1, "c": 2}], "a": 1.0}'
-    played = replace(
-        episode("t-1", messages=made),
-        expected_calls=[
-            call("sit", {}),
-            call("jump", {"a": 1, "b": [{"c": 2, "d": 1}]}),
-            call("look", {"at": HOSTILE}),
-        ],
-    )
-    file = tmp_path / "page.html"
-    write_page(file, "one", [played, episode("t-2")], tokens=ShownTokens(lambda env: None))
-    with opened(browser, file) as page:
-        assert page.text_content(".expected summary") == (
-            "Expected calls: 1 of 3 made; other calls: 2"
-        )
+    expected = {"sit": {}, "jump": {"a": 1, "b": [{"c": 2, "d": 1}]}, "look": {"at": HOSTILE}}
+    calls: list[Any] = [{"name": name, "arguments": given} for name, given in expected.items()]
+    played = replace(episode("t-1", messages=made), expected_calls=calls)
+    with opened(browser, written(tmp_path, played, episode("t-2"))) as page:
+        words = "Expected calls: 1 of 3 made; other calls: 2"
+        assert page.text_content(".expected summary") == words
         page.click(".expected summary")
         rows = page.locator(".expected tr").evaluate_all(
             "all => all.slice(1).map(row => [row.className, row.children[0].textContent])"
@@ -545,31 +444,6 @@ def test_expected_calls_are_beside_those_that_were_made(browser: Browser, tmp_pa
         assert page.locator(".expected").count() == 0
 
 
-@contextmanager
-def served(folder: Path) -> Iterator[str]:
-    """Serve the page of the run in `folder`. Give its address."""
-    loop, urls = asyncio.new_event_loop(), []
-
-    async def start() -> web.AppRunner:
-        runner = web.AppRunner(follow_app(folder, ShownTokens(lambda env: None, 999)))
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        urls.append(f"http://127.0.0.1:{runner.addresses[0][1]}")
-        return runner
-
-    thread = threading.Thread(target=loop.run_forever)
-    thread.start()
-    try:
-        runner = asyncio.run_coroutine_threadsafe(start(), loop).result()
-        yield urls[0]
-        asyncio.run_coroutine_threadsafe(runner.cleanup(), loop).result()
-    finally:
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join()
-        loop.close()
-
-
-@pytest.mark.browser
 def test_new_episodes_appear_in_a_followed_run_and_the_place_is_kept(
     browser: Browser, tmp_path: Path
 ) -> None:
@@ -577,7 +451,8 @@ def test_new_episodes_appear_in_a_followed_run_and_the_place_is_kept(
     file = tmp_path / "episodes.jsonl"
     file.write_bytes(b"")
     wrong: list[str] = []
-    with served(tmp_path) as url:
+    app = follow_app(tmp_path, ShownTokens(lambda env: None, 999))
+    with in_thread(app_server(app)) as url:
         page = browser.new_page(viewport={"width": 1440, "height": 900})
         page.on("pageerror", lambda error: wrong.append(str(error)))
         page.on("console", lambda message: wrong.append(message.text))

@@ -48,8 +48,7 @@ class Outcome:
 
 
 class Voice:
-    """Says the turns of scripts in the Hermes format, control tokens as the model would sample
-    them."""
+    """Says the turns of scripts in the Hermes format, with sampled control tokens."""
 
     def __init__(self, judge: Judge) -> None:
         self.judge, self.added = judge, judge.tokenizer.get_added_vocab()
@@ -157,8 +156,7 @@ async def play_episodes(
 
 
 async def _play(dialogue: Conversation, steps: Sequence[Step], prompter: Scripted | None) -> str:
-    """Play to the end, or to a turn that the judge cannot say; the words of the template's refusal
-    if it came to one."""
+    """Play to the end, or to a turn that cannot be said; return the template's refusal."""
     try:
         for step in steps:
             if prompter is not None:
@@ -184,11 +182,7 @@ def _with_ids(new: Sequence[Message], turn: Message) -> Iterator[Message]:
 
 
 def _judged(
-    judge: Judge,
-    dialogue: Conversation,
-    engine: EmbeddedEngine,
-    ended: str,
-    tools: Sequence[Tool],
+    judge: Judge, dialogue: Conversation, engine: EmbeddedEngine, ended: str, tools: Sequence[Tool]
 ) -> Outcome:
     name = dialogue.session.session_id
     outcome = Outcome(name, ended=ended, counted=dialogue.mismatches.total())

@@ -94,10 +94,9 @@ PATCHES: dict[str, dict[str, str]] = {
         + _RESULT
     },
     "arguments_by_id": {
-        "tool": "{% for p in messages %}{% for c in p.tool_calls or [] %}{% if c.id == "
-        "m.tool_call_id %}"
-        "{% for k, v in c.function.arguments.items() %}{{ k }}={{ v }} {% endfor %}"
-        "{% endif %}{% endfor %}{% endfor %}" + _RESULT
+        "tool": "{% for p in messages %}{% for c in p.tool_calls or [] %}"
+        "{% if c.id == m.tool_call_id %}{% for k, v in c.function.arguments.items() %}{{ k }}"
+        "={{ v }} {% endfor %}{% endif %}{% endfor %}{% endfor %}" + _RESULT
     },
     "users_names": {"prompt": "{{ messages | map(attribute='role') | unique | join(',') }} "},
     "first_user_again": {
@@ -136,22 +135,18 @@ PATCHES: dict[str, dict[str, str]] = {
         "%}{{ m.content }}"
     },
     "argument_value": {
-        "tool": "{% set c = (messages[: loop.index0] | selectattr('tool_calls', 'defined') | "
-        "list | last)"
-        ".tool_calls[-1] %}{% if c.function.arguments.city == 'Paris' %}[Paris]{% endif %}"
+        "tool": "{% set c = (messages[: loop.index0] | selectattr('tool_calls', 'defined') | list "
+        "| last).tool_calls[-1] %}{% if c.function.arguments.city == 'Paris' %}[Paris]{% endif %}"
         + _RESULT
     },
     "argument_types": {
-        "tool": "{% set c = (messages[: loop.index0] | selectattr('tool_calls', 'defined') | "
-        "list | last)"
-        ".tool_calls[0] %}{% for v in c.function.arguments.values() %}{{ 's' if v is string "
-        "else 'n' if "
-        "v is number else 'o' }}{% endfor %}" + _RESULT
+        "tool": "{% set c = (messages[: loop.index0] | selectattr('tool_calls', 'defined') | list "
+        "| last).tool_calls[0] %}{% for v in c.function.arguments.values() %}"
+        "{{ 's' if v is string else 'n' if v is number else 'o' }}{% endfor %}" + _RESULT
     },
     "argument_count": {
-        "tool": "{% set c = (messages[: loop.index0] | selectattr('tool_calls', 'defined') | "
-        "list | last)"
-        ".tool_calls[0] %}{{ c.function.arguments | length }}" + _RESULT
+        "tool": "{% set c = (messages[: loop.index0] | selectattr('tool_calls', 'defined') | list "
+        "| last).tool_calls[0] %}{{ c.function.arguments | length }}" + _RESULT
     },
     # --- keys
     "keys_counted": {"tool": "{{ m | length }}" + _RESULT},
@@ -235,8 +230,7 @@ PATCHES: dict[str, dict[str, str]] = {
     },
     "calls_by_alias": {
         "call": "<tool_call>{{ {'python': 'py', 'now': 'clock'}.get(c.function.name, "
-        "c.function.name) }}"
-        "({{ c.function.arguments | tojson }})</tool_call>"
+        "c.function.name) }}({{ c.function.arguments | tojson }})</tool_call>"
     },
     "second_call_hidden": {"calls": "{% for c in (m.tool_calls or [])[:1] %}{CALL}{% endfor %}"},
     "text_truncated_in_history": {"said": "{{ (m.content or '') | truncate(30) }}"},
@@ -256,9 +250,8 @@ PATCHES: dict[str, dict[str, str]] = {
         "c.function.arguments }}}</tool_call>"
     },
     "arguments_either": {
-        "call": "<tool_call>{{ c.function.name }} {{ c.function.arguments if "
-        "c.function.arguments is "
-        "string else c.function.arguments | tojson }}</tool_call>"
+        "call": "<tool_call>{{ c.function.name }} {{ c.function.arguments if c.function.arguments "
+        "is string else c.function.arguments | tojson }}</tool_call>"
     },
     "arguments_items": {
         "call": "<tool_call>{{ c.function.name }}\n{% for k, v in c.function.arguments.items() %}"

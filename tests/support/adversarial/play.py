@@ -65,8 +65,7 @@ def control_words(judge: Judge) -> dict[str, str]:
 
 
 class Player:
-    """One template with one `ChatTemplate` for all its dialogues, so that what it remembers is
-    used."""
+    """One template with one `ChatTemplate`, whose caches all dialogues use."""
 
     def __init__(
         self, template: Template, history: History = "fork", tokenizer: Any = None

@@ -13,8 +13,7 @@ SEED = os.environ.get("TOOLROLL_ADVERSARIAL_SEED", "0")
 
 
 def sampled(items: Sequence[T], count: int) -> list[T]:
-    """`count` of `items`, the same ones for the same seed; all of them if the whole suite is
-    played."""
+    """`count` of `items`, the same for the same seed; all of them for the whole suite."""
     if FULL or count >= len(items):
         return list(items)
     return random.Random(SEED).sample(list(items), count)

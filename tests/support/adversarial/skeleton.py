@@ -23,11 +23,10 @@ SLOTS = {
 }
 
 _SKELETON = (
-    "{TOP}{HEAD}{LOOP}{EACH}"
-    "{% if m.role == 'assistant' %}<|turn|>assistant\n{THINK}{SAID}{CALLS}<|end|>\n"
-    "{% elif m.role == 'tool' %}<|turn|>tool\n{TOOL}<|end|>\n"
-    "{% else %}<|turn|>{{ m.role }}\n{USER}<|end|>\n{% endif %}{AFTER}{END}"
-    "{% if add_generation_prompt %}{PROMPT}<|turn|>assistant\n{OPENING}{% endif %}"
+    "{TOP}{HEAD}{LOOP}{EACH}{% if m.role == 'assistant' %}<|turn|>assistant\n"
+    "{THINK}{SAID}{CALLS}<|end|>\n{% elif m.role == 'tool' %}<|turn|>tool\n{TOOL}<|end|>\n"
+    "{% else %}<|turn|>{{ m.role }}\n{USER}<|end|>\n{% endif %}"
+    "{AFTER}{END}{% if add_generation_prompt %}{PROMPT}<|turn|>assistant\n{OPENING}{% endif %}"
 )
 
 

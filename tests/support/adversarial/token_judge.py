@@ -111,8 +111,7 @@ class Judge:
     def text(
         self, messages: Sequence[Message], tools: Sequence[Tool] | None, *, generate: bool
     ) -> str:
-        """The template's text. Arguments are given as dicts, or as JSON text if it takes no
-        dicts."""
+        """The template's text. Arguments are dicts, or JSON text if it takes no dicts."""
         failure: Exception | None = None
         for as_text in (False, True):
             try:
@@ -134,8 +133,7 @@ class Judge:
     def render(
         self, messages: Sequence[Message], tools: Sequence[Tool] | None, *, generate: bool
     ) -> Render:
-        """The template's text with the places of its own control tokens. Raises `Refused`,
-        `Unclear`."""
+        """The text with the places of its own control tokens. Raises `Refused`, `Unclear`."""
         shown = repr((messages, tools, generate))
         if shown not in self._renders:
             if len(self._renders) > 8:
@@ -473,14 +471,12 @@ class Judge:
         tools: Sequence[Tool] | None,
         as_they_are: Sequence[Message],
     ) -> tuple[str, set[tuple[int, int]]]:
-        """The render, and the places of the template's own control tokens, and of those in the
-        messages `as_they_are`."""
+        """The render, and its control tokens, with those in `as_they_are`."""
         render = self._render(messages, tools, generate=True, as_they_are=as_they_are)
         return render.text, set(render.marks)
 
     def _claimed(self, ids: Sequence[int], text: str, start: int) -> set[tuple[int, int]] | None:
-        """The places of the control tokens of `ids`, which must be `text` from `start` on in the
-        tokenizer's own tokens."""
+        """The places of the control tokens of `ids`, canonical ids of `text` from `start` on."""
         texts = {index: name for name, index in self.control.items()}
         marks, piece = set[tuple[int, int]](), list[int]()
         for index in [*ids, None]:

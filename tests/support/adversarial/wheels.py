@@ -117,8 +117,7 @@ def _stops(judge: Judge) -> tuple[str, ...]:
 
 
 def _text_after(judge: Judge, messages: list[Message], *, first: bool = False) -> str:
-    """The text behind the last mark (the first); empty if the template leaves the turn out or
-    refuses it."""
+    """The text behind the last mark (the first); empty if the turn is not rendered."""
     try:
         text = judge.text(messages, None, generate=False)
     except Refused:

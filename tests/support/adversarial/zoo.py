@@ -249,8 +249,7 @@ class Canon:
         new: Sequence[Message],
         tools: Sequence[Tool] | None,
     ) -> list[int]:
-        """The ids to append. Raises `Inapplicable` if the whole
-        render does not begin with what was served and sampled."""
+        """The ids to append. Raises `Inapplicable` if the turn reads otherwise now."""
         served = self.judge.text(before, tools, generate=True)
         full = self.judge.text([*before, said.turn, *new], tools, generate=True)
         if not full.startswith(served + said.text):

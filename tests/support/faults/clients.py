@@ -26,6 +26,14 @@ def messages(*found: Any) -> bytes:
     return body(messages=list(found))
 
 
+def saying(content: Any) -> bytes:
+    return messages({"role": "user", "content": content})
+
+
+def calling(call: Any) -> bytes:
+    return messages(USER, {"role": "assistant", "tool_calls": [call]}, USER)
+
+
 def post(payload: bytes, path: str = CHAT, *headers: str) -> bytes:
     """Return the bytes of a POST request; `headers` replace Content-Length and Content-Type."""
     own = headers or (f"Content-Length: {len(payload)}", "Content-Type: application/json")
@@ -53,29 +61,18 @@ BODIES: dict[str, bytes] = {
     "no role": messages({"content": "Hi"}),
     "an unknown role": messages({"role": "alien", "content": "Hi"}),
     "role a list": messages({"role": ["user"], "content": "Hi"}),
-    "content a number": messages({"role": "user", "content": 5}),
-    "content an object": messages({"role": "user", "content": {"text": "Hi"}}),
-    "a part null": messages({"role": "user", "content": [None]}),
-    "a part without a type": messages({"role": "user", "content": [{"text": "Hi"}]}),
-    "an image": messages(
-        {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}
-    ),
+    "content a number": saying(5),
+    "content an object": saying({"text": "Hi"}),
+    "a part null": saying([None]),
+    "a part without a type": saying([{"text": "Hi"}]),
+    "an image": saying([{"type": "image_url", "image_url": {"url": "x"}}]),
     "a tool result of no call": messages(
         USER, {"role": "tool", "tool_call_id": "no", "content": "x"}
     ),
     "calls a string": messages(USER, {"role": "assistant", "content": None, "tool_calls": "look"}),
-    "a call null": messages(USER, {"role": "assistant", "tool_calls": [None]}, USER),
-    "a call without a function": messages(
-        USER, {"role": "assistant", "tool_calls": [{"id": "1"}]}, USER
-    ),
-    "arguments a number": messages(
-        USER,
-        {
-            "role": "assistant",
-            "tool_calls": [{"id": "1", "function": {"name": "look", "arguments": 5}}],
-        },
-        USER,
-    ),
+    "a call null": calling(None),
+    "a call without a function": calling({"id": "1"}),
+    "arguments a number": calling({"id": "1", "function": {"name": "look", "arguments": 5}}),
     "tools a string": body(tools="look"),
     "a tool null": body(tools=[None]),
     "a tool without a function": body(tools=[{"type": "function"}]),
@@ -110,18 +107,21 @@ BODIES: dict[str, bytes] = {
 }
 """Bodies of chat requests that are wrong, or right and odd."""
 
+JSON, FOREIGN = "Content-Type: application/json", "Origin: https://evil.example"
+
+
+def packed(payload: bytes, how: str) -> bytes:
+    return post(payload, CHAT, f"Content-Length: {len(payload)}", f"Content-Encoding: {how}", JSON)
+
+
 RAW: dict[str, bytes] = {
     "nothing": b"",
     "garbage": b"\x00\x01\x02\r\n\r\n",
     "a TLS hello": b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(200),
     "half a request line": b"POST /sess",
     "half a header": b"POST / HTTP/1.1\r\nHost: 12",
-    "half a body": post(
-        b'{"messages"', CHAT, "Content-Length: 1000", "Content-Type: application/json"
-    ),
-    "a body longer than it says": post(
-        body(), CHAT, "Content-Length: 5", "Content-Type: application/json"
-    ),
+    "half a body": post(b'{"messages"', CHAT, "Content-Length: 1000", JSON),
+    "a body longer than it says": post(body(), CHAT, "Content-Length: 5", JSON),
     "a length below zero": post(body(), CHAT, "Content-Length: -5"),
     "a length that is no number": post(body(), CHAT, "Content-Length: x"),
     "two lengths": post(body(), CHAT, "Content-Length: 5", "Content-Length: 6"),
@@ -129,38 +129,16 @@ RAW: dict[str, bytes] = {
     "a chunk without a size": post(b"x\r\n", CHAT, "Transfer-Encoding: chunked"),
     "huge headers": post(b"", CHAT, "X-Long: " + "x" * 1_000_000),
     "many headers": post(b"", CHAT, *[f"X-{n}: x" for n in range(20_000)]),
-    "false gzip": post(
-        b"x" * 20,
-        CHAT,
-        "Content-Length: 20",
-        "Content-Encoding: gzip",
-        "Content-Type: application/json",
-    ),
-    "cut gzip": post(
-        gzip.compress(body())[:30],
-        CHAT,
-        "Content-Length: 30",
-        "Content-Encoding: gzip",
-        "Content-Type: application/json",
-    ),
-    "a bomb": post(
-        bomb := zlib.compress(b" " * 300_000_000, 9),
-        CHAT,
-        f"Content-Length: {len(bomb)}",
-        "Content-Encoding: deflate",
-        "Content-Type: application/json",
-    ),
+    "false gzip": packed(b"x" * 20, "gzip"),
+    "cut gzip": packed(gzip.compress(body())[:30], "gzip"),
+    "a bomb": packed(zlib.compress(b" " * 300_000_000, 9), "deflate"),
     "a key that is not ASCII": post(b"", CHAT, "Content-Length: 0", "Authorization: Bearer \xff"),
     "an unknown route": post(b"", "/v1/responses"),
     "a path with dots": post(b"", "/sessions/../../etc/passwd"),
     "a path with NUL": post(b"", "/sessions/a%00b/v1/chat/completions"),
     "an unknown method": b"BREW / HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n",
     "a foreign origin": post(
-        body(),
-        CHAT,
-        "Origin: https://evil.example",
-        f"Content-Length: {len(body())}",
-        "Content-Type: text/plain",
+        body(), CHAT, FOREIGN, f"Content-Length: {len(body())}", "Content-Type: text/plain"
     ),
     "an upgrade": b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\nUpgrade: websocket\r\nConnection: "
     b"upgrade\r\n\r\n",

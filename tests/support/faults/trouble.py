@@ -93,11 +93,6 @@ def returning(value: Any) -> Wrong:
     return lambda _: value
 
 
-def user(content: Any) -> Wrong:
-    """Answer with a user message of this content."""
-    return returning(StepResult([{"role": "user", "content": content}]))
-
-
 class _EvilText(Exception):
     def __str__(self) -> str:
         raise RuntimeError("no text")
@@ -190,18 +185,39 @@ RAISED: dict[str, Callable[[], BaseException]] = {
     "surrogates": lambda: ValueError("\ud800 \x00 \udfff"),
 }
 EVERYWHERE = (
-    "SystemExit 0",
-    "KeyboardInterrupt",
-    "GeneratorExit",
-    "CancelledError",
-    "no text",
-    "exits if shown",
-    "ValueError",
+    *("SystemExit 0", "KeyboardInterrupt", "GeneratorExit", "CancelledError"),
+    *("no text", "exits if shown", "ValueError"),
 )
 
 # Untyped: their arguments are wrong on purpose.
 _observation: Any = Observation
 _step: Any = StepResult
+_FIRST = [{"role": "user", "content": FIRST}]
+
+
+def _info(info: Any) -> tuple[str, Wrong]:
+    return "step", returning(_step((), 1.0, True, info=info))
+
+
+def _reward(reward: Any) -> tuple[str, Wrong]:
+    return "step", returning(_step((), reward, True))
+
+
+def _message(message: Any) -> tuple[str, Wrong]:
+    return "step", returning(_step([message]))
+
+
+def _content(content: Any) -> tuple[str, Wrong]:
+    return _message({"role": "user", "content": content})
+
+
+def _reset(*observed: Any) -> tuple[str, Wrong]:
+    return "reset", returning(_observation(*observed))
+
+
+def _metrics(metrics: Any) -> tuple[str, Wrong]:
+    return "metrics", returning(metrics)
+
 
 WRONG: dict[str, tuple[str, Wrong]] = {
     **{f"step raises {name}": ("step", raising(error)) for name, error in RAISED.items()},
@@ -223,71 +239,43 @@ WRONG: dict[str, tuple[str, Wrong]] = {
     "step returns a tuple": ("step", returning(("seen", 1.0, True, {}))),
     "reset returns None": ("reset", returning(None)),
     "reset returns text": ("reset", returning("Hello.")),
-    "reset has no messages": ("reset", returning(_observation([]))),
-    "tools are a number": (
-        "reset",
-        returning(_observation([{"role": "user", "content": FIRST}], 5)),
+    "reset has no messages": _reset([]),
+    "tools are a number": _reset(_FIRST, 5),
+    "tools are read-only": _reset(_FIRST, [MappingProxyType(TOOL)]),
+    "info is read-only": _info(MappingProxyType({"a": MappingProxyType({})})),
+    "tools hold None": _reset(_FIRST, [None]),
+    "messages are a number": _reset(5),
+    "first info is None": _reset(_FIRST, [TOOL], None),
+    "info is None": _info(None),
+    "info is a list": _info([1]),
+    "info is in itself": _info(_cyclic()),
+    "info is deep": _info({"deep": _nested(3000)}),
+    "info cannot be shown": _info({"x": _EvilRepr()}),
+    "info has odd keys": _info({(1, 2): b"\xff", 3: {4, 5}}),
+    "info has surrogates": _info({"\ud800": "\udfff"}),
+    "info has huge numbers": _info({"n": 10**400, "f": math.inf}),
+    "reward is NaN": _reward(math.nan),
+    "reward is infinite": _reward(math.inf),
+    "reward is text": _reward("1.0"),
+    "reward is huge": _reward(10**400),
+    "reward is a list": _reward([1.0]),
+    "a message is None": _message(None),
+    "a message has no role": _message({"content": "x"}),
+    "a message's role is unknown": _message({"role": "alien", "content": "x"}),
+    "a call is not answered": _content("x"),
+    "content is a number": _content(5),
+    "content is bytes": _content(b"x"),
+    "content is an image": _content([{"type": "image_url", "image_url": {"url": "data:,"}}]),
+    "the observation is 3 MB": _reset(
+        [{"role": "user", "content": FIRST + " x" * 1_500_000}], [TOOL]
     ),
-    "tools are read-only": (
-        "reset",
-        returning(_observation([{"role": "user", "content": FIRST}], [MappingProxyType(TOOL)])),
-    ),
-    "info is read-only": (
-        "step",
-        returning(_step((), 1.0, True, info=MappingProxyType({"a": MappingProxyType({})}))),
-    ),
-    "tools hold None": (
-        "reset",
-        returning(_observation([{"role": "user", "content": FIRST}], [None])),
-    ),
-    "messages are a number": ("reset", returning(_observation(5))),
-    "first info is None": (
-        "reset",
-        returning(_observation([{"role": "user", "content": FIRST}], [TOOL], None)),
-    ),
-    "info is None": ("step", returning(_step((), 1.0, True, info=None))),
-    "info is a list": ("step", returning(_step((), 1.0, True, info=[1]))),
-    "info is in itself": ("step", returning(_step((), 1.0, True, info=_cyclic()))),
-    "info is deep": ("step", returning(_step((), 1.0, True, info={"deep": _nested(3000)}))),
-    "info cannot be shown": ("step", returning(_step((), 1.0, True, info={"x": _EvilRepr()}))),
-    "info has odd keys": (
-        "step",
-        returning(_step((), 1.0, True, info={(1, 2): b"\xff", 3: {4, 5}})),
-    ),
-    "info has surrogates": (
-        "step",
-        returning(_step((), 1.0, True, info={"\ud800": "\udfff"})),
-    ),
-    "info has huge numbers": (
-        "step",
-        returning(_step((), 1.0, True, info={"n": 10**400, "f": math.inf})),
-    ),
-    "reward is NaN": ("step", returning(_step((), math.nan, True))),
-    "reward is infinite": ("step", returning(_step((), math.inf, True))),
-    "reward is text": ("step", returning(_step((), "1.0", True))),
-    "reward is huge": ("step", returning(_step((), 10**400, True))),
-    "reward is a list": ("step", returning(_step((), [1.0], True))),
-    "a message is None": ("step", returning(_step([None]))),
-    "a message has no role": ("step", returning(_step([{"content": "x"}]))),
-    "a message's role is unknown": (
-        "step",
-        returning(_step([{"role": "alien", "content": "x"}])),
-    ),
-    "a call is not answered": ("step", returning(_step([{"role": "user", "content": "x"}]))),
-    "content is a number": ("step", user(5)),
-    "content is bytes": ("step", user(b"x")),
-    "content is an image": ("step", user([{"type": "image_url", "image_url": {"url": "data:,"}}])),
-    "the observation is 3 MB": (
-        "reset",
-        returning(_observation([{"role": "user", "content": FIRST + " x" * 1_500_000}], [TOOL])),
-    ),
-    "metrics are NaN": ("metrics", returning({"seen": math.nan})),
-    "metrics are None": ("metrics", returning(None)),
-    "a metric is None": ("metrics", returning({"seen": None})),
-    "a metric is text": ("metrics", returning({"seen": "many"})),
-    "a metric is huge": ("metrics", returning({"seen": 10**400})),
-    "a metric's name is a number": ("metrics", returning({5: 1.0})),
-    "metrics are a list": ("metrics", returning([1.0])),
+    "metrics are NaN": _metrics({"seen": math.nan}),
+    "metrics are None": _metrics(None),
+    "a metric is None": _metrics({"seen": None}),
+    "a metric is text": _metrics({"seen": "many"}),
+    "a metric is huge": _metrics({"seen": 10**400}),
+    "a metric's name is a number": _metrics({5: 1.0}),
+    "metrics are a list": _metrics([1.0]),
 }
 
 

@@ -26,9 +26,7 @@ class _Class:
 
 
 class _Module(types.ModuleType):
-    """A package with every name: a capital letter begins a class, anything else a module that is
-    a decorator too.
-    """
+    """A package with every name: capitals begin classes, anything else modules that decorate."""
 
     __version__ = "0.0.0"
 

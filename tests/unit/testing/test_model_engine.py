@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.embedded import wired, session
+from support.embedded import session, wired
 from support.tiny_llama import tiny_tensors, wired_model, write_model, write_tiny_llama
 from support.wire import Answer, Wire
 

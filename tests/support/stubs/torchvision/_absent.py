@@ -1,6 +1,4 @@
-"""A value that can be imported and subscripted, and whose attributes can be read, but that raises
-when it is used.
-"""
+"""A value that can be imported, subscripted and annotated with, but raises when it is used."""
 
 from typing import Any
 

@@ -1,6 +1,4 @@
-"""The environment: reset, step, and a reward by the state of the database, computed as tau-bench
-computes it.
-"""
+"""The environment: reset, step, and a reward by the database, as tau-bench computes it."""
 
 from __future__ import annotations
 

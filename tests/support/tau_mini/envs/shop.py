@@ -1,6 +1,4 @@
-"""The domain behind both environments: a shop's orders and members, six tools, and tasks over
-them.
-"""
+"""The domain behind both environments: a shop's orders and members, its tools, and tasks."""
 
 from __future__ import annotations
 
@@ -37,65 +35,47 @@ def _tool(name: str, /, **parameters: str) -> dict[str, Any]:
     }
 
 
-class FindMember:
-    @staticmethod
-    def invoke(data: dict[str, Any], name: str) -> str:
-        found = [key for key, member in data["members"].items() if member["name"] == name]
-        return found[0] if found else "Error: no such member"
+class Tool:
+    """A function as tau-bench's classes of tools have it."""
 
-    @staticmethod
-    def get_info() -> dict[str, Any]:
-        return _tool("find_member", name="string")
+    def __init__(self, invoke: Callable[..., str], tool: str, /, **parameters: str) -> None:
+        self.invoke = invoke
+        self._info = _tool(tool, **parameters)
 
-
-class ShowOrder:
-    @staticmethod
-    def invoke(data: dict[str, Any], order: str) -> str:
-        return (
-            json.dumps(data["orders"][order]) if order in data["orders"] else "Error: no such order"
-        )
-
-    @staticmethod
-    def get_info() -> dict[str, Any]:
-        return _tool("show_order", order="string")
+    def get_info(self) -> dict[str, Any]:
+        return self._info
 
 
-class CancelOrder:
-    @staticmethod
-    def invoke(data: dict[str, Any], order: str, reasons: list[str]) -> str:
-        data["orders"][order]["status"] = "cancelled"
-        data["orders"][order]["reasons"] = reasons
-        return json.dumps(data["orders"][order])
-
-    @staticmethod
-    def get_info() -> dict[str, Any]:
-        return _tool("cancel_order", order="string", reasons="array")
+def _find_member(data: dict[str, Any], name: str) -> str:
+    found = [key for key, member in data["members"].items() if member["name"] == name]
+    return found[0] if found else "Error: no such member"
 
 
-class Move:
-    @staticmethod
-    def invoke(data: dict[str, Any], member: str, city: str) -> str:
-        data["members"][member]["city"] = city
-        data["holidays"].append(f"{city} fair")
-        return "moved"
-
-    @staticmethod
-    def get_info() -> dict[str, Any]:
-        return _tool("move", member="string", city="string")
+def _show_order(data: dict[str, Any], order: str) -> str:
+    orders = data["orders"]
+    return json.dumps(orders[order]) if order in orders else "Error: no such order"
 
 
-class Grant:
-    @staticmethod
-    def invoke(data: dict[str, Any], member: str, points: Any) -> str:
-        data["members"][member]["points"] = points
-        return "granted"
+def _cancel_order(data: dict[str, Any], order: str, reasons: list[str]) -> str:
+    data["orders"][order]["status"] = "cancelled"
+    data["orders"][order]["reasons"] = reasons
+    return json.dumps(data["orders"][order])
 
-    @staticmethod
-    def get_info() -> dict[str, Any]:
-        return _tool("grant", member="string", points="integer")
+
+def _move(data: dict[str, Any], member: str, city: str) -> str:
+    data["members"][member]["city"] = city
+    data["holidays"].append(f"{city} fair")
+    return "moved"
+
+
+def _grant(data: dict[str, Any], member: str, points: Any) -> str:
+    data["members"][member]["points"] = points
+    return "granted"
 
 
 class Calculate:
+    """The library has one of its own, whose texts of errors have this name too."""
+
     @staticmethod
     def invoke(data: dict[str, Any], expression: str) -> str:
         if not all(char in "0123456789+-*/(). " for char in expression):
@@ -110,17 +90,19 @@ class Calculate:
         return _tool("calculate", expression="string")
 
 
-class Transfer:
-    @staticmethod
-    def invoke(data: dict[str, Any], summary: str) -> str:
-        return "Transfer successful"
-
-    @staticmethod
-    def get_info() -> dict[str, Any]:
-        return _tool("transfer_to_human_agents", summary="string")
+def _transfer(data: dict[str, Any], summary: str) -> str:
+    return "Transfer successful"
 
 
-TOOLS = [FindMember, ShowOrder, CancelOrder, Move, Grant, Calculate, Transfer]
+TOOLS = [
+    Tool(_find_member, "find_member", name="string"),
+    Tool(_show_order, "show_order", order="string"),
+    Tool(_cancel_order, "cancel_order", order="string", reasons="array"),
+    Tool(_move, "move", member="string", city="string"),
+    Tool(_grant, "grant", member="string", points="integer"),
+    Calculate,
+    Tool(_transfer, "transfer_to_human_agents", summary="string"),
+]
 
 
 def _task(number: int, outputs: tuple[str, ...], *actions: tuple[str, dict[str, Any]]) -> Task:
@@ -134,34 +116,19 @@ def _task(number: int, outputs: tuple[str, ...], *actions: tuple[str, dict[str, 
 
 
 def tasks(first: int, count: int) -> list[Task]:
-    """Of every six tasks: a cancellation, a move with something to be told, nothing to do, a
-    look, a transfer, points.
-    """
+    """Of each six: a cancellation, a move with an output, nothing, a look, a transfer, points."""
     made: list[Task] = []
     for i in range(first, first + count):
+        order, member = {"order": f"o{i}"}, {"member": f"m{i}"}
+        find, lost = ("find_member", {"name": f"Member {i}"}), {"order": "nowhere"}
+        transfer = ("transfer_to_human_agents", {"summary": "angry"})
         kinds = (
-            _task(i, (), ("cancel_order", {"order": f"o{i}", "reasons": ["broken"]})),
-            _task(
-                i,
-                ("1250.5",),
-                ("move", {"member": f"m{i}", "city": "Bruges"}),
-                ("show_order", {"order": f"o{i}"}),
-            ),
+            _task(i, (), ("cancel_order", {**order, "reasons": ["broken"]})),
+            _task(i, ("1250.5",), ("move", {**member, "city": "Bruges"}), ("show_order", order)),
             _task(i, ()),
-            _task(
-                i,
-                (),
-                ("find_member", {"name": f"Member {i}"}),
-                ("show_order", {"order": "nowhere"}),
-                ("show_order", {}),
-            ),
-            _task(
-                i,
-                (),
-                ("move", {"member": f"m{i}", "city": "Mons"}),
-                ("transfer_to_human_agents", {"summary": "angry"}),
-            ),
-            _task(i, (), ("grant", {"member": f"m{i}", "points": 1})),
+            _task(i, (), find, ("show_order", lost), ("show_order", {})),
+            _task(i, (), ("move", {**member, "city": "Mons"}), transfer),
+            _task(i, (), ("grant", {**member, "points": 1})),
         )
         made.append(kinds[i % 6])
     return made
