@@ -161,11 +161,12 @@ def test_a_peft_adapter_is_not_saved_as_a_whole_model(tmp_path: Path) -> None:
         ({"env": "desk", "split": "tset"}, "desk has no split 'tset'; it has test, "),
         ({"env": "desk", "agent": "tool-caling"}, "there is no agent named 'tool-caling'"),
         ({"env": "desk", "user": "opnai"}, "there is no user simulator named 'opnai'"),
+        ({"env": "desk", "user_settings": {"model": "m"}}, "user_settings is set, but user does"),
         ({"env": "desk", "parser": "hermez"}, "EpisodeSettings: parser: .*did you mean 'hermes'"),
     ],
 )
 def test_what_does_not_exist_is_refused_before_the_first_episode(
-    settings: dict[str, str], words: str
+    settings: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(UsageError, match=words) as made:
         make_rollout_func(settings, engine="http://127.0.0.1:1")
