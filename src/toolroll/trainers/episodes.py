@@ -72,9 +72,11 @@ class EpisodeSettings(
     )
 
     @classmethod
-    def checked(cls, settings: EpisodeSettings | Mapping[str, Any]) -> EpisodeSettings:
+    def checked(
+        cls, settings: EpisodeSettings | Mapping[str, Any], *, name: Callable[[str], str] = str
+    ) -> EpisodeSettings:
         """Return `settings`. Raise `UsageError` if they are wrong, or if they name an environment,
-        a split, an agent or a user simulator that does not exist.
+        a split, an agent or a user simulator that does not exist. `name`: as of `EpisodePlayer`.
         """
         if not isinstance(settings, EpisodeSettings):
             settings = cls.read(settings, where=cls.__name__)
@@ -84,6 +86,11 @@ class EpisodeSettings(
         agent_maker(settings.agent)
         if settings.user is not None:
             user_maker(settings.user)
+        elif settings.user_settings:
+            raise UsageError(
+                f"{name('user_settings')} is set, but {name('user')} does not say which user "
+                "simulator to use (such as openai)"
+            )
         return settings
 
     def rollout_args(self, *, engine: str | None = None, model: str | None = None) -> RolloutArgs:
@@ -118,12 +125,7 @@ class EpisodePlayer:
     ) -> None:
         self.model = model
         model.takes_images &= images
-        self.settings = EpisodeSettings.checked(settings)
-        if settings.user_settings and settings.user is None:
-            raise UsageError(
-                f"{name('user_settings')} is set, but {name('user')} does not say which user "
-                "simulator to use (such as openai)"
-            )
+        self.settings = EpisodeSettings.checked(settings, name=name)
         self._name = name
         self._make_agent = agent_maker(settings.agent)
         self._tasks: dict[tuple[str, str], tuple[EnvironmentFactory, Sequence[Task]]] = {}

@@ -131,6 +131,7 @@ def test_a_peft_adapter_is_not_saved_as_a_whole_model(tmp_path: Path) -> None:
         ({"env": "desk", "split": "tset"}, "desk has no split 'tset'; it has test, "),
         ({"env": "desk", "agent": "tool-caling"}, "there is no agent named 'tool-caling'"),
         ({"env": "desk", "user": "opnai"}, "there is no user simulator named 'opnai'"),
+        ({"env": "desk", "user_settings": {"model": "m"}}, "user_settings is set, but user does"),
         ({"env": "desk", "parser": "hermez"}, "EpisodeSettings: parser: .*did you mean 'hermes'"),
         ({"env": "desk", "max_turn": 3}, "max_turn"),
     ],
