@@ -138,13 +138,6 @@ def verl_config(mode: str) -> Any:
     )
 
 
-def test_an_aborted_episode_moves_no_advantage_in_verl() -> None:
-    graded = [episode(1.0), episode(0.0), episode(1.0, forked=True)]
-    with_abort, _ = verl_advantages([*graded[:1], episode(None), *graded[1:]])
-    without, _ = verl_advantages(graded)
-    assert torch.equal(with_abort, without)
-
-
 # --- SkyRL ----------------------------------------------------------------------------------------
 
 
