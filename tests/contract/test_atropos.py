@@ -73,7 +73,7 @@ def server_config(bench: Bench, path: str, slots: int = 4) -> Any:
     )  # fmt: skip
 
 
-async def test_an_environment_runs_a_group_with_only_its_import_changed() -> None:
+async def test_an_environment_runs_a_group_with_one_import_changed() -> None:
     """An environment of the shape of Atropos' regex_env.py (commit 296a0bc): one import names this
     package, and the rest is as its authors write it.
     """
@@ -103,7 +103,7 @@ async def test_an_environment_runs_a_group_with_only_its_import_changed() -> Non
         assert await env.evaluate() == 1.0
 
 
-async def test_atropos_own_server_manager_spreads_sessions_over_its_servers() -> None:
+async def test_atropos_own_manager_spreads_sessions_over_servers() -> None:
     """Two engines behind atroposlib's `ServerManager`: its own semaphores count our requests."""
     pytest.importorskip("atroposlib.envs.base", reason="needs atroposlib's own requirements")
     from toolroll.trainers.atropos import ServerManager

@@ -138,13 +138,6 @@ def verl_config(mode: str) -> Any:
     )
 
 
-def test_an_aborted_episode_moves_no_advantage_in_verl() -> None:
-    graded = [episode(1.0), episode(0.0), episode(1.0, forked=True)]
-    with_abort, _ = verl_advantages([*graded[:1], episode(None), *graded[1:]])
-    without, _ = verl_advantages(graded)
-    assert torch.equal(with_abort, without)
-
-
 # --- SkyRL ----------------------------------------------------------------------------------------
 
 
@@ -248,7 +241,7 @@ def test_an_aborted_episode_moves_no_advantage_in_skyrl(estimator: str) -> None:
     assert output["rollout_metrics"]["toolroll/aborted"] == 1.0
 
 
-def test_the_last_graded_episode_of_a_prompt_gets_no_advantage_in_skyrl() -> None:
+def test_the_last_graded_episode_gets_no_advantage_in_skyrl() -> None:
     """SkyRL's advantage of a group of one is its reward, so the aborted ones stay in the group."""
     advantages = skyrl_advantages(skyrl_output([episode(1.0), episode(None)]), "grpo")
     assert not advantages.any()
@@ -298,7 +291,7 @@ def test_areal_s_actor_computes_the_advantages_of_the_workflow(
         assert row[mask].tolist() == pytest.approx([advantage] * 10, abs=1e-5)
 
 
-def test_areal_gives_the_reward_to_a_sequence_whose_last_turn_is_excluded() -> None:
+def test_areal_rewards_a_sequence_whose_last_turn_is_excluded() -> None:
     """AReaL puts the reward at the last token, and drops it if that is not trained."""
     made = sequence((4, 8, None), (10, 16, "invalid call"), length=16)
     data = areal_advantages([result_of(1.0, made), episode(0.0)])

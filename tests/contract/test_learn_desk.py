@@ -132,7 +132,7 @@ async def test_failures_are_left_out_unless_they_are_graded(unsure: Path) -> Non
     assert all(samples_of(one.result) for one in sampled)
 
 
-async def test_forks_train_each_turn_once_unless_they_are_trained_twice(unsure: Path) -> None:
+async def test_forks_train_each_turn_once_unless_trained_twice(unsure: Path) -> None:
     tokenizer = load_tokenizer(unsure)
     async with load_engine(unsure) as engine:
         tasks, template = DESK.tasks("train")[:12], forgetful_template()

@@ -275,7 +275,7 @@ def test_each_listed_difference_is_there(what: str) -> None:
     assert answers()["theirs"][at]["calls"] == theirs
 
 
-def test_every_name_of_sglangs_is_ours_but_the_one_that_is_no_format() -> None:
+def test_every_name_of_sglangs_that_is_a_format_is_ours() -> None:
     names = answers()["names"]
     assert set(names) - set(parser_names()) == {"response_template"}
 

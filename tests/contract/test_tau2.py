@@ -145,7 +145,7 @@ async def test_episodes_do_not_meet() -> None:
 WRITING = ("book_reservation", "update_reservation_flights")
 
 
-async def test_the_digest_is_tau2s_hash_and_what_is_shared_never_changes() -> None:
+async def test_the_digest_is_tau2s_hash_and_shared_data_never_change() -> None:
     """Over the states on the way through reference actions that book and change flights."""
     domain = AIRLINE.domain
     untouched = domain.begin({"id": "none"})
@@ -211,7 +211,7 @@ async def test_required_texts_may_be_in_any_message_but_not_in_two() -> None:
         assert (result.reward, result.done) == (reward, True), said
 
 
-async def test_a_first_line_that_ends_the_conversation_leaves_nothing_to_do() -> None:
+async def test_a_first_line_that_ends_the_conversation() -> None:
     actions, user = AIRLINE.reference(cancelling()), ScriptedUser(["###STOP###"])
     result = await play(AIRLINE, cancelling(), actions, user)
     assert (result.done, result.reward, result.messages) == (True, 0.0, [])
@@ -396,7 +396,7 @@ async def test_a_checkouts_data_and_their_commit_are_in_the_result(
     assert wheels["tau2-bench"] == f"{WHEEL_COMMIT} (in inspect-evals {wheels['inspect-evals']})"
 
 
-async def test_tasks_that_need_a_judge_are_refused_or_graded_without_it(checkout: Path) -> None:
+async def test_tasks_that_need_a_judge_are_refused_or_graded_partly(checkout: Path) -> None:
     judged = with_criteria(
         TELECOM.tasks("base")[0],
         reward_basis=["ENV_ASSERTION", "NL_ASSERTION"],

@@ -180,7 +180,7 @@ async def test_verls_manager_plays_the_agent_loop(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("experts", [True, False])
-async def test_an_episode_that_fails_before_the_first_answer_fits_into_the_batch(
+async def test_an_episode_that_fails_at_once_fits_into_the_batch(
     tmp_path: Path, experts: bool
 ) -> None:
     """verl makes one tensor of the routed experts of all episodes."""

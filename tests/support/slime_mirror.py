@@ -57,7 +57,9 @@ MODEL_ARGUMENTS = frozenset({"moe_router_topk", "num_layers"})
 
 @stands_for("slime.utils.types:Sample")
 @dataclass
-class Sample:
+class SharedSample:
+    """What miles' samples have too."""
+
     group_index: int | None = None
     index: int | None = None
     rollout_id: int | None = None
@@ -65,8 +67,6 @@ class Sample:
     tokens: list[int] = field(default_factory=list)
     multimodal_inputs: dict[str, Any] | None = None
     multimodal_train_inputs: dict[str, Any] | None = None
-    multimodal_train_input_id: str | None = None
-    apply_chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
     response: str = ""
     response_length: int = 0
     label: str | None = None
@@ -74,8 +74,6 @@ class Sample:
     loss_mask: list[int] | None = None
     weight_versions: list[str] = field(default_factory=list)
     rollout_log_probs: list[float] | None = None
-    rollout_top_p_token_ids: Any = None
-    rollout_top_p_token_offsets: Any = None
     rollout_routed_experts: Any = None
     remove_sample: bool = False
     teacher_log_probs: list[float] | None = None
@@ -90,9 +88,7 @@ class Sample:
     status: Status = Status.PENDING
     metadata: dict[str, Any] = field(default_factory=dict)
     generate_function_path: str | None = None
-    custom_rm_path: str | None = None
     train_metadata: dict[str, Any] | None = None
-    session_id: str | None = None
     non_generation_time: float = 0.0
 
     @dataclass
@@ -110,6 +106,17 @@ class Sample:
         total_prompt_tokens: int = 0
 
     prefix_cache_info: PrefixCacheInfo = field(default_factory=PrefixCacheInfo)
+
+
+@stands_for("slime.utils.types:Sample")
+@dataclass
+class Sample(SharedSample):
+    multimodal_train_input_id: str | None = None
+    apply_chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
+    rollout_top_p_token_ids: Any = None
+    rollout_top_p_token_offsets: Any = None
+    custom_rm_path: str | None = None
+    session_id: str | None = None
 
     def get_reward_value(self, args: Any) -> Any:
         return self.reward[args.reward_key] if args.reward_key else self.reward

@@ -113,6 +113,6 @@ def loop_players(*given: Any) -> LoopPlayers:
 
 
 @pytest.mark.parametrize("door", [DrivenPlayer, loop_players])
-def test_an_unknown_environment_is_refused_before_the_first_episode(door: Any) -> None:
+def test_an_unknown_environment_is_refused_at_once(door: Any) -> None:
     with pytest.raises(UsageError, match="no environment named 'dek'; did you mean 'desk'"):
         door(load_embedded_tokenizer(), EpisodeSettings(env="dek"))

@@ -33,12 +33,13 @@ SETTINGS = EpisodeSettings(env="desk", parser="hermes", verify="always", max_tur
 
 @asynccontextmanager
 async def generator(
-    policy: Any = plays_the_reference, *, settings: EpisodeSettings = SETTINGS, **config: Any
+    *, settings: EpisodeSettings = SETTINGS, lora: str | None = None, **config: Any
 ) -> AsyncIterator[tuple[ToolrollGenerator, SkyrlClient]]:
-    async with EmbeddedEngine(load_embedded_tokenizer(), policy) as engine:
-        client = SkyrlClient(engine.url)
+    tokenizer = load_embedded_tokenizer()
+    async with EmbeddedEngine(tokenizer, plays_the_reference) as engine:
+        client = SkyrlClient(engine.url, uses_lora_weight_sync=lora is not None)
         own = ToolrollGenerator(
-            GeneratorConfig(**config), load_embedded_tokenizer(), client, settings
+            GeneratorConfig(**config), tokenizer, client, settings, policy_model_name=lora
         )
         yield own, client
         await own.aclose()
@@ -139,14 +140,8 @@ async def test_max_turns_and_limits_are_skyrl_s() -> None:
 
 async def test_each_request_names_the_lora_adapter() -> None:
     """SkyRL's client refuses requests without `model` if the trainer updates a LoRA adapter."""
-    async with EmbeddedEngine(load_embedded_tokenizer(), plays_the_reference) as engine:
-        client = SkyrlClient(engine.url, uses_lora_weight_sync=True)
-        own = ToolrollGenerator(
-            GeneratorConfig(), load_embedded_tokenizer(), client, SETTINGS,
-            policy_model_name="skyrl-lora",
-        )  # fmt: skip
+    async with generator(lora="skyrl-lora") as (own, client):
         output = await own.generate(batch(1))
-        await own.aclose()
     assert output["stop_reasons"] == ["stop"] and set(client.models) == {"skyrl-lora"}
     assert {seen["cache_salt"] for seen in client.seen} == {"toolroll-skyrl-lora@0"}
 

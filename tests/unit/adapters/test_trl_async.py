@@ -130,7 +130,7 @@ async def until(condition: Callable[[], bool]) -> None:
             await asyncio.sleep(0.02)
 
 
-async def test_each_sampled_token_is_in_one_row_under_a_template_that_drops_thoughts() -> None:
+async def test_each_sampled_token_is_in_one_row_of_a_forked_episode() -> None:
     says = lambda request: f"<think>\nHm, {request.index}.\n</think>\n\nAll right."
     tokenizer = tokenizer_for(trl_template("qwen3"))
     async with playing(says, job(), tokenizer=tokenizer) as (engine, play), running(play):
@@ -175,7 +175,7 @@ async def test_no_group_is_overtaken_and_what_waits_is_limited() -> None:
         await until(lambda: play.rows.qsize() == 6)
 
 
-async def test_one_group_is_in_flight_even_if_it_has_more_rows_than_may_wait() -> None:
+async def test_a_group_with_more_rows_than_may_wait_is_in_flight() -> None:
     async with playing(lambda request: "All right.", job(most_rows=1)) as (_, play), running(play):
         await until(lambda: play.rows.qsize() == 2)
         play.take(2)
