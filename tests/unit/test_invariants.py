@@ -298,7 +298,7 @@ async def test_i8_the_loop_goes_on_while_an_environment_blocks(tokenizer: Any) -
         (RuntimeError("oops"), StopReason.ENVIRONMENT_ERROR),
     ],
 )
-async def test_i9_an_infrastructure_failure_is_aborted_without_a_reward(
+async def test_i9_an_infrastructure_failure_has_no_reward(
     tokenizer: Any, error: Exception, reason: StopReason
 ) -> None:
     def fail(action: Any) -> None:

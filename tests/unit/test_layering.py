@@ -204,7 +204,7 @@ def test_a_package_that_re_exports_says_so() -> None:
     assert silent == [], "these packages re-export names without an __all__"
 
 
-def test_the_facade_names_each_home_once_and_for_the_type_checker() -> None:
+def test_the_facade_names_each_home_once() -> None:
     import toolroll
 
     homes = toolroll._HOME_OF

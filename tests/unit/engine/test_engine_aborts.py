@@ -37,7 +37,7 @@ async def test_an_attempt_that_takes_too_long_is_aborted_and_repeated(tokenizer:
     assert first.rid != second.rid
 
 
-async def test_the_abandoned_request_is_aborted_by_name_before_the_next_attempt(
+async def test_an_abandoned_request_is_aborted_before_the_next_attempt(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """SGLang notices a client that has left only seconds later."""
@@ -126,9 +126,7 @@ async def test_an_abort_reaches_every_worker_behind_a_router() -> None:
     assert sorted(aborted) == [("a", rid), ("b", rid)]
 
 
-async def test_abort_all_ends_what_this_client_has_in_flight_and_nothing_else(
-    tokenizer: Any,
-) -> None:
+async def test_abort_all_ends_the_requests_of_this_client_alone(tokenizer: Any) -> None:
     hold = asyncio.Event()
     held = Reply("one two three", hold=hold, hold_after=2)
     async with (

@@ -77,7 +77,7 @@ async def test_an_unknown_vocabulary_still_has_a_highest_id() -> None:
             await calls.generate(request())
 
 
-async def test_anothers_answer_is_asked_for_again_and_our_own_request_aborted() -> None:
+async def test_another_requests_answer_is_asked_for_again() -> None:
     seen, handle = flaky(
         completion([4], id="f" * 32), completion([4], id="e" * 32), completion([3])
     )

@@ -32,7 +32,7 @@ def listing(workers: list[dict[str, str]], statuses: list[int] | None = None) ->
     return handle
 
 
-async def test_model_info_is_asked_once_and_the_configuration_overrides(tokenizer: Any) -> None:
+async def test_model_info_is_read_once_and_the_config_overrides_it(tokenizer: Any) -> None:
     async with embedded(tokenizer, context_length=2048) as (engine, _):
         async with client(engine.url, model_info=None, vocab_size=77) as calls:
             infos = await asyncio.gather(*(calls.model_info() for _ in range(5)))

@@ -125,7 +125,7 @@ async def test_what_cannot_succeed_is_never_sent(
     assert engine.log == [] and engine.killed == 0
 
 
-async def test_a_name_that_a_newer_sglang_may_have_is_sent_with_one_warning(
+async def test_a_name_of_a_newer_sglang_is_sent_with_one_warning(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     seen, answer = flaky(completion([5, 3]))

@@ -234,7 +234,7 @@ async def kill_with_open_session(url: str) -> None:
     assert await process.wait() == -9
 
 
-async def test_without_a_folder_the_next_process_closes_what_a_killed_one_left(
+async def test_without_a_folder_the_next_process_closes_what_was_left(
     tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It stayed open for ever. The sessions of a live process stay open."""

@@ -217,7 +217,7 @@ async def test_the_same_tool_list_does_not_fork(tokenizer: Any) -> None:
 
 
 @pytest.mark.parametrize("added", [(), ("And now?",)])
-async def test_what_is_added_after_a_failed_request_is_in_the_next_prompt(
+async def test_what_follows_a_failed_request_is_in_the_next_prompt(
     tokenizer: Any, added: Sequence[str]
 ) -> None:
 
@@ -369,16 +369,14 @@ async def test_another_parser_decides_the_message_and_not_the_tokens(tokenizer: 
     assert reply.node.ids.tolist() == engine.log[0].output_ids  # type: ignore[union-attr]
 
 
-async def test_a_thought_that_nothing_opens_is_no_content_of_an_episode(tokenizer: Any) -> None:
+async def test_a_thought_that_nothing_opens_is_no_content(tokenizer: Any) -> None:
     """A stream of the endpoint cannot wait for the closing tag; an episode can."""
     async with talking(tokenizer, "Hm.</think>Yes.") as (dialogue, _, _):
         reply = await dialogue.reply(PARAMS)
     assert (reply.parsed.reasoning, reply.parsed.content) == ("Hm.", "Yes.")
 
 
-async def test_text_that_the_history_does_not_show_is_kept_counted_and_trained(
-    tokenizer: Any,
-) -> None:
+async def test_text_that_history_does_not_show_is_counted_and_trained(tokenizer: Any) -> None:
     said = call(at="it").replace(', "arg', ', "why": "because", "arg')
     async with talking(tokenizer, said) as (dialogue, engine, _):
         for _ in range(3):

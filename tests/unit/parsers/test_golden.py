@@ -70,7 +70,7 @@ def test_the_examples_are_read_as_before(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_a_well_formed_reply_has_good_calls_only_and_no_cut_loses_its_attempt(name: str) -> None:
+def test_a_good_reply_has_good_calls_and_no_cut_loses_them(name: str) -> None:
     parser, good = get_parser(name), EXAMPLES[name].good
     reply = parser.parse(good, tools=TOOLS, in_reasoning=False)
     assert reply.ok_calls

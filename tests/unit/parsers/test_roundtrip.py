@@ -72,7 +72,7 @@ PLACES = {"name": "look_up", "key": "city", "value": "Paris"}
 
 
 @pytest.mark.parametrize("form", FORMATS, ids=IDS)
-def test_a_marker_in_a_name_or_a_key_is_never_ok_and_one_in_a_value_is_kept(form: Format) -> None:
+def test_a_marker_is_kept_in_a_value_and_wrong_in_a_name_or_key(form: Format) -> None:
     parser, text = get_parser(form.name), form.write([CALL])
     markers = [marker for marker in {*parser.markers, *parser.inner} if len(marker) > 3]
     planted = [

@@ -17,7 +17,7 @@ TOOLS = [tool("f", {"x": {"type": "string"}}), tool("g", {"y": {"type": "integer
 SECOND = "<tool_call>\n<function=g>\n<parameter=y>\n2\n</parameter>\n</function>\n</tool_call>"
 
 
-def test_a_value_that_is_not_closed_does_not_swallow_the_next_call() -> None:
+def test_an_unclosed_value_does_not_swallow_the_next_call() -> None:
     text = f"<tool_call>\n<function=f>\n<parameter=x>\n1\n</function>\n</tool_call>\n{SECOND}"
     first, second = assert_same_in_pieces(
         get_parser("qwen3_coder"), text, tools=TOOLS, in_reasoning=False
@@ -47,9 +47,7 @@ UNCLOSED_VALUES = {
 
 @pytest.mark.parametrize("tools", [BOTH, TOOLS, None])
 @pytest.mark.parametrize("name", UNCLOSED_VALUES)
-def test_a_value_that_is_not_closed_does_not_swallow_the_next_parameter(
-    name: str, tools: Any
-) -> None:
+def test_an_unclosed_value_does_not_swallow_the_next_parameter(name: str, tools: Any) -> None:
     text = f"{UNCLOSED_VALUES[name]}\n{UNCLOSED_VALUES[name]}"
     calls = assert_same_in_pieces(
         get_parser(name), text, tools=tools, in_reasoning=False
@@ -60,7 +58,7 @@ def test_a_value_that_is_not_closed_does_not_swallow_the_next_parameter(
 
 
 @pytest.mark.parametrize("name", UNCLOSED_VALUES)
-def test_a_control_token_that_starts_a_parameter_is_never_part_of_a_value(name: str) -> None:
+def test_a_parameters_control_token_is_never_part_of_a_value(name: str) -> None:
     text, parser = UNCLOSED_VALUES[name], get_parser(name)
     tags = (*parser.shape.key, *parser.shape.value, *parser.markers)  # type: ignore[attr-defined]
     tokens = re.compile(

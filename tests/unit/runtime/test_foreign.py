@@ -104,7 +104,7 @@ async def test_a_factory_and_an_agent_that_exit_are_data(kind: type[BaseExceptio
 
 
 @pytest.mark.parametrize("kind", EXITS)
-async def test_hooks_and_replies_that_exit_are_data_without_a_runner_too(
+async def test_hooks_and_replies_that_exit_are_data_without_a_runner(
     kind: type[BaseException], tokenizer: Any
 ) -> None:
     class Hooked(TrainableToolCallingAgent):
@@ -127,7 +127,7 @@ async def test_hooks_and_replies_that_exit_are_data_without_a_runner_too(
             assert env.closed == 1
 
 
-async def test_a_cancelled_task_an_asyncio_run_and_a_cancelled_own_task() -> None:
+async def test_cancelled_tasks_of_an_environment_are_its_failure() -> None:
     async def awaits_a_cancelled_task() -> None:
         task = asyncio.ensure_future(asyncio.sleep(60))
         task.cancel()

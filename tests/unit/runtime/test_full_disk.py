@@ -156,7 +156,7 @@ def test_what_was_there_stays_if_the_new_file_fails(tmp_path: Path) -> None:
     assert [found.name for found in tmp_path.iterdir()] == ["page.html"]
 
 
-def test_what_cannot_be_read_is_not_said_to_be_what_cannot_be_written(tmp_path: Path) -> None:
+def test_an_error_of_reading_is_none_of_writing(tmp_path: Path) -> None:
     file = tmp_path / "page.html"
     file.write_text("old")
     with pytest.raises(IsADirectoryError), written_whole(file) as out:
@@ -220,16 +220,7 @@ def test_the_command_line_says_it_in_one_line_and_goes_on(
     assert len({one.task_id for one in found}) == len(found) == 10
     before = sorted(found.name for found in out.iterdir())
     fails(monkeypatch, capfd, "view", out)
-    fails(
-        monkeypatch,
-        capfd,
-        "export",
-        out,
-        "--format",
-        "atif",
-        "--out",
-        tmp_path / "trajectories",
-    )
+    fails(monkeypatch, capfd, "export", out, "--format", "atif", "--out", tmp_path / "trajectories")
     assert sorted(found.name for found in out.iterdir()) == before
     assert [found.name for found in tmp_path.iterdir()] == ["run"]
 

@@ -125,7 +125,7 @@ async def test_nothing_that_is_over_is_held() -> None:
         gc.enable()
 
 
-async def test_where_no_thread_can_be_started_the_call_fails_and_the_next_one_does_not(
+async def test_a_call_without_a_thread_fails_and_the_next_does_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     before, run = threading.Thread.start, list[str]()
@@ -182,8 +182,7 @@ async def test_a_call_that_was_given_up_gives_its_place_to_another() -> None:
         if number < 2:
             assert await asyncio.wait_for(calls.run_in_thread(lambda: "done"), PATIENCE) == "done"
     with pytest.raises(
-        UsageError,
-        match=r"^3 calls exceeded their time limit.*: Pond\.step \(3\)\. Add a timeout",
+        UsageError, match=r"^3 calls exceeded their time limit.*: Pond\.step \(3\)\. Add a timeout"
     ):
         await calls.run_in_thread(lambda: None)
     go.set()
@@ -228,7 +227,7 @@ async def test_what_waits_for_a_place_has_not_begun() -> None:
     assert begun == ["first", "second"]
 
 
-async def test_no_place_is_lost_whenever_the_one_that_waits_is_cancelled() -> None:
+async def test_no_place_is_lost_if_the_one_that_waits_is_cancelled() -> None:
     for rounds in range(8):
         go = threading.Event()
         calls = Threads(1)

@@ -85,9 +85,7 @@ UNCLOSED = '{"name": "look", "arguments": {"at": '
 
 
 @pytest.mark.parametrize("said", [SAID, COMPACT])
-def test_a_turn_in_the_templates_own_words_costs_two_renders_or_one(
-    counting: Counted, said: str
-) -> None:
+def test_a_turn_in_the_templates_own_words_costs_few_renders(counting: Counted, said: str) -> None:
     delta = counting.delta([*FIRST, TURN], said, NEW)
     assert counting.renders == 2
     assert text(counting, delta) == AND_NOW
@@ -156,9 +154,7 @@ def test_a_rewrite_is_seen_in_the_same_renders(tokenizer: Any, history: Any) -> 
         assert text(counted, delta) == AND_NOW
 
 
-def test_a_turn_whose_text_stands_in_what_follows_is_left_to_the_sentinel(
-    counting: Counted,
-) -> None:
+def test_a_turn_that_is_quoted_later_is_left_to_the_sentinel(counting: Counted) -> None:
     """A template that shows a turn's text behind its calls would have it appended twice; a user
     who quotes it only costs renders.
     """

@@ -83,7 +83,7 @@ KINDS = (dict, str, list, int, set, LoopContext, Namespace, Macro)
 NAMES = sorted({*ODD, *(name for kind in KINDS for name in dir(kind)), "gi_frame", "__globals__"})
 
 
-def test_the_environment_is_transformers_own_but_for_its_class_and_its_clock() -> None:
+def test_the_environment_is_transformers_own_but_for_its_clock() -> None:
     theirs, ours = shared("{{ 1 }}").environment, compile_template("{{ 1 }}", NOW).environment
     assert (type(theirs), type(ours)) == (ImmutableSandboxedEnvironment, CachingSandbox)
     added = {name: ours.filters[name] for name in ("toolroll_counted", "tojson")}

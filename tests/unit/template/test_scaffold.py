@@ -108,7 +108,7 @@ def test_only_the_scaffold_differs_from_the_template_s_render(name: str, *, spac
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_no_changed_token_outside_the_turns_passes_the_verification(name: str) -> None:
+def test_no_changed_token_outside_the_turns_is_verified(name: str) -> None:
     played = play(template_of(name), episode(2), spaced=False)
     sampled = {at for turn in played.turns for at in range(turn.start, turn.stop)}
     right, verifier = list(played.ids), played.template.verifier

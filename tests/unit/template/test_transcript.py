@@ -110,7 +110,7 @@ def assert_as_a_rollout(
 
 
 @pytest.mark.parametrize("name", by_tier(TEMPLATES))
-def test_a_transcript_is_the_templates_render_and_a_rollouts_tokens(name: str) -> None:
+def test_a_transcript_is_a_render_and_has_a_rollouts_tokens(name: str) -> None:
     """A turn that a model cannot have sampled where the template shows it is excluded, and says
     why; all others are trained.
     """

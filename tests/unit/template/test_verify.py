@@ -157,7 +157,7 @@ def test_a_turn_that_history_closes_with_another_token_is_found(preserved: bool)
 @pytest.mark.parametrize(
     ("dated", "kind"), [("loop.first", None), ("loop.index > 2", "delta: tokens")]
 )
-def test_a_date_of_another_day_is_excluded_if_a_later_message_shows_it(
+def test_a_later_message_with_the_date_of_another_day_is_excluded(
     dated: str, kind: str | None
 ) -> None:
     """The check renders with today's date. It leaves out the first prompt on another day."""
@@ -268,7 +268,7 @@ def test_an_added_word_is_encoded_as_the_tokenizer_does(flags: dict[str, bool]) 
     assert subject.verifier.check(served) is None
 
 
-def test_letters_are_no_control_token_and_what_a_template_may_join_is_one() -> None:
+def test_what_a_template_may_join_is_a_control_token() -> None:
     """Not even if they are in the template's code, or in the random text of a probe."""
     letters = ["append", "message", "role", "9f", "41", "0", "nq"]
     joined = ["<call_1>", "<call_2>", "<|observation|>"]

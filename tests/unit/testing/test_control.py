@@ -100,7 +100,7 @@ async def test_the_openai_client_gets_a_chat_completion(tokenizer: Any) -> None:
         ("seed", "x"),
     ],
 )
-async def test_a_field_of_a_chat_completion_that_has_no_effect_is_refused(
+async def test_a_field_of_a_chat_completion_without_effect_is_refused(
     tokenizer: Any, field: str, value: Any
 ) -> None:
     async with wired(tokenizer) as (engine, wire):
