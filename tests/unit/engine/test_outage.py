@@ -232,7 +232,7 @@ async def test_a_router_whose_workers_stay_away_is_given_up() -> None:
     assert sum(pauses) == pytest.approx(60, abs=1)
 
 
-async def test_a_broken_worker_of_a_router_is_tried_as_often_as_an_engine() -> None:
+async def test_a_broken_worker_is_tried_as_often_as_an_engine() -> None:
     seen, handle = flaky(refusal(500, UPSTREAM))
     async with http_server({"/generate": handle}) as url, client(url, retries=3) as calls:
         with pytest.raises(EngineError, match="error sending request after 4 attempts"):

@@ -230,7 +230,7 @@ CUT = {"id": "c", "type": "function", "function": {"name": "look", "arguments": 
         (calling(0, "A1"), "{{ m.content }}", "does not show the calls"),
         ({"content": "", "tool_calls": [CUT]}, CALLS, "does not show the calls"),
         ({"content": "a"}, "{{ ('!' if loop.last else '') ~ m.content }}", "this turn differently"),
-        (calling(0, "A1"), CALLS.replace(" }}", " | replace('1', '2') }}"), "show the calls"),
+        (calling(0, "A1"), CALLS.replace("tojson", "tojson | replace('1', '2')"), "show the calls"),
         ({"content": "", "refusal": "No."}, "{{ m.content }}", "show the refusal"),
         ({"content": ""}, "{{ m.content }}", "show the text"),
     ],

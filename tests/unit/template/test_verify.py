@@ -157,7 +157,7 @@ def test_a_turn_that_history_closes_with_another_token_is_found(preserved: bool)
 @pytest.mark.parametrize(
     ("dated", "kind"), [("loop.first", None), ("loop.index > 2", "delta: tokens")]
 )
-def test_a_later_message_with_the_date_of_another_day_is_excluded(
+def test_a_later_message_with_another_days_date_is_excluded(
     dated: str, kind: str | None
 ) -> None:
     """The check renders with today's date. It leaves out the first prompt on another day."""
