@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from support.formats import Call, Format
 
 from toolroll.parsers.registry import get_parser
+from toolroll.parsers.types import ParsedReply
 
 
 def _words(first: str, others: str, longest: int) -> st.SearchStrategy[str]:
@@ -165,3 +166,11 @@ def _value(picks: random.Random, depth: int) -> Any:
         if kind == "object"
         else None
     )
+
+
+def assert_read_back(reply: ParsedReply, written: list[Any]) -> None:
+    """The calls of `reply` are `written`, with their arguments and without an error."""
+    statuses = [(call.name, call.status.value, call.error) for call in reply.tool_calls]
+    assert statuses == [(name, "ok", None) for name, _ in written]
+    for call, (_, arguments) in zip(reply.tool_calls, written, strict=True):
+        assert same(call.arguments, arguments)

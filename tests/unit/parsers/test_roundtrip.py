@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.calls import calls, same
+from support.calls import assert_read_back, calls
 from support.formats import FORMATS, Format, tools_for
 from support.parsing import assert_same_in_pieces, in_pieces, lost
 
@@ -37,13 +37,7 @@ def test_what_a_writer_writes_is_read_back(form: Format) -> None:
         tools = tools_for(found)
         reply = parser.parse(text, tools=tools, in_reasoning=False)
         assert reply.content == lead.strip()
-        assert [(call.name, call.status.value, call.error) for call in reply.tool_calls] == [
-            (name, "ok", None) for name, _ in found
-        ]
-        assert all(
-            same(call.arguments, arguments)
-            for call, (_, arguments) in zip(reply.tool_calls, found, strict=True)
-        )
+        assert_read_back(reply, found)
         assert not lost(parser, text, reply)
         places = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=6)))
         pieces = [
