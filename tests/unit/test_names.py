@@ -80,26 +80,14 @@ def test_the_published_arguments_are_taken_in_their_order(name: str, parameters:
 
 def test_the_published_defaults_are_kept() -> None:
     agent = toolroll.TrainableToolCallingAgent([], "", "m", "p")
-    assert agent.sampling_params == {
-        "temperature": 0.0,
-        "max_new_tokens": 512,
-        "top_p": 0.9,
-        "top_k": 50,
-    }
-    assert agent.rollout_args == {
-        "sglang_router_ip": "127.0.0.1",
-        "sglang_router_port": 30000,
-        "use_http2": False,
-    }
-    assert (
-        inspect.signature(toolroll.TrainableAgentMixin.asolve).parameters["max_num_steps"].default
-        == 30
-    )
-    assert [(status.name, status.value) for status in toolroll.Status] == [
-        ("COMPLETED", "completed"),
-        ("TRUNCATED", "truncated"),
-        ("ABORTED", "aborted"),
-    ]
+    sampling = {"temperature": 0.0, "max_new_tokens": 512, "top_p": 0.9, "top_k": 50}
+    assert agent.sampling_params == sampling
+    router = {"sglang_router_ip": "127.0.0.1", "sglang_router_port": 30000, "use_http2": False}
+    assert agent.rollout_args == router
+    solve = inspect.signature(toolroll.TrainableAgentMixin.asolve)
+    assert solve.parameters["max_num_steps"].default == 30
+    statuses = {status.name: status.value for status in toolroll.Status}
+    assert statuses == {name: name.lower() for name in ("COMPLETED", "TRUNCATED", "ABORTED")}
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -76,10 +77,17 @@ def loop_of(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     return str(request.param)
 
 
-@pytest.mark.parametrize("how", WAYS)
-def test_only_main_ends_the_loop(how: str, loop_of: str, caplog: pytest.LogCaptureFixture) -> None:
-    handled = signal.signal(signal.SIGINT, lambda *_: None)  # as during a run: Ctrl-C is handled
+@pytest.fixture
+def handled() -> Iterator[None]:
+    """As during a run: Ctrl-C is handled."""
+    before = signal.signal(signal.SIGINT, lambda *_: None)
+    yield
+    signal.signal(signal.SIGINT, before)
 
+
+@pytest.mark.usefixtures("handled", "loop_of")
+@pytest.mark.parametrize("how", WAYS)
+def test_only_main_ends_the_loop(how: str, caplog: pytest.LogCaptureFixture) -> None:
     async def main() -> int:
         for _ in range(3):
             exits(how)
@@ -87,10 +95,7 @@ def test_only_main_ends_the_loop(how: str, loop_of: str, caplog: pytest.LogCaptu
             await asyncio.sleep(0)
         return 3
 
-    try:
-        assert run(main()) == 3
-    finally:
-        signal.signal(signal.SIGINT, handled)
+    assert run(main()) == 3
     assert "code that was left behind on the event loop ended it" in caplog.text
 
 
@@ -111,17 +116,14 @@ def test_ctrl_c_cancels_main_and_a_second_one_ends_it(suppresses: bool, loop_of:
     assert time.monotonic() - began < PATIENCE
 
 
+@pytest.mark.usefixtures("handled", "loop_of")
 @pytest.mark.parametrize("how", WAYS)
-def test_a_run_outlives_what_an_environment_leaves_on_the_loop(how: str, loop_of: str) -> None:
+def test_a_run_outlives_what_an_environment_leaves_on_the_loop(how: str) -> None:
     async def act(name: str, task: Task) -> None:
         if name == "step" and task.id == "t-4":
             exits(how)
 
-    handled = signal.signal(signal.SIGINT, lambda *_: None)
-    try:
-        episodes = run(play(ScriptedFactory(lambda: AsyncScripted(act), count=24)))
-    finally:
-        signal.signal(signal.SIGINT, handled)
+    episodes = run(play(ScriptedFactory(lambda: AsyncScripted(act), count=24)))
     assert [episode.result.reward for episode in episodes] == [1.0] * 24
 
 

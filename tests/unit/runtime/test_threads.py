@@ -5,6 +5,7 @@ nothing that is over is held.
 from __future__ import annotations
 
 import asyncio
+import functools
 import gc
 import threading
 import time
@@ -64,12 +65,9 @@ async def test_what_a_call_raises_is_the_callers(error: BaseException) -> None:
         raise error
 
     calls = Threads(1)
-    outcome: BaseException | None = None
-    try:
+    with pytest.raises(type(error)) as raised:
         await calls.run_in_thread(call)
-    except BaseException as raised:
-        outcome = raised
-    assert outcome is error
+    assert raised.value is error
     assert await calls.run_in_thread(lambda: "and the thread lives") == "and the thread lives"
 
 
@@ -213,17 +211,17 @@ async def test_calls_that_are_only_slow_are_waited_for() -> None:
 async def test_what_waits_for_a_place_has_not_begun() -> None:
     go, begun = threading.Event(), list[str]()
     calls = Threads(1)
-    first = asyncio.create_task(
-        calls.run_in_thread(go.wait, PATIENCE, begun=lambda: begun.append("first"))
-    )
-    second = asyncio.create_task(
-        calls.run_in_thread(go.wait, PATIENCE, begun=lambda: begun.append("second"))
-    )
+    waits = [
+        asyncio.create_task(
+            calls.run_in_thread(go.wait, PATIENCE, begun=functools.partial(begun.append, name))
+        )
+        for name in ("first", "second")
+    ]
     for _ in range(10):
         await asyncio.sleep(0)
     assert begun == ["first"]
     go.set()
-    await asyncio.gather(first, second)
+    await asyncio.gather(*waits)
     assert begun == ["first", "second"]
 
 
