@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -77,20 +76,6 @@ def change(task: Path, section: str, line: str) -> None:
     file.write_text(file.read_text().replace(f"[{section}]", f"[{section}]\n{line}"))
 
 
-def add(task: Path, *lines: str) -> None:
-    """Add `lines` at the end of `task.toml`."""
-    with (task / "task.toml").open("a") as file:
-        file.write("\n".join([*lines, ""]))
-
-
-@asynccontextmanager
-async def preparing() -> AsyncIterator[tuple[EmbeddedEngine, AsyncExitStack]]:
-    policy = lambda request: "Done."
-    async with EmbeddedEngine(load_embedded_tokenizer(), policy) as engine:
-        async with AsyncExitStack() as stack:
-            yield engine, stack
-
-
 @pytest.mark.parametrize(("modes", "network", "agent", "verifier"), NETWORKS)
 def test_each_phase_has_the_network_of_the_task_or_is_refused(
     modes: dict[str, str], network: str, agent: str | None, verifier: str | None, task: Path
@@ -114,7 +99,8 @@ def test_an_old_task_without_internet_has_no_network(task: Path) -> None:
 
 def test_the_environment_of_the_tests_names_their_network(task: Path) -> None:
     change(task, "agent", 'network_mode = "no-network"')
-    add(task, "[verifier.environment]", 'network_mode = "no-network"')
+    with (task / "task.toml").open("a") as file:
+        file.write('[verifier.environment]\nnetwork_mode = "no-network"\n')
     env = check(task, network="host")
     assert env.options("verifier")["network"] == "none"
 
@@ -127,7 +113,8 @@ def test_shared_tests_cannot_have_a_network_of_their_own(task: Path) -> None:
 
 
 def test_a_step_cannot_have_a_network_of_its_own(task: Path) -> None:
-    add(task, "[[steps]]", 'name = "a"', "[steps.agent]", 'network_mode = "no-network"')
+    with (task / "task.toml").open("a") as file:
+        file.write('[[steps]]\nname = "a"\n[steps.agent]\nnetwork_mode = "no-network"\n')
     with pytest.raises(UsageError, match=f"a step has a network_mode: .*{BACK_ENDS}"):
         check(task)
 
@@ -174,7 +161,10 @@ async def test_a_task_that_needs_an_image_is_refused_before_the_run(
 ) -> None:
     write_task(tmp_path, "a")
     write_task(tmp_path, "b", image=IMAGE)
-    async with preparing() as (engine, stack):
+    async with (
+        EmbeddedEngine(load_embedded_tokenizer(), lambda request: "Done.") as engine,
+        AsyncExitStack() as stack,
+    ):
         common = {"env": "harbor", "env_args": {"path": str(tmp_path)}, "engine": engine.url}
         config = RunConfig(**common, model="embedded", **way)
         if not refused:
@@ -190,7 +180,10 @@ async def test_a_task_that_needs_an_image_is_refused_before_the_run(
 async def test_a_broken_environment_is_left_to_its_episodes(tmp_path: Path) -> None:
     file = tmp_path / "broken.py"
     file.write_text(BROKEN)
-    async with preparing() as (engine, stack):
+    async with (
+        EmbeddedEngine(load_embedded_tokenizer(), lambda request: "Done.") as engine,
+        AsyncExitStack() as stack,
+    ):
         config = RunConfig(env=f"{file}:Broken", engine=engine.url, model="embedded")
         assert len((await prepare(config, stack)).tasks) == 1
 

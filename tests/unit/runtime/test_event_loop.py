@@ -10,7 +10,6 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -77,17 +76,10 @@ def loop_of(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     return str(request.param)
 
 
-@pytest.fixture
-def handled() -> Iterator[None]:
-    """As during a run: Ctrl-C is handled."""
-    before = signal.signal(signal.SIGINT, lambda *_: None)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
-@pytest.mark.usefixtures("handled", "loop_of")
 @pytest.mark.parametrize("how", WAYS)
-def test_only_main_ends_the_loop(how: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_only_main_ends_the_loop(how: str, loop_of: str, caplog: pytest.LogCaptureFixture) -> None:
+    handled = signal.signal(signal.SIGINT, lambda *_: None)  # as during a run: Ctrl-C is handled
+
     async def main() -> int:
         for _ in range(3):
             exits(how)
@@ -95,7 +87,10 @@ def test_only_main_ends_the_loop(how: str, caplog: pytest.LogCaptureFixture) -> 
             await asyncio.sleep(0)
         return 3
 
-    assert run(main()) == 3
+    try:
+        assert run(main()) == 3
+    finally:
+        signal.signal(signal.SIGINT, handled)
     assert "code that was left behind on the event loop ended it" in caplog.text
 
 
@@ -116,14 +111,17 @@ def test_ctrl_c_cancels_main_and_a_second_one_ends_it(suppresses: bool, loop_of:
     assert time.monotonic() - began < PATIENCE
 
 
-@pytest.mark.usefixtures("handled", "loop_of")
 @pytest.mark.parametrize("how", WAYS)
-def test_a_run_outlives_what_an_environment_leaves_on_the_loop(how: str) -> None:
+def test_a_run_outlives_what_an_environment_leaves_on_the_loop(how: str, loop_of: str) -> None:
     async def act(name: str, task: Task) -> None:
         if name == "step" and task.id == "t-4":
             exits(how)
 
-    episodes = run(play(ScriptedFactory(lambda: AsyncScripted(act), count=24)))
+    handled = signal.signal(signal.SIGINT, lambda *_: None)
+    try:
+        episodes = run(play(ScriptedFactory(lambda: AsyncScripted(act), count=24)))
+    finally:
+        signal.signal(signal.SIGINT, handled)
     assert [episode.result.reward for episode in episodes] == [1.0] * 24
 
 
