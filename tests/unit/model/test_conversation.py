@@ -239,18 +239,6 @@ async def test_what_follows_a_failed_request_is_in_the_next_prompt(
 # --- verification ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("verify", "checked"), [("off", 0), ("sample", 1), ("always", 5)])
-async def test_how_many_checks_an_episode_has(tokenizer: Any, verify: Any, checked: int) -> None:
-    async with talking(tokenizer, verify=verify) as (dialogue, _, served):
-        seen: list[int] = []
-        check = served.template.verifier.check
-        served.template.verifier.check = lambda given: (seen.append(1), check(given))[1]  # type: ignore[assignment, func-returns-value, method-assign]
-        await exchange(dialogue, 5)
-        await dialogue.settle()
-    assert len(seen) == checked
-    assert dialogue.mismatches == {} and dialogue.session.trajectories()[0].trained_tokens > 0
-
-
 def shift(change: int) -> Any:
     """Return a change of a derivation: text that is appended begins elsewhere."""
     return lambda found: RenderedDelta(found.whole, found.cut + change, found.rewritten)

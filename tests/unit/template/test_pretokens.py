@@ -101,24 +101,19 @@ def test_every_sequence_of_five_kinds_is_split_alike(tokenizer: Any) -> None:
 
 
 BYTES = pre_tokenizers.ByteLevel(False, use_regex=False)
-
-
-def steps(*parts: Any) -> Any:
-    return pre_tokenizers.Sequence([*parts])
-
-
-def parted(pattern: Any, behavior: str, **options: Any) -> Any:
-    return steps(pre_tokenizers.Split(pattern, behavior, **options), BYTES)
-
-
-SPACES = Regex(r"\s+")
 OTHER = {
-    "it removes white space": parted(SPACES, "removed"),
-    "it keeps what does not match": parted(SPACES, "isolated", invert=True),
-    "a text, not an expression": parted("a.", "isolated"),
+    "it removes white space": pre_tokenizers.Sequence(
+        [pre_tokenizers.Split(Regex(r"\s+"), "removed"), BYTES]
+    ),
+    "it keeps what does not match": pre_tokenizers.Sequence(
+        [pre_tokenizers.Split(Regex(r"\s+"), "isolated", invert=True), BYTES]
+    ),
+    "a text, not an expression": pre_tokenizers.Sequence(
+        [pre_tokenizers.Split("a.", "isolated"), BYTES]
+    ),
     "a space before each text": pre_tokenizers.ByteLevel(add_prefix_space=True),
-    "digits": steps(pre_tokenizers.Digits(), BYTES),
-    "no bytes": pre_tokenizers.Split(SPACES, "isolated"),
+    "digits": pre_tokenizers.Sequence([pre_tokenizers.Digits(), BYTES]),
+    "no bytes": pre_tokenizers.Split(Regex(r"\s+"), "isolated"),
     "SentencePiece": pre_tokenizers.Metaspace(),
     "a repeated count": split(r"\d|\p{N}{1,3}+"),
     "intersected classes": split(r"[\p{L}&&[^\p{Han}]]+|\s"),
