@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from support.episodes import call, serving
 from support.listed_environment import TOOL
+from support.oracle_scenarios import user
 
 from toolroll.parsers.types import ParsedReply
 from toolroll.rollout.engine import EncodedRequest
@@ -30,10 +31,6 @@ FIRST: list[Message] = [
     {"role": "user", "content": "Hello."},
 ]
 OTHER: Tool = {**TOOL, "function": {**TOOL["function"], "name": "listen"}}
-
-
-def user(text: Any) -> Message:
-    return {"role": "user", "content": text}
 
 
 @asynccontextmanager

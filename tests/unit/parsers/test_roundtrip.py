@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -40,9 +41,7 @@ def test_what_a_writer_writes_is_read_back(form: Format) -> None:
         assert_read_back(reply, found)
         assert not lost(parser, text, reply)
         places = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=6)))
-        pieces = [
-            text[start:stop] for start, stop in zip([0, *places], [*places, len(text)], strict=True)
-        ]
+        pieces = [text[start:stop] for start, stop in pairwise([0, *places, len(text)])]
         assert in_pieces(parser, pieces, tools=tools, in_reasoning=False)[0] == reply
 
     check()

@@ -11,6 +11,7 @@ from enum import IntEnum
 from typing import Any
 
 import pytest
+from support.oracle_scenarios import user
 from transformers.utils import chat_template_utils
 
 from toolroll.parsers.registry import get_parser
@@ -55,10 +56,6 @@ def call(arguments: Any, content: str = "") -> Message:
     function = {"name": "look", "arguments": arguments}
     calls = [{"id": "call00001", "type": "function", "function": function}]
     return {"role": "assistant", "content": content, "tool_calls": calls}
-
-
-def user(content: Any) -> Message:
-    return {"role": "user", "content": content}
 
 
 def played(template: ChatTemplate, turns: list[list[Message]], tools: list[Tool]) -> list[str]:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.oracle_scenarios import user
 from support.qwen import tokenizer_for, trl_template
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
 from transformers import PreTrainedTokenizerFast
@@ -40,10 +41,6 @@ def calling(at: str) -> Message:
 
 def result(text: str) -> Message:
     return {"role": "tool", "tool_call_id": "callid000", "name": "look", "content": text}
-
-
-def user(text: str) -> Message:
-    return {"role": "user", "content": text}
 
 
 def chat(*texts: str) -> list[Message]:
@@ -157,9 +154,7 @@ def test_a_turn_that_history_closes_with_another_token_is_found(preserved: bool)
 @pytest.mark.parametrize(
     ("dated", "kind"), [("loop.first", None), ("loop.index > 2", "delta: tokens")]
 )
-def test_a_later_message_with_another_days_date_is_excluded(
-    dated: str, kind: str | None
-) -> None:
+def test_a_later_message_with_another_days_date_is_excluded(dated: str, kind: str | None) -> None:
     """The check renders with today's date. It leaves out the first prompt on another day."""
     source = (
         "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}"
