@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from support.client import Pauses, StartingEngine, client, flaky, refusal, request
+from support.client import Pauses, StartingEngine, answering, client, flaky, refusal, request
 from support.episodes import agent, judge_tokens
 from support.http import completion, http_server, says
 from support.loop_clock import skip
@@ -234,7 +234,7 @@ async def test_a_router_whose_workers_stay_away_is_given_up() -> None:
 
 async def test_a_broken_worker_is_tried_as_often_as_an_engine() -> None:
     seen, handle = flaky(refusal(500, UPSTREAM))
-    async with http_server({"/generate": handle}) as url, client(url, retries=3) as calls:
+    async with answering(handle, retries=3) as calls:
         with pytest.raises(EngineError, match="error sending request after 4 attempts"):
             await calls.generate(request())
     assert len(seen) == 4

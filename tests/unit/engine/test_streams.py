@@ -12,9 +12,9 @@ import numpy as np
 import orjson
 import pytest
 from aiohttp import web
-from support.client import client, request
+from support.client import answering, request
 from support.episodes import serving
-from support.http import completion, http_server
+from support.http import completion
 
 from toolroll.rollout.engine import Engine
 from toolroll.rollout.errors import CompletionError, EngineError
@@ -36,7 +36,7 @@ async def streaming(*events: bytes, read: asyncio.Event | None = None) -> AsyncI
         await response.write_eof()
         return response
 
-    async with http_server({"/generate": handle}) as url, client(url) as calls:
+    async with answering(handle) as calls:
         yield calls
 
 

@@ -66,28 +66,33 @@ def test_qwen3s_report() -> None:
     assert all("a second training sequence begins there" in line for line in report.remarks())
 
 
+def probes_of(report: TemplateReport) -> dict[str, Any]:
+    return {probe.name: probe for probe in report.probes}
+
+
 def test_gptosss_report() -> None:
     """History shows `<|end|>` where `<|return|>` was sampled, and no thought besides a text and a
     call. The same under all versions of transformers.
     """
     report = report_on("gptoss")
-    found = {probe.name: probe for probe in report.probes}
-    plain, text = found["plain_user"], found["text_tool"]
+    probes = probes_of(report)
+    plain, text = probes["plain_user"], probes["text_tool"]
     assert (plain.outcome, plain.preserved, text.outcome) == ("fork", True, "fork")
     assert plain.detail == "the template does not close turn 1 with '<|return|>' in history"
     assert text.what == "a tool result after a thought, a text and a call"
     assert text.detail == "the template does not show the reasoning of turn 12"
-    assert found["tool"].outcome == found["check"].outcome == "append"
-    assert report.exact
+    assert probes["tool"].outcome == probes["check"].outcome == "append"
+    assert report.exact and report.dated
 
 
 def test_a_step_that_a_template_refuses_does_not_end_the_replay() -> None:
     report = report_on("llama3_1")
-    found = {probe.name: probe for probe in report.probes}
-    assert (found["parallel"].outcome, found["parallel"].preserved) == ("refuse", None)
-    assert found["parallel"].detail == "This model only supports single tool-calls at once!"
+    parallel = probes_of(report)["parallel"]
+    assert (parallel.outcome, parallel.preserved) == ("refuse", None)
+    assert parallel.detail == "This model only supports single tool-calls at once!"
     assert report.exact and report.sequences
     assert any("stop_reason template_error" in line for line in report.remarks())
+    assert report.dated == ("strftime_now" in TEMPLATES["llama3_1"])
 
 
 def test_a_preserved_sequence_that_cannot_be_continued_is_told() -> None:
@@ -165,11 +170,6 @@ def test_recorded_conversations_do_not_fork_with_scaffold(
             found.append(replay.counts())
     assert all(len(one) >= 4 for one in counts["fork"])
     assert [[sum(one)] for one in counts["fork"]] == counts["scaffold"]
-
-
-def test_a_dated_template_is_told() -> None:
-    assert report_on("llama3_1").dated == ("strftime_now" in TEMPLATES["llama3_1"])
-    assert report_on("gptoss").dated
 
 
 def test_a_template_is_probed_once_for_the_same_switches() -> None:
