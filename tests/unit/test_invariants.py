@@ -226,13 +226,6 @@ async def test_i7_i9_one_failing_episode_touches_no_other(tokenizer: Any, fault:
 # --- I8, I9 ---------------------------------------------------------------------------------------
 
 
-async def test_i8_a_blocking_environment_runs_off_the_event_loop(tokenizer: Any) -> None:
-    world = ListedWorld(user_texts=["a", "b"])
-    result, _ = await play(tokenizer, world, ["Hello."])
-    assert result.status is Status.COMPLETED
-    assert threading.get_ident() not in world.threads
-
-
 async def test_i8_the_loop_goes_on_while_an_environment_blocks(tokenizer: Any) -> None:
     waiting, release = threading.Event(), threading.Event()
 

@@ -43,18 +43,6 @@ async def test_model_info_is_read_once_and_the_config_overrides_it(tokenizer: An
             assert (await calls.model_info()).context_length == 512
 
 
-async def test_five_callers_ask_once() -> None:
-    asked: list[str] = []
-
-    async def info(http: web.Request) -> web.StreamResponse:
-        asked.append(http.path)
-        return web.Response(body=b'{"weight_version": "w"}')
-
-    async with http_server({"/model_info": info}) as url, client(url, model_info=None) as calls:
-        await asyncio.gather(*(calls.model_info() for _ in range(5)))
-    assert asked == ["/model_info"]
-
-
 async def test_our_endpoint_is_not_an_engine(tokenizer: Any) -> None:
     """Before an episode is played: each would be aborted, since there is no /generate."""
     async with (

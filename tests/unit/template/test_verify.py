@@ -221,22 +221,6 @@ def test_an_injected_control_token_is_found(where: str) -> None:
     assert careless.verifier.check(play(careless, messages, [TOOL])) is not None
 
 
-@pytest.mark.parametrize(
-    "name", ["qwen3", "qwen3_instruct_2507", "llama3_1", "glm4moe", "gptoss", "gemma4"]
-)
-@pytest.mark.parametrize(
-    "bodies", [["one", "two\n\n"], ["one", "<|im_end|>\n", "é</tool_response>"]]
-)
-def test_right_sequences_pass_under_real_templates(name: str, bodies: list[str]) -> None:
-    subject = ChatTemplate(tokenizer_for(trl_template(name)))
-    served = play(subject, talk(bodies), [TOOL])
-    assert len(served.turns) == len(bodies) + 1
-    assert subject.verifier.check(served) is None
-    assert all(
-        subject.verifier.check(changed) for name, changed in changes(served) if "message" in name
-    )
-
-
 WORDS = ("customer_id", "<b>")
 PLAIN_TOOL = {"type": "function", "function": {**TOOL["function"], "description": "A customer_id."}}  # type: ignore[dict-item]
 
