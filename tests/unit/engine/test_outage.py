@@ -141,7 +141,8 @@ async def test_the_start_waits_no_longer_than_the_timeout() -> None:
 async def test_an_adapter_waits_before_it_checks_the_engines_model(
     tokenizer: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with StartingEngine(tokenizer, lambda seen: "Goodbye.") as engine:
+    engine = StartingEngine(tokenizer, lambda seen: "Goodbye.")
+    async with engine:
         args = RolloutArgs(model="embedded", engine=engine.url, engine_timeout=0.05)
         player = EpisodePlayer(Model.from_args(args), EpisodeSettings(env="desk"))
         result = await player.play(0, {"max_new_tokens": 64})

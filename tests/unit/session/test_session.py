@@ -291,8 +291,8 @@ def test_a_node_tells_what_was_sampled_there() -> None:
     completion = node.completion
     assert completion is not None
     np.testing.assert_array_equal(completion.output_ids, answer.output_ids)
-    np.testing.assert_array_equal(completion.logprobs, answer.logprobs)  # type: ignore[arg-type]
-    arrays = {"output_ids": answer.output_ids, "logprobs": None}
+    np.testing.assert_array_equal(completion.logprobs, answer.logprobs)
+    arrays: Any = {"output_ids": answer.output_ids, "logprobs": None}
     assert replace(completion, **arrays) == replace(answer, **arrays)
     assert node.ids.tolist() == [2, 3] and (node.children, node.excluded) == (0, None)
     parent = node.parent

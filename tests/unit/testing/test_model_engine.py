@@ -310,7 +310,7 @@ async def test_a_token_that_is_sampled_after_the_end_is_dropped(
 ) -> None:
     """The request ends during the second step."""
     scheduler = Scheduler(LanguageModel.from_folder(llama), 0)
-    sequence = sequence_of(20, 4, lambda: len(sequence.tokens) == 4)
+    sequence: Sequence = sequence_of(20, 4, lambda: len(sequence.tokens) == 4)
     step = Batch.step
 
     def end_late(batch: Batch) -> Any:
