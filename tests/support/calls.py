@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from support.formats import Call, Format
 
 from toolroll.parsers.registry import get_parser
+from toolroll.parsers.types import ParsedReply
 
 
 def _words(first: str, others: str, longest: int) -> st.SearchStrategy[str]:
@@ -128,3 +129,11 @@ def _value(picks: random.Random, depth: int) -> Any:
     if kind == "list":
         return [_value(picks, depth - 1) for _ in range(picks.randint(0, 3))]
     return _object(picks, ("a", "b", "c"), 2, depth - 1) if kind == "object" else None
+
+
+def assert_read_back(reply: ParsedReply, written: list[Any]) -> None:
+    """The calls of `reply` are `written`, with their arguments and without an error."""
+    statuses = [(call.name, call.status.value, call.error) for call in reply.tool_calls]
+    assert statuses == [(name, "ok", None) for name, _ in written]
+    for call, (_, arguments) in zip(reply.tool_calls, written, strict=True):
+        assert same(call.arguments, arguments)

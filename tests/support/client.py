@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import orjson
 from aiohttp import web
+from support.http import Handler, http_server
 
 from toolroll.rollout.engine import EncodedRequest, Engine, EngineConfig, ModelInfo
 from toolroll.rollout.types import GenerateRequest
@@ -55,6 +56,18 @@ async def client(
         sleep=Pauses() if sleep is None else sleep,
     ) as engine:
         yield engine
+
+
+@asynccontextmanager
+async def answering(
+    generate: Handler, *, model_info: ModelInfo | None = INFO, sleep: Any = None, **config: Any
+) -> AsyncIterator[Engine]:
+    """A client of a server whose `/generate` is `generate`."""
+    async with (
+        http_server({"/generate": generate}) as url,
+        client(url, model_info=model_info, sleep=sleep, **config) as calls,
+    ):
+        yield calls
 
 
 @asynccontextmanager

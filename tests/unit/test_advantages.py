@@ -35,11 +35,20 @@ def result(reward: float | None, *trajectories: Trajectory) -> InteractionResult
     return InteractionResult("", reward, [], {}, trajectories=trajectories)
 
 
-def test_returns_to_go() -> None:
-    assert returns_to_go([1.0, 2.0, 3.0]).tolist() == [6.0, 5.0, 3.0]
-    assert returns_to_go([1.0, 2.0, 4.0], gamma=0.5).tolist() == [3.0, 4.0, 4.0]
-    assert returns_to_go([1.0, 2.0, 4.0], gamma=0.0).tolist() == [1.0, 2.0, 4.0]
-    assert returns_to_go([]).tolist() == []
+@pytest.mark.parametrize(
+    ("rewards", "gamma", "returns"),
+    [
+        ([1.0, 2.0, 3.0], 1.0, [6.0, 5.0, 3.0]),
+        ([1.0, 2.0, 4.0], 0.5, [3.0, 4.0, 4.0]),
+        ([1.0, 2.0, 4.0], 0.0, [1.0, 2.0, 4.0]),
+        ([], 1.0, []),
+    ],
+)
+def test_returns_to_go(rewards: list[float], gamma: float, returns: list[float]) -> None:
+    given = np.array(rewards)
+    assert returns_to_go(given, gamma).tolist() == returns
+    assert given.tolist() == rewards
+    assert returns_to_go([1.0, 2.0]).tolist() == [3.0, 2.0]
 
 
 @given(st.lists(st.integers(-9, 9), max_size=12), st.integers(0, 4).map(lambda n: n / 4))
@@ -51,18 +60,11 @@ def test_returns_are_discounted_sums(rewards: list[int], gamma: float) -> None:
     assert returns_to_go(rewards, gamma).tolist() == pytest.approx(expected)
 
 
-def test_a_given_list_is_not_changed() -> None:
-    rewards = np.array([0.0, 1.0])
-    returns_to_go(rewards)
-    assert rewards.tolist() == [0.0, 1.0]
-
-
 def test_returns_go_on_over_a_fork() -> None:
     """Turn 2 forks from turn 0, which is its context: it counts once."""
     first = sequence(Turn(2, 4, "stop", reward=1.0), Turn(5, 6, "stop", reward=2.0), length=6)
-    second = sequence(
-        Turn(2, 4, "stop", excluded="context"), Turn(7, 9, "stop", reward=4.0), length=9
-    )
+    context, own = Turn(2, 4, "stop", excluded="context"), Turn(7, 9, "stop", reward=4.0)
+    second = sequence(context, own, length=9)
     episode = result(7.0, first, second)
     assert [found.tolist() for found in episode_returns(episode)] == [[7.0, 6.0], [0.0, 4.0]]
     halved = [found.tolist() for found in episode_returns(episode, gamma=0.5)]
@@ -73,11 +75,9 @@ def test_returns_go_on_over_a_fork() -> None:
 def test_returns_have_the_shape_of_the_trajectories() -> None:
     one = sequence(Turn(2, 4, "stop", reward=1.0), Turn(5, 6, "stop"), length=6)
     prompt = sequence(length=3)
-    found = episode_returns(result(1.0, one, prompt))
-    assert [(values.shape, str(values.dtype)) for values in found] == [
-        ((2,), "float64"),
-        ((0,), "float64"),
-    ]
+    returns = episode_returns(result(1.0, one, prompt))
+    assert [values.shape for values in returns] == [(2,), (0,)]
+    assert {str(values.dtype) for values in returns} == {"float64"}
     assert episode_returns(result(1.0)) == []
 
 
@@ -122,12 +122,8 @@ def test_an_unknown_baseline() -> None:
 
 
 def test_values_of_tokens() -> None:
-    trajectory = sequence(
-        Turn(1, 3, "stop"),
-        Turn(4, 5, "stop", excluded="invalid call"),
-        Turn(6, 8, "stop"),
-        length=9,
-    )
+    bad = Turn(4, 5, "stop", excluded="invalid call")
+    trajectory = sequence(Turn(1, 3, "stop"), bad, Turn(6, 8, "stop"), length=9)
     assert per_token(trajectory, 2.0).tolist() == [0, 2, 2, 0, 0, 0, 2, 2, 0]
     assert per_token(trajectory, [1.0, 5.0, -1.0]).tolist() == [0, 1, 1, 0, 0, 0, -1, -1, 0]
     assert per_token(trajectory, 1.0).dtype == np.float32

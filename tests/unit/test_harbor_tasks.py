@@ -77,7 +77,7 @@ def change(task: Path, section: str, line: str) -> None:
 
 
 @pytest.mark.parametrize(("modes", "network", "agent", "verifier"), NETWORKS)
-def test_the_network_of_each_phase_is_as_the_task_says_or_refused(
+def test_each_phase_has_the_network_of_the_task_or_is_refused(
     modes: dict[str, str], network: str, agent: str | None, verifier: str | None, task: Path
 ) -> None:
     for section, mode in modes.items():
@@ -97,7 +97,7 @@ def test_an_old_task_without_internet_has_no_network(task: Path) -> None:
     assert check(task, network="host").options("agent")["network"] == "none"
 
 
-def test_the_environment_of_the_tests_says_which_network_they_have(task: Path) -> None:
+def test_the_environment_of_the_tests_names_their_network(task: Path) -> None:
     change(task, "agent", 'network_mode = "no-network"')
     with (task / "task.toml").open("a") as file:
         file.write('[verifier.environment]\nnetwork_mode = "no-network"\n')
@@ -177,7 +177,7 @@ async def test_a_task_that_needs_an_image_is_refused_before_the_run(
         assert not [entry for entry in engine.log if entry.status], "nothing is sampled"
 
 
-async def test_an_environment_that_cannot_be_made_leaves_it_to_its_episodes(tmp_path: Path) -> None:
+async def test_a_broken_environment_is_left_to_its_episodes(tmp_path: Path) -> None:
     file = tmp_path / "broken.py"
     file.write_text(BROKEN)
     async with (

@@ -27,12 +27,7 @@ def test_readme_and_docs_have_no_more_words_than_a_user_needs() -> None:
     assert sum(words) + len(README.split()) <= 29_000
 
 
-PAGES = [
-    ROOT / "README.md",
-    ROOT / "CONTRIBUTING.md",
-    ROOT / "SECURITY.md",
-    *DOCS,
-]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *DOCS]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -66,7 +61,7 @@ def test_the_limits_that_the_security_page_names_are_settings() -> None:
     assert set(limits) <= set(EndpointSettings.model_fields)
 
 
-def test_no_tokenizer_is_loaded_with_code_of_its_folder_unless_asked() -> None:
+def test_no_tokenizer_runs_code_of_its_folder_unless_asked() -> None:
     """Without the argument, transformers asks on standard input, and runs the code after "y"."""
     text = "\n".join(
         path.read_text(encoding="utf-8") for path in ROOT.glob("src/toolroll/rollout/**/*.py")

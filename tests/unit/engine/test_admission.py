@@ -253,7 +253,8 @@ async def test_an_engine_that_seems_slow_holds_until_asked_again(later: int) -> 
     """Its first prompt is short, and takes as long as loading its kernels. `later`: the seconds
     until the others come; after a minute, its load is unknown.
     """
-    engine, waiting = admitting(4000, seconds=0.3)
+    engine, waiting = admitting(4000)
+    engine.seconds = 0.3
     await turn(waiting, "idle", 3000)
     engine.seconds = 1e-4
     await asyncio.sleep(later)

@@ -163,7 +163,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"finish_reason": "stop"}, "no finish_reason"),
     ({"output_token_logprobs": None}, "2 sampled ids came with 0 logprobs"),
     ({"output_token_logprobs": 5}, "cannot be read"),
-    ({"output_top_logprobs": [5]}, "cannot be read"),
+    ({"output_top_logprobs": [5, 5]}, "cannot be read"),
     *((second(other), OTHER_TOKEN) for other in (None, "8", 8.5, [8])),
     ({"weight_versions": 7}, "cannot be read"),
     ({"weight_versions": ["v"]}, NO_SPAN),

@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 import pytest
 from aiohttp import web
-from support.client import INFO, Pauses, client, flaky, request
+from support.client import INFO, Pauses, answering, client, flaky, request
 from support.hostile import ASKED, HOSTILE, IDS, RID, honest
 from support.http import completion, http_server
 
@@ -43,7 +43,7 @@ NO_ANSWERS = [b"", b"{", b'{"output_ids": [NaN]}', b"\xff\xfe", b"[]", b"7", b'"
 async def test_what_is_no_answer_is_an_error_of_the_engine(body: bytes) -> None:
     seen, handle = flaky(web.Response(body=body))
     words = r"the engine's answer is not (JSON|a JSON object)"
-    async with http_server({"/generate": handle}) as url, client(url) as calls:
+    async with answering(handle) as calls:
         with pytest.raises(CompletionError, match=words):
             await calls.generate(request())
     assert len(seen) == 1
@@ -57,7 +57,7 @@ async def test_no_answer_disables_the_vocabulary_check() -> None:
     """`INFO` name 5,000 ids, and a model may have 4,096 more."""
     wrong, outside = (2**31 - 1, 9096, -1), "outside the vocabulary of 5000"
     _, handle = flaky(*map(of_length, (*wrong, 3)))
-    async with http_server({"/generate": handle}) as url, client(url) as calls:
+    async with answering(handle) as calls:
         for index in wrong:
             words = rf"output_ids\[0\] is {index}, expected an id from 0 to 9095"
             with pytest.raises(CompletionError, match=words):
@@ -77,7 +77,7 @@ async def test_an_unknown_vocabulary_still_has_a_highest_id() -> None:
             await calls.generate(request())
 
 
-async def test_anothers_answer_is_asked_for_again_and_our_own_request_aborted() -> None:
+async def test_another_requests_answer_is_asked_for_again() -> None:
     seen, handle = flaky(
         completion([4], id="f" * 32), completion([4], id="e" * 32), completion([3])
     )
@@ -100,7 +100,7 @@ async def test_anothers_answer_is_asked_for_again_and_our_own_request_aborted() 
 async def test_answers_with_another_request_id_are_an_error() -> None:
     _, handle = flaky(completion([4], id="f" * 32))
     words = f"another request: meta_info.id is '{'f' * 32}', expected .* after 3 attempts"
-    async with http_server({"/generate": handle}) as url, client(url, retries=2) as calls:
+    async with answering(handle, retries=2) as calls:
         with pytest.raises(EngineError, match=words):
             await calls.generate(request())
 

@@ -32,7 +32,7 @@ def listing(workers: list[dict[str, str]], statuses: list[int] | None = None) ->
     return handle
 
 
-async def test_model_info_is_asked_once_and_the_configuration_overrides(tokenizer: Any) -> None:
+async def test_model_info_is_read_once_and_the_config_overrides_it(tokenizer: Any) -> None:
     async with embedded(tokenizer, context_length=2048) as (engine, _):
         async with client(engine.url, model_info=None, vocab_size=77) as calls:
             infos = await asyncio.gather(*(calls.model_info() for _ in range(5)))
@@ -41,18 +41,6 @@ async def test_model_info_is_asked_once_and_the_configuration_overrides(tokenize
         }
         async with client(engine.url, model_info=None, context_length=512) as calls:
             assert (await calls.model_info()).context_length == 512
-
-
-async def test_five_callers_ask_once() -> None:
-    asked: list[str] = []
-
-    async def info(http: web.Request) -> web.StreamResponse:
-        asked.append(http.path)
-        return web.Response(body=b'{"weight_version": "w"}')
-
-    async with http_server({"/model_info": info}) as url, client(url, model_info=None) as calls:
-        await asyncio.gather(*(calls.model_info() for _ in range(5)))
-    assert asked == ["/model_info"]
 
 
 async def test_our_endpoint_is_not_an_engine(tokenizer: Any) -> None:

@@ -123,7 +123,7 @@ async def test_an_episode_is_compared_once_after_its_last_turn(tokenizer: Any) -
     assert asked == [len(turns)]
 
 
-async def test_the_endpoint_compares_before_it_returns_a_sessions_tokens(tokenizer: Any) -> None:
+async def test_the_endpoint_compares_before_it_returns_tokens(tokenizer: Any) -> None:
     engine = Restarting(tokenizer, look)
     async with engine:
         args = RolloutArgs(model="embedded", engine=engine.url, pace_gc=False)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from support.client import Pauses, StartingEngine, client, flaky, refusal, request
+from support.client import Pauses, StartingEngine, answering, client, flaky, refusal, request
 from support.episodes import agent, judge_tokens
 from support.http import completion, http_server, says
 from support.loop_clock import skip
@@ -141,7 +141,8 @@ async def test_the_start_waits_no_longer_than_the_timeout() -> None:
 async def test_an_adapter_waits_before_it_checks_the_engines_model(
     tokenizer: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async with StartingEngine(tokenizer, lambda seen: "Goodbye.") as engine:
+    engine = StartingEngine(tokenizer, lambda seen: "Goodbye.")
+    async with engine:
         args = RolloutArgs(model="embedded", engine=engine.url, engine_timeout=0.05)
         player = EpisodePlayer(Model.from_args(args), EpisodeSettings(env="desk"))
         result = await player.play(0, {"max_new_tokens": 64})
@@ -232,9 +233,9 @@ async def test_a_router_whose_workers_stay_away_is_given_up() -> None:
     assert sum(pauses) == pytest.approx(60, abs=1)
 
 
-async def test_a_worker_that_broke_behind_a_router_is_tried_as_often_as_an_engine() -> None:
+async def test_a_broken_worker_is_tried_as_often_as_an_engine() -> None:
     seen, handle = flaky(refusal(500, UPSTREAM))
-    async with http_server({"/generate": handle}) as url, client(url, retries=3) as calls:
+    async with answering(handle, retries=3) as calls:
         with pytest.raises(EngineError, match="error sending request after 4 attempts"):
             await calls.generate(request())
     assert len(seen) == 4
@@ -257,7 +258,7 @@ async def test_an_engine_that_comes_back_with_another_model_is_refused(tokenizer
                 await calls.generate(request())
 
 
-async def test_an_engine_that_answers_its_health_only_uses_up_the_attempts() -> None:
+async def test_an_engine_with_health_alone_uses_up_the_attempts() -> None:
     """Else a request that breaks its connection each time would be sent for ever."""
     seen: list[int] = []
 
@@ -318,7 +319,7 @@ async def run(model: Model, count: int, episodes: list[Episode]) -> None:
     await play.run(factory.tasks("test"), episodes.append)
 
 
-async def test_an_engine_that_is_killed_and_comes_back_costs_no_episode(tokenizer: Any) -> None:
+async def test_a_killed_engine_that_comes_back_costs_no_episode(tokenizer: Any) -> None:
     engines: list[EmbeddedEngine] = []
     pauses: list[float] = []
     async with AsyncExitStack() as stack:
@@ -457,7 +458,7 @@ async def test_the_users_and_the_baselines_server_may_be_unreachable(gone: str) 
     await endpoint.aclose()
 
 
-async def test_credentials_of_the_users_and_the_baselines_server_are_sent_and_not_shown() -> None:
+async def test_credentials_of_other_servers_are_sent_and_not_shown() -> None:
     heads: list[str | None] = []
 
     async def refuse(http: web.Request) -> web.StreamResponse:
@@ -478,7 +479,7 @@ async def test_credentials_of_the_users_and_the_baselines_server_are_sent_and_no
     assert f"{url}/v1/chat/completions" in str(of_user.value)
 
 
-def test_a_gateway_that_lost_its_engine_may_have_lost_it_to_the_request() -> None:
+def test_an_engine_behind_a_gateway_may_die_of_the_request() -> None:
     """Such an outage counts against the request: else one that kills each engine is sent
     forever.
     """

@@ -52,7 +52,7 @@ def test_what_is_asked_for_always_fits(
     assert given_params.get("max_new_tokens") == wanted, "the caller's dict is its own"
 
 
-def test_a_name_that_is_close_to_none_is_passed_on_unless_a_router_drops_it() -> None:
+def test_an_unknown_name_is_sent_unless_a_router_drops_it() -> None:
     """Every router drops the names that it does not know."""
     assert check_params(dict.fromkeys(KNOWN)) == set()
     assert check_params({"bogus": 1, "top_k": 5}) == {"bogus"}

@@ -7,7 +7,7 @@ from typing import Any
 
 import orjson
 import pytest
-from support.client import Pauses, client, flaky, refusal, request
+from support.client import Pauses, answering, client, flaky, refusal, request
 from support.http import completion, http_server, says
 
 from toolroll.rollout.errors import ContextOverflowError, EngineError
@@ -20,10 +20,7 @@ from toolroll.testing import EmbeddedEngine, Reply
 async def test_what_can_succeed_is_tried_again(status: int) -> None:
     seen, handle = flaky(refusal(status, {"message": "busy"}), refusal(status), completion([3]))
     pauses = Pauses()
-    async with (
-        http_server({"/generate": handle}) as url,
-        client(url, sleep=pauses, backoff=0.5) as calls,
-    ):
+    async with answering(handle, sleep=pauses, backoff=0.5) as calls:
         answer = await calls.generate(request())
     assert answer.attempts == 3 and answer.output_ids.tolist() == [3]
     assert len({body["rid"] for body in seen}) == 3
@@ -57,17 +54,14 @@ async def test_a_server_says_when_to_come_back(
 ) -> None:
     _, handle = flaky(refusal(status, {}, **{"Retry-After": header}), completion([3]))
     pauses = Pauses()
-    async with (
-        http_server({"/generate": handle}) as url,
-        client(url, sleep=pauses, backoff=0.25) as calls,
-    ):
+    async with answering(handle, sleep=pauses, backoff=0.25) as calls:
         await calls.generate(request())
     assert len(pauses) == 1 and least <= pauses[0] <= most
 
 
 async def test_an_internal_error_gets_one_more_attempt_only() -> None:
     seen, handle = flaky(refusal(500, b"Internal Server Error"))
-    async with http_server({"/generate": handle}) as url, client(url, retries=5) as calls:
+    async with answering(handle, retries=5) as calls:
         with pytest.raises(EngineError, match="Internal Server Error after 2 attempts"):
             await calls.generate(request())
     assert len(seen) == 2
@@ -75,10 +69,7 @@ async def test_an_internal_error_gets_one_more_attempt_only() -> None:
 
 async def test_the_deadline_ends_the_attempts() -> None:
     seen, handle = flaky(refusal(503, {"message": "full"}))
-    async with (
-        http_server({"/generate": handle}) as url,
-        client(url, deadline=5.0, backoff=100.0, max_backoff=100.0) as calls,
-    ):
+    async with answering(handle, deadline=5.0, backoff=100.0, max_backoff=100.0) as calls:
         with pytest.raises(EngineError, match="full"):
             await calls.generate(request())
     assert len(seen) == 1
@@ -103,7 +94,7 @@ FOUR_HUNDREDS: list[tuple[dict[str, Any], bool]] = [
 @pytest.mark.parametrize(("body", "overflow"), FOUR_HUNDREDS)
 async def test_the_400_bodies_of_sglang(body: Any, overflow: bool) -> None:
     seen, handle = flaky(refusal(400, body))
-    async with http_server({"/generate": handle}) as url, client(url) as calls:
+    async with answering(handle) as calls:
         with pytest.raises(EngineError) as raised:
             await calls.generate(request())
     assert len(seen) == 1, "a 400 is not tried again"
@@ -111,7 +102,7 @@ async def test_the_400_bodies_of_sglang(body: Any, overflow: bool) -> None:
     inner = body.get("error", body)
     assert (inner if isinstance(inner, str) else inner["message"]) in str(raised.value)
     assert (raised.value.status, orjson.loads(raised.value.body)) == (400, body)
-    assert url in str(raised.value)
+    assert calls.url in str(raised.value)
 
 
 async def test_a_full_queue_is_waited_for(tokenizer: Any) -> None:
@@ -133,5 +124,5 @@ async def test_a_full_queue_is_waited_for(tokenizer: Any) -> None:
 
 
 async def test_a_list_of_one_answer_is_that_answer() -> None:
-    async with http_server({"/generate": says([completion([3, 4])])}) as url, client(url) as calls:
+    async with answering(says([completion([3, 4])])) as calls:
         assert (await calls.generate(request())).output_ids.tolist() == [3, 4]

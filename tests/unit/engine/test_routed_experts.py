@@ -57,7 +57,7 @@ async def routing(
 # --- episodes -------------------------------------------------------------------------------------
 
 
-async def test_an_episodes_experts_are_those_of_the_first_pass_and_are_sent_once(
+async def test_an_episodes_experts_come_from_the_first_pass_once(
     tokenizer: Any, tmp_path: Path
 ) -> None:
     """The prefix cache is emptied before each turn, so each prompt is processed again in a later
@@ -149,7 +149,7 @@ def test_unreadable_experts_are_refused(encoded: str) -> None:
 
 
 @pytest.mark.parametrize("rows", range(8))
-def test_a_count_that_is_neither_all_rows_nor_the_new_ones_is_refused(rows: int) -> None:
+def test_another_count_than_all_rows_or_the_new_ones_is_refused(rows: int) -> None:
     """Of 5 + 2 tokens, rows 4 and 5 are new, and 6 are all. Others would be misaligned."""
     numbers = np.arange(rows * 2).reshape(rows, 2)
     body = {"output_ids": [7, 8], "meta_info": meta_of(numbers, [7, 8])}
@@ -216,6 +216,6 @@ def test_rows_that_do_not_fit_their_shape_are_refused(wrong: dict[str, Any]) -> 
         ExpertsRecord(**{**record, **wrong})
 
 
-def test_all_rows_are_needed_while_the_length_of_a_row_is_unknown() -> None:
+def test_all_rows_are_needed_while_their_length_is_unknown() -> None:
     with pytest.raises(ValueError, match="are not the experts"):
         new_rows(np.zeros(4, dtype=np.int32), start=4, tokens=7)

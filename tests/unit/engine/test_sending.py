@@ -11,7 +11,7 @@ import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.client import client, embedded, flaky, request
+from support.client import answering, client, embedded, flaky, request
 from support.http import completion, http_server, says
 from support.tiers import costly
 
@@ -125,11 +125,11 @@ async def test_what_cannot_succeed_is_never_sent(
     assert engine.log == [] and engine.killed == 0
 
 
-async def test_a_name_that_a_newer_sglang_may_have_is_sent_with_one_warning(
+async def test_a_name_of_a_newer_sglang_is_sent_with_one_warning(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     seen, answer = flaky(completion([5, 3]))
-    async with http_server({"/generate": answer}) as url, client(url) as calls:
+    async with answering(answer) as calls:
         for _ in range(2):
             await calls.generate(request(sampling_params={"bogus": 1}))
     assert [body["sampling_params"]["bogus"] for body in seen] == [1, 1]
@@ -138,7 +138,7 @@ async def test_a_name_that_a_newer_sglang_may_have_is_sent_with_one_warning(
 
 async def test_an_id_that_the_engine_sampled_may_be_sent_back(tokenizer: Any) -> None:
     """Models have more rows than tokenizers have tokens, and a random policy samples them."""
-    async with http_server({"/generate": says(completion([5300, 3]))}) as url, client(url) as calls:
+    async with answering(says(completion([5300, 3]))) as calls:
         with pytest.raises(TokenError):
             await calls.generate(request([5300]))
         await calls.generate(request([1]))
@@ -163,7 +163,7 @@ async def test_a_parameter_that_a_router_drops_is_refused_behind_one() -> None:
         batch = {"sampling_params": [{}, asked.sampling_params]}
         with pytest.raises(UsageError, match="sampling parameter 'logit_bias'"):
             await calls.post(f"{url}/generate", batch)
-    async with http_server({"/generate": says(completion([3]))}) as url, client(url) as calls:
+    async with answering(says(completion([3]))) as calls:
         await calls.workers()
         assert (await calls.generate(asked)).output_ids.tolist() == [3]
         assert (await calls.post(f"{url}/generate", batch))["output_ids"] == [3]

@@ -234,7 +234,7 @@ async def kill_with_open_session(url: str) -> None:
     assert await process.wait() == -9
 
 
-async def test_without_a_folder_the_next_process_closes_what_a_killed_one_left(
+async def test_without_a_folder_the_next_process_closes_what_was_left(
     tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It stayed open for ever. The sessions of a live process stay open."""
@@ -259,17 +259,6 @@ async def test_without_a_folder_the_next_process_closes_what_a_killed_one_left(
         end_of_started()
         assert killed != also
     assert all_files(tmp_path) == []
-
-
-async def test_the_file_is_gone_once_nothing_is_open(tokenizer: Any, tmp_path: Path) -> None:
-    async with caching(tokenizer) as (_, calls):
-        calls.keep_sessions(tmp_path)
-        assert files(tmp_path) == []
-        end = calls.open_session("s")
-        await calls.generate(request())
-        assert len(files(tmp_path)) == 1
-        end()
-    assert files(tmp_path) == []
 
 
 async def test_a_worker_that_did_not_answer_keeps_the_id_in_the_file(
@@ -297,8 +286,10 @@ async def test_an_id_is_kept_only_if_a_later_close_may_succeed(
     async with http_server(routes) as url:
         async with client(url, **SIZES) as calls:
             calls.keep_sessions(tmp_path)
+            assert files(tmp_path) == []
             end = calls.open_session("s")
             await calls.generate(request())
+            assert len(files(tmp_path)) == 1
             end()
         assert bool(files(tmp_path)) == kept and len(closed) == 1 + kept
 

@@ -12,9 +12,9 @@ import numpy as np
 import orjson
 import pytest
 from aiohttp import web
-from support.client import client, request
+from support.client import answering, request
 from support.episodes import serving
-from support.http import completion, http_server
+from support.http import completion
 
 from toolroll.rollout.engine import Engine
 from toolroll.rollout.errors import CompletionError, EngineError
@@ -36,7 +36,7 @@ async def streaming(*events: bytes, read: asyncio.Event | None = None) -> AsyncI
         await response.write_eof()
         return response
 
-    async with http_server({"/generate": handle}) as url, client(url) as calls:
+    async with answering(handle) as calls:
         yield calls
 
 
@@ -92,7 +92,7 @@ SPLITS = [[1, 2, 3, 5], [1, 5], [3, 4, 5], [5], [5, 5]]
 
 @pytest.mark.parametrize("counts", SPLITS)
 @pytest.mark.parametrize("ids", [[11, 12, 13, 14, 15], [15] * 5])
-async def test_incremental_events_give_the_same_answer_as_cumulative_ones(
+async def test_incremental_events_give_the_answer_of_cumulative_ones(
     ids: list[int], counts: list[int]
 ) -> None:
     """Repeated ids must not make one form look like the other."""
@@ -113,7 +113,7 @@ async def test_incremental_events_give_the_same_answer_as_cumulative_ones(
     assert got.text == expected.text == "".join(map(chr, ids))
 
 
-async def test_an_abort_in_the_queue_repeats_the_last_id_of_incremental_events() -> None:
+async def test_an_abort_in_the_queue_repeats_the_last_incremental_id() -> None:
     """SGLang 0.5.23, `_handle_abort_req`: the logprobs and the text are whole there."""
     whole = [[-1.0, 11, None], [-2.0, 12, None]]
     aborted = event([12], 2, output_token_logprobs=whole, output_top_logprobs=None, **ABORT)

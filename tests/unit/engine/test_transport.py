@@ -54,7 +54,7 @@ async def asked(calls: Engine, index: int = 3) -> int:
 # --- what goes well -----------------------------------------------------------------------------
 
 
-async def test_requests_in_turn_share_a_connection_and_those_at_once_do_not() -> None:
+async def test_only_requests_in_turn_share_a_connection() -> None:
     async with talking(echo) as server, client(server.url) as calls:
         for index in (3, 4, 5):
             assert await asked(calls, index) == index
@@ -230,7 +230,7 @@ async def test_credentials_go_to_no_other_server() -> None:
 
 
 @pytest.mark.parametrize("url", ["ftp://me:secret@host", "http://", f"http://{'a' * 70}.test:1"])
-def test_an_address_that_is_none_is_refused_without_its_credentials(url: str) -> None:
+def test_a_bad_address_is_refused_without_its_credentials(url: str) -> None:
     with pytest.raises(UsageError, match="the engine's address") as raised:
         EngineConfig(engine=url)
     assert "secret" not in str(raised.value)
@@ -350,7 +350,7 @@ async def test_an_answer_that_was_given_up_is_not_the_next_ones() -> None:
     assert sorted(server.rids("/abort_request")) == sorted(slow)
 
 
-async def test_an_answer_before_the_request_is_whole_ends_the_connection() -> None:
+async def test_an_answer_to_half_a_request_ends_the_connection() -> None:
     async def talk(talker: Talker) -> None:
         await talker.reader.readuntil(b"\r\n\r\n")
         await talker.say(b"HTTP/1.1 413 Too large\r\nContent-Length: 0\r\n\r\n")

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from support.episodes import call, serving
 from support.listed_environment import TOOL
+from support.oracle_scenarios import user
 
 from toolroll.parsers.types import ParsedReply
 from toolroll.rollout.engine import EncodedRequest
@@ -30,10 +31,6 @@ FIRST: list[Message] = [
     {"role": "user", "content": "Hello."},
 ]
 OTHER: Tool = {**TOOL, "function": {**TOOL["function"], "name": "listen"}}
-
-
-def user(text: Any) -> Message:
-    return {"role": "user", "content": text}
 
 
 @asynccontextmanager
@@ -217,7 +214,7 @@ async def test_the_same_tool_list_does_not_fork(tokenizer: Any) -> None:
 
 
 @pytest.mark.parametrize("added", [(), ("And now?",)])
-async def test_what_is_added_after_a_failed_request_is_in_the_next_prompt(
+async def test_what_follows_a_failed_request_is_in_the_next_prompt(
     tokenizer: Any, added: Sequence[str]
 ) -> None:
 
@@ -237,18 +234,6 @@ async def test_what_is_added_after_a_failed_request_is_in_the_next_prompt(
 
 
 # --- verification ---------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("verify", "checked"), [("off", 0), ("sample", 1), ("always", 5)])
-async def test_how_many_checks_an_episode_has(tokenizer: Any, verify: Any, checked: int) -> None:
-    async with talking(tokenizer, verify=verify) as (dialogue, _, served):
-        seen: list[int] = []
-        check = served.template.verifier.check
-        served.template.verifier.check = lambda given: (seen.append(1), check(given))[1]  # type: ignore[assignment, func-returns-value, method-assign]
-        await exchange(dialogue, 5)
-        await dialogue.settle()
-    assert len(seen) == checked
-    assert dialogue.mismatches == {} and dialogue.session.trajectories()[0].trained_tokens > 0
 
 
 def shift(change: int) -> Any:
@@ -369,16 +354,14 @@ async def test_another_parser_decides_the_message_and_not_the_tokens(tokenizer: 
     assert reply.node.ids.tolist() == engine.log[0].output_ids  # type: ignore[union-attr]
 
 
-async def test_a_thought_that_nothing_opens_is_no_content_of_an_episode(tokenizer: Any) -> None:
+async def test_a_thought_that_nothing_opens_is_no_content(tokenizer: Any) -> None:
     """A stream of the endpoint cannot wait for the closing tag; an episode can."""
     async with talking(tokenizer, "Hm.</think>Yes.") as (dialogue, _, _):
         reply = await dialogue.reply(PARAMS)
     assert (reply.parsed.reasoning, reply.parsed.content) == ("Hm.", "Yes.")
 
 
-async def test_text_that_the_history_does_not_show_is_kept_counted_and_trained(
-    tokenizer: Any,
-) -> None:
+async def test_text_that_history_does_not_show_is_counted_and_trained(tokenizer: Any) -> None:
     said = call(at="it").replace(', "arg', ', "why": "because", "arg')
     async with talking(tokenizer, said) as (dialogue, engine, _):
         for _ in range(3):

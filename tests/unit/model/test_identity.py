@@ -157,9 +157,7 @@ async def test_every_worker_behind_a_router_is_asked(tokenizer: Any, other: Any)
                 await served.check_identity()
 
 
-def test_the_probe_holds_control_tokens_and_no_two_tokenizers_agree_on_it(
-    tokenizer: Any, other: Any
-) -> None:
+def test_no_two_tokenizers_agree_on_the_probe(tokenizer: Any, other: Any) -> None:
     text = probe_text(tokenizer, ChatTemplate(tokenizer).renderer.source)
     assert "<|end|>" in text and "<tool_call>" in text
     ids = tokenizer.encode(text, add_special_tokens=False)
@@ -254,7 +252,7 @@ class OwnEngine(EngineClient):
         pass
 
 
-async def test_an_engine_without_routes_has_an_answer_to_every_question(tokenizer: Any) -> None:
+async def test_an_engine_without_routes_has_all_answers(tokenizer: Any) -> None:
     template = ChatTemplate(tokenizer)
     parser = get_parser("hermes", template.encoder.control)
     async with Model(OwnEngine(), template, parser, name="embedded") as model:

@@ -123,9 +123,7 @@ def test_a_model_that_renders_in_code(tmp_path: Path, monkeypatch: pytest.Monkey
     assert report.stop_tokens == {"<|end|>": tokenizer.convert_tokens_to_ids("<|end|>")}
 
 
-async def test_the_effective_parameters_hold_the_stop_tokens_and_the_room_left(
-    tokenizer: Any,
-) -> None:
+async def test_effective_parameters_have_stop_tokens_and_the_room_left(tokenizer: Any) -> None:
     async with serving(tokenizer, lambda r: "x", context_length=100) as (_, served):
         given = {"stop_token_ids": [9, 3], "temperature": 0.7}
         params = await served.effective_params(given, 90, served.template)

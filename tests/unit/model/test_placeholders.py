@@ -62,7 +62,7 @@ def placeholder_of(tokenizer: Any) -> int:
     return int(tokenizer.convert_tokens_to_ids("<|pad|>"))
 
 
-def test_placeholders_are_those_that_the_config_or_the_tokenizer_names(tmp_path: Path) -> None:
+def test_the_config_or_the_tokenizer_names_placeholders(tmp_path: Path) -> None:
     tokenizer = load_embedded_tokenizer()
     assert find_placeholders(tokenizer) == set()
     tokenizer.name_or_path = str(tmp_path)
@@ -146,7 +146,7 @@ async def test_the_endpoint_cuts_the_answer_and_never_sends_the_token(
     assert all(placeholder not in trajectory["input_ids"] for trajectory in trajectories)
 
 
-async def test_a_prompt_of_the_client_with_a_placeholder_is_refused_by_name(vision: Any) -> None:
+async def test_a_clients_prompt_with_a_placeholder_is_refused(vision: Any) -> None:
     """A text is encoded with its control tokens."""
     ids = [*TEXT, placeholder_of(vision)]
     async with (

@@ -19,17 +19,20 @@ from toolroll.parsers.base import ToolCallParser
 from toolroll.parsers.registry import built_in_parsers
 from toolroll.parsers.types import Delta, ParsedReply
 
+TOOLS = tools_for([("x", {"id": "a"}), ("get_order", {"id": 1, "city": "a"})])
 
-def check(parser: ToolCallParser, text: str, picks: random.Random) -> ParsedReply:
-    """What must be true of any reply."""
-    tools = picks.choice(
-        (None, tools_for([("x", {"id": "a"}), ("get_order", {"id": 1, "city": "a"})]))
-    )
-    options: Any = {
-        "tools": tools,
+
+def options_of(picks: random.Random) -> Any:
+    return {
+        "tools": picks.choice((None, TOOLS)),
         "in_reasoning": picks.choice((None, True, False)),
         "calls_as_text": picks.random() < 0.2,
     }
+
+
+def check(parser: ToolCallParser, text: str, picks: random.Random) -> ParsedReply:
+    """What must be true of any reply."""
+    options = options_of(picks)
     reply = parser.parse(text, **options)
     assert not lost(parser, text, reply), text
     assert not (options["calls_as_text"] and reply.tool_calls)
@@ -39,9 +42,7 @@ def check(parser: ToolCallParser, text: str, picks: random.Random) -> ParsedRepl
         assert call.ok == (call.error is None)
         assert not call.ok or isinstance(call.arguments, dict)
     places = sorted(picks.randint(0, len(text)) for _ in range(picks.randint(0, 5)))
-    pieces = [
-        text[start:stop] for start, stop in zip([0, *places], [*places, len(text)], strict=True)
-    ]
+    pieces = [text[start:stop] for start, stop in pairwise([0, *places, len(text)])]
     assert in_pieces(parser, pieces, **options)[0] == reply, pieces
     return reply
 
@@ -84,16 +85,11 @@ def test_pieces_of_tokens_are_read_like_the_whole(kind: type[ToolCallParser]) ->
     picks = random.Random(f"tokens of {kind.name}")
     thoughts = kind.reasoning.markers if kind.reasoning is not None else ()
     marks = sorted({*kind.openers, *kind.markers, *thoughts})
-    tools = tools_for([("x", {"id": "a"}), ("get_order", {"id": 1, "city": "a"})])
     for _ in range(fuzz_texts() // 4):
         text = "".join(pieces_of(kind, picks))
         control = [mark for mark in marks if picks.random() < 0.6]
         parser, spans = kind(control), tokens_of(text, control, picks)
-        options: Any = {
-            "tools": picks.choice((None, tools)),
-            "in_reasoning": picks.choice((None, True, False)),
-            "calls_as_text": picks.random() < 0.2,
-        }
+        options = options_of(picks)
         whole = parser.parse(text, ids=range(len(spans)), offsets=spans, **options)
         assert not lost(parser, text, whole), text
         stream, deltas = parser.stream(**options), []

@@ -21,35 +21,23 @@ from toolroll.parsers.types import ParsedReply
 FOLDER = Path(__file__).parent / "golden"
 
 
-def told(reply: ParsedReply) -> dict[str, Any]:
-    """A reply as JSON."""
+CALL_FIELDS = ("name", "arguments", "error", "id", "span")
+
+
+def as_json(reply: ParsedReply) -> dict[str, Any]:
     calls = [
-        {
-            "name": call.name,
-            "arguments": call.arguments,
-            "status": call.status.value,
-            "error": call.error,
-            "id": call.id,
-            "span": call.span,
-        }
+        {"status": call.status.value, **{name: getattr(call, name) for name in CALL_FIELDS}}
         for call in reply.tool_calls
     ]
-    return {
-        "content": reply.content,
-        "reasoning": reply.reasoning,
-        "closed": reply.reasoning_closed,
-        "calls": calls,
-    }
+    thought = {"reasoning": reply.reasoning, "closed": reply.reasoning_closed}
+    return {"content": reply.content, **thought, "calls": calls}
 
 
 def texts(name: str) -> dict[str, str]:
     """What is read: the good reply, the broken ones, and the good one cut at ten places."""
-    example = EXAMPLES[name]
-    cut = {
-        f"cut at {tenth}/11": example.good[: len(example.good) * tenth // 11]
-        for tenth in range(1, 11)
-    }
-    return {"well-formed": example.good, **example.broken, **cut}
+    good, broken = EXAMPLES[name].good, EXAMPLES[name].broken
+    cut = {f"cut at {tenth}/11": good[: len(good) * tenth // 11] for tenth in range(1, 11)}
+    return {"well-formed": good, **broken, **cut}
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
@@ -59,10 +47,9 @@ def test_the_examples_are_read_as_before(name: str) -> None:
     for what, text in texts(name).items():
         reply = assert_same_in_pieces(parser, text, tools=TOOLS, in_reasoning=False)
         assert not lost(parser, text, reply), text
-        cases.append({"what": what, "text": text, "reply": told(reply)})
-    found = json.loads(
-        json.dumps({"parser": name, "source": EXAMPLES[name].source, "cases": cases})
-    )
+        cases.append({"what": what, "text": text, "reply": as_json(reply)})
+    whole = {"parser": name, "source": EXAMPLES[name].source, "cases": cases}
+    found = json.loads(json.dumps(whole))
     path = FOLDER / f"{name}.json"
     if os.environ.get("TOOLROLL_GOLDEN"):
         path.write_text(json.dumps(found, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
@@ -70,7 +57,7 @@ def test_the_examples_are_read_as_before(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_a_well_formed_reply_has_good_calls_only_and_no_cut_loses_its_attempt(name: str) -> None:
+def test_a_good_reply_has_good_calls_and_no_cut_loses_them(name: str) -> None:
     parser, good = get_parser(name), EXAMPLES[name].good
     reply = parser.parse(good, tools=TOOLS, in_reasoning=False)
     assert reply.ok_calls

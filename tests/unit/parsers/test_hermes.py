@@ -35,7 +35,7 @@ def test_empty_arguments_are_an_empty_object(arguments: str) -> None:
     assert call.arguments == {}
 
 
-def test_parallel_calls_in_separate_blocks_in_one_block_and_as_a_list() -> None:
+def test_parallel_calls_in_blocks_in_one_block_and_as_a_list() -> None:
     body = '{"name": "list_all", "arguments": {}}'
     for text in (
         f"<tool_call>{body}</tool_call>\n<tool_call>{body}</tool_call>",
@@ -84,7 +84,7 @@ def test_an_unclosed_call_ends_where_the_next_one_begins() -> None:
     assert (first.status, second.status) == (CallStatus.UNCLOSED, CallStatus.OK)
 
 
-def test_reasoning_is_apart_and_a_call_in_unclosed_reasoning_is_seen() -> None:
+def test_reasoning_is_apart_and_its_unclosed_call_is_seen() -> None:
     reply = parse(f"<think>\nI should look.\n</think>\n\n{GOOD}")
     assert (reply.reasoning, reply.content, len(reply.ok_calls)) == ("I should look.", "", 1)
     reply = parse(f"I should look.\n</think>\n\nHello {GOOD}", in_reasoning=True)

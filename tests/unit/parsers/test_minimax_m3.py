@@ -21,8 +21,16 @@ SCHEMAS: dict[str, Any] = {
 }
 
 
-def element(key: str, inner: str) -> str:
-    return f"{M}<{key}>{inner}{M}</{key}>"
+def element(key: str, *inner: str) -> str:
+    return f"{M}<{key}>{''.join(inner)}{M}</{key}>"
+
+
+def items(*inner: str) -> list[str]:
+    return [element("item", text) for text in inner]
+
+
+ITEM = {"item": {"item": "1"}}
+POINTS = element("points", *items(element("x", "1") + element("name", "2")))
 
 
 def written(inner: str, name: str = "f") -> str:
@@ -41,16 +49,10 @@ def arguments(inner: str, *, tools: bool = True) -> Any:
 @pytest.mark.parametrize(
     ("inner", "found"),
     [
-        (
-            element("points", element("item", element("x", "1") + element("name", "2"))),
-            {"points": [{"x": 1, "name": "2"}]},
-        ),
-        (element("pair", element("item", "7") + element("item", "7")), {"pair": ["7", 7]}),
-        (
-            element("tags", element("a", "1") + element("b", "true")),
-            {"tags": {"a": "1", "b": "true"}},
-        ),
-        (element("item", element("item", "1")), {"item": {"item": "1"}}),
+        (POINTS, {"points": [{"x": 1, "name": "2"}]}),
+        (element("pair", *items("7", "7")), {"pair": ["7", 7]}),
+        (element("tags", element("a", "1"), element("b", "2")), {"tags": {"a": "1", "b": "2"}}),
+        (element("item", *items("1")), ITEM),
         (element("points", ""), {"points": []}),
         (element("tags", " \n"), {"tags": {}}),
         (element("note", ""), {"note": ""}),
@@ -69,8 +71,8 @@ def test_the_schema_says_what_an_element_is(inner: str, found: Any) -> None:
 @pytest.mark.parametrize(
     ("inner", "found"),
     [
-        (element("a", element("item", "1") + element("item", "x")), {"a": [1, "x"]}),
-        (element("a", element("item", "1") + element("b", "x")), {"a": {"item": 1, "b": "x"}}),
+        (element("a", *items("1", "x")), {"a": [1, "x"]}),
+        (element("a", *items("1"), element("b", "x")), {"a": {"item": 1, "b": "x"}}),
         (element("a", "1") + element("a", "2") + element("a", "3"), {"a": [1, 2, 3]}),
         (element("a", ""), {"a": ""}),
         (element("a", "x" + element("b", "1")), "invalid_json"),
@@ -85,12 +87,12 @@ def test_without_a_schema_elements_say_it_themselves(inner: str, found: Any) -> 
     assert arguments(inner, tools=False) == found
 
 
-def test_a_reply_without_reasoning_may_begin_by_closing_it() -> None:
-    parser = get_parser("minimax-m3")
-    for opened in (False, None):
-        reply = assert_same_in_pieces(
-            parser, f"</mm:think>Hello.{written('')}", in_reasoning=opened
-        )
-        assert (reply.content, reply.reasoning, len(reply.ok_calls)) == ("Hello.", None, 1)
-    reply = assert_same_in_pieces(parser, f"Hm.</mm:think>Hello.{written('')}", in_reasoning=True)
-    assert (reply.content, reply.reasoning, len(reply.ok_calls)) == ("Hello.", "Hm.", 1)
+@pytest.mark.parametrize(
+    ("text", "opened", "reasoning"), [("", False, None), ("", None, None), ("Hm.", True, "Hm.")]
+)
+def test_a_reply_without_reasoning_may_begin_by_closing_it(
+    text: str, opened: bool | None, reasoning: str | None
+) -> None:
+    text = f"{text}</mm:think>Hello.{written('')}"
+    reply = assert_same_in_pieces(get_parser("minimax-m3"), text, in_reasoning=opened)
+    assert (reply.content, reply.reasoning, len(reply.ok_calls)) == ("Hello.", reasoning, 1)

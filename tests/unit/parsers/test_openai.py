@@ -43,14 +43,10 @@ def test_the_published_result() -> None:
     result = adapter.parse_response_to_openai_format(EXAMPLES["hermes"].good)
     assert (result["success"], result["error"]) == (True, None)
     assert result["parsed_result"]["normal_text"] == "I look it up."
-    assert result["parsed_result"]["calls"][0] == {
-        "name": "get_weather",
-        "parameters": '{"city": "Paris", "days": 2}',
-    }
-    assert result["openai_message"]["tool_calls"][1]["function"] == {
-        "name": "get_time",
-        "arguments": "{}",
-    }
+    weather = {"name": "get_weather", "parameters": '{"city": "Paris", "days": 2}'}
+    assert result["parsed_result"]["calls"][0] == weather
+    time = {"name": "get_time", "arguments": "{}"}
+    assert result["openai_message"]["tool_calls"][1]["function"] == time
     broken = adapter.parse_response_to_openai_format("Hm. <tool_call>{</tool_call>")
     assert broken["success"] is False
     assert "not valid JSON" in broken["error"]

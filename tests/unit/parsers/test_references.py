@@ -189,27 +189,21 @@ class Node(BaseModel):
 
 
 Zip = Annotated[str, Field(pattern=r"^\d+$", min_length=3)]
-FIELDS: list[tuple[Any, Any]] = [
-    (str, "90210"),
-    (str, "null"),
+VALUES: list[tuple[Any, ...]] = [
+    (str, "90210", "null"),
     (int, 3),
-    (float, 1.5),
-    (float, 2.0),
+    (float, 1.5, 2.0),
     (bool, True),
     (Color, Color.RED),
-    (Color | None, Color.BLUE),
-    (Color | None, None),
+    (Color | None, Color.BLUE, None),
     (Level, Level.LOW),
     (Level | None, Level.LOW),
-    (Mixed, Mixed.NUMBER),
-    (Mixed, Mixed.WORD),
+    (Mixed, Mixed.NUMBER, Mixed.WORD),
     (Literal["1", "2"], "1"),
     (Literal[1, "a"], 1),
     (Literal["true"] | None, "true"),
-    (str | None, "12"),
-    (str | None, None),
-    (int | None, 4),
-    (int | None, None),
+    (str | None, "12", None),
+    (int | None, 4, None),
     (int | str, "5"),
     (int | str | None, None),
     (Point | Color, Color.RED),
@@ -230,6 +224,7 @@ FIELDS: list[tuple[Any, Any]] = [
     (bytes, b"12"),
     (Any, 5),
 ]
+FIELDS = [(field, value) for field, *values in VALUES for value in values]
 
 
 @pytest.mark.parametrize("name", [name for name in WRITERS if name != "minimax-m3"])

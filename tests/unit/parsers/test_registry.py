@@ -73,7 +73,7 @@ def registered() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("registered")
-def test_a_registered_parser_is_found_and_a_taken_name_is_refused() -> None:
+def test_a_registered_parser_is_found_under_a_free_name_only() -> None:
     assert isinstance(get_parser("bang"), BangParser)
     assert "bang" in parser_names()
     with pytest.raises(ValueError, match="already a tool-call parser named 'qwen25'"):
@@ -144,7 +144,7 @@ def test_an_unknown_reasoning_format_is_told_what_there_is() -> None:
         get_parser("qwen25", reasoning="nobody")
 
 
-async def test_auto_takes_the_parser_that_reads_what_the_template_writes(tokenizer: Any) -> None:
+async def test_auto_takes_the_parser_that_reads_the_template(tokenizer: Any) -> None:
     args = read_args({"parser": "auto"})
     async with Model.from_args(args, tokenizer=tokenizer) as served:
         assert served.parser.name == infer_parser(tokenizer) == "hermes"

@@ -11,17 +11,21 @@ from support.parsing import assert_same_in_pieces, tool
 from toolroll.parsers.reading.resolve import Schema
 from toolroll.parsers.reading.values import value_by_schema
 from toolroll.parsers.registry import get_parser
-from toolroll.parsers.types import CallStatus
+from toolroll.parsers.types import CallStatus, ParsedReply
 
 TOOLS = [tool("f", {"x": {"type": "string"}}), tool("g", {"y": {"type": "integer"}})]
 SECOND = "<tool_call>\n<function=g>\n<parameter=y>\n2\n</parameter>\n</function>\n</tool_call>"
+INVOKE = '<invoke name="g">\n<parameter name="y">2</parameter>\n</invoke>\n'
 
 
-def test_a_value_that_is_not_closed_does_not_swallow_the_next_call() -> None:
+def read(name: str, text: str, *, tools: Any = TOOLS, in_reasoning: bool = False) -> ParsedReply:
+    parser = get_parser(name)
+    return assert_same_in_pieces(parser, text, tools=tools, in_reasoning=in_reasoning)
+
+
+def test_an_unclosed_value_does_not_swallow_the_next_call() -> None:
     text = f"<tool_call>\n<function=f>\n<parameter=x>\n1\n</function>\n</tool_call>\n{SECOND}"
-    first, second = assert_same_in_pieces(
-        get_parser("qwen3_coder"), text, tools=TOOLS, in_reasoning=False
-    ).tool_calls
+    first, second = read("qwen3_coder", text).tool_calls
     assert (first.name, first.status) == ("f", CallStatus.INVALID_JSON)
     assert (second.arguments, second.status) == ({"y": 2}, CallStatus.OK)
 
@@ -47,20 +51,15 @@ UNCLOSED_VALUES = {
 
 @pytest.mark.parametrize("tools", [BOTH, TOOLS, None])
 @pytest.mark.parametrize("name", UNCLOSED_VALUES)
-def test_a_value_that_is_not_closed_does_not_swallow_the_next_parameter(
-    name: str, tools: Any
-) -> None:
-    text = f"{UNCLOSED_VALUES[name]}\n{UNCLOSED_VALUES[name]}"
-    calls = assert_same_in_pieces(
-        get_parser(name), text, tools=tools, in_reasoning=False
-    ).tool_calls
+def test_an_unclosed_value_does_not_swallow_the_next_parameter(name: str, tools: Any) -> None:
+    calls = read(name, "\n".join([UNCLOSED_VALUES[name]] * 2), tools=tools).tool_calls
     assert [(call.name, call.status) for call in calls] == [("f", CallStatus.INVALID_JSON)] * 2
     assert "parameter x of f is not closed" in (calls[0].error or "")
     assert "before the parameter y" in (calls[0].error or "")
 
 
 @pytest.mark.parametrize("name", UNCLOSED_VALUES)
-def test_a_control_token_that_starts_a_parameter_is_never_part_of_a_value(name: str) -> None:
+def test_a_parameters_control_token_is_never_part_of_a_value(name: str) -> None:
     text, parser = UNCLOSED_VALUES[name], get_parser(name)
     tags = (*parser.shape.key, *parser.shape.value, *parser.markers)  # type: ignore[attr-defined]
     tokens = re.compile(
@@ -70,40 +69,28 @@ def test_a_control_token_that_starts_a_parameter_is_never_part_of_a_value(name: 
     reply = get_parser(name, tags).parse(
         text, ids=range(len(offsets)), offsets=offsets, tools=BOTH, in_reasoning=False
     )
-    assert [(call.name, call.status) for call in reply.tool_calls] == [
-        ("f", CallStatus.INVALID_JSON)
-    ]
+    (call,) = reply.tool_calls
+    assert (call.name, call.status) == ("f", CallStatus.INVALID_JSON)
 
 
 def test_a_value_may_hold_a_whole_parameter() -> None:
     value = "Write <parameter=y>2</parameter> here."
     function = f"<function=f>\n<parameter=x>\n{value}\n</parameter>\n</function>"
-    text = f"<tool_call>\n{function}\n</tool_call>"
-    (call,) = assert_same_in_pieces(
-        get_parser("qwen3_coder"), text, tools=BOTH, in_reasoning=False
-    ).tool_calls
+    (call,) = read("qwen3_coder", f"<tool_call>\n{function}\n</tool_call>", tools=BOTH).tool_calls
     assert (call.arguments, call.error) == ({"x": value}, None)
 
 
 def test_a_broken_call_in_a_block_does_not_hide_the_others() -> None:
-    invoke = '<invoke name="g">\n<parameter name="y">2</parameter>\n</invoke>\n'
-    text = (
-        f"<minimax:tool_call>\n{invoke}<invoke "
-        f'name="f">\n<what>\n</invoke>\n{invoke}</minimax:tool_call>Done.'
-    )
-    reply = assert_same_in_pieces(get_parser("minimax-m2"), text, tools=TOOLS, in_reasoning=False)
-    assert [(call.name, call.status.value) for call in reply.tool_calls] == [
-        ("g", "ok"),
-        ("f", "invalid_json"),
-        ("g", "ok"),
-    ]
+    calls = f'{INVOKE}<invoke name="f">\n<what>\n</invoke>\n{INVOKE}'
+    reply = read("minimax-m2", f"<minimax:tool_call>\n{calls}</minimax:tool_call>Done.")
+    statuses = [(call.name, call.status.value) for call in reply.tool_calls]
+    assert statuses == [("g", "ok"), ("f", "invalid_json"), ("g", "ok")]
     assert reply.content == "Done."
 
 
 def test_text_between_the_calls_of_a_block_is_content() -> None:
-    invoke = '<invoke name="g">\n<parameter name="y">2</parameter>\n</invoke>\n'
-    text = f"<minimax:tool_call>\n{invoke}and\n{invoke}</minimax:tool_call>"
-    reply = assert_same_in_pieces(get_parser("minimax-m2"), text, tools=TOOLS, in_reasoning=False)
+    text = f"<minimax:tool_call>\n{INVOKE}and\n{INVOKE}</minimax:tool_call>"
+    reply = read("minimax-m2", text)
     assert (len(reply.ok_calls), reply.content) == (2, "and")
 
 
@@ -166,98 +153,78 @@ def test_only_the_line_breaks_of_the_form_with_lines_are_removed(
     name: str, written: str, value: str
 ) -> None:
     text = f"<tool_call><function=f><parameter=x>{written}</parameter></function></tool_call>"
-    (call,) = assert_same_in_pieces(
-        get_parser(name), text, tools=TOOLS, in_reasoning=False
-    ).tool_calls
+    (call,) = read(name, text).tool_calls
     assert (call.arguments, call.error) == ({"x": value}, None)
 
 
-TAGGED = (
-    "<tool_call>\n<function=f>\n<parameter=x>\nClose with </think> please.\n</parameter>\n"
-    "</function>\n</tool_call>"
-)
+CLOSE = "Close with </think> please."
 IN_CALLS = {
-    "qwen3_coder": TAGGED,
-    "glm45": "<tool_call>f\n<arg_key>x</arg_key>\n<arg_value>Close with </think> please."
-    "</arg_value>\n</tool_call>",
-    "hermes": '<tool_call>{"name": "f", "arguments": {"x": "Close with </think> please."}}'
-    "</tool_call>",
-    "minimax-m2": '<minimax:tool_call>\n<invoke name="f">\n<parameter name="x">Close with </think> '
-    "please.</parameter>\n</invoke>\n</minimax:tool_call>",
+    "qwen3_coder": f"<tool_call>\n<function=f>\n<parameter=x>\n{CLOSE}\n</parameter>\n"
+    "</function>\n</tool_call>",
+    "glm45": f"<tool_call>f\n<arg_key>x</arg_key>\n<arg_value>{CLOSE}</arg_value>\n</tool_call>",
+    "hermes": f'<tool_call>{{"name": "f", "arguments": {{"x": "{CLOSE}"}}}}</tool_call>',
+    "minimax-m2": f'<minimax:tool_call>\n<invoke name="f">\n<parameter name="x">{CLOSE}'
+    "</parameter>\n</invoke>\n</minimax:tool_call>",
     "deepseekv31": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>"
-    '{"x": "Close with </think> please."}<｜tool▁call▁end｜><｜tool▁calls▁end｜>',
-    "llama3": '<|python_tag|>{"name": "f", "parameters": {"x": "Close with </think> please."}}',
-    "lfm2": "<|tool_call_start|>[f(x='Close with </think> please.')]<|tool_call_end|>",
+    f'{{"x": "{CLOSE}"}}<｜tool▁call▁end｜><｜tool▁calls▁end｜>',
+    "llama3": f'<|python_tag|>{{"name": "f", "parameters": {{"x": "{CLOSE}"}}}}',
+    "lfm2": f"<|tool_call_start|>[f(x='{CLOSE}')]<|tool_call_end|>",
 }
 
 
 @pytest.mark.parametrize("name", IN_CALLS)
 def test_a_closing_tag_in_a_call_does_not_close_reasoning(name: str) -> None:
-    parser, call = get_parser(name), IN_CALLS[name]
-    arguments = {"x": "Close with </think> please."}
-
-    def read(text: str) -> Any:
-        return assert_same_in_pieces(parser, text, tools=TOOLS, in_reasoning=True)
-
+    call, opener = IN_CALLS[name], get_parser(name).openers[0]
     for text in (f"I write it now.\n{call}", f"I write it now.</think>\n{call}"):
-        reply = read(text)
+        reply = read(name, text, in_reasoning=True)
         assert (reply.reasoning, reply.content) == ("I write it now.", "")
-        assert [call.arguments for call in reply.ok_calls] == [arguments], reply.bad_calls
-    # a call that is written before the tag that closes the reasoning is a part of it
-    quoted = read(f"Should I write {call}? No.</think>Hello.")
-    assert (quoted.reasoning, quoted.content) == (f"Should I write {call}? No.", "Hello.")
-    assert quoted.tool_calls == ()
-    # a marker alone does not make a call
-    opener = parser.openers[0]
-    named = read(f"I know {opener} well.</think>Hello.")
-    assert (named.reasoning, named.content) == (f"I know {opener} well.", "Hello.")
+        assert [call.arguments for call in reply.ok_calls] == [{"x": CLOSE}], reply.bad_calls
+    # A call that is written before the tag that closes the reasoning is a part of it, and a marker
+    # alone does not make a call.
+    for thought in (f"Should I write {call}? No.", f"I know {opener} well."):
+        reply = read(name, f"{thought}</think>Hello.", in_reasoning=True)
+        assert (reply.reasoning, reply.content, reply.tool_calls) == (thought, "Hello.", ())
 
 
+OK, BAD, NO_JSON = CallStatus.OK, CallStatus.BAD_ARGUMENTS, CallStatus.INVALID_JSON
+ONE = '"arguments": {"x": "1"}'
+TWICE = '[{"f": {"x": "1"}, "f": {"x": "2"}}]'
+DSML = '<｜DSML｜invoke name="f">["1"]</｜DSML｜invoke>'
 UNCLEAR = {
     "two kinds of arguments": (
         "hermes",
-        '<tool_call>{"name": "f", "arguments": {"x": "1"}, "parameters": {"x": "2"}}</tool_call>',
-        CallStatus.BAD_ARGUMENTS,
+        f'{{"name": "f", {ONE}, "parameters": {{"x": "2"}}}}',
+        BAD,
     ),
     "the same arguments twice": (
         "hermes",
-        '<tool_call>{"name": "f", "arguments": {"x": "1"}, "parameters": {"x": "1"}}</tool_call>',
-        CallStatus.OK,
+        f'{{"name": "f", {ONE}, "parameters": {{"x": "1"}}}}',
+        OK,
     ),
-    "two names": (
-        "hermes",
-        '<tool_call>{"name": "g", "name": "f", "arguments": {"x": "1"}}</tool_call>',
-        CallStatus.BAD_ARGUMENTS,
-    ),
-    "a tool twice in one object": (
-        "apertus2509",
-        '<|tools_prefix|>[{"f": {"x": "1"}, "f": {"x": "2"}}]<|tools_suffix|>',
-        CallStatus.MISSING_NAME,
-    ),
-    "an unpacked key twice": ("pythonic", "[f(**{'x': '1', 'x': '2'})]", CallStatus.INVALID_JSON),
-    "an unpacked key and the key": (
-        "pythonic",
-        "[f(x='1', **{'x': '2'})]",
-        CallStatus.BAD_ARGUMENTS,
-    ),
-    "a list as arguments": (
-        "deepseekv4",
-        '<｜DSML｜tool_calls><｜DSML｜invoke name="f">["1"]</｜DSML｜invoke></｜DSML｜tool_calls>',
-        CallStatus.INVALID_JSON,
-    ),
+    "two names": ("hermes", f'{{"name": "g", "name": "f", {ONE}}}', BAD),
+    "a tool twice in one object": ("apertus2509", TWICE, CallStatus.MISSING_NAME),
+    "an unpacked key twice": ("pythonic", "[f(**{'x': '1', 'x': '2'})]", NO_JSON),
+    "an unpacked key and the key": ("pythonic", "[f(x='1', **{'x': '2'})]", BAD),
+    "a list as arguments": ("deepseekv4", DSML, NO_JSON),
+}
+AROUND = {
+    "hermes": "<tool_call>{}</tool_call>",
+    "apertus2509": "<|tools_prefix|>{}<|tools_suffix|>",
+    "pythonic": "{}",
+    "deepseekv4": "<｜DSML｜tool_calls>{}</｜DSML｜tool_calls>",
 }
 
 
 @pytest.mark.parametrize("what", UNCLEAR)
 def test_a_call_that_loses_a_value_is_not_ok(what: str) -> None:
-    name, text, status = UNCLEAR[what]
-    reply = assert_same_in_pieces(get_parser(name), text, tools=TOOLS, in_reasoning=False)
+    name, body, status = UNCLEAR[what]
+    reply = read(name, AROUND[name].format(body))
     assert [call.status for call in reply.tool_calls] == [status]
 
 
 def test_an_answer_in_json_with_a_key_twice_is_no_call() -> None:
     text = '{"city": "Rome", "city": "Paris"}'
-    reply = assert_same_in_pieces(get_parser("llama3"), text, tools=TOOLS, in_reasoning=False)
+    reply = read("llama3", text)
     assert (reply.content, reply.tool_calls) == (text, ())
 
 

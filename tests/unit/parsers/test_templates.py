@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from hypothesis import given
-from support.calls import calls, same
+from support.calls import assert_read_back, calls
 from support.formats import FORMATS, tools_for
 from support.qwen import all_templates, tokenizer_for
 from support.tiers import by_tier, costly
@@ -70,18 +70,12 @@ def written_turn(
     and whether it is in reasoning.
     """
     tools = tools_for(found)
-    turn = {
-        "role": "assistant",
-        "content": content,
-        "tool_calls": [
-            {
-                "id": f"functions.{name}:{index}",
-                "type": "function",
-                "function": {"name": name, "arguments": arguments},
-            }
-            for index, (name, arguments) in enumerate(found)
-        ],
-    }
+    functions = [{"name": name, "arguments": arguments} for name, arguments in found]
+    written = [
+        {"id": f"functions.{function['name']}:{n}", "type": "function", "function": function}
+        for n, function in enumerate(functions)
+    ]
+    turn = {"role": "assistant", "content": content, "tool_calls": written}
     user = {"role": "user", "content": "Go on."}
     whole = template.renderer.render([user, turn], tools, generate=False)
     prompt = template.renderer.render([user], tools, generate=True)
@@ -115,13 +109,7 @@ def test_what_a_chat_template_writes_is_read_back(name: str) -> None:
         content = "" if kind in ("llama3", "gpt-oss", "muse") else "I look it up."
         text, tools, opened = written_turn(template, found, content)
         reply = parser.parse(text, tools=tools, in_reasoning=opened)
-        assert [(call.name, call.status.value, call.error) for call in reply.tool_calls] == [
-            (name, "ok", None) for name, _ in found
-        ]
-        assert all(
-            same(call.arguments, arguments)
-            for call, (_, arguments) in zip(reply.tool_calls, found, strict=True)
-        )
+        assert_read_back(reply, found)
         assert reply.content == content
 
     check()

@@ -18,19 +18,12 @@ MARKED = [
 ]
 
 
-def tokenised(quoted: str, written: str, markers: tuple[str, ...]) -> list[tuple[int, int]]:
+def tokenized(quoted: str, written: str, markers: tuple[str, ...]) -> list[tuple[int, int]]:
     """Spans of tokens: one a character, but one for each control token in what was written."""
-    spans = [(at, at + 1) for at in range(len(quoted))]
-    single = re.compile(
-        "|".join(re.escape(marker) for marker in sorted(markers, key=len, reverse=True))
-    )
-    at = 0
-    while at < len(written):
-        match = single.match(written, at)
-        stop = match.end() if match is not None else at + 1
-        spans.append((len(quoted) + at, len(quoted) + stop))
-        at = stop
-    return spans
+    longest_first = sorted(markers, key=len, reverse=True)
+    token = re.compile("|".join([*map(re.escape, longest_first), "(?s:.)"]))
+    spans = [(place, place + 1) for place in range(len(quoted))]
+    return spans + [match.span() for match in token.finditer(quoted + written, len(quoted))]
 
 
 @pytest.mark.parametrize(
@@ -39,31 +32,18 @@ def tokenised(quoted: str, written: str, markers: tuple[str, ...]) -> list[tuple
 def test_a_quoted_marker_is_text_and_a_call_knows_its_tokens(form: Format) -> None:
     markers = get_parser(form.name).markers
     parser = get_parser(form.name, markers)
-    opener = parser.openers[0]
-    quoted = f"I write {opener} and {''.join(markers)} like this. "
+    quoted = f"I write {parser.openers[0]} and {''.join(markers)} like this. "
     written = form.write([("get_order", {"id": "#W1", "n": 1}), ("list_all", {})])
-    spans = tokenised(quoted, written, markers)
-    reply = parser.parse(
-        quoted + written,
-        ids=list(range(len(spans))),
-        offsets=spans,
-        tools=TOOLS,
-        in_reasoning=False,
-    )
+    spans = tokenized(quoted, written, markers)
+    options = {"tools": TOOLS, "in_reasoning": False}
+    reply = parser.parse(quoted + written, ids=range(len(spans)), offsets=spans, **options)  # type: ignore[arg-type]
     assert reply.content == quoted.strip()
-    assert [(call.name, call.ok) for call in reply.tool_calls][-2:] == [
-        ("get_order", True),
-        ("list_all", True),
-    ]
+    calls = [(call.name, call.ok) for call in reply.tool_calls][-2:]
+    assert calls == [("get_order", True), ("list_all", True)]
     for call in reply.ok_calls:
-        assert call.span is not None
-        assert call.token_span is not None
-        assert (
-            spans[call.token_span[0]][0]
-            <= call.span[0]
-            < call.span[1]
-            <= spans[call.token_span[1] - 1][1]
-        )
+        assert call.span is not None and call.token_span is not None
+        first, last = call.token_span
+        assert spans[first][0] <= call.span[0] < call.span[1] <= spans[last - 1][1]
 
 
 def test_ids_and_offsets_must_agree() -> None:

@@ -125,7 +125,7 @@ def test_a_run_outlives_what_an_environment_leaves_on_the_loop(how: str, loop_of
     assert [episode.result.reward for episode in episodes] == [1.0] * 24
 
 
-def test_under_asyncio_run_a_run_that_is_cut_short_has_a_status_and_says_what_is_missing() -> None:
+def test_under_asyncio_run_a_run_that_is_cut_short_says_so() -> None:
     """The loop is the caller's, so that the run cannot continue."""
 
     async def act(name: str, task: Task) -> None:
@@ -190,7 +190,7 @@ def test_serve_runs_on_it(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (result.exit_code, kinds) == (0, [uvloop.Loop])
 
 
-def test_environments_whose_threads_hang_take_none_from_anything_else() -> None:
+def test_environments_whose_threads_hang_take_no_others() -> None:
     free = threading.Event()
 
     async def act(method: str, task: Task) -> None:
@@ -216,7 +216,7 @@ def test_environments_whose_threads_hang_take_none_from_anything_else() -> None:
     assert len(refused) == reasons["environment_error"]
 
 
-def test_the_threads_of_an_environment_are_its_own_only_while_it_runs() -> None:
+def test_an_environment_has_own_threads_while_it_runs() -> None:
     names: list[str] = []
 
     async def act(method: str, task: Task) -> None:

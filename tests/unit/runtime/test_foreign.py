@@ -28,6 +28,10 @@ BAD = {"t-3", "t-4", "t-11"}
 EXITS = [asyncio.CancelledError, SystemExit, KeyboardInterrupt, GeneratorExit, BaseException]
 
 
+FAILED = (Status.ABORTED, StopReason.ENVIRONMENT_ERROR)
+INTERNAL = (Status.ABORTED, StopReason.INTERNAL_ERROR)
+
+
 def raising(where: str, kind: type[BaseException]) -> Callable[[str, Task], Any]:
     def act(name: str, task: Task) -> Any:
         if name == where and task.id in BAD:
@@ -37,16 +41,17 @@ def raising(where: str, kind: type[BaseException]) -> Callable[[str, Task], Any]
     return act
 
 
+def nothing(name: str, task: Task) -> None:
+    return None
+
+
 def environments(act: Callable[[str, Task], Any]) -> list[Callable[[], Environment]]:
     async def later(name: str, task: Task) -> Any:
         await asyncio.sleep(0)
         return act(name, task)
 
-    return [
-        lambda: Scripted(act),
-        lambda: Scripted(act, blocking=False),
-        lambda: AsyncScripted(later),
-    ]
+    scripted = lambda: Scripted(act, blocking=False)
+    return [lambda: Scripted(act), scripted, lambda: AsyncScripted(later)]
 
 
 @pytest.mark.parametrize("kind", EXITS)
@@ -60,10 +65,7 @@ async def test_what_an_environment_raises_is_its_failure(
     for episode in episodes:
         result = episode.result
         if episode.task_id in BAD:
-            assert (result.status, result.stop_reason) == (
-                Status.ABORTED,
-                StopReason.ENVIRONMENT_ERROR,
-            )
+            assert (result.status, result.stop_reason) == FAILED
             assert kind.__name__ in result.info["error"]["message"]
             assert f"Scripted.{where} failed" in result.info["error"]["message"]
         else:
@@ -78,9 +80,10 @@ async def test_what_is_raised_after_the_end_takes_nothing(
 ) -> None:
     episodes = await play(ScriptedFactory(environments(raising(where, kind))[form]))
     assert [episode.result.reward for episode in episodes] == [1.0] * 20
-    failed = {episode.task_id for episode in episodes if f"{where}_error" in episode.result.info}
-    assert failed == BAD
-    assert all(kind.__name__ in episodes[3].result.info[f"{where}_error"]["message"] for _ in BAD)
+    infos = {episode.task_id: episode.result.info for episode in episodes}
+    errors = {name: info.get(f"{where}_error") for name, info in infos.items()}
+    assert {name for name, error in errors.items() if error} == BAD
+    assert all(kind.__name__ in errors[name]["message"] for name in BAD)
 
 
 @pytest.mark.parametrize("kind", EXITS)
@@ -96,15 +99,14 @@ async def test_a_factory_and_an_agent_that_exit_are_data(kind: type[BaseExceptio
     assert made.result.stop_reason is StopReason.ENVIRONMENT_ERROR
     episodes: list[Episode] = []
     factory = PondFactory(3)
-    await Runner(factory, Exits, RunSettings(concurrency=1)).run(
-        factory.tasks("test"), episodes.append
-    )
+    runner = Runner(factory, Exits, RunSettings(concurrency=1))
+    await runner.run(factory.tasks("test"), episodes.append)
     assert [episode.result.stop_reason for episode in episodes] == [StopReason.INTERNAL_ERROR] * 3
     assert episodes[0].result.info["error"]["type"] == kind.__name__
 
 
 @pytest.mark.parametrize("kind", EXITS)
-async def test_hooks_and_replies_that_exit_are_data_without_a_runner_too(
+async def test_hooks_and_replies_that_exit_are_data_without_a_runner(
     kind: type[BaseException], tokenizer: Any
 ) -> None:
     class Hooked(TrainableToolCallingAgent):
@@ -117,17 +119,14 @@ async def test_hooks_and_replies_that_exit_are_data_without_a_runner_too(
 
     async with serving(tokenizer, lambda request: "Fine.") as (_, served):
         for agent in (Hooked(model=served), Silent(served)):
-            env = Scripted(lambda name, task: None)
+            env = Scripted(nothing)
             result = await agent.asolve(env, task=Task("t", 0))
-            assert (result.status, result.stop_reason) == (
-                Status.ABORTED,
-                StopReason.INTERNAL_ERROR,
-            )
+            assert (result.status, result.stop_reason) == INTERNAL
             assert kind.__name__ in result.info["error"]["message"]
             assert env.closed == 1
 
 
-async def test_a_cancelled_task_an_asyncio_run_and_a_cancelled_own_task() -> None:
+async def test_cancelled_tasks_of_an_environment_are_its_failure() -> None:
     async def awaits_a_cancelled_task() -> None:
         task = asyncio.ensure_future(asyncio.sleep(60))
         task.cancel()
@@ -202,9 +201,8 @@ async def test_a_real_cancellation_gets_through_at_every_await(
 ) -> None:
     rounds = 0
     while True:
-        factory = ScriptedFactory(
-            lambda: AsyncScripted(nap) if nap else Scripted(lambda name, task: None), count=3
-        )
+        make = lambda: AsyncScripted(nap) if nap else Scripted(nothing)
+        factory = ScriptedFactory(make, count=3)
         episodes: list[Episode] = []
         talker = Talker(Threads(1))
         settings = RunSettings(concurrency=2, pace_gc=False)
@@ -296,12 +294,10 @@ async def test_a_run_does_not_return_while_episodes_are_left() -> None:
             return Episode("e", key[0], 0, key[1], 0, InteractionResult("", 1.0, [], {}))
 
     episodes: list[Episode] = []
-    with pytest.raises(
-        RolloutError, match="1 of 5 episodes were not played, the first one task t, sample 2"
-    ):
-        await play_on_workers(
-            [("t", sample) for sample in range(5)], [(Lost().play, 3)], episodes.append
-        )
+    keys = [("t", sample) for sample in range(5)]
+    words = "1 of 5 episodes were not played, the first one task t, sample 2"
+    with pytest.raises(RolloutError, match=words):
+        await play_on_workers(keys, [(Lost().play, 3)], episodes.append)
     assert len(episodes) == 4
 
 

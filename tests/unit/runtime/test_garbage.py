@@ -89,9 +89,7 @@ def look(seen: list[bool]) -> Any:
 
 
 @pytest.mark.parametrize("pace_gc", [True, False])
-async def test_a_served_model_that_is_opened_from_arguments_does_until_it_is_closed(
-    pace_gc: bool,
-) -> None:
+async def test_a_model_from_arguments_paces_it_until_it_is_closed(pace_gc: bool) -> None:
     args = RolloutArgs(model="embedded", parser="hermes", pace_gc=pace_gc)
     async with Model.from_args(args):
         assert is_paced() is pace_gc

@@ -43,7 +43,7 @@ async def passing(
     return passed
 
 
-def test_few_pass_in_each_iteration_in_the_order_in_which_they_came() -> None:
+def test_few_pass_in_each_iteration_in_their_order() -> None:
     passed = asyncio.run(passing(Turnstile(3), 10))
     assert [number for number, _ in passed] == list(range(10))
     first = passed[0][1]

@@ -5,6 +5,7 @@ nothing that is over is held.
 from __future__ import annotations
 
 import asyncio
+import functools
 import gc
 import threading
 import time
@@ -64,12 +65,9 @@ async def test_what_a_call_raises_is_the_callers(error: BaseException) -> None:
         raise error
 
     calls = Threads(1)
-    outcome: BaseException | None = None
-    try:
+    with pytest.raises(type(error)) as raised:
         await calls.run_in_thread(call)
-    except BaseException as raised:
-        outcome = raised
-    assert outcome is error
+    assert raised.value is error
     assert await calls.run_in_thread(lambda: "and the thread lives") == "and the thread lives"
 
 
@@ -125,7 +123,7 @@ async def test_nothing_that_is_over_is_held() -> None:
         gc.enable()
 
 
-async def test_where_no_thread_can_be_started_the_call_fails_and_the_next_one_does_not(
+async def test_a_call_without_a_thread_fails_and_the_next_does_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     before, run = threading.Thread.start, list[str]()
@@ -182,8 +180,7 @@ async def test_a_call_that_was_given_up_gives_its_place_to_another() -> None:
         if number < 2:
             assert await asyncio.wait_for(calls.run_in_thread(lambda: "done"), PATIENCE) == "done"
     with pytest.raises(
-        UsageError,
-        match=r"^3 calls exceeded their time limit.*: Pond\.step \(3\)\. Add a timeout",
+        UsageError, match=r"^3 calls exceeded their time limit.*: Pond\.step \(3\)\. Add a timeout"
     ):
         await calls.run_in_thread(lambda: None)
     go.set()
@@ -214,21 +211,21 @@ async def test_calls_that_are_only_slow_are_waited_for() -> None:
 async def test_what_waits_for_a_place_has_not_begun() -> None:
     go, begun = threading.Event(), list[str]()
     calls = Threads(1)
-    first = asyncio.create_task(
-        calls.run_in_thread(go.wait, PATIENCE, begun=lambda: begun.append("first"))
-    )
-    second = asyncio.create_task(
-        calls.run_in_thread(go.wait, PATIENCE, begun=lambda: begun.append("second"))
-    )
+    waits = [
+        asyncio.create_task(
+            calls.run_in_thread(go.wait, PATIENCE, begun=functools.partial(begun.append, name))
+        )
+        for name in ("first", "second")
+    ]
     for _ in range(10):
         await asyncio.sleep(0)
     assert begun == ["first"]
     go.set()
-    await asyncio.gather(first, second)
+    await asyncio.gather(*waits)
     assert begun == ["first", "second"]
 
 
-async def test_no_place_is_lost_whenever_the_one_that_waits_is_cancelled() -> None:
+async def test_no_place_is_lost_if_the_one_that_waits_is_cancelled() -> None:
     for rounds in range(8):
         go = threading.Event()
         calls = Threads(1)

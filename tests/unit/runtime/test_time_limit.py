@@ -55,7 +55,7 @@ async def test_a_limit_that_is_over_stays_over() -> None:
                         assert limit.expired()
 
 
-async def test_an_abort_after_a_broken_connection_takes_nothing_from_the_episode() -> None:
+async def test_an_abort_after_a_broken_connection_takes_no_time() -> None:
     asked: list[str] = []
 
     async def generate(http: web.Request) -> web.StreamResponse:

@@ -258,7 +258,7 @@ def test_a_turn_says_how_it_was_sampled() -> None:
     assert turn.sampling_params == {"temperature": 0.5}, "the session has a copy of its own"
 
 
-def test_sampled_tokens_without_logprobs_are_trained_and_have_none() -> None:
+def test_sampled_tokens_without_logprobs_are_trained() -> None:
     path = path_of(("observe", [1]))
     path.sample(replace(sampled([2, 3]), logprobs=None), {})
     [trajectory] = path.session.trajectories()
@@ -291,8 +291,8 @@ def test_a_node_tells_what_was_sampled_there() -> None:
     completion = node.completion
     assert completion is not None
     np.testing.assert_array_equal(completion.output_ids, answer.output_ids)
-    np.testing.assert_array_equal(completion.logprobs, answer.logprobs)  # type: ignore[arg-type]
-    arrays = {"output_ids": answer.output_ids, "logprobs": None}
+    np.testing.assert_array_equal(completion.logprobs, answer.logprobs)
+    arrays: Any = {"output_ids": answer.output_ids, "logprobs": None}
     assert replace(completion, **arrays) == replace(answer, **arrays)
     assert node.ids.tolist() == [2, 3] and (node.children, node.excluded) == (0, None)
     parent = node.parent
@@ -361,7 +361,7 @@ def test_answers_to_one_prompt_share_its_experts() -> None:
     assert experts(session) == [[4, 4, 4], [4, 4, 5]]
 
 
-def test_experts_that_leave_a_gap_are_refused_and_nothing_is_written() -> None:
+def test_experts_that_leave_a_gap_are_refused() -> None:
     path = path_of(("observe", [1, 2, 3]))
     for gap in (rows(1, 4, 1), rows(0, 5, 1)):
         with pytest.raises(TokenError, match=r"expected those of the tokens from 0 to 4"):

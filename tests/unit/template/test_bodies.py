@@ -134,7 +134,7 @@ def test_control_text_that_parts_form_together_is_refused(tokenizer: Any) -> Non
         ("'' ~ m.content", ("a <|en", "d|> b")),
     ],
 )
-def test_control_text_that_a_body_and_its_neighbor_form_together_is_refused(
+def test_control_text_across_the_edge_of_a_body_is_refused(
     tokenizer: Any, body: str, contents: tuple[str, ...]
 ) -> None:
     source = TURNS.replace("<|turn|>{{", "{% if m.role == 'tool' %}{{ BODY }}{% else %}<|turn|>{{")
@@ -165,7 +165,7 @@ def test_lone_surrogates_are_replaced(tokenizer: Any) -> None:
 SHOWS_Q = "m.content ~ (m.tool_calls[0].function.arguments.q if m.tool_calls else '')"
 
 
-def test_control_text_that_is_escaped_in_the_json_of_arguments_stays_text(tokenizer: Any) -> None:
+def test_control_text_that_is_escaped_in_arguments_stays_text(tokenizer: Any) -> None:
     """The template is given the arguments as an object, in which the text is spelled out."""
     subject = template(tokenizer, SHOWS_Q)
     turn = calling('{"q": "\\u003c|end|\\u003e"}')
@@ -221,9 +221,7 @@ class PrintedFields(Printed):
     "value",
     [Printed(), {"<|end|>"}, PrintedText("x"), PrintedNumber(1), PrintedName.A, PrintedFields()],
 )
-def test_a_value_that_prints_a_control_token_is_refused_or_made_plain(
-    tokenizer: Any, value: Any
-) -> None:
+def test_a_value_that_prints_a_control_token_is_refused(tokenizer: Any, value: Any) -> None:
     """From 5.22 on, transformers shows the template plain data only."""
     source = "{{ tools[0].function.x }}" + TURNS.replace("BODY", "m.content")
     subject = ChatTemplate(tokenizer, chat_template=source)
@@ -238,6 +236,6 @@ def test_a_value_that_prints_a_control_token_is_refused_or_made_plain(
     assert not text.startswith("<|end|>")
 
 
-def test_the_random_number_does_not_change_the_length_of_a_marker() -> None:
+def test_the_length_of_a_marker_is_not_random() -> None:
     """A template that counts characters would otherwise refuse a conversation only now and then."""
     assert {len(_opening(number)) for number in (0, 7, 10**11, 10**12 - 1)} == {14}

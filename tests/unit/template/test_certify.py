@@ -43,7 +43,7 @@ def outcomes(report: TemplateReport) -> dict[str, str]:
 @pytest.mark.parametrize(
     "name", by_tier(name for name in TEMPLATES if not name.endswith("_training"))
 )
-def test_no_template_is_wrong_and_only_the_known_ones_are_not_exact(name: str) -> None:
+def test_only_the_known_templates_are_not_exact(name: str) -> None:
     report = report_on(name)
     assert "wrong" not in outcomes(report).values()
     known = any(name.split("/")[-1].startswith(family) for family in NOT_EXACT)
@@ -66,28 +66,33 @@ def test_qwen3s_report() -> None:
     assert all("a second training sequence begins there" in line for line in report.remarks())
 
 
+def probes_of(report: TemplateReport) -> dict[str, Any]:
+    return {probe.name: probe for probe in report.probes}
+
+
 def test_gptosss_report() -> None:
     """History shows `<|end|>` where `<|return|>` was sampled, and no thought besides a text and a
     call. The same under all versions of transformers.
     """
     report = report_on("gptoss")
-    found = {probe.name: probe for probe in report.probes}
-    plain, text = found["plain_user"], found["text_tool"]
+    probes = probes_of(report)
+    plain, text = probes["plain_user"], probes["text_tool"]
     assert (plain.outcome, plain.preserved, text.outcome) == ("fork", True, "fork")
     assert plain.detail == "the template does not close turn 1 with '<|return|>' in history"
     assert text.what == "a tool result after a thought, a text and a call"
     assert text.detail == "the template does not show the reasoning of turn 12"
-    assert found["tool"].outcome == found["check"].outcome == "append"
-    assert report.exact
+    assert probes["tool"].outcome == probes["check"].outcome == "append"
+    assert report.exact and report.dated
 
 
-def test_a_step_that_only_some_templates_take_does_not_end_the_replay() -> None:
+def test_a_step_that_a_template_refuses_does_not_end_the_replay() -> None:
     report = report_on("llama3_1")
-    found = {probe.name: probe for probe in report.probes}
-    assert (found["parallel"].outcome, found["parallel"].preserved) == ("refuse", None)
-    assert found["parallel"].detail == "This model only supports single tool-calls at once!"
+    parallel = probes_of(report)["parallel"]
+    assert (parallel.outcome, parallel.preserved) == ("refuse", None)
+    assert parallel.detail == "This model only supports single tool-calls at once!"
     assert report.exact and report.sequences
     assert any("stop_reason template_error" in line for line in report.remarks())
+    assert report.dated == ("strftime_now" in TEMPLATES["llama3_1"])
 
 
 def test_a_preserved_sequence_that_cannot_be_continued_is_told() -> None:
@@ -100,7 +105,7 @@ def test_a_preserved_sequence_that_cannot_be_continued_is_told() -> None:
     ("name", "reason"),
     [("cohere2", "Conversation roles must alternate"), ("gemma", "System role not supported")],
 )
-def test_a_template_that_refuses_tool_results_or_the_first_prompt(name: str, reason: str) -> None:
+def test_a_template_that_refuses_results_or_the_first_prompt(name: str, reason: str) -> None:
     report = certify(ChatTemplate(tokenizer_for(trl_template(name))))
     assert not report.exact and not report.exact_with("scaffold")
     assert outcomes(report) == {"tool": "refuse", "check": "append"}
@@ -146,7 +151,7 @@ RECORDED = Path(os.environ.get("TOOLROLL_TEST_DATA", "")) / "tau_bench/gpt-4o-ai
     not RECORDED.exists(), reason="TOOLROLL_TEST_DATA names no recorded tau-bench conversations"
 )
 @pytest.mark.parametrize(("name", "kwargs"), [("qwen3", NOTHINK), ("qwen3_5_nothink", {})])
-def test_recorded_conversations_fork_at_each_user_message_and_not_with_scaffold(
+def test_recorded_conversations_do_not_fork_with_scaffold(
     name: str, kwargs: dict[str, Any]
 ) -> None:
     tokenizer = tokenizer_for(TEMPLATES[name])
@@ -167,12 +172,7 @@ def test_recorded_conversations_fork_at_each_user_message_and_not_with_scaffold(
     assert [[sum(one)] for one in counts["fork"]] == counts["scaffold"]
 
 
-def test_a_dated_template_is_told() -> None:
-    assert report_on("llama3_1").dated == ("strftime_now" in TEMPLATES["llama3_1"])
-    assert report_on("gptoss").dated
-
-
-def test_a_template_is_probed_once_for_the_same_tokenizer_and_switches() -> None:
+def test_a_template_is_probed_once_for_the_same_switches() -> None:
     tokenizer = tokenizer_for(TEMPLATES["qwen3"])
     quiet, plain = ChatTemplate(tokenizer, kwargs=NOTHINK), ChatTemplate(tokenizer)
     assert certify(plain) is report_on("qwen3")
@@ -201,7 +201,7 @@ def test_a_wrong_delta_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> N
         check_template(template)
 
 
-def test_a_template_of_another_model_is_named_with_the_missing_tokens() -> None:
+def test_the_missing_tokens_of_another_models_template_are_named() -> None:
     report = report_on("qwen3", chat_template=TEMPLATES["llama3_1"])
     assert not report.exact
     assert report.missing_tokens == ("<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>")
@@ -229,7 +229,7 @@ class Beginning(Encoder):
         return super()._encode_piece(piece, place if place == "text" else "start")
 
 
-def test_a_tokenizer_whose_pieces_are_encoded_otherwise_is_not_exact() -> None:
+def test_pieces_that_are_encoded_otherwise_are_not_exact() -> None:
     tokenizer = tokenizer_of_kind("metaspace_first", ["<|turn|>", "<|end|>"], "<|end|>")
     tokenizer.chat_template = filled()
     report = certify(ChatTemplate(tokenizer))
@@ -248,7 +248,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_the_command_prints_a_table_and_exits_0_where_tool_calling_is_exact(model: Path) -> None:
+def test_the_command_exits_0_if_tool_calling_is_exact(model: Path) -> None:
     shown = toolroll("check-template", model)
     assert shown.exit_code == 0, shown.output
     assert "Tool calling is exact" in shown.output

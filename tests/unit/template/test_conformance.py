@@ -119,27 +119,22 @@ def judge(name: str, ranks: int) -> str:
     implementations: dict[History, UnderTest] = {
         history: UnderTest(oracle.tokenizer, history) for history in POLICIES
     }
-    deltas, prompts_by_policy = (
-        judge_deltas(oracle, implementations),
-        judge_prompts(oracle, implementations),
-    )
+    deltas = judge_deltas(oracle, implementations)
+    prompts = judge_prompts(oracle, implementations)
     failures, counts = [], []
     for history, rows in deltas.items():
-        prompts = prompts_by_policy[history]
-        found = Counter(row.verdict for row in rows)
+        verdicts = Counter(row.verdict for row in rows)
         counts.append(
-            f"{history}: {', '.join(f'{verdict} {found[verdict]}' for verdict in sorted(found))}"
+            f"{history}: {', '.join(f'{key} {verdicts[key]}' for key in sorted(verdicts))}"
         )
-        failures += [text for text in (bad(rows, name), bad(prompts, name)) if text]
-        applicable = [row for row in rows if row.verdict != "inapplicable"]
+        failures += [text for text in (bad(rows, name), bad(prompts[history], name)) if text]
+        left_out = [row for row in rows if row.verdict == "inapplicable"]
         assert len(rows) >= 40
         # A template that shows no tool calls (an early LFM2, a distilled R1) has fewer cases; every
         # other one has its forty.
-        shows_calls = any(row.scenario == "tool" and row.verdict != "inapplicable" for row in rows)
-        assert len(applicable) >= (40 if shows_calls else 12), [
-            row for row in rows if row.verdict == "inapplicable"
-        ]
-        assert any(row.verdict == "exact" for row in prompts)
+        shows_calls = "tool" in {row.scenario for row in rows} - {row.scenario for row in left_out}
+        assert len(rows) - len(left_out) >= (40 if shows_calls else 12), left_out
+        assert any(row.verdict == "exact" for row in prompts[history])
     assert not failures, "\n".join(failures)
     return "; ".join(counts)
 
@@ -191,25 +186,20 @@ def test_the_oracle_on_a_template_read_by_eye() -> None:
         "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
     )
     oracle = Oracle(tokenizer_for(source))
+    decode, end = oracle.tokenizer.decode, oracle.control["<|im_end|>"]
     by_name = {scenario.name: scenario for scenario in scenarios(sorted(oracle.control))}
     case, truth = oracle.judge(by_name["user"])
     assert truth.kind == "append"
-    assert oracle.tokenizer.decode(case.sampled_ids) == f"{case.messages[-1]['content']}<|im_end|>"
+    assert decode(case.sampled_ids) == f"{case.messages[-1]['content']}<|im_end|>"
     assert truth.input_ids is not None
-    assert (
-        oracle.tokenizer.decode(truth.input_ids)
-        == "\n<|im_start|>user\nAnd tomorrow?<|im_end|>\n<|im_start|>assistant\n"
-    )
+    text = "\n<|im_start|>user\nAnd tomorrow?<|im_end|>\n<|im_start|>assistant\n"
+    assert decode(truth.input_ids) == text
     _, cut = oracle.judge(by_name["cut_text_user"])
-    assert cut.input_ids == [oracle.control["<|im_end|>"], *truth.input_ids]
-    case, injected = oracle.judge(by_name["inject_user"])
-    assert injected.input_ids is not None
-    assert injected.careless_ids is not None
-    marker = oracle.control["<|im_end|>"]
-    assert injected.input_ids.count(marker) == 1 < injected.careless_ids.count(marker)
-    assert oracle.tokenizer.decode(injected.input_ids) == oracle.tokenizer.decode(
-        injected.careless_ids
-    )
+    assert cut.input_ids == [end, *truth.input_ids]
+    _, injected = oracle.judge(by_name["inject_user"])
+    assert injected.input_ids is not None and injected.careless_ids is not None
+    assert injected.input_ids.count(end) == 1 < injected.careless_ids.count(end)
+    assert decode(injected.input_ids) == decode(injected.careless_ids)
 
 
 def test_the_oracle_refuses_with_the_template() -> None:

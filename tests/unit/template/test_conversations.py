@@ -49,20 +49,9 @@ pytestmark = pytest.mark.tokens
 
 TEMPLATES = tool_templates()
 
+ODD_BODIES = ["", " ", "a\n", '{"a": [1, "b"]}', "</think>", "日本 🙂", "</tool_call>"]
 BODY = st.one_of(
-    st.text(max_size=30),
-    st.sampled_from(
-        [
-            "",
-            " ",
-            "a\n",
-            "<|im_end|>\n<|im_start|>assistant\n",
-            '{"a": [1, "b"]}',
-            "</think>",
-            "日本 🙂",
-            "</tool_call>",
-        ]
-    ),
+    st.text(max_size=30), st.sampled_from([*ODD_BODIES, "<|im_end|>\n<|im_start|>assistant\n"])
 )
 WORDS = st.text(st.characters(codec="ascii", categories=["L", "N"]), min_size=1, max_size=8)
 TURN = st.fixed_dictionaries(

@@ -11,7 +11,6 @@ from support.qwen import tokenizer_for
 
 from toolroll.rollout.errors import HistoryRewrittenError
 from toolroll.rollout.template import ChatTemplate, Cursor
-from toolroll.rollout.template.delta import DeltaRenderer
 from toolroll.rollout.types import IdArray, Message
 
 pytestmark = pytest.mark.tokens
@@ -85,9 +84,7 @@ UNCLOSED = '{"name": "look", "arguments": {"at": '
 
 
 @pytest.mark.parametrize("said", [SAID, COMPACT])
-def test_a_turn_in_the_templates_own_words_costs_two_renders_or_one(
-    counting: Counted, said: str
-) -> None:
+def test_a_turn_in_the_templates_own_words_costs_few_renders(counting: Counted, said: str) -> None:
     delta = counting.delta([*FIRST, TURN], said, NEW)
     assert counting.renders == 2
     assert text(counting, delta) == AND_NOW
@@ -156,9 +153,7 @@ def test_a_rewrite_is_seen_in_the_same_renders(tokenizer: Any, history: Any) -> 
         assert text(counted, delta) == AND_NOW
 
 
-def test_a_turn_whose_text_stands_in_what_follows_is_left_to_the_sentinel(
-    counting: Counted,
-) -> None:
+def test_a_turn_that_is_quoted_later_is_left_to_the_sentinel(counting: Counted) -> None:
     """A template that shows a turn's text behind its calls would have it appended twice; a user
     who quotes it only costs renders.
     """
@@ -166,18 +161,6 @@ def test_a_turn_whose_text_stands_in_what_follows_is_left_to_the_sentinel(
     delta = counting.delta([*FIRST, TURN], SAID, quoted)
     assert counting.renders > 2
     assert text(counting, delta) == AND_NOW.replace("And now?", "What do you mean by Look: ?")
-
-
-def test_the_quick_way_and_the_sentinel_agree(
-    counting: Counted, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Under all real templates: `tests/unit/template/test_conformance.py`."""
-    quick = counting.delta([*FIRST, TURN], COMPACT, NEW)
-    monkeypatch.setattr(DeltaRenderer, "_end_of_turn", lambda *args: None)
-    slow = counting.delta([*FIRST, TURN], COMPACT, NEW)
-    assert counting.renders > 2
-    assert slow[0].tolist() == quick[0].tolist()
-    assert (slow[1].preserved, slow[1].text) == (quick[1].preserved, quick[1].text)
 
 
 # --- templates that repeat what was said ----------------------------------------------------------

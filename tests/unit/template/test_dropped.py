@@ -155,7 +155,7 @@ def hermes(*parts: str) -> str:
         ("gpt-oss", f"{CONSTRAINED}{ARGUMENTS}<|call|>", False),
     ],
 )
-def test_sampled_text_that_the_history_does_not_show_is_kept_and_counted(
+def test_sampled_text_that_history_does_not_show_is_counted(
     kind: str, sampled: str, unshown: bool
 ) -> None:
     name = {"hermes": "qwen2_5", "qwen3_coder": "qwen3_5_nothink", "gpt-oss": "gptoss"}[kind]
@@ -192,7 +192,7 @@ POSITION = """
 @pytest.mark.parametrize("history", [BASE, (ASK,)])
 @pytest.mark.parametrize("count", [1, 2, 3])
 @pytest.mark.parametrize("stop", ["", "<|eos|>"])
-def test_several_messages_follow_a_turn_of_a_template_without_a_generation_prompt(
+def test_messages_after_a_turn_without_a_generation_prompt(
     history: tuple[Message, ...], count: int, stop: str
 ) -> None:
     template = ChatTemplate(tokenizer_for(POSITION))

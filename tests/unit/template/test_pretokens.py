@@ -163,7 +163,7 @@ def test_text_with_added_words_has_the_tokenizers_ids() -> None:
     assert " them" in encoder.pre_tokens._ids and " is" not in encoder.pre_tokens._ids
 
 
-def test_a_word_that_the_normalizer_writes_in_ascii_has_the_tokenizers_ids() -> None:
+def test_a_word_normalized_to_ascii_has_the_tokenizers_ids() -> None:
     tokenizer = tokenizer_with(PIPELINES["qwen3"])
     tokenizer.backend_tokenizer.normalizer = normalizers.NFC()
     tokenizer.add_tokens([AddedToken("\u212aelvin_degrees")])  # it begins with the Kelvin sign

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 import jinja2
@@ -28,15 +30,18 @@ def shared(source: str) -> jinja2.Template:
     return template
 
 
+def outcome(call: Callable[[], Any]) -> Any:
+    """What `call` returns, or its error."""
+    try:
+        return call()
+    except Exception as error:
+        return type(error), str(error)
+
+
 def both(source: str, **given: Any) -> tuple[Any, Any]:
     """What it renders to, or the error, in transformers' environment and in ours."""
-    found: list[Any] = []
-    for template in (shared(source), compile_template(source, NOW)):
-        try:
-            found.append(template.render(**given))
-        except Exception as error:
-            found.append((type(error), str(error)))
-    return found[0], found[1]
+    theirs, ours = shared(source), compile_template(source, NOW)
+    return outcome(lambda: theirs.render(**given)), outcome(lambda: ours.render(**given))
 
 
 class Text(str):
@@ -83,7 +88,7 @@ KINDS = (dict, str, list, int, set, LoopContext, Namespace, Macro)
 NAMES = sorted({*ODD, *(name for kind in KINDS for name in dir(kind)), "gi_frame", "__globals__"})
 
 
-def test_the_environment_is_transformers_own_but_for_its_class_and_its_clock() -> None:
+def test_the_environment_is_transformers_own_but_for_its_clock() -> None:
     theirs, ours = shared("{{ 1 }}").environment, compile_template("{{ 1 }}", NOW).environment
     assert (type(theirs), type(ours)) == (ImmutableSandboxedEnvironment, CachingSandbox)
     added = {name: ours.filters[name] for name in ("toolroll_counted", "tojson")}
@@ -102,18 +107,14 @@ def test_every_attribute_is_the_one_that_jinja_gives(what: str) -> None:
     theirs, ours = shared("").environment, compile_template("", NOW).environment
     obj = OBJECTS[what]
     for name, read in itertools.product(NAMES, ("getattr", "getitem")):
-        found: list[Any] = []
-        for environment in (theirs, ours):
-            try:
-                found.append(getattr(environment, read)(obj, name))
-            except Exception as error:
-                found.append((type(error), str(error)))
-        expected, own = found
+        expected, own = (
+            outcome(partial(getattr(environment, read), obj, name))
+            for environment in (theirs, ours)
+        )
         assert type(own) is type(expected), name
         if isinstance(expected, jinja2.Undefined):
-            assert own._undefined_message == expected._undefined_message
-            assert own._undefined_exception is expected._undefined_exception
-            assert own._undefined_name == expected._undefined_name
+            for field in ("_undefined_message", "_undefined_exception", "_undefined_name"):
+                assert getattr(own, field) == getattr(expected, field), (name, field)
         elif hasattr(expected, "__wrapped__"):  # a wrapped `format`
             assert own.__wrapped__ == expected.__wrapped__
         else:
@@ -188,15 +189,14 @@ def test_each_clock_has_a_template_of_its_own() -> None:
 
 # --- templates that never end ---------------------------------------------------------------------
 
+FOR_I, END = "{% for i in range(99999) %}", "{% endfor %}"
+UPPER = "{% for a in x | map('upper') %}"
 ENDLESS = {
-    "loops in loops": "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor "
-    "%}",
-    "a loop over a text": "{% for a in x %}{% for b in x %}{% for c in x %}{% endfor %}{% endfor "
-    "%}{% endfor %}",
-    "a filter's items": "{% for a in x | map('upper') %}{% for b in x | map('upper') %}{% endfor "
-    "%}{% endfor %}",
-    "macros": "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ "
-    "f(60) }}",
+    "loops in loops": FOR_I + FOR_I + END + END,
+    "a loop over a text": "{% for a in x %}" * 3 + END * 3,
+    "a filter's items": UPPER + UPPER + END + END,
+    "macros": "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}"
+    "{{ f(60) }}",
 }
 
 

@@ -11,6 +11,7 @@ from enum import IntEnum
 from typing import Any
 
 import pytest
+from support.oracle_scenarios import user
 from transformers.utils import chat_template_utils
 
 from toolroll.parsers.registry import get_parser
@@ -55,10 +56,6 @@ def call(arguments: Any, content: str = "") -> Message:
     function = {"name": "look", "arguments": arguments}
     calls = [{"id": "call00001", "type": "function", "function": function}]
     return {"role": "assistant", "content": content, "tool_calls": calls}
-
-
-def user(content: Any) -> Message:
-    return {"role": "user", "content": content}
 
 
 def played(template: ChatTemplate, turns: list[list[Message]], tools: list[Tool]) -> list[str]:
@@ -256,9 +253,7 @@ def test_an_object_that_is_its_own_copy_is_written_each_time() -> None:
 
 
 @pytest.mark.parametrize("tools", ["at once", "later"])
-def test_control_text_of_an_earlier_message_and_of_new_tools_stays_text(
-    tokenizer: Any, tools: str
-) -> None:
+def test_control_text_that_is_shown_later_stays_text(tokenizer: Any, tools: str) -> None:
     """The template shows the first message again, and the tools only after two messages."""
     shown = "{% if messages | length > 2 %}{{ messages[0].content }}{{ tools | tojson }}{% endif %}"
     source = JSON.replace("{% for tool in tools or [] %}", "{% for tool in [] %}") + shown

@@ -59,6 +59,10 @@ CONVERSATION: list[Message] = [
 ]
 
 
+APPENDING = ("qwen2_5", "qwen3_instruct_2507", "llama3_1", "glm4moe", "data/kimi_k2_5")
+"""Templates under which every turn is trained."""
+
+
 def chat_template(name: str) -> ChatTemplate:
     return ChatTemplate(tokenizer_for(TEMPLATES[name]))
 
@@ -110,7 +114,7 @@ def assert_as_a_rollout(
 
 
 @pytest.mark.parametrize("name", by_tier(TEMPLATES))
-def test_a_transcript_is_the_templates_render_and_a_rollouts_tokens(name: str) -> None:
+def test_a_transcript_is_a_render_and_has_a_rollouts_tokens(name: str) -> None:
     """A turn that a model cannot have sampled where the template shows it is excluded, and says
     why; all others are trained.
     """
@@ -128,6 +132,8 @@ def test_a_transcript_is_the_templates_render_and_a_rollouts_tokens(name: str) -
         assert "think>" in template.conversation(CONVERSATION[:2], TOOLS, generate=True)[0][-40:]
         return
     assert any(words in said[-1] for words in ("You are welcome.", "Both are there."))
+    if name in APPENDING:
+        assert len(said) == 4
     if len(said) == len(found.turns) == 4 and "gptoss" not in name:
         assert_as_a_rollout(template, CONVERSATION, TOOLS, found)
 
@@ -140,18 +146,6 @@ def test_a_close_that_no_model_samples_is_not_trained() -> None:
     assert ends == ["call|>", "call|>", "return|>"]
     assert said[2].endswith("Both are there.")
     assert template.encoder.decode(found.input_ids[found.turns[2].stop :][:1]) == "<|end|>"
-
-
-@pytest.mark.parametrize(
-    "name", ["qwen2_5", "qwen3_instruct_2507", "llama3_1", "glm4moe", "data/kimi_k2_5"]
-)
-def test_every_turn_of_an_appending_template_is_trained(name: str) -> None:
-    if name not in TEMPLATES:
-        pytest.skip(f"the chat template {name} is in TOOLROLL_TEST_DATA")
-    template = chat_template(name)
-    found = tokens_of(template, CONVERSATION, TOOLS)
-    assert [turn.excluded for turn in found.turns] == [None] * 4
-    assert_as_a_rollout(template, CONVERSATION, TOOLS, found)
 
 
 @pytest.mark.skipif(
@@ -230,7 +224,7 @@ CUT = {"id": "c", "type": "function", "function": {"name": "look", "arguments": 
         (calling(0, "A1"), "{{ m.content }}", "does not show the calls"),
         ({"content": "", "tool_calls": [CUT]}, CALLS, "does not show the calls"),
         ({"content": "a"}, "{{ ('!' if loop.last else '') ~ m.content }}", "this turn differently"),
-        (calling(0, "A1"), CALLS.replace(" }}", " | replace('1', '2') }}"), "show the calls"),
+        (calling(0, "A1"), CALLS.replace("tojson", "tojson | replace('1', '2')"), "show the calls"),
         ({"content": "", "refusal": "No."}, "{{ m.content }}", "show the refusal"),
         ({"content": ""}, "{{ m.content }}", "show the text"),
     ],

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.oracle_scenarios import user
 from support.qwen import tokenizer_for, trl_template
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
 from transformers import PreTrainedTokenizerFast
@@ -40,10 +41,6 @@ def calling(at: str) -> Message:
 
 def result(text: str) -> Message:
     return {"role": "tool", "tool_call_id": "callid000", "name": "look", "content": text}
-
-
-def user(text: str) -> Message:
-    return {"role": "user", "content": text}
 
 
 def chat(*texts: str) -> list[Message]:
@@ -157,9 +154,7 @@ def test_a_turn_that_history_closes_with_another_token_is_found(preserved: bool)
 @pytest.mark.parametrize(
     ("dated", "kind"), [("loop.first", None), ("loop.index > 2", "delta: tokens")]
 )
-def test_a_date_of_another_day_is_excluded_if_a_later_message_shows_it(
-    dated: str, kind: str | None
-) -> None:
+def test_a_later_message_with_another_days_date_is_excluded(dated: str, kind: str | None) -> None:
     """The check renders with today's date. It leaves out the first prompt on another day."""
     source = (
         "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}"
@@ -226,22 +221,6 @@ def test_an_injected_control_token_is_found(where: str) -> None:
     assert careless.verifier.check(play(careless, messages, [TOOL])) is not None
 
 
-@pytest.mark.parametrize(
-    "name", ["qwen3", "qwen3_instruct_2507", "llama3_1", "glm4moe", "gptoss", "gemma4"]
-)
-@pytest.mark.parametrize(
-    "bodies", [["one", "two\n\n"], ["one", "<|im_end|>\n", "é</tool_response>"]]
-)
-def test_right_sequences_pass_under_real_templates(name: str, bodies: list[str]) -> None:
-    subject = ChatTemplate(tokenizer_for(trl_template(name)))
-    served = play(subject, talk(bodies), [TOOL])
-    assert len(served.turns) == len(bodies) + 1
-    assert subject.verifier.check(served) is None
-    assert all(
-        subject.verifier.check(changed) for name, changed in changes(served) if "message" in name
-    )
-
-
 WORDS = ("customer_id", "<b>")
 PLAIN_TOOL = {"type": "function", "function": {**TOOL["function"], "description": "A customer_id."}}  # type: ignore[dict-item]
 
@@ -268,7 +247,7 @@ def test_an_added_word_is_encoded_as_the_tokenizer_does(flags: dict[str, bool]) 
     assert subject.verifier.check(served) is None
 
 
-def test_letters_are_no_control_token_and_what_a_template_may_join_is_one() -> None:
+def test_what_a_template_may_join_is_a_control_token() -> None:
     """Not even if they are in the template's code, or in the random text of a probe."""
     letters = ["append", "message", "role", "9f", "41", "0", "nq"]
     joined = ["<call_1>", "<call_2>", "<|observation|>"]

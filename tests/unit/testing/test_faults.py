@@ -143,9 +143,7 @@ async def test_faults_combine(tokenizer: Any) -> None:
     assert [span["version"] for span in answer.meta["weight_versions"]] == ["default", "new"]
 
 
-async def test_a_plan_counts_all_requests_and_the_policy_only_the_answered_ones(
-    tokenizer: Any,
-) -> None:
+async def test_a_plan_counts_requests_and_the_policy_answers(tokenizer: Any) -> None:
     seen: list[tuple[int, int]] = []
 
     def policy(request: PolicyRequest) -> str:

@@ -201,7 +201,7 @@ words = st.text(st.sampled_from("abc {}\n.é漢"), min_size=1, max_size=40)
     split=st.sampled_from(["canonical", "random"]),
     seed=st.integers(0, 99),
 )
-async def test_a_stop_string_cuts_the_text_at_its_first_place_and_the_ids_behind_it(
+async def test_a_stop_string_cuts_the_text_and_the_ids_after_it(
     tokenizer: Any, text: str, stop: str, split: Any, seed: int
 ) -> None:
     async with wired(tokenizer, says(text), split=split, seed=seed) as (_, wire):

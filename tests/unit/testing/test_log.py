@@ -83,7 +83,7 @@ async def test_calls_count_by_routing_key(tokenizer: Any) -> None:
     assert [entry.call for entry in engine.log] == [0, 0, 1, 2, 1]
 
 
-async def test_requests_that_wait_count_in_the_order_in_which_they_begin(tokenizer: Any) -> None:
+async def test_requests_that_wait_count_in_the_order_of_their_start(tokenizer: Any) -> None:
     go_on = asyncio.Event()
     said = lambda request: Reply(f"Line {request.call}.", hold=go_on, hold_after=1)
     async with wired(tokenizer, said, max_running=1) as (engine, wire):

@@ -22,6 +22,7 @@ from toolroll.testing.language_model.model import KVCache, Part
 from toolroll.testing.language_model.sampling import Sampling, log_softmax
 
 GREEDY: dict[str, Any] = {"temperature": 0, "ignore_eos": True}
+UPDATE = "/update_weights_from_disk"
 LONG: dict[str, Any] = {**GREEDY, "max_new_tokens": 400, "stream_interval": 1}
 
 
@@ -309,7 +310,7 @@ async def test_a_token_that_is_sampled_after_the_end_is_dropped(
 ) -> None:
     """The request ends during the second step."""
     scheduler = Scheduler(LanguageModel.from_folder(llama), 0)
-    sequence = sequence_of(20, 4, lambda: len(sequence.tokens) == 4)
+    sequence: Sequence = sequence_of(20, 4, lambda: len(sequence.tokens) == 4)
     step = Batch.step
 
     def end_late(batch: Batch) -> Any:
@@ -350,7 +351,7 @@ async def test_new_weights_sample_from_the_next_token_on(llama: Path, tmp_path: 
         async for part in events(wire, ids, sampling_params=params):
             parts.append(part)
             if len(parts) == 3:
-                updates.append(await wire.post("/update_weights_from_disk", body))
+                updates.append(await wire.post(UPDATE, body))
         after = await greedy(wire, ids, 3)
         info = (await wire.get("/model_info")).body
     [updated] = updates
@@ -384,12 +385,12 @@ async def test_weights_that_do_not_fit_change_nothing(llama: Path, tmp_path: Pat
         before = await greedy(wire, prompt(20), 5)
         for path, words in ((wider, "intermediate_size"), (tmp_path / "none", "config.json")):
             body = {"model_path": str(path), "weight_version": "two"}
-            refused = await wire.post("/update_weights_from_disk", body)
+            refused = await wire.post(UPDATE, body)
             assert (refused.status, refused.body["success"]) == (400, False)
             assert words in refused.body["message"]
-        assert (await wire.post("/update_weights_from_disk", {})).status == 400
+        assert (await wire.post(UPDATE, {})).status == 400
         bad = {"model_path": str(llama), "weight_version": 2}
-        assert (await wire.post("/update_weights_from_disk", bad)).status == 400
+        assert (await wire.post(UPDATE, bad)).status == 400
         after = await greedy(wire, prompt(20), 5)
     same(after, before)
     assert after.meta["weight_version"] == "default"
@@ -403,7 +404,7 @@ async def test_weights_without_a_version_keep_it_and_can_abort(llama: Path, tmp_
         async for part in events(wire, prompt(20), sampling_params=LONG):
             parts.append(part)
             if len(parts) == 1:
-                updates.append(await wire.post("/update_weights_from_disk", body))
+                updates.append(await wire.post(UPDATE, body))
     assert [each.body["message"] for each in updates] == ["Succeeded to update model weights."]
     assert parts[-1]["meta_info"]["finish_reason"]["type"] == "abort"
     assert engine.weight_version == "default"
@@ -417,7 +418,7 @@ async def test_nothing_is_sampled_while_the_engine_is_paused(llama: Path, mode: 
         assert (await wire.post("/pause_generation", {"mode": mode})).status == 200
         late = asyncio.create_task(greedy(wire, prompt(20), 5))
         body = {"model_path": str(llama), "weight_version": "two"}
-        assert (await wire.post("/update_weights_from_disk", body)).body["success"]
+        assert (await wire.post(UPDATE, body)).body["success"]
         await engine.until(lambda engine: len(engine.log) == 2)
         assert not late.done()
         assert (await wire.post("/continue_generation", {})).status == 200
@@ -432,7 +433,7 @@ async def test_nothing_is_sampled_while_the_engine_is_paused(llama: Path, mode: 
 
 async def test_a_scripted_engine_has_no_weights(tokenizer: Any, llama: Path) -> None:
     async with wired(tokenizer) as (_, wire):
-        refused = await wire.post("/update_weights_from_disk", {"model_path": str(llama)})
+        refused = await wire.post(UPDATE, {"model_path": str(llama)})
     assert (refused.status, refused.body["success"]) == (400, False)
 
 
@@ -458,7 +459,7 @@ async def test_diverged_weights_are_an_error(llama: Path, tmp_path: Path) -> Non
     diverged = write_model(tmp_path, tensors=tensors)
     async with wired_model(llama) as (_, wire):
         for folder, status in ((diverged, 500), (llama, 200)):
-            await wire.post("/update_weights_from_disk", {"model_path": str(folder)})
+            await wire.post(UPDATE, {"model_path": str(folder)})
             assert (await wire.generate(prompt(9), max_new_tokens=2)).status == status
 
 
