@@ -79,7 +79,8 @@ async def test_a_turn_that_is_aborted_and_resumed_has_all_rows(
     sglang_moe: Server, http: aiohttp.ClientSession
 ) -> None:
     wire, path = Wire(http, sglang_moe.url), begun_path()
-    async with Watched(EngineConfig(engine=sglang_moe.url, return_routed_experts=True)) as engine:
+    engine = Watched(EngineConfig(engine=sglang_moe.url, return_routed_experts=True))
+    async with engine:
         begun = asyncio.Event()
         turn = generate_resumed(
             engine, asked(path, 300), max_resumes=3, progress=lambda ids: begun.set()

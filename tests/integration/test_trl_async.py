@@ -63,7 +63,9 @@ checkpoint = cache(policy_of)
 
 def logprobs_by(folder: Path, row: Row) -> npt.NDArray[np.float64]:
     """The logprob of each token of a row but the first, by the checkpoint in `folder`."""
-    found: npt.NDArray[np.float64] = logprobs_of(checkpoint(folder), row.input_ids).detach().numpy()
+    found: npt.NDArray[np.float64] = (
+        logprobs_of(checkpoint(folder), row.input_ids.tolist()).detach().numpy()
+    )
     return found
 
 
