@@ -47,40 +47,37 @@ QUESTIONS = {
 }
 
 
+def judged(**slots: str) -> tuple[Judge, ChatTemplate]:
+    """The judge of a template with these slots, and the template in the library."""
+    template = Template("judged", filled(**slots))
+    return Judge(tokenizer_of(template), template), ChatTemplate(tokenizer_of(template))
+
+
 def failures(template: Template, **shape: Any) -> str:
     """What is wrong in three loops of one shape."""
     player = Player(template)
     for at in range(3):
-        player.play(loop(f"{template.name}/{at}", **(shape or {"calls": 1})))
+        player.play(loop(f"{template.name}/{at}", **shape))
     found = bad(player.rows, WRONG, 3)
     assert found or counts(player.rows)["exact"] > 10
     return found
 
 
-@pytest.mark.parametrize("question", QUESTIONS)
-def test_what_a_template_asks_of_a_message_is_answered_each_time(question: str) -> None:
-    found = failures(Template(question, filled(tool=QUESTIONS[question])))
-    assert not found, found
+REFUSE = "{% if m.tool_call_id | length == 7 %}{{ raise_exception('seven') }}{% endif %}"
+ROUND = "{% set ns.n = ns.n + 1 %}[Round {{ ns.n }}] {{ m.content }}"
+NUMBERED = f"{{{{ ns.n }}}}: {SLOTS['tool']}{{% set ns.n = ns.n + 1 %}}"
+SLOTS_OF = {
+    **{name: {"tool": text} for name, text in QUESTIONS.items()},
+    "refused_ids": {"tool": REFUSE + SLOTS["tool"]},
+    "numbered": {"top": NAMESPACE, "tool": NUMBERED},
+    "rounds": {"top": NAMESPACE, "user": ROUND},
+}
 
 
-def test_a_template_that_raises_for_an_id_is_never_appended_to() -> None:
-    refuse = (
-        "{% if m.tool_call_id | length == 7 %}{{ raise_exception('seven') }}{% endif %}"
-        + SLOTS["tool"]
-    )
-    found = failures(Template("refused_ids", filled(tool=refuse)))
-    assert not found, found
-
-
-def test_results_numbered_over_the_whole_conversation() -> None:
-    numbered = f"{{{{ ns.n }}}}: {SLOTS['tool']}{{% set ns.n = ns.n + 1 %}}"
-    found = failures(Template("numbered", filled(top=NAMESPACE, tool=numbered)))
-    assert not found, found
-
-
-def test_rounds_numbered_by_users() -> None:
-    numbered = "{% set ns.n = ns.n + 1 %}[Round {{ ns.n }}] {{ m.content }}"
-    found = failures(Template("rounds", filled(top=NAMESPACE, user=numbered)), calls=0)
+@pytest.mark.parametrize("name", SLOTS_OF)
+def test_what_a_template_asks_or_counts_is_right_each_time(name: str) -> None:
+    calls = 0 if "user" in SLOTS_OF[name] else 1
+    found = failures(Template(name, filled(**SLOTS_OF[name])), calls=calls)
     assert not found, found
 
 
@@ -103,9 +100,7 @@ def test_named_templates_are_not_mixed_up() -> None:
 
 
 def test_control_text_that_the_model_spelled_stays_text_in_a_fork() -> None:
-    template = Template("counted", filled(prompt="({{ messages | length }})"))
-    judge = Judge(tokenizer_of(template), template)
-    subject = ChatTemplate(tokenizer_of(template))
+    judge, subject = judged(prompt="({{ messages | length }})")
     first = [{"role": "user", "content": "What ends a turn?"}]
     turn = {"role": "assistant", "content": "It is <|end|>, I think."}
     sampled = [*judge.plain(turn["content"]), judge.control["<|end|>"]]
@@ -121,9 +116,7 @@ def test_control_text_that_the_model_spelled_stays_text_in_a_fork() -> None:
 @pytest.mark.parametrize("transform", ["upper", "e", "title", "replace('<', '(')"])
 def test_control_text_that_the_template_transforms_is_no_reason_to_refuse(transform: str) -> None:
     shown = "{{ m.content | TRANSFORM }}".replace("TRANSFORM", transform)
-    template = Template("transforms", filled(tool=shown, user=shown))
-    judge = Judge(tokenizer_of(template), template)
-    subject = ChatTemplate(tokenizer_of(template))
+    judge, subject = judged(tool=shown, user=shown)
     first = [{"role": "user", "content": "What is <|end|> for?"}]
     assert subject.prompt(first) == judge.prompt(first, None)
     step = Step(
@@ -145,23 +138,18 @@ def test_a_marker_that_replaces_the_close_is_a_rewrite() -> None:
     )
     template = Template("result_inside", filled(calls=SLOTS["calls"] + inside, tool=""))
     template = Template("result_inside", template.source.replace("<|turn|>tool\n<|end|>\n", ""))
-    found = bad([*_played(template)], WRONG, 3)
-    assert not found, found
-
-
-def _played(template: Template) -> Any:
     player = Player(template)
     player.play(loop("inside", calls=1))
     assert any(row.turn for row in player.rows)
-    return player.rows
+    found = bad(player.rows, WRONG, 3)
+    assert not found, found
 
 
 # --- other contents ------------------------------------------------------------------------------
 
 
 def test_a_lone_surrogate_is_no_crash() -> None:
-    template = Template("plain", filled())
-    subject, judge = ChatTemplate(tokenizer_of(template)), Judge(tokenizer_of(template), template)
+    judge, subject = judged()
     shown = judge.prompt([{"role": "user", "content": "a \ufffd name"}], None)
     assert subject.prompt([{"role": "user", "content": "a \udcff name"}]) == shown
 
@@ -172,8 +160,7 @@ def test_text_parts_render_as_the_template_renders_them() -> None:
         "{% if m.content is string %}{{ m.content }}{% else %}{% for p in m.content %}[{{ "
         "p.text | trim }}]{% endfor %}{% endif %}"
     )
-    template = Template("parts", filled(user=shown))
-    subject, judge = ChatTemplate(tokenizer_of(template)), Judge(tokenizer_of(template), template)
+    judge, subject = judged(user=shown)
     parts = [{"type": "text", "text": "one "}, {"type": "text", "text": " two"}]
     messages = [{"role": "user", "content": parts}]
     assert subject.prompt(messages) == judge.prompt(messages, None)

@@ -32,23 +32,18 @@ from toolroll.testing import Reply
 pytestmark = pytest.mark.tokens
 
 COMMON = (
-    "<|turn|>",
-    "<|end|>",
-    "<tool_call>",
-    "</tool_call>",
-    "<tool_response>",
-    "</tool_response>",
+    *("<|turn|>", "<|end|>", "<tool_call>", "</tool_call>"),
+    *("<tool_response>", "</tool_response>", "<think>", "</think>"),
 )
-THOUGHT = ("<think>", "</think>")
 
 
 def _style(name: str) -> Template:
     source, stops, control = STYLES[name]
-    return Template(name, source, stops, (*COMMON, *THOUGHT, *control))
+    return Template(name, source, stops, (*COMMON, *control))
 
 
 TEMPLATES = {
-    "chatml": Template("chatml", filled(), ("<|end|>",), (*COMMON, *THOUGHT)),
+    "chatml": Template("chatml", filled(), ("<|end|>",), COMMON),
     "llama2": _style("style_llama2"),
     "glm": _style("style_glm"),
     "phi": _style("style_phi"),
@@ -109,11 +104,7 @@ def _prompt(subject: ChatTemplate, canon: Canon, messages: Any, tools: Any) -> t
         got = list(subject.prompt(messages, tools))
     except TemplateError:
         return "refused", ""
-    return (
-        ("exact", "")
-        if got == expected
-        else ("wrong", f"prompt: {_compared(canon, expected, got)}")
-    )
+    return _compared(canon, "prompt", expected, got)
 
 
 def _delta(
@@ -133,17 +124,16 @@ def _delta(
         return "fork", ""
     except TemplateError:
         return "refused", ""
-    kind = "whole" if said.stop else "cut"
-    return (
-        ("exact", "")
-        if got == expected
-        else ("wrong", f"{kind}: {_compared(canon, expected, got)}")
-    )
+    return _compared(canon, "whole" if said.stop else "cut", expected, got)
 
 
-def _compared(canon: Canon, expected: Sequence[int], got: Sequence[int]) -> str:
+def _compared(
+    canon: Canon, kind: str, expected: Sequence[int], got: Sequence[int]
+) -> tuple[str, str]:
+    if got == expected:
+        return "exact", ""
     texts = [[str(canon.backend.id_to_token(i)) for i in ids[:12]] for ids in (expected, got)]
-    return f"expected {texts[0]}, got {texts[1]}"
+    return "wrong", f"{kind}: expected {texts[0]}, got {texts[1]}"
 
 
 @pytest.mark.parametrize(("kind", "name"), CELLS)

@@ -10,6 +10,8 @@ from support.client_scenario import SAID, THINKING
 from support.episodes import call
 
 Dialect = Literal["chat", "responses", "messages"]
+OPENAI: tuple[Dialect, ...] = ("chat", "responses")
+ALL: tuple[Dialect, ...] = (*OPENAI, "messages")
 Replies = tuple[str, str, str]
 ANSWER = THINKING + "All seen."
 RESULTS = ("seen x", "seen y", "seen z")
@@ -98,7 +100,7 @@ CLIENTS = (
             "langchain-anthropic==1.7.10",
         ),
         {
-            **everywhere("OpenAIContextOverflowError", "chat", "responses"),
+            **everywhere("OpenAIContextOverflowError", *OPENAI),
             **everywhere("AnthropicContextOverflowError", "messages"),
         },
     ),
@@ -106,7 +108,7 @@ CLIENTS = (
         "haystack 3.4.1",
         "haystack_agent.py",
         ("haystack-ai==3.4.1",),
-        everywhere("BadRequestError", "chat", "responses"),
+        everywhere("BadRequestError", *OPENAI),
     ),
     Client(
         "agno 3.1.10",
@@ -121,7 +123,7 @@ CLIENTS = (
         "pydantic-ai 2.68.0",
         "pydantic_ai_agent.py",
         ("pydantic-ai-slim[openai,anthropic]==2.68.0",),
-        everywhere("ModelContextWindowExceededError", "chat", "responses", "messages"),
+        everywhere("ModelContextWindowExceededError", *ALL),
     ),
     Client(
         "instructor 1.17.0",
@@ -136,13 +138,13 @@ CLIENTS = (
         "strands-agents 1.62.0",
         "strands_agent.py",
         ("strands-agents[openai,anthropic]==1.62.0",),
-        everywhere("ContextWindowOverflowException", "chat", "responses", "messages"),
+        everywhere("ContextWindowOverflowException", *ALL),
     ),
     Client(
         "llama-index-core 0.14.25",
         "llama_index_agent.py",
         ("llama-index-core==0.14.25", "llama-index-llms-openai-like==0.8.1"),
-        everywhere("BadRequestError", "chat", "responses"),
+        everywhere("BadRequestError", *OPENAI),
     ),
     Client(
         "google-adk 2.13.0",
@@ -167,13 +169,13 @@ CLIENTS = (
             "@ai-sdk/anthropic@4.0.105",
             "zod",
         ),
-        everywhere("AI_APICallError", "chat", "responses", "messages"),
+        everywhere("AI_APICallError", *ALL),
     ),
     Client(
         "mini-swe-agent 2.4.6",
         "mini_swe_agent.py",
         ("mini-swe-agent==2.4.6", "litellm==1.110.2"),
-        everywhere("ContextWindowExceededError", "chat", "responses", "messages"),
+        everywhere("ContextWindowExceededError", *ALL),
         shell(
             "bash",
             answer=call("bash", command="echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT; echo seen"),
@@ -210,7 +212,7 @@ CLIENTS = (
         "pi 0.73.1",
         "pi.mjs",
         ("@mariozechner/pi-coding-agent@0.73.1",),
-        everywhere("no output", "chat", "responses", "messages", requests=2),
+        everywhere("no output", *ALL, requests=2),
         shell("bash"),
         streams=(True,),
     ),
@@ -218,7 +220,7 @@ CLIENTS = (
         "Qwen Code 0.24.4",
         "qwen_code.mjs",
         ("@qwen-code/qwen-code@0.24.4",),
-        everywhere("exit status 1", "chat", "responses"),
+        everywhere("exit status 1", *OPENAI),
         # Qwen Code may lose the output of a command that ends at once
         shell("run_shell_command", command="printf 'seen %s' {}; sleep 1"),
         streams=(True,),
@@ -237,8 +239,7 @@ CLIENTS = (
         "opencode.mjs",
         ("opencode-ai@1.18.33",),
         dict.fromkeys(
-            ("chat", "responses", "messages"),
-            Expected("exit status 1", 3, turns=(1, 3), forks=("another conversation",)),
+            ALL, Expected("exit status 1", 3, turns=(1, 3), forks=("another conversation",))
         ),
         shell("bash"),
         aside="You are a title generator",
@@ -266,8 +267,7 @@ CLIENTS = (
         "crewai_agent.py",
         ("crewai[anthropic]==1.15.30",),
         dict.fromkeys(
-            ("chat", "responses", "messages"),
-            Expected("LLMContextLengthExceededError", 2, turns=(1, 2), forks=(DROPPED,)),
+            ALL, Expected("LLMContextLengthExceededError", 2, turns=(1, 2), forks=(DROPPED,))
         ),
         streams=(False,),
     ),
@@ -285,14 +285,14 @@ CLIENTS = (
         "inspect-ai 0.3.285",
         "inspect_agent.py",
         ("inspect-ai==0.3.285", "openai==3.57.0", "anthropic==2.14.0"),
-        everywhere("stop reason model_length", "chat", "responses", "messages"),
+        everywhere("stop reason model_length", *ALL),
     ),
     Client(
         "dspy 3.4.1, `ReAct`",
         "dspy_agent.py",
         ("dspy==3.4.1",),
         dict.fromkeys(
-            ("chat", "responses"),
+            OPENAI,
             Expected(
                 "ContextWindowExceededError",
                 2,
@@ -311,13 +311,13 @@ CLIENTS = (
         "OpenAI Agents SDK 0.24.0",
         "openai_agents_agent.py",
         ("openai-agents==0.24.0",),
-        everywhere("BadRequestError", "chat", "responses"),
+        everywhere("BadRequestError", *OPENAI),
     ),
     Client(
         "deepagents 0.7.32",
         "deepagents_agent.py",
         ("deepagents==0.7.32", "langchain-openai==1.7.4", "langchain-anthropic==1.7.10"),
-        everywhere("ContextOverflowError", "chat", "responses", "messages"),
+        everywhere("ContextOverflowError", *ALL),
     ),
     Client(
         "Qwen-Agent 0.0.34",
@@ -329,7 +329,7 @@ CLIENTS = (
         "@openai/agents 0.20.0",
         "openai_agents.mjs",
         ("@openai/agents@0.20.0", "zod"),
-        everywhere("Error", "chat", "responses"),
+        everywhere("Error", *OPENAI),
     ),
     Client(
         "Continue CLI 1.5.47",
@@ -343,13 +343,13 @@ CLIENTS = (
         "Microsoft agent-framework 1.23.0",
         "agent_framework_agent.py",
         ("agent-framework-core==1.23.0", "agent-framework-openai==1.17.0"),
-        everywhere("ChatClientException", "chat", "responses"),
+        everywhere("ChatClientException", *OPENAI),
     ),
     Client(
         "AG2 1.2.1",
         "ag2_agent.py",
         ("ag2[openai,anthropic]==1.2.1",),
-        everywhere("BadRequestError", "chat", "responses", "messages"),
+        everywhere("BadRequestError", *ALL),
     ),
     Client(
         "CAMEL 0.2.90",
@@ -376,7 +376,7 @@ CLIENTS = (
             "@ai-sdk/anthropic@4.0.105",
             "zod",
         ),
-        everywhere("AI_APICallError", "chat", "responses", "messages"),
+        everywhere("AI_APICallError", *ALL),
     ),
     Client(
         "OpenHands SDK 1.58.2",
@@ -402,7 +402,7 @@ CLIENTS = (
         "fast-agent 0.10.48",
         "fast_agent_agent.py",
         ("fast-agent-mcp==0.10.48",),
-        everywhere("BadRequestError", "chat", "responses", "messages"),
+        everywhere("BadRequestError", *ALL),
         streams=(True,),
         python="python3.13",
     ),
@@ -410,7 +410,7 @@ CLIENTS = (
         "Hermes agent 0.19.0",
         "hermes_agent.py",
         ("hermes-agent==0.19.0",),
-        everywhere("failed", "chat", "responses", "messages"),
+        everywhere("failed", *ALL),
         shell("terminal"),
     ),
     Client(
@@ -458,10 +458,7 @@ CLIENTS = (
         "LibreChat agents 3.9.2",
         "librechat.mjs",
         ("node@24.21.0", "@librechat/agents@3.9.2", "zod"),
-        {
-            **everywhere("Error", "chat", "responses"),
-            **everywhere("ContextOverflowError", "messages"),
-        },
+        {**everywhere("Error", *OPENAI), **everywhere("ContextOverflowError", "messages")},
         streams=(True,),
     ),
 )

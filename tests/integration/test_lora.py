@@ -30,15 +30,13 @@ def check(trajectory: Trajectory, adapters: dict[str | None, Path | None]) -> No
     """Compare each turn's logprobs with those of the model that the turn names."""
     for turn in trajectory.turns:
         ids, logprobs = trajectory.input_ids[: turn.stop], trajectory.logprobs
+        own = logprobs[turn.start : turn.stop]
         errors = {
-            name: np.abs(
-                logprobs_with(folder, ids, turn.start) - logprobs[turn.start : turn.stop]
-            ).max()
+            name: np.abs(logprobs_with(folder, ids, turn.start) - own).max()
             for name, folder in adapters.items()
         }
-        assert (
-            errors.pop(turn.sampling_params.get("lora_path")) < 1e-3 and min(errors.values()) > 0.1
-        ), errors
+        named = turn.sampling_params.get("lora_path")
+        assert errors.pop(named) < 1e-3 and min(errors.values()) > 0.1, errors
 
 
 async def test_each_turn_is_sampled_and_recorded_with_the_adapter_that_it_names(
@@ -97,11 +95,7 @@ async def test_a_client_of_the_endpoint_names_an_adapter_with_the_model(
                 model=name, messages=[{"role": "user", "content": "Hello."}], max_tokens=8
             )
         trajectories = await client.trajectories()
-    names = [
-        turn.sampling_params.get("lora_path")
-        for trajectory in trajectories
-        for turn in trajectory.turns
-    ]
-    assert names == ["two", "one"]
+    turns = [turn for trajectory in trajectories for turn in trajectory.turns]
+    assert [turn.sampling_params.get("lora_path") for turn in turns] == ["two", "one"]
     for trajectory in trajectories:
         check(trajectory, adapters)

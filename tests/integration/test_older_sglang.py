@@ -43,9 +43,8 @@ def older(request: pytest.FixtureRequest, log_folder: Path) -> Iterator[Server]:
 
 def asked(prompt: np.ndarray = PROMPT, **params: object) -> GenerateRequest:
     params = {"max_new_tokens": 12, "temperature": 1.0, "ignore_eos": True, **params}
-    return GenerateRequest(
-        prompt.astype(np.int32), params, "session", extra={"top_logprobs_num": 2}
-    )
+    ids = prompt.astype(np.int32)
+    return GenerateRequest(ids, params, "session", extra={"top_logprobs_num": 2})
 
 
 async def test_the_version_is_the_folder_s(older: Server) -> None:
@@ -68,23 +67,16 @@ async def test_a_turn_has_its_ids_logprobs_and_version(older: Server) -> None:
     assert with_progress.output_ids.tolist() == again.output_ids.tolist() == seen[-12:]
 
 
-async def test_the_prompt_and_its_answer_are_one_prefix(older: Server) -> None:
+async def test_the_prompt_and_its_answer_are_one_prefix(
+    older: Server, http: aiohttp.ClientSession
+) -> None:
     """The server's own scoring of prompt and answer gives the logprobs that it sampled with."""
     async with Engine(EngineConfig(engine=older.url)) as engine:
         found = await engine.generate(asked())
         whole = np.concatenate([PROMPT, found.output_ids])
-        scored = await engine.post(
-            f"{older.url}/generate",
-            {
-                "input_ids": whole.tolist(),
-                "return_logprob": True,
-                "logprob_start_len": len(PROMPT) - 1,
-                "sampling_params": {"max_new_tokens": 1, "temperature": 1.0},
-            },
-        )
-    given = [item[0] for item in scored["meta_info"]["input_token_logprobs"]][-12:]
+    rescored = await Wire(http, older.url).rescore(whole.tolist())
     assert found.logprobs is not None
-    assert found.logprobs.tolist() == pytest.approx(given, abs=1e-3)
+    assert found.logprobs.tolist() == pytest.approx(rescored[-12:], abs=1e-3)
 
 
 async def test_an_aborted_turn_says_so(older: Server, http: aiohttp.ClientSession) -> None:
@@ -93,9 +85,8 @@ async def test_an_aborted_turn_says_so(older: Server, http: aiohttp.ClientSessio
         long = asked(max_new_tokens=CONTEXT_LENGTH - len(PROMPT) - 8)
         task = asyncio.create_task(engine.generate(long, progress=lambda ids: seen.set()))
         await seen.wait()
-        assert (
-            await Wire(http, older.url).post("/abort_request", {"abort_all": True})
-        ).status == 200
+        aborted = await Wire(http, older.url).post("/abort_request", {"abort_all": True})
+        assert aborted.status == 200
         found = await task
     assert found.finish_reason == "abort" and len(found.output_ids) > 0
     assert found.logprobs is not None and len(found.logprobs) == len(found.output_ids)

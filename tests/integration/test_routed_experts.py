@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from typing import Any
 
 import aiohttp
 import numpy as np
+from support.client import Watched
 from support.processes import Server
 from support.tiny_model import EXPERTS
 from support.wire import Wire, until
@@ -15,10 +15,16 @@ from support.wire import Wire, until
 from toolroll.rollout.engine import Engine, EngineConfig, generate_resumed
 from toolroll.rollout.session.path import SessionPath
 from toolroll.rollout.session.session import Session
-from toolroll.rollout.types import Completion, GenerateRequest, Trajectory
+from toolroll.rollout.types import GenerateRequest, Trajectory
 
 LAYERS, TOP_K = EXPERTS
 PROMPT = list(range(1000, 1020))
+
+
+def begun_path() -> SessionPath:
+    path = SessionPath(Session("s"))
+    path.observe(PROMPT)
+    return path
 
 
 def asked(path: SessionPath, tokens: int) -> GenerateRequest:
@@ -32,12 +38,8 @@ async def check(wire: Wire, trajectory: Trajectory) -> None:
     second pass over a token has the same experts, unless two are nearly equal; rows at the wrong
     tokens would agree in about one number of eight.
     """
-    answer = await wire.generate(
-        trajectory.input_ids.tolist(),
-        fields={"return_routed_experts": True},
-        max_new_tokens=1,
-        ignore_eos=True,
-    )
+    ids, fields = trajectory.input_ids.tolist(), {"return_routed_experts": True}
+    answer = await wire.generate(ids, fields=fields, max_new_tokens=1, ignore_eos=True)
     encoded = answer.meta["routed_experts"]
     rows = np.frombuffer(base64.b64decode(encoded), dtype=np.int32).reshape(-1, LAYERS * TOP_K)
     assert trajectory.routed_experts is not None
@@ -53,16 +55,13 @@ async def test_rows_of_turns_add_up_to_those_of_the_whole_sequence(
     sglang_moe: Server, http: aiohttp.ClientSession
 ) -> None:
     """Three turns and a fork, with the prefix cache emptied between them."""
-    wire = Wire(http, sglang_moe.url)
-    path = SessionPath(Session("s"))
-    path.observe(PROMPT)
+    wire, path = Wire(http, sglang_moe.url), begun_path()
     sizes = []
     async with Engine(EngineConfig(engine=sglang_moe.url, return_routed_experts=True)) as engine:
         for number in range(4):
             if number == 3:
                 path.fork([*path.input_ids[:30].tolist(), 7, 7], "rewritten")
-            request = asked(path, 8)
-            completion = await engine.generate(request)
+            completion = await engine.generate(asked(path, 8))
             assert completion.routed_experts is not None
             sizes.append(len(completion.routed_experts))
             assert completion.routed_experts.dtype == np.uint8
@@ -79,27 +78,18 @@ async def test_rows_of_turns_add_up_to_those_of_the_whole_sequence(
 async def test_a_turn_that_is_aborted_and_resumed_has_all_rows(
     sglang_moe: Server, http: aiohttp.ClientSession
 ) -> None:
-    wire = Wire(http, sglang_moe.url)
-    path = SessionPath(Session("s"))
-    path.observe(PROMPT)
-    parts: list[Completion] = []
-
-    class Watched(Engine):
-        async def generate(self, request: GenerateRequest, **more: Any) -> Completion:
-            part = await super().generate(request, **more)
-            parts.append(part)
-            return part
-
-    async with Watched(EngineConfig(engine=sglang_moe.url, return_routed_experts=True)) as engine:
+    wire, path = Wire(http, sglang_moe.url), begun_path()
+    engine = Watched(EngineConfig(engine=sglang_moe.url, return_routed_experts=True))
+    async with engine:
         begun = asyncio.Event()
-        task = asyncio.ensure_future(
-            generate_resumed(
-                engine, asked(path, 300), max_resumes=3, progress=lambda ids: begun.set()
-            )
+        turn = generate_resumed(
+            engine, asked(path, 300), max_resumes=3, progress=lambda ids: begun.set()
         )
+        task = asyncio.ensure_future(turn)
         await begun.wait()
         await engine.abort_all()
         whole = await task
+    parts = engine.parts
     assert len(parts) == 2 and parts[0].finish_reason == "abort" and len(parts[0].output_ids)
     path.sample(whole, {})
     [trajectory] = path.session.trajectories()

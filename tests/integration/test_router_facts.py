@@ -29,7 +29,7 @@ async def play(routed: Wire, key: str) -> list[list[int]]:
     """The prompts of a session. Each turn's cache must hold the one before."""
     prompts, seen, prompt = [], 0, tokens(40)
     for _ in range(TURNS):
-        params = {"max_new_tokens": 8, "ignore_eos": True, "temperature": 1.0}
+        params: Any = {"max_new_tokens": 8, "ignore_eos": True, "temperature": 1.0}
         answer = await routed.generate(prompt, headers={"x-smg-routing-key": key}, **params)
         assert answer.status == 200
         assert answer.meta["cached_tokens"] >= seen - 1

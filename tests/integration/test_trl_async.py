@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from support.async_grpo import config_of, on_a_cpu, trainer_of
+from support.gradients import logprobs_of, policy_of
 from support.patience import PATIENCE
 from support.processes import get_json
 from support.servers import sglang_server
@@ -57,23 +58,14 @@ def cpu() -> Iterator[None]:
         yield
 
 
-@cache
-def checkpoint(folder: Path) -> Any:
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+checkpoint = cache(policy_of)
 
 
-def logprobs_of(folder: Path, row: Row) -> npt.NDArray[np.float32]:
+def logprobs_by(folder: Path, row: Row) -> npt.NDArray[np.float64]:
     """The logprob of each token of a row but the first, by the checkpoint in `folder`."""
-    import torch
-
-    model = checkpoint(folder)
-    ids = torch.tensor(row.input_ids)
-    with torch.inference_mode():
-        logits = model(ids[None]).logits[0, :-1].log_softmax(-1)
-    found: npt.NDArray[np.float32] = logits.gather(-1, ids[1:, None])[:, 0].numpy()
+    found: npt.NDArray[np.float64] = (
+        logprobs_of(checkpoint(folder), row.input_ids.tolist()).detach().numpy()
+    )
     return found
 
 
@@ -144,14 +136,14 @@ def test_each_token_has_the_logprob_of_the_weights_that_sampled_it(
     for row in rows:
         trained = np.flatnonzero(row.completion_mask[1:]).tolist()
         old, now, before = row.old_log_probs[1:][trained], row.model_version, -1
-        error = np.abs(logprobs_of(tmp_path / "versions" / str(now), row)[trained] - old)
+        error = np.abs(logprobs_by(tmp_path / "versions" / str(now), row)[trained] - old)
         assert error[0] < 1e-4, "the first token is of the row's version"
         for at, position in enumerate(trained):
             while error[at] > 1e-4:
                 now += 1
                 within += position == before + 1
                 assert now <= training.model_version, "no weights gave this logprob"
-                error = np.abs(logprobs_of(tmp_path / "versions" / str(now), row)[trained] - old)
+                error = np.abs(logprobs_by(tmp_path / "versions" / str(now), row)[trained] - old)
             before = position
     assert within, "no update came within a turn"
     assert len({row.model_version for row in rows}) > 1

@@ -41,16 +41,10 @@ def write_pt(rows: list[Row], folder: Path) -> Path:
     samples = []
     for row in rows:
         first = row["loss_mask"].index(1)
-        samples.append(
-            {
-                "tokens": row["input_ids"],
-                "response_length": len(row["input_ids"]) - first,
-                "loss_mask": row["loss_mask"][first:],
-                "rollout_log_probs": [value or 0.0 for value in row["logprobs"][first:]],
-                "status": "completed",
-                "prompt": "x",
-            }
-        )
+        logprobs = [value or 0.0 for value in row["logprobs"][first:]]
+        sample = {"tokens": row["input_ids"], "response_length": len(row["input_ids"]) - first}
+        sample |= {"loss_mask": row["loss_mask"][first:], "rollout_log_probs": logprobs}
+        samples.append({**sample, "status": "completed", "prompt": "x"})
     path = folder / "rollout_3.pt"
     torch.save({"rollout_id": 3, "samples": samples}, path)
     return path
@@ -60,23 +54,13 @@ def write_traces(rows: list[Row], folder: Path) -> Path:
     """As verifiers does: logprobs of trained tokens only, in four decimals."""
     lines = []
     for row in rows:
-        node = {
-            "parent": 0,
-            "message": {"role": "assistant", "content": "x"},
-            "sampled": True,
-            "token_ids": row["input_ids"][1:],
-            "mask": [bit == 1 for bit in row["loss_mask"][1:]],
-            "logprobs": [
-                round(value, 4)
-                for value, bit in zip(row["logprobs"][1:], row["loss_mask"][1:], strict=True)
-                if bit
-            ],
-        }
-        root = {
-            "message": {"role": "user", "content": "x"},
-            "token_ids": row["input_ids"][:1],
-            "mask": [False],
-        }
+        mask = [bit == 1 for bit in row["loss_mask"][1:]]
+        pairs = zip(row["logprobs"][1:], mask, strict=True)
+        answer, task = ({"role": role, "content": "x"} for role in ("assistant", "user"))
+        node: Row = {"parent": 0, "message": answer, "sampled": True, "mask": mask}
+        node["logprobs"] = [round(value, 4) for value, bit in pairs if bit]
+        node["token_ids"] = row["input_ids"][1:]
+        root = {"message": task, "token_ids": row["input_ids"][:1], "mask": [False]}
         lines.append({"env": {"id": "x"}, "traces": [{"nodes": [root, node]}]})
     return write_lines(lines, folder)
 

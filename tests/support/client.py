@@ -12,7 +12,7 @@ from aiohttp import web
 from support.http import Handler, http_server
 
 from toolroll.rollout.engine import EncodedRequest, Engine, EngineConfig, ModelInfo
-from toolroll.rollout.types import GenerateRequest
+from toolroll.rollout.types import Completion, GenerateRequest
 from toolroll.testing import EmbeddedEngine, echo
 
 INFO = ModelInfo(context_length=1000, vocab_size=5000)
@@ -38,6 +38,19 @@ class StartingEngine(EmbeddedEngine):
     @healthy.setter
     def healthy(self, value: bool) -> None:
         pass
+
+
+class Watched(Engine):
+    """An engine client that keeps the parts of each turn."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        super().__init__(config)
+        self.parts: list[Completion] = []
+
+    async def generate(self, request: GenerateRequest, **more: Any) -> Completion:
+        part = await super().generate(request, **more)
+        self.parts.append(part)
+        return part
 
 
 def request(ids: Any = (5, 6, 7), *, session: str = "s", **fields: Any) -> GenerateRequest:

@@ -46,13 +46,8 @@ async def play(create: Create, **more: Any) -> Any:
         if not message.tool_calls:
             return message
         for wanted in message.tool_calls:
-            messages.append(
-                {
-                    "role": "tool",
-                    "tool_call_id": wanted.id,
-                    "content": seen(wanted.function.arguments),
-                }
-            )
+            content = seen(wanted.function.arguments)
+            messages.append({"role": "tool", "tool_call_id": wanted.id, "content": content})
 
 
 async def one_episode(bench: Bench, session: str = "s") -> None:
@@ -69,9 +64,6 @@ async def one_episode(bench: Bench, session: str = "s") -> None:
     # I6: each is text, so none of them is one token
     spelled = sum(FIRST[1]["content"].count(text) for text in texts) + 6
     whole = tokenizer.decode(ids)
-    as_tokens = sum(
-        1
-        for index in ids
-        if index in control and bench.served.template.encoder.decode([index]) in texts
-    )
+    decode = bench.served.template.encoder.decode
+    as_tokens = sum(decode([index]) in texts for index in ids if index in control)
     assert sum(whole.count(text) for text in texts) == as_tokens + spelled

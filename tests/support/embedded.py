@@ -27,13 +27,7 @@ async def wired(
 
 def says(said: str | Reply | list[int]) -> Policy:
     """The policy that always says the same: a text, exact ids, or a whole reply."""
-    reply = (
-        said
-        if isinstance(said, Reply)
-        else Reply(said)
-        if isinstance(said, str)
-        else Reply(output_ids=said)
-    )
+    reply = Reply(output_ids=said) if isinstance(said, list) else said
     return lambda request: reply
 
 

@@ -41,15 +41,8 @@ class Bench:
         path = f"/sessions/{session}/v1" if session else "/v1"
         # without certificates, which take 20 ms to load
         http = DefaultAsyncHttpxClient(verify=False)
-        client = AsyncOpenAI(
-            **{
-                "base_url": self.url + path,
-                "api_key": "unused",
-                "max_retries": 0,
-                "http_client": http,
-                **options,
-            }
-        )
+        own: Any = {"base_url": self.url + path, "api_key": "unused", "max_retries": 0}
+        client = AsyncOpenAI(**{**own, "http_client": http, **options})
         self.clients.append(client)
         return client
 
@@ -130,25 +123,19 @@ def judge(
             used[free[0]] = True
             expected[start:stop] = 1
         assert np.array_equal(mask, expected)
-        assert all(
-            (value is None) != flag
-            for value, flag in zip(trajectory["logprobs"], sampled, strict=True)
-        )
-    assert used.count(False) == refused, (
-        f"{used.count(False)} sampled turns are trained nowhere, expected {refused}"
-    )
+        missing = [value is None for value in trajectory["logprobs"]]
+        assert missing == (~sampled).tolist()
+    nowhere = used.count(False)
+    assert nowhere == refused, f"{nowhere} sampled turns are trained nowhere, expected {refused}"
     assert engine.killed == 0
 
 
 def _is(entry: Any, ids: Any, start: int, stop: int, logprobs: list[float | None]) -> bool:
+    served, own = (np.array(each, np.float32) for each in (entry.logprobs, logprobs[start:stop]))
     return (
-        len(entry.input_ids) == start
-        and np.array_equal(entry.input_ids, ids[:start])
+        np.array_equal(entry.input_ids, ids[:start])
         and np.array_equal(entry.output_ids, ids[start:stop])
-        and np.array_equal(
-            np.array(entry.logprobs, dtype=np.float32),
-            np.array(logprobs[start:stop], dtype=np.float32),
-        )
+        and np.array_equal(served, own)
     )
 
 

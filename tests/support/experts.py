@@ -29,13 +29,9 @@ def first_experts(
         done += max(1, len(entry.output_ids))
     ids = np.asarray(input_ids, dtype=np.int32)
     passes = [first[ids[:length].tobytes()] for length in range(1, len(ids))]
-    return np.array(
-        [
-            [index % 8, number % 256, number // 256, index % 5]
-            for index, number in zip(ids[:-1].tolist(), passes, strict=True)
-        ],
-        dtype=np.int32,
-    )
+    pairs = zip(ids[:-1].tolist(), passes, strict=True)
+    rows = [[index % 8, number % 256, number // 256, index % 5] for index, number in pairs]
+    return np.array(rows, dtype=np.int32)
 
 
 def sent_experts(answer: Mapping[str, Any]) -> npt.NDArray[np.int32]:

@@ -63,7 +63,10 @@ def agent_of(
     kind: type[TrainableToolCallingAgent], model: Model | None = None, **attributes: Any
 ) -> TrainableToolCallingAgent:
     """An agent for the store, with these attributes of the instance."""
-    settings = {"rollout_args": {"verify": "always"}, "sampling_params": {"max_new_tokens": 200}}
+    settings: Any = {
+        "rollout_args": {"verify": "always"},
+        "sampling_params": {"max_new_tokens": 200},
+    }
     agent = kind(TOOLS, WIKI, "m", "p", **settings)
     for name, value in attributes.items():
         setattr(agent, name, value)

@@ -18,6 +18,7 @@ ASKED = request(
     [5, 6, 7], sampling_params={"max_new_tokens": 8, "stop": ["END"], "stop_token_ids": [9]}
 )
 IDS = [7, 8, 9]
+ITEM = [-1.0, 7, None]
 
 
 def drop_logprob(answer: dict[str, Any]) -> dict[str, Any]:
@@ -69,6 +70,17 @@ def item(value: Any, at: int = 1) -> Spoil:
     return spoil
 
 
+def logprobs(value: Any) -> Spoil:
+    return meta(output_token_logprobs=value)
+
+
+def versions(*spans: tuple[str, Any, Any]) -> Spoil:
+    """Weight versions from `start` to `end`, which is left out if it is None."""
+    named = [zip(("version", "start", "end"), span, strict=True) for span in spans]
+    made = [{name: value for name, value in span if value is not None} for span in named]
+    return meta(weight_versions=made)
+
+
 def stop(matched: Any) -> Spoil:
     return meta(finish_reason={"type": "stop", "matched": matched})
 
@@ -77,11 +89,15 @@ def tops(*places: Any) -> Spoil:
     return meta(output_top_logprobs=list(places))
 
 
+REQUEST = ["answer is for another request"]
+NO_PARTS = ["no output_ids or no meta_info"]
 NO_LIST = ["output_ids is not a list of token ids"]
 NO_ID = ["an id from 0 to 9095, the model's vocabulary"]
+MOST = "at most max_new_tokens = 8"
 COUNTED = ["the engine counts", "sampled tokens and sent 3 output_ids"]
 READ = ["the engine read a prompt of", "but 3 were sent"]
 FINISH = ["the engine's finish_reason is", "expected one of stop, length, abort"]
+STOPPED, LAST = "the engine stopped at token", "output_ids end with 9"
 MATCHED = ["the engine stopped at", "requested stop strings ['END']"]
 NUMBER = ["is not [logprob, id, text] with a number first"]
 POSITIVE = ["a logprob is NaN or above zero"]
@@ -91,30 +107,18 @@ TOP = ["a top logprob is", "expected [logprob, id, text] with an id below 9096"]
 
 HOSTILE: dict[str, tuple[Spoil, list[str]]] = {
     # the request of the answer
-    "another's id": (
-        meta(id="f" * 16),
-        ["answer is for another request", "'ffffffffffffffff'", f"expected '{RID}'"],
-    ),
-    "an empty id": (meta(id=""), ["answer is for another request", "meta_info.id is ''"]),
-    "an id that begins with ours": (
-        meta(id=RID + "_0"),
-        ["answer is for another request", f"'{RID}_0'"],
-    ),
-    "an id that is a number": (meta(id=7), ["answer is for another request", "meta_info.id is 7"]),
-    "an id in a list": (meta(id=[RID]), ["answer is for another request"]),
+    "another's id": (meta(id="f" * 16), [*REQUEST, f"'{'f' * 16}'", f"expected '{RID}'"]),
+    "an empty id": (meta(id=""), [*REQUEST, "meta_info.id is ''"]),
+    "an id that begins with ours": (meta(id=RID + "_0"), [*REQUEST, f"'{RID}_0'"]),
+    "an id that is a number": (meta(id=7), [*REQUEST, "meta_info.id is 7"]),
+    "an id in a list": (meta(id=[RID]), REQUEST),
     # the answer as a whole
-    "null": (lambda answer: None, ["no output_ids or no meta_info", "None"]),
-    "a list of two": (lambda answer: [answer, answer], ["no output_ids or no meta_info"]),
-    "a string": (lambda answer: "x", ["no output_ids or no meta_info: x"]),
-    "no ids": (
-        lambda answer: {"text": "", "meta_info": answer["meta_info"]},
-        ["no output_ids or no meta_info"],
-    ),
-    "no meta_info": (
-        lambda answer: {"text": "", "output_ids": IDS},
-        ["no output_ids or no meta_info"],
-    ),
-    "meta_info is a list": (top(meta_info=[]), ["no output_ids or no meta_info"]),
+    "null": (lambda answer: None, [*NO_PARTS, "None"]),
+    "a list of two": (lambda answer: [answer, answer], NO_PARTS),
+    "a string": (lambda answer: "x", [f"{NO_PARTS[0]}: x"]),
+    "no ids": (lambda answer: {"text": "", "meta_info": answer["meta_info"]}, NO_PARTS),
+    "no meta_info": (lambda answer: {"text": "", "output_ids": IDS}, NO_PARTS),
+    "meta_info is a list": (top(meta_info=[]), NO_PARTS),
     "text is a number": (top(text=5), ["the engine's text is '5' (int)", "expected a string"]),
     "text is a list": (top(text=["x"]), ["(list)", "expected a string"]),
     # ids
@@ -133,14 +137,8 @@ HOSTILE: dict[str, tuple[Spoil, list[str]]] = {
     "ids are a string": (ids("789"), NO_LIST),
     "ids are a number": (ids(3), NO_LIST),
     "ids are an object": (ids({"0": 7}), NO_LIST),
-    "nine where eight were asked for": (
-        ids(list(range(10, 19))),
-        ["sent 9 output_ids", "at most max_new_tokens = 8"],
-    ),
-    "999 where eight were asked for": (
-        ids([7] * 999),
-        ["sent 999 output_ids", "at most max_new_tokens = 8"],
-    ),
+    "nine where eight were asked for": (ids(list(range(10, 19))), ["sent 9 output_ids", MOST]),
+    "999 where eight were asked for": (ids([7] * 999), ["sent 999 output_ids", MOST]),
     # counts
     "fewer counted": (meta(completion_tokens=2), [*COUNTED, "counts 2"]),
     "more counted": (meta(completion_tokens=4), [*COUNTED, "counts 4"]),
@@ -152,17 +150,11 @@ HOSTILE: dict[str, tuple[Spoil, list[str]]] = {
     "a prompt in words": (meta(prompt_tokens="3"), [*READ, "of '3' tokens"]),
     # logprobs
     "no logprobs": (without("output_token_logprobs"), ["3 sampled ids came with 0 logprobs"]),
-    "logprobs are null": (meta(output_token_logprobs=None), ["3 sampled ids came with 0 logprobs"]),
-    "a logprob too few": (
-        meta(output_token_logprobs=[[-1.0, 7, None]] * 2),
-        ["3 sampled ids came with 2 logprobs"],
-    ),
-    "a logprob too many": (
-        meta(output_token_logprobs=[[-1.0, 7, None]] * 4),
-        ["3 sampled ids came with 4 logprobs"],
-    ),
-    "logprobs are a string": (meta(output_token_logprobs="abc"), NUMBER),
-    "logprobs are numbers": (meta(output_token_logprobs=[-1.0, -1.0, -1.0]), NUMBER),
+    "logprobs are null": (logprobs(None), ["3 sampled ids came with 0 logprobs"]),
+    "a logprob too few": (logprobs([ITEM] * 2), ["3 sampled ids came with 2 logprobs"]),
+    "a logprob too many": (logprobs([ITEM] * 4), ["3 sampled ids came with 4 logprobs"]),
+    "logprobs are a string": (logprobs("abc"), NUMBER),
+    "logprobs are numbers": (logprobs([-1.0, -1.0, -1.0]), NUMBER),
     "another token's": (
         item([-0.5, 9, None]),
         ["logprob 1 belongs to token 9", "output_ids has 8 there"],
@@ -188,14 +180,8 @@ HOSTILE: dict[str, tuple[Spoil, list[str]]] = {
     "another API's type": (meta(finish_reason={"type": "tool_calls"}), [*FINISH, "'tool_calls'"]),
     "a type that is a list": (meta(finish_reason={"type": ["stop"]}), FINISH),
     "a type that is null": (meta(finish_reason={"type": None}), FINISH),
-    "stopped at a token before the last": (
-        stop(8),
-        ["the engine stopped at token 8, but output_ids end with 9"],
-    ),
-    "stopped at a token that is nowhere": (
-        stop(4),
-        ["the engine stopped at token 4, but output_ids end with 9"],
-    ),
+    "stopped at a token before the last": (stop(8), [f"{STOPPED} 8, but {LAST}"]),
+    "stopped at a token that is nowhere": (stop(4), [f"{STOPPED} 4, but {LAST}"]),
     "stopped at a string that nobody asked for": (stop("FIN"), [*MATCHED, "'FIN'"]),
     "an id that SGLang replaced": (stop("NaN happened"), [*MATCHED, "'NaN happened'"]),
     "stopped at true": (stop(True), [*MATCHED, "True"]),
@@ -206,36 +192,19 @@ HOSTILE: dict[str, tuple[Spoil, list[str]]] = {
         ["output_ids is empty: it must contain the stop token"],
     ),
     # the rest
-    "a weight version without an end": (meta(weight_versions=[{"version": "a", "start": 0}]), SPAN),
-    "a weight version from a float": (
-        meta(weight_versions=[{"version": "a", "start": 0.0, "end": 3}]),
-        SPAN,
-    ),
-    "a weight version to a string": (
-        meta(weight_versions=[{"version": "a", "start": 0, "end": "3"}]),
-        SPAN,
-    ),
-    "a weight version of too many": (
-        meta(weight_versions=[{"version": "a", "start": 0, "end": 4}]),
-        ["cover 4 of 3 sampled"],
-    ),
+    "a weight version without an end": (versions(("a", 0, None)), SPAN),
+    "a weight version from a float": (versions(("a", 0.0, 3)), SPAN),
+    "a weight version to a string": (versions(("a", 0, "3")), SPAN),
+    "a weight version of too many": (versions(("a", 0, 4)), ["cover 4 of 3 sampled"]),
     "weight versions with a gap": (
-        meta(
-            weight_versions=[
-                {"version": "a", "start": 0, "end": 1},
-                {"version": "b", "start": 2, "end": 3},
-            ]
-        ),
+        versions(("a", 0, 1), ("b", 2, 3)),
         ["gap or overlap at token 1"],
     ),
     "cached tokens in words": (meta(cached_tokens="many"), ["cached_tokens is 'many'"]),
     "fewer than no cached tokens": (meta(cached_tokens=-1), ["cached_tokens is -1"]),
     "more cached tokens than can be": (meta(cached_tokens=2**31), ["cached_tokens is 2147483648"]),
     "parts of cached tokens": (meta(cached_tokens=1e15), ["cached_tokens is 1000000000000000.0"]),
-    "too few top logprobs": (
-        tops([[-0.5, 7, None]]),
-        ["3 sampled ids came with 1 lists of top logprobs"],
-    ),
+    "too few top logprobs": (tops([ITEM]), ["3 sampled ids came with 1 lists of top logprobs"]),
     "a top logprob outside": (tops([], [[-0.5, 2**31 - 1, None]], []), TOP),
     "a top logprob below": (tops([], [[-0.5, -1, None]], []), TOP),
     "a top logprob that is nan": (tops([], [[math.nan, 5, None]], []), TOP),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -10,18 +9,9 @@ from typing import Any
 
 from toolroll.rollout.types import Action, Environment, Message, Observation, StepResult, Task, Tool
 
-TOOL: Any = {
-    "type": "function",
-    "function": {
-        "name": "look",
-        "description": "Look at something.",
-        "parameters": {
-            "type": "object",
-            "properties": {"at": {"type": "string"}},
-            "required": ["at"],
-        },
-    },
-}
+_AT = {"type": "object", "properties": {"at": {"type": "string"}}, "required": ["at"]}
+_LOOK = {"name": "look", "description": "Look at something.", "parameters": _AT}
+TOOL: Any = {"type": "function", "function": _LOOK}
 
 
 @dataclass
@@ -58,10 +48,8 @@ class ListedWorld(Environment):
         for call in action.tool_calls:
             if self._tools >= len(self.tool_texts):
                 return StepResult(messages, self.reward, True)
-            text = self.tool_texts[self._tools]
-            messages.append(
-                {"role": "tool", "tool_call_id": call.id, "name": call.name, "content": text}
-            )
+            answer = {"role": "tool", "tool_call_id": call.id, "name": call.name}
+            messages.append({**answer, "content": self.tool_texts[self._tools]})
             self._tools += 1
         if action.tool_calls:
             return StepResult(messages)
@@ -72,9 +60,3 @@ class ListedWorld(Environment):
 
     def close(self) -> None:
         self.closed += 1
-
-
-def on_loop_thread() -> int:
-    """The id of the thread that runs the event loop."""
-    asyncio.get_running_loop()
-    return threading.get_ident()

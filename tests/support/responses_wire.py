@@ -27,12 +27,9 @@ def response_of(events: list[dict[str, Any]]) -> dict[str, Any]:
             items.append(event["item"])
         elif kind == "output_item.done":
             item = event["item"]
-            whole = (
-                item.get("arguments", "")
-                + item.get("input", "")
-                + "".join(part["text"] for part in item.get("summary", ()))
-                + "".join(part["text"] for part in item.get("content", ()))
-            )
+            parts = [*item.get("summary", ()), *item.get("content", ())]
+            whole = item.get("arguments", "") + item.get("input", "")
+            whole += "".join(part["text"] for part in parts)
             assert (item["id"], whole) == (items[-1]["id"], texts.pop(item["id"]))
             items[-1] = item
         elif kind.endswith(".delta"):

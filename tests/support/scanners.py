@@ -31,17 +31,8 @@ _SCHEMAS = (
     None,
 )
 _FORMATS = tuple(get_parser(kind.name) for kind in built_in_parsers())
-_TOOLS = [
-    tool(
-        "x",
-        {
-            "id": {"type": "string"},
-            "n": {"type": "integer"},
-            "m": {"type": "object"},
-            "l": {"type": "array"},
-        },
-    )
-]
+_TYPES = {"id": "string", "n": "integer", "m": "object", "l": "array"}
+_TOOLS = [tool("x", {name: {"type": kind} for name, kind in _TYPES.items()})]
 FRAGMENTS = (
     "{", "}", "[", "]", '"', "'", "\\", ",", ":", "=", "(", ")", "<", ">", "\n", " ", "x", "id",
     "n", "m", "l", "1", "-", ".5", "e9",
@@ -73,17 +64,12 @@ def text_of(data: bytes) -> tuple[str, str]:
     if not data:
         return _FORMATS[0].name, ""
     parser = _FORMATS[data[0] % len(_FORMATS)]
-    shape = getattr(parser, "shape", None)
-    tags = (
-        (*shape.key, *shape.value, *shape.name_end, shape.call[0] + "x" + shape.name_end[0])
-        if shape is not None
-        else ()
-    )
-    words = tuple(
-        dict.fromkeys(
-            (*parser.openers, *parser.markers, *tags, *_EXTRA.get(parser.name, ()), *FRAGMENTS)
-        )
-    )
+    shape, tags = getattr(parser, "shape", None), ()
+    if shape is not None:
+        name = shape.call[0] + "x" + shape.name_end[0]
+        tags = (*shape.key, *shape.value, *shape.name_end, name)
+    own = (*parser.openers, *parser.markers, *tags, *_EXTRA.get(parser.name, ()))
+    words = tuple(dict.fromkeys((*own, *FRAGMENTS)))
     return parser.name, "".join(words[byte % len(words)] for byte in data[1:])
 
 
@@ -174,28 +160,21 @@ def check_format(name: str, text: str) -> None:
         reply = parser.parse(text, tools=tools, in_reasoning=opened)
         assert not lost(parser, text, reply), (name, text)
         for call in reply.tool_calls:
-            assert call.span is not None and 0 <= call.span[0] <= call.span[1] <= len(text), (
-                name,
-                text,
-            )
-            assert call.ok == (call.error is None) and (
-                not call.ok or isinstance(call.arguments, dict)
-            ), (name, text)
-        at = cuts(text)
-        for pieces in ([text[: at[0]], text[at[0] :]], list(text)) if at else ():
-            assert in_pieces(parser, pieces, tools=tools, in_reasoning=opened)[0] == reply, (
-                name,
-                pieces,
-            )
+            case = (name, text)
+            assert call.span is not None, case
+            assert 0 <= call.span[0] <= call.span[1] <= len(text), case
+            assert call.ok == (call.error is None), case
+            assert not call.ok or isinstance(call.arguments, dict), case
+        for cut in cuts(text)[:1]:
+            for pieces in ([text[:cut], text[cut:]], list(text)):
+                again, _ = in_pieces(parser, pieces, tools=tools, in_reasoning=opened)
+                assert again == reply, (name, pieces)
 
 
 def cuts(text: str) -> list[int]:
     """Up to four places to cut `text` at, the same each time."""
-    return (
-        sorted({random.Random(f"{text}{number}").randint(0, len(text)) for number in range(4)})
-        if text
-        else []
-    )
+    picks = (random.Random(f"{text}{number}") for number in range(4))
+    return sorted({pick.randint(0, len(text)) for pick in picks}) if text else []
 
 
 SCANNERS: dict[str, Callable[[str], None]] = {

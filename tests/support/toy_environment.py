@@ -4,19 +4,20 @@ depends only on the prompt, so that an episode is always the same.
 
 from __future__ import annotations
 
-import json
 import random
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from support.episodes import call
 from support.listed_environment import TOOL
 
 from toolroll.rollout.types import (
     Action,
     Environment,
     EnvironmentOptions,
+    Message,
     Observation,
     StepResult,
     Task,
@@ -37,33 +38,21 @@ class Pond(Environment):
     def reset(self, task: Task, seed: int) -> Observation:
         self._task, self._random, self._looks = task, random.Random(seed), 0
         text = f"Please look around {task.data['looks']} times. This is pond {task.id}, day {seed}."
-        return Observation(
-            [{"role": "system", "content": "Be helpful."}, {"role": "user", "content": text}],
-            [TOOL],
-        )
+        system = {"role": "system", "content": "Be helpful."}
+        return Observation([system, {"role": "user", "content": text}], [TOOL])
 
     def step(self, action: Action) -> StepResult:
         if self._on_step is not None:
             self._on_step(self._task, action)
         if not action.tool_calls:
-            return StepResult(
-                (),
-                float(self._looks == self._task.data["looks"]),
-                True,
-                info={"looks": self._looks},
-            )
+            reward = float(self._looks == self._task.data["looks"])
+            return StepResult((), reward, True, info={"looks": self._looks})
         self._looks += len(action.tool_calls)
-        shown = [
-            f"a {self._random.choice(['frog', 'fish', 'newt', 'reed'])} at "
-            f"{self._random.random():.6f}"
-            for _ in action.tool_calls
-        ]
-        return StepResult(
-            [
-                {"role": "tool", "tool_call_id": call.id, "name": call.name, "content": text}
-                for call, text in zip(action.tool_calls, shown, strict=True)
-            ]
-        )
+        return StepResult([self._shown(call.id, call.name) for call in action.tool_calls])
+
+    def _shown(self, call_id: str, name: str) -> Message:
+        content = f"a {self._random.choice(_SEEN)} at {self._random.random():.6f}"
+        return {"role": "tool", "tool_call_id": call_id, "name": name, "content": content}
 
     def metrics(self) -> Mapping[str, float]:
         return {"tool_errors": 0.0}
@@ -105,5 +94,4 @@ def look(request: PolicyRequest) -> str:
     lazy = zlib.crc32(text.split("This is pond")[1].split(".")[0].encode()) % 5 == 0
     if done >= wanted - lazy:
         return f"I have looked {done} times."
-    arguments = {"at": f"place {zlib.crc32(text.encode()) % 1000}"}
-    return "<tool_call>" + json.dumps({"name": "look", "arguments": arguments}) + "</tool_call>"
+    return call(at=f"place {zlib.crc32(text.encode()) % 1000}")

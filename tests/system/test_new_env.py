@@ -51,19 +51,15 @@ def test_what_is_written_passes_check_env(file: Path) -> None:
     assert "references earn 1.0: 2 of 2" in done.stdout
 
 
+REFUSED = {
+    "lowercase letters": ["Heat", "heat_pump", "../x", "heat--pump", ""],
+    "an existing module": ["class", "json", "pytest"],
+    "an environment named 'desk' already": ["desk"],
+}
+
+
 @pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        ("Heat", "lowercase letters"),
-        ("heat_pump", "lowercase letters"),
-        ("../x", "lowercase letters"),
-        ("heat--pump", "lowercase letters"),
-        ("", "lowercase letters"),
-        ("class", "an existing module"),
-        ("json", "an existing module"),
-        ("pytest", "an existing module"),
-        ("desk", "an environment named 'desk' already"),
-    ],
+    ("name", "words"), [(name, words) for words, names in REFUSED.items() for name in names]
 )
 def test_names_that_cannot_be_are_refused(name: str, words: str, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=words):

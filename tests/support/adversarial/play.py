@@ -10,19 +10,20 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any
 
+import numpy as np
 from support.adversarial.dialogues import Conversation, Message, Tool, dialogues
 from support.adversarial.templates import Template
 from support.adversarial.token_judge import Inapplicable, Judge, Refused, Said, Truth, Unclear
+from support.oracle_verdict import History, Outcome
+from support.oracle_verdict import outcome_of as called
 from tokenizers import AddedToken
 
 from toolroll.rollout.errors import HistoryRewrittenError, TemplateError
 from toolroll.rollout.template import ChatTemplate
 from toolroll.testing import load_embedded_tokenizer
 
-History = Literal["fork", "preserve"]
-Outcome = tuple[Literal["append", "fork", "refuse", "crash"], Any]
 WRONG = ("wrong", "injected", "raises", "fork-wrong", "prompt-wrong", "crashed")
 """What never may be. `raises`: appended although the template refuses the conversation."""
 UNNEEDED = ("fork-unneeded", "refused-unneeded")
@@ -104,12 +105,8 @@ class Player:
             truth = self.judge.truth(messages, said, step.new, tools)
             outcome = outcome_of(self.subject, [*messages, said.turn], step.new, tools, said)
             verdict = verdict_on(truth, outcome, self.history, self.judge)
-            self._add(
-                dialogue,
-                turn,
-                verdict,
-                self._detail(truth, outcome) if verdict in WRONG + UNNEEDED else "",
-            )
+            detail = self._detail(truth, outcome) if verdict in WRONG + UNNEEDED else ""
+            self._add(dialogue, turn, verdict, detail)
             served, messages = [*stream, *said.ids], [*messages, said.turn, *step.new]
             if truth.kind == "raises":
                 return
@@ -130,13 +127,11 @@ class Player:
             self._add(dialogue, 0, "inapplicable", f"the first prompt: {reason}")
             return None
         outcome = _outcome(lambda: self.subject.prompt(messages, tools))
-        right = outcome == ("append", expected)
-        verdict = (
-            "exact" if right else "refused-unneeded" if outcome[0] == "refuse" else "prompt-wrong"
-        )
-        self._add(
-            dialogue, 0, verdict, "" if right else self._detail(Truth("append", expected), outcome)
-        )
+        if outcome == ("append", expected):
+            self._add(dialogue, 0, "exact")
+        else:
+            verdict = "refused-unneeded" if outcome[0] == "refuse" else "prompt-wrong"
+            self._add(dialogue, 0, verdict, self._detail(Truth("append", expected), outcome))
         return expected
 
     def _fork(
@@ -147,20 +142,11 @@ class Player:
         messages: Sequence[Message],
         tools: Sequence[Tool] | None,
     ) -> list[int] | None:
-        import numpy as np
-
-        what, value = _outcome(
-            lambda: (
-                self.subject.start(messages, tools)
-                .prompt(keep=np.array(stream, dtype=np.int32))
-                .tolist()
-            )
-        )
+        keep = np.array(stream, dtype=np.int32)
+        what, value = _outcome(lambda: self.subject.start(messages, tools).prompt(keep=keep))
         if what != "append":
-            unclear = self._unclear(messages, tools)
-            self._add(
-                dialogue, turn, "unclear" if unclear else "refused-unneeded", f"fork: {value}"
-            )
+            verdict = "unclear" if self._unclear(messages, tools) else "refused-unneeded"
+            self._add(dialogue, turn, verdict, f"fork: {value}")
             return None
         right = self.judge.fork_is_right(value, stream, messages, tools)
         verdict = {True: "fork-exact", False: "fork-wrong", None: "unclear"}[right]
@@ -196,26 +182,12 @@ def outcome_of(
     said: Said,
 ) -> Outcome:
     """What `ChatTemplate.delta` makes of a step."""
-    return _outcome(
-        lambda: subject.delta(
-            messages,
-            new,
-            tools=tools,
-            sampled_ids=said.ids,
-            finish_reason="stop" if said.stop else "length",
-        )
-    )
+    given: Any = {"sampled_ids": said.ids, "finish_reason": "stop" if said.stop else "length"}
+    return _outcome(lambda: subject.delta(messages, new, tools=tools, **given))
 
 
 def _outcome(make: Any) -> Outcome:
-    try:
-        return "append", [int(index) for index in make()]
-    except HistoryRewrittenError as error:
-        return "fork", error
-    except TemplateError as error:
-        return "refuse", error
-    except Exception as error:
-        return "crash", error
+    return called(make, HistoryRewrittenError, TemplateError)
 
 
 def verdict_on(truth: Truth, outcome: Outcome, history: History, judge: Judge) -> str:
@@ -246,9 +218,6 @@ def counts(rows: Sequence[Row]) -> Counter[str]:
 
 def bad(rows: Sequence[Row], verdicts: Sequence[str] = WRONG, limit: int = 30) -> str:
     """The rows with one of `verdicts`, one a line."""
-    found = [
-        f"{r.verdict} {r.template} {r.dialogue} turn {r.turn}: {r.detail}"
-        for r in rows
-        if r.verdict in verdicts
-    ]
-    return "\n".join(found[:limit])
+    found = [row for row in rows if row.verdict in verdicts]
+    lines = [f"{r.verdict} {r.template} {r.dialogue} turn {r.turn}: {r.detail}" for r in found]
+    return "\n".join(lines[:limit])

@@ -57,10 +57,8 @@ def _all() -> Iterator[tuple[str, str]]:
         with zipfile.ZipFile(wheel) as archive:
             for member in sorted(archive.namelist()):
                 if member.endswith(".jinja"):
-                    yield (
-                        f"{wheel.name.split('-')[0]}/{Path(member).stem}",
-                        archive.read(member).decode(),
-                    )
+                    name = f"{wheel.name.split('-')[0]}/{Path(member).stem}"
+                    yield name, archive.read(member).decode()
                 if "/model/llm/models/" in member and member.endswith(".json"):
                     yield from _models(json.loads(archive.read(member)))
 
@@ -150,12 +148,8 @@ def _next(judge: Judge, messages: list[Message], new: Message) -> str:
 
 
 def _calling(count: int) -> Message:
+    function = {"name": "now", "arguments": {"city": MARK}}
     calls = [
-        {
-            "id": f"callid{n:03d}",
-            "type": "function",
-            "function": {"name": "now", "arguments": {"city": MARK}},
-        }
-        for n in range(count)
+        {"id": f"callid{n:03d}", "type": "function", "function": function} for n in range(count)
     ]
     return {"role": "assistant", "content": "", "tool_calls": calls}

@@ -7,7 +7,7 @@ of a delta are its last ones, after the end of the sampled turn.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 from support.adversarial.dialogues import (
@@ -49,132 +49,100 @@ def _texts() -> list[str]:
 # --- kinds ---------------------------------------------------------------------------------------
 
 
-def _byte_level(first: Any, *others: Any, normalizer: Any = None) -> Tokenizer:
-    made = Tokenizer(models.BPE())
-    if normalizer is not None:
-        made.normalizer = normalizer
-    made.pre_tokenizer = pre.Sequence([first, *others]) if others else first
-    made.decoder = decoders.ByteLevel()
+def _trained_on_texts(model: Any, trainer: Any, **parts: Any) -> Tokenizer:
+    made = Tokenizer(model)
+    for name, part in parts.items():
+        setattr(made, name, part)
+    made.train_from_iterator(_texts(), trainer)
+    return made
+
+
+def _byte_level(split: Any = None, normalizer: Any = None) -> Tokenizer:
     trainer = trainers.BpeTrainer(
         vocab_size=700, initial_alphabet=pre.ByteLevel.alphabet(), show_progress=False
     )
-    made.train_from_iterator(_texts(), trainer)
-    return made
+    parts = {"pre_tokenizer": split or pre.ByteLevel(add_prefix_space=False)}
+    parts |= {"normalizer": normalizer} if normalizer is not None else {}
+    return _trained_on_texts(models.BPE(), trainer, decoder=decoders.ByteLevel(), **parts)
 
 
-def _byte_fallback(normalizer: Any, pre_tokenizer: Any, decoder: Any) -> Tokenizer:
-    made = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True))
-    if normalizer is not None:
-        made.normalizer = normalizer
-    if pre_tokenizer is not None:
-        made.pre_tokenizer = pre_tokenizer
-    made.decoder = decoder
+def _byte_fallback(**parts: Any) -> Tokenizer:
     trainer = trainers.BpeTrainer(
         vocab_size=900, special_tokens=["<unk>", *_BYTES], show_progress=False, max_token_length=12
     )
-    made.train_from_iterator(_texts(), trainer)
-    return made
+    model = models.BPE(unk_token="<unk>", byte_fallback=True, fuse_unk=True)
+    return _trained_on_texts(model, trainer, **parts)
 
 
 def _metaspace(scheme: Any) -> Tokenizer:
     pieces = [decoders.ByteFallback(), decoders.Metaspace(prepend_scheme=scheme)]
-    return _byte_fallback(None, pre.Metaspace(prepend_scheme=scheme), decoders.Sequence(pieces))
+    split = pre.Metaspace(prepend_scheme=scheme)
+    return _byte_fallback(pre_tokenizer=split, decoder=decoders.Sequence(pieces))
 
 
-def _unigram(scheme: Any, normalizer: Any = None) -> Tokenizer:
-    made = Tokenizer(models.Unigram())
-    if normalizer is not None:
-        made.normalizer = normalizer
-    made.pre_tokenizer = pre.Metaspace(prepend_scheme=scheme)
-    made.decoder = decoders.Metaspace(prepend_scheme=scheme)
+def _unigram(scheme: Any, **parts: Any) -> Tokenizer:
     trainer = trainers.UnigramTrainer(
         vocab_size=500, unk_token="<unk>", special_tokens=["<unk>"], show_progress=False
     )
-    made.train_from_iterator(_texts(), trainer)
-    return made
+    parts["pre_tokenizer"] = pre.Metaspace(prepend_scheme=scheme)
+    parts["decoder"] = decoders.Metaspace(prepend_scheme=scheme)
+    return _trained_on_texts(models.Unigram(), trainer, **parts)
 
 
 def _legacy() -> Tokenizer:
     steps = [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
-    back = [
-        decoders.Replace("▁", " "),
-        decoders.ByteFallback(),
-        decoders.Fuse(),
-        decoders.Strip(" ", 1, 0),
-    ]
-    return _byte_fallback(normalizers.Sequence(steps), None, decoders.Sequence(back))
+    back = [*_BACK, decoders.Strip(" ", 1, 0)]
+    return _byte_fallback(normalizer=normalizers.Sequence(steps), decoder=decoders.Sequence(back))
 
 
 def _replaced() -> Tokenizer:
-    back = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
-    return _byte_fallback(normalizers.Replace(" ", "▁"), None, decoders.Sequence(back))
+    normalizer = normalizers.Replace(" ", "▁")
+    return _byte_fallback(normalizer=normalizer, decoder=decoders.Sequence(_BACK))
 
 
 def _word_piece(*, lowercase: bool) -> Tokenizer:
-    made = Tokenizer(models.WordPiece(unk_token="[UNK]"))
-    made.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
-    made.pre_tokenizer = pre.BertPreTokenizer()
-    made.decoder = decoders.WordPiece()
     trainer = trainers.WordPieceTrainer(
         vocab_size=700, special_tokens=["[UNK]"], show_progress=False
     )
-    made.train_from_iterator(_texts(), trainer)
-    return made
+    return _trained_on_texts(
+        models.WordPiece(unk_token="[UNK]"),
+        trainer,
+        normalizer=normalizers.BertNormalizer(lowercase=lowercase),
+        pre_tokenizer=pre.BertPreTokenizer(),
+        decoder=decoders.WordPiece(),
+    )
 
 
-def _plain() -> Tokenizer:
-    return _byte_level(pre.ByteLevel(add_prefix_space=False))
-
-
+_BACK = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+_NO_REGEX = pre.ByteLevel(add_prefix_space=False, use_regex=False)
+_SPLITTING = pre.Sequence([pre.Split(Regex(_SPLIT), "isolated"), _NO_REGEX])
+_MAKERS: Mapping[str, Callable[[], Tokenizer]] = {
+    "byte_level": _byte_level,
+    "byte_level_prefix_space": partial(_byte_level, pre.ByteLevel(add_prefix_space=True)),
+    "byte_level_no_regex": partial(_byte_level, _NO_REGEX),
+    "byte_level_split": partial(_byte_level, _SPLITTING),
+    "byte_level_nfc": partial(_byte_level, normalizer=normalizers.NFC()),
+    "byte_level_nfkc": partial(_byte_level, normalizer=normalizers.NFKC()),
+    "byte_level_lowercase": partial(_byte_level, normalizer=normalizers.Lowercase()),
+    "metaspace_first": partial(_metaspace, "first"),
+    "metaspace_always": partial(_metaspace, "always"),
+    "metaspace_never": partial(_metaspace, "never"),
+    "unigram_first": partial(_unigram, "first"),
+    "unigram_always": partial(_unigram, "always"),
+    "unigram_nfkc": partial(_unigram, "first", normalizer=normalizers.NFKC()),
+    "legacy_prepend": _legacy,
+    "replace_only": _replaced,
+    "word_piece": partial(_word_piece, lowercase=False),
+    "word_piece_lowercase": partial(_word_piece, lowercase=True),
+}
 KINDS: Mapping[str, tuple[Callable[[], Tokenizer], dict[str, bool]]] = {
-    "byte_level": (_plain, {}),
-    "byte_level_prefix_space": (lambda: _byte_level(pre.ByteLevel(add_prefix_space=True)), {}),
-    "byte_level_no_regex": (
-        lambda: _byte_level(pre.ByteLevel(add_prefix_space=False, use_regex=False)),
-        {},
-    ),
-    "byte_level_split": (
-        lambda: _byte_level(
-            pre.Split(Regex(_SPLIT), "isolated"),
-            pre.ByteLevel(add_prefix_space=False, use_regex=False),
-        ),
-        {},
-    ),
-    "byte_level_nfc": (
-        lambda: _byte_level(pre.ByteLevel(add_prefix_space=False), normalizer=normalizers.NFC()),
-        {},
-    ),
-    "byte_level_nfkc": (
-        lambda: _byte_level(pre.ByteLevel(add_prefix_space=False), normalizer=normalizers.NFKC()),
-        {},
-    ),
-    "byte_level_lowercase": (
-        lambda: _byte_level(
-            pre.ByteLevel(add_prefix_space=False), normalizer=normalizers.Lowercase()
-        ),
-        {},
-    ),
-    "metaspace_first": (lambda: _metaspace("first"), {}),
-    "metaspace_always": (lambda: _metaspace("always"), {}),
-    "metaspace_never": (lambda: _metaspace("never"), {}),
-    "unigram_first": (lambda: _unigram("first"), {}),
-    "unigram_always": (lambda: _unigram("always"), {}),
-    "unigram_nfkc": (lambda: _unigram("first", normalizers.NFKC()), {}),
-    "legacy_prepend": (_legacy, {}),
-    "replace_only": (_replaced, {}),
-    "word_piece": (lambda: _word_piece(lowercase=False), {}),
-    "word_piece_lowercase": (lambda: _word_piece(lowercase=True), {}),
-    "special_lstrip": (_plain, {"lstrip": True}),
-    "special_rstrip": (_plain, {"rstrip": True}),
-    "special_both_strip": (_plain, {"lstrip": True, "rstrip": True}),
-    "special_single_word": (_plain, {"single_word": True}),
-    "special_normalized": (
-        lambda: _byte_level(
-            pre.ByteLevel(add_prefix_space=False), normalizer=normalizers.Lowercase()
-        ),
-        {"normalized": True},
-    ),
-    "metaspace_first_rstrip": (lambda: _metaspace("first"), {"rstrip": True}),
+    **{name: (make, {}) for name, make in _MAKERS.items()},
+    "special_lstrip": (_byte_level, {"lstrip": True}),
+    "special_rstrip": (_byte_level, {"rstrip": True}),
+    "special_both_strip": (_byte_level, {"lstrip": True, "rstrip": True}),
+    "special_single_word": (_byte_level, {"single_word": True}),
+    "special_normalized": (_MAKERS["byte_level_lowercase"], {"normalized": True}),
+    "metaspace_first_rstrip": (_MAKERS["metaspace_first"], {"rstrip": True}),
 }
 """Name: what makes the tokenizer, and the flags of its control tokens."""
 
