@@ -9,6 +9,7 @@ from typing import Any
 from support.endpoints import Bench, endpoint
 from support.listed_environment import TOOL
 
+from toolroll.endpoint.sessions.session_store import SessionStore
 from toolroll.testing import Policy, PolicyRequest, Reply, load_embedded_tokenizer
 
 Message = dict[str, Any]
@@ -97,6 +98,16 @@ class ServedBench(Bench):
         [trajectory] = await self.trajectories(session)
         assert len(trajectory["turns"]) == turns
         return trajectory
+
+    @property
+    def store(self) -> SessionStore:
+        """The store of a bench with `out`."""
+        assert self.endpoint.store is not None
+        return self.endpoint.store
+
+    def ids(self) -> list[str]:
+        """Return the ids of the live sessions."""
+        return [live.id for live in self.endpoint.sessions.all()]
 
     def prompt(self, request: int = -1) -> str:
         """The decoded prompt of a request to the engine."""

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from openai import AuthenticationError
 from support.loop_clock import skip_until
 from support.memory import peak
+from support.recorded import finished
 from support.served import CHAT, JSON, TEXT, USER, ServedBench, in_session, serve
 from yarl import URL
 
@@ -28,7 +29,6 @@ from toolroll.endpoint.http.access import session_key
 from toolroll.endpoint.requests import received
 from toolroll.endpoint.requests.received import decode
 from toolroll.rollout.errors import UsageError
-from toolroll.rollout.runs.episode_file import read_episodes
 
 BODY = b'{"messages": [{"role": "user", "content": "Hi"}]}'
 PATH = in_session(CHAT)
@@ -115,10 +115,10 @@ async def test_the_routes_of_the_whole_server_need_its_key(tmp_path: Path) -> No
             named = {**other, "x-session-id": "other"}  # it opens no others
             assert (await send(bench, b"", named, method=method, path=path))[0] == 401
             assert (await send(bench, b"", bearer(KEY), method=method, path=path))[0] == 200
-        assert list(read_episodes(tmp_path)) == []
+        assert finished(tmp_path) == []
         for headers, path in ((own, EXPORT[1]), (bearer(KEY), "/sessions/t/export")):
             assert (await send(bench, b"", headers, path=path))[0] == 200
-    assert [episode.task_id for episode in read_episodes(tmp_path)] == ["s", "t"]
+    assert finished(tmp_path) == ["s", "t"]
 
 
 # --- a web page -----------------------------------------------------------------------------------
@@ -169,7 +169,7 @@ async def test_without_a_key_a_foreign_page_gets_nothing(tmp_path: Path) -> None
                 assert answer == (403, code), (page, path)
         assert await bench.get("/sessions") == before
         assert len(bench.engine.log) == 1
-        assert list(read_episodes(tmp_path)) == []
+        assert finished(tmp_path) == []
 
 
 async def test_its_own_page_and_a_program_may_ask() -> None:

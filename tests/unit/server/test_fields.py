@@ -284,17 +284,24 @@ async def test_a_forced_call_is_constrained_and_marked() -> None:
             assert answer["constrained"] == "tool_choice"
 
 
-@pytest.mark.parametrize(
-    ("choice", "reply"),
-    [("required", "Hello."), (NAMED, "Hello."), (NAMED, call("listen"))],
-    ids=["required", "named", "another one"],
-)
-async def test_a_forced_call_that_is_missing_is_an_error(choice: Any, reply: str) -> None:
+MISSING: dict[str, tuple[str, Any, Any, str]] = {
+    "required": ("Hello.", TOOL, "required", "grammar"),
+    "named": ("Hello.", TOOL, NAMED, "grammar"),
+    "another call": (call("listen"), TOOL, NAMED, "grammar"),
+    "another call, strict": (call("listen"), STRICT, NAMED, "forces a call of look, but"),
+    "against its schema": (call(at=3), STRICT, "auto", "look is strict"),
+}
+"""A reply to a request with a tool and a choice, and words of the error."""
+
+
+@pytest.mark.parametrize("name", MISSING)
+async def test_a_reply_without_the_forced_call_is_an_error(name: str) -> None:
+    reply, tool, choice, words = MISSING[name]
     async with serve(reply) as bench:
-        body = {"messages": [USER], "tools": [TOOL, OTHER], "tool_choice": choice}
+        body = {"messages": [USER], "tools": [OTHER, tool], "tool_choice": choice}
         status, answer = await bench.post(in_session(CHAT), body)
         assert (status, answer["error"]["code"]) == (502, "engine_error"), answer
-        assert "look" in answer["error"]["message"] and "grammar" in answer["error"]["message"]
+        assert "look" in answer["error"]["message"] and words in answer["error"]["message"]
         assert await bench.trajectories(refused=1) == []
         # no fault of the engine's
         for cut, reason in (({"max_tokens": 1}, "length"), ({"stop": "l"}, "stop")):
@@ -338,24 +345,6 @@ async def test_a_strict_tool_is_forced_to_its_schema_and_marked() -> None:
         assert "structural_tag" not in bench.engine.log[-1].sampling_params
 
 
-@pytest.mark.parametrize(
-    ("reply", "choice", "words"),
-    [
-        (call(at=3), "auto", "look is strict"),
-        (call("listen"), NAMED, "forces a call of look, but the reply has none"),
-    ],
-    ids=["against its schema", "another tool"],
-)
-async def test_a_wrong_strict_call_is_no_answer(reply: str, choice: Any, words: str) -> None:
-    async with serve(reply) as bench:
-        body = {"messages": [USER], "tools": [OTHER, STRICT], "tool_choice": choice}
-        status, answer = await bench.post(in_session(CHAT), body)
-        assert (status, answer["error"]["code"]) == (502, "engine_error")
-        assert words in answer["error"]["message"]
-        await bench.ask(USER, tools=[TOOL])
-        assert len(await bench.trajectories(refused=1)) == 1
-
-
 async def test_strict_is_refused_if_it_cannot_be_honored() -> None:
     place = "tools[1].function.strict"
     body = {"messages": [USER], "tools": [OTHER, STRICT]}
@@ -377,20 +366,14 @@ def test_a_format_without_a_grammar_is_refused() -> None:
         assert error.value.status == 400
 
 
-@pytest.mark.parametrize(
-    "schema",
-    [
-        {"$ref": "#/nowhere"},
-        {"$ref": "http://127.0.0.1:9/x"},
-        {"properties": {"a": {"pattern": "^(a+)+$"}}},
-    ],
-    ids=["a broken reference", "an address", "a slow pattern"],
-)
-async def test_no_schema_of_a_tool_fails_a_request(schema: Any) -> None:
-    tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
+async def test_no_schema_of_a_tool_fails_a_request() -> None:
+    """A broken reference, an address, a slow pattern."""
+    slow = {"properties": {"a": {"pattern": "^(a+)+$"}}}
     async with serve(call("f", a="a" * 40 + "!")) as bench:
-        answer = await bench.ask(USER, tools=[tool])
-        assert answer["choices"][0]["finish_reason"] == "tool_calls"
+        for schema in ({"$ref": "#/nowhere"}, {"$ref": "http://127.0.0.1:9/x"}, slow):
+            tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
+            answer = await bench.ask(USER, tools=[tool])
+            assert answer["choices"][0]["finish_reason"] == "tool_calls"
 
 
 # --- the template's switches ----------------------------------------------------------------------

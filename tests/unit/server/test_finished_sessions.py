@@ -3,38 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import shutil
 import threading
 from collections.abc import AsyncIterator
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import pytest
-from support.recorded import ask, hold_the_end, policy
-from support.served import CHAT, JSON, TEXT, USER, ServedBench, in_session, serve, user
+from support.listed_environment import TOOL
+from support.recorded import ask, break_the_end, finished, hold_the_end, policy, state_of
+from support.served import CHAT, JSON, TEXT, USER, in_session, serve, user
 
 from toolroll.cli.export import export
 from toolroll.cli.view import view
 from toolroll.endpoint.requests.received import Received
-from toolroll.endpoint.sessions.live_session import LiveSession
-from toolroll.endpoint.sessions.session_store import JOURNAL_NAME, SessionStore
+from toolroll.endpoint.sessions.session_store import JOURNAL_NAME
 from toolroll.rollout.errors import UsageError
-from toolroll.rollout.runs.episode_file import read_episodes
+from toolroll.rollout.runs.episode_file import read_episodes, to_line
+from toolroll.rollout.session.trajectory_json import to_json
 from toolroll.testing import Reply
 
 BODY = {"messages": [USER]}
-
-
-def store_of(bench: ServedBench) -> SessionStore:
-    assert bench.endpoint.store is not None
-    return bench.endpoint.store
-
-
-def finished(folder: Path) -> list[str]:
-    """The names of the sessions in the episode file."""
-    return [episode.task_id for episode in read_episodes(folder)]
 
 
 async def test_an_older_session_of_a_name_is_finished_at_the_restart(tmp_path: Path) -> None:
@@ -52,7 +43,7 @@ async def test_an_older_session_of_a_name_is_finished_at_the_restart(tmp_path: P
     async with serve(policy, out=killed) as again:
         [live] = again.endpoint.sessions.all()
         assert (live.sample, len(live.trace)) == (1, 1)
-        store_of(again).finish_at_end = True
+        again.store.finish_at_end = True
     assert [episode.sample for episode in read_episodes(killed)] == [0, 1]
 
 
@@ -75,24 +66,72 @@ async def test_a_client_that_disconnects_does_not_stop_the_end(
     assert finished(tmp_path) == ["s"]
 
 
+async def test_finished_sessions_are_episodes_and_the_others_go_on(tmp_path: Path) -> None:
+    out, early = tmp_path / "out", tmp_path / "early"
+    async with serve(policy, out=out) as bench:
+        for name in ("a", "b", "c", "empty"):
+            await bench.create(name)
+        for name in ("a", "b", "c"):
+            await ask(bench, await ask(bench, [USER], name), name)
+        await bench.send("/sessions/a/reward", {"reward": 1.0, "info": {"note": "good"}})
+        expected = (await bench.get("/sessions/a/trajectories"))["trajectories"]
+        journal = (out / JOURNAL_NAME).read_bytes()
+        assert [await bench.delete(name) for name in ("a", "b", "empty")] == [200] * 3
+        await ask(bench, [USER], "a")  # another session of that name
+    first, second = read_episodes(out)
+    assert (first.env, first.task_id, first.sample) == ("serve", "a", 0)
+    assert (second.task_id, second.sample, second.result.reward) == ("b", 0, None)
+    line = json.loads(to_line(first))
+    assert [to_json(each) for each in first.result.trajectories] == expected
+    assert (line["reward"], line["info"]["note"], line["status"]) == (1.0, "good", "completed")
+    assert [each["role"] for each in line["messages"]] == ["user", "assistant"] * 2
+    assert line["tools"] == [TOOL]
+    summary = json.loads((out / "summary.json").read_bytes())["environments"]["serve"]
+    assert (summary["episodes"], summary["graded"]) == (2, 1)
+    # killed after a session was written as an episode, and before the journal said so
+    shutil.copytree(out, early)
+    (early / JOURNAL_NAME).write_bytes(journal)
+    for folder, names in ((out, ["a", "c"]), (early, ["c", "empty"])):
+        async with serve(policy, out=folder) as bench:
+            assert sorted(bench.ids()) == names
+            await ask(bench, [USER], "a")
+            assert await bench.delete("a") == 200
+        samples = [(episode.task_id, episode.sample) for episode in read_episodes(folder)]
+        assert samples == [("a", 0), ("b", 0), ("a", 1)]
+
+
+async def test_idle_and_interrupted_sessions_are_finished(tmp_path: Path) -> None:
+    async with serve(policy, out=tmp_path) as bench:
+        for name in ("old", "new"):
+            await ask(bench, [USER], name)
+        bench.endpoint.sessions.all()[0].used -= 3600.0
+        bench.endpoint.sessions.drop_idle()
+        assert bench.ids() == ["new"]
+        bench.store.finish_at_end = True
+    episodes = [(each.task_id, each.result.metrics["turns"]) for each in read_episodes(tmp_path)]
+    assert episodes == [("old", 1), ("new", 1)]
+    async with serve(policy, out=tmp_path) as bench:
+        assert bench.ids() == []
+
+
+async def test_the_journal_is_compacted_when_sessions_finish(tmp_path: Path) -> None:
+    async with serve(policy, out=tmp_path) as bench:
+        bench.store._most_stale = 0
+        for name in ("a", "b"):
+            await ask(bench, await ask(bench, [USER], name), name)
+        kept = state_of(bench, "b")
+        size = (tmp_path / JOURNAL_NAME).stat().st_size
+        assert await bench.delete("a") == 200
+        await bench.store.journal.flush()
+        data = (tmp_path / JOURNAL_NAME).read_bytes()
+        assert b'"s":"a"' not in data
+        assert len(data) < size
+    async with serve(policy, out=tmp_path) as again:
+        assert state_of(again, "b") == kept
+        assert again.ids() == ["b"]
+
+
 # --- sessions that cannot be finished -------------------------------------------------------------
-
-
-def break_the_end(bench: ServedBench, *names: str) -> Any:
-    """Let the end of the sessions `names` fail. Return a function that repairs it."""
-    store = store_of(bench)
-    settle = store._settle
-
-    async def broken(live: LiveSession) -> None:
-        if live.id in names:
-            raise RuntimeError("broken")
-        await settle(live)
-
-    def repair() -> None:
-        store._settle = settle
-
-    store._settle = broken
-    return repair
 
 
 async def test_a_session_that_cannot_be_finished_stops_no_other(
@@ -103,12 +142,12 @@ async def test_a_session_that_cannot_be_finished_stops_no_other(
             await ask(bench, [USER], name)
         break_the_end(bench, "a", "b")
         bench.endpoint.sessions.discard("a")  # in the background
-        store_of(bench).finish_at_end = True
+        bench.store.finish_at_end = True
     assert "the session a could not be finished" in caplog.text
     assert "the session b could not be finished" in caplog.text
     assert finished(tmp_path) == ["c"]
     async with serve(policy, out=tmp_path) as again:
-        assert sorted(live.id for live in again.endpoint.sessions.all()) == ["a", "b"]
+        assert sorted(again.ids()) == ["a", "b"]
 
 
 async def test_a_session_that_could_not_be_finished_can_be_later(tmp_path: Path) -> None:
@@ -121,7 +160,7 @@ async def test_a_session_that_could_not_be_finished_can_be_later(tmp_path: Path)
         for _ in range(2):  # the session is idle, and still cannot be finished
             live.used -= 7200.0
             sessions.drop_idle()
-            await asyncio.wait(store_of(bench)._finishing)
+            await asyncio.wait(bench.store._finishing)
             assert sessions.get("s") is live
         repair()
         assert await bench.delete() == 200
@@ -143,7 +182,7 @@ async def test_an_unsaved_answer_is_not_in_the_episode_of_its_session(
     saving, fail, sync = threading.Event(), threading.Event(), os.fdatasync
     async with serve(policy, out=tmp_path) as bench:
         await ask(bench, [USER])
-        live, file = bench.endpoint.sessions.find("s"), store_of(bench).journal._file.fileno()
+        live, file = bench.endpoint.sessions.find("s"), bench.store.journal._file.fileno()
 
         def failing(descriptor: int) -> None:
             if descriptor == file:
@@ -283,7 +322,7 @@ async def test_no_line_after_its_end_restores_a_session(tmp_path: Path) -> None:
     with (tmp_path / JOURNAL_NAME).open("ab") as journal:
         journal.write(b'{"s":"s","k":0,"kind":"reward","reward":1.0,"info":{}}\n')
     async with serve(policy, out=tmp_path) as again:
-        assert again.endpoint.sessions.all() == []
+        assert again.ids() == []
 
 
 async def test_the_idle_time_starts_at_the_end_of_a_request() -> None:

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import anthropic_wire
-from support.anthropic_wire import HELLO
+from support.anthropic_wire import HELLO, LOOK
 from support.client_fields import FIELDS, HOLE
 from support.dialect_bodies import body_of
 from support.listed_environment import TOOL
@@ -26,8 +25,10 @@ from support.served import (
     ServedBench,
     in_session,
     serve,
+    system,
     tool_results,
 )
+from support.wires import ask, continued
 
 DEPTHS = (100, *range(193, 202), *range(245, 256), 1000, 1030, 50_000)
 
@@ -48,13 +49,9 @@ async def post(
 
 
 def history(arguments: str) -> list[Message]:
-    function = {"name": "look", "arguments": arguments}
-    reply = {
-        "role": "assistant",
-        "content": None,
-        "tool_calls": [{"id": "c", "function": function}],
-    }
-    return [{"role": "system", "content": "S"}, USER, reply, *tool_results(reply)]
+    calls = [{"id": "c", "function": {"name": "look", "arguments": arguments}}]
+    reply = {"role": "assistant", "content": None, "tool_calls": calls}
+    return [system("S"), USER, reply, *tool_results(reply)]
 
 
 OF_CHAT = body_of("chat", history(HOLE), stream=False)
@@ -90,22 +87,13 @@ async def test_arguments_of_any_depth_are_shown_or_refused(name: str, stream: bo
             assert ("type" in json.loads(first)) == path.startswith(MESSAGES)
 
 
+NAMES = (
+    *("a tool's x", "a switch", "metadata", "messages: a schema", "messages: user_id"),
+    *("responses: a schema", "responses: metadata", "responses: client_metadata"),
+    *("session: stop", "info"),
+)
 ELSEWHERE: dict[str, tuple[str, dict[str, Any]]] = {
-    **{
-        name: FIELDS[name]
-        for name in (
-            "a tool's x",
-            "a switch",
-            "metadata",
-            "messages: a schema",
-            "messages: user_id",
-            "responses: a schema",
-            "responses: metadata",
-            "responses: client_metadata",
-            "session: stop",
-            "info",
-        )
-    },
+    **{name: FIELDS[name] for name in NAMES},
     "text: metadata": (in_session(TEXT), {"prompt": "Hi", "metadata": HOLE}),
     "tokenize: a tool's x": ("/tokenize", {"messages": [USER], "tools": [{**TOOL, "x": HOLE}]}),
 }
@@ -133,19 +121,8 @@ async def test_no_part_of_a_body_fails_the_endpoint(name: str, tmp_path: Path) -
 )
 async def test_deep_arguments_of_the_model_come_back_unchanged(depth: int, stream: bool) -> None:
     reply = f'<tool_call>{{"name": "look", "arguments": {nested(depth)}}}</tool_call>'
+    body = {**HELLO, "max_tokens": 30_000, "tools": [LOOK]}
     async with serve([reply, "Done."]) as bench:
-        body = {**HELLO, "max_tokens": 30_000, "tools": [anthropic_wire.LOOK]}
-        path = anthropic_wire.PATH
-        first = await anthropic_wire.ask(bench, body, path=path, stream=stream)
-        results = [
-            {"type": "tool_result", "tool_use_id": block["id"], "content": "seen"}
-            for block in first["content"]
-            if block["type"] == "tool_use"
-        ]
-        messages = [
-            USER,
-            {"role": "assistant", "content": first["content"]},
-            {"role": "user", "content": results or "Go on."},
-        ]
-        await anthropic_wire.ask(bench, {**body, "messages": messages}, path=path, stream=stream)
+        first = await ask(bench, body, stream=stream)
+        await ask(bench, continued(body, first), stream=stream)
         await bench.one_trajectory(turns=2)

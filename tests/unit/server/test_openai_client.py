@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, cast
 
 import pytest
-from openai import InternalServerError, OpenAI
+from openai import OpenAI
 from support.client_scenario import FIRST, one_episode, play, saying, seen
 from support.endpoints import streamed
 from support.listed_environment import TOOL
@@ -18,33 +18,41 @@ from support.served import serve
 from toolroll.testing import Fault, Reply
 
 DOWN = Fault(status=503, body=b'{"error":"overloaded"}')
+STREAM = pytest.mark.parametrize("stream", [False, True])
 
 
-async def test_openai_async(any_tokenizer: Any) -> None:
-    async with serve(saying, tokenizer=any_tokenizer, split="random") as bench:
-        last = await play(bench.client().chat.completions.create)
-        assert (last.content, last.reasoning_content) == ("All seen: <b>x</b>.", "What now?")
-        await one_episode(bench)
-
-
-async def test_openai_sync() -> None:
-    async with serve(saying, split="random") as bench:
-        with OpenAI(base_url=f"{bench.url}/sessions/s/v1", api_key="unused") as client:
-            create: Any = client.chat.completions.create
-            await play(lambda **fields: asyncio.to_thread(create, **fields))
-        await one_episode(bench)
-
-
-async def test_openai_streaming(any_tokenizer: Any) -> None:
-    """`chat.completions.stream`, which puts the deltas together itself."""
+@pytest.mark.parametrize("way", ["async", "sync", "stream"])
+async def test_an_episode(any_tokenizer: Any, way: str) -> None:
+    """The SDK puts the deltas of a stream together itself."""
     async with serve(saying, tokenizer=any_tokenizer, split="random") as bench:
         client = bench.client()
-        last = await play(partial(streamed, client), stream_options={"include_usage": True})
-        assert last.content == "All seen: <b>x</b>."
+        with OpenAI(base_url=f"{bench.url}/sessions/s/v1", api_key="unused") as synchronous:
+            create: Any = synchronous.chat.completions.create
+            ways: dict[str, Any] = {
+                "async": client.chat.completions.create,
+                "sync": partial(asyncio.to_thread, create),
+                "stream": partial(streamed, client, stream_options={"include_usage": True}),
+            }
+            replies: list[Any] = []
+
+            async def recorded(**fields: Any) -> Any:
+                replies.append(await ways[way](**fields))
+                return replies[-1]
+
+            last = await play(recorded)
+        assert (last.content, last.reasoning_content) == ("All seen: <b>x</b>.", "What now?")
         await one_episode(bench)
+        reasons = [reply.choices[0].finish_reason for reply in replies]
+        assert reasons == ["tool_calls", "tool_calls", "stop"]
+        if way != "stream":
+            entry, answer = bench.engine.log[-1], replies[-1]
+            ids = (answer.prompt_token_ids, answer.choices[0].token_ids)
+            assert ids == (entry.input_ids.tolist(), entry.output_ids)
+            cached = answer.usage.prompt_tokens_details.cached_tokens
+            assert cached == entry.cached_tokens > 100
 
 
-@pytest.mark.parametrize("stream", [False, True])
+@STREAM
 async def test_openai_retries_what_the_engine_refused(stream: bool) -> None:
     """The engine fails as often as its client tries; the SDK's own retry then succeeds, and all
     is there once.
@@ -55,14 +63,6 @@ async def test_openai_retries_what_the_engine_refused(stream: bool) -> None:
         await play(partial(streamed, client) if stream else client.chat.completions.create)
         await one_episode(bench)
         assert len(bench.engine.log) == 3 + 4
-
-
-async def test_openai_without_retries_gets_the_error() -> None:
-    async with serve(saying, faults=lambda request: DOWN, config={"retries": 0}) as bench:
-        with pytest.raises(InternalServerError) as caught:
-            await bench.client(max_retries=0).chat.completions.create(model="m", messages=FIRST)
-        assert (caught.value.status_code, caught.value.code) == (503, "engine_overloaded")
-        assert await bench.trajectories() == []
 
 
 async def test_openai_times_out_retries_and_joins_its_own_request() -> None:
@@ -84,43 +84,39 @@ async def test_openai_times_out_retries_and_joins_its_own_request() -> None:
         assert len(bench.engine.log) == 3
 
 
-@pytest.mark.parametrize("stream", [False, True])
+@STREAM
 async def test_a_hang_up_without_a_retry_is_aborted_at_the_engine(stream: bool) -> None:
     hold = lambda request: Reply(saying(request), hold=asyncio.Event(), hold_after=2)
     async with serve(hold, settings={"grace": 0.05}) as bench:
         create: Any = bench.client().chat.completions.create
 
         async def ask() -> None:
-            answer = await create(model="m", messages=FIRST, stream=stream)
-            async for _ in answer:
+            async for _ in await create(model="m", messages=FIRST, stream=stream):
                 pass
 
-        asking = asyncio.create_task(ask())
+        waiting = asyncio.create_task(ask())
         await bench.engine.until(lambda engine: engine.held == 1)
-        asking.cancel()
+        waiting.cancel()
         await bench.engine.until(lambda engine: engine.log[0].finished is not None)
         assert bench.engine.log[0].aborted
         assert await bench.trajectories() == []
 
 
-@pytest.mark.parametrize("stream", [False, True])
+@STREAM
 @pytest.mark.parametrize("stored", [False, True])
 async def test_openai_responses(any_tokenizer: Any, stream: bool, stored: bool) -> None:
     """`responses.create`: with the whole history, and with the id of the previous response."""
     async with serve(saying, tokenizer=any_tokenizer, split="random") as bench:
         responses = bench.client().responses
-        body: dict[str, Any] = {
-            "model": "m",
-            "instructions": FIRST[0]["content"],
-            "input": [{"role": "user", "content": FIRST[1]["content"]}],
-            "tools": [{"type": "function", **TOOL["function"]}],
-        }
+        tools = [{"type": "function", **TOOL["function"]}]
+        body: dict[str, Any] = {"model": "m", "instructions": FIRST[0]["content"], "tools": tools}
+        items = [{"role": "user", "content": FIRST[1]["content"]}]
         while True:
             if stream:
-                events = [event async for event in await responses.create(**body, stream=True)]
-                response = cast("Any", events[-1]).response
+                created = await responses.create(**body, input=items, stream=True)
+                response = cast("Any", [event async for event in created][-1]).response
             else:
-                response = await responses.create(**body)
+                response = await responses.create(**body, input=items)
             results = [
                 {
                     "type": "function_call_output",
@@ -133,9 +129,8 @@ async def test_openai_responses(any_tokenizer: Any, stream: bool, stored: bool) 
             if not results:
                 break
             if stored:
-                body |= {"previous_response_id": response.id, "input": results}
-            else:
-                body["input"] = [*body["input"], *response.output, *results]
+                body["previous_response_id"] = response.id
+            items = results if stored else [*items, *response.output, *results]
         assert response.output_text == "All seen: <b>x</b>."
         assert await responses.retrieve(response.id) == response
         await one_episode(bench)

@@ -40,6 +40,11 @@ GRAMMAR = {"type": "grammar", "syntax": "lark", "definition": "start: /x/"}
 IMAGE = {"type": "image_url", "image_url": {"url": "x"}}
 FUNCTION = {"name": "look", "arguments": "{}"}
 EMPTY_STOP = "a stop string must not be empty"
+JSON_OBJECT = {"type": "json_object"}
+OBFUSCATED = {"stream_options": {"include_obfuscation": True}}
+EYES = {"type": "namespace", "name": "eyes", "tools": [RESPONSES_LOOK]}
+NO_ID = {"role": "tool", "content": "x", "tool_call_id": {}}
+CALL_BLOCK = {"type": "tool_use", "id": "a", "name": "look", "input": {}}
 
 
 def _messages(*messages: Any) -> Fields:
@@ -59,12 +64,44 @@ def _asked(**block: Any) -> Fields:
     return _content(block)
 
 
+def _result(content: Any) -> Fields:
+    return _content({"type": "tool_result", "tool_use_id": "a", "content": content})
+
+
 def _replied(**block: Any) -> Fields:
     return _messages(USER, {"role": "assistant", "content": [block]}, USER)
 
 
 def _item(**item: Any) -> Fields:
     return {"input": [USER, item, USER]}
+
+
+def _message(**fields: Any) -> Fields:
+    return _item(role="user", **fields)
+
+
+def _output_item(**fields: Any) -> Fields:
+    return _item(type="function_call_output", call_id="a", **fields)
+
+
+def _namespace(**fields: Any) -> Fields:
+    return {"tools": [{"type": "namespace", "name": "x", **fields}]}
+
+
+def _custom(**fields: Any) -> Fields:
+    return {"tools": [{"type": "custom", "name": "x", **fields}]}
+
+
+def _format(**form: Any) -> Fields:
+    return {"text": {"format": form}}
+
+
+def _output(**form: Any) -> Fields:
+    return {"output_config": {"format": form}}
+
+
+def _edit(**edit: Any) -> Fields:
+    return {"context_management": {"edits": [edit]}}
 
 
 OF_CHAT: list[Row] = [
@@ -91,20 +128,14 @@ OF_CHAT: list[Row] = [
     ("tools[0].type", {"tools": [{"type": "web_search"}]}),
     ("tools", {"tools": [TOOL, TOOL]}, "'look'"),
     ("tools", {"tools": [TOOL, TOOL], "tool_choice": "none"}, "'look'"),
-    (
-        "tools[1].function.strict",
-        {"tools": [OTHER, STRICT], "response_format": {"type": "json_object"}},
-    ),
+    ("tools[1].function.strict", {"tools": [OTHER, STRICT], "response_format": JSON_OBJECT}),
     (
         "response_format",
-        {"tools": [TOOL], "tool_choice": "required", "response_format": {"type": "json_object"}},
+        {"tools": [TOOL], "tool_choice": "required", "response_format": JSON_OBJECT},
     ),
     ("response_format.type", {"response_format": {"type": "grammar"}}),
     ("chat_template_kwargs.messages", {"chat_template_kwargs": {"messages": []}}),
-    (
-        "stream_options.include_obfuscation",
-        {"stream": True, "stream_options": {"include_obfuscation": True}},
-    ),
+    ("stream_options.include_obfuscation", {"stream": True, **OBFUSCATED}),
     ("messages", {"messages": None}),
     ("messages", _messages()),
     ("messages", _messages(USER, assistant("prefill")), "the last message is from the assistant"),
@@ -115,10 +146,7 @@ OF_CHAT: list[Row] = [
     ("messages[0].content", _messages({"role": "user", "content": None})),
     ("messages[0].content", _messages({"role": "user", "content": 3})),
     ("messages[1].content", _messages(USER, {"role": "user"}, USER)),
-    (
-        "messages[1].tool_call_id",
-        _messages(USER, {"role": "tool", "content": "x", "tool_call_id": {}}),
-    ),
+    ("messages[1].tool_call_id", _messages(USER, NO_ID)),
     ("messages[1].tool_calls", _messages(USER, {"role": "assistant", "tool_calls": 5}, USER)),
     ("messages[1].tool_calls[0].type", _call(type="custom", function=FUNCTION)),
     ("messages[1].tool_calls[0].content", _call(content=1, function=FUNCTION)),
@@ -168,11 +196,8 @@ OF_MESSAGES: list[Row] = [
     ("messages[0].content[0].type", _asked(type="document")),
     ("messages[0].content[0].type", _asked()),
     ("messages[0].content[0].tool_use_id", _asked(type="tool_result", content="x")),
-    (
-        "messages[0].content[0].content[0].type",
-        _asked(type="tool_result", tool_use_id="a", content=[{"type": "image"}]),
-    ),
-    ("messages[0].content[0].content", _asked(type="tool_result", tool_use_id="a", content=7)),
+    ("messages[0].content[0].content[0].type", _result([{"type": "image"}])),
+    ("messages[0].content[0].content", _result(7)),
     ("messages[1].content[0].type", _replied(type="redacted_thinking", data="x")),
     ("messages[1].content[0].type", _replied(type="server_tool_use", id="a", name="b")),
     ("messages[1].content[0].thinking", _replied(type="thinking")),
@@ -200,11 +225,8 @@ OF_MESSAGES: list[Row] = [
     ("tool_choice.name", {"tools": [MESSAGES_LOOK], "tool_choice": {"type": "auto", "name": "x"}}),
     ("thinking.type", {"thinking": {"type": "between_tools"}}),
     ("thinking.budget_tokens", {"thinking": {"type": "enabled", "budget_tokens": 1024}}),
-    (
-        "output_config.format.schema_",
-        {"output_config": {"format": {"type": "json_schema", "schema_": {}}}},
-    ),
-    ("output_config.format.type", {"output_config": {"format": {"type": "xml", "schema": {}}}}),
+    ("output_config.format.schema_", _output(type="json_schema", schema_={})),
+    ("output_config.format.type", _output(type="xml", schema={})),
     ("temperature", {"temperature": -1}),
     ("top_p", {"top_p": 2}),
     ("stop_sequences", {"stop_sequences": "END"}),
@@ -212,14 +234,8 @@ OF_MESSAGES: list[Row] = [
     ("stream", {"stream": "often"}),
     ("service_tier", {"service_tier": "priority"}),
     ("speed", {"speed": "fast"}),
-    (
-        "context_management.edits[0].type",
-        {"context_management": {"edits": [{"type": "clear_tool_uses_20250919", "keep": "all"}]}},
-    ),
-    (
-        "context_management.edits[0].keep",
-        {"context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": 1}]}},
-    ),
+    ("context_management.edits[0].type", _edit(type="clear_tool_uses_20250919", keep="all")),
+    ("context_management.edits[0].keep", _edit(type="clear_thinking_20251015", keep=1)),
     ("mcp_servers", {"mcp_servers": [{"name": "x"}]}),
     ("container", {"container": "x"}),
     ("n", {"n": 2}),
@@ -227,32 +243,14 @@ OF_MESSAGES: list[Row] = [
     ("tools[0].strict", {"tools": [{**MESSAGES_LOOK, "strict": "false"}]}),
     (
         "messages[1]",
-        {
-            "system": "Be brief.",
-            "messages": [
-                USER,
-                {
-                    "role": "assistant",
-                    "content": [{"type": "tool_use", "id": "a", "name": "look", "input": {}}],
-                },
-            ],
-        },
+        {"system": "Be brief.", **_messages(USER, {"role": "assistant", "content": [CALL_BLOCK]})},
     ),
 ]
 OF_RESPONSES: list[Row] = [
     ("previous_response_id", {"previous_response_id": "resp_x"}, "resp_x"),
     ("tools", {"tools": [RESPONSES_LOOK] * 2}, "'look'"),
     ("tools", {"tools": [RESPONSES_LOOK] * 2, "tool_choice": "none"}, "'look'"),
-    (
-        "tools",
-        {
-            "tools": [
-                {"type": "namespace", "name": "eyes", "tools": [RESPONSES_LOOK]},
-                {**RESPONSES_LOOK, "name": "eyes__look"},
-            ]
-        },
-        "'eyes__look'",
-    ),
+    ("tools", {"tools": [EYES, {**RESPONSES_LOOK, "name": "eyes__look"}]}, "'eyes__look'"),
     ("input", {"input": None}),
     ("input", {"input": 7}),
     ("input", {"input": []}),
@@ -267,34 +265,31 @@ OF_RESPONSES: list[Row] = [
     ("input[1].output", _item(type="custom_tool_call_output", call_id="a", output=7)),
     ("input[1].role", _item(role="tool", content="x")),
     ("input[1].role", _item(type="message", content="x")),
-    ("input[1].name", _item(role="user", content="x", name="n")),
+    ("input[1].name", _message(content="x", name="n")),
     ("input[1].type", _item(type=["message"], role="user", content="x")),
-    ("input[1].content[0].type", _item(role="user", content=[{"type": {}, "text": "x"}])),
-    ("input[1].content", _item(role="user")),
-    ("input[1].content", _item(role="user", content=7)),
-    ("input[1].content[0]", _item(role="user", content=["x"])),
-    ("input[1].content[0].type", _item(role="user", content=[{"type": "input_image"}])),
-    ("input[1].content[0].type", _item(role="user", content=[{"type": "input_file"}])),
-    ("input[1].content[0].text", _item(role="user", content=[{"type": "input_text"}])),
+    ("input[1].content[0].type", _message(content=[{"type": {}, "text": "x"}])),
+    ("input[1].content", _message()),
+    ("input[1].content", _message(content=7)),
+    ("input[1].content[0]", _message(content=["x"])),
+    ("input[1].content[0].type", _message(content=[{"type": "input_image"}])),
+    ("input[1].content[0].type", _message(content=[{"type": "input_file"}])),
+    ("input[1].content[0].text", _message(content=[{"type": "input_text"}])),
     ("input[1].content[0].type", _item(role="assistant", content=[{"type": "refusal"}])),
     ("input[1].call_id", _item(type="function_call", name="a", arguments="{}")),
     ("input[1].name", _item(type="function_call", call_id="a", arguments="{}")),
     ("input[1].arguments", _item(type="function_call", call_id="a", name="b", arguments={})),
     ("input[1].call_id", _item(type="function_call_output", output="x")),
-    ("input[1].output", _item(type="function_call_output", call_id="a", output=7)),
-    (
-        "input[1].output[0].type",
-        _item(type="function_call_output", call_id="a", output=[{"type": "input_image"}]),
-    ),
+    ("input[1].output", _output_item(output=7)),
+    ("input[1].output[0].type", _output_item(output=[{"type": "input_image"}])),
     ("input[1].summary", _item(type="reasoning", summary=7)),
     ("instructions", {"instructions": 7}),
     ("tools", {"tools": {}}),
     ("tools[0]", {"tools": ["look"]}),
     ("tools[0].type", {"tools": [{"type": "web_search"}]}),
-    ("tools[0].parameters", {"tools": [{"type": "custom", "name": "x", "parameters": {}}]}),
-    ("tools[0].format", {"tools": [{"type": "custom", "name": "x", "format": "text"}]}),
-    ("tools[0].format", {"tools": [{"type": "custom", "name": "x", "format": {"type": "json"}}]}),
-    ("tools[0].format", {"tools": [{"type": "custom", "name": "x", "format": GRAMMAR}]}),
+    ("tools[0].parameters", _custom(parameters={})),
+    ("tools[0].format", _custom(format="text")),
+    ("tools[0].format", _custom(format={"type": "json"})),
+    ("tools[0].format", _custom(format=GRAMMAR)),
     ("tools[0].type", {"tools": [{"type": "mcp", "server_label": "x"}]}),
     ("tools[0].type", {"tools": [{}]}),
     ("tools[0].name", {"tools": [{"type": "function"}]}),
@@ -303,26 +298,19 @@ OF_RESPONSES: list[Row] = [
     ("tools[0].defer_loading", {"tools": [{**RESPONSES_LOOK, "defer_loading": True}]}),
     ("tools[0].defer_loading", {"tools": [{**RESPONSES_LOOK, "defer_loading": False}]}),
     ("tools[0].type", {"tools": [{**RESPONSES_LOOK, "type": ["function"]}]}),
-    ("tools[0].tools", {"tools": [{"type": "namespace", "name": "x"}]}),
-    (
-        "tools[0].tools[0].name",
-        {"tools": [{"type": "namespace", "name": "x", "tools": [{"type": "custom"}]}]},
-    ),
+    ("tools[0].tools", _namespace()),
+    ("tools[0].tools[0].name", _namespace(tools=[{"type": "custom"}])),
     ("tool_choice", {"tool_choice": "required"}),
     ("tool_choice", {"tools": [RESPONSES_LOOK], "tool_choice": {"type": "function", "name": "x"}}),
     ("tool_choice", {"tools": [RESPONSES_LOOK], "tool_choice": {"type": "allowed_tools"}}),
     ("reasoning.effort", {"reasoning": {"effort": "none"}}),
     ("reasoning.effort", {"reasoning": {"effort": "extreme"}}),
-    ("text.format.schema_", {"text": {"format": {"type": "json_schema", "schema_": {}}}}),
-    ("text.format.type", {"text": {"format": {"type": "grammar"}}}),
-    ("text.format.schema", {"text": {"format": {"type": "json_schema", "name": "x"}}}),
+    ("text.format.schema_", _format(type="json_schema", schema_={})),
+    ("text.format.type", _format(type="grammar")),
+    ("text.format.schema", _format(type="json_schema", name="x")),
     (
         "text.format",
-        {
-            "tools": [RESPONSES_LOOK],
-            "tool_choice": "required",
-            "text": {"format": {"type": "json_object"}},
-        },
+        {"tools": [RESPONSES_LOOK], "tool_choice": "required", **_format(**JSON_OBJECT)},
     ),
     ("max_output_tokens", {"max_output_tokens": 0}),
     ("temperature", {"temperature": -1}),
@@ -339,15 +327,9 @@ OF_RESPONSES: list[Row] = [
     ("metadata", {"metadata": ["a"]}),
     ("reasoning.mode", {"reasoning": {"mode": "pro"}}),
     ("tools[0].strict", {"tools": [{**RESPONSES_LOOK, "strict": "false"}]}),
-    (
-        "tools[0].description",
-        {"tools": [{"type": "namespace", "name": "x", "description": {"a": 1}, "tools": []}]},
-    ),
-    (
-        "tools[0].tools[0].name",
-        {"tools": [{"type": "namespace", "name": "x", "tools": [{**RESPONSES_LOOK, "name": ""}]}]},
-    ),
-    ("stream_options.include_obfuscation", {"stream_options": {"include_obfuscation": True}}),
+    ("tools[0].description", _namespace(description={"a": 1}, tools=[])),
+    ("tools[0].tools[0].name", _namespace(tools=[{**RESPONSES_LOOK, "name": ""}])),
+    ("stream_options.include_obfuscation", OBFUSCATED),
 ]
 REFUSED: dict[str, tuple[Fields, list[Row]]] = {
     CHAT: ({"messages": [USER]}, OF_CHAT),
@@ -417,32 +399,29 @@ async def test_a_field_that_the_template_may_show_is_refused(tokenizer: Any) -> 
 # --- sampling parameters of a session and of the endpoint -----------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("name", "params"),
-    [
-        ("max_new_tokens", {"max_new_tokens": "x"}),
-        ("max_new_tokens", {"max_new_tokens": 0}),
-        ("stop", {"stop": 5}),
-        ("stop", {"stop": [""]}),
-        ("stop_token_ids", {"stop_token_ids": 5}),
-        ("stop_token_ids[0]", {"stop_token_ids": ["a"]}),
-        ("temperature", {"temperature": -1}),
-        ("logit_bias.a", {"logit_bias": {"a": 1}}),
-        ("json_schema", {"json_schema": {"type": "object"}}),
-    ],
-    ids=str,
-)
-async def test_a_wrong_default_is_refused_where_it_is_set(name: str, params: Fields) -> None:
-    with pytest.raises(UsageError, match=re.escape(name)):
-        EndpointSettings(sampling_params=params)
+WRONG_DEFAULTS: list[tuple[str, Fields]] = [
+    ("max_new_tokens", {"max_new_tokens": "x"}),
+    ("max_new_tokens", {"max_new_tokens": 0}),
+    ("stop", {"stop": 5}),
+    ("stop", {"stop": [""]}),
+    ("stop_token_ids", {"stop_token_ids": 5}),
+    ("stop_token_ids[0]", {"stop_token_ids": ["a"]}),
+    ("temperature", {"temperature": -1}),
+    ("logit_bias.a", {"logit_bias": {"a": 1}}),
+    ("json_schema", {"json_schema": {"type": "object"}}),
+    ("temprature", {"temprature": 1}),
+]
+
+
+async def test_a_wrong_default_is_refused_where_it_is_set() -> None:
     async with serve() as bench:
-        body = {"session_id": "s", "sampling_params": params}
-        status, code, param = await bench.refusal("/sessions", body)
-        assert (status, code) == (400, "invalid_value")
-        assert param is not None and param.startswith(f"sampling_params.{name}")
-        body["sampling_params"] = {"temprature": 1}
-        status, _, param = await bench.refusal("/sessions", body)
-        assert (status, param) == (400, "sampling_params.temprature")
+        for name, params in WRONG_DEFAULTS:
+            with pytest.raises(UsageError, match=re.escape(name)):
+                EndpointSettings(sampling_params=params)
+            body = {"session_id": "s", "sampling_params": params}
+            status, code, param = await bench.refusal("/sessions", body)
+            assert status == 400 and (code == "invalid_value" or name == "temprature")
+            assert param is not None and param.startswith(f"sampling_params.{name}")
         assert len(bench.endpoint.sessions) == 0
 
 

@@ -13,7 +13,7 @@ from support.served import CHAT, RETRY, USER, in_session, numbered, serve, user
 from toolroll.endpoint import replies
 from toolroll.endpoint.http.json_response import JsonResponse
 from toolroll.endpoint.sessions.pending import request_key
-from toolroll.testing import Fault, PolicyRequest, Reply, fault_at
+from toolroll.testing import Fault, Reply, fault_at
 
 PATH = in_session(CHAT)
 BODY = {"messages": [USER]}
@@ -103,17 +103,13 @@ async def test_a_retry_of_a_repeated_request_gets_the_last_answer(
     tmp_path: Path, restarted: bool
 ) -> None:
     """The client sent the request again, so it has the first answer."""
-
-    def answer(request: PolicyRequest) -> str:
-        return f"Answer {request.index}."
-
-    async with serve(answer, out=tmp_path) as bench:
+    async with serve(numbered, out=tmp_path) as bench:
         await bench.send(PATH, BODY)
         last = await bench.send(PATH, BODY)
         if not restarted:
             assert await bench.send(PATH, BODY, **RETRY) == last
             return
-    async with serve(answer, out=tmp_path) as bench:
+    async with serve(numbered, out=tmp_path) as bench:
         assert await bench.send(PATH, BODY, **RETRY) == last
 
 

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
+from support.recorded import finished
 from support.served import CHAT, TEXT, USER, Message, ServedBench, in_session, numbered, serve, user
 from yarl import URL
 
@@ -24,24 +25,40 @@ async def metrics(bench: ServedBench) -> dict[str, float]:
     return {name: float(value) for name, _, value in values}
 
 
+async def test_the_session_is_named_by_path_header_or_body() -> None:
+    async with serve() as bench:
+        for path, fields, headers in (
+            (in_session(CHAT), {}, {}),
+            (CHAT, {"session_id": "s"}, {}),
+            (CHAT, {}, {"x-session-id": "s"}),
+        ):
+            await bench.send(path, {"messages": [USER], **fields}, **headers)
+        assert [entry.routing_key for entry in bench.engine.log] == ["s"] * 3
+        assert len(await bench.trajectories()) == 3
+
+
 async def test_the_list_has_live_and_finished_sessions(tmp_path: Path) -> None:
     async with serve(out=tmp_path) as bench:
         for name in ("s", "t"):
             await bench.ask(USER, session=name)
             await bench.ask(USER, USER, session=name)
-        await bench.send("/sessions/t/reward", {"reward": 1.0})
+        rewarded = await bench.send("/sessions/t/reward", {"reward": 1.0})
+        assert rewarded == {"session_id": "t", "reward": 1.0}
+        assert (await bench.get("/sessions/t/trajectories"))["reward"] == 1.0
         exported = await bench.send(EXPORT, {})
         assert (exported["turns"], exported["file"]) == (2, str(tmp_path / "episodes.jsonl"))
         assert await bench.send(EXPORT, {}) == exported  # a retry
-        live, finished = (await bench.get("/sessions"))["data"]
-    assert finished == {"session_id": "s", "sample": 0, "finished": True, "turns": 2}
+        trajectories = await bench.get("/sessions/s/trajectories")
+        assert trajectories["error"]["code"] == "session_not_found"
+        live, ended = (await bench.get("/sessions"))["data"]
+    assert ended == {"session_id": "s", "sample": 0, "finished": True, "turns": 2}
     expected = {"session_id": "t", "finished": False, "turns": 2, "reward": 1.0}
     assert live == {**live, **expected}
     [reason] = live["forks"]
     assert reason.endswith("message 1 (assistant) of the served history is missing")
-    assert [episode.task_id for episode in read_episodes(tmp_path)] == ["s"]
+    assert finished(tmp_path) == ["s"]
     async with serve(out=tmp_path) as bench:
-        assert (await bench.get("/sessions"))["data"] == [live, finished]
+        assert (await bench.get("/sessions"))["data"] == [live, ended]
 
 
 async def test_forks_that_drop_a_last_message_get_an_advice_once(

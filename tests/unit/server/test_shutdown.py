@@ -14,10 +14,10 @@ from typing import Any
 
 import aiohttp
 import pytest
+from support.recorded import finished
 from support.served import CHAT, TEXT, USER, ServedBench, in_session, serve
 
 from toolroll.endpoint.replies import Reply as EndpointReply
-from toolroll.rollout.runs.episode_file import read_episodes
 from toolroll.testing import PolicyRequest, Reply
 
 STOPPING = (503, "server_stopping", "true")
@@ -51,8 +51,7 @@ async def closing(policy: Any, out: Path, *, finish: bool = False) -> AsyncItera
 
     async def run() -> None:
         async with serve(policy, out=out) as bench:
-            store = bench.endpoint.store
-            assert store is not None
+            store = bench.store
             store.finish_at_end = finish
             close = store.aclose
 
@@ -112,12 +111,9 @@ async def test_agents_that_ask_again_change_no_session(tmp_path: Path, finish: b
             assert answers == [STOPPING] * 4
     async with serve(policy, out=tmp_path) as again:
         lives = [(live.id, len(live.trace)) for live in again.endpoint.sessions.all()]
-        store = again.endpoint.store
-        assert store is not None
-        assert sorted(store._logs) == ([] if finish else [(name, 0) for name in names])
+        assert sorted(again.store._logs) == ([] if finish else [(name, 0) for name in names])
     assert sorted(lives) == ([] if finish else [(name, 1) for name in names])
-    finished = sorted(episode.task_id for episode in read_episodes(tmp_path))
-    assert finished == (names if finish else [])
+    assert sorted(finished(tmp_path)) == (names if finish else [])
 
 
 async def test_every_route_of_a_session_says_that_the_server_stops(tmp_path: Path) -> None:
@@ -140,7 +136,7 @@ async def test_every_route_of_a_session_says_that_the_server_stops(tmp_path: Pat
             ("DELETE", "/sessions/s", None),
         ):
             assert await server.send(method, path, body) == STOPPING, path
-        assert [live.id for live in server.bench.endpoint.sessions.all()] == ["s"]
+        assert server.bench.ids() == ["s"]
 
 
 async def test_an_answer_is_in_the_journal_or_its_client_gets_an_error(
@@ -148,14 +144,14 @@ async def test_an_answer_is_in_the_journal_or_its_client_gets_an_error(
 ) -> None:
     """The answer exists when the server stops, but is committed only after the store closed."""
     async with closing("Hello.", tmp_path) as server:
-        core = server.bench.endpoint
+        journal = server.bench.store.journal
         deliver, reached = EndpointReply.deliver, asyncio.Event()
 
         async def late(reply: EndpointReply) -> None:
             reached.set()
             await server.go_on.wait()
-            await core.store.journal.flush()  # type: ignore[union-attr]
-            while not core.store.journal._closed:  # type: ignore[union-attr]
+            await journal.flush()
+            while not journal._closed:
                 await asyncio.sleep(0)
             await deliver(reply)
 
