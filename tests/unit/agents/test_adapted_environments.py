@@ -87,7 +87,7 @@ async def test_an_episode(tokenizer: Any) -> None:
 
 def test_a_reset_without_a_task_has_a_seed_and_no_options() -> None:
     """The options had the index 0 and the id "None"."""
-    cats = []
+    cats: list[int] = []
     for seed in (1, 1, 2, 3, 4, 5):
         env = Doors()
         env.options = {}

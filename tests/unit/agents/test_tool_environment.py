@@ -166,11 +166,9 @@ def test_the_schema_is_the_signature_s_and_the_docstring_s() -> None:
     item = {"type": "string", "description": "what to buy"}
     count = {"type": "integer", "description": "how often", "default": 1}
     order = {"type": "string", "enum": ["up", "down"], "default": "up"}
-    put, look_into = (
-        {"type": "object", "properties": properties, "additionalProperties": False}
-        for properties in ({"item": item, "count": count}, {"order": order})
-    )
-    put["required"] = ["item"]
+    common: dict[str, Any] = {"type": "object", "additionalProperties": False}
+    put = {**common, "properties": {"item": item, "count": count}, "required": ["item"]}
+    look_into = {**common, "properties": {"order": order}}
     assert [tool["function"] for tool in first.tools] == [
         {"name": "put", "description": "Put an item into the cart.", "parameters": put},
         {"name": "look", "description": "Look into the cart.", "parameters": look_into},
