@@ -24,6 +24,13 @@ TOOL: Any = {
 }
 
 
+LOOK: Any = {
+    "type": "function",
+    "function": {"name": "look", "parameters": {"type": "object", "properties": {}}},
+}
+"""The tool without arguments."""
+
+
 @dataclass
 class ListedWorld(Environment):
     """Answers each call with the next of `tool_texts`, each reply without calls with the next of

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
+from support.episodes import call
 
 from toolroll import (
     Action,
@@ -105,10 +106,6 @@ def several() -> Any:
 
 def answer(final: str) -> float:
     return float("ok" in final)
-
-
-def call(name: str, **arguments: Any) -> str:
-    return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
 
 
 def define(*tools: Any, **given: Any) -> ToolEnvironmentFactory:
