@@ -144,7 +144,7 @@ def test_nothing_gives_nothing() -> None:
         pass_at_k([], 1)
 
 
-def test_pass_hat_k_of_tau_benchs_own_trials_is_what_its_own_code_prints() -> None:
+def test_pass_hat_k_of_tau_benchs_trials_is_what_it_prints() -> None:
     """The passes of each airline task in the four gpt-4o trials of tau-bench's repository, and the
     numbers that its `display_metrics` prints for them.
     """
