@@ -23,6 +23,7 @@ def command(
             main()
         except SystemExit as ended:
             status = int(ended.code or 0)
-        return status, *capsys.readouterr()
+        printed = capsys.readouterr()
+        return status, printed.out, printed.err
 
     return run
