@@ -14,6 +14,13 @@ _LOOK = {"name": "look", "description": "Look at something.", "parameters": _AT}
 TOOL: Any = {"type": "function", "function": _LOOK}
 
 
+LOOK: Any = {
+    "type": "function",
+    "function": {"name": "look", "parameters": {"type": "object", "properties": {}}},
+}
+"""The tool without arguments."""
+
+
 @dataclass
 class ListedWorld(Environment):
     """Answers each call with the next of `tool_texts`, each reply without calls with the next of

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from toolroll.agents.environments.tau_bench import INSTALL, TauBenchEnvironment, TauBenchFactory
+from toolroll.agents.environments.tau_bench import INSTALL, TauBenchFactory
 from toolroll.agents.environments.tau_bench.package import import_module, installed
 from toolroll.agents.users import ScriptedUser
 from toolroll.parsers.types import ToolCall
@@ -101,7 +101,7 @@ def call(name: str, /, **arguments: Any) -> Action:
     return Action("", (ToolCall(name, arguments, "", id="c"),))
 
 
-async def play(env: TauBenchEnvironment, task: Task, actions: Any) -> StepResult:
+async def play(env: Any, task: Task, actions: Any) -> StepResult:
     """Reset, and step through `actions` until the end; the last step."""
     await env.reset(task, 0)
     result = StepResult()

@@ -98,9 +98,8 @@ def test_the_score_is_the_reward_and_is_compared_with_the_rule() -> None:
         assert results[1].info["reward_reason"] == "It is rude."
         assert "The answer is 42." in prompts(engine)[0]
     part = report(summary)
-    assert part["judge"] == {
-        "episodes": 2, "agreement": 0.5, "passed_by_rule_only": 1, "passed_by_judge_only": 0,
-    }  # fmt: skip
+    only = {"passed_by_rule_only": 1, "passed_by_judge_only": 0}
+    assert part["judge"] == {"episodes": 2, "agreement": 0.5, **only}
     assert any("agrees with the rule in 50.0% of 2" in line for line in remarks("sums", part))
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from support.episodes import serving
+from support.listed_environment import LOOK
 from support.loop_clock import skip
 
 from toolroll.agents.loop.call_policy import CallPolicy
@@ -37,14 +38,9 @@ from toolroll.rollout.types import (
     StepResult,
     StopReason,
     Task,
-    Tool,
 )
 from toolroll.testing import PolicyRequest
 
-TOOL: Tool = {
-    "type": "function",
-    "function": {"name": "look", "parameters": {"type": "object", "properties": {}}},
-}
 TASK = Task("t", 0)
 
 
@@ -55,7 +51,7 @@ class Talk(Environment):
         self.turns, self.fails, self.more = turns, fails, more
 
     def reset(self, task: Task, seed: int) -> Observation:
-        return Observation([{"role": "user", "content": "Begin."}], tools=[TOOL])
+        return Observation([{"role": "user", "content": "Begin."}], tools=[LOOK])
 
     def step(self, action: Action) -> StepResult:
         self.turns -= 1
@@ -267,7 +263,7 @@ class Reusing(Environment):
     """Changes the messages and the tools that it has returned."""
 
     def __init__(self) -> None:
-        self.tool = json.loads(json.dumps(TOOL))
+        self.tool = json.loads(json.dumps(LOOK))
         self.message: Message = {"role": "user", "content": [{"type": "text", "text": "0"}]}
 
     def reset(self, task: Task, seed: int) -> Observation:
@@ -285,7 +281,7 @@ async def test_an_environment_may_change_what_it_has_returned(tokenizer: Any) ->
     result = await play(tokenizer, Reusing(), rollout_args={"verify": "always"})
     users = [m["content"][0]["text"] for m in result.messages if m["role"] == "user"]
     assert users == ["0", "1", "2", "3"]
-    assert result.tools == [TOOL]
+    assert result.tools == [LOOK]
     assert not [name for name in result.metrics if name.startswith("token_mismatches")]
     assert [trajectory.trained_tokens > 0 for trajectory in result.trajectories] == [True]
 
@@ -293,7 +289,7 @@ async def test_an_environment_may_change_what_it_has_returned(tokenizer: Any) ->
 async def test_an_observation_may_have_its_own_constructor(tokenizer: Any) -> None:
     class OwnObservation(Observation):
         def __init__(self, text: str) -> None:
-            super().__init__([{"role": "user", "content": text}], [TOOL])
+            super().__init__([{"role": "user", "content": text}], [LOOK])
 
     class Observes(Talk):
         def reset(self, task: Task, seed: int) -> Observation:

@@ -247,9 +247,9 @@ async def test_wrong_calls_are_observations_in_the_package_s_words(tau: TauBench
     stock = tau.stock_env("retail", "test", 0)
     stock.reset(0)
     name, arguments = tau.read
-    more, data = {**arguments, "more": 1}, {"data": {}}
-    wrong_calls: Any = [(name, {}), (name, more), (name, data), ("no_such_tool", {})]
-    wrong_calls += [("calculate", {})]
+    more: dict[str, Any] = {**arguments, "more": 1}
+    wrong_calls: Any = [(name, {}), (name, more), (name, {"data": {}})]
+    wrong_calls += [("no_such_tool", {}), ("calculate", {})]
     env, _ = await begin(tau)
     for wrong, given in wrong_calls:
         ours = (await env.step(call(wrong, **given))).messages[0]["content"]

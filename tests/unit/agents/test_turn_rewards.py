@@ -8,17 +8,13 @@ from typing import Any
 
 import pytest
 from support.episodes import agent, call, serving
+from support.listed_environment import LOOK
 from support.qwen import tokenizer_for, trl_template
 
 from toolroll import Action, Environment, InteractionResult, Observation, Status, StepResult, Task
 from toolroll.rollout.session.trajectory_json import from_json, to_json
 from toolroll.testing import PolicyRequest, Reply
 from toolroll.trainers.advantages import turn_rewards
-
-LOOK = {
-    "type": "function",
-    "function": {"name": "look", "parameters": {"type": "object", "properties": {}}},
-}
 
 
 class Walk(Environment):

@@ -100,7 +100,7 @@ def corrupt(turns: Turns, rng: random.Random) -> Turns:
     arguments: dict[str, Any] = dict(call.arguments or {}) or {"unexpected": 0}
     name = rng.choice(sorted(arguments))
     value = arguments[name]
-    other = value + 1 if isinstance(value, int | float) else []
+    other: Any = value + 1 if isinstance(value, int | float) else []
     arguments[name] = f"{value}x" if isinstance(value, str) else other
     changed = [list(calls) for calls in turns]
     changed[turn][place] = ToolCall(call.name, arguments, "")

@@ -101,7 +101,7 @@ def test_80_columns_hold_a_bar_and_the_times_with_their_names() -> None:
     assert re.fullmatch(rf"reward 1\.000  {rates}", numbers)
 
 
-def test_turns_and_tokens_are_counted_before_an_episode_has_ended() -> None:
+def test_turns_and_tokens_are_counted_before_an_episode_ends() -> None:
     out = io.StringIO()
     sampled = (5, 50)  # by an earlier run of the same model
     console = Console(file=out, force_terminal=True, width=80)

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.client import StartingEngine
 
-from toolroll.cli.app import main
 from toolroll.evaluation.run_config import FREE
 from toolroll.rollout.runs.episode_file import read_episodes
 from toolroll.rollout.types import Status
@@ -27,27 +25,6 @@ LATE = "has not answered for 0.01 s: nothing answers (Connection refused)"
 def endpoint(tokenizer: Any) -> Iterator[str]:
     with serve_in_thread(EmbeddedEngine(tokenizer)) as engine:
         yield f"{engine.url}/v1"
-
-
-@pytest.fixture
-def command(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
-    """Runs the command, and returns its exit status."""
-
-    def run(*arguments: str) -> int:
-        monkeypatch.setattr(sys, "argv", ["toolroll", *arguments])
-        try:
-            main()
-        except SystemExit as ended:
-            return int(ended.code or 0)
-        return 0
-
-    return run
-
-
-def complaint(captured: pytest.CaptureFixture[str]) -> str:
-    """The only line on standard error."""
-    [line] = captured.readouterr().err.splitlines()
-    return line
 
 
 USERS = ["--user-url", DEAD, "--user-model", "m"]
@@ -73,18 +50,13 @@ def warnings_of(caplog: pytest.LogCaptureFixture) -> list[str]:
     ],
 )  # fmt: skip
 def test_a_server_that_is_not_there_ends_the_run_at_once(
-    timeout: str,
-    arguments: list[str],
-    words: str,
-    tmp_path: Path,
-    command: Any,
-    capsys: pytest.CaptureFixture[str],
+    timeout: str, arguments: list[str], words: str, tmp_path: Path, command: Any
 ) -> None:
-    run = [*RUN, *arguments, "--engine-timeout", timeout, "--out", str(tmp_path / "run")]
-    assert command(*run) == 2
-    line = complaint(capsys)
-    assert words in line and "secret" not in line
-    assert line.count("127.0.0.1") == 1
+    run = [*RUN, *arguments, "--engine-timeout", timeout, "--out", tmp_path / "run"]
+    status, _, errors = command(*run)
+    assert (status, errors.count("\n")) == (2, 1)
+    assert words in errors and "secret" not in errors
+    assert errors.count("127.0.0.1") == 1
     assert not (tmp_path / "run").exists()
 
 
@@ -94,7 +66,7 @@ def test_a_run_waits_for_an_engine_that_is_starting(
     run = [*RUN, "--tasks", "0", "--engine-timeout", "0.05", "--out", str(tmp_path)]
     engine = StartingEngine(tokenizer, lambda seen: "Goodbye.")
     with serve_in_thread(engine):
-        assert command(*run, "--engine", engine.url) == 0
+        assert command(*run, "--engine", engine.url)[0] == 0
         assert engine.checks == 3  # down, up, and once more before the run
     first, last = warnings_of(caplog)
     assert f"the engine at {engine.url} does not answer (/health answers 503" in first
@@ -110,20 +82,15 @@ def test_a_run_waits_for_an_engine_that_is_starting(
     ],
 )
 @pytest.mark.usefixtures("here")
-def test_a_folder_that_cannot_be_made(
-    out: str, words: str, endpoint: str, command: Any, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_folder_that_cannot_be_made(out: str, words: str, endpoint: str, command: Any) -> None:
     Path("afile").write_text("")
-    assert command(*RUN, "--baseline-url", endpoint, "--out", out) == 2
-    assert words in complaint(capsys)
+    status, _, errors = command(*RUN, "--baseline-url", endpoint, "--out", out)
+    assert (status, errors.count("\n")) == (2, 1)
+    assert words in errors
 
 
 def test_an_engine_that_dies_for_good_ends_the_run_with_one_line(
-    tokenizer: Any,
-    tmp_path: Path,
-    command: Any,
-    capsys: pytest.CaptureFixture[str],
-    caplog: pytest.LogCaptureFixture,
+    tokenizer: Any, tmp_path: Path, command: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     killing: list[asyncio.Task[None]] = []
 
@@ -134,18 +101,18 @@ def test_an_engine_that_dies_for_good_ends_the_run_with_one_line(
 
     run = [*RUN, "--concurrency", "4", "--engine-timeout", "0.01", "--out", str(tmp_path)]
     with serve_in_thread(EmbeddedEngine(tokenizer, dies)) as mortal:
-        assert command(*run, "--engine", mortal.url) == 2
+        status, _, last = command(*run, "--engine", mortal.url)
+    assert (status, last.count("\n")) == (2, 1)
     [waiting] = warnings_of(caplog)
     assert f"the engine at {mortal.url} does not answer (" in waiting
-    last = complaint(capsys)
     assert f"the engine at {mortal.url} has not answered for 0.01 s" in last
     assert waiting.count("127.0.0.1") == last.count("127.0.0.1") == 1
-    assert last.endswith("the same command continues from there.")
+    assert last.endswith("the same command continues from there.\n")
     kept = list(read_episodes(tmp_path))
     assert kept and {episode.result.status for episode in kept} == {Status.COMPLETED}
 
     with serve_in_thread(EmbeddedEngine(tokenizer, lambda seen: "Goodbye.")) as engine:
-        assert command(*run, "--engine", engine.url) == 0
+        assert command(*run, "--engine", engine.url)[0] == 0
     episodes = list(read_episodes(tmp_path))
     assert len(episodes) > len(kept)
     assert len({episode.task_id for episode in episodes}) == len(episodes)

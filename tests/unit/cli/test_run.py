@@ -7,7 +7,6 @@ from __future__ import annotations
 import json
 import re
 import shlex
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
@@ -19,7 +18,6 @@ from rich.status import Status
 from support.commands import run_command, toolroll
 from typer.testing import Result
 
-from toolroll.cli.app import main
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.model.tokenizers import desk_model_path
 from toolroll.rollout.runs.episode_file import read_episodes
@@ -210,25 +208,18 @@ def test_numbers_of_an_environment_and_bad_lines_break_no_folder(run: Any) -> No
     [("give up", "3 attempts at episodes failed in a row"), ("usage", "there is no database")],
 )
 def test_a_run_that_ends_early_shows_what_was_played(
-    engine: EmbeddedEngine,
-    ending: str,
-    words: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    engine: EmbeddedEngine, ending: str, words: str, command: Any
 ) -> None:
     env_args = json.dumps({"failing": [[task, 0] for task in range(4, 10)], "ending": ending})
     options = "--concurrency 1 --reruns 0 --out out --give-up-after 3 --env-args".split()
-    command = run_command(engine.url, *options, env_args, env="mine.py:Mine")
-    monkeypatch.setattr(sys, "argv", ["toolroll", *command])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    shown = capsys.readouterr()
-    assert ended.value.code == 2
-    assert shown.err.startswith("toolroll: ") and words in shown.err
+    run = run_command(engine.url, *options, env_args, env="mine.py:Mine")
+    status, output, errors = command(*run)
+    assert status == 2
+    assert errors.startswith("toolroll: ") and words in errors
     played = len(list(read_episodes(OUT)))
     assert 4 <= played < 10
-    assert f"the run is not finished: {played} of 10 episodes" in shown.out
-    assert "(4 of 10 tasks)" in shown.out, "the table"
+    assert f"the run is not finished: {played} of 10 episodes" in output
+    assert "(4 of 10 tasks)" in output, "the table"
     assert (OUT / "summary.json").is_file()
 
 

@@ -111,7 +111,7 @@ def test_what_is_recorded_has_no_passwords() -> None:
     ],
 )
 @pytest.mark.parametrize("part", ["environments", "provenance"])
-def test_code_that_a_record_names_is_not_run_unless_it_is_trusted(
+def test_code_that_a_record_names_must_be_trusted(
     recorded: Path, tmp_path: Path, name: str, value: Any, given: list[str], part: str
 ) -> None:
     changed = settings(recorded)

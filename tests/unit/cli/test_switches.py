@@ -12,7 +12,6 @@ import pytest
 from support.commands import run_command, toolroll
 from typer.testing import Result
 
-from toolroll.rollout.errors import UsageError
 from toolroll.rollout.runs.episode_file import FILE_NAME, read_episodes
 from toolroll.rollout.runtime.garbage import THRESHOLD
 from toolroll.testing import EmbeddedEngine, PolicyRequest, serve_in_thread
@@ -41,7 +40,7 @@ def run(engine: EmbeddedEngine, *arguments: object) -> Result:
     return toolroll(*run_command(engine.url, *fixed, *arguments))
 
 
-def test_sync_decides_how_often_the_episode_file_is_forced_to_the_disk(
+def test_sync_decides_how_often_the_file_is_forced_to_disk(
     engine: EmbeddedEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     synced, fsync = list[int](), os.fsync
@@ -58,11 +57,6 @@ def test_sync_decides_how_often_the_episode_file_is_forced_to_the_disk(
         assert len(list(read_episodes(tmp_path / name))) == TASKS
         counts[name] = synced.count((tmp_path / name / FILE_NAME).stat().st_ino)
     assert counts == {"default": 1, "always": TASKS + 1}
-
-
-def test_another_sync_is_refused(engine: EmbeddedEngine) -> None:
-    with pytest.raises(UsageError, match=r"^--sync: must be 'always' or 'end'$"):
-        run(engine, "--sync", "sometimes")
 
 
 @pytest.mark.usefixtures("unfrozen")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import signal
-import sys
 from importlib.metadata import version
 from itertools import pairwise
 from pathlib import Path
@@ -15,7 +14,7 @@ from support.results import episode
 from typer.main import get_command
 from typer.testing import CliRunner
 
-from toolroll.cli.app import app, main
+from toolroll.cli.app import app
 from toolroll.evaluation.report import report
 from toolroll.evaluation.run_config import RunConfig
 from toolroll.rollout.runs.episode_file import FILE_NAME, to_line
@@ -72,18 +71,6 @@ def _in_a_folder_of_its_own(here: Path) -> None:
     Path("odd", "run.json").write_text('{"schema_version": 1, "environments": {"pond": [1]}}')
 
 
-def refused(
-    arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> str:
-    """The one line."""
-    monkeypatch.setattr(sys, "argv", ["toolroll", *arguments])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    told: Any = capsys.readouterr().err
-    assert (ended.value.code, told.count("\n")) == (2, 1), told
-    return str(told)
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -126,6 +113,7 @@ def refused(
         (["run", "deks", "--model", "embedded"], "did you mean 'desk'"),
         ([*RUN, "--engine", "http://127.0.0.1:9", "--engine-timeout", "0"], "127.0.0.1:9"),
         ([*RUN, "--samples", "0"], "--samples: must be at least 1"),
+        ([*RUN, "--sync", "sometimes"], "toolroll: --sync: must be 'always' or 'end'\n"),
         (["export", "run", "--format", "atif", "--out", "afile/x"],
          "cannot create afile/x: Not a directory"),
         (["view", "run", "--out", "nope/x"], "--out nope/x: there is no folder nope"),
@@ -151,18 +139,15 @@ def refused(
         (["new-env", "no-folder", "--at", "afile"], "--at: afile/no_folder.py cannot be written: "),
     ],
 )  # fmt: skip
-def test_a_mistake_is_one_line(
-    arguments: list[str],
-    words: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_mistake_is_one_line(arguments: list[str], words: str, command: Any) -> None:
     handler = signal.getsignal(signal.SIGINT)
-    assert words in refused(arguments, monkeypatch, capsys)
+    status, _, errors = command(*arguments)
+    assert (status, errors.count("\n")) == (2, 1), errors
+    assert words in errors
     assert signal.getsignal(signal.SIGINT) is handler
 
 
-def test_every_reason_of_an_aborted_episode_stands_in_the_warning() -> None:
+def test_every_reason_of_an_aborted_episode_is_in_the_warning() -> None:
     summary = Summary("pond")
     reasons = [reason for reason in StopReason if reason.status is Status.ABORTED]
     for number, reason in enumerate(reasons):

@@ -104,7 +104,7 @@ def test_a_task_whose_data_changed_is_left_out() -> None:
         ("seed", {"seed": 1}, {}),
     ],
 )
-def test_runs_that_differ_in_more_than_the_model_are_refused_by_name(
+def test_runs_that_differ_in_more_than_the_model_are_refused(
     kind: str, settings: dict[str, Any], provenance: dict[str, Any]
 ) -> None:
     base = folder("a", many(4, 2))
@@ -126,7 +126,7 @@ def test_another_model_is_what_is_compared() -> None:
     ]
 
 
-def test_other_seeds_are_paired_by_number_only_if_that_is_allowed() -> None:
+def test_other_seeds_are_paired_only_if_that_is_allowed() -> None:
     base = folder("a", many(4, 2))
     other = folder("b", [replace(one, seed=one.seed + 1) for one in many(4, 2)])
     with pytest.raises(UsageError, match="no graded sample in common"):

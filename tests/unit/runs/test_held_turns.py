@@ -9,6 +9,7 @@ import pytest
 from openai import InternalServerError
 from support.endpoints import Bench, endpoint
 from support.episodes import agent, call, judge, serving
+from support.listed_environment import LOOK
 from support.loop_clock import skip
 from support.scripted_runs import ScriptedFactory
 from support.wire import until
@@ -54,11 +55,7 @@ class Reads(Environment):
 
     def reset(self, task: Task, seed: int) -> Observation:
         self.task, self.calls = task, 0
-        look = {"name": "look", "parameters": {"type": "object", "properties": {}}}
-        return Observation(
-            [{"role": "user", "content": f"Go {task.id}."}],
-            tools=[{"type": "function", "function": look}],
-        )
+        return Observation([{"role": "user", "content": f"Go {task.id}."}], tools=[LOOK])
 
     async def step(self, action: Action) -> StepResult:
         self.calls += 1

@@ -82,7 +82,7 @@ def test_a_key_in_a_word_of_its_own_is_not_stored() -> None:
     ]  # fmt: skip
 
 
-def test_the_commit_of_a_checkout_or_a_hash_of_the_files_is_known(
+def test_the_commit_or_a_hash_of_the_files_is_known(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = commit() or ""

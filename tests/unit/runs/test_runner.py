@@ -90,7 +90,7 @@ def test_the_hash_of_a_task_does_not_depend_on_addresses() -> None:
     assert len({task_hash("e", Task("t", 0, "", {"rule": rule})) for rule in rules}) == 1
 
 
-async def test_the_calls_of_the_reference_are_recorded_if_it_can_be_read(
+async def test_the_calls_of_a_readable_reference_are_recorded(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     desk, threads, free = find_environment("desk"), Threads(1), threading.Event()

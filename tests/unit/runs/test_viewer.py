@@ -85,7 +85,7 @@ def test_the_title_names_the_models_and_the_date(tmp_path: Path) -> None:
     assert page_title(tmp_path / "run") == "toolroll: run, a, b, 2031-03-31"
 
 
-def test_what_counts_as_trained_is_what_the_exported_samples_hold() -> None:
+def test_what_counts_as_trained_is_what_the_samples_hold() -> None:
     played = [episode("t-0"), episode("t-1", reason=StopReason.ENGINE_ERROR)]
     shown = [row(one)["trained"] for one in played]
     exported = [sum(sum(sample["loss_mask"]) for sample in sample_rows([one])) for one in played]
@@ -179,7 +179,7 @@ def test_a_page_has_the_tokens_of_episodes_until_it_is_large(
     assert [row["hasTokens"] for row in more["rows"]] == [True, False, False]
 
 
-def test_a_list_of_tools_is_in_the_page_once_and_blocks_are_bounded(tmp_path: Path) -> None:
+def test_a_list_of_tools_is_there_once_and_blocks_are_bounded(tmp_path: Path) -> None:
     long = [{"role": "user", "content": "x" * 100_000}]
     many = [episode(f"t-{n}", messages=long) for n in range(7)]
     for one in many[1:]:
