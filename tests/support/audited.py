@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 from support.episodes import serving
-from unit.template.test_verify_mutations import TOOLS, Model, calling, result, said, user
+from support.oracle_scenarios import result, said, user
+from unit.template.test_verify_mutations import TOOLS, Model, calling
 
 from toolroll.evaluation.audit import EngineRecord
 from toolroll.rollout.errors import TemplateError
