@@ -441,3 +441,33 @@ def tools_for(calls: Sequence[Call]) -> list[dict[str, Any]]:
             {key: schema_of(value) for key, value in arguments.items()}
         )
     return [tool(name, found) for name, found in properties.items()]
+
+
+PARALLEL, ONE = True, False
+FAMILIES: dict[str, tuple[str, bool]] = {
+    "qwen2_5": ("hermes", PARALLEL),
+    "qwen3": ("hermes", PARALLEL),
+    "qwen3_instruct_2507": ("hermes", PARALLEL),
+    "qwen3_vl": ("hermes", PARALLEL),
+    "qwen3_5_think": ("qwen3_coder", PARALLEL),
+    "qwen3_5_nothink": ("qwen3_coder", PARALLEL),
+    "qwen3_8": ("qwen3_coder", PARALLEL),
+    "nemotron_3_nano": ("qwen3_coder", PARALLEL),
+    "nemotron_3_super": ("qwen3_coder", PARALLEL),
+    "glm4moe": ("glm45", PARALLEL),
+    "deepseekv3": ("deepseekv3", PARALLEL),
+    "gemma4": ("gemma4", PARALLEL),
+    "gemma4_v5": ("gemma4", PARALLEL),
+    "lfm2_2_5": ("lfm2", PARALLEL),
+    "llama3_1": ("llama3", ONE),
+    "llama3_2": ("llama3", ONE),
+    "gptoss": ("gpt-oss", ONE),
+    "muse_glimmer": ("muse", PARALLEL),
+    "data/kimi_k2_5": ("kimi_k2", PARALLEL),
+    "data/minimax_m2_5": ("minimax-m2", PARALLEL),
+}
+"""The format of a chat template's calls, and whether it writes several in one turn."""
+UNREADABLE = {"lfm2_2_5": r"""\\|'\s*[,)\]}:]|\A'|\A\s*\Z"""}
+"""What a template writes so that nobody could read it back: LFM2's puts strings between quotes as
+they are.
+"""
