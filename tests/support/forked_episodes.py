@@ -37,8 +37,8 @@ def versioned(trajectory: Trajectory, *versions: str) -> Trajectory:
 def result_of(reward: float | None, *sequences: Trajectory, **more: Any) -> InteractionResult:
     """The episode of these sequences. Without a reward, its environment failed."""
     stop = StopReason.ENVIRONMENT_ERROR if reward is None else StopReason.DONE
-    given = {"messages": [], "stop_reason": stop, "prompt": "", "info": {}, "reward": reward}
-    return InteractionResult.of(sequences, **{**given, **more})
+    given: dict[str, Any] = {"messages": [], "stop_reason": stop, "prompt": "", "info": {}}
+    return InteractionResult.of(sequences, **{**given, "reward": reward, **more})
 
 
 def episode(reward: float | None, *, forked: bool = False) -> InteractionResult:
