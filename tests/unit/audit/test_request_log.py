@@ -77,11 +77,11 @@ def test_the_same_turn_may_be_one_answer_or_several() -> None:
     assert set(audit([row([1], [2, 3])], record=record).kinds) == {"trained twice"}
 
 
-def test_a_part_of_a_turn_of_other_weights_may_be_left_out() -> None:
+def test_a_part_of_a_turn_that_other_weights_sampled_may_be_left_out() -> None:
     """slime's --mask-offpolicy-in-partial-rollout trains only what follows the pause."""
     record = EngineRecord()
-    for prompt, ids, logprob in (([1], [2], -1.0), ([1, 2], [3], -2.0)):
-        record.add(np.array(prompt), np.array(ids), np.array([logprob], np.float32))
+    record.add(np.array([1]), np.array([2]), np.array([-1.0], np.float32))
+    record.add(np.array([1, 2]), np.array([3]), np.array([-2.0], np.float32))
     sample: dict[str, Any] = {"tokens": [1, 2, 3], "response_length": 2, "loss_mask": [0, 1]}
     sample["rollout_log_probs"] = [-1.0, -2.0]
     assert audit([sample], record=record).kinds == {}
@@ -92,13 +92,12 @@ def test_where_a_fault_is_in_the_last_turn() -> None:
     """The row ends in an answer only if the answer is longer."""
     record = EngineRecord()
     record.add(np.array([1]), np.array([2, 3, 4]), None)
-    for ids, fault in (
-        ([2, 3, 5], (NOT_SAMPLED, 1, 4, True)),
-        ([2, 3], (CUT, 1, 3, True)),
-        ([2, 3, 4, 5], (NOT_SAMPLED, 4, 5, True)),
-    ):
-        kinds = audit([row([1], ids)], record=record).kinds
-        assert [kind.fault for kind in kinds.values()] == [fault]
+    same_length = audit([row([1], [2, 3, 5])], record=record).kinds
+    assert [kind.fault for kind in same_length.values()] == [(NOT_SAMPLED, 1, 4, True)]
+    cut = audit([row([1], [2, 3])], record=record).kinds
+    assert [kind.fault for kind in cut.values()] == [(CUT, 1, 3, True)]
+    more = audit([row([1], [2, 3, 4, 5])], record=record).kinds
+    assert [kind.fault for kind in more.values()] == [(NOT_SAMPLED, 4, 5, True)]
 
 
 def test_the_same_answer_may_be_given_twice(tmp_path: Path) -> None:

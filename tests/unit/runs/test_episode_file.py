@@ -36,7 +36,7 @@ from toolroll.rollout.runs.episode_file import (
     to_line,
 )
 from toolroll.rollout.runs.run_directory import RunDirectory
-from toolroll.rollout.types import Episode, StopReason
+from toolroll.rollout.types import StopReason
 
 
 def write(folder: Path, *samples: int) -> Path:
@@ -48,28 +48,27 @@ def write(folder: Path, *samples: int) -> Path:
 
 def test_what_is_read_is_what_was_written() -> None:
     forked = [trajectory(), trajectory(9, [(5, 9)], fork_reason="the template rewrote it")]
-    info = {"text": "Zürich 東京 </script> \n \u2028", "nested": {"a": [1, None]}}
-    calls: Any = [{"role": "assistant", "content": None, "tool_calls": [{"id": "a"}]}]
-    for written in (
-        episode(trajectories=forked, info=info),
+    for found in (
+        episode(
+            trajectories=forked,
+            info={"text": "Zürich 東京 </script> \n \u2028", "nested": {"a": [1, None]}},
+        ),
         episode(reason=StopReason.ENGINE_ERROR, trajectories=[]),
-        episode(reward=0.5, messages=calls),
+        episode(
+            reward=0.5,
+            messages=[{"role": "assistant", "content": None, "tool_calls": [{"id": "a"}]}],
+        ),
     ):
-        line = to_line(written)
+        line = to_line(found)
         assert line.count(b"\n") == 1
         again = from_line(line)
-        assert content(again) == content(written)
-        assert again.result.response == written.result.response
-        same_sequences(again, written)
-
-
-def same_sequences(again: Episode, written: Episode) -> None:
-    parts = zip(again.result.trajectories, written.result.trajectories, strict=True)
-    for mine, theirs in parts:
-        assert mine.turns == theirs.turns
-        for name in ("input_ids", "loss_mask", "logprobs"):
-            assert getattr(mine, name).dtype == getattr(theirs, name).dtype
-            np.testing.assert_array_equal(getattr(mine, name), getattr(theirs, name))
+        assert content(again) == content(found)
+        for mine, theirs in zip(again.result.trajectories, found.result.trajectories, strict=True):
+            for name in ("input_ids", "loss_mask", "logprobs"):
+                assert getattr(mine, name).dtype == getattr(theirs, name).dtype
+                np.testing.assert_array_equal(getattr(mine, name), getattr(theirs, name))
+            assert mine.turns == theirs.turns
+        assert again.result.response == found.result.response
 
 
 def test_logprobs_of_what_was_not_sampled_are_null() -> None:
@@ -263,22 +262,20 @@ def test_a_string_that_no_encoding_writes_loses_no_episode() -> None:
         (1, "\udcff"): Path("\udcff"),
         7: "seven",
     }
-    messages: Any = [
-        {"role": "user", "content": "bad \udcff name"},
-        {"role": "assistant", "content": "Ok."},
-    ]
-    found = episode(messages=messages, info=info)  # type: ignore[arg-type]
-    again = from_line(to_line(found))
-    assert again.result.messages == [{"role": "user", "content": "bad \ufffd name"}, messages[1]]
-    expected = {
-        "pair 😀": "lone \ufffd",
-        "numbers": [2**64 - 1, str(2**64), str(-(2**63) - 1), True, None, 0.5],
-        "array": [0, 1, 2],
-        "note": {"text": "\ufffd", "number": str(2**70)},
-        "model": {"text": "\ufffd"},
-        "set": ["\ufffd"],
-        "7": "seven",
-    }
-    assert {name: again.result.info[name] for name in expected} == expected
-    same_sequences(again, found)
+    said = [{"role": "user", "content": "bad \udcff name"}, {"role": "assistant", "content": "Ok."}]
+    found = episode(messages=said, info=info)  # type: ignore[arg-type]
+    again = from_line(to_line(found)).result
+    assert again.messages == [{"role": "user", "content": "bad \ufffd name"}, said[1]]
+    assert again.info["pair 😀"] == "lone \ufffd"
+    assert again.info["numbers"] == [2**64 - 1, str(2**64), str(-(2**63) - 1), True, None, 0.5]
+    assert again.info["array"] == [0, 1, 2]
+    assert again.info["note"] == {"text": "\ufffd", "number": str(2**70)}
+    assert (again.info["model"], again.info["set"], again.info["7"]) == (
+        {"text": "\ufffd"},
+        ["\ufffd"],
+        "seven",
+    )
+    for mine, theirs in zip(again.trajectories, found.result.trajectories, strict=True):
+        for name in ("input_ids", "loss_mask", "logprobs"):
+            np.testing.assert_array_equal(getattr(mine, name), getattr(theirs, name))
     assert "[[...]]" in to_line(episode(info={"ring": ring})).decode()
