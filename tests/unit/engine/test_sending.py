@@ -92,11 +92,6 @@ async def test_rids_are_fresh_and_no_ones_prefix(tokenizer: Any) -> None:
     assert not any(a.startswith(b) for a, b in itertools.permutations(rids, 2))
 
 
-async def test_no_logprobs_where_none_are_wanted(tokenizer: Any) -> None:
-    async with embedded(tokenizer) as (_, calls):
-        assert (await calls.generate(request(return_logprob=False))).logprobs is None
-
-
 # --- what is never sent ---------------------------------------------------------------------------
 
 
