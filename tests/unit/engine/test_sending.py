@@ -161,4 +161,4 @@ async def test_a_parameter_that_a_router_drops_is_refused_behind_one() -> None:
     async with answering(says(completion([3]))) as calls:
         await calls.workers()
         assert (await calls.generate(asked)).output_ids.tolist() == [3]
-        assert (await calls.post(f"{url}/generate", batch))["output_ids"] == [3]
+        assert (await calls.post(f"{calls.url}/generate", batch))["output_ids"] == [3]
