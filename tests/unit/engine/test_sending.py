@@ -24,8 +24,8 @@ from toolroll.testing import Fault, fault_at, script
 # --- what is sent ---------------------------------------------------------------------------------
 
 
-def body_of(asked: GenerateRequest, *, stream: bool = False) -> Any:
-    return orjson.loads(Engine("http://nowhere")._body(asked, "r1", stream=stream))
+def body_of(sent: GenerateRequest, *, stream: bool = False) -> Any:
+    return orjson.loads(Engine("http://nowhere")._body(sent, "r1", stream=stream))
 
 
 @costly(2)
