@@ -31,9 +31,9 @@ async def resumed(
 ) -> tuple[Completion, Pauses]:
     """The completion of a request to `engine`, and the pauses before its resumed parts."""
     pauses = Pauses()
-    asked = request(sampling_params=params, **fields)
+    sent = request(sampling_params=params, **fields)
     async with engine, client(engine.url) as calls:
-        whole = await generate_resumed(calls, asked, max_resumes=resumes, sleep=pauses)
+        whole = await generate_resumed(calls, sent, max_resumes=resumes, sleep=pauses)
     return whole, pauses
 
 

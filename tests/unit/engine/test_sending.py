@@ -24,8 +24,8 @@ from toolroll.testing import Fault, fault_at, script
 # --- what is sent ---------------------------------------------------------------------------------
 
 
-def body_of(asked: GenerateRequest, *, stream: bool = False) -> Any:
-    return orjson.loads(Engine("http://nowhere")._body(asked, "r1", stream=stream))
+def body_of(sent: GenerateRequest, *, stream: bool = False) -> Any:
+    return orjson.loads(Engine("http://nowhere")._body(sent, "r1", stream=stream))
 
 
 @costly(2)
@@ -90,11 +90,6 @@ async def test_rids_are_fresh_and_no_ones_prefix(tokenizer: Any) -> None:
     assert len(rids) == 22 and len(set(rids)) == 22
     assert len({len(rid) for rid in rids}) == 1
     assert not any(a.startswith(b) for a, b in itertools.permutations(rids, 2))
-
-
-async def test_no_logprobs_where_none_are_wanted(tokenizer: Any) -> None:
-    async with embedded(tokenizer) as (_, calls):
-        assert (await calls.generate(request(return_logprob=False))).logprobs is None
 
 
 # --- what is never sent ---------------------------------------------------------------------------
@@ -166,4 +161,4 @@ async def test_a_parameter_that_a_router_drops_is_refused_behind_one() -> None:
     async with answering(says(completion([3]))) as calls:
         await calls.workers()
         assert (await calls.generate(asked)).output_ids.tolist() == [3]
-        assert (await calls.post(f"{url}/generate", batch))["output_ids"] == [3]
+        assert (await calls.post(f"{calls.url}/generate", batch))["output_ids"] == [3]

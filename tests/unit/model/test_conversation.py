@@ -179,12 +179,6 @@ async def test_a_prompt_without_room_is_not_sent(tokenizer: Any) -> None:
     assert len(dialogue.session.trajectories()[0].turns) == 1
 
 
-async def test_max_new_tokens_is_what_the_context_still_holds(tokenizer: Any) -> None:
-    async with talking(tokenizer, context_length=256) as (dialogue, engine, _):
-        await dialogue.reply({"max_new_tokens": 10_000})
-    assert engine.log[0].sampling_params["max_new_tokens"] == 256 - len(engine.log[0].input_ids)
-
-
 # --- a tool list that changes ---------------------------------------------------------------------
 
 

@@ -282,7 +282,8 @@ def command(
         main()
     except SystemExit as ended:
         code = ended.code
-    return code, *capsys.readouterr()
+    output = capsys.readouterr()
+    return code, output.out, output.err
 
 
 def options(engine: EmbeddedEngine) -> list[str]:

@@ -235,8 +235,8 @@ class SharedSession(RuleBasedStateMachine):
 
     @invariant()
     def the_trajectories_agree(self) -> None:
-        found = [content_of(trajectory) for trajectory in self.session.trajectories()]
-        np.testing.assert_equal(found, self.tree.trajectories())
+        contents = [content_of(trajectory) for trajectory in self.session.trajectories()]
+        np.testing.assert_equal(contents, self.tree.trajectories())
 
 
 TestSharedSession = SharedSession.TestCase

@@ -277,13 +277,6 @@ def test_what_is_not_plain_is_rendered_as_transformers_does(tokenizer: Any, valu
     assert both.ours(talk, tools) == both.native(talk, tools)
 
 
-def test_gpt_oss_shows_its_thought(tokenizer: Any) -> None:
-    both = Both(tokenizer, trl_template("gptoss"))
-    talk = [USER, calling({"at": "x"}, reasoning_content="I look there."), result("a frog")]
-    assert both.agree(talk, [TOOL])
-    assert "I look there." in both.ours(talk, [TOOL])
-
-
 def test_variables_that_transformers_takes_are_left_to_it(tokenizer: Any) -> None:
     source = "{% for d in documents %}{{ d.text }}{% endfor %}{{ messages[0].content }}"
     both = Both(tokenizer, source, documents=[{"title": "t", "text": "doc "}])

@@ -88,9 +88,9 @@ async def test_a_long_prompt_is_computed_in_parts(
     expected = await answers()
     for name, value in {"_PROMPT_TOKENS": 16, "_INPUT_ROWS": 5, "_FIRST_ROOM": 0}.items():
         monkeypatch.setattr(f"toolroll.testing.language_model.batch.{name}", value)
-    for one, other in zip(await answers(), expected, strict=True):
-        same(one, other)
-        np.testing.assert_allclose(prompt_logprobs(one), prompt_logprobs(other), atol=1e-4)
+    for answer, alone in zip(await answers(), expected, strict=True):
+        same(answer, alone)
+        np.testing.assert_allclose(prompt_logprobs(answer), prompt_logprobs(alone), atol=1e-4)
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 1.7])
