@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from support.faults.size import FULL
 from support.patience import PATIENCE
-from support.processes import Server
+from support.processes import TOOLROLL, Server
 from support.proxy import CountingProxy, counting_proxy
 from support.session_load import PARAMS, play_long_among_short, play_uniform
 from support.tiny_model import tiny_model
@@ -77,13 +77,10 @@ env = tool_environment(
 def test_killed_runs_leave_no_session_open(proxy: CountingProxy, tmp_path: Path, out: str) -> None:
     (tmp_path / "looks.py").write_text(ENVIRONMENT)
     params = json.dumps({name: PARAMS[name] for name in ("regex", "logit_bias")})
-    command = [
-        sys.executable, "-m", "toolroll", "run", f"{tmp_path}/looks.py:env",
-        "--engine", proxy.url, "--model", str(tiny_model()), "--max-turns", "4",
-        "--concurrency", "4", "--sampling-params", params,
-        "--max-new-tokens", "48", "--no-do-nothing",
-        *(("--out", str(tmp_path / "run")) if out == "--out" else ()),
-    ]  # fmt: skip
+    options = "--max-turns 4 --concurrency 4 --max-new-tokens 48 --no-do-nothing".split()
+    options += ["--model", str(tiny_model()), "--sampling-params", params]
+    options += ["--out", str(tmp_path / "run")] if out == "--out" else []
+    command = [*TOOLROLL, "run", f"{tmp_path}/looks.py:env", "--engine", proxy.url, *options]
     paths = {"PYTHONPATH": os.pathsep.join(sys.path), "TMPDIR": str(tmp_path)}
     environment = os.environ | paths
     left, random_moments = 0, random.Random(11)

@@ -58,12 +58,14 @@ def cpu() -> Iterator[None]:
         yield
 
 
-checkpoint = cache(policy_of)
+@cache
+def checkpoint(folder: Path) -> Any:
+    return policy_of(folder).float()
 
 
-def logprobs_by(folder: Path, row: Row) -> npt.NDArray[np.float64]:
+def logprobs_by(folder: Path, row: Row) -> npt.NDArray[np.float32]:
     """The logprob of each token of a row but the first, by the checkpoint in `folder`."""
-    found: npt.NDArray[np.float64] = (
+    found: npt.NDArray[np.float32] = (
         logprobs_of(checkpoint(folder), row.input_ids.tolist()).detach().numpy()
     )
     return found

@@ -38,12 +38,8 @@ def load_profile() -> None:
     `nightly` tries others each time. Health checks that measure time are off: no test depends on
     the machine's speed.
     """
-    off = [
-        HealthCheck.too_slow,
-        HealthCheck.data_too_large,
-        HealthCheck.filter_too_much,
-        HealthCheck.function_scoped_fixture,
-    ]
+    names = ("too_slow", "data_too_large", "filter_too_much", "function_scoped_fixture")
+    off = [HealthCheck[name] for name in names]
     for name, examples in EXAMPLES.items():
         settings.register_profile(
             name,

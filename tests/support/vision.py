@@ -18,13 +18,15 @@ from pathlib import Path
 from typing import Any
 
 from support.cache import cached_folder
-from support.episodes import call, opened_model
+from support.episodes import call
 from support.listed_environment import ListedWorld
 from support.qwen import save_qwen3, tokenizer_for, trl_template
 from support.tiny_model import CONTEXT_LENGTH, VOCAB_SIZE
 
 from toolroll.agents.tool_calling import TrainableToolCallingAgent
+from toolroll.parsers.registry import get_parser
 from toolroll.rollout.engine import Engine, EngineConfig
+from toolroll.rollout.model.model import Model
 from toolroll.rollout.template import ChatTemplate
 from toolroll.rollout.template.images import ImageTokens
 from toolroll.rollout.types import Completion, GenerateRequest, InteractionResult, Task
@@ -141,11 +143,9 @@ async def play(
     tokenizer = vision_tokenizer()
     template = ChatTemplate(tokenizer, **{"images": image_tokens(tokenizer), **options})
     async with EmbeddedEngine(tokenizer, policy) as embedded:
-        client: Any = {"client": ExpandedEngine, "template": template}
-        async with opened_model(embedded.url, tokenizer, **client) as model:
-            engine = model.engine
-            assert isinstance(engine, ExpandedEngine)
-            engine.other_prompt, engine.takes_images = other_prompt, takes_images
+        engine = ExpandedEngine(EngineConfig(engine=embedded.url, vocab_size=len(tokenizer)))
+        engine.other_prompt, engine.takes_images = other_prompt, takes_images
+        async with Model(engine, template, get_parser("hermes", template.encoder.control)) as model:
             player = kind(
                 model=model,
                 rollout_args={"verify": "always"},

@@ -7,10 +7,8 @@ import json
 import os
 import random
 import signal
-import sys
 from collections import Counter, defaultdict
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,7 +19,7 @@ import pytest
 from support.faults.size import FULL, SEED
 from support.hostile import drop_logprob
 from support.patience import PATIENCE
-from support.processes import Server, serving
+from support.processes import TOOLROLL, Server, serving
 
 from toolroll.cli.view import view
 from toolroll.evaluation.export.dataset import sample_rows
@@ -147,17 +145,11 @@ def policy(request: PolicyRequest) -> str:
     return f"Reply {request.index}."
 
 
-@contextmanager
-def started(engine: str, out: Path, log: Path) -> Iterator[Server]:
+def started(engine: str, out: Path, log: Path) -> AbstractContextManager[Server]:
     """A process of `toolroll serve --out`."""
-
-    def command(port: int) -> list[str]:
-        serve = ["-m", "toolroll", "serve", "--model", "embedded", "--parser", "hermes"]
-        place = ["--engine", engine, "--port", str(port), "--out", str(out)]
-        return [sys.executable, *serve, *place]
-
-    with serving(command, ready="/health", environment=os.environ, log=log, name="serve") as server:
-        yield server
+    words = [*"serve --model embedded --parser hermes --engine".split(), engine, "--out", str(out)]
+    command = lambda port: (*TOOLROLL, *words, "--port", str(port))
+    return serving(command, ready="/health", environment=os.environ, log=log, name="serve")
 
 
 @pytest.mark.faults
@@ -203,9 +195,8 @@ async def _check(http: aiohttp.ClientSession, server: Server, clients: Clients) 
     for name, answers in clients.answers.items():
         async with http.get(f"{server.url}/sessions/{name}/trace") as response:
             trace = (await response.json())["trace"]
-        found = [
-            (one["prompt_token_ids"], one["completion_token_ids"], one["logprobs"]) for one in trace
-        ]
+        parts = ("prompt_token_ids", "completion_token_ids", "logprobs")
+        found = [tuple(one[part] for part in parts) for one in trace]
         assert len({str(one) for one in found}) == len(found)
         if not name.startswith("unnamed"):
             assert found == answers

@@ -55,14 +55,11 @@ def says(request: PolicyRequest) -> str:
 
 def told(samples: list[Sample]) -> list[tuple[Any, ...]]:
     """What is trained, and the group and place of each sample."""
-    return [
-        (
-            *(made.group_index, made.index, made.rollout_id, made.session_id, made.tokens),
-            *(made.loss_mask, made.rollout_log_probs, made.reward, made.status),
-            *(made.weight_versions, made.response, made.remove_sample),
-        )
-        for made in samples
-    ]
+    names = (
+        "group_index index rollout_id session_id tokens loss_mask rollout_log_probs reward status "
+        "weight_versions response remove_sample"
+    )
+    return [tuple(getattr(sample, name) for name in names.split()) for sample in samples]
 
 
 async def rollout(policy: Any, count: int, **settings: Any) -> tuple[list[list[Sample]], Any]:
