@@ -39,7 +39,8 @@ async def test_c1_a_reply_has_the_tokens_of_its_own_call() -> None:
 @pytest.mark.parametrize("tree", [False, True])
 async def test_c3_no_choice_is_dropped_whatever_is_tracked(tree: bool) -> None:
     async with managed(numbered, tree=tree) as (_, m):
-        reply = await m.client.chat.completions.create(model="m", messages=[USER], n=4)
+        create: Any = m.client.chat.completions.create
+        reply = await create(model="m", messages=[USER], n=4)
         assert len(reply.choices) == 4
         assert set(m.get_state()) == ({"sequences", "tree"} if tree else {"nodes"})
 
@@ -66,7 +67,8 @@ async def test_verifiers_reads_the_tokens_of_any_reply() -> None:
     without a word, if one of the fields is missing. It asks for none of them.
     """
     async with in_process(numbered, split="random") as (bench, client):
-        chat: Any = await client.chat.completions.create(model="m", messages=[USER])
+        create: Any = client.chat.completions.create
+        chat = await create(model="m", messages=[USER])
         text: Any = await client.completions.create(model="m", prompt="One", max_tokens=4)
         first, second = bench.engine.log
         [choice] = chat.choices
@@ -128,7 +130,8 @@ async def test_tokenize_in_process_as_verifiers_does() -> None:
         plain = client.copy(base_url=str(client.base_url).replace("/v1/", ""))
         body = {"model": "m", "messages": [USER], "tools": None}
         answer = await plain.post("/tokenize", body=body, cast_to=TokenizeResponse)
-        await client.chat.completions.create(model="m", messages=[USER])
+        create: Any = client.chat.completions.create
+        await create(model="m", messages=[USER])
         assert answer.tokens == bench.engine.log[0].input_ids.tolist()
         with pytest.raises(BadRequestError, match="either messages or prompt"):
             await plain.post("/tokenize", body={"model": "m"}, cast_to=TokenizeResponse)
@@ -154,7 +157,7 @@ async def test_the_published_client_returns_the_published_types() -> None:
             assert isinstance(choice, EnhancedChoice)
             assert isinstance(choice.logprobs, ChoiceLogprobs)
             ids, content = choice.token_ids, choice.logprobs.content
-            assert ids is not None
+            assert ids is not None and reply.prompt_token_ids is not None
             logprobs = [token.logprob for token in content]
             check_tokens(by_ids[tuple(ids)], reply.prompt_token_ids, ids, logprobs)
             assert [token.token_id for token in content] == ids

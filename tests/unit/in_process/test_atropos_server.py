@@ -125,7 +125,8 @@ async def test_b10_identical_answers_are_all_there(tree: bool) -> None:
 
 async def test_b12_what_the_engine_cannot_take_is_refused_by_name() -> None:
     async with managed() as (bench, m):
-        extra, params = {"return_token_ids": True}, {"top_k": 20, "min_p": 0.1}
+        params: dict[str, Any] = {"top_k": 20, "min_p": 0.1}
+        extra = {"return_token_ids": True}
         await m.chat_completion(messages=[USER], logprobs=True, extra_body=extra, **params)
         sent = bench.engine.log[0].sampling_params
         assert sent == {**sent, **params}

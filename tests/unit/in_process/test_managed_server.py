@@ -118,14 +118,14 @@ async def test_a_tokenizer_is_found_from_the_model_name() -> None:
 
 async def test_what_serves_no_exact_tokens_is_refused_by_name() -> None:
     async with serve() as bench:
-        for args, words in (
-            ([api_server(bench, model_name="default")], "no tokenizer is named"),
-            ([bench.engine.url], "no tokenizer is named"),
-            ([api_server(bench, server_type="vllm")], "of type 'vllm'"),
-            ([object(), "embedded"], "not object"),
+        for server, tokenizer, words in (
+            (api_server(bench, model_name="default"), None, "no tokenizer is named"),
+            (bench.engine.url, None, "no tokenizer is named"),
+            (api_server(bench, server_type="vllm"), None, "of type 'vllm'"),
+            (object(), "embedded", "not object"),
         ):
             with pytest.raises(UsageError, match=words):
-                ManagedServer(*args)
+                ManagedServer(server, tokenizer)
 
 
 async def test_the_content_is_the_whole_text() -> None:
@@ -163,9 +163,9 @@ async def test_a_dummy_has_the_published_shape_and_trains_nothing(tree: bool) ->
         nodes = nodes_of(state)
         masked = [[token for token in node.masked_tokens if token != -100] for node in nodes]
         assert masked == [[], []]  # two equal answers, both kept
-        assert all(node.metadata["dummy_tokens"] and node.tokens for node in nodes)
-        kinds = {(node.metadata["trainable"], node.metadata["source"]) for node in nodes}
-        assert kinds == {(False, "transcript")}
+        expected = {"dummy_tokens": True, "trainable": False, "source": "transcript"}
+        for node in nodes:
+            assert node.tokens and node.metadata == {**(node.metadata or {}), **expected}
         assert nodes[0].full_text == "user:Hi\n\nassistant:Hello."
         with pytest.raises(UsageError, match="no logprobs"):
             await m.get_logprobs(prompt="x")

@@ -75,10 +75,10 @@ async def test_a_thought_that_was_begun_is_continued() -> None:
 async def test_a_call_that_was_begun_is_read_as_a_call() -> None:
     head, name, tail = call(at="x").partition('"name"')
     async with managed(name + tail, tokenizer=qwen3_tokenizer(), split="random") as (bench, m):
-        reply = await m.chat_completion(messages=prefilled(head), tools=[TOOL])
+        reply: Any = await m.chat_completion(messages=prefilled(head), tools=[TOOL])
         message = reply.choices[0].message
-        [tool_call] = message.tool_calls or ()
-        assert tool_call.function.arguments == '{"at": "x"}'  # type: ignore[union-attr]
+        [tool_call] = message.tool_calls
+        assert tool_call.function.arguments == '{"at": "x"}'
         result = {"role": "tool", "tool_call_id": tool_call.id, "content": "seen"}
         await m.chat_completion(messages=[USER, message, result], tools=[TOOL])
         trajectory = await bench.one_trajectory(turns=2)

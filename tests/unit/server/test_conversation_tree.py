@@ -54,7 +54,7 @@ def _parts(reply: Message) -> list[Any]:
     return [{"type": "text", "text": reply.get("content") or ""}]
 
 
-ADDED = {"refusal": None, "audio": None, "annotations": [], "provider_fields": {"refusal": None}}
+ADDED: Message = {"refusal": None, "audio": None, "annotations": [], "extra": {"refusal": None}}
 LIBRARIES: dict[str, Callable[[Message], Message]] = {
     "drops reasoning": lambda reply: {
         name: reply[name] for name in reply if name != "reasoning_content"

@@ -11,7 +11,7 @@ import pytest
 from support import anthropic_wire, responses_wire
 from support.anthropic_wire import events_of
 from support.client_scenario import one_episode, saying
-from support.dialect_bodies import DIALECTS, PATHS
+from support.dialect_bodies import DIALECTS, PATHS, Dialect
 from support.episodes import call
 from support.listed_environment import TOOL
 from support.qwen import tokenizer_for, trl_template
@@ -241,7 +241,7 @@ PIECES = {
 
 
 @EVERY
-async def test_a_piece_is_sent_before_the_rest_is_sampled(name: str) -> None:
+async def test_a_piece_is_sent_before_the_rest_is_sampled(name: Dialect) -> None:
     piece, end = PIECES[name]
     release = asyncio.Event()
     async with serve(Reply("One two three four five.", hold=release, hold_after=8)) as bench:
@@ -264,7 +264,7 @@ class Contradictory(HermesParser):
 
 
 @EVERY
-async def test_a_failure_in_a_stream_is_an_event_in_its_form(name: str) -> None:
+async def test_a_failure_in_a_stream_is_an_event_in_its_form(name: Dialect) -> None:
     async with serve("One two three.") as bench:
         bench.served.parser = Contradictory()
         body = {**BODIES[name], "stream": True}
@@ -341,7 +341,7 @@ LIMITS = {"chat": "max_tokens", "messages": "max_tokens", "responses": "max_outp
 
 
 @EVERY
-async def test_a_cut_call_means_the_same_in_every_dialect(tokenizer: Any, name: str) -> None:
+async def test_a_cut_call_means_the_same_in_every_dialect(tokenizer: Any, name: Dialect) -> None:
     limit = len(tokenizer.encode(CUT, add_special_tokens=False))
     tools = [TOOL if name == "chat" else WIRES[name].LOOK]
     body = {**BODIES[name], "tools": tools, LIMITS[name]: limit}

@@ -67,7 +67,7 @@ async def test_so_they_are_in_the_same_process(tokenizer: Any, set_length: int |
     async with not_started(tokenizer, context_length=set_length) as (endpoint, engine), endpoint:
         assert endpoint.model_info.context_length == set_length
         async with engine:
-            client = ToolrollClient(endpoint, session="s")
-            await client.chat.completions.create(model="m", messages=[USER])
+            create: Any = ToolrollClient(endpoint, session="s").chat.completions.create
+            await create(model="m", messages=[USER])
             assert endpoint.model_info.context_length == (set_length or 777)
             assert endpoint.model_info.model_path == "embedded"

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from openai import OpenAI
@@ -107,14 +107,14 @@ async def test_a_hang_up_without_a_retry_is_aborted_at_the_engine(stream: bool) 
 async def test_openai_responses(any_tokenizer: Any, stream: bool, stored: bool) -> None:
     """`responses.create`: with the whole history, and with the id of the previous response."""
     async with serve(saying, tokenizer=any_tokenizer, split="random") as bench:
-        responses = bench.client().responses
+        responses: Any = bench.client().responses
         tools = [{"type": "function", **TOOL["function"]}]
         body: dict[str, Any] = {"model": "m", "instructions": FIRST[0]["content"], "tools": tools}
         items = [{"role": "user", "content": FIRST[1]["content"]}]
         while True:
             if stream:
                 created = await responses.create(**body, input=items, stream=True)
-                response = cast("Any", [event async for event in created][-1]).response
+                response = [event async for event in created][-1].response
             else:
                 response = await responses.create(**body, input=items)
             results = [

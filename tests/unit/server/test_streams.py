@@ -19,7 +19,8 @@ from support.tiers import costly
 from toolroll.testing import Fault, Reply
 
 PATH, TEXT_PATH = in_session(CHAT), in_session(TEXT)
-Chunks = list[dict[str, Any]]
+Fields = dict[str, Any]
+Chunks = list[Fields]
 
 
 async def events(
@@ -86,7 +87,8 @@ def test_the_deltas_are_the_message(
 
 async def test_choices_of_one_stream_are_told_apart() -> None:
     answer = lambda request: f"Answer {request.index}." + call(at="x")
-    fields = {"tools": [TOOL], "n": 3, "logprobs": True, "stream_options": {"include_usage": True}}
+    usage = {"include_usage": True}
+    fields: Fields = {"tools": [TOOL], "n": 3, "logprobs": True, "stream_options": usage}
     async with serve(answer, token_latency=0.001) as bench:
         chunks = await events(bench, **fields)
         messages = [joined(chunks, index) for index in range(3)]
@@ -115,7 +117,7 @@ async def test_a_failure_after_it_is_an_event_and_nothing_is_trained(forced: boo
     async with serve(held) as bench:
         abort = lambda: bench.engine.abort(every=True)
         begun = release.set if forced else abort
-        fields = {"tools": [TOOL], "tool_choice": "required"} if forced else {}
+        fields: Fields = {"tools": [TOOL], "tool_choice": "required"} if forced else {}
         chunks = await events(bench, begun=begun, **fields)
         assert chunks[-1]["error"]["code"] == ("engine_error" if forced else "engine_aborted")
         assert await bench.trajectories(refused=1) == []
@@ -163,7 +165,7 @@ async def test_a_retry_of_a_broken_stream_gets_all_of_it() -> None:
 
 @pytest.mark.parametrize("stop", [None, ["six"]])
 async def test_text_completions_stream(stop: Any) -> None:
-    fields = {"prompt": "Count:", "max_tokens": 200, "stop": stop, "logprobs": 0}
+    fields: Fields = {"prompt": "Count:", "max_tokens": 200, "stop": stop, "logprobs": 0}
     fields["stream_options"] = {"include_usage": True}
     async with serve("One two 日本 🙂 three six seven.", split="random") as bench:
         chunks = await events(bench, TEXT_PATH, **fields)

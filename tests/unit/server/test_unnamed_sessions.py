@@ -77,7 +77,8 @@ async def test_the_next_requests_of_a_conversation_are_in_its_session(path: str)
     async with serve(numbered) as bench:
         name, answer = await send(bench, path)
         if path == CHAT:
-            later = [{"messages": [USER, answer["choices"][0]["message"], MORE]}]
+            reply = answer["choices"][0]["message"]
+            later: list[Any] = [{"messages": [USER, reply, MORE]}]
         else:
             later = [continued(BODIES[path], answer)]
         if path == RESPONSES:
