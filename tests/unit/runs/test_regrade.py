@@ -233,6 +233,13 @@ class Stuck(Environment):
         raise AssertionError
 
 
+class Unlucky(Stuck):
+    """Its reset fails and names the seed."""
+
+    async def reset(self, task: Task, seed: int) -> Observation:
+        raise RuntimeError(f"no world for the seed {seed}")
+
+
 def full_disk(options: EnvironmentOptions) -> Environment:
     raise OSError("no space left")
 
@@ -257,6 +264,13 @@ async def test_a_replay_that_fails_is_an_aborted_episode(make: Any, turns: float
     [trajectory] = again.result.trajectories
     assert trajectory.trained_tokens > 0
     assert [turn.reward for turn in trajectory.turns] == [0.0, 0.0]
+
+
+async def test_a_replay_has_the_seed_of_its_episode() -> None:
+    factory: Any = SimpleNamespace(make=lambda options: Unlucky(), reference=lambda task: None)
+    played = replace(episode(env="desk", metrics={"turns": 1.0}), seed=11)
+    again = await Regrader(factory, Threads(1), {}).regrade(played, Task("t-0", 0))
+    assert "no world for the seed 11" in again.result.info["regrade"]["difference"]
 
 
 # --- a simulated user -----------------------------------------------------------------------------
