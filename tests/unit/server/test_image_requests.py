@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import shutil
+import struct
+import zlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from hashlib import sha256
@@ -14,6 +17,7 @@ import numpy as np
 import pytest
 from support.endpoints import Bench, endpoint
 from support.episodes import call
+from support.memory import forget_peak, peak_resident
 from support.vision import (
     ExpandedEngine,
     data_url,
@@ -169,29 +173,69 @@ async def test_what_the_engine_read_decides() -> None:
     assert {turn["excluded"] for turn in trajectory["turns"]} == {"verification: images: engine"}
 
 
+def png(side: int, pixels: bytes) -> str:
+    """The data URL of a square PNG with one bit for each of its pixels, which are compressed."""
+    header = struct.pack(">IIBBBBB", side, side, 1, 0, 0, 0, 0)
+    chunks = [
+        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        for kind, data in ((b"IHDR", header), (b"IDAT", pixels), (b"IEND", b""))
+    ]
+    return data_url(b"\x89PNG\r\n\x1a\n" + b"".join(chunks))
+
+
+SIDE = 9_400
+"""The side of a black image whose file has 11 kB, and which takes 88 MB once it is decoded."""
 REFUSED: dict[str, tuple[Any, str]] = {
     "another URL": ("https://a.b/c.png", "must be a data URL"),
     "truncated": (data_url(picture(1)[:-400]), "cannot be read"),
-    "another type": (data_url(picture(1), "image/jpeg"), "cannot be read"),
+    "another type": (data_url(picture(1), "image/jpeg"), "its file is not JPEG"),
+    "a text": (data_url(b"Hello."), "its file is not PNG"),
+    "a GIF": (data_url(picture(1, file_format="GIF")), "its file is not PNG"),
+    "an SVG": (data_url(b"<svg/>", "image/svg+xml"), "must be a data URL"),
+    "not base64": ("data:image/png;base64,AAA\u00e9%", "cannot be read"),
+    "black": (png(SIDE, zlib.compress(bytes((SIDE // 8 + 1) * SIDE))), "may have 33,554,432 pixels"),
+    "declared": (png(50_000, b""), "could be decompression bomb"),
     "no text": (7, "must be a data URL"),
 }
+
+
+def requests(url: Any) -> dict[str, dict[str, Any]]:
+    """A request of each dialect with an image, by its path."""
+    image = {"type": "image_url", "image_url": {"url": url}}
+    item = {"type": "input_image", "image_url": url}
+    kind, _, data = str(url).removeprefix("data:").partition(";base64,")
+    source = {"type": "base64", "media_type": kind, "data": data}
+    return {
+        "chat/completions": {"messages": [{"role": "user", "content": [image]}]},
+        "responses": {"input": [{"role": "user", "content": [item]}]},
+        "messages": {
+            "messages": [{"role": "user", "content": [{"type": "image", "source": source}]}],
+            "max_tokens": 9,
+        },
+    }
 
 
 @pytest.mark.parametrize(("url", "problem"), REFUSED.values(), ids=REFUSED)
 async def test_an_image_that_cannot_be_read_is_a_400(url: Any, problem: str) -> None:
     async with bench() as opened:
-        content = [{"type": "image_url", "image_url": {"url": url}}]
-        body = {"model": "m", "messages": [{"role": "user", "content": content}]}
-        status, answer = await opened.post("/sessions/s/v1/chat/completions", body)
-    assert status == 400 and problem in answer["error"]["message"]
+        for path, body in requests(url).items():
+            forget_peak()
+            before = peak_resident()
+            status, answer = await opened.post(f"/sessions/s/v1/{path}", {"model": "m", **body})
+            assert status == 400 and re.search(f"{problem}|must be text", str(answer)), answer
+            assert peak_resident() - before < 64 << 20
+        assert not opened.engine.log
 
 
 async def test_ten_thousand_images_are_a_400() -> None:
     async with bench() as opened:
-        content = [image_part(1, width=28, height=28)] * 10_000
+        content = [image_part(1, width=1, height=1)] * 10_000
         body = {"model": "m", "messages": [{"role": "user", "content": content}]}
+        forget_peak()
+        before = peak_resident()
         status, answer = await opened.post("/sessions/s/v1/chat/completions", body)
-    assert status in (400, 413), answer
+        assert status == 400 and "at most 256" in answer["error"]["message"]
+        assert peak_resident() - before < 64 << 20
 
 
 async def test_a_text_model_refuses_each_dialect() -> None:
