@@ -49,6 +49,8 @@ class Client:
     streams: tuple[bool, ...] = (False, True)
     python: str = ""
     """The Python that the packages need, if the tests' own is too old: `python3.12`."""
+    images: int = 0
+    """The number of images that the last prompt must contain. Each call shows one."""
     drops: tuple[Dialect, ...] = ()
     """The dialects in which the client sends tools of its provider's servers. They need the
     endpoint's `--server-tools drop`.
@@ -88,6 +90,7 @@ def react(tool: str, arguments: str) -> str:
 
 DROPPED = "its text"
 CHANGED = "the client changed what was served"
+INSPECT = ("inspect-ai==0.3.285", "openai==3.57.0", "anthropic==2.14.0")
 
 CLIENTS = (
     Client(
@@ -295,8 +298,22 @@ CLIENTS = (
     Client(
         "inspect-ai 0.3.285",
         "inspect_agent.py",
-        ("inspect-ai==0.3.285", "openai==3.57.0", "anthropic==2.14.0"),
+        INSPECT,
         everywhere("stop reason model_length", "chat", "responses", "messages"),
+    ),
+    Client(
+        "inspect-ai 0.3.285, with screenshots",
+        "inspect_agent.py",
+        INSPECT,
+        {
+            **everywhere("stop reason model_length", "chat", "messages"),
+            "responses": Expected(
+                "stop reason model_length", 2, turns=(1, 3), forks=("another conversation",)
+            ),
+        },
+        ("Let me look. " + call(at="x"), call(at="y") + call(at="z"), "All seen."),
+        aside="Please say 'hello, world'",  # asks whether there are summaries of reasoning
+        images=3,
     ),
     Client(
         "dspy 3.4.1, `ReAct`",
