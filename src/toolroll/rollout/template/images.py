@@ -30,7 +30,7 @@ MOST_IMAGES = 256
 MOST_BYTES = 16 << 20
 """The maximum length of an image's data URL."""
 MOST_PIXELS = 1 << 25
-"""The maximum number of pixels of an image, which take 134 MB."""
+"""The maximum number of pixels of an image, which take 134 MB, or 402 MB in a WebP file."""
 _KNOWN = 32
 """The number of images whose tokens are remembered, with their files."""
 _DATA_URL = re.compile(r"data:image/(png|jpeg|webp|gif);base64,")
