@@ -91,6 +91,14 @@ def react(tool: str, arguments: str) -> str:
 DROPPED = "its text"
 CHANGED = "the client changed what was served"
 INSPECT = ("inspect-ai==0.3.285", "openai==3.57.0", "anthropic==2.14.0")
+INSPECT_ASKS = "Please say 'hello, world'"
+"""A request of its own, with which inspect-ai finds out whether Responses summarizes reasoning."""
+INSPECT_SHOWS = {
+    **everywhere("stop reason model_length", "chat", "messages"),
+    "responses": Expected(
+        "stop reason model_length", 2, turns=(1, 3), forks=("another conversation",)
+    ),
+}
 
 CLIENTS = (
     Client(
@@ -299,20 +307,16 @@ CLIENTS = (
         "inspect-ai 0.3.285",
         "inspect_agent.py",
         INSPECT,
-        everywhere("stop reason model_length", "chat", "responses", "messages"),
+        INSPECT_SHOWS,
+        aside=INSPECT_ASKS,
     ),
     Client(
         "inspect-ai 0.3.285, with screenshots",
         "inspect_agent.py",
         INSPECT,
-        {
-            **everywhere("stop reason model_length", "chat", "messages"),
-            "responses": Expected(
-                "stop reason model_length", 2, turns=(1, 3), forks=("another conversation",)
-            ),
-        },
+        INSPECT_SHOWS,
         ("Let me look. " + call(at="x"), call(at="y") + call(at="z"), "All seen."),
-        aside="Please say 'hello, world'",  # asks whether there are summaries of reasoning
+        aside=INSPECT_ASKS,
         images=3,
     ),
     Client(

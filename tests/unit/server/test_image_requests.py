@@ -219,7 +219,8 @@ def requests(url: Any) -> dict[str, dict[str, Any]]:
 @pytest.mark.parametrize(("url", "problem"), REFUSED.values(), ids=REFUSED)
 async def test_an_image_that_cannot_be_read_is_a_400(url: Any, problem: str) -> None:
     async with bench() as opened:
-        opened.served.template.images.read(data_url(picture(1)))  # loads the processor
+        images = opened.served.template.images
+        assert images and images.read(data_url(picture(1)))  # loads the processor
         for path, body in requests(url).items():
             forget_peak()
             before = peak_resident()
