@@ -93,7 +93,7 @@ CHANGED = "the client changed what was served"
 INSPECT = ("inspect-ai==0.3.285", "openai==3.57.0", "anthropic==2.14.0")
 INSPECT_ASKS = "Please say 'hello, world'"
 """A request of its own, with which inspect-ai finds out whether Responses summarizes reasoning."""
-INSPECT_SHOWS = {
+INSPECT_SHOWS: Mapping[Dialect, Expected] = {
     **everywhere("stop reason model_length", "chat", "messages"),
     "responses": Expected(
         "stop reason model_length", 2, turns=(1, 3), forks=("another conversation",)
