@@ -43,6 +43,10 @@ FAMILIES: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 """The classes of transformers that models of a family have, and its part of the vision config."""
+IMAGES: dict[str, dict[str, Any]] = {
+    "Qwen3VL": {"patch_size": 16, "size": {"shortest_edge": 65_536, "longest_edge": 16_777_216}}
+}
+"""The settings of the image processor that a family changes."""
 
 
 def picture(seed: int, width: int = 0, height: int = 0, file_format: str = "PNG") -> bytes:
@@ -97,7 +101,7 @@ def processor(tokenizer: Any, family: str = "Qwen2VL") -> Any:
         "tokenizer_class": type(tokenizer).__name__,
     }
     images_only = type("ImagesOnly", (kind,), {**names, "__init__": _made_of_two(kind)})
-    return images_only(ImageProcessor(patch_size=16 if family == "Qwen3VL" else 14), tokenizer)
+    return images_only(ImageProcessor(**IMAGES.get(family, {})), tokenizer)
 
 
 def _made_of_two(kind: Any) -> Any:
