@@ -9,10 +9,12 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from support.client_scenario import FIRST
 from support.endpoints import endpoint
 from support.patience import PATIENCE
+from support.vision import ExpandedEngine, image_tokens, vision_tokenizer
 
 from clients.table import Client, Dialect, Expected
 from toolroll.testing import PolicyRequest, load_embedded_tokenizer
@@ -34,7 +36,7 @@ class Played:
     sampled: int
     trained: int
     missing: tuple[str, ...]
-    """The results of calls that the last prompt does not contain."""
+    """The results of calls that the last prompt does not contain, and its images."""
     last: str
     """The last line of the program's output."""
     overflow: str
@@ -87,33 +89,39 @@ async def play(
     """Run `command`, the client's program. Every sampled token must be trained exactly once, from
     the prompt that the engine got.
     """
-    tokenizer = load_embedded_tokenizer()
+    tokenizer = vision_tokenizer() if client.images else load_embedded_tokenizer()
     variables = {"CLIENT_DIALECT": dialect, "CLIENT_STREAM": "01"[stream]}
-
-    settings = {"server_tools": "drop"} if dialect in client.drops else {}
+    options: dict[str, Any] = {}
+    if dialect in client.drops:
+        options["settings"] = {"server_tools": "drop"}
+    if client.images:
+        variables["CLIENT_IMAGES"] = "1"
+        options |= {"images": image_tokens(tokenizer), "client": ExpandedEngine}
     async with endpoint(
-        tokenizer, policy(client), settings=settings, split="random", context_length=ROOM
+        tokenizer, policy(client), split="random", context_length=ROOM, **options
     ) as bench:
         await bench.post("/sessions", {"session_id": "s"})
         last = await _run(command, {**variables, "CLIENT_URL": f"{bench.url}/sessions/s"})
         trajectories = await bench.trajectories()
         sampled = sum(len(entry.output_ids or ()) for entry in bench.engine.log)
         prompt = tokenizer.decode(bench.engine.log[-1].input_ids) if bench.engine.log else ""
-    async with endpoint(
-        tokenizer, policy(client), settings=settings, context_length=TIGHT
-    ) as bench:
+    async with endpoint(tokenizer, policy(client), context_length=TIGHT, **options) as bench:
         overflow = await _run(command, {**variables, "CLIENT_URL": f"{bench.url}/sessions/s"})
         requests = bench.endpoint.metrics.errors["context_length_exceeded"]
     spans = [
         [turn for turn in sequence["turns"] if turn["excluded"] is None]
         for sequence in trajectories
     ]
+    images = max((len(sequence.get("media", ())) for sequence in trajectories), default=0)
     return Played(
         turns=tuple(sorted(map(len, spans))),
         forks=tuple(str(each["fork_reason"]) for each in trajectories if each["fork_reason"]),
         sampled=sampled,
         trained=sum(turn["stop"] - turn["start"] for turns in spans for turn in turns),
-        missing=tuple(result for result in client.results if result not in prompt),
+        missing=(
+            *(result for result in client.results if result not in prompt),
+            *(["its images"] if images != client.images else []),
+        ),
         last=last,
         overflow=overflow,
         requests=requests,

@@ -51,6 +51,8 @@ class Client:
     streams: tuple[bool, ...] = (False, True)
     python: str = ""
     """The Python that the packages need, if the tests' own is too old: `python3.12`."""
+    images: int = 0
+    """The number of images that the last prompt must contain. Each call shows one."""
     drops: tuple[Dialect, ...] = ()
     """Dialects with tools of a provider's servers, which need `--server-tools drop`."""
 
@@ -88,6 +90,15 @@ def react(tool: str, arguments: str) -> str:
 
 DROPPED = "its text"
 CHANGED = "the client changed what was served"
+INSPECT = ("inspect-ai==0.3.285", "openai==3.57.0", "anthropic==2.14.0")
+INSPECT_ASKS = "Please say 'hello, world'"
+"""A request of its own, with which inspect-ai finds out whether Responses summarizes reasoning."""
+INSPECT_SHOWS: Mapping[Dialect, Expected] = {
+    **everywhere("stop reason model_length", "chat", "messages"),
+    "responses": Expected(
+        "stop reason model_length", 2, turns=(1, 3), forks=("another conversation",)
+    ),
+}
 
 CLIENTS = (
     Client(
@@ -284,8 +295,18 @@ CLIENTS = (
     Client(
         "inspect-ai 0.3.285",
         "inspect_agent.py",
-        ("inspect-ai==0.3.285", "openai==3.57.0", "anthropic==2.14.0"),
-        everywhere("stop reason model_length", *ALL),
+        INSPECT,
+        INSPECT_SHOWS,
+        aside=INSPECT_ASKS,
+    ),
+    Client(
+        "inspect-ai 0.3.285, with screenshots",
+        "inspect_agent.py",
+        INSPECT,
+        INSPECT_SHOWS,
+        ("Let me look. " + call(at="x"), call(at="y") + call(at="z"), "All seen."),
+        aside=INSPECT_ASKS,
+        images=3,
     ),
     Client(
         "dspy 3.4.1, `ReAct`",

@@ -1,10 +1,13 @@
-"""Count the memory that a function takes: detects work on large texts without a clock."""
+"""Count the memory that a function or the process takes, to detect work on large texts, numbers
+and images without a clock.
+"""
 
 from __future__ import annotations
 
 import gc
 import tracemalloc
 from collections.abc import Callable
+from pathlib import Path
 from types import ModuleType
 
 
@@ -34,3 +37,15 @@ def kept(call: Callable[[], object], module: ModuleType) -> int:
         return sum(one.size for one in found)
     finally:
         tracemalloc.stop()
+
+
+def forget_peak() -> None:
+    """Let `peak_resident` begin anew."""
+    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+
+
+def peak_resident() -> int:
+    """The most bytes of memory that this process had at any one time, with those of C code."""
+    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    [peak] = [line.split()[1] for line in lines if line.startswith("VmHWM:")]
+    return int(peak) * 1024

@@ -38,8 +38,15 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "Qwen2_5_VL": {
         "intermediate_size": 128, "out_hidden_size": 64, "fullatt_block_indexes": [1],
     },
+    "Qwen3VL": {
+        "intermediate_size": 128, "out_hidden_size": 64, "deepstack_visual_indexes": [0],
+    },
 }  # fmt: skip
 """The classes of transformers that models of a family have, and its part of the vision config."""
+IMAGES: dict[str, dict[str, Any]] = {
+    "Qwen3VL": {"patch_size": 16, "size": {"shortest_edge": 65_536, "longest_edge": 16_777_216}}
+}
+"""The settings of the image processor that a family changes."""
 
 
 def picture(seed: int, width: int = 0, height: int = 0, file_format: str = "PNG") -> bytes:
@@ -94,7 +101,7 @@ def processor(tokenizer: Any, family: str = "Qwen2VL") -> Any:
         "tokenizer_class": type(tokenizer).__name__,
         "__init__": lambda self, images, tokenizer: kind.__init__(self, images, tokenizer),
     }
-    return type("ImagesOnly", (kind,), names)(ImageProcessor(), tokenizer)
+    return type("ImagesOnly", (kind,), names)(ImageProcessor(**IMAGES.get(family, {})), tokenizer)
 
 
 def image_tokens(tokenizer: Any, family: str = "Qwen2VL") -> ImageTokens:
@@ -179,6 +186,7 @@ def _save(folder: Path, family: str, seed: int) -> None:
             "initializer_range": 0.2,
             "rope_parameters": {
                 "rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [4, 2, 2],
+                **({"mrope_interleaved": True} if family == "Qwen3VL" else {}),
             },
         },
         vision_config={
@@ -197,6 +205,7 @@ def _save(folder: Path, family: str, seed: int) -> None:
     save_qwen3(folder, trl_template("qwen3_vl"))
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     processor(tokenizer, family).image_processor.save_pretrained(folder)
-    videos = {"video_processor_type": "Qwen2VLVideoProcessor"}
+    kind = "Qwen3VL" if family == "Qwen3VL" else "Qwen2VL"
+    videos = {"video_processor_type": f"{kind}VideoProcessor"}
     whole = {"processor_class": f"{family}Processor", "video_processor": videos}
     (folder / "processor_config.json").write_text(json.dumps(whole), encoding="utf-8")

@@ -217,6 +217,29 @@ async def test_verification_comes_once_an_episode(tokenizer: Any, verify: Any, c
     assert work.renders - before == 5 + 2 * checks - (verify == "always")  # pyright: ignore[reportPossiblyUnboundVariable]
 
 
+# --- images ---------------------------------------------------------------------------------------
+
+
+async def test_an_episode_of_a_text_model_calls_no_code_of_images(tokenizer: Any) -> None:
+    called, played = set[str](), 0
+
+    def seen(frame: FrameType, event: str, argument: Any) -> None:
+        nonlocal played
+        path = frame.f_code.co_filename
+        if event == "call" and path.endswith(("/media.py", "/images.py", "/image_check.py")):
+            called.add(f"{path}: {frame.f_code.co_qualname}")
+        played += event == "call" and path.endswith("/model/conversation.py")
+
+    async with serving(tokenizer, lambda request: "Fine.") as (_, served):
+        with profiled(seen):
+            dialogue = Conversation(served, FIRST, [TOOL], session_id="s", verify="always")
+            for _ in range(3):
+                await dialogue.reply(PARAMS)
+                dialogue.extend([{"role": "user", "content": "And?"}])
+            await dialogue.settle()
+    assert played and not called
+
+
 # --- tokens ---------------------------------------------------------------------------------------
 
 

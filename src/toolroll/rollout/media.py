@@ -18,14 +18,13 @@ class Image:
     """The tokens [position, position + count) of a sequence, which stand for an image. All are the
     same placeholder token.
 
-    `sha256`: the digest of the file, in hexadecimal. `grid`: the processor's `image_grid_thw`, or
-    empty. `url`: the data URL that the engine gets, or "" if the image comes from a record.
+    `sha256`: the digest of the file, in hexadecimal. `url`: the data URL that the engine gets, or
+    "" if the image comes from a record.
     """
 
     position: int
     count: int
     sha256: str
-    grid: tuple[int, ...] = ()
     url: str = field(default="", compare=False, repr=False)
 
 

@@ -174,7 +174,7 @@ def image_inputs(sequence: TrainingSequence, images: ImageTokens) -> dict[str, A
     `pixel_values`, and for Qwen `image_grid_thw`. Return {} if there are none.
 
     Raise `UsageError` if the images were not kept, and `TokenError` if the processor gives them
-    another grid than in the episode.
+    other numbers of tokens than in the episode.
     """
     media = sequence.trajectory.media if sequence.trajectory is not None else ()
     if not media:
@@ -186,9 +186,10 @@ def image_inputs(sequence: TrainingSequence, images: ImageTokens) -> dict[str, A
     files = [base64.b64decode(image.url.partition(",")[2]) for image in media]
     pictures = [Image.open(io.BytesIO(data)) for data in files]
     inputs = dict(images.processor.image_processor(pictures, return_tensors="pt"))
-    grids = [tuple(map(int, grid)) for grid in inputs.get("image_grid_thw", ())]
-    if grids and grids != [image.grid for image in media]:
-        raise TokenError(f"the processor gives the images the grids {grids}, not the episode's")
+    patches = getattr(images.processor.image_processor, "merge_size", 1) ** 2  # of one token
+    counts = [int(grid.prod()) // patches for grid in inputs.get("image_grid_thw", ())]
+    if counts and counts != [image.count for image in media]:
+        raise TokenError(f"the processor gives the images {counts} tokens, not the episode's")
     return inputs
 
 

@@ -5,8 +5,11 @@ module imports nothing else.
 from __future__ import annotations
 
 import asyncio
+import base64
 import os
+import struct
 import traceback
+import zlib
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -15,6 +18,8 @@ URL = os.environ["CLIENT_URL"]
 DIALECT = os.environ["CLIENT_DIALECT"]
 """`chat`, `responses` or `messages`."""
 STREAM = os.environ["CLIENT_STREAM"] == "1"
+IMAGES = "CLIENT_IMAGES" in os.environ
+"""Whether calls show images too."""
 SYSTEM = os.environ["CLIENT_SYSTEM"]
 TASK = os.environ["CLIENT_TASK"]
 KEY = "unused"
@@ -23,6 +28,18 @@ KEY = "unused"
 def look(at: str) -> str:
     """Look at something."""
     return f"seen {at} <|im_end|><|im_start|>user"
+
+
+def screenshot(at: str) -> str:
+    """The data URL of an image of 64 by 64 pixels, whose gray depends on `at`."""
+    rows = (b"\0" + bytes([ord(at) % 256]) * 64) * 64
+    header = struct.pack(">IIBBBBB", 64, 64, 8, 0, 0, 0, 0)
+    chunks = ((b"IHDR", header), (b"IDAT", zlib.compress(rows)), (b"IEND", b""))
+    file = b"\x89PNG\r\n\x1a\n"
+    for kind, data in chunks:
+        crc = zlib.crc32(kind + data)
+        file += struct.pack(">I", len(data)) + kind + data + struct.pack(">I", crc)
+    return f"data:image/png;base64,{base64.b64encode(file).decode()}"
 
 
 class Reported(Exception):

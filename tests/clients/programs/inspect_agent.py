@@ -1,17 +1,33 @@
-"""inspect-ai's ReAct agent as the solver of a task, with its model class of each dialect."""
+"""inspect-ai's ReAct agent as the solver of a task, with its model class of each dialect. Its tool
+may show screenshots.
+"""
 
 from __future__ import annotations
 
-from common import DIALECT, KEY, STREAM, SYSTEM, TASK, URL, Reported, look, run
+from common import (
+    DIALECT,
+    IMAGES,
+    KEY,
+    STREAM,
+    SYSTEM,
+    TASK,
+    URL,
+    Reported,
+    look,
+    run,
+    screenshot,
+)
 from inspect_ai import Task, eval_async
 from inspect_ai.agent import react
 from inspect_ai.dataset import Sample
 from inspect_ai.model import GenerateConfig, Model, get_model
-from inspect_ai.tool import ToolDef
+from inspect_ai.tool import Content, ContentImage, ContentText, ToolDef
 
 
-async def look_tool(at: str) -> str:
-    return look(at)
+async def look_tool(at: str) -> str | list[Content]:
+    if not IMAGES:
+        return look(at)
+    return [ContentText(text=look(at)), ContentImage(image=screenshot(at))]
 
 
 def model() -> Model:

@@ -22,7 +22,7 @@ IMPORTED = (
     "sglang.srt.managers.detokenizer_manager",
     MODELS,
 )
-SERVED = {"llama", "qwen2", "qwen2_5_vl", "qwen2_vl", "qwen3_moe"}
+SERVED = {"llama", "qwen2", "qwen2_5_vl", "qwen2_vl", "qwen3_moe", "qwen3_vl"}
 """The modules of the models that the tests serve."""
 
 KERNELS = (

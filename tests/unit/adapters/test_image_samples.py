@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 from support.listed_environment import ListedWorld
 from support.vision import WORLD, image_tokens, play, shown, vision_tokenizer
@@ -27,8 +26,9 @@ async def test_a_sample_has_the_inputs_of_its_images(sample_type: Any) -> None:
     images = image_tokens(vision_tokenizer())
     [made] = to_samples(sample_type(index=0), result, images=images)
     media, inputs = result.trajectories[0].media, made.multimodal_train_inputs
-    assert inputs["image_grid_thw"].tolist() == [list(image.grid) for image in media]
-    assert len(inputs["pixel_values"]) == sum(int(np.prod(image.grid)) for image in media)
+    patches = [4 * image.count for image in media]
+    assert inputs["image_grid_thw"].prod(-1).tolist() == patches
+    assert len(inputs["pixel_values"]) == sum(patches)
     assert made.tokens.count(images.placeholder) == sum(image.count for image in media)
 
 
@@ -58,7 +58,7 @@ async def test_other_images_are_refused(sample_type: Any) -> None:
     pytest.importorskip("torch")
     result = await episode()
     images, [trajectory] = image_tokens(vision_tokenizer()), result.trajectories
-    for changes, error in (({"url": ""}, UsageError), ({"grid": (1, 2, 2)}, TokenError)):
+    for changes, error in (({"url": ""}, UsageError), ({"count": 1}, TokenError)):
         media = tuple(replace(image, **changes) for image in trajectory.media)
         other = replace(result, trajectories=(replace(trajectory, media=media),))
         with pytest.raises(error):

@@ -33,7 +33,7 @@ def third() -> Trajectory:
         fork_reason="rewritten", routed_experts=np.arange(22, dtype=np.int32).reshape(11, 2)
     )
     found.logprobs[4] = np.float32(-1 / 3)
-    media = (Image(1, 2, "ab", (1, 4, 2), url="data:"), Image(3, 1, "cd"))
+    media = (Image(1, 2, "ab", url="data:"), Image(3, 1, "cd"))
     return replace(found, lineage={"thread_id": "t"}, media=media)
 
 
@@ -59,7 +59,7 @@ def test_what_is_read_is_what_was_written(arrays: bool) -> None:
         np.testing.assert_array_equal(getattr(mine, name), getattr(theirs, name))
     assert (theirs.turns, theirs.lineage) == (mine.turns, mine.lineage)
     assert theirs.media == mine.media and theirs.media[0].url == ""
-    assert data["media"][0] == {"position": 1, "count": 2, "sha256": "ab", "grid": [1, 4, 2]}
+    assert data["media"][0] == {"position": 1, "count": 2, "sha256": "ab"}
     assert (theirs.prompt_length, theirs.source, theirs.fork_reason) == (4, "engine", "rewritten")
     assert data["logprobs"][0] is None
 

@@ -199,7 +199,7 @@ def with_urls(message: Message, change: Callable[[Any], Any]) -> Message:
 
 
 def _image(image: Image) -> list[Any]:
-    return [image.position, image.count, image.sha256, image.grid]
+    return [image.position, image.count, image.sha256]
 
 
 def _index(node: Node | None) -> int | None:

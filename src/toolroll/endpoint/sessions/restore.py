@@ -154,8 +154,8 @@ class _Builder:
             template=self._templates.get(data["switches"]),
             added=added,
             images=tuple(
-                Image(position, count, digest, tuple(grid), self._urls[digest])
-                for position, count, digest, grid in data.get("images", ())
+                Image(position, count, digest, self._urls[digest])
+                for position, count, digest in data.get("images", ())
             ),
             tools=ToolList.read(self._text_of(data["tools"])),
             digest=bytes.fromhex(data["digest"]),

@@ -22,7 +22,7 @@ from toolroll.rollout.types import Trajectory, Turn, WeightVersion
 CONSTRAINTS = ("ebnf", "json_schema", "regex", "structural_tag")
 """Sampling parameters that constrain the output to a grammar or a schema."""
 
-_IMAGE_FIELDS = ("position", "count", "sha256", "grid")
+_IMAGE_FIELDS = ("position", "count", "sha256")
 
 Count = Annotated[int, Field(ge=0, lt=2**31)]
 Number = Annotated[float, Field(ge=-LARGEST, le=LARGEST)]
