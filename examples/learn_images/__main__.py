@@ -21,11 +21,11 @@ import torch
 from examples.learn_desk.batches import Sample
 from examples.learn_desk.learn import mean_reward
 from examples.learn_images.cards import ASK, CARDS
-from examples.learn_images.model import Seen, load, logprobs, make_tokenizer, save_random
+from examples.learn_images.model import VOCABULARY, Seen, load, logprobs, make_tokenizer
 from examples.learn_images.play import play, play_script
 from examples.learn_real.server import Server
 from support.servers import sglang_server
-from support.vision import image_tokens
+from support.vision import image_tokens, save_random
 
 from toolroll import Episode, Task
 from toolroll.rollout.engine import Engine, EngineConfig
@@ -34,17 +34,16 @@ from toolroll.testing.reference_policy import play_references
 from toolroll.trainers.advantages import group_advantages
 from toolroll.trainers.sequences import image_inputs, training_sequences
 
-OUT = Path("out/learn_images")
-SEEDS, CONTROLS = (0, 1), ("none", "exchanged-images")
-BATCH, IMITATION_RATE, ENOUGH = 32, 2e-3, 0.4
-"""The imitation ends as soon as the model gives the references of other tasks the mean probability
-`ENOUGH`, which is the reward that it would earn.
+OUT = Path("out/learn_images").absolute()
+BEFORE = "(before)"
+SEEDS, CONTROLS = (0, 1), (BEFORE, "none", "exchanged-images")
+REFERENCES, IMITATION, BATCH, IMITATION_RATE, MISREAD = 1500, 700, 32, 2e-3, 0.35
+"""The imitation makes `IMITATION` steps, each with `BATCH` of the references. Its teacher misreads
+a digit with the probability `MISREAD`.
 """
 STEPS, GROUPS, GROUP, RATE, CLIP = 12, 32, 4, 1e-3, 0.2
 """A step plays `GROUPS` tasks, each `GROUP` times."""
 EVALUATED = 200
-PATCHES = 16
-"""The rows of an image in the processor's `pixel_values`."""
 
 
 def seen(episode: Episode, images: ImageTokens) -> list[Seen]:
@@ -64,34 +63,44 @@ def seen(episode: Episode, images: ImageTokens) -> list[Seen]:
 
 
 def imitate(folder: Path, seed: int) -> None:
-    """Write a model that has imitated some references to `folder`."""
-    tasks, others = CARDS.tasks("references"), CARDS.tasks("train")[-64:]
-    replies = play_references(CARDS, [*tasks, *others], samples=1)
+    """Write a model that has imitated references to `folder`."""
+    tasks = [*CARDS.tasks("train")[:REFERENCES], *CARDS.tasks("held-out")[:64]]
+    replies = play_references(CARDS, tasks, samples=1)
     roles = ["Tools: look(card) answer(digits)", "user\n", "assistant\n", "tool\n", "system\n"]
     source = Path(__file__).with_name("chat_template.jinja").read_text()
     scratch = folder.with_suffix(".new")
-    save_random(make_tokenizer([*chain(*replies.values()), ASK, *roles], source), scratch, seed)
+    make_tokenizer([*chain(*replies.values()), ASK, *roles], source).save_pretrained(scratch)
+    save_random(scratch, "Qwen2VL", seed, vocab_size=VOCABULARY, initializer_range=0.02)
     tokenizer, model = load(scratch)
     images = image_tokens(tokenizer)
-    episodes = asyncio.run(play_script(replies, tokenizer, [*tasks, *others]))
-    assert mean_reward(episodes) == 1.0
-    by_split = defaultdict(list)
-    for episode in episodes:
-        by_split[episode.task_id.rpartition("-")[0]] += seen(episode, images)
+    episodes = asyncio.run(play_script(replies, tokenizer, tasks))
+    by_id = {episode.task_id: seen(episode, images) for episode in episodes}
+    samples, others = (
+        [by_id[task.id][0] for task in part] for part in (tasks[:REFERENCES], tasks[REFERENCES:])
+    )
+    numerals = tokenizer.convert_tokens_to_ids(list("0123456789"))
     optimizer, rng = torch.optim.AdamW(model.parameters(), lr=0.0), random.Random(seed)
-    for step in range(1001):
-        optimizer.param_groups[0]["lr"] = IMITATION_RATE * min(1.0, (step + 1) / 30)
-        found = logprobs(model, rng.sample(by_split["references"], BATCH))[0]
-        descend(model, optimizer, -found.mean())
-        if step % 20 == 0:
+    for step in range(IMITATION + 1):
+        rate = min(1.0, (step + 1) / 30, 2 * (IMITATION - step) / IMITATION)
+        optimizer.param_groups[0]["lr"] = IMITATION_RATE * rate
+        batch = [misread(one, numerals, rng) for one in rng.sample(samples, BATCH)]
+        descend(model, optimizer, -logprobs(model, batch)[0].mean())
+        if step % 50 == 0:
             with torch.no_grad():
-                each, _, owner = logprobs(model, by_split["train"])
-            reward = float(torch.zeros(64).index_add(0, owner, each).exp().mean())
-            print(f"imitation {step}: {reward:.3f}", flush=True)
-            if reward >= ENOUGH:
-                break
+                each, _, owner = logprobs(model, others)
+            reward = torch.zeros(len(others)).index_add(0, owner, each).exp().mean()
+            print(f"imitation {step}: held-out {reward:.3f}", flush=True)
     model.save_pretrained(scratch)
     scratch.rename(folder)
+
+
+def misread(one: Seen, numerals: Sequence[int], rng: random.Random) -> Seen:
+    """Return a reference whose answer may have other digits."""
+    ids = one.sample.ids.copy()
+    for place in np.flatnonzero(np.isin(ids, numerals))[-2:]:
+        if rng.random() < MISREAD:
+            ids[place] = rng.choice(numerals)
+    return replace(one, sample=replace(one.sample, ids=ids))
 
 
 def descend(model: Any, optimizer: torch.optim.Optimizer, loss: torch.Tensor) -> None:
@@ -102,35 +111,18 @@ def descend(model: Any, optimizer: torch.optim.Optimizer, loss: torch.Tensor) ->
     optimizer.step()
 
 
-def scored(episodes: Sequence[Episode], images: ImageTokens) -> tuple[list[Seen], list[float]]:
-    """Return the samples of all groups whose rewards differ, and their advantages."""
+def scored(episodes: Sequence[Episode], images: ImageTokens) -> list[tuple[Seen, float]]:
+    """Return the samples of all groups whose rewards differ, with their advantages."""
     groups: defaultdict[str, list[Episode]] = defaultdict(list)
     for episode in episodes:
         groups[episode.task_id].append(episode)
-    found = [
-        (one, advantage)
-        for group in groups.values()
-        for episode, advantage in zip(
-            group, group_advantages([each.result for each in group]), strict=True
-        )
-        if advantage
-        for one in seen(episode, images)
-    ]
-    return [one for one, _ in found], [advantage for _, advantage in found]
-
-
-def exchanged(batch: Sequence[Seen], rng: random.Random) -> list[Seen]:
-    """Return the samples, each with images of others."""
-    with_images = [one for one in batch if one.images]
-    rows = [row for one in with_images for row in one.images["pixel_values"].split(PATCHES)]
-    rng.shuffle(rows)
-    left = iter(rows)
-    return [
-        replace(one, images={**one.images, "pixel_values": torch.cat(
-            [next(left) for _ in one.images["image_grid_thw"]]
-        )}) if one.images else one
-        for one in batch
-    ]  # fmt: skip
+    found = []
+    for group in groups.values():
+        advantages = group_advantages([episode.result for episode in group])
+        for episode, advantage in zip(group, advantages, strict=True):
+            if advantage:
+                found += [(one, advantage) for one in seen(episode, images)]
+    return found
 
 
 class Run:
@@ -152,21 +144,20 @@ class Run:
         seed = random.Random(version).randrange(1 << 30)
         return asyncio.run(play(engine, self._tokenizer, tasks, samples=samples, seed=seed))
 
-    def held_out(self, version: str) -> float:
+    def held_out(self) -> float:
         """Return the mean reward on held-out tasks."""
-        return mean_reward(self.play(CARDS.tasks("held-out")[:EVALUATED], version))
+        return mean_reward(self.play(CARDS.tasks("held-out")[:EVALUATED], "held-out"))
 
     def step(self, number: int) -> dict[str, Any]:
         """Play groups, and learn from them."""
         rng = random.Random(f"{self._seed}/{number}")
         tasks = rng.sample(CARDS.tasks("train"), GROUPS)
         episodes = self.play(tasks, f"{self._control}/{self._seed}/{number}", GROUP)
-        batch, advantages = scored(episodes, self._images)
-        right = self._control == "none"
-        batch = batch if right else exchanged(batch, rng)
-        found, recorded, owner = logprobs(self._model, batch)
+        batch, advantages = zip(*scored(episodes, self._images), strict=True)
+        exchange = rng if self._control == "exchanged-images" else None
+        found, recorded, owner = logprobs(self._model, batch, exchange)
         # The control trusts its own logprobs: the recorded ones would show that images are wrong.
-        ratio = (found - (recorded if right else found.detach())).exp()
+        ratio = (found - (found.detach() if exchange else recorded)).exp()
         weights = torch.tensor(advantages)[owner]
         loss = -torch.minimum(ratio * weights, ratio.clamp(1 - CLIP, 1 + CLIP) * weights).mean()
         descend(self._model, self._optimizer, loss)
@@ -188,20 +179,18 @@ def main() -> None:
             imitate(start, seed)
     torchvision = Path(os.environ["TOOLROLL_TORCHVISION"])
     with sglang_server(
-        OUT.absolute(), model=starts[0].absolute(), torchvision=torchvision, name="sglang",
-        environment={"SGLANG_VLM_CACHE_SIZE_MB": os.environ.get("CACHE_MB", "0")},
+        OUT, model=starts[0], torchvision=torchvision, name="sglang",
+        environment={"SGLANG_VLM_CACHE_SIZE_MB": "0"},  # it would keep what earlier weights saw
     ) as started:  # fmt: skip
         server = Server(started.url, started.process, started.log)
         for seed, control in product(SEEDS, CONTROLS):
             if f'"control": "{control}", "seed": {seed},' in done:
                 continue
-            run = Run(starts[seed], server, control, seed)
-            before, steps = run.held_out("before"), []
-            for number in range(STEPS):
+            run, steps = Run(starts[seed], server, control, seed), []
+            for number in range(STEPS if control != BEFORE else 0):
                 steps.append(run.step(number))
                 print(control, seed, number, steps[-1], flush=True)
-            result = {"control": control, "seed": seed, "before": before}
-            result |= {"after": run.held_out("after"), "steps": steps}
+            result = {"control": control, "seed": seed, "held_out": run.held_out(), "steps": steps}
             print(json.dumps(result), flush=True)
             with results.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(result) + "\n")
