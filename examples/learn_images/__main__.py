@@ -36,12 +36,13 @@ from toolroll.trainers.sequences import image_inputs, training_sequences
 
 OUT = Path("out/learn_images").absolute()
 BEFORE = "(before)"
-SEEDS, CONTROLS = (0, 1), (BEFORE, "none", "exchanged-images")
-REFERENCES, IMITATION, BATCH, IMITATION_RATE, MISREAD = 1500, 700, 32, 2e-3, 0.35
-"""The imitation makes `IMITATION` steps, each with `BATCH` of the references. Its teacher misreads
-a digit with the probability `MISREAD`.
+SEEDS, CONTROLS = (0, 1), ("none", "exchanged-images")
+REFERENCES, IMITATION, UNSURE, BATCH, IMITATION_RATE, MISREAD = 1500, 650, 150, 32, 2e-3, 0.35
+"""The imitation makes `IMITATION` steps, each with `BATCH` of the references. In the last `UNSURE`
+steps, the teacher misreads a digit with the probability `MISREAD`: the model learns to read, but
+not to trust what it reads.
 """
-STEPS, GROUPS, GROUP, RATE, CLIP = 12, 32, 4, 1e-3, 0.2
+STEPS, GROUPS, GROUP, RATE, CLIP = 10, 32, 4, 1e-3, 0.2
 """A step plays `GROUPS` tasks, each `GROUP` times."""
 EVALUATED = 200
 
@@ -62,34 +63,31 @@ def seen(episode: Episode, images: ImageTokens) -> list[Seen]:
     ]
 
 
-def imitate(folder: Path, seed: int) -> None:
+def imitate(folder: Path) -> None:
     """Write a model that has imitated references to `folder`."""
-    tasks = [*CARDS.tasks("train")[:REFERENCES], *CARDS.tasks("held-out")[:64]]
+    tasks = CARDS.tasks("train")[:REFERENCES]
     replies = play_references(CARDS, tasks, samples=1)
     roles = ["Tools: look(card) answer(digits)", "user\n", "assistant\n", "tool\n", "system\n"]
     source = Path(__file__).with_name("chat_template.jinja").read_text()
     scratch = folder.with_suffix(".new")
     make_tokenizer([*chain(*replies.values()), ASK, *roles], source).save_pretrained(scratch)
-    save_random(scratch, "Qwen2VL", seed, vocab_size=VOCABULARY, initializer_range=0.02)
+    save_random(scratch, "Qwen2VL", 0, vocab_size=VOCABULARY, initializer_range=0.02)
     tokenizer, model = load(scratch)
     images = image_tokens(tokenizer)
     episodes = asyncio.run(play_script(replies, tokenizer, tasks))
-    by_id = {episode.task_id: seen(episode, images) for episode in episodes}
-    samples, others = (
-        [by_id[task.id][0] for task in part] for part in (tasks[:REFERENCES], tasks[REFERENCES:])
-    )
+    samples = [one for episode in episodes for one in seen(episode, images)]
     numerals = tokenizer.convert_tokens_to_ids(list("0123456789"))
-    optimizer, rng = torch.optim.AdamW(model.parameters(), lr=0.0), random.Random(seed)
-    for step in range(IMITATION + 1):
-        rate = min(1.0, (step + 1) / 30, 2 * (IMITATION - step) / IMITATION)
+    optimizer, rng = torch.optim.AdamW(model.parameters(), lr=0.0), random.Random(0)
+    for left in range(IMITATION, 0, -1):
+        rate = min(1.0, (IMITATION - left + 1) / 30, left / UNSURE)
         optimizer.param_groups[0]["lr"] = IMITATION_RATE * rate
-        batch = [misread(one, numerals, rng) for one in rng.sample(samples, BATCH)]
-        descend(model, optimizer, -logprobs(model, batch)[0].mean())
-        if step % 50 == 0:
-            with torch.no_grad():
-                each, _, owner = logprobs(model, others)
-            reward = torch.zeros(len(others)).index_add(0, owner, each).exp().mean()
-            print(f"imitation {step}: held-out {reward:.3f}", flush=True)
+        batch = rng.sample(samples, BATCH)
+        if left <= UNSURE:
+            batch = [misread(one, numerals, rng) for one in batch]
+        loss = -logprobs(model, batch)[0].mean()
+        descend(model, optimizer, loss)
+        if left % 50 == 0:
+            print(f"imitation: {left} steps left, loss {loss:.4f}", flush=True)
     model.save_pretrained(scratch)
     scratch.rename(folder)
 
@@ -173,20 +171,19 @@ def main() -> None:
     OUT.mkdir(parents=True, exist_ok=True)
     results = OUT / "results.jsonl"
     done = results.read_text() if results.exists() else ""
-    starts = [OUT / f"start-{seed}" for seed in SEEDS]
-    for seed, start in enumerate(starts):
-        if not start.exists():
-            imitate(start, seed)
+    start = OUT / "start"
+    if not start.exists():
+        imitate(start)
     torchvision = Path(os.environ["TOOLROLL_TORCHVISION"])
     with sglang_server(
-        OUT, model=starts[0], torchvision=torchvision, name="sglang",
+        OUT, model=start, torchvision=torchvision, name="sglang",
         environment={"SGLANG_VLM_CACHE_SIZE_MB": "0"},  # it would keep what earlier weights saw
     ) as started:  # fmt: skip
         server = Server(started.url, started.process, started.log)
-        for seed, control in product(SEEDS, CONTROLS):
+        for seed, control in [(0, BEFORE), *product(SEEDS, CONTROLS)]:
             if f'"control": "{control}", "seed": {seed},' in done:
                 continue
-            run, steps = Run(starts[seed], server, control, seed), []
+            run, steps = Run(start, server, control, seed), []
             for number in range(STEPS if control != BEFORE else 0):
                 steps.append(run.step(number))
                 print(control, seed, number, steps[-1], flush=True)

@@ -14,11 +14,7 @@ from support.vision import PLACES
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
 from torch.nn import functional
-from transformers import (
-    AutoTokenizer,
-    PreTrainedTokenizerFast,
-    Qwen2VLForConditionalGeneration,
-)
+from transformers import AutoTokenizer, PreTrainedTokenizerFast, Qwen2VLForConditionalGeneration
 
 VOCABULARY = 384
 CONTROL = ("<|im_end|>", "<|im_start|>", "<|pad|>", *PLACES.values())
