@@ -131,13 +131,12 @@ class Run:
         self._tokenizer, self._model = load(start)
         self._images = image_tokens(self._tokenizer)
         self._optimizer = torch.optim.AdamW(self._model.parameters(), lr=RATE, weight_decay=0.0)
-        self._served = OUT / "served"
-        self._tokenizer.save_pretrained(self._served)
+        self._tokenizer.save_pretrained(OUT / "served")
 
     def play(self, tasks: Sequence[Task], version: str, samples: int = 1) -> list[Episode]:
         """Give the server the weights, and play."""
-        self._model.save_pretrained(self._served)
-        self._server.load(self._served, version)
+        self._model.save_pretrained(OUT / "served")
+        self._server.load(OUT / "served", version)
         engine = Engine(EngineConfig(engine=self._server.url, vocab_size=len(self._tokenizer)))
         seed = random.Random(version).randrange(1 << 30)
         return asyncio.run(play(engine, self._tokenizer, tasks, samples=samples, seed=seed))
@@ -174,9 +173,8 @@ def main() -> None:
     start = OUT / "start"
     if not start.exists():
         imitate(start)
-    torchvision = Path(os.environ["TOOLROLL_TORCHVISION"])
     with sglang_server(
-        OUT, model=start, torchvision=torchvision, name="sglang",
+        OUT, model=start, torchvision=Path(os.environ["TOOLROLL_TORCHVISION"]),
         environment={"SGLANG_VLM_CACHE_SIZE_MB": "0"},  # it would keep what earlier weights saw
     ) as started:  # fmt: skip
         server = Server(started.url, started.process, started.log)

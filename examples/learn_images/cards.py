@@ -72,13 +72,13 @@ class Cards(Environment):
             return StepResult(reward=0.0, done=True)
         messages = []
         for call in action.tool_calls:
+            arguments = call.arguments or {}
             if call.name == "answer":
-                right = call.arguments.get("digits") == _solution(self._cards)
+                right = arguments.get("digits") == _solution(self._cards)
                 return StepResult(reward=float(right), done=True)
-            card = call.arguments.get("card")
-            known = call.name == "look" and type(card) is int and card in (1, 2)
+            card = arguments.get("card")
             content: Any = f"Error: {call.name} {card}: only look at card 1 or 2"
-            if known:
+            if call.name == "look" and isinstance(card, int) and card in (1, 2):
                 url = image_url(self._cards[card - 1])
                 content = [{"type": "image_url", "image_url": {"url": url}}]
             messages.append({"role": "tool", "tool_call_id": call.id, "content": content})

@@ -34,9 +34,9 @@ class Seen:
 def make_tokenizer(texts: Sequence[str], template: str) -> PreTrainedTokenizerFast:
     """Return a byte-pair encoding trained on `texts`, with the chat template."""
     tokenizer = Tokenizer(models.BPE())
-    split = pre_tokenizers.Split(Regex(PIECES), "isolated")
+    pieces = pre_tokenizers.Split(Regex(PIECES), "isolated")
     letters = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, letters])
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pieces, letters])
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=VOCABULARY - len(CONTROL + MARKS),
@@ -44,8 +44,7 @@ def make_tokenizer(texts: Sequence[str], template: str) -> PreTrainedTokenizerFa
         show_progress=False,
     )
     tokenizer.train_from_iterator(texts, trainer)
-    special = [AddedToken(text, special=True, normalized=False) for text in CONTROL]
-    tokenizer.add_special_tokens(special)
+    tokenizer.add_special_tokens([AddedToken(text, normalized=False) for text in CONTROL])
     tokenizer.add_tokens([AddedToken(text, special=False, normalized=False) for text in MARKS])
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
