@@ -17,9 +17,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from toolroll import Action, Environment, EnvironmentOptions, Observation, StepResult, Task
+from toolroll import (
+    Action,
+    Environment,
+    EnvironmentOptions,
+    Observation,
+    StepResult,
+    Task,
+    ToolCall,
+)
 from toolroll.agents.environments.factory import Factory, openai_tool
-from toolroll.parsers.types import ToolCall
 
 ASK = "Which digits do cards 1 and 2 show?"
 SPLITS = {"train": (range(1297), 6000), "held-out": (range(1297, 1797), 1000)}

@@ -8,9 +8,18 @@ from typing import Any
 from examples.learn_images.cards import CARDS
 from support.vision import ExpandedEngine, image_tokens
 
-from toolroll import ChatTemplate, EnvironmentOptions, Episode, Model, Runner, RunSettings, Task
-from toolroll.parsers.registry import get_parser
-from toolroll.rollout.engine import Engine, EngineConfig
+from toolroll import (
+    ChatTemplate,
+    Engine,
+    EngineConfig,
+    EnvironmentOptions,
+    Episode,
+    Model,
+    Runner,
+    RunSettings,
+    Task,
+    get_parser,
+)
 from toolroll.rollout.runs.registry import agent_maker
 from toolroll.testing import EmbeddedEngine
 from toolroll.testing.policy import script
@@ -27,9 +36,8 @@ async def play(
     )  # fmt: skip
     episodes: list[Episode] = []
     async with Model(engine, template, get_parser("hermes", template.encoder.control)) as model:
-        make = agent_maker("tool-calling")
-        runner = Runner(CARDS, lambda: make(model, {}), settings, EnvironmentOptions())
-        await runner.run(tasks, episodes.append)
+        make = lambda: agent_maker("tool-calling")(model, {})
+        await Runner(CARDS, make, settings, EnvironmentOptions()).run(tasks, episodes.append)
     return episodes
 
 
