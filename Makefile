@@ -27,7 +27,7 @@ SGLANG ?= 0.5.10.post1 0.5.12 0.5.15
 # The newest transformers that each trainer allows. test-newest-peers tests SkyRL's.
 TRAINERS ?= areal=5.3.0 verl=5.10.4 openrlhf=5.15.0
 
-.PHONY: demo learn learn-trl test test-fast test-all test-tokens test-transformers test-trainers test-older-sglang test-images test-openai
+.PHONY: demo learn learn-trl learn-images test test-fast test-all test-tokens test-transformers test-trainers test-older-sglang test-images test-openai
 .PHONY: test-tinker test-clients test-harbor test-peers test-newest-peers test-newest-clients newest faults fuzz check mypy pyright docs bench
 .PHONY: release clean
 
@@ -46,6 +46,10 @@ learn: $(VENV)/.learn
 # Train with TRL's asynchronous trainer on a CPU. The results are in out/async_grpo/results.jsonl.
 learn-trl: $(VENV)/.all
 	OMP_NUM_THREADS=1 PYTHONPATH=tests $(VENV)/bin/python -m examples.learn_desk.async_grpo
+
+# Train a small model that reads images, on the real SGLang server. The results are in out/learn_images/results.jsonl.
+learn-images: $(VENV)/.all $(VENV)/torchvision
+	OMP_NUM_THREADS=1 PYTHONPATH=tests TOOLROLL_TORCHVISION=$(abspath $(VENV)/torchvision) $(VENV)/bin/python -m examples.learn_images
 
 # The inner loop: templates, sessions, parsers and the episode loop, in less than half a minute.
 FAST := tests/unit/template tests/unit/session tests/unit/parsers tests/unit/agents/test_loop.py \

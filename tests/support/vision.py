@@ -33,6 +33,13 @@ from toolroll.rollout.types import Completion, GenerateRequest, InteractionResul
 from toolroll.testing import EmbeddedEngine
 
 PLACEHOLDER = "<|image_pad|>"
+PLACES = {
+    "vision_start": "<|vision_start|>",
+    "vision_end": "<|vision_end|>",
+    "image": PLACEHOLDER,
+    "video": "<|video_pad|>",
+}
+"""The control tokens of images, by the config's names for their ids."""
 FAMILIES: dict[str, dict[str, Any]] = {
     "Qwen2VL": {"embed_dim": 64, "mlp_ratio": 2, "in_chans": 3},  # SGLang reads the last name
     "Qwen2_5_VL": {
@@ -168,29 +175,40 @@ def tiny_vision_model(family: str = "Qwen2VL", seed: int = 0) -> Path:
     sources = (Path(__file__), Path(__file__).with_name("qwen.py"))
     versions = map(importlib.metadata.version, ("transformers", "torch"))
     key: tuple[str | bytes, ...] = (str(seed), *(path.read_bytes() for path in sources), *versions)
-    return cached_folder(f"tiny-{family}", key, lambda folder: _save(folder, family, seed))
+    return cached_folder(f"tiny-{family}", key, lambda folder: _save_tiny(folder, family, seed))
 
 
-def _save(folder: Path, family: str, seed: int) -> None:
+def _save_tiny(folder: Path, family: str, seed: int) -> None:
+    save_qwen3(folder, trl_template("qwen3_vl"))
+    save_random(folder, family, seed, vocab_size=VOCAB_SIZE)
+
+
+def save_random(
+    folder: Path, family: str, seed: int, *, vocab_size: int, initializer_range: float = 0.2
+) -> None:
+    """Add a model with random weights to the folder, which has the tokenizer."""
     import torch
     import transformers
 
-    tokens: dict[str, Any] = {"image_token_id": 151_655, "video_token_id": 151_656}
-    tokens |= {"vision_start_token_id": 151_652, "vision_end_token_id": 151_653}
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    tokens: dict[str, Any] = {
+        f"{name}_token_id": tokenizer.convert_tokens_to_ids(text) for name, text in PLACES.items()
+    }
+    end, padding = tokenizer.eos_token_id, tokenizer.pad_token_id
     config = getattr(transformers, f"{family}Config")(
         text_config={
-            "vocab_size": VOCAB_SIZE, "hidden_size": 64, "intermediate_size": 128, "head_dim": 16,
+            "vocab_size": vocab_size, "hidden_size": 64, "intermediate_size": 128, "head_dim": 16,
             "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
             "max_position_embeddings": CONTEXT_LENGTH, "rms_norm_eps": 1e-6,
-            "tie_word_embeddings": True, "bos_token_id": 151_643, "eos_token_id": 151_645,
-            "initializer_range": 0.2,
+            "tie_word_embeddings": True, "bos_token_id": padding, "eos_token_id": end,
+            "initializer_range": initializer_range,
             "rope_parameters": {
                 "rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [4, 2, 2],
                 **({"mrope_interleaved": True} if family == "Qwen3VL" else {}),
             },
         },
         vision_config={
-            "depth": 2, "hidden_size": 64, "num_heads": 4, "initializer_range": 0.2,
+            "depth": 2, "hidden_size": 64, "num_heads": 4, "initializer_range": initializer_range,
             **FAMILIES[family],
         },
         tie_word_embeddings=True, **tokens,
@@ -199,11 +217,9 @@ def _save(folder: Path, family: str, seed: int) -> None:
         torch.manual_seed(seed)
         model = getattr(transformers, f"{family}ForConditionalGeneration")(config)
     model.generation_config.update(
-        eos_token_id=[151_645, 151_643], pad_token_id=151_643, do_sample=True, temperature=1.0
+        eos_token_id=[end, padding], pad_token_id=padding, do_sample=True, temperature=1.0
     )
     model.save_pretrained(folder)
-    save_qwen3(folder, trl_template("qwen3_vl"))
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     processor(tokenizer, family).image_processor.save_pretrained(folder)
     kind = "Qwen3VL" if family == "Qwen3VL" else "Qwen2VL"
     videos = {"video_processor_type": f"{kind}VideoProcessor"}
