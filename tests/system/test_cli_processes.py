@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from openai import AsyncOpenAI
+from openai import AsyncOpenAI, AuthenticationError
 from support.chat import completion, endpoint
 from support.commands import holding, lines, run_command, serve_command
 from support.patience import PATIENCE
@@ -127,15 +127,20 @@ def test_a_stopped_demo_begins_no_further_environment(tmp_path: Path) -> None:
     assert "continues from here" not in out
 
 
-async def test_it_serves_until_it_is_told_to_stop(tokenizer: Any) -> None:
+async def test_it_serves_who_has_the_key_until_it_is_told_to_stop(
+    tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KEY_OF_THE_ENDPOINT", "a-secret-key")
+    body: Any = {"model": "m", "messages": [{"role": "user", "content": "Hi"}]}
     async with EmbeddedEngine(tokenizer, lambda request: "Hello.") as engine:
+        command = serve_command(engine.url, "--api-key-env", "KEY_OF_THE_ENDPOINT")
         async with (
-            toolroll_serve(serve_command(engine.url)) as url,
-            AsyncOpenAI(base_url=f"{url}/sessions/s/v1", api_key="unused") as client,
+            toolroll_serve(command) as url,
+            AsyncOpenAI(base_url=f"{url}/sessions/s/v1", api_key="a-secret-key") as client,
         ):
-            reply = await client.chat.completions.create(
-                model="m", messages=[{"role": "user", "content": "Hi"}]
-            )
+            with pytest.raises(AuthenticationError):
+                await client.with_options(api_key="other").chat.completions.create(**body)
+            reply = await client.chat.completions.create(**body)
         assert reply.choices[0].message.content == "Hello."
 
 
