@@ -58,7 +58,7 @@ async def serving(
 ) -> AsyncIterator[tuple[EmbeddedEngine, Model]]:
     """An embedded engine with a served model on top of it."""
     template = {name: engine.pop(name) for name in TEMPLATE_OPTIONS & engine.keys()}
-    options = {"client": engine.pop("client", Engine), "threads": engine.pop("threads", 4)}
+    options = {name: engine.pop(name) for name in {"client", "threads"} & engine.keys()}
     options |= {"config": {"backoff": 0.001, **(config or {})}, "max_resumes": max_resumes}
     async with EmbeddedEngine(tokenizer, policy, **engine) as embedded:
         options["template"] = ChatTemplate(tokenizer, **template)
