@@ -104,7 +104,9 @@ def tally(record_property: Callable[[str, object], None]) -> Tally:
 def pytest_runtest_makereport(
     item: pytest.Item,
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Under TOOLROLL_NO_SKIPS=1 a skip is a failure, but for a browser: no index has one."""
+    """Under TOOLROLL_NO_SKIPS=1, a skip is a failure, unless the test needs a browser, a peer or
+    TOOLROLL_TEST_DATA.
+    """
     report = yield
     marked = any(item.get_closest_marker(name) is not None for name in ("browser", "peers"))
     if not (marked or hasattr(report, "wasxfail")):

@@ -90,7 +90,7 @@ def test_a_signal_while_it_waits_for_the_engine_is_told(number: signal.Signals) 
                 process.send_signal(number)
                 out, errors = process.communicate(timeout=PATIENCE)
     assert process.returncode == 128 + number, errors
-    assert "Stopped before the first episode; the same command starts again." in out
+    assert "Stopped while waiting; the same command continues from here." in out
     assert "Traceback" not in errors
 
 

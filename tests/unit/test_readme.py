@@ -19,7 +19,7 @@ DOCS = sorted((ROOT / "docs").rglob("*.md"))
 
 
 def test_it_is_short() -> None:
-    assert len(README.split()) <= 720
+    assert len(README.split()) <= 700
 
 
 def test_readme_and_docs_have_no_more_words_than_a_user_needs() -> None:

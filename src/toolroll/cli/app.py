@@ -451,12 +451,12 @@ def _show(results: Mapping[str, Outcome], *, resumes: bool = True, max_lost: flo
     show_reports({title: outcome.report for title, outcome in results.items()}, console)
     folders = list(dict.fromkeys(str(one.folder) for one in outcomes if one.folder is not None))
     if folders:
-        names, which = (
-            "run.json, episodes.jsonl, summary.json",
-            "the last" if folders[1:] else "them",
+        which = "the last" if len(folders) > 1 else "them"
+        print_line(
+            console,
+            f"In {' and '.join(folders)}: run.json, episodes.jsonl, summary.json; to view {which}: "
+            f"toolroll view {folders[-1]}",
         )
-        where = f"In {' and '.join(folders)}: {names}"
-        print_line(console, f"{where}; to view {which}: toolroll view {folders[-1]}")
     for outcome in outcomes:
         if outcome.error is not None:
             raise outcome.error

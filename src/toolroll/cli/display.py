@@ -24,7 +24,7 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
-from toolroll.evaluation.run_config import setup
+from toolroll.evaluation.run_config import played_with
 from toolroll.rollout.errors import UsageError
 
 if TYPE_CHECKING:
@@ -286,7 +286,7 @@ def remarks(name: str, report: Mapping[str, Any]) -> list[str]:
         f"{reason} {count}"
         for reason, count in sorted(report["stop_reasons"].items(), key=lambda item: -item[1])
     )
-    played = listed(setup(report["settings"]))
+    played = listed(played_with(report["settings"]))
     lines = [f"{name}: {played}"] if played else []
     if ends:
         lines.append(f"{name}: ended by {ends}")

@@ -23,7 +23,7 @@ from toolroll.evaluation.do_nothing import play_floor
 from toolroll.evaluation.ray_runner import RayRunner
 from toolroll.evaluation.recorded_run import RecordedRun
 from toolroll.evaluation.report import read_summary, report, write_summary
-from toolroll.evaluation.run_config import RunConfig, SamplingOptions, sampling
+from toolroll.evaluation.run_config import RunConfig, SamplingOptions, sampling_of
 from toolroll.evaluation.run_setup import Plan, open_runner, prepare
 from toolroll.rollout.engine.health import check_endpoint
 from toolroll.rollout.engine.outage import Outage
@@ -76,7 +76,7 @@ async def run(config: RunConfig, console: Console, recorded: RecordedRun | None 
         if error is not None:
             raise error
         if stopped is not None:
-            print_line(console, "Stopped before the first episode; the same command starts again.")
+            print_line(console, "Stopped while waiting; the same command continues from here.")
             raise typer.Exit(128 + stopped)
         return await play(plan, console, recorded=recorded)
 
@@ -116,7 +116,7 @@ def _print_sampling(given: RunConfig, used: RunConfig, console: Console) -> None
     names = SamplingOptions.model_fields
     found = [name for name in names if getattr(given, name) != getattr(used, name)]
     origin = f"; from the model's generation_config.json: {', '.join(found)}" if found else ""
-    print_line(console, f"sampling: {listed(sampling(used.identity))}{origin}")
+    print_line(console, f"sampling: {listed(sampling_of(used.identity))}{origin}")
 
 
 async def play(

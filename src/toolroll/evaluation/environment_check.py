@@ -223,7 +223,8 @@ class _Questions:
         env = self.factory.make(self.options)
         most = (_MOST_TOOLS if actions is None else len(actions)) + 1
         result = await agent.asolve(env, None, {}, task.index, most, task=task, seed=seed)
-        if error := error_in(result.info) or result.info.get("close_error"):
+        late = result.info.get("metrics_error") or result.info.get("close_error")
+        if error := error_in(result.info) or late:
             raise RolloutError(str(error["message"]))
         self.tools |= {tool["function"]["name"]: tool for tool in result.tools}
         return result

@@ -216,17 +216,17 @@ concurrency, time limits and the handling of failures.
 """
 
 
-def sampling(settings: Mapping[str, Any]) -> dict[str, Any]:
+def sampling_of(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the sampling parameters in the `settings` of a run."""
     own = {name: settings.get(name) for name in SamplingOptions.model_fields}
     params = own | (settings.get("sampling_params") or {})
     return {name: value for name, value in params.items() if value is not None}
 
 
-def setup(settings: Mapping[str, Any]) -> dict[str, Any]:
+def played_with(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the split, the model and the sampling parameters in the `settings` of a run."""
     names = {name: settings[name] for name in ("split", "model") if settings.get(name)}
-    return names | sampling(settings)
+    return names | sampling_of(settings)
 
 
 def with_one_home(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -32,7 +32,7 @@ def listing(workers: list[dict[str, str]], statuses: list[int] | None = None) ->
     return handle
 
 
-async def test_model_info_is_read_once_and_the_config_overrides_it(tokenizer: Any) -> None:
+async def test_model_info_and_the_config_that_overrides_it(tokenizer: Any) -> None:
     async with embedded(tokenizer, context_length=2048) as (engine, _):
         async with client(engine.url, model_info=None, vocab_size=77) as calls:
             infos = await asyncio.gather(*(calls.model_info() for _ in range(5)))
@@ -41,6 +41,19 @@ async def test_model_info_is_read_once_and_the_config_overrides_it(tokenizer: An
         }
         async with client(engine.url, model_info=None, context_length=512) as calls:
             assert (await calls.model_info()).context_length == 512
+
+
+async def test_callers_at_the_same_time_ask_once() -> None:
+    paths: list[str] = []
+
+    async def info(http: web.Request) -> web.Response:
+        paths.append(http.path)
+        return web.json_response({"model_path": "m"})
+
+    async with http_server({"/model_info": info}) as url, client(url, model_info=None) as calls:
+        await asyncio.gather(*(calls.model_info() for _ in range(5)))
+        await calls.model_info()
+    assert paths == ["/model_info"]
 
 
 async def test_our_endpoint_is_not_an_engine(tokenizer: Any) -> None:
@@ -100,20 +113,20 @@ async def test_an_engine_that_could_not_be_asked_is_asked_again(status: int) -> 
     """A first answer that is none must not be believed for ever: prompts without room would be
     sent.
     """
-    asked: list[str] = []
+    paths: list[str] = []
 
     async def cards(http: web.Request) -> web.StreamResponse:
-        asked.append(http.path)
-        if len(asked) == 1:
+        paths.append(http.path)
+        if len(paths) == 1:
             return web.Response(status=status)
         return web.Response(body=b'{"data": [{"max_model_len": 300}]}')
 
     async with http_server({"/v1/models": cards}) as url, client(url, model_info=None) as calls:
         infos = await asyncio.gather(*(calls.model_info() for _ in range(5)))
         assert {info.context_length for info in infos} == {None}
-        assert len(asked) == 1, "those who wait for one answer share it"
+        assert len(paths) == 1, "those who wait for one answer share it"
         assert [(await calls.model_info()).context_length for _ in range(3)] == [300] * 3
-    assert len(asked) == 2
+    assert len(paths) == 2
 
 
 async def test_a_router_that_did_not_list_its_workers_is_asked_again(tokenizer: Any) -> None:

@@ -170,6 +170,7 @@ BROKEN = [
      r"messages\[0\] must be a mapping with a role"),
     (adder(step=lambda *_: StepResult(reward=float("nan"), done=True)), SAME,
      "Broken.step gave the reward nan"),
+    (adder(metrics=raising(OSError("no numbers"))), SAME, "Broken.metrics failed: .*no numbers"),
     (adder(close=raising(OSError("the socket is gone"))), SAME,
      "Broken.close failed: .*OSError: the socket is gone"),
     (adder(tasks=({"id": "same", "a": 1, "b": 2}, {"id": "same", "a": 3, "b": 4})), "tasks load",

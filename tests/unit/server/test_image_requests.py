@@ -193,7 +193,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "not base64": ("data:image/png;base64,AAA\u00e9%", "cannot be read"),
     "black": (BLACK, "may have 33,554,432 pixels"),
     "declared": (png(50_000, b""), "could be decompression bomb"),
-    "no text": (7, "must be a data URL"),
+    "no text": (7, "must be a data URL|must be text"),
 }
 
 
@@ -225,7 +225,7 @@ async def test_an_image_that_cannot_be_read_is_a_400(url: Any, problem: str) -> 
         for path, body in bodies(url).items():
             with little_memory():
                 status, answer = await bench.post(in_session(path), {"model": "m", **body})
-            assert status == 400 and re.search(f"{problem}|must be text", str(answer)), answer
+            assert status == 400 and re.search(problem, str(answer)), answer
         assert not bench.engine.log
 
 

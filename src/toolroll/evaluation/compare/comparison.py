@@ -15,7 +15,7 @@ from toolroll.evaluation.compare.difference import Difference, holm, mcnemar, ta
 from toolroll.evaluation.compare.identity import KINDS, MODEL, OF_A_MODEL, TASKS, unlike
 from toolroll.evaluation.compare.pairing import Pairing, pair
 from toolroll.evaluation.compare.run import ComparedRun
-from toolroll.evaluation.run_config import setup
+from toolroll.evaluation.run_config import played_with
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.runs.pass_at_k import pass_hat_k, passed
 
@@ -133,7 +133,7 @@ def _compared(
         "env": base.env,
         "base": base.folder,
         "candidate": candidate.folder,
-        "setup": {"base": setup(base.facts), "candidate": setup(candidate.facts)},
+        "setup": {"base": played_with(base.facts), "candidate": played_with(candidate.facts)},
         "coverage": pairing.coverage,
         **_answers(rewards, question, level),
         "pass^k": _pass_hat(rewards),

@@ -24,11 +24,11 @@ from toolroll.trainers.episodes import EpisodePlayer, task_index
 from toolroll.trainers.parking import ParkableEpisode, ParkedEpisodes
 from toolroll.trainers.slime.samples import restarts, to_samples
 from toolroll.trainers.slime.settings import (
-    PREFIX,
     SlimeSettings,
     attribute,
     clean_sampling_params,
     experts_shape,
+    option_name,
     rollout_args,
 )
 
@@ -100,9 +100,7 @@ class Player:
         self.settings = settings
         self.limit = asyncio.Semaphore(settings.concurrency)
         self.model = Model.from_args(rollout_args(args, settings), engine=StoppableEngine)
-        self._episodes = EpisodePlayer(
-            self.model, settings, name=lambda field: PREFIX + field, images=True
-        )
+        self._episodes = EpisodePlayer(self.model, settings, name=option_name, images=True)
         self.parked = ParkedEpisodes(
             most=-(-settings.max_parked // settings.workers),
             seconds=settings.parked_timeout,

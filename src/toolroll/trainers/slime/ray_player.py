@@ -22,7 +22,7 @@ from toolroll.evaluation.worker_pool import WorkerDiedError, play_until_survived
 from toolroll.trainers.episodes import task_index
 from toolroll.trainers.slime.player import Player, never
 from toolroll.trainers.slime.samples import KEY, aborted_metrics, is_parked
-from toolroll.trainers.slime.settings import PREFIX, SlimeSettings
+from toolroll.trainers.slime.settings import SlimeSettings, option_name
 
 _INTERVAL = 0.1
 """Seconds between two looks at whether a rollout was stopped."""
@@ -37,7 +37,7 @@ class RayPlayer:
 
     def __init__(self, args: Any, settings: SlimeSettings) -> None:
         self.settings = settings
-        SlimeSettings.checked(settings, name=lambda field: PREFIX + field)
+        SlimeSettings.checked(settings, name=option_name)
         self.limit = asyncio.Semaphore(settings.concurrency)
         self._workers = [
             RayWorker(partial(_open_player, args, settings)) for _ in range(settings.workers)

@@ -25,6 +25,11 @@ _TEXT_ONLY = frozenset({"skip_special_tokens", "spaces_between_special_tokens", 
 """Sampling parameters of slime that affect only the text of an answer, which is not used here."""
 
 
+def option_name(field: str) -> str:
+    """Return the key of a field in slime's `args`."""
+    return PREFIX + field
+
+
 class SlimeSettings(EpisodeSettings):
     """The settings in slime's `args`. Set a field as the key `toolroll_<field>` in the file of
     --custom-config-path, which becomes an attribute of `args`.
@@ -68,7 +73,7 @@ def read_settings(args: Any) -> SlimeSettings:
     engines = attribute(args, "rollout_num_gpus", 1) // max(
         1, attribute(args, "rollout_num_gpus_per_engine", 1)
     )
-    return SlimeSettings.read(values, name_of=lambda name: PREFIX + name).filled(
+    return SlimeSettings.read(values, name_of=option_name).filled(
         chat_template_kwargs=attribute(args, "apply_chat_template_kwargs"),
         context_length=attribute(args, "rollout_max_context_len"),
         concurrency=int(attribute(args, "sglang_server_concurrency", 64)) * max(1, int(engines)),
