@@ -9,12 +9,7 @@ from typing import Any
 
 from toolroll import load_environment
 from toolroll.trainers.episodes import EpisodeSettings
-from toolroll.trainers.trl import (
-    RolloutFunc,
-    make_rollout_func,
-    reward,
-    weights_from_disk,
-)
+from toolroll.trainers.trl import RolloutFunc, make_rollout_func, reward, weights_from_disk
 
 MODEL = os.environ.get("MODEL", "Qwen/Qwen3-0.6B")
 ENGINE_URL = os.environ.get("ENGINE_URL", "http://127.0.0.1:30000")
@@ -26,10 +21,7 @@ CONFIG: dict[str, Any] = {
     "per_device_train_batch_size": 8,
     "gradient_accumulation_steps": 4,
     "max_completion_length": 4096,  # of a turn, and of the whole completion
-    "learning_rate": 1e-6,
     "max_steps": 200,
-    "logging_steps": 1,
-    "report_to": [],
 }
 
 
