@@ -59,8 +59,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.is_relative_to(_HERE):
             item.add_marker(pytest.mark.integration)
-            # the first test of a fixture waits for its servers
-            item.add_marker(pytest.mark.timeout(3 * START_DEADLINE))
+            if item.get_closest_marker("timeout") is None:
+                # the first test of a fixture waits for its servers
+                item.add_marker(pytest.mark.timeout(3 * START_DEADLINE))
 
 
 @pytest.fixture(scope="session")

@@ -48,6 +48,7 @@ torch.save(dict(read), out)
 """Reads images with the server's own processor, which needs the server's packages."""
 
 pytestmark = [
+    pytest.mark.timeout(3600),
     pytest.mark.peers,  # no other target installs torchvision
     pytest.mark.skipif(not TORCHVISION, reason="TOOLROLL_TORCHVISION is not set"),
 ]
