@@ -14,7 +14,6 @@ import numpy.typing as npt
 import pytest
 from support.async_grpo import config_of, on_a_cpu, trainer_of
 from support.gradients import logprobs_of, policy_of
-from support.patience import PATIENCE
 from support.processes import get_json
 from support.servers import sglang_server
 from support.tiny_model import tiny_model
@@ -50,6 +49,7 @@ class Length(Environment):
 """
 """Rewards differ, so each step changes the weights. Episodes begin while the gate exists."""
 STEPS, BATCH = 5, 4
+IDLE_SECONDS = 20.0
 
 
 @pytest.fixture(autouse=True)
@@ -72,16 +72,20 @@ def logprobs_by(folder: Path, row: Row) -> npt.NDArray[np.float32]:
 
 
 def until_turns_are_sampled(url: str) -> None:
-    """Wait until the engine has sampled some tokens of its running turns."""
-    end, first = time.monotonic() + PATIENCE, None
-    while time.monotonic() < end:
+    """Wait until the engine has sampled some tokens of its running turns, or has been idle for a
+    while: they may have ended before they were seen.
+    """
+    idle_since, first = time.monotonic(), None
+    while time.monotonic() < idle_since + IDLE_SECONDS:
         [load] = get_json(f"{url}/v1/loads")[1]["loads"]
-        if load["num_running_reqs"]:
-            first = load["num_used_tokens"] if first is None else first
-            if load["num_used_tokens"] > first + 20:
-                return
+        used = load["num_used_tokens"]
+        if not load["num_running_reqs"]:
+            first = None
+        elif first is None or used < first:  # a turn has begun
+            idle_since, first = time.monotonic(), used
+        elif used > first + 20:
+            return
         time.sleep(0.005)
-    raise AssertionError("the engine samples nothing")
 
 
 def test_each_token_has_the_logprob_of_the_weights_that_sampled_it(
