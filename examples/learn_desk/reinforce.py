@@ -44,8 +44,8 @@ class Agreement:
     p99: float
 
 
-def scored(episodes: Sequence[Episode]) -> list[Scored]:
-    """Return the samples of all groups whose rewards differ, with their advantages. A group is the
+def with_advantages(episodes: Sequence[Episode]) -> list[tuple[Episode, float]]:
+    """Return the episodes of all groups whose rewards differ, with their advantages. A group is the
     episodes of one task.
     """
     groups: defaultdict[str, list[Episode]] = defaultdict(list)
@@ -57,8 +57,17 @@ def scored(episodes: Sequence[Episode]) -> list[Scored]:
         for episode, advantage in zip(group, advantages, strict=True):
             # None: the episode was aborted. 0: its group has equal rewards.
             if advantage:
-                found += [Scored(sample, advantage) for sample in samples_of(episode.result)]
+                found.append((episode, advantage))
     return found
+
+
+def scored(episodes: Sequence[Episode]) -> list[Scored]:
+    """Return the samples of the episodes with their advantages, as `with_advantages`."""
+    return [
+        Scored(sample, advantage)
+        for episode, advantage in with_advantages(episodes)
+        for sample in samples_of(episode.result)
+    ]
 
 
 def agreement(network: Policy, samples: Sequence[Sample]) -> Agreement:

@@ -9,7 +9,6 @@ import asyncio
 import json
 import os
 import random
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import chain, product
@@ -20,6 +19,7 @@ import numpy as np
 import torch
 from examples.learn_desk.batches import Sample
 from examples.learn_desk.learn import mean_reward
+from examples.learn_desk.reinforce import with_advantages
 from examples.learn_images.cards import ASK, CARDS
 from examples.learn_images.model import VOCABULARY, Seen, load, logprobs, make_tokenizer
 from examples.learn_images.play import play, play_script
@@ -30,7 +30,6 @@ from support.vision import image_tokens, save_random
 from toolroll import Engine, EngineConfig, Episode, Task
 from toolroll.rollout.template.images import ImageTokens
 from toolroll.testing.reference_policy import play_references
-from toolroll.trainers.advantages import group_advantages
 from toolroll.trainers.sequences import image_inputs, training_sequences
 
 OUT = Path("out/learn_images").absolute()
@@ -110,16 +109,11 @@ def descend(model: Any, optimizer: torch.optim.Optimizer, loss: torch.Tensor) ->
 
 def scored(episodes: Sequence[Episode], images: ImageTokens) -> list[tuple[Seen, float]]:
     """Return the samples of all groups whose rewards differ, with their advantages."""
-    groups: defaultdict[str, list[Episode]] = defaultdict(list)
-    for episode in episodes:
-        groups[episode.task_id].append(episode)
-    found = []
-    for group in groups.values():
-        advantages = group_advantages([episode.result for episode in group])
-        for episode, advantage in zip(group, advantages, strict=True):
-            if advantage:
-                found += [(one, advantage) for one in seen(episode, images)]
-    return found
+    return [
+        (sample, advantage)
+        for episode, advantage in with_advantages(episodes)
+        for sample in seen(episode, images)
+    ]
 
 
 class Run:

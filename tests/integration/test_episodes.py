@@ -1,4 +1,4 @@
-"""Complete episodes on the real SGLang behind the real router; SGLang judges the tokens."""
+"""Complete episodes on the real SGLang behind the real router, which scores the tokens again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What toolroll relies on behind a router, checked without our client."""
+"""Facts about routers that toolroll relies on, checked without its own client."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def fails(status: int, text: str = "no", **headers: str) -> Answer:
 
 @asynccontextmanager
 async def endpoint(*answers: Answer | dict[str, Any]) -> AsyncIterator[Seen]:
-    """A server on 127.0.0.1 that gives `answers` in order, the last one for ever."""
+    """A server on 127.0.0.1 that gives `answers` in order, and then repeats the last one."""
     seen = Seen()
 
     async def handle(request: web.Request) -> web.Response:

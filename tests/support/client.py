@@ -100,7 +100,7 @@ async def embedded(
 
 
 def flaky(*answers: web.Response | dict[str, Any]) -> tuple[list[dict[str, Any]], Any]:
-    """A handler that gives `answers` in turn (the last one for ever), and the bodies it got."""
+    """A handler that returns `answers` in order and then repeats the last one, and the bodies."""
     seen: list[dict[str, Any]] = []
 
     async def handle(http: web.Request) -> web.StreamResponse:

@@ -40,7 +40,7 @@ def kept(call: Callable[[], object], module: ModuleType) -> int:
 
 
 def forget_peak() -> None:
-    """Let `peak_resident` begin anew."""
+    """Reset the peak that `peak_resident` returns."""
     Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
 
 

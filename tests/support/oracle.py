@@ -425,7 +425,7 @@ _CLOSES = (
 
 
 def _turn_start(prompt: str, alone: str) -> int:
-    """Where the turn begins in its own render: behind the prompt, or where it leaves the prompt."""
+    """Where the turn begins in `alone`, its own render: after the prompt, or where they differ."""
     if alone.startswith(prompt):
         return len(prompt)
     at = next(

@@ -58,7 +58,7 @@ def printed(*words: object, **options: Any) -> str:
 
 
 def wait_until(done: Callable[[], object], *, pause: float = 0.02) -> None:
-    """Ask `done` until it is true; not for ever."""
+    """Wait until `done()` is true. Raise an error after a time limit."""
     end = time.monotonic() + PATIENCE
     while not done():
         assert time.monotonic() < end, "it does not happen"

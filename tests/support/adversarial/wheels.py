@@ -115,7 +115,7 @@ def _stops(judge: Judge) -> tuple[str, ...]:
 
 
 def _text_after(judge: Judge, messages: list[Message], *, first: bool = False) -> str:
-    """The text behind the last mark (the first); empty if the turn is not rendered."""
+    """The text after the last mark (or the first one); empty if the turn is not rendered."""
     try:
         text = judge.text(messages, None, generate=False)
     except Refused:

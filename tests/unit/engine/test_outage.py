@@ -53,7 +53,7 @@ UP, DOWN = Health(True), Health(False, "no", down=True)
 
 
 class Probe:
-    """Gives `answers` in turn, the last one for ever, and counts."""
+    """Gives `answers` in order, then repeats the last one, and counts."""
 
     def __init__(self, *answers: Health) -> None:
         self.answers = answers
