@@ -120,12 +120,12 @@ class LocalEnvironment(BaseEnvironment):  # type: ignore[misc]
             file.seek(0)
             with tarfile.open(fileobj=file) as archive:
                 archive.extractall(folder, filter="data")
-            found = Path(folder) / source.strip("/")
-            if found.is_dir():
-                shutil.copytree(found, target, symlinks=True, dirs_exist_ok=True)
+            extracted = Path(folder) / source.strip("/")
+            if extracted.is_dir():
+                shutil.copytree(extracted, target, symlinks=True, dirs_exist_ok=True)
             else:
                 target.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy2(found, target, follow_symlinks=False)
+                shutil.copy2(extracted, target, follow_symlinks=False)
 
     async def exec(
         self,

@@ -169,9 +169,9 @@ class SamplingClientConfig(ChatClientConfig):
     @field_validator("extra_body")
     @classmethod
     def _check_extra(cls, value: dict[str, Any]) -> dict[str, Any]:
-        taken = sorted({"messages", "model", "stream", "n", "tools"} & set(value))
-        if taken:
-            raise ValueError(f"must not set {', '.join(taken)}")
+        reserved = sorted({"messages", "model", "stream", "n", "tools"} & set(value))
+        if reserved:
+            raise ValueError(f"must not set {', '.join(reserved)}")
         return value
 
     @property
@@ -270,7 +270,7 @@ class ChatClient:
         """
         truncated: Failure | None = None
 
-        async def attempt(left: float) -> ChatCompletion | Failure:
+        async def attempt(remaining: float) -> ChatCompletion | Failure:
             nonlocal request, truncated
             outcome = await self._attempt(orjson.dumps({"model": self._config.model, **request}))
             if isinstance(outcome, Failure) or outcome.finish_reason != "length" or allow_length:

@@ -132,12 +132,12 @@ def _play(
 
     again = None if recorded is None else recorded_run(recorded, env)
     values = {} if again is None else again.values
-    given = used_options(RunConfig, options)
+    used = used_options(RunConfig, options)
     if again is not None and not trust:
-        known = given.keys() | ({"env"} if is_target(env or "") else set())
-        refuse_code(values, sorted(RUNNING - known), how="give this setting in the command")
+        named = used.keys() | ({"env"} if is_target(env or "") else set())
+        refuse_code(values, sorted(RUNNING - named), how="give this setting in the command")
     env = env if again is None or is_target(env or "") else values["env"]
-    settings = load_config(config, {"env": env, **given}, values)
+    settings = load_config(config, {"env": env, **used}, values)
     with console.status("Starting"):  # imports take a second or two
         from toolroll.cli.run_command import run as run_environment
     outcome = _run(run_environment(settings, console, again))
@@ -449,7 +449,7 @@ def _show(results: Mapping[str, Outcome], *, resumes: bool = True, max_lost: flo
     """
     outcomes = list(results.values())
     show_reports({title: outcome.report for title, outcome in results.items()}, console)
-    folders = list(dict.fromkeys(str(one.folder) for one in outcomes if one.folder is not None))
+    folders = list(dict.fromkeys(str(run.folder) for run in outcomes if run.folder is not None))
     if folders:
         which = "the last" if len(folders) > 1 else "them"
         print_line(

@@ -81,12 +81,12 @@ def show(certificate: TemplateReport, console: Console, *, as_json: bool) -> Non
     if forks := certificate.forks("fork"):
         console.print(f"[yellow]{escape(forks)}.[/]", highlight=False)
     if certificate.exact:
-        kept = "." if certificate.remarks() else ", which stay unchanged."
+        ending = "." if certificate.remarks() else ", which stay unchanged."
         forked = any(probe.outcome == "fork" for probe in certificate.probes)
         but = ", except for the forks above (the setting history prevents some)" if forked else ""
         console.print(
             f"[green]Tool calling is exact{but}: each tool result is appended to the tokens of the "
-            f"earlier prompts and replies{kept}[/]"
+            f"earlier prompts and replies{ending}[/]"
         )
     else:
         console.print("[red]Tool calling cannot be exact in one sequence with this template.[/]")

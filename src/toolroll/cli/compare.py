@@ -147,21 +147,21 @@ def _lines(comparison: Mapping[str, Any]) -> list[str]:
 def _verdict(verdict: str, *, limit: float, p_holm: float, **_: Any) -> str:
     """Return the verdict as a sentence, with the p-value and its hypothesis."""
     more = f" by more than {-limit:g}" if limit else ""
-    found = {
+    phrases = {
         "worse": f"fell{more}",
         "no worse": f"did not fall{more}",
         "better": "rose",
         "inconclusive": f"may have fallen{more}, or not" if limit else "may have changed, or not",
     }
     p_value = f"p = {p_holm:.3g} if it {f'fell by {-limit:g}' if limit else 'did not change'}"
-    return f"{verdict}: the mean reward {found[verdict]} ({p_value})"
+    return f"{verdict}: the mean reward {phrases[verdict]} ({p_value})"
 
 
 def _power(comparison: Mapping[str, Any]) -> str:
     if comparison["detectable"] > comparison["span"]:
         return "so few tasks can show no difference of these rewards"
-    found = f"a true difference of {comparison['detectable']:.3f} would be found in"
-    return f"{found} 80% of such comparisons"
+    claim = f"a true difference of {comparison['detectable']:.3f} would be found in"
+    return f"{claim} 80% of such comparisons"
 
 
 def _gate_lines(comparison: Mapping[str, Any]) -> list[str]:

@@ -64,8 +64,8 @@ def _parts(
     split of an environment. Leave out environments that are not installed, and print a message.
     """
     parts: list[tuple[str, RunConfig, Sequence[Task]]] = []
-    whole = out.resolve()  # "." has no name
-    beside = whole.with_name(f"{whole.name}-held-out")  # a folder has one split of an environment
+    target = out.resolve()  # "." has no name
+    beside = target.with_name(f"{target.name}-held-out")  # a folder has one split of an environment
     beside = Path(os.path.relpath(beside))
     for title, env, model, split, folder in (
         (f"{SAMPLED}, held-out\n({DESK_MODEL})", SAMPLED, DESK_MODEL, "held-out", beside),

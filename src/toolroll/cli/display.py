@@ -131,9 +131,9 @@ class RunDisplay:
             self._shown == self._left or seconds >= self._next_line
         ):
             self._next_line = seconds + max(_SECONDS, seconds / 10)
-            left = _time((self._left - self._shown) * seconds / self._shown)
+            time_left = _time((self._left - self._shown) * seconds / self._shown)
             done = f"{self.summary.env}: {self.summary.episodes}/{self._total}"
-            print_line(self._console, f"{done}  {self._state()}  {left} left")
+            print_line(self._console, f"{done}  {self._state()}  {time_left} left")
 
     def _lines(self) -> Group:
         """Return the bar, and below it what has no room beside it."""
@@ -327,8 +327,8 @@ def show_frameworks(frameworks: Sequence[Framework], console: Console) -> None:
         print_line(console, f"  an episode that forked: {framework.forks}")
         print_line(console, f"  an aborted episode: {framework.aborted}")
         print_line(console, f"  an interrupted turn: {framework.interrupted}")
-        for what, answer in zip(SUPPORT, framework.support, strict=True):
-            print_line(console, f"  {what}: {answer}")
+        for label, answer in zip(SUPPORT, framework.support, strict=True):
+            print_line(console, f"  {label}: {answer}")
 
 
 def show_environments(factories: Sequence[EnvironmentFactory], console: Console) -> None:

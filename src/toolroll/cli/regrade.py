@@ -46,11 +46,11 @@ async def regrade_folder(
     runs = {name: _replayable(folder, name, recorded) for name in names}
     for name, run in runs.items() if target is None and not trust else ():
         refuse_code({"env": name, **run.values}, ["env"], how="give --env FILE.py:NAME")
-    found = [
+    results = [
         await _regraded(folder, out, name, run, target, keys[name]) for name, run in runs.items()
     ]
-    lines = [line for part, _ in found for line in part]
-    return [*unended(folder), *lines, *shortened(bad_lines)], sum(lost for _, lost in found)
+    lines = [line for part, _ in results for line in part]
+    return [*unended(folder), *lines, *shortened(bad_lines)], sum(lost for _, lost in results)
 
 
 def _replayable(folder: Path, env: str, runs: Mapping[str, RecordedRun]) -> RecordedRun:
@@ -78,13 +78,13 @@ async def _regraded(
     keys: Collection[EpisodeKey],
 ) -> tuple[list[str], int]:
     values = {"env": env, **run.values}
-    place = target or values["env"]
-    read = FilesRead(place)
+    source = target or values["env"]
+    read = FilesRead(source)
     factory = _loaded(target, values)
     all_tasks = choose_tasks(factory, values.get("split"), None)
     tasks = {task.id: task for task in all_tasks}
-    identity = environment_identity(place, factory, all_tasks)
-    now_read = {"packages": imported_packages(place), "read": {}}
+    identity = environment_identity(source, factory, all_tasks)
+    now_read = {"packages": imported_packages(source), "read": {}}
     settings = {**run.settings, "environment": identity, **now_read}
     now = {**run.provenance, **await provenance(None, factory), "regraded": str(folder)}
     if target is not None:

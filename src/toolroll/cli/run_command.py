@@ -81,19 +81,19 @@ async def run(config: RunConfig, console: Console, recorded: RecordedRun | None 
         return await play(plan, console, recorded=recorded)
 
 
-async def _check_servers(plan: Plan, given: RunConfig, console: Console) -> None:
-    """Wait for the servers of the run with the settings `given`, and check the chat template."""
-    user_url = given.user_url if given.user_model is not None else None
-    servers = {"--baseline-url": given.baseline_url, "--user-url": user_url}
+async def _check_servers(plan: Plan, settings: RunConfig, console: Console) -> None:
+    """Wait for the servers of the run with these `settings`, and check the chat template."""
+    user_url = settings.user_url if settings.user_model is not None else None
+    servers = {"--baseline-url": settings.baseline_url, "--user-url": user_url}
     with console.status(f"Waiting for the {'engine' if plan.served else 'server'}") as status:
-        await _check_addresses(servers, seconds=given.engine_timeout)
+        await _check_addresses(servers, seconds=settings.engine_timeout)
         if plan.served is not None:
-            allow = given.allow_model_mismatch
+            allow = settings.allow_model_mismatch
             await _check_engine(plan.served, console, allow_mismatch=allow)
             status.update("Checking the chat template")
             await _check_template(plan.served, console)
-            _print_sampling(given, plan.config, console)
-            if given.model == DESK_MODEL and given.env_args.get("policy") != "brief":
+            _print_sampling(settings, plan.config, console)
+            if settings.model == DESK_MODEL and settings.env_args.get("policy") != "brief":
                 print_line(console, _NOT_TRAINED)
 
 
@@ -111,11 +111,11 @@ def _check_sampling(params: Mapping[str, Any]) -> None:
         raise UsageError(f"--sampling-params: {complaints(error)}") from error
 
 
-def _print_sampling(given: RunConfig, used: RunConfig, console: Console) -> None:
+def _print_sampling(settings: RunConfig, used: RunConfig, console: Console) -> None:
     """Print the sampling parameters, and which come from the model's generation_config.json."""
     names = SamplingOptions.model_fields
-    found = [name for name in names if getattr(given, name) != getattr(used, name)]
-    origin = f"; from the model's generation_config.json: {', '.join(found)}" if found else ""
+    filled = [name for name in names if getattr(settings, name) != getattr(used, name)]
+    origin = f"; from the model's generation_config.json: {', '.join(filled)}" if filled else ""
     print_line(console, f"sampling: {listed(sampling_of(used.identity))}{origin}")
 
 
@@ -231,8 +231,8 @@ async def _play(
     if error is not None and not summary.episodes:
         raise error
     names = ("do_nothing", "seconds") if summary.episodes == before else ()
-    kept = {name: earlier[name] for name in names if earlier.get(name) is not None}
-    if config.do_nothing and stopped is None and error is None and "do_nothing" not in kept:
+    reused = {name: earlier[name] for name in names if earlier.get(name) is not None}
+    if config.do_nothing and stopped is None and error is None and "do_nothing" not in reused:
         with console.status("Playing the do-nothing baseline"):
             stopped, error = await _end(play_do_nothing(), config.baseline_url)
     environment_report = report(
@@ -244,7 +244,7 @@ async def _play(
         allow_unequal=config.allow_unequal,
         provenance=history,
     )
-    return Outcome(summary, environment_report | kept, config.out, stopped, failure, error)
+    return Outcome(summary, environment_report | reused, config.out, stopped, failure, error)
 
 
 async def _end(

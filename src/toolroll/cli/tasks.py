@@ -26,12 +26,12 @@ from toolroll.rollout.types import Task
 def task_lines(
     env: str,
     split: str | None,
-    wanted: str | None,
+    numbers: str | None,
     env_args: Mapping[str, Any] | None = None,
 ) -> list[bytes]:
     """Return one line of JSON per task of `env` in `split` (default: the first split).
 
-    `wanted` selects tasks, as in "0-9" or "3,5". None selects all. Raise `UsageError` if the
+    `numbers` selects tasks, as in "0-9" or "3,5". None selects all. Raise `UsageError` if the
     environment, the split or a task is unknown, or if a package that the environment needs is not
     installed.
     """
@@ -39,7 +39,7 @@ def task_lines(
     chosen = split or factory.splits[0]
     return [
         orjson.dumps(task_row(absolute_target(env), chosen, task))
-        for task in choose_tasks(factory, chosen, wanted)
+        for task in choose_tasks(factory, chosen, numbers)
     ]
 
 

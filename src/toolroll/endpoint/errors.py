@@ -127,8 +127,8 @@ def refusal_of(error: ValidationError, *within: str) -> ApiError:
     """
     errors = error.errors(include_url=False, include_context=False, include_input=False)
     first = next((entry for entry in errors if _is_unknown(entry, errors[0])), errors[0])
-    place = [*within, *(part for part in first["loc"] if not _is_branch(part))]
-    param = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place).lstrip(
+    parts = [*within, *(part for part in first["loc"] if not _is_branch(part))]
+    param = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts).lstrip(
         "."
     )
     if first["type"] == "extra_forbidden":

@@ -347,12 +347,12 @@ class Reply(PendingRequest):
             if not done:
                 await changed.wait()
         choices = self.outcome().choices
-        rest = [
+        remaining = [
             stream.finish(choice.completion, choice.text, choice.turn)
             for stream, choice in zip(streams, choices, strict=True)
         ]
         await self.deliver()
-        for index, steps in enumerate(rest):
+        for index, steps in enumerate(remaining):
             for step in steps:
                 for event in writer.add(index, step):
                     yield event

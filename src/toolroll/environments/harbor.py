@@ -114,8 +114,8 @@ class HarborTask(SandboxEnvironment):
         parent = Path(path)
         if not parent.is_dir():
             raise UsageError(f"path (--env-args): there is no folder {path}")
-        found = [parent, *sorted(parent.iterdir())]
-        folders = [folder for folder in found if (folder / "task.toml").is_file()]
+        candidates = [parent, *sorted(parent.iterdir())]
+        folders = [folder for folder in candidates if (folder / "task.toml").is_file()]
         return [
             Task(_name(folder), index, SPLIT, {"folder": str(folder), "content": _digest(folder)})
             for index, folder in enumerate(folders)
@@ -180,9 +180,9 @@ class HarborTask(SandboxEnvironment):
 
     def _network_of(self, phase: Phase) -> Network:
         """Return the network of `phase`. Raise `UsageError` if it cannot be as the task says."""
-        own = self._section(phase)
-        environment = own.get("environment") or self._section("environment")
-        mode = own.get("network_mode") or environment.get("network_mode")
+        section = self._section(phase)
+        environment = section.get("environment") or self._section("environment")
+        mode = section.get("network_mode") or environment.get("network_mode")
         if mode is None and environment.get("allow_internet") is False:  # its name in old tasks
             mode = "no-network"
         if mode == "no-network":
@@ -195,7 +195,7 @@ class HarborTask(SandboxEnvironment):
 
     def options(self, phase: Phase) -> dict[str, Any]:
         """Return the arguments of the `Sandbox` for `phase`."""
-        linked = [each for each in self._dataset.glob("*") if each.is_symlink()]  # tasks elsewhere
+        linked = [path for path in self._dataset.glob("*") if path.is_symlink()]  # tasks elsewhere
         hidden = map(str, (self._dataset, self.task_folder, *linked, *self.hidden))
         return {
             "folders": list(map(str, self._folders)),
@@ -215,16 +215,16 @@ class HarborTask(SandboxEnvironment):
     def artifacts(self) -> list[str]:
         """The paths that the tests get besides the working folder."""
         listed = self.config.get("artifacts", [])
-        sources = [each["source"] if isinstance(each, dict) else each for each in listed]
+        sources = [entry["source"] if isinstance(entry, dict) else entry for entry in listed]
         return [*sources, "/logs/artifacts"]
 
     def _folders_of_artifacts(self) -> list[str]:
         """Return the folders that a model can write besides the working folder: the artifacts, or
         where they are if their names look like those of files.
         """
-        places = [PurePosixPath(each) for each in self.artifacts]
-        folders = [place.parent if place.suffix else place for place in places]
-        return [str(each) for each in folders if not each.is_relative_to(self.folder)]
+        places = [PurePosixPath(path) for path in self.artifacts]
+        folders = [path.parent if path.suffix else path for path in places]
+        return [str(folder) for folder in folders if not folder.is_relative_to(self.folder)]
 
     async def check_tests(self) -> None:
         """Raise `UsageError` if the tests give no reward for untouched files."""
@@ -280,10 +280,10 @@ class HarborTask(SandboxEnvironment):
                 return self._graded({"reward": 0.0}, str(error))
         with TemporaryFile() as file:
             try:
-                whole = packed is not None or await self.sandbox.pack(self.kept, file)
+                complete = packed is not None or await self.sandbox.pack(self.kept, file)
             except EnvironmentFailure:
-                whole = False
-            if not whole:
+                complete = False
+            if not complete:
                 return self.without_files()
             fresh = self.new_sandbox("verifier")
             try:
@@ -343,8 +343,8 @@ class HarborTask(SandboxEnvironment):
                 except EnvironmentFailure as error:
                     return {"reward": 0.0}, str(error)
                 return rewards, None
-        said = f"(exit status {end.status}): {end.output[-1000:]}"
-        return {"reward": 0.0}, f"tests/test.sh wrote no reward {said}"
+        details = f"(exit status {end.status}): {end.output[-1000:]}"
+        return {"reward": 0.0}, f"tests/test.sh wrote no reward {details}"
 
     def _variables(self, *sections: str) -> dict[str, str]:
         """Return the environment variables of the task, which may name those of this process."""

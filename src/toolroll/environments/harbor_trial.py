@@ -82,11 +82,11 @@ class HarborTrial(SandboxEnvironment):
     ) -> Exit:
         """Run Harbor to its end."""
         path = os.environ.get("PATH", os.defpath)
-        own = {"HOME": _FOLDER, "PATH": path, "TMPDIR": _FOLDER}
+        base_variables = {"HOME": _FOLDER, "PATH": path, "TMPDIR": _FOLDER}
         output = Output()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with ours, theirs:
-            words = [
+            argv = [
                 find("bwrap", "bubblewrap"),
                 "--dev-bind",
                 "/",
@@ -94,11 +94,11 @@ class HarborTrial(SandboxEnvironment):
                 "--tmpfs",
                 _FOLDER,
             ]
-            words += ["--die-with-parent", "--new-session", "--chdir", _FOLDER, "--"]
-            words += [settings.harbor_python, self._script, "-"]
+            argv += ["--die-with-parent", "--new-session", "--chdir", _FOLDER, "--"]
+            argv += [settings.harbor_python, self._script, "-"]
             self._process = process = await asyncio.create_subprocess_exec(
-                *words,
-                env={**own, **variables},
+                *argv,
+                env={**base_variables, **variables},
                 stdin=asyncio.subprocess.PIPE,
                 stdout=output.file,
                 stderr=output.file,

@@ -135,8 +135,8 @@ class TemplateReport:
             if probe.outcome != "append":
                 reasons.setdefault((probe.outcome, probe.detail), []).append(probe.what)
         return [
-            f"{'; '.join(what)}: {detail} ({_THEN[outcome]})"
-            for (outcome, detail), what in reasons.items()
+            f"{'; '.join(descriptions)}: {detail} ({_THEN[outcome]})"
+            for (outcome, detail), descriptions in reasons.items()
         ]
 
     def to_json(self) -> dict[str, Any]:
@@ -199,19 +199,19 @@ def _replayed(
     control = max(template.encoder.control, key=len, default="")
     steps = conversation(reasons=reasons, control=control)
     policies: tuple[HistoryPolicy, ...] = get_args(HistoryPolicy)
-    replays = {each: Replay(template.variant(history=each)) for each in policies}
-    complete = [each.play(steps) for each in replays.values()]
+    replays = {policy: Replay(template.variant(history=policy)) for policy in policies}
+    complete = [replay.play(steps) for replay in replays.values()]
     preserved = replays["preserve"].outcomes.values()
-    kept = {each.name for each in preserved if each.outcome == "append"}
+    appended = {probe.name for probe in preserved if probe.outcome == "append"}
     probes = [
-        replace(each, preserved=each.name in kept) if each.outcome == "fork" else each
-        for each in replays["fork"].outcomes.values()
+        replace(probe, preserved=probe.name in appended) if probe.outcome == "fork" else probe
+        for probe in replays["fork"].outcomes.values()
     ]
-    found = [f"history={each}: {kind}" for each in policies if (kind := replays[each].mismatch())]
-    outcome: Outcome = "wrong" if found else "append"
-    checked = ProbeResult(CHECK, "each sequence, checked independently", outcome, "; ".join(found))
+    wrong = [f"history={name}: {kind}" for name in policies if (kind := replays[name].mismatch())]
+    outcome: Outcome = "wrong" if wrong else "append"
+    checked = ProbeResult(CHECK, "each sequence, checked independently", outcome, "; ".join(wrong))
     counts: dict[HistoryPolicy, list[int]]
-    counts = {each: replays[each].counts() for each in policies if all(complete)}
+    counts = {policy: replays[policy].counts() for policy in policies if all(complete)}
     return (*probes, checked), counts
 
 

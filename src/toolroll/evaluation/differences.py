@@ -18,12 +18,12 @@ def first_difference(first: Any, second: Any, path: str = "") -> tuple[str, Any,
     if isinstance(first, Mapping) and isinstance(second, Mapping):
         for name in {**first, **second}:
             if first.get(name) != second.get(name):
-                inner = f"{path}.{name}" if path else name
-                return first_difference(first.get(name), second.get(name), inner)
+                key_path = f"{path}.{name}" if path else name
+                return first_difference(first.get(name), second.get(name), key_path)
     elif isinstance(first, list) and isinstance(second, list):
-        for position, (left, other) in enumerate(zip_longest(first, second)):
-            if left != other:
-                return first_difference(left, other, f"{path}[{position}]")
+        for position, (left, right) in enumerate(zip_longest(first, second)):
+            if left != right:
+                return first_difference(left, right, f"{path}[{position}]")
     return path, first, second
 
 

@@ -125,9 +125,9 @@ class _Questions:
         doubled = [task_id for task_id, count in counts.items() if count > 1]
         if doubled:
             raise _FailedError(f"{len(doubled)} task ids are not unique, such as {doubled[0]!r}")
-        for place, task in enumerate(first):
-            if task.index != place:
-                raise _FailedError(f"task {task.id} has index {task.index}, expected {place}")
+        for index, task in enumerate(first):
+            if task.index != index:
+                raise _FailedError(f"task {task.id} has index {task.index}, expected {index}")
             try:
                 orjson.dumps(dict(task.data))
             except TypeError as error:
@@ -179,10 +179,10 @@ class _Questions:
         """
         rewards = [(await self._play(task, 0, [])).reward for task in self.tasks]
         count = sum(reward is not None and passed(reward) for reward in rewards)
-        found = f"a farewell earns 1.0 in {count} of {len(rewards)}"
+        summary = f"a farewell earns 1.0 in {count} of {len(rewards)}"
         if count == len(rewards):
-            raise _FailedError(f"{found}: a model would learn to do nothing")
-        return found
+            raise _FailedError(f"{summary}: a model would learn to do nothing")
+        return summary
 
     async def every_argument_has_a_type(self) -> str:
         if not self.tools:
@@ -197,13 +197,13 @@ class _Questions:
         if not self.tools:
             raise _NotApplicableError("there are no tools")
         calls = wrong_calls(list(self.tools.values())[:_MOST_TOOLS])
-        for what, call in calls:
+        for misuse, call in calls:
             try:
                 await self._play(self.tasks[0], 0, [Action("", (call,))])
             except RolloutError as error:
                 arguments = orjson.dumps(call.arguments).decode()
                 raise _FailedError(
-                    f"{what}, {call.name}({arguments}): {error}; raise an ActionError, or answer "
+                    f"{misuse}, {call.name}({arguments}): {error}; raise an ActionError, or answer "
                     f"with a tool message"
                 ) from error
         return f"{len(calls)} calls"

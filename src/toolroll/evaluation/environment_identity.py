@@ -84,13 +84,13 @@ def content_hash(path: Path) -> str:
 
 def _contents(start: Path) -> Iterator[tuple[str, str]]:
     """Yield the names and hashes of the environment's files. Names are relative to its folder."""
-    for name, found, _ in _files(start):
-        yield name, found
+    for name, digest, _ in _files(start):
+        yield name, digest
 
 
 def _files(start: Path) -> Iterator[tuple[str, str, ast.Module | None]]:
     """Yield the name of each of the environment's files, its hash, and the tree of a module."""
-    folder, seen, waiting, left = start.parent, set[Path](), [start], _MOST_READ
+    folder, seen, waiting, bytes_left = start.parent, set[Path](), [start], _MOST_READ
     while waiting:
         path = waiting.pop()
         if path in seen:
@@ -98,8 +98,8 @@ def _files(start: Path) -> Iterator[tuple[str, str, ast.Module | None]]:
         seen.add(path)
         name = "" if path == start else path.relative_to(folder).as_posix()
         size = 0 if path.suffix == ".py" else path.stat().st_size
-        left -= size
-        if size and left < 0:
+        bytes_left -= size
+        if size and bytes_left < 0:
             yield name, f"{size} bytes", None
             continue
         content = path.read_bytes()
@@ -131,8 +131,8 @@ def _imported(tree: ast.Module, path: Path, folder: Path) -> Iterator[Path]:
             continue
         for name in names:
             inside = name.removeprefix(f"{package}.") if package and base == folder else name
-            place = base.joinpath(*inside.split(".")) if inside else base
-            for file in (place.with_suffix(".py"), place / "__init__.py"):
+            stem = base.joinpath(*inside.split(".")) if inside else base
+            for file in (stem.with_suffix(".py"), stem / "__init__.py"):
                 if file.is_file() and file.resolve().is_relative_to(folder):
                     yield file.resolve()
 
@@ -159,9 +159,9 @@ def _named(tree: ast.Module, folder: Path) -> Iterator[Path]:
     for node in ast.walk(tree):
         name = node.value if isinstance(node, ast.Constant) else None
         if isinstance(name, str) and _FILE_NAME.fullmatch(name):
-            place = (folder / name).resolve()
-            if place.is_relative_to(folder) and place.is_file():
-                yield place
+            file = (folder / name).resolve()
+            if file.is_relative_to(folder) and file.is_file():
+                yield file
 
 
 def _hash(path: Path, content: bytes) -> str:

@@ -37,8 +37,8 @@ class FilesRead:
     """
 
     def __init__(self, target: str) -> None:
-        place = target.rpartition(":")[0]
-        file = Path(place).absolute() if place.endswith(".py") else None
+        module = target.rpartition(":")[0]
+        file = Path(module).absolute() if module.endswith(".py") else None
         self._folders = () if file is None else (file.parent, file.resolve().parent)
         self._code = tuple(f"{folder}{os.sep}" for folder in self._folders)
         self._began = time.time()
@@ -56,7 +56,7 @@ class FilesRead:
         path = os.path.abspath(path)  # noqa: PTH100 - a link keeps its name
         if path in self._opened or len(self._opened) >= MOST or path.startswith(_APART):
             return
-        if listed and any(each.is_relative_to(path) for each in (*self._folders, Path.cwd())):
+        if listed and any(folder.is_relative_to(path) for folder in (*self._folders, Path.cwd())):
             return
         frame = sys._getframe()
         while frame := frame.f_back:  # type: ignore[assignment]
@@ -74,7 +74,7 @@ class FilesRead:
         for path in map(Path, new):
             with suppress(OSError):
                 if path.stat().st_mtime < self._began:
-                    inside = [each for each in self._folders if path.is_relative_to(each)]
+                    inside = [folder for folder in self._folders if path.is_relative_to(folder)]
                     name = path.relative_to(inside[0]).as_posix() if inside else str(path)
                     self._hashes[name] = content_hash(path)
         return self._hashes

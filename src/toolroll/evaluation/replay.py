@@ -54,9 +54,9 @@ class Recording(UserSimulator):
         messages = self.recorded.messages
         reply = from_openai(messages[position])
         bad = {
-            found["call"]: CallStatus(found["status"])
-            for found in self.recorded.info.get("bad_calls", ())
-            if found["message"] == position
+            bad_call["call"]: CallStatus(bad_call["status"])
+            for bad_call in self.recorded.info.get("bad_calls", ())
+            if bad_call["message"] == position
         }
         answers = {
             message["tool_call_id"]: str(message.get("content")).removeprefix("Error: ")
@@ -126,9 +126,9 @@ def make_replay(threads: BlockingRunner, settings: Mapping[str, Any]) -> ReplayA
     """
     if "recorded" not in settings:
         raise UsageError("the agent replay has no episode to repeat: use toolroll regrade")
-    own = {**settings, **settings.get("agent_args", {})}
+    values = {**settings, **settings.get("agent_args", {})}
     names = ("step_timeout", "max_observation_bytes", *(rule.name for rule in fields(CallPolicy)))
-    policy = {name: own[name] for name in names if own.get(name) is not None}
+    policy = {name: values[name] for name in names if values.get(name) is not None}
     limits = pop_settings(policy, "step_timeout", "max_observation_bytes")
     recording = Recording(settings["recorded"])
     return ReplayAgent(threads, policy=CallPolicy(**policy), recording=recording, **limits)

@@ -103,9 +103,9 @@ def report_of(
     """Return the report that a run has `written`, if it is of the episodes in `summary`, which are
     all that its folder has. Otherwise, return one of these episodes.
     """
-    found = report(summary, settings=settings)
-    same = all(found[name] == written.get(name) for name in ("statuses", "stop_reasons"))
-    return dict(written) if same else found
+    computed = report(summary, settings=settings)
+    same = all(computed[name] == written.get(name) for name in ("statuses", "stop_reasons"))
+    return dict(written) if same else computed
 
 
 def _counts_and_latencies(summary: Summary) -> dict[str, Any]:

@@ -152,8 +152,8 @@ class RunConfig(RunSettings, RolloutArgs, EnvironmentSettings, AgentSettings, Sa
 
     @property
     def _sampling(self) -> dict[str, Any]:
-        own = self.model_dump(include=set(SamplingOptions.model_fields), exclude_none=True)
-        return {**DEFAULT_SAMPLING, **(_OF_ENGINE if self.baseline_url is None else {}), **own}
+        chosen = self.model_dump(include=set(SamplingOptions.model_fields), exclude_none=True)
+        return {**DEFAULT_SAMPLING, **(_OF_ENGINE if self.baseline_url is None else {}), **chosen}
 
     def with_defaults(self, defaults: Mapping[str, Any]) -> RunConfig:
         """Return the settings with those sampling parameters of `defaults` that are not set."""
@@ -218,8 +218,8 @@ concurrency, time limits and the handling of failures.
 
 def sampling_of(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the sampling parameters in the `settings` of a run."""
-    own = {name: settings.get(name) for name in SamplingOptions.model_fields}
-    params = own | (settings.get("sampling_params") or {})
+    options = {name: settings.get(name) for name in SamplingOptions.model_fields}
+    params = options | (settings.get("sampling_params") or {})
     return {name: value for name, value in params.items() if value is not None}
 
 
@@ -267,8 +267,8 @@ def load_config(
             f"--config {path}: env is {values['env']!r}, but the command plays {env!r}: "
             "name the environment only in the command"
         )
-    given = {name: value for name, value in options.items() if value is not None}
-    values = {**recorded, **with_one_home(values), **with_one_home(given)}
+    chosen = {name: value for name, value in options.items() if value is not None}
+    values = {**recorded, **with_one_home(values), **with_one_home(chosen)}
     for name in sorted(FREE & values.keys()):
         if "***" in str(values[name]) and values[name] == recorded.get(name):
             raise UsageError(f"{values[name]} lacks its secret: give --{name.replace('_', '-')}")

@@ -178,17 +178,17 @@ class Replay:
 
     def counts(self) -> list[int]:
         """Return the number of sampled tokens in each sequence, without those of optional steps."""
-        return [each.count for each in self._sequences]
+        return [sequence.count for sequence in self._sequences]
 
     def mismatch(self) -> str | None:
         """Return the first difference that `Verifier` finds in the sequences."""
-        for each in self._sequences:
-            ids, tools = as_ids(each.ids), self._tools or ()
+        for sequence in self._sequences:
+            ids, tools = as_ids(sequence.ids), self._tools or ()
             served = ServedSequence(
-                ids, each.turns, self._messages, tools, preserved=each.preserved
+                ids, sequence.turns, self._messages, tools, preserved=sequence.preserved
             )
-            if found := self._template.verifier.check(served):
-                return found
+            if difference := self._template.verifier.check(served):
+                return difference
         return None
 
     def _begin(self, messages: Sequence[Message]) -> _Sequence:
@@ -254,7 +254,7 @@ def sampled_text(
     start is left out if the turn has no reasoning.
     """
     render, turn = template.renderer.render, messages[-1]
-    whole = render([*messages, *new], tools, generate=True)
+    continued = render([*messages, *new], tools, generate=True)
     alone = render(messages, tools, generate=False)
     if not alone.startswith(prompt):
         prompt = render(OPENING, tools, generate=True)
@@ -267,5 +267,5 @@ def sampled_text(
     if ends := [text.find(stop) + len(stop) for stop in template.stop_texts if stop in text]:
         return lead + text[: min(ends)]
     # GLM: the stop token is the next role's marker, which is not part of the turn's own render.
-    stops = (stop for stop in template.stop_texts if whole.startswith(alone + stop))
+    stops = (stop for stop in template.stop_texts if continued.startswith(alone + stop))
     return lead + text + next(stops, "")

@@ -48,9 +48,9 @@ def infer_parser(tokenizer: Any, template: _Template = None) -> str:
     """
     for text in _renders(tokenizer, template):
         replies = {kind.name: kind().parse(text, tools=[_TOOL]) for kind in built_in_parsers()}
-        left = {name: len(reply.content) for name, reply in replies.items() if _is_probe(reply)}
-        if left:
-            return min(left, key=left.__getitem__)
+        lengths = {name: len(reply.content) for name, reply in replies.items() if _is_probe(reply)}
+        if lengths:
+            return min(lengths, key=lengths.__getitem__)
     raise UnknownParserError(
         "no parser can read the tool call that this chat template renders: the template may not "
         "support tools; if it does, name the parser, or register one for its format"
@@ -92,24 +92,24 @@ def _renders(tokenizer: Any, template: _Template) -> list[str]:
             user = {"role": "user", "content": "Where is my order?"}
             turn = {"role": "assistant", "content": "", "tool_calls": [call]}
             try:
-                whole = _render(tokenizer, template, [user, turn], generate=False)
+                rendered = _render(tokenizer, template, [user, turn], generate=False)
                 prompt = _render(tokenizer, template, [user], generate=True)
             except _REFUSALS:
                 continue
             pos = next(
                 (
                     index
-                    for index, (first, other) in enumerate(zip(whole, prompt, strict=False))
-                    if first != other
+                    for index, (first, second) in enumerate(zip(rendered, prompt, strict=False))
+                    if first != second
                 ),
                 len(prompt),
             )
             # The texts may first differ inside a marker, after characters that both markers share.
             # Go back to the start of the marker.
-            while pos < len(prompt) and whole[pos - 1 : pos] in tuple("<[|｜"):
+            while pos < len(prompt) and rendered[pos - 1 : pos] in tuple("<[|｜"):
                 pos -= 1
-            if whole[pos:] not in texts:
-                texts.append(whole[pos:])
+            if rendered[pos:] not in texts:
+                texts.append(rendered[pos:])
     return texts
 
 

@@ -44,10 +44,10 @@ def split_credentials(url: str) -> tuple[str, str | None]:
     match = _USER_INFO.fullmatch(url)
     if match is None:
         return url, None
-    scheme, info, rest = match.groups()
+    scheme, info, address = match.groups()
     user, _, password = info.partition(":")
     encoded = base64.b64encode(f"{unquote(user)}:{unquote(password)}".encode()).decode()
-    return f"{scheme}{rest}", f"Basic {encoded}"
+    return f"{scheme}{address}", f"Basic {encoded}"
 
 
 def _engine_address(value: str) -> str:
@@ -351,8 +351,8 @@ class AgentSettings(Settings):
     @property
     def agent_settings(self) -> dict[str, Any]:
         """The settings that are passed to the function that makes the agent."""
-        own = {"agent", "command", "agent_args"}
-        names = {*AgentSettings.model_fields, "verify", "max_observation_bytes"} - own
+        excluded = {"agent", "command", "agent_args"}
+        names = {*AgentSettings.model_fields, "verify", "max_observation_bytes"} - excluded
         command = {} if self.command is None else {"command": self.command}
         return self.model_dump(include=names) | command | self.agent_args
 

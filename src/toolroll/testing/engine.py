@@ -128,7 +128,7 @@ class EmbeddedEngine(EngineCore):
             return await self._stream(request, parsed.requests[0])
         if parsed.single:
             return json_response(await self.answer(parsed.requests[0], request))
-        tasks = [asyncio.ensure_future(self.answer(each, request)) for each in parsed.requests]
+        tasks = [asyncio.ensure_future(self.answer(entry, request)) for entry in parsed.requests]
         try:
             return json_response(await asyncio.gather(*tasks))
         finally:

@@ -48,12 +48,12 @@ class Generation:
         target = self._due(tokens)
         while not self.aborted:
             self._wake.clear()
-            left = target - (_now() - self._since)
-            if left <= 0:
+            remaining = target - (_now() - self._since)
+            if remaining <= 0:
                 self._reached = max(self._reached, tokens)
                 return
             try:
-                async with asyncio.timeout(left):
+                async with asyncio.timeout(remaining):
                     await self._wake.wait()
             except TimeoutError:
                 continue

@@ -91,12 +91,12 @@ class PrefixCache:
 
 def _split(node: _Node, length: int) -> _Node:
     """Split `node` after `length` tokens. Return the first part."""
-    head = _Node(node.ids[:length], node.passes[:length], node.parent)
-    head.used = node.used
-    head.parent.children[int(head.ids[0])] = head
-    node.ids, node.passes, node.parent = node.ids[length:], node.passes[length:], head
-    head.children[int(node.ids[0])] = node
-    return head
+    first = _Node(node.ids[:length], node.passes[:length], node.parent)
+    first.used = node.used
+    first.parent.children[int(first.ids[0])] = first
+    node.ids, node.passes, node.parent = node.ids[length:], node.passes[length:], first
+    first.children[int(node.ids[0])] = node
+    return first
 
 
 def common_length(a: _Ids, b: _Ids) -> int:

@@ -83,8 +83,8 @@ class Sampler:
         including the first stop, but at most `limit` ids.
         """
         rules = StopRules(self, params)
-        whole = self.decode(reply_ids[:limit]) if rules.strings else ""
-        if not any(string in whole for string in rules.strings):
+        reply_text = self.decode(reply_ids[:limit]) if rules.strings else ""
+        if not any(string in reply_text for string in rules.strings):
             rules.strings = []
         for last in range(len(reply_ids[:limit])):
             if finish := rules.finish_at(reply_ids, last):

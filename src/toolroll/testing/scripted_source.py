@@ -108,9 +108,9 @@ class ScriptedSource(TokenSource):
         return replace(answer, routed_experts=_experts(computed[start:], passes[start:]))
 
     async def _reply(self, turn: Turn) -> Reply:
-        sequence, rest = self._rests.pop(turn.entry.routing_key, (b"", []))
-        if rest and sequence == turn.entry.input_ids.tobytes():
-            return Reply(output_ids=rest)
+        sequence, remaining = self._rests.pop(turn.entry.routing_key, (b"", []))
+        if remaining and sequence == turn.entry.input_ids.tobytes():
+            return Reply(output_ids=remaining)
         turn.count_call()
         reply_or_awaitable = self._script.policy(turn.seen)
         reply = (
@@ -240,10 +240,10 @@ def top_logprobs(
     tops = []
     for token_id in ids:
         ranked = []
-        for other in range(int(token_id), max(-1, int(token_id) - most - 1), -1):
+        for candidate in range(int(token_id), max(-1, int(token_id) - most - 1), -1):
             with_other = state.copy()
-            with_other.update(_bytes(other))
-            ranked.append((_value(with_other), other))
+            with_other.update(_bytes(candidate))
+            ranked.append((_value(with_other), candidate))
         tops.append(sorted(ranked, reverse=True)[:most])
         state.update(_bytes(token_id))
     return tops

@@ -64,8 +64,8 @@ class Turn:
     def first_input(self) -> int | None:
         """The first prompt position whose logprob is requested, or None if none is requested."""
         start = self.request.logprob_start_len
-        wanted = self.request.return_logprob and 0 <= start < len(self.entry.input_ids)
-        return start if wanted else None
+        requested = self.request.return_logprob and 0 <= start < len(self.entry.input_ids)
+        return start if requested else None
 
     @property
     def stream_interval(self) -> int:

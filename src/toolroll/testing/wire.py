@@ -112,17 +112,17 @@ class Limits:
 
     def check(self, prompt: int, params: Mapping[str, Any]) -> None:
         """Raise `RefusedError` if the request does not fit."""
-        limit, wanted = self.context_length, params.get("max_new_tokens")
+        limit, output = self.context_length, params.get("max_new_tokens")
         if prompt >= limit:
             raise refused(
                 f"The input ({prompt} tokens) is longer than the model's context length ({limit} "
                 f"tokens)."
             )
-        if wanted is not None and prompt + wanted > limit:
+        if output is not None and prompt + output > limit:
             raise refused(
                 f"Requested token count exceeds the model's maximum context length of {limit} "
                 f"tokens. You requested a total of "
-                f"{prompt + wanted} tokens: {prompt} tokens from the input messages and {wanted} "
+                f"{prompt + output} tokens: {prompt} tokens from the input messages and {output} "
                 f"tokens for the completion. Please "
                 "reduce the number of tokens in the input messages or the completion to fit within "
                 "the limit."
@@ -138,8 +138,8 @@ class Limits:
         """Return the maximum length of an answer: the requested length, but at most the room that
         the scheduler has.
         """
-        wanted = params.get("max_new_tokens", _DEFAULT_MAX_NEW_TOKENS)
-        return max(0, min(_UNBOUNDED if wanted is None else int(wanted), self.request - prompt - 1))
+        limit = params.get("max_new_tokens", _DEFAULT_MAX_NEW_TOKENS)
+        return max(0, min(_UNBOUNDED if limit is None else int(limit), self.request - prompt - 1))
 
 
 def refused(message: str) -> RefusedError:
@@ -268,10 +268,10 @@ def _read_prompts(
     if ids is None:
         text = body.get("text")
         prompt_texts = text if isinstance(text, list) else [text]
-        texts = [each for each in prompt_texts if isinstance(each, str)]
+        texts = [item for item in prompt_texts if isinstance(item, str)]
         if not texts or len(texts) != len(prompt_texts):
             raise invalid("input_ids must be given, or text as a string or a list of strings")
-        encoded = [np.array(tokenizer.encode(each).ids, dtype=np.int64) for each in texts]
+        encoded = [np.array(tokenizer.encode(item).ids, dtype=np.int64) for item in texts]
         if not all(map(len, encoded)):
             raise invalid("text must have at least one token")
         return encoded, isinstance(text, list)
@@ -306,7 +306,7 @@ def _read_rids(rid: Any, count: int, *, fresh: bool) -> list[str]:
         if count == 1
         else [f"{rid}_{number}" for number in range(count)]
     )
-    if len(rids) != count or not all(isinstance(each, str) for each in rids):
+    if len(rids) != count or not all(isinstance(item, str) for item in rids):
         raise invalid("rid must be a string, or a list of as many strings as prompts")
     return rids
 

@@ -108,8 +108,8 @@ def group_advantages(
         values = rewards - (rewards.sum() - rewards) / (len(rewards) - 1)
     if normalize:
         values = np.zeros(len(rewards)) if equal else values / rewards.std()
-    left = iter(values.tolist())
-    return [None if result.reward is None else next(left) for result in results]
+    remaining = iter(values.tolist())
+    return [None if result.reward is None else next(remaining) for result in results]
 
 
 def per_token(

@@ -136,20 +136,20 @@ class TurnByTurn:
 
     async def _next(self) -> list[int] | None:
         assert self._playing is not None
-        asked = asyncio.ensure_future(self.requests.get())
+        next_request = asyncio.ensure_future(self.requests.get())
         try:
-            await asyncio.wait([asked, self._playing], return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([next_request, self._playing], return_when=asyncio.FIRST_COMPLETED)
         except asyncio.CancelledError:
-            asked.cancel()
+            next_request.cancel()
             await self.aclose()
             raise
-        if asked.done():
+        if next_request.done():
             self._waiting = True
-            request = asked.result()
+            request = next_request.result()
             self.stop_token_ids = list(request.sampling_params["stop_token_ids"])
             ids: list[int] = request.input_ids.tolist()
             return ids
-        asked.cancel()
+        next_request.cancel()
         self._playing.result()  # raises errors that do not abort an episode, such as wrong settings
         return None
 

@@ -164,15 +164,15 @@ def masked(trajectories: Sequence[Trajectory], turns: int, tokens: int) -> tuple
     """Return `trajectories` with mask 0 for the first `turns` turns of the episode, and for the
     first `tokens` tokens of the turn after them.
     """
-    left, changed = turns, list[Trajectory]()
+    turns_left, changed = turns, list[Trajectory]()
     for trajectory in trajectories:
         mask = trajectory.loss_mask.copy()
         for turn in trajectory.turns:
             if turn.excluded == CONTEXT:
                 continue  # an earlier sequence has this turn
-            if left >= 0:
-                mask[turn.start : turn.stop if left else turn.start + tokens] = 0
-            left -= 1
+            if turns_left >= 0:
+                mask[turn.start : turn.stop if turns_left else turn.start + tokens] = 0
+            turns_left -= 1
         changed.append(replace(trajectory, loss_mask=mask))
     return tuple(changed)
 

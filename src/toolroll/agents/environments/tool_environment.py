@@ -423,10 +423,10 @@ def _task(index: int, task: Any, split: str) -> Task:
 
 
 def _read_lines(path: Path, beside: Path) -> list[Any]:
-    found = [folder / path for folder in (beside, Path.cwd()) if (folder / path).is_file()]
-    if not found:
+    files = [folder / path for folder in (beside, Path.cwd()) if (folder / path).is_file()]
+    if not files:
         raise UsageError(f"tasks: there is no file {path} in {beside} or {Path.cwd()}")
-    path = found[0]
+    path = files[0]
     rows = []
     for number, line in enumerate(path.read_bytes().splitlines(), 1):
         if line.strip():
@@ -440,8 +440,8 @@ def _read_lines(path: Path, beside: Path) -> list[Any]:
 def _described(error: Exception) -> str:
     """Return a description of the exception and of the line that raised it."""
     frame = traceback.extract_tb(error.__traceback__)[-1]
-    place = f"{Path(frame.filename).name}, line {frame.lineno}"
-    return f"{type(error).__name__}: {message_of(error)} ({place})"
+    location = f"{Path(frame.filename).name}, line {frame.lineno}"
+    return f"{type(error).__name__}: {message_of(error)} ({location})"
 
 
 def _text(result: Any) -> str:

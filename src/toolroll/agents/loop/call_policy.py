@@ -146,9 +146,9 @@ class CallPolicy:
         )
 
 
-def _check_rule(where: str, rule: object, rules: Any = ParallelCalls) -> None:
+def _check_rule(setting: str, rule: object, rules: Any = ParallelCalls) -> None:
     if rule not in get_args(rules):
-        raise UsageError(f"{where} must be one of {get_args(rules)}, not {rule!r}")
+        raise UsageError(f"{setting} must be one of {get_args(rules)}, not {rule!r}")
 
 
 def pop_settings(settings: dict[str, Any], *names: str) -> dict[str, Any]:
@@ -160,7 +160,7 @@ def pop_settings(settings: dict[str, Any], *names: str) -> dict[str, Any]:
 
 def policy_of(settings: Mapping[str, Any]) -> CallPolicy:
     """Return the policy with the fields `settings`. Raise `UsageError` for other names."""
-    for name in settings.keys() - {known.name for known in fields(CallPolicy)}:
+    for name in settings.keys() - {rule.name for rule in fields(CallPolicy)}:
         raise UsageError(f"this agent has no setting {name!r}")
     return CallPolicy(**settings)
 

@@ -123,13 +123,13 @@ class _Reader:
 
     def read(self, items: Iterable[Item]) -> list[Item]:
         """Return the `items`. Raise `EnvironmentFailure` if there are too many."""
-        known = list(islice(items, self._left + 1))
-        self._left -= len(known)
+        values = list(islice(items, self._left + 1))
+        self._left -= len(values)
         if self._left < 0:
             raise EnvironmentFailure(
                 f"{self._where} returned more than {_MOST_VALUES} values: is a sequence endless?"
             )
-        return known
+        return values
 
 
 def checked_reward(where: str, reward: Any) -> float | None:

@@ -43,16 +43,16 @@ def hook_value(hook: str, returned: T, *, depth: int = 0) -> T:
     Raise `EnvironmentFailure` if it is a coroutine, or contains one within `depth` levels of dicts,
     lists and fields such as `info`. The coroutine is closed, so that Python does not warn about it.
     """
-    left = [value for value in _values(returned, depth) if inspect.isawaitable(value)]
-    for value in left:
+    awaits = [value for value in _values(returned, depth) if inspect.isawaitable(value)]
+    for value in awaits:
         if inspect.iscoroutine(value):
             value.close()
-    if not left:
+    if not awaits:
         return returned
-    name = left[0].__qualname__ if inspect.iscoroutine(left[0]) else type(left[0]).__name__
-    what = "a coroutine" if left[0] is returned else "an object that contains a coroutine"
+    name = awaits[0].__qualname__ if inspect.iscoroutine(awaits[0]) else type(awaits[0]).__name__
+    kind = "a coroutine" if awaits[0] is returned else "an object that contains a coroutine"
     raise EnvironmentFailure(
-        f"{hook} returned {what} ({name}) instead of a value: an `await` is missing, or the hook "
+        f"{hook} returned {kind} ({name}) instead of a value: an `await` is missing, or the hook "
         "must not be async"
     )
 

@@ -256,12 +256,12 @@ def rewarded(
     After a fork, a sequence may contain a turn of an earlier sequence as context. Such a turn gets
     no reward here, because its reward is in the sequence that trains it.
     """
-    left = iter(rewards)
+    remaining = iter(rewards)
     return tuple(
         replace(
             trajectory,
             turns=tuple(
-                turn if turn.excluded == "context" else replace(turn, reward=next(left, 0.0))
+                turn if turn.excluded == "context" else replace(turn, reward=next(remaining, 0.0))
                 for turn in trajectory.turns
             ),
         )

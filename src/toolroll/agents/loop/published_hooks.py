@@ -61,10 +61,10 @@ def with_episode_arguments(asolve: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(asolve)
     async def played(agent: Any, *args: Any, **kwargs: Any) -> Any:
-        asked = {name: kwargs.pop(name) for name in missing & kwargs.keys()}
-        if "session_id" in asked:  # a list that all calls of `super()` share: the first takes it
-            asked["session_id"] = [asked["session_id"]]
-        token = _ASKED.set((agent, {**_asked_of(agent), **asked}))
+        passed = {name: kwargs.pop(name) for name in missing & kwargs.keys()}
+        if "session_id" in passed:  # a list that all calls of `super()` share: the first takes it
+            passed["session_id"] = [passed["session_id"]]
+        token = _ASKED.set((agent, {**_asked_of(agent), **passed}))
         try:
             return await asolve(agent, *args, **kwargs)
         finally:
@@ -80,16 +80,16 @@ def episode_arguments(
     `asolve`. Arguments that an override of `asolve` does not pass on are those of its own call. If
     it plays several episodes, only the first has the session id of the call.
     """
-    asked = _asked_of(agent)
+    passed = _asked_of(agent)
     if not isinstance(task, Task | None):
         raise UsageError(f"task={task!r:.100} is no Task: a number is the argument task_index")
     if task is None:
-        task = asked.get("task")
+        task = passed.get("task")
         if task is None or task_index not in (None, task.index):  # the override changed the index
             task = chosen_task(task_index)
-    if not session_id and asked.get("session_id"):
-        session_id = asked["session_id"].pop()
-    seed = asked.get("seed") if seed is None else seed
+    if not session_id and passed.get("session_id"):
+        session_id = passed["session_id"].pop()
+    seed = passed.get("seed") if seed is None else seed
     return task, seed or 0, session_id or uuid.uuid4().hex
 
 
@@ -97,8 +97,8 @@ def _asked_of(agent: Any) -> dict[str, Any]:
     """Return the arguments that the running override of `asolve` did not take. They are those of
     `agent` only: the override may play another agent.
     """
-    asked_agent, asked = _ASKED.get()
-    return asked if asked_agent is agent else {}
+    asked_agent, passed = _ASKED.get()
+    return passed if asked_agent is agent else {}
 
 
 def wrap_call_llm(

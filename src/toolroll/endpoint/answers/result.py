@@ -225,7 +225,7 @@ def chat_logprobs(completion: Completion, encoder: Encoder, top: int) -> dict[st
         entries.append(
             {
                 **_token(encoder, index, value),
-                "top_logprobs": [_token(encoder, other, logprob) for logprob, other in likeliest],
+                "top_logprobs": [_token(encoder, token, logprob) for logprob, token in likeliest],
             }
         )
     return {"content": entries, "refusal": None}
@@ -233,12 +233,12 @@ def chat_logprobs(completion: Completion, encoder: Encoder, top: int) -> dict[st
 
 def _token(encoder: Encoder, index: int, logprob: float) -> dict[str, Any]:
     text = encoder.decode([index])
-    whole = "\ufffd" not in text
+    complete = "\ufffd" not in text
     return {
         "token": text,
         "token_id": index,
         "logprob": logprob,
-        "bytes": list(text.encode()) if whole else None,
+        "bytes": list(text.encode()) if complete else None,
     }
 
 
@@ -256,7 +256,7 @@ def text_logprobs(completion: Completion, encoder: Encoder, top: int) -> dict[st
         "token_ids": completion.output_ids.tolist(),
         "text_offset": offsets[:-1],
         "top_logprobs": [
-            {encoder.decode([other]): value for value, other in place[:top]} for place in places
+            {encoder.decode([token]): value for value, token in place[:top]} for place in places
         ]
         if top
         else None,
@@ -382,8 +382,8 @@ class ChoiceStream:
         if turn is None or self._reply is None:
             self._text.finish(ids, text)
             return []
-        rest, spans = self._text.finish(ids[: len(ids) - bool(turn.sampled.stop)], text)
-        steps = self._reply.finish(rest, offsets=spans)
+        unsent, spans = self._text.finish(ids[: len(ids) - bool(turn.sampled.stop)], text)
+        steps = self._reply.finish(unsent, offsets=spans)
         if with_call_ids(self._reply.reply, self._seed) != turn.parsed:
             raise stream_error("its message")
         return [self._with_id(step) for step in steps]
@@ -397,11 +397,11 @@ class ChoiceStream:
         return replace(step, call=named)
 
 
-def stream_error(what: str) -> ApiError:
-    """Return the error for a stream whose part `what` contradicts the finished answer."""
+def stream_error(part: str) -> ApiError:
+    """Return the error for a stream whose `part` contradicts the finished answer."""
     return ApiError(
         500,
         "stream_mismatch",
-        f"the stream is wrong: {what} differs from the finished answer. Send the request again "
+        f"the stream is wrong: {part} differs from the finished answer. Send the request again "
         "without `stream`, and report this with the model and its tool-call parser",
     )

@@ -76,11 +76,11 @@ def plan_text(index: CompletionIndex, prompt: str | list[int], encoder: Encoder)
 def _extended_text(index: CompletionIndex, prompt: str, encoder: Encoder) -> TextPrompt | None:
     for node, length in index.before_text(prompt, encoder):
         before, behind = index.session.path_ids(node), prompt[length:]
-        rest = encoder.encode(behind, previous=int(before[-1]))
+        new_ids = encoder.encode(behind, previous=int(before[-1]))
         seam = before[-_SEAM:].tolist()
-        left = encoder.decode(seam)
-        if encoder.encode(left + behind) == [*encoder.encode(left), *rest]:
-            delta = np.array(rest, dtype=np.int32)
+        seam_text = encoder.decode(seam)
+        if encoder.encode(seam_text + behind) == [*encoder.encode(seam_text), *new_ids]:
+            delta = np.array(new_ids, dtype=np.int32)
             return TextPrompt(np.concatenate([before, delta]), node, delta)
     return None
 

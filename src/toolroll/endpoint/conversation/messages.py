@@ -110,8 +110,8 @@ class _Reader:
             raise _invalid_message(f"{place}.role", problem)
         message: Message = {"role": role}
         for name, value in raw.items():
-            known = name in fields and name not in _INERT
-            if known and (value is not None or name == "content"):
+            is_field = name in fields and name not in _INERT
+            if is_field and (value is not None or name == "content"):
                 message[name] = value
         if raw.keys() - fields:
             self._ignored.add_others(raw, fields, place, partial(self._refuses, role=role))
@@ -281,15 +281,15 @@ def _without_defaults(
     changed = {}
     for name, item in value.items():
         field = schema.member(name)
-        rest = _without_defaults(item, field, within)
+        stripped = _without_defaults(item, field, within)
         for default in map(_same_numbers, field.default if field is not None else ()):
             form = json_form(default)
-            if form not in within and json_form(rest) == json_form(
+            if form not in within and json_form(stripped) == json_form(
                 _without_defaults(default, field, within | {form})
             ):
                 break
         else:
-            changed[name] = rest
+            changed[name] = stripped
     return changed
 
 
@@ -347,19 +347,19 @@ def with_served_ids(
     `echoed` is the start of the conversation as the client repeats it. `history` is the same start
     with the endpoint's own ids.
     """
-    wanted = {m["tool_call_id"] for m in new if m.get("tool_call_id") is not None}
+    answered = {m["tool_call_id"] for m in new if m.get("tool_call_id") is not None}
     ids: dict[str, str] = {}
     # In reverse: the last call with an id counts, and it is usually in the last message.
-    for echo, other in zip(reversed(echoed), reversed(history), strict=True):
-        if not wanted:
+    for echo, served in zip(reversed(echoed), reversed(history), strict=True):
+        if not answered:
             break
         for call, served_call in zip(
             reversed(echo.get("tool_calls") or ()),
-            reversed(other.get("tool_calls") or ()),
+            reversed(served.get("tool_calls") or ()),
             strict=True,
         ):
-            if call["id"] in wanted:
-                wanted.discard(call["id"])
+            if call["id"] in answered:
+                answered.discard(call["id"])
                 ids[call["id"]] = served_call["id"]
     # A message whose id does not change stays the same object, so that the session stores it once.
     changed = {given_id: own_id for given_id, own_id in ids.items() if given_id != own_id}
@@ -409,8 +409,8 @@ def fork_advice(forks: Sequence[str]) -> str | None:
     )
 
 
-def _has(messages: Sequence[Message], wanted: Message, schemas: Schemas) -> bool:
-    digest = Echo(schemas=schemas).add(wanted)
+def _has(messages: Sequence[Message], target: Message, schemas: Schemas) -> bool:
+    digest = Echo(schemas=schemas).add(target)
     return any(Echo(schemas=schemas).add(message) == digest for message in messages)
 
 

@@ -58,11 +58,11 @@ def with_prefill(prompt: Prompt, text: str) -> Prompt:
         raise _refused(f"it holds the special token {token!r}")
     before = prompt.input_ids[-_SEAM:].tolist()
     previous = int(prompt.input_ids[-_SEAM - 1]) if len(prompt.input_ids) > _SEAM else None
-    left = encoder.decode(before)
+    before_text = encoder.decode(before)
     ids = encoder.encode(text, previous=before[-1])
     if (
-        encoder.encode(left + text, previous=previous) != [*before, *ids]
-        or encoder.decode([*before, *ids]) != left + text
+        encoder.encode(before_text + text, previous=previous) != [*before, *ids]
+        or encoder.decode([*before, *ids]) != before_text + text
     ):
         raise _refused("its beginning becomes one token with the end of the generation prompt")
     added = as_ids(ids)
@@ -80,13 +80,13 @@ def check_continued(request: ChatRequest, use: ToolUse) -> None:
     combined with that.
     """
     if request.stream:
-        what = "stream"
+        option = "stream"
     elif use.constrained is not None:
-        what = "tool_choice" if use.forced else "response_format"
+        option = "tool_choice" if use.forced else "response_format"
     else:
         return
-    problem = f"continue_final_message cannot be combined with {what}"
-    raise invalid(what, problem)
+    problem = f"continue_final_message cannot be combined with {option}"
+    raise invalid(option, problem)
 
 
 def _special(template: ChatTemplate, text: str) -> str | None:
@@ -110,7 +110,7 @@ def sampled_part(
         return {**message, "content": content.removeprefix(prefill)}
     options = parse_options(tools, in_reasoning=prompt.in_reasoning, streamed=True)
     parsed = model.parser.parse(prefill, **options)
-    rest = {**message, "content": content.removeprefix(parsed.content) or None}
+    sampled = {**message, "content": content.removeprefix(parsed.content) or None}
     if reasoning:
-        rest["reasoning_content"] = reasoning.removeprefix(parsed.reasoning or "")
-    return rest
+        sampled["reasoning_content"] = reasoning.removeprefix(parsed.reasoning or "")
+    return sampled

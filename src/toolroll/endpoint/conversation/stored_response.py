@@ -44,8 +44,8 @@ class StoredResponse:
         if instructions == self.instructions:
             return messages
         if self.instructions:
-            rest = messages[0]["content"].removeprefix(self.instructions).removeprefix("\n\n")
-            messages[:1] = [{"role": "system", "content": rest}] if rest else []
+            system = messages[0]["content"].removeprefix(self.instructions).removeprefix("\n\n")
+            messages[:1] = [{"role": "system", "content": system}] if system else []
         if instructions:
             messages.insert(0, {"role": "system", "content": instructions})
         return messages

@@ -85,7 +85,7 @@ class TemplateCache:
         first = {"role": "developer" if role == "developer" else "system", "content": "x"}
         last = {"role": "assistant", "content": "x"}
         talk = [first, USER, call_turn({"x": "x"}), tool_result(), last, USER]
-        marked = [{**each, name: "Pq1zP"} if each["role"] == role else each for each in talk]
+        marked = [{**turn, name: "Pq1zP"} if turn["role"] == role else turn for turn in talk]
         render = partial(self._template.renderer.render, tools=[TOOL], generate=True)
         for start in (0, 1):  # some templates refuse the first message
             try:
@@ -120,9 +120,9 @@ class TemplateCache:
         """Return the served template with `switches` added to its own. Raise `ApiError` if a name
         in `switches` is reserved.
         """
-        taken = _RESERVED.intersection(switches)
-        if taken:
-            name = f"chat_template_kwargs.{min(taken)}"
+        reserved = _RESERVED.intersection(switches)
+        if reserved:
+            name = f"chat_template_kwargs.{min(reserved)}"
             raise refused(name, f"{name} is not a switch of the template")
         changed = self._own(switches)
         return self._with_switches(_key(changed)) if changed else self._template

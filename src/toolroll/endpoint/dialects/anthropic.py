@@ -220,11 +220,11 @@ def error_body(error: ApiError) -> dict[str, Any]:
     names the field at fault or is None.
     """
     error = renamed(error, _FIELD_NAMES)
-    other = "invalid_request_error" if error.status < 500 else "api_error"
+    default = "invalid_request_error" if error.status < 500 else "api_error"
     return {
         "type": "error",
         "error": {
-            "type": _ERROR_TYPES.get(error.status, other),
+            "type": _ERROR_TYPES.get(error.status, default),
             "message": str(error),
             "code": error.code,
             "param": error.param,

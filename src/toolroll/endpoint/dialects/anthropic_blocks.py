@@ -59,13 +59,13 @@ def read_blocks(
     messages: list[Message] = []
     for message, place in entries(values, "messages"):
         ignored.add_others(message, ("role", "content", "cache_control"), place)
-        role, content, where = message.get("role"), message.get("content"), f"{place}.content"
+        role, content, path = message.get("role"), message.get("content"), f"{place}.content"
         if role == "assistant":
-            messages.append(_assistant(content, where, ignored))
+            messages.append(_assistant(content, path, ignored))
         elif role == "user":
-            messages += _user(content, where, kinds, ignored)
+            messages += _user(content, path, kinds, ignored)
         elif role == "system":
-            joined_text = text_parts(content, where, _TEXT, PARAGRAPH, ignored)
+            joined_text = text_parts(content, path, _TEXT, PARAGRAPH, ignored)
             messages.append({"role": role, "content": joined_text})
         else:
             problem = f"{place}.role is {role!r}; it must be user, assistant or system"
@@ -86,7 +86,7 @@ def _user(
     messages: list[Message] = []
     for is_result, blocks in groupby(entries(content, place), _is_result):
         if is_result:
-            messages += [_result(block, where, kinds, ignored) for block, where in blocks]
+            messages += [_result(block, path, kinds, ignored) for block, path in blocks]
         else:
             messages.append({"role": "user", "content": shown(blocks, kinds, PARAGRAPH, ignored)})
     return messages
@@ -118,20 +118,20 @@ def _assistant(content: Any, place: str, ignored: IgnoredFields) -> Message:
     thoughts: list[str] = []
     texts: list[str] = []
     calls: list[dict[str, Any]] = []
-    for block, where in entries(content, place):
+    for block, path in entries(content, place):
         kind = block.get("type")
         if kind == "text":
-            texts.append(part_text(block, where, ignored))
+            texts.append(part_text(block, path, ignored))
         elif kind == "thinking":
-            ignored.add_others(block, _FIELDS[kind], where)
-            thoughts.append(text(block, "thinking", where))
+            ignored.add_others(block, _FIELDS[kind], path)
+            thoughts.append(text(block, "thinking", path))
         elif kind == "tool_use":
-            ignored.add_others(block, _FIELDS[kind], where)
-            tool_input = mapping(block.get("input", {}), f"{where}.input")
-            name = text(block, "name", where)
-            calls.append(call_of(text(block, "id", where), name, arguments_of(tool_input)))
+            ignored.add_others(block, _FIELDS[kind], path)
+            tool_input = mapping(block.get("input", {}), f"{path}.input")
+            name = text(block, "name", path)
+            calls.append(call_of(text(block, "id", path), name, arguments_of(tool_input)))
         else:
-            raise unknown_type(kind, where)
+            raise unknown_type(kind, path)
     if calls and texts == [_FILLER]:
         texts = []
     message: Message = {"role": "assistant", "content": "".join(texts) or None}
@@ -177,10 +177,10 @@ def tool_choice(request: MessagesRequest) -> dict[str, Any]:
 
 def response_format(request: MessagesRequest) -> dict[str, Any]:
     """Return `output_config.format` as the `response_format` of chat completions."""
-    wanted = request.output_config.format if request.output_config is not None else None
-    if wanted is None:
+    chosen = request.output_config.format if request.output_config is not None else None
+    if chosen is None:
         return {}
-    form = {"type": "json_schema", "json_schema": {"schema": wanted.schema_}}
+    form = {"type": "json_schema", "json_schema": {"schema": chosen.schema_}}
     return {"response_format": form}
 
 

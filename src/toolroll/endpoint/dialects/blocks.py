@@ -47,12 +47,12 @@ _IMAGES = ("image", "input_image")
 _PICTURES = ("image", "input_image", "image_url", "computer_screenshot")
 
 
-def chat_request(request: Common, **own: Any) -> ChatRequest:
-    """Return the common fields of `request`, and `own`, as a chat request. The messages are left
+def chat_request(request: Common, **fields: Any) -> ChatRequest:
+    """Return the common fields of `request`, and `fields`, as a chat request. The messages are left
     out: a `ParsedRequest` has them apart.
     """
     common = {name: getattr(request, name) for name in Common.model_fields}
-    chat = ChatRequest(messages=[None], **common, **own)  # one, because an empty list is refused
+    chat = ChatRequest(messages=[None], **common, **fields)  # one, because an empty list is refused
     chat.messages = []
     return chat
 
@@ -69,8 +69,8 @@ def entries(values: Sequence[Any], place: str) -> Iterator[tuple[Mapping[str, An
     `ApiError` if an entry is not an object.
     """
     for index, entry in enumerate(values):
-        where = f"{place}[{index}]"
-        yield mapping(entry, where), where
+        path = f"{place}[{index}]"
+        yield mapping(entry, path), path
 
 
 def text(fields: Mapping[str, Any], name: str, place: str) -> str:
@@ -120,7 +120,7 @@ def text_parts(
         return value
     if not isinstance(value, list):
         raise invalid(place, f"{place} must be text or a list of parts")
-    return glue.join(_text_of(part, where, kinds, ignored) for part, where in entries(value, place))
+    return glue.join(_text_of(part, path, kinds, ignored) for part, path in entries(value, place))
 
 
 def _text_of(
@@ -153,9 +153,9 @@ def shown(
     parts: list[dict[str, Any]] = []
     for is_image, run in groupby(located, lambda entry: _is_image(entry[0], kinds)):
         if is_image:
-            parts += [_image_part(part, where, ignored) for part, where in run]
+            parts += [_image_part(part, path, ignored) for part, path in run]
         else:
-            texts = [_text_of(part, where, kinds, ignored) for part, where in run]
+            texts = [_text_of(part, path, kinds, ignored) for part, path in run]
             parts.append({"type": "text", "text": glue.join(texts)})
     if any(part["type"] == "image_url" for part in parts):
         return parts
@@ -238,12 +238,12 @@ def system_places(messages: Sequence[Message], *, anywhere: bool) -> list[Messag
     """
     if anywhere:
         return list(messages)
-    head = [
+    leading = [
         str(message["content"])
         for message in takewhile(lambda message: message["role"] == "system", messages)
     ]
-    joined: list[Message] = [{"role": "system", "content": "\n\n".join(head)}] if head else []
-    return joined + with_role(messages[len(head) :], "system", "user")
+    joined: list[Message] = [{"role": "system", "content": "\n\n".join(leading)}] if leading else []
+    return joined + with_role(messages[len(leading) :], "system", "user")
 
 
 def renamed(error: ApiError, names: Mapping[str, str]) -> ApiError:
@@ -340,11 +340,11 @@ def thinking_switches(
     parser supports reasoning), and always off if not. Return an empty dict if this is what
     `thinking` asks for. Otherwise raise `ApiError`.
     """
-    wanted = thinking == "enabled"
+    enabled = thinking == "enabled"
     name = next((name for name in _THINKING if name in templates.variables), None)
     if name is not None:
-        return {name: wanted}
-    if wanted == reasons:
+        return {name: enabled}
+    if enabled == reasons:
         return {}
     problem = f"the chat template has no switch for thinking ({' or '.join(_THINKING)})"
     raise refused("thinking.type", f"thinking cannot be {thinking}: {problem}. Leave thinking out")
@@ -393,8 +393,8 @@ def lineage_of(metadata: Any) -> dict[str, str]:
             if isinstance(value, (str, int)) and not isinstance(value, bool) and value != "":
                 lineage[name] = str(value)
         elif isinstance(value, str):
-            inner = _labels(value)
-            lineage |= {key: text for key, text in lineage_of(inner).items() if key not in lineage}
+            nested = _labels(value)
+            lineage |= {key: text for key, text in lineage_of(nested).items() if key not in lineage}
     return lineage
 
 

@@ -161,8 +161,8 @@ class ChatCompletions(Completions):
         """Return the request in `data`. Raise `ApiError` if it is not valid."""
         values = data.get("tools")
         tools = ToolList.of(values if isinstance(values, list) else [])
-        known = tools.valid and isinstance(values, list)
-        request = read(ChatRequest, {**data, "tools": None} if known else data)
+        valid = tools.valid and isinstance(values, list)
+        request = read(ChatRequest, {**data, "tools": None} if valid else data)
         tools.valid = True
         messages, request.messages, request.tools = request.messages, [], None
         return ParsedRequest(request, messages, tools)
@@ -210,15 +210,15 @@ class ChatWriter(ChunkWriter):
             return
         number, function = self._calls[index], openai_function(step.call)
         self._calls[index] += 1
-        head = {
+        start = {
             "index": number,
             "id": step.call.id,
             "type": "function",
             "function": {"name": function["name"], "arguments": ""},
         }
-        rest = {"index": number, "function": {"arguments": function["arguments"]}}
-        yield self._delta(index, {"tool_calls": [head]})
-        yield self._delta(index, {"tool_calls": [rest]})
+        arguments = {"index": number, "function": {"arguments": function["arguments"]}}
+        yield self._delta(index, {"tool_calls": [start]})
+        yield self._delta(index, {"tool_calls": [arguments]})
 
     def _delta(self, index: int, delta: Event) -> Event:
         return self._chunk(index, {"delta": delta})

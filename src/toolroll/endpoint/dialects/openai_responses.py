@@ -243,15 +243,15 @@ def not_found(response_id: str, param: str | None = None) -> ApiError:
 
 def _format(request: ResponsesRequest) -> dict[str, Any]:
     """Return `text.format` as the `response_format` of chat completions."""
-    wanted = request.text.format if request.text is not None else None
-    if wanted is None:
+    chosen = request.text.format if request.text is not None else None
+    if chosen is None:
         return {}
-    if wanted.type != "json_schema":
-        return {"response_format": {"type": wanted.type}}
-    if wanted.schema_ is None:
+    if chosen.type != "json_schema":
+        return {"response_format": {"type": chosen.type}}
+    if chosen.schema_ is None:
         problem = "text.format.schema is missing"
         raise invalid("text.format.schema", problem)
-    return {"response_format": {"type": "json_schema", "json_schema": {"schema": wanted.schema_}}}
+    return {"response_format": {"type": "json_schema", "json_schema": {"schema": chosen.schema_}}}
 
 
 # --- the request ----------------------------------------------------------------------------------

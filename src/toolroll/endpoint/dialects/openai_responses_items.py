@@ -260,12 +260,12 @@ def _flattened(values: Sequence[Any]) -> Iterator[tuple[Mapping[str, Any], str, 
             yield tool, place, "", ""
             continue
         only(tool, _NAMESPACE, place)
-        inner = tool.get("tools")
-        if not isinstance(inner, list):
+        members = tool.get("tools")
+        if not isinstance(members, list):
             raise invalid(f"{place}.tools", f"{place}.tools must be a list")
         name, about = text(tool, "name", place), optional_text(tool, "description", place)
-        for inner_tool, where in entries(inner, f"{place}.tools"):
-            yield inner_tool, where, name, about
+        for inner_tool, path in entries(members, f"{place}.tools"):
+            yield inner_tool, path, name, about
 
 
 def flat_name(namespace: str, name: str) -> str:

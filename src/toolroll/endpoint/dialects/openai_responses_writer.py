@@ -163,15 +163,15 @@ class ResponsesWriter:
     def _part(self, kind: str, **fields: Any) -> Event:
         """Return an event for the only part of the open item."""
         index = "summary_index" if self._kind == "reasoning" else "content_index"
-        where = {"item_id": self._opened["id"], "output_index": len(self.items), index: 0}
-        return self._event(kind, **where, **fields)
+        location = {"item_id": self._opened["id"], "output_index": len(self.items), index: 0}
+        return self._event(kind, **location, **fields)
 
     def _open(self, kind: str) -> Iterable[Event]:
         self._kind = kind
         thinks = kind == "reasoning"
-        whole = self._reasoning("") if thinks else self._message("")
-        [part] = whole["summary" if thinks else "content"]
-        empty = {**whole, "status": "in_progress", "summary" if thinks else "content": []}
+        item = self._reasoning("") if thinks else self._message("")
+        [part] = item["summary" if thinks else "content"]
+        empty = {**item, "status": "in_progress", "summary" if thinks else "content": []}
         if thinks:
             empty["encrypted_content"] = None
         self._opened = empty
@@ -186,16 +186,16 @@ class ResponsesWriter:
         if self._kind == "tool_call":
             yield from self._close_call(status)
             return
-        thinks, whole = self._kind == "reasoning", "".join(self._texts)
-        item = self._reasoning(whole) if thinks else self._message(whole)
+        thinks, text = self._kind == "reasoning", "".join(self._texts)
+        item = self._reasoning(text) if thinks else self._message(text)
         item["status"] = status
         if thinks:
             [part] = item["summary"]
-            yield self._part("response.reasoning_summary_text.done", text=whole)
+            yield self._part("response.reasoning_summary_text.done", text=text)
             yield self._part("response.reasoning_summary_part.done", part=part)
         else:
             [part] = item["content"]
-            yield self._part("response.output_text.done", text=whole, logprobs=[])
+            yield self._part("response.output_text.done", text=text, logprobs=[])
             yield self._part("response.content_part.done", part=part)
         yield self._done(item)
 
@@ -214,8 +214,8 @@ class ResponsesWriter:
         empty = {**item, "status": "in_progress", field: ""}
         index = len(self.items)
         yield self._event("response.output_item.added", output_index=index, item=empty)
-        where = {"item_id": item["id"], "output_index": index}
-        yield self._event(f"response.{kind}.delta", **where, delta=item[field])
+        location = {"item_id": item["id"], "output_index": index}
+        yield self._event(f"response.{kind}.delta", **location, delta=item[field])
         self._kind, self._opened = "tool_call", item
         if call.arguments is not None:
             yield from self._close()
@@ -223,9 +223,9 @@ class ResponsesWriter:
     def _close_call(self, status: str) -> Iterable[Event]:
         item = {**self._opened, "status": status}
         field, kind = _PAYLOADS[item["type"]]
-        where = {"item_id": item["id"], "output_index": len(self.items)}
+        location = {"item_id": item["id"], "output_index": len(self.items)}
         name = {"name": item["name"]} if field == "arguments" else {}
-        yield self._event(f"response.{kind}.done", **where, **name, **{field: item[field]})
+        yield self._event(f"response.{kind}.done", **location, **name, **{field: item[field]})
         yield self._done(item)
 
     def _head(self, prefix: str, kind: str) -> Item:

@@ -132,9 +132,9 @@ class Journal:
     def _write(self, data: bytes) -> None:
         with writing(self.path, SAVED):
             try:
-                left = memoryview(data)
-                while left:
-                    left = left[self._file.write(left) :]
+                remaining = memoryview(data)
+                while remaining:
+                    remaining = remaining[self._file.write(remaining) :]
                 os.fdatasync(self._file.fileno())
             except OSError:
                 os.ftruncate(self._file.fileno(), self._size)

@@ -98,7 +98,7 @@ class SessionLog:
             fork_reason=prompt.fork_reason,
             turn=None if turn is None else turn.node.index,
             added=[with_urls(message, self._once_text) for message in prompt.added],
-            **({"images": [_image(each) for each in prompt.images]} if prompt.images else {}),
+            **({"images": [_image(image) for image in prompt.images]} if prompt.images else {}),
             tools=self._once(prompt.tools.text),
             switches=dict(switches),
             digest=prompt.digest.hex(),
@@ -241,7 +241,7 @@ def completion_of(data: Mapping[str, Any]) -> Completion:
         routed_experts=None if experts is None else ExpertsRecord(**experts).rows(),
         top_logprobs=None
         if top is None
-        else [[(value, index) for value, index in place] for place in top],
+        else [[(value, index) for value, index in position] for position in top],
         other_prompt=data.get("other_prompt"),
         **{name: data[name] for name in _UNCHANGED},
     )

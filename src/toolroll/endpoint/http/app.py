@@ -424,7 +424,7 @@ class EndpointServer:
         self.endpoint.sessions.check_open()
         live = self.endpoint.sessions.get(name)
         if live is None:
-            samples = [sample for other, sample in store.finished if other == name]
+            samples = [sample for session, sample in store.finished if session == name]
             if not samples:
                 self.endpoint.sessions.find(name)  # raises `ApiError`
             return JsonResponse(store.written(name, max(samples)))
@@ -438,7 +438,7 @@ class EndpointServer:
 
     async def _metrics(self, request: web.Request) -> web.StreamResponse:
         self._all(request)
-        lives, kept = self.endpoint.sessions.all(), self.endpoint.model_info.session_cache is True
+        lives, cached = self.endpoint.sessions.all(), self.endpoint.model_info.session_cache is True
         text = self.endpoint.metrics.text(
             {
                 "sessions": ("Live sessions.", len(lives)),
@@ -447,7 +447,7 @@ class EndpointServer:
                     "Requests that are not answered yet.",
                     sum(live.pending.in_flight for live in lives),
                 ),
-                "session_cache": ("1 if the engine keeps the prefixes of sessions.", int(kept)),
+                "session_cache": ("1 if the engine keeps the prefixes of sessions.", int(cached)),
                 "sessions_held": ("Sessions held back.", self.endpoint.model.admission.held),
             }
         )

@@ -48,8 +48,8 @@ async def _serve_until(
     async with Model.from_args(args) as model:
         # wait now: the start asks the engine for its context length
         waiting = asyncio.create_task(model.engine.wait_until_healthy())
-        both: list[asyncio.Future[Any]] = [waiting, stop]
-        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+        tasks: list[asyncio.Future[Any]] = [waiting, stop]
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         if not waiting.done():
             waiting.cancel()
             return

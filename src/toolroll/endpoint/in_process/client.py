@@ -119,9 +119,9 @@ class ToolrollClient(AsyncOpenAI):
         """Continue in a new session, named `session` or with a generated name. Return the name of
         the previous session, which can be read until it is dropped.
         """
-        left, self.session = self.session, _name(session)
+        previous, self.session = self.session, _name(session)
         self.base_url = _address(self.session)
-        return left
+        return previous
 
 
 def _name(session: str | None) -> str:
@@ -249,8 +249,8 @@ def _ask_for_tokens(data: dict[str, Any], *, chat: bool) -> None:
     fields. (`logprobs: false` is kept.) Code that was written for Atropos or verifiers reads
     logprobs and ids without requesting them.
     """
-    wanted = {"logprobs": True if chat else 0, **({} if chat else {"return_token_ids": True})}
-    data |= {name: value for name, value in wanted.items() if data.get(name) is None}
+    defaults = {"logprobs": True if chat else 0, **({} if chat else {"return_token_ids": True})}
+    data |= {name: value for name, value in defaults.items() if data.get(name) is None}
 
 
 class _EventStream:

@@ -143,8 +143,8 @@ class ManagedSession:
 
     def reset(self) -> None:
         """Drop all nodes. Later calls use a new session."""
-        left = self.client.reset()
-        self.endpoint.sessions.discard(left)
+        previous = self.client.reset()
+        self.endpoint.sessions.discard(previous)
 
     async def aclose(self) -> None:
         """Drop the session, and close `client`."""
@@ -377,22 +377,22 @@ async def prompt_logprobs(endpoint: Endpoint, ids: Sequence[int], top: int) -> d
     }
     answer = await endpoint.model.post(f"{engine.url}/generate", payload)
     meta = answer.get("meta_info") or {}
-    tokens, others = meta.get("input_token_logprobs"), meta.get("input_top_logprobs")
-    if not tokens or not others or not len(tokens) == len(others) == len(sent):
+    tokens, ranked = meta.get("input_token_logprobs"), meta.get("input_top_logprobs")
+    if not tokens or not ranked or not len(tokens) == len(ranked) == len(sent):
         raise EngineError(f"the engine at {engine.url} returned no logprobs of the prompt")
     if [entry[1] for entry in tokens] != sent:
         raise EngineError(f"the engine at {engine.url} returned logprobs of other tokens")
-    places = [_place(*pair) for pair in zip(tokens[1:], others[1:], strict=True)]
+    places = [_place(*pair) for pair in zip(tokens[1:], ranked[1:], strict=True)]
     return {
         "prompt_tokens": sent,
         "prompt_topk_token_ids": [[], *map(list, places)],
-        "prompt_topk_logprobs": [[], *(list(place.values()) for place in places)],
+        "prompt_topk_logprobs": [[], *(list(logprobs.values()) for logprobs in places)],
     }
 
 
-def _place(token: Sequence[Any], others: Sequence[Sequence[Any]] | None) -> Mapping[int, float]:
+def _place(token: Sequence[Any], ranked: Sequence[Sequence[Any]] | None) -> Mapping[int, float]:
     """Return one position's logprobs by token id. Raise `EngineError` if a value is missing."""
-    logprobs = {int(entry[1]): entry[0] for entry in (token, *(others or ()))}
-    if not others or not all(isinstance(value, float) for value in logprobs.values()):
+    logprobs = {int(entry[1]): entry[0] for entry in (token, *(ranked or ()))}
+    if not ranked or not all(isinstance(value, float) for value in logprobs.values()):
         raise EngineError("the engine returned no logprobs for a position of the prompt")
     return logprobs

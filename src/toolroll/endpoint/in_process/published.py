@@ -104,10 +104,10 @@ class AtroposManagedClient(ManagedServerAdapter):
         self.model = model
 
     async def _chat(self, **kwargs: Any) -> Any:
-        asked = {name: value for name, value in kwargs.items() if value is not None}
-        if "max_completion_tokens" in asked:
-            asked.pop("max_tokens", None)
-        reply = await super()._chat(**{"model": self.model, **_SAMPLING, **asked})
+        arguments = {name: value for name, value in kwargs.items() if value is not None}
+        if "max_completion_tokens" in arguments:
+            arguments.pop("max_tokens", None)
+        reply = await super()._chat(**{"model": self.model, **_SAMPLING, **arguments})
         if not isinstance(reply, ChatCompletion):  # a stream
             return reply
         return EnhancedChatCompletion.model_validate(reply.model_dump())
@@ -184,10 +184,10 @@ def tree_nodes(
     return nodes
 
 
-def new_key(text: str, taken: Collection[str]) -> str:
-    """Return `text`. If it is in `taken`, add the first suffix "#2", "#3" ... that makes it new."""
-    names = (text, *(f"{text}#{number}" for number in range(2, len(taken) + 2)))
-    return next(name for name in names if name not in taken)
+def new_key(text: str, used: Collection[str]) -> str:
+    """Return `text`. If it is in `used`, add the first suffix "#2", "#3" ... that makes it new."""
+    names = (text, *(f"{text}#{number}" for number in range(2, len(used) + 2)))
+    return next(name for name in names if name not in used)
 
 
 def _node(
@@ -249,12 +249,12 @@ class DummyManagedServer:
         return reply
 
     async def _ask(self, name: str, kwargs: Mapping[str, Any]) -> Any:
-        asked = {**self._named, **kwargs}
+        arguments = {**self._named, **kwargs}
         if not isinstance(self.server, AsyncOpenAI):
-            return await getattr(self.server, name)(**asked)
-        asked.pop("split", None)
+            return await getattr(self.server, name)(**arguments)
+        arguments.pop("split", None)
         client = self.server.chat if name == "chat_completion" else self.server
-        return await client.completions.create(**asked)
+        return await client.completions.create(**arguments)
 
     async def get_logprobs(self, **kwargs: Any) -> dict[str, Any]:
         """Raise `UsageError`, because a server without token ids has no prompt logprobs."""

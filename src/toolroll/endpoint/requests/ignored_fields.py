@@ -43,15 +43,15 @@ class IgnoredFields:
     def add_others(
         self,
         fields: Mapping[str, Any],
-        known: Collection[str],
+        names: Collection[str],
         place: str,
         refuses: Callable[[str, Any], bool] = has_content,
     ) -> None:
-        """Add each of `fields`, the object at `place`, that has a value and is not in `known`.
+        """Add each of `fields`, the object at `place`, that has a value and is not in `names`.
         Raise `ApiError` for one for which `refuses(name, value)` is True.
         """
         for name, value in fields.items():
-            if not value or name in known:
+            if not value or name in names:
                 continue
             if refuses(name, value):
                 raise not_rendered(f"{place}.{name}")

@@ -20,8 +20,8 @@ _ROUTES = (
 def api_of(path: str) -> str | None:
     """Return the first API name in `path`, such as "chat" or "messages", or None."""
     match = _SESSION.match(path)
-    rest = path if match is None else path[match.end() :]
-    return next((name for name in rest.split("/") if name in _APIS), None)
+    api_path = path if match is None else path[match.end() :]
+    return next((name for name in api_path.split("/") if name in _APIS), None)
 
 
 def unknown(path: str) -> str:

@@ -121,8 +121,8 @@ def _long_text(data: Any, limit: int, place: str = "") -> str | None:
         return place if _longer(data, limit) and not _IMAGE.fullmatch(place) else None
     steps = data.items() if isinstance(data, dict) else enumerate(data)
     for key, value in steps:
-        inner = f"{place}.{key[:200]}" if isinstance(key, str) else f"{place}[{key}]"
-        path = inner if _longer(key, limit) else _long_text(value, limit, inner)
+        key_place = f"{place}.{key[:200]}" if isinstance(key, str) else f"{place}[{key}]"
+        path = key_place if _longer(key, limit) else _long_text(value, limit, key_place)
         if path is not None:
             return path
     return None

@@ -210,12 +210,12 @@ def read(kind: type[M], body: dict[str, Any], *, ignored: bool = True) -> M:
     """Validate `body` as the pydantic model `kind` and return it. If `ignored` is True, drop the
     fields in `IGNORED_FIELDS`. Raises `ApiError` (400), which names the field at fault.
     """
-    left = {
+    fields = {
         name: value
         for name, value in body.items()
         if value is not None and not (ignored and name in IGNORED_FIELDS)
     }
     try:
-        return kind.model_validate(left)
+        return kind.model_validate(fields)
     except ValidationError as error:
         raise refusal_of(error) from error

@@ -207,12 +207,12 @@ def apply_tool_choice(
 
 
 def _response_format(request: ChatRequest, params: dict[str, Any]) -> str | None:
-    wanted = request.response_format
-    if wanted is None or wanted.type == "text":
+    chosen = request.response_format
+    if chosen is None or chosen.type == "text":
         return None
     schema: dict[str, Any] | None = {"type": "object"}
-    if wanted.type == "json_schema":
-        schema = wanted.json_schema.schema_ if wanted.json_schema is not None else None
+    if chosen.type == "json_schema":
+        schema = chosen.json_schema.schema_ if chosen.json_schema is not None else None
         if schema is None:
             raise invalid("response_format", "response_format.json_schema.schema is missing")
     params["json_schema"] = orjson.dumps(schema).decode()

@@ -199,9 +199,9 @@ class PendingRequests:
     def expect_retry(self, key: bytes) -> None:
         """Expect a retry of the request `key`, because its client gets an error."""
         now = asyncio.get_running_loop().time()
-        for other, ends in list(self._errors.items()):
+        for old_key, ends in list(self._errors.items()):
             if ends[-1] < now:
-                del self._errors[other]
+                del self._errors[old_key]
         self._errors.setdefault(key, []).append(now + _RETRY_WITHIN)
 
     def _follows_error(self, key: bytes) -> bool:

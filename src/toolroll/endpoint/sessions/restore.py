@@ -147,9 +147,9 @@ class _Builder:
         parent, delta, dropped = self._parent(data), unpacked(data["delta"], IDS), data["dropped"]
         url = lambda value: self._text_of(value).decode()
         added = tuple(with_urls(message, url) for message in data["added"])
-        for each in image_urls(added):
-            data_of = b64decode(each.partition(",")[2])
-            self._urls[sha256(data_of).hexdigest()] = each
+        for image in image_urls(added):
+            data_of = b64decode(image.partition(",")[2])
+            self._urls[sha256(data_of).hexdigest()] = image
         return Prompt(
             template=self._templates.get(data["switches"]),
             added=added,

@@ -258,13 +258,13 @@ class SessionStore:
             )
             if self.finished:
                 provenance = self._directory.provenance
-                whole = report(
+                run_report = report(
                     self._directory.summary,
                     settings=self.settings,
                     allow_unequal=True,
                     provenance=provenance,
                 )
-                write_summary(self.folder, {ENV: whole})
+                write_summary(self.folder, {ENV: run_report})
         finally:
             self._open.close()
 
@@ -309,7 +309,7 @@ def unfinished_sessions(folder: Path) -> list[str]:
                 (ended if data["kind"] == "end" else answered).add((data["s"], data["k"]))
     if answered - ended:  # a kill may have come between the episode and the end
         episodes = read_episodes(folder, on_bad_line=lambda message: None)
-        ended |= {(one.task_id, one.sample) for one in episodes if one.env == ENV}
+        ended |= {(episode.task_id, episode.sample) for episode in episodes if episode.env == ENV}
     how = f"DELETE /sessions/ID at its server, toolroll serve --out {folder}; Ctrl-C there ends all"
     count = len(answered - ended)
     return [f"left out: {count} unfinished sessions. To finish one: {how}"] if count else []

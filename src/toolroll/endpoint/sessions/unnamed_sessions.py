@@ -54,12 +54,12 @@ class UnnamedSessions:
         if live.opening is None or live.added:
             return live
         live.opening = opening(parsed.messages)
-        found = self._retried(live.opening, key, retry) if retry else None
-        if found is None:
-            found = await call_of_size(self._continued, live.opening, parsed, large=large)
-        if found is None or found.id not in self._by_opening.get(live.opening, ()):
+        session = self._retried(live.opening, key, retry) if retry else None
+        if session is None:
+            session = await call_of_size(self._continued, live.opening, parsed, large=large)
+        if session is None or session.id not in self._by_opening.get(live.opening, ()):
             return live  # the second: it ended while the thread compared it
-        return found
+        return session
 
     def _retried(self, first: str, key: bytes, retry: int) -> LiveSession | None:
         """Return the session of the request that is retried, or None. Of equal ones, the last."""
@@ -71,17 +71,17 @@ class UnnamedSessions:
         """Return the session that `parsed`, whose opening is `first`, continues, or None. This may
         run in a thread.
         """
-        messages, known, digests = parsed.messages, None, list[Digest]()
-        best, found = (0, 1), list[LiveSession]()  # it continues no session that fits worse
+        messages, last_schemas, digests = parsed.messages, None, list[Digest]()
+        best, fitting = (0, 1), list[LiveSession]()  # it continues no session that fits worse
         if all(message["role"] != "assistant" for message in messages):
             return None
         for live in list(self._by_opening.get(first, {}).values()):
             schemas = live.tree.schemas_with(parsed.tools)
-            if schemas != known:  # mostly they are those of the last session
-                known, digests = schemas, digests_of(messages, schemas)
+            if schemas != last_schemas:  # mostly they are those of the last session
+                last_schemas, digests = schemas, digests_of(messages, schemas)
             fit = live.tree.fit(messages, digests)
             if fit > best:
-                best, found = fit, []
+                best, fitting = fit, []
             if fit == best:
-                found.append(live)
-        return found[0] if len(found) == 1 else None
+                fitting.append(live)
+        return fitting[0] if len(fitting) == 1 else None

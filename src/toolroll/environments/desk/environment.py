@@ -79,11 +79,11 @@ def normalise(text: str) -> str:
     return re.sub(r"(?<=\d)(st|nd|rd|th)\b", "", plain)
 
 
-def is_told(wanted: str, replies: Sequence[str]) -> bool:
-    """Return True if one of `replies` contains `wanted` as a separate word or number ("3" is not in
-    "13" or "3.50").
+def is_told(expected: str, replies: Sequence[str]) -> bool:
+    """Return True if one of `replies` contains `expected` as a separate word or number ("3" is not
+    in "13" or "3.50").
     """
-    pattern = re.compile(rf"(?<!\w)(?<!\d[.-]){re.escape(normalise(wanted))}(?!\w|[.-]\d)")
+    pattern = re.compile(rf"(?<!\w)(?<!\d[.-]){re.escape(normalise(expected))}(?!\w|[.-]\d)")
     return any(pattern.search(normalise(reply)) for reply in replies)
 
 

@@ -144,10 +144,10 @@ def _code(settled: Settled) -> str | None:
     )
 
 
-def _title(library: Library, thing: Book | Loan | Hold | None) -> str:
-    if thing is None:
+def _title(library: Library, record: Book | Loan | Hold | None) -> str:
+    if record is None:
         return ""
-    return thing.title if isinstance(thing, Book) else library.book(thing.book).title
+    return record.title if isinstance(record, Book) else library.book(record.book).title
 
 
 def _words(rng: random.Random, request: Settled) -> str:
@@ -201,8 +201,8 @@ def _fill(rng: random.Random, library: Library, *, held_out: bool) -> None:
             book.kind = "reference" if rng.random() < 0.25 else "lending"
             on_shelf = book.kind == "lending" and rng.random() < 0.35
             book.on_shelf = rng.randint(1, 3) if on_shelf else 0
-        others = rng.randint(0, 3) if not lent else rng.randint(0, 2) * (rng.random() < 0.3)
-        for member in library.members[1 : 1 + others * (book.on_shelf == 0)]:
+        hold_count = rng.randint(0, 3) if not lent else rng.randint(0, 2) * (rng.random() < 0.3)
+        for member in library.members[1 : 1 + hold_count * (book.on_shelf == 0)]:
             library.holds.append(Hold(f"H{next(ids)}", member.card, book.id))
     library.loans.sort(key=lambda loan: loan.id)
     library.holds.sort(key=lambda hold: hold.id)

@@ -219,9 +219,9 @@ def choices(library: Library, kind: str) -> list[Any]:
     if kind == "cancel":
         return [hold for hold in library.own_holds() if hold.id != "new"]
     if kind == "hold":
-        taken = {loan.book for loan in library.own_loans()}
-        taken |= {hold.book for hold in library.own_holds()}
-        return [book for book in library.books if book.id not in taken]
+        own_books = {loan.book for loan in library.own_loans()}
+        own_books |= {hold.book for hold in library.own_holds()}
+        return [book for book in library.books if book.id not in own_books]
     return [None] if kind != "waive" or library.member.owed else []
 
 

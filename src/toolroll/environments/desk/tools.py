@@ -72,10 +72,10 @@ class ToolError(Exception):
     """A mistake in a tool call. The error's text becomes the observation."""
 
 
-def _row(db: sqlite3.Connection, query: str, key: str, what: str) -> sqlite3.Row:
+def _row(db: sqlite3.Connection, query: str, key: str, kind: str) -> sqlite3.Row:
     row = db.execute(query, (key,)).fetchone()
     if row is None:
-        raise ToolError(f"there is no {what} {key!r}")
+        raise ToolError(f"there is no {kind} {key!r}")
     typed: sqlite3.Row = row
     return typed
 
@@ -200,9 +200,9 @@ def call_tool(db: sqlite3.Connection, name: str, arguments: object) -> Any:
     if name not in TOOLS:
         raise ToolError(f"there is no tool {name!r}; the tools are {', '.join(TOOLS)}")
     function, tool = TOOLS[name]
-    wanted = tool["function"]["parameters"]["required"]
-    if not isinstance(arguments, dict) or set(arguments) != set(wanted):
-        raise ToolError(f"{name} takes an object with exactly these arguments: {', '.join(wanted)}")
+    params = tool["function"]["parameters"]["required"]
+    if not isinstance(arguments, dict) or set(arguments) != set(params):
+        raise ToolError(f"{name} takes an object with exactly these arguments: {', '.join(params)}")
     for key, value in arguments.items():
         if not isinstance(value, str) or len(value) > 200 or _SURROGATE.search(value):
             raise ToolError(f"{key} must be a text of at most 200 characters")

@@ -141,8 +141,8 @@ class ProgramConversation(EpisodeConversation):
         self.live.keep_failures = True
         self.live.pending.context = copy_context()
         self.live.pending.context.run(ROUTING_KEY.set, (self.name, self._routing_key))
-        own = ("max_new_tokens", "stop")  # the program may set these itself
-        self.live.fixed_params = {name: defaults[name] for name in defaults if name not in own}
+        settable = ("max_new_tokens", "stop")  # the program may set these itself
+        self.live.fixed_params = {name: defaults[name] for name in defaults if name not in settable}
         end = await self._run_until_stopped()
         await self.live.end()
         seconds = perf_counter() - began
@@ -231,11 +231,11 @@ class ProgramAgent(EpisodeAgent[ProgramConversation]):
         self, environment: Environment, first: Observation, name: str, max_num_steps: int
     ) -> ProgramConversation:
         assert isinstance(environment, SandboxEnvironment)
-        own = self.settings
-        key = (own.host, own.sessions, own.verify, own.server_tools)
-        server = await self.model.shared(key, partial(open_server, self.model, own))
+        settings = self.settings
+        key = (settings.host, settings.sessions, settings.verify, settings.server_tools)
+        server = await self.model.shared(key, partial(open_server, self.model, settings))
         messages = [dict(message) for message in first.messages]
-        return ProgramConversation(server, own, environment, messages, name, max_num_steps)
+        return ProgramConversation(server, settings, environment, messages, name, max_num_steps)
 
     def result(self, played: Played[ProgramConversation]) -> InteractionResult:
         """Return the result, with all sequences of the session."""
@@ -287,7 +287,7 @@ def make_program_agent(model: Model, settings: Mapping[str, Any]) -> ProgramAgen
 
     `settings`: `step_timeout`, `max_observation_bytes` and the fields of `ProgramSettings`.
     """
-    own = dict(settings)
-    limits = pop_settings(own, "step_timeout", "max_observation_bytes")
-    pop_settings(own, *_IGNORED_SETTINGS)
-    return ProgramAgent(model, ProgramSettings.read(own, where="--agent-args"), **limits)
+    remaining = dict(settings)
+    limits = pop_settings(remaining, "step_timeout", "max_observation_bytes")
+    pop_settings(remaining, *_IGNORED_SETTINGS)
+    return ProgramAgent(model, ProgramSettings.read(remaining, where="--agent-args"), **limits)

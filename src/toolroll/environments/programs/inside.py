@@ -18,26 +18,26 @@ def pack(most: str, *paths: str) -> None:
 
     Sockets, pipes, devices and links that lead elsewhere are left out, and what cannot be read.
     """
-    left, end = int(most), paths.index("--")
+    remaining, end = int(most), paths.index("--")
 
     def kept(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
-        nonlocal left
+        nonlocal remaining
         path = f"/{member.name}"
         if member.issym():
             target = f"{os.path.realpath(path)}/"
-            inside = any(target.startswith(f"{each}/") for each in paths)
+            inside = any(target.startswith(f"{parent}/") for parent in paths)
             return member if inside else None
-        left -= member.size + tarfile.BLOCKSIZE * 3  # with its headers
-        if left < 0:
+        remaining -= member.size + tarfile.BLOCKSIZE * 3  # with its headers
+        if remaining < 0:
             sys.exit(1)
         readable = os.access(path, os.R_OK | (os.X_OK if member.isdir() else 0))
-        known = member.isfile() or member.isdir() or member.islnk()
-        return member if known and readable else None
+        packable = member.isfile() or member.isdir() or member.islnk()
+        return member if packable and readable else None
 
     with tarfile.open(fileobj=sys.stdout.buffer, mode="w|") as archive:
-        for each in paths[:end]:
-            if os.path.realpath(each) == each and os.access(each, os.F_OK):
-                archive.add(each, filter=kept)
+        for source in paths[:end]:
+            if os.path.realpath(source) == source and os.access(source, os.F_OK):
+                archive.add(source, filter=kept)
 
 
 def read(path: str, most: str) -> None:

@@ -59,5 +59,5 @@ class Output:
         """Return what was written before this call. Keep nothing of what follows."""
         if self.open:
             self._read()  # a pipe holds no more than one call reads
-        kept, self._kept, self._most = bytes(self._kept), bytearray(), 1
-        return kept
+        written, self._kept, self._most = bytes(self._kept), bytearray(), 1
+        return written

@@ -109,7 +109,7 @@ class Sandbox:
             self._limits.append(f"--data={memory}")
         self._folders = visible_folders(folders)
         self._hidden = [*hidden, *locked_folders()]
-        self._own = [*OWN, *(each for each in own if not below(each, OWN))]
+        self._own = [*OWN, *(folder for folder in own if not below(folder, OWN))]
         self._process: asyncio.subprocess.Process | None = None
         self._outputs: list[Output] = []
         self._pid = 0
@@ -123,16 +123,16 @@ class Sandbox:
 
     async def start(self) -> None:
         """Start the first process. Raise `UsageError` if this machine cannot make sandboxes."""
-        words = [find("bwrap", "bubblewrap"), *_ISOLATED.split(), *self._files()]
-        words += ["--share-net"] if self.network == "host" else []
+        argv = [find("bwrap", "bubblewrap"), *_ISOLATED.split(), *self._files()]
+        argv += ["--share-net"] if self.network == "host" else []
         # If this process is root, so is the first process, which programs then cannot change.
         drop = " ".join([*_drop(), "--ambient-caps=-all"])
-        words += ["--", "/bin/sh", "-c", f"{_START}{drop} sh -c {shlex.quote(_IDLE)}", "sh"]
+        argv += ["--", "/bin/sh", "-c", f"{_START}{drop} sh -c {shlex.quote(_IDLE)}", "sh"]
         self._life, theirs = socket.socketpair()
         reading, writing = socket.socketpair()
         with theirs, writing:
             self._process = process = await asyncio.create_subprocess_exec(
-                *(*words, *self._own, "/dev/shm", *_MADE),
+                *(*argv, *self._own, "/dev/shm", *_MADE),
                 cwd="/",
                 env={},
                 preexec_fn=_leave_keys,
@@ -145,12 +145,12 @@ class Sandbox:
         try:
             with reading:
                 async with asyncio.timeout(LIMIT):
-                    told = await self._begin(process, reading)
+                    error_line = await self._begin(process, reading)
         except (OSError, TimeoutError) as error:
-            told = str(error).encode() or b"it did not start"
-        if told != b"\n":
+            error_line = str(error).encode() or b"it did not start"
+        if error_line != b"\n":
             await self.close()
-            raise UsageError(_refusal(told.decode(errors="replace").strip()))
+            raise UsageError(_refusal(error_line.decode(errors="replace").strip()))
 
     async def _begin(self, process: asyncio.subprocess.Process, info: socket.socket) -> bytes:
         """Set the users of the sandbox, and return the first line of its errors: an empty one if it
@@ -158,37 +158,37 @@ class Sandbox:
         """
         assert process.stderr is not None
         info.setblocking(False)
-        told = await asyncio.get_running_loop().sock_recv(info, 4096)
-        if told:
-            self._pid = int(re.findall(rb"\d+", told)[0])
+        child_info = await asyncio.get_running_loop().sock_recv(info, 4096)
+        if child_info:
+            self._pid = int(re.findall(rb"\d+", child_info)[0])
             _map_users(self._pid)
             self._life.send(b"x")
         return await process.stderr.readline()
 
     def _files(self) -> list[str]:
         """Return the arguments that make the file system."""
-        words = ["--proc", "/proc", "--dev", "/dev", "--perms", "0755", "--dir", "/etc"]
+        argv = ["--proc", "/proc", "--dev", "/dev", "--perms", "0755", "--dir", "/etc"]
         for system in map(Path, SYSTEM):
             if system.is_symlink():
-                words += ["--symlink", str(system.readlink()), str(system)]
+                argv += ["--symlink", str(system.readlink()), str(system)]
             elif system.is_dir():
-                words += ["--ro-bind", str(system), str(system)]
+                argv += ["--ro-bind", str(system), str(system)]
         names = [*_ETC, "resolv.conf"] if self.network == "host" else _ETC
         for path in (f"/etc/{name}" for name in names):
             for up in list(Path(path).parents)[-3::-1]:  # below /etc
-                words += ["--perms", "0755", "--dir", str(up)]
-            words += ["--ro-bind-try", path, path]
+                argv += ["--perms", "0755", "--dir", str(up)]
+            argv += ["--ro-bind-try", path, path]
         for path in (*self._own, "/dev/shm"):
-            words += ["--size", str(self._disk), "--perms", "1777", "--tmpfs", path]
+            argv += ["--size", str(self._disk), "--perms", "1777", "--tmpfs", path]
         for path in _MADE:
-            words += ["--dir", path]
+            argv += ["--dir", path]
         for path in self._folders:
             for up in reversed(Path(path).parents[:-1]):  # or only root could enter them
-                words += ["--perms", "0755", "--dir", str(up)]
-            words += ["--ro-bind", path, path]
+                argv += ["--perms", "0755", "--dir", str(up)]
+            argv += ["--ro-bind", path, path]
         for path in hidden_places([*self._folders, "/usr"], self._hidden):
-            words += ["--size", "4096", "--tmpfs", path, "--remount-ro", path]
-        return [*words, "--remount-ro", "/dev", "--remount-ro", "/"]
+            argv += ["--size", "4096", "--tmpfs", path, "--remount-ro", path]
+        return [*argv, "--remount-ro", "/dev", "--remount-ro", "/"]
 
     async def run(
         self,
@@ -207,10 +207,10 @@ class Sandbox:
         variables = {"HOME": "/home", "PATH": os.environ.get("PATH", os.defpath), **variables}
         output = self.new_output()
         files = (output.file, (errors or output).file)
-        words = ("bash", "-c", _RUN, "bash", folder, command)
+        argv = ("bash", "-c", _RUN, "bash", folder, command)
         try:
             status: int | None = await self._do(
-                *words, variables=variables, outputs=files, limit=time_limit
+                *argv, variables=variables, outputs=files, limit=time_limit
             )
         except TimeoutError:
             status = None
@@ -234,21 +234,21 @@ class Sandbox:
         Return how many there were.
         """
         first = Path(f"/proc/{self._pid}")
-        found: list[int] = []
-        for each in Path("/proc").glob("[1-9]*"):
+        descriptors: list[int] = []
+        for process in Path("/proc").glob("[1-9]*"):
             with suppress(OSError):  # it ended
-                descriptor = os.pidfd_open(int(each.name))
-                if each != first and _alive_beside(each, first):
-                    found.append(descriptor)
+                descriptor = os.pidfd_open(int(process.name))
+                if process != first and _alive_beside(process, first):
+                    descriptors.append(descriptor)
                 else:
                     os.close(descriptor)
         for number in (signal.SIGSTOP, signal.SIGKILL):
-            for descriptor in found:
+            for descriptor in descriptors:
                 with suppress(ProcessLookupError):
                     signal.pidfd_send_signal(descriptor, number)
-        for descriptor in found:
+        for descriptor in descriptors:
             os.close(descriptor)
-        return len(found)
+        return len(descriptors)
 
     async def pack(self, paths: Sequence[str], file: IO[bytes], *, kill: bool = True) -> bool:
         """Kill all processes, and write an archive of `paths` to `file`. Return whether it holds
@@ -260,8 +260,8 @@ class Sandbox:
         """
         if kill:
             await self.kill()
-        words = [str(self._disk), *paths, "--", "/usr", *self._folders]
-        return not await self._step(*_python("pack"), *words, outputs=(os.dup(file.fileno()), None))
+        args = [str(self._disk), *paths, "--", "/usr", *self._folders]
+        return not await self._step(*_python("pack"), *args, outputs=(os.dup(file.fileno()), None))
 
     async def unpack(
         self, file: IO[bytes], target: str = "/", *, within: Sequence[str] | None = None
@@ -317,27 +317,27 @@ class Sandbox:
 
     def new_output(self) -> Output:
         """Return a pipe for the output of one program. It is closed with the sandbox."""
-        self._outputs = [each for each in self._outputs if each.open]
+        self._outputs = [output for output in self._outputs if output.open]
         self._outputs.append(Output())
         return self._outputs[-1]
 
-    async def _step(self, *words: str, **streams: Any) -> int:
-        """Run the program `words` of this library. If it does not end, end the sandbox."""
+    async def _step(self, *argv: str, **streams: Any) -> int:
+        """Run the program `argv` of this library. If it does not end, end the sandbox."""
         try:
-            return await self._do(*words, limit=LIMIT, **streams)
+            return await self._do(*argv, limit=LIMIT, **streams)
         except TimeoutError:
             await self.close()
             raise EnvironmentFailure(f"the sandbox did not react for {LIMIT:g} s") from None
 
     async def _do(
         self,
-        *words: str,
+        *argv: str,
         variables: Mapping[str, str] | None = None,
         stdin: int | None = None,
         outputs: tuple[int | None, int | None] = (None, None),
         limit: float | None,
     ) -> int:
-        """Run the program `words`, and return its exit status. Close `outputs`. Raise
+        """Run the program `argv`, and return its exit status. Close `outputs`. Raise
         `TimeoutError` at the limit, and `EnvironmentFailure` if the sandbox has ended.
         """
         enter = f"{find('nsenter')} --target {self._pid} --user --mount --pid --ipc --uts".split()
@@ -347,7 +347,7 @@ class Sandbox:
             if self._process is None or self._process.returncode is not None:
                 raise EnvironmentFailure("the sandbox is not running")
             process = await asyncio.create_subprocess_exec(
-                *(*enter, find("prlimit"), *self._limits, *_drop(), *words),
+                *(*enter, find("prlimit"), *self._limits, *_drop(), *argv),
                 cwd="/",
                 env=variables or {},
                 preexec_fn=_leave_keys,
@@ -357,7 +357,7 @@ class Sandbox:
                 start_new_session=True,
             )
         finally:
-            for file in {each for each in outputs if each is not None}:
+            for file in {output for output in outputs if output is not None}:
                 os.close(file)
         try:
             async with asyncio.timeout(limit):
@@ -393,8 +393,8 @@ def _map_users(pid: int) -> None:
     users = {"uid": os.geteuid(), "gid": os.getegid()}
     if not is_root():
         Path(f"/proc/{pid}/setgroups").write_text("deny")
-    for name, own in users.items():
-        lines = f"0 {_FIRST_USER + pid} 1\n1 0 1\n" if is_root() else f"0 {own} 1\n"
+    for name, host_id in users.items():
+        lines = f"0 {_FIRST_USER + pid} 1\n1 0 1\n" if is_root() else f"0 {host_id} 1\n"
         Path(f"/proc/{pid}/{name}_map").write_text(lines)
 
 
@@ -434,8 +434,8 @@ def _check_archive(file: IO[bytes], folders: Sequence[str], targets: Sequence[st
                 parent = os.path.dirname(path) if member.issym() else "/"  # noqa: PTH120
                 link = os.path.normpath(os.path.join(parent, member.linkname))  # noqa: PTH118
                 linked = member.issym() or member.islnk()
-                known = member.isfile() or member.isdir() or linked
-                if not known or not below(path, folders) or (linked and not below(link, targets)):
+                valid = member.isfile() or member.isdir() or linked
+                if not valid or not below(path, folders) or (linked and not below(link, targets)):
                     raise EnvironmentFailure(f"the files cannot be graded, because of {path}")
     except tarfile.TarError as error:
         raise EnvironmentFailure(f"the files cannot be unpacked: {error}") from error

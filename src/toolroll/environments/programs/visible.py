@@ -22,7 +22,7 @@ def is_root() -> bool:
 
 def below(path: str, folders: Sequence[str]) -> bool:
     """Return whether `path` is one of `folders`, or is in one."""
-    return any(path == each or path.startswith(f"{each.rstrip('/')}/") for each in folders)
+    return any(path == folder or path.startswith(f"{folder.rstrip('/')}/") for folder in folders)
 
 
 def visible_folders(folders: Sequence[str | Path]) -> list[str]:
@@ -30,23 +30,23 @@ def visible_folders(folders: Sequence[str | Path]) -> list[str]:
 
     Raise `UsageError` for one that holds what a sandbox may not see, or that its user cannot read.
     """
-    named = sorted(str(Path(each).absolute()) for each in folders)
+    named = sorted(str(Path(name).absolute()) for name in folders)
     program = Path(sys.executable).resolve().parents[1]
     path = os.environ.get("PATH", os.defpath).split(os.pathsep)
     private = (*OWN, "/proc", "/dev", str(Path.home()))
-    for each in named:
-        if any(below(own, [each, os.path.realpath(each)]) for own in private):
-            raise UsageError(f"a sandbox cannot see the folder {each}, which holds too much")
-        if not Path(each).is_dir():
-            raise UsageError(f"there is no folder {each} to show in a sandbox")
-        if is_root() and Path(each).stat().st_mode & 5 != 5:
-            raise UsageError(f"sandboxes of root have another user: let others read {each}")
+    for folder in named:
+        if any(below(secret, [folder, os.path.realpath(folder)]) for secret in private):
+            raise UsageError(f"a sandbox cannot see the folder {folder}, which holds too much")
+        if not Path(folder).is_dir():
+            raise UsageError(f"there is no folder {folder} to show in a sandbox")
+        if is_root() and Path(folder).stat().st_mode & 5 != 5:
+            raise UsageError(f"sandboxes of root have another user: let others read {folder}")
     shown: list[str] = []
-    found = [each for each in (sys.prefix, sys.base_prefix, str(program), *path) if each[:1] == "/"]
-    for each in sorted({*named, *map(os.path.normpath, found)}):
-        large = any(below(own, [each]) for own in private)
-        if not large and not below(each, [*SYSTEM, *shown]) and os.access(each, os.X_OK):
-            shown.append(each)
+    paths = [name for name in (sys.prefix, sys.base_prefix, str(program), *path) if name[:1] == "/"]
+    for folder in sorted({*named, *map(os.path.normpath, paths)}):
+        large = any(below(secret, [folder]) for secret in private)
+        if not large and not below(folder, [*SYSTEM, *shown]) and os.access(folder, os.X_OK):
+            shown.append(folder)
     return shown
 
 
@@ -55,22 +55,22 @@ def hidden_places(folders: Sequence[str], hidden: Sequence[str | Path]) -> list[
     places: list[str] = []
     for folder in folders:
         real = os.path.realpath(folder)
-        for each in sorted(os.path.realpath(each) for each in hidden):
-            place = folder + each.removeprefix(real)
-            if below(each, [real]) and Path(each).is_dir() and not below(place, places):
+        for path in sorted(os.path.realpath(path) for path in hidden):
+            place = folder + path.removeprefix(real)
+            if below(path, [real]) and Path(path).is_dir() and not below(place, places):
                 places.append(place)
     return places
 
 
 def locked_folders() -> list[str]:
     """Return the folders that this process has locked: those of runs and of sessions."""
-    found = []
+    locked = []
     for descriptor in Path("/proc/self/fd").iterdir():
         with suppress(OSError):
             file = descriptor.readlink()
             if file.name == ".lock":
-                found.append(str(file.parent))
-    return found
+                locked.append(str(file.parent))
+    return locked
 
 
 def find(name: str, package: str = "util-linux") -> str:

@@ -349,9 +349,9 @@ def _fresh(name: str, data: Data) -> dict[tuple[type, str | None], Callable[[], 
 
 def _tasks(data: Data, folder: str) -> list[Mapping[str, Any]]:
     file = data.file(folder, "tasks")
-    raw = file.read_bytes()
+    content = file.read_bytes()
     tasks: list[Mapping[str, Any]] = orjson.loads(
-        gzip.decompress(raw) if file.suffix == ".gz" else raw
+        gzip.decompress(content) if file.suffix == ".gz" else content
     )
     return tasks
 

@@ -48,10 +48,10 @@ def reference(task: Mapping[str, Any]) -> list[Action]:
                 for action in group
             ]
         else:
-            asked = "; ".join(
+            requests = "; ".join(
                 f"{action['name']} {json.dumps(action['arguments'])}" for action in group
             )
-            steps.append(Action(f"Please do this on your phone: {asked}"))
+            steps.append(Action(f"Please do this on your phone: {requests}"))
     texts = (task.get("evaluation_criteria") or {}).get("communicate_info") or ()
     outputs = f"You asked for: {'; '.join(map(str, texts))}. " if texts else ""
     return [*steps, Action(outputs + _FAREWELL)]

@@ -24,15 +24,15 @@ _ABOVE_ZERO = 1e-3  # bf16 rounding of a log-softmax may end slightly above 0
 
 def plain_faults(row: Row) -> list[Fault]:
     """Return the faults of `row` that need no other data."""
-    known, trained = ~np.isnan(row.logprobs), row.trained
+    has_logprob, trained = ~np.isnan(row.logprobs), row.trained
     wrong = {NO_PREFIX: trained & (np.arange(len(trained)) == 0)}
     if row.labels is not None:
         wrong[LABELS] = trained & (row.labels != row.ids)
-    if known.any():
-        wrong[NO_LOGPROB] = trained & ~known
+    if has_logprob.any():
+        wrong[NO_LOGPROB] = trained & ~has_logprob
         wrong[IMPOSSIBLE] = np.nan_to_num(row.logprobs) > _ABOVE_ZERO
     faults = [Fault(kind, *run) for kind, places in wrong.items() for run in runs(places)]
-    for start, stop in runs(known):
+    for start, stop in runs(has_logprob):
         if 0 < trained[start:stop].sum() < stop - start:  # or the rest has other weights
             faults.append(Fault(NOT_WHOLE, start, stop, sure=False))
     return faults
@@ -62,8 +62,8 @@ def served_faults(row: Row, record: EngineRecord) -> tuple[list[Fault], int]:
 def _reasons(row: Row, record: EngineRecord, sums: list[int], start: int, stop: int) -> list[Fault]:
     """Return the faults of the trained tokens [start, stop), which are not whole answers."""
     answered = np.zeros(len(row.ids), dtype=bool)
-    for place in range(stop):
-        for first, last, _ in record.after(sums, place):
+    for position in range(stop):
+        for first, last, _ in record.after(sums, position):
             if last > start:
                 answered[first:last] = True
     faults = []

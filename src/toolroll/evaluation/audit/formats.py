@@ -97,7 +97,7 @@ def _branches(trace: Mapping[str, Any]) -> _Rows:
                 "logprobs": [next(logprobs, None) if bit else None for bit in mask],
                 "messages": [_message(node["message"]) for node in path],
                 "tools": [
-                    {"type": "function", "function": one} for one in path[0].get("tools", ())
+                    {"type": "function", "function": tool} for tool in path[0].get("tools", ())
                 ],
             }
 

@@ -34,8 +34,8 @@ class Answer:
         """Use an answer with these logprobs, or else any. Return whether they are the answer's.
         NaN is not compared.
         """
-        for index, known in enumerate(self.unused):
-            if known is None or not (np.abs(known - logprobs) > TOLERANCE).any():
+        for index, recorded in enumerate(self.unused):
+            if recorded is None or not (np.abs(recorded - logprobs) > TOLERANCE).any():
                 del self.unused[index]
                 return True
         del self.unused[0]
@@ -70,7 +70,7 @@ class EngineRecord:
             return
         prompt, end = prefix_sums(np.append(prompt_ids, output_ids))[[len(prompt_ids), -1]].tolist()
         same_prompt = self._by_prompt.setdefault(prompt, [])
-        answer = next((one for one in same_prompt if one.end == end), None)
+        answer = next((candidate for candidate in same_prompt if candidate.end == end), None)
         if answer is None:
             answer = Answer(len(output_ids), end)
             same_prompt.append(answer)
@@ -97,9 +97,9 @@ class EngineRecord:
         `unused`: only answers that no row has used yet.
         """
         reached: dict[int, Served] = {}
-        for place in range(start, stop):
-            if place == start or place in reached:
-                for served in self.after(sums, place):
+        for position in range(start, stop):
+            if position == start or position in reached:
+                for served in self.after(sums, position):
                     if served[1] <= stop and (served[2].unused or not unused):
                         reached.setdefault(served[1], served)
         chain: list[Served] = []
@@ -110,7 +110,7 @@ class EngineRecord:
 
     def longest(self, sums: Sequence[int], start: int) -> int:
         """Return the length of the longest answer to the row's first `start` tokens, or 0."""
-        return max((one.length for one in self._by_prompt.get(sums[start], ())), default=0)
+        return max((answer.length for answer in self._by_prompt.get(sums[start], ())), default=0)
 
     def length_of_output(self, ids: Ids) -> int:
         """Return the length of the longest answer to any prompt with which `ids` begin, or 0."""

@@ -52,10 +52,10 @@ class AuditReport:
         for fault in faults:
             places.setdefault(("" if fault.sure else UNDECIDED) + fault.kind, []).append(fault)
         self.faulty_rows += any(not name.startswith(UNDECIDED) for name in places)
-        for name, found in places.items():
-            kind = self.kinds.setdefault(name, Kind([], 0, row, found[0]))
+        for name, same_kind in places.items():
+            kind = self.kinds.setdefault(name, Kind([], 0, row, same_kind[0]))
             kind.rows.append(row.place)
-            kind.places += len(found)
+            kind.places += len(same_kind)
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as JSON data, for `toolroll audit --json`."""

@@ -79,8 +79,8 @@ def row_of(data: Mapping[str, Any], place: str) -> Row:
     logprobs = np.full(len(ids), np.nan, np.float32)
     for name in ("logprobs", "rollout_log_probs"):
         if data.get(name) is not None:
-            found = _numbers(data, place, name, size=len(ids), whole=False)
-            logprobs = found.astype(np.float32)
+            values = _numbers(data, place, name, size=len(ids), whole=False)
+            logprobs = values.astype(np.float32)
             logprobs[~trained & (logprobs == 0.0)] = np.nan  # many trainers write 0 for "none"
     forked = bool(data.get("sequence") or data.get("fork_reason") or data.get("env") == "serve")
     messages, tools = (_decoded(data, place, name) for name in ("messages", "tools"))
@@ -95,15 +95,15 @@ def _numbers(
     """
     name = next((name for name in names if data.get(name) is not None), " or ".join(names))
     try:
-        found = np.array(data.get(name), np.float64)
+        numbers = np.array(data.get(name), np.float64)
     except (TypeError, ValueError):
-        found = np.array(None, np.float64)
-    if found.ndim == 1 and size and size > len(found) == data.get("response_length"):
-        found = np.concatenate([np.zeros(size - len(found)), found])
-    if found.ndim != 1 or size not in (None, len(found)) or (whole and (found % 1).any()):
-        wanted = "one for each token" if size is None else f"{size}, one for each token"
-        raise UsageError(f"{place}: {name} must be a list of numbers: {wanted}")
-    return found
+        numbers = np.array(None, np.float64)
+    if numbers.ndim == 1 and size and size > len(numbers) == data.get("response_length"):
+        numbers = np.concatenate([np.zeros(size - len(numbers)), numbers])
+    if numbers.ndim != 1 or size not in (None, len(numbers)) or (whole and (numbers % 1).any()):
+        expected = "one for each token" if size is None else f"{size}, one for each token"
+        raise UsageError(f"{place}: {name} must be a list of numbers: {expected}")
+    return numbers
 
 
 def _decoded(data: Mapping[str, Any], place: str, name: str) -> list[dict[str, Any]]:
@@ -113,6 +113,6 @@ def _decoded(data: Mapping[str, Any], place: str, name: str) -> list[dict[str, A
         value = orjson.loads(value) if isinstance(value, str) else value
     except ValueError as error:
         raise UsageError(f"{place}: {name} is not JSON: {error}") from error
-    if not isinstance(value, list) or not all(isinstance(one, dict) for one in value):
+    if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
         raise UsageError(f"{place}: {name} must be a list of objects")
     return value

@@ -82,8 +82,8 @@ class TemplateCheck:
             sure = not row.forked and self._starts_elsewhere(sequence)
             faults.append(Fault(PROMPT, 0, turns[0].start, sure))
         elif kind is not None:
-            kept = self._verifier.check(replace(sequence, preserved=True)) is None
-            sure = not row.forked and not kept and self._has_other_text(kind, sequence)
+            preserved = self._verifier.check(replace(sequence, preserved=True)) is None
+            sure = not row.forked and not preserved and self._has_other_text(kind, sequence)
             faults.append(Fault(DELTA, turns[0].start, turns[-1].stop, sure))
         for turn in turns:
             if self._lacks_words(row, turn):
@@ -98,12 +98,12 @@ class TemplateCheck:
 
         The number of the message is the number of generation prompts up to the turn.
         """
-        messages = [n for n, one in enumerate(row.messages) if one.get("role") == "assistant"]
+        messages = [n for n, item in enumerate(row.messages) if item.get("role") == "assistant"]
         places = [start for start, _ in spans]
         if 0 < len(self._header) <= len(row.ids):
             windows = np.lib.stride_tricks.sliding_window_view(row.ids, len(self._header))
-            found = np.flatnonzero((windows == self._header).all(axis=1))
-            places = found[~row.trained[found]].tolist()
+            starts = np.flatnonzero((windows == self._header).all(axis=1))
+            places = starts[~row.trained[starts]].tolist()
         turns: list[TurnSpan] = []
         before = 0
         for start, stop in spans:
@@ -127,30 +127,30 @@ class TemplateCheck:
 
     def _has_other_text(self, kind: str, sequence: ServedSequence) -> bool:
         """Return False if the text between the turns is right, and only its ids are others."""
-        whole = self._render(sequence.messages, sequence.tools)
-        gaps = [slice(one.stop, two.start) for one, two in pairwise(sequence.turns)]
+        rendered = self._render(sequence.messages, sequence.tools)
+        gaps = [slice(turn.stop, following.start) for turn, following in pairwise(sequence.turns)]
         texts = [self._decode(sequence.input_ids[gap]) for gap in gaps]
-        return not kind.endswith("tokens") or not all(text in whole for text in texts)
+        return not kind.endswith("tokens") or not all(text in rendered for text in texts)
 
     def _has_other_tail(self, row: Row, last: TurnSpan) -> bool:
         """Return True if the template cannot have written the tokens after the last turn of the
         messages. Padding may follow.
         """
-        later = [one for one in row.messages[last.message + 1 :] if one["role"] == "assistant"]
+        later = [item for item in row.messages[last.message + 1 :] if item["role"] == "assistant"]
         stop, tail = self._decode(row.ids[last.stop - 1 : last.stop]), row.ids[last.stop :]
         text = self._decode(tail).partition(self._tokenizer.pad_token or "\0")[0].rstrip("\ufffd")
         if later or not last.stopped or not text:
             return False
-        whole = self._render(row.messages, row.tools)
-        return stop in whole and stop + text not in whole
+        rendered = self._render(row.messages, row.tools)
+        return stop in rendered and stop + text not in rendered
 
     def _lacks_words(self, row: Row, turn: TurnSpan) -> bool:
         message = self._reference.prepared(row.messages[turn.message])
         message["content"] = text_of(message.get("content") or "")
         texts, _, arguments = recorded_words(message, self._control)
-        wanted = Counter(word for word in [*texts, *arguments] if word.isalpha())
+        expected = Counter(word for word in [*texts, *arguments] if word.isalpha())
         text = self._decode(row.ids[turn.start : turn.stop])
-        return bool(wanted - Counter(words_of(text, self._control)))
+        return bool(expected - Counter(words_of(text, self._control)))
 
     def _generation_prompt(self, messages: Sequence[Message], tools: Sequence[Tool]) -> str:
         """Return what the template writes before a turn, or "" if it is unclear."""

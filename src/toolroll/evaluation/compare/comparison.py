@@ -106,7 +106,7 @@ def compare(
 def _compared(
     base: ComparedRun, candidate: ComparedRun, question: Question, level: float
 ) -> dict[str, Any]:
-    where = f"{base.env}: {base.folder} and {candidate.folder}"
+    runs = f"{base.env}: {base.folder} and {candidate.folder}"
     different = unlike(base, candidate)
     if refused := different.keys() - {"", *question.accepted}:
         lines = "\n  ".join(
@@ -119,13 +119,13 @@ def _compared(
             kinds = [MODEL, *sorted(refused - OF_A_MODEL)]
         options = " ".join(f"--allow-different {kind}" for kind in kinds)
         raise UsageError(
-            f"{where} differ in more than the model:\n  {lines}\nTo allow it: {options}"
+            f"{runs} differ in more than the model:\n  {lines}\nTo allow it: {options}"
         )
     pairing = question.pairing(base, candidate)
     if not pairing.pairs:
         count = len(pairing.coverage["other_data"])
         raise UsageError(
-            f"{where} have no graded sample in common, and {count} tasks have other data (to allow "
+            f"{runs} have no graded sample in common, and {count} tasks have other data (to allow "
             f"it: --allow-different {TASKS})"
         )
     rewards = pairing.rewards
@@ -186,15 +186,15 @@ def _shown(means: Sequence[tuple[float, float]], difference: Difference) -> dict
 
 def _pass_hat(rewards: Rewards) -> dict[str, dict[str, Any]]:
     """Return pass^k of both runs by k. Each k covers the tasks that have at least k pairs."""
-    found = {}
+    by_k = {}
     for k in range(1, max(len(before) for before, _ in rewards.values()) + 1):
         means = [
             (pass_hat_k([before], k), pass_hat_k([after], k))
             for before, after in rewards.values()
             if len(before) >= k
         ]
-        found[str(k)] = _shown(means, Difference.of(means))
-    return found
+        by_k[str(k)] = _shown(means, Difference.of(means))
+    return by_k
 
 
 def _mcnemar(rewards: Rewards) -> dict[str, Any] | None:

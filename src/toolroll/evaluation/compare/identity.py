@@ -49,9 +49,9 @@ def unlike(base: ComparedRun, candidate: ComparedRun) -> dict[str, list[str]]:
         if len(run.environments) > 1:
             line = f"{side} has episodes of {len(run.environments)} versions of the environment"
             lines.setdefault("benchmark", []).append(line)
-    known = {name for names in KINDS.values() for name in names.split()} | _OF_ONE_RUN
-    rest = [{name: fact[name] for name in fact.keys() - known} for fact in facts]
-    if different := difference(*rest, sides=_SIDES):
+    classified = {name for names in KINDS.values() for name in names.split()} | _OF_ONE_RUN
+    unclassified = [{name: fact[name] for name in fact.keys() - classified} for fact in facts]
+    if different := difference(*unclassified, sides=_SIDES):
         lines[""] = different
     return lines
 
@@ -59,5 +59,5 @@ def unlike(base: ComparedRun, candidate: ComparedRun) -> dict[str, list[str]]:
 def _other_files(facts: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
     """Return `facts` without the files that the environment read in both runs, under any name."""
     common = {*(other.get("read") or {}).values()}
-    left = {name: found for name, found in (facts.get("read") or {}).items() if found not in common}
-    return {**facts, "read": left}
+    read = {name: value for name, value in (facts.get("read") or {}).items() if value not in common}
+    return {**facts, "read": read}

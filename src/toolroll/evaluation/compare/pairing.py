@@ -42,15 +42,15 @@ def pair(
     for task in tasks:
         sides = [run.tasks.get(task, ()) for run in (base, candidate)]
         seeds = by_seed and all(len({s.seed for s in side}) == len(side) for side in sides)
-        first, other = ({s.seed if seeds else s.number: s for s in side} for side in sides)
-        samples += len({*first, *other})
-        hashes = [{sample.task_hash for sample in side.values()} for side in (first, other)]
+        first, second = ({s.seed if seeds else s.number: s for s in side} for side in sides)
+        samples += len({*first, *second})
+        hashes = [{sample.task_hash for sample in side.values()} for side in (first, second)]
         if all(hashes) and hashes[0] != hashes[1]:
             changed.append(task)
             if not changed_tasks:
                 continue
-        both = [(first[k], other[k]) for k in sorted(first.keys() & other.keys())]
-        graded = [(a, b) for a, b in both if a.reward is not None and b.reward is not None]
+        matched = [(first[k], second[k]) for k in sorted(first.keys() & second.keys())]
+        graded = [(a, b) for a, b in matched if a.reward is not None and b.reward is not None]
         if graded:
             pairs[task] = graded
     coverage = {

@@ -80,12 +80,12 @@ def atif_trajectory(episode: Episode, agent: Mapping[str, Any]) -> dict[str, Any
     parts = [part for part in result.trajectories if part.source == "engine"]
     turns = _turns_of(result, parts)
     written = {id(turn) for _, turn in turns}
-    others = [[pair for pair in _own(part) if id(pair[1]) not in written] for part in parts]
+    unused = [[pair for pair in _own(part) if id(pair[1]) not in written] for part in parts]
     try:
         steps = _message_steps(result.messages, turns)
         if not steps:  # text completions: no messages are recorded
-            steps, others = _token_steps([pair for pairs in others for pair in pairs]), []
-        embedded = [_sequence(number, pairs, agent) for number, pairs in enumerate(others) if pairs]
+            steps, unused = _token_steps([pair for pairs in unused for pair in pairs]), []
+        embedded = [_sequence(number, pairs, agent) for number, pairs in enumerate(unused) if pairs]
     except ValueError as error:
         raise UsageError(f"{name}: {error}") from error
     if not steps:
@@ -135,12 +135,12 @@ def _message_steps(messages: Sequence[Message], turns: Sequence[PlacedTurn]) -> 
     their calls. `turns`: the turn of each assistant message, or nothing.
     """
     steps: list[Step] = []
-    left = iter(turns)
+    remaining = iter(turns)
     for message in messages:
         if message.get("role") == "tool" and steps:
             _observe(steps, message)
         else:
-            steps.append({"step_id": len(steps) + 1, **_step(message, left)})
+            steps.append({"step_id": len(steps) + 1, **_step(message, remaining)})
     return steps
 
 

@@ -180,8 +180,8 @@ class PageData:
             self.shown += sum(map(len, episode.result.trajectories))
             shown_sequences = sequences(episode.result, self._tokens.pieces_of(episode.env))
             _write(self._file, f"tokens-{number}", json_bytes(shown_sequences))
-        place = {"block": self._block, "place": len(self._waiting), "hasTokens": has_tokens}
-        self.rows.append(row(episode) | {"run": run, "base": base} | place)
+        location = {"block": self._block, "place": len(self._waiting), "hasTokens": has_tokens}
+        self.rows.append(row(episode) | {"run": run, "base": base} | location)
         tools = self._add_tools(episode.result.tools)
         self._waiting.append(json_bytes(conversation(episode, tools)))
 

@@ -154,7 +154,7 @@ class _Holder:
     @property
     def members(self) -> dict[str, Any]:
         """The values by name. Elements with the same name are a list."""
-        return {key: found if len(found) > 1 else found[0] for key, found in self.values.items()}
+        return {key: items if len(items) > 1 else items[0] for key, items in self.values.items()}
 
     def value(self) -> Any:
         """Return `members` or `items`, as the schema requires. If the schema does not decide,
@@ -178,7 +178,7 @@ def _element(source: Source, pos: int, name: str, holder: _Holder, depth: int) -
     if marker != ">" or source.text[start - 1] != "<" or not key or key[0] == "/":
         raise Broken(f"expected the tag of an argument, or {_END}, in the call of {name}", name)
     first = pos = pos + 1
-    schema, inner = holder.schema_of(key), None
+    schema, child = holder.schema_of(key), None
     while True:
         pos, marker = yield from source.until(pos, (_MARK,))
         if not marker:
@@ -188,17 +188,17 @@ def _element(source: Source, pos: int, name: str, holder: _Holder, depth: int) -
         if not closes and (yield from source.char(tag)) != "<":  # a mark without a tag is text
             pos += len(_MARK)
             continue
-        if (inner is not None or not closes) and source.text[first:pos].strip():
+        if (child is not None or not closes) and source.text[first:pos].strip():
             raise Broken(
                 f"there is text between the elements of the argument {key} of {name}", name
             )
         if closes:
             holder.add(
-                key, _leaf(source.text[first:pos], schema) if inner is None else inner.value()
+                key, _leaf(source.text[first:pos], schema) if child is None else child.value()
             )
             return tag + len(closes)
-        inner = inner or _Holder(schema)
-        first = pos = yield from _element(source, tag, name, inner, depth + 1)
+        child = child or _Holder(schema)
+        first = pos = yield from _element(source, tag, name, child, depth + 1)
 
 
 def _kinds(schema: Schema | None) -> frozenset[str]:

@@ -49,13 +49,13 @@ class MuseParser(TagParser):
                 match = _RECIPIENT.fullmatch(header) if len(header) < 300 else None
                 pos = stop + len(marker) if marker == "<|message|>" else stop
                 thinks = match is not None and match[1] == "self"
-                inner = yield from source.skip(pos)
+                body_at = yield from source.skip(pos)
                 if (
                     match is not None
                     and match[1] not in ("self", *_SPOKEN)
-                    and (yield from source.starts(inner, _BLOCK[0]))
+                    and (yield from source.starts(body_at, _BLOCK[0]))
                 ):
-                    pos = yield from self._block(source, out, begin, inner)
+                    pos = yield from self._block(source, out, begin, body_at)
                     continue
                 if match is None or match[1] not in ("self", *_SPOKEN):
                     out.content(f"{header}\n".replace("<|start|>", ""))

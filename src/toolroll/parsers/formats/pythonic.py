@@ -154,11 +154,11 @@ class Lfm2Parser(MarkedParser):
     def _calls(self, source: Source, start: int) -> Steps[tuple[list[ToolCall], int]]:
         """Return the calls after the marker, and their end. Raises `Unreadable` or `Broken`."""
         pos = yield from source.skip(start)
-        inner = (yield from source.skip(pos + 1)) if (yield from source.char(pos)) == "[" else pos
-        if (yield from source.char(inner)) == "{":
+        first = (yield from source.skip(pos + 1)) if (yield from source.char(pos)) == "[" else pos
+        if (yield from source.char(first)) == "{":
             value, stop = yield from json_arguments(source, pos, "the tool")
             calls = json_calls(value, source.text[pos:stop], (pos, stop))
-        elif inner > pos:
+        elif first > pos:
             calls, stop = yield from read_calls_list(source, pos)
         else:
             name, arguments, stop = yield from read_call(source, pos)

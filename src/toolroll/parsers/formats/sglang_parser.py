@@ -91,8 +91,8 @@ class SGLangParser(ToolCallParser):
         """Return the calls that SGLang's parser returned neither in `calls` nor in `content`."""
         problem = f"SGLang's parser {self.sglang_name} dropped this"
         if self._own is None:
-            whole = not calls and len("".join(content.split())) < len("".join(text.split()))
-            return [_unread(text, pos, problem)] if whole else []
+            lost = not calls and len("".join(content.split())) < len("".join(text.split()))
+            return [_unread(text, pos, problem)] if lost else []
         seen = [(call.name, call.arguments) for call in calls]
         dropped = []
         for call in self._own.parse(text, tools=tools or None, in_reasoning=False).tool_calls:

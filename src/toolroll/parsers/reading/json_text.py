@@ -231,8 +231,8 @@ def _deeper(value: Any, depth: int) -> bool:
     """Return True if `value` is nested deeper than `depth`."""
     if not isinstance(value, dict | list):
         return False
-    inner = value.values() if isinstance(value, dict) else value
-    return depth == 0 or any(_deeper(item, depth - 1) for item in inner)
+    items = value.values() if isinstance(value, dict) else value
+    return depth == 0 or any(_deeper(item, depth - 1) for item in items)
 
 
 @dataclass(frozen=True, slots=True)

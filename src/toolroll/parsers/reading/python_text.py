@@ -119,9 +119,9 @@ def _run(source: Source, pos: int, pattern: re.Pattern[str]) -> Steps[str]:
     return source.text[pos:stop]
 
 
-def _wrong(pos: int, char: str, wanted: str) -> Unreadable:
+def _wrong(pos: int, char: str, missing: str) -> Unreadable:
     return Unreadable(
-        pos, f"expected {wanted}" if char else "the text ends inside the call", incomplete=not char
+        pos, f"expected {missing}" if char else "the text ends inside the call", incomplete=not char
     )
 
 
@@ -153,8 +153,8 @@ def _string(source: Source, pos: int, quote: str, *, raw: bool = False) -> Steps
         if char == "\\":
             pos += 2
         elif (yield from source.starts(pos, end)) and (yield from _closes(source, pos + len(end))):
-            inner = source.text[start:pos]
-            return (inner if raw or "\\" not in inner else _unescaped(inner)), pos + len(end)
+            body = source.text[start:pos]
+            return (body if raw or "\\" not in body else _unescaped(body)), pos + len(end)
         elif char == quote:
             pos += 1
 

@@ -70,10 +70,10 @@ class Source:
             )
         # CPython extends a string in place only if a local variable holds its only reference.
         # Otherwise each piece would copy the whole text.
-        whole = self.text
+        joined = self.text
         self.text = ""
-        whole += text
-        self.text = whole
+        joined += text
+        self.text = joined
 
     def exact(self, marker: str) -> bool:
         """Return True if only the control token counts as `marker`, and ordinary text does not."""
@@ -158,12 +158,12 @@ class Source:
         """
         first = max(pos, len(self.text) - longest + 1)
         end = self.text[first:]
-        for place, char in enumerate(end):
+        for index, char in enumerate(end):
             if char in firsts and any(
-                len(end) - place < len(marker) and marker.startswith(end[place:])
+                len(end) - index < len(marker) and marker.startswith(end[index:])
                 for marker in markers
             ):
-                return first + place
+                return first + index
         return len(self.text)
 
     def starts(self, pos: int, *prefixes: str, spelled: bool = False) -> Steps[str]:
@@ -172,14 +172,14 @@ class Source:
         `spelled`: also accept a prefix that is ordinary text and not a control token.
         """
         while True:
-            rest = self.text[pos : pos + max(map(len, prefixes))]
+            text = self.text[pos : pos + max(map(len, prefixes))]
             fit = [
                 prefix
                 for prefix in prefixes
-                if rest.startswith(prefix) and (spelled or self.is_control_token(prefix, pos))
+                if text.startswith(prefix) and (spelled or self.is_control_token(prefix, pos))
             ]
             open_ones = [
-                prefix for prefix in prefixes if len(prefix) > len(rest) and prefix.startswith(rest)
+                prefix for prefix in prefixes if len(prefix) > len(text) and prefix.startswith(text)
             ]
             if self.closed or not open_ones:
                 return max(fit, key=len, default="")

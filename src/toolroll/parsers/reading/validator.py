@@ -153,7 +153,7 @@ def _measured(value: Any) -> tuple[int, int]:
     """Return the size of `value`, its keys included, and how deep it is nested. Integers beyond 64
     bits count most, because `uniqueItems` compares all pairs of them.
     """
-    size, words, depth, level = 0, 0, -1, [value]
+    size, int_words, depth, level = 0, 0, -1, [value]
     while level:
         depth += 1
         size += len(level)
@@ -168,9 +168,9 @@ def _measured(value: Any) -> tuple[int, int]:
             elif isinstance(item, float):
                 size += 3
             elif isinstance(item, int):
-                words += item.bit_length() // 64
+                int_words += item.bit_length() // 64
         level = below
-    return size + 8 * words * words, depth
+    return size + 8 * int_words * int_words, depth
 
 
 def _best(errors: Iterable[ValidationError]) -> ValidationError:
@@ -179,10 +179,10 @@ def _best(errors: Iterable[ValidationError]) -> ValidationError:
     """
     best = max(errors, key=_relevance)
     while isinstance(best.kind, Kind.AnyOf | Kind.OneOfNotValid):
-        inner = nsmallest(2, chain.from_iterable(best.kind.context), key=_relevance)
-        if not inner or (len(inner) == 2 and _relevance(inner[0]) == _relevance(inner[1])):
+        nested = nsmallest(2, chain.from_iterable(best.kind.context), key=_relevance)
+        if not nested or (len(nested) == 2 and _relevance(nested[0]) == _relevance(nested[1])):
             break
-        best = inner[0]
+        best = nested[0]
     return best
 
 

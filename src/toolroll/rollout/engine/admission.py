@@ -254,8 +254,8 @@ class Admission:
     def _take_back(self, tokens: int, end: float) -> None:
         """Take back what the engine has not computed of `tokens`, which it computes until `end`."""
         if self._load is not None:
-            left = max(0.0, end - asyncio.get_running_loop().time()) / self._load.seconds
-            self._compute(-min(tokens, int(left)))
+            remaining = max(0.0, end - asyncio.get_running_loop().time()) / self._load.seconds
+            self._compute(-min(tokens, int(remaining)))
 
     def _fits(self, episode: _Episode) -> bool:
         blocks = len(self._blocks) + sum(block not in self._blocks for block in episode.blocks)
@@ -322,14 +322,14 @@ class Admission:
             loads = await asyncio.gather(*map(self._load_of, await self._engine.workers()))
         finally:
             self._asked = loop.time()
-        known = [load for load in loads if load is not None]
-        if known and len(known) == len(loads):
+        answered = [load for load in loads if load is not None]
+        if answered and len(answered) == len(loads):
             self._answered = self._asked
-            seconds = max(load.seconds for load in known) / len(known) / self._share
+            seconds = max(load.seconds for load in answered) / len(answered) / self._share
             if self._load is not None:
-                left = max(0.0, self._busy_until - self._asked)
-                self._busy_until = self._asked + left * seconds / self._load.seconds
-            self._load = Load(sum(load.size for load in known), seconds)
+                remaining = max(0.0, self._busy_until - self._asked)
+                self._busy_until = self._asked + remaining * seconds / self._load.seconds
+            self._load = Load(sum(load.size for load in answered), seconds)
             self._admit_waiting()
 
     async def _load_of(self, worker: str) -> Load | None:

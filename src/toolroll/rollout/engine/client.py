@@ -242,7 +242,7 @@ class Engine(EngineClient):
         session: CachedSession | None = None,
     ) -> bytes:
         """Return the JSON to send."""
-        rest = orjson.dumps(
+        other_fields = orjson.dumps(
             {
                 **request_fields(request.sampling_params),
                 "return_logprob": request.return_logprob,
@@ -260,7 +260,7 @@ class Engine(EngineClient):
             ids = request.input_ids_json
         else:
             ids = ids_json(request.input_ids)
-        return b"".join((b'{"input_ids":[', ids, b"],", memoryview(rest)[1:]))
+        return b"".join((b'{"input_ids":[', ids, b"],", memoryview(other_fields)[1:]))
 
     def _experts_fields(self, request: GenerateRequest) -> dict[str, Any]:
         start = 0 if self._experts_per_token is None else request.routed_experts_start
@@ -271,14 +271,14 @@ class Engine(EngineClient):
         request: GenerateRequest,
         progress: Progress | None,
         check: Callable[[Any], object],
-        left: float,
+        remaining: float,
     ) -> tuple[str, Mapping[str, Any]] | Failure:
-        """Send `request` once, with at most `left` seconds. Return the attempt's id and the
+        """Send `request` once, with at most `remaining` seconds. Return the attempt's id and the
         answer.
         """
         rid = os.urandom(16).hex()
         events = None if progress is None else EventReader(progress, rid, check)
-        seconds = min(max(left, 0.001), self.config.attempt_timeout)
+        seconds = min(max(remaining, 0.001), self.config.attempt_timeout)
         session = None
         if self._control_plane.session_cache:
             session = self._sessions.enter(request.session_id)
@@ -345,8 +345,8 @@ class Engine(EngineClient):
         """
         if url == f"{self.url}/generate":
             params = payload.get("sampling_params") or {}
-            for each in [params] if isinstance(params, Mapping) else params:  # SGLang takes a list
-                check_dropped(each, self._control_plane.dropped)
+            for item in [params] if isinstance(params, Mapping) else params:  # SGLang takes a list
+                check_dropped(item, self._control_plane.dropped)
         data = orjson.dumps(payload, option=orjson.OPT_SERIALIZE_NUMPY)
         try:
             answer = await self._transport.ask(url, data, seconds=self.config.attempt_timeout)

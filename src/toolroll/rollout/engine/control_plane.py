@@ -113,11 +113,11 @@ class ControlPlane:
         Values that the configuration sets take precedence over the values that the engine reports.
         """
         if self._model_info is None:
-            asked, loop = self._info_asked, asyncio.get_running_loop()
+            asked_before, loop = self._info_asked, asyncio.get_running_loop()
             if self._loop is not loop:  # a lock belongs to one loop
                 self._loop, self._lock = loop, asyncio.Lock()
             async with self._lock:  # meanwhile another caller may have asked
-                if self._model_info is None and self._info_asked == asked:
+                if self._model_info is None and self._info_asked == asked_before:
                     self._info_so_far, final = await self._ask_model_info()
                     self._info_asked += 1
                     if final:

@@ -178,10 +178,10 @@ def message_of(text: str) -> str:
     except orjson.JSONDecodeError:
         return text.strip()
     if isinstance(data, dict):
-        inner = data.get("error", data)
-        if isinstance(inner, dict):
-            inner = inner.get("message") or inner.get("code") or inner
-        return inner if isinstance(inner, str) else orjson.dumps(inner).decode()
+        error = data.get("error", data)
+        if isinstance(error, dict):
+            error = error.get("message") or error.get("code") or error
+        return error if isinstance(error, str) else orjson.dumps(error).decode()
     return text.strip()
 
 

@@ -93,9 +93,9 @@ def _envelope(body: Mapping[str, Any], rid: str) -> tuple[Mapping[str, Any], str
         raise CompletionError(
             f"the engine's answer has no output_ids or no meta_info: {str(body)[:300]}"
         )
-    other = foreign(body, rid)
-    if other is not None:
-        raise CompletionError(other.message)
+    failure = foreign(body, rid)
+    if failure is not None:
+        raise CompletionError(failure.message)
     text = body.get("text")
     if not isinstance(text, str | None):
         raise CompletionError(
@@ -116,10 +116,10 @@ def check_ids(output_ids: Any, request: GenerateRequest, *, vocab_size: int | No
         raise CompletionError(f"output_ids is not a list of token ids: {error}") from error
     if not len(ids):
         return ids
-    wanted = request.sampling_params.get("max_new_tokens")
-    if wanted is not None and len(ids) > wanted:
+    most = request.sampling_params.get("max_new_tokens")
+    if most is not None and len(ids) > most:
         raise CompletionError(
-            f"the engine sent {len(ids)} output_ids, expected at most max_new_tokens = {wanted}"
+            f"the engine sent {len(ids)} output_ids, expected at most max_new_tokens = {most}"
         )
     least, highest = ids[ids.argmin()], ids[ids.argmax()]
     if least < 2:  # in an array, True and False become 1 and 0
@@ -234,8 +234,8 @@ def _other_prompt(body: Mapping[str, Any], request: GenerateRequest) -> str | No
         return "the engine did not return prompt_token_ids"
     if read == sent:
         return None
-    place = common_prefix(read, sent)
-    return f"the engine read {len(read)} tokens, expected {len(sent)}; token {place} differs"
+    position = common_prefix(read, sent)
+    return f"the engine read {len(read)} tokens, expected {len(sent)}; token {position} differs"
 
 
 def _check_counts(meta: Mapping[str, Any], sampled: int, prompt: int | None) -> None:

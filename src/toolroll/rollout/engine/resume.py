@@ -87,31 +87,31 @@ async def generate_resumed(
     parking, params, resumes = PARKING.get(), request.sampling_params, 0
     progress = _before(progress, placeholders)
     turn = await engine.generate(request, progress=progress)
-    whole = cut_placeholder(_ended(turn, params), placeholders)
-    while _may_resume(whole, params):
+    joined = cut_placeholder(_ended(turn, params), placeholders)
+    while _may_resume(joined, params):
         if resumes < max_resumes and not engine.stopped():
             await sleep(min(_BACKOFF * 2**resumes, _BACKOFF_LIMIT))
             resumes += 1
-        elif parking is None or not await parking.wait(request, whole):
+        elif parking is None or not await parking.wait(request, joined):
             break
         part = await engine.generate(
             GenerateRequest(
-                np.concatenate([request.input_ids, whole.output_ids]),
-                _rest(params, len(whole.output_ids)),
+                np.concatenate([request.input_ids, joined.output_ids]),
+                _rest(params, len(joined.output_ids)),
                 request.session_id,
                 return_logprob=request.return_logprob,
                 extra=request.extra,
                 images=request.images,
-                routed_experts_start=len(request.input_ids) + len(whole.output_ids) - 1
-                if len(whole.output_ids)
+                routed_experts_start=len(request.input_ids) + len(joined.output_ids) - 1
+                if len(joined.output_ids)
                 else request.routed_experts_start,
             ),
-            progress=_after(progress, whole.output_ids),
+            progress=_after(progress, joined.output_ids),
         )
-        whole = cut_placeholder(_ended(join(whole, part), params), placeholders)
+        joined = cut_placeholder(_ended(join(joined, part), params), placeholders)
     if parking is not None:
-        parking.sampled(request, whole)
-    return whole
+        parking.sampled(request, joined)
+    return joined
 
 
 def cut_placeholder(turn: Completion, placeholders: Collection[int]) -> Completion:

@@ -94,7 +94,7 @@ def effective_params(
     limit = info.prompt_limit
     if limit is not None and prompt_length >= limit:
         raise prompt_too_long(prompt_length, limit - 1)
-    wanted = sampling_params.get("max_new_tokens")
+    requested = sampling_params.get("max_new_tokens")
     room = None if info.context_length is None else info.context_length - prompt_length
-    tokens = DEFAULT_MAX_NEW_TOKENS if wanted is None else int(wanted)
+    tokens = DEFAULT_MAX_NEW_TOKENS if requested is None else int(requested)
     return {**sampling_params, "max_new_tokens": tokens if room is None else min(tokens, room)}

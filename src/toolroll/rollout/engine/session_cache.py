@@ -105,11 +105,11 @@ class SessionCache:
         task.add_done_callback(self._closing.discard)
 
     async def _closed(self, session_id: str) -> None:
-        left = await self._close_all([session_id])
-        while self._failed and not left:
+        unclosed = await self._close_all([session_id])
+        while self._failed and not unclosed:
             failed, self._failed = self._failed, []
-            left = await self._close_all(failed)
-        self._failed += left
+            unclosed = await self._close_all(failed)
+        self._failed += unclosed
 
     async def _close_one(self, session_id: str) -> bool:
         closed = await self._close(session_id)
@@ -124,9 +124,9 @@ class SessionCache:
         for start in range(0, len(ids), _AT_ONCE):
             tried = ids[start : start + _AT_ONCE]
             closed = await asyncio.gather(*map(self._close_one, tried))
-            left = [each for each, done in zip(tried, closed, strict=True) if not done]
-            if left:
-                return [*ids[start + _AT_ONCE :], *left]
+            unclosed = [name for name, done in zip(tried, closed, strict=True) if not done]
+            if unclosed:
+                return [*ids[start + _AT_ONCE :], *unclosed]
         return []
 
     async def settle(self) -> None:
@@ -152,7 +152,7 @@ class SessionCache:
                     if not file.stat().st_size:  # not locked yet
                         continue
                     lock(opened.fileno())
-                    ids = [found.decode() for found in _ID.findall(opened.read())]
+                    ids = [match.decode() for match in _ID.findall(opened.read())]
                     left = await self._close_all(ids)
                     closed += len(ids) - len(left)
                     if left:

@@ -95,8 +95,8 @@ async def check_identity(
     ]
     if all(answer.ids is None for answer in answers):
         generated = await _generate(engine, text) if answers else None
-        asked = _Answered(engine.url, names, None)
-        compared = _compare_generated(tokenizer, text, generated or {}, asked, name)
+        answered = _Answered(engine.url, names, None)
+        compared = _compare_generated(tokenizer, text, generated or {}, answered, name)
         if compared is None:
             return [
                 f"{engine.url} does not report how it encodes text, so it was not checked that it "
@@ -109,7 +109,7 @@ async def check_identity(
                 f"{wrong[0]}; to run anyway, allow the mismatch (--allow-model-mismatch)"
             )
         return wrong[:1]
-    others = sorted(
+    served = sorted(
         {
             model_name
             for answer in answers
@@ -117,9 +117,9 @@ async def check_identity(
             if not any(map(_same(name), answer.names))
         }
     )
-    if others and name:
+    if served and name:
         return [
-            f"the engine serves {', '.join(map(repr, others))}, the tokenizer is from {name!r}: "
+            f"the engine serves {', '.join(map(repr, served))}, the tokenizer is from {name!r}: "
             f"both encode text in the same way"
         ]
     return []
@@ -144,13 +144,13 @@ async def _generate(engine: EngineClient, text: str) -> Mapping[str, Any] | None
     """Return the answer to a short generation after `text`. Its logprobs contain the ids of the
     prompt.
     """
-    asked = {
+    payload = {
         "text": text,
         "sampling_params": _GENERATED,
         "return_logprob": True,
         "logprob_start_len": 0,
     }
-    return await _posted(engine, f"{engine.url}/generate", asked)
+    return await _posted(engine, f"{engine.url}/generate", payload)
 
 
 async def _posted(
@@ -185,8 +185,8 @@ def _compare_generated(
         return [] if problem is None else [problem]
     if not (answer.get("output_ids") and answer.get("text")):
         return None
-    asked = GenerateRequest(np.zeros(1, dtype=np.int32), _GENERATED, "probe")
-    ids = check_ids(answer["output_ids"], asked, vocab_size=None).tolist()
+    request = GenerateRequest(np.zeros(1, dtype=np.int32), _GENERATED, "probe")
+    ids = check_ids(answer["output_ids"], request, vocab_size=None).tolist()
     decoded = tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
     engine_text = str(answer["text"])
     if _settled(decoded) == _settled(engine_text):

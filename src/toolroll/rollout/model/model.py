@@ -266,7 +266,7 @@ def check_syntax(template: ChatTemplate, value: str | None) -> None:
         template.renderer.render([{"role": "user", "content": "Hello."}], None, generate=True)
     except TemplateError as error:  # a valid template may refuse this conversation too
         if isinstance(error.__cause__, jinja2.TemplateSyntaxError):
-            what = (
+            source = (
                 "the tokenizer's own"
                 if value is None
                 else "the given Jinja text"
@@ -275,7 +275,7 @@ def check_syntax(template: ChatTemplate, value: str | None) -> None:
             )
             problem = error.__cause__
             raise UsageError(
-                f"the chat template ({what}) is not valid Jinja: line {problem.lineno}: "
+                f"the chat template ({source}) is not valid Jinja: line {problem.lineno}: "
                 f"{problem.message}"
             ) from error
 

@@ -32,12 +32,12 @@ def read_args(value: Any) -> RolloutArgs:
         return value
     if value is None:
         return RolloutArgs()
-    known = {*RolloutArgs.model_fields, *PUBLISHED, *_ROUTER}
+    names = {*RolloutArgs.model_fields, *PUBLISHED, *_ROUTER}
     values = (
         dict(value)
         if isinstance(value, Mapping)
         else {
-            name: item for name, item in vars(value).items() if name in known and item is not None
+            name: item for name, item in vars(value).items() if name in names and item is not None
         }
     )
     values.pop("use_http2", None)

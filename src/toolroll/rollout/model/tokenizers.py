@@ -101,10 +101,10 @@ def generation_defaults(name: str) -> dict[str, Any]:
     transformers: Any = import_transformers()
     try:
         path = transformers.utils.hub.cached_file(name, "generation_config.json")
-        given = json.loads(Path(path).read_text(encoding="utf-8"))
+        config = json.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError):  # the folder of a tokenizer has none
         return {}
-    values = given if isinstance(given, dict) else {}
+    values = config if isinstance(config, dict) else {}
     return {
         key: values[key]
         for key, valid in _GENERATION.items()

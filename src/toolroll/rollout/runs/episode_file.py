@@ -177,9 +177,9 @@ class EpisodeStore:
 
     def _check_file(self) -> None:
         """Raise `UsageError` if another program has replaced, changed or removed the file."""
-        found = self.path.stat() if self.path.exists() else None
+        current = self.path.stat() if self.path.exists() else None
         mine = os.fstat(self._file.fileno())
-        if found is None or not os.path.samestat(found, mine) or found.st_size != self._size:
+        if current is None or not os.path.samestat(current, mine) or current.st_size != self._size:
             raise UsageError(
                 f"{self.path} was replaced, changed or removed while it was written, so finished "
                 "episodes are missing: run the same command again to play them"

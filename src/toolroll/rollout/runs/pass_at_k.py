@@ -53,8 +53,8 @@ def mean_over_tasks(values: Sequence[float]) -> Estimate:
     if data.min() == data.max() and 0 <= data[0] <= 1:
         # Clopper and Pearson: n tasks are all alike with a probability of 2.5 % if others have this
         # share of the benchmark. The mean of the others is between 0 and 1.
-        value, others = float(data[0]), 1 - 0.025 ** (1 / len(data))
-        return Estimate(value, value * (1 - others), value * (1 - others) + others)
+        value, share = float(data[0]), 1 - 0.025 ** (1 / len(data))
+        return Estimate(value, value * (1 - share), value * (1 - share) + share)
     rng = np.random.default_rng(_SEED)
     means = np.empty(RESAMPLES)
     block = max(1, 2**22 // len(data))  # about 32 MB at a time

@@ -105,13 +105,13 @@ def package_digest(name: str) -> str:
         files = [file for file in distribution(name).files or () if file.suffix != ".pyc"]
     except PackageNotFoundError:
         return ""
-    found = {str(file): Path(str(file.locate())) for file in files if "dist-info" not in str(file)}
+    paths = {str(file): Path(str(file.locate())) for file in files if "dist-info" not in str(file)}
     spec = find_spec(name.replace("-", "_"))
     for folder in (spec and spec.submodule_search_locations) or ():  # of an editable installation
         for path in Path(folder).rglob("*"):
             if path.suffix != ".pyc":
-                found[f"{Path(folder).name}/{path.relative_to(folder)}"] = path
-    present = {file: path for file, path in sorted(found.items()) if path.is_file()}
+                paths[f"{Path(folder).name}/{path.relative_to(folder)}"] = path
+    present = {file: path for file, path in sorted(paths.items()) if path.is_file()}
     total = hashlib.sha256()
     for file, path in present.items():
         total.update(f"{file} {hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
@@ -128,10 +128,10 @@ def commit() -> str | None:
     root = Path(__file__).parents[4]
     if (root / ".git").exists():
         return checkout_commit(root)
-    found = _installed_commit()
-    if found is None:
+    installed = _installed_commit()
+    if installed is None:
         return f"files {package_digest('toolroll')}"
-    return f"{found}-dirty" if _is_edited("toolroll") else found
+    return f"{installed}-dirty" if _is_edited("toolroll") else installed
 
 
 def checkout_commit(root: Path) -> str | None:

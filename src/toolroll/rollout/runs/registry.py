@@ -66,12 +66,12 @@ def find_environment(name: str, env_args: Mapping[str, Any] | None = None) -> En
 
 def environment_file(name: str) -> Path | None:
     """Return the file that the environment `name` was loaded from. None if it is not a file."""
-    place = name.rpartition(":")[0]
+    source = name.rpartition(":")[0]
     if not is_target(name):
-        place = next(entry.module for entry in entry_points(group=GROUP) if entry.name == name)
-    elif place.endswith(".py"):
-        return Path(place).resolve()
-    file = getattr(sys.modules.get(place), "__file__", None)
+        source = next(entry.module for entry in entry_points(group=GROUP) if entry.name == name)
+    elif source.endswith(".py"):
+        return Path(source).resolve()
+    file = getattr(sys.modules.get(source), "__file__", None)
     return Path(file).resolve() if file else None
 
 
@@ -85,10 +85,10 @@ def _factory_of(
     if callable(loaded) and (isinstance(loaded, type) or not _is_factory(loaded)):
         result = _called(loaded, target, arguments)
     if not _is_factory(result):
-        what = type(result).__name__
+        kind = type(result).__name__
         raise UsageError(
             f"{target} is not an environment: it {'is' if result is loaded else 'makes'} an object "
-            f"of type {what}; name an Environment class, what tool_environment() returned, or an "
+            f"of type {kind}; name an Environment class, what tool_environment() returned, or an "
             f"EnvironmentFactory (with {', '.join(_PARTS)})"
         )
     if not getattr(result, "name", ""):
@@ -142,10 +142,10 @@ def check_split(factory: EnvironmentFactory, split: str) -> None:
         )
 
 
-def choose_tasks(factory: EnvironmentFactory, split: str | None, wanted: str | None) -> list[Task]:
-    """Return the tasks of `split` (default: the first split) that `wanted` selects.
+def choose_tasks(factory: EnvironmentFactory, split: str | None, numbers: str | None) -> list[Task]:
+    """Return the tasks of `split` (default: the first split) that `numbers` selects.
 
-    `wanted` is "3", "0-9" or "0-4,7". None selects all tasks. Raise `UsageError` for an unknown
+    `numbers` is "3", "0-9" or "0-4,7". None selects all tasks. Raise `UsageError` for an unknown
     split, a split without tasks, a task out of range, or a range that cannot be read.
     """
     split = split or factory.splits[0]
@@ -158,24 +158,24 @@ def choose_tasks(factory: EnvironmentFactory, split: str | None, wanted: str | N
         raise UsageError(f"{factory.name}: tasks({split!r}) failed: {error_line(error)}") from error
     if not tasks:
         raise UsageError(f"{factory.name} has no tasks in the split {split}")
-    if wanted is None:
+    if numbers is None:
         return tasks
     chosen: list[Task] = []
-    for part in wanted.split(","):
+    for part in numbers.split(","):
         first, dash, last = part.strip().partition("-")
         if not first.isdecimal() or (dash and not last.isdecimal()):
             raise UsageError(
-                f"--tasks {wanted!r}: {part!r} is neither a number nor a range such as 0-9"
+                f"--tasks {numbers!r}: {part!r} is neither a number nor a range such as 0-9"
             )
         if dash and int(last) < int(first):
             raise UsageError(
-                f"--tasks {wanted!r}: {part.strip()!r} is an empty range; did you mean "
+                f"--tasks {numbers!r}: {part.strip()!r} is an empty range; did you mean "
                 f"{last}-{first}?"
             )
         for index in range(int(first), int(last or first) + 1):
             if index >= len(tasks):
                 raise UsageError(
-                    f"--tasks {wanted!r}: {factory.name} ({split}) has tasks 0 to {len(tasks) - 1}"
+                    f"--tasks {numbers!r}: {factory.name} ({split}) has tasks 0 to {len(tasks) - 1}"
                 )
             chosen.append(tasks[index])
     return list({task.id: task for task in chosen}.values())
@@ -197,7 +197,7 @@ def user_maker(name: str) -> Any:
     return _by_name(USERS, name, "user simulator")
 
 
-def _by_name(group: str, name: str, what: str, otherwise: str = "") -> Any:
+def _by_name(group: str, name: str, kind: str, otherwise: str = "") -> Any:
     """Return the object of the entry point `name`. If it is unknown, raise `UsageError` with a
     similar name, or with `otherwise` if there is none (default: all names).
     """
@@ -205,5 +205,5 @@ def _by_name(group: str, name: str, what: str, otherwise: str = "") -> Any:
     if name not in entries:
         otherwise = otherwise or f"; there are {', '.join(sorted(entries)) or 'none'}"
         hint = did_you_mean(name, entries, otherwise)
-        raise UsageError(f"there is no {what} named {name!r}{hint}")
+        raise UsageError(f"there is no {kind} named {name!r}{hint}")
     return entries[name].load()

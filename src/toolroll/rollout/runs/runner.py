@@ -163,14 +163,14 @@ async def play_all(
     error. If code on the event loop exits, `asyncio.run` cancels this call and then ends with the
     code's own exit status, which may be 0: raise `SystemExit` with a message instead (status 1).
     """
-    rest, left = iter(todo), set(todo)
+    queue, missing = iter(todo), set(todo)
 
     async def work(play: Callable[[EpisodeKey], Awaitable[Episode]]) -> None:
-        for key in rest:
+        for key in queue:
             episode = await play(key)
             with guarded():
                 on_episode(episode)
-            left.discard(key)
+            missing.discard(key)
             if then is not None:
                 await then(episode)
 
@@ -179,19 +179,19 @@ async def play_all(
             for play in players:
                 group.create_task(work(play))
     except asyncio.CancelledError as error:
-        if left and isinstance(error.__context__, SystemExit):
-            raise SystemExit(_not_played(left, todo, "code on the event loop exited")) from error
+        if missing and isinstance(error.__context__, SystemExit):
+            raise SystemExit(_not_played(missing, todo, "code on the event loop exited")) from error
         raise
-    if left:
+    if missing:
         raise RolloutError(
-            _not_played(left, todo, "the asyncio tasks that played them were cancelled")
+            _not_played(missing, todo, "the asyncio tasks that played them were cancelled")
         )
 
 
-def _not_played(left: Collection[EpisodeKey], todo: Sequence[EpisodeKey], why: str) -> str:
-    task_id, sample = min(left)
+def _not_played(missing: Collection[EpisodeKey], todo: Sequence[EpisodeKey], why: str) -> str:
+    task_id, sample = min(missing)
     return (
-        f"the run ended although {len(left)} of {len(todo)} episodes were not played, the first "
+        f"the run ended although {len(missing)} of {len(todo)} episodes were not played, the first "
         f"one task {task_id}, sample {sample}: {why}. Finished episodes are kept; run again to "
         "play the others."
     )
@@ -375,7 +375,7 @@ def check_ids(tasks: Sequence[Task]) -> None:
     """Raise `UsageError` if two tasks have the same id, or if the episode file cannot store an id
     or an index.
     """
-    ids, whole = set(), TypeAdapter(Whole)
+    ids, adapter = set(), TypeAdapter(Whole)
     for task in tasks:
         if not isinstance(task.id, str) or replace_surrogates(task.id) != task.id:
             raise UsageError(
@@ -385,10 +385,10 @@ def check_ids(tasks: Sequence[Task]) -> None:
             raise UsageError(f"two tasks have the id {shown(task.id)}: give each task its own id")
         ids.add(task.id)
         try:
-            whole.validate_python(task.index)
+            adapter.validate_python(task.index)
         except ValidationError as error:
-            found = f"the index of the task {shown(task.id)} is {shown(task.index)}"
-            raise UsageError(f"{found}: it must be a whole number of 64 bits") from error
+            problem = f"the index of the task {shown(task.id)} is {shown(task.index)}"
+            raise UsageError(f"{problem}: it must be a whole number of 64 bits") from error
 
 
 def checked_result(result: Any) -> InteractionResult:

@@ -162,20 +162,20 @@ def recomputed_tokens(trajectories: Sequence[Trajectory]) -> int:
 def trie_tokens(trajectories: Sequence[Trajectory]) -> int:
     """Return the number of tokens if a prefix that several sequences share counts once."""
     total = 0
-    for at, one in enumerate(trajectories):
+    for index, trajectory in enumerate(trajectories):
         shared = 0
         # The one before usually shares most. Another shares more only if its next token is equal.
-        for other in reversed(trajectories[:at]):
+        for earlier in reversed(trajectories[:index]):
             following = slice(shared, shared + 1)
-            if np.array_equal(one.input_ids[following], other.input_ids[following]):
-                shared = max(shared, _shared(one, other))
-        total += len(one) - shared
+            if np.array_equal(trajectory.input_ids[following], earlier.input_ids[following]):
+                shared = max(shared, _shared(trajectory, earlier))
+        total += len(trajectory) - shared
     return total
 
 
-def _shared(one: Trajectory, other: Trajectory) -> int:
-    length = min(len(one), len(other))
-    same = one.input_ids[:length] == other.input_ids[:length]
+def _shared(first: Trajectory, second: Trajectory) -> int:
+    length = min(len(first), len(second))
+    same = first.input_ids[:length] == second.input_ids[:length]
     return length if same.all() else int(same.argmin())
 
 

@@ -70,14 +70,14 @@ def _waited(thread: int) -> float:
 
 def _warn(loop: asyncio.AbstractEventLoop, ident: int, seconds: float) -> None:
     task, frame = asyncio.current_task(loop), sys._current_frames().get(ident)
-    place = ""
+    location = ""
     if frame is not None:
         code = frame.f_code
-        place = f" ({Path(code.co_filename).name}, line {frame.f_lineno}, in {code.co_name})"
+        location = f" ({Path(code.co_filename).name}, line {frame.f_lineno}, in {code.co_name})"
     logger.warning(
         "%s has blocked the event loop for %g s%s: it runs on the event loop, so it must await, or "
         "run blocking code in a thread",
         "a callback" if task is None else task.get_name(),
         seconds,
-        place,
+        location,
     )

@@ -102,17 +102,17 @@ async def _outcome(task: asyncio.Task[T], waiting: list[asyncio.Task[Any]]) -> T
     return await task
 
 
-async def _leave(left: Collection[asyncio.Task[Any]]) -> None:
-    """Cancel the tasks `left` and close the asynchronous generators. Abandon what does not end
+async def _leave(tasks: Collection[asyncio.Task[Any]]) -> None:
+    """Cancel the `tasks` and close the asynchronous generators. Abandon what does not end
     within `LEAVE_SECONDS`.
     """
-    for task in left:
+    for task in tasks:
         task.add_done_callback(retrieve)
         task.cancel()
     loop = asyncio.get_running_loop()
     closing = loop.create_task(loop.shutdown_asyncgens())
     closing.add_done_callback(retrieve)
-    _, stubborn = await asyncio.wait([*left, closing], timeout=LEAVE_SECONDS)
+    _, stubborn = await asyncio.wait([*tasks, closing], timeout=LEAVE_SECONDS)
     for task in stubborn:
         abandon(task)
     if stubborn:

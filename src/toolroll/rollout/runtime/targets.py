@@ -29,8 +29,8 @@ def absolute_target(name: str) -> str:
     """Return `name`. If it names a file, make its path absolute, because another process may have a
     different working directory.
     """
-    place, colon, name_in_file = name.rpartition(":")
-    return f"{Path(place).absolute()}{colon}{name_in_file}" if place.endswith(".py") else name
+    source, colon, name_in_file = name.rpartition(":")
+    return f"{Path(source).absolute()}{colon}{name_in_file}" if source.endswith(".py") else name
 
 
 def load_target(target: str) -> tuple[Any, str]:
@@ -40,18 +40,18 @@ def load_target(target: str) -> tuple[Any, str]:
     module, the working directory is appended. Raise `UsageError` if there is no such file, module
     or name, or if executing the file raises an error.
     """
-    place, colon, name = target.rpartition(":")
-    if not colon or not place or not name:
-        file = place or ("FILE.py" if colon else target)
+    source, colon, name = target.rpartition(":")
+    if not colon or not source or not name:
+        file = source or ("FILE.py" if colon else target)
         raise UsageError(f"{target}: name the object in the file: {file}:NAME")
-    if place.endswith(".py"):
-        module, short = _load_file(Path(place)), Path(place).stem
+    if source.endswith(".py"):
+        module, short = _load_file(Path(source)), Path(source).stem
     else:
-        module, short = _load_module(place), place.rpartition(".")[2]
+        module, short = _load_module(source), source.rpartition(".")[2]
     if name not in vars(module):
         names = [public for public in vars(module) if not public.startswith("_")]
         there = f"; it has {', '.join(names[:20])}" if names else "; it is empty"
-        raise UsageError(f"{place} has no {name!r}{did_you_mean(name, names, there)}")
+        raise UsageError(f"{source} has no {name!r}{did_you_mean(name, names, there)}")
     return vars(module)[name], f"{short}:{name}"
 
 
@@ -66,11 +66,11 @@ def error_line(error: BaseException, path: Path | None = None) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     frame_in_file = next((f for f in reversed(frames) if path and Path(f.filename) == path), None)
     frame = frame_in_file or frames[-1]
-    where = f"{frame.filename}, line {frame.lineno}"
+    location = f"{frame.filename}, line {frame.lineno}"
     if path is not None and frame.filename.startswith("<frozen importlib"):
-        where = str(path)  # Python refused the file before it ran a line of it
+        location = str(path)  # Python refused the file before it ran a line of it
     text = " ".join(message_of(error).split())
-    return f"{where}: {type(error).__name__}: {text}"
+    return f"{location}: {type(error).__name__}: {text}"
 
 
 def _load_file(path: Path) -> ModuleType:

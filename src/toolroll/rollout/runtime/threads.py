@@ -124,11 +124,11 @@ class Threads:
         except TimeoutError:
             if not self._too_many():
                 return
-            names = Counter(what for _, what in self._given_up.values()).most_common(3)
+            names = Counter(call for _, call in self._given_up.values()).most_common(3)
             raise UsageError(
                 f"{len(self._given_up)} calls exceeded their time limit or were cancelled, and are "
                 f"still running, each in its own thread: "
-                f"{', '.join(f'{what} ({count})' for what, count in names)}. Add a timeout to the "
+                f"{', '.join(f'{call} ({count})' for call, count in names)}. Add a timeout to the "
                 f"operation that blocks them, or raise the time limit (--step-timeout, "
                 f"--episode-timeout)."
             ) from None
@@ -184,10 +184,10 @@ def end_within(seconds: float, status: int) -> None:
             for thread in threading.enumerate()
             if not thread.daemon and thread is not threading.main_thread()
         ]
-        what = f"the threads {', '.join(running)}" if running else "an exit function"
+        cause = f"the threads {', '.join(running)}" if running else "an exit function"
         with contextlib.suppress(Exception):  # the streams may be closed
             sys.stdout.flush()
-            sys.stderr.write(f"toolroll: the process is ended, although {what} still runs\n")
+            sys.stderr.write(f"toolroll: the process is ended, although {cause} still runs\n")
             sys.stderr.flush()
         os._exit(status)
 

@@ -76,12 +76,12 @@ def to_json(trajectory: Trajectory, *, arrays: bool = False) -> dict[str, Any]:
     """
     of: Callable[[Any], Any] = np.ascontiguousarray if arrays else _plain
     experts, lineage = trajectory.routed_experts, trajectory.lineage
-    left: dict[str, Any] = {} if experts is None else {"routed_experts": experts_to_json(experts)}
+    extra: dict[str, Any] = {} if experts is None else {"routed_experts": experts_to_json(experts)}
     if trajectory.media:
-        left["media"] = [
+        extra["media"] = [
             {name: getattr(image, name) for name in _IMAGE_FIELDS} for image in trajectory.media
         ]
-    return ({**left, "lineage": dict(lineage)} if lineage else left) | {
+    return ({**extra, "lineage": dict(lineage)} if lineage else extra) | {
         "input_ids": of(trajectory.input_ids),
         "loss_mask": of(trajectory.loss_mask),
         "logprobs": of(trajectory.logprobs),

@@ -153,21 +153,21 @@ class TokenTree:
         if rows is None or not len(ids):
             return None
         end = len(ids) - 1 + (self.stop(parent) if parent != NONE else 0)
-        known, first = self.experts_end(parent), end - len(rows)
-        if not 0 <= first <= known:
+        covered, first = self.experts_end(parent), end - len(rows)
+        if not 0 <= first <= covered:
             raise TokenError(
                 f"the completion has the experts of {len(rows)} tokens, expected those of the "
-                f"tokens from {known} to {end}"
+                f"tokens from {covered} to {end}"
             )
-        return rows[known - first :].copy() if first < known else rows
+        return rows[covered - first :].copy() if first < covered else rows
 
     def _add_experts(self, node: int, rows: ExpertArray) -> None:
         """Store `rows` for `node`, which they end with, and for the nodes before it."""
-        left = len(rows)
-        while left:
-            first = left - (self.stop(node) - (self.start(node) or 1))
-            self.routed_experts[node] = rows[first:left]
-            node, left = self.parent(node), first
+        end = len(rows)
+        while end:
+            first = end - (self.stop(node) - (self.start(node) or 1))
+            self.routed_experts[node] = rows[first:end]
+            node, end = self.parent(node), first
 
     def _add(self, parent: int, ids: IdArray, answer: int, logprobs: int) -> int:
         node, first = len(self), self.ids.append(ids)  # before the row: a failure adds no node

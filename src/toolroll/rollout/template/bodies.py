@@ -105,15 +105,15 @@ class BodyMasker:
         """
         for message in messages:
             self._refuse_split(message.get("content"), self._pattern)
-        found = [self._tokens_in(message) for message in messages]
+        token_sets = [self._tokens_in(message) for message in messages]
         marked = (
             index
             for index, message in enumerate(messages)
-            if found[index] or self._has_part_at_edge(texts_of(message))
+            if token_sets[index] or self._has_part_at_edge(texts_of(message))
         )
         in_tools = frozenset() if tools is None else self._tokens_in(tools.tools)
         return Spelled(
-            in_tools.union(*found),
+            in_tools.union(*token_sets),
             frozenset(first + index for index in marked),
             bool(in_tools) or (tools is not None and self._has_part_at_edge(tools.strings)),
         )
@@ -131,8 +131,8 @@ class BodyMasker:
     def _has_part_at_edge(self, texts: Iterable[str]) -> bool:
         firsts, rests = self._parts
         for text in texts:
-            inner = text.strip()
-            if inner.endswith(firsts) or inner.startswith(rests):
+            stripped = text.strip()
+            if stripped.endswith(firsts) or stripped.startswith(rests):
                 return True
         return False
 
@@ -166,11 +166,11 @@ class BodyMasker:
                 parts = _parts_at_edges(item, maskable if pattern is self._own else tokens, text)
                 if not parts:
                     return pattern.sub(marker, item)
-                inner = item.strip()
-                before, _, after = item.partition(inner)
+                stripped = item.strip()
+                before, _, after = item.partition(stripped)
                 # Whole tokens come first in the pattern, so that a part of one never splits it.
-                whole = "|".join([pattern.pattern, *parts])
-                return before + re.sub(whole, marker, inner, flags=re.IGNORECASE) + after
+                combined = "|".join([pattern.pattern, *parts])
+                return before + re.sub(combined, marker, stripped, flags=re.IGNORECASE) + after
             if isinstance(item, Mapping):
                 return {walk(name, pattern): walk(entry, pattern) for name, entry in item.items()}
             if isinstance(item, list):
@@ -274,18 +274,18 @@ def _parts_at_edges(item: str, tokens: frozenset[str], text: str) -> list[str]:
     """Return patterns for the parts of `tokens` with which `item` starts or ends, if the rest of
     the token is next to that part in the render `text`. White space around `item` is ignored.
     """
-    inner = item.strip()
+    stripped = item.strip()
     firsts, rests = _parts(tokens)
-    if not inner.endswith(firsts) and not inner.startswith(rests):
+    if not stripped.endswith(firsts) and not stripped.startswith(rests):
         return []
     patterns = []
     for token in tokens:
         for size in range(1, len(token)):
             first, rest = token[:size], token[size:]
             # A few characters beside the part show that this edge is meant, not another text.
-            if inner.endswith(first) and inner[-size - _NEAR :] + rest in text:
+            if stripped.endswith(first) and stripped[-size - _NEAR :] + rest in text:
                 patterns.append(re.escape(first) + r"\Z")
-            if inner.startswith(rest) and first + inner[: len(rest) + _NEAR] in text:
+            if stripped.startswith(rest) and first + stripped[: len(rest) + _NEAR] in text:
                 patterns.append(r"\A" + re.escape(rest))
     return sorted(patterns, key=len, reverse=True)
 

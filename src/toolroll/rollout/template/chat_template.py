@@ -279,5 +279,5 @@ class ChatTemplate:
         last = int(ids[-1]) if len(ids) else None
         if finish_reason != "stop" or last is None:
             return SampledText(text, None, requested, last)
-        asked = self.encoder.text_of(last) if last in stop_token_ids else None
-        return SampledText(text, self._stop_texts.get(last) or asked, requested, last)
+        stop_text = self.encoder.text_of(last) if last in stop_token_ids else None
+        return SampledText(text, self._stop_texts.get(last) or stop_text, requested, last)

@@ -180,17 +180,17 @@ class Cursor:
         if keep is None:
             return as_ids(encoder.encode(text, bodies))
         reused = position = 0
-        for place in np.flatnonzero(np.isin(keep, list(encoder.control_ids))):
-            run = encoder.decode(keep[reused : place + 1])
+        for index in np.flatnonzero(np.isin(keep, list(encoder.control_ids))):
+            run = encoder.decode(keep[reused : index + 1])
             end = position + len(run)
             if not text.startswith(run, position) or any(
                 begin < end <= stop for begin, stop in bodies
             ):
                 break
-            reused, position = int(place) + 1, end
-        rest = [(begin - position, stop - position) for begin, stop in bodies if begin >= position]
+            reused, position = int(index) + 1, end
+        spans = [(begin - position, stop - position) for begin, stop in bodies if begin >= position]
         previous = int(keep[reused - 1]) if reused else None
-        ids = as_ids(encoder.encode(text[position:], rest, previous=previous))
+        ids = as_ids(encoder.encode(text[position:], spans, previous=previous))
         return np.concatenate([keep[:reused], ids])
 
     def after(
@@ -223,18 +223,18 @@ class Cursor:
         spelled = self._spelled.union(added)
         head = replace(head, texts=head.texts.with_arguments([turn, *new]))
         then = self._continuation(turn, new, head)
-        whole = [*then.before, *new]
+        prepared = [*then.before, *new]
         try:
             delta = self._derive(sampled, then, fork=parts.fork)
             if delta.rewritten is not None and parts.fork:
                 raise HistoryRewrittenError(delta.rewritten)
         except HistoryRewrittenError as error:
-            restart = Cursor(parts, whole, head, spelled)
+            restart = Cursor(parts, prepared, head, spelled)
             restart.text = then.whole
             raise RewrittenError(error.reason, restart) from error
         bodies = parts.body_spans(
             delta.whole,
-            whole,
+            prepared,
             head,
             spelled,
             since=Position(delta.cut, len(self._messages) + 1),
@@ -245,7 +245,7 @@ class Cursor:
         ids = as_ids(parts.encoder.encode(delta.text, bodies, previous=previous))
         after = Cursor(
             parts,
-            whole,
+            prepared,
             head,
             spelled,
             delta=delta,

@@ -325,12 +325,12 @@ class DeltaRenderer:
                 )
             return _Tail(with_new, without_new, close_at, close_at + len(close))
         # No stop token in the render: the turn's stop is the next role's marker (GLM).
-        rest = without_new if with_new.startswith(without_new) else without_new.rstrip("\n")
-        if not with_new.startswith(rest):
+        closing = without_new if with_new.startswith(without_new) else without_new.rstrip("\n")
+        if not with_new.startswith(closing):
             raise HistoryRewrittenError(
                 "the template moves or changes the end of the assistant turn"
             )
-        close_at = len(rest)
+        close_at = len(closing)
         if sampled.stop and not with_new.startswith(sampled.stop, close_at):
             raise HistoryRewrittenError(
                 f"the model stopped with {sampled.stop!r}, but the template does not render this "
@@ -466,13 +466,13 @@ def _resume_after_cut(tail: _Tail, whole: str, prompt: str, sampled: str, turn: 
     happens inside reasoning, because the template closes the reasoning before the content.
     """
     if whole.startswith(prompt + sampled):
-        rest = len(whole) - len(prompt) - len(sampled)
+        remaining = len(whole) - len(prompt) - len(sampled)
         # In a turn with calls, the text before the sentinel belongs to a call. A truncated call is
         # never completed with text that the model did not sample.
-        if len(tail.with_new) - tail.close_at <= rest and (
-            rest <= len(tail.with_new) or not turn.get("tool_calls")
+        if len(tail.with_new) - tail.close_at <= remaining and (
+            remaining <= len(tail.with_new) or not turn.get("tool_calls")
         ):
-            return len(tail.with_new) - rest
+            return len(tail.with_new) - remaining
     # Cohere closes the text with its own marker, before the marker that closes the turn
     calls, end = turn.get("tool_calls"), len(whole) - len(tail.with_new)
     for n in range(tail.close_at, 0, -1):
@@ -484,10 +484,10 @@ def _resume_after_cut(tail: _Tail, whole: str, prompt: str, sampled: str, turn: 
     return tail.close_at if calls else 0
 
 
-def _shown_again(turn: Message, rest: str) -> bool:
-    """Return True if `rest`, which follows a turn with calls, repeats the turn's text."""
+def _shown_again(turn: Message, following: str) -> bool:
+    """Return True if `following`, which follows a turn with calls, repeats the turn's text."""
     content = str(turn.get("content") or "").strip()
-    return bool(content and turn.get("tool_calls") and content in rest)
+    return bool(content and turn.get("tool_calls") and content in following)
 
 
 def _reads_like_history(text: str, last: str, then: str) -> bool:

@@ -26,23 +26,23 @@ def dropped_part(turn: Message, sampled: str, rendered: str) -> str | None:
 
     `turn` is the prepared message of the text `sampled`. Text that was not sampled is ignored.
     """
-    source, rest = _normal(sampled), _normal(rendered)
+    source, unmatched = _normal(sampled), _normal(rendered)
     parts = {"text": turn.get("content"), "reasoning": turn.get("reasoning_content")}
     texts = [(name, str(text)) for name, text in parts.items() if text]
     # The longest first: a short answer may occur in the reasoning before it.
     for name, text in sorted(texts, key=lambda part: -len(squashed(part[1]))):
         for piece in _sampled_pieces(text, source):
-            form = _form_in(rest, piece)
+            form = _form_in(unmatched, piece)
             if form is None:
                 return name
-            rest = rest.replace(form, "\0", 1) if form else rest
+            unmatched = unmatched.replace(form, "\0", 1) if form else unmatched
     names = Counter(call["function"]["name"] for call in turn.get("tool_calls") or ())
     lacks_a_call = any(
-        min(source.count(_normal(name)), count) > rest.count(_normal(name))
+        min(source.count(_normal(name)), count) > unmatched.count(_normal(name))
         for name, count in names.items()
     )
     if lacks_a_call or any(
-        _form_in(source, text) is not None and _form_in(rest, text) is None
+        _form_in(source, text) is not None and _form_in(unmatched, text) is None
         for text in _argument_texts(turn)
     ):
         return "calls"
@@ -72,8 +72,8 @@ def shows_all(turn: Message, sampled: str, rendered: str, control: re.Pattern[st
     if counts - counts_shown or any(0 < counts[name] < counts_shown[name] for name in names):
         return False
     return all(
-        has_in_order(shown, [word for word in source if word in told])
-        for told in ({*texts, *names}, {*arguments})
+        has_in_order(shown, [word for word in source if word in group])
+        for group in ({*texts, *names}, {*arguments})
     )
 
 
@@ -84,9 +84,9 @@ def recorded_words(
     arguments, without control tokens.
     """
     functions = [call["function"] for call in turn.get("tool_calls") or ()]
-    given = [function.get("arguments") or "" for function in functions]
+    items = [function.get("arguments") or "" for function in functions]
     written = [
-        one if isinstance(one, str) else json.dumps(one, ensure_ascii=False) for one in given
+        item if isinstance(item, str) else json.dumps(item, ensure_ascii=False) for item in items
     ]
     texts = [str(turn.get(name) or "") for name in ("reasoning_content", "content")]
     names = [function["name"] for function in functions]

@@ -175,7 +175,7 @@ class Encoder:
         """Return the control tokens of `text` that are outside `bodies`."""
         matches = list(self.pattern.finditer(text))
         for start, stop in bodies:
-            matches = [each for each in matches if each.start() < start or stop < each.end()]
+            matches = [match for match in matches if match.start() < start or stop < match.end()]
         return matches
 
     def _ids_of(self, piece: str, place: _Place) -> Sequence[int]:
@@ -209,9 +209,9 @@ class Encoder:
         if split is None:
             return None
         # The steps would split some pre-tokens again: their context is gone.
-        whole = Tokenizer(self._fast.model)
-        whole.pre_tokenizer = ByteLevel(add_prefix_space=False, use_regex=False)
-        return PreTokenIds(split, partial(self._encode_with, whole))
+        unsplit = Tokenizer(self._fast.model)
+        unsplit.pre_tokenizer = ByteLevel(add_prefix_space=False, use_regex=False)
+        return PreTokenIds(split, partial(self._encode_with, unsplit))
 
     @property
     def method(self) -> str:
@@ -396,14 +396,14 @@ class TextDecoder:
 
     def _decode(self, text: list[str], spans: list[Span], *, last: bool) -> None:
         returned = len(self._encoder.decode(self._ids[: self._known]))
-        whole = self._encoder.decode(self._ids)
-        if not last and (len(whole) <= returned or self._encoder.ends_open(self._ids, whole)):
+        decoded = self._encoder.decode(self._ids)
+        if not last and (len(decoded) <= returned or self._encoder.ends_open(self._ids, decoded)):
             return
         shift = self._size - returned
-        offsets = self._encoder.window_offsets(self._ids, whole)[self._known :]
+        offsets = self._encoder.window_offsets(self._ids, decoded)[self._known :]
         spans += [(start + shift, stop + shift) for start, stop in offsets]
-        text.append(whole[returned:])
-        self._size += len(whole) - returned
+        text.append(decoded[returned:])
+        self._size += len(decoded) - returned
         del self._ids[: self._known]
         self._known = len(self._ids)
 

@@ -33,7 +33,7 @@ def with_single_tokens(
     images = [image for image in sequence.images if image.position < last.start]
     files = _files(sequence.messages[: last.message])
     places = [range(image.position, image.position + image.count) for image in images]
-    flat = [place for span in places for place in span]
+    flat = [position for span in places for position in span]
     if (
         [hashlib.sha256(data).hexdigest() for data in files] != [image.sha256 for image in images]
         or _counts(files, processor, placeholder) != [len(span) for span in places]
@@ -42,8 +42,8 @@ def with_single_tokens(
         return None
     cut = np.array(sorted(set(flat) - {span[0] for span in places}), dtype=np.intp)
 
-    def moved(place: int) -> int:
-        return place - int(np.searchsorted(cut, place))
+    def moved(position: int) -> int:
+        return position - int(np.searchsorted(cut, position))
 
     turns = (
         replace(

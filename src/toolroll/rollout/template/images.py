@@ -68,7 +68,7 @@ class ImageTokens:
         counts = np.ones(len(ids), dtype=np.intp)
         counts[places] = [image.count for image in images]
         starts = (np.cumsum(counts) - counts)[places].tolist()
-        placed = [replace(each, position=at) for each, at in zip(images, starts, strict=True)]
+        placed = [replace(image, position=pos) for image, pos in zip(images, starts, strict=True)]
         return np.repeat(ids, counts), tuple(placed)
 
     def read(self, url: Any) -> Image:

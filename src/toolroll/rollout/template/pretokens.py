@@ -105,16 +105,16 @@ def ascii_split(normalizer: bytes, pre_tokenizer: bytes) -> Split | None:
     original.__setstate__(pre_tokenizer)
     hard = "".join(map("".join, (*product(_ASCII, repeat=2), *product(_KINDS, repeat=3))))
     hard += "".join(kind * count for count in range(_LONGEST_RUN) for kind in _KINDS)
-    wanted = [hard[start:stop] for _, (start, stop) in original.pre_tokenize_str(hard)]
+    expected = [hard[start:stop] for _, (start, stop) in original.pre_tokenize_str(hard)]
     split = partial(_split, patterns)
-    return split if list(filter(None, split(hard))) == wanted else None
+    return split if list(filter(None, split(hard))) == expected else None
 
 
 def _split(patterns: list[re.Pattern[str]], text: str) -> list[str]:
     parts = [text]
     for pattern in patterns:
         # The group around the pattern makes `split` return its matches too.
-        parts = [each for part in parts for each in pattern.split(part)]
+        parts = [piece for part in parts for piece in pattern.split(part)]
     return parts
 
 

@@ -93,18 +93,18 @@ class AnswerRecord:
         own and else as context, with the loss mask and the logprobs that belong to it. Otherwise
         return the kind of the first difference.
         """
-        left = {key: list(logprobs) for key, (_, logprobs) in self._answers.items()}
+        unseen = {key: list(logprobs) for key, (_, logprobs) in self._answers.items()}
         for trajectory in trajectories:
             spans = [(turn.start, turn.stop) for turn in trajectory.turns]
             if not in_order(spans, len(trajectory)):
                 return "turns: order"
             loss_mask = np.zeros(len(trajectory), dtype=bool)
-            others = np.array(trajectory.logprobs)
+            outside = np.array(trajectory.logprobs)
             keys = _keys(trajectory.input_ids, spans)
             for key, turn in zip(keys, trajectory.turns, strict=True):
                 part = slice(turn.start, turn.stop)
                 logprobs = trajectory.logprobs[part]
-                others[part] = np.nan
+                outside[part] = np.nan
                 loss_mask[part] = turn.excluded is None
                 if key not in self._answers:
                     return "turns"
@@ -112,14 +112,14 @@ class AnswerRecord:
                 if digest not in self._answers[key][1]:
                     return "turns: logprobs"
                 if turn.excluded != "context":
-                    if digest not in left[key]:
+                    if digest not in unseen[key]:
                         return "turns: trained twice"
-                    left[key].remove(digest)
+                    unseen[key].remove(digest)
             if not np.array_equal(trajectory.loss_mask, loss_mask):
                 return "turns: loss mask"
-            if not np.isnan(others).all():
+            if not np.isnan(outside).all():
                 return "turns: logprobs"
-        return "turns: missing" if any(left.values()) else None
+        return "turns: missing" if any(unseen.values()) else None
 
 
 def in_order(spans: Sequence[tuple[int, int]], length: int) -> bool:

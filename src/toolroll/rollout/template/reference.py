@@ -87,19 +87,19 @@ class ReferenceRender:
         characters.
         """
         lexed = (jinja2.Environment().lex(source) for source in self._sources)
-        found = {
+        texts = {
             text.strip("'\"") if kind == "string" else text
             for tokens in lexed
             for _, kind, text in tokens
             if kind in ("data", "string")
         }
-        return "\0".join(["", *found, ""])
+        return "\0".join(["", *texts, ""])
 
     @cached_property
     def _sources(self) -> list[str]:
         """The template in all its variants."""
-        own = self._tokenizer.chat_template
-        variants = own.values() if isinstance(own, dict) else ()
+        template = self._tokenizer.chat_template
+        variants = template.values() if isinstance(template, dict) else ()
         return [self._tokenizer.get_chat_template(self._chat_template, tools=[{}]), *variants]
 
     @cached_property
@@ -238,8 +238,8 @@ class ReferenceRender:
             fields: list[Message] = [{}, {"thinking": "qxa"}, {"thinking": ""}]
             renders = [self._text([_USER, {**turn, **field}]) for field in fields]
             shown = [field for field, text in zip(fields, renders, strict=True) if "qxa" in text]
-            taken = [field for field, text in zip(fields, renders, strict=True) if text]
-            self._thinking[calls, content] = [*shown, *taken, {}][0]
+            accepted = [field for field, text in zip(fields, renders, strict=True) if text]
+            self._thinking[calls, content] = [*shown, *accepted, {}][0]
         return self._thinking[calls, content]
 
     def _text(self, messages: list[Message]) -> str:

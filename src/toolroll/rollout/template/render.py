@@ -228,9 +228,9 @@ class Renderer:
 
     def shows(self, messages: list[Message], tools: list[Tool] | None, *texts: str) -> str | None:
         """Return the render of `messages` if it contains all of `texts`, else None."""
-        given = messages if self.function else through(messages, PASSES)
+        wrapped = messages if self.function else through(messages, PASSES)
         try:
-            text = self._render(given, tools, generate=False)
+            text = self._render(wrapped, tools, generate=False)
         except TemplateError:
             return None
         return text if all(part in text for part in texts) else None

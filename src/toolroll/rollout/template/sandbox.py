@@ -119,9 +119,9 @@ def _counting(context: Context, iterable: Iterable[Any]) -> Iterator[Any]:
 
 
 def _count(context: Context, steps: int) -> None:
-    taken = getattr(context, _COUNTED, 0) + steps
-    setattr(context, _COUNTED, taken)
-    if taken > MOST_STEPS:
+    total = getattr(context, _COUNTED, 0) + steps
+    setattr(context, _COUNTED, total)
+    if total > MOST_STEPS:
         raise jinja2.TemplateRuntimeError(
             f"the template takes more than {MOST_STEPS:,} steps for one render, so it may loop "
             "forever"

@@ -109,13 +109,13 @@ def json_texts(*texts: JsonTexts) -> Iterator[None]:
 
 def write_json(tojson: Callable[..., str], value: Any, /, *args: Any, **kwargs: Any) -> str:
     """Return `tojson(value, *args, **kwargs)`. If the text is known, `tojson` is not called."""
-    for known in _IN_USE.get():
-        if id(value) in known.objects:
+    for cache in _IN_USE.get():
+        if id(value) in cache.objects:
             # the repr: 1 and True are equal, but may be written differently
             key = id(value), repr((args, kwargs)) if args or kwargs else ""
-            text = known.texts.get(key)
+            text = cache.texts.get(key)
             if text is None:
-                text = known.texts[key] = tojson(value, *args, **kwargs)
+                text = cache.texts[key] = tojson(value, *args, **kwargs)
             return text
     return tojson(value, *args, **kwargs)
 
@@ -197,21 +197,21 @@ def _containers(value: Any) -> Iterator[Any]:
 
 def text_size(value: Any) -> int:
     """Return the approximate number of characters of text in `value`."""
-    size, left = 0, [value]
-    for item in left:  # which grows
+    size, pending = 0, [value]
+    for item in pending:  # which grows
         if isinstance(item, str):
             size += len(item)
         elif isinstance(item, dict | list | tuple):
-            left += item.values() if isinstance(item, dict) else item
+            pending += item.values() if isinstance(item, dict) else item
     return size
 
 
 def texts_of(item: Any) -> list[str]:
     """Return all strings in nested dicts, lists and tuples, including the keys."""
-    texts, left = [], [item]
-    for part in left:  # which grows
+    texts, pending = [], [item]
+    for part in pending:  # which grows
         if isinstance(part, str):
             texts.append(part)
         elif isinstance(part, dict | list | tuple):
-            left += (*part, *part.values()) if isinstance(part, dict) else part
+            pending += (*part, *part.values()) if isinstance(part, dict) else part
     return texts

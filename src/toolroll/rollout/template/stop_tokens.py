@@ -59,9 +59,9 @@ def find_words(tokenizer: Any, renderer: Renderer) -> frozenset[str]:
     """
     if renderer.function is not None:
         return frozenset()
-    own = tokenizer.chat_template
-    sources = [renderer.source, *(own.values() if isinstance(own, dict) else ())]
-    known = "\n".join([*sources, *_written(renderer)]).casefold()
+    template = tokenizer.chat_template
+    sources = [renderer.source, *(template.values() if isinstance(template, dict) else ())]
+    template_text = "\n".join([*sources, *_written(renderer)]).casefold()
     starts, ends = _edges([literal for source in sources for literal in _literals(source)])
     stops = _configured(tokenizer)
     texts = (
@@ -73,7 +73,7 @@ def find_words(tokenizer: Any, renderer: Renderer) -> frozenset[str]:
         text
         for text in texts
         if re.fullmatch(r"\w+", text)
-        or not (text.casefold() in known or _may_be_joined(text, starts, ends))
+        or not (text.casefold() in template_text or _may_be_joined(text, starts, ends))
     )
 
 

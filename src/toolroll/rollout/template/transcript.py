@@ -306,7 +306,7 @@ class _Recorded:
             return part
         control = self.template.encoder.pattern
         words, recorded = words_of(shown, control), recorded_words(turn, control)
-        if not all(has_in_order(words, one) for one in recorded):
+        if not all(has_in_order(words, group) for group in recorded):
             return "whole text"
         return next(filter(message.get, _OTHER_PARTS), None if any(recorded) else "text")
 
@@ -342,9 +342,9 @@ class _Recorded:
         then = self._text_after(index)
         if then is None:
             return None
-        whole = self.template.renderer.render(self.messages, self.tools, generate=True)
-        pos = len(whole) - len(then)
-        return pos if whole[:pos] == self.text[:pos] else None
+        full_text = self.template.renderer.render(self.messages, self.tools, generate=True)
+        pos = len(full_text) - len(then)
+        return pos if full_text[:pos] == self.text[:pos] else None
 
     def _text_after(self, index: int, stop: int | None = None) -> str | None:
         """Return the text after turn `index` in the render of the messages before `stop` (default:

@@ -205,10 +205,10 @@ class VerifierPool:
                 process.channel.close()
         except Exception as error:  # noqa: BLE001 - threads do its work
             if main_thread().is_alive():  # otherwise the interpreter exits, and killed the process
-                what = "another one, or this process, verifies its sequences"
+                note = "another one, or this process, verifies its sequences"
                 if isinstance(error, TimeoutError):
-                    what = "the check of a sequence did not finish, so its episode is not trained"
-                logger.warning("a process that verifies sequences has ended (%r): %s", error, what)
+                    note = "the check of a sequence did not finish, so its episode is not trained"
+                logger.warning("a process that verifies sequences has ended (%r): %s", error, note)
         finally:
             with self._lock:
                 self._threads -= 1

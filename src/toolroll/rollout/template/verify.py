@@ -135,8 +135,8 @@ class Verifier:
                 self._check_scaffolds(sequence, talk)
             else:
                 self._check_all(sequence, talk)
-        except (_Mismatch, NeutralTextError) as found:
-            return str(found)
+        except (_Mismatch, NeutralTextError) as mismatch:
+            return str(mismatch)
         except RENDER_ERRORS as error:
             return f"render: {error}"
         return None
@@ -194,8 +194,8 @@ class Verifier:
         spelled = [m.group() for m in as_text if render.neutral.startswith(*spelling(m))]
         if spelled:
             # This must be text of the assistant, not the template's own control token.
-            others = self._hooked(talk.prompt(first, assistant=frozenset(spelled)), talk).neutral
-            if any(others.startswith(*spelling(match)) for match in as_text):
+            replaced = self._hooked(talk.prompt(first, assistant=frozenset(spelled)), talk).neutral
+            if any(replaced.startswith(*spelling(match)) for match in as_text):
                 raise _Mismatch("prompt: control tokens")
         if not sequence.forked:
             neutral = blanked(render.text, as_text)
@@ -290,8 +290,8 @@ class Verifier:
         for match in self._exact.finditer(walk.whole.neutral, pos):
             controls.append(match.group())
             if controls[-1] == self._control[stop]:
-                wanted = [self._control[index] for index in self._controls(sampled)]
-                return match.end() if controls == wanted else None
+                expected = [self._control[index] for index in self._controls(sampled)]
+                return match.end() if controls == expected else None
         return None
 
     def _is_encoded(self, sampled: list[int], delta: list[int], render: Shown) -> bool:
@@ -312,7 +312,7 @@ class Verifier:
         token in `render` closes the turn.
         """
         expected = self._encode(render.neutral)
-        closing = [place for place, index in enumerate(expected) if index == sampled[-1]]
+        closing = [position for position, index in enumerate(expected) if index == sampled[-1]]
         count = turn.count(sampled[-1]) or sampled.count(sampled[-1])
         if len(closing) < count:  # history shows another token: gpt-oss, <|end|> for <|return|>
             raise _Mismatch("delta: the turn does not end there")
@@ -326,7 +326,7 @@ class Verifier:
         expected = self._encode(render.neutral)
         controls, added = self._controls(expected), self._controls(delta)
         within = self._controls(turn)
-        closing = [place for place, index in enumerate(controls) if index in self._closes]
+        closing = [position for position, index in enumerate(controls) if index in self._closes]
         count = sum(index in self._closes for index in within)
         begin = closing[count - 1] if 0 < count <= len(closing) else len(within)
         least = len(controls) - begin
@@ -411,19 +411,19 @@ class Verifier:
             return False
         if self._controls(ids) != self._controls(expected):
             return False
-        pieces, wanted = self._pieces(ids), self._pieces(expected)
+        pieces, expected_pieces = self._pieces(ids), self._pieces(expected)
         texts = render.pieces(self._exact)[-len(pieces) :]
-        if text_first and self._decode(pieces[0]) == self._decode(wanted[0]):
-            pieces, wanted, texts = pieces[1:], wanted[1:], texts[1:]
-        return all(map(self._alike, pieces, wanted, texts))
+        if text_first and self._decode(pieces[0]) == self._decode(expected_pieces[0]):
+            pieces, expected_pieces, texts = pieces[1:], expected_pieces[1:], texts[1:]
+        return all(map(self._alike, pieces, expected_pieces, texts))
 
-    def _alike(self, ids: list[int], wanted: list[int], render: Shown) -> bool:
-        """Return True if the `ids` between two control tokens equal the `wanted` ids. If
+    def _alike(self, ids: list[int], expected: list[int], render: Shown) -> bool:
+        """Return True if the `ids` between two control tokens equal the `expected` ids. If
         `render`, the text there, contains control-token text, compare only the text.
         """
         if render.text == render.neutral:
-            return ids == wanted
-        text, decoded = (normalize("NFC", each) for each in (render.text, self._decode(ids)))
+            return ids == expected
+        text, decoded = (normalize("NFC", value) for value in (render.text, self._decode(ids)))
         if not self._eats_space.isdisjoint(ids):  # a word strips the white space next to it
             return "".join(decoded.split()) == "".join(text.split())
         if self._eats_space:
@@ -455,9 +455,9 @@ class Verifier:
 
     def _continuation(self, before: list[int], ids: list[int]) -> str:
         """Return the text of `ids` if they follow the ids `before`."""
-        head = self._decode(before[-1:])
+        last_text = self._decode(before[-1:])
         text = self._decode([*before[-1:], *ids])
-        return text[len(head) :] if text.startswith(head) else self._decode(ids)
+        return text[len(last_text) :] if text.startswith(last_text) else self._decode(ids)
 
     def _controls(self, ids: Sequence[int]) -> list[int]:
         return [index for index in ids if index in self._control]

@@ -162,7 +162,7 @@ class Batch:
         all sequences. Return the sampled tokens, which the caller appends to their sequences.
         """
         self._remove_ended()
-        if prompts := [each for each in self.sequences if each.missing > 1]:
+        if prompts := [sequence for sequence in self.sequences if sequence.missing > 1]:
             return self._prefill(prompts)
         return self._decode() if self.sequences else []
 
@@ -207,9 +207,9 @@ class Batch:
         return self._sample(self.sequences, hidden)
 
     def _sample(self, sequences: list[Sequence], hidden: Tensor) -> NewTokens:
-        samplings = [each.sampling for each in sequences]
+        samplings = [sequence.sampling for sequence in sequences]
         logits = self.model.logits(hidden)
-        ids, logprobs = sample(logits, samplings, [each.length for each in sequences])
+        ids, logprobs = sample(logits, samplings, [sequence.length for sequence in sequences])
         chosen = logprobs[np.arange(len(ids)), ids]
         return [
             (sequence, Token(index, value, top_logprobs(row, sequence.top)))
@@ -224,7 +224,7 @@ class Batch:
         chosen = self._chosen(prompts)
         if not chosen:  # all were computed before
             return []
-        parts = [Part(self._cache(each), each.computed, ids) for each, ids in chosen]
+        parts = [Part(self._cache(prompt), prompt.computed, ids) for prompt, ids in chosen]
         hidden = self.model.prefill(parts)
         ready, rows, end = [], [], 0
         for (sequence, _), part in zip(chosen, parts, strict=True):
@@ -256,14 +256,14 @@ class Batch:
         True. If the sequence shares a much longer prefix with one of `chosen`, return False
         instead: it should wait until this prefix is computed.
         """
-        wanted = sequence.ids[: sequence.reusable]
+        prefix_ids = sequence.ids[: sequence.reusable]
         running = [(each.computed_ids, each.cache) for each in self.sequences if each.cache]
         longest = 0
         source: _Prefix | None = None
         for prefix in (*running, *self._ended):
-            if (common := common_length(prefix[0], wanted)) > longest:
+            if (common := common_length(prefix[0], prefix_ids)) > longest:
                 longest, source = common, prefix
-        shared = max((common_length(each.ids, wanted) for each in chosen), default=0)
+        shared = max((common_length(each.ids, prefix_ids) for each in chosen), default=0)
         if shared > longest + _WORTH_WAITING:
             return False
         if source is not None:

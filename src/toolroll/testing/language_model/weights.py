@@ -222,7 +222,7 @@ def _refuse_unsupported(data: dict[str, Any], path: Path) -> None:
     if architectures not in ([_ARCHITECTURE], ["llama"]):
         raise ModelFolderError(f"{path}: only {_ARCHITECTURE} is supported, not {architectures}")
     scaling = [data.get("rope_scaling") or {}, _rope(data)]
-    kinds = [each.get("rope_type", each.get("type", "default")) for each in scaling]
+    kinds = [rope.get("rope_type", rope.get("type", "default")) for rope in scaling]
     neutral: dict[str, tuple[Any, Any]] = {
         "attention_bias": (data.get("attention_bias") or False, False),
         "mlp_bias": (data.get("mlp_bias") or False, False),

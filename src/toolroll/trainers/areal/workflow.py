@@ -236,10 +236,10 @@ def _record(**values: float) -> None:
 
 def _tensors(rows: Sequence[tuple[TrainingSequence, float]]) -> dict[str, Any]:
     torch = import_module("torch")
-    made = [_row(torch, sequence) for sequence, _ in rows]
+    tensors = [_row(torch, sequence) for sequence, _ in rows]
     padded = {
-        name: torch.nn.utils.rnn.pad_sequence([row[name] for row in made], batch_first=True)
-        for name in made[0]
+        name: torch.nn.utils.rnn.pad_sequence([row[name] for row in tensors], batch_first=True)
+        for name in tensors[0]
     }
     rewards = torch.tensor([value for _, value in rows], dtype=torch.float32)
     return {**padded, "rewards": rewards}

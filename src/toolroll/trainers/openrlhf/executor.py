@@ -252,19 +252,19 @@ def _outcome(returned: Any, log_defaults: Mapping[str, float]) -> dict[str, Any]
 
 
 def _known(
-    what: str, given: Mapping[Any, Any], names: Collection[str], advice: str
+    kind: str, values: Mapping[Any, Any], names: Collection[str], advice: str
 ) -> dict[str, Any]:
-    """Return the items of `given` that are in `names`. Warn of the others: they are left out, as in
-    the published executor.
+    """Return the items of `values` that are in `names`. Warn of the others: they are left out, as
+    in the published executor.
     """
-    unknown = ", ".join(sorted(str(name) for name in given if name not in names))
+    unknown = ", ".join(sorted(str(name) for name in values if name not in names))
     if unknown:
         warnings.warn(
-            f"run_agent returned a dict whose {what} {unknown} are left out: {advice}",
+            f"run_agent returned a dict whose {kind} {unknown} are left out: {advice}",
             RuntimeWarning,
             stacklevel=2,
         )
-    return {name: given[name] for name in names if name in given}
+    return {name: values[name] for name in names if name in values}
 
 
 def _number(name: str, value: Any) -> float | None:

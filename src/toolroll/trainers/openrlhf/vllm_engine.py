@@ -77,12 +77,12 @@ def _logprobs(places: Sequence[Mapping[int, Any]] | None, ids: Sequence[int]) ->
     if places is None or len(places) != len(ids):
         raise CompletionError(f"vLLM gave {len(places or ())} logprobs for {len(ids)} sampled ids")
     values: list[float] = []
-    for position, (index, place) in enumerate(zip(ids, places, strict=True)):
-        if index not in place:
+    for position, (index, logprobs) in enumerate(zip(ids, places, strict=True)):
+        if index not in logprobs:
             raise CompletionError(
                 f"vLLM gave no logprob for the sampled token {index} at position {position}"
             )
-        values.append(float(place[index].logprob))
+        values.append(float(logprobs[index].logprob))
     return values
 
 
@@ -92,7 +92,7 @@ def _top_logprobs(
     if not top:
         return None
     ranked = (
-        sorted(((float(entry.logprob), index) for index, entry in place.items()), reverse=True)
-        for place in places
+        sorted(((float(entry.logprob), index) for index, entry in entries.items()), reverse=True)
+        for entries in places
     )
-    return tuple(tuple(place[:top]) for place in ranked)
+    return tuple(tuple(pairs[:top]) for pairs in ranked)

@@ -202,7 +202,7 @@ class ToolrollGenerator:
         rows = batch.get("env_extras")  # one row for each prompt; a row without columns is None
         extras = (rows[position] if rows else None) or {}
         ids = batch.get("trajectory_ids")
-        wanted = {
+        requested = {
             name: value
             for name, value in params.items()
             if value is not None and name not in _NOT_SAMPLED
@@ -210,7 +210,7 @@ class ToolrollGenerator:
         player = self._players.get(self._client)
         result = await player.play(
             task_index(extras.get("index", _text(batch["prompts"][position]))),
-            renamed(wanted, _SGLANG_NAMES, engine="toolroll"),
+            renamed(requested, _SGLANG_NAMES, engine="toolroll"),
             metadata=extras.get("metadata"),
             number=ids[position].repetition_id if ids else position,
         )
@@ -236,7 +236,7 @@ class ToolrollGenerator:
                 0.0 if reason == "length" else reward
                 for reward, reason in zip(graded, reasons, strict=True)
             ]
-        instances = [each.instance_id for each in ids] if ids else range(len(results))
+        instances = [entry.instance_id for entry in ids] if ids else range(len(results))
         rewards, baseline_episodes = _rewards_and_baseline(graded, instances)
         rows = [
             (episode, sequence, sequence is episodes[episode][1][-1])

@@ -145,14 +145,14 @@ def masks_off_policy(args: Any) -> bool:
     )
 
 
-def seeded(args: Any, params: Mapping[str, Any], place: int) -> Mapping[str, Any]:
-    """Return `params` for the sample at `place` in its group. If SGLang's deterministic inference
-    is on, add a sampling seed: slime's seed plus `place`. Without different seeds, all samples of a
-    group would be equal.
+def seeded(args: Any, params: Mapping[str, Any], position: int) -> Mapping[str, Any]:
+    """Return `params` for the sample at `position` in its group. If SGLang's deterministic
+    inference is on, add a sampling seed: slime's seed plus `position`. Without different seeds, all
+    samples of a group would be equal.
     """
     if not attribute(args, "sglang_enable_deterministic_inference", False):
         return params
-    return {**params, "sampling_seed": int(attribute(args, "rollout_seed", 0)) + place}
+    return {**params, "sampling_seed": int(attribute(args, "rollout_seed", 0)) + position}
 
 
 def lora_params(args: Any, sample: Any) -> dict[str, str]:

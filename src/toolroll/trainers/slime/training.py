@@ -300,8 +300,8 @@ class _Batch:
                     sample, params, stopped=lambda: self._stopped, park=self._parks, mask=mask
                 )
             played.extend(episode)
-            made = episode[0] if len(episode) == 1 else EpisodeSamples(episode)
-            return await with_sample_hooks(self._args, made, evaluation=False)
+            result = episode[0] if len(episode) == 1 else EpisodeSamples(episode)
+            return await with_sample_hooks(self._args, result, evaluation=False)
 
         try:
             return await gather(play(*numbered) for numbered in enumerate(group))

@@ -86,12 +86,12 @@ class ToolrollGroup:
     async def make_envs(self) -> Sequence[ToolrollEnv]:
         """Make the group's environments. A retry calls this again, and gets different seeds."""
         numbers = range(len(self._envs), len(self._envs) + self.group_size)
-        made = [
+        envs = [
             ToolrollEnv(self.player.episode(self.index, metadata=self.metadata, number=number))
             for number in numbers
         ]
-        self._envs += made
-        return made
+        self._envs += envs
+        return envs
 
     async def compute_group_rewards(
         self, trajectory_group: list[Any], env_group: Sequence[Any]

@@ -154,8 +154,8 @@ class Groups:
 
     async def _group(self, group_id: int) -> list[InteractionResult]:
         job = self._job
-        passes, at = divmod(group_id, len(job.prompts))
-        index, metadata = job.prompts[at]
+        passes, position = divmod(group_id, len(job.prompts))
+        index, metadata = job.prompts[position]
 
         async def episode(number: int) -> InteractionResult:
             async with self._limit:
@@ -193,11 +193,11 @@ def _metrics(
     episodes = float(len(results))
     metrics: dict[str, float | tuple[float, float]] = {
         "toolroll/aborted_share": (episodes - len(rewards), episodes),
-        "toolroll/turns": (sum(one.metrics.get("turns", 0.0) for one in results), episodes),
+        "toolroll/turns": (sum(result.metrics.get("turns", 0.0) for result in results), episodes),
         "toolroll/rows_per_episode": (float(len(rows)), episodes),
         "toolroll/handed_over_rows_total": float(len(handed)),
         "toolroll/handed_over_tokens_total": float(
-            sum(one.completion_mask.sum() for one in handed)
+            sum(row.completion_mask.sum() for row in handed)
         ),
         "toolroll/dropped_rows_total": float(len(rows) - len(handed)),
     }

@@ -51,9 +51,9 @@ class EndpointClient:
         for n in (body.get("n"), getattr(sampling, "n", None)):
             if n not in (None, 1):
                 raise _error(f"n={n} is not supported: a turn has one answer, so leave n out", 400)
-        asked = {name: value for name, value in body.items() if name not in _STREAM}
+        fields = {name: value for name, value in body.items() if name not in _STREAM}
         response = await self._inner.get_response(
-            dialect, {**asked, "logprobs": True}, sampling, session_id, turn, headers
+            dialect, {**fields, "logprobs": True}, sampling, session_id, turn, headers
         )
         response.tokens = _tokens(response.raw)
         (choice,) = response.raw["choices"]
@@ -103,20 +103,20 @@ def _tokens(raw: Mapping[str, Any]) -> Any:
     (choice,) = raw["choices"]
     prompt, ids = raw.get("prompt_token_ids"), choice.get("token_ids")
     content = (choice.get("logprobs") or {}).get("content") or []
-    if not prompt or ids is None or [place.get("token_id") for place in content] != ids:
+    if not prompt or ids is None or [entry.get("token_id") for entry in content] != ids:
         raise _error(
             "the answer has no token ids, or its logprobs are for other ids: base_url must be the "
             "address of `toolroll serve`",
             422,
         )
-    if any(place.get("logprob") is None for place in content):
+    if any(entry.get("logprob") is None for entry in content):
         raise _error("a sampled token of the answer has no logprob", 422)
     if choice.get("finish_reason") not in ("stop", "length", "tool_calls"):
         raise _error(f"the engine ended the turn with {choice.get('finish_reason')!r}", 503)
     return _module("types").TurnTokens(
         prompt_ids=prompt,
         completion_ids=ids,
-        completion_logprobs=[place["logprob"] for place in content],
+        completion_logprobs=[entry["logprob"] for entry in content],
     )
 
 

@@ -87,7 +87,7 @@ class ServerEngine(FrameworkEngine):
         return params | {"logprobs": True}
 
 
-def _finish(stop_reason: str | None, ids: Sequence[int], asked: Mapping[str, Any]) -> str:
+def _finish(stop_reason: str | None, ids: Sequence[int], params: Mapping[str, Any]) -> str:
     """Return the finish reason of a turn.
 
     "completed" and None mean only that the turn was not aborted. In this case the length and the
@@ -96,8 +96,8 @@ def _finish(stop_reason: str | None, ids: Sequence[int], asked: Mapping[str, Any
     reason = _FINISH_REASONS.get(stop_reason or "")
     if reason is not None:
         return reason
-    stopped = bool(ids) and ids[-1] in set(asked.get("stop_token_ids") or ())
-    return "length" if len(ids) >= int(asked["max_new_tokens"]) and not stopped else "stop"
+    stopped = bool(ids) and ids[-1] in set(params.get("stop_token_ids") or ())
+    return "length" if len(ids) >= int(params["max_new_tokens"]) and not stopped else "stop"
 
 
 def _versions(extra: Mapping[str, Any], count: int) -> tuple[WeightVersion, ...]:

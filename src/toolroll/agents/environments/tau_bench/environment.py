@@ -198,10 +198,10 @@ class TauBenchFactory(Factory):
         with self._lock:
             if split not in self._benches:
                 domain = load_domain(self._package, self._domain, split)
-                other = next(iter(self._benches.values()), None)
+                loaded = next(iter(self._benches.values()), None)
                 database = (
-                    other.database
-                    if other
+                    loaded.database
+                    if loaded
                     else Database(domain.data, domain.to_hashable, domain.consistent_hash)
                 )
                 self._benches[split] = Bench(replace(domain, data={}), database)

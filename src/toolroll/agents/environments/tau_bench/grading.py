@@ -200,8 +200,8 @@ def _called(name: str, *arguments: ast.expr) -> ast.Call:
 
 
 def _power(base: Any, exponent: Any) -> Any:
-    whole = isinstance(base, int) and isinstance(exponent, int)
-    if whole and abs(base) > 1 and exponent > 0 and exponent * math.log2(abs(base)) > _MAX_BITS:
+    integers = isinstance(base, int) and isinstance(exponent, int)
+    if integers and abs(base) > 1 and exponent > 0 and exponent * math.log2(abs(base)) > _MAX_BITS:
         raise OverflowError(_TOO_LARGE)
     return base**exponent
 
