@@ -93,6 +93,9 @@ def _show(report: AuditReport, tokenizer: Any, console: Console) -> None:
             say(f"{record.without_ids} prompts were sent as text: give the engine's --model")
     else:
         say("Not checked without --requests: what the engine was sent and sampled")
+    if report.without_logprobs and record is None:
+        count = report.without_logprobs
+        say(f"Not checked without logprobs ({count} rows): whether trained tokens were sampled")
     if not report.with_messages and record is None:
         say("Not checked without --model and rows with messages: the text of the prompts and turns")
     if report.untrained_rows:

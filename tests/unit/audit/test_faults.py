@@ -26,7 +26,7 @@ EXPECTED = {
     # kinds with the rows | more with the record | more with the template | undecided
     "tokens that were not sampled are trained": {
         "the mask is shifted right":
-            "NO_LOGPROB | NOT_SAMPLED NOT_WHOLE | AFTER_STOP PROMPT TURN | NOT_WHOLE",
+            "NO_LOGPROB | NOT_SAMPLED NOT_WHOLE | AFTER_STOP NOT_WHOLE TURN | NOT_WHOLE",
         "the mask is shifted left": "NO_LOGPROB | NOT_SAMPLED NOT_WHOLE | PROMPT | NOT_WHOLE STOP",
         "the token after each stop token is trained": "NO_LOGPROB | NOT_SAMPLED | AFTER_STOP | -",
         "the end of each prompt is trained": "NO_LOGPROB | NOT_SAMPLED | PROMPT | -",
@@ -43,7 +43,7 @@ EXPECTED = {
         "the last stop token is not trained": "- | NOT_WHOLE | - | NOT_WHOLE STOP",
     },
     "a part of a turn is not trained": {
-        "the first tokens are not trained": "- | NOT_WHOLE | PROMPT TURN | NOT_WHOLE",
+        "the first tokens are not trained": "- | NOT_WHOLE | NOT_WHOLE TURN | NOT_WHOLE",
         "half of a turn is not trained": "- | NOT_WHOLE | TURN | NOT_WHOLE",
     },
     "a turn has other tokens": {

@@ -22,11 +22,12 @@ GOOD: dict[str, Any] = {"input_ids": [1, 2, 3], "loss_mask": [0, 1, 1]}
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
-        ({"input_ids": None}, "input_ids or tokens must be a list of numbers: one for each token"),
+        ({"input_ids": None}, "there is no input_ids or tokens"),
         ({"input_ids": [1, "x", 3]}, "input_ids must be a list of numbers"),
         ({"input_ids": [[1, 2, 3]]}, "input_ids must be a list of numbers"),
         ({"input_ids": [1.5, 2, 3]}, "input_ids must be a list of numbers"),
-        ({"loss_mask": None}, "loss_mask must be a list of numbers: 3, one for each token"),
+        ({"loss_mask": None}, "there is no loss_mask"),
+        ({"loss_mask": ["0", "1", "1"]}, "loss_mask must be a list of numbers: 3"),
         ({"loss_mask": [1, 1]}, "loss_mask must be a list of numbers: 3, one for each token"),
         ({"labels": [1, 2]}, "labels must be a list of numbers: 3, one for each token"),
         ({"logprobs": [-1.0]}, "logprobs must be a list of numbers: 3, one for each token"),

@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from toolroll.evaluation.audit.faults import plain_faults, served_faults
 from toolroll.evaluation.audit.record import EngineRecord
 from toolroll.evaluation.audit.row import Fault, Row, row_of
@@ -30,8 +32,9 @@ class AuditReport:
 
     `kinds`: the faults, by kind; the kinds that start with "undecided: " are perhaps no faults,
     which only the engine's record can decide. `with_messages`: the rows that were compared with the
-    template. `untrained_rows`: those without a trained token. `delivered_tokens`: the sampled
-    tokens of the record that are trained, or None.
+    template. `untrained_rows`: those without a trained token. `without_logprobs`: those with
+    trained tokens and no logprob. `delivered_tokens`: the sampled tokens of the record that are
+    trained, or None.
     """
 
     record: EngineRecord | None = None
@@ -39,6 +42,7 @@ class AuditReport:
     faulty_rows: int = 0
     with_messages: int = 0
     untrained_rows: int = 0
+    without_logprobs: int = 0
     trained_tokens: int = 0
     delivered_tokens: int | None = None
     kinds: dict[str, Kind] = field(default_factory=dict)
@@ -48,6 +52,7 @@ class AuditReport:
         self.rows += 1
         self.trained_tokens += int(row.trained.sum())
         self.untrained_rows += not row.trained.any()
+        self.without_logprobs += bool(row.trained.any() and np.isnan(row.logprobs).all())
         places: dict[str, list[Fault]] = {}
         for fault in faults:
             places.setdefault(("" if fault.sure else UNDECIDED) + fault.kind, []).append(fault)
@@ -60,7 +65,8 @@ class AuditReport:
     def to_json(self) -> dict[str, Any]:
         """Return the report as JSON data, for `toolroll audit --json`."""
         names = (
-            "rows faulty_rows with_messages untrained_rows trained_tokens delivered_tokens"
+            "rows faulty_rows with_messages untrained_rows without_logprobs trained_tokens "
+            "delivered_tokens"
         ).split()
         kinds = {
             name: {

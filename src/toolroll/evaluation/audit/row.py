@@ -93,9 +93,13 @@ def _numbers(
     """Return the numbers in the first of `names` that `data` has, one for each of `size` tokens.
     None becomes NaN if the numbers need not be `whole`.
     """
-    name = next((name for name in names if data.get(name) is not None), " or ".join(names))
+    name = next((name for name in names if data.get(name) is not None), None)
+    if name is None:
+        raise UsageError(f"{place}: there is no {' or '.join(names)}")
+    values = data[name]
     try:
-        numbers = np.array(data.get(name), np.float64)
+        texts = len(values) > 0 and isinstance(values[0], str)  # which numpy would read
+        numbers = np.array(None if texts else values, np.float64)
     except (TypeError, ValueError):
         numbers = np.array(None, np.float64)
     if numbers.ndim == 1 and size and size > len(numbers) == data.get("response_length"):

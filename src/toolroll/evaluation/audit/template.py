@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from toolroll.evaluation.audit.faults import NOT_WHOLE
 from toolroll.evaluation.audit.row import Fault, Row
 from toolroll.evaluation.export.messages import text_of
 from toolroll.rollout.template import ChatTemplate
@@ -26,6 +27,7 @@ TAIL = "the text after the last turn is not the template's"
 UNMATCHED = "turns and messages cannot be matched"
 PROMPT = "the prompt is not the template's"
 DELTA = "a text between turns is not the template's"
+_NEAR = 64  # tokens before a turn, in which its generation prompt is searched
 _USER: Message = {"role": "user", "content": "x"}
 _LONG_AGO = datetime.fromtimestamp(0)  # the date of a dated prompt is unknown: it is not compared
 
@@ -79,8 +81,7 @@ class TemplateCheck:
         if kind is not None and kind.startswith("render"):
             faults.append(Fault(UNMATCHED, 0, len(row.ids), sure=False))
         elif kind is not None and kind.startswith("prompt"):
-            sure = not row.forked and self._starts_elsewhere(sequence)
-            faults.append(Fault(PROMPT, 0, turns[0].start, sure))
+            faults.append(self._prompt_fault(row, sequence))
         elif kind is not None:
             preserved = self._verifier.check(replace(sequence, preserved=True)) is None
             sure = not row.forked and not preserved and self._has_other_text(kind, sequence)
@@ -117,13 +118,18 @@ class TemplateCheck:
             before = number
         return tuple(turns)
 
-    def _starts_elsewhere(self, sequence: ServedSequence) -> bool:
-        """Return True if the first turn does not follow a generation prompt. Any other difference
-        of the prompt may be intended, such as a hook of the loop.
+    def _prompt_fault(self, row: Row, sequence: ServedSequence) -> Fault:
+        """Return the fault of the tokens before the first turn. It is sure if the turn does not
+        follow a generation prompt: any other difference may be intended, such as a prompt hook.
         """
-        first = sequence.turns[0]
+        ids, first = sequence.input_ids, sequence.turns[0]
         opening = self._generation_prompt(sequence.messages[: first.message], sequence.tools)
-        return not self._decode(sequence.input_ids[: first.start]).endswith(opening)
+        for start in range(first.start, max(0, first.start - _NEAR), -1):
+            if opening and self._decode(ids[:start][-_NEAR:]).endswith(opening):
+                if start == first.start:
+                    return Fault(PROMPT, 0, start, sure=False)
+                return Fault(NOT_WHOLE, start, first.start, sure=not row.forked)
+        return Fault(PROMPT, 0, first.start, sure=bool(opening) and not row.forked)
 
     def _has_other_text(self, kind: str, sequence: ServedSequence) -> bool:
         """Return False if the text between the turns is right, and only its ids are others."""
