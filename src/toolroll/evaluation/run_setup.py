@@ -16,14 +16,19 @@ from toolroll.agents.loop.episode_agent import EpisodeAgent
 from toolroll.evaluation.environment_identity import environment_identity, imported_packages
 from toolroll.evaluation.files_read import FilesRead
 from toolroll.evaluation.run_config import RunConfig
-from toolroll.rollout.errors import ToolrollError, UsageError
+from toolroll.rollout.errors import ToolrollError
 from toolroll.rollout.model.model import Model
 from toolroll.rollout.model.tokenizers import generation_defaults
 from toolroll.rollout.runs.environment_class import EnvironmentClass
-from toolroll.rollout.runs.registry import agent_maker, choose_tasks, load_environment, user_maker
+from toolroll.rollout.runs.registry import (
+    agent_maker,
+    check_env_args,
+    choose_tasks,
+    load_environment,
+    user_maker,
+)
 from toolroll.rollout.runs.run_directory import read_settings
 from toolroll.rollout.runs.runner import Runner, check_ids
-from toolroll.rollout.runtime.targets import error_line
 from toolroll.rollout.runtime.threads import Threads
 from toolroll.rollout.types import Agent, Environment, EnvironmentFactory, EnvironmentOptions, Task
 
@@ -72,7 +77,7 @@ async def _opened(config: RunConfig, stack: AsyncExitStack) -> Plan:
     if config.user_model is not None:
         options = EnvironmentOptions(user=await _users(config, stack))
     if config.env_args:  # wrong ones are refused before a tokenizer is loaded
-        _try_env_args(factory, options)
+        check_env_args(factory, options)
     if config.baseline_url is not None:
         threads = Threads(config.concurrency)
         agent = agent_maker(config.agent)(threads, config.agent_settings)
@@ -82,16 +87,6 @@ async def _opened(config: RunConfig, stack: AsyncExitStack) -> Plan:
     config = config.with_defaults(generation_defaults(config.model))
     served = await stack.enter_async_context(model)
     return Plan(config, factory, tasks, served_agents(config, served), options, {}, served)
-
-
-def _try_env_args(factory: EnvironmentFactory, options: EnvironmentOptions) -> None:
-    """Raise `UsageError` if no environment can be made."""
-    try:
-        factory.make(options)  # `close` releases what `reset` has made: nothing
-    except Exception as error:  # of the environment's own code
-        if isinstance(error, ToolrollError):
-            raise
-        raise UsageError(f"--env-args of {factory.name}: {error_line(error)}") from error
 
 
 def _check_tasks(plan: Plan) -> None:

@@ -22,6 +22,7 @@ from toolroll.rollout.errors import UsageError, error_in
 from toolroll.rollout.model.model import Model
 from toolroll.rollout.runs.registry import (
     agent_maker,
+    check_env_args,
     check_split,
     load_environment,
     user_maker,
@@ -83,6 +84,8 @@ class EpisodeSettings(
         if settings.env:
             factory = load_environment(settings.env, settings.env_args)
             check_split(factory, settings.split or factory.splits[0])
+            if settings.env_args and settings.user is None:
+                check_env_args(factory, EnvironmentOptions())
         agent_maker(settings.agent)
         if settings.user is not None:
             user_maker(settings.user)

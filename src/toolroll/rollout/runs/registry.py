@@ -134,6 +134,16 @@ class _Configured:
         return self._factory.make(replace(options, settings=settings))
 
 
+def check_env_args(factory: EnvironmentFactory, options: EnvironmentOptions) -> None:
+    """Raise `UsageError` if `factory` makes no environment with its arguments and `options`."""
+    try:
+        factory.make(options)  # `close` releases what `reset` has made: nothing
+    except Exception as error:  # of the environment's own code
+        if isinstance(error, ToolrollError):
+            raise
+        raise UsageError(f"--env-args of {factory.name}: {error_line(error)}") from error
+
+
 def check_split(factory: EnvironmentFactory, split: str) -> None:
     """Raise `UsageError` if `factory` has no such split."""
     if split not in factory.splits:

@@ -65,6 +65,9 @@ def read_settings(args: Any) -> SlimeSettings:
     """Return the settings in `args` (a Namespace). Where toolroll's own setting is not set, slime's
     option is used. Raise `UsageError` if a setting is unknown or not valid.
     """
+    for name in vars(args):
+        if name.startswith("toolroll-"):
+            raise UsageError(f"{name} is not a setting; did you mean {name.replace('-', '_')!r}?")
     values = {
         name.removeprefix(PREFIX): value
         for name, value in vars(args).items()
