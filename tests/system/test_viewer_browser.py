@@ -101,7 +101,7 @@ def test_the_table_is_sorted_and_filtered(page: Page) -> None:
     assert len(tasks(page)) == 4
     assert page.locator("#plots figcaption").all_text_contents()[0] == "reward, mean 0.5"
     facts = page.locator("#cards .card span").all_text_contents()
-    assert facts[-1] == "tokens: 50 flat, 38 in the prefix trie, ratio 1.316"
+    assert facts[-1] == "50 tokens, 38 if shared prefixes count once"
 
 
 def test_the_summary_names_the_model_the_sampling_and_the_date(page: Page) -> None:

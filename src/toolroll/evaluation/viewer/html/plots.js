@@ -28,12 +28,10 @@ function drawCards() {
           : null,
         part.trainable === false ? "not trainable" : null,
         part.prefix_trie && part.prefix_trie.ratio
-          ? "tokens: " +
-            number(part.prefix_trie.flat_tokens) +
-            " flat, " +
+          ? number(part.prefix_trie.flat_tokens) +
+            " tokens, " +
             number(part.prefix_trie.trie_tokens) +
-            " in the prefix trie, ratio " +
-            number(part.prefix_trie.ratio)
+            " if shared prefixes count once"
           : null,
       ];
       return make(
