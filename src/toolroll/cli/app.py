@@ -6,6 +6,7 @@ A command imports what it needs when it runs, so that `toolroll --help` is fast.
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from collections.abc import Coroutine, Mapping
 from contextlib import suppress
@@ -452,10 +453,13 @@ def _show(results: Mapping[str, Outcome], *, resumes: bool = True, max_lost: flo
     folders = list(dict.fromkeys(str(run.folder) for run in outcomes if run.folder is not None))
     if folders:
         which = "the last" if len(folders) > 1 else "them"
+        started_as = Path(sys.argv[0])  # such as .venv/bin/toolroll, which no PATH has
+        on_path = started_as.name != "toolroll" or shutil.which("toolroll") is not None
+        program = "toolroll" if on_path else started_as
         print_line(
             console,
             f"In {' and '.join(folders)}: run.json, episodes.jsonl, summary.json; to view {which}: "
-            f"toolroll view {folders[-1]}",
+            f"{program} view {folders[-1]}",
         )
     for outcome in outcomes:
         if outcome.error is not None:

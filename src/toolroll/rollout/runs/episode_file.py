@@ -282,7 +282,8 @@ def read_lines(
             raise UsageError(f"{lines.name}, line {number}: {error}") from error
         except ValueError as error:
             # not JSON, or not an episode (pydantic's ValidationError is a ValueError)
-            why = capped(" ".join(str(error).split()), _WHY)
+            why = complaints(error) if isinstance(error, ValidationError) else str(error)
+            why = capped(" ".join(why.split()), _WHY)
             message = f"{lines.name}, line {number}, is not a valid episode: {why}"
             if on_bad_line is None:
                 raise UsageError(message) from error
