@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import re
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -77,12 +76,3 @@ async def test_rllm_s_gateway_records_the_tokens() -> None:
         assert [one["logprobs"] for one in traces] == [
             pytest.approx(list(one.logprobs)) for one in bench.engine.log
         ]
-
-
-async def test_agent_lightning_s_tracer_finds_the_tokens() -> None:
-    """What `agentlightning.instrumentation.agentops` (0.3.0) reads of the SDK's reply."""
-    async with endpoint(load_embedded_tokenizer(), lambda it: LINES[it.index % 3]) as bench:
-        llm, rollout = SimpleNamespace(endpoint=bench.url), SimpleNamespace(rollout_id="ro-1")
-        replies: Any = await talk(snippet("client_of_rollout")(llm, rollout))
-        recorded = [(list(one.prompt_token_ids), list(one.choices[0].token_ids)) for one in replies]
-        exact(bench, "ro-1", recorded)
