@@ -29,9 +29,10 @@ function drawCards() {
         part.trainable === false ? "not trainable" : null,
         part.prefix_trie && part.prefix_trie.ratio
           ? number(part.prefix_trie.flat_tokens) +
-            " tokens, " +
-            number(part.prefix_trie.trie_tokens) +
-            " if shared prefixes count once"
+            " tokens" +
+            (part.prefix_trie.ratio > 1
+              ? ", " + number(part.prefix_trie.trie_tokens) + " if shared prefixes count once"
+              : "")
           : null,
       ];
       return make(
