@@ -2,8 +2,7 @@
 its specification.
 
 A writer returns the text of the reply after the visible `text`, without the stop token.
-`tests/support/examples.py` names
-the sources.
+`support.examples` names the sources.
 """
 
 from __future__ import annotations

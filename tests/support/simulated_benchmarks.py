@@ -1,13 +1,11 @@
-"""Pairs of simulated benchmarks, to choose and to check the interval of `toolroll compare`.
+"""Pairs of simulated benchmarks, to check the interval of `toolroll compare`.
 
-A task has a pass rate of its own, and the second model changes it by an amount of its own. By hand:
-`PYTHONPATH=tests python -m support.simulated_benchmarks 4000` compares four intervals.
+A task has a pass rate of its own, and the second model changes it by an amount of its own.
 """
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -89,47 +87,9 @@ def percentile(changes: Array, rng: np.random.Generator) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def bootstrap_t(changes: Array, rng: np.random.Generator) -> tuple[float, float]:
-    """The studentized bootstrap over tasks."""
-    drawn = changes[rng.integers(0, len(changes), (_RESAMPLES, len(changes)))]
-    error = changes.std(ddof=1) / np.sqrt(len(changes))
-    errors = np.maximum(drawn.std(axis=1, ddof=1) / np.sqrt(len(changes)), 1e-9)
-    low, high = np.percentile((drawn.mean(axis=1) - changes.mean()) / errors, [2.5, 97.5])
-    return float(changes.mean() - high * error), float(changes.mean() - low * error)
-
-
 def agresti_min(changes: Array, rng: np.random.Generator) -> tuple[float, float]:
     """Agresti and Min's interval for matched pairs, with a task as a pair."""
     count = len(changes) + 2
     mean = changes.sum() / count
     width = 1.96 * np.sqrt(((changes**2).sum() + 1) / count - mean**2) / np.sqrt(count)
     return float(mean - width), float(mean + width)
-
-
-INTERVALS: dict[str, Interval | None] = {
-    "compare": None,
-    "percentile": percentile,
-    "bootstrap-t": bootstrap_t,
-    "Agresti-Min": agresti_min,
-}
-
-
-def main(arguments: Sequence[str]) -> None:
-    """Print a table. The arguments: the number of pairs, and of tasks."""
-    pairs = int(arguments[0]) if arguments else 400
-    tasks = int(arguments[1]) if len(arguments) > 1 else 100
-    names = "".join(f"{name:>14}" for name in INTERVALS)
-    sys.stdout.write(f"covered / not 0 (%){names}  stated power\n")
-    for mean in (0.5, 0.2, 0.97):
-        for samples in (1, 4):
-            for difference in (0.0, 0.03, 0.1) if mean < 0.9 else (0.0, 0.02):
-                population = Population.of(mean, difference)
-                found = [rates(population, tasks, samples, pairs, i) for i in INTERVALS.values()]
-                cells = "".join(f"{100 * r.covered:8.1f} {100 * r.seen:5.1f}" for r in found)
-                label = f"{mean:.2f} x{samples} {difference:+.2f}"
-                sys.stdout.write(f"{label:19}{cells}{100 * found[0].power:14.1f}\n")
-                sys.stdout.flush()
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

@@ -1,6 +1,5 @@
 """The interval of `toolroll compare`: how often it holds the true difference, how often it sees one
-that is not there, and whether its power is the stated one. `support.simulated_benchmarks` by hand
-has more pairs, and other intervals.
+that is not there, and whether its power is the stated one.
 """
 
 from __future__ import annotations
