@@ -13,7 +13,7 @@ import pytest
 from support.adversarial.dialogues import Step, loop
 from support.adversarial.play import WRONG, Player, bad, counts, tokenizer_of, tokenizer_with
 from support.adversarial.skeleton import SLOTS, filled
-from support.adversarial.templates import Template
+from support.adversarial.templates import Template, by_hand, generated
 from support.adversarial.token_judge import Judge, Said
 
 from toolroll.rollout.errors import HistoryRewrittenError
@@ -22,29 +22,14 @@ from toolroll.rollout.template import ChatTemplate
 pytestmark = pytest.mark.tokens
 
 NAMESPACE = "{% set ns = namespace(n=0) %}"
-ASKED = "{% if {X} %}[!]{% endif %}" + SLOTS["tool"]
-ARGUMENTS = "messages[loop.index0 - 1].tool_calls[0].function.arguments"
-
-QUESTIONS = {
-    "name": ASKED.replace("{X}", "m.name == 'python'"),
-    "name_in_list": ASKED.replace("{X}", "m.name in ['python', 'now']"),
-    "argument": ASKED.replace("{X}", ARGUMENTS + ".city == 'Paris'"),
-    "id_length": ASKED.replace("{X}", "m.tool_call_id | length == 7"),
-    "id_slice": "{{ m.tool_call_id[-2:] }} " + SLOTS["tool"],
-    "first_character": ASKED.replace("{X}", "m.content and m.content[0] == '{'"),
-    "lower": ASKED.replace("{X}", "'error' in m.content | lower"),
-    "digits": ASKED.replace("{X}", "m.content.isdigit()"),
-    "truncate": "{{ m.content | truncate(9) }}",
-    "int": "{{ m.content | int }}",
-    "alias": "{% set a = m.name %}" + ASKED.replace("{X}", "a == 'python'"),
-    "macro": "{% macro q(t) %}{% if t == 'ok' %}[!]{% endif %}{% endmacro %}{{ q(m.content) }}"
-    + SLOTS["tool"],
-    "constants": "{% for w in ['python', 'now'] %}{% if w == m.name %}[{{ w }}]{% endif %}{% "
-    "endfor %}" + SLOTS["tool"],
-    "joined": ASKED.replace("{X}", "'a' ~ m.name == 'apython'"),
-    "lookup": "{{ {'python': 'P', 'now': 'N'}.get(m.name, '?') }}" + SLOTS["tool"],
-    "neighbor": ASKED.replace("{X}", "messages[loop.index0 - 2].content | length > 9"),
-}
+TEMPLATES = {template.name: template for template in [*by_hand(), *generated()]}
+ONCE_WRONG = (
+    "numbered_results rounds_by_namespace "
+    "tool_name.equal tool_name.alias tool_name.constants tool_name.concat tool_name.lookup "
+    "call_argument.equal tool_call_id.exact_length tool_call_id.tail tool_call_id.raises_length "
+    "tool_content.first tool_content.lower tool_content.digits tool_content.truncate "
+    "tool_content.int tool_content.macro before_content.length"
+).split()
 
 
 def judged(**slots: str) -> tuple[Judge, ChatTemplate]:
@@ -63,21 +48,9 @@ def failures(template: Template, **shape: Any) -> str:
     return found
 
 
-REFUSE = "{% if m.tool_call_id | length == 7 %}{{ raise_exception('seven') }}{% endif %}"
-ROUND = "{% set ns.n = ns.n + 1 %}[Round {{ ns.n }}] {{ m.content }}"
-NUMBERED = f"{{{{ ns.n }}}}: {SLOTS['tool']}{{% set ns.n = ns.n + 1 %}}"
-SLOTS_OF = {
-    **{name: {"tool": text} for name, text in QUESTIONS.items()},
-    "refused_ids": {"tool": REFUSE + SLOTS["tool"]},
-    "numbered": {"top": NAMESPACE, "tool": NUMBERED},
-    "rounds": {"top": NAMESPACE, "user": ROUND},
-}
-
-
-@pytest.mark.parametrize("name", SLOTS_OF)
+@pytest.mark.parametrize("name", ONCE_WRONG)
 def test_what_a_template_asks_or_counts_is_right_each_time(name: str) -> None:
-    calls = 0 if "user" in SLOTS_OF[name] else 1
-    found = failures(Template(name, filled(**SLOTS_OF[name])), calls=calls)
+    found = failures(TEMPLATES[name], calls=0 if name == "rounds_by_namespace" else 1)
     assert not found, found
 
 

@@ -26,8 +26,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
 
+from support.adversarial.texts import CLOSES, ControlTokens, common, with_arguments
 from support.oracle_scenarios import MARK, Message, Scenario, Tool
-from tokenizers import Tokenizer
 
 Kind = Literal["append", "drift", "rewrite", "raises"]
 
@@ -73,21 +73,11 @@ class Ending:
     stop: str
 
 
-class Oracle:
+class Oracle(ControlTokens):
     """Judges one tokenizer with its chat template."""
 
     def __init__(self, tokenizer: Any) -> None:
-        self.tokenizer = tokenizer
-        source = str(tokenizer.chat_template)
-        self.control: dict[str, int] = {}
-        self._words: dict[str, int] = {}
-        for index, token in tokenizer.added_tokens_decoder.items():
-            is_marker = token.special or token.content in source
-            (self.control if is_marker else self._words)[token.content] = index
-        self.pattern, self._word = (
-            re.compile("|".join(map(re.escape, sorted(texts, key=len, reverse=True))) or r"(?!)")
-            for texts in (self.control, self._words)
-        )
+        super().__init__(tokenizer, str(tokenizer.chat_template))
         self._renders: dict[str, str] = {}
 
     # --- renders and ids --------------------------------------------------------------------------
@@ -110,10 +100,12 @@ class Oracle:
         failure: Exception | None = None
         source = str(self.tokenizer.chat_template)
         reads_thinking = "message.thinking" in source and "reasoning_content" not in source
-        for form, joins, thinks in itertools.product(
-            (_as_dict, _as_text), (False, True), ("all", None, "") if reads_thinking else (None,)
+        for as_text, joins, thinks in itertools.product(
+            (False, True), (False, True), ("all", None, "") if reads_thinking else (None,)
         ):
-            prepared = [_prepared(message, form, joins=joins) for message in messages]
+            prepared = [
+                with_arguments(_joined(m) if joins else m, as_text=as_text) for m in messages
+            ]
             if not self._takes_null:
                 prepared = [
                     {**m, "content": ""} if m.get("tool_calls") and m.get("content") is None else m
@@ -162,34 +154,16 @@ class Oracle:
                 return bool(null) and all(null.count(word) == empty.count(word) for word in words)
         return True
 
-    @cached_property
-    def _plain(self) -> Tokenizer:
-        data = json.loads(self.tokenizer.backend_tokenizer.to_str())
-        data |= {"added_tokens": [], "post_processor": None}
-        return Tokenizer.from_str(json.dumps(data))
-
-    def careless(self, text: str) -> list[int]:
-        """Ids with every control-token text a control token."""
-        return list(self.tokenizer.encode(text, add_special_tokens=False))
-
     def careful(self, masked: str, restore: Callable[[str], str]) -> list[int]:
         """Ids of a render with masked bodies: its control tokens are the template's."""
         ids: list[int] = []
         at = 0
         for found in [*self.pattern.finditer(masked), None]:
             piece = restore(masked[at : found.start() if found else len(masked)])
-            ids += self._with_words(piece)
+            ids += self.plain(piece)
             if found:
                 ids.append(self.control[found.group()])
                 at = found.end()
-        return ids
-
-    def _with_words(self, text: str) -> list[int]:
-        ids: list[int] = []
-        for part in re.split(f"({self._word.pattern})", text):
-            known = self._words.get(part)
-            plain = self._plain.encode(part, add_special_tokens=False).ids if part else []
-            ids += plain if known is None else [known]
         return ids
 
     def mask(self, value: Any) -> Any:
@@ -366,7 +340,7 @@ class Oracle:
 
     def _ending(self, scenario: Scenario, rest: str) -> Ending:
         """Where the model stopped: at the template's close, or at the next role marker (GLM)."""
-        closes = {text for text in _CLOSES if text in self.control}
+        closes = self.control.keys() & {*CLOSES, "<sep>"}
         found = next(
             (match for match in self.pattern.finditer(rest) if match.group() in closes), None
         )
@@ -410,28 +384,15 @@ class Oracle:
                 ids.append(self.control[piece])
                 continue
             for start in range(0, len(piece), 3):
-                ids += self._plain.encode(piece[start : start + 3], add_special_tokens=False).ids
+                ids += self.plain(piece[start : start + 3])
         return ids
-
-
-# The tokens that end a turn in published models, even if a call has other markers after its last
-# argument.
-_CLOSES = (
-    "<|im_end|>", "<|return|>", "<|call|>", "<|end|>", "<turn|>", "<|eot|>", "<|eom|>",
-    "<|eot_id|>", "<|eom_id|>",
-    "<|END_OF_TURN_TOKEN|>", "<｜end▁of▁sentence｜>", "[e~[", "<end_of_turn>", "<|end_of_text|>",
-    "<SPECIAL_12>", "<end_of_sentence>", "<sep>", "<seed:eos>",
-)  # fmt: skip
 
 
 def _turn_start(prompt: str, alone: str) -> int:
     """Where the turn begins in `alone`, its own render: after the prompt, or where they differ."""
     if alone.startswith(prompt):
         return len(prompt)
-    at = next(
-        (i for i, (a, b) in enumerate(zip(prompt, alone, strict=False)) if a != b),
-        min(len(prompt), len(alone)),
-    )
+    at = common(prompt, alone)
     if len(prompt) - at > 60:
         raise Inapplicable("the template rewrites the prompt when the turn itself is rendered")
     return at
@@ -465,26 +426,9 @@ def _shows_parts(messages: Sequence[Message], text: str) -> bool:
     )
 
 
-def _prepared(message: Message, form: Callable[[Any], Any], *, joins: bool) -> Message:
+def _joined(message: Message) -> Message:
+    """The message, with its text parts as one text."""
     content = message.get("content")
-    if joins and isinstance(content, list):
-        message = {**message, "content": "".join(part["text"] for part in content)}
-    if not message.get("tool_calls"):
+    if not isinstance(content, list):
         return message
-    made = [
-        {**c, "function": {**c["function"], "arguments": form(c["function"]["arguments"])}}
-        for c in message["tool_calls"]
-    ]
-    return {**message, "tool_calls": made}
-
-
-def _as_dict(arguments: Any) -> Any:
-    return json.loads(arguments) if isinstance(arguments, str) else arguments
-
-
-def _as_text(arguments: Any) -> str:
-    return (
-        arguments
-        if isinstance(arguments, str)
-        else json.dumps(arguments, ensure_ascii=False, separators=(",", ":"))
-    )
+    return {**message, "content": "".join(part["text"] for part in content)}

@@ -180,12 +180,19 @@ class Writer:
         return TOOLS[:count] or None
 
 
-def mixed(seed: str, control: dict[str, str] | None = None, *, cuts: bool = False) -> Conversation:
+def mixed(
+    seed: str,
+    control: dict[str, str] | None = None,
+    *,
+    cuts: bool = False,
+    writer: Writer | None = None,
+    turns: tuple[int, int] = (4, TURNS),
+) -> Conversation:
     """Turns of all kinds in a row."""
-    writer = Writer(seed, control)
+    writer = writer or Writer(seed, control)
     rng = writer.rng
     first, tools, steps = writer.opening(), writer.offered(), []
-    for _ in range(rng.randint(4, TURNS)):
+    for _ in range(rng.randint(*turns)):
         calls = rng.choice((0, 1, 1, 1, 2, 3)) if tools else 0
         turn = writer.turn(calls, text=rng.random() < 0.5, thought=rng.random() < 0.3)
         new = writer.results(turn) if calls else [writer.user()]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from support.adversarial.dialogues import Conversation, Message, Sampling, Step, Tool, Writer, tool
+from support.adversarial.dialogues import Conversation, Tool, Writer, mixed, tool
 
 WORDS = (
     "<|im_end|>", "<|im_start|>assistant\n", "<think>", "</think>", "<tool_call>", "</tool_call>",
@@ -56,16 +56,4 @@ class Spoiler(Writer):
 
 def spoiled(seed: str, words: Sequence[str]) -> Conversation:
     """Two to six turns of all kinds."""
-    writer = Spoiler(seed, words)
-    rng = writer.rng
-    first, tools, steps = writer.opening(), writer.offered(), []
-    for _ in range(rng.randint(2, 6)):
-        calls = rng.choice((0, 1, 1, 2))
-        turn: Message = writer.turn(calls, text=rng.random() < 0.5, thought=rng.random() < 0.3)
-        new = writer.results(turn) if calls else [writer.user()]
-        sampling: Sampling = rng.choice(("alone", "history", "split", "spaced", "compact"))
-        if not calls and rng.random() < 0.3:
-            sampling = "cut"
-            turn.pop("reasoning_content", None)
-        steps.append(Step(turn, tuple(new), sampling))
-    return Conversation(seed, "spoiled" if words else "plain", first, tools, tuple(steps))
+    return mixed(seed, cuts=True, writer=Spoiler(seed, words), turns=(2, 6))

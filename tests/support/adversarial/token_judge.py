@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import json
 import random
-import re
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -27,8 +26,14 @@ from typing import Any, Literal
 
 from support.adversarial.dialogues import Message, Step, Tool
 from support.adversarial.templates import Template
-from support.adversarial.texts import common, rot13, squash, unwritten, with_arguments
-from tokenizers import Tokenizer
+from support.adversarial.texts import (
+    ControlTokens,
+    common,
+    rot13,
+    squash,
+    unwritten,
+    with_arguments,
+)
 
 Kind = Literal["append", "drift", "rewrite", "raises", "unclear"]
 Piece = tuple[str, bool]
@@ -86,25 +91,13 @@ class Truth:
     why: str = ""
 
 
-class Judge:
+class Judge(ControlTokens):
     """Judges one template with one tokenizer, which has the template's control tokens."""
 
     def __init__(self, tokenizer: Any, template: Template) -> None:
-        self.tokenizer = tokenizer
+        super().__init__(tokenizer, template.source)
         self.template = template
-        added = tokenizer.added_tokens_decoder.values()
-        # An added token that is not special, and not in the template, is a word.
-        words = {token.content for token in added if not token.special}
-        words = {text for text in words if text not in template.source}
-        ids = tokenizer.get_added_vocab()
-        self.words = {text: ids[text] for text in sorted(words, key=len, reverse=True)}
-        self.control: dict[str, int] = {text: ids[text] for text in ids if text not in words}
-        names = sorted(self.control, key=len, reverse=True)
-        self.pattern = re.compile("|".join(map(re.escape, names)))
-        data = json.loads(tokenizer.backend_tokenizer.to_str())
-        data |= {"added_tokens": [], "post_processor": None}
         self._renders: dict[str, Render] = {}
-        self._plain = Tokenizer.from_str(json.dumps(data))
 
     # --- renders ---------------------------------------------------------------------------------
 
@@ -187,24 +180,6 @@ class Judge:
         for text, is_control in pieces:
             found += [self.control[text]] if is_control else self.plain(text)
         return found
-
-    def plain(self, text: str) -> list[int]:
-        """The ids of text that holds no control token, whatever it reads like."""
-        if not any(word in text for word in self.words):
-            return list(self._plain.encode(text, add_special_tokens=False).ids)
-        found: list[int] = []
-        for piece in re.split(f"({'|'.join(map(re.escape, self.words))})", text):
-            known = self.words.get(piece)
-            encoded = self._plain.encode(piece, add_special_tokens=False).ids
-            found += encoded if known is None else [known]
-        return found
-
-    def careless(self, text: str) -> list[int]:
-        """The ids of text in which all that reads like a control token is one."""
-        return list(self.tokenizer.encode(text, add_special_tokens=False))
-
-    def decode(self, ids: Sequence[int]) -> str:
-        return str(self.tokenizer.backend_tokenizer.decode(list(ids), skip_special_tokens=False))
 
     def prompt(self, messages: Sequence[Message], tools: Sequence[Tool] | None) -> list[int]:
         """The ids of a first prompt."""

@@ -20,6 +20,7 @@ from typing import Any
 
 from support.adversarial.dialogues import Message
 from support.adversarial.templates import Template
+from support.adversarial.texts import CLOSES
 from support.adversarial.token_judge import Judge, Refused
 from support.qwen import markers, wheel_folder
 from tokenizers import AddedToken
@@ -31,13 +32,7 @@ _MORE = re.compile(
     r"|\[/?(?:SYSTEM_PROMPT|TOOL_[A-Z]+|AVAILABLE_TOOLS)\]"
 )
 _ROLES = ("user", "assistant", "system", "observation")
-# The end of a turn in published models, which further markers may follow.
-CLOSES = (
-    "<|im_end|>", "<|return|>", "<|call|>", "<turn|>", "<|eot|>", "<|eot_id|>", "<|eom_id|>",
-    "[e~[", "<|END_OF_TURN_TOKEN|>", "<｜end▁of▁sentence｜>", "<end_of_turn>",
-    "<|end_of_text|>", "<|end|>", "</s>", "<SPECIAL_12>", "<end_of_sentence>", "<seed:eos>",
-    "[EOS]", "<|role_end|>", "<eos>", "<_end>", "<|EOT|>",
-)  # fmt: skip
+ENDS = (*CLOSES, "</s>", "[EOS]", "<|role_end|>", "<eos>", "<_end>", "<|EOT|>")
 
 
 def sources() -> dict[str, str]:
@@ -85,7 +80,7 @@ def template_of(name: str, source: str, load: Any) -> tuple[Template, Any]:
         "<｜begin▁of▁sentence｜>" if "<｜begin▁of▁sentence｜>" in control else "<|pad|>"
     )
     tokenizer.eos_token = next(
-        (text for text in CLOSES if text in control and text != "</s>"), "</s>"
+        (text for text in ENDS if text in control and text != "</s>"), "</s>"
     )
     own = tokenizer.eos_token in source and "eos_token" in source  # it writes both: they differ
     if own or (tokenizer.eos_token == "</s>" and "<|endoftext|>" in source):
@@ -125,7 +120,7 @@ def _text_after(judge: Judge, messages: list[Message], *, first: bool = False) -
 
 def _close(judge: Judge, messages: list[Message]) -> str:
     behind = judge.pattern.findall(_text_after(judge, messages))
-    return next((text for text in behind if text in CLOSES), behind[-1] if len(behind) == 1 else "")
+    return next((text for text in behind if text in ENDS), behind[-1] if len(behind) == 1 else "")
 
 
 def _call_close(judge: Judge, one: list[Message]) -> str:
@@ -133,7 +128,7 @@ def _call_close(judge: Judge, one: list[Message]) -> str:
     there are (Gemma 4 stops where the result begins)."""
     text = _text_after(judge, one)
     behind = judge.pattern.findall(text)
-    known = next((text for text in behind if text in CLOSES), "")
+    known = next((text for text in behind if text in ENDS), "")
     if known or not behind or not text.rstrip().endswith(behind[-1]):
         return known
     two = _text_after(judge, [one[0], {**_calling(2), "content": one[1]["content"]}], first=True)
