@@ -67,15 +67,17 @@ async def test_no_episode_is_wrong_and_all_are_trained(name: str, verify: str) -
     assert all(outcome.trained or outcome.ended or excluded(outcome) for outcome in outcomes)
 
 
+@pytest.mark.parametrize("scripted", [False, True])
 @pytest.mark.parametrize(
     "name", ["style_command_numbered", "style_chatglm_rounds", "numbered_results"]
 )
-async def test_templates_that_number_are_trained_to_the_last_turn(name: str) -> None:
-    made = [
-        loop(f"{name}/{SEED}/{n}", calls=calls)
-        for n, calls in enumerate((1, 2, 0) * (3 if FULL else 1))
-    ]
-    outcomes = await play_episodes(ALL[name], made)
+async def test_templates_that_number_are_trained_to_the_last_turn(
+    name: str, scripted: bool
+) -> None:
+    shapes = enumerate((1, 2, 1, 0) * (5 if FULL else 1))
+    seed = f"{name}/{SEED}"
+    made = [loop(f"{seed}/{n}", calls=calls, published=scripted) for n, calls in shapes]
+    outcomes = await play_episodes(ALL[name], made, scripted=scripted)
     assert not failures(outcomes), failures(outcomes)
     assert [outcome.trained for outcome in outcomes] == [len(script.steps) + 1 for script in made]
 

@@ -1,31 +1,20 @@
-"""The chat templates of published wheels: of `trl` (installed), and of wheels in a folder.
+"""The tokenizers of published chat templates, and the tokens that end a turn, by renders.
 
-`TOOLROLL_ADVERSARIAL_WHEELS` names a folder with wheels of axolotl and xinference, which are read
-as data and never imported:
-
-    pip download --no-deps -d FOLDER axolotl==0.19.0 xinference==4.1.0
-
-Imports nothing of toolroll. The tokens that end a turn are derived from renders.
+Imports nothing of toolroll.
 """
 
 from __future__ import annotations
 
-import json
-import os
 import re
-import zipfile
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from support.adversarial.dialogues import Message
 from support.adversarial.templates import Template
 from support.adversarial.texts import CLOSES
 from support.adversarial.token_judge import Judge, Refused
-from support.qwen import markers, wheel_folder
+from support.qwen import markers
 from tokenizers import AddedToken
 
-FOLDER = "TOOLROLL_ADVERSARIAL_WHEELS"
 MARK = "Zw7Qmark"
 _MORE = re.compile(
     r"<_[a-z]+>|\[\|[a-z]+\|\]|<eos>|<bos>|</?s>|\[EOS\]|<reserved_\d+>"
@@ -33,35 +22,6 @@ _MORE = re.compile(
 )
 _ROLES = ("user", "assistant", "system", "observation")
 ENDS = (*CLOSES, "</s>", "[EOS]", "<|role_end|>", "<eos>", "<_end>", "<|EOT|>")
-
-
-def sources() -> dict[str, str]:
-    """Name -> Jinja text; a text that several wheels have is there once."""
-    found: dict[str, str] = {}
-    for name, source in _all():
-        if source not in found.values():
-            found[name] = source
-    return found
-
-
-def _all() -> Iterator[tuple[str, str]]:
-    for path in sorted((wheel_folder("trl") / "chat_templates").glob("*.jinja")):
-        yield f"trl/{path.stem}", path.read_text(encoding="utf-8")
-    folder = os.environ.get(FOLDER)
-    for wheel in sorted(Path(folder).glob("*.whl")) if folder else ():
-        with zipfile.ZipFile(wheel) as archive:
-            for member in sorted(archive.namelist()):
-                if member.endswith(".jinja"):
-                    name = f"{wheel.name.split('-')[0]}/{Path(member).stem}"
-                    yield name, archive.read(member).decode()
-                if "/model/llm/models/" in member and member.endswith(".json"):
-                    yield from _models(json.loads(archive.read(member)))
-
-
-def _models(models: list[dict[str, Any]]) -> Iterator[tuple[str, str]]:
-    for model in models:
-        if model.get("chat_template"):
-            yield f"xinference/{model['model_name']}", model["chat_template"]
 
 
 def template_of(name: str, source: str, load: Any) -> tuple[Template, Any]:
