@@ -17,7 +17,7 @@ from support.adversarial.size import FULL, SEED
 from support.adversarial.spoiled import WORDS, spoiled
 from support.adversarial.templates import Template
 from support.adversarial.token_judge import Judge, Refused
-from support.adversarial.published import template_of
+from support.adversarial.published_templates import template_of
 from support.qwen import tokenizer_for, tool_templates
 
 from toolroll.rollout.model.conversation import Conversation

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from support.adversarial.dialogues import SHAPES, loop
 from support.adversarial.play import WRONG, Player, Row, bad, counts
-from support.adversarial.published import template_of
+from support.adversarial.published_templates import template_of
 from support.adversarial.size import FULL, SEED, sampled
 from support.adversarial.token_judge import Refused
 from support.qwen import trl_templates
