@@ -27,7 +27,7 @@ from functools import cached_property
 from typing import Any, Literal
 
 from support.adversarial.texts import CLOSES, ControlTokens, common, with_arguments
-from support.oracle_scenarios import MARK, Message, Scenario, Tool
+from support.oracle_scenarios import MARK, Message, Messages, Scenario, Tool, Tools
 
 Kind = Literal["append", "drift", "rewrite", "raises"]
 
@@ -83,7 +83,7 @@ class Oracle(ControlTokens):
     # --- renders and ids --------------------------------------------------------------------------
 
     def render(
-        self, messages: Sequence[Message], tools: Sequence[Tool] | None, *, generate: bool
+        self, messages: Messages, tools: Tools, *, generate: bool
     ) -> str:
         """The template's text, remembered. Arguments are given as dicts, or as JSON text if it
         takes no dicts. A thought is also given as `thinking` if the template reads only this field,
@@ -95,7 +95,7 @@ class Oracle(ControlTokens):
         return self._renders[key]
 
     def _rendered(
-        self, messages: Sequence[Message], tools: Sequence[Tool] | None, *, generate: bool
+        self, messages: Messages, tools: Tools, *, generate: bool
     ) -> str:
         failure: Exception | None = None
         source = str(self.tokenizer.chat_template)
@@ -188,13 +188,13 @@ class Oracle(ControlTokens):
 
     # --- prompts ----------------------------------------------------------------------------------
 
-    def prompt(self, messages: Sequence[Message], tools: Sequence[Tool] | None) -> list[int]:
+    def prompt(self, messages: Messages, tools: Tools) -> list[int]:
         """The ids of a first prompt. Raises `Refused` as the template does."""
         text = self.render(messages, tools, generate=True)
         return self._ids(text, len(text), messages, tools)
 
     def _ids(
-        self, text: str, length: int, messages: Sequence[Message], tools: Sequence[Tool] | None
+        self, text: str, length: int, messages: Messages, tools: Tools
     ) -> list[int]:
         """The ids of the last `length` characters of `text`, the prompt of `messages`."""
         masked = self.render(
@@ -415,7 +415,7 @@ def _squash(text: str) -> str:
     return re.sub(r"\s+", "", unicodedata.normalize("NFC", text))
 
 
-def _shows_parts(messages: Sequence[Message], text: str) -> bool:
+def _shows_parts(messages: Messages, text: str) -> bool:
     """Whether the template shows the text of each part, not the list of parts in Python's form."""
     contents = [
         message["content"] for message in messages if isinstance(message.get("content"), list)

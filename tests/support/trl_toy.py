@@ -18,6 +18,11 @@ from toolroll.rollout.types import Completion, GenerateRequest, WeightVersion
 from toolroll.testing import load_embedded_tokenizer
 from toolroll.trainers.trl import reward
 
+ON_A_CPU: dict[str, Any] = {
+    "use_cpu": True, "bf16": False, "report_to": [], "save_strategy": "no", "disable_tqdm": True,
+    "gradient_checkpointing": False, "seed": 7,
+}  # fmt: skip
+"""The configuration of TRL's trainers in tests."""
 ARMS = """
 from toolroll.rollout.types import (
     Action, Environment, Observation, StepResult, Task
@@ -133,18 +138,7 @@ def grpo_trainer(
     from trl.trainer.grpo_trainer import GRPOTrainer
 
     tokenizer = load_embedded_tokenizer() if tokenizer is None else tokenizer
-    settings: dict[str, Any] = {
-        "output_dir": str(folder),
-        "use_cpu": True,
-        "bf16": False,
-        "report_to": [],
-        "save_strategy": "no",
-        "logging_steps": 1,
-        "disable_tqdm": True,
-        "gradient_checkpointing": False,
-        "seed": 7,
-        **config,
-    }
+    settings: dict[str, Any] = {**ON_A_CPU, "output_dir": str(folder), "logging_steps": 1, **config}
     return GRPOTrainer(
         small_model(len(tokenizer)) if model is None else model,
         reward_funcs=reward,

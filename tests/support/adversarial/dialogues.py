@@ -13,6 +13,8 @@ from typing import Any, Literal
 
 Message = dict[str, Any]
 Tool = dict[str, Any]
+Messages = Sequence[Message]
+Tools = Sequence[Tool] | None
 Sampling = Literal["alone", "history", "split", "spaced", "compact", "cut"]
 TURNS = 12
 

@@ -234,7 +234,7 @@ def _verdict(
     truth = judge.truth(last, said, before[len(last) + 1 :], tools)
     if prompt[: len(stream)] == stream:
         delta = prompt[len(stream) :]
-        verdict = verdict_on(truth, ("append", delta), "fork", judge)
+        verdict = verdict_on(truth, ("append", delta), "fork")
         wanted = truth.ids and judge.decode(truth.ids)
         detail = f"expected {wanted!r:.300} got {judge.decode(delta)!r:.300}"
         return verdict, "" if verdict == "exact" else f"{truth.kind} {truth.why} {detail}"

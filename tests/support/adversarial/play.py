@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
-from support.adversarial.dialogues import Conversation, Message, Tool, dialogues
+from support.adversarial.dialogues import Conversation, Messages, Tools, dialogues
 from support.adversarial.templates import Template
 from support.adversarial.token_judge import Inapplicable, Judge, Refused, Said, Truth, Unclear
 from support.oracle_verdict import History, Outcome
@@ -104,7 +104,7 @@ class Player:
                 return
             truth = self.judge.truth(messages, said, step.new, tools)
             outcome = outcome_of(self.subject, [*messages, said.turn], step.new, tools, said)
-            verdict = verdict_on(truth, outcome, self.history, self.judge)
+            verdict = verdict_on(truth, outcome, self.history)
             detail = self._detail(truth, outcome) if verdict in WRONG + UNNEEDED else ""
             self._add(dialogue, turn, verdict, detail)
             served, messages = [*stream, *said.ids], [*messages, said.turn, *step.new]
@@ -119,7 +119,7 @@ class Player:
                 stream = forked
 
     def _prompt(
-        self, dialogue: Conversation, messages: Sequence[Message], tools: Sequence[Tool] | None
+        self, dialogue: Conversation, messages: Messages, tools: Tools
     ) -> list[int] | None:
         try:
             expected = self.judge.prompt(messages, tools)
@@ -139,8 +139,8 @@ class Player:
         dialogue: Conversation,
         turn: int,
         stream: Sequence[int],
-        messages: Sequence[Message],
-        tools: Sequence[Tool] | None,
+        messages: Messages,
+        tools: Tools,
     ) -> list[int] | None:
         keep = np.array(stream, dtype=np.int32)
         what, value = _outcome(lambda: self.subject.start(messages, tools).prompt(keep=keep))
@@ -154,7 +154,7 @@ class Player:
         self._add(dialogue, turn, verdict, detail)
         return value if right else None
 
-    def _unclear(self, messages: Sequence[Message], tools: Sequence[Tool] | None) -> bool:
+    def _unclear(self, messages: Messages, tools: Tools) -> bool:
         try:
             self.judge.render(messages, tools, generate=True)
         except Unclear:
@@ -176,9 +176,9 @@ class Player:
 
 def outcome_of(
     subject: ChatTemplate,
-    messages: Sequence[Message],
-    new: Sequence[Message],
-    tools: Sequence[Tool] | None,
+    messages: Messages,
+    new: Messages,
+    tools: Tools,
     said: Said,
 ) -> Outcome:
     """What `ChatTemplate.delta` makes of a step."""
@@ -190,7 +190,7 @@ def _outcome(make: Any) -> Outcome:
     return called(make, HistoryRewrittenError, TemplateError)
 
 
-def verdict_on(truth: Truth, outcome: Outcome, history: History, judge: Judge) -> str:
+def verdict_on(truth: Truth, outcome: Outcome, history: History) -> str:
     """The verdict on an outcome."""
     what, value = outcome
     kept = truth.kind in ("append", "drift") or (

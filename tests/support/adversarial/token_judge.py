@@ -24,7 +24,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from support.adversarial.dialogues import Message, Step, Tool
+from support.adversarial.dialogues import Message, Messages, Step, Tools
 from support.adversarial.templates import Template
 from support.adversarial.texts import (
     ControlTokens,
@@ -102,7 +102,7 @@ class Judge(ControlTokens):
     # --- renders ---------------------------------------------------------------------------------
 
     def text(
-        self, messages: Sequence[Message], tools: Sequence[Tool] | None, *, generate: bool
+        self, messages: Messages, tools: Tools, *, generate: bool
     ) -> str:
         """The template's text. Arguments are dicts, or JSON text if it takes no dicts."""
         failure: Exception | None = None
@@ -124,7 +124,7 @@ class Judge(ControlTokens):
         raise Refused(str(failure)) from failure
 
     def render(
-        self, messages: Sequence[Message], tools: Sequence[Tool] | None, *, generate: bool
+        self, messages: Messages, tools: Tools, *, generate: bool
     ) -> Render:
         """The text with the places of its own control tokens. Raises `Refused`, `Unclear`."""
         shown = repr((messages, tools, generate))
@@ -136,11 +136,11 @@ class Judge(ControlTokens):
 
     def _render(
         self,
-        messages: Sequence[Message],
-        tools: Sequence[Tool] | None,
+        messages: Messages,
+        tools: Tools,
         *,
         generate: bool,
-        as_they_are: Sequence[Message] = (),
+        as_they_are: Messages = (),
     ) -> Render:
         text = self.text(messages, tools, generate=generate)
         if not self.pattern.search(json.dumps([messages, tools], ensure_ascii=False)):
@@ -181,7 +181,7 @@ class Judge(ControlTokens):
             found += [self.control[text]] if is_control else self.plain(text)
         return found
 
-    def prompt(self, messages: Sequence[Message], tools: Sequence[Tool] | None) -> list[int]:
+    def prompt(self, messages: Messages, tools: Tools) -> list[int]:
         """The ids of a first prompt."""
         return self.ids(self.render(messages, tools, generate=True).pieces())
 
@@ -189,9 +189,9 @@ class Judge(ControlTokens):
 
     def say(
         self,
-        before: Sequence[Message],
+        before: Messages,
         step: Step,
-        tools: Sequence[Tool] | None,
+        tools: Tools,
         rng: random.Random,
     ) -> Said:
         """What the model samples for the turn of `step`. Raises `Inapplicable`."""
@@ -216,7 +216,7 @@ class Judge(ControlTokens):
         return Said(ids, "".join(text for text, _ in pieces), stop, turn)
 
     def _region(
-        self, before: Sequence[Message], step: Step, tools: Sequence[Tool] | None, served: Render
+        self, before: Messages, step: Step, tools: Tools, served: Render
     ) -> tuple[list[Piece], str]:
         """The pieces of the turn behind the generation prompt, stop token included."""
         renders = [self.render([*before, step.turn], tools, generate=False)]
@@ -288,10 +288,10 @@ class Judge(ControlTokens):
 
     def truth(
         self,
-        before: Sequence[Message],
+        before: Messages,
         said: Said,
-        new: Sequence[Message],
-        tools: Sequence[Tool] | None,
+        new: Messages,
+        tools: Tools,
     ) -> Truth:
         """What is right after `said` for `new`."""
         messages = [*before, said.turn]
@@ -322,7 +322,7 @@ class Judge(ControlTokens):
             return self._tail(full, "drift", at)
         return replace(self._tail(full, "rewrite", at), why="the turn reads otherwise")
 
-    def _alone(self, messages: Sequence[Message], tools: Sequence[Tool] | None) -> Render | None:
+    def _alone(self, messages: Messages, tools: Tools) -> Render | None:
         try:
             return self.render(messages, tools, generate=False)
         except (Refused, Unclear):
@@ -330,9 +330,9 @@ class Judge(ControlTokens):
 
     def _in_history(
         self,
-        messages: Sequence[Message],
-        new: Sequence[Message],
-        tools: Sequence[Tool] | None,
+        messages: Messages,
+        new: Messages,
+        tools: Tools,
         full: Render,
     ) -> Render | None:
         """The render of the turn alone, without its reasoning if `full` does not show that."""
@@ -358,9 +358,9 @@ class Judge(ControlTokens):
 
     def _rewritten(
         self,
-        messages: Sequence[Message],
+        messages: Messages,
         said: Said,
-        tools: Sequence[Tool] | None,
+        tools: Tools,
         full: Render,
         why: str,
     ) -> Truth:
@@ -400,8 +400,8 @@ class Judge(ControlTokens):
         self,
         ids: Sequence[int],
         stream: Sequence[int],
-        messages: Sequence[Message],
-        tools: Sequence[Tool] | None,
+        messages: Messages,
+        tools: Tools,
     ) -> bool | None:
         """Whether `ids` are the whole conversation, kept from `stream` up to some control token and
         encoded anew from there. Control-token text of an assistant message may be text or a token,
@@ -442,9 +442,9 @@ class Judge(ControlTokens):
 
     def _marks(
         self,
-        messages: Sequence[Message],
-        tools: Sequence[Tool] | None,
-        as_they_are: Sequence[Message],
+        messages: Messages,
+        tools: Tools,
+        as_they_are: Messages,
     ) -> tuple[str, set[tuple[int, int]]]:
         """The render, and its control tokens, with those in `as_they_are`."""
         render = self._render(messages, tools, generate=True, as_they_are=as_they_are)

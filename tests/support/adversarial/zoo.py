@@ -6,7 +6,7 @@ of a delta are its last ones, after the end of the sampled turn.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache, partial
 from typing import Any
 
@@ -18,8 +18,8 @@ from support.adversarial.dialogues import (
     THOUGHTS,
     TOOLS,
     USERS,
-    Message,
-    Tool,
+    Messages,
+    Tools,
 )
 from support.adversarial.token_judge import Inapplicable, Judge, Said
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, trainers
@@ -212,10 +212,10 @@ class Canon:
 
     def delta(
         self,
-        before: Sequence[Message],
+        before: Messages,
         said: Said,
-        new: Sequence[Message],
-        tools: Sequence[Tool] | None,
+        new: Messages,
+        tools: Tools,
     ) -> list[int]:
         """The ids to append. Raises `Inapplicable` if the turn reads otherwise now."""
         served = self.judge.text(before, tools, generate=True)
