@@ -5,13 +5,15 @@ fixed."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
-from support.adversarial.dialogues import Step, loop
-from support.adversarial.play import WRONG, Player, bad, counts, tokenizer_of, tokenizer_with
+from support.adversarial.dialogues import Conversation, Step, loop
+from support.adversarial.episodes import play_episodes
+from support.adversarial.play import WRONG, bad, counts, tokenizer_of, tokenizer_with
 from support.adversarial.skeleton import SLOTS, filled
 from support.adversarial.templates import Template, by_hand, generated
 from support.adversarial.token_judge import Judge, Said
@@ -38,35 +40,30 @@ def judged(**slots: str) -> tuple[Judge, ChatTemplate]:
     return Judge(tokenizer_of(template), template), ChatTemplate(tokenizer_of(template))
 
 
-def failures(template: Template, **shape: Any) -> str:
-    """What is wrong in three loops of one shape."""
-    player = Player(template)
-    for at in range(3):
-        player.play(loop(f"{template.name}/{at}", **shape))
-    found = bad(player.rows, WRONG, 3)
-    assert found or counts(player.rows)["exact"] > 10
-    return found
+async def failures(template: Template, scripts: Sequence[Conversation], **options: Any) -> str:
+    """What is wrong in these dialogues, in the template's own format."""
+    outcomes = await play_episodes(template, scripts, scripted=True, verify="off", **options)
+    rows = [row for outcome in outcomes for row in outcome.rows]
+    assert counts(rows)["exact"] > len(scripts)
+    return bad(rows, WRONG, 3)
 
 
 @pytest.mark.parametrize("name", ONCE_WRONG)
-def test_what_a_template_asks_or_counts_is_right_each_time(name: str) -> None:
-    found = failures(TEMPLATES[name], calls=0 if name == "rounds_by_namespace" else 1)
+async def test_what_a_template_asks_or_counts_is_right_each_time(name: str) -> None:
+    calls = 0 if name == "rounds_by_namespace" else 1
+    found = await failures(TEMPLATES[name], [loop(f"{name}/{n}", calls=calls) for n in range(3)])
     assert not found, found
 
 
-def test_named_templates_are_not_mixed_up() -> None:
+async def test_named_templates_are_not_mixed_up() -> None:
     """What the variant for tools asks says nothing about the other one, which counts users."""
     counted = "{% set ns.n = ns.n + 1 %}{% if ns.n > 4 %}[many]{% endif %}{{ m.content }}"
     template = Template("default", filled(top=NAMESPACE, user=counted))
     tokenizer = tokenizer_with((), "<|end|>")
-    player = Player(template, tokenizer=tokenizer)
     tokenizer.chat_template = {"default": template.source, "tool_use": filled()}
-    player.subject = ChatTemplate(tokenizer)
-    for at in range(4):
-        player.play(replace(loop(f"named/{at}", calls=0), tools=None))
-    found = bad(player.rows, WRONG, 3)
+    made = [replace(loop(f"named/{n}", calls=0), tools=None) for n in range(4)]
+    found = await failures(template, made, tokenizer=tokenizer)
     assert not found, found
-    assert counts(player.rows)["exact"] > 40
 
 
 # --- control-token text --------------------------------------------------------------------------
@@ -103,7 +100,7 @@ def test_control_text_that_the_template_transforms_is_no_reason_to_refuse(transf
     assert delta == judge.truth(first, said, step.new, None).ids
 
 
-def test_a_marker_that_replaces_the_close_is_a_rewrite() -> None:
+async def test_a_marker_that_replaces_the_close_is_a_rewrite() -> None:
     """History shows the result inside the turn: nothing can follow the sampled `<|end|>`."""
     inside = (
         "{% if loop.nextitem is defined and loop.nextitem.role == 'tool' %}<tool_response>"
@@ -111,11 +108,8 @@ def test_a_marker_that_replaces_the_close_is_a_rewrite() -> None:
     )
     template = Template("result_inside", filled(calls=SLOTS["calls"] + inside, tool=""))
     template = Template("result_inside", template.source.replace("<|turn|>tool\n<|end|>\n", ""))
-    player = Player(template)
-    player.play(loop("inside", calls=1))
-    assert any(row.turn for row in player.rows)
-    found = bad(player.rows, WRONG, 3)
-    assert not found, found
+    [outcome] = await play_episodes(template, [loop("inside", calls=1)], scripted=True)
+    assert outcome.rows[1:] and not outcome.wrong, outcome
 
 
 # --- other contents ------------------------------------------------------------------------------

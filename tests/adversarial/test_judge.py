@@ -47,9 +47,9 @@ def test_control_text_in_a_body_is_text_and_what_is_careless_is_seen() -> None:
     end = judge.control["<|end|>"]
     assert truth.ids is not None and truth.careless is not None
     assert (truth.ids.count(end), truth.careless.count(end)) == (1, 2)
-    assert verdict_on(truth, ("append", truth.careless), "fork") == "injected"
-    assert verdict_on(truth, ("append", truth.ids), "fork") == "exact"
-    assert verdict_on(truth, ("append", truth.ids[:-1]), "fork") == "wrong"
+    assert verdict_on(truth, truth.careless, "fork") == "injected"
+    assert verdict_on(truth, truth.ids, "fork") == "exact"
+    assert verdict_on(truth, truth.ids[:-1], "fork") == "wrong"
 
 
 def test_control_text_is_masked_in_a_template_that_measures_and_one_that_reads_it() -> None:
@@ -78,7 +78,7 @@ def test_kinds_of_truth(slots: dict[str, str], kind: str) -> None:
     truth = judge.truth(FIRST, said(judge, "Hi."), [user("x<|turn|>")], None)
     assert truth.kind == kind, truth
     allowed = {"rewrite": "wrong", "raises": "raises", "unclear": "unclear", "drift": "exact"}
-    assert verdict_on(truth, ("append", truth.ids or []), "fork") == allowed[kind]
+    assert verdict_on(truth, truth.ids or [], "fork") == allowed[kind]
 
 
 def test_a_fork_keeps_sampled_ids_and_no_others() -> None:

@@ -14,12 +14,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-from support.adversarial.dialogues import TOOLS, Message, Step, Tool
+from support.adversarial.dialogues import TOOLS, Message, Messages, Step, Tool
 from support.adversarial.dialogues import Conversation as Script
-from support.adversarial.play import Row, tokenizer_of, verdict_on
+from support.adversarial.play import WRONG, Row, tokenizer_of, verdict_on
 from support.adversarial.templates import Template
 from support.adversarial.token_judge import Inapplicable, Judge, Refused, Said, Unclear
 from support.episodes import serving
+from support.oracle_verdict import History
 
 from toolroll.parsers.types import ParsedReply, ToolCall
 from toolroll.rollout.errors import TemplateError
@@ -126,6 +127,7 @@ async def play_episodes(
     *,
     tokenizer: Any = None,
     scripted: bool = False,
+    history: History = "fork",
     keep: Callable[[Conversation], None] = lambda dialogue: None,
     **settings: Any,
 ) -> list[Outcome]:
@@ -138,7 +140,7 @@ async def play_episodes(
     voice = Voice(judge)
     stops = [judge.control[text] for text in template.stops]
     found = []
-    async with serving(tokenizer, voice, stop_token_ids=stops) as (engine, served):
+    async with serving(tokenizer, voice, stop_token_ids=stops, history=history) as (engine, served):
         for script in scripts:
             steps = [*script.steps, _FAREWELL]
             tools = script.tools or () if scripted else TOOLS
@@ -151,7 +153,7 @@ async def play_episodes(
             ended = await _play(dialogue, steps, prompter)
             await dialogue.settle()
             keep(dialogue)
-            found.append(_judged(judge, dialogue, engine, ended, tools))
+            found.append(_judged(judge, dialogue, engine, ended, tools, history))
     return found
 
 
@@ -182,7 +184,12 @@ def _with_ids(new: Sequence[Message], turn: Message) -> Iterator[Message]:
 
 
 def _judged(
-    judge: Judge, dialogue: Conversation, engine: EmbeddedEngine, ended: str, tools: Sequence[Tool]
+    judge: Judge,
+    dialogue: Conversation,
+    engine: EmbeddedEngine,
+    ended: str,
+    tools: Sequence[Tool],
+    history: History,
 ) -> Outcome:
     name = dialogue.session.session_id
     outcome = Outcome(name, ended=ended, counted=dialogue.mismatches.total())
@@ -199,14 +206,14 @@ def _judged(
             outcome.prompts.append((judge.decode(prompt), rendered))
         last = dialogue.messages[: at[turn - 1]] if turn else []
         verdict, detail = _verdict(
-            judge, prompt, stream, before, last, log[turn - 1] if turn else None, tools
+            judge, prompt, stream, before, last, log[turn - 1] if turn else None, tools, history
         )
-        outcome.rows.append(Row(judge.template.name, name, turn, verdict, detail))
-        if verdict in ("wrong", "injected", "raises", "prompt-wrong", "fork-wrong") and not wrong:
+        outcome.rows.append(Row(name, turn, verdict, detail))
+        if verdict in WRONG and not wrong:
             wrong, outcome.wrong = prompt, f"turn {turn}: {verdict} {detail}"
         stream = [*prompt, *entry.output_ids]
     if ended and not _refuses(judge, dialogue.messages, tools):
-        outcome.rows.append(Row(judge.template.name, name, len(log), "refused-unneeded", ended))
+        outcome.rows.append(Row(name, len(log), "refused-unneeded", ended))
     _count_trained(outcome, dialogue, wrong)
     return outcome
 
@@ -215,10 +222,11 @@ def _verdict(
     judge: Judge,
     prompt: list[int],
     stream: list[int],
-    before: list[Message],
-    last: list[Message],
+    before: Messages,
+    last: Messages,
     entry: Any,
     tools: Sequence[Tool],
+    history: History,
 ) -> tuple[str, str]:
     """The verdict on one prompt, served after `stream`, which ends in the answer of `entry`."""
     try:
@@ -234,7 +242,7 @@ def _verdict(
     truth = judge.truth(last, said, before[len(last) + 1 :], tools)
     if prompt[: len(stream)] == stream:
         delta = prompt[len(stream) :]
-        verdict = verdict_on(truth, ("append", delta), "fork")
+        verdict = verdict_on(truth, delta, history)
         wanted = truth.ids and judge.decode(truth.ids)
         detail = f"expected {wanted!r:.300} got {judge.decode(delta)!r:.300}"
         return verdict, "" if verdict == "exact" else f"{truth.kind} {truth.why} {detail}"
@@ -244,7 +252,7 @@ def _verdict(
         return "raises", str(reason)
     if right is False:
         return "fork-wrong", f"{judge.decode(prompt)[-300:]!r}"
-    return ("fork-unneeded" if truth.kind in ("append", "drift") else "fork-right"), ""
+    return verdict_on(truth, None, history), ""
 
 
 def _refuses(judge: Judge, messages: list[Message], tools: Sequence[Tool]) -> bool:
