@@ -1,55 +1,30 @@
-"""The tokenizers of published chat templates, and the tokens that end a turn, by renders.
+"""Published chat templates with the tokens that end a turn, which renders show.
 
 Imports nothing of toolroll.
 """
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 from support.adversarial.dialogues import Message
 from support.adversarial.templates import Template
 from support.adversarial.texts import CLOSES
 from support.adversarial.token_judge import Judge, Refused
-from support.qwen import markers
-from tokenizers import AddedToken
+from support.qwen import tokenizer_for
 
 MARK = "Zw7Qmark"
-_MORE = re.compile(
-    r"<_[a-z]+>|\[\|[a-z]+\|\]|<eos>|<bos>|</?s>|\[EOS\]|<reserved_\d+>"
-    r"|\[/?(?:SYSTEM_PROMPT|TOOL_[A-Z]+|AVAILABLE_TOOLS)\]"
-)
-_ROLES = ("user", "assistant", "system", "observation")
 ENDS = (*CLOSES, "</s>", "[EOS]", "<|role_end|>", "<eos>", "<_end>", "<|EOT|>")
 
 
-def template_of(name: str, source: str, load: Any) -> tuple[Template, Any]:
-    """The template with its stop tokens, and its tokenizer: `load()` with the markers of the
-    source.
-
-    Raises `Refused` with the reason if it cannot be told what ends a turn.
-    """
-    control = sorted({*markers(source), *_MORE.findall(source), "</s>"})
-    if "<|{{" in source or "'<|' +" in source:  # the markers contain the roles
-        control = sorted({*control, *(f"<|{role}|>" for role in _ROLES)})
-    tokenizer = load()
-    tokenizer.add_tokens([AddedToken(text, special=True, normalized=False) for text in control])
-    bos = next((text for text in ("<|begin_of_text|>", "<bos>", "<s>") if text in control), None)
-    tokenizer.bos_token = bos or (
-        "<｜begin▁of▁sentence｜>" if "<｜begin▁of▁sentence｜>" in control else "<|pad|>"
-    )
-    tokenizer.eos_token = next(
-        (text for text in ENDS if text in control and text != "</s>"), "</s>"
-    )
-    own = tokenizer.eos_token in source and "eos_token" in source  # it writes both: they differ
-    if own or (tokenizer.eos_token == "</s>" and "<|endoftext|>" in source):
-        tokenizer.eos_token = "<|endoftext|>"
+def template_of(name: str, source: str) -> tuple[Template, Any]:
+    """The template with its stop tokens, and its tokenizer. Raises `Refused` with the reason if it
+    cannot be told what ends a turn."""
+    tokenizer = tokenizer_for(source)
     judge = Judge(tokenizer, Template(name, source))
     stops = _stops(judge)
-    tokenizer.chat_template = source
     closes = ("<|end|>",) if "<|return|>" in stops else ()
-    return Template(name, source, stops, tuple(control), closes), tokenizer
+    return Template(name, source, stops, tuple(judge.control), closes), tokenizer
 
 
 def _stops(judge: Judge) -> tuple[str, ...]:
