@@ -66,7 +66,13 @@ async def open_and_suffer(
     url: str, count: int, mark: Path, what: str, share: int, stack: AsyncExitStack
 ) -> tuple[Runner, Sequence[Task]]:
     """The first step of all does what `what` names. It writes a process id to `mark`."""
-    return await _open(_TroubledFactory(count, mark, what), url, share, stack)
+
+    def suffer(task: Task, action: Action) -> None:
+        with contextlib.suppress(FileExistsError):
+            mark.touch(exist_ok=False)
+            globals()[what](mark)
+
+    return await _open(PondFactory(count, suffer), url, share, stack)
 
 
 def stop(mark: Path) -> None:
@@ -108,25 +114,6 @@ class _OddFactory(PondFactory):
             )
 
         pond.step = odd  # type: ignore[method-assign]
-        return pond
-
-
-class _TroubledFactory(PondFactory):
-    def __init__(self, count: int, mark: Path, what: str) -> None:
-        super().__init__(count)
-        self._mark, self._what = mark, what
-
-    def make(self, options: Any) -> Any:
-        pond = super().make(options)
-        step = pond.step
-
-        def troubled(action: Action) -> StepResult:
-            with contextlib.suppress(FileExistsError):
-                self._mark.touch(exist_ok=False)
-                globals()[self._what](self._mark)
-            return step(action)
-
-        pond.step = troubled  # type: ignore[method-assign]
         return pond
 
 
