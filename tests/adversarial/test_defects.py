@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from support.adversarial.dialogues import Conversation, Step, loop
 from support.adversarial.episodes import play_episodes
-from support.adversarial.play import WRONG, bad, counts, tokenizer_of, tokenizer_with
+from support.adversarial.episodes import WRONG, bad, counts, tokenizer_of, tokenizer_with
 from support.adversarial.skeleton import SLOTS, filled
 from support.adversarial.templates import Template, by_hand, generated
 from support.adversarial.token_judge import Judge, Said

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 import pytest
 from support.adversarial.episodes import Outcome, play_episodes
 from support.adversarial.size import FULL, SEED
-from support.adversarial.spoiled import WORDS, spoiled
+from support.adversarial.dialogues import WORDS, spoiled
 from support.adversarial.templates import Template
 from support.adversarial.token_judge import Judge, Refused
 from support.adversarial.published_templates import template_of

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from support.adversarial.dialogues import Step
-from support.adversarial.play import tokenizer_of, verdict_on
+from support.adversarial.episodes import tokenizer_of, verdict_on
 from support.adversarial.skeleton import filled
 from support.adversarial.templates import Template
 from support.adversarial.token_judge import Judge, Said, Unclear

@@ -8,27 +8,42 @@ from __future__ import annotations
 
 import json
 import random
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 from support.adversarial.dialogues import TOOLS, Message, Messages, Step, Tool
 from support.adversarial.dialogues import Conversation as Script
-from support.adversarial.play import WRONG, Row, tokenizer_of, verdict_on
 from support.adversarial.templates import Template
-from support.adversarial.token_judge import Inapplicable, Judge, Refused, Said, Unclear
+from support.adversarial.token_judge import Inapplicable, Judge, Refused, Said, Truth, Unclear
 from support.episodes import serving
 from support.oracle_verdict import History
+from tokenizers import AddedToken
 
 from toolroll.parsers.types import ParsedReply, ToolCall
 from toolroll.rollout.errors import TemplateError
 from toolroll.rollout.model.conversation import Conversation
-from toolroll.testing import EmbeddedEngine, PolicyRequest, Reply
+from toolroll.testing import EmbeddedEngine, PolicyRequest, Reply, load_embedded_tokenizer
 
 _FAREWELL = Step({"role": "assistant", "content": "That is all."}, ())
 PARAMS = {"max_new_tokens": 2048, "temperature": 1.0}
+WRONG = ("wrong", "injected", "raises", "fork-wrong", "prompt-wrong")
+"""What never may be. `raises`: appended although the template refuses the conversation."""
+UNNEEDED = ("fork-unneeded", "refused-unneeded")
+
+
+@dataclass(frozen=True)
+class Row:
+    """The verdict on one delta, fork or prompt."""
+
+    dialogue: str
+    turn: int
+    verdict: str
+    detail: str = ""
 
 
 @dataclass
@@ -46,6 +61,31 @@ class Outcome:
     ended: str = ""
     prompts: list[tuple[str, str]] = field(default_factory=list)
     counted: int = 0
+
+
+@lru_cache(maxsize=4)
+def tokenizer_with(control: tuple[str, ...], eos: str) -> Any:
+    """The embedded tokenizer with further control tokens, and with `eos` to end turns."""
+    tokenizer = load_embedded_tokenizer()
+    tokenizer.add_tokens([AddedToken(text, special=True, normalized=False) for text in control])
+    tokenizer.eos_token = eos
+    return tokenizer
+
+
+def tokenizer_of(template: Template) -> Any:
+    """The tokenizer that a template is judged with."""
+    tokenizer = tokenizer_with(template.control, template.stops[0])
+    tokenizer.chat_template = template.source
+    return tokenizer
+
+
+def control_words(judge: Judge) -> dict[str, str]:
+    """The control-token texts that bodies are spoiled with."""
+    known = [text for text in judge.control if text != "<|pad|>"]
+    named = {"end": judge.template.stops[0], "turn": next(iter(judge.template.control), "<|turn|>")}
+    for key, text in (("think", "<think>"), ("unthink", "</think>"), ("call", "<tool_call>")):
+        named[key] = text if text in known else known[0]
+    return {**named, "uncall": "</tool_call>" if "</tool_call>" in known else known[0]}
 
 
 class Voice:
@@ -273,3 +313,31 @@ def _count_trained(outcome: Outcome, dialogue: Conversation, wrong: list[int]) -
             outcome.trained += trained
             outcome.trained_wrong += trained and spoiled
             outcome.left_out += turn.excluded not in (None, "context") and not wrong
+
+
+def verdict_on(truth: Truth, appended: Sequence[int] | None, history: History) -> str:
+    """The verdict on the ids that were appended, or on a fork (None)."""
+    kept = truth.kind in ("append", "drift") or (
+        truth.kind == "rewrite" and history == "preserve" and truth.ids is not None
+    )
+    if appended is None:
+        return "fork-unneeded" if kept else "fork-right"
+    if truth.kind in ("raises", "unclear"):
+        return truth.kind
+    if kept and appended == truth.ids:
+        return "preserved" if truth.kind == "rewrite" else "exact"
+    if truth.kind == "rewrite" and history == "preserve" and truth.ids is None:
+        return "preserved-unclear"
+    return "injected" if appended == truth.careless != truth.ids else "wrong"
+
+
+def counts(rows: Sequence[Row]) -> Counter[str]:
+    """How often each verdict was given."""
+    return Counter(row.verdict for row in rows)
+
+
+def bad(rows: Sequence[Row], verdicts: Sequence[str] = WRONG, limit: int = 30) -> str:
+    """The rows with one of `verdicts`, one a line."""
+    found = [row for row in rows if row.verdict in verdicts]
+    lines = [f"{r.verdict} {r.dialogue} turn {r.turn}: {r.detail}" for r in found]
+    return "\n".join(lines[:limit])
