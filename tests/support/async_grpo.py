@@ -73,7 +73,6 @@ def tree_attention(
 
 @contextmanager
 def on_a_cpu() -> Iterator[None]:
-    """Put the stand-ins in place."""
     with pytest.MonkeyPatch.context() as patch:
         trainer = f"{PACKAGE}.async_grpo_trainer.get_peak_flops_per_device"
         patch.setattr(trainer, get_peak_flops_per_device)

@@ -21,8 +21,6 @@ CLOSE = 1e-4
 
 @dataclass(frozen=True, slots=True)
 class EngineAnswer:
-    """One answer of `/generate`."""
-
     session: str
     input_ids: list[int]
     output_ids: list[int]

@@ -30,7 +30,6 @@ class Answer:
 
     @property
     def logprobs(self) -> list[float]:
-        """Of the sampled tokens."""
         return [item[0] for item in self.meta["output_token_logprobs"]]
 
     @property
@@ -42,8 +41,6 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Wire:
-    """One engine or router."""
-
     http: aiohttp.ClientSession
     url: str
 

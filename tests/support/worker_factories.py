@@ -41,12 +41,10 @@ async def open_with_odd_info(
 
 
 async def open_and_refuse(share: int, stack: AsyncExitStack) -> tuple[Runner, Sequence[Task]]:
-    """The settings are wrong."""
     raise UsageError("there is no such model")
 
 
 async def open_and_fail(share: int, stack: AsyncExitStack) -> tuple[Runner, Sequence[Task]]:
-    """There is a mistake in it."""
     raise KeyError("model")
 
 
@@ -76,7 +74,6 @@ async def open_and_suffer(
 
 
 def stop(mark: Path) -> None:
-    """Stop the process, as a debugger does."""
     mark.write_text(str(os.getpid()))
     os.kill(os.getpid(), signal.SIGSTOP)
 
@@ -127,5 +124,4 @@ async def _open(
 
 
 async def open_and_cancel(share: int, stack: AsyncExitStack) -> tuple[Runner, Sequence[Task]]:
-    """It cancels its own task."""
     raise asyncio.CancelledError

@@ -332,7 +332,6 @@ def verdict_on(truth: Truth, appended: Sequence[int] | None, history: History) -
 
 
 def counts(rows: Sequence[Row]) -> Counter[str]:
-    """How often each verdict was given."""
     return Counter(row.verdict for row in rows)
 
 

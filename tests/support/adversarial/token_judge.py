@@ -182,7 +182,6 @@ class Judge(ControlTokens):
         return found
 
     def prompt(self, messages: Messages, tools: Tools) -> list[int]:
-        """The ids of a first prompt."""
         return self.ids(self.render(messages, tools, generate=True).pieces())
 
     # --- what the model says ---------------------------------------------------------------------

@@ -192,7 +192,6 @@ class Canon:
         return list(made.ids[first:])
 
     def _marked(self, made: Any, at: int) -> bool:
-        """Whether a control token lies at `at`."""
         pairs = zip(made.ids, made.offsets, strict=True)
         return any(index in self.marks and a <= at < b for index, (a, b) in pairs)
 

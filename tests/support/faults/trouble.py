@@ -57,8 +57,6 @@ FIRST = "Please look around 3 times. This is pond trouble, day 0."
 
 
 def raising(error: Callable[[], BaseException]) -> Wrong:
-    """Raise what `error` makes."""
-
     def wrong(_: Trouble) -> Any:
         raise error()
 
@@ -66,7 +64,6 @@ def raising(error: Callable[[], BaseException]) -> Wrong:
 
 
 def returning(value: Any) -> Wrong:
-    """Return `value`."""
     return lambda _: value
 
 
