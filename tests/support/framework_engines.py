@@ -65,10 +65,10 @@ class SkyrlClient:
             input_batch["session_ids"][0],
             return_routed_experts=self.experts,
         )
-        experts = [sent_experts(sampled.answer).tolist()] if self.experts else None
+        experts = [sent_experts(sampled.body).tolist()] if self.experts else None
         return {
-            "responses": [sampled.answer["text"]],
-            "response_ids": [sampled.ids],
+            "responses": [sampled.body["text"]],
+            "response_ids": [sampled.output_ids],
             "stop_reasons": [sampled.reason],
             "response_logprobs": [sampled.logprobs],
             "prompt_logprobs": None,

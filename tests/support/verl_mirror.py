@@ -56,9 +56,9 @@ class Servers:
         if self._vllm:
             reason = "aborted" if reason == "abort" else "completed"
         return self._output(
-            token_ids=sampled.ids,
+            token_ids=sampled.output_ids,
             log_probs=None if self._without_logprobs else sampled.logprobs,
-            routed_experts=sent_experts(sampled.answer) if self._experts else None,
+            routed_experts=sent_experts(sampled.body) if self._experts else None,
             stop_reason=reason,
             extra_fields={"global_steps": 3, "min_global_steps": 3, "max_global_steps": 3},
         )

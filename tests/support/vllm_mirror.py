@@ -59,14 +59,14 @@ class LlmEngine:
             if value is not None and name not in ("n", "logprobs", "seed")
         }
         sampled = await generate(self.url, prompt_token_ids, sglang_names(given))
-        pairs = zip(sampled.ids, sampled.logprobs, strict=True)
+        pairs = zip(sampled.output_ids, sampled.logprobs, strict=True)
         matched = sampled.meta["finish_reason"].get("matched")
         eos = isinstance(matched, int)  # vLLM reports no reason for the end-of-sequence token
         logprobs = [{index: Logprob(value)} for index, value in pairs]
         output = CompletionOutput(
             index=0,
-            text=sampled.answer["text"],
-            token_ids=sampled.ids,
+            text=sampled.body["text"],
+            token_ids=sampled.output_ids,
             cumulative_logprob=None,
             logprobs=None if self.without_logprobs else logprobs,
             finish_reason=sampled.reason,

@@ -33,6 +33,10 @@ class Answer:
         return [item[0] for item in self.meta["output_token_logprobs"]]
 
     @property
+    def reason(self) -> str:
+        return str(self.meta["finish_reason"]["type"])
+
+    @property
     def message(self) -> str:
         """An error's words, in whichever shape they came."""
         inner = self.body.get("error", self.body) if isinstance(self.body, dict) else self.body
