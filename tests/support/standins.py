@@ -13,7 +13,7 @@ import dataclasses
 import inspect
 import re
 import sys
-from collections import Counter
+import textwrap
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, make_dataclass
 from enum import Enum
@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 from unittest.mock import Mock
 
 import pytest
-from support.inventory import Entry, entry_of, recorded
+from support.inventory import Entry, Function, entry_of, recorded
 
 TESTS = Path(__file__).parents[1]
 CONSTRUCTOR = "__init__"
@@ -160,31 +160,12 @@ def described(made: Any) -> Entry:
     return entry_of(_node(made)) if inspect.isfunction(made) else {"value": repr(made)}
 
 
-def _node(made: Any) -> ast.AST:
-    node = _definitions(inspect.getfile(made)).get(made.__qualname__)
-    assert node, f"write the stand-in {made} as a class or a function"
-    return node
-
-
 @cache
-def _definitions(path: str) -> dict[str, ast.AST]:
-    """The classes and functions of a file by qualified name, but for names that are defined twice.
-    The file is parsed once, where `inspect.getsource` parses all of it for each class.
-    """
-    found: list[tuple[str, ast.AST]] = []
-    waiting: list[tuple[str, ast.AST]] = [("", ast.parse(Path(path).read_text(encoding="utf-8")))]
-    while waiting:
-        prefix, parent = waiting.pop()
-        for node in ast.iter_child_nodes(parent):
-            if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-                name = prefix + node.name
-                found.append((name, node))
-                inner = "" if isinstance(node, ast.ClassDef) else "<locals>."
-                waiting.append((f"{name}.{inner}", node))
-            else:
-                waiting.append((prefix, node))
-    names = Counter(name for name, _ in found)
-    return {name: node for name, node in found if names[name] == 1}
+def _node(made: Any) -> ast.AST:
+    (node,) = ast.parse(textwrap.dedent(inspect.getsource(made))).body
+    written = isinstance(node, ast.ClassDef | Function)
+    assert written, f"write the stand-in {made} as a class or a function"
+    return node
 
 
 def members(entry: Entry) -> set[str]:
