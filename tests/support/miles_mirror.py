@@ -29,8 +29,11 @@ class GenerateState:
     aborted: bool = False
 
 
-@stands_for("miles.rollout.base_types:GenerateFnInput")
-class GenerateFnInput(recorded_class("miles.rollout.base_types:GenerateFnInput")):  # type: ignore[misc]
+_INPUT = "miles.rollout.base_types:GenerateFnInput"
+
+
+@stands_for(_INPUT)
+class GenerateFnInput(recorded_class(_INPUT)):  # type: ignore[misc]
     @property
     def args(self) -> Any:
         return self.state.args

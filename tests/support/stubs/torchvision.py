@@ -34,12 +34,13 @@ class Absent:
         return isinstance(other, Absent) and other._path == self._path
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        raise RuntimeError(f"{self._path} is a stub: torchvision does not load with torch's CPU build")
+        raise RuntimeError(f"{self._path} is a stub: torchvision does not load here")
 
 
 __getattr__ = Absent(__name__).__getattr__
 
-for _name in "io", "transforms", "transforms.functional", "transforms.v2", "transforms.v2.functional":
+_TRANSFORMS = ("transforms", "transforms.functional", "transforms.v2", "transforms.v2.functional")
+for _name in ("io", *_TRANSFORMS):
     _module = ModuleType(f"{__name__}.{_name}")
     _module.__path__, _module.__spec__ = [], ModuleSpec(_module.__name__, None, is_package=True)
     vars(_module)["__getattr__"] = Absent(_module.__name__).__getattr__

@@ -1,8 +1,8 @@
 """The interval of `toolroll compare`: how often it holds the true difference, how often it sees one
 that is not there, and whether its power is the stated one.
 
-In the simulated pairs of benchmarks, a task has a pass rate of its own, and the second model changes
-it by an amount of its own.
+In the simulated pairs of benchmarks, a task has a pass rate of its own, and the second model
+changes it by an amount of its own.
 """
 
 from __future__ import annotations
