@@ -18,27 +18,19 @@ the vocabulary's normalizer applies.
 from __future__ import annotations
 
 import itertools
-import json
 import re
 import unicodedata
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any
 
+from support.adversarial.token_judge import Inapplicable as Inapplicable
+from support.adversarial.token_judge import Kind
+from support.adversarial.token_judge import Refused as Refused
+from support.adversarial.token_judge import Truth as Truth
 from support.adversarial.texts import CLOSES, ControlTokens, common, with_arguments
 from support.oracle_scenarios import MARK, Message, Messages, Scenario, Tool, Tools
-
-Kind = Literal["append", "drift", "rewrite", "raises"]
-
-
-class Inapplicable(Exception):
-    """The scenario says nothing about this template; the text says why."""
-
-
-class Refused(Exception):
-    """The template refuses the conversation."""
-
 
 @dataclass(frozen=True)
 class Case:
@@ -51,17 +43,6 @@ class Case:
     sampled_ids: list[int]
     stop_token_ids: list[int]
     finish_reason: str
-
-
-@dataclass(frozen=True)
-class Truth:
-    """`input_ids`: what to append (`append`, `drift`), or the only right tail if the stream is kept
-    (`rewrite`; None: there is none). `careless_ids`: what the same text gives when control text in
-    bodies becomes control tokens."""
-
-    kind: Kind
-    input_ids: list[int] | None = None
-    careless_ids: list[int] | None = None
 
 
 @dataclass(frozen=True)

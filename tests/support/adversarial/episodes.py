@@ -283,7 +283,7 @@ def _verdict(
     if prompt[: len(stream)] == stream:
         delta = prompt[len(stream) :]
         verdict = verdict_on(truth, delta, history)
-        wanted = truth.ids and judge.decode(truth.ids)
+        wanted = truth.input_ids and judge.decode(truth.input_ids)
         detail = f"expected {wanted!r:.300} got {judge.decode(delta)!r:.300}"
         return verdict, "" if verdict == "exact" else f"{truth.kind} {truth.why} {detail}"
     try:
@@ -318,17 +318,17 @@ def _count_trained(outcome: Outcome, dialogue: Conversation, wrong: list[int]) -
 def verdict_on(truth: Truth, appended: Sequence[int] | None, history: History) -> str:
     """The verdict on the ids that were appended, or on a fork (None)."""
     kept = truth.kind in ("append", "drift") or (
-        truth.kind == "rewrite" and history == "preserve" and truth.ids is not None
+        truth.kind == "rewrite" and history == "preserve" and truth.input_ids is not None
     )
     if appended is None:
         return "fork-unneeded" if kept else "fork-right"
     if truth.kind in ("raises", "unclear"):
         return truth.kind
-    if kept and appended == truth.ids:
+    if kept and appended == truth.input_ids:
         return "preserved" if truth.kind == "rewrite" else "exact"
-    if truth.kind == "rewrite" and history == "preserve" and truth.ids is None:
+    if truth.kind == "rewrite" and history == "preserve" and truth.input_ids is None:
         return "preserved-unclear"
-    return "injected" if appended == truth.careless != truth.ids else "wrong"
+    return "injected" if appended == truth.careless_ids != truth.input_ids else "wrong"
 
 
 def counts(rows: Sequence[Row]) -> Counter[str]:

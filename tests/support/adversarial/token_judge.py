@@ -82,12 +82,13 @@ class Said:
 
 @dataclass(frozen=True)
 class Truth:
-    """`ids`: what to append, or the only right tail if a rewritten stream is kept. `careless`:
-    what the same text gives if control-token text in bodies becomes control tokens."""
+    """`input_ids`: what to append, or the only right tail if a rewritten stream is kept (None: there
+    is none). `careless_ids`: what the same text gives if control-token text in bodies becomes
+    control tokens."""
 
     kind: Kind
-    ids: list[int] | None = None
-    careless: list[int] | None = None
+    input_ids: list[int] | None = None
+    careless_ids: list[int] | None = None
     why: str = ""
 
 
