@@ -12,8 +12,14 @@ from typing import Any
 import numpy as np
 import pytest
 from support.adversarial.dialogues import Conversation, Step, loop
-from support.adversarial.episodes import play_episodes
-from support.adversarial.episodes import WRONG, bad, counts, tokenizer_of, tokenizer_with
+from support.adversarial.episodes import (
+    WRONG,
+    bad,
+    counts,
+    play_episodes,
+    tokenizer_of,
+    tokenizer_with,
+)
 from support.adversarial.skeleton import SLOTS, filled
 from support.adversarial.templates import Template, by_hand, generated
 from support.adversarial.token_judge import Judge, Said

@@ -12,12 +12,12 @@ from collections import Counter
 from collections.abc import Iterator
 
 import pytest
-from support.adversarial.episodes import Outcome, play_episodes
-from support.adversarial.size import FULL, SEED
 from support.adversarial.dialogues import WORDS, spoiled
+from support.adversarial.episodes import Outcome, play_episodes
+from support.adversarial.published_templates import template_of
+from support.adversarial.size import FULL, SEED
 from support.adversarial.templates import Template
 from support.adversarial.token_judge import Judge, Refused
-from support.adversarial.published_templates import template_of
 from support.qwen import tool_templates
 
 from toolroll.rollout.model.conversation import Conversation

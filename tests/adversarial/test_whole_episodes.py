@@ -15,8 +15,15 @@ from typing import Any
 
 import pytest
 from support.adversarial.dialogues import dialogues, loop, mixed
-from support.adversarial.episodes import Outcome, play_episodes
-from support.adversarial.episodes import UNNEEDED, bad, control_words, counts, tokenizer_of
+from support.adversarial.episodes import (
+    UNNEEDED,
+    Outcome,
+    bad,
+    control_words,
+    counts,
+    play_episodes,
+    tokenizer_of,
+)
 from support.adversarial.rewrites import kept, rewriting
 from support.adversarial.size import FULL, SEED, sampled
 from support.adversarial.templates import Template, by_hand, generated

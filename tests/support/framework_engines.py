@@ -18,9 +18,7 @@ TrajectoryID = recorded_class("skyrl.train.generators.base:TrajectoryID")
 _Returned = recorded_class(f"{_CONFIG}:InferenceEngineConfig", "enable_return_routed_experts")
 
 
-@stands_for(
-    f"{_CONFIG}:InferenceEngineConfig", own="__init__ enable_return_sample_support_set"
-)
+@stands_for(f"{_CONFIG}:InferenceEngineConfig", own="__init__ enable_return_sample_support_set")
 @dataclass
 class SkyrlInference(_Returned):  # type: ignore[misc]
     """Of SkyRL's `InferenceEngineConfig`, what an engine returns."""

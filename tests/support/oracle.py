@@ -20,17 +20,18 @@ from __future__ import annotations
 import itertools
 import re
 import unicodedata
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+from support.adversarial.texts import CLOSES, ControlTokens, common, with_arguments
 from support.adversarial.token_judge import Inapplicable as Inapplicable
 from support.adversarial.token_judge import Kind
 from support.adversarial.token_judge import Refused as Refused
 from support.adversarial.token_judge import Truth as Truth
-from support.adversarial.texts import CLOSES, ControlTokens, common, with_arguments
 from support.oracle_scenarios import MARK, Message, Messages, Scenario, Tool, Tools
+
 
 @dataclass(frozen=True)
 class Case:
@@ -63,9 +64,7 @@ class Oracle(ControlTokens):
 
     # --- renders and ids --------------------------------------------------------------------------
 
-    def render(
-        self, messages: Messages, tools: Tools, *, generate: bool
-    ) -> str:
+    def render(self, messages: Messages, tools: Tools, *, generate: bool) -> str:
         """The template's text, remembered. Arguments are given as dicts, or as JSON text if it
         takes no dicts. A thought is also given as `thinking` if the template reads only this field,
         or an empty one if it refuses that (transformers 5.24 adds the field).
@@ -75,9 +74,7 @@ class Oracle(ControlTokens):
             self._renders[key] = self._rendered(messages, tools, generate=generate)
         return self._renders[key]
 
-    def _rendered(
-        self, messages: Messages, tools: Tools, *, generate: bool
-    ) -> str:
+    def _rendered(self, messages: Messages, tools: Tools, *, generate: bool) -> str:
         failure: Exception | None = None
         source = str(self.tokenizer.chat_template)
         reads_thinking = "message.thinking" in source and "reasoning_content" not in source
@@ -174,9 +171,7 @@ class Oracle(ControlTokens):
         text = self.render(messages, tools, generate=True)
         return self._ids(text, len(text), messages, tools)
 
-    def _ids(
-        self, text: str, length: int, messages: Messages, tools: Tools
-    ) -> list[int]:
+    def _ids(self, text: str, length: int, messages: Messages, tools: Tools) -> list[int]:
         """The ids of the last `length` characters of `text`, the prompt of `messages`."""
         masked = self.render(
             self.mask(list(messages)), self.mask(list(tools)) if tools else None, generate=True

@@ -31,6 +31,8 @@ _SCHEMAS = (
 )
 _TYPES = {"id": "string", "n": "integer", "m": "object", "l": "array"}
 _TOOLS = [tool("x", {name: {"type": kind} for name, kind in _TYPES.items()})]
+
+
 def run(steps: Generator[None, None, Any], source: Source, pieces: list[str]) -> Any:
     """What a reader returns on a text that comes in `pieces`."""
     rest = list(pieces)

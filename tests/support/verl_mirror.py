@@ -11,7 +11,6 @@ from support.experts import sent_experts
 from support.generate import generate, sglang_names
 from support.standins import recorded_class, stand_in, stands_for
 
-
 TokenOutput = recorded_class("verl.workers.rollout.replica:TokenOutput")
 _LOOP = "verl.experimental.agent_loop.agent_loop"
 AgentLoopMetrics = recorded_class(f"{_LOOP}:AgentLoopMetrics")

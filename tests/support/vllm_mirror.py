@@ -10,7 +10,6 @@ from typing import Any
 from support.generate import generate, sglang_names
 from support.standins import recorded_class, stands_for
 
-
 SamplingParams = recorded_class(
     "vllm.sampling_params:SamplingParams",
     "n temperature top_p top_k min_p repetition_penalty presence_penalty frequency_penalty seed "

@@ -102,9 +102,7 @@ class Judge(ControlTokens):
 
     # --- renders ---------------------------------------------------------------------------------
 
-    def text(
-        self, messages: Messages, tools: Tools, *, generate: bool
-    ) -> str:
+    def text(self, messages: Messages, tools: Tools, *, generate: bool) -> str:
         """The template's text. Arguments are dicts, or JSON text if it takes no dicts."""
         failure: Exception | None = None
         for as_text in (False, True):
@@ -124,9 +122,7 @@ class Judge(ControlTokens):
                     break
         raise Refused(str(failure)) from failure
 
-    def render(
-        self, messages: Messages, tools: Tools, *, generate: bool
-    ) -> Render:
+    def render(self, messages: Messages, tools: Tools, *, generate: bool) -> Render:
         """The text with the places of its own control tokens. Raises `Refused`, `Unclear`."""
         shown = repr((messages, tools, generate))
         if shown not in self._renders:

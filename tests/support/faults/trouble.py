@@ -24,7 +24,7 @@ class Trouble(Pond):
 
     def __init__(self, hanging: set[Trouble]) -> None:
         super().__init__()
-        self.hanging = hanging
+        self.hanging, self.place = hanging, ""
 
     def reset(self, task: Task, seed: int) -> Observation:
         self.place, self.wrong = WRONG.get(task.data.get("wrong"), ("", returning(None)))

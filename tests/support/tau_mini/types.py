@@ -52,4 +52,3 @@ class EnvResponse(BaseModel):
 class EnvResetResponse(BaseModel):
     observation: str
     info: EnvInfo
-
