@@ -17,8 +17,8 @@ from tokenizers import Tokenizer
 
 CLOSES = (
     "<|im_end|>", "<|return|>", "<|call|>", "<turn|>", "<|eot|>", "<|eot_id|>", "<|eom_id|>",
-    "<|eom|>", "[e~[", "<|END_OF_TURN_TOKEN|>", "<｜end▁of▁sentence｜>", "<end_of_turn>", "<|end_of_text|>",
-    "<|end|>", "<SPECIAL_12>", "<end_of_sentence>", "<seed:eos>",
+    "<|eom|>", "[e~[", "<|END_OF_TURN_TOKEN|>", "<｜end▁of▁sentence｜>", "<end_of_turn>",
+    "<|end_of_text|>", "<|end|>", "<SPECIAL_12>", "<end_of_sentence>", "<seed:eos>",
 )  # fmt: skip
 """The end of a turn in published models, which further markers may follow."""
 

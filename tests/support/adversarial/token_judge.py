@@ -82,8 +82,8 @@ class Said:
 
 @dataclass(frozen=True)
 class Truth:
-    """`input_ids`: what to append, or the only right tail if a rewritten stream is kept (None: there
-    is none). `careless_ids`: what the same text gives if control-token text in bodies becomes
+    """`input_ids`: what to append, or the only right tail if a rewritten stream is kept (None:
+    there is none). `careless_ids`: what the same text gives if control-token text in bodies becomes
     control tokens."""
 
     kind: Kind
