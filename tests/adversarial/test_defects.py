@@ -103,7 +103,7 @@ def test_control_text_that_the_template_transforms_is_no_reason_to_refuse(transf
         [*judge.plain("Ask."), judge.control["<|end|>"]], "Ask.<|end|>", "<|end|>", step.turn
     )
     delta = subject.delta([*first, step.turn], step.new, sampled_ids=said.ids)
-    assert delta == judge.truth(first, said, step.new, None).ids
+    assert delta == judge.truth(first, said, step.new, None).input_ids
 
 
 async def test_a_marker_that_replaces_the_close_is_a_rewrite() -> None:

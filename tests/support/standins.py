@@ -3,8 +3,8 @@ package lacks: each is compared with `inventory.json` where it is defined, and t
 the package in tests/contract/test_standins.py.
 
 `stands_for` marks a class or a function, `recorded_class` makes one of the inventory, `stand_in`
-puts modules into `sys.modules`, and `named` makes objects of settings. The stand-ins that use none of
-these are found by tests/unit/support/test_standins.py.
+puts modules into `sys.modules`, and `named` makes objects of settings. The stand-ins that use none
+of these are found by tests/unit/support/test_standins.py.
 """
 
 from __future__ import annotations
