@@ -135,10 +135,11 @@ class Scripted:
         """Make the line for the next turn of `dialogue`."""
         calls = step.turn.get("tool_calls", [])
         one_call = {**step.turn, "tool_calls": calls[:1]} if calls else step.turn
-        plain = replace(step, sampling="alone")
-        for planned in (step, plain, replace(plain, turn=one_call)):
+        followed = replace(step, sampling="alone")  # by what ends the turn, if it has no end
+        plain = replace(followed, new=())
+        for planned in (replace(step, new=()), plain, followed, replace(plain, turn=one_call)):
             self.planned = planned.turn | {"content": planned.turn["content"] or None}
-            planned = replace(planned, turn=self.planned, new=())
+            planned = replace(planned, turn=self.planned)
             try:
                 said = self.voice.judge.say(
                     dialogue.messages, planned, self.tools, random.Random(0)
