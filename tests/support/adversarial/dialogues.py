@@ -260,13 +260,13 @@ FORMS = ("{text} {word} and", "{word}", "{word}{text}", "{text}\n{word}\n", '{{"
 
 
 class Spoiler(Writer):
-    """Writes one dialogue in which two texts of five have one of `words`; none if empty."""
+    """Writes one dialogue in which three texts of ten have one of `words`; none if empty."""
 
     def __init__(self, seed: str, words: Sequence[str]) -> None:
         super().__init__(seed, extras=False)
         self.words = words
 
-    def spoiled(self, text: str, rate: float = 0.4) -> str:
+    def spoiled(self, text: str, rate: float = 0.3) -> str:
         if not self.words or self.rng.random() >= rate:
             return text
         return self.rng.choice(FORMS).format(text=text, word=self.rng.choice(self.words))
