@@ -80,8 +80,9 @@ async def test_no_prompt_is_wrong_in_the_templates_own_format(name: str) -> None
     made = scripts(template, "own")
     outcomes = await play_episodes(template, made, scripted=True, verify="off")
     if FULL or name in PRESERVED:
-        both = {"history": "preserve", "verify": "off"}
-        outcomes += await play_episodes(template, made, scripted=True, **both)
+        outcomes += await play_episodes(
+            template, made, scripted=True, history="preserve", verify="off"
+        )
     wrong = [outcome.wrong for outcome in outcomes if outcome.wrong]
     assert not wrong, wrong
     assert any(outcome.rows for outcome in outcomes), "nothing was judged"

@@ -20,7 +20,7 @@ _Returned = recorded_class(f"{_CONFIG}:InferenceEngineConfig", "enable_return_ro
 
 @stands_for(f"{_CONFIG}:InferenceEngineConfig", own="__init__ enable_return_sample_support_set")
 @dataclass
-class SkyrlInference(_Returned):  # type: ignore[misc]
+class SkyrlInference(_Returned):  # type: ignore[misc, valid-type]
     """Of SkyRL's `InferenceEngineConfig`, what an engine returns."""
 
     enable_return_sample_support_set: bool = False  # of SkyRL 0.4

@@ -77,7 +77,8 @@ class Scripted(Environment):
 class AsyncScripted(Scripted):
     """The same with methods that are coroutines; `act` returns an awaitable or None."""
 
-    truncated_reward = Environment.truncated_reward
+    def truncated_reward(self) -> None:
+        return None
 
     async def reset(self, task: Task, seed: int) -> Observation:  # type: ignore[override]
         return await super().reset(task, seed)  # type: ignore[misc]

@@ -107,7 +107,8 @@ def _class_of(name: str, module: str, entry: Entry, factories: Mapping[str, Any]
     """The class of an entry, with the classes in it. One without fields is an enumeration."""
     if not entry["fields"]:
         values = {key: ast.literal_eval(value) for key, value in entry["attributes"].items()}
-        return Enum(name.rpartition(".")[2], values, module=module, qualname=name)
+        enumeration: Any = Enum
+        return enumeration(name.rpartition(".")[2], values, module=module, qualname=name)
     inner = {
         each: _class_of(f"{name}.{each}", module, part, {})
         for each, part in entry["classes"].items()
