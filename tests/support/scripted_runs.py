@@ -78,7 +78,7 @@ class AsyncScripted(Scripted):
     """The same with methods that are coroutines; `act` returns an awaitable or None."""
 
     def truncated_reward(self) -> None:
-        return None
+        """None, without a call of `act`."""
 
     async def reset(self, task: Task, seed: int) -> Observation:  # type: ignore[override]
         return await super().reset(task, seed)  # type: ignore[misc]
