@@ -98,7 +98,7 @@ class Needy(Exception):
 
 class _OddFactory(PondFactory):
     def make(self, options: Any) -> Any:
-        pond = super().make(options)
+        pond: Any = super().make(options)
         step = pond.step
 
         def odd(action: Action) -> StepResult:

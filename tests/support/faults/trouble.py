@@ -27,7 +27,7 @@ class Trouble(Pond):
         self.hanging, self.place = hanging, ""
 
     def reset(self, task: Task, seed: int) -> Observation:
-        self.place, self.wrong = WRONG.get(task.data.get("wrong"), ("", returning(None)))
+        self.place, self.wrong = WRONG.get(str(task.data.get("wrong")), ("", returning(None)))
         return self._maybe("reset", super().reset(task, seed))
 
     def step(self, action: Action) -> StepResult:

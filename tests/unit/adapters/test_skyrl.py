@@ -153,7 +153,7 @@ def test_a_lora_adapter_without_a_name_is_refused() -> None:
 
 
 @dataclass
-class NewerConfig(GeneratorConfig):  # type: ignore[misc, valid-type]
+class NewerConfig(GeneratorConfig):
     novelty: int = 0
 
 
