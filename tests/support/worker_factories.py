@@ -110,7 +110,7 @@ class _OddFactory(PondFactory):
                 else found
             )
 
-        pond.step = odd  # type: ignore[method-assign]
+        pond.step = odd
         return pond
 
 
