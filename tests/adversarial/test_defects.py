@@ -5,15 +5,23 @@ fixed."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
-from support.adversarial.dialogues import Step, loop
-from support.adversarial.play import WRONG, Player, bad, counts, tokenizer_of, tokenizer_with
+from support.adversarial.dialogues import Conversation, Step, loop
+from support.adversarial.episodes import (
+    WRONG,
+    bad,
+    counts,
+    play_episodes,
+    tokenizer_of,
+    tokenizer_with,
+)
 from support.adversarial.skeleton import SLOTS, filled
-from support.adversarial.templates import Template
+from support.adversarial.templates import Template, by_hand, generated
 from support.adversarial.token_judge import Judge, Said
 
 from toolroll.rollout.errors import HistoryRewrittenError
@@ -22,29 +30,14 @@ from toolroll.rollout.template import ChatTemplate
 pytestmark = pytest.mark.tokens
 
 NAMESPACE = "{% set ns = namespace(n=0) %}"
-ASKED = "{% if {X} %}[!]{% endif %}" + SLOTS["tool"]
-ARGUMENTS = "messages[loop.index0 - 1].tool_calls[0].function.arguments"
-
-QUESTIONS = {
-    "name": ASKED.replace("{X}", "m.name == 'python'"),
-    "name_in_list": ASKED.replace("{X}", "m.name in ['python', 'now']"),
-    "argument": ASKED.replace("{X}", ARGUMENTS + ".city == 'Paris'"),
-    "id_length": ASKED.replace("{X}", "m.tool_call_id | length == 7"),
-    "id_slice": "{{ m.tool_call_id[-2:] }} " + SLOTS["tool"],
-    "first_character": ASKED.replace("{X}", "m.content and m.content[0] == '{'"),
-    "lower": ASKED.replace("{X}", "'error' in m.content | lower"),
-    "digits": ASKED.replace("{X}", "m.content.isdigit()"),
-    "truncate": "{{ m.content | truncate(9) }}",
-    "int": "{{ m.content | int }}",
-    "alias": "{% set a = m.name %}" + ASKED.replace("{X}", "a == 'python'"),
-    "macro": "{% macro q(t) %}{% if t == 'ok' %}[!]{% endif %}{% endmacro %}{{ q(m.content) }}"
-    + SLOTS["tool"],
-    "constants": "{% for w in ['python', 'now'] %}{% if w == m.name %}[{{ w }}]{% endif %}{% "
-    "endfor %}" + SLOTS["tool"],
-    "joined": ASKED.replace("{X}", "'a' ~ m.name == 'apython'"),
-    "lookup": "{{ {'python': 'P', 'now': 'N'}.get(m.name, '?') }}" + SLOTS["tool"],
-    "neighbor": ASKED.replace("{X}", "messages[loop.index0 - 2].content | length > 9"),
-}
+TEMPLATES = {template.name: template for template in [*by_hand(), *generated()]}
+ONCE_WRONG = (
+    "numbered_results rounds_by_namespace "
+    "tool_name.equal tool_name.alias tool_name.constants tool_name.concat tool_name.lookup "
+    "call_argument.equal tool_call_id.exact_length tool_call_id.tail tool_call_id.raises_length "
+    "tool_content.first tool_content.lower tool_content.digits tool_content.truncate "
+    "tool_content.int tool_content.macro before_content.length"
+).split()
 
 
 def judged(**slots: str) -> tuple[Judge, ChatTemplate]:
@@ -53,47 +46,30 @@ def judged(**slots: str) -> tuple[Judge, ChatTemplate]:
     return Judge(tokenizer_of(template), template), ChatTemplate(tokenizer_of(template))
 
 
-def failures(template: Template, **shape: Any) -> str:
-    """What is wrong in three loops of one shape."""
-    player = Player(template)
-    for at in range(3):
-        player.play(loop(f"{template.name}/{at}", **shape))
-    found = bad(player.rows, WRONG, 3)
-    assert found or counts(player.rows)["exact"] > 10
-    return found
+async def failures(template: Template, scripts: Sequence[Conversation], **options: Any) -> str:
+    """What is wrong in these dialogues, in the template's own format."""
+    outcomes = await play_episodes(template, scripts, scripted=True, verify="off", **options)
+    rows = [row for outcome in outcomes for row in outcome.rows]
+    assert counts(rows)["exact"] > len(scripts)
+    return bad(rows, WRONG, 3)
 
 
-REFUSE = "{% if m.tool_call_id | length == 7 %}{{ raise_exception('seven') }}{% endif %}"
-ROUND = "{% set ns.n = ns.n + 1 %}[Round {{ ns.n }}] {{ m.content }}"
-NUMBERED = f"{{{{ ns.n }}}}: {SLOTS['tool']}{{% set ns.n = ns.n + 1 %}}"
-SLOTS_OF = {
-    **{name: {"tool": text} for name, text in QUESTIONS.items()},
-    "refused_ids": {"tool": REFUSE + SLOTS["tool"]},
-    "numbered": {"top": NAMESPACE, "tool": NUMBERED},
-    "rounds": {"top": NAMESPACE, "user": ROUND},
-}
-
-
-@pytest.mark.parametrize("name", SLOTS_OF)
-def test_what_a_template_asks_or_counts_is_right_each_time(name: str) -> None:
-    calls = 0 if "user" in SLOTS_OF[name] else 1
-    found = failures(Template(name, filled(**SLOTS_OF[name])), calls=calls)
+@pytest.mark.parametrize("name", ONCE_WRONG)
+async def test_what_a_template_asks_or_counts_is_right_each_time(name: str) -> None:
+    calls = 0 if name == "rounds_by_namespace" else 1
+    found = await failures(TEMPLATES[name], [loop(f"{name}/{n}", calls=calls) for n in range(3)])
     assert not found, found
 
 
-def test_named_templates_are_not_mixed_up() -> None:
+async def test_named_templates_are_not_mixed_up() -> None:
     """What the variant for tools asks says nothing about the other one, which counts users."""
     counted = "{% set ns.n = ns.n + 1 %}{% if ns.n > 4 %}[many]{% endif %}{{ m.content }}"
     template = Template("default", filled(top=NAMESPACE, user=counted))
     tokenizer = tokenizer_with((), "<|end|>")
-    player = Player(template, tokenizer=tokenizer)
     tokenizer.chat_template = {"default": template.source, "tool_use": filled()}
-    player.subject = ChatTemplate(tokenizer)
-    for at in range(4):
-        player.play(replace(loop(f"named/{at}", calls=0), tools=None))
-    found = bad(player.rows, WRONG, 3)
+    made = [replace(loop(f"named/{n}", calls=0), tools=None) for n in range(4)]
+    found = await failures(template, made, tokenizer=tokenizer)
     assert not found, found
-    assert counts(player.rows)["exact"] > 40
 
 
 # --- control-token text --------------------------------------------------------------------------
@@ -127,10 +103,10 @@ def test_control_text_that_the_template_transforms_is_no_reason_to_refuse(transf
         [*judge.plain("Ask."), judge.control["<|end|>"]], "Ask.<|end|>", "<|end|>", step.turn
     )
     delta = subject.delta([*first, step.turn], step.new, sampled_ids=said.ids)
-    assert delta == judge.truth(first, said, step.new, None).ids
+    assert delta == judge.truth(first, said, step.new, None).input_ids
 
 
-def test_a_marker_that_replaces_the_close_is_a_rewrite() -> None:
+async def test_a_marker_that_replaces_the_close_is_a_rewrite() -> None:
     """History shows the result inside the turn: nothing can follow the sampled `<|end|>`."""
     inside = (
         "{% if loop.nextitem is defined and loop.nextitem.role == 'tool' %}<tool_response>"
@@ -138,11 +114,8 @@ def test_a_marker_that_replaces_the_close_is_a_rewrite() -> None:
     )
     template = Template("result_inside", filled(calls=SLOTS["calls"] + inside, tool=""))
     template = Template("result_inside", template.source.replace("<|turn|>tool\n<|end|>\n", ""))
-    player = Player(template)
-    player.play(loop("inside", calls=1))
-    assert any(row.turn for row in player.rows)
-    found = bad(player.rows, WRONG, 3)
-    assert not found, found
+    [outcome] = await play_episodes(template, [loop("inside", calls=1)], scripted=True)
+    assert outcome.rows[1:] and not outcome.wrong, outcome
 
 
 # --- other contents ------------------------------------------------------------------------------

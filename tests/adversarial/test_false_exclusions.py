@@ -2,7 +2,7 @@
 
 Dialogues with and without control-token text are played under published templates. The judge
 shares no code with toolroll, and says which episodes are right. Of these, fewer than 1 % may be
-excluded. `-s` prints the counts. `TOOLROLL_ADVERSARIAL=full` plays every template.
+excluded. `TOOLROLL_ADVERSARIAL=full` plays every template.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from collections import Counter
 from collections.abc import Iterator
 
 import pytest
+from support.adversarial.dialogues import WORDS, spoiled
 from support.adversarial.episodes import Outcome, play_episodes
+from support.adversarial.published_templates import template_of
 from support.adversarial.size import FULL, SEED
-from support.adversarial.spoiled import WORDS, spoiled
 from support.adversarial.templates import Template
 from support.adversarial.token_judge import Judge, Refused
-from support.adversarial.wheels import template_of
-from support.qwen import tokenizer_for, tool_templates
+from support.qwen import tool_templates
 
 from toolroll.rollout.model.conversation import Conversation
 from toolroll.rollout.template.cursor import KEPT
@@ -36,9 +36,7 @@ EACH = 12 if FULL else 8
 def templates() -> Iterator[tuple[Template, object]]:
     for name in SOURCES if FULL else FEW:
         try:
-            yield template_of(
-                name, SOURCES[name], lambda source=SOURCES[name]: tokenizer_for(source)
-            )
+            yield template_of(name, SOURCES[name])
         except Refused:  # the judge cannot tell what ends a turn
             continue
 
@@ -65,9 +63,6 @@ async def test_right_episodes_are_trained(kind: str) -> None:
             reasons = dialogue.mismatches.keys() - KEPT
             excluded = f", excluded: {min(reasons)}" if reasons else ""
             counts[state(outcome) + excluded] += 1
-            if reasons:
-                print(f"{outcome.name}: {state(outcome)}{excluded}")  # noqa: T201 - the counts
-    print(kind, dict(counts))  # noqa: T201 - the counts
     right = sum(count for what, count in counts.items() if what.startswith("right"))
     assert right > 0.8 * counts.total()
-    assert right - counts["right"] < 0.01 * right
+    assert right - counts["right"] < 0.01 * right, counts

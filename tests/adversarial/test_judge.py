@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from support.adversarial.dialogues import Step
-from support.adversarial.play import tokenizer_of, verdict_on
+from support.adversarial.episodes import tokenizer_of, verdict_on
 from support.adversarial.skeleton import filled
 from support.adversarial.templates import Template
 from support.adversarial.token_judge import Judge, Said, Unclear
@@ -37,19 +37,19 @@ def test_what_the_model_says_and_what_is_appended() -> None:
     spoken = judge.say(FIRST, Step(TURN, (user("And?"),)), None, random.Random(0))
     assert judge.decode(spoken.ids) == spoken.text == "Hi.<|end|>"
     truth = judge.truth(FIRST, spoken, [user("And?")], None)
-    assert truth.kind == "append" and truth.ids is not None
-    assert judge.decode(truth.ids) == "\n<|turn|>user\nAnd?<|end|>\n<|turn|>assistant\n"
+    assert truth.kind == "append" and truth.input_ids is not None
+    assert judge.decode(truth.input_ids) == "\n<|turn|>user\nAnd?<|end|>\n<|turn|>assistant\n"
 
 
 def test_control_text_in_a_body_is_text_and_what_is_careless_is_seen() -> None:
     judge = judge_of()
     truth = judge.truth(FIRST, said(judge, "Hi."), [user("a<|end|>b")], None)
     end = judge.control["<|end|>"]
-    assert truth.ids is not None and truth.careless is not None
-    assert (truth.ids.count(end), truth.careless.count(end)) == (1, 2)
-    assert verdict_on(truth, ("append", truth.careless), "fork", judge) == "injected"
-    assert verdict_on(truth, ("append", truth.ids), "fork", judge) == "exact"
-    assert verdict_on(truth, ("append", truth.ids[:-1]), "fork", judge) == "wrong"
+    assert truth.input_ids is not None and truth.careless_ids is not None
+    assert (truth.input_ids.count(end), truth.careless_ids.count(end)) == (1, 2)
+    assert verdict_on(truth, truth.careless_ids, "fork") == "injected"
+    assert verdict_on(truth, truth.input_ids, "fork") == "exact"
+    assert verdict_on(truth, truth.input_ids[:-1], "fork") == "wrong"
 
 
 def test_control_text_is_masked_in_a_template_that_measures_and_one_that_reads_it() -> None:
@@ -78,7 +78,7 @@ def test_kinds_of_truth(slots: dict[str, str], kind: str) -> None:
     truth = judge.truth(FIRST, said(judge, "Hi."), [user("x<|turn|>")], None)
     assert truth.kind == kind, truth
     allowed = {"rewrite": "wrong", "raises": "raises", "unclear": "unclear", "drift": "exact"}
-    assert verdict_on(truth, ("append", truth.ids or []), "fork", judge) == allowed[kind]
+    assert verdict_on(truth, truth.input_ids or [], "fork") == allowed[kind]
 
 
 def test_a_fork_keeps_sampled_ids_and_no_others() -> None:

@@ -2,16 +2,28 @@
 
 A prompt that is not right must never be trained on, and a right episode must be trained. Under the
 default check there is nothing for it to find; with it off, there is nothing that it would have
-found. `TOOLROLL_ADVERSARIAL=full` plays every template."""
+found. By default a seeded sample; `TOOLROLL_ADVERSARIAL=full` plays everything, and
+`TOOLROLL_ADVERSARIAL_SEED=7` other dialogues:
+
+    TOOLROLL_ADVERSARIAL=full python -m pytest tests/adversarial -q
+"""
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import pytest
 from support.adversarial.dialogues import dialogues, loop, mixed
-from support.adversarial.episodes import Outcome, play_episodes
-from support.adversarial.play import control_words, tokenizer_of
+from support.adversarial.episodes import (
+    UNNEEDED,
+    Outcome,
+    bad,
+    control_words,
+    counts,
+    play_episodes,
+    tokenizer_of,
+)
 from support.adversarial.rewrites import kept, rewriting
 from support.adversarial.size import FULL, SEED, sampled
 from support.adversarial.templates import Template, by_hand, generated
@@ -19,10 +31,15 @@ from support.adversarial.token_judge import Judge
 
 pytestmark = pytest.mark.tokens
 
+BY_HAND = [template.name for template in by_hand()]
+GENERATED = [template.name for template in generated()]
 ALL = {template.name: template for template in [*by_hand(), *generated()]}
-ALWAYS = [template.name for template in by_hand() if template.name.startswith("style_")]
-OTHERS = [template.name for template in by_hand() if template.name not in ALWAYS]
-NAMES = [*ALWAYS, *sampled(OTHERS, 6), *sampled([t.name for t in generated()], 150 if FULL else 3)]
+ALWAYS = [name for name in BY_HAND if name.startswith("style_")]
+OTHERS = sorted({*BY_HAND} - {*ALWAYS})
+NAMES = [*ALWAYS, *sampled(OTHERS, 6), *sampled(GENERATED, 150 if FULL else 3)]
+PRESERVED = sampled(BY_HAND, 15)
+FORKS_TOO_OFTEN = 0.02
+"""The text of the turn decides what follows, or a derivation's sentinel is not what it takes."""
 REPEATS = ("before_content.title",)
 """Templates that show an assistant's text again in what follows it. If the model wrote the text of
 a control token, the check cannot tell that text from the template's own token, and excludes it."""
@@ -49,11 +66,43 @@ def failures(outcomes: list[Outcome]) -> str:
     return "\n".join(lines)
 
 
-def scripts(template: Template, verify: str) -> list[Any]:
+def scripts(template: Template, seed: str) -> list[Any]:
     """Two dialogues, one of them a loop; all ten kinds if everything is played."""
-    words = control_words(Judge(tokenizer_of(template), template))
-    made = dialogues(f"{template.name}/{SEED}/{verify}", words)
-    return made if FULL else [*sampled(made[:5], 1), *sampled(made[5:], 1)]
+    words, seed = control_words(Judge(tokenizer_of(template), template)), f"{SEED}/{seed}"
+    made, rng = dialogues(f"{template.name}/{seed}", words), random.Random(template.name + seed)
+    return made if FULL else [rng.choice(made[:5]), rng.choice(made[5:])]
+
+
+@pytest.mark.parametrize("name", [*BY_HAND, *sampled(GENERATED, 24)])
+async def test_no_prompt_is_wrong_in_the_templates_own_format(name: str) -> None:
+    """Under both policies; with "preserve", in some templates."""
+    template = ALL[name]
+    made = scripts(template, "own")
+    outcomes = await play_episodes(template, made, scripted=True, verify="off")
+    if FULL or name in PRESERVED:
+        outcomes += await play_episodes(
+            template, made, scripted=True, history="preserve", verify="off"
+        )
+    wrong = [outcome.wrong for outcome in outcomes if outcome.wrong]
+    assert not wrong, wrong
+    assert any(outcome.rows for outcome in outcomes), "nothing was judged"
+
+
+async def test_what_could_be_appended_is_appended() -> None:
+    """Unneeded forks and refusals are rare."""
+    rows = []
+    for name in sampled(BY_HAND, 6):
+        made = scripts(ALL[name], "unneeded")
+        outcomes = await play_episodes(ALL[name], made, scripted=True, verify="off")
+        rows += [row for outcome in outcomes for row in outcome.rows]
+    unneeded = bad(rows, UNNEEDED)
+    assert len(unneeded.splitlines()) <= FORKS_TOO_OFTEN * counts(rows)["exact"], unneeded
+
+
+def test_there_are_enough_templates() -> None:
+    assert len(BY_HAND) >= 80
+    assert len(GENERATED) >= 500
+    assert len({template.source for template in ALL.values()}) >= 900
 
 
 @pytest.mark.parametrize("verify", VERIFY)
@@ -67,15 +116,17 @@ async def test_no_episode_is_wrong_and_all_are_trained(name: str, verify: str) -
     assert all(outcome.trained or outcome.ended or excluded(outcome) for outcome in outcomes)
 
 
+@pytest.mark.parametrize("scripted", [False, True])
 @pytest.mark.parametrize(
     "name", ["style_command_numbered", "style_chatglm_rounds", "numbered_results"]
 )
-async def test_templates_that_number_are_trained_to_the_last_turn(name: str) -> None:
-    made = [
-        loop(f"{name}/{SEED}/{n}", calls=calls)
-        for n, calls in enumerate((1, 2, 0) * (3 if FULL else 1))
-    ]
-    outcomes = await play_episodes(ALL[name], made)
+async def test_templates_that_number_are_trained_to_the_last_turn(
+    name: str, scripted: bool
+) -> None:
+    shapes = enumerate((1, 2, 1, 0) * (5 if FULL else 1))
+    seed = f"{name}/{SEED}"
+    made = [loop(f"{seed}/{n}", calls=calls, published=scripted) for n, calls in shapes]
+    outcomes = await play_episodes(ALL[name], made, scripted=scripted)
     assert not failures(outcomes), failures(outcomes)
     assert [outcome.trained for outcome in outcomes] == [len(script.steps) + 1 for script in made]
 

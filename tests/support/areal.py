@@ -18,13 +18,11 @@ INSTALL = (
 
 
 def real(module: str) -> Any:
-    """A module of AReaL."""
     pytest.importorskip("torch", reason=INSTALL)
     return pytest.importorskip(module, reason=INSTALL)
 
 
 def gconfig(**given: Any) -> Any:
-    """AReaL's `GenerationHyperparameters`."""
     return real("areal.api.cli_args").GenerationHyperparameters(**given)
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from support.processes import HOST, Server, serving
 from support.standins import stands_for
+from support.trl_toy import ON_A_CPU
 
 from toolroll.rollout.model.tokenizers import desk_model_path
 from toolroll.trainers.episodes import EpisodeSettings
@@ -72,7 +73,6 @@ def tree_attention(
 
 @contextmanager
 def on_a_cpu() -> Iterator[None]:
-    """Put the stand-ins in place."""
     with pytest.MonkeyPatch.context() as patch:
         trainer = f"{PACKAGE}.async_grpo_trainer.get_peak_flops_per_device"
         patch.setattr(trainer, get_peak_flops_per_device)
@@ -101,14 +101,8 @@ def config_of(folder: Path, url: str, **changes: Any) -> Any:
     from trl.experimental.async_grpo.async_grpo_config import AsyncGRPOConfig
 
     settings: dict[str, Any] = {
+        **ON_A_CPU,
         "output_dir": str(folder / "out"),
-        "use_cpu": True,
-        "bf16": False,
-        "report_to": [],
-        "save_strategy": "no",
-        "disable_tqdm": True,
-        "gradient_checkpointing": False,
-        "seed": 7,
         "vllm_server_base_url": url,
         "token_budget": -1,
         "max_completion_length": 160,

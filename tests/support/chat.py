@@ -27,7 +27,6 @@ class Seen:
 
 
 def fails(status: int, text: str = "no", **headers: str) -> Answer:
-    """A refusal."""
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     return lambda body: web.Response(status=status, text=text, headers=named)
 

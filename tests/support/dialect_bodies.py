@@ -86,7 +86,6 @@ def _arguments(given: dict[str, Any]) -> str:
 
 
 def items_of(history: History) -> list[dict[str, Any]]:
-    """The items of Responses."""
     found: list[dict[str, Any]] = []
     for message in history:
         if message["role"] == "tool":

@@ -42,7 +42,6 @@ class Held:
         return Reply(output_ids=self._ids, hold=self._event, hold_after=self._after)
 
     def release(self) -> None:
-        """Let them all go on."""
         self._event.set()
 
 

@@ -7,13 +7,14 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import aiohttp
 import numpy as np
 from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 from openai.lib.streaming.chat import ChatCompletionStreamState
-from support.episodes import serving
+from support.episodes import answers_of, serving, trained_nowhere
 
 from toolroll.endpoint import Endpoint, EndpointServer, EndpointSettings
 from toolroll.endpoint.sessions.session_store import SessionStore, store_settings
@@ -97,46 +98,18 @@ def judge(
 ) -> None:
     """I1, I2 and the logprobs of a session, by what the engine saw: each trained turn was sampled
     from exactly its prefix, once; and everything sampled is trained, but `refused` answers."""
-    requests = [
-        entry
-        for entry in engine.log
-        if entry.routing_key == session and entry.status == 200 and entry.output_ids
+    parts = [
+        SimpleNamespace(
+            input_ids=np.array(part["input_ids"]),
+            loss_mask=np.array(part["loss_mask"]),
+            logprobs=np.array(part["logprobs"], dtype=np.float32),  # None is NaN
+            turns=[SimpleNamespace(**turn) for turn in part["turns"]],
+        )
+        for part in trajectories
     ]
-    used = [False] * len(requests)
-    for trajectory in trajectories:
-        ids, mask = np.array(trajectory["input_ids"]), np.array(trajectory["loss_mask"])
-        expected = np.zeros(len(ids), dtype=np.int64)
-        sampled = np.zeros(len(ids), dtype=bool)
-        for turn in trajectory["turns"]:
-            start, stop = turn["start"], turn["stop"]
-            sampled[start:stop] = True
-            fits = [
-                at
-                for at, entry in enumerate(requests)
-                if _is(entry, ids, start, stop, trajectory["logprobs"])
-            ]
-            assert fits, "a turn's prompt and sampled ids were never served together"
-            if turn["excluded"] is not None:
-                continue
-            free = [at for at in fits if not used[at]]
-            assert free, "a sampled turn is trained twice"
-            used[free[0]] = True
-            expected[start:stop] = 1
-        assert np.array_equal(mask, expected)
-        missing = [value is None for value in trajectory["logprobs"]]
-        assert missing == (~sampled).tolist()
-    nowhere = used.count(False)
+    nowhere = trained_nowhere(parts, answers_of(engine, session))
     assert nowhere == refused, f"{nowhere} sampled turns are trained nowhere, expected {refused}"
     assert engine.killed == 0
-
-
-def _is(entry: Any, ids: Any, start: int, stop: int, logprobs: list[float | None]) -> bool:
-    served, own = (np.array(each, np.float32) for each in (entry.logprobs, logprobs[start:stop]))
-    return (
-        np.array_equal(entry.input_ids, ids[:start])
-        and np.array_equal(entry.output_ids, ids[start:stop])
-        and np.array_equal(served, own)
-    )
 
 
 async def streamed(client: AsyncOpenAI, **asked: Any) -> Any:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from support.episodes import trained_nowhere
 from support.proxy import CountingProxy, SeenRequest
 
 from toolroll.rollout.types import Trajectory
@@ -20,11 +21,9 @@ CLOSE = 1e-4
 
 @dataclass(frozen=True, slots=True)
 class EngineAnswer:
-    """One answer of `/generate`."""
-
     session: str
-    prompt: list[int]
-    sampled: list[int]
+    input_ids: list[int]
+    output_ids: list[int]
     logprobs: list[float]
 
 
@@ -42,8 +41,8 @@ def _answer(seen: SeenRequest) -> EngineAnswer:
     sampled = json.loads(lines[0])["meta_info"]["output_token_logprobs"]
     return EngineAnswer(
         session=str(seen.routing_key),
-        prompt=seen.json()["input_ids"],
-        sampled=[entry[1] for entry in sampled],
+        input_ids=seen.json()["input_ids"],
+        output_ids=[entry[1] for entry in sampled],
         logprobs=[entry[0] for entry in sampled],
     )
 
@@ -52,21 +51,9 @@ def judge_answers(trajectories: Sequence[Trajectory], answers: Sequence[EngineAn
     """Each of `answers`, which are those of one session, is one turn and trained exactly once, with
     the engine's ids and logprobs. Nothing else is trained.
     """
-    left = {(tuple(each.prompt), tuple(each.sampled)): each for each in answers}
-    assert len(left) == len(answers), "two answers are equal"
-    for part in trajectories:
-        ids, mask = part.input_ids.tolist(), np.zeros(len(part), dtype=np.int32)
-        for turn in part.turns:
-            if turn.excluded == "context":  # trained in another sequence
-                continue
-            assert turn.excluded is None, turn.excluded
-            key = tuple(ids[: turn.start]), tuple(ids[turn.start : turn.stop])
-            assert key in left, "the engine never sampled this turn, or it is trained twice"
-            logprobs = np.array(left.pop(key).logprobs, dtype=np.float32)
-            assert np.array_equal(part.logprobs[turn.start : turn.stop], logprobs)
-            mask[turn.start : turn.stop] = 1
-        assert np.array_equal(part.loss_mask, mask)
-    assert not left, "an answer is trained nowhere"
+    turns = [turn for part in trajectories for turn in part.turns]
+    assert all(turn.excluded in (None, "context") for turn in turns)  # trained in another sequence
+    assert trained_nowhere(trajectories, answers) == 0
 
 
 def largest_error(folder: Path, trajectories: Sequence[Trajectory]) -> float:

@@ -15,7 +15,7 @@ from toolroll.rollout.engine import Engine, EngineConfig
 from toolroll.rollout.model.model import Model
 from toolroll.rollout.template import ChatTemplate
 from toolroll.rollout.types import InteractionResult, Trajectory
-from toolroll.testing import EmbeddedEngine, reference_logprob
+from toolroll.testing import EmbeddedEngine, LoggedRequest, reference_logprob
 
 
 def call(name: str = "look", **arguments: Any) -> str:
@@ -89,52 +89,46 @@ def judge_tokens(
     trajectories: Sequence[Trajectory], engine: EmbeddedEngine, session_id: str, *, refused: int = 0
 ) -> None:
     """As `judge`, of the trajectories of a session."""
-    requests = [
-        entry
-        for entry in engine.log
-        if entry.routing_key == session_id and entry.status == 200 and entry.output_ids
-    ]
-    sampled = {id(entry): False for entry in requests}
-    for trajectory in trajectories:
-        _judge_trajectory(trajectory, requests, sampled)
+    nowhere = trained_nowhere(trajectories, answers_of(engine, session_id))
     excluded = any(turn.excluded not in (None, "context") for t in trajectories for turn in t.turns)
-    if not excluded:
-        assert list(sampled.values()).count(False) == refused, "a sampled turn is trained nowhere"
+    assert excluded or nowhere == refused, f"{nowhere} sampled turns are trained nowhere"
     assert engine.killed == 0
+    for trajectory in trajectories:
+        for at in np.flatnonzero(trajectory.loss_mask)[:5]:
+            expected = reference_logprob(trajectory.input_ids[:at], int(trajectory.input_ids[at]))
+            assert trajectory.logprobs[at] == np.float32(expected)
 
 
-def _judge_trajectory(
-    trajectory: Trajectory, requests: list[Any], sampled: dict[int, bool]
-) -> None:
-    mask = np.zeros(len(trajectory), dtype=np.int32)
-    for turn in trajectory.turns:
-        prompt, said = (
-            trajectory.input_ids[: turn.start],
-            trajectory.input_ids[turn.start : turn.stop],
-        )
-        entry = next(
-            (
-                e
-                for e in requests
-                if len(e.input_ids) == turn.start
-                and np.array_equal(e.input_ids, prompt)
-                and np.array_equal(np.array(e.output_ids), said)
-            ),
-            None,
-        )
-        assert entry is not None, "a turn's prompt and sampled ids were never served together"
-        assert np.array_equal(
-            trajectory.logprobs[turn.start : turn.stop], np.array(entry.logprobs, dtype=np.float32)
-        )
-        if turn.excluded is None:
-            assert not sampled[id(entry)], "a sampled turn is trained twice"
-            sampled[id(entry)] = True
-            mask[turn.start : turn.stop] = 1
-    assert np.array_equal(trajectory.loss_mask, mask)
-    outside = np.ones(len(trajectory), dtype=bool)
-    for turn in trajectory.turns:
-        outside[turn.start : turn.stop] = False
-    assert np.isnan(trajectory.logprobs[outside]).all()
-    for at in np.flatnonzero(trajectory.loss_mask)[:5]:
-        expected = reference_logprob(trajectory.input_ids[:at], int(trajectory.input_ids[at]))
-        assert trajectory.logprobs[at] == np.float32(expected)
+def answers_of(engine: EmbeddedEngine, session_id: str) -> list[LoggedRequest]:
+    """The complete answers to the requests of a session."""
+    log = [entry for entry in engine.log if entry.routing_key == session_id]
+    return [entry for entry in log if entry.status == 200 and entry.output_ids]
+
+
+def trained_nowhere(trajectories: Sequence[Any], answers: Sequence[Any]) -> int:
+    """Return how many of an engine's `answers` are trained nowhere. Each sampled turn must be an
+    answer to exactly its prefix, with the answer's logprobs, and no answer may be trained twice.
+    All other tokens have no loss and no logprob.
+    """
+    left = {id(answer) for answer in answers}
+    for part in trajectories:
+        mask, outside = np.zeros(len(part.input_ids)), np.ones(len(part.input_ids), dtype=bool)
+        for turn in part.turns:
+            sampled = slice(turn.start, turn.stop)
+            outside[sampled] = False
+            fitting = [
+                id(answer)
+                for answer in answers
+                if np.array_equal(answer.input_ids, part.input_ids[: turn.start])
+                and np.array_equal(answer.output_ids, part.input_ids[sampled])
+                and np.array_equal(np.array(answer.logprobs, np.float32), part.logprobs[sampled])
+            ]
+            assert fitting, "a turn's prompt, sampled ids and logprobs were never served together"
+            if turn.excluded is None:
+                free = left.intersection(fitting)
+                assert free, "a sampled turn is trained twice"
+                left.remove(free.pop())
+                mask[sampled] = 1
+        assert np.array_equal(part.loss_mask, mask)
+        assert np.array_equal(np.isnan(part.logprobs), outside)
+    return len(left)

@@ -71,7 +71,6 @@ def write_run(folder: Path, episodes: list[Episode], env: str = "pond") -> Path:
 
 
 def trajectory_of(folder: Path, task: str, sample: int, env: str = "pond") -> dict[str, Any]:
-    """The ATIF file of one episode."""
     path = folder / env / f"{task}__{sample}" / "agent" / "trajectory.json"
     read: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     return read

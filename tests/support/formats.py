@@ -2,8 +2,7 @@
 its specification.
 
 A writer returns the text of the reply after the visible `text`, without the stop token.
-`tests/support/examples.py` names
-the sources.
+`support.examples` names the sources.
 """
 
 from __future__ import annotations
@@ -104,7 +103,6 @@ def writer(
 
 
 def escaped(value: Any) -> str:
-    """A value with the escapes of XML."""
     return html.escape(bare(value))
 
 
@@ -210,7 +208,6 @@ def dsml(brand: str, block: str, invoke: str = "invoke", parameter: str = "param
 
 
 def kimi_k3(calls: Sequence[Call]) -> str:
-    """Channels of opened and closed names."""
     kinds = {**_KINDS, int: "number"}
     parts = []
     for index, (name, arguments) in enumerate(calls, 1):
@@ -226,14 +223,12 @@ def kimi_k3(calls: Sequence[Call]) -> str:
 
 
 def mistral(calls: Sequence[Call]) -> str:
-    """A list of JSON objects."""
     return "[TOOL_CALLS] " + dumps(
         [{"name": name, "arguments": arguments} for name, arguments in calls]
     )
 
 
 def python_calls(calls: Sequence[Call]) -> str:
-    """A list of Python calls."""
     parts = (
         f"{name}({', '.join(f'{key}={value!r}' for key, value in arguments.items())})"
         for name, arguments in calls
@@ -242,7 +237,6 @@ def python_calls(calls: Sequence[Call]) -> str:
 
 
 def lfm2(calls: Sequence[Call]) -> str:
-    """The same between markers."""
     return f"<|tool_call_start|>{python_calls(calls)}<|tool_call_end|>"
 
 
@@ -255,14 +249,12 @@ def _gemma(value: Any) -> str:
 
 
 def gemma4(calls: Sequence[Call]) -> str:
-    """Objects with bare keys and quoted strings."""
     return "".join(
         f"<|tool_call>call:{name}{_gemma(arguments)}<tool_call|>" for name, arguments in calls
     )
 
 
 def cohere(calls: Sequence[Call]) -> str:
-    """A list of JSON objects in an action block."""
     found = [
         {"tool_call_id": str(index), "tool_name": name, "parameters": arguments}
         for index, (name, arguments) in enumerate(calls)
@@ -271,7 +263,6 @@ def cohere(calls: Sequence[Call]) -> str:
 
 
 def apertus(calls: Sequence[Call]) -> str:
-    """A list of `{name: arguments}`."""
     return (
         f"<|tools_prefix|>{dumps([{name: arguments} for name, arguments in calls])}<|tools_suffix|>"
     )
@@ -291,7 +282,6 @@ def _m3(key: str, value: Any) -> str:
 
 
 def minimax_m3(calls: Sequence[Call]) -> str:
-    """Elements in elements, a token before each tag."""
     parts = []
     for name, arguments in calls:
         inner = "".join(_m3(key, value) for key, value in arguments.items())
@@ -434,7 +424,6 @@ def schema_of(value: Any) -> dict[str, Any]:
 
 
 def tools_for(calls: Sequence[Call]) -> list[dict[str, Any]]:
-    """Tools that these calls fit."""
     properties: dict[str, dict[str, Any]] = {}
     for name, arguments in calls:
         properties.setdefault(name, {}).update(

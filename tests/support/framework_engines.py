@@ -9,76 +9,29 @@ from typing import Any
 
 from support.experts import sent_experts
 from support.generate import generate, sglang_names
-from support.standins import stands_for
+from support.standins import recorded_class, stands_for
+
+_CONFIG = "skyrl.train.config.config"
+SkyrlSamplingParams = recorded_class(f"{_CONFIG}:SamplingParams")
+SkyrlChatTemplate = recorded_class(f"{_CONFIG}:ChatTemplateConfig")
+TrajectoryID = recorded_class("skyrl.train.generators.base:TrajectoryID")
+_Returned = recorded_class(f"{_CONFIG}:InferenceEngineConfig", "enable_return_routed_experts")
 
 
-@stands_for("skyrl.train.config.config:SamplingParams")
+@stands_for(f"{_CONFIG}:InferenceEngineConfig", own="__init__ enable_return_sample_support_set")
 @dataclass
-class SkyrlSamplingParams:
-    """SkyRL's `SamplingParams`."""
-
-    max_generate_length: int = 1024
-    repetition_penalty: float = 1.0
-    temperature: float = 1.0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    top_k: int = -1
-    logprobs: int | None = 1
-    stop: list[str] | None = None
-    additional_kwargs: dict[str, Any] | None = None
-
-
-@stands_for("skyrl.train.config.config:ChatTemplateConfig")
-@dataclass
-class SkyrlChatTemplate:
-    """SkyRL's `ChatTemplateConfig`."""
-
-    source: str = "name"
-    name_or_path: str | None = None
-
-
-@stands_for(
-    "skyrl.train.config.config:InferenceEngineConfig",
-    own="__init__ enable_return_sample_support_set",
-)
-@dataclass
-class SkyrlInference:
+class SkyrlInference(_Returned):  # type: ignore[misc, valid-type]
     """Of SkyRL's `InferenceEngineConfig`, what an engine returns."""
 
-    enable_return_routed_experts: bool = False
     enable_return_sample_support_set: bool = False  # of SkyRL 0.4
 
 
-@stands_for("skyrl.train.config.config:GeneratorConfig")
-@dataclass
-class GeneratorConfig:
-    """SkyRL's `GeneratorConfig`."""
-
-    inference_engine: Any = field(default_factory=SkyrlInference)
-    n_samples_per_prompt: int = 5
-    batched: bool = False
-    max_turns: int = 1
-    max_input_length: int | None = None
-    chat_template: SkyrlChatTemplate = field(default_factory=SkyrlChatTemplate)
-    chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
-    sampling_params: SkyrlSamplingParams = field(default_factory=SkyrlSamplingParams)
-    use_conversation_multi_turn: bool = True
-    append_eos_token_after_stop_str_in_multi_turn: bool = True
-    eval_sampling_params: SkyrlSamplingParams | None = None
-    eval_n_samples_per_prompt: int = 1
-    zero_reward_on_non_stop: bool = False
-    use_cache_salt: bool = True
-    apply_overlong_filtering: bool = False
-    step_wise_trajectories: bool = False
-    vision_language_generator: bool = False
-    merge_stepwise_output: bool = False
-
-
-@stands_for("skyrl.train.generators.base:TrajectoryID")
-@dataclass
-class TrajectoryID:
-    instance_id: str
-    repetition_id: int
+GeneratorConfig = recorded_class(
+    f"{_CONFIG}:GeneratorConfig",
+    inference_engine=SkyrlInference,
+    chat_template=SkyrlChatTemplate,
+    sampling_params=SkyrlSamplingParams,
+)
 
 
 @stands_for(
@@ -110,10 +63,10 @@ class SkyrlClient:
             input_batch["session_ids"][0],
             return_routed_experts=self.experts,
         )
-        experts = [sent_experts(sampled.answer).tolist()] if self.experts else None
+        experts = [sent_experts(sampled.body).tolist()] if self.experts else None
         return {
-            "responses": [sampled.answer["text"]],
-            "response_ids": [sampled.ids],
+            "responses": [sampled.body["text"]],
+            "response_ids": [sampled.output_ids],
             "stop_reasons": [sampled.reason],
             "response_logprobs": [sampled.logprobs],
             "prompt_logprobs": None,

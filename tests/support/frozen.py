@@ -16,8 +16,7 @@ from typing import Any
 import pytest
 from support import slime_mirror
 from support.adversarial.dialogues import dialogues
-from support.adversarial.episodes import play_episodes
-from support.adversarial.play import control_words, tokenizer_of
+from support.adversarial.episodes import control_words, play_episodes, tokenizer_of
 from support.adversarial.templates import by_hand
 from support.adversarial.token_judge import Judge
 from support.endpoints import endpoint

@@ -220,14 +220,11 @@ class Row:
 
     @property
     def trained(self) -> list[int]:
-        """The positions of the trained tokens."""
         return [at for at, one in enumerate(self.mask) if one]
 
 
 @dataclass(frozen=True)
 class Played:
-    """An episode of the file."""
-
     task: int
     sample: int
     reward: float | None
@@ -257,13 +254,11 @@ def read(file: Path) -> list[Played]:
 
 
 def groups(world: World) -> list[list[Played]]:
-    """The episodes of the file by task."""
     episodes = read(world.file)
     return [[one for one in episodes if one.task == task] for task in PLAYED]
 
 
 def trained(world: World) -> int:
-    """The number of the file's trained tokens."""
     return sum(one.tokens for one in read(world.file))
 
 

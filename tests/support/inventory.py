@@ -241,7 +241,6 @@ def recorded() -> dict[str, Any]:
 
 
 def main() -> None:
-    """Record a package's names."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("package")
     parser.add_argument("names", nargs="*", metavar="NAME")

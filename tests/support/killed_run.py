@@ -43,12 +43,10 @@ class Moment:
     calls: int
 
     def begin(self) -> None:
-        """The run has started."""
         if self.episodes == 0:
             sys.setprofile(self._count)
 
     def write(self) -> None:
-        """The run is about to write an episode."""
         self.episodes -= 1
         if self.episodes == 0:
             sys.setprofile(self._count)
@@ -102,7 +100,6 @@ def play(tokenizer: Any, folder: Path, episodes: int, moment: Moment = NEVER) ->
 
 
 def main(folder: Path, episodes: int, kills: int, seed: int) -> None:
-    """Play both runs and print what happened."""
     rng = random.Random(seed)
     tokenizer = load_embedded_tokenizer()
     assert not play(tokenizer, folder / "whole", episodes)

@@ -51,8 +51,6 @@ class Killer:
 
 
 async def run(tokenizer: Any, folder: Path, samples: int, killer: Killer) -> None:
-    """Play what is left."""
-
     def reply(request: PolicyRequest) -> str:
         killer.reached("request")
         turn = request.text.count("<|turn|>assistant")
@@ -75,13 +73,11 @@ async def run(tokenizer: Any, folder: Path, samples: int, killer: Killer) -> Non
 
 
 def play(tokenizer: Any, folder: Path, samples: int, moment: Moment | None) -> None:
-    """Play in a child process."""
     killed = in_child(lambda: run(tokenizer, folder, samples, Killer(moment)))
     assert killed == (moment is not None)
 
 
 def main(folder: Path, kills: int) -> None:
-    """Play the run with all its kills."""
     write_task(folder / "tasks")
     tokenizer = load_embedded_tokenizer()
     samples, answers = 2 + kills // 4, 0

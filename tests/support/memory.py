@@ -40,7 +40,6 @@ def kept(call: Callable[[], object], module: ModuleType) -> int:
 
 
 def forget_peak() -> None:
-    """Reset the peak that `peak_resident` returns."""
     Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
 
 

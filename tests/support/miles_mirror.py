@@ -9,20 +9,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from support.slime_mirror import SharedSample
-from support.standins import stand_in, stands_for
+from support.standins import recorded_class, stand_in, stands_for
 
 COMMIT = "31f1ca961a94cb860cec3b2dea34ec332bfa8f76"
 
 
-@stands_for("miles.utils.types:Sample")
-@dataclass
-class Sample(SharedSample):
-    rollout_indexer_topk: Any = None
-    opd_reverse_kl: list[float] | None = None
-    adapter: Any = None
-    reward_spec: Any = None
-    routing_key: str | None = None
+Sample = recorded_class("miles.utils.types:Sample")
+GenerateFnOutput = recorded_class("miles.rollout.base_types:GenerateFnOutput")
 
 
 @stands_for(
@@ -36,23 +29,14 @@ class GenerateState:
     aborted: bool = False
 
 
-@stands_for("miles.rollout.base_types:GenerateFnInput")
-@dataclass(frozen=True)
-class GenerateFnInput:
-    state: GenerateState
-    sample: Any
-    sampling_params: dict[str, Any]
-    evaluation: bool
+_INPUT = "miles.rollout.base_types:GenerateFnInput"
 
+
+@stands_for(_INPUT)
+class GenerateFnInput(recorded_class(_INPUT)):  # type: ignore[misc]
     @property
-    def args(self) -> Namespace:
+    def args(self) -> Any:
         return self.state.args
-
-
-@stands_for("miles.rollout.base_types:GenerateFnOutput")
-@dataclass(frozen=True)
-class GenerateFnOutput:
-    samples: Any
 
 
 @stands_for("miles.utils.lora:lora_rollout_enabled")

@@ -18,26 +18,19 @@ the vocabulary's normalizer applies.
 from __future__ import annotations
 
 import itertools
-import json
 import re
 import unicodedata
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any
 
-from support.oracle_scenarios import MARK, Message, Scenario, Tool
-from tokenizers import Tokenizer
-
-Kind = Literal["append", "drift", "rewrite", "raises"]
-
-
-class Inapplicable(Exception):
-    """The scenario says nothing about this template; the text says why."""
-
-
-class Refused(Exception):
-    """The template refuses the conversation."""
+from support.adversarial.texts import CLOSES, ControlTokens, common, with_arguments
+from support.adversarial.token_judge import Inapplicable as Inapplicable
+from support.adversarial.token_judge import Kind
+from support.adversarial.token_judge import Refused as Refused
+from support.adversarial.token_judge import Truth as Truth
+from support.oracle_scenarios import MARK, Message, Messages, Scenario, Tool, Tools
 
 
 @dataclass(frozen=True)
@@ -54,17 +47,6 @@ class Case:
 
 
 @dataclass(frozen=True)
-class Truth:
-    """`input_ids`: what to append (`append`, `drift`), or the only right tail if the stream is kept
-    (`rewrite`; None: there is none). `careless_ids`: what the same text gives when control text in
-    bodies becomes control tokens."""
-
-    kind: Kind
-    input_ids: list[int] | None = None
-    careless_ids: list[int] | None = None
-
-
-@dataclass(frozen=True)
 class Ending:
     """How the turn ends in renders: its last text, what follows, and the stop token."""
 
@@ -73,28 +55,16 @@ class Ending:
     stop: str
 
 
-class Oracle:
+class Oracle(ControlTokens):
     """Judges one tokenizer with its chat template."""
 
     def __init__(self, tokenizer: Any) -> None:
-        self.tokenizer = tokenizer
-        source = str(tokenizer.chat_template)
-        self.control: dict[str, int] = {}
-        self._words: dict[str, int] = {}
-        for index, token in tokenizer.added_tokens_decoder.items():
-            is_marker = token.special or token.content in source
-            (self.control if is_marker else self._words)[token.content] = index
-        self.pattern, self._word = (
-            re.compile("|".join(map(re.escape, sorted(texts, key=len, reverse=True))) or r"(?!)")
-            for texts in (self.control, self._words)
-        )
+        super().__init__(tokenizer, str(tokenizer.chat_template))
         self._renders: dict[str, str] = {}
 
     # --- renders and ids --------------------------------------------------------------------------
 
-    def render(
-        self, messages: Sequence[Message], tools: Sequence[Tool] | None, *, generate: bool
-    ) -> str:
+    def render(self, messages: Messages, tools: Tools, *, generate: bool) -> str:
         """The template's text, remembered. Arguments are given as dicts, or as JSON text if it
         takes no dicts. A thought is also given as `thinking` if the template reads only this field,
         or an empty one if it refuses that (transformers 5.24 adds the field).
@@ -104,16 +74,16 @@ class Oracle:
             self._renders[key] = self._rendered(messages, tools, generate=generate)
         return self._renders[key]
 
-    def _rendered(
-        self, messages: Sequence[Message], tools: Sequence[Tool] | None, *, generate: bool
-    ) -> str:
+    def _rendered(self, messages: Messages, tools: Tools, *, generate: bool) -> str:
         failure: Exception | None = None
         source = str(self.tokenizer.chat_template)
         reads_thinking = "message.thinking" in source and "reasoning_content" not in source
-        for form, joins, thinks in itertools.product(
-            (_as_dict, _as_text), (False, True), ("all", None, "") if reads_thinking else (None,)
+        for as_text, joins, thinks in itertools.product(
+            (False, True), (False, True), ("all", None, "") if reads_thinking else (None,)
         ):
-            prepared = [_prepared(message, form, joins=joins) for message in messages]
+            prepared = [
+                with_arguments(_joined(m) if joins else m, as_text=as_text) for m in messages
+            ]
             if not self._takes_null:
                 prepared = [
                     {**m, "content": ""} if m.get("tool_calls") and m.get("content") is None else m
@@ -162,34 +132,16 @@ class Oracle:
                 return bool(null) and all(null.count(word) == empty.count(word) for word in words)
         return True
 
-    @cached_property
-    def _plain(self) -> Tokenizer:
-        data = json.loads(self.tokenizer.backend_tokenizer.to_str())
-        data |= {"added_tokens": [], "post_processor": None}
-        return Tokenizer.from_str(json.dumps(data))
-
-    def careless(self, text: str) -> list[int]:
-        """Ids with every control-token text a control token."""
-        return list(self.tokenizer.encode(text, add_special_tokens=False))
-
     def careful(self, masked: str, restore: Callable[[str], str]) -> list[int]:
         """Ids of a render with masked bodies: its control tokens are the template's."""
         ids: list[int] = []
         at = 0
         for found in [*self.pattern.finditer(masked), None]:
             piece = restore(masked[at : found.start() if found else len(masked)])
-            ids += self._with_words(piece)
+            ids += self.plain(piece)
             if found:
                 ids.append(self.control[found.group()])
                 at = found.end()
-        return ids
-
-    def _with_words(self, text: str) -> list[int]:
-        ids: list[int] = []
-        for part in re.split(f"({self._word.pattern})", text):
-            known = self._words.get(part)
-            plain = self._plain.encode(part, add_special_tokens=False).ids if part else []
-            ids += plain if known is None else [known]
         return ids
 
     def mask(self, value: Any) -> Any:
@@ -214,14 +166,12 @@ class Oracle:
 
     # --- prompts ----------------------------------------------------------------------------------
 
-    def prompt(self, messages: Sequence[Message], tools: Sequence[Tool] | None) -> list[int]:
+    def prompt(self, messages: Messages, tools: Tools) -> list[int]:
         """The ids of a first prompt. Raises `Refused` as the template does."""
         text = self.render(messages, tools, generate=True)
         return self._ids(text, len(text), messages, tools)
 
-    def _ids(
-        self, text: str, length: int, messages: Sequence[Message], tools: Sequence[Tool] | None
-    ) -> list[int]:
+    def _ids(self, text: str, length: int, messages: Messages, tools: Tools) -> list[int]:
         """The ids of the last `length` characters of `text`, the prompt of `messages`."""
         masked = self.render(
             self.mask(list(messages)), self.mask(list(tools)) if tools else None, generate=True
@@ -366,7 +316,7 @@ class Oracle:
 
     def _ending(self, scenario: Scenario, rest: str) -> Ending:
         """Where the model stopped: at the template's close, or at the next role marker (GLM)."""
-        closes = {text for text in _CLOSES if text in self.control}
+        closes = self.control.keys() & {*CLOSES, "<sep>"}
         found = next(
             (match for match in self.pattern.finditer(rest) if match.group() in closes), None
         )
@@ -410,28 +360,15 @@ class Oracle:
                 ids.append(self.control[piece])
                 continue
             for start in range(0, len(piece), 3):
-                ids += self._plain.encode(piece[start : start + 3], add_special_tokens=False).ids
+                ids += self.plain(piece[start : start + 3])
         return ids
-
-
-# The tokens that end a turn in published models, even if a call has other markers after its last
-# argument.
-_CLOSES = (
-    "<|im_end|>", "<|return|>", "<|call|>", "<|end|>", "<turn|>", "<|eot|>", "<|eom|>",
-    "<|eot_id|>", "<|eom_id|>",
-    "<|END_OF_TURN_TOKEN|>", "<｜end▁of▁sentence｜>", "[e~[", "<end_of_turn>", "<|end_of_text|>",
-    "<SPECIAL_12>", "<end_of_sentence>", "<sep>", "<seed:eos>",
-)  # fmt: skip
 
 
 def _turn_start(prompt: str, alone: str) -> int:
     """Where the turn begins in `alone`, its own render: after the prompt, or where they differ."""
     if alone.startswith(prompt):
         return len(prompt)
-    at = next(
-        (i for i, (a, b) in enumerate(zip(prompt, alone, strict=False)) if a != b),
-        min(len(prompt), len(alone)),
-    )
+    at = common(prompt, alone)
     if len(prompt) - at > 60:
         raise Inapplicable("the template rewrites the prompt when the turn itself is rendered")
     return at
@@ -454,7 +391,7 @@ def _squash(text: str) -> str:
     return re.sub(r"\s+", "", unicodedata.normalize("NFC", text))
 
 
-def _shows_parts(messages: Sequence[Message], text: str) -> bool:
+def _shows_parts(messages: Messages, text: str) -> bool:
     """Whether the template shows the text of each part, not the list of parts in Python's form."""
     contents = [
         message["content"] for message in messages if isinstance(message.get("content"), list)
@@ -465,26 +402,9 @@ def _shows_parts(messages: Sequence[Message], text: str) -> bool:
     )
 
 
-def _prepared(message: Message, form: Callable[[Any], Any], *, joins: bool) -> Message:
+def _joined(message: Message) -> Message:
+    """The message, with its text parts as one text."""
     content = message.get("content")
-    if joins and isinstance(content, list):
-        message = {**message, "content": "".join(part["text"] for part in content)}
-    if not message.get("tool_calls"):
+    if not isinstance(content, list):
         return message
-    made = [
-        {**c, "function": {**c["function"], "arguments": form(c["function"]["arguments"])}}
-        for c in message["tool_calls"]
-    ]
-    return {**message, "tool_calls": made}
-
-
-def _as_dict(arguments: Any) -> Any:
-    return json.loads(arguments) if isinstance(arguments, str) else arguments
-
-
-def _as_text(arguments: Any) -> str:
-    return (
-        arguments
-        if isinstance(arguments, str)
-        else json.dumps(arguments, ensure_ascii=False, separators=(",", ":"))
-    )
+    return {**message, "content": "".join(part["text"] for part in content)}

@@ -38,7 +38,6 @@ class Row:
 
 
 def verdict(truth: Truth, outcome: Outcome, history: History) -> str:
-    """The verdict on an outcome."""
     what, value = outcome
     if what == "crash":
         return "crashed"

@@ -222,13 +222,13 @@ def kill_group(process: subprocess.Popen[bytes]) -> None:
 
 def members(group: int) -> list[int]:
     """The living processes of a process group."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                state, _, pgrp = (entry / "stat").read_text().rpartition(")")[2].split()[:3]
-            except (OSError, ValueError):
-                continue
-            if int(pgrp) == group and state != "Z":
-                found.append(int(entry.name))
-    return found
+    return [pid for pid, _, own in living() if own == group]
+
+
+def living() -> Iterator[tuple[int, int, int]]:
+    """The ids of all living processes, of their parents and of their groups."""
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError, ValueError):
+            state, parent, group = stat.read_text().rpartition(")")[2].split()[:3]
+            if state != "Z":
+                yield int(stat.parent.name), int(parent), int(group)

@@ -62,12 +62,10 @@ def command_of(file: Path = AGENT) -> str:
 
 
 def program(model: Model, command: str | None = None, **settings: Any) -> ProgramAgent:
-    """An agent that runs `command`."""
     return make_program_agent(model, {"command": command or command_of(), **settings})
 
 
 def factory(folder: Path, **options: Any) -> EnvironmentClass:
-    """The tasks in `folder`."""
     return EnvironmentClass(HarborTask, "harbor", {"path": str(folder), **options})
 
 
@@ -86,7 +84,6 @@ async def play(
 
 
 def processes_of(word: str) -> list[str]:
-    """The running processes whose command line contains `word`."""
     lines = subprocess.run(["ps", "-ww", "-eo", "args"], capture_output=True, text=True, check=True)
     return [line for line in lines.stdout.splitlines() if word in line]
 

@@ -55,7 +55,6 @@ class CountingProxy:
     requests: list[SeenRequest] = field(default_factory=list)
 
     def generations(self) -> list[SeenRequest]:
-        """The requests for /generate."""
         return [seen for seen in list(self.requests) if seen.path == "/generate"]
 
     def clear(self) -> None:

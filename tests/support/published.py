@@ -110,7 +110,6 @@ async def episode(
 
 
 def text_of(tokenizer: Any, trajectory: Trajectory) -> str:
-    """All tokens as text."""
     return str(tokenizer.decode(trajectory.input_ids, skip_special_tokens=False))
 
 

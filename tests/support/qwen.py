@@ -112,7 +112,6 @@ def trl_templates() -> dict[str, str]:
 
 
 def trl_template(name: str) -> str:
-    """The source of one chat template of the trl wheel, `qwen3` say."""
     found = trl_templates()
     if name not in found:
         version = importlib.metadata.version("trl")
@@ -141,7 +140,6 @@ def all_templates() -> dict[str, str]:
 
 
 def tool_templates() -> dict[str, str]:
-    """Those of `all_templates` that mention tools."""
     return {name: source for name, source in all_templates().items() if "tool" in source}
 
 

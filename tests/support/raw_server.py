@@ -15,7 +15,6 @@ Talk = Callable[["Talker"], Awaitable[None]]
 
 
 def ok(body: bytes, *headers: str) -> bytes:
-    """A whole answer with `body`."""
     lines = "".join(f"{line}\r\n" for line in headers)
     return f"HTTP/1.1 200 OK\r\n{lines}Content-Length: {len(body)}\r\n\r\n".encode() + body
 
@@ -51,12 +50,10 @@ class Talker:
         self.posts += 1
 
     async def say(self, data: bytes) -> None:
-        """Send `data`."""
         self.writer.write(data)
         await self.writer.drain()
 
     async def gone(self) -> None:
-        """Wait until the client has closed."""
         await self.reader.read()
 
 
@@ -70,11 +67,9 @@ class TalkingServer:
         self.changed = asyncio.Event()
 
     def rids(self, path: str) -> list[str]:
-        """The rids of the requests for `path`."""
         return [body["rid"] for line, _, body in self.heard if line.split()[1] == path]
 
     async def until(self, done: Callable[[TalkingServer], bool]) -> None:
-        """Wait for what is heard."""
         while not done(self):
             self.changed.clear()
             await self.changed.wait()

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.processes import living
 
 from toolroll.evaluation.run_config import RunConfig
 from toolroll.rollout.runs.registry import find_environment
@@ -60,10 +61,7 @@ def desk_run(engine: EmbeddedEngine, out: Path, **more: Any) -> RunConfig:
 
 def workers() -> list[int]:
     """The processes below this one that play episodes, or are started for it."""
-    parents: dict[int, int] = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):
-            parents[int(stat.parent.name)] = int(stat.read_text().rpartition(")")[2].split()[1])
+    parents = {pid: parent for pid, parent, _ in living()}
     below, last = {os.getpid()}, set[int]()
     while below != last:
         last = set(below)

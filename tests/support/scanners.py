@@ -1,5 +1,4 @@
-"""Properties of the parsers' scanners for any input: bytes from a coverage-guided fuzzer, and the
-text that they represent.
+"""Properties of the parsers' scanners for any text.
 
 Texts that failed are kept with their scanner in `tests/unit/parsers/corpus`.
 """
@@ -18,7 +17,7 @@ from toolroll.parsers.reading.python_text import python_value, read_call
 from toolroll.parsers.reading.resolve import Schema
 from toolroll.parsers.reading.source import Source
 from toolroll.parsers.reading.values import value_by_schema
-from toolroll.parsers.registry import built_in_parsers, get_parser
+from toolroll.parsers.registry import get_parser
 
 _DECODER = json.JSONDecoder()
 _EITHER = {"anyOf": [{"type": "object"}, {"type": "array"}]}
@@ -30,47 +29,8 @@ _SCHEMAS = (
     Schema({"type": "array", "items": {}}),
     None,
 )
-_FORMATS = tuple(get_parser(kind.name) for kind in built_in_parsers())
 _TYPES = {"id": "string", "n": "integer", "m": "object", "l": "array"}
 _TOOLS = [tool("x", {name: {"type": kind} for name, kind in _TYPES.items()})]
-FRAGMENTS = (
-    "{", "}", "[", "]", '"', "'", "\\", ",", ":", "=", "(", ")", "<", ">", "\n", " ", "x", "id",
-    "n", "m", "l", "1", "-", ".5", "e9",
-    '{"name": "x", "arguments": {', '"id": "a"', '"n": 1', "null", "true", "True", "[x(id='a')",
-    "x(", "n=1", "\\u00e9", "\\ud800",
-    '"name"', '"x"', '">', "item>", "</", "é", "𝛑", "\x00", "<think>", "</think>", "<|", "|>",
-    "NaN", "1e999", "```json\n", "\n```",
-)  # fmt: skip
-_EXTRA = {
-    "gpt-oss": ("<|channel|>commentary to=functions.x <|constrain|>json", "to=functions.x"),
-    "muse": (" to=x<|message|>", '<atem:parameter name="id">', '<atem:invoke name="x">'),
-    "beam": (
-        " to=x<|channel|>analysis <|constrain|>xml<|message|>",
-        '<rfl:parameter name="id">\n',
-        "\n</rfl:parameter>",
-    ),
-    "minimax-m3": (
-        ']<]minimax[>[<invoke name="x">',
-        "]<]minimax[>[</invoke>",
-        "]<]minimax[>[<id>",
-        "]<]minimax[>[</id>",
-    ),
-    "gemma4": ("call:x{", "id:", '<|"|>'),
-}
-
-
-def text_of(data: bytes) -> tuple[str, str]:
-    """The name of a format, and a text of its markers and of fragments, that `data` stands for."""
-    if not data:
-        return _FORMATS[0].name, ""
-    parser = _FORMATS[data[0] % len(_FORMATS)]
-    shape, tags = getattr(parser, "shape", None), ()
-    if shape is not None:
-        name = shape.call[0] + "x" + shape.name_end[0]
-        tags = (*shape.key, *shape.value, *shape.name_end, name)
-    own = (*parser.openers, *parser.markers, *tags, *_EXTRA.get(parser.name, ()))
-    words = tuple(dict.fromkeys((*own, *FRAGMENTS)))
-    return parser.name, "".join(words[byte % len(words)] for byte in data[1:])
 
 
 def run(steps: Generator[None, None, Any], source: Source, pieces: list[str]) -> Any:

@@ -65,43 +65,36 @@ class Scripted(Environment):
     def metrics(self) -> Mapping[str, float]:
         return self._acted("metrics", {"seen": 1.0})
 
-    def close(self) -> None:
+    def close(self) -> Any:
         self.closed += 1
-        self._acted("close", None)
+        return self._acted("close", None)
 
     def _acted(self, name: str, result: Any) -> Any:
         found = self.act(name, self.task)
         return result if found is None else found
 
 
-class AsyncScripted(Environment):
+class AsyncScripted(Scripted):
     """The same with methods that are coroutines; `act` returns an awaitable or None."""
 
-    def __init__(self, act: Act) -> None:
-        self.act = act
-        self.task = Task("none", 0)
-        self.turns = self.closed = 0
+    def truncated_reward(self) -> None:
+        """None, without a call of `act`."""
 
-    async def reset(self, task: Task, seed: int) -> Observation:
-        self.task = task
-        return await self._acted("reset", Observation([{"role": "user", "content": "Begin."}]))
+    async def reset(self, task: Task, seed: int) -> Observation:  # type: ignore[override]
+        return await super().reset(task, seed)  # type: ignore[misc]
 
-    async def step(self, action: Action) -> StepResult:
-        self.turns += 1
-        done = self.turns == 3
-        more = StepResult([{"role": "user", "content": "More."}], reward=float(done), done=done)
-        return await self._acted("step", more)
+    async def step(self, action: Action) -> StepResult:  # type: ignore[override]
+        return await super().step(action)  # type: ignore[misc]
 
-    async def metrics(self) -> Mapping[str, float]:
-        return await self._acted("metrics", {"seen": 1.0})
+    async def metrics(self) -> Mapping[str, float]:  # type: ignore[override]
+        return await super().metrics()  # type: ignore[misc]
 
     async def close(self) -> None:
-        self.closed += 1
-        await self._acted("close", None)
+        await super().close()
 
     async def _acted(self, name: str, result: Any) -> Any:
-        found = self.act(name, self.task)
-        found = found if found is None else await found
+        acting = self.act(name, self.task)
+        found = None if acting is None else await acting
         return result if found is None else found
 
 

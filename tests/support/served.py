@@ -58,13 +58,11 @@ class ServedBench(Bench):
     """A bench with the requests of a client. Those that return an answer must succeed."""
 
     async def send(self, path: str, body: Any, **headers: str) -> Any:
-        """Return the answer to a POST."""
         status, answer = await self.post(path, body, **headers)
         assert status in (200, 201), answer
         return answer
 
     async def ask(self, *messages: Message, session: str = "s", **fields: Any) -> Any:
-        """Return the answer to a chat request."""
         return await self.send(in_session(CHAT, session), {"messages": messages, **fields})
 
     async def chat(self, *messages: Message, session: str = "s", **fields: Any) -> Message:
@@ -80,7 +78,6 @@ class ServedBench(Bench):
         return status, answer["error"]["code"], answer["error"].get("param")
 
     async def delete(self, session: str = "s") -> int:
-        """End a session, and return the status of the answer."""
         async with self.http.delete(f"{self.url}/sessions/{session}") as response:
             return response.status
 
@@ -101,12 +98,10 @@ class ServedBench(Bench):
 
     @property
     def store(self) -> SessionStore:
-        """The store of a bench with `out`."""
         assert self.endpoint.store is not None
         return self.endpoint.store
 
     def ids(self) -> list[str]:
-        """Return the ids of the live sessions."""
         return [live.id for live in self.endpoint.sessions.all()]
 
     def prompt(self, request: int = -1) -> str:

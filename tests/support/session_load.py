@@ -57,7 +57,6 @@ class Played:
 
     @property
     def later(self) -> list[Any]:
-        """The turns after the first."""
         parts = [part for episode in self.episodes for part in episode.result.trajectories]
         return [turn for part in parts for turn in part.turns[1:]]
 
@@ -69,12 +68,10 @@ class Played:
 
     @property
     def recomputed(self) -> int:
-        """The tokens that the engine computed again."""
         return int(sum(e.result.metrics["recomputed_tokens"] for e in self.episodes))
 
 
 def model_at(url: str, *, session_cache: bool) -> AbstractAsyncContextManager[Model]:
-    """The tiny model behind `url`."""
     config = {"session_cache": session_cache}
     return opened_model(url, qwen3_tokenizer(), "qwen25", config=config)
 

@@ -9,12 +9,11 @@ import asyncio
 import copy
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
 import pytest
-from support.standins import stand_in, stands_for
+from support.standins import recorded_class, stand_in, stands_for
 
 COMMIT = "624b824a898ab0ec1fcb4d373004c7f3852bf515"
 
@@ -56,108 +55,17 @@ MODEL_ARGUMENTS = frozenset({"moe_router_topk", "num_layers"})
 
 
 @stands_for("slime.utils.types:Sample")
-@dataclass
-class SharedSample:
-    """What miles' samples have too."""
-
-    group_index: int | None = None
-    index: int | None = None
-    rollout_id: int | None = None
-    prompt: Any = ""
-    tokens: list[int] = field(default_factory=list)
-    multimodal_inputs: dict[str, Any] | None = None
-    multimodal_train_inputs: dict[str, Any] | None = None
-    response: str = ""
-    response_length: int = 0
-    label: str | None = None
-    reward: Any = None
-    loss_mask: list[int] | None = None
-    weight_versions: list[str] = field(default_factory=list)
-    rollout_log_probs: list[float] | None = None
-    rollout_routed_experts: Any = None
-    remove_sample: bool = False
-    teacher_log_probs: list[float] | None = None
-
-    class Status(Enum):
-        PENDING = "pending"
-        COMPLETED = "completed"
-        TRUNCATED = "truncated"
-        ABORTED = "aborted"
-        FAILED = "failed"
-
-    status: Status = Status.PENDING
-    metadata: dict[str, Any] = field(default_factory=dict)
-    generate_function_path: str | None = None
-    train_metadata: dict[str, Any] | None = None
-    non_generation_time: float = 0.0
-
-    @dataclass
-    class SpecInfo:
-        spec_accept_token_num: int = 0
-        spec_draft_token_num: int = 0
-        spec_verify_ct: int = 0
-        completion_token_num: int = 0
-
-    spec_info: SpecInfo = field(default_factory=SpecInfo)
-
-    @dataclass
-    class PrefixCacheInfo:
-        cached_tokens: int = 0
-        total_prompt_tokens: int = 0
-
-    prefix_cache_info: PrefixCacheInfo = field(default_factory=PrefixCacheInfo)
-
-
-@stands_for("slime.utils.types:Sample")
-@dataclass
-class Sample(SharedSample):
-    multimodal_train_input_id: str | None = None
-    apply_chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
-    rollout_top_p_token_ids: Any = None
-    rollout_top_p_token_offsets: Any = None
-    custom_rm_path: str | None = None
-    session_id: str | None = None
-
+class Sample(recorded_class("slime.utils.types:Sample")):  # type: ignore[misc]
     def get_reward_value(self, args: Any) -> Any:
         return self.reward[args.reward_key] if args.reward_key else self.reward
 
 
-@stands_for("slime.rollout.base_types:RolloutFnTrainOutput")
-@dataclass
-class RolloutFnTrainOutput:
-    samples: list[list[Sample]]
-    metrics: dict[str, Any] | None = None
+RolloutFnTrainOutput = recorded_class("slime.rollout.base_types:RolloutFnTrainOutput")
+RolloutFnEvalOutput = recorded_class("slime.rollout.base_types:RolloutFnEvalOutput")
+EvalDatasetConfig = recorded_class("slime.utils.eval_config:EvalDatasetConfig")
 
 
-@stands_for("slime.rollout.base_types:RolloutFnEvalOutput")
-@dataclass
-class RolloutFnEvalOutput:
-    data: dict[str, dict[str, Any]]
-    metrics: dict[str, Any] | None = None
-
-
-@stands_for("slime.utils.eval_config:EvalDatasetConfig")
-@dataclass
-class EvalDatasetConfig:
-    """The fields that a rollout reads."""
-
-    name: str
-    path: str
-    input_key: str | None = None
-    metadata_key: str | None = None
-    n_samples_per_eval_prompt: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    max_response_len: int | None = None
-    stop: list[str] | None = None
-    stop_token_ids: list[int] | None = None
-    min_new_tokens: int | None = None
-    repetition_penalty: float | None = None
-    metadata_overrides: dict[str, Any] = field(default_factory=dict)
-
-
-def eval_dataset(name: str, path: str, **given: Any) -> EvalDatasetConfig:
+def eval_dataset(name: str, path: str, **given: Any) -> Any:
     """A dataset, with what slime fills in from its arguments."""
     arguments = {
         "input_key": "index", "metadata_key": "metadata", "n_samples_per_eval_prompt": 1,

@@ -113,12 +113,10 @@ async def forking(
 async def play(
     args: Namespace, sample: Any, sampling: Mapping[str, Any] = SAMPLING, **options: Any
 ) -> Any:
-    """What `generate` returns."""
     return await slime.generate(args, sample, dict(sampling), **options)
 
 
 def fields_of(sample: Any, names: str | Iterable[str]) -> dict[str, Any]:
-    """The fields `names` of a sample."""
     names = names.split() if isinstance(names, str) else names
     return {name: getattr(sample, name) for name in names}
 

@@ -6,6 +6,7 @@ import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache, cached_property
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -79,21 +80,9 @@ def own_imports(modules: dict[str, Module]) -> dict[str, set[str]]:
 
 def a_cycle(graph: dict[str, set[str]]) -> list[str]:
     """One import cycle in `graph`, [] where there is none."""
-    done: set[str] = set()
-    for start in graph:
-        path: list[str] = []
-        stack: list[tuple[str, Iterator[str]]] = [(start, iter(sorted(graph[start])))]
-        path.append(start)
-        while stack and start not in done:
-            name, following = stack[-1]
-            step = next(following, None)
-            if step is None:
-                done.add(name)
-                path.pop()
-                stack.pop()
-            elif step in path:
-                return [*path[path.index(step) :], step]
-            elif step not in done:
-                path.append(step)
-                stack.append((step, iter(sorted(graph.get(step, ())))))
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        cycle: list[str] = error.args[1]
+        return cycle[::-1]
     return []

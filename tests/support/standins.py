@@ -2,8 +2,9 @@
 package lacks: each is compared with `inventory.json` where it is defined, and the inventory with
 the package in tests/contract/test_standins.py.
 
-`stands_for` marks a class or a function, `stand_in` puts modules into `sys.modules`, and `named`
-makes objects of settings. tests/unit/support/test_standins.py finds stand-ins that use none.
+`stands_for` marks a class or a function, `recorded_class` makes one of the inventory, `stand_in`
+puts modules into `sys.modules`, and `named` makes objects of settings. The stand-ins that use none
+of these are found by tests/unit/support/test_standins.py.
 """
 
 from __future__ import annotations
@@ -11,10 +12,12 @@ from __future__ import annotations
 import ast
 import dataclasses
 import inspect
+import re
 import sys
-from collections import Counter
+import textwrap
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, make_dataclass
+from enum import Enum
 from functools import cache
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -22,7 +25,7 @@ from typing import Any, TypeVar
 from unittest.mock import Mock
 
 import pytest
-from support.inventory import Entry, entry_of, recorded
+from support.inventory import Entry, Function, entry_of, recorded
 
 TESTS = Path(__file__).parents[1]
 CONSTRUCTOR = "__init__"
@@ -84,6 +87,60 @@ def named(real: str, **values: Any) -> SimpleNamespace:
     return SimpleNamespace(**values)
 
 
+RECORDED: dict[type, Entry] = {}
+"""The entries of the classes that `recorded_class` made."""
+
+
+def recorded_class(real: str, names: str = "", **factories: Callable[[], Any]) -> Any:
+    """A dataclass with the recorded fields of `real` and their defaults: those in `names`, or all.
+    `factories` make the defaults that the inventory has no literal for.
+    """
+    entry = inventory_entry(real)
+    fields = {name: entry["fields"][name] for name in names.split() or entry["fields"]}
+    module = sys._getframe(1).f_globals["__name__"]  # as `collections.namedtuple`, for pickle
+    made = _class_of(real.rpartition(":")[2], module, {**entry, "fields": fields}, factories)
+    RECORDED[made] = {"fields": fields, "methods": {}, "attributes": {}, "classes": {}}
+    return stands_for(real)(made)
+
+
+def _class_of(name: str, module: str, entry: Entry, factories: Mapping[str, Any]) -> Any:
+    """The class of an entry, with the classes in it. One without fields is an enumeration."""
+    if not entry["fields"]:
+        values = {key: ast.literal_eval(value) for key, value in entry["attributes"].items()}
+        enumeration: Any = Enum
+        return enumeration(name.rpartition(".")[2], values, module=module, qualname=name)
+    inner = {
+        each: _class_of(f"{name}.{each}", module, part, {})
+        for each, part in entry["classes"].items()
+    }
+    fields = [
+        (each, Any, _field(value, {**inner, **factories}, factories.get(each)))
+        for each, value in entry["fields"].items()
+    ]
+    needed = [not value for value in entry["fields"].values()]
+    ordered = needed == sorted(needed, reverse=True)
+    made = make_dataclass(name.rpartition(".")[2], fields, namespace=inner, kw_only=not ordered)
+    made.__module__, made.__qualname__ = module, name
+    return made
+
+
+def _field(value: str, known: Mapping[str, Any], factory: Any) -> Any:
+    """A field whose default is recorded as `value`: a literal, a name in `known`, or none."""
+    called = re.search(r"default_factory=(\w+)", value)
+    if called and called[1] in known:
+        factory = known[called[1]]
+    if factory is not None:
+        return field(default_factory=factory)
+    kind, _, member = value.partition(".")
+    if kind in known:
+        return field(default=known[kind][member])
+    if not value:
+        return field()
+    default = ast.literal_eval(_plain(value))
+    mutable = isinstance(default, dict | list)
+    return field(default_factory=type(default)) if mutable else field(default=default)
+
+
 def inventory_entry(real: str) -> Entry:
     """The recorded entry of `module:name`."""
     package = recorded().get(real.partition(".")[0].partition(":")[0], {"names": {}})
@@ -99,37 +156,18 @@ def described(made: Any) -> Entry:
         entry: Entry = {"fields": {}, "methods": {}, "attributes": {}, "classes": {}}
         for kind in reversed(made.__mro__):
             if TESTS in Path(getattr(sys.modules[kind.__module__], "__file__", None) or "").parents:
-                own = entry_of(_node(kind))
+                own = RECORDED.get(kind) or entry_of(_node(kind))
                 entry = {part: {**entry[part], **own[part]} for part in entry}
         return entry
     return entry_of(_node(made)) if inspect.isfunction(made) else {"value": repr(made)}
 
 
-def _node(made: Any) -> ast.AST:
-    node = _definitions(inspect.getfile(made)).get(made.__qualname__)
-    assert node, f"write the stand-in {made} as a class or a function"
-    return node
-
-
 @cache
-def _definitions(path: str) -> dict[str, ast.AST]:
-    """The classes and functions of a file by qualified name, but for names that are defined twice.
-    The file is parsed once, where `inspect.getsource` parses all of it for each class.
-    """
-    found: list[tuple[str, ast.AST]] = []
-    waiting: list[tuple[str, ast.AST]] = [("", ast.parse(Path(path).read_text(encoding="utf-8")))]
-    while waiting:
-        prefix, parent = waiting.pop()
-        for node in ast.iter_child_nodes(parent):
-            if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-                name = prefix + node.name
-                found.append((name, node))
-                inner = "" if isinstance(node, ast.ClassDef) else "<locals>."
-                waiting.append((f"{name}.{inner}", node))
-            else:
-                waiting.append((prefix, node))
-    names = Counter(name for name, _ in found)
-    return {name: node for name, node in found if names[name] == 1}
+def _node(made: Any) -> ast.AST:
+    (node,) = ast.parse(textwrap.dedent(inspect.getsource(made))).body
+    written = isinstance(node, ast.ClassDef | Function)
+    assert written, f"write the stand-in {made} as a class or a function"
+    return node
 
 
 def members(entry: Entry) -> set[str]:

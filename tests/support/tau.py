@@ -44,7 +44,6 @@ class TauBench:
         return env
 
     def stock_action(self, name: str, kwargs: dict[str, Any]) -> Any:
-        """The package's own action."""
         return import_module(f"{self.package}.types").Action(name=name, kwargs=kwargs)
 
 
@@ -97,7 +96,6 @@ def scripted(*lines: str, default: str | None = STOP) -> EnvironmentOptions:
 
 
 def call(name: str, /, **arguments: Any) -> Action:
-    """One tool call."""
     return Action("", (ToolCall(name, arguments, "", id="c"),))
 
 

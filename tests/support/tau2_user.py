@@ -23,7 +23,6 @@ class ReferenceUser:
         self._call = call
 
     async def reset(self, instruction: str) -> str:
-        """Return a greeting."""
         return "Hello, I need your help."
 
     async def step(self, content: str) -> str:

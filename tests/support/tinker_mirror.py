@@ -51,7 +51,7 @@ class SamplingClient:
         sampled = await generate(self._url, ids, sampling)
         sequence = tinker.SampledSequence(
             stop_reason=sampled.reason,
-            tokens_np=np.array(sampled.ids, dtype=np.int32),
+            tokens_np=np.array(sampled.output_ids, dtype=np.int32),
             logprobs_np=None if self._without else np.array(sampled.logprobs, dtype=np.float32),
             **({} if self._old else {"sequence_id": sampled.meta["id"]}),
         )

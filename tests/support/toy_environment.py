@@ -7,21 +7,14 @@ from __future__ import annotations
 import random
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import replace
 from typing import Any
 
 from support.episodes import call
 from support.listed_environment import TOOL
+from support.scripted_runs import ScriptedFactory
 
-from toolroll.rollout.types import (
-    Action,
-    Environment,
-    EnvironmentOptions,
-    Message,
-    Observation,
-    StepResult,
-    Task,
-)
+from toolroll.rollout.types import Action, Environment, Message, Observation, StepResult, Task
 from toolroll.testing import PolicyRequest
 
 _SEEN = ("frog", "fish", "newt", "reed")
@@ -58,32 +51,19 @@ class Pond(Environment):
         return {"tool_errors": 0.0}
 
 
-@dataclass
-class PondFactory:
+class PondFactory(ScriptedFactory):
     """`count` tasks. `on_step(task, action)` is called in every step, and may raise."""
 
-    count: int = 10
-    on_step: Callable[[Task, Action], Any] | None = None
-    name: str = "pond"
-    description: str = "look at things"
-    splits: tuple[str, ...] = ("test",)
-    made: list[Pond] = field(default_factory=list)
-
-    def missing(self) -> str | None:
-        return None
+    def __init__(
+        self,
+        count: int = 10,
+        on_step: Callable[[Task, Action], Any] | None = None,
+        name: str = "pond",
+    ) -> None:
+        super().__init__(lambda: Pond(on_step), count, name)
 
     def tasks(self, split: str) -> Sequence[Task]:
-        return [
-            Task(f"t-{index}", index, split, {"looks": index % 4}) for index in range(self.count)
-        ]
-
-    def make(self, options: EnvironmentOptions) -> Pond:
-        pond = Pond(self.on_step)
-        self.made.append(pond)
-        return pond
-
-    def reference(self, task: Task) -> Sequence[Action] | None:
-        return None
+        return [replace(task, data={"looks": task.index % 4}) for task in super().tasks(split)]
 
 
 def look(request: PolicyRequest) -> str:

@@ -4,21 +4,25 @@ samples from the trainer's own model, and a server that is given weights.
 
 from __future__ import annotations
 
-import json
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from aiohttp import web
+from support.http import http_server, in_thread
 
 from toolroll.rollout.engine import EngineClient, ModelInfo, Progress
 from toolroll.rollout.types import Completion, GenerateRequest, WeightVersion
 from toolroll.testing import load_embedded_tokenizer
 from toolroll.trainers.trl import reward
 
+ON_A_CPU: dict[str, Any] = {
+    "use_cpu": True, "bf16": False, "report_to": [], "save_strategy": "no", "disable_tqdm": True,
+    "gradient_checkpointing": False, "seed": 7,
+}  # fmt: skip
+"""The configuration of TRL's trainers in tests."""
 ARMS = """
 from toolroll.rollout.types import (
     Action, Environment, Observation, StepResult, Task
@@ -134,18 +138,7 @@ def grpo_trainer(
     from trl.trainer.grpo_trainer import GRPOTrainer
 
     tokenizer = load_embedded_tokenizer() if tokenizer is None else tokenizer
-    settings: dict[str, Any] = {
-        "output_dir": str(folder),
-        "use_cpu": True,
-        "bf16": False,
-        "report_to": [],
-        "save_strategy": "no",
-        "logging_steps": 1,
-        "disable_tqdm": True,
-        "gradient_checkpointing": False,
-        "seed": 7,
-        **config,
-    }
+    settings: dict[str, Any] = {**ON_A_CPU, "output_dir": str(folder), "logging_steps": 1, **config}
     return GRPOTrainer(
         small_model(len(tokenizer)) if model is None else model,
         reward_funcs=reward,
@@ -163,20 +156,10 @@ def weight_server(
     """A server that answers as SGLang, with these statuses by path (default: 200)."""
     requests: list[Any] = []
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            requests.append((self.path, body))
-            self.send_response(status.get(self.path, 200))
-            self.end_headers()
-            self.wfile.write(json.dumps({"success": success, "message": "too large"}).encode())
+    async def answer(request: web.Request) -> web.Response:
+        requests.append((request.path, await request.json()))
+        body = {"success": success, "message": "too large"}
+        return web.json_response(body, status=status.get(request.path, 200))
 
-        def log_message(self, format: str, *args: Any) -> None:
-            pass
-
-    with HTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}", requests
-        server.shutdown()
-        thread.join()
+    with in_thread(http_server({"/{path:.*}": answer})) as url:
+        yield url, requests

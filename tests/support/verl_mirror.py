@@ -3,25 +3,18 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from support.experts import sent_experts
 from support.generate import generate, sglang_names
-from support.standins import stand_in, stands_for
+from support.standins import recorded_class, stand_in, stands_for
 
-
-@stands_for("verl.workers.rollout.replica:TokenOutput")
-@dataclass
-class TokenOutput:
-    token_ids: list[int]
-    log_probs: list[float] | None = None
-    routed_experts: Any = None
-    stop_reason: str | None = None
-    num_preempted: int | None = None
-    extra_fields: dict[str, Any] = field(default_factory=dict)
+TokenOutput = recorded_class("verl.workers.rollout.replica:TokenOutput")
+_LOOP = "verl.experimental.agent_loop.agent_loop"
+AgentLoopMetrics = recorded_class(f"{_LOOP}:AgentLoopMetrics")
+AgentLoopOutput = recorded_class(f"{_LOOP}:AgentLoopOutput")
 
 
 @stands_for("verl.workers.rollout.llm_server:LLMServerClient", own="__init__ seen")
@@ -62,9 +55,9 @@ class Servers:
         if self._vllm:
             reason = "aborted" if reason == "abort" else "completed"
         return self._output(
-            token_ids=sampled.ids,
+            token_ids=sampled.output_ids,
             log_probs=None if self._without_logprobs else sampled.logprobs,
-            routed_experts=sent_experts(sampled.answer) if self._experts else None,
+            routed_experts=sent_experts(sampled.body) if self._experts else None,
             stop_reason=reason,
             extra_fields={"global_steps": 3, "min_global_steps": 3, "max_global_steps": 3},
         )
@@ -89,34 +82,10 @@ class Server(Servers):
         )
 
 
-@stands_for("verl.experimental.agent_loop.agent_loop:AgentLoopBase")
+@stands_for(f"{_LOOP}:AgentLoopBase")
 class AgentLoopBase(ABC):
     @abstractmethod
     async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> Any: ...
-
-
-@stands_for("verl.experimental.agent_loop.agent_loop:AgentLoopMetrics")
-@dataclass
-class AgentLoopMetrics:
-    generate_sequences: float = 0.0
-    tool_calls: float = 0.0
-    compute_score: float = 0.0
-    num_preempted: int = -1
-
-
-@stands_for("verl.experimental.agent_loop.agent_loop:AgentLoopOutput")
-@dataclass(kw_only=True)
-class AgentLoopOutput:
-    prompt_ids: list[int]
-    response_ids: list[int]
-    response_mask: list[int]
-    response_logprobs: list[float] | None = None
-    routed_experts: Any = None
-    multi_modal_data: dict[str, Any] | None = None
-    reward_score: float | None = None
-    num_turns: int = 0
-    metrics: AgentLoopMetrics
-    extra_fields: dict[str, Any] = field(default_factory=dict)
 
 
 def install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,7 +97,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> None:
             "verl": {},
             "verl.experimental": {},
             "verl.experimental.agent_loop": {},
-            "verl.experimental.agent_loop.agent_loop": own,
+            _LOOP: own,
         },
     )
 

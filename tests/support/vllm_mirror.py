@@ -8,56 +8,27 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from support.generate import generate, sglang_names
-from support.standins import stands_for
+from support.standins import recorded_class, stands_for
+
+SamplingParams = recorded_class(
+    "vllm.sampling_params:SamplingParams",
+    "n temperature top_p top_k min_p repetition_penalty presence_penalty frequency_penalty seed "
+    "stop stop_token_ids ignore_eos max_tokens min_tokens logprobs",
+)
+"""As far as OpenRLHF sets it."""
+Logprob = recorded_class("vllm.logprobs:Logprob")
+CompletionOutput = recorded_class("vllm.outputs:CompletionOutput")
 
 
-@stands_for("vllm.sampling_params:SamplingParams")
-@dataclass
-class SamplingParams:
-    """As far as OpenRLHF sets it."""
-
-    n: int = 1
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    seed: int | None = None
-    stop: list[str] | str | None = None
-    stop_token_ids: list[int] | None = None
-    ignore_eos: bool = False
-    max_tokens: int | None = 16
-    min_tokens: int = 0
-    logprobs: int | None = None
-
-
-def asked_params(**given: Any) -> SamplingParams:
+def asked_params(**given: Any) -> Any:
     """The parameters that OpenRLHF's trainer asks for."""
     return SamplingParams(**{"top_k": -1, "max_tokens": None, "logprobs": 1, **given})
-
-
-@stands_for("vllm.logprobs:Logprob")
-@dataclass
-class Logprob:
-    logprob: float
-
-
-@stands_for("vllm.outputs:CompletionOutput", own="__init__")
-@dataclass
-class CompletionOutput:
-    token_ids: list[int]
-    text: str
-    finish_reason: str
-    stop_reason: int | str | None
-    logprobs: list[dict[int, Logprob]] | None
 
 
 @stands_for("vllm.outputs:RequestOutput", own="__init__")
 @dataclass
 class RequestOutput:
-    outputs: list[CompletionOutput]
+    outputs: list[Any]
     num_cached_tokens: int | None = None
 
 
@@ -73,7 +44,7 @@ class LlmEngine:
 
     url: str
     without_logprobs: bool = False
-    seen: list[SamplingParams] = field(default_factory=list)
+    seen: list[Any] = field(default_factory=list)
     loops: set[int] = field(default_factory=set)
 
     async def generate(
@@ -87,15 +58,18 @@ class LlmEngine:
             if value is not None and name not in ("n", "logprobs", "seed")
         }
         sampled = await generate(self.url, prompt_token_ids, sglang_names(given))
-        pairs = zip(sampled.ids, sampled.logprobs, strict=True)
+        pairs = zip(sampled.output_ids, sampled.logprobs, strict=True)
         matched = sampled.meta["finish_reason"].get("matched")
         eos = isinstance(matched, int)  # vLLM reports no reason for the end-of-sequence token
+        logprobs = [{index: Logprob(value)} for index, value in pairs]
         output = CompletionOutput(
-            sampled.ids,
-            sampled.answer["text"],
-            sampled.reason,
-            None if eos else matched,
-            None if self.without_logprobs else [{index: Logprob(value)} for index, value in pairs],
+            index=0,
+            text=sampled.body["text"],
+            token_ids=sampled.output_ids,
+            cumulative_logprob=None,
+            logprobs=None if self.without_logprobs else logprobs,
+            finish_reason=sampled.reason,
+            stop_reason=None if eos else matched,
         )
         return RequestOutput([output], sampled.meta["cached_tokens"])
 

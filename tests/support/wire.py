@@ -30,8 +30,11 @@ class Answer:
 
     @property
     def logprobs(self) -> list[float]:
-        """Of the sampled tokens."""
         return [item[0] for item in self.meta["output_token_logprobs"]]
+
+    @property
+    def reason(self) -> str:
+        return str(self.meta["finish_reason"]["type"])
 
     @property
     def message(self) -> str:
@@ -42,8 +45,6 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Wire:
-    """One engine or router."""
-
     http: aiohttp.ClientSession
     url: str
 

@@ -134,7 +134,6 @@ class CountedText(str):
         return type(found)(map(self.again, found)) if isinstance(found, (list, tuple)) else found
 
     def __getitem__(self, key: Any) -> Any:
-        """Count the characters that are copied."""
         found = super().__getitem__(key)
         self.work.characters += len(found)
         return self.again(found)

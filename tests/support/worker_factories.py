@@ -41,12 +41,10 @@ async def open_with_odd_info(
 
 
 async def open_and_refuse(share: int, stack: AsyncExitStack) -> tuple[Runner, Sequence[Task]]:
-    """The settings are wrong."""
     raise UsageError("there is no such model")
 
 
 async def open_and_fail(share: int, stack: AsyncExitStack) -> tuple[Runner, Sequence[Task]]:
-    """There is a mistake in it."""
     raise KeyError("model")
 
 
@@ -66,11 +64,16 @@ async def open_and_suffer(
     url: str, count: int, mark: Path, what: str, share: int, stack: AsyncExitStack
 ) -> tuple[Runner, Sequence[Task]]:
     """The first step of all does what `what` names. It writes a process id to `mark`."""
-    return await _open(_TroubledFactory(count, mark, what), url, share, stack)
+
+    def suffer(task: Task, action: Action) -> None:
+        with contextlib.suppress(FileExistsError):
+            mark.touch(exist_ok=False)
+            globals()[what](mark)
+
+    return await _open(PondFactory(count, suffer), url, share, stack)
 
 
 def stop(mark: Path) -> None:
-    """Stop the process, as a debugger does."""
     mark.write_text(str(os.getpid()))
     os.kill(os.getpid(), signal.SIGSTOP)
 
@@ -95,7 +98,7 @@ class Needy(Exception):
 
 class _OddFactory(PondFactory):
     def make(self, options: Any) -> Any:
-        pond = super().make(options)
+        pond: Any = super().make(options)
         step = pond.step
 
         def odd(action: Action) -> StepResult:
@@ -107,26 +110,7 @@ class _OddFactory(PondFactory):
                 else found
             )
 
-        pond.step = odd  # type: ignore[method-assign]
-        return pond
-
-
-class _TroubledFactory(PondFactory):
-    def __init__(self, count: int, mark: Path, what: str) -> None:
-        super().__init__(count)
-        self._mark, self._what = mark, what
-
-    def make(self, options: Any) -> Any:
-        pond = super().make(options)
-        step = pond.step
-
-        def troubled(action: Action) -> StepResult:
-            with contextlib.suppress(FileExistsError):
-                self._mark.touch(exist_ok=False)
-                globals()[self._what](self._mark)
-            return step(action)
-
-        pond.step = troubled  # type: ignore[method-assign]
+        pond.step = odd
         return pond
 
 
@@ -140,5 +124,4 @@ async def _open(
 
 
 async def open_and_cancel(share: int, stack: AsyncExitStack) -> tuple[Runner, Sequence[Task]]:
-    """It cancels its own task."""
     raise asyncio.CancelledError

@@ -67,11 +67,8 @@ def test_an_import_upwards_is_found(tmp_path: Path) -> None:
         "toolroll.parsers.base imports toolroll.rollout.session",
         "toolroll.rollout.session imports toolroll.agents.player",
     ]
-    assert a_cycle(imports_of(tmp_path)) == [
-        "toolroll.agents.player",
-        "toolroll.rollout.session",
-        "toolroll.agents.player",
-    ]
+    agents, rollout = "toolroll.agents.player", "toolroll.rollout.session"
+    assert a_cycle(imports_of(tmp_path)) in ([agents, rollout, agents], [rollout, agents, rollout])
 
 
 def test_there_are_no_import_cycles() -> None:

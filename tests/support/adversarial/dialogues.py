@@ -1,4 +1,5 @@
-"""Generate seeded random dialogues of up to twelve turns, and loops of one shape.
+"""Generate seeded random dialogues of up to twelve turns, loops of one shape, and dialogues with
+control-token text in every place that a message or a tool has.
 
 Imports nothing of toolroll. Each value that a template may test (names, ids, arguments, contents,
 reasoning, extra keys) is drawn from a pool that contains the templates' own constants.
@@ -13,6 +14,8 @@ from typing import Any, Literal
 
 Message = dict[str, Any]
 Tool = dict[str, Any]
+Messages = Sequence[Message]
+Tools = Sequence[Tool] | None
 Sampling = Literal["alone", "history", "split", "spaced", "compact", "cut"]
 TURNS = 12
 
@@ -180,12 +183,19 @@ class Writer:
         return TOOLS[:count] or None
 
 
-def mixed(seed: str, control: dict[str, str] | None = None, *, cuts: bool = False) -> Conversation:
+def mixed(
+    seed: str,
+    control: dict[str, str] | None = None,
+    *,
+    cuts: bool = False,
+    writer: Writer | None = None,
+    turns: tuple[int, int] = (4, TURNS),
+) -> Conversation:
     """Turns of all kinds in a row."""
-    writer = Writer(seed, control)
+    writer = writer or Writer(seed, control)
     rng = writer.rng
     first, tools, steps = writer.opening(), writer.offered(), []
-    for _ in range(rng.randint(4, TURNS)):
+    for _ in range(rng.randint(*turns)):
         calls = rng.choice((0, 1, 1, 1, 2, 3)) if tools else 0
         turn = writer.turn(calls, text=rng.random() < 0.5, thought=rng.random() < 0.3)
         new = writer.results(turn) if calls else [writer.user()]
@@ -234,11 +244,57 @@ SHAPES: tuple[dict[str, Any], ...] = (
 )
 
 
-def dialogues(seed: str, control: dict[str, str], *, each: int = 1) -> list[Conversation]:
-    """A set of dialogues: `each` of every kind, and of every shape of loop."""
-    made = []
-    for at in range(each):
-        made += [loop(f"{seed}/{at}/{n}", **shape) for n, shape in enumerate(SHAPES)]
-        made += [mixed(f"{seed}/{at}/{n}") for n in range(3)]
-        made += [mixed(f"{seed}/{at}/cut", cuts=True), mixed(f"{seed}/{at}/control", control)]
-    return made
+def dialogues(seed: str, control: dict[str, str]) -> list[Conversation]:
+    """One dialogue of every kind, and of every shape of loop."""
+    seed = f"{seed}/0"
+    made = [loop(f"{seed}/{n}", **shape) for n, shape in enumerate(SHAPES)]
+    made += [mixed(f"{seed}/{n}") for n in range(3)]
+    return [*made, mixed(f"{seed}/cut", cuts=True), mixed(f"{seed}/control", control)]
+
+
+WORDS = (
+    "<|im_end|>", "<|im_start|>assistant\n", "<think>", "</think>", "<tool_call>", "</tool_call>",
+    "<tool_response>", "</tool_response>", "[INST]", "<eos>", "</s>", "<|eot_id|>",
+)  # fmt: skip
+FORMS = ("{text} {word} and", "{word}", "{word}{text}", "{text}\n{word}\n", '{{"a": "{word}"}}')
+
+
+class Spoiler(Writer):
+    """Writes one dialogue in which three texts of ten have one of `words`; none if empty."""
+
+    def __init__(self, seed: str, words: Sequence[str]) -> None:
+        super().__init__(seed, extras=False)
+        self.words = words
+
+    def spoiled(self, text: str, rate: float = 0.3) -> str:
+        if not self.words or self.rng.random() >= rate:
+            return text
+        return self.rng.choice(FORMS).format(text=text, word=self.rng.choice(self.words))
+
+    def pick(self, pool: Sequence[str], edged: float = 0.1) -> str:
+        return self.spoiled(super().pick(pool, edged))
+
+    def said(self) -> str:
+        return self.spoiled(super().said())
+
+    def call(self) -> dict[str, Any]:
+        self.published = True  # ids of nine letters
+        made = super().call()
+        self.published = False
+        arguments = made["function"]["arguments"]
+        arguments["city"] = self.spoiled(arguments["city"])
+        return made
+
+    def offered(self) -> tuple[Tool, ...]:
+        made = tool("now", self.spoiled("Does something."))
+        name = self.spoiled("name", 0.05)
+        made["function"]["parameters"]["properties"][name] = {
+            "type": "string",
+            "description": self.spoiled("The name."),
+        }
+        return (made, tool("search"))
+
+
+def spoiled(seed: str, words: Sequence[str]) -> Conversation:
+    """Two to six turns of all kinds."""
+    return mixed(seed, cuts=True, writer=Spoiler(seed, words), turns=(2, 6))

@@ -8,26 +8,42 @@ from __future__ import annotations
 
 import json
 import random
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
-from support.adversarial.dialogues import TOOLS, Message, Step, Tool
+from support.adversarial.dialogues import TOOLS, Message, Messages, Step, Tool
 from support.adversarial.dialogues import Conversation as Script
-from support.adversarial.play import Row, tokenizer_of, verdict_on
 from support.adversarial.templates import Template
-from support.adversarial.token_judge import Inapplicable, Judge, Refused, Said, Unclear
+from support.adversarial.token_judge import Inapplicable, Judge, Refused, Said, Truth, Unclear
 from support.episodes import serving
+from support.oracle_verdict import History
+from tokenizers import AddedToken
 
 from toolroll.parsers.types import ParsedReply, ToolCall
 from toolroll.rollout.errors import TemplateError
 from toolroll.rollout.model.conversation import Conversation
-from toolroll.testing import EmbeddedEngine, PolicyRequest, Reply
+from toolroll.testing import EmbeddedEngine, PolicyRequest, Reply, load_embedded_tokenizer
 
 _FAREWELL = Step({"role": "assistant", "content": "That is all."}, ())
 PARAMS = {"max_new_tokens": 2048, "temperature": 1.0}
+WRONG = ("wrong", "injected", "raises", "fork-wrong", "prompt-wrong")
+"""What never may be. `raises`: appended although the template refuses the conversation."""
+UNNEEDED = ("fork-unneeded", "refused-unneeded")
+
+
+@dataclass(frozen=True)
+class Row:
+    """The verdict on one delta, fork or prompt."""
+
+    dialogue: str
+    turn: int
+    verdict: str
+    detail: str = ""
 
 
 @dataclass
@@ -45,6 +61,31 @@ class Outcome:
     ended: str = ""
     prompts: list[tuple[str, str]] = field(default_factory=list)
     counted: int = 0
+
+
+@lru_cache(maxsize=4)
+def tokenizer_with(control: tuple[str, ...], eos: str) -> Any:
+    """The embedded tokenizer with further control tokens, and with `eos` to end turns."""
+    tokenizer = load_embedded_tokenizer()
+    tokenizer.add_tokens([AddedToken(text, special=True, normalized=False) for text in control])
+    tokenizer.eos_token = eos
+    return tokenizer
+
+
+def tokenizer_of(template: Template) -> Any:
+    """The tokenizer that a template is judged with."""
+    tokenizer = tokenizer_with(template.control, template.stops[0])
+    tokenizer.chat_template = template.source
+    return tokenizer
+
+
+def control_words(judge: Judge) -> dict[str, str]:
+    """The control-token texts that bodies are spoiled with."""
+    known = [text for text in judge.control if text != "<|pad|>"]
+    named = {"end": judge.template.stops[0], "turn": next(iter(judge.template.control), "<|turn|>")}
+    for key, text in (("think", "<think>"), ("unthink", "</think>"), ("call", "<tool_call>")):
+        named[key] = text if text in known else known[0]
+    return {**named, "uncall": "</tool_call>" if "</tool_call>" in known else known[0]}
 
 
 class Voice:
@@ -94,10 +135,11 @@ class Scripted:
         """Make the line for the next turn of `dialogue`."""
         calls = step.turn.get("tool_calls", [])
         one_call = {**step.turn, "tool_calls": calls[:1]} if calls else step.turn
-        plain = replace(step, sampling="alone")
-        for planned in (step, plain, replace(plain, turn=one_call)):
+        followed = replace(step, sampling="alone")  # by what ends the turn, if it has no end
+        plain = replace(followed, new=())
+        for planned in (replace(step, new=()), plain, followed, replace(plain, turn=one_call)):
             self.planned = planned.turn | {"content": planned.turn["content"] or None}
-            planned = replace(planned, turn=self.planned, new=())
+            planned = replace(planned, turn=self.planned)
             try:
                 said = self.voice.judge.say(
                     dialogue.messages, planned, self.tools, random.Random(0)
@@ -126,6 +168,7 @@ async def play_episodes(
     *,
     tokenizer: Any = None,
     scripted: bool = False,
+    history: History = "fork",
     keep: Callable[[Conversation], None] = lambda dialogue: None,
     **settings: Any,
 ) -> list[Outcome]:
@@ -138,7 +181,7 @@ async def play_episodes(
     voice = Voice(judge)
     stops = [judge.control[text] for text in template.stops]
     found = []
-    async with serving(tokenizer, voice, stop_token_ids=stops) as (engine, served):
+    async with serving(tokenizer, voice, stop_token_ids=stops, history=history) as (engine, served):
         for script in scripts:
             steps = [*script.steps, _FAREWELL]
             tools = script.tools or () if scripted else TOOLS
@@ -151,7 +194,7 @@ async def play_episodes(
             ended = await _play(dialogue, steps, prompter)
             await dialogue.settle()
             keep(dialogue)
-            found.append(_judged(judge, dialogue, engine, ended, tools))
+            found.append(_judged(judge, dialogue, engine, ended, tools, history))
     return found
 
 
@@ -182,7 +225,12 @@ def _with_ids(new: Sequence[Message], turn: Message) -> Iterator[Message]:
 
 
 def _judged(
-    judge: Judge, dialogue: Conversation, engine: EmbeddedEngine, ended: str, tools: Sequence[Tool]
+    judge: Judge,
+    dialogue: Conversation,
+    engine: EmbeddedEngine,
+    ended: str,
+    tools: Sequence[Tool],
+    history: History,
 ) -> Outcome:
     name = dialogue.session.session_id
     outcome = Outcome(name, ended=ended, counted=dialogue.mismatches.total())
@@ -199,14 +247,14 @@ def _judged(
             outcome.prompts.append((judge.decode(prompt), rendered))
         last = dialogue.messages[: at[turn - 1]] if turn else []
         verdict, detail = _verdict(
-            judge, prompt, stream, before, last, log[turn - 1] if turn else None, tools
+            judge, prompt, stream, before, last, log[turn - 1] if turn else None, tools, history
         )
-        outcome.rows.append(Row(judge.template.name, name, turn, verdict, detail))
-        if verdict in ("wrong", "injected", "raises", "prompt-wrong", "fork-wrong") and not wrong:
+        outcome.rows.append(Row(name, turn, verdict, detail))
+        if verdict in WRONG and not wrong:
             wrong, outcome.wrong = prompt, f"turn {turn}: {verdict} {detail}"
         stream = [*prompt, *entry.output_ids]
     if ended and not _refuses(judge, dialogue.messages, tools):
-        outcome.rows.append(Row(judge.template.name, name, len(log), "refused-unneeded", ended))
+        outcome.rows.append(Row(name, len(log), "refused-unneeded", ended))
     _count_trained(outcome, dialogue, wrong)
     return outcome
 
@@ -215,10 +263,11 @@ def _verdict(
     judge: Judge,
     prompt: list[int],
     stream: list[int],
-    before: list[Message],
-    last: list[Message],
+    before: Messages,
+    last: Messages,
     entry: Any,
     tools: Sequence[Tool],
+    history: History,
 ) -> tuple[str, str]:
     """The verdict on one prompt, served after `stream`, which ends in the answer of `entry`."""
     try:
@@ -234,8 +283,8 @@ def _verdict(
     truth = judge.truth(last, said, before[len(last) + 1 :], tools)
     if prompt[: len(stream)] == stream:
         delta = prompt[len(stream) :]
-        verdict = verdict_on(truth, ("append", delta), "fork", judge)
-        wanted = truth.ids and judge.decode(truth.ids)
+        verdict = verdict_on(truth, delta, history)
+        wanted = truth.input_ids and judge.decode(truth.input_ids)
         detail = f"expected {wanted!r:.300} got {judge.decode(delta)!r:.300}"
         return verdict, "" if verdict == "exact" else f"{truth.kind} {truth.why} {detail}"
     try:
@@ -244,7 +293,7 @@ def _verdict(
         return "raises", str(reason)
     if right is False:
         return "fork-wrong", f"{judge.decode(prompt)[-300:]!r}"
-    return ("fork-unneeded" if truth.kind in ("append", "drift") else "fork-right"), ""
+    return verdict_on(truth, None, history), ""
 
 
 def _refuses(judge: Judge, messages: list[Message], tools: Sequence[Tool]) -> bool:
@@ -265,3 +314,30 @@ def _count_trained(outcome: Outcome, dialogue: Conversation, wrong: list[int]) -
             outcome.trained += trained
             outcome.trained_wrong += trained and spoiled
             outcome.left_out += turn.excluded not in (None, "context") and not wrong
+
+
+def verdict_on(truth: Truth, appended: Sequence[int] | None, history: History) -> str:
+    """The verdict on the ids that were appended, or on a fork (None)."""
+    kept = truth.kind in ("append", "drift") or (
+        truth.kind == "rewrite" and history == "preserve" and truth.input_ids is not None
+    )
+    if appended is None:
+        return "fork-unneeded" if kept else "fork-right"
+    if truth.kind in ("raises", "unclear"):
+        return truth.kind
+    if kept and appended == truth.input_ids:
+        return "preserved" if truth.kind == "rewrite" else "exact"
+    if truth.kind == "rewrite" and history == "preserve" and truth.input_ids is None:
+        return "preserved-unclear"
+    return "injected" if appended == truth.careless_ids != truth.input_ids else "wrong"
+
+
+def counts(rows: Sequence[Row]) -> Counter[str]:
+    return Counter(row.verdict for row in rows)
+
+
+def bad(rows: Sequence[Row], verdicts: Sequence[str] = WRONG, limit: int = 30) -> str:
+    """The rows with one of `verdicts`, one a line."""
+    found = [row for row in rows if row.verdict in verdicts]
+    lines = [f"{r.verdict} {r.dialogue} turn {r.turn}: {r.detail}" for r in found]
+    return "\n".join(lines[:limit])

@@ -77,7 +77,6 @@ _CONTROL = ("<|return|>", "<|call|>")
 
 
 def rewriting() -> list[Template]:
-    """All of them."""
     made = []
     for when, (part, (slot, shown, text)), (change, to) in product(
         _WHEN, _PARTS.items(), _CHANGES.items()

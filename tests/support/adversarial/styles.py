@@ -1,4 +1,5 @@
-"""Chat templates in the styles of published families, each with the peculiarity of its family.
+"""Chat templates in the styles of families that the wheel of trl does not have, or has in another
+form, each with the peculiarity of its family.
 
 Maps names to (source, the control tokens that end a turn, the added control tokens).
 """
@@ -48,23 +49,6 @@ _ROUNDS_BY_INDEX = (
     "答：{% endif %}"
 )
 
-_HARMONY = (
-    "{% for m in messages %}{% if m.role == 'assistant' %}{% if m.tool_calls %}"
-    "{% if m.reasoning_content %}<|start|>assistant<|channel|>analysis<|message|>{{ "
-    "m.reasoning_content }}"
-    "<|end|>{% endif %}{% for c in m.tool_calls %}<|start|>assistant to=functions.{{ "
-    "c.function.name }}"
-    "<|channel|>commentary json<|message|>{{ c.function.arguments | tojson }}<|call|>{% endfor %}"
-    "{% elif loop.last and not add_generation_prompt %}<|start|>assistant"
-    "{% if m.reasoning_content %}<|channel|>analysis<|message|>{{ m.reasoning_content }}<|end|>"
-    "<|start|>assistant{% endif %}<|channel|>final<|message|>{{ m.content }}<|return|>"
-    "{% else %}<|start|>assistant<|channel|>final<|message|>{{ m.content }}<|end|>{% endif %}"
-    "{% elif m.role == 'tool' %}<|start|>functions.{{ m.name }} to=assistant<|channel|>commentary"
-    "<|message|>{{ m.content | tojson }}<|end|>"
-    "{% else %}<|start|>{{ m.role }}<|message|>{{ m.content }}<|end|>{% endif %}{% endfor %}"
-    "{% if add_generation_prompt %}<|start|>assistant{% endif %}"
-)
-
 _MISTRAL = (
     "{% if messages[0].role == 'system' %}{% set sys = messages[0].content %}"
     "{% set rest = messages[1:] %}{% else %}{% set sys = '' %}{% set rest = messages %}{% endif %}"
@@ -79,8 +63,7 @@ _MISTRAL = (
 )
 _MISTRAL_CONTROL = (
     "[INST]", "[/INST]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]", "[TOOL_RESULTS]",
-        "[/TOOL_RESULTS]",
-    "[TOOL_CALLS]", "</s>",
+    "[/TOOL_RESULTS]", "[TOOL_CALLS]", "</s>",
 )  # fmt: skip
 
 _LLAMA2 = (
@@ -90,47 +73,6 @@ _LLAMA2 = (
     " [/INST]{% elif m.role == 'tool' %}[INST] {{ m.name }}: {{ m.content | trim }}"
     " [/INST]{% else %} {{ (m.content or '') | trim }}{% for c in m.tool_calls or [] %}"
     " {{ c.function | tojson }}{% endfor %} </s>{% endif %}{% endfor %}"
-)
-
-_GEMMA = (
-    "{% for m in messages %}{% if m.role == 'user' %}<|turn|>user\n{{ m.content | trim }}<|end|>\n"
-    "{% elif m.role == 'assistant' %}<|turn|>model\n{% for c in m.tool_calls or [] %}"
-    "<tool_call>{{ c.function | tojson }}</tool_call>{% endfor %}"
-    "{% if m.tool_calls and loop.nextitem is defined and loop.nextitem.role == 'tool' %}"
-    "<tool_response>{{ loop.nextitem.content }}</tool_response>{% endif %}{{ m.content or '' }}"
-    "<|end|>\n{% elif m.role == 'system' %}<|turn|>system\n{{ m.content }}<|end|>\n{% endif %}"
-    "{% endfor %}{% if add_generation_prompt %}<|turn|>model\n{% endif %}"
-)
-
-_DEEPSEEK = (
-    "{% set ns = namespace(tool=false, sys='') %}{% for m in messages %}{% if m.role == 'system' %}"
-    "{% set ns.sys = ns.sys + m.content %}{% endif %}{% endfor %}{{ ns.sys }}"
-    "{% for m in messages %}{% if m.role == 'user' %}<|User|>{{ m.content }}"
-    "{% set ns.tool = false %}{% elif m.role == 'assistant' %}{% if not ns.tool %}"
-    "<|Assistant|>{% endif %}{% set text = m.content or '' %}{% if '</think>' in text %}"
-    "{% set text = text.split('</think>')[-1] %}{% endif %}{{ text }}"
-    "{% for c in m.tool_calls or [] %}<tool_call>{{ c.function.name }}\n"
-    "{{ c.function.arguments | tojson }}</tool_call>{% endfor %}<|end|>{% set ns.tool = false %}"
-    "{% elif m.role == 'tool' %}<tool_response>{{ m.content }}"
-    "</tool_response>{% set ns.tool = true %}{% endif %}{% endfor %}"
-    "{% if add_generation_prompt and not ns.tool %}<|Assistant|>{% endif %}"
-)
-
-_QWEN3 = (
-    "{% set ns = namespace(open=true, last=messages | length - 1) %}{% for m in messages[::-1] %}"
-    "{% if ns.open and m.role == 'user' and not m.content.startswith('<tool_response>') %}"
-    "{% set ns.open = false %}{% set ns.last = messages | length - 1 - loop.index0 %}{% endif %}"
-    "{% endfor %}{% for m in messages %}{% if m.role == 'assistant' %}<|turn|>assistant\n"
-    "{% if loop.index0 > ns.last and (loop.last or m.reasoning_content) %}<think>\n"
-    "{{ (m.reasoning_content or '').strip('\n') }}\n</think>\n\n{{ (m.content or '').lstrip('\n"
-    "') }}{% else %}{{ m.content or '' }}{% endif %}{% for c in m.tool_calls or [] %}"
-    '{% if not loop.first or m.content %}\n{% endif %}<tool_call>\n{"name": "{{ c.function.name }}'
-    '", "arguments": {{ c.function.arguments | tojson }}}\n</tool_call>{% endfor %}<|end|>\n'
-    "{% elif m.role == 'tool' %}{% if loop.first or messages[loop.index0 - 1].role != 'tool' %}"
-    "<|turn|>user{% endif %}\n<tool_response>\n{{ m.content }}\n"
-    "</tool_response>{% if loop.last or messages[loop.index0 + 1].role != 'tool' %}<|end|>\n"
-    "{% endif %}{% else %}<|turn|>{{ m.role }}\n{{ m.content }}<|end|>\n{% endif %}{% endfor %}"
-    "{% if add_generation_prompt %}<|turn|>assistant\n{% endif %}"
 )
 
 _PHI = (
@@ -161,16 +103,8 @@ STYLES: dict[str, Style] = {
     "style_command_numbered": (_COMMAND, ("<|end|>",), ()),
     "style_chatglm_rounds": (_ROUNDS, ("<|end|>",), ()),
     "style_chatglm_rounds_by_index": (_ROUNDS_BY_INDEX, ("<|end|>",), ()),
-    "style_harmony": (
-        _HARMONY,
-        ("<|return|>", "<|call|>"),
-        ("<|start|>", "<|channel|>", "<|message|>", "<|return|>", "<|call|>"),
-    ),
     "style_mistral": (_MISTRAL, ("</s>",), _MISTRAL_CONTROL),
     "style_llama2": (_LLAMA2, ("</s>",), ("</s>",)),
-    "style_gemma": (_GEMMA, ("<|end|>",), ()),
-    "style_deepseek": (_DEEPSEEK, ("<|end|>",), ("<|User|>", "<|Assistant|>")),
-    "style_qwen3": (_QWEN3, ("<|end|>",), ()),
     "style_phi": (_PHI, ("<|end|>",), ("<|sep|>",)),
     "style_eom": (_EOM, ("<|end|>", "<|eom|>"), ("<|eom|>", "<|head|>", "<|/head|>")),
     "style_result_in_turn": (_RESULT_IN_TURN, ("<|end|>", "<|run|>"), ("<|run|>", "<|result|>")),

@@ -115,21 +115,14 @@ TESTS: Mapping[str, str] = {
 
 def generated() -> list[Template]:
     """One template for each question of each field."""
-    return [
-        Template(f"{field}.{test}", _asking(field, test)) for field, test in product(FIELDS, TESTS)
-    ]
-
-
-def _asking(field: str, test: str) -> str:
-    slot, expression = FIELDS[field]
-    question = TESTS[test].replace("{X}", expression)
-    return filled(**{slot: question + SLOTS[slot]})
+    made = []
+    for (field, (slot, expression)), (test, question) in product(FIELDS.items(), TESTS.items()):
+        text = question.replace("{X}", expression) + SLOTS[slot]
+        made.append(Template(f"{field}.{test}", filled(**{slot: text})))
+    return made
 
 
 def by_hand() -> list[Template]:
-    """The templates of `PATCHES` and those of `styles`, in other styles of markers and turns."""
+    """The templates of `PATCHES` and those of `STYLES`, in other styles of markers and turns."""
     made = [Template(name, filled(**slots)) for name, slots in PATCHES.items()]
-    return made + [
-        Template(name, source, stops, control, ("<|end|>",) if "<|return|>" in stops else ())
-        for name, (source, stops, control) in STYLES.items()
-    ]
+    return made + [Template(name, *style) for name, style in STYLES.items()]

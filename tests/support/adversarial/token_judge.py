@@ -19,16 +19,21 @@ from __future__ import annotations
 
 import json
 import random
-import re
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from support.adversarial.dialogues import Message, Step, Tool
+from support.adversarial.dialogues import Message, Messages, Step, Tools
 from support.adversarial.templates import Template
-from support.adversarial.texts import common, rot13, squash, unwritten, with_arguments
-from tokenizers import Tokenizer
+from support.adversarial.texts import (
+    ControlTokens,
+    common,
+    rot13,
+    squash,
+    unwritten,
+    with_arguments,
+)
 
 Kind = Literal["append", "drift", "rewrite", "raises", "unclear"]
 Piece = tuple[str, bool]
@@ -77,40 +82,27 @@ class Said:
 
 @dataclass(frozen=True)
 class Truth:
-    """`ids`: what to append, or the only right tail if a rewritten stream is kept. `careless`:
-    what the same text gives if control-token text in bodies becomes control tokens."""
+    """`input_ids`: what to append, or the only right tail if a rewritten stream is kept (None:
+    there is none). `careless_ids`: what the same text gives if control-token text in bodies becomes
+    control tokens."""
 
     kind: Kind
-    ids: list[int] | None = None
-    careless: list[int] | None = None
+    input_ids: list[int] | None = None
+    careless_ids: list[int] | None = None
     why: str = ""
 
 
-class Judge:
+class Judge(ControlTokens):
     """Judges one template with one tokenizer, which has the template's control tokens."""
 
     def __init__(self, tokenizer: Any, template: Template) -> None:
-        self.tokenizer = tokenizer
+        super().__init__(tokenizer, template.source)
         self.template = template
-        added = tokenizer.added_tokens_decoder.values()
-        # An added token that is not special, and not in the template, is a word.
-        words = {token.content for token in added if not token.special}
-        words = {text for text in words if text not in template.source}
-        ids = tokenizer.get_added_vocab()
-        self.words = {text: ids[text] for text in sorted(words, key=len, reverse=True)}
-        self.control: dict[str, int] = {text: ids[text] for text in ids if text not in words}
-        names = sorted(self.control, key=len, reverse=True)
-        self.pattern = re.compile("|".join(map(re.escape, names)))
-        data = json.loads(tokenizer.backend_tokenizer.to_str())
-        data |= {"added_tokens": [], "post_processor": None}
         self._renders: dict[str, Render] = {}
-        self._plain = Tokenizer.from_str(json.dumps(data))
 
     # --- renders ---------------------------------------------------------------------------------
 
-    def text(
-        self, messages: Sequence[Message], tools: Sequence[Tool] | None, *, generate: bool
-    ) -> str:
+    def text(self, messages: Messages, tools: Tools, *, generate: bool) -> str:
         """The template's text. Arguments are dicts, or JSON text if it takes no dicts."""
         failure: Exception | None = None
         for as_text in (False, True):
@@ -130,9 +122,7 @@ class Judge:
                     break
         raise Refused(str(failure)) from failure
 
-    def render(
-        self, messages: Sequence[Message], tools: Sequence[Tool] | None, *, generate: bool
-    ) -> Render:
+    def render(self, messages: Messages, tools: Tools, *, generate: bool) -> Render:
         """The text with the places of its own control tokens. Raises `Refused`, `Unclear`."""
         shown = repr((messages, tools, generate))
         if shown not in self._renders:
@@ -143,11 +133,11 @@ class Judge:
 
     def _render(
         self,
-        messages: Sequence[Message],
-        tools: Sequence[Tool] | None,
+        messages: Messages,
+        tools: Tools,
         *,
         generate: bool,
-        as_they_are: Sequence[Message] = (),
+        as_they_are: Messages = (),
     ) -> Render:
         text = self.text(messages, tools, generate=generate)
         if not self.pattern.search(json.dumps([messages, tools], ensure_ascii=False)):
@@ -188,35 +178,16 @@ class Judge:
             found += [self.control[text]] if is_control else self.plain(text)
         return found
 
-    def plain(self, text: str) -> list[int]:
-        """The ids of text that holds no control token, whatever it reads like."""
-        if not any(word in text for word in self.words):
-            return list(self._plain.encode(text, add_special_tokens=False).ids)
-        found: list[int] = []
-        for piece in re.split(f"({'|'.join(map(re.escape, self.words))})", text):
-            known = self.words.get(piece)
-            encoded = self._plain.encode(piece, add_special_tokens=False).ids
-            found += encoded if known is None else [known]
-        return found
-
-    def careless(self, text: str) -> list[int]:
-        """The ids of text in which all that reads like a control token is one."""
-        return list(self.tokenizer.encode(text, add_special_tokens=False))
-
-    def decode(self, ids: Sequence[int]) -> str:
-        return str(self.tokenizer.backend_tokenizer.decode(list(ids), skip_special_tokens=False))
-
-    def prompt(self, messages: Sequence[Message], tools: Sequence[Tool] | None) -> list[int]:
-        """The ids of a first prompt."""
+    def prompt(self, messages: Messages, tools: Tools) -> list[int]:
         return self.ids(self.render(messages, tools, generate=True).pieces())
 
     # --- what the model says ---------------------------------------------------------------------
 
     def say(
         self,
-        before: Sequence[Message],
+        before: Messages,
         step: Step,
-        tools: Sequence[Tool] | None,
+        tools: Tools,
         rng: random.Random,
     ) -> Said:
         """What the model samples for the turn of `step`. Raises `Inapplicable`."""
@@ -241,7 +212,7 @@ class Judge:
         return Said(ids, "".join(text for text, _ in pieces), stop, turn)
 
     def _region(
-        self, before: Sequence[Message], step: Step, tools: Sequence[Tool] | None, served: Render
+        self, before: Messages, step: Step, tools: Tools, served: Render
     ) -> tuple[list[Piece], str]:
         """The pieces of the turn behind the generation prompt, stop token included."""
         renders = [self.render([*before, step.turn], tools, generate=False)]
@@ -313,10 +284,10 @@ class Judge:
 
     def truth(
         self,
-        before: Sequence[Message],
+        before: Messages,
         said: Said,
-        new: Sequence[Message],
-        tools: Sequence[Tool] | None,
+        new: Messages,
+        tools: Tools,
     ) -> Truth:
         """What is right after `said` for `new`."""
         messages = [*before, said.turn]
@@ -347,7 +318,7 @@ class Judge:
             return self._tail(full, "drift", at)
         return replace(self._tail(full, "rewrite", at), why="the turn reads otherwise")
 
-    def _alone(self, messages: Sequence[Message], tools: Sequence[Tool] | None) -> Render | None:
+    def _alone(self, messages: Messages, tools: Tools) -> Render | None:
         try:
             return self.render(messages, tools, generate=False)
         except (Refused, Unclear):
@@ -355,9 +326,9 @@ class Judge:
 
     def _in_history(
         self,
-        messages: Sequence[Message],
-        new: Sequence[Message],
-        tools: Sequence[Tool] | None,
+        messages: Messages,
+        new: Messages,
+        tools: Tools,
         full: Render,
     ) -> Render | None:
         """The render of the turn alone, without its reasoning if `full` does not show that."""
@@ -383,9 +354,9 @@ class Judge:
 
     def _rewritten(
         self,
-        messages: Sequence[Message],
+        messages: Messages,
         said: Said,
-        tools: Sequence[Tool] | None,
+        tools: Tools,
         full: Render,
         why: str,
     ) -> Truth:
@@ -425,8 +396,8 @@ class Judge:
         self,
         ids: Sequence[int],
         stream: Sequence[int],
-        messages: Sequence[Message],
-        tools: Sequence[Tool] | None,
+        messages: Messages,
+        tools: Tools,
     ) -> bool | None:
         """Whether `ids` are the whole conversation, kept from `stream` up to some control token and
         encoded anew from there. Control-token text of an assistant message may be text or a token,
@@ -467,9 +438,9 @@ class Judge:
 
     def _marks(
         self,
-        messages: Sequence[Message],
-        tools: Sequence[Tool] | None,
-        as_they_are: Sequence[Message],
+        messages: Messages,
+        tools: Tools,
+        as_they_are: Messages,
     ) -> tuple[str, set[tuple[int, int]]]:
         """The render, and its control tokens, with those in `as_they_are`."""
         render = self._render(messages, tools, generate=True, as_they_are=as_they_are)

@@ -6,7 +6,7 @@ of a delta are its last ones, after the end of the sampled turn.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache, partial
 from typing import Any
 
@@ -18,8 +18,8 @@ from support.adversarial.dialogues import (
     THOUGHTS,
     TOOLS,
     USERS,
-    Message,
-    Tool,
+    Messages,
+    Tools,
 )
 from support.adversarial.token_judge import Inapplicable, Judge, Said
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, trainers
@@ -192,7 +192,6 @@ class Canon:
         return list(made.ids[first:])
 
     def _marked(self, made: Any, at: int) -> bool:
-        """Whether a control token lies at `at`."""
         pairs = zip(made.ids, made.offsets, strict=True)
         return any(index in self.marks and a <= at < b for index, (a, b) in pairs)
 
@@ -212,10 +211,10 @@ class Canon:
 
     def delta(
         self,
-        before: Sequence[Message],
+        before: Messages,
         said: Said,
-        new: Sequence[Message],
-        tools: Sequence[Tool] | None,
+        new: Messages,
+        tools: Tools,
     ) -> list[int]:
         """The ids to append. Raises `Inapplicable` if the turn reads otherwise now."""
         served = self.judge.text(before, tools, generate=True)

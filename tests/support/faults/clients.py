@@ -17,12 +17,10 @@ CHAT = "/sessions/bad/v1/chat/completions"
 
 
 def body(**fields: Any) -> bytes:
-    """Return a chat request with these fields."""
     return orjson.dumps({"messages": [USER], **fields}, option=orjson.OPT_NON_STR_KEYS)
 
 
 def messages(*found: Any) -> bytes:
-    """Return a chat request with these messages."""
     return body(messages=list(found))
 
 

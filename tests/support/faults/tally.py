@@ -27,7 +27,6 @@ class Tally:
         self.counts: dict[str, int] = dict.fromkeys(COUNTS, 0)
 
     def tried(self, faults: int = 1) -> None:
-        """Count `faults` injected faults."""
         self.counts["tried"] += faults
 
     def played(

@@ -11,77 +11,52 @@ from typing import Any
 from support.listed_environment import TOOL
 from support.toy_environment import Pond, PondFactory
 
-from toolroll.rollout.types import (
-    Action,
-    Environment,
-    EnvironmentOptions,
-    Observation,
-    StepResult,
-    Task,
-)
+from toolroll.rollout.types import Action, EnvironmentOptions, Observation, StepResult, Task
 
 Wrong = Callable[["Trouble"], Any]
 """What happens instead of the right answer: it raises, or returns the wrong answer."""
 
 
-class Trouble(Environment):
-    """Answers two steps, but for what `place` names (reset, step, astep, close, aclose, metrics,
-    verdict): there `wrong` happens. `astep` and `aclose` are coroutines on the event loop.
-    `hanging` holds those that hang at the moment."""
+class Trouble(Pond):
+    """A pond. If its task names what is `wrong`, that happens at its place: reset, step, astep,
+    truncated_reward, metrics, close or aclose. `astep` and `aclose` are coroutines on the event
+    loop. `hanging` holds those that hang at the moment."""
 
-    def __init__(self, place: str, wrong: Wrong, hanging: set[Trouble]) -> None:
-        self.place, self.wrong, self.hanging, self.steps = place, wrong, hanging, 0
-        if place == "astep":
-            self.step = self._astep  # type: ignore[method-assign, assignment]
-        if place == "aclose":
-            self.close = self._aclose  # type: ignore[assignment]
+    def __init__(self, hanging: set[Trouble]) -> None:
+        super().__init__()
+        self.hanging, self.place = hanging, ""
 
     def reset(self, task: Task, seed: int) -> Observation:
-        return self._maybe("reset", Observation([{"role": "user", "content": FIRST}], [TOOL]))
+        self.place, self.wrong = WRONG.get(str(task.data.get("wrong")), ("", returning(None)))
+        return self._maybe("reset", super().reset(task, seed))
 
     def step(self, action: Action) -> StepResult:
-        return self._maybe("step", self.right(action))
-
-    def right(self, action: Action) -> StepResult:
-        """Return the answer of an environment that does nothing wrong."""
-        self.steps += 1
-        if not action.tool_calls:
-            return StepResult((), 1.0, done=True)
-        return StepResult([tool_message(call.id, "seen") for call in action.tool_calls])
-
-    async def _astep(self, action: Action) -> StepResult:
-        found = self.wrong(self)
-        return await found if asyncio.iscoroutine(found) else found
-
-    async def _aclose(self) -> None:
-        found = self.wrong(self)
-        if asyncio.iscoroutine(found):
-            await found
+        right = super().step(action)
+        return self._maybe("astep", self._maybe("step", right))
 
     def truncated_reward(self) -> float | None:
         return self._maybe("truncated_reward", 0.0)
 
     def metrics(self) -> Mapping[str, float]:
-        return self._maybe("metrics", {"seen": 1.0})
+        return self._maybe("metrics", super().metrics())
 
     def close(self) -> None:
-        return self._maybe("close", None)
+        return self._maybe("aclose", self._maybe("close", None))
 
     def _maybe(self, place: str, right: Any) -> Any:
-        return self.wrong(self) if place == self.place else right
+        if place != self.place:
+            return right
+        return self._awaited() if place in ("astep", "aclose") else self.wrong(self)
+
+    async def _awaited(self) -> Any:
+        found = self.wrong(self)
+        return await found if asyncio.iscoroutine(found) else found
 
 
 FIRST = "Please look around 3 times. This is pond trouble, day 0."
 
 
-def tool_message(call_id: str, text: Any) -> dict[str, Any]:
-    """Return a tool message."""
-    return {"role": "tool", "tool_call_id": call_id, "name": "look", "content": text}
-
-
 def raising(error: Callable[[], BaseException]) -> Wrong:
-    """Raise what `error` makes."""
-
     def wrong(_: Trouble) -> Any:
         raise error()
 
@@ -89,7 +64,6 @@ def raising(error: Callable[[], BaseException]) -> Wrong:
 
 
 def returning(value: Any) -> Wrong:
-    """Return `value`."""
     return lambda _: value
 
 
@@ -290,35 +264,11 @@ class TroubledFactory(PondFactory):
     def tasks(self, split: str) -> Sequence[Task]:
         ponds = list(super().tasks(split))
         bad = [
-            Task(f"bad-{n}", len(ponds) + n, split, {"wrong": w}) for n, w in enumerate(self.wrongs)
+            Task(f"bad-{n}", len(ponds) + n, split, {"looks": 3, "wrong": wrong})
+            for n, wrong in enumerate(self.wrongs)
         ]
         mixed = [task for pair in zip(bad, ponds, strict=False) for task in pair]
         return [*mixed, *bad[len(ponds) :], *ponds[len(bad) :]]
 
     def make(self, options: EnvironmentOptions) -> Any:
-        return Mixed(self.hanging)
-
-
-class Mixed(Environment):
-    """A `Pond`, or a `Trouble` if the task names what is wrong."""
-
-    def __init__(self, hanging: set[Trouble]) -> None:
-        self.inner: Environment = Pond()
-        self.hanging = hanging
-
-    def reset(self, task: Task, seed: int) -> Any:
-        if "wrong" in task.data:
-            self.inner = Trouble(*WRONG[task.data["wrong"]], self.hanging)
-        return self.inner.reset(task, seed)
-
-    def step(self, action: Action) -> Any:
-        return self.inner.step(action)
-
-    def truncated_reward(self) -> Any:
-        return self.inner.truncated_reward()
-
-    def metrics(self) -> Any:
-        return self.inner.metrics()
-
-    def close(self) -> Any:
-        return self.inner.close()
+        return Trouble(self.hanging)

@@ -6,9 +6,6 @@ from typing import Any
 
 from pydantic import BaseModel
 
-RESPOND_ACTION_NAME = "respond"
-RESPOND_ACTION_FIELD_NAME = "content"
-
 
 class Action(BaseModel):  # type: ignore[no-redef]
     name: str
@@ -55,14 +52,3 @@ class EnvResponse(BaseModel):
 class EnvResetResponse(BaseModel):
     observation: str
     info: EnvInfo
-
-
-class RunConfig(BaseModel):
-    model_provider: str
-    user_model_provider: str
-    model: str
-    user_model: str = "gpt-4o"
-    env: str = "retail"
-    agent_strategy: str = "tool-calling"
-    temperature: float = 0.0
-    task_split: str = "test"

@@ -31,7 +31,7 @@ def _miles(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def call(
-    args: Namespace, sample: Sample, state: GenerateState | None = None, **sampling: Any
+    args: Namespace, sample: Any, state: GenerateState | None = None, **sampling: Any
 ) -> GenerateFnInput:
     return GenerateFnInput(state or GenerateState(args), sample, SAMPLING | sampling, False)
 

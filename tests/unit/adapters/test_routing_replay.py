@@ -229,7 +229,7 @@ async def test_skyrl_gets_no_invented_shape_before_the_first_answer() -> None:
 
 
 async def test_rows_of_another_count_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def generate(*_: Any, **__: Any) -> verl_mirror.TokenOutput:
+    async def generate(*_: Any, **__: Any) -> Any:
         rows = np.zeros((7, 2, 2), dtype=np.int32)
         return verl_mirror.TokenOutput([9], [-1.0], rows, "stop")
 

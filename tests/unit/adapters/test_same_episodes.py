@@ -215,7 +215,7 @@ def of_samples(episode: Any) -> Played:
 PARAMS = {"max_new_tokens": MAX_NEW, "temperature": 1.0}
 
 
-def of_trainer(world: World) -> list[miles_mirror.Sample]:
+def of_trainer(world: World) -> list[Any]:
     return [miles_mirror.Sample(index=i, prompt=task) for i, task in enumerate(world.indices)]
 
 

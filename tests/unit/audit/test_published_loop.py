@@ -3,20 +3,43 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
 from pathlib import Path
 from textwrap import indent
+from typing import Any
 
 import pytest
-from examples.audit_slime import CALL, ORDER, USER, Delta, main, play
+from examples.audit_slime import CALL, ORDER, USER, Delta, main, play, token_delta
 from support.commands import toolroll
 from support.published_example import example_folder
-from support.published_loop import delta, slime_delta
 from support.qwen import tokenizer_for, trl_template
 from support.source import ROOT
 
 from toolroll.evaluation.audit import AuditReport, audit
 from toolroll.evaluation.audit.faults import NOT_SAMPLED, OTHER_PREFIX
 from toolroll.evaluation.audit.request_log import read_record
+from toolroll.rollout.types import Message
+
+
+def delta(tokenizer: Any, messages: Sequence[Message], **options: bool) -> tuple[list[int], Any]:
+    """The ids and the mask of the last message: what it adds to the render.
+
+    `include_generation_prompt`: the ids begin with the generation prompt.
+    """
+    whole, before, prompt = (
+        tokenizer.apply_chat_template(list(part), tokenize=False, add_generation_prompt=generate)
+        for part, generate in ((messages, False), (messages[:-1], False), (messages[:-1], True))
+    )
+    if messages[-1]["role"] != "assistant":
+        text = whole[len(before) :] if whole.startswith(before) else ""
+        text = text or tokenizer.apply_chat_template([messages[-1]], tokenize=False)
+        ids = tokenizer.encode(text, add_special_tokens=False)
+        return ids, [0] * len(ids)
+    said = tokenizer.encode(whole[len(prompt) :], add_special_tokens=False)
+    if not options.get("include_generation_prompt"):
+        return said, [1] * len(said)
+    opening = tokenizer.encode(prompt[len(before) :], add_special_tokens=False)
+    return opening + said, [0] * len(opening) + [1] * len(said)
 
 
 def audited(
@@ -35,10 +58,12 @@ def audited(
 
 @pytest.fixture(params=["alike", pytest.param("slime", marks=pytest.mark.peers)])
 def get_delta(request: pytest.FixtureRequest) -> Delta:
-    found = delta if request.param == "alike" else slime_delta()
-    if found is None:
+    if request.param == "alike":
+        return delta
+    folder = example_folder()
+    if folder is None:
         pytest.skip("the example's files are in slime's checkout on GitHub only: make test-peers")
-    return found
+    return token_delta(folder.parents[1])
 
 
 @pytest.mark.parametrize("name", ["qwen2_5", "qwen3_instruct_2507"])

@@ -1,25 +1,22 @@
 """What each parser makes of its family's examples: whole, broken, and cut at ten places; kept in
-`golden/`.
+`golden/`, which `support.examples` reads the texts from.
 
-TOOLROLL_GOLDEN=1 writes the files anew: look at what changed before you commit it.
+TOOLROLL_GOLDEN=1 writes the files with the replies to their texts: look at what changed before you
+commit it.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from pathlib import Path
 from typing import Any
 
 import pytest
-from support.examples import EXAMPLES, TOOLS
+from support.examples import EXAMPLES, GOLDEN, TOOLS
 from support.parsing import assert_same_in_pieces, lost
 
 from toolroll.parsers.registry import built_in_parsers, get_parser
 from toolroll.parsers.types import ParsedReply
-
-FOLDER = Path(__file__).parent / "golden"
-
 
 CALL_FIELDS = ("name", "arguments", "error", "id", "span")
 
@@ -50,7 +47,7 @@ def test_the_examples_are_read_as_before(name: str) -> None:
         cases.append({"what": what, "text": text, "reply": as_json(reply)})
     whole = {"parser": name, "source": EXAMPLES[name].source, "cases": cases}
     found = json.loads(json.dumps(whole))
-    path = FOLDER / f"{name}.json"
+    path = GOLDEN / f"{name}.json"
     if os.environ.get("TOOLROLL_GOLDEN"):
         path.write_text(json.dumps(found, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
     assert found == json.loads(path.read_text(encoding="utf-8"))
@@ -75,4 +72,3 @@ def test_a_good_reply_has_good_calls_and_no_cut_loses_them(name: str) -> None:
 def test_every_format_that_has_calls_has_examples() -> None:
     names = {kind.name for kind in built_in_parsers()} - {"plain"}
     assert set(EXAMPLES) == names
-    assert {path.stem for path in FOLDER.glob("*.json")} == names

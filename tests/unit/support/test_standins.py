@@ -46,6 +46,7 @@ NOT_COMPARED = {
     "support/bare.py": "the package's own files; a call of what is absent raises",
     "support/published_example.py": "the example's own files, and our module in place of its own",
     "support/standins.py": "compares",
+    "support/stubs/torchvision.py": "names to import; a call raises",
     "support/stubs/triton.py": "decorates GPU kernels; none runs on a CPU",
 }
 """Files that put other modules into `sys.modules`, and why these need no comparison."""

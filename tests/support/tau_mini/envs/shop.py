@@ -11,7 +11,6 @@ from support.tau_mini.types import Action, Task
 
 
 def load() -> dict[str, Any]:
-    """A fresh database, made of text as the original's is."""
     members = {
         f"m{i}": {"name": f"Member {i}", "city": "Ghent", "points": i, "orders": [f"o{i}"]}
         for i in range(40)
