@@ -1,4 +1,4 @@
-"""Four of the clients of `make test-clients`, with the packages of `make test-all`: each dialect
+"""Some of the clients of `make test-clients`, with the packages of `make test-all`: each dialect
 streamed and not.
 """
 
@@ -19,6 +19,8 @@ PLAYED: list[tuple[str, Dialect, bool]] = [
     ("pydantic-ai", "responses", False),
     ("pydantic-ai", "messages", True),
     ("haystack", "chat", False),
+    ("OpenAI", "chat", False),
+    ("OpenAI", "responses", True),
     ("instructor", "messages", False),
 ]
 """The clients' names without their versions; True for a streamed answer."""

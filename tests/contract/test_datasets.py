@@ -22,36 +22,14 @@ from toolroll.rollout.errors import UsageError
 from toolroll.rollout.runs.run_directory import RunDirectory
 
 
-def load(folder: Path, cache: Path) -> Any:
-    return datasets.load_dataset(str(folder), split="train", cache_dir=str(cache))
-
-
-def test_datasets_reads_the_training_samples(tmp_path: Path) -> None:
-    assert write_dataset(exported(), tmp_path / "set", rows_of_a_file=2) == 3
-    names = sorted(file.name for file in (tmp_path / "set" / "data").iterdir())
-    assert names == ["train-00000.parquet", "train-00001.parquet"]
-    rows = load(tmp_path / "set", tmp_path / "cache")
-    assert [(row["task_id"], row["sample"], row["sequence"], row["reward"]) for row in rows] == [
-        ("t-0", 0, 0, 1.0),
-        ("t-0", 0, 1, 1.0),
-        ("t-0", 1, 0, 0.0),
-    ]
-    first, fork = rows[0], rows[1]
-    part = trajectory()
-    assert first["input_ids"] == part.input_ids.tolist()
-    assert first["loss_mask"] == part.loss_mask.tolist()
-    mask = rows.with_format("numpy")[0]["loss_mask"]
-    assert mask.dtype.itemsize >= 4, "sums and `-mask` would wrap"
-    assert first["logprobs"] == [
-        None if value != value else value for value in part.logprobs.tolist()
-    ]
+def test_a_row_says_where_its_tokens_are_from() -> None:
+    first, fork, _ = sample_rows(exported())
     assert first["weight_versions"] == [
         {"version": "v0", "start": 4, "stop": 7},
         {"version": "v1", "start": 9, "stop": 12},
     ]
     assert json.loads(first["messages"])[1] == {"role": "assistant", "content": "Goodbye."}
-    assert (first["prompt_length"], first["fork_reason"]) == (4, None)
-    assert (fork["prompt_length"], fork["fork_reason"]) == (6, "rewritten")
+    assert (first["prompt_length"], fork["prompt_length"]) == (4, 6)
 
 
 def test_the_card_says_what_the_data_set_is(tmp_path: Path) -> None:
@@ -63,6 +41,14 @@ def test_the_card_says_what_the_data_set_is(tmp_path: Path) -> None:
     [config] = datasets.get_dataset_config_names(str(tmp_path / "set"))
     assert config == "default"
     assert sorted(file.name for file in (tmp_path / "set").iterdir()) == ["README.md", "data"]
+
+
+def opened_by_datasets(folder: Path) -> list[dict[str, Any]]:
+    cache = str(folder.parents[1] / "cache")
+    rows: Any = datasets.load_dataset(str(folder.parent), split="train", cache_dir=cache)
+    mask = rows.with_format("numpy")[0]["loss_mask"]
+    assert mask.dtype.itemsize >= 4, "sums and `-mask` would wrap"
+    return list(rows)
 
 
 def opened_by_pyarrow(folder: Path) -> list[dict[str, Any]]:
@@ -83,12 +69,18 @@ def opened_by_polars(folder: Path) -> list[dict[str, Any]]:
     return rows
 
 
-@pytest.mark.parametrize("read", [opened_by_pyarrow, opened_by_pandas, opened_by_polars])
+READERS = [opened_by_datasets, opened_by_pyarrow, opened_by_pandas, opened_by_polars]
+
+
+@pytest.mark.parametrize("read", READERS)
 def test_the_folder_is_opened_by(
     read: Callable[[Path], list[dict[str, Any]]], tmp_path: Path
 ) -> None:
-    write_dataset(exported(), tmp_path / "set", rows_of_a_file=2)
-    assert read(tmp_path / "set" / "data") == list(sample_rows(exported()))
+    assert write_dataset(exported(), tmp_path / "set", rows_of_a_file=2) == 3
+    data = tmp_path / "set" / "data"
+    names = sorted(file.name for file in data.iterdir())
+    assert names == ["train-00000.parquet", "train-00001.parquet"]
+    assert read(data) == list(sample_rows(exported()))
 
 
 def write_run(folder: Path, samples: int) -> None:

@@ -1,26 +1,22 @@
-"""Whole episodes in each dialect by unmodified clients of other projects; the trajectories are
-judged by the engine's own log.
+"""Whole episodes by litellm and tau-bench, unmodified; the trajectories are judged by
+the engine's own log. `test_clients.py` has more clients.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
+from functools import partial
 from typing import Any
 
-import agents
 import pytest
-from support.anthropic_wire import LOOK
-from support.client_scenario import FIRST, SAID, one_episode, play, saying, seen
-from support.endpoints import Bench, endpoint
+from support.client_scenario import one_episode, play, saying
+from support.endpoints import endpoint
 from support.episodes import call
-from support.listed_environment import TOOL
 from support.qwen import tokenizer_for, trl_template
 
-STREAMED = pytest.mark.parametrize("stream", [False, True])
-SYSTEM, ASKED = FIRST[0]["content"], FIRST[1]["content"]
+from toolroll.testing import Fault
+
 LAST = "All seen: <b>x</b>."
-PATHS = {"openai": "/v1", "anthropic": ""}
 
 
 @pytest.fixture(scope="module")
@@ -29,13 +25,23 @@ def qwen3() -> Any:
     return tokenizer_for(trl_template("qwen3"))
 
 
-async def judged(bench: Bench) -> None:
-    """One exact trajectory, without a fork."""
-    await one_episode(bench)
-    assert (await bench.get("/sessions/s/trajectories"))["forks"] == []
-
-
 # --- litellm --------------------------------------------------------------------------------------
+
+CHAT, RESPONSES, MESSAGES = "chat/completions", "responses", "messages"
+DIALECTS = {
+    "openai": CHAT,
+    "hosted_vllm": CHAT,
+    "litellm_proxy": CHAT,
+    "openai/responses": RESPONSES,
+    "anthropic": MESSAGES,
+}
+"""By litellm's name of the provider."""
+LONG: Any = [{"role": "user", "content": "word " * 100}]
+REFUSED = (
+    b'{"error":{"message":"The input (4096 tokens) is longer than the model\'s context length '
+    b'(4096 tokens)."}}'
+)
+"""SGLang's own answer; the endpoint's is the same error (tests/unit/server/test_refusals.py)."""
 
 
 @pytest.fixture
@@ -44,116 +50,50 @@ def litellm(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setenv("LITELLM_LOCAL_MODEL_COST_MAP", "True")
     import litellm
 
+    monkeypatch.setattr(litellm, "drop_params", True)
     return litellm
 
 
-@pytest.mark.parametrize(
-    ("provider", "stream"),
-    [("hosted_vllm", False), *((name, on) for name in PATHS for on in (False, True))],
-)
-async def test_litellm(litellm: Any, qwen3: Any, provider: str, stream: bool) -> None:
-    """Chat completions, and Messages for the provider anthropic."""
+async def create(
+    litellm: Any, url: str, provider: str, stream: bool, *, model: str = "m", **request: Any
+) -> Any:
+    path = "" if DIALECTS[provider] == MESSAGES else "/v1"
     options: Any = {"stream_options": {"include_usage": True}} if stream else {}
-    async with endpoint(qwen3, saying, split="random") as bench:
-        base = f"{bench.url}/sessions/s{PATHS.get(provider, '/v1')}"
-
-        async def create(*, model: str, **asked: Any) -> Any:
-            reply = await litellm.acompletion(
-                model=f"{provider}/{model}", api_base=base, api_key="unused", stream=stream,
-                max_tokens=1000, temperature=0.7, **options, **asked,
-            )  # fmt: skip
-            if not stream:
-                return reply
-            chunks = [chunk async for chunk in reply]
-            return litellm.stream_chunk_builder(chunks, messages=asked["messages"])
-
-        assert (await play(create)).content == LAST
-        await judged(bench)
-
-
-@STREAMED
-async def test_litellm_over_responses(litellm: Any, qwen3: Any, stream: bool) -> None:
-    async with endpoint(qwen3, saying, split="random") as bench:
-        items: list[Any] = [{"role": "user", "content": ASKED}]
-        tool = {"type": "function", **TOOL["function"]}
-        while True:
-            reply = await litellm.aresponses(
-                model="openai/m",
-                api_base=f"{bench.url}/sessions/s/v1",
-                api_key="unused",
-                instructions=SYSTEM,
-                input=items,
-                tools=[tool],
-                stream=stream,
-            )
-            if stream:
-                events = [event async for event in reply]
-                reply = events[-1].response
-            output = [
-                item if isinstance(item, dict) else item.model_dump() for item in reply.output
-            ]
-            calls = [item for item in output if item["type"] == "function_call"]
-            if not calls:
-                break
-            items += output
-            items += [
-                {
-                    "type": "function_call_output",
-                    "call_id": item["call_id"],
-                    "output": seen(item["arguments"]),
-                }
-                for item in calls
-            ]
-        assert len(bench.engine.log) == len(SAID)
-        assert output[-1]["content"][0]["text"] == LAST
-        await judged(bench)
-
-
-# --- openai-agents --------------------------------------------------------------------------------
-
-
-def looker(**more: Any) -> Any:
-    agents.set_tracing_disabled(True)
-
-    @agents.function_tool
-    def look(at: str) -> str:
-        """Look at something."""
-        return seen(json.dumps({"at": at}))
-
-    return agents.Agent(name="looker", instructions=SYSTEM, tools=[look], model="m", **more)
-
-
-async def answer_of(bench: Bench, agent: Any, *, responses: bool, stream: bool = False) -> Any:
-    provider = agents.OpenAIProvider(openai_client=bench.client(), use_responses=responses)
-    config = agents.RunConfig(model_provider=provider)
+    reply = await litellm.acompletion(
+        model=f"{provider}/{model}", api_base=f"{url}{path}", api_key="unused",
+        stream=stream, max_tokens=1000, temperature=0.7, max_retries=0, num_retries=0, **options,
+        **request,
+    )  # fmt: skip
     if not stream:
-        return (await agents.Runner.run(agent, ASKED, run_config=config)).final_output
-    run = agents.Runner.run_streamed(agent, ASKED, run_config=config)
-    async for _ in run.stream_events():
-        pass
-    return run.final_output
+        return reply
+    chunks = [chunk async for chunk in reply]
+    return litellm.stream_chunk_builder(chunks, messages=request["messages"])
 
 
-@STREAMED
-@pytest.mark.parametrize("responses", [False, True])
-async def test_openai_agents(qwen3: Any, responses: bool, stream: bool) -> None:
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("provider", DIALECTS)
+async def test_litellm(litellm: Any, qwen3: Any, provider: str, stream: bool) -> None:
     async with endpoint(qwen3, saying, split="random") as bench:
-        assert await answer_of(bench, looker(), responses=responses, stream=stream) == LAST
-        await judged(bench)
+        url = f"{bench.url}/sessions/s"
+        last = await play(partial(create, litellm, url, provider, stream))
+        assert last.content == LAST
+        routes = [route for _, route, _ in bench.endpoint.metrics.requests]
+        assert any(route.endswith(f"/v1/{DIALECTS[provider]}") for route in routes), routes
+        await one_episode(bench)
+        assert (await bench.get("/sessions/s/trajectories"))["forks"] == []
 
 
-async def test_openai_agents_with_a_handoff_is_two_roots(qwen3: Any) -> None:
-    """Two agents with instructions and tools of their own, in one session: nothing is trained
-    twice, nothing is lost.
-    """
-    said = [call("transfer_to_looker"), *SAID]
-    async with endpoint(qwen3, lambda request: said[request.call], split="random") as bench:
-        boss = agents.Agent(
-            name="boss", instructions="Hand everything over.", model="m", handoffs=[looker()]
-        )
-        assert await answer_of(bench, boss, responses=False) == LAST
-        turns = [turn for found in await bench.trajectories() for turn in found["turns"]]
-        assert sum(turn["excluded"] is None for turn in turns) == 4
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("provider", DIALECTS)
+async def test_litellm_recognizes_an_overflow(
+    litellm: Any, tokenizer: Any, provider: str, stream: bool
+) -> None:
+    """Programs then shorten the conversation instead of sending it again."""
+    faults = lambda request: Fault(status=400, body=REFUSED)
+    async with endpoint(tokenizer, lambda request: "Hello.", faults=faults) as bench:
+        with pytest.raises(litellm.exceptions.ContextWindowExceededError):
+            await create(litellm, bench.url, provider, stream, messages=LONG)
+    assert len(bench.engine.log) == 1, "the request was sent again"
 
 
 # --- tau-bench ------------------------------------------------------------------------------------
@@ -182,57 +122,3 @@ async def test_tau_benchs_own_agent(
         assert result.reward == 1.0
         [trajectory] = await bench.trajectories()
         assert len(trajectory["turns"]) == len(said)
-
-
-# --- anthropic ------------------------------------------------------------------------------------
-
-
-@STREAMED
-async def test_the_anthropic_sdk(qwen3: Any, stream: bool) -> None:
-    anthropic = pytest.importorskip("anthropic")
-    async with endpoint(qwen3, saying, split="random") as bench:
-        client = anthropic.AsyncAnthropic(
-            base_url=f"{bench.url}/sessions/s", api_key="unused", max_retries=0
-        )
-        messages: list[Any] = [{"role": "user", "content": ASKED}]
-        while True:
-            asked = {"model": "m", "system": SYSTEM, "messages": messages, "tools": [LOOK]}
-            counted = await client.messages.count_tokens(**asked)
-            if stream:
-                async with client.messages.stream(max_tokens=1000, **asked) as events:
-                    reply = await events.get_final_message()
-            else:
-                reply = await client.messages.create(max_tokens=1000, **asked)
-            read = reply.usage.input_tokens + reply.usage.cache_read_input_tokens
-            assert read == counted.input_tokens == len(bench.engine.log[-1].input_ids)
-            messages.append({"role": "assistant", "content": reply.content})
-            results = [
-                {
-                    "type": "tool_result",
-                    "tool_use_id": block.id,
-                    "content": seen(json.dumps(block.input)),
-                }
-                for block in reply.content
-                if block.type == "tool_use"
-            ]
-            if not results:
-                break
-            messages.append({"role": "user", "content": results})
-        assert reply.content[-1].text == LAST
-        await client.close()
-        await judged(bench)
-
-
-async def test_the_anthropic_sdk_gets_typed_errors(qwen3: Any) -> None:
-    anthropic = pytest.importorskip("anthropic")
-    async with endpoint(qwen3, saying) as bench:
-        client = anthropic.AsyncAnthropic(base_url=bench.url, api_key="unused", max_retries=0)
-        with pytest.raises(anthropic.BadRequestError) as caught:
-            await client.messages.create(
-                model="m",
-                max_tokens=5,
-                messages=[{"role": "user", "content": "Hi"}],
-                tools=[{"type": "web_search_20250305", "name": "web_search"}],
-            )
-        assert caught.value.body["error"]["param"] == "tools[0].type"
-        await client.close()

@@ -11,7 +11,6 @@ import asyncio
 import dataclasses
 import math
 from contextlib import nullcontext
-from functools import partial
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,10 +19,8 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 from openai import InternalServerError
-from support import areal
 from support.atropos_server import atropos_server
 from support.bare import borrowed
-from support.framework_engines import GeneratorConfig, SkyrlClient, TrajectoryID
 from support.gradients import (
     ABORTED,
     PLAYED,
@@ -35,7 +32,6 @@ from support.gradients import (
     engine_of,
     gradient,
     groups,
-    padded_logps,
     per_token,
     policy_of,
     step,
@@ -53,18 +49,12 @@ from support.vllm_mirror import LlmEngine, asked_params
 from toolroll.endpoint.in_process import ManagedServer
 from toolroll.trainers import openrlhf
 from toolroll.trainers.advantages import group_advantages
-from toolroll.trainers.areal import ToolrollWorkflow
-from toolroll.trainers.areal.workflow import _tensors
-from toolroll.trainers.episodes import EpisodeSettings
-from toolroll.trainers.sequences import select_sequences
-from toolroll.trainers.skyrl import ToolrollGenerator
 from toolroll.trainers.tinker import to_datums
 from toolroll.trainers.trl import to_output
 from toolroll.trainers.verl import to_fields
+from toolroll.trainers.verl.agent_loop import counts_once
 
 torch = pytest.importorskip("torch", reason="the trainers' losses need torch for the CPU")
-
-SETTINGS = EpisodeSettings(env="desk", parser="hermes")
 
 
 def test_the_file_has_what_the_steps_must_tell_apart(world: World) -> None:
@@ -117,7 +107,6 @@ class Queue:
 
     def __init__(self) -> None:
         self.rows: dict[str, dict[str, Any]] = {}
-        self.join: Any = None
 
     async def async_kv_batch_put(self, **given: Any) -> None:
         self.kv_batch_put(**given)
@@ -129,32 +118,20 @@ class Queue:
                 row[name] = column[at]
 
     def kv_batch_get(self, keys: Any, partition_id: str, select_fields: Any) -> Any:
+        from verl.utils.tensordict_utils import list_of_dict_to_tensordict
+
         rows = [self.rows[key] for key in keys]
-        return self.join(
+        return list_of_dict_to_tensordict(
             [{name: row[name] for name in select_fields if name in row} for row in rows]
         )
 
 
-def test_verl(world: World) -> None:
-    """In the bypass mode, where the engine's logprobs are the old ones."""
-    with borrowed("verl.trainer.ppo.v1", without="transfer_queue peft"):
-        found = asyncio.run(verl_gradient(world))
-    losses = terms(groups(world), per_token(trained(world)), eps=1e-6)
-    assert_equal(found, step(policy_of(world.folder), losses))
-
-
-async def verl_gradient(world: World) -> dict[str, Any]:
-    from tensordict import TensorDict
+async def store_in(queue: Queue, world: World, *, several: bool) -> None:
+    """Store the graded episodes as verl's worker does. An aborted one is the agent loop's error."""
     from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput
-    from verl.utils import tensordict_utils
-    from verl.workers.config import ActorConfig
-    from verl.workers.utils.losses import ppo_loss
 
     agent_loop_tq: Any = import_module("verl.trainer.ppo.v1.agent_loop_tq")
-    trainer_base: Any = import_module("verl.trainer.ppo.v1.trainer_base")
-    queue = Queue()
-    queue.join = tensordict_utils.list_of_dict_to_tensordict
-    agent_loop_tq.tq = trainer_base.tq = queue
+    agent_loop_tq.tq = queue
 
     async def nothing(*given: Any, **named: Any) -> None:
         pass
@@ -165,31 +142,68 @@ async def verl_gradient(world: World) -> dict[str, Any]:
         _compute_position_ids=lambda ids, mask, inputs: torch.arange(ids.shape[1])[None],
     )  # fmt: skip
     store = agent_loop_tq.AgentLoopWorkerTQ.__ray_metadata__.modified_class._agent_loop_postprocess
-    for task in PLAYED:
-        for sample, result in enumerate(world.group(task)):
-            if result.reward is None:
-                continue  # the agent loop raises an error
-            outputs = []
-            for fields in to_fields(result, prompt_length=4096, response_length=4096, several=True):
-                fields["metrics"] = AgentLoopMetrics(**fields["metrics"])
-                outputs.append(AgentLoopOutput(**fields))
-            row = {"uid": f"task{task}", "session_id": sample, "global_steps": 0}
-            await store(worker, outputs, validate=False, **row)
+    graded = (
+        (task, sample, result)
+        for task in PLAYED
+        for sample, result in enumerate(world.group(task))
+        if result.reward is not None
+    )
+    for task, sample, result in graded:
+        outputs, size = [], 4096
+        for fields in to_fields(result, prompt_length=size, response_length=size, several=several):
+            fields["metrics"] = AgentLoopMetrics(**fields["metrics"])
+            outputs.append(AgentLoopOutput(**fields))
+        row = {"uid": f"task{task}", "session_id": sample, "global_steps": 0}
+        await store(worker, outputs, validate=False, **row)
 
-    class Batch(list[str]):
-        keys: ClassVar[list[str]] = list(queue.rows)
-        partition_id = "train"
+
+VERL_CONSTANT = 16
+
+
+def test_verl(world: World) -> None:
+    """In the bypass mode, where the engine's logprobs are the old ones. A forked episode counts
+    once: all its sequences, or, where each weighs as much as an episode, one of them.
+    """
+    graded = [each for group in groups(world) for each in group if each.reward is not None]
+    rows = sum(len(each.rows) for each in graded)
+    tokens = {
+        "token-mean": trained(world),
+        "seq-mean-token-sum": rows,
+        "seq-mean-token-sum-norm": rows * VERL_CONSTANT,
+    }
+    losses = {mode: terms(groups(world), per_token(tokens[mode]), eps=1e-6) for mode in tokens}
+    mean = lambda value: lambda logps, old: clipped(logps, old, value).mean() / len(graded)
+    losses["seq-mean-token-mean"] = terms(groups(world), mean, most=True, eps=1e-6)
+    with borrowed("verl.trainer.ppo.v1", without="transfer_queue peft"):
+        found = {mode: asyncio.run(verl_gradient(world, mode)) for mode in losses}
+    for mode, expected in losses.items():
+        assert_equal(found[mode], step(policy_of(world.folder), expected))
+
+
+async def verl_gradient(world: World, mode: str) -> dict[str, Any]:
+    from verl.utils import tensordict_utils
+    from verl.workers.config import ActorConfig
+    from verl.workers.utils.losses import ppo_loss
 
     algorithm = {
         "use_kl_in_reward": False, "rollout_correction": {"bypass_mode": True},
         "adv_estimator": "grpo", "gamma": 1.0, "lam": 1.0, "norm_adv_by_std_in_grpo": True,
     }  # fmt: skip
-    trainer = SimpleNamespace(
-        config=SimpleNamespace(
-            algorithm=Keys(algorithm),
-            actor_rollout_ref=SimpleNamespace(rollout=SimpleNamespace(n=SAMPLES)),
-        )
+    actor, rollout = SimpleNamespace(loss_agg_mode=mode), SimpleNamespace(n=SAMPLES)
+    config: Any = SimpleNamespace(
+        algorithm=Keys(algorithm),
+        actor_rollout_ref=SimpleNamespace(actor=actor, rollout=rollout),
     )
+    queue = Queue()
+    await store_in(queue, world, several=counts_once(config))
+
+    class Batch(list[str]):
+        keys: ClassVar[list[str]] = list(queue.rows)
+        partition_id = "train"
+
+    trainer = SimpleNamespace(config=config)
+    trainer_base: Any = import_module("verl.trainer.ppo.v1.trainer_base")
+    trainer_base.tq = queue
     base = trainer_base.PPOTrainer
     base._compute_old_log_prob(trainer, Batch(queue.rows), {})
     base._compute_advantage(trainer, Batch(queue.rows), {})
@@ -205,107 +219,13 @@ async def verl_gradient(world: World) -> dict[str, Any]:
         data, dp_size=1, batch_num_tokens=int(data["response_mask"].values().sum()),
         global_batch_size=len(data),
     )  # fmt: skip
-    config = ActorConfig(strategy="fsdp", rollout_n=SAMPLES, ppo_micro_batch_size_per_gpu=1)
-    loss, _ = ppo_loss(config, {"log_probs": nested}, data)
-    loss.backward()
-    assert isinstance(data, TensorDict)
-    return gradient(policy)
-
-
-# --- SkyRL ----------------------------------------------------------------------------------------
-
-
-def test_skyrl(world: World) -> None:
-    """With step-wise trajectories and truncated importance sampling."""
-    inside = (
-        "skyrl skyrl.train skyrl.train.dataset skyrl.backends skyrl.backends.skyrl_train "
-        "skyrl.backends.skyrl_train.utils"
-    )
-    with borrowed(inside, without="jaxtyping skyrl_gym"):
-        found = skyrl_gradient(world)
-    losses = terms(groups(world), weighted_per_token(trained(world), 1.1), eps=1e-6)
-    assert_equal(found, step(policy_of(world.folder), losses))
-
-
-def skyrl_gradient(world: World) -> dict[str, Any]:
-    from skyrl.backends.skyrl_train import training_batch
-    from skyrl.backends.skyrl_train.utils import ppo_utils
-    from skyrl.train.dataset import preprocess
-
-    own = ToolrollGenerator(
-        GeneratorConfig(step_wise_trajectories=True), world.tokenizer, SkyrlClient(""), SETTINGS
-    )
-    results = [result for task in PLAYED for result in world.group(task)]
-    episodes = [(result, select_sequences(result, several=True)) for result in results]
-    ids = [TrajectoryID(str(task), sample) for task in PLAYED for sample in range(SAMPLES)]
-    output = own._output(episodes, {"trajectory_ids": ids}, with_logprobs=True)
-    correction = Keys(
-        tis_ratio_type="token", token_tis_ratio_clip_high=1.1, sequence_mask_metric=None,
-        outlier_token_is_threshold_low=None, outlier_token_is_threshold_high=None,
-        token_mask_is_threshold_low=None, token_mask_is_threshold_high=None,
+    settings = ActorConfig(
+        strategy="fsdp", rollout_n=SAMPLES, ppo_micro_batch_size_per_gpu=1, loss_agg_mode=mode,
+        loss_scale_factor=VERL_CONSTANT,
     )  # fmt: skip
-    algorithm = SimpleNamespace(
-        max_seq_len=8192, off_policy_correction=correction, advantage_estimator="grpo", gamma=1.0,
-        lambd=1.0, grpo_norm_by_std=True, advantage_batch_normalize=False, eps_clip_low=0.2,
-        loss_reduction="token_mean", policy_loss_type="regular", eps_clip_high=0.2,
-    )  # fmt: skip
-    trainer = SimpleNamespace(
-        tokenizer=world.tokenizer, all_metrics={},
-        dispatch=SimpleNamespace(get_lcm_dp_size=lambda: 1),
-        cfg=SimpleNamespace(
-            generator=SimpleNamespace(step_wise_trajectories=True, n_samples_per_prompt=SAMPLES),
-            trainer=SimpleNamespace(
-                algorithm=algorithm, train_batch_size=2, policy_mini_batch_size=2,
-                critic=SimpleNamespace(model=SimpleNamespace(path=None)),
-                micro_train_batch_size_per_gpu=1,
-            ),
-        ),
-    )  # fmt: skip
-    convert, advantages, normalize = theirs(
-        "skyrl/train/trainer.py", "RayPPOTrainer.convert_to_training_input",
-        "RayPPOTrainer.compute_advantages_and_returns", "RayPPOTrainer._normalize_advantages",
-        **public(preprocess), **public(training_batch), np=np, torch=torch, math=math,
-        logger=SimpleNamespace(info=print), ppo_utils=ppo_utils,
-        SAMPLE_SUPPORT_FIELD="rollout_sample_support",
-        apply_loss_reduction_to_advantages_minibatch=(
-            ppo_utils.apply_loss_reduction_to_advantages_minibatch
-        ),
-    )  # fmt: skip
-    batch = convert(trainer, output, [each.instance_id for each in output["trajectory_ids"]])
-    batch["values"] = None  # of a critic
-    batch = advantages(trainer, batch)
-    batch = normalize(trainer, batch, batch.metadata["policy_mini_batch_boundaries"])
-    policy = policy_of(world.folder)
-    logps = padded_logps(policy, batch["sequences"], batch["attention_mask"])
-    logps = logps[:, -batch["response_mask"].shape[1] :]
-    loss, _ = ppo_utils.ppo_policy_loss(
-        logps, logps.detach(), batch["advantages"], algorithm, batch["loss_mask"],
-        batch["rollout_logprobs"],
-    )  # fmt: skip
+    loss, _ = ppo_loss(settings, {"log_probs": nested}, data)
     loss.backward()
     return gradient(policy)
-
-
-def public(module: Any) -> dict[str, Any]:
-    """The functions and classes that a module defines."""
-    own = module.__name__
-    return {k: v for k, v in vars(module).items() if getattr(v, "__module__", None) == own}
-
-
-# --- AReaL ----------------------------------------------------------------------------------------
-
-
-def test_areal(world: World) -> None:
-    """With `group_size`, and the engine's logprobs as the old ones (no recomputation). The actor
-    moves and scales the rewards.
-    """
-    actor: dict[str, Any] = {"reward_scaling": 10.0, "reward_bias": -0.5}
-    own = ToolrollWorkflow(areal.gconfig(), world.tokenizer, SETTINGS, group_size=SAMPLES, **actor)
-    rows = [_tensors(own._rows(world.group(task))) for task in PLAYED]
-    policy = policy_of(world.folder)
-    areal.update(partial(padded_logps, policy), rows, **actor)
-    losses = terms(groups(world), per_token(trained(world)), eps=0.0, ddof=0)
-    assert_equal(gradient(policy), step(policy_of(world.folder), losses))
 
 
 # --- OpenRLHF -------------------------------------------------------------------------------------

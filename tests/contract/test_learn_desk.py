@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,7 +22,7 @@ from examples.learn_desk.tokenizer import FILES, load_tokenizer
 from toolroll.environments.desk import DESK, reference
 from toolroll.rollout.model.tokenizers import desk_model_path
 from toolroll.rollout.runs.runner import session_id
-from toolroll.rollout.types import Status
+from toolroll.rollout.types import Episode, Status
 from toolroll.testing import load_engine
 
 MODEL = desk_model_path()
@@ -89,19 +90,25 @@ async def test_three_steps_of_the_policy_gradient(tmp_path: Path, unsure: Path) 
         assert torch.equal(one, other)
 
 
+async def played(folder: Path, tasks: int, **given: Any) -> tuple[list[Episode], list[Any]]:
+    """The episodes of the first tasks, and the engine's log."""
+    async with load_engine(folder) as engine:
+        train = DESK.tasks("train")[:tasks]
+        episodes = await play(engine.url, load_tokenizer(folder), train, **given)
+    return list(episodes), list(engine.log)
+
+
 CHANGES = ["shifted-mask", "mask-everywhere", "mask-inverted", "tokens-from-text"]
 
 
 @pytest.mark.parametrize("name", CHANGES)
 async def test_a_mistake_changes_what_is_trained(name: str, unsure: Path) -> None:
-    tokenizer = load_tokenizer(unsure)
-    async with load_engine(unsure) as engine:
-        episodes = await play(engine.url, tokenizer, DESK.tasks("train")[:4], samples=8)
+    episodes, _ = await played(unsure, 4, samples=8)
     network = load_network(unsure)
     right = scored(episodes)
     assert right
     assert agreement(network, [one.sample for one in right]).largest < 1e-4
-    wrong = MISTAKES[name].batch(episodes, network, tokenizer)
+    wrong = MISTAKES[name].batch(episodes, network, load_tokenizer(unsure))
     assert len(wrong) == len(right)
     changed = [
         one.sample.ids.tolist() != other.sample.ids.tolist()
@@ -117,15 +124,11 @@ async def test_a_mistake_changes_what_is_trained(name: str, unsure: Path) -> Non
 
 
 async def test_failures_are_left_out_unless_they_are_graded(unsure: Path) -> None:
-    tokenizer = load_tokenizer(unsure)
-    async with load_engine(unsure) as engine:
-        episodes = await play(
-            engine.url, tokenizer, DESK.tasks("train")[:8], samples=8, make_desk=flaky_desk
-        )
+    episodes, _ = await played(unsure, 8, samples=8, make_desk=flaky_desk)
     aborted = [one for one in episodes if one.result.status is Status.ABORTED]
     assert aborted
     assert all(not samples_of(one.result) for one in aborted)
-    MISTAKES["failures-are-reward-0"].batch(episodes, load_network(unsure), tokenizer)
+    MISTAKES["failures-are-reward-0"].batch(episodes, load_network(unsure), load_tokenizer(unsure))
     assert all(one.result.reward == 0.0 for one in aborted)
     sampled = [one for one in aborted if any(each.turns for each in one.result.trajectories)]
     assert sampled
@@ -133,15 +136,12 @@ async def test_failures_are_left_out_unless_they_are_graded(unsure: Path) -> Non
 
 
 async def test_forks_train_each_turn_once_unless_trained_twice(unsure: Path) -> None:
-    tokenizer = load_tokenizer(unsure)
-    async with load_engine(unsure) as engine:
-        tasks, template = DESK.tasks("train")[:12], forgetful_template()
-        episodes = await play(engine.url, tokenizer, tasks, samples=1, chat_template=template)
+    episodes, log = await played(unsure, 12, samples=1, chat_template=forgetful_template())
     found = next(one for one in episodes if len(one.result.trajectories) > 1)
     forked, key = found.result, session_id(DESK.name, found.task_id, 0)
     once = sum(int(to_batch([one]).trained.sum()) for one in samples_of(forked))
-    logged = [one for one in engine.log if one.routing_key == key]
+    logged = [one for one in log if one.routing_key == key]
     assert once == sum(len(one.output_ids) for one in logged)
-    MISTAKES["forks-trained-twice"].batch(episodes, load_network(unsure), tokenizer)
+    MISTAKES["forks-trained-twice"].batch(episodes, load_network(unsure), load_tokenizer(unsure))
     twice = sum(int(to_batch([one]).trained.sum()) for one in samples_of(forked))
     assert twice == sum(turn.length for one in forked.trajectories for turn in one.turns) > once

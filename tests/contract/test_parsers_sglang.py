@@ -19,7 +19,8 @@ from support.sglang_side import Case, ask
 from toolroll.parsers.registry import get_parser, parser_names
 
 EACH = 200
-TOOLS = tools_for([("get_order", {"id": "#W1", "n": 1})])
+GET = "get_order"
+TOOLS = tools_for([(GET, {"id": "#W1", "n": 1})])
 GOOD = '<tool_call>\n{"name": "get_order", "arguments": {"id": "a"}}\n</tool_call>'
 
 
@@ -140,130 +141,82 @@ def test_well_formed_replies_are_read_as_sglang_reads_them(place: int) -> None:
     assert not differing, f"{len(differing)} of {EACH}, the first: {differing[0]}"
 
 
+Difference = tuple[str, str, list[Any], list[Any] | None]
+"""The parser, a text, our calls with their status, and SGLang's calls."""
 _M3 = "]<]minimax[>["
 
 
-def _m3(inner: str) -> str:
-    """MiniMax M3's call of the tool with what is in it."""
-    return f'{_M3}<tool_call>{_M3}<invoke name="get_order">{inner}{_M3}</invoke>{_M3}</tool_call>'
+def written_as(name: str, arguments: dict[str, Any], *theirs: dict[str, Any]) -> Difference:
+    """A well-formed call, which SGLang reads with other arguments, `theirs`, or not at all."""
+    write = next(form.write for form in FORMATS if form.name == name)
+    text, ours = write([(GET, arguments)]), [[GET, arguments, "ok"]]
+    return name, text, ours, [[GET, each] for each in theirs]
 
 
-DIFFERENCES: dict[str, tuple[str, str, list[Any], list[Any] | None]] = {
-    # what: (parser, text, our calls with their status, SGLang's calls)
-    "broken JSON is kept": ("qwen25", '<tool_call>\n{"name": '
-                                      '"get_order"\n</tool_call>', [["get_order", None,
-                                      "invalid_json"]], []),
-    "an unclosed call is kept": ("qwen25", GOOD[:-13], [["get_order", {"id": "a"}, "unclosed"]],
-    []),
-    "an unknown tool is kept": ("qwen25", GOOD.replace("get_order", "nobody"), [["nobody",
-    {"id": "a"}, "unknown_tool"]], []),
-    "no line break is needed": ("qwen25", GOOD.replace("\n", ""), [["get_order", {"id": "a"},
-    "ok"]], []),
-    "markers may stand in strings": (
-        "hermes",
-        GOOD.replace('"a"', '"</tool_call>"'),
-        [["get_order", {"id": "</tool_call>"}, "ok"]],
+DIFFERENCES: dict[str, Difference] = {
+    "markers may stand in strings": written_as("hermes", {"id": "</tool_call>"}),
+    "numbers may be negative": written_as("pythonic", {"n": -1}),
+    "a number may have an exponent": written_as("gemma4", {"n": 1e22}, {"n": "1e+22"}),
+    "a string keeps its white space": written_as("deepseekv32", {"id": " a\n"}, {"id": "a"}),
+    "a string may be the word true": written_as("glm45", {"id": "true"}, {"id": "True"}),
+    "a string may be the word null": written_as("qwen3_coder", {"id": "null"}, {"id": None}),
+    "a string may read as JSON": written_as("muse", {"id": "10"}, {"id": 10}),
+    "harmony needs no header": written_as("gpt-oss", {"id": "a"}),
+    "a number under no schema is a number": written_as(
+        "minimax-m3", {"id": "a", "more": {"m": 7}}, {"id": "a", "more": {"m": "7"}}
+    ),
+    "a string in elements keeps its edges": written_as("minimax-m3", {"id": " a\n"}, {"id": " a"}),
+    "a value may hold <": written_as("step3", {"id": "a<b"}, {}),
+    "broken JSON is kept": (
+        "qwen25",
+        '<tool_call>\n{"name": "get_order"\n</tool_call>',
+        [[GET, None, "invalid_json"]],
         [],
     ),
-    "numbers may be negative": ("pythonic", "[get_order(n=-1)]", [["get_order", {"n": -1}, "ok"]],
-    []),
+    "an unclosed call is kept": ("qwen25", GOOD[:-13], [[GET, {"id": "a"}, "unclosed"]], []),
+    "an unknown tool is kept": (
+        "qwen25",
+        GOOD.replace(GET, "nobody"),
+        [["nobody", {"id": "a"}, "unknown_tool"]],
+        [],
+    ),
+    "no line break is needed": ("qwen25", GOOD.replace("\n", ""), [[GET, {"id": "a"}, "ok"]], []),
     "null is null": (
         "gemma4",
         "<|tool_call>call:get_order{id:null}<tool_call|>",
-        [["get_order", {"id": None}, "bad_arguments"]],
-        [["get_order", {"id": "null"}]],
-    ),
-    "a number may have an exponent": (
-        "gemma4",
-        "<|tool_call>call:get_order{n:1e+22}<tool_call|>",
-        [["get_order", {"n": 1e22}, "ok"]],
-        [["get_order", {"n": "1e+22"}]],
-    ),
-    "a string keeps its white space": (
-        "deepseekv32",
-        '<｜DSML｜function_calls>\n<｜DSML｜invoke name="get_order">\n'
-        '<｜DSML｜parameter name="id" string="true"> a\n</｜DSML｜parameter>\n'
-        "</｜DSML｜invoke>\n</｜DSML｜function_calls>",
-        [["get_order", {"id": " a\n"}, "ok"]],
-        [["get_order", {"id": "a"}]],
-    ),
-    "a string may be the word true": (
-        "glm45",
-        "<tool_call>get_order\n<arg_key>id</arg_key>\n<arg_value>true</arg_value>\n</tool_call>",
-        [["get_order", {"id": "true"}, "ok"]],
-        [["get_order", {"id": "True"}]],
-    ),
-    "a string may be the word null": (
-        "qwen3_coder",
-        "<tool_call>\n<function=get_order>\n<parameter=id>\nnull\n</parameter>\n</function>\n</tool_call>",
-        [["get_order", {"id": "null"}, "ok"]],
-        [["get_order", {"id": None}]],
-    ),
-    "a string may read as JSON": (
-        "muse",
-        ' to=get_order<|message|><atem:function_calls>\n<atem:invoke name="get_order">\n'
-        '<atem:parameter name="id">10</atem:parameter>\n'
-        "</atem:invoke>\n</atem:function_calls>",
-        [["get_order", {"id": "10"}, "ok"]],
-        [["get_order", {"id": 10}]],
-    ),
-    "harmony needs no header": (
-        "gpt-oss",
-        '<|channel|>commentary to=functions.get_order <|constrain|>json<|message|>{"id": '
-        '"a"}<|call|>',
-        [["get_order", {"id": "a"}, "ok"]],
-        [],
-    ),
-    "a number under no schema is a number": (
-        "minimax-m3",
-        _m3(f"{_M3}<id>a{_M3}</id>{_M3}<more>{_M3}<m>7{_M3}</m>{_M3}</more>"),
-        [["get_order", {"id": "a", "more": {"m": 7}}, "ok"]],
-        [["get_order", {"id": "a", "more": {"m": "7"}}]],
-    ),
-    "a string in elements keeps its white space": (
-        "minimax-m3",
-        _m3(f"{_M3}<id> a\n{_M3}</id>"),
-        [["get_order", {"id": " a\n"}, "ok"]],
-        [["get_order", {"id": " a"}]],
+        [[GET, {"id": None}, "bad_arguments"]],
+        [[GET, {"id": "null"}]],
     ),
     "text among elements is no argument": (
         "minimax-m3",
-        _m3(f"a{_M3}<id>a{_M3}</id>"),
-        [["get_order", None, "invalid_json"]],
-        [["get_order", {"id": "a"}]],
+        f'{_M3}<tool_call>{_M3}<invoke name="get_order">a{_M3}<id>a{_M3}</id>{_M3}</invoke>'
+        f"{_M3}</tool_call>",
+        [[GET, None, "invalid_json"]],
+        [[GET, {"id": "a"}]],
     ),
     "the type any is read as it reads best": (
         "k2_horizon",
-        "<ifm|tool_call>get_order<ifm|arg_key>more</ifm|arg_key><ifm|arg_type>any</ifm|arg_type><ifm|arg_value>7</ifm|arg_value>"
-        "</ifm|tool_call>",
-        [["get_order", {"more": 7}, "ok"]],
-        [["get_order", {"more": "7"}]],
+        "<ifm|tool_call>get_order<ifm|arg_key>more</ifm|arg_key><ifm|arg_type>any</ifm|arg_type>"
+        "<ifm|arg_value>7</ifm|arg_value></ifm|tool_call>",
+        [[GET, {"more": 7}, "ok"]],
+        [[GET, {"more": "7"}]],
     ),
     "a broken call hides no other": (
         "inkling",
         '<|content_invoke_tool_json|>{"name":"get_order","args":{"n":1}}<|end_message|>'
         '<|message_model|><|content_invoke_tool_json|>{"name":"get_order","args":}<|end_message|>',
-        [["get_order", {"n": 1}, "ok"], ["get_order", None, "invalid_json"]],
+        [[GET, {"n": 1}, "ok"], [GET, None, "invalid_json"]],
         [],
     ),
     "a value must stand in lines of its own": (
         "beam",
-        ' to=get_order<|channel|>analysis <|constrain|>xml<|message|><rfl:parameter '
-        'name="id">a</rfl:parameter><|call|>',
-        [["get_order", None, "invalid_json"]],
-        [["get_order", {}]],
+        " to=get_order<|channel|>analysis <|constrain|>xml<|message|>"
+        '<rfl:parameter name="id">a</rfl:parameter><|call|>',
+        [[GET, None, "invalid_json"]],
+        [[GET, {}]],
     ),
     "JSON that is no call is text": ("llama3", '{"city": "Paris"}', [], []),
-    "a value may hold <": (
-        "step3",
-        '<｜tool_calls_begin｜>\n<｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke '
-        'name="get_order">\n'
-        '<steptml:parameter '
-        'name="id">a<b</steptml:parameter>\n</steptml:invoke><｜tool_call_end｜>\n<｜tool_calls_end｜>',
-        [["get_order", {"id": "a<b"}, "ok"]],
-        [["get_order", {}]],
-    ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("what", DIFFERENCES)

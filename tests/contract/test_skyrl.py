@@ -1,5 +1,6 @@
 """SkyRL's own configuration, client, input and trainer: an episode through
-`RayPPOTrainer.generate`, which ends with SkyRL's check of what a generator returns.
+`RayPPOTrainer.generate`, which ends with SkyRL's check of what a generator returns; and a step of
+its loss.
 """
 
 from __future__ import annotations
@@ -11,16 +12,35 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from aiohttp import web
 from support import framework_engines as mirror
 from support.bare import borrowed
+from support.forked_episodes import episode
+from support.gradients import (
+    PLAYED,
+    SAMPLES,
+    World,
+    assert_equal,
+    gradient,
+    groups,
+    padded_logps,
+    policy_of,
+    step,
+    terms,
+    trained,
+    weighted_per_token,
+)
 from support.http import http_server
 from support.slime_trainer import plays_the_reference
+from support.verl_mirror import Keys
 
+from toolroll.rollout.types import InteractionResult
 from toolroll.testing import EmbeddedEngine, load_embedded_tokenizer
 from toolroll.trainers.episodes import EpisodeSettings
-from toolroll.trainers.skyrl import ToolrollGenerator
+from toolroll.trainers.sequences import select_sequences
+from toolroll.trainers.skyrl import ToolrollGenerator, generator
 from toolroll.trainers.skyrl.generator import _HARMLESS, _HONORED
 
 pytest.importorskip("torch", reason="SkyRL imports torch: install it for the CPU")
@@ -29,6 +49,8 @@ if FOUND is None or FOUND.origin is None:
     pytest.skip("pip install --no-deps skyrl", allow_module_level=True)
 GYM = str(Path(FOUND.origin).parents[1] / "skyrl-gym")  # in SkyRL's wheel
 
+SETTINGS = EpisodeSettings(env="desk", parser="hermes", verify="always")
+LONGEST = 8192
 REFUSED = {"batched", "chat_template", "use_conversation_multi_turn", "vision_language_generator"}
 BARE = "skyrl skyrl.backends skyrl.train.generators skyrl.backends.skyrl_train.inference_servers"
 """The packages whose `__init__` imports engines, or needs Python 3.12."""
@@ -59,9 +81,8 @@ def test_each_setting_is_honored_harmless_or_refused(skyrl: SimpleNamespace) -> 
 
 
 def test_the_generator_and_its_output_are_theirs(skyrl: SimpleNamespace) -> None:
-    settings = EpisodeSettings(env="desk")
     client = mirror.SkyrlClient("")
-    own = ToolrollGenerator(mirror.GeneratorConfig(), load_embedded_tokenizer(), client, settings)
+    own = ToolrollGenerator(mirror.GeneratorConfig(), load_embedded_tokenizer(), client, SETTINGS)
     assert isinstance(own, skyrl.base.GeneratorInterface)
     assert not issubclass(dict, skyrl.base.GeneratorInterface)
     fields = set(skyrl.base.GeneratorOutput.__annotations__)
@@ -96,10 +117,7 @@ async def test_an_episode_passes_the_trainer_s_own_check(
 
         async with http_server({"/inference/v1/generate": generate}) as url:
             client = skyrl.client(url, [url], 1, tokenizer=tokenizer)
-            own = ToolrollGenerator(
-                config, tokenizer, client,
-                EpisodeSettings(env="desk", parser="hermes", verify="always"),
-            )  # fmt: skip
+            own = ToolrollGenerator(config, tokenizer, client, SETTINGS)
             row: dict[str, Any] = {"prompt": [], "env_class": None, "uid": "a"}
             row["env_extras"] = {"index": 0}
             sampling = skyrl.sampling("vllm", config.sampling_params)
@@ -113,3 +131,127 @@ async def test_an_episode_passes_the_trainer_s_own_check(
     assert [sum(rewards) for rewards in output["rewards"]] == [1.0, 1.0]
     assert trainer.all_metrics["toolroll/aborted"] == 0.0
     assert {one["cache_salt"] for one in seen} == {"toolroll-0"} and len(seen) > 2
+
+
+# --- a step ---------------------------------------------------------------------------------------
+
+
+def trainer_of(tokenizer: Any, prompts: int = 1, **changes: str) -> SimpleNamespace:
+    """What a step of `RayPPOTrainer` reads of it. `changes`: fields of the algorithm."""
+    correction = Keys(
+        tis_ratio_type="token", token_tis_ratio_clip_high=1.1, sequence_mask_metric=None,
+        outlier_token_is_threshold_low=None, outlier_token_is_threshold_high=None,
+        token_mask_is_threshold_low=None, token_mask_is_threshold_high=None,
+    )  # fmt: skip
+    algorithm = {
+        "max_seq_len": LONGEST, "off_policy_correction": correction, "gamma": 1.0, "lambd": 1.0,
+        "advantage_estimator": "grpo", "grpo_norm_by_std": True, "use_kl_in_reward": False,
+        "advantage_batch_normalize": False, "eps_clip_low": 0.2, "eps_clip_high": 0.2,
+        "policy_loss_type": "regular", "loss_reduction": "token_mean", **changes,
+    }  # fmt: skip
+    config = SimpleNamespace(
+        algorithm=SimpleNamespace(**algorithm), train_batch_size=prompts,
+        policy_mini_batch_size=prompts, micro_train_batch_size_per_gpu=1,
+        critic=SimpleNamespace(model=SimpleNamespace(path=None)),
+    )  # fmt: skip
+    episodes = SimpleNamespace(step_wise_trajectories=True, n_samples_per_prompt=SAMPLES)
+    return SimpleNamespace(
+        tokenizer=tokenizer,
+        all_metrics={},
+        dispatch=SimpleNamespace(get_lcm_dp_size=lambda: 1),
+        cfg=SimpleNamespace(generator=episodes, trainer=config),
+    )
+
+
+def batch_of(skyrl: SimpleNamespace, trainer: Any, *played: list[InteractionResult]) -> Any:
+    """The trainer's batch of these groups of episodes, with its advantages."""
+    config = skyrl.config.GeneratorConfig(step_wise_trajectories=True)
+    own = ToolrollGenerator(config, load_embedded_tokenizer(), mirror.SkyrlClient(""), SETTINGS)
+    ids = [
+        skyrl.base.TrajectoryID(str(task), sample)
+        for task, group in enumerate(played)
+        for sample in range(len(group))
+    ]
+    episodes = [(each, select_sequences(each, several=True)) for group in played for each in group]
+    output = own._output(episodes, {"trajectory_ids": ids}, with_logprobs=True)
+    skyrl.trainer.trainer_utils.validate_generator_output(len(ids), output, step_wise=True)
+    steps = skyrl.trainer.RayPPOTrainer
+    instances = [each.instance_id for each in output["trajectory_ids"]]
+    batch = steps.convert_to_training_input(trainer, output, instances)
+    batch["values"] = None  # of a critic
+    return steps.compute_advantages_and_returns(trainer, batch)
+
+
+@pytest.mark.parametrize("reduction", ["token_mean", "seq_mean_token_sum_norm", "prompt_mean"])
+def test_the_gradient_of_its_loss(skyrl: SimpleNamespace, world: World, reduction: str) -> None:
+    """With step-wise trajectories and truncated importance sampling."""
+    trainer = trainer_of(world.tokenizer, len(PLAYED), loss_reduction=reduction)
+    batch = batch_of(skyrl, trainer, *map(world.group, PLAYED))
+    bounds = [batch.metadata[f"policy_{name}_boundaries"] for name in ("mini_batch", "prompt")]
+    batch = skyrl.trainer.RayPPOTrainer._normalize_advantages(trainer, batch, *bounds)
+    policy = policy_of(world.folder)
+    logps = padded_logps(policy, batch["sequences"], batch["attention_mask"])
+    logps = logps[:, -batch["response_mask"].shape[1] :]
+    loss, _ = skyrl.trainer.ppo_utils.ppo_policy_loss(
+        logps, logps.detach(), batch["advantages"], trainer.cfg.trainer.algorithm,
+        batch["loss_mask"], batch["rollout_logprobs"],
+    )  # fmt: skip
+    loss.backward()
+    losses = []
+    for group in groups(world):
+        tokens = {
+            "token_mean": trained(world),
+            "seq_mean_token_sum_norm": LONGEST * len(batch["sequences"]),
+            "prompt_mean": len(PLAYED) * sum(each.tokens for each in group),
+        }
+        losses += terms([group], weighted_per_token(tokens[reduction], 1.1), eps=1e-6)
+    assert_equal(gradient(policy), step(policy_of(world.folder), losses))
+
+
+@pytest.mark.parametrize("estimator", ["grpo", "rloo"])
+def test_an_aborted_episode_moves_no_advantage(skyrl: SimpleNamespace, estimator: str) -> None:
+    trainer = trainer_of(load_embedded_tokenizer(), advantage_estimator=estimator)
+    first, *others = episode(1.0), episode(0.0), episode(1.0, forked=True)
+    batches = (
+        batch_of(skyrl, trainer, group)
+        for group in ([first, *others], [first, episode(None), *others])
+    )
+    without, beside = (batch["advantages"].tolist() for batch in batches)
+    assert without == beside
+
+
+def test_the_last_graded_episode_gets_no_advantage(skyrl: SimpleNamespace) -> None:
+    """SkyRL's advantage of a group of one is its reward, so the aborted ones stay in the group."""
+    trainer = trainer_of(load_embedded_tokenizer())
+    assert not batch_of(skyrl, trainer, [episode(1.0), episode(None)])["advantages"].any()
+
+
+def test_routed_experts_are_in_its_batch(
+    skyrl: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A row is at its token's position. The second sequence is padded on the left, and the last
+    token of each has no row.
+    """
+    config = skyrl.config.GeneratorConfig()
+    config.inference_engine.enable_return_routed_experts = True
+    client, tokenizer = mirror.SkyrlClient("", experts=True), load_embedded_tokenizer()
+    own = ToolrollGenerator(config, tokenizer, client, SETTINGS)
+    model = SimpleNamespace(engine=SimpleNamespace(experts_shape=(2, 2)))
+    players = SimpleNamespace(get=lambda client: SimpleNamespace(model=model))
+    monkeypatch.setattr(own, "_players", players)
+    rows = [[[[7, token], [token, 1]] for token in range(count)] for count in (6, 4)]
+    arrays = [np.array(each, np.int32) for each in rows]
+    monkeypatch.setattr(generator, "routed_experts", lambda sequence, shape: arrays[sequence])
+    sequences: Any = [0, 1]
+    output = skyrl.trainer.convert_prompts_responses_to_batch_tensors(
+        type("Tokenizer", (), {"pad_token_id": 0, "__int__": lambda self: 0})(),
+        [[1, 2, 3], [4, 5]], [[6, 7, 8, 9], [6, 7, 8]], [[0.0] * 4, [0.0] * 3],
+        [[1] * 4, [1] * 3], rollout_expert_indices=own._experts(sequences),
+    )  # fmt: skip
+    if "rollout_sample_support" in skyrl.base.GeneratorOutput.__annotations__:  # of SkyRL 0.4
+        experts = output[-2].values  # packed
+        assert experts[:6].tolist() == rows[0] and experts[7:11].tolist() == rows[1]
+    else:
+        experts = output[-1]
+        assert experts[0, :6].tolist() == rows[0] and not experts[0, 6].any()
+        assert experts[1, 2:6].tolist() == rows[1] and not experts[1, [0, 1, 6]].any()

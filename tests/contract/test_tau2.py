@@ -7,7 +7,6 @@ import json
 import shutil
 import subprocess
 import sys
-import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -322,14 +321,6 @@ async def test_wrong_settings_are_refused() -> None:
     env = AIRLINE.make(EnvironmentOptions(user=lambda seed: ScriptedUser([" "])))
     with pytest.raises(UserSimulatorError, match="a blank line or no text"):
         await env.reset(AIRLINE.tasks("base")[0], 0)
-
-
-async def test_no_thread_keeps_the_process_from_ending() -> None:
-    factory = Tau2Factory("airline")
-    before = set(threading.enumerate())
-    task = factory.tasks("base")[0]
-    await play(factory, task, factory.reference(task))
-    assert all(thread.daemon for thread in set(threading.enumerate()) - before)
 
 
 def test_splits_and_what_is_left_of_the_import() -> None:

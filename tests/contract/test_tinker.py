@@ -20,11 +20,9 @@ from typing import Any
 import numpy as np
 import pytest
 from support.forked_episodes import episode
-from support.gradients import Row, assert_equal, gradient, policy_of, step
 from support.slime_trainer import plays_the_reference
 from support.source import ROOT
-from support.tinker_mirror import SamplingClient, TrainingClient, is_old
-from support.tiny_llama import write_model
+from support.tinker_mirror import SamplingClient, is_old
 from unit.adapters.test_same_episodes import (
     EPISODES,
     MAX_NEW,
@@ -91,27 +89,6 @@ async def test_the_cookbooks_data_are_what_was_served_and_sampled(
         played.append(Played(list(map(of_datum, to_data(trajectory, 1.0))), reward))
     assert played == oracle
     assert {group.trajectories_G[0].stop_reason for group in found} == {"completed"}
-
-
-async def test_the_cookbooks_step(tmp_path: Path) -> None:
-    """Its own data, in a step of its own, have the gradient of what was served and sampled."""
-    torch = pytest.importorskip("torch", reason="the loss needs torch for the CPU")
-    weight = -0.5
-    async with world("forks", tmp_path) as made:
-        found = await rollout(made, group_of(made))
-        oracle = await expected(made)
-    write_model(tmp_path, max_position_embeddings=8192)
-    client = TrainingClient(policy_of(tmp_path))
-    data, _ = import_module("tinker_cookbook.rl.data_processing").assemble_training_data(
-        [found], [torch.tensor([weight])]
-    )
-    train_step = import_module("tinker_cookbook.rl.train").train_step
-    await train_step(data, client, learning_rate=0.1, num_substeps=2, loss_fn="importance_sampling")
-    loss = lambda logps, old: -((logps - old).exp() * weight).sum()
-    sequences = oracle[EPISODES[0]].sequences
-    rows = [(Row(one.ids, one.mask, [*one.logprobs]), loss) for one in sequences]
-    assert len(client.trained) == len(rows) > 1 and client.steps == 2
-    assert_equal(gradient(client.policy), step(policy_of(tmp_path), rows))
 
 
 async def test_a_group(tmp_path: Path) -> None:
@@ -280,14 +257,6 @@ def test_a_datum_is_shifted_by_one_token() -> None:
         "target_tokens": [*range(1, 16)],
         "weights": [float(i in trained) for i in range(1, 16)],
     }
-
-
-def test_a_forked_episode_has_several() -> None:
-    trained = [
-        np.flatnonzero(inputs_of(datum)["advantages"]).tolist()
-        for datum in to_datums(episode(1.0, forked=True), 0.5)
-    ]
-    assert trained == [[3, 4, 5, 6], [9, 10, 11, 12, 13, 14]]
 
 
 def test_an_aborted_episode_has_none() -> None:

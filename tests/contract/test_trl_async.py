@@ -24,7 +24,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.async_grpo import DESK, PROMPTS, config_of, desk_engine, on_a_cpu, trainer_of
+from support.async_grpo import (
+    PROMPTS,
+    by_length,
+    config_of,
+    desk_engine,
+    on_a_cpu,
+    trainer_of,
+)
 from support.gradients import (
     PLAYED,
     World,
@@ -131,42 +138,11 @@ def taken(training: Any) -> list[Row]:
     return rows
 
 
-GRADED = """
-from dataclasses import replace
-
-from toolroll.environments.desk import Desk, DeskFactory
-
-
-class Graded(Desk):
-    async def reset(self, task, seed):
-        self.reward = 0.25 + seed % 997 / 1994
-        return await super().reset(task, seed)
-
-    async def step(self, action):
-        result = await super().step(action)
-        return replace(result, reward=self.reward) if result.done else result
-
-
-class Factory(DeskFactory):
-    def make(self, options):
-        env = super().make(options)
-        env.__class__ = Graded
-        return env
-
-
-GRADED = Factory()
-"""
-"""The desk, with another reward for each sample: the model solves almost all tasks, and a group
-with equal rewards trains nothing.
-"""
-
-
-def test_the_desk_is_trained_with_new_weights_after_each_step(tmp_path: Path) -> None:
-    (tmp_path / "graded.py").write_text(GRADED)
-    settings = DESK.model_copy(update={"env": f"{tmp_path}/graded.py:GRADED"})
+def test_each_step_is_followed_by_new_weights(tmp_path: Path) -> None:
+    settings, _ = by_length(tmp_path)
     with desk_engine(tmp_path) as server:
         config = config_of(tmp_path, server.url, max_steps=5, max_staleness=1)
-        training = trainer_of(tmp_path, config, PROMPTS, settings=settings)
+        training = trainer_of(tmp_path, config, ["0", "1"], settings=settings)
         threads, rows = set(threading.enumerate()), taken(training)
         before = {name: one.clone() for name, one in training.model.named_parameters()}
         training.train()

@@ -5,15 +5,15 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import AsyncExitStack
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from openai import AsyncOpenAI
-from support.endpoints import endpoint
+from support.endpoints import endpoint, streamed
 from support.experts import first_experts
-from support.listed_environment import TOOL
 from support.verifiers_parts import verifiers_parts
 
 import toolroll.trainers.verifiers.client
@@ -31,75 +31,41 @@ def vf() -> Iterator[Any]:
         yield parts
 
 
-async def test_the_client_fills_a_trace(vf: Any) -> None:
-    async with endpoint(
-        load_embedded_tokenizer(), lambda request: LINES[request.index],
-        faults=lambda _: Fault(evict=True), config={"return_routed_experts": True},
-    ) as bench:  # fmt: skip
-        config = vf.TrainClientConfig(base_url=bench.url + "/v1")
-        client = vf.EndpointClient(config, expert_layers=2)
-        assert isinstance(client, vf.Client)
-        dialect, messages, trace = vf.ChatDialect(), [USER], vf.new_trace("trace")
-        for _ in LINES:
-            body = {
-                "model": "default", "messages": messages, "tools": [TOOL], "stream": True,
-                "stream_options": {}, "max_tokens": 64,
-            }  # fmt: skip
-            request = dialect.parse_request(body)
-            turn = vf.prepare_turn(trace, request.messages, request.tools)
-            response = await client.get_response(dialect, body, vf.SamplingConfig(), "trace", turn)
-            assert body["stream"], "the given body was changed"
-            turn.commit(response)
-            reply = response.raw["choices"][0]["message"]
-            messages = [*messages, {"role": "assistant", "content": reply["content"]}, USER]
-        with pytest.raises(vf.ProviderError, match="only chat completions"):
-            await client.get_response(vf.AnthropicDialect(), {}, vf.SamplingConfig())
-        await client.close()
-        (branch,) = trace.branches
-        (ours,) = bench.endpoint.sessions.get("trace").session.trajectories()  # type: ignore[union-attr]
-        assert branch.token_ids == ours.input_ids.tolist()
-        masks = [value for node in branch.nodes for value in node.mask]
-        assert masks == ours.loss_mask.astype(bool).tolist() and sum(masks)
-        logprobs = [value for node in branch.nodes for value in node.logprobs]
-        assert logprobs == [float(value) for value in ours.logprobs[ours.loss_mask == 1]]
-        experts = branch.routed_experts  # with a placeholder for the last token
-        assert experts.shape == (len(ours), 2, 2) and experts.dtype == np.uint8
-        expected = first_experts(bench.engine.log, ours.input_ids)
-        assert np.array_equal(experts[:-1].reshape(-1, 4), expected)
-        assert np.array_equal(ours.routed_experts, expected)  # type: ignore[arg-type]
-
-
 async def test_an_agent_plays_through_verifiers_server(vf: Any) -> None:
-    """An OpenAI-SDK agent, whose second turn is streamed."""
+    """An OpenAI-SDK agent, whose second turn is streamed. The trace has what was sampled."""
     async with (
-        endpoint(load_embedded_tokenizer(), lambda request: LINES[request.index]) as bench,
+        endpoint(
+            load_embedded_tokenizer(), lambda request: LINES[request.index],
+            faults=lambda _: Fault(evict=True), config={"return_routed_experts": True},
+        ) as bench,
         vf.InterceptionServer() as server,
-    ):
+    ):  # fmt: skip
         config = vf.TrainClientConfig(base_url=bench.url + "/v1")
-        vf.register(server, config)
+        registered = vf.register(server, config, expert_layers=2)
         trace = vf.new_trace("trace")
         session = vf.RolloutSession(vf.ModelContext("default", config), trace)
         secret, _ = server.register(session)
-        assert isinstance(session.client, vf.EndpointClient)
+        assert session.client is registered and isinstance(registered, vf.Client)
         url = f"http://127.0.0.1:{server.port}/v1"
         messages = [USER]
         async with AsyncOpenAI(base_url=url, api_key=secret, max_retries=0) as agent:
             for turn, line in enumerate(LINES):
-                text = await text_of(agent, messages, stream=turn == 1)
-                assert text == line
-                messages += [{"role": "assistant", "content": text}, USER]
+                create: Any = agent.chat.completions.create
+                if turn == 1:
+                    create = partial(streamed, agent)
+                reply = await create(model="m", messages=messages)
+                assert reply.choices[0].message.content == line
+                messages += [{"role": "assistant", "content": line}, USER]
         (branch,) = trace.branches
         (ours,) = bench.endpoint.sessions.get("trace").session.trajectories()  # type: ignore[union-attr]
-        assert branch.token_ids == ours.input_ids.tolist()
-
-
-async def text_of(agent: AsyncOpenAI, messages: list[Any], *, stream: bool) -> str:
-    create: Any = agent.chat.completions.create
-    if not stream:
-        reply = await create(model="m", messages=messages)
-        return str(reply.choices[0].message.content)
-    chunks = [chunk async for chunk in await create(model="m", messages=messages, stream=True)]
-    return "".join(choice.delta.content or "" for chunk in chunks for choice in chunk.choices)
+    assert branch.token_ids == ours.input_ids.tolist()
+    assert branch.sampled_mask == ours.loss_mask.astype(bool).tolist()
+    assert list(branch.logprobs) == np.nan_to_num(ours.logprobs).tolist()
+    experts = branch.routed_experts  # with a placeholder for the last token
+    assert experts.shape == (len(ours), 2, 2) and experts.dtype == np.uint8
+    expected = first_experts(bench.engine.log, ours.input_ids)
+    assert np.array_equal(experts[:-1].reshape(-1, 4), expected)
+    assert np.array_equal(ours.routed_experts, expected)  # type: ignore[arg-type]
 
 
 # --- answers that the test makes ------------------------------------------------------------------
@@ -142,6 +108,7 @@ async def test_the_tokens_of_a_turn_are_filled(vf: Any) -> None:
     client = client_of(vf)
     body = {"messages": [], "stream": True, "stream_options": {}, "n": 1}
     response = await client.get_response(CHAT, body, SimpleNamespace(n=None), "session")
+    assert body["stream"], "the given body was changed"
     tokens = response.tokens.model_dump(exclude_unset=True)
     assert tokens == {"prompt_ids": [1, 2], "completion_ids": [3], "completion_logprobs": [-0.5]}
     [request] = client._inner.requests
@@ -163,8 +130,10 @@ async def test_an_answer_that_cannot_be_trained_is_an_error(
     assert caught.value.status_code == (503 if "finish_reason" in choice else 422)
 
 
-async def test_several_answers_and_streams_are_refused(vf: Any) -> None:
+async def test_what_has_no_token_ids_is_refused(vf: Any) -> None:
     client = client_of(vf)
+    with pytest.raises(vf.ProviderError, match="only chat completions"):
+        await client.get_response(vf.AnthropicDialect(), {}, None)
     for body, sampling in (({"n": 2}, None), ({}, SimpleNamespace(n=0))):
         with pytest.raises(vf.ProviderError, match=r"n=\d is not supported") as caught:
             await client.get_response(CHAT, body, sampling)

@@ -46,6 +46,13 @@ class RoutedSglang:
         for proxy in self.proxies:
             proxy.clear()
 
+    async def running(self, http: aiohttp.ClientSession) -> bool:
+        """Whether a worker runs a request."""
+        return any([await Wire(http, worker.url).running() for worker in self.workers])
+
+    async def idle(self, http: aiohttp.ClientSession) -> bool:
+        return not await self.running(http)
+
     def sessions(self, names: Iterable[str]) -> list[set[str]]:
         """The sessions of each worker, among `names`. Each of these stays at one worker."""
         keys = [{seen.routing_key for seen in proxy.generations()} for proxy in self.proxies]

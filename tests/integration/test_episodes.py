@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 import uuid
 from contextlib import AbstractAsyncContextManager
 from itertools import pairwise
@@ -37,6 +38,7 @@ from toolroll.rollout.types import (
 SESSIONS = 16
 SAMPLES, FIRST = 12, 300
 """The samples of a group, and the tokens of their first prompt."""
+IMAGE = 151_655  # <|image_pad|> of Qwen3's tokenizer
 CONTEXT = 4096  # the tiny model's; a router cannot be asked for it while it has no worker
 CALL = r"<tool_call>\{\"name\": \"look\", \"arguments\": \{\"at\": \"[a-z]{3}\"\}\}</tool_call>"
 
@@ -186,3 +188,15 @@ async def test_a_misspelt_parameter_is_refused_before_it_is_sent(float32: Wire) 
     async with serving(float32.url) as served:
         with pytest.raises(UsageError, match="did you mean 'max_new_tokens'"):
             await play(served, "typo", max_new_tokenz=3)
+
+
+async def test_an_episode_ends_at_a_sampled_placeholder(float32: Wire, tmp_path: Path) -> None:
+    tokenizer = qwen3_tokenizer()
+    (tmp_path / "config.json").write_text(json.dumps({"image_token_id": IMAGE}), encoding="utf-8")
+    tokenizer.name_or_path = str(tmp_path)
+    async with opened_model(float32.url, tokenizer, "qwen25") as served:
+        result = await play(served, "placeholder", users=1, logit_bias={str(IMAGE): 300.0})
+    assert (result.stop_reason, result.status) == (StopReason.PLACEHOLDER, Status.TRUNCATED)
+    assert result.reward is not None and IMAGE not in result.tokens
+    assert result.response_length == 0
+    assert await float32.running() == 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import uuid
 from contextlib import AbstractAsyncContextManager
 from typing import Any
@@ -11,15 +10,12 @@ import aiohttp
 import orjson
 import pytest
 from aiohttp import web
-from support.client import request
 from support.episodes import opened_model
 from support.http import http_server
-from support.processes import Server
 from support.qwen import qwen3_tokenizer
 from support.tiny_model import tiny_model
-from support.wire import Wire, until
+from support.wire import Wire
 
-from toolroll.rollout.engine import Engine, EngineConfig
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.model.identity import probe_text
 from toolroll.rollout.model.model import Model
@@ -100,38 +96,3 @@ async def test_through_a_router_alone_a_generation_tells_the_ids(
         async with serving(url, load_embedded_tokenizer(), "embedded") as served:
             with pytest.raises(UsageError, match="whose tokenizer is not that of 'embedded'"):
                 await served.check_identity()
-
-
-async def test_streams_of_the_real_server_keep_every_check(sglang_float32: Server) -> None:
-    """Random ids, padding rows included; nothing that the server sends is taken for hostile."""
-    tokenizer = qwen3_tokenizer()
-    told: list[list[int]] = []
-    async with Engine(EngineConfig(engine=sglang_float32.url, vocab_size=len(tokenizer))) as engine:
-        params = {"max_new_tokens": 200, "ignore_eos": True, "temperature": 2.0}
-        answer = await engine.generate(
-            request(PROMPT, sampling_params=params), progress=lambda ids: told.append(list(ids))
-        )
-        longer = request([*PROMPT, *answer.output_ids], sampling_params=params)
-        plain = await engine.generate(longer)
-    assert told[-1] == answer.output_ids.tolist() and len(told) > 1
-    assert len(plain.output_ids) == len(answer.output_ids) == 200
-
-
-@pytest.mark.parametrize("routed", [False, True])
-async def test_an_abort_of_ours_reaches_the_real_server(
-    routed_sglang: Any, http: aiohttp.ClientSession, routed: bool
-) -> None:
-    """Which refuses it with a 400 if its body is not sent as JSON."""
-    url = routed_sglang.url if routed else routed_sglang.workers[0].url
-    workers = [Wire(http, worker.url) for worker in routed_sglang.workers]
-    params = {"max_new_tokens": 3500, "ignore_eos": True, "temperature": 1.0}
-
-    async def running() -> bool:
-        return sum([await worker.running() for worker in workers]) > 0
-
-    async with Engine(EngineConfig(engine=url)) as engine:
-        task = asyncio.create_task(engine.generate(request(PROMPT, sampling_params=params)))
-        await until(running, "the request runs")
-        await engine.abort_all()
-        answer = await task
-    assert answer.finish_reason == "abort" and len(answer.output_ids) < 3500

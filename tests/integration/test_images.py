@@ -17,23 +17,20 @@ from typing import Any
 
 import numpy as np
 import pytest
+from integration.test_episodes import CALL, NO_END_OF_TEXT, play
 from support.episodes import opened_model
 from support.listed_environment import ListedWorld
 from support.processes import Server
 from support.servers import sglang_environment, sglang_server
 from support.vision import FAMILIES, image_tokens, picture, shown, tiny_vision_model
 
-from toolroll.agents.loop.call_policy import CallPolicy
-from toolroll.agents.tool_calling import TrainableToolCallingAgent
 from toolroll.rollout.media import collapsed
 from toolroll.rollout.model.model import Model
 from toolroll.rollout.template import ChatTemplate
-from toolroll.rollout.types import InteractionResult, Status, Task, Trajectory
+from toolroll.rollout.types import InteractionResult, Status, Trajectory
 
 TORCHVISION = os.environ.get("TOOLROLL_TORCHVISION", "")
 EPISODES = int(os.environ.get("TOOLROLL_IMAGE_EPISODES", "8"))
-CALL = r"<tool_call>\{\"name\": \"look\", \"arguments\": \{\"at\": \"[a-z]{3}\"\}\}</tool_call>"
-NO_END_OF_TEXT = {"151643": -100.0}
 READ = """
 import sys
 from forked_sglang import define_operators
@@ -84,26 +81,16 @@ def serving(url: str, family: str) -> AbstractAsyncContextManager[Model]:
     return opened_model(url, own, "qwen25", template=template)
 
 
-async def play(model: Model, number: int, *, images: bool = True) -> InteractionResult:
+async def show(model: Model, number: int, *, images: bool = True) -> InteractionResult:
     """A user shows three images; if `number` is odd, a grammar forces calls, which show others."""
     seeds = range(3 * number, 3 * number + 3) if images else ()
     texts = ["One <|im_end|>?", "Two?", "Three?"]
     contents = [shown(text, *seeds[place : place + 1]) for place, text in enumerate(texts)]
-    by_tools = number % 2
+    params: dict[str, Any] = {"max_new_tokens": 6}
+    if by_tools := number % 2:
+        params = {"max_new_tokens": 120, "regex": CALL, "logit_bias": NO_END_OF_TEXT}
     world = ListedWorld(user_texts=contents, tool_texts=contents[::-1] if by_tools else ())
-    player = TrainableToolCallingAgent(
-        model=model, policy=CallPolicy(max_invalid_in_a_row=20), rollout_args={"verify": "always"}
-    )
-    player.on_length = "continue"
-    params = {"regex": CALL, "logit_bias": NO_END_OF_TEXT} if by_tools else {}
-    return await player.asolve(
-        world,
-        None,
-        {"temperature": 1.0, "max_new_tokens": 120 if by_tools else 6, **params},
-        task=Task(str(number), 0),
-        session_id=f"images-{number}",
-        max_num_steps=6,
-    )
+    return await play(model, f"images-{number}", world=world, steps=6, **params)
 
 
 async def played(
@@ -114,7 +101,7 @@ async def played(
 
     async def one(number: int) -> InteractionResult:
         async with room:
-            return await play(model, number, images=images)
+            return await show(model, number, images=images)
 
     return await asyncio.gather(*map(one, numbers))
 
@@ -162,7 +149,7 @@ async def test_the_logprobs_are_those_of_transformers(
 ) -> None:
     family, server = served
     async with serving(server.url, family) as model:
-        [trajectory] = (await play(model, 0)).trajectories  # a grammar changes those of odd numbers
+        [trajectory] = (await show(model, 0)).trajectories  # a grammar changes those of odd numbers
     expected = logprobs_of(trajectory, range(3), family, tmp_path)
     trained = np.flatnonzero(trajectory.loss_mask)
     assert np.abs(expected[trained - 1] - trajectory.logprobs[trained]).max() < 1e-4

@@ -9,34 +9,16 @@ import numpy as np
 import pytest
 from support.lora_adapter import logprobs_with, lora_adapter
 from support.processes import Server
-from support.tiny_model import tiny_model
 from support.wire import Wire
 
-from toolroll.endpoint import Endpoint, EndpointSettings
-from toolroll.endpoint.in_process import ToolrollClient
 from toolroll.rollout.engine import Engine
 from toolroll.rollout.errors import EngineError
-from toolroll.rollout.model.model import Model
 from toolroll.rollout.session.path import SessionPath
 from toolroll.rollout.session.session import Session
 from toolroll.rollout.session.trajectory_json import from_json, to_json
-from toolroll.rollout.settings import RolloutArgs
-from toolroll.rollout.types import GenerateRequest, Trajectory
+from toolroll.rollout.types import GenerateRequest
 
 PROMPT = list(range(1000, 1020))
-
-
-def check(trajectory: Trajectory, adapters: dict[str | None, Path | None]) -> None:
-    """Compare each turn's logprobs with those of the model that the turn names."""
-    for turn in trajectory.turns:
-        ids, logprobs = trajectory.input_ids[: turn.stop], trajectory.logprobs
-        own = logprobs[turn.start : turn.stop]
-        errors = {
-            name: np.abs(logprobs_with(folder, ids, turn.start) - own).max()
-            for name, folder in adapters.items()
-        }
-        named = turn.sampling_params.get("lora_path")
-        assert errors.pop(named) < 1e-3 and min(errors.values()) > 0.1, errors
 
 
 async def test_each_turn_is_sampled_and_recorded_with_the_adapter_that_it_names(
@@ -53,9 +35,15 @@ async def test_each_turn_is_sampled_and_recorded_with_the_adapter_that_it_names(
             path.sample(completion, params)
             path.observe([5, 6, 7])
     [trajectory] = path.session.trajectories()
-    again = from_json(to_json(trajectory))
-    assert [turn.sampling_params.get("lora_path") for turn in again.turns] == names
-    check(again, adapters)
+    recorded = from_json(to_json(trajectory))
+    assert [turn.sampling_params.get("lora_path") for turn in recorded.turns] == names
+    for name, turn in zip(names, recorded.turns, strict=True):
+        ids, own = recorded.input_ids[: turn.stop], recorded.logprobs[turn.start : turn.stop]
+        errors = {
+            other: np.abs(logprobs_with(folder, ids, turn.start) - own).max()
+            for other, folder in adapters.items()
+        }
+        assert errors.pop(name) < 1e-3 and min(errors.values()) > 0.1, errors
 
 
 async def test_an_unknown_name_is_refused_and_not_tried_again(second_float32: Server) -> None:
@@ -78,24 +66,3 @@ async def test_new_weights_under_the_same_name_have_the_same_version(
         versions.append(answer.meta["weight_versions"])
         assert (await wire.post("/unload_lora_adapter", {"lora_name": "again"})).status == 200
     assert versions[0] == versions[1]
-
-
-async def test_a_client_of_the_endpoint_names_an_adapter_with_the_model(
-    second_float32: Server, adapters: dict[str | None, Path | None]
-) -> None:
-    args = RolloutArgs(engine=second_float32.url, model=str(tiny_model()), parser="qwen25")
-    settings = EndpointSettings(sampling_params={"lora_path": "two"})
-    async with (
-        Model.from_args(args) as model,
-        Endpoint(model, settings) as endpoint,
-        ToolrollClient(endpoint) as client,
-    ):
-        for name in (endpoint.model_name, f"{endpoint.model_name}:one"):
-            await client.chat.completions.create(
-                model=name, messages=[{"role": "user", "content": "Hello."}], max_tokens=8
-            )
-        trajectories = await client.trajectories()
-    turns = [turn for trajectory in trajectories for turn in trajectory.turns]
-    assert [turn.sampling_params.get("lora_path") for turn in turns] == ["two", "one"]
-    for trajectory in trajectories:
-        check(trajectory, adapters)

@@ -1,4 +1,6 @@
-"""What toolroll relies on in the real SGLang: its changes are to fail here first."""
+"""What toolroll relies on in the real SGLang and its routers, beside what `test_routers.py`,
+`test_episodes.py` and `test_weight_updates.py` show.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +9,10 @@ import re
 import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
+import aiohttp
 import numpy as np
 import pytest
 from support.processes import Server
@@ -28,24 +32,20 @@ def fresh_prompt(length: int) -> list[int]:
 
 
 @asynccontextmanager
-async def long_request(
-    wire: Wire, rid: str, prompt: list[int] | None = None
-) -> AsyncIterator[asyncio.Task[Answer]]:
+async def long_request(wire: Wire, rid: str) -> AsyncIterator[asyncio.Task[Answer]]:
     """A request that runs for some twenty seconds, unless it is ended; ended in any case."""
     before = await wire.running()
-    task = asyncio.create_task(
-        wire.generate(prompt or fresh_prompt(12), fields={"rid": rid}, **LONG)
-    )
+
+    async def runs() -> bool:
+        return await wire.running() > before
+
+    task = asyncio.create_task(wire.generate(fresh_prompt(12), fields={"rid": rid}, **LONG))
     try:
-        await until(lambda: _more_running(wire, before), f"request {rid} runs")
+        await until(runs, f"request {rid} runs")
         yield task
     finally:
         await wire.post("/abort_request", {"rid": rid})
         await asyncio.gather(task, return_exceptions=True)
-
-
-async def _more_running(wire: Wire, before: int) -> bool:
-    return await wire.running() > before
 
 
 # --- what comes back ------------------------------------------------------------------------------
@@ -72,55 +72,7 @@ async def test_the_stop_token_is_in_output_ids(
     assert answer.logprobs == pytest.approx([0.0], abs=1e-4)  # the bias counts in the logprob
 
 
-async def test_logprobs_are_aligned_one_to_one(float32: Wire) -> None:
-    answer = await float32.generate(
-        fresh_prompt(20), max_new_tokens=60, ignore_eos=True, temperature=1.0
-    )
-    assert len(answer.output_ids) == 60 == answer.meta["completion_tokens"]
-    assert [item[1] for item in answer.meta["output_token_logprobs"]] == answer.output_ids
-    assert all(logprob <= 0 for logprob in answer.logprobs)
-    assert len(set(answer.logprobs)) > 30
-    assert answer.meta["finish_reason"] == {"type": "length", "length": 60}
-    assert answer.meta["weight_versions"] == [
-        {"version": answer.meta["weight_version"], "start": 0, "end": 60}
-    ]
-
-
-async def test_the_second_turn_finds_the_first_in_the_cache(float32: Wire) -> None:
-    prompt = fresh_prompt(200)
-    first = await float32.generate(prompt, max_new_tokens=40, ignore_eos=True, temperature=1.0)
-    assert first.meta["cached_tokens"] == 0
-    seen = prompt + first.output_ids
-    second = await float32.generate(seen + fresh_prompt(30), max_new_tokens=4, temperature=1.0)
-    assert len(seen) - 1 <= second.meta["cached_tokens"] <= len(seen)
-    assert second.meta["prompt_tokens"] == len(seen) + 30
-
-
 # --- logprobs -------------------------------------------------------------------------------------
-
-
-async def recorded_and_rescored(wire: Wire) -> tuple[list[int], list[int], np.ndarray, np.ndarray]:
-    """Prompt, sampled ids, the logprobs recorded at T=1, and those of one prefill over both."""
-    prompt = fresh_prompt(50)
-    answer = await wire.generate(prompt, max_new_tokens=80, ignore_eos=True, temperature=1.0)
-    rescored = await wire.rescore(prompt + answer.output_ids)
-    own, again = np.array(answer.logprobs), np.array(rescored[len(prompt) - 1 :])
-    return prompt, answer.output_ids, own, again
-
-
-async def test_rescoring_agrees(precise: tuple[Wire, float]) -> None:
-    wire, close = precise
-    _, sampled, recorded, rescored = await recorded_and_rescored(wire)
-    assert len(recorded) == len(rescored) == len(sampled)
-    assert np.abs(recorded - rescored).max() <= close
-
-
-async def test_rescoring_notices_a_shift_by_one_token(float32: Wire) -> None:
-    prompt, sampled, recorded, rescored = await recorded_and_rescored(float32)
-    assert np.abs(recorded[1:] - rescored[:-1]).max() > 1.0  # misread by one
-    # sampled behind a newline that was not there
-    shifted = await float32.rescore([*prompt, 198, *sampled])
-    assert np.abs(recorded - np.array(shifted[len(prompt) :])).max() > 0.1
 
 
 @pytest.mark.parametrize(
@@ -178,19 +130,10 @@ async def test_an_abort_matches_by_prefix(float32: Wire) -> None:
         assert not spared.done()
 
 
-async def test_a_pause_returns_what_was_sampled_and_it_can_be_resumed(float32: Wire) -> None:
-    prompt = fresh_prompt(40)
-    async with long_request(float32, uuid.uuid4().hex, prompt) as task:
-        assert (await float32.post("/pause_generation", {"mode": "abort"})).status == 200
-        partial = await task
-        assert (await float32.post("/continue_generation", {})).status == 200
-    assert partial.status == 200
-    assert partial.meta["finish_reason"]["type"] == "abort"
-    assert partial.output_ids
-    seen = prompt + partial.output_ids
-    resumed = await float32.generate(seen, max_new_tokens=5, ignore_eos=True, temperature=1.0)
-    assert len(resumed.output_ids) == 5
-    assert resumed.meta["prompt_tokens"] == len(seen)
+def disconnected(server: Server, rid: str) -> bool:
+    """Whether the server wrote that the client of this request hung up."""
+    lines = server.log.read_text(errors="replace").splitlines()
+    return any(rid in line and "disconnected from the client side" in line for line in lines)
 
 
 async def test_a_client_that_hangs_up_is_aborted(float32: Wire, sglang_float32: Server) -> None:
@@ -199,16 +142,10 @@ async def test_a_client_that_hangs_up_is_aborted(float32: Wire, sglang_float32: 
         again = await float32.generate([HELLO], fields={"rid": rid}, max_new_tokens=1)
         assert again.message.startswith("Duplicate request ID")
         task.cancel()
-        await until(lambda: _idle(float32), "the abandoned request is gone")  # after some 4 s
-    log = sglang_float32.log.read_text(errors="replace")
-    lines = [line for line in log.splitlines() if rid in line]
-    assert any("disconnected from the client side" in line for line in lines)
+        await until(float32.idle, "the abandoned request is gone")  # after some 4 s
+    assert disconnected(sglang_float32, rid)
     again = await float32.generate([HELLO], fields={"rid": rid}, max_new_tokens=1)
     assert again.status == 200  # a rid may come again once its request is over
-
-
-async def _idle(wire: Wire) -> bool:
-    return await wire.running() == 0
 
 
 # --- refusals -------------------------------------------------------------------------------------
@@ -258,40 +195,65 @@ async def test_an_unknown_sampling_parameter_is_a_400_that_lists_the_known_ones(
 # --- weight versions ------------------------------------------------------------------------------
 
 
-@pytest.fixture
-async def versioned(float32: Wire) -> AsyncIterator[Wire]:
-    """The server, its weight version put back at the end."""
-    before = (await float32.get("/model_info")).body["weight_version"]
-    yield float32
-    await set_version(float32, before)
-
-
 async def set_version(wire: Wire, version: str) -> None:
-    answer = await wire.post(
-        "/update_weight_version", {"new_version": version, "abort_all_requests": False}
-    )
+    body = {"new_version": version, "abort_all_requests": False}
+    answer = await wire.post("/update_weight_version", body)
     assert answer.status == 200, answer.body
 
 
-async def test_a_new_weight_version_is_seen(versioned: Wire) -> None:
-    await set_version(versioned, "step-41")
-    assert (await versioned.get("/model_info")).body["weight_version"] == "step-41"
-    answer = await versioned.generate(fresh_prompt(8), max_new_tokens=3, ignore_eos=True)
-    assert answer.meta["weight_version"] == "step-41"
-    assert answer.meta["weight_versions"] == [{"version": "step-41", "start": 0, "end": 3}]
-
-
-async def test_a_weight_version_that_changes_in_a_turn_shows_in_its_spans(versioned: Wire) -> None:
-    await set_version(versioned, "old")
+async def test_a_weight_version_that_changes_in_a_turn_shows_in_its_spans(float32: Wire) -> None:
+    before = (await float32.get("/model_info")).body["weight_version"]
+    await set_version(float32, "old")
+    assert (await float32.get("/model_info")).body["weight_version"] == "old"
     rid = uuid.uuid4().hex
-    async with long_request(versioned, rid) as task:
-        await set_version(versioned, "new")
+    async with long_request(float32, rid) as task:
+        await set_version(float32, "new")
         # the long one samples beside it
-        await versioned.generate(fresh_prompt(8), max_new_tokens=5, ignore_eos=True)
-        await versioned.post("/abort_request", {"rid": rid})
+        await float32.generate(fresh_prompt(8), max_new_tokens=5, ignore_eos=True)
+        await float32.post("/abort_request", {"rid": rid})
         answer = await task
+    await set_version(float32, before)
     spans = answer.meta["weight_versions"]
     assert [span["version"] for span in spans] == ["old", "new"]
     (first, end), (start, last) = ((span["start"], span["end"]) for span in spans)
     assert (first, end, last) == (0, start, len(answer.output_ids))
     assert answer.meta["weight_version"] == "new"
+
+
+# --- behind each router ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def routed(http: aiohttp.ClientSession, routed_sglang: Any) -> Wire:
+    routed_sglang.clear()
+    return Wire(http, routed_sglang.url)
+
+
+async def test_the_name_of_an_adapter_comes_through(routed: Wire) -> None:
+    """To both workers, which have no such adapter: one was started without adapters."""
+    fields = {"lora_path": "absent"}
+    answer = await routed.generate(fresh_prompt(8), fields=fields, max_new_tokens=1)
+    assert answer.status == 400
+    assert "LoRA adapter" in answer.message and "absent" in answer.message
+
+
+async def test_an_overflow_comes_through_and_harms_no_one(routed: Wire) -> None:
+    """With the circuit breaker on, ten of them shut out every client."""
+    for _ in range(12):
+        answer = await routed.generate(fresh_prompt(4200), max_new_tokens=1)
+        assert answer.status == 400
+        assert "longer than the model's context length" in answer.message
+    assert (await routed.generate(fresh_prompt(5), max_new_tokens=1)).status == 200
+
+
+async def test_a_client_that_hangs_up_is_aborted_behind_it(
+    routed: Wire, routed_sglang: Any
+) -> None:
+    rid = uuid.uuid4().hex
+    task = asyncio.create_task(routed.generate(fresh_prompt(10), fields={"rid": rid}, **LONG))
+    await until(partial(routed_sglang.running, routed.http), "a worker runs the request")
+    task.cancel()
+    await until(partial(routed_sglang.idle, routed.http), "the abandoned request is gone")
+    (seen,) = [seen for proxy in routed_sglang.proxies for seen in proxy.generations()]
+    assert seen.hung_up
+    assert any(disconnected(worker, rid) for worker in routed_sglang.workers)

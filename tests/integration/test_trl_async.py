@@ -12,42 +12,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-from support.async_grpo import config_of, on_a_cpu, trainer_of
+from support.async_grpo import by_length, config_of, on_a_cpu, trainer_of
 from support.gradients import logprobs_of, policy_of
 from support.processes import get_json
 from support.servers import sglang_server
 from support.tiny_model import tiny_model
 
-from toolroll.trainers.episodes import EpisodeSettings
 from toolroll.trainers.trl.rows import Row
 
-LENGTH = """
-import time
-from pathlib import Path
-
-from toolroll.rollout.types import Action, Environment, Observation, StepResult, Task
-
-
-class Length(Environment):
-    tasks = [{}, {}]
-
-    def __init__(self, gate: str):
-        self.gate = Path(gate)
-
-    def reset(self, task, seed):
-        while not self.gate.exists():
-            time.sleep(0.005)
-        self.turns = 0
-        return Observation([{"role": "user", "content": f"Begin with {task.index}."}])
-
-    def step(self, action):
-        self.turns += 1
-        more = [{"role": "user", "content": "Go on."}]
-        done = self.turns == 3
-        reward = len(action.content) % 97 / 97
-        return StepResult([] if done else more, reward=reward, done=done)
-"""
-"""Rewards differ, so each step changes the weights. Episodes begin while the gate exists."""
 STEPS, BATCH = 5, 4
 IDLE_SECONDS = 20.0
 
@@ -91,13 +63,7 @@ def until_turns_are_sampled(url: str) -> None:
 def test_each_token_has_the_logprob_of_the_weights_that_sampled_it(
     tmp_path: Path, log_folder: Path
 ) -> None:
-    (tmp_path / "length.py").write_text(LENGTH)
-    gate = tmp_path / "gate"
-    gate.touch()
-    settings = EpisodeSettings(
-        env=f"{tmp_path / 'length.py'}:Length", env_args={"gate": str(gate)}, parser="hermes",
-        on_length="continue", verify="off",
-    )  # fmt: skip
+    settings, gate = by_length(tmp_path)
     rows, synced = list[Row](), 0
     with sglang_server(log_folder, name="sglang-async") as server:
         config = config_of(

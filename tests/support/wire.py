@@ -80,6 +80,9 @@ class Wire:
         loads = (await self.get("/v1/loads")).body["loads"]
         return sum(load["num_running_reqs"] + load["num_waiting_reqs"] for load in loads)
 
+    async def idle(self) -> bool:
+        return await self.running() == 0
+
     async def rescore(self, ids: Sequence[int]) -> list[float]:
         """The logprob of each token of `ids` but the first, from one prefill."""
         answer = await self.generate(
