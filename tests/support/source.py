@@ -75,25 +75,3 @@ def own_imports(modules: dict[str, Module]) -> dict[str, set[str]]:
             if name and name != module.name:
                 graph[module.name].add(name)
     return graph
-
-
-def a_cycle(graph: dict[str, set[str]]) -> list[str]:
-    """One import cycle in `graph`, [] where there is none."""
-    done: set[str] = set()
-    for start in graph:
-        path: list[str] = []
-        stack: list[tuple[str, Iterator[str]]] = [(start, iter(sorted(graph[start])))]
-        path.append(start)
-        while stack and start not in done:
-            name, following = stack[-1]
-            step = next(following, None)
-            if step is None:
-                done.add(name)
-                path.pop()
-                stack.pop()
-            elif step in path:
-                return [*path[path.index(step) :], step]
-            elif step not in done:
-                path.append(step)
-                stack.append((step, iter(sorted(graph.get(step, ())))))
-    return []
