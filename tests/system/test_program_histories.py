@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from clients.captures import PROGRAM, ROLLOUTS, TURNS, reply
 from support.episodes import opened_model
 from support.program_trials import command_of, factory, play, program, refusal, write_task
 from support.qwen import extra_templates, tokenizer_for
@@ -15,10 +16,9 @@ from support.qwen import extra_templates, tokenizer_for
 from toolroll.parsers.infer import infer_parser
 from toolroll.rollout.template import ChatTemplate
 from toolroll.rollout.types import Trajectory
-from toolroll.testing import EmbeddedEngine, PolicyRequest
+from toolroll.testing import EmbeddedEngine
 
 SOURCE = extra_templates().get("qwen3_5_think", "")
-TURNS, ROLLOUTS = 8, 8
 
 pytestmark = [
     pytest.mark.skipif(bool(refusal()), reason=f"needs user namespaces: {refusal()}"),
@@ -27,24 +27,14 @@ pytestmark = [
 ]
 
 
-def _reply(request: PolicyRequest) -> str:
-    if "Give a title." in request.text:
-        return "\n</think>\n\nA title."
-    turn = request.text.count("<|im_start|>assistant")
-    if turn == TURNS:
-        return "Enough.\n</think>\n\nDone."
-    call = f"<function=Bash>\n<parameter=command>\necho {turn} >> a\n</parameter>\n</function>"
-    return f"Step {turn}.\n</think>\n\n<tool_call>\n{call}\n</tool_call>"
-
-
 async def _played(tmp_path: Path, history: Any) -> tuple[list[tuple[Trajectory, ...]], int]:
     """The sequences of each rollout, and the number of tokens that the engine sampled."""
     write_task(tmp_path)
     tokenizer = tokenizer_for(SOURCE)
-    async with EmbeddedEngine(tokenizer, _reply, context_length=100_000) as engine:
+    async with EmbeddedEngine(tokenizer, reply, context_length=200_000) as engine:
         template, parser = ChatTemplate(tokenizer, history=history), infer_parser(tokenizer, None)
         async with opened_model(engine.url, tokenizer, parser, template=template) as model:
-            command = command_of(Path(__file__).parents[1] / "support" / "claude_shape.py")
+            command = command_of(PROGRAM)
             agent = program(model, command, verify="always")
             played = await play(factory(tmp_path), agent, samples=ROLLOUTS, concurrency=2)
         sampled = sum(len(entry.output_ids or ()) for entry in engine.log)
@@ -56,9 +46,7 @@ async def _played(tmp_path: Path, history: Any) -> tuple[list[tuple[Trajectory, 
     ("history", "sequences"),
     [("preserve", 1), ("fork", TURNS)],  # with "fork", each reminder begins another sequence
 )
-async def test_eight_rollouts_train_each_sampled_token_once(
-    tmp_path: Path, history: str, sequences: int
-) -> None:
+async def test_each_token_is_trained_once(tmp_path: Path, history: str, sequences: int) -> None:
     rollouts, sampled = await _played(tmp_path, history)
     assert len(rollouts) == ROLLOUTS
     trained = sum(part.trained_tokens for parts in rollouts for part in parts)

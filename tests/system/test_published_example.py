@@ -27,9 +27,7 @@ def sampled_tokens(episode: dict[str, Any]) -> list[int]:
 
 
 @pytest.mark.parametrize("name", ["generate", *AGENTS[:3]])
-def test_the_tokens_are_those_that_were_served_and_sampled(
-    episodes: dict[str, Any], name: str
-) -> None:
+def test_the_tokens_are_those_served_and_sampled(episodes: dict[str, Any], name: str) -> None:
     episode = episodes[name]
     assert (episode.get("error"), episode["status"]) == (None, "completed")
     assert len(episode["log"]) == 2

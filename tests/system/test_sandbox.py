@@ -40,7 +40,7 @@ asyncio.run(Sandbox(own=["{folder}"]).start())
 """
 
 
-def test_harbors_interpreter_can_import_it_without_toolrolls_packages() -> None:
+def test_it_is_imported_without_toolrolls_packages() -> None:
     source = Path(toolroll.__file__).parents[1]
     code = f"import sys; sys.path.append({str(source)!r}); import {Sandbox.__module__}"
     subprocess.run([sys.executable, "-I", "-S", "-c", code], check=True)
@@ -67,9 +67,7 @@ async def test_folders_are_copied_whatever_they_hold(tmp_path: Path) -> None:
         assert end == Exit(0, "ran\n/nowhere\n")
 
 
-async def test_programs_below_a_folder_that_it_replaces_are_visible_and_nothing_beside_them(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_programs_below_a_hidden_folder_are_visible(monkeypatch: pytest.MonkeyPatch) -> None:
     with TemporaryDirectory(dir="/tmp") as name:
         folder = Path(name)
         for part in ("venv/bin", "tools", "data/deep"):
@@ -90,7 +88,7 @@ async def test_programs_below_a_folder_that_it_replaces_are_visible_and_nothing_
     assert end.output.count("Read-only file system") == 4
 
 
-async def test_at_the_time_limit_every_process_is_killed_and_the_files_stay() -> None:
+async def test_at_the_time_limit_processes_end_and_files_stay() -> None:
     async with Sandbox() as sandbox:
         command = "touch seen; setsid sleep 87651 & sleep 87651"
         assert await sandbox.run(command, {}, time_limit=0.5) == Exit(None, "")
@@ -104,7 +102,7 @@ async def test_only_the_end_of_a_long_output_is_kept() -> None:
         assert end.output == "x" * (OUTPUT - 4) + "end\n"
 
 
-async def test_a_process_that_is_left_behind_holds_nothing_up_and_ends_with_the_sandbox() -> None:
+async def test_a_process_left_behind_ends_with_the_sandbox() -> None:
     async with Sandbox() as sandbox:
         assert await sandbox.run("setsid sleep 87652 & echo started", {}) == Exit(0, "started\n")
         assert processes_of("sleep 87652") != []
@@ -154,17 +152,13 @@ def test_nothing_is_left_of_a_killed_process(number: int) -> None:
         pass
 
 
-async def test_nothing_is_left_of_a_process_that_is_killed_while_a_sandbox_starts() -> None:
+async def test_nothing_is_left_of_a_process_killed_at_the_start() -> None:
     """bwrap then waits for the users of the sandbox, or writes the id of its first process."""
     folder = "/of-a-killed-process"
     code = KILLED.format(folder=folder)
     killed = await asyncio.create_subprocess_exec(sys.executable, "-c", code)
     assert await killed.wait() == -signal.SIGKILL
-
-    async def ended() -> bool:
-        return not processes_of(folder)
-
-    await until(ended, "the sandbox ends")
+    await until(lambda: not processes_of(folder), "the sandbox ends")
 
 
 async def test_a_program_that_kills_whatever_appears_is_killed() -> None:

@@ -102,6 +102,7 @@ SOLVED = {
     "a mistake after it": f"{WRITE}; cd /; rm -rf /logs /tests /home /tmp/*",
     "a broken neighbor": f"{WRITE}; mkfifo pipe; truncate -s 1M sparse; chmod 000 notes.txt",
     "a link within": "printf hello > real; ln -s real greeting.txt; ln -s greeting.txt again",
+    "a full disk after it": f"{WRITE}; head -c 99999999 /dev/zero > big",
     "a process left": f"{WRITE}; setsid sleep {TOKEN} &",
 }
 
@@ -184,7 +185,7 @@ async def test_a_process_that_is_left_behind_is_never_sampled(tmp_path: Path) ->
     assert turns <= len(sampled) <= turns + 1, "at most the one that was in flight is aborted"
 
 
-async def test_a_task_may_ask_for_its_tests_in_the_sandbox_of_the_program(tmp_path: Path) -> None:
+async def test_a_task_may_have_its_tests_in_the_program_s_sandbox(tmp_path: Path) -> None:
     """Then a server that the program started is there, and the reward can be forged."""
     task = write_task(tmp_path, test=f"[ -e /tmp/left ] && echo 1 > {FORGE} || echo 0 > {FORGE}\n")
     toml = (task / "task.toml").read_text()

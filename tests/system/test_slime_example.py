@@ -44,9 +44,7 @@ def _arguments(tmp_path: Path, *more: str) -> list[str]:
     sizes = tmp_path / "slime" / "scripts" / "models"
     sizes.mkdir(parents=True, exist_ok=True)
     (tmp_path / "models" / "Qwen3-4B-Instruct-2507_torch_dist").mkdir(parents=True, exist_ok=True)
-    (sizes / "qwen3-4B-Instruct-2507.sh").write_text(
-        f"MODEL_ARGS=({MODEL_FLAG} 36)\n", encoding="utf-8"
-    )
+    (sizes / "qwen3-4B-Instruct-2507.sh").write_text(f"MODEL_ARGS=({MODEL_FLAG} 36)\n")
     folders = {"SLIME": "slime", "MEGATRON": "megatron", "CHECKPOINTS": "models"}
     places = {name: str(tmp_path / folder) for name, folder in folders.items()}
     env = {**os.environ, **places, "ARGUMENTS_ONLY": "1"}

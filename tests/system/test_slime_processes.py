@@ -167,9 +167,7 @@ async def test_a_parked_episode_is_continued_in_its_process(killed: bool) -> Non
     assert [(one["resumes"], one["restarts"]) for one in counts] == [(not killed, killed)] * 2
 
 
-async def test_a_process_that_dies_with_parked_episodes_ends_no_rollout(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_death_of_parked_episodes_ends_no_rollout(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody continues them, and their group is dropped."""
     killed: list[int] = []
 

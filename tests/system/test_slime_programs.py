@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support import slime_mirror
@@ -20,19 +21,20 @@ from toolroll.trainers.slime.training import close_rollout
 MARKER = "98765432"
 
 
+pytestmark = pytest.mark.skipif(bool(refusal()), reason=f"needs user namespaces: {refusal()}")
+
+
 @pytest.fixture
-def closing() -> Iterator[None]:
-    """Close what `generate_rollout` leaves open for the next rollout."""
-    yield
+def trials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
+    """slime's arguments for trials of a task. What a rollout leaves open is closed."""
+    slime_mirror.install(monkeypatch)
+    write_task(tmp_path)
+    where = {"toolroll_env": "harbor", "toolroll_env_args": {"path": str(tmp_path)}}
+    yield {**where, "toolroll_agent": "program", "toolroll_command": command_of()}
     close_rollout()
 
 
-@pytest.mark.skipif(bool(refusal()), reason=f"needs user namespaces: {refusal()}")
-async def test_a_batch_of_trials_gives_its_samples_and_a_failed_group_is_replaced(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, closing: None
-) -> None:
-    slime_mirror.install(monkeypatch)
-    write_task(tmp_path)
+async def test_a_failed_group_of_trials_is_replaced(trials: dict[str, Any]) -> None:
 
     def policy(request: PolicyRequest) -> str:
         number = request.routing_key.split("-")[1]
@@ -44,17 +46,12 @@ async def test_a_batch_of_trials_gives_its_samples_and_a_failed_group_is_replace
         return Fault(status=500) if request.routing_key.startswith("1-0-") else None
 
     async with serving(policy, faults=faults) as (engine, args):
-        args.toolroll_env, args.toolroll_env_args = "harbor", {"path": str(tmp_path)}
-        args.toolroll_agent = "program"
+        vars(args).update(trials, toolroll_reruns=0, over_sampling_batch_size=1)
         args.toolroll_command = f"setsid sleep {MARKER} & {command_of()}"
-        args.toolroll_reruns = 0
-        args.over_sampling_batch_size = 1
         source = DataSource(slime_mirror.Sample, [{"prompt": 0}], n=2)
         output = await asyncio.to_thread(generate_rollout, args, 0, source)
-    assert [[sample.group_index for sample in group] for group in output.samples] == [
-        [0, 0],
-        [2, 2],
-    ], "the group with an aborted trial is replaced"
+    groups = [[sample.group_index for sample in group] for group in output.samples]
+    assert groups == [[0, 0], [2, 2]], "the group with an aborted trial is replaced"
     assert [[sample.reward for sample in group] for group in output.samples] == [[1.0, 0.0]] * 2
     samples = [sample for group in output.samples for sample in group]
     train_data(samples)
@@ -68,13 +65,8 @@ async def test_a_batch_of_trials_gives_its_samples_and_a_failed_group_is_replace
     assert processes_of(f"sleep {MARKER}") == []
 
 
-@pytest.mark.skipif(bool(refusal()), reason=f"needs user namespaces: {refusal()}")
-async def test_a_stop_is_only_for_the_trials_of_its_rollout(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_stop_is_only_for_the_trials_of_its_rollout(trials: dict[str, Any]) -> None:
     """All trials share one server, which the first one starts."""
-    slime_mirror.install(monkeypatch)
-    write_task(tmp_path)
     turns: list[int] = []
 
     def policy(request: PolicyRequest) -> str:
@@ -82,8 +74,7 @@ async def test_a_stop_is_only_for_the_trials_of_its_rollout(
         return replies()[turns[-1]]
 
     async with serving(policy) as (_, args):
-        args.toolroll_env, args.toolroll_env_args = "harbor", {"path": str(tmp_path)}
-        args.toolroll_agent, args.toolroll_command = "program", command_of()
+        vars(args).update(trials)
 
         async def trial(*, stops: bool) -> tuple[str, float | None]:
             """The status and the reward. The rollout stops after the first turn if it `stops`."""

@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from support.patience import PATIENCE
@@ -68,17 +69,19 @@ async def ended(pool: VerifierPool) -> None:
         await asyncio.to_thread(process.popen.wait)
 
 
-class Counted:
+@pytest.fixture
+async def pool(served: tuple[Verifier, ServedSequence]) -> AsyncIterator[VerifierPool]:
+    """A pool with a process that has verified a sequence."""
+    pool = await started(*served)
+    yield pool
+    await ended(pool)
+
+
+def counted(verifier: Verifier) -> Mock:
     """Count the checks of `verifier` in this process."""
-
-    def __init__(self, verifier: Verifier) -> None:
-        self.checks = 0
-        self._check = verifier.check
-        verifier.check = self  # type: ignore[method-assign]
-
-    def __call__(self, sequence: ServedSequence) -> str | None:
-        self.checks += 1
-        return self._check(sequence)
+    calls = Mock(wraps=verifier.check)
+    verifier.check = calls  # type: ignore[method-assign]
+    return calls
 
 
 class UserTokenizer(PreTrainedTokenizerFast):
@@ -107,49 +110,41 @@ def changed(sequence: ServedSequence) -> Iterator[ServedSequence]:
 # --- verdicts -------------------------------------------------------------------------------------
 
 
-async def test_the_process_gives_the_verdicts_of_the_verifier(served: Any) -> None:
+async def test_the_process_gives_the_verdicts_of_the_verifier(served: Any, pool: Any) -> None:
     verifier, sequence = served
-    pool = await started(verifier, sequence)
     sequences = [sequence, *changed(sequence)]
     jobs = [pool._submit(verifier, each) for each in sequences]
     answers = [await asyncio.wrap_future(job.answer) for job in jobs if job is not None]
     expected = [verifier.check(each) for each in sequences]
     assert answers == [kind is None for kind in expected]
     assert expected[0] is None and None not in expected[1:]
-    counted = Counted(verifier)
+    calls = counted(verifier)
     assert await asyncio.gather(*(pool.check(verifier, each) for each in sequences)) == expected
-    assert counted.checks == len(sequences) - 1  # a difference is confirmed here
-    await ended(pool)
+    assert calls.call_count == len(sequences) - 1  # a difference is confirmed here
 
 
-async def test_another_tokenizer_and_other_options_reach_the_process(
-    served: Any, tokenizer: Any, other: Any
-) -> None:
-    pool = await started(*served)
+async def test_other_options_reach_the_process(pool: Any, tokenizer: Any, other: Any) -> None:
     for template in (
         ChatTemplate(other),
         ChatTemplate(tokenizer, kwargs={"enable_thinking": False}),
         ChatTemplate(tokenizer).variant(head_hook=one_call_a_turn),
     ):
         async with talked(template.tokenizer, template=template, verify="sample") as made:
-            counted = Counted(template.verifier)
+            calls = counted(template.verifier)
             assert await pool.check(template.verifier, made._sequence()) is None
-            assert counted.checks == 0
-    await ended(pool)
+            assert calls.call_count == 0
 
 
 async def test_a_process_has_a_limited_number_of_tokenizers(
-    served: Any, other: Any, monkeypatch: pytest.MonkeyPatch
+    served: Any, pool: Any, other: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(verifier_pool, "_MOST_TOKENIZERS", 1)
-    pool = await started(*served)
     template = ChatTemplate(other)
     async with talked(other, template=template, verify="sample") as made:
         for verifier, checks in ((template.verifier, 1), (served[0], 0)):
-            counted = Counted(verifier)
+            calls = counted(verifier)
             assert await pool.check(verifier, made._sequence()) is None
-            assert counted.checks == checks
-    await ended(pool)
+            assert calls.call_count == checks
 
 
 async def test_the_worker_takes_no_tokenizer_with_another_state(tokenizer: Any) -> None:
@@ -187,12 +182,12 @@ async def test_a_tokenizer_of_the_user_stays_in_this_process(
     pool = VerifierPool(after=1)
     for each in tokenizers:
         verifier = ChatTemplate(each).verifier
-        counted = Counted(verifier)
+        calls = counted(verifier)
         pool._threads += 1
         pool._serve(verifier)  # what the thread does
         pool.ready.set()  # a process for another tokenizer
         assert await pool.check(verifier, sequence) is None
-        assert counted.checks == 1 and pool._jobs.empty()
+        assert calls.call_count == 1 and pool._jobs.empty()
         pool.ready.clear()
     [record] = caplog.records
     assert "verified in threads" in record.message
@@ -224,10 +219,10 @@ async def test_one_core_needs_no_process(served: Any, monkeypatch: pytest.Monkey
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
     pool = VerifierPool(after=1)
     monkeypatch.setattr(verifier_pool, "Thread", None)
-    counted = Counted(served[0])
+    calls = counted(served[0])
     for _ in range(3):
         assert await pool.check(*served) is None
-    assert counted.checks == 3
+    assert calls.call_count == 3
 
 
 # --- a process that dies or hangs -----------------------------------------------------------------
@@ -235,35 +230,29 @@ async def test_one_core_needs_no_process(served: Any, monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("at_work", [False, True])
 async def test_a_killed_process_leaves_no_sequence_unchecked(
-    served: Any, at_work: bool, caplog: pytest.LogCaptureFixture
+    served: Any, pool: Any, at_work: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     verifier, sequence = served
-    pool = await started(verifier, sequence)
     pool.processes[0].popen.send_signal(signal.SIGSTOP)
-    counted = Counted(verifier)
+    calls = counted(verifier)
     jobs = [asyncio.create_task(pool.check(verifier, sequence)) for _ in range(3 * at_work)]
     await asyncio.sleep(0)  # the tasks start
     await ended(pool)
     assert [await job for job in jobs] == [None] * len(jobs)
     assert await pool.check(verifier, next(changed(sequence))) is not None
-    assert counted.checks == len(jobs) + 1
+    assert calls.call_count == len(jobs) + 1
 
-    async def noticed() -> bool:
-        return bool(caplog.records)
-
-    await until(noticed, "a warning about the process")
+    await until(lambda: bool(caplog.records), "a warning about the process")
     assert [record.levelno for record in caplog.records] == [logging.WARNING]
     assert await pool.check(verifier, sequence) is None
     assert await asyncio.to_thread(pool.ready.wait, PATIENCE)  # the next one
     assert await pool.check(verifier, sequence) is None
-    assert counted.checks == len(jobs) + 2
-    await ended(pool)
+    assert calls.call_count == len(jobs) + 2
 
 
 async def test_a_sequence_that_is_not_verified_in_time_is_not_trained(
-    tokenizer: Any, served: Any, monkeypatch: pytest.MonkeyPatch
+    tokenizer: Any, pool: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pool = await started(*served)
     monkeypatch.setattr(conversation, "POOL", pool)
     [process] = pool.processes
     process.popen.send_signal(signal.SIGSTOP)
@@ -275,10 +264,9 @@ async def test_a_sequence_that_is_not_verified_in_time_is_not_trained(
     assert await asyncio.to_thread(process.popen.wait, PATIENCE) == -signal.SIGKILL
 
 
-async def test_a_tokenizer_that_is_not_read_in_time_leaves_no_sequence_unchecked(
-    served: Any, other: Any, monkeypatch: pytest.MonkeyPatch
+async def test_an_unread_tokenizer_leaves_no_sequence_unchecked(
+    pool: Any, other: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pool = await started(*served)
     template, send, [process] = ChatTemplate(other), pool._send, pool.processes
 
     def hang(process: Any, verifier: Verifier) -> bytes | None:
@@ -288,15 +276,13 @@ async def test_a_tokenizer_that_is_not_read_in_time_leaves_no_sequence_unchecked
 
     monkeypatch.setattr(pool, "_send", hang)
     async with talked(other, template=template, verify="sample") as made:
-        counted = Counted(template.verifier)
+        calls = counted(template.verifier)
         assert await pool.check(template.verifier, made._sequence()) is None
-        assert counted.checks == 1
+        assert calls.call_count == 1
     await asyncio.to_thread(process.popen.wait, PATIENCE)
 
 
-async def test_a_thread_that_cannot_start_is_started_later(
-    served: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_refused_thread_starts_later(served: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(**_: Any) -> None:
         raise RuntimeError("can't start new thread")
 
@@ -321,36 +307,30 @@ async def backlog(
     pool = await started(*served, backlog=2)
     pool.processes[0].popen.send_signal(signal.SIGSTOP)
     checks = [asyncio.create_task(pool.check(*served)) for _ in range(5)]
-    await until(lambda: _is(len(pool.processes) == 2), "a second process")
+    await until(lambda: len(pool.processes) == 2, "a second process")
     yield pool, checks
     await ended(pool)
-
-
-async def _is(fact: bool) -> bool:
-    return fact
 
 
 async def test_more_processes_verify_what_waits(served: Any, backlog: Any) -> None:
     """The second process takes all sequences but the one that the first has."""
     pool, checks = backlog
-    counted = Counted(served[0])
-    await until(lambda: _is(sum(check.done() for check in checks) == 4), "four verdicts")
+    calls = counted(served[0])
+    await until(lambda: sum(check.done() for check in checks) == 4, "four verdicts")
     assert len(pool.processes) == 2  # no more than gain something
     pool.processes[0].popen.send_signal(signal.SIGCONT)
     assert await asyncio.gather(*checks) == [None] * 5
-    assert counted.checks == 0
+    assert calls.call_count == 0
 
 
-async def test_a_process_that_dies_beside_another_loses_only_its_sequence(
-    served: Any, backlog: Any
-) -> None:
+async def test_a_process_that_dies_loses_only_its_sequence(served: Any, backlog: Any) -> None:
     pool, checks = backlog
-    counted = Counted(served[0])
+    calls = counted(served[0])
     pool.processes[0].popen.kill()
     assert await asyncio.gather(*checks) == [None] * 5
-    assert counted.checks == 1 and pool.ready.is_set()
+    assert calls.call_count == 1 and pool.ready.is_set()
     assert await pool.check(*served) is None
-    assert counted.checks == 1
+    assert calls.call_count == 1
 
 
 # --- other programs -------------------------------------------------------------------------------

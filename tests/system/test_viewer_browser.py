@@ -109,7 +109,7 @@ def test_the_summary_names_the_model_the_sampling_and_the_date(page: Page) -> No
     assert facts[:3] == ["embedded", "temperature 0.5, min_tokens 3", "2031-03-31"]
 
 
-def test_an_episode_is_shown_as_a_conversation_and_nothing_in_it_is_run(page: Page) -> None:
+def test_an_episode_is_a_conversation_and_nothing_in_it_is_run(page: Page) -> None:
     open_task(page, "t-10")
     messages = page.locator(".message")
     assert messages.count() == 4
@@ -166,9 +166,7 @@ def test_tokens_have_their_mask_logprob_version_turns_and_forks(page: Page, tmp_
     assert len(picture) > 20_000
 
 
-def test_a_link_opens_its_episode_with_its_filters_and_back_undoes(
-    browser: Browser, samples: Path
-) -> None:
+def test_a_link_opens_its_episode_and_back_undoes(browser: Browser, samples: Path) -> None:
     task = "t/6?#é"
     link = "#pond/t/6%3F%23%C3%A9#2?reward=zero&sort=-task&view=data&with=pond/t/5?%23é%230"
     with opened(browser, samples, link) as page:
@@ -256,9 +254,7 @@ def test_two_episodes_side_by_side_and_copied(browser: Browser, samples: Path) -
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_on_a_phone_the_table_and_the_episode_take_turns(
-    browser: Browser, run: Path, scheme: str
-) -> None:
+def test_on_a_phone_table_and_episode_take_turns(browser: Browser, run: Path, scheme: str) -> None:
     size = {"width": 390, "height": 844}
     with opened(
         browser, run / "view.html", viewport=size, color_scheme=scheme, has_touch=True
@@ -299,9 +295,7 @@ def test_axe_finds_nothing(browser: Browser, run: Path, width: int, scheme: str)
             assert [(one["id"], one["nodes"]) for one in found.response["violations"]] == [], link
 
 
-def test_invalid_calls_the_tools_and_the_reason_for_the_reward_are_shown(
-    browser: Browser, tmp_path: Path
-) -> None:
+def test_invalid_calls_tools_and_the_reason_are_shown(browser: Browser, tmp_path: Path) -> None:
     messages = called("look", "jump")
     messages[1]["tool_calls"][1]["function"]["arguments"] = '{"at": '
     metrics = {"invalid_calls": 1.0, "invalid_calls/invalid_json": 1.0}
@@ -322,9 +316,7 @@ def test_invalid_calls_the_tools_and_the_reason_for_the_reward_are_shown(
         assert '"x": 1' in page.inner_text(".tool")
 
 
-def test_everything_is_reached_with_the_keyboard_and_the_focus_is_kept(
-    browser: Browser, samples: Path
-) -> None:
+def test_the_keyboard_reaches_all_and_the_focus_is_kept(browser: Browser, samples: Path) -> None:
     with opened(browser, samples) as page:
         focused = "document.activeElement.id"
         page.focus("#by-reward")
@@ -370,9 +362,7 @@ def compared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
-def test_two_runs_are_side_by_side_and_the_flips_are_first(
-    browser: Browser, compared: Path
-) -> None:
+def test_two_runs_are_side_by_side_with_flips_first(browser: Browser, compared: Path) -> None:
     with opened(browser, compared) as page:
         assert page.locator("*").count() < 1200
         assert page.text_content("#cards") == "pond: better"
@@ -394,9 +384,7 @@ def test_two_runs_are_side_by_side_and_the_flips_are_first(
 
 
 @pytest.mark.parametrize("width", [820, 1440])
-def test_the_table_fits_its_pane_and_the_pane_is_widened(
-    browser: Browser, compared: Path, width: int
-) -> None:
+def test_the_table_fits_its_widened_pane(browser: Browser, compared: Path, width: int) -> None:
     fits = "grid.scrollWidth <= list.clientWidth"
     with opened(browser, compared, viewport={"width": width, "height": 900}) as page:
         names = page.locator("#head button")
@@ -444,9 +432,7 @@ def test_expected_calls_are_beside_those_that_were_made(browser: Browser, tmp_pa
         assert page.locator(".expected").count() == 0
 
 
-def test_new_episodes_appear_in_a_followed_run_and_the_place_is_kept(
-    browser: Browser, tmp_path: Path
-) -> None:
+def test_new_episodes_appear_and_the_place_is_kept(browser: Browser, tmp_path: Path) -> None:
     lines = [to_line(episode(f"t-{n}", 0, n % 2)) for n in range(120)]
     file = tmp_path / "episodes.jsonl"
     file.write_bytes(b"")

@@ -40,9 +40,6 @@ def all_tests() -> str:
     return "\n".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
 
 
-# --- adapters -------------------------------------------------------------------------------------
-
-
 def test_the_command_and_the_table_name_what_exists() -> None:
     printed = CliRunner().invoke(app, ["frameworks"], env={"COLUMNS": "200"}).stdout
     table = (ROOT / "docs" / "trainers.md").read_text()
@@ -79,9 +76,6 @@ def test_every_adapter_plays_the_same_episodes() -> None:
     assert set(ADAPTERS) == PACKAGES
 
 
-# --- environments ---------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", ENVIRONMENTS)
 def test_an_environment_is_installed_documented_and_tested(name: str) -> None:
     assert name in environment_names(), "install the package again: pip install -e ."
@@ -98,17 +92,11 @@ def documented_environments() -> set[str]:
     return names
 
 
-# --- commands -------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_command_has_an_example_and_a_test(name: str) -> None:
     help_text = inspect.getdoc(COMMANDS[name].callback) or ""
     assert f"Example: toolroll {name}" in help_text
     assert f'"{name}"' in all_tests()
-
-
-# --- parsers --------------------------------------------------------------------------------------
 
 
 def test_every_format_is_registered() -> None:
@@ -129,9 +117,6 @@ def unregistered(kind: type[Any]) -> list[str]:
     return found
 
 
-# --- modules --------------------------------------------------------------------------------------
-
-
 def test_every_module_is_imported_or_documented() -> None:
     """A new module that nothing imports, registers or documents was forgotten."""
     modules = library()
@@ -148,9 +133,6 @@ def test_every_module_is_imported_or_documented() -> None:
     ] == []
 
 
-# --- speed benchmarks -----------------------------------------------------------------------------
-
-
 def test_every_speed_benchmark_is_a_part_that_the_page_describes() -> None:
     found = {
         path.stem
@@ -158,13 +140,9 @@ def test_every_speed_benchmark_is_a_part_that_the_page_describes() -> None:
         if "\ndef run(*, quick: bool" in path.read_text()
     }
     assert found == set(PARTS)
-    section = (
-        (ROOT / "docs" / "speed.md").read_text().split("\n## The parts\n")[1].split("\n## ")[0]
-    )
+    page = (ROOT / "docs" / "speed.md").read_text()
+    section = page.split("\n## The parts\n")[1].split("\n## ")[0]
     assert [part for part in PARTS if f"`{part}`" not in section] == []
-
-
-# --- docs/architecture.md -------------------------------------------------------------------------
 
 
 def test_every_step_of_the_drawings_exists() -> None:

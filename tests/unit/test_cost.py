@@ -27,10 +27,10 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 from toolroll.rollout.engine import parse_completion
 from toolroll.rollout.model.conversation import Conversation
+from toolroll.rollout.model.model import Model
 from toolroll.rollout.session.path import SessionPath
 from toolroll.rollout.session.session import Session
 from toolroll.rollout.template import ChatTemplate
-from toolroll.rollout.template.served import ServedSequence, TurnSpan
 from toolroll.rollout.types import Completion, GenerateRequest, Message, WeightVersion
 
 PARAMS = {"temperature": 1.0, "max_new_tokens": 64}
@@ -110,49 +110,37 @@ class Talk:
 
     def __init__(self, template: ChatTemplate) -> None:
         self.template = template
-        self.messages = list(FIRST)
-        self.session, self.turns = SessionPath(Session("s")), list[TurnSpan]()
         self.cursor = template.start(FIRST, [TOOL])
-        prompt = self.cursor.prompt()
-        self.session.observe(prompt)
+        self.cursor.prompt()
         self.said = [*template.encoder.encode("Fine."), template.tokenizer.eos_token_id]
-        self.begin = len(prompt)
 
     def turn(self, body: str, *, finish_reason: str = "stop") -> Work:
         """Play one exchange; return the work of its delta."""
         ids = self.said if finish_reason == "stop" else self.said[:-1]
-        start = len(self.session)
-        answered = Completion(np.array(ids, np.int32), np.zeros(len(ids), np.float32), "stop")
-        self.session.sample(answered, PARAMS)
-        self.turns.append(TurnSpan(start, start + len(ids), len(self.messages)))
-        self.messages.append({"role": "assistant", "content": "Fine."})
         sampled = self.template.sampled(ids, finish_reason=finish_reason)
-        new: list[Message] = [{"role": "user", "content": body}]
+        answer: Message = {"role": "assistant", "content": "Fine."}
         with counting() as work:
-            delta, self.cursor = self.cursor.after(sampled, [self.messages[-1], *new])
-        self.session.observe(delta)
-        self.messages += new
-        return work
-
-    def verify(self) -> Work:
-        """Check the conversation up to its last sampled turn; return the work."""
-        stop = self.turns[-1].message + 1
-        ids, turns = self.session.input_ids, tuple(self.turns)
-        with counting() as work:
-            served = ServedSequence(ids, turns, self.messages[:stop], [TOOL])
-            found = self.template.verifier.check(served)
-        assert found is None
+            _, self.cursor = self.cursor.after(sampled, [answer, {"role": "user", "content": body}])
         return work
 
 
-def played(template: ChatTemplate, bodies: Sequence[str]) -> Talk:
-    talk = Talk(template)
+async def talked(served: Model, bodies: Sequence[str], **options: Any) -> Conversation:
+    """A conversation with a turn before each of `bodies`, and one after them."""
+    conversation = Conversation(served, FIRST, [TOOL], session_id="s", **options)
     for body in bodies:
-        talk.turn(body)
-    return talk
+        await conversation.reply(PARAMS)
+        conversation.extend([{"role": "user", "content": body}])
+    await conversation.reply(PARAMS)
+    return conversation
 
 
-# --- one delta ------------------------------------------------------------------------------------
+async def checked(served: Model, bodies: Sequence[str]) -> Work:
+    """The work of a check of such a conversation."""
+    sequence = (await talked(served, bodies))._sequence()
+    verifier = served.template.verifier  # made when it is first used
+    with counting() as work:
+        assert verifier.check(sequence) is None
+    return work
 
 
 def test_a_delta_costs_one_render_at_every_turn(template: ChatTemplate) -> None:
@@ -187,37 +175,29 @@ def test_a_known_first_prompt_is_rendered_and_not_encoded(template: ChatTemplate
     assert work == Work(renders=1, encodes=0)
 
 
-# --- verification ---------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("turns", [2, 12])
-def test_verification_renders_prompt_and_conversation(template: ChatTemplate, turns: int) -> None:
-    talk = played(template, [f"And {at}?" for at in range(turns)])
-    assert template.verifier
-    assert talk.verify() == Work(renders=2, encodes=1 + turns - 1)
+async def test_verification_renders_prompt_and_conversation(qwen: Any, turns: int) -> None:
+    async with serving(qwen, lambda request: "Fine.") as (_, served):
+        work = await checked(served, [f"And {at}?" for at in range(turns - 1)])
+    assert work == Work(renders=2, encodes=1 + turns - 1)
 
 
-def test_verification_encodes_the_prompt_of_a_task_once(template: ChatTemplate) -> None:
-    played(template, ["And?"] * 4).verify()
-    assert played(template, ["So?"] * 4).verify() == Work(renders=2, encodes=3)
+async def test_verification_encodes_the_prompt_of_a_task_once(qwen: Any) -> None:
+    async with serving(qwen, lambda request: "Fine.") as (_, served):
+        await checked(served, ["And?"] * 3)
+        assert await checked(served, ["So?"] * 3) == Work(renders=2, encodes=3)
 
 
 @pytest.mark.parametrize(("verify", "checks"), [("off", 0), ("sample", 1), ("always", 5)])
 async def test_verification_comes_once_an_episode(tokenizer: Any, verify: Any, checks: int) -> None:
+    bodies = [f"And {at}?" for at in range(4)]
     async with serving(tokenizer, lambda request: "Fine.") as (_, served):
         with counting() as work:
             for _ in range(2):  # what a template takes is found out in the first episode
                 before = work.renders
-                dialogue = Conversation(served, FIRST, [TOOL], session_id="s", verify=verify)
-                for at in range(5):
-                    await dialogue.reply(PARAMS)
-                    dialogue.extend([{"role": "user", "content": f"And {at}?"}])
-                await dialogue.settle()
+                await (await talked(served, bodies, verify=verify)).settle()
     # A check renders the prompt and the conversation; that after the first turn only the prompt.
     assert work.renders - before == 5 + 2 * checks - (verify == "always")  # pyright: ignore[reportPossiblyUnboundVariable]
-
-
-# --- images ---------------------------------------------------------------------------------------
 
 
 async def test_an_episode_of_a_text_model_calls_no_code_of_images(tokenizer: Any) -> None:
@@ -232,15 +212,8 @@ async def test_an_episode_of_a_text_model_calls_no_code_of_images(tokenizer: Any
 
     async with serving(tokenizer, lambda request: "Fine.") as (_, served):
         with profiled(seen):
-            dialogue = Conversation(served, FIRST, [TOOL], session_id="s", verify="always")
-            for _ in range(3):
-                await dialogue.reply(PARAMS)
-                dialogue.extend([{"role": "user", "content": "And?"}])
-            await dialogue.settle()
+            await (await talked(served, ["And?"] * 2, verify="always")).settle()
     assert played and not called
-
-
-# --- tokens ---------------------------------------------------------------------------------------
 
 
 def test_a_completion_is_read_without_a_call_for_each_token() -> None:

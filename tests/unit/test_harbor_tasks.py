@@ -8,6 +8,7 @@ import socket
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 from support.program_trials import factory, write_task
@@ -143,8 +144,6 @@ def test_tasks_to_which_links_of_the_dataset_lead_are_hidden(tmp_path: Path) -> 
     assert hidden == [str(tmp_path / "elsewhere" / "other")]
 
 
-# --- before the run -------------------------------------------------------------------------------
-
 HARBOR = {"harbor_agent": "codex"}
 WAYS: list[tuple[dict[str, Any], bool]] = [
     # the agent's settings, and whether it refuses a task that needs an image
@@ -188,12 +187,7 @@ async def test_a_broken_environment_is_left_to_its_episodes(tmp_path: Path) -> N
         assert len((await prepare(config, stack)).tasks) == 1
 
 
-# --- checks and outcomes --------------------------------------------------------------------------
-
-
-async def test_only_some_tasks_are_checked_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_checks_at_once_are_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also if a trainer begins all trials at once."""
     count = CHECKS + 3
     for number in range(count):
@@ -211,15 +205,9 @@ async def test_only_some_tasks_are_checked_at_once(
         await proceed.wait()
         running -= 1
 
-    async def nothing(*_: Any, **__: Any) -> None:
-        return
-
-    async def rewarded(*_: Any) -> tuple[dict[str, float], None]:
-        return {"reward": 0.0}, None
-
     monkeypatch.setattr(Sandbox, "start", started)
-    monkeypatch.setattr(Sandbox, "upload", nothing)
-    monkeypatch.setattr(HarborTask, "_test", rewarded)
+    monkeypatch.setattr(Sandbox, "upload", AsyncMock())
+    monkeypatch.setattr(HarborTask, "_test", AsyncMock(return_value=({"reward": 0.0}, None)))
     envs = [environment(tmp_path) for _ in tasks]
     for env, task in zip(envs, tasks, strict=True):
         env.read(task)

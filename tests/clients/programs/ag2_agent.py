@@ -1,7 +1,5 @@
 """AG2's agent with its configuration of each dialect."""
 
-from __future__ import annotations
-
 from ag2 import Agent
 from ag2.config import AnthropicConfig, ModelConfig, OpenAIConfig, OpenAIResponsesConfig
 from common import DIALECT, KEY, STREAM, SYSTEM, TASK, URL, look, run
@@ -15,8 +13,6 @@ def config() -> ModelConfig:
     return kind("m", base_url=f"{URL}/v1", **options)
 
 
+@run
 async def main() -> object:
     return (await Agent("looker", SYSTEM, config=config(), tools=[look]).ask(TASK)).body
-
-
-run(main)

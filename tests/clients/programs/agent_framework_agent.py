@@ -1,12 +1,11 @@
 """Microsoft's agent-framework with its client of each dialect."""
 
-from __future__ import annotations
-
 from agent_framework import Agent
 from agent_framework.openai import OpenAIChatClient, OpenAIChatCompletionClient
 from common import DIALECT, KEY, STREAM, SYSTEM, TASK, URL, look, run
 
 
+@run
 async def main() -> object:
     kind = OpenAIChatClient if DIALECT == "responses" else OpenAIChatCompletionClient
     agent = Agent(kind("m", api_key=KEY, base_url=f"{URL}/v1"), SYSTEM, tools=[look])
@@ -16,6 +15,3 @@ async def main() -> object:
     async for _ in stream:
         pass
     return (await stream.get_final_response()).text
-
-
-run(main)

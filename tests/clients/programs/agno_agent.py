@@ -1,31 +1,23 @@
 """agno's agent with its model class of each dialect."""
 
-from __future__ import annotations
-
-from typing import Any
-
 from agno.agent import Agent
 from agno.run.agent import RunErrorEvent
 from agno.run.base import RunStatus
-from common import DIALECT, KEY, STREAM, SYSTEM, TASK, URL, Reported, look, run
+from common import BASE, DIALECT, KEY, STREAM, SYSTEM, TASK, Reported, chosen, look, run
+
+KIND = chosen(
+    chat="agno.models.openai:OpenAIChat",
+    responses="agno.models.openai:OpenAIResponses",
+    messages="agno.models.anthropic:Claude",
+)
+ADDRESS = {"base_url": BASE}
 
 
-def model() -> Any:
-    if DIALECT == "messages":
-        from agno.models.anthropic import Claude
-
-        return Claude(id="m", api_key=KEY, client_params={"base_url": URL})
-    if DIALECT == "responses":
-        from agno.models.openai import OpenAIResponses
-
-        return OpenAIResponses(id="m", api_key=KEY, base_url=f"{URL}/v1")
-    from agno.models.openai import OpenAIChat
-
-    return OpenAIChat(id="m", api_key=KEY, base_url=f"{URL}/v1")
-
-
+@run
 async def main() -> object:
-    agent = Agent(model=model(), tools=[look], system_message=SYSTEM, telemetry=False)
+    where = {"client_params": ADDRESS} if DIALECT == "messages" else ADDRESS
+    model = KIND(id="m", api_key=KEY, **where)
+    agent = Agent(model=model, tools=[look], system_message=SYSTEM, telemetry=False)
     if STREAM:
         async for event in agent.arun(TASK, stream=True, stream_events=True, yield_run_output=True):
             result = event
@@ -35,6 +27,3 @@ async def main() -> object:
     if isinstance(result, RunErrorEvent) or result.status == RunStatus.error:
         raise Reported("status ERROR")
     return result.content
-
-
-run(main)

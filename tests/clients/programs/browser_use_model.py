@@ -1,7 +1,5 @@
 """browser-use's model class, without a browser: two structured answers."""
 
-from __future__ import annotations
-
 import os
 
 # read when the package is imported
@@ -16,12 +14,10 @@ class Step(BaseModel):
     at: str
 
 
+@run
 async def main() -> object:
     model = ChatOpenAI("m", base_url=f"{URL}/v1", api_key=KEY, max_retries=0)
     messages = [SystemMessage(content=SYSTEM), UserMessage(content=TASK)]
     step = (await model.ainvoke(messages, Step)).completion
     messages += [AssistantMessage(content=step.model_dump_json()), UserMessage(content="And now?")]
     return (await model.ainvoke(messages, Step)).completion.at
-
-
-run(main)

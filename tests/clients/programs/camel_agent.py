@@ -1,7 +1,5 @@
 """CAMEL's chat agent with its model class for servers like OpenAI's."""
 
-from __future__ import annotations
-
 from camel.agents import ChatAgent
 from camel.models import BaseModelBackend, ModelFactory
 from camel.toolkits import FunctionTool
@@ -33,6 +31,7 @@ def model() -> BaseModelBackend:
     )
 
 
+@run
 async def main() -> object:
     agent = ChatAgent(SYSTEM, model(), tools=[FunctionTool(look)], stream_accumulate=True)
     response = await agent.astep(TASK)
@@ -40,6 +39,3 @@ async def main() -> object:
         async for last in response:
             response = last
     return response.msgs[0].content
-
-
-run(main)

@@ -2,17 +2,9 @@
 this process.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
-from claude_agent_sdk import (
-    ClaudeAgentOptions,
-    ResultMessage,
-    create_sdk_mcp_server,
-    query,
-    tool,
-)
+from claude_agent_sdk import ClaudeAgentOptions, ResultMessage, create_sdk_mcp_server, query, tool
 from common import KEY, STREAM, SYSTEM, TASK, URL, Reported, look, run
 
 
@@ -21,6 +13,7 @@ async def look_tool(arguments: dict[str, Any]) -> dict[str, Any]:
     return {"content": [{"type": "text", "text": look(arguments["at"])}]}
 
 
+@run
 async def main() -> object:
     options = ClaudeAgentOptions(
         model="m",
@@ -42,6 +35,3 @@ async def main() -> object:
     if result.is_error:
         raise Reported(result.result or result.subtype)
     return result.result
-
-
-run(main)

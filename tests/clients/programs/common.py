@@ -2,8 +2,6 @@
 module imports nothing else.
 """
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import os
@@ -11,6 +9,7 @@ import struct
 import traceback
 import zlib
 from collections.abc import Callable, Coroutine
+from pkgutil import resolve_name
 from typing import Any
 
 URL = os.environ["CLIENT_URL"]
@@ -23,6 +22,16 @@ IMAGES = "CLIENT_IMAGES" in os.environ
 SYSTEM = os.environ["CLIENT_SYSTEM"]
 TASK = os.environ["CLIENT_TASK"]
 KEY = "unused"
+BASE = URL if DIALECT == "messages" else f"{URL}/v1"
+"""The address that the SDK of the dialect wants."""
+MAKER = "anthropic" if DIALECT == "messages" else "openai"
+LITELLM = f"{MAKER}/m"
+"""The model's name for litellm."""
+
+
+def chosen(**classes: str) -> Any:
+    """The class of the dialect, such as `chat="package.module:Class"`. No other is imported."""
+    return resolve_name(classes[DIALECT])
 
 
 def look(at: str) -> str:
@@ -47,7 +56,9 @@ class Reported(Exception):
 
 
 def run(main: Callable[[], Coroutine[Any, Any, object]]) -> None:
-    """Run `main`, and print its result as the last line. If it raises, print the error's name."""
+    """Run `main`, which this decorates, and print its result as the last line. If it raises, print
+    the error's name.
+    """
     try:
         print("answer:", " ".join(str(asyncio.run(main())).split()))
     except Reported as error:

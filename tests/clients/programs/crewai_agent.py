@@ -1,7 +1,5 @@
 """CrewAI's agent, with one task."""
 
-from __future__ import annotations
-
 import os
 
 # read when the package is imported
@@ -21,12 +19,10 @@ def model() -> LLM:
     return LLM("m", provider="openai", base_url=f"{URL}/v1", api=api, **options)
 
 
+@run
 async def main() -> object:
     set_suppress_console_output(True)  # it would be written after the answer too
     agent = Agent(
         role="looker", goal=SYSTEM, backstory="You look.", tools=[tool(look)], llm=model()
     )
     return (await agent.kickoff_async(TASK)).raw
-
-
-run(main)

@@ -1,7 +1,5 @@
 """gptme's command line with native calls of its shell."""
 
-from __future__ import annotations
-
 import asyncio
 import sys
 from subprocess import PIPE
@@ -15,24 +13,14 @@ VARIABLES = {
 }
 
 
+@run
 async def main() -> object:
     settings = [f"{name}={value}" for name, value in VARIABLES.items()]
-    options = [
-        "--model",
-        "local/m",
-        "--system",
-        SYSTEM,
-        "--tools",
-        "shell,complete",
-        "--no-workspace",
-    ]
-    options += ["--tool-format", "tool", "--stream" if STREAM else "--no-stream"]
+    options = "--model local/m --tools shell,complete --no-workspace --tool-format tool".split()
+    options += ["--system", SYSTEM, "--stream" if STREAM else "--no-stream"]
     command = ["env", *settings, sys.executable, "-m", "gptme", "--non-interactive", *options]
     process = await asyncio.create_subprocess_exec(*command, TASK, stdout=PIPE)
     output, _ = await process.communicate()
     if process.returncode:
         raise Reported(f"exit status {process.returncode}")
     return output.decode()
-
-
-run(main)

@@ -1,18 +1,14 @@
 """haystack's agent over chat completions."""
 
-from __future__ import annotations
-
 from common import DIALECT, KEY, STREAM, SYSTEM, TASK, URL, look, run
 from haystack.components.agents import Agent
-from haystack.components.generators.chat import (
-    OpenAIChatGenerator,
-    OpenAIResponsesChatGenerator,
-)
+from haystack.components.generators.chat import OpenAIChatGenerator, OpenAIResponsesChatGenerator
 from haystack.dataclasses import ChatMessage
 from haystack.tools import create_tool_from_function
 from haystack.utils import Secret
 
 
+@run
 async def main() -> object:
     kind = OpenAIResponsesChatGenerator if DIALECT == "responses" else OpenAIChatGenerator
     generator = kind(model="m", api_base_url=f"{URL}/v1", api_key=Secret.from_token(KEY))
@@ -27,6 +23,3 @@ async def main() -> object:
         messages=[ChatMessage.from_user(TASK)], streaming_callback=ignore if STREAM else None
     )
     return result["last_message"].text
-
-
-run(main)

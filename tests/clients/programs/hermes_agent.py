@@ -1,8 +1,6 @@
 """The agent of Hermes, which uses its own shell."""
 
-from __future__ import annotations
-
-from common import DIALECT, KEY, STREAM, SYSTEM, TASK, URL, Reported, run
+from common import BASE, DIALECT, KEY, STREAM, SYSTEM, TASK, Reported, run
 from run_agent import AIAgent
 
 MODES = {
@@ -12,9 +10,10 @@ MODES = {
 }
 
 
+@run
 async def main() -> object:
     agent = AIAgent(
-        base_url=URL if DIALECT == "messages" else f"{URL}/v1",
+        base_url=BASE,
         api_key=KEY,
         api_mode=MODES[DIALECT],
         model="m",
@@ -29,6 +28,3 @@ async def main() -> object:
     if result.get("failed"):
         raise Reported("failed")
     return result["final_response"]
-
-
-run(main)

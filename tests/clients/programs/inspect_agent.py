@@ -2,21 +2,7 @@
 may show screenshots.
 """
 
-from __future__ import annotations
-
-from common import (
-    DIALECT,
-    IMAGES,
-    KEY,
-    STREAM,
-    SYSTEM,
-    TASK,
-    URL,
-    Reported,
-    look,
-    run,
-    screenshot,
-)
+from common import DIALECT, IMAGES, KEY, STREAM, SYSTEM, TASK, URL, Reported, look, run, screenshot
 from inspect_ai import Task, eval_async
 from inspect_ai.agent import react
 from inspect_ai.dataset import Sample
@@ -39,6 +25,7 @@ def model() -> Model:
     return get_model("openai/m", base_url=f"{URL}/v1", responses_api=responses, **options)
 
 
+@run
 async def main() -> object:
     tool = ToolDef(look_tool, "look", "Look at something.", {"at": "What to look at."})
     task = Task(
@@ -49,6 +36,3 @@ async def main() -> object:
     if sample.output.stop_reason != "stop":  # inspect-ai raises nothing
         raise Reported(f"stop reason {sample.output.stop_reason}")
     return sample.output.completion
-
-
-run(main)

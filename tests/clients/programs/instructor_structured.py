@@ -2,8 +2,6 @@
 the request with the error.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import instructor
@@ -28,10 +26,8 @@ def client() -> Any:
     return instructor.from_openai(AsyncOpenAI(base_url=f"{URL}/v1", api_key=KEY), mode=mode)
 
 
+@run
 async def main() -> object:
     messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": TASK}]
     more = {"max_tokens": 1000} if DIALECT == "messages" else {}
     return await client().create(model="m", messages=messages, response_model=Seen, **more)
-
-
-run(main)

@@ -1,22 +1,17 @@
 """What the agents that are built on langchain share: its model of each dialect, and a run."""
 
-from __future__ import annotations
-
 from typing import Any
 
-from common import DIALECT, KEY, STREAM, TASK, URL
+from common import BASE, DIALECT, KEY, STREAM, TASK, chosen
+
+OPENAI = "langchain_openai:ChatOpenAI"
+KIND = chosen(chat=OPENAI, responses=OPENAI, messages="langchain_anthropic:ChatAnthropic")
+OPENAI_OPTIONS = {"use_responses_api": DIALECT == "responses"}
+OPTIONS = {"max_tokens": 1000} if DIALECT == "messages" else OPENAI_OPTIONS
 
 
 def model() -> Any:
-    if DIALECT == "messages":
-        from langchain_anthropic import ChatAnthropic
-
-        return ChatAnthropic(model="m", base_url=URL, api_key=KEY, max_tokens=1000)
-    from langchain_openai import ChatOpenAI
-
-    return ChatOpenAI(
-        model="m", base_url=f"{URL}/v1", api_key=KEY, use_responses_api=DIALECT == "responses"
-    )
+    return KIND(model="m", base_url=BASE, api_key=KEY, **OPTIONS)
 
 
 async def answer(agent: Any) -> object:

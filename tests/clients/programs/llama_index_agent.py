@@ -1,7 +1,5 @@
 """llama-index's function agent."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from common import DIALECT, KEY, STREAM, SYSTEM, TASK, URL, look, run
@@ -20,10 +18,8 @@ def model() -> Any:
     return OpenAILike(**options, is_chat_model=True, is_function_calling_model=True)
 
 
+@run
 async def main() -> object:
     tool = FunctionTool.from_defaults(look)
     agent = FunctionAgent(tools=[tool], llm=model(), system_prompt=SYSTEM, streaming=STREAM)
     return await agent.run(TASK)
-
-
-run(main)

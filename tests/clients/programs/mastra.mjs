@@ -1,25 +1,16 @@
 // Mastra's agent, with the Vercel AI SDK's provider of each dialect.
-import { createAnthropic } from "@ai-sdk/anthropic";
-import { createOpenAI } from "@ai-sdk/openai";
-import { createOpenAICompatible } from "@ai-sdk/openai-compatible";
 import { Agent } from "@mastra/core/agent";
 import { createTool } from "@mastra/core/tools";
 import { z } from "zod";
-import { DIALECT, KEY, STREAM, SYSTEM, TASK, URL, look, run } from "./common.mjs";
-
-const baseURL = `${URL}/v1`;
-const models = {
-  chat: () => createOpenAICompatible({ name: "toolroll", baseURL, apiKey: KEY })("m"),
-  responses: () => createOpenAI({ baseURL, apiKey: KEY })("m"),
-  messages: () => createAnthropic({ baseURL, apiKey: KEY })("m"),
-};
+import { STREAM, SYSTEM, TASK, look, run } from "./common.mjs";
+import { model } from "./vercel_model.mjs";
 
 await run(async () => {
   const agent = new Agent({
     id: "looker",
     name: "looker",
     instructions: SYSTEM,
-    model: models[DIALECT](),
+    model,
     tools: {
       look: createTool({
         id: "look",

@@ -1,7 +1,5 @@
 """OpenAI's agents SDK with its model class of each dialect."""
 
-from __future__ import annotations
-
 from agents import (
     Agent,
     Model,
@@ -20,6 +18,7 @@ def model() -> Model:
     return kind("m", AsyncOpenAI(base_url=f"{URL}/v1", api_key=KEY))
 
 
+@run
 async def main() -> object:
     set_tracing_disabled(True)
     agent = Agent("looker", instructions=SYSTEM, tools=[function_tool(look)], model=model())
@@ -29,6 +28,3 @@ async def main() -> object:
     async for _ in result.stream_events():
         pass
     return result.final_output
-
-
-run(main)

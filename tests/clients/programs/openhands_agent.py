@@ -7,7 +7,7 @@ import os
 # read when the packages are imported
 os.environ |= {"LITELLM_LOCAL_MODEL_COST_MAP": "True", "OPENHANDS_SUPPRESS_BANNER": "1"}
 
-from common import DIALECT, KEY, STREAM, SYSTEM, TASK, URL, look, run
+from common import BASE, KEY, LITELLM, STREAM, SYSTEM, TASK, look, run
 from openhands.sdk import (
     LLM,
     Action,
@@ -40,38 +40,20 @@ class LookTool(ToolDefinition[LookAction, Seen]):
 
     @classmethod
     def create(cls, conv_state: object = None) -> list[LookTool]:
-        return [
-            cls(
-                description="Look at something.",
-                action_type=LookAction,
-                observation_type=Seen,
-                executor=Looker(),
-            )
-        ]
+        look = "Look at something."
+        types = {"action_type": LookAction, "observation_type": Seen}
+        return [cls(description=look, executor=Looker(), **types)]
 
 
+@run
 async def main() -> object:
-    messages = DIALECT == "messages"
-    model = LLM(
-        model="anthropic/m" if messages else "openai/m",
-        base_url=URL if messages else f"{URL}/v1",
-        api_key=KEY,
-        stream=STREAM,
-        num_retries=0,
-    )
+    model = LLM(model=LITELLM, base_url=BASE, api_key=KEY, stream=STREAM, num_retries=0)
     register_tool("LookTool", LookTool)
-    agent = Agent(
-        llm=model,
-        tools=[Tool(name="LookTool")],
-        include_default_tools=[],
-        system_prompt=SYSTEM,
-    )
+    tools = [Tool(name="LookTool")]
+    agent = Agent(llm=model, tools=tools, include_default_tools=[], system_prompt=SYSTEM)
     conversation = Conversation(
         agent, workspace=".", visualizer=None, token_callbacks=[lambda chunk: None]
     )
     conversation.send_message(TASK)
     conversation.run()
     return get_agent_final_response(conversation.state.events)
-
-
-run(main)

@@ -1,7 +1,5 @@
 """Qwen-Agent's assistant with the server's own function calls."""
 
-from __future__ import annotations
-
 import json
 from typing import ClassVar
 
@@ -24,6 +22,7 @@ class Look(BaseTool):
         return seen(json.loads(params)["at"])
 
 
+@run
 async def main() -> object:
     model = {
         "model": "m",
@@ -36,6 +35,3 @@ async def main() -> object:
     for messages in agent.run([{"role": "user", "content": TASK}]):
         last = messages[-1]
     return last["content"]
-
-
-run(main)

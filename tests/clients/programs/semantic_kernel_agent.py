@@ -1,7 +1,5 @@
 """Semantic Kernel's agent of each of OpenAI's APIs."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from common import DIALECT, KEY, STREAM, SYSTEM, TASK, URL, look, run
@@ -25,11 +23,9 @@ def agent(client: AsyncOpenAI) -> Any:
     return ChatCompletionAgent(service=service, **options)
 
 
+@run
 async def main() -> object:
     looker = agent(AsyncOpenAI(base_url=f"{URL}/v1", api_key=KEY))
     if STREAM:
         return "".join([str(item.message) async for item in looker.invoke_stream(TASK)])
     return (await looker.get_response(TASK)).message
-
-
-run(main)

@@ -1,7 +1,5 @@
 """smolagents' agent with tools."""
 
-from __future__ import annotations
-
 from common import KEY, STREAM, TASK, URL, run
 from smolagents import OpenAIModel, ToolCallingAgent, tool
 
@@ -16,9 +14,7 @@ def look(at: str) -> str:
     return f"seen {at}"
 
 
+@run
 async def main() -> object:
     model = OpenAIModel("m", api_base=f"{URL}/v1", api_key=KEY)
     return ToolCallingAgent([look], model, stream_outputs=STREAM).run(TASK)
-
-
-run(main)

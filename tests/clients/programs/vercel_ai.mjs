@@ -1,21 +1,12 @@
 // The Vercel AI SDK's tool loop with its provider of each dialect.
-import { createAnthropic } from "@ai-sdk/anthropic";
-import { createOpenAI } from "@ai-sdk/openai";
-import { createOpenAICompatible } from "@ai-sdk/openai-compatible";
 import { generateText, stepCountIs, streamText, tool } from "ai";
 import { z } from "zod";
-import { DIALECT, KEY, STREAM, SYSTEM, TASK, URL, look, run } from "./common.mjs";
-
-const baseURL = `${URL}/v1`;
-const models = {
-  chat: () => createOpenAICompatible({ name: "toolroll", baseURL, apiKey: KEY })("m"),
-  responses: () => createOpenAI({ baseURL, apiKey: KEY })("m"),
-  messages: () => createAnthropic({ baseURL, apiKey: KEY })("m"),
-};
+import { STREAM, SYSTEM, TASK, look, run } from "./common.mjs";
+import { model } from "./vercel_model.mjs";
 
 await run(async () => {
   const options = {
-    model: models[DIALECT](),
+    model,
     system: SYSTEM,
     prompt: TASK,
     tools: {
