@@ -90,9 +90,7 @@ async def test_an_episode(tokenizer: Any) -> None:
         (("jump", "{}"), "unknown_tool", "no tool named 'jump'; the tools are: look"),
     ],
 )
-async def test_a_call_that_cannot_be_executed_is_answered(
-    call: tuple[str, str], kind: str, words: str
-) -> None:
+async def test_an_invalid_call_is_answered(call: tuple[str, str], kind: str, words: str) -> None:
     world = ListedWorld(["Hello."], ["A frog."])
     async with endpoint(completion(None, [call, LOOK]), completion("Bye.")) as server:
         result = await play(server.url, world)
@@ -126,7 +124,7 @@ FAILED, FULL = (StopReason.ENGINE_ERROR, None), (StopReason.CONTEXT_FULL, 0.0)
         (completion("It is", finish="length"), (StopReason.LENGTH, 0.0), 1),
     ],
 )
-async def test_how_it_can_end(
+async def test_how_it_ends(
     answer: Any, end: tuple[StopReason, float | None], requests: int
 ) -> None:
     world = ListedWorld(["Hello."])

@@ -122,9 +122,7 @@ async def test_the_floor_is_zero(task: Task) -> None:
         ("neighbours-card", "waive_fees", {"card": "L-1008"}),
     ],
 )
-async def test_doing_what_a_rule_forbids_earns_nothing(
-    task_id: str, name: str, arguments: dict[str, Any]
-) -> None:
+async def test_a_broken_rule_earns_zero(task_id: str, name: str, arguments: dict[str, Any]) -> None:
     """The tool lets it happen; the rules do not."""
     task = TASKS[task_id]
     actions = list(reference(task))
@@ -139,16 +137,6 @@ async def test_a_code_that_does_not_apply_is_the_reason() -> None:
     assert reward == 0.0
     reason = "the member was told codes that do not apply: h3"
     assert results[-1].info == {"reward_reason": reason}
-
-
-async def test_wrong_arguments_earn_nothing() -> None:
-    wrong = call("renew_loan", {"loan_id": "N03"})
-    actions = [
-        wrong if any(each.name == "renew_loan" for each in action.tool_calls) else action
-        for action in reference(TASKS["renew-one"])
-    ]
-    assert wrong in actions
-    assert (await play(TASKS["renew-one"], actions))[0] == 0.0
 
 
 @pytest.mark.parametrize(
@@ -200,9 +188,7 @@ def test_what_a_reply_tells(wanted: str, reply: str, is_said: bool) -> None:
         ("drop_tables", {}, "there is no tool 'drop_tables'"),
     ],
 )
-async def test_a_wrong_call_is_answered_and_ends_nothing(
-    name: str, arguments: Any, words: str
-) -> None:
+async def test_a_wrong_call_ends_nothing(name: str, arguments: Any, words: str) -> None:
     async with desk() as env:
         result = await env.step(call(name, arguments, "id7"))
         (message,) = result.messages

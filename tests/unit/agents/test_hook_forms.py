@@ -374,9 +374,7 @@ AN_OBJECT, A_COROUTINE = "returned an object", "returned a coroutine"
         *((hook, coroutine, A_COROUTINE) for hook in (*TOKEN_HOOKS, *TEXT_HOOKS)),
     ],
 )
-async def test_a_form_that_fails_aborts_and_names_the_hook(
-    hook: str, form: Any, words: str
-) -> None:
+async def test_a_failing_form_aborts_and_names_the_hook(hook: str, form: Any, words: str) -> None:
     """A coroutine that is dropped is an error."""
     kind, hooks = (form, {}) if isinstance(form, type) else (Agent, {hook: form})
     gc.collect()  # what other tests left, such as loops
@@ -449,9 +447,7 @@ def llama_calls(request: PolicyRequest) -> Reply:
         (Agent, llama_calls, {"openai_adapter": LLAMA}),
     ],
 )  # fmt: skip
-async def test_the_adapter_that_is_set_parses(
-    kind: type[Agent], policy: Any, adapter: dict[str, Any]
-) -> None:
+async def test_the_adapter_parses(kind: type[Agent], policy: Any, adapter: dict[str, Any]) -> None:
     """It was ignored: the text of a call went to the user as speech, and was trained. An adapter of
     None is the model's.
     """
@@ -491,9 +487,7 @@ BAD_ARGUMENTS = CallStatus.BAD_ARGUMENTS
     ],
 )
 @pytest.mark.parametrize("text", ["Hm.", None])
-def test_a_call_that_an_override_parsed(
-    call: dict[str, Any], status: CallStatus, text: str | None
-) -> None:
+def test_a_call_of_an_override(call: dict[str, Any], status: CallStatus, text: str | None) -> None:
     result = {"normal_text": text, "calls": [PARSED, call]}
     reply = wrap_parse_tool(lambda reply: {"parsed_result": result})("raw")
     good, other = reply.tool_calls

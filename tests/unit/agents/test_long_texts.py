@@ -122,7 +122,7 @@ async def test_no_long_text_is_handled_on_the_event_loop(
     assert watch.elsewhere >= elsewhere
 
 
-async def test_the_tokens_are_those_of_the_event_loop(
+async def test_threads_give_the_same_tokens(
     tokenizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     outcomes = []
@@ -175,7 +175,7 @@ TOOL = {
     ],
 )
 @pytest.mark.parametrize(("where", "make"), [("reset", Observation), ("step", StepResult)])
-async def test_all_that_one_call_returns_is_one_observation(
+async def test_one_call_returns_one_observation(
     where: str, make: Any, more: dict[str, Any]
 ) -> None:
     halves = [{"role": "user", **HALF}, {"role": "tool", "tool_call_id": "none", **HALF}]
@@ -200,16 +200,6 @@ async def test_an_action_error_counts_for_each_call_that_it_answers() -> None:
     words = r"Refuses\.step raised an ActionError and returned 1500000 bytes"
     with pytest.raises(EnvironmentFailure, match=words):
         await world.step(Action("", (call, call, call)))
-
-
-async def test_an_action_error_longer_than_the_limit_is_a_failure() -> None:
-    def act(name: str, task: Task) -> Any:
-        if name == "step":
-            raise ActionError("x" * (LIMIT + 1))
-
-    [episode] = await play(ScriptedFactory(lambda: Scripted(act), count=1))
-    assert episode.result.stop_reason is StopReason.ENVIRONMENT_ERROR
-    assert "Scripted.step raised an ActionError" in episode.result.info["error"]["message"]
 
 
 async def returned(where: str, value: Any) -> InteractionResult:
@@ -305,9 +295,7 @@ async def test_an_episode_with_a_long_contradiction_is_a_short_line(
     assert len(caplog.text) < 20_000
 
 
-async def test_an_environment_that_fails_with_megabytes(
-    tokenizer: Any, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_failure_with_megabytes(tokenizer: Any, caplog: pytest.LogCaptureFixture) -> None:
     def fail(task: Any, action: Any) -> None:
         raise ValueError(MEGABYTES)
 

@@ -103,11 +103,6 @@ async def play(
 # --- failures -------------------------------------------------------------------------------------
 
 
-def test_a_template_error_is_the_rollouts() -> None:
-    assert issubclass(TemplateError, RolloutError)
-    assert not issubclass(TemplateError, UsageError)
-
-
 async def test_a_template_that_refuses_a_conversation_ends_it(tokenizer: Any) -> None:
     refuse = "{% if messages | length > 3 %}{{ raise_exception('no more than three') }}{% endif %}"
     refusing = refuse + tokenizer.chat_template
@@ -277,7 +272,6 @@ class Reusing(Environment):
 
 
 async def test_an_environment_may_change_what_it_has_returned(tokenizer: Any) -> None:
-    """The history changed with it, so the episode's samples were excluded."""
     result = await play(tokenizer, Reusing(), rollout_args={"verify": "always"})
     users = [m["content"][0]["text"] for m in result.messages if m["role"] == "user"]
     assert users == ["0", "1", "2", "3"]
@@ -300,8 +294,6 @@ async def test_an_observation_may_have_its_own_constructor(tokenizer: Any) -> No
 
 
 async def test_an_unknown_reward_mode_is_refused(tokenizer: Any) -> None:
-    """It was taken for "final"."""
-
     class Mean(Talk):
         reward_mode: Any = "mean"
 

@@ -97,9 +97,7 @@ WORLDS: dict[str, Any] = {
 
 @pytest.mark.parametrize("name", WORLDS)
 @pytest.mark.parametrize("kind", [AsPublished, OtherColor])
-async def test_overrides_that_return_super_s_result_do_nothing(
-    kind: type[AsPublished], name: str
-) -> None:
+async def test_overrides_that_return_super_s_do_nothing(kind: type[AsPublished], name: str) -> None:
     tokenizer, make, policy, task = WORLDS[name]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -194,9 +192,7 @@ class BestOfTwo(Signature):
 
 
 @pytest.mark.parametrize("kind", [Signature, Again, Mixed, MixedAgain, WithPartner, NextTask])
-async def test_the_published_signature_plays_the_task_of_the_run(
-    kind: type[TrainableToolCallingAgent],
-) -> None:
+async def test_a_published_signature_plays_the_task(kind: type[TrainableToolCallingAgent]) -> None:
     env = Listed(tool_texts=("It is here.",))
     result, _, agent = await play(kind, env, look_up_an_order)
     begun = (Task("4", 4), 7) if kind is NextTask else (TASK, 7)

@@ -251,9 +251,7 @@ async def test_an_agents_error_of_another_shape_ends_no_run() -> None:
 
 @pytest.mark.parametrize("status", Status)
 @pytest.mark.parametrize("reason", StopReason)
-def test_the_worse_of_an_agents_status_and_stop_reason_is_kept(
-    status: Status, reason: StopReason
-) -> None:
+def test_the_worse_of_status_and_stop_reason_is_kept(status: Status, reason: StopReason) -> None:
     solved = InteractionResult("", 1.0, [], {}, status=status, stop_reason=reason)
     again = read_back(Episode("pond", "t-0", 0, 0, 0, checked_result(solved)))
     order = [Status.COMPLETED, Status.TRUNCATED, Status.ABORTED]

@@ -37,9 +37,7 @@ class Hanging:
             self.free.wait(60)
 
 
-async def test_two_hanging_tasks_of_forty_take_nothing_from_the_others(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_two_hanging_tasks_take_nothing_from_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "_FIRST_PAUSE", 0.0)
     hanging = Hanging("t-0", "t-1")
     factory = ScriptedFactory(lambda: Scripted(hanging), count=40)

@@ -179,9 +179,7 @@ def _recorded_action(message: dict[str, Any]) -> Action:
 # --- one episode and many -------------------------------------------------------------------------
 
 
-async def test_episodes_at_once_keep_their_databases_apart(
-    tau: TauBench, record_property: Figures
-) -> None:
+async def test_episodes_at_once_share_no_database(tau: TauBench, record_property: Figures) -> None:
     factory = tau.factory()
     tasks = factory.tasks("test")
     plans = [

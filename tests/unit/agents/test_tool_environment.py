@@ -209,7 +209,7 @@ def test_a_tool_gets_no_state_from_the_model() -> None:
         ("nothing", {}, "there is no tool 'nothing'; there are: divide, refuse"),
     ],
 )
-def test_the_model_is_told_what_it_did_wrong(
+def test_the_model_hears_what_it_did_wrong(
     name: str, arguments: dict[str, Any], words: str
 ) -> None:
     """Not every agent checks arguments before."""
@@ -338,9 +338,7 @@ BUG_LINE = r"\(test_tool_environment.py, line \d+\)"
     ids=["tool", "coroutine", "generator", "reward", "state"],
 )  # fmt: skip
 @pytest.mark.filterwarnings("ignore:coroutine '_later' was never awaited")
-async def test_a_bug_aborts_the_episode_and_is_named(
-    given: dict[str, Any], reply: str, message: str
-) -> None:
+async def test_a_bug_aborts_and_is_named(given: dict[str, Any], reply: str, message: str) -> None:
     result = await play(define(**given), reply, "ok")
     assert (result.reward, result.stop_reason.value) == (None, "environment_error")
     assert re.match(message, result.info["error"]["message"])
@@ -397,7 +395,7 @@ def test_tasks_may_be_rows_of_a_table() -> None:
     assert [contents(begin(env, task)[1].messages) for task in (0, 1)] == [["x"], ["b"]]
 
 
-def test_a_file_of_tasks_is_beside_the_file_that_names_it(
+def test_a_file_of_tasks_is_beside_its_user(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else it is in the working directory, as a notebook's is."""

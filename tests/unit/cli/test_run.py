@@ -290,9 +290,7 @@ def test_what_is_made_before_the_first_episode_is_not_closed(run: Any) -> None:
         run("--env-args", '{"line": "wrong"}', env="mine.py:Mine")
 
 
-def test_a_terminal_says_what_the_start_waits_for(
-    run: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_terminal_says_what_a_start_waits_for(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     steps: list[Any] = []
 
     class Recorded(Status):

@@ -19,9 +19,7 @@ from toolroll.testing import Reply
 # --- time limits and aborts -----------------------------------------------------------------------
 
 
-async def test_an_abandoned_request_is_aborted_before_the_next_attempt(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_an_abandoned_request_is_aborted_first(caplog: pytest.LogCaptureFixture) -> None:
     """Else it would go on sampling beside its successor: SGLang notices a client that has left only
     seconds later.
     """

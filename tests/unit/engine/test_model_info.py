@@ -237,9 +237,7 @@ async def test_a_list_of_workers_that_is_none_is_not_used(listed: Any) -> None:
 
 
 @pytest.mark.parametrize("position", [0, 1])
-async def test_a_worker_that_never_answers_costs_one_time_limit(
-    tokenizer: Any, position: int
-) -> None:
+async def test_a_silent_worker_costs_one_time_limit(tokenizer: Any, position: int) -> None:
     """Also if it is the second one: then it is not asked to encode."""
     paths: list[str] = []
 

@@ -92,9 +92,7 @@ async def test_one_probe_for_all_who_wait(caplog: pytest.LogCaptureFixture) -> N
     assert probe.asked == 8
 
 
-async def test_after_its_time_all_fail_and_later_ones_after_one_probe(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_after_its_time_all_fail_and_later_ones_too(caplog: pytest.LogCaptureFixture) -> None:
     probe = Probe(DOWN)
     outage, pauses = outage_of(probe, timeout=20)
     waiting = (outage.over(0, "refused") for _ in range(10))
@@ -138,7 +136,7 @@ async def test_the_start_waits_no_longer_than_the_timeout() -> None:
     assert sum(pauses) == pytest.approx(20, abs=0.5)
 
 
-async def test_an_adapter_waits_before_it_checks_the_engines_model(
+async def test_an_adapter_waits_for_the_engine(
     tokenizer: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     engine = StartingEngine(tokenizer, lambda seen: "Goodbye.")

@@ -113,9 +113,7 @@ def rows(count: int, expert: int) -> Any:
     ("first", "second", "experts"),
     [([1, 2], [3], [7, 7, 7, 9]), ([], [3], [9, 9]), ([1, 2], [], [7, 7, 7])],
 )
-def test_join_keeps_the_experts_of_each_part(
-    first: list[int], second: list[int], experts: list[int]
-) -> None:
+def test_join_keeps_all_experts(first: list[int], second: list[int], experts: list[int]) -> None:
     """The prompt has two tokens. The second request asks for what the first one does not have."""
     known = 1 + len(first) if first else 0
     new = 1 + len(first) + len(second) - known

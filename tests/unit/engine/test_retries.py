@@ -49,9 +49,7 @@ async def test_the_pauses_grow_to_a_limit_and_are_jittered() -> None:
     ("header", "least", "most"),
     [("7", 7.0, 7.0), ("9999", 60.0, 60.0), ("soon", 0.0, 0.4), ("-3", 0.0, 0.4)],
 )
-async def test_a_server_says_when_to_come_back(
-    header: str, least: float, most: float, status: int
-) -> None:
+async def test_retry_after_is_waited(header: str, least: float, most: float, status: int) -> None:
     _, handle = flaky(refusal(status, {}, **{"Retry-After": header}), completion([3]))
     pauses = Pauses()
     async with answering(handle, sleep=pauses, backoff=0.25) as calls:

@@ -57,9 +57,7 @@ async def routing(
 # --- episodes -------------------------------------------------------------------------------------
 
 
-async def test_an_episodes_experts_come_from_the_first_pass_once(
-    tokenizer: Any, tmp_path: Path
-) -> None:
+async def test_an_episodes_experts_come_from_the_first_pass(tokenizer: Any, tmp_path: Path) -> None:
     """The prefix cache is emptied before each turn, so each prompt is processed again in a later
     pass, with other experts. One turn is aborted in its middle, and resumed.
     """
@@ -196,9 +194,7 @@ async def test_an_abort_without_the_experts_of_its_tokens_is_refused(tokenizer: 
         (-1, 7, "int32"),
     ],
 )
-def test_rows_are_small_and_their_json_gives_the_same_array(
-    least: int, highest: int, kind: str
-) -> None:
+def test_rows_are_small_and_json_gives_the_same_array(least: int, highest: int, kind: str) -> None:
     rows = compact(np.array([[least, 0], [1, highest], [2, 3]], dtype=np.int32))
     assert rows.dtype == kind
     read = ExpertsRecord(**to_json(rows)).rows()

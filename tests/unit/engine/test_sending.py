@@ -120,9 +120,7 @@ async def test_what_cannot_succeed_is_never_sent(
     assert engine.log == [] and engine.killed == 0
 
 
-async def test_a_name_of_a_newer_sglang_is_sent_with_one_warning(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_a_newer_name_is_sent_with_one_warning(caplog: pytest.LogCaptureFixture) -> None:
     seen, answer = flaky(completion([5, 3]))
     async with answering(answer) as calls:
         for _ in range(2):

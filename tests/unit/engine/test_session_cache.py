@@ -171,9 +171,7 @@ async def test_a_worker_that_is_gone_does_not_keep_sessions_open(tmp_path: Path,
             assert files(tmp_path) == [] and len(set(closed)) == 2
 
 
-async def test_a_request_that_cannot_be_encoded_leaves_nothing_open(
-    tokenizer: Any, tmp_path: Path
-) -> None:
+async def test_an_unencodable_request_leaves_nothing_open(tokenizer: Any, tmp_path: Path) -> None:
     async with caching(tokenizer) as (engine, calls):
         calls.keep_sessions(tmp_path)
         end = calls.open_session("s")
@@ -186,9 +184,7 @@ async def test_a_request_that_cannot_be_encoded_leaves_nothing_open(
 # --- the file -------------------------------------------------------------------------------------
 
 
-async def test_the_next_start_closes_what_a_killed_process_left(
-    tokenizer: Any, tmp_path: Path
-) -> None:
+async def test_the_next_start_closes_what_a_kill_left(tokenizer: Any, tmp_path: Path) -> None:
     async with caching(tokenizer) as (engine, killed):
         killed.keep_sessions(tmp_path)
         ends = [killed.open_session(f"s{number}") for number in range(5)]
@@ -261,9 +257,7 @@ async def test_without_a_folder_the_next_process_closes_what_was_left(
     assert all_files(tmp_path) == []
 
 
-async def test_a_worker_that_did_not_answer_keeps_the_id_in_the_file(
-    tokenizer: Any, tmp_path: Path
-) -> None:
+async def test_a_silent_worker_keeps_the_id_in_the_file(tokenizer: Any, tmp_path: Path) -> None:
     async with EmbeddedEngine(tokenizer, session_cache=True) as engine:
         limits = {"abort_timeout": 1.0, "connect_timeout": 1.0}
         async with client(engine.url, model_info=None, **limits) as calls:
@@ -277,9 +271,7 @@ async def test_a_worker_that_did_not_answer_keeps_the_id_in_the_file(
 
 
 @pytest.mark.parametrize(("status", "kept"), [(200, False), (404, False), (503, True)])
-async def test_an_id_is_kept_only_if_a_later_close_may_succeed(
-    tmp_path: Path, status: int, kept: bool
-) -> None:
+async def test_an_id_is_kept_for_a_later_close(tmp_path: Path, status: int, kept: bool) -> None:
     """If so, it is closed once more at the end."""
     closed: Closed = []
     routes = {**worker_routes(closed, status=status), "/generate": says(completion([3]))}
@@ -297,9 +289,7 @@ async def test_an_id_is_kept_only_if_a_later_close_may_succeed(
 # --- episodes and sessions ------------------------------------------------------------------------
 
 
-async def test_episodes_leave_nothing_open_however_they_end(
-    tokenizer: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_episodes_leave_nothing_open(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Finished, failed and played again, out of time, cancelled, and given up."""
     monkeypatch.setattr("toolroll.rollout.runs.runner._FIRST_PAUSE", 0.0)
     factory = PondFactory(6)

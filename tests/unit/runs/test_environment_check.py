@@ -195,9 +195,7 @@ def failed(results: list[CheckResult]) -> list[str]:
 
 
 @pytest.mark.parametrize(("kind", "name", "words"), BROKEN)
-async def test_each_fault_is_found_once_and_named(
-    kind: type[Environment], name: str, words: str
-) -> None:
+async def test_each_fault_is_found_once(kind: type[Environment], name: str, words: str) -> None:
     time_limit = 0.1 if "more than 0.1 s" in words else 60.0
     [fault] = failed(await checked(EnvironmentClass(kind, "broken"), 2, time_limit))
     assert re.match(f"{name}: .*{words}", fault), fault
@@ -328,9 +326,7 @@ env = tool_environment(
          "reward failed: AttributeError: 'Cart' object has no attribute 'item' (cart.py, line 19)"),
     ],
 )  # fmt: skip
-def test_the_command_checks_the_short_form(
-    tmp_path: Path, old: str, new: str, status: int, words: str
-) -> None:
+def test_the_command_on_a_file(tmp_path: Path, old: str, new: str, status: int, words: str) -> None:
     assert old in SHORT
     (tmp_path / "cart.py").write_text(SHORT.replace(old, new, 1))
     tasks = ["--tasks", 0] if status else []

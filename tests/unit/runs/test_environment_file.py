@@ -134,9 +134,7 @@ def test_a_factory_gets_the_arguments_as_settings(file: Path) -> None:
     assert (factory.name, factory.tasks("test")[0].data["answer"]) == ("sums:make", "7")
 
 
-def test_a_module_is_found_in_the_folder_and_executed_once(
-    file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_module_is_found_and_executed_once(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first: Any = find_environment(f"{file}:Counter")
     monkeypatch.chdir(file.parent)
     for name in ("bench:Counter", "bench.py:Counter"):
@@ -166,9 +164,7 @@ def test_a_file_becomes_absolute_and_nothing_else(monkeypatch: pytest.MonkeyPatc
         ("broken", {}, "an error when it was called: .*bench.py, line 43: KeyError: 'missing'"),
     ],
 )
-def test_what_is_wrong_is_one_line(
-    file: Path, name: str, arguments: dict[str, Any], words: str
-) -> None:
+def test_a_fault_is_one_line(file: Path, name: str, arguments: dict[str, Any], words: str) -> None:
     with pytest.raises(UsageError, match=words) as caught:
         find_environment(f"{file}:{name}", arguments)
     assert "\n" not in str(caught.value)

@@ -85,9 +85,7 @@ def test_tau_bench_itself_gives_the_same_pass_hat_k() -> None:
     assert theirs == {k: pytest.approx(pass_hat_k(list(rewards.values()), k)) for k in (1, 2, 3, 4)}
 
 
-def test_the_script_writes_tau_benchs_format(
-    here: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_script_writes_tau_benchs_format(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     gone = episode("t-1", 0, reason=StopReason.USER_ERROR)
     for env, more in (("pond", [gone]), ("lake", [])):
         with RunDirectory(here / "run", env, {}) as folder:

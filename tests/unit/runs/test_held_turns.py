@@ -80,9 +80,7 @@ async def played(tokenizer: Any, share: float) -> tuple[EmbeddedEngine, list[Epi
     return engine, episodes
 
 
-async def test_a_run_computes_fewer_tokens_twice(
-    tokenizer: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_run_computes_less_twice(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(admission, "_SLOW", 1e6)  # no step is slow, however busy this machine is
     engines = {share: await played(tokenizer, share) for share in (0.0, 1.0)}
     needed = sum(

@@ -34,9 +34,7 @@ rewards_of_tasks = st.integers(1, 6).flatmap(
 
 
 @given(rewards=rewards_of_tasks, data=st.data())
-def test_they_are_the_share_of_all_choices_of_k(
-    rewards: list[list[float]], data: st.DataObject
-) -> None:
+def test_they_are_shares_of_all_choices(rewards: list[list[float]], data: st.DataObject) -> None:
     k = data.draw(st.integers(1, len(rewards[0])))
     choices = [[[r == 1.0 for r in chosen] for chosen in combinations(task, k)] for task in rewards]
     for found, rule in ((pass_hat_k(rewards, k), all), (pass_at_k(rewards, k), any)):
@@ -78,7 +76,7 @@ def test_intervals_hold_the_truth_as_often_as_they_say(k: int) -> None:
     ("value", "tasks", "low", "high"),
     [(0, 10, 0, 0.3085), (1, 3, 0.2924, 1), (1, 100, 0.9638, 1), (0.5, 1, 0.0125, 0.9875)],
 )
-def test_tasks_with_the_same_value_leave_room_for_others(
+def test_equal_values_leave_room_for_more(
     value: float, tasks: int, low: float, high: float
 ) -> None:
     """Clopper and Pearson, for 0 and 1 (scipy.stats.binomtest gives the same)."""

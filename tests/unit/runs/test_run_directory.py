@@ -104,18 +104,14 @@ def test_episodes_of_unknown_settings_are_refused(tmp_path: Path) -> None:
     ("text", "words"),
     [("{", "cannot be"), ("[]", "cannot be"), ('{"schema_version": 2}', "schema version 2")],
 )
-def test_a_settings_file_that_cannot_be_read_is_refused(
-    tmp_path: Path, text: str, words: str
-) -> None:
+def test_an_unreadable_settings_file_is_refused(tmp_path: Path, text: str, words: str) -> None:
     (tmp_path / "run.json").write_text(text)
     with pytest.raises(UsageError, match=words), RunDirectory(tmp_path, "pond", SETTINGS):
         pass
 
 
 @pytest.mark.parametrize("newer", [(True, True), (False, True)])
-def test_episodes_of_another_schema_version_are_refused(
-    tmp_path: Path, newer: tuple[bool, ...]
-) -> None:
+def test_episodes_of_another_version_are_refused(tmp_path: Path, newer: tuple[bool, ...]) -> None:
     with RunDirectory(tmp_path, "pond", SETTINGS) as folder:
         folder.append(episode("t-0"))
         folder.append(episode("t-1", reason=StopReason.ENGINE_ERROR))

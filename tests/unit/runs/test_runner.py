@@ -90,9 +90,7 @@ def test_the_hash_of_a_task_does_not_depend_on_addresses() -> None:
     assert len({task_hash("e", Task("t", 0, "", {"rule": rule})) for rule in rules}) == 1
 
 
-async def test_the_calls_of_a_readable_reference_are_recorded(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_the_calls_of_a_reference_are_recorded(caplog: pytest.LogCaptureFixture) -> None:
     desk, threads, free = find_environment("desk"), Threads(1), threading.Event()
     task = desk.tasks("test")[0]
     calls = await expected_calls(desk, task, threads)
@@ -164,9 +162,7 @@ async def test_a_failed_episode_played_again_is_as_if_nothing_had_been(
     assert len(factory.made) == 6
 
 
-async def test_reruns_end_and_the_failure_is_data(
-    tokenizer: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_reruns_end_and_fail_as_data(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("toolroll.rollout.runs.runner._FIRST_PAUSE", 0.0)
 
     def broken(task: Task, action: Action) -> None:

@@ -157,9 +157,7 @@ def test_the_reason_for_a_reward() -> None:
     assert len(reward_reason({"reason": "long " * 99})) == 300
 
 
-def test_a_page_has_the_tokens_of_episodes_until_it_is_large(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_page_has_tokens_up_to_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "page.html"
     many = [episode(f"t-{n}") for n in range(502)]
     each = sum(map(len, many[0].result.trajectories))

@@ -57,9 +57,7 @@ def environments(act: Callable[[str, Task], Any]) -> list[Callable[[], Environme
 @pytest.mark.parametrize("kind", EXITS)
 @pytest.mark.parametrize("where", ["reset", "step"])
 @pytest.mark.parametrize("form", range(3))
-async def test_what_an_environment_raises_is_its_failure(
-    where: str, kind: type[BaseException], form: int
-) -> None:
+async def test_an_exit_is_its_own_failure(where: str, kind: type[BaseException], form: int) -> None:
     episodes = await play(ScriptedFactory(environments(raising(where, kind))[form]))
     assert len(episodes) == 20
     for episode in episodes:
@@ -75,9 +73,7 @@ async def test_what_an_environment_raises_is_its_failure(
 @pytest.mark.parametrize("kind", EXITS)
 @pytest.mark.parametrize("where", ["metrics", "close"])
 @pytest.mark.parametrize("form", range(3))
-async def test_what_is_raised_after_the_end_takes_nothing(
-    where: str, kind: type[BaseException], form: int
-) -> None:
+async def test_an_exit_at_the_end_is_data(where: str, kind: type[BaseException], form: int) -> None:
     episodes = await play(ScriptedFactory(environments(raising(where, kind))[form]))
     assert [episode.result.reward for episode in episodes] == [1.0] * 20
     infos = {episode.task_id: episode.result.info for episode in episodes}
@@ -106,9 +102,7 @@ async def test_a_factory_and_an_agent_that_exit_are_data(kind: type[BaseExceptio
 
 
 @pytest.mark.parametrize("kind", EXITS)
-async def test_hooks_and_replies_that_exit_are_data_without_a_runner(
-    kind: type[BaseException], tokenizer: Any
-) -> None:
+async def test_hooks_and_replies_may_exit(kind: type[BaseException], tokenizer: Any) -> None:
     class Hooked(TrainableToolCallingAgent):
         def _build_initial_messages(self, obs: Any) -> Any:
             raise kind
@@ -196,9 +190,7 @@ async def converts(name: str, task: Task) -> None:
 
 
 @pytest.mark.parametrize("nap", [naps, stubborn, converts, None])
-async def test_a_real_cancellation_gets_through_at_every_await(
-    nap: Callable[[str, Task], Any] | None,
-) -> None:
+async def test_a_real_cancellation_gets_through(nap: Callable[[str, Task], Any] | None) -> None:
     rounds = 0
     while True:
         make = lambda: AsyncScripted(nap) if nap else Scripted(nothing)

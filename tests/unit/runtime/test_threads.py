@@ -123,9 +123,7 @@ async def test_nothing_that_is_over_is_held() -> None:
         gc.enable()
 
 
-async def test_a_call_without_a_thread_fails_and_the_next_does_not(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_call_without_a_thread_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     before, run = threading.Thread.start, list[str]()
 
     def refuse(thread: threading.Thread) -> None:
