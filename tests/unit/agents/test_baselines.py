@@ -1,6 +1,4 @@
-"""Baselines: a model behind an OpenAI-compatible endpoint, played and scored like any other and
-marked not trainable, and what doing nothing scores.
-"""
+"""Baselines: a model behind a chat endpoint, not trainable, and what doing nothing scores."""
 
 from __future__ import annotations
 
@@ -135,15 +133,6 @@ async def test_how_it_ends(
     assert "secret-key" not in json.dumps(result.info), "the key stands in no error"
 
 
-@pytest.mark.parametrize("finish", [reason for reason in UNFINISHED if reason != "length"])
-async def test_an_unfinished_answer_is_not_a_turn_of_a_baseline(finish: str | None) -> None:
-    body = {"choices": [{"message": {"content": "Bye."}, "finish_reason": finish}]}
-    async with endpoint(fails(200, json.dumps(body))) as server:
-        result = await play(server.url, ListedWorld(["Hello."]))
-    assert (result.stop_reason, result.reward) == (StopReason.ENGINE_ERROR, None)
-    assert f"finish_reason {finish!r}" in result.info["error"]["message"]
-
-
 async def test_a_refusal_is_the_text_of_a_baselines_turn() -> None:
     async with endpoint(completion(None, refusal="I cannot.")) as server:
         result = await play(server.url, ListedWorld(["Hello."]))
@@ -172,9 +161,7 @@ async def test_wrong_settings_are_refused(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_a_baselines_run(tmp_path: Any, tokenizer: Any) -> None:
-    """The whole command, against the embedded engine's chat completions, which refuse tools: all
-    of it ends in aborted episodes.
-    """
+    """The whole command; the embedded engine's chat completions refuse tools."""
     with serve_in_thread(EmbeddedEngine(tokenizer, echo)) as engine:
         words = f"run desk --baseline-url {engine.url}/v1 --model any --tasks 0-1 --reruns 0"
         done = toolroll(*words.split(), "--out", tmp_path)
@@ -187,9 +174,6 @@ def test_a_baselines_run(tmp_path: Any, tokenizer: Any) -> None:
     assert "endpoint" not in settings, "where it is served may change"
 
 
-# --- doing nothing --------------------------------------------------------------------------------
-
-
 async def test_doing_nothing() -> None:
     factory, agent = PondFactory(4), DoNothingAgent(Threads(2))
     results = [
@@ -199,28 +183,6 @@ async def test_doing_nothing() -> None:
     rewards = [result.reward for result in results]
     assert rewards == [1.0, 0.0, 0.0, 0.0], "one pond in four wants no look"
     assert results[0].messages[-1]["content"] == "Goodbye."
-
-
-async def test_a_reference_played_by_an_endpoint_earns_what_it_earns() -> None:
-    desk = find_environment("desk")
-    task = desk.tasks("test")[0]
-    actions = list(desk.reference(task) or ())
-
-    def reference(body: dict[str, Any]) -> web.Response:
-        done = sum(message["role"] == "assistant" for message in body["messages"])
-        action = actions[done] if done < len(actions) else Action("Goodbye.")
-        calls = [(call.name, json.dumps(call.arguments)) for call in action.tool_calls]
-        return web.json_response(completion(action.content, calls))
-
-    threads = Threads(1)
-    async with endpoint(reference) as server:
-        agent = BaselineAgent(threads, ChatClient(ChatClientConfig(base_url=server.url, model="m")))
-        result = await agent.asolve(desk.make(EnvironmentOptions()), task=task)
-        await agent.aclose()
-    assert (result.reward, result.stop_reason) == (1.0, StopReason.DONE)
-
-
-# --- the floor beside each result -----------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["desk", "bfcl/multi_turn_base", "bfcl/multi_turn_miss_func"])

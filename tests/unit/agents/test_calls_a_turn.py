@@ -1,6 +1,4 @@
-"""The rule for several calls in one turn is the environment's, in training and in evaluation, and
-the template that asks for it.
-"""
+"""The rule for several calls in one turn is the environment's, as is the prompt that says so."""
 
 from __future__ import annotations
 
@@ -86,9 +84,6 @@ def test_a_rule_that_is_none_of_the_three_is_refused(rule: Any) -> None:
     if rule is not None:
         with pytest.raises(UsageError, match="parallel_calls must be one of"):
             CallPolicy(parallel_calls=rule)
-
-
-# --- templates ------------------------------------------------------------------------------------
 
 
 def _agent(

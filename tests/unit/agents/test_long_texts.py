@@ -1,6 +1,4 @@
-"""Long texts: what is longer than an observation may be is a failure, nothing long is encoded on
-the event loop, and what is stored, shown and logged of long errors is short.
-"""
+"""Long texts: too long is a failure, none is encoded on the event loop, and errors are short."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""What an episode's border keeps in: refusals, failing environments, known mismatches. One
-episode's failure is its own (I7).
-"""
+"""What an episode's border keeps in: one episode's failure is its own (I7)."""
 
 from __future__ import annotations
 
@@ -195,9 +193,6 @@ async def test_a_first_prompt_that_does_not_fit_is_a_full_context(
         assert (result.reward, result.metrics.get("turns", 0)) == (reward, 0)
         assert result.info["error"]["type"] == "ContextOverflowError"
     assert sum(trajectory.trained_tokens for trajectory in trained.trajectories) == 0
-
-
-# --- tokens ---------------------------------------------------------------------------------------
 
 
 class OtherPrompt(TrainableToolCallingAgent):

@@ -1,6 +1,4 @@
-"""Agents as the published example writes them, overrides that call `super()` with the published
-signatures, and hooks that are called directly, outside an episode.
-"""
+"""Agents as the published example writes them, and hooks that are called outside an episode."""
 
 from __future__ import annotations
 
@@ -67,9 +65,6 @@ async def test_an_agent_exactly_as_published() -> None:
     assert len(store.threads) == 3 and threading.main_thread() not in store.threads
 
 
-# --- overrides that return what `super()` returns -------------------------------------------------
-
-
 def look_up_an_order(request: PolicyRequest) -> Reply:
     return Reply(call("look", at="here") if request.call == 0 else "Goodbye.")
 
@@ -119,9 +114,6 @@ async def test_overrides_that_return_super_s_do_nothing(kind: type[AsPublished],
     assert outcome(result) == outcome(plain)
     assert [message["content"] for message in result.messages].count(None) == 0
     assert plain.metrics["trained_tokens"] > 0
-
-
-# --- asolve ---------------------------------------------------------------------------------------
 
 
 class Listed(ListedWorld):
@@ -214,9 +206,6 @@ async def test_only_the_first_episode_has_the_run_s_session() -> None:
         first, second = [entry.routing_key for entry in engine.log]
     assert (first, second not in ("s", "", None)) == ("s", True)
     assert env.begun == (TASK, 0)
-
-
-# --- the task and the info of a response ----------------------------------------------------------
 
 
 class Draws(Store):
@@ -340,9 +329,6 @@ async def test_the_info_of_a_response(
         assert (result.info, result.reward) == (info, 1.0)
 
 
-# --- other agents ---------------------------------------------------------------------------------
-
-
 def test_an_action_is_tau_benchs_own_if_it_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
     class TauBenchAction(BaseModel):
         name: str
@@ -382,9 +368,6 @@ async def test_an_agent_closes_only_a_model_that_it_opened() -> None:
         assert own._opened is not None
         await own.aclose()
         assert own._opened is None
-
-
-# --- outside an episode ---------------------------------------------------------------------------
 
 
 class OwnLoop(AsPublished):

@@ -1,6 +1,4 @@
-"""Steps that never return, and coroutines that swallow their cancellation: they cost their own
-episodes, not the threads of the others.
-"""
+"""Steps that never return, and coroutines that swallow their cancellation."""
 
 from __future__ import annotations
 
@@ -132,9 +130,7 @@ async def freed(act: Stubborn) -> AsyncIterator[None]:
 
 
 async def until_left(playing: asyncio.Future[Any], stubborn: Stubborn) -> None:
-    """Cancel nothing; wait until the stubborn call is cancelled, and let the time to leave it
-    pass.
-    """
+    """Wait until the stubborn call is cancelled, and let the time to leave it pass."""
     while not stubborn.cancelled and not playing.done():
         await asyncio.sleep(0.001)
     skip(LEAVE_SECONDS + 1)

@@ -1,6 +1,4 @@
-"""Parts of the tau-bench adapter: the bounded `calculate`, the database's copies, the users in
-threads.
-"""
+"""The tau-bench adapter's bounded `calculate`, copies of the database, and users in threads."""
 
 from __future__ import annotations
 

@@ -225,9 +225,6 @@ async def test_an_episode_goes_on_after_a_wrong_call() -> None:
     assert (result.reward, observed(result)[0][:6]) == (1.0, "Error:")
 
 
-# --- the state ------------------------------------------------------------------------------------
-
-
 async def test_tools_share_the_state_of_their_own_episode() -> None:
     env = define_carts(tasks=[{"prompt": "Buy a hat.", "in_cart": ["shoe"]}])
     for _ in range(2):  # nothing of the first episode is left in the second
@@ -285,9 +282,6 @@ async def test_the_end_closes_the_state_once(kind: Any, tools: list[Any], closed
     define(divide).make(EnvironmentOptions()).close()  # without a state
 
 
-# --- rewards --------------------------------------------------------------------------------------
-
-
 def test_the_reward_gets_what_its_parameters_name() -> None:
     given: list[Any] = []
 
@@ -313,9 +307,6 @@ def test_a_reward_is_a_number_and_may_have_a_reason() -> None:
 
 async def test_any_result_becomes_json() -> None:
     assert observed(await play(define(pairs), call("pairs"), "ok")) == ['{"(1, 2)": 3}']
-
-
-# --- bugs -----------------------------------------------------------------------------------------
 
 
 def broken(task: dict[str, Any]) -> float:
@@ -414,9 +405,6 @@ def test_a_file_of_tasks_is_beside_its_user(
     place = Path(__file__).parent
     with pytest.raises(UsageError, match=f"no file u.jsonl in {place} or {Path.cwd()}"):
         define(tasks="u.jsonl")
-
-
-# --- definitions ----------------------------------------------------------------------------------
 
 
 def _odd(cart: Cart) -> None: ...

@@ -1,6 +1,4 @@
-"""`toolroll run`: from the command line to the table, the files, a resumed run, and a run that
-is stopped.
-"""
+"""`toolroll run`: from the command line to the table, the files, and a resumed run."""
 
 from __future__ import annotations
 
@@ -73,9 +71,7 @@ def engine() -> Iterator[EmbeddedEngine]:
     lines = play_references(desk, desk.tasks("test"), samples=2, mistakes=0.5, seed=4)
 
     def policy(request: PolicyRequest) -> str:
-        """The script, by how often the assistant has spoken: an episode may be played several
-        times.
-        """
+        """The script, by how often the assistant has spoken: an episode may be played again."""
         replies = lines.get(request.routing_key, ["Goodbye."])
         turn = request.text.count("<|turn|>assistant") - 1
         return replies[turn] if turn < len(replies) else "Goodbye."

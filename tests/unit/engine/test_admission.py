@@ -250,9 +250,7 @@ async def test_after_its_first_turn_an_episode_waits_only_so_long() -> None:
 @pytest.mark.parametrize("later", [0, 61])
 @in_virtual_time
 async def test_an_engine_that_seems_slow_holds_until_asked_again(later: int) -> None:
-    """Its first prompt is short, and takes as long as loading its kernels. `later`: the seconds
-    until the others come; after a minute, its load is unknown.
-    """
+    """Its first prompt loads kernels. After a minute, its load is unknown."""
     engine, waiting = admitting(4000)
     engine.seconds = 0.3
     await turn(waiting, "idle", 3000)

@@ -16,13 +16,8 @@ from support.patience import PATIENCE
 from toolroll.rollout.engine import Engine, EngineConfig
 from toolroll.testing import Reply
 
-# --- time limits and aborts -----------------------------------------------------------------------
-
-
 async def test_an_abandoned_request_is_aborted_first(caplog: pytest.LogCaptureFixture) -> None:
-    """Else it would go on sampling beside its successor: SGLang notices a client that has left only
-    seconds later.
-    """
+    """SGLang notices a client that has left only seconds later."""
     order: list[tuple[str, str]] = []
     arrived = asyncio.Event()
 

@@ -1,6 +1,4 @@
-"""Answers that no honest engine gives: each is refused with what was received, and none is
-corrected, trained or rewarded.
-"""
+"""Answers that no honest engine gives are refused, with what was received."""
 
 from __future__ import annotations
 
@@ -103,9 +101,6 @@ async def test_answers_with_another_request_id_are_an_error() -> None:
     async with answering(handle, retries=2) as calls:
         with pytest.raises(EngineError, match=words):
             await calls.generate(request())
-
-
-# --- streams --------------------------------------------------------------------------------------
 
 
 async def streamed(

@@ -43,19 +43,6 @@ async def test_model_info_and_the_config_that_overrides_it(tokenizer: Any) -> No
             assert (await calls.model_info()).context_length == 512
 
 
-async def test_callers_at_the_same_time_ask_once() -> None:
-    paths: list[str] = []
-
-    async def info(http: web.Request) -> web.Response:
-        paths.append(http.path)
-        return web.json_response({"model_path": "m"})
-
-    async with http_server({"/model_info": info}) as url, client(url, model_info=None) as calls:
-        await asyncio.gather(*(calls.model_info() for _ in range(5)))
-        await calls.model_info()
-    assert paths == ["/model_info"]
-
-
 async def test_our_endpoint_is_not_an_engine(tokenizer: Any) -> None:
     """Before an episode is played: each would be aborted, since there is no /generate."""
     async with (
@@ -64,20 +51,6 @@ async def test_our_endpoint_is_not_an_engine(tokenizer: Any) -> None:
     ):
         with pytest.raises(UsageError, match="is `toolroll serve`, which has no /generate"):
             await calls.model_info()
-
-
-async def test_model_info_if_nobody_tells_it() -> None:
-    async with http_server({}) as url, client(url, model_info=None) as calls:
-        assert await calls.model_info() == ModelInfo()
-
-
-async def test_model_info_comes_from_a_worker_behind_a_router(tokenizer: Any) -> None:
-    async with (
-        embedded(tokenizer, context_length=2048) as (engine, _),
-        http_server({"/workers": says({"workers": [{"url": engine.url}]})}) as url,
-        client(url, model_info=None) as calls,
-    ):
-        assert (await calls.model_info()).context_length == 2048
 
 
 async def test_a_router_without_workers_is_asked_again(tokenizer: Any) -> None:
@@ -110,9 +83,7 @@ async def test_a_router_is_asked_again_for_its_workers() -> None:
 
 @pytest.mark.parametrize("status", [429, 503])
 async def test_an_engine_that_could_not_be_asked_is_asked_again(status: int) -> None:
-    """A first answer that is none must not be believed for ever: prompts without room would be
-    sent.
-    """
+    """Else prompts without room would be sent."""
     paths: list[str] = []
 
     async def cards(http: web.Request) -> web.StreamResponse:
@@ -192,9 +163,6 @@ async def test_post_gives_the_json_or_an_engine_error() -> None:
             await calls.post(f"{url}/x", {})
 
 
-# --- configuration --------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("url", ["http://h:1", "http://h:1/", "http://h:1/generate"])
 def test_the_address_has_one_form(url: str) -> None:
     assert EngineConfig(engine=url).engine == "http://h:1"
@@ -211,9 +179,6 @@ def test_the_address_has_one_form(url: str) -> None:
 def test_a_bad_configuration_is_refused(settings: dict[str, Any], words: str) -> None:
     with pytest.raises(UsageError, match=words):
         EngineConfig(**{"engine": "http://h", **settings})
-
-
-# --- what a router says of its workers -----------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,4 @@
-"""An engine that dies during a run: the run waits for it, once for all episodes, or ends in
-words.
-"""
+"""An engine that dies during a run: the run waits for it, once for all, or ends in words."""
 
 from __future__ import annotations
 
@@ -297,9 +295,6 @@ async def test_a_request_that_kills_the_engine_each_time_is_given_up() -> None:
     assert len(seen) == 3
 
 
-# --- whole runs ---------------------------------------------------------------------------------
-
-
 def served(tokenizer: Any, url: str, sleep: Any, **config: Any) -> Model:
     """A model behind `url` that waits for an engine that is gone."""
     config = {"engine_timeout": 600, **config}
@@ -478,8 +473,6 @@ async def test_credentials_of_other_servers_are_sent_and_not_shown() -> None:
 
 
 def test_an_engine_behind_a_gateway_may_die_of_the_request() -> None:
-    """Such an outage counts against the request: else one that kills each engine is sent
-    forever.
-    """
+    """Else one that kills each engine is sent forever."""
     failure = from_response(502, b"bad gateway")
     assert (failure.lost, failure.running, failure.retry) == (True, True, True)

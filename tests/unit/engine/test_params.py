@@ -1,6 +1,4 @@
-"""Sampling parameters, model info and failures: what is sent, what is known, what a refusal
-means.
-"""
+"""Sampling parameters, model info and failures: what is sent, known and refused."""
 
 from __future__ import annotations
 

@@ -13,9 +13,6 @@ from support.http import completion, http_server, says
 from toolroll.rollout.errors import ContextOverflowError, EngineError
 from toolroll.testing import EmbeddedEngine, Reply
 
-# --- retries --------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("status", [408, 425, 429, 502, 503, 504])
 async def test_what_can_succeed_is_tried_again(status: int) -> None:
     seen, handle = flaky(refusal(status, {"message": "busy"}), refusal(status), completion([3]))

@@ -1,6 +1,4 @@
-"""Routed experts of a mixture-of-experts model: each row comes from the turn that processed its
-token first, is sent once, and reaches the trajectory and the episode file.
-"""
+"""Routed experts: each row comes from the turn that processed its token first, and only once."""
 
 from __future__ import annotations
 
@@ -54,13 +52,8 @@ async def routing(
         yield served, client
 
 
-# --- episodes -------------------------------------------------------------------------------------
-
-
 async def test_an_episodes_experts_come_from_the_first_pass(tokenizer: Any, tmp_path: Path) -> None:
-    """The prefix cache is emptied before each turn, so each prompt is processed again in a later
-    pass, with other experts. One turn is aborted in its middle, and resumed.
-    """
+    """Each later pass has other experts. One turn is aborted in its middle, and resumed."""
     sent: list[int] = []
 
     def counted(answer: dict[str, Any]) -> dict[str, Any]:
@@ -100,9 +93,7 @@ async def test_an_episodes_experts_come_from_the_first_pass(tokenizer: Any, tmp_
 
 
 async def test_an_engine_that_sends_all_rows_is_cut_to_the_new_ones(tokenizer: Any) -> None:
-    """As SGLang before 0.5.23, and behind a router that drops the start. The first answer must be
-    whole, because only then its bytes tell how many experts a row has.
-    """
+    """As SGLang before 0.5.23. The bytes of the first answer tell how long a row is."""
     older = {"extra": {"routed_experts_start_len": 0}}
     policy = lambda _: Reply(output_ids=[7, 8, 9])
     async with routing(tokenizer, policy) as (served, client):
@@ -180,9 +171,6 @@ async def test_an_abort_without_the_experts_of_its_tokens_is_refused(tokenizer: 
     async with routing(tokenizer, faults=faults) as (_, client):
         with pytest.raises(CompletionError, match="retracted"):
             await client.generate(request([1, 2]))
-
-
-# --- the type of rows, and their JSON -------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -41,9 +41,7 @@ async def streaming(*events: bytes, read: asyncio.Event | None = None) -> AsyncI
 
 
 async def streamed(*events: bytes) -> tuple[list[list[int]], Any]:
-    """The ids that `progress` received, and the completion. Each event is sent when `progress`
-    received the one before it.
-    """
+    """What `progress` received, before the next event was sent, and the completion."""
     received: list[list[int]] = []
     read = asyncio.Event()
 
@@ -59,9 +57,7 @@ LAST = orjson.dumps(completion([3, 4]))
 
 
 async def test_of_all_events_but_the_last_only_the_ids_are_read() -> None:
-    """They are cumulative: with all their logprobs a stream of n tokens would cost n squared to
-    read.
-    """
+    """With all their logprobs, a stream of n tokens would cost n squared to read."""
     begun = (
         b'{"text": "\\"output_ids\\": [9]", "output_ids": [3], "meta_info": {"finish_reason": '
         b'null, "output_token_logprobs": [[no JSON'

@@ -181,8 +181,6 @@ def test_another_event_loop_opens_connections_of_its_own() -> None:
     assert [asyncio.run(play(last=last)) for last in (False, True)] == [3, 3]
 
 
-# --- credentials --------------------------------------------------------------------------------
-
 SECRETS = ("se%20cret", "se cret", "bWU6")
 
 

@@ -26,6 +26,10 @@ from toolroll.evaluation.environment_check import CheckResult, check
 from toolroll.rollout.runs.environment_class import EnvironmentClass
 from toolroll.rollout.runs.registry import find_environment
 from toolroll.rollout.types import EnvironmentFactory, EnvironmentOptions
+from typing import Any
+from jsonschema_rs import Draft202012Validator
+from toolroll.evaluation.wrong_arguments import example_arguments, wrong_calls
+
 
 NUMBERS: dict[str, Any] = {
     "type": "object",
@@ -360,3 +364,50 @@ async def test_an_environment_that_needs_a_user_gets_one_who_leaves() -> None:
 
     results = await outcomes(Chat)
     assert results["references earn 1.0"].detail.startswith("2 of 2 need a user who answers")
+
+
+SCHEMAS: list[dict[str, Any]] = [
+    {},
+    {"type": "object", "properties": {"a": {"type": "string"}}},
+    {
+        "type": "object",
+        "properties": {
+            "a": {"enum": ["up", "down"]},
+            "b": {"type": "integer", "minimum": 7},
+            "c": {"anyOf": [{"type": "boolean"}, {"type": "null"}]},
+            "d": {"$ref": "#/$defs/Point"},
+            "e": {"type": "array", "items": {"type": "string"}},
+            "f": {"const": 3},
+            "g": {"type": ["number", "null"]},
+            "h": {"type": "string", "default": "other"},
+        },
+        "required": ["a", "b", "c", "d", "e", "f", "g", "h"],
+        "$defs": {
+            "Point": {
+                "type": "object",
+                "properties": {"x": {"type": "number"}, "y": {"type": "number"}},
+                "required": ["x"],
+            }
+        },
+    },
+]
+
+
+@pytest.mark.parametrize("schema", SCHEMAS)
+def test_an_example_fits_its_schema(schema: dict[str, Any]) -> None:
+    example = example_arguments(schema)
+    assert sorted(example) == schema.get("required", [])
+    Draft202012Validator(schema).validate(example)
+
+
+def test_wrong_calls_are_wrong_in_one_way_each() -> None:
+    tool = {"type": "function", "function": {"name": "go", "parameters": SCHEMAS[2]}}
+    calls = wrong_calls([tool])
+    validator = Draft202012Validator({**SCHEMAS[2], "additionalProperties": False})
+    assert (calls[0][0], calls[0][1].name) == ("an unknown tool", "no_such_tool")
+    assert [what for what, _ in calls[1:]] == [
+        "missing arguments",
+        *(f"{name!r} of another type" for name in "abcdefgh"),
+        "an unknown argument",
+    ]
+    assert [what for what, call in calls[1:] if validator.is_valid(call.arguments)] == []

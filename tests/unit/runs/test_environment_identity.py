@@ -1,6 +1,4 @@
-"""The identity of an environment: every edit that can move a reward changes it, and no other. What
-is seen only while the environment plays is in `test_edits`.
-"""
+"""The identity of an environment: only an edit that can move a reward changes it (`test_edits`)."""
 
 from __future__ import annotations
 

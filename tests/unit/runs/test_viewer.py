@@ -1,6 +1,4 @@
-"""`toolroll view`: what is in the page of a run (`tests/system/test_viewer_browser.py` opens
-it).
-"""
+"""`toolroll view`: what is in the page (`tests/system/test_viewer_browser.py` opens it)."""
 
 from __future__ import annotations
 

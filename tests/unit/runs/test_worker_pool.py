@@ -69,13 +69,13 @@ def test_shares_add_up_and_none_is_zero(
 
 @pytest.mark.usefixtures("impatient")
 async def test_what_a_dead_player_had_is_given_out_again() -> None:
-    todo = [(f"t-{number}", 0) for number in range(40)]
-    players, found = [Mortal({"t-3": 2, "t-20": 9}), Mortal({"t-3": 2, "t-20": 9})], []
-    workers = [(players[0].play, 3), (players[1].play, 2)]
-    await play_on_workers(todo, workers, lambda one: found.append((one.task_id, one.sample)))
+    todo, found = [(f"t-{number}", 0) for number in range(40)], list[Key]()
+    first, second = (Mortal({"t-3": 2, "t-20": 9}) for _ in range(2))
+    store = lambda one: found.append((one.task_id, one.sample))
+    await play_on_workers(todo, [(first.play, 3), (second.play, 2)], store)
     assert sorted(found) == sorted(todo), "each of them once"
-    assert (players[0].most, players[1].most) == (3, 2)
-    assert sum(len(player.asked) for player in players) == 40 + 2 + 9
+    assert (first.most, second.most) == (3, 2)
+    assert len(first.asked) + len(second.asked) == 40 + 2 + 9
 
 
 @pytest.mark.usefixtures("impatient")

@@ -131,9 +131,7 @@ def test_an_agents_result(name: str, value: Any) -> None:
 
 
 async def fill(bench: Bench, filled: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Send each of the `FIELDS` with its value, and return the sessions. A request is refused, or
-    answered and recorded.
-    """
+    """Send each of the `FIELDS` with its value, and return the sessions."""
     assert (await bench.post(CHAT.format("s0"), {"messages": [USER]}))[0] == 200
     assert (await bench.post("/sessions/s0/reward", {"reward": 1}))[0] == 200
     for number, (name, value) in enumerate(filled):

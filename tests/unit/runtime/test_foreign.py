@@ -1,6 +1,4 @@
-"""What environments and agents of others raise, `CancelledError` and `SystemExit` included,
-costs their own episode only.
-"""
+"""What others' environments and agents raise, exits included, costs their own episode only."""
 
 from __future__ import annotations
 

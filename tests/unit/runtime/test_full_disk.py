@@ -31,9 +31,7 @@ from toolroll.testing import EmbeddedEngine, load_embedded_tokenizer, serve_in_t
 
 
 class Failing(io.BufferedIOBase):
-    """A file whose write or flush number `at` fails, after half of its bytes; all before it are
-    done.
-    """
+    """A file whose write or flush number `at` fails, after half of its bytes."""
 
     def __init__(self, path: Path, at: int) -> None:
         self.file, self.left = path.open("ab", buffering=0), at

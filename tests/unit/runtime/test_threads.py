@@ -1,6 +1,4 @@
-"""Blocking calls in threads: each comes back as it ended, at most so many run at once, and
-nothing that is over is held.
-"""
+"""Blocking calls in threads: their results, how many run at once, and that nothing is held."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Aborts, latency and weight versions of the embedded engine, at exactly chosen tokens
-and without a clock.
-"""
+"""Aborts, latency and weight versions of the embedded engine, without a clock."""
 
 from __future__ import annotations
 
@@ -108,9 +106,6 @@ async def test_the_rest_of_an_aborted_answer_follows_its_resumption() -> None:
     assert [entry.call for entry in engine.log] == [0, None]
 
 
-# --- time -----------------------------------------------------------------------------------------
-
-
 async def test_latency_is_waited() -> None:
     begun = asyncio.Event()
 
@@ -147,9 +142,6 @@ async def test_an_engine_that_closes_ends_what_runs() -> None:
         answer = (await asyncio.gather(task, return_exceptions=True))[0]
     assert engine.log[0].aborted
     assert isinstance(answer, Exception) or answer.meta["finish_reason"]["type"] == "abort"  # type: ignore[union-attr]
-
-
-# --- weights --------------------------------------------------------------------------------------
 
 
 async def test_weights_that_change_in_mid_answer_show_in_its_spans() -> None:

@@ -199,9 +199,6 @@ async def test_a_stop_string_in_the_stop_tokens_own_text_matches_first(end: int)
     assert (answer.output_ids[-1], answer.body["text"]) == (end, "Fine.")
 
 
-# --- many answers ---------------------------------------------------------------------------------
-
-
 async def test_n_answers_have_ids_of_their_own() -> None:
     async with wired(lambda request: f"Answer {request.call}.") as (engine, wire):
         answer = await wire.generate(PROMPT, fields={"rid": "mine"}, **session("s"), n=3)
@@ -240,9 +237,6 @@ async def test_an_async_policy_does_not_stop_the_others() -> None:
         assert (await slow).body["text"] == "slow"
 
 
-# --- the cache ------------------------------------------------------------------------------------
-
-
 async def test_cached_tokens_as_the_real_server_counts_them() -> None:
     """9 tokens again: 8. Turn 2 of 9 + 41 + 5: 49. Rescoring from 0: none."""
     async with wired(says([400 + at for at in range(41)])) as (_, wire):
@@ -253,9 +247,6 @@ async def test_cached_tokens_as_the_real_server_counts_them() -> None:
         rescored = await wire.generate(PROMPT, fields={"logprob_start_len": 0}, max_new_tokens=1)
     cached = [answer.meta["cached_tokens"] for answer in (first, again, second, rescored)]
     assert cached == [0, 8, 49, 0]
-
-
-# --- streams --------------------------------------------------------------------------------------
 
 
 async def events(wire: Wire, body: dict[str, Any]) -> list[Any]:
@@ -290,13 +281,8 @@ async def test_a_streams_refusal_is_a_200_with_an_error_in_it() -> None:
     assert engine.log[0].status == 400
 
 
-# --- logprobs -------------------------------------------------------------------------------------
-
-
 async def test_a_logprob_depends_on_nothing_but_the_prefix_and_the_id(tokenizer: Any) -> None:
-    """Neither on the engine, its seed and version, nor on the parameters, nor on what was asked
-    before.
-    """
+    """Not on the engine, its seed, the parameters, nor on earlier requests."""
     ids = tokenizer.encode("The same words again.")
     first, _ = await answer_of(says(ids), PROMPT, temperature=1.0)
     other = {"seed": 9, "weight_version": "w7", "split": "random"}

@@ -168,9 +168,6 @@ async def test_answers_of_one_request_differ(llama: Path, waiting: bool) -> None
         assert cached == [0, 99, 99, 99]
 
 
-# --- where it stops -------------------------------------------------------------------------------
-
-
 async def test_stops_end_an_answer(llama: Path) -> None:
     async with wired_model(llama) as (engine, wire):
         whole = await greedy(wire, prompt(20), 30)
@@ -218,9 +215,6 @@ async def test_parameters_that_are_not_implemented_are_refused_by_name(llama: Pa
             assert (answer.status, name in answer.message) == (400, True), name
         assert (await wire.generate([300], max_new_tokens=1, **NEUTRAL)).status == 200
     assert {entry.status for entry in engine.log[:-1]} == {400}
-
-
-# --- prefixes -------------------------------------------------------------------------------------
 
 
 async def test_a_turn_that_continues_one_computes_only_what_is_new(llama: Path) -> None:
@@ -316,9 +310,7 @@ async def test_max_running_and_max_queued_limit_the_requests(llama: Path) -> Non
 
 
 async def test_new_weights_sample_from_the_next_token_on(llama: Path, tmp_path: Path) -> None:
-    """The running answer is computed again: each token has the logprob of the weights that sampled
-    it, given all tokens before it.
-    """
+    """Each token has the logprob of the weights that sampled it, given all tokens before it."""
     other = write_model(tmp_path, seed=1)
     body = {"model_path": str(other), "weight_version": "two"}
     ids, parts, updates = prompt(20), [], []
