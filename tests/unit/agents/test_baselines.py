@@ -22,15 +22,7 @@ from toolroll.rollout.errors import UsageError
 from toolroll.rollout.runs.episode_file import from_line, read_episodes, to_line
 from toolroll.rollout.runs.registry import find_environment
 from toolroll.rollout.runtime.threads import Threads
-from toolroll.rollout.types import (
-    Action,
-    EnvironmentOptions,
-    Episode,
-    InteractionResult,
-    Status,
-    StopReason,
-    Task,
-)
+from toolroll import EnvironmentOptions, Episode, InteractionResult, Status, StopReason, Task
 from toolroll.testing import EmbeddedEngine, echo, serve_in_thread
 
 

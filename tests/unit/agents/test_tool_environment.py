@@ -9,43 +9,17 @@ from typing import Any, Literal
 
 import pytest
 from support.episodes import call
+from support.source import ROOT
 
-from toolroll import (
-    Action,
-    ActionError,
-    InteractionResult,
-    PlayedCall,
-    ToolCall,
-    UsageError,
-    tool_environment,
-)
+from toolroll import Action, ActionError, InteractionResult, PlayedCall, ToolCall, tool_environment
+from toolroll.rollout.errors import EnvironmentFailure, UsageError
 from toolroll.agents.environments.tool_environment import ToolEnvironmentFactory
-from toolroll.rollout.errors import EnvironmentFailure
 from toolroll.rollout.runs.registry import find_environment
 from toolroll.rollout.types import Environment, EnvironmentOptions, Message, Observation, StepResult
 from toolroll.testing import play_episode
 
-TWENTY_LINES = '''from toolroll import tool_environment
-
-def add(a: int, b: int) -> int:
-    """Add two numbers."""
-    return a + b
-
-def multiply(a: int, b: int) -> int:
-    """Multiply two numbers."""
-    return a * b
-
-TASKS = [
-    {"prompt": "What is 17 + 25?", "answer": "42"},
-    {"prompt": "What is 6 * 9?", "answer": "54"},
-    {"prompt": "What is 2 * 3 + 4?", "answer": "10"},
-]
-
-def reward(task, final, calls):
-    return float(task["answer"] in final and len(calls) > 0)
-
-env = tool_environment(tools=[add, multiply], tasks=TASKS, reward=reward)
-'''
+PAGE = (ROOT / "docs" / "environments.md").read_text(encoding="utf-8")
+TWENTY_LINES = PAGE.partition("# sums.py\n")[2].partition("```")[0]
 
 
 class Cart:

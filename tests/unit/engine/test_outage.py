@@ -23,27 +23,14 @@ from toolroll.parsers.registry import get_parser
 from toolroll.rollout.engine import Engine, EngineConfig, Health
 from toolroll.rollout.engine.errors import from_response
 from toolroll.rollout.engine.outage import Outage
-from toolroll.rollout.errors import (
-    EngineError,
-    EngineUnreachableError,
-    UsageError,
-    UserSimulatorError,
-)
+from toolroll.rollout.errors import EngineError, EngineUnreachableError, UserSimulatorError
+from toolroll import Action, Environment, Episode, Observation, Status, StepResult, UsageError
+from toolroll.rollout.types import StopReason, Task
 from toolroll.rollout.model.model import Model
 from toolroll.rollout.runs.runner import Runner
 from toolroll.rollout.runtime.time_limit import pausable
 from toolroll.rollout.settings import RolloutArgs, RunSettings
 from toolroll.rollout.template import ChatTemplate
-from toolroll.rollout.types import (
-    Action,
-    Environment,
-    Episode,
-    Observation,
-    Status,
-    StepResult,
-    StopReason,
-    Task,
-)
 from toolroll.testing import EmbeddedEngine, PolicyRequest, Reply
 from toolroll.trainers.episodes import EpisodePlayer, EpisodeSettings
 
@@ -168,14 +155,10 @@ async def test_a_503_is_an_outage_only_until_the_first_answer() -> None:
     assert (len(seen), checks) == (4, [1] * 4)
 
 
-async def test_without_a_timeout_nobody_is_asked() -> None:
-    probe = Probe(DOWN)
+async def test_without_a_timeout_nobody_is_asked(gone: str) -> None:
+    probe, pauses = Probe(DOWN), Pauses()
     assert not await Outage("the engine", probe, timeout=0).over(0, "refused")
     assert probe.asked == 0
-
-
-async def test_a_library_user_is_not_kept_waiting(gone: str) -> None:
-    pauses = Pauses()
     async with client(gone, sleep=pauses, retries=2) as calls:
         with pytest.raises(EngineError, match="after 3 attempts") as raised:
             await calls.generate(request())
@@ -459,11 +442,11 @@ async def test_credentials_of_other_servers_are_sent_and_not_shown() -> None:
         return web.Response(status=403)
 
     async with http_server({"/v1/chat/completions": refuse}) as url:
-        address = f"{url}/v1".replace("://", "://me:secret@")
-        async with OpenAIUsers(UserConfig(base_url=address, model="m")) as users:
+        config = UserConfig(base_url=f"{url}/v1".replace("://", "://me:secret@"), model="m")
+        async with OpenAIUsers(config) as users:
             with pytest.raises(UserSimulatorError) as of_user:
                 await users.make().reset("Buy milk.")
-        endpoint = ChatClient(ChatClientConfig(base_url=address, model="m"))
+        endpoint = ChatClient(config)
         with pytest.raises(EngineError) as of_baseline:
             await endpoint.complete({})
         await endpoint.aclose()

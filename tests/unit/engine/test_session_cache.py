@@ -126,19 +126,22 @@ async def test_a_session_is_closed_at_every_worker(router: str, kept: bool) -> N
     """Through smg. sglang-router drops session ids, so nothing is opened."""
     closed: Closed = []
     seen, generate = flaky(completion([3]))
+    more = {"runtime_type": "sglang"} if router == "smg" else {}
     async with (
         http_server(worker_routes(closed, "a")) as one,
         http_server(worker_routes(closed, "b")) as two,
+        http_server(
+            {
+                "/workers": says({"workers": [{"url": one, **more}, {"url": two, **more}]}),
+                "/generate": generate,
+            }
+        ) as url,
+        client(url, **SIZES) as calls,
     ):
-        more = {"runtime_type": "sglang"} if router == "smg" else {}
-        listed = says({"workers": [{"url": one, **more}, {"url": two, **more}]})
-        async with (
-            http_server({"/workers": listed, "/generate": generate}) as url,
-            client(url, **SIZES) as calls,
-        ):
-            end = calls.open_session("s")
-            await calls.generate(request())
-            end()
+        end = calls.open_session("s")
+        await calls.generate(request())
+        end()
+        await calls.aclose()
     [session_id] = [body.get("session_id") for body in seen]
     assert bool(session_id) == kept
     assert sorted(closed) == ([("a", session_id), ("b", session_id)] if kept else [])
@@ -151,13 +154,10 @@ async def test_a_worker_that_is_gone_does_not_keep_sessions_open(tmp_path: Path,
         workers = [{"url": url, "runtime_type": "sglang"} for url in (worker, gone)]
 
         async def listed(http: web.Request) -> web.StreamResponse:
-            return web.Response(body=orjson.dumps({"workers": workers}))
+            return web.json_response({"workers": workers})
 
-        generate = says(completion([3]))
-        async with (
-            http_server({"/workers": listed, "/generate": generate}) as url,
-            client(url, **SIZES) as calls,
-        ):
+        routes = {"/workers": listed, "/generate": says(completion([3]))}
+        async with http_server(routes) as url, client(url, **SIZES) as calls:
             calls.keep_sessions(tmp_path)
             ends = []
             for name in "ab":
@@ -210,23 +210,24 @@ async def test_the_next_start_closes_what_a_kill_left(tokenizer: Any, tmp_path: 
             leave()
 
 
+KILLED = """
+import asyncio, os, sys
+from support.client import client, request
+async def main():
+    async with client(sys.argv[1], model_info=None) as calls:
+        calls.open_session('s')
+        await calls.generate(request())
+        await asyncio.gather(*calls._sessions._closing)
+        os.kill(os.getpid(), 9)
+asyncio.run(main())
+"""
+"""A process that opens a session, keeps no folder, and is killed."""
+
+
 async def kill_with_open_session(url: str) -> None:
-    """Run a process that opens a session at `url`, keeps no folder, and is killed."""
-    code = (
-        "import asyncio, os, sys\n"
-        "from support.client import client, request\n"
-        "async def main():\n"
-        "    async with client(sys.argv[1], model_info=None) as calls:\n"
-        "        calls.open_session('s')\n"
-        "        await calls.generate(request())\n"
-        "        await asyncio.gather(*calls._sessions._closing)\n"
-        "        os.kill(os.getpid(), 9)\n"
-        "asyncio.run(main())\n"
-    )
-    paths = {"PYTHONPATH": os.pathsep.join(sys.path)}
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", code, url, env=os.environ | paths
-    )
+    env = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    start = asyncio.create_subprocess_exec
+    process = await start(sys.executable, "-c", KILLED, url, env=env)
     assert await process.wait() == -9
 
 

@@ -12,16 +12,8 @@ from typing import Any, ClassVar
 import pytest
 from support.commands import toolroll
 
-from toolroll import (
-    Action,
-    ActionError,
-    Environment,
-    Observation,
-    StepResult,
-    Task,
-    ToolCall,
-    UsageError,
-)
+from toolroll import Action, ActionError, Environment, Observation, StepResult, Task, ToolCall
+from toolroll.rollout.errors import UsageError
 from toolroll.evaluation.environment_check import CheckResult, check
 from toolroll.rollout.runs.environment_class import EnvironmentClass
 from toolroll.rollout.runs.registry import find_environment
@@ -297,7 +289,6 @@ async def test_without_references_tools_are_called_with_examples() -> None:
 
 
 SHORT = '''
-from toolroll import tool_environment
 
 class Cart:
     def __init__(self, seed: int):

@@ -20,15 +20,7 @@ from toolroll.endpoint.in_process import ToolrollClient
 from toolroll.rollout.engine import admission
 from toolroll.rollout.runs.runner import Runner
 from toolroll.rollout.settings import RunSettings
-from toolroll.rollout.types import (
-    Action,
-    Environment,
-    Episode,
-    Observation,
-    StepResult,
-    StopReason,
-    Task,
-)
+from toolroll import Action, Environment, Episode, Observation, StepResult, StopReason, Task
 from toolroll.testing import EmbeddedEngine, Reply
 
 TURNS, EPISODES = 5, 12

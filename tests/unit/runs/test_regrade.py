@@ -28,18 +28,11 @@ from toolroll.rollout.runs.episode_file import read_episodes
 from toolroll.rollout.runs.registry import find_environment
 from toolroll.rollout.runs.run_directory import RunDirectory
 from toolroll.rollout.runtime.threads import Threads
-from toolroll.rollout.types import (
-    Action,
-    Environment,
-    EnvironmentOptions,
-    Episode,
-    InteractionResult,
-    Observation,
-    Status,
-    StepResult,
-    StopReason,
-    Task,
-)
+from toolroll import Action, Environment, EnvironmentOptions, Episode, InteractionResult
+from toolroll.rollout.types import Observation, Status, StepResult, StopReason, Task
+from toolroll.rollout.types import Status, StepResult, StopReason, Task
+from toolroll.testing import EmbeddedEngine, play_references, reference_policy, serve_in_thread
+from toolroll.rollout.model.tokenizers import load_embedded_tokenizer
 from toolroll.testing import (
     EmbeddedEngine,
     load_embedded_tokenizer,
@@ -130,7 +123,6 @@ def test_a_regraded_run_is_played_where_its_environment_is_now(engine: EmbeddedE
 
 BENCH = """
 import time
-from toolroll import Environment, Observation, StepResult
 from toolroll.rollout.errors import ActionError
 
 class Bench(Environment):

@@ -16,25 +16,16 @@ from support.results import content
 from support.toy_environment import PondFactory, look
 
 from toolroll.rollout.errors import EnvironmentFailure, UsageError
-from toolroll.rollout.model.model import Model
+from toolroll import Engine, EngineConfig, Model, Runner, RunSettings, get_parser
+from toolroll.rollout.runs.runner import RunStoppedError, episode_seed, expected_calls, task_hash
+from toolroll.rollout.engine import ROUTING_KEY
 from toolroll.rollout.runs.registry import find_environment
-from toolroll.rollout.runs.runner import (
-    Runner,
-    RunStoppedError,
-    episode_seed,
-    expected_calls,
-    task_hash,
-)
 from toolroll.rollout.runtime.threads import Threads
-from toolroll.rollout.settings import RunSettings
 from toolroll.rollout.types import Action, Episode, InteractionResult, Status, StopReason, Task
 from toolroll.testing import Reply
 from support.client import client, request
 from support.episodes import agent
 from support.http import router_over
-from toolroll.parsers.registry import get_parser
-from toolroll.rollout.engine import ROUTING_KEY, Engine, EngineConfig
-from toolroll.rollout.runs.runner import Runner
 from toolroll.rollout.template import ChatTemplate
 from toolroll.testing import EmbeddedEngine, Reply
 

@@ -130,8 +130,6 @@ def test_the_command(run: Path, tmp_path: Path) -> None:
     assert "page.html: 4 episodes, 0.1 MB; open it in a browser" in done.stdout
     with pytest.raises(UsageError, match=r"holds no episodes\.jsonl"):
         view(tmp_path, out=None, tokenizer=None, tokens=1)
-    with pytest.raises(UsageError, match="there is no folder"):
-        view(run, out=tmp_path / "no" / "page.html", tokenizer=None, tokens=1)
 
 
 def test_invalid_calls_are_marked_if_the_episode_recorded_them() -> None:

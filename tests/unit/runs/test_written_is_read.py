@@ -38,14 +38,7 @@ from toolroll.rollout.runs.episode_file import from_line, read_episodes, to_line
 from toolroll.rollout.runs.runner import checked_result
 from toolroll.rollout.session import Session
 from toolroll.rollout.session.trajectory_json import to_json
-from toolroll.rollout.types import (
-    Action,
-    Episode,
-    GenerateRequest,
-    InteractionResult,
-    StopReason,
-    Task,
-)
+from toolroll import Action, Episode, GenerateRequest, InteractionResult, StopReason, Task
 
 PLAIN = st.sampled_from(
     [None, True, -1, 0, 1, 2, 2**31 - 1, 2**31, -(2**31), 2**63, 2**64, 10**400]
