@@ -238,7 +238,7 @@ def test_errors_and_what_is_stored_of_them() -> None:
 async def test_an_engine_that_refuses_with_megabytes(status: int, in_json: bool) -> None:
     body = orjson.dumps({"error": {"message": MEGABYTES}}) if in_json else MEGABYTES.encode()
     _, handle = flaky(refusal(status, body))
-    async with http_server({"/generate": handle}) as url, client(url) as calls:
+    async with client_of({"/generate": handle}) as calls:
         with pytest.raises(EngineError) as raised:
             await calls.generate(request())
     assert raised.value.status == status

@@ -28,7 +28,7 @@ async def test_an_abandoned_request_is_aborted_first(caplog: pytest.LogCaptureFi
         return web.json_response(completion([3]))
 
     routes = dict.fromkeys(("/generate", "/abort_request"), handle)
-    async with http_server(routes) as url, client(url, attempt_timeout=600) as calls:
+    async with client_of(routes, attempt_timeout=600) as calls:
         task = asyncio.create_task(calls.generate(request()))
         await arrived.wait()
         skip(601)
@@ -74,7 +74,7 @@ async def test_an_abort_reaches_every_worker_behind_a_router() -> None:
     ):
         listed = {"workers": [{"url": first, "id": "1"}, {"url": second}, {"id": "none"}]}
         routes = {"/generate": generate, "/workers": says(listed)}
-        async with http_server(routes) as url, client(url) as calls:
+        async with client_of(routes) as calls:
             task = asyncio.create_task(calls.generate(request()))
             await arrived.wait()
             task.cancel()
@@ -104,17 +104,11 @@ async def test_abort_all_ends_the_requests_of_this_client_alone(tokenizer: Any) 
 
 
 async def test_an_abort_that_fails_is_no_error(gone: str) -> None:
-    async with (
-        http_server({"/workers": says([{"url": gone}])}) as url,
-        client(url, abort_timeout=2.0) as calls,
-    ):
+    async with client_of({"/workers": says([{"url": gone}])}, abort_timeout=2.0) as calls:
         await calls.abort("r")
 
 
 async def test_an_abort_that_is_refused_is_logged(caplog: pytest.LogCaptureFixture) -> None:
-    async with (
-        http_server({"/abort_request": says({"message": "no"}, status=400)}) as url,
-        client(url) as calls,
-    ):
+    async with client_of({"/abort_request": says({"message": "no"}, status=400)}) as calls:
         await calls.abort("r1")
     assert "/abort_request answers 400 to {'rid': 'r1'}" in caplog.text

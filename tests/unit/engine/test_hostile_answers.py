@@ -70,7 +70,7 @@ async def test_no_answer_disables_the_vocabulary_check() -> None:
 
 async def test_an_unknown_vocabulary_still_has_a_highest_id() -> None:
     routes = {"/generate": flaky(of_length(2**31 - 1))[1]}
-    async with http_server(routes) as url, client(url, model_info=ModelInfo()) as calls:
+    async with client_of(routes, model_info=ModelInfo()) as calls:
         with pytest.raises(CompletionError, match="2147483647"):
             await calls.generate(request())
 
@@ -80,7 +80,7 @@ async def test_another_requests_answer_is_asked_for_again() -> None:
     seen, generate = flaky(*others, completion([3]))
     aborted, abort = flaky({})
     routes, pauses = {"/generate": generate, "/abort_request": abort}, Pauses()
-    async with http_server(routes) as url, client(url, sleep=pauses) as calls:
+    async with client_of(routes, sleep=pauses) as calls:
         answer = await calls.generate(request())
     assert (answer.output_ids.tolist(), answer.attempts, len(pauses)) == ([3], 3, 2)
     assert [body["rid"] for body in aborted] == [body["rid"] for body in seen[:2]]

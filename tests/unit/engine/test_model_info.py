@@ -58,10 +58,9 @@ async def test_a_router_without_workers_is_asked_again(tokenizer: Any) -> None:
     workers: list[dict[str, str]] = []
     async with (
         embedded(tokenizer) as (engine, _),
-        http_server({"/workers": listing(workers)}) as url,
-        client(url, model_info=None, context_length=512) as calls,
+        client_of({"/workers": listing(workers)}, model_info=None, context_length=512) as calls,
     ):
-        assert await calls.workers() == [url]
+        assert await calls.workers() == [calls.url]
         assert await calls.model_info() == ModelInfo(512)
         workers.append({"url": engine.url})
         assert await calls.workers() == [engine.url]
@@ -71,7 +70,7 @@ async def test_a_router_without_workers_is_asked_again(tokenizer: Any) -> None:
 async def test_a_router_is_asked_again_for_its_workers() -> None:
     """Until it names some, the earlier ones and what it drops stay known."""
     workers = [{"url": "http://10.0.0.1:1"}]
-    async with http_server({"/workers": listing(workers)}) as url, client(url) as calls:
+    async with client_of({"/workers": listing(workers)}) as calls:
         assert await calls.workers() == ["http://10.0.0.1:1"]
         workers.clear()
         skip(60)
@@ -92,7 +91,7 @@ async def test_an_engine_that_could_not_be_asked_is_asked_again(status: int) -> 
             return web.Response(status=status)
         return web.Response(body=b'{"data": [{"max_model_len": 300}]}')
 
-    async with http_server({"/v1/models": cards}) as url, client(url, model_info=None) as calls:
+    async with client_of({"/v1/models": cards}, model_info=None) as calls:
         infos = await asyncio.gather(*(calls.model_info() for _ in range(5)))
         assert {info.context_length for info in infos} == {None}
         assert len(paths) == 1, "those who wait for one answer share it"
@@ -104,7 +103,7 @@ async def test_a_router_that_did_not_list_its_workers_is_asked_again(tokenizer: 
     statuses = [503, 200]
     async with embedded(tokenizer, context_length=2048) as (engine, _):
         listed = listing([{"url": engine.url}], statuses)
-        async with http_server({"/workers": listed}) as url, client(url, model_info=None) as calls:
+        async with client_of({"/workers": listed}, model_info=None) as calls:
             assert (await calls.model_info()).context_length is None
             assert (await calls.model_info()).context_length == 2048
             assert await calls.workers() == [engine.url]
@@ -138,7 +137,7 @@ NO_WORKERS = {"code": "no_available_workers", "message": "all circuits open"}
     ],
 )
 async def test_health_says_why_not(answer: Any, words: str) -> None:
-    async with http_server({"/health": answer} if answer else {}) as url, client(url) as calls:
+    async with client_of({"/health": answer} if answer else {}) as calls:
         health = await calls.health()
     assert not health.ok and words in health.why
 
@@ -150,10 +149,9 @@ async def test_health_of_nothing(gone: str) -> None:
 
 
 async def test_post_gives_the_json_or_an_engine_error() -> None:
-    async with (
-        http_server({"/x": says({"a": 1}), "/bad": says({"error": "no"}, status=422)}) as url,
-        client(url) as calls,
-    ):
+    routes = {"/x": says({"a": 1}), "/bad": says({"error": "no"}, status=422)}
+    async with client_of(routes) as calls:
+        url = calls.url
         assert await calls.post(f"{url}/x", {"b": np.arange(2)}) == {"a": 1}
         with pytest.raises(EngineError, match="no") as raised:
             await calls.post(f"{url}/bad", {})
@@ -193,11 +191,8 @@ def test_a_bad_configuration_is_refused(settings: dict[str, Any], words: str) ->
     ],
 )
 async def test_a_list_of_workers_that_is_none_is_not_used(listed: Any) -> None:
-    async with (
-        http_server({"/workers": says(listed)}) as url,
-        client(url, model_info=None) as calls,
-    ):
-        assert await calls.workers() == [url]
+    async with client_of({"/workers": says(listed)}, model_info=None) as calls:
+        assert await calls.workers() == [calls.url]
         assert (await calls.model_info()).context_length is None
 
 
@@ -217,10 +212,8 @@ async def test_a_silent_worker_costs_one_time_limit(tokenizer: Any, position: in
     ):
         workers = [{"url": engine.url}]
         workers.insert(position, {"url": worker})
-        async with (
-            http_server({"/workers": listing(workers)}) as url,
-            client(url, model_info=None, connect_timeout=0.2) as calls,
-        ):
+        limit: Any = {"model_info": None, "connect_timeout": 0.2}
+        async with client_of({"/workers": listing(workers)}, **limit) as calls:
             if position == 0:
                 for _ in range(3):
                     await calls.model_info()

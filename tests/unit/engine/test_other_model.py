@@ -69,10 +69,7 @@ async def test_a_model_that_could_not_be_asked_for_is_asked_for_again() -> None:
     async def model_info(http: web.Request) -> web.StreamResponse:
         return await served["/model_info"](http)
 
-    async with (
-        http_server({**served, "/model_info": model_info}) as url,
-        client(url, model_info=None) as engine,
-    ):
+    async with client_of({**served, "/model_info": model_info}, model_info=None) as engine:
         await engine.generate(request())
         served |= routes(500)
         await engine.check_model()

@@ -145,10 +145,8 @@ async def test_a_503_is_an_outage_only_until_the_first_answer() -> None:
         checks.append(len(seen))
         return web.Response(status=503 if len(checks) < 4 else 200)
 
-    async with (
-        http_server({"/generate": generate, "/health": health}) as url,
-        client(url, engine_timeout=600, retries=1) as calls,
-    ):
+    routes = {"/generate": generate, "/health": health}
+    async with client_of(routes, engine_timeout=600, retries=1) as calls:
         first = await calls.generate(request())
         assert (first.attempts, checks) == (1, [1] * 4)
         assert (await calls.generate(request())).attempts == 2
@@ -189,7 +187,7 @@ UPSTREAM = {"error": {"code": "call_upstream_request_error", "message": "error s
 async def routed(handle: Any, **config: Any) -> AsyncIterator[tuple[Engine, Pauses]]:
     """A client of a router or an engine that is well itself, and says so."""
     routes, pauses = {"/generate": handle, "/health": says(b"")}, Pauses()
-    async with http_server(routes) as url, client(url, sleep=pauses, **config) as calls:
+    async with client_of(routes, sleep=pauses, **config) as calls:
         yield calls, pauses
 
 
@@ -269,10 +267,8 @@ async def test_a_request_that_kills_the_engine_each_time_is_given_up() -> None:
     async def sleep(seconds: float) -> None:
         routes["/health"] = says(b"")
 
-    async with (
-        http_server({"/generate": die, "/health": health}) as url,
-        client(url, sleep=sleep, engine_timeout=600) as calls,
-    ):
+    served = {"/generate": die, "/health": health}
+    async with client_of(served, sleep=sleep, engine_timeout=600) as calls:
         with pytest.raises(EngineError, match="went down 3 times during this request"):
             await calls.generate(request())
     assert len(seen) == 3

@@ -157,7 +157,7 @@ async def test_a_worker_that_is_gone_does_not_keep_sessions_open(tmp_path: Path,
             return web.json_response({"workers": workers})
 
         routes = {"/workers": listed, "/generate": says(completion([3]))}
-        async with http_server(routes) as url, client(url, **SIZES) as calls:
+        async with client_of(routes, **SIZES) as calls:
             calls.keep_sessions(tmp_path)
             ends = []
             for name in "ab":

@@ -71,7 +71,7 @@ async def test_an_abort_after_a_broken_connection_takes_no_time() -> None:
         return await says({})(http)
 
     routes = {"/generate": generate, "/abort_request": abort}
-    async with http_server(routes) as url, client(url, abort_timeout=10_000) as engine:
+    async with client_of(routes, abort_timeout=10_000) as engine:
         async with asyncio.timeout(600) as limit:
             with pausable(limit):
                 found = await engine.generate(request())
