@@ -121,14 +121,9 @@ class Listed(ListedWorld):
 
 class Signature(TrainableToolCallingAgent):
     async def asolve(  # type: ignore[override]
-        self,
-        env: Any,
-        rollout_args: Any,
-        sampling_params: Any,
-        task_index: Any = None,
-        steps: int = 30,
+        self, env: Any, rollout_args: Any, sampling_params: Any, task_index: Any = None, n: int = 30
     ) -> InteractionResult:
-        return await super().asolve(env, rollout_args, sampling_params, task_index, steps)
+        return await super().asolve(env, rollout_args, sampling_params, task_index, n)
 
 
 class Again(Signature):
@@ -156,8 +151,7 @@ class MixedAgain(Mixed):
 
 class NextTask(Signature):
     async def asolve(self, *args: Any) -> InteractionResult:  # type: ignore[override]
-        env, rollout_args, sampling_params, task_index, steps = args
-        return await super().asolve(env, rollout_args, sampling_params, task_index + 1, steps)
+        return await super().asolve(*args[:3], args[3] + 1, *args[4:])
 
 
 class WithPartner(Signature):

@@ -103,26 +103,6 @@ def test_join_counts_the_prompt_of_the_first_part() -> None:
     assert join(part([1, 2]), rest).prompt_tokens == 7
 
 
-def rows(count: int, expert: int) -> Any:
-    return np.full((count, 1), expert, dtype=np.int32)
-
-
-@pytest.mark.parametrize(
-    ("first", "second", "experts"),
-    [([1, 2], [3], [7, 7, 7, 9]), ([], [3], [9, 9]), ([1, 2], [], [7, 7, 7])],
-)
-def test_join_keeps_all_experts(first: list[int], second: list[int], experts: list[int]) -> None:
-    """The prompt has two tokens. The second request asks for what the first one does not have."""
-    known = 1 + len(first) if first else 0
-    new = 1 + len(first) + len(second) - known
-    whole = join(
-        part(first, routed_experts=rows(known, 7)), part(second, routed_experts=rows(new, 9))
-    )
-    assert whole.routed_experts is not None
-    assert whole.routed_experts.ravel().tolist() == experts
-    assert join(part([1]), part([3], routed_experts=rows(3, 9))).routed_experts is None
-
-
 @pytest.mark.parametrize(
     ("params", "reason", "matched"),
     [

@@ -53,31 +53,22 @@ def environments(act: Callable[[str, Task], Any]) -> list[Callable[[], Environme
 
 
 @pytest.mark.parametrize("kind", EXITS)
-@pytest.mark.parametrize("where", ["reset", "step"])
+@pytest.mark.parametrize("where", ["reset", "step", "metrics", "close"])
 @pytest.mark.parametrize("form", range(3))
 async def test_an_exit_is_its_own_failure(where: str, kind: type[BaseException], form: int) -> None:
+    """After the end of the episode, it takes nothing."""
     episodes = await play(ScriptedFactory(environments(raising(where, kind))[form]))
-    assert len(episodes) == 20
+    in_episode = where in ("reset", "step")
+    name = "error" if in_episode else f"{where}_error"
+    errors = {each.task_id: each.result.info[name] for each in episodes if name in each.result.info}
+    assert errors.keys() == BAD and len(episodes) == 20
+    for error in errors.values():
+        assert kind.__name__ in error["message"]
+        assert not in_episode or f"Scripted.{where} failed" in error["message"]
     for episode in episodes:
-        result = episode.result
-        if episode.task_id in BAD:
-            assert (result.status, result.stop_reason) == FAILED
-            assert kind.__name__ in result.info["error"]["message"]
-            assert f"Scripted.{where} failed" in result.info["error"]["message"]
-        else:
-            assert (result.status, result.reward) == (Status.COMPLETED, 1.0)
-
-
-@pytest.mark.parametrize("kind", EXITS)
-@pytest.mark.parametrize("where", ["metrics", "close"])
-@pytest.mark.parametrize("form", range(3))
-async def test_an_exit_at_the_end_is_data(where: str, kind: type[BaseException], form: int) -> None:
-    episodes = await play(ScriptedFactory(environments(raising(where, kind))[form]))
-    assert [episode.result.reward for episode in episodes] == [1.0] * 20
-    infos = {episode.task_id: episode.result.info for episode in episodes}
-    errors = {name: info.get(f"{where}_error", {}) for name, info in infos.items()}
-    assert {name for name, error in errors.items() if error} == BAD
-    assert all(kind.__name__ in errors[name]["message"] for name in BAD)
+        failed = in_episode and episode.task_id in BAD
+        outcome = (episode.result.status, episode.result.stop_reason, episode.result.reward)
+        assert outcome == ((*FAILED, None) if failed else (Status.COMPLETED, StopReason.DONE, 1.0))
 
 
 @pytest.mark.parametrize("kind", EXITS)
