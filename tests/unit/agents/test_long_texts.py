@@ -71,17 +71,15 @@ def says(request: PolicyRequest) -> str:
 def talks(request: PolicyRequest) -> str:
     return TEXT
 
+PROMPT = {"encode", "render_prepared"}
+
 
 @pytest.mark.parametrize(
     ("world", "policy", "elsewhere"),
     [
-        (ListedWorld(system=TEXT, tool_texts=["a frog"]), says, {"encode", "render_prepared"}),
-        (
-            ListedWorld(user_texts=[TEXT], tool_texts=["a frog"]),
-            says,
-            {"encode", "render_prepared"},
-        ),
-        (ListedWorld(tool_texts=[TEXT]), says, {"encode", "render_prepared"}),
+        (ListedWorld(system=TEXT, tool_texts=["a frog"]), says, PROMPT),
+        (ListedWorld(user_texts=[TEXT], tool_texts=["a frog"]), says, PROMPT),
+        (ListedWorld(tool_texts=[TEXT]), says, PROMPT),
         (ListedWorld(), talks, {"parse"}),
     ],
     ids=["system prompt", "user text", "tool result", "reply"],

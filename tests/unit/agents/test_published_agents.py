@@ -301,10 +301,7 @@ class Informs(Store):
         ({"info": SimpleNamespace(model_dump=lambda **options: {"a": 1})}, {"a": 1}),
         ({"info": TASK}, "the info Task("),
         ({"info": SimpleNamespace(dict=lambda: {"a": 1})}, "the info namespace(dict="),
-        (
-            {"info": dumping([1])},
-            "must be None, a mapping, or an object whose model_dump() returns",
-        ),
+        ({"info": dumping([1])}, "must be None, a mapping, or an object whose model_dump()"),
     ],
 )
 async def test_the_info_of_a_response(

@@ -103,6 +103,24 @@ def test_join_counts_the_prompt_of_the_first_part() -> None:
     assert join(part([1, 2]), rest).prompt_tokens == 7
 
 
+def test_join_keeps_all_experts() -> None:
+    """The prompt has two tokens. The second request asks for what the first one does not have."""
+
+    def sampled(ids: list[int], rows: int, expert: int) -> Completion:
+        return part(ids, routed_experts=np.full((rows, 1), expert, dtype=np.int32))
+
+    first, rest = sampled([1, 2], 3, 7), sampled([3], 1, 9)
+    aborted, whole = sampled([], 0, 9), sampled([3], 2, 9)
+    for before, after, experts in (
+        (first, rest, [7, 7, 7, 9]),
+        (first, aborted, [7, 7, 7]),
+        (aborted, whole, [9, 9]),
+    ):
+        joined = join(before, after).routed_experts
+        assert joined is not None and joined.ravel().tolist() == experts
+    assert join(part([1]), rest).routed_experts is None
+
+
 @pytest.mark.parametrize(
     ("params", "reason", "matched"),
     [
