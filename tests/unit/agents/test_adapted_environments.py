@@ -203,7 +203,9 @@ def test_calls_are_executed_until_the_episode_is_done() -> None:
     assert store.actions[2:] == [TauAction("respond", {"content": "Hello."})]
 
 
-@pytest.mark.parametrize("action", [Action(" "), Action("", (tau_call("look"), tau_call("respond")))])
+@pytest.mark.parametrize(
+    "action", [Action(" "), Action("", (tau_call("look"), tau_call("respond")))]
+)
 def test_a_wrong_action_changes_nothing(action: Action) -> None:
     store = Store()
     with pytest.raises(ActionError):

@@ -6,13 +6,13 @@ import json
 from typing import Any
 
 import pytest
-from aiohttp import web
 from pydantic import SecretStr
-from support.chat import UNFINISHED, completion, endpoint, fails
+from support.chat import completion, endpoint, fails
 from support.commands import toolroll
 from support.listed_environment import TOOL, ListedWorld
 from support.toy_environment import PondFactory
 
+from toolroll import EnvironmentOptions, Episode, InteractionResult, Status, StopReason, Task
 from toolroll.agents.chat_client import ChatClient, ChatClientConfig
 from toolroll.agents.loop.call_policy import CallPolicy
 from toolroll.agents.text_agent import DoNothingAgent
@@ -22,7 +22,6 @@ from toolroll.rollout.errors import UsageError
 from toolroll.rollout.runs.episode_file import from_line, read_episodes, to_line
 from toolroll.rollout.runs.registry import find_environment
 from toolroll.rollout.runtime.threads import Threads
-from toolroll import EnvironmentOptions, Episode, InteractionResult, Status, StopReason, Task
 from toolroll.testing import EmbeddedEngine, echo, serve_in_thread
 
 

@@ -25,6 +25,7 @@ from toolroll.rollout.types import Environment, Task
 
 TWO = call("look", at="a") + call("look", at="b")
 
+
 class OneCall(ListedWorld):
     """Allows one call in each turn."""
 

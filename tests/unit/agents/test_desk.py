@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -27,14 +28,11 @@ from toolroll.environments.desk import (
     open_database,
     reference,
 )
+from toolroll.environments.desk.generate import generate
+from toolroll.environments.desk.tools import handwritten
 from toolroll.parsers.types import ToolCall
 from toolroll.rollout.errors import ActionError, UsageError, UserSimulatorError
 from toolroll.rollout.types import Action, EnvironmentOptions, StepResult, Task
-from collections import Counter
-from toolroll.environments.desk.generate import generate
-from toolroll.environments.desk.tools import handwritten
-from toolroll.rollout.types import Action, EnvironmentOptions, Task
-
 
 TASKS = {task.id: task for task in DESK.tasks("test")}
 
@@ -339,7 +337,7 @@ def test_no_action_raises_anything_but_action_error(actions: list[Action], task:
     asyncio.run(run())
 
 
-# --- generated tasks -------------------------------------------------------------------------------
+# --- generated tasks ------------------------------------------------------------------------------
 
 
 ROWS = enumerate(generate(200, held_out=False))

@@ -28,6 +28,7 @@ from toolroll.testing import PolicyRequest, Reply, load_embedded_tokenizer
 
 Agent = TrainableToolCallingAgent
 
+
 def more(step: Any) -> Any:
     step.reward += 0.5
     return step

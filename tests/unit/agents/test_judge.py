@@ -13,17 +13,17 @@ import pytest
 from support.results import episode
 
 from toolroll import Action, EnvironmentOptions, InteractionResult, ToolCall, tool_environment
-from toolroll.rollout.errors import EnvironmentFailure, UsageError
-from toolroll.testing import EmbeddedEngine, Fault, fault_at, play_episode, serve_in_thread
-from toolroll.rollout.model.tokenizers import load_embedded_tokenizer
 from toolroll.agents.chat_client import ChatClient
 from toolroll.cli.display import remarks
 from toolroll.evaluation.judge import Judge
 from toolroll.evaluation.report import report
+from toolroll.rollout.errors import EnvironmentFailure, UsageError
+from toolroll.rollout.model.tokenizers import load_embedded_tokenizer
 from toolroll.rollout.runs.provenance import benchmark_packages
 from toolroll.rollout.runs.run_directory import RunDirectory
 from toolroll.rollout.runs.summary import Summary
 from toolroll.rollout.types import Message, StopReason
+from toolroll.testing import EmbeddedEngine, Fault, fault_at, play_episode, serve_in_thread
 
 GOOD = '{"reason": "It is right.", "score": 1}'
 RECORD: list[Message] = [{"role": "assistant", "content": "It is 42."}]

@@ -25,6 +25,7 @@ async def test_every_reference_earns_everything() -> None:
     }
     assert len(before) == 1
 
+
 async def test_the_reference_of_another_task_earns_nothing() -> None:
     replies = play_references(CARDS, TASKS, samples=1)
     others = dict(zip(replies, [*list(replies.values())[1:], ["It is 12."]], strict=True))

@@ -8,13 +8,14 @@ from typing import Any
 
 import orjson
 import pytest
-from support.client import client, flaky, refusal, request
+from support.client import client_of, flaky, refusal, request
 from support.episodes import agent, call, judge, serving
-from support.http import completion, http_server
+from support.http import completion
 from support.listed_environment import ListedWorld
 from support.scripted_runs import Scripted, ScriptedFactory, play
 from support.toy_environment import PondFactory, look
 
+from toolroll import Action, ActionError, Episode, InteractionResult, Observation, Status
 from toolroll.agents.loop.environment_runner import EnvironmentRunner
 from toolroll.agents.text_agent import make_do_nothing
 from toolroll.agents.tool_calling import TrainableToolCallingAgent, make_agent
@@ -22,13 +23,11 @@ from toolroll.evaluation.openai_baseline import make_baseline
 from toolroll.evaluation.run_config import RunConfig
 from toolroll.parsers.types import ToolCall
 from toolroll.rollout.errors import EngineError, EnvironmentFailure, RolloutError, capped, describe
-from toolroll import Action, ActionError, Episode, InteractionResult, Observation, Status
-from toolroll.rollout.types import StepResult, StopReason, Task
-from toolroll.rollout.types import StopReason, Task
 from toolroll.rollout.runs.episode_file import to_line
 from toolroll.rollout.runs.runner import Runner
 from toolroll.rollout.runtime.threads import Threads
 from toolroll.rollout.settings import RunSettings
+from toolroll.rollout.types import StepResult, StopReason, Task
 from toolroll.testing import Fault, PolicyRequest, fault_at
 
 LONG = 100_000
@@ -70,6 +69,7 @@ def says(request: PolicyRequest) -> str:
 
 def talks(request: PolicyRequest) -> str:
     return TEXT
+
 
 PROMPT = {"encode", "render_prepared"}
 

@@ -13,16 +13,15 @@ from support.episodes import serving
 from support.listed_environment import LOOK
 from support.loop_clock import skip
 
+from toolroll import Action, Environment, InteractionResult, Message, Observation, Status
 from toolroll.agents.loop.call_policy import CallPolicy
 from toolroll.agents.text_agent import TextAgent
 from toolroll.agents.tool_calling import TrainableToolCallingAgent
 from toolroll.rollout.errors import ActionError, ContextOverflowError, UsageError
-from toolroll import Action, Environment, InteractionResult, Message, Observation, Status
-from toolroll.rollout.types import StepResult, StopReason, Task
-from toolroll.rollout.types import StopReason, Task
 from toolroll.rollout.model.conversation import Conversation
 from toolroll.rollout.model.model import Model
 from toolroll.rollout.model.turn import AssistantTurn
+from toolroll.rollout.types import StepResult, StopReason, Task
 from toolroll.testing import PolicyRequest
 
 TASK = Task("t", 0)

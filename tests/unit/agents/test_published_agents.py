@@ -29,11 +29,11 @@ from support.listed_environment import ListedWorld
 from support.published import qwen
 from support.standins import stand_in
 
+from toolroll import InteractionResult, Status, TrainableAgentMixin, TrainableToolCallingAgent
 from toolroll.agents.loop.adapt import TauAction
 from toolroll.agents.loop.environment_runner import DRAWN
 from toolroll.agents.loop.published_hooks import episode_arguments
 from toolroll.agents.trainable_agents import call_to_action_sglang
-from toolroll import InteractionResult, Status, TrainableAgentMixin, TrainableToolCallingAgent
 from toolroll.parsers.openai import create_openai_adapter
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.runs.registry import load_environment

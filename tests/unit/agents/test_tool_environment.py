@@ -12,8 +12,8 @@ from support.episodes import call
 from support.source import ROOT
 
 from toolroll import Action, ActionError, InteractionResult, PlayedCall, ToolCall, tool_environment
-from toolroll.rollout.errors import EnvironmentFailure, UsageError
 from toolroll.agents.environments.tool_environment import ToolEnvironmentFactory
+from toolroll.rollout.errors import EnvironmentFailure, UsageError
 from toolroll.rollout.runs.registry import find_environment
 from toolroll.rollout.types import Environment, EnvironmentOptions, Message, Observation, StepResult
 from toolroll.testing import play_episode

@@ -113,7 +113,9 @@ async def test_an_answer_without_text_is_tried_again_with_another_seed(answer: A
 async def test_a_failed_request_is_the_users_failure_and_counted() -> None:
     """A failed step leaves the list of messages as it was."""
     answers = fails(503), says("hi"), fails(400, "no such model"), says("two")
-    words = r"^the user simulator at http.*/v1/chat/completions failed after 1 attempt: HTTP 400: no"
+    words = (
+        r"^the user simulator at http.*/v1/chat/completions failed after 1 attempt: HTTP 400: no"
+    )
     async with endpoint(*answers) as server, users_at(server) as users:
         user = users.make()
         assert await user.reset("x") == "hi"

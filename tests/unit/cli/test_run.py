@@ -17,11 +17,11 @@ from support.commands import run_command, toolroll
 from typer.testing import Result
 
 from toolroll.rollout.errors import UsageError
-from toolroll.testing import EmbeddedEngine, PolicyRequest, play_references, serve_in_thread
-from toolroll.testing.serve import load_engine
 from toolroll.rollout.model.tokenizers import desk_model_path, load_embedded_tokenizer
 from toolroll.rollout.runs.episode_file import read_episodes
 from toolroll.rollout.runs.registry import find_environment
+from toolroll.testing import EmbeddedEngine, PolicyRequest, play_references, serve_in_thread
+from toolroll.testing.serve import load_engine
 
 MINE = """
 from toolroll import Environment, Observation, StepResult, Task, UsageError

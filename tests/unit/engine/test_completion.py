@@ -162,6 +162,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     (spans((0, 1)), "cover 1 of 2"),
     (spans((0, 2), (0, 2)), "gap or overlap at token 2"),
 ]
+
+
 @pytest.mark.parametrize(("meta", "words"), REFUSED, ids=repr)
 def test_a_contradiction_is_refused_in_words(meta: dict[str, Any], words: str) -> None:
     with pytest.raises(CompletionError, match=words):

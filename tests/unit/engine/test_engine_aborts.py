@@ -8,12 +8,13 @@ from typing import Any
 import orjson
 import pytest
 from aiohttp import web
-from support.client import client, embedded, flaky, request
+from support.client import client, client_of, embedded, flaky, request
 from support.http import completion, http_server, says
 from support.loop_clock import skip
 from support.patience import PATIENCE
 
 from toolroll.testing import Reply
+
 
 async def test_an_abandoned_request_is_aborted_first(caplog: pytest.LogCaptureFixture) -> None:
     """SGLang notices a client that has left only seconds later."""

@@ -7,9 +7,9 @@ from typing import Any
 import orjson
 import pytest
 from aiohttp import web
-from support.client import INFO, Pauses, answering, client, flaky, request
+from support.client import INFO, Pauses, answering, client_of, flaky, request
 from support.hostile import ASKED, HOSTILE, IDS, RID, honest
-from support.http import completion, http_server
+from support.http import completion
 
 from toolroll.rollout.engine import ModelInfo, parse_completion
 from toolroll.rollout.engine.stream import EventReader

@@ -9,7 +9,7 @@ import numpy as np
 import orjson
 import pytest
 from aiohttp import web
-from support.client import client, embedded
+from support.client import client, client_of, embedded
 from support.endpoints import endpoint
 from support.http import http_server, says
 from support.loop_clock import skip

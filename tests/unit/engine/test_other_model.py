@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from support.client import client, request
+from support.client import client_of, request
 from support.episodes import agent
 from support.http import completion, http_server, says
 from support.toy_environment import PondFactory, look

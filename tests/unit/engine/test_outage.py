@@ -10,12 +10,22 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from support.client import Pauses, StartingEngine, answering, client, flaky, refusal, request
+from support.client import (
+    Pauses,
+    StartingEngine,
+    answering,
+    client,
+    client_of,
+    flaky,
+    refusal,
+    request,
+)
 from support.episodes import agent, judge_tokens
 from support.http import completion, http_server, says
 from support.loop_clock import skip
 from support.toy_environment import PondFactory, look
 
+from toolroll import Action, Environment, Episode, Observation, Status, StepResult, UsageError
 from toolroll.agents.chat_client import ChatClient, ChatClientConfig
 from toolroll.agents.loop.environment_runner import EnvironmentRunner
 from toolroll.agents.users import OpenAIUsers, UserConfig
@@ -24,13 +34,12 @@ from toolroll.rollout.engine import Engine, EngineConfig, Health
 from toolroll.rollout.engine.errors import from_response
 from toolroll.rollout.engine.outage import Outage
 from toolroll.rollout.errors import EngineError, EngineUnreachableError, UserSimulatorError
-from toolroll import Action, Environment, Episode, Observation, Status, StepResult, UsageError
-from toolroll.rollout.types import StopReason, Task
 from toolroll.rollout.model.model import Model
 from toolroll.rollout.runs.runner import Runner
 from toolroll.rollout.runtime.time_limit import pausable
 from toolroll.rollout.settings import RolloutArgs, RunSettings
 from toolroll.rollout.template import ChatTemplate
+from toolroll.rollout.types import StopReason, Task
 from toolroll.testing import EmbeddedEngine, PolicyRequest, Reply
 from toolroll.trainers.episodes import EpisodePlayer, EpisodeSettings
 

@@ -139,5 +139,3 @@ def test_an_overflow_is_a_400_only() -> None:
     assert from_response(503, body).overflow is None
     failure = from_exception(ConnectionResetError())
     assert failure.retry and failure.status is None and "ConnectionResetError" in failure.message
-
-

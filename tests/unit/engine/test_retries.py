@@ -8,10 +8,11 @@ from typing import Any
 import orjson
 import pytest
 from support.client import Pauses, answering, client, flaky, refusal, request
-from support.http import completion, http_server, says
+from support.http import completion, says
 
 from toolroll.rollout.errors import ContextOverflowError, EngineError
 from toolroll.testing import EmbeddedEngine, Reply
+
 
 @pytest.mark.parametrize("status", [408, 425, 429, 502, 503, 504])
 async def test_what_can_succeed_is_tried_again(status: int) -> None:

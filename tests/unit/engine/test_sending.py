@@ -11,8 +11,8 @@ import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.client import answering, client, embedded, flaky, request
-from support.http import completion, http_server, says
+from support.client import answering, client_of, embedded, flaky, request
+from support.http import completion, says
 from support.tiers import costly
 
 from toolroll.rollout.engine import Engine

@@ -11,10 +11,9 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import orjson
 import pytest
 from aiohttp import web
-from support.client import client, embedded, flaky, request
+from support.client import client, client_of, embedded, flaky, request
 from support.endpoints import endpoint
 from support.episodes import agent, call, serving
 from support.http import completion, http_server, says

@@ -11,14 +11,13 @@ from typing import Any
 import pytest
 from support.commands import toolroll
 from support.results import episode
+from support.simulated_benchmarks import Population, agresti_min, percentile, rates
 
 from toolroll.evaluation.compare import Question, compare, read_runs
 from toolroll.evaluation.compare.difference import Difference, holm, mcnemar
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.runs.run_directory import RunDirectory
 from toolroll.rollout.types import Episode, StopReason
-from support.simulated_benchmarks import Population, agresti_min, percentile, rates
-
 
 pytestmark = pytest.mark.usefixtures("here")
 SETTINGS = {"model": "tiny", "max_turns": 8, "seed": 0}

@@ -10,18 +10,16 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+from jsonschema_rs import Draft202012Validator
 from support.commands import toolroll
 
 from toolroll import Action, ActionError, Environment, Observation, StepResult, Task, ToolCall
-from toolroll.rollout.errors import UsageError
 from toolroll.evaluation.environment_check import CheckResult, check
+from toolroll.evaluation.wrong_arguments import example_arguments, wrong_calls
+from toolroll.rollout.errors import UsageError
 from toolroll.rollout.runs.environment_class import EnvironmentClass
 from toolroll.rollout.runs.registry import find_environment
 from toolroll.rollout.types import EnvironmentFactory, EnvironmentOptions
-from typing import Any
-from jsonschema_rs import Draft202012Validator
-from toolroll.evaluation.wrong_arguments import example_arguments, wrong_calls
-
 
 NUMBERS: dict[str, Any] = {
     "type": "object",
@@ -285,6 +283,7 @@ async def test_without_references_tools_are_called_with_examples() -> None:
 
 
 SHORT = '''
+from toolroll import tool_environment
 
 class Cart:
     def __init__(self, seed: int):

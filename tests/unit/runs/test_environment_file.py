@@ -191,5 +191,3 @@ def test_an_error_of_the_file_names_its_line(file: Path, text: str, words: str) 
     for target in (f"{bad}:env", "bad:env"):
         with pytest.raises(UsageError, match=words):
             find_environment(target)
-
-

@@ -6,35 +6,31 @@ import contextlib
 import io
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
+from statistics import stdev
+from typing import Any
+from zipfile import ZipFile
 
 import pytest
+from examples.exports import to_inspect, to_lm_eval
+from examples.exports.to_inspect import write_inspect_logs
+from examples.exports.to_lm_eval import write_lm_eval
 from examples.exports.to_tau_bench import main, tau_bench_results
 from support.commands import toolroll
-from support.exports import write_run
+from support.exports import METRICS, varied, write_run
 from support.results import episode, exported, summary_of, trajectory
 from support.tau import REAL
 
 from toolroll.agents.environments.tau_bench.package import import_module, installed
 from toolroll.cli.export import export
 from toolroll.evaluation.export.dataset import sample_rows
-from toolroll.rollout.errors import UsageError
-from toolroll.rollout.runs.pass_at_k import pass_hat_k
-from toolroll.rollout.runs.run_directory import RunDirectory
-from toolroll.rollout.types import Episode, StopReason
-from dataclasses import replace
-from statistics import stdev
-from typing import Any
-from zipfile import ZipFile
-from examples.exports import to_inspect, to_lm_eval
-from examples.exports.to_inspect import write_inspect_logs
-from examples.exports.to_lm_eval import write_lm_eval
-from support.exports import METRICS, varied, write_run
-from support.results import episode, summary_of
 from toolroll.evaluation.export.exported_run import ExportedRun
 from toolroll.evaluation.report import report
-from toolroll.rollout.runs.pass_at_k import pass_estimates
-
+from toolroll.rollout.errors import UsageError
+from toolroll.rollout.runs.pass_at_k import pass_estimates, pass_hat_k
+from toolroll.rollout.runs.run_directory import RunDirectory
+from toolroll.rollout.types import Episode, StopReason
 
 
 def test_what_may_be_trained_on_is_a_row_for_each_sequence() -> None:
@@ -131,7 +127,7 @@ def test_what_cannot_be_exported_is_refused(tmp_path: Path) -> None:
         export(tmp_path, "parquet", tmp_path / "x", None)
 
 
-# --- the formats of Inspect and lm-eval ------------------------------------------------------------
+# --- the formats of Inspect and lm-eval -----------------------------------------------------------
 
 
 MEANS = [0.5, 0.75]

@@ -105,5 +105,3 @@ def test_tasks_that_cannot_be_read_are_one_line() -> None:
 
     with pytest.raises(UsageError, match=r"desk: tasks\('test'\) failed: .*test_registry.py, line"):
         choose_tasks(Broken(), None, None)  # pyright: ignore[reportAbstractUsage]
-
-

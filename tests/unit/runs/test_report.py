@@ -138,7 +138,7 @@ def test_calls_and_errors() -> None:
     find = {"calls": 4, "errors": 0, "error_rate": 0.0}
     assert found["tool_calls"] == {"attempted": 8, "by_tool": {"book": book, "find": find}}
     assert found["lookalike_calls"] == 3
-    kinds = dict.fromkeys(("invalid_json", "unknown_tool"), {"count": 1, "rate": 0.125})
+    kinds = {key: {"count": 1, "rate": 0.125} for key in ("invalid_json", "unknown_tool")}
     assert found["invalid_calls"] == {"total": 2, "rate": 0.25, "by_kind": kinds}
     found = reported(episode(metrics=metrics(executed_calls__find=4, tool_errors=3)))
     find = {"calls": 4, "errors": None, "error_rate": None}  # none is made up

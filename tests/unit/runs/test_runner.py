@@ -10,25 +10,22 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from support.client import client, request
 from support.episodes import agent, serving
+from support.http import router_over
 from support.loop_clock import skip, skip_until
 from support.results import content
 from support.toy_environment import PondFactory, look
 
-from toolroll.rollout.errors import EnvironmentFailure, UsageError
 from toolroll import Engine, EngineConfig, Model, Runner, RunSettings, get_parser
-from toolroll.rollout.runs.runner import RunStoppedError, episode_seed, expected_calls, task_hash
 from toolroll.rollout.engine import ROUTING_KEY
+from toolroll.rollout.errors import UsageError
 from toolroll.rollout.runs.registry import find_environment
+from toolroll.rollout.runs.runner import RunStoppedError, episode_seed, expected_calls, task_hash
 from toolroll.rollout.runtime.threads import Threads
-from toolroll.rollout.types import Action, Episode, InteractionResult, Status, StopReason, Task
-from toolroll.testing import Reply
-from support.client import client, request
-from support.episodes import agent
-from support.http import router_over
 from toolroll.rollout.template import ChatTemplate
+from toolroll.rollout.types import Action, Episode, InteractionResult, Status, StopReason, Task
 from toolroll.testing import EmbeddedEngine, Reply
-
 
 PARAMS = {"temperature": 1.0, "max_new_tokens": 256}
 
@@ -161,9 +158,7 @@ async def test_a_failed_episode_played_again_is_as_if_nothing_had_been(
     assert len(factory.made) == 6
 
 
-async def test_reruns_end_and_fail_as_data(
-    tokenizer: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_reruns_end_and_fail_as_data(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("toolroll.rollout.runs.runner._FIRST_PAUSE", 0.0)
     factory = PondFactory(3, closed(lambda task: task.id == "t-1"))
     async with serving(tokenizer, look) as (_, served):

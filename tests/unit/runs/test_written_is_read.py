@@ -25,6 +25,7 @@ from support.results import content, episode, trajectory
 from support.scripted_runs import Scripted, ScriptedFactory, play
 from support.tiers import costly
 
+from toolroll import Action, Episode, GenerateRequest, InteractionResult, StopReason, Task
 from toolroll.agents.chat_client import ChatClient
 from toolroll.cli.compare import compare_folders
 from toolroll.cli.view import view
@@ -38,7 +39,6 @@ from toolroll.rollout.runs.episode_file import from_line, read_episodes, to_line
 from toolroll.rollout.runs.runner import checked_result
 from toolroll.rollout.session import Session
 from toolroll.rollout.session.trajectory_json import to_json
-from toolroll import Action, Episode, GenerateRequest, InteractionResult, StopReason, Task
 
 PLAIN = st.sampled_from(
     [None, True, -1, 0, 1, 2, 2**31 - 1, 2**31, -(2**31), 2**63, 2**64, 10**400]

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 from aiohttp import web
-from support.client import client, request
-from support.http import completion, http_server, says
+from support.client import client_of, request
+from support.http import completion, says
 from support.loop_clock import skip
 
 from toolroll.rollout.runtime.time_limit import not_counted, pausable

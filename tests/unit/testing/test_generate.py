@@ -54,7 +54,9 @@ async def test_an_answer_has_the_fields_that_sglang_sends(tokenizer: Any, end: i
         "weight_version": "default",
         "weight_versions": [{"version": "default", "start": 0, "end": n}],
         "input_token_logprobs": [],
-        "output_token_logprobs": [[logprob, index, None] for logprob, index in zip(answer.logprobs, ids, strict=True)],
+        "output_token_logprobs": [
+            [logprob, index, None] for logprob, index in zip(answer.logprobs, ids, strict=True)
+        ],
         "output_token_logprobs_length": n,
     }
     times = {name: meta.pop(name) for name in ("e2e_latency", "response_sent_to_client_ts")}

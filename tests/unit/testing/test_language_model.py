@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from safetensors import serialize_file
 from support.tiny_llama import CONFIG, tiny_tensors, write_model
 
 from toolroll.testing.language_model import LanguageModel, ModelFolderError
@@ -18,9 +17,12 @@ from toolroll.testing.language_model.model import KVCache, Part
 from toolroll.testing.language_model.sampling import Sampling, log_softmax, sample, top_logprobs
 
 
-def whole(model: LanguageModel, length: int) -> Any:
-    """The logprobs at all positions of random ids, from one forward pass."""
-    ids = np.random.default_rng(0).integers(0, 4000, length).astype(np.int32)
+def ids_of(length: int, seed: int = 0) -> Any:
+    return np.random.default_rng(seed).integers(0, 4000, length).astype(np.int32)
+
+
+def whole(model: LanguageModel, ids: Any) -> Any:
+    """The logprobs at all positions, from one forward pass."""
     cache = KVCache(model.config, len(ids))
     return log_softmax(model.logits(model.prefill([Part(cache, 0, ids)])))
 
@@ -57,7 +59,7 @@ REFUSED: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize(("named", "changes"), REFUSED.items(), ids=list(REFUSED))
-def test_unsupported_models_are_refused(
+def test_what_is_not_supported_is_refused_by_name(
     tmp_path: Path, named: str, changes: dict[str, Any]
 ) -> None:
     write_model(tmp_path)
@@ -102,23 +104,33 @@ def test_tensors_that_do_not_fit_are_refused(tmp_path: Path) -> None:
             LanguageModel.from_folder(write_model(tmp_path, tensors=tensors, **changes))
 
 
-@pytest.mark.parametrize("kind", ["float16", "bfloat16"])
+def write_tensors(path: Path, tensors: dict[str, Any], kind: str) -> None:
+    """Write a file of the safetensors format, whose package for numpy has no bfloat16."""
+    header, at = {}, 0
+    for name, value in tensors.items():
+        offsets = [at, at := at + value.nbytes]
+        header[name] = {"dtype": kind, "shape": value.shape, "data_offsets": offsets}
+    text = json.dumps(header).encode()
+    data = b"".join(value.tobytes() for value in tensors.values())
+    path.write_bytes(len(text).to_bytes(8, "little") + text + data)
+
+
+@pytest.mark.parametrize("kind", ["F16", "BF16"])
 def test_half_precision_is_read(tmp_path: Path, kind: str) -> None:
     """The values of the file, exactly: float32 has room for both kinds."""
     write_model(tmp_path)
     rounded, stored = {}, {}
     for name, tensor in tiny_tensors().items():
-        if kind == "float16":
-            half = tensor.astype(np.float16)
-            rounded[name] = half.astype(np.float32)
+        if kind == "F16":
+            stored[name] = tensor.astype(np.float16)
+            rounded[name] = stored[name].astype(np.float32)
         else:
-            half = (tensor.view(np.uint32) >> 16).astype(np.uint16)
-            rounded[name] = (half.astype(np.uint32) << 16).view(np.float32)
-        stored[name] = {"dtype": kind, "shape": half.shape, "data": half.tobytes()}
-    serialize_file(stored, tmp_path / "model.safetensors")
-    read = LanguageModel.from_folder(tmp_path)
+            stored[name] = (tensor.view(np.uint32) >> 16).astype(np.uint16)
+            rounded[name] = (stored[name].astype(np.uint32) << 16).view(np.float32)
+    write_tensors(tmp_path / "model.safetensors", stored, kind)
+    half = LanguageModel.from_folder(tmp_path)
     full = LanguageModel.from_folder(write_model(tmp_path / "full", tensors=rounded))
-    assert (whole(read, 20) == whole(full, 20)).all()
+    assert (whole(half, ids_of(20)) == whole(full, ids_of(20))).all()
 
 
 def test_a_head_of_its_own_is_used(tmp_path: Path) -> None:
@@ -127,10 +139,10 @@ def test_a_head_of_its_own_is_used(tmp_path: Path) -> None:
     tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"]
     untied = LanguageModel.from_folder(write_model(tmp_path / "a", tensors=tensors, **changes))
     tied = LanguageModel.from_folder(write_model(tmp_path / "b", tensors=tensors))
-    assert (whole(untied, 9) == whole(tied, 9)).all()
+    assert (whole(untied, ids_of(9)) == whole(tied, ids_of(9))).all()
     tensors["lm_head.weight"] = -tensors["lm_head.weight"]
     other = LanguageModel.from_folder(write_model(tmp_path / "c", tensors=tensors, **changes))
-    assert abs(whole(other, 9) - whole(tied, 9)).max() > 1
+    assert abs(whole(other, ids_of(9)) - whole(tied, ids_of(9))).max() > 1
 
 
 # --- sampling -------------------------------------------------------------------------------------
@@ -158,7 +170,9 @@ def drawn(sampling: dict[str, Any], rows: int = 400) -> list[int]:
         ({"top_p": 1.0, "top_k": -1}, {0, 1, 2, 3, 4}),
     ],
 )
-def test_nothing_outside_top_k_and_top_p_is_drawn(params: dict[str, Any], inside: set[int]) -> None:
+def test_nothing_is_sampled_outside_top_k_and_top_p(
+    params: dict[str, Any], inside: set[int]
+) -> None:
     assert set(drawn(params)) == inside
 
 
@@ -181,7 +195,9 @@ def test_ids_are_sampled_as_often_as_their_probability_says() -> None:
         ({"temperature": 3.0, "top_k": 1}, 1.0),
     ],
 )
-def test_logprobs_are_those_before_the_filters(params: dict[str, Any], temperature: float) -> None:
+def test_logprobs_are_those_of_the_temperature_before_filters(
+    params: dict[str, Any], temperature: float
+) -> None:
     """As in SGLang, whose greedy sampling has the logprobs of temperature 1."""
     _, logprobs = sample(LOGITS, [Sampling.read(params, "seed")], [0])
     scaled = np.exp(LOGITS[0].astype(np.float64)) ** (1 / temperature)

@@ -81,7 +81,7 @@ async def test_a_wrong_body_is_a_400(body: dict[str, Any], words: str) -> None:
     async with wired() as (engine, wire):
         answer = await wire.post("/generate", body)
     assert answer.status == 400
-    assert answer.message.startswith(words) or (words in answer.message and words == "stream")
+    assert words in answer.message
     if words.startswith("unknown field"):
         assert isinstance(answer.body["error"], str)
     if words == INVALID:
@@ -145,5 +145,7 @@ async def test_a_full_queue_is_a_503() -> None:
 
 async def test_a_policys_own_mistake_is_a_500_and_the_engine_goes_on() -> None:
     async with wired(lambda request: {"good": "Fine."}[request.routing_key]) as (engine, wire):
-        statuses = [(await wire.generate([300], **session(name))).status for name in ("bad", "good")]
+        statuses = [
+            (await wire.generate([300], **session(name))).status for name in ("bad", "good")
+        ]
     assert statuses == [500, 200] == [entry.status for entry in engine.log]
