@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -72,14 +72,16 @@ async def client(
 
 
 @asynccontextmanager
-async def answering(
-    generate: Handler, *, model_info: ModelInfo | None = INFO, sleep: Any = None, **config: Any
-) -> AsyncIterator[Engine]:
+async def client_of(routes: Mapping[str, Handler], **config: Any) -> AsyncIterator[Engine]:
+    """A client of a server with these routes."""
+    async with http_server(routes) as url, client(url, **config) as calls:
+        yield calls
+
+
+@asynccontextmanager
+async def answering(generate: Handler, **config: Any) -> AsyncIterator[Engine]:
     """A client of a server whose `/generate` is `generate`."""
-    async with (
-        http_server({"/generate": generate}) as url,
-        client(url, model_info=model_info, sleep=sleep, **config) as calls,
-    ):
+    async with client_of({"/generate": generate}, **config) as calls:
         yield calls
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from pathlib import Path
 
+import pytest
 from typer.testing import CliRunner, Result
 
-from toolroll.cli.app import app
+from toolroll.cli.app import app, main
 from toolroll.rollout.runs.registry import find_environment
 from toolroll.testing import Policy, PolicyRequest, Reply, play_references
 
@@ -19,6 +21,16 @@ def toolroll(*arguments: object, columns: int = 300) -> Result:
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
     return result
+
+
+def run_main(patch: pytest.MonkeyPatch, *arguments: object) -> int:
+    """Run the command as a shell does, in this process, and return its exit status."""
+    patch.setattr(sys, "argv", ["toolroll", *map(str, arguments)])
+    try:
+        main()
+    except SystemExit as ended:
+        return int(ended.code or 0)
+    return 0
 
 
 def run_command(url: str, *arguments: object, env: str = "desk") -> list[str]:

@@ -3,26 +3,49 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
+from functools import cache
 from typing import Any
 
 import aiohttp
 from support.wire import Answer, Wire
 
-from toolroll.testing import EmbeddedEngine, Policy, PolicyRequest, Reply, echo
+from toolroll.testing import (
+    EmbeddedEngine,
+    LoggedRequest,
+    Policy,
+    PolicyRequest,
+    Reply,
+    echo,
+    load_embedded_tokenizer,
+)
+
+_embedded = cache(load_embedded_tokenizer)
 
 
 @asynccontextmanager
 async def wired(
-    tokenizer: Any, policy: Policy = echo, **settings: Any
+    policy: Policy = echo, *, tokenizer: Any = None, **settings: Any
 ) -> AsyncIterator[tuple[EmbeddedEngine, Wire]]:
     """An embedded engine with `settings`, and a connection to it."""
     async with (
-        EmbeddedEngine(tokenizer, policy, **settings) as engine,
+        EmbeddedEngine(tokenizer or _embedded(), policy, **settings) as engine,
         aiohttp.ClientSession() as http,
     ):
         yield engine, Wire(http, engine.url)
+
+
+async def answer_of(
+    policy: Policy = echo,
+    prompt: Sequence[int] = (300,),
+    *,
+    engine: Mapping[str, Any] | None = None,
+    **request: Any,
+) -> tuple[Answer, list[LoggedRequest]]:
+    """The answer to one request to an engine of its own, and that engine's log."""
+    async with wired(policy, **(engine or {})) as (served, wire):
+        return await wire.generate(prompt, **request), served.log
 
 
 def says(said: str | Reply | list[int]) -> Policy:

@@ -162,19 +162,8 @@ class AsPublished(TrainableToolCallingAgent):
     `used`: the names of the methods that were called.
     """
 
-    def __init__(
-        self,
-        tools_info: list[dict[str, Any]],
-        wiki: str,
-        model: str,
-        provider: str,
-        temperature: float = 0.0,
-        rollout_args: Any = None,
-        sampling_params: Any = None,
-    ) -> None:
-        super().__init__(
-            tools_info, wiki, model, provider, temperature, rollout_args, sampling_params
-        )
+    def __init__(self, *args: Any, **named: Any) -> None:
+        super().__init__(*args, **named)
         self.used: set[str] = set()
 
     async def asolve(  # type: ignore[override]

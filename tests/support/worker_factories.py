@@ -38,14 +38,6 @@ async def open_with_odd_info(url: str, count: int, share: int, stack: AsyncExitS
     return await _open(_ChangedFactory(count, _odd), url, share, stack)
 
 
-<<<<<<< HEAD
-async def open_and_refuse(share: int, stack: AsyncExitStack) -> tuple[Runner, Sequence[Task]]:
-    raise UsageError("there is no such model")
-
-
-async def open_and_fail(share: int, stack: AsyncExitStack) -> tuple[Runner, Sequence[Task]]:
-    raise KeyError("model")
-=======
 async def open_and_suffer(
     url: str, count: int, mark: Path, what: str, share: int, stack: AsyncExitStack
 ) -> Opened:
@@ -57,7 +49,6 @@ async def open_and_suffer(
 async def open_and_raise(error: BaseException, share: int, stack: AsyncExitStack) -> Opened:
     """It raises `error`."""
     raise error
->>>>>>> tsys
 
 
 async def open_and_raise_a_lock(share: int, stack: AsyncExitStack) -> Opened:
@@ -72,25 +63,8 @@ async def open_and_stop(share: int, stack: AsyncExitStack) -> Opened:
     raise RunStoppedError("ten failed in a row", {"reason": threading.Lock()})
 
 
-<<<<<<< HEAD
-async def open_and_suffer(
-    url: str, count: int, mark: Path, what: str, share: int, stack: AsyncExitStack
-) -> tuple[Runner, Sequence[Task]]:
-    """The first step of all does what `what` names. It writes a process id to `mark`."""
-
-    def suffer(task: Task, action: Action) -> None:
-        with contextlib.suppress(FileExistsError):
-            mark.touch(exist_ok=False)
-            globals()[what](mark)
-
-    return await _open(PondFactory(count, suffer), url, share, stack)
-
-
-def stop(mark: Path) -> None:
-=======
 def _stop(mark: Path) -> None:
     """Stop the process, as a debugger does."""
->>>>>>> tsys
     mark.write_text(str(os.getpid()))
     os.kill(os.getpid(), signal.SIGSTOP)
 
@@ -117,23 +91,6 @@ class Needy(Exception):
         self.request = request
 
 
-<<<<<<< HEAD
-class _OddFactory(PondFactory):
-    def make(self, options: Any) -> Any:
-        pond: Any = super().make(options)
-        step = pond.step
-
-        def odd(action: Action) -> StepResult:
-            found = step(action)
-            info = {"lock": threading.Lock(), "error": Needy("no", request="r"), "looks": 7}
-            return (
-                StepResult(found.messages, found.reward, found.done, info=info)
-                if found.done
-                else found
-            )
-
-        pond.step = odd
-=======
 def _odd(step: Step, action: Action) -> StepResult:
     found = step(action)
     info = {"lock": threading.Lock(), "error": Needy("no", request="r"), "looks": 7}
@@ -159,7 +116,6 @@ class _ChangedFactory(PondFactory):
     def make(self, options: Any) -> Any:
         pond = super().make(options)
         pond.step = partial(self._change, pond.step)  # type: ignore[method-assign]
->>>>>>> tsys
         return pond
 
 
@@ -168,10 +124,3 @@ async def _open(factory: PondFactory, url: str, share: int, stack: AsyncExitStac
     served = await stack.enter_async_context(model)
     settings = RunSettings(sampling_params=PARAMS, samples=SAMPLES, concurrency=share)
     return Runner(factory, lambda: agent(served, verify="sample"), settings), factory.tasks("test")
-<<<<<<< HEAD
-
-
-async def open_and_cancel(share: int, stack: AsyncExitStack) -> tuple[Runner, Sequence[Task]]:
-    raise asyncio.CancelledError
-=======
->>>>>>> tsys

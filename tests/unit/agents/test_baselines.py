@@ -1,6 +1,4 @@
-"""Baselines: a model behind an OpenAI-compatible endpoint, played and scored like any other and
-marked not trainable, and what doing nothing scores.
-"""
+"""Baselines: a model behind a chat endpoint, not trainable, and what doing nothing scores."""
 
 from __future__ import annotations
 
@@ -8,13 +6,13 @@ import json
 from typing import Any
 
 import pytest
-from aiohttp import web
 from pydantic import SecretStr
-from support.chat import UNFINISHED, completion, endpoint, fails
+from support.chat import completion, endpoint, fails
 from support.commands import toolroll
 from support.listed_environment import TOOL, ListedWorld
 from support.toy_environment import PondFactory
 
+from toolroll import EnvironmentOptions, Episode, InteractionResult, Status, StopReason, Task
 from toolroll.agents.chat_client import ChatClient, ChatClientConfig
 from toolroll.agents.loop.call_policy import CallPolicy
 from toolroll.agents.text_agent import DoNothingAgent
@@ -24,15 +22,6 @@ from toolroll.rollout.errors import UsageError
 from toolroll.rollout.runs.episode_file import from_line, read_episodes, to_line
 from toolroll.rollout.runs.registry import find_environment
 from toolroll.rollout.runtime.threads import Threads
-from toolroll.rollout.types import (
-    Action,
-    EnvironmentOptions,
-    Episode,
-    InteractionResult,
-    Status,
-    StopReason,
-    Task,
-)
 from toolroll.testing import EmbeddedEngine, echo, serve_in_thread
 
 
@@ -90,9 +79,7 @@ async def test_an_episode(tokenizer: Any) -> None:
         (("jump", "{}"), "unknown_tool", "no tool named 'jump'; the tools are: look"),
     ],
 )
-async def test_a_call_that_cannot_be_executed_is_answered(
-    call: tuple[str, str], kind: str, words: str
-) -> None:
+async def test_an_invalid_call_is_answered(call: tuple[str, str], kind: str, words: str) -> None:
     world = ListedWorld(["Hello."], ["A frog."])
     async with endpoint(completion(None, [call, LOOK]), completion("Bye.")) as server:
         result = await play(server.url, world)
@@ -126,7 +113,7 @@ FAILED, FULL = (StopReason.ENGINE_ERROR, None), (StopReason.CONTEXT_FULL, 0.0)
         (completion("It is", finish="length"), (StopReason.LENGTH, 0.0), 1),
     ],
 )
-async def test_how_it_can_end(
+async def test_how_it_ends(
     answer: Any, end: tuple[StopReason, float | None], requests: int
 ) -> None:
     world = ListedWorld(["Hello."])
@@ -135,15 +122,6 @@ async def test_how_it_can_end(
     assert (result.stop_reason, result.reward) == end
     assert (len(server.bodies), world.closed) == (requests, 1)
     assert "secret-key" not in json.dumps(result.info), "the key stands in no error"
-
-
-@pytest.mark.parametrize("finish", [reason for reason in UNFINISHED if reason != "length"])
-async def test_an_unfinished_answer_is_not_a_turn_of_a_baseline(finish: str | None) -> None:
-    body = {"choices": [{"message": {"content": "Bye."}, "finish_reason": finish}]}
-    async with endpoint(fails(200, json.dumps(body))) as server:
-        result = await play(server.url, ListedWorld(["Hello."]))
-    assert (result.stop_reason, result.reward) == (StopReason.ENGINE_ERROR, None)
-    assert f"finish_reason {finish!r}" in result.info["error"]["message"]
 
 
 async def test_a_refusal_is_the_text_of_a_baselines_turn() -> None:
@@ -174,9 +152,7 @@ async def test_wrong_settings_are_refused(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_a_baselines_run(tmp_path: Any, tokenizer: Any) -> None:
-    """The whole command, against the embedded engine's chat completions, which refuse tools: all
-    of it ends in aborted episodes.
-    """
+    """The whole command; the embedded engine's chat completions refuse tools."""
     with serve_in_thread(EmbeddedEngine(tokenizer, echo)) as engine:
         words = f"run desk --baseline-url {engine.url}/v1 --model any --tasks 0-1 --reruns 0"
         done = toolroll(*words.split(), "--out", tmp_path)
@@ -189,9 +165,6 @@ def test_a_baselines_run(tmp_path: Any, tokenizer: Any) -> None:
     assert "endpoint" not in settings, "where it is served may change"
 
 
-# --- doing nothing --------------------------------------------------------------------------------
-
-
 async def test_doing_nothing() -> None:
     factory, agent = PondFactory(4), DoNothingAgent(Threads(2))
     results = [
@@ -201,28 +174,6 @@ async def test_doing_nothing() -> None:
     rewards = [result.reward for result in results]
     assert rewards == [1.0, 0.0, 0.0, 0.0], "one pond in four wants no look"
     assert results[0].messages[-1]["content"] == "Goodbye."
-
-
-async def test_a_reference_played_by_an_endpoint_earns_what_it_earns() -> None:
-    desk = find_environment("desk")
-    task = desk.tasks("test")[0]
-    actions = list(desk.reference(task) or ())
-
-    def reference(body: dict[str, Any]) -> web.Response:
-        done = sum(message["role"] == "assistant" for message in body["messages"])
-        action = actions[done] if done < len(actions) else Action("Goodbye.")
-        calls = [(call.name, json.dumps(call.arguments)) for call in action.tool_calls]
-        return web.json_response(completion(action.content, calls))
-
-    threads = Threads(1)
-    async with endpoint(reference) as server:
-        agent = BaselineAgent(threads, ChatClient(ChatClientConfig(base_url=server.url, model="m")))
-        result = await agent.asolve(desk.make(EnvironmentOptions()), task=task)
-        await agent.aclose()
-    assert (result.reward, result.stop_reason) == (1.0, StopReason.DONE)
-
-
-# --- the floor beside each result -----------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["desk", "bfcl/multi_turn_base", "bfcl/multi_turn_miss_func"])

@@ -1,6 +1,4 @@
-"""`CallPolicy`: every attempted call gets exactly one answer, and nothing unreadable is
-executed.
-"""
+"""`CallPolicy`: each attempted call gets one answer, and nothing unreadable is executed."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""The rule for several calls in one turn is the environment's, in training and in evaluation, and
-the template that asks for it.
-"""
+"""The rule for several calls in one turn is the environment's, as is the prompt that says so."""
 
 from __future__ import annotations
 
@@ -28,10 +26,6 @@ from toolroll.rollout.types import Environment, Task
 TWO = call("look", at="a") + call("look", at="b")
 
 
-class AnyNumber(ListedWorld):
-    """Allows any number of calls in each turn."""
-
-
 class OneCall(ListedWorld):
     """Allows one call in each turn."""
 
@@ -51,7 +45,7 @@ def executed(environment: ListedWorld) -> int:
     return sum(len(action.tool_calls) for action in environment.seen)
 
 
-@pytest.mark.parametrize("world", [AnyNumber, OneCall])
+@pytest.mark.parametrize("world", [ListedWorld, OneCall])
 @pytest.mark.parametrize("given", [None, "all", "first", "refuse"])
 async def test_training_and_evaluation_follow_one_rule(
     tokenizer: Any, world: type[ListedWorld], given: Any
@@ -78,7 +72,7 @@ def test_what_the_environments_declare() -> None:
 
 def test_the_published_agents_make_one_call_in_any_environment() -> None:
     for policy in (TrainableAgentMixin.policy, TrainableToolCallingAgent().policy):
-        assert policy.under(AnyNumber()).parallel_calls == "first"
+        assert policy.under(ListedWorld()).parallel_calls == "first"
 
 
 @pytest.mark.parametrize("rule", ["First", None, ["all"]])
@@ -91,9 +85,6 @@ def test_a_rule_that_is_none_of_the_three_is_refused(rule: Any) -> None:
     if rule is not None:
         with pytest.raises(UsageError, match="parallel_calls must be one of"):
             CallPolicy(parallel_calls=rule)
-
-
-# --- templates ------------------------------------------------------------------------------------
 
 
 def _agent(

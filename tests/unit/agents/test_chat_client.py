@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 from pydantic import SecretStr
-from support.chat import Answer, Seen, completion, endpoint, fails
+from support.chat import UNFINISHED, Answer, Seen, completion, endpoint, fails
 from support.loop_clock import skip
 
 from toolroll.agents.chat_client import ChatClient, ChatClientConfig, ChatCompletion
@@ -110,6 +110,7 @@ DEEP = '{"a":' * 1010 + "1" + "}" * 1010
          "finish_reason 'error'): provider is down"),
         (fails(200, '{"choices": [{"delta": {"content": "hi"}, "finish_reason": null}]}'),
          "the answer is unfinished (finish_reason None)"),
+        *((choice('{"content": "hi"}', end), f"finish_reason {end!r}") for end in UNFINISHED[:4]),
     ],
     ids=lambda value: value[:40] if isinstance(value, str) else "",
 )  # fmt: skip

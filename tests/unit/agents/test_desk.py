@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -27,6 +28,8 @@ from toolroll.environments.desk import (
     open_database,
     reference,
 )
+from toolroll.environments.desk.generate import generate
+from toolroll.environments.desk.tools import handwritten
 from toolroll.parsers.types import ToolCall
 from toolroll.rollout.errors import ActionError, UsageError, UserSimulatorError
 from toolroll.rollout.types import Action, EnvironmentOptions, StepResult, Task
@@ -122,9 +125,7 @@ async def test_the_floor_is_zero(task: Task) -> None:
         ("neighbours-card", "waive_fees", {"card": "L-1008"}),
     ],
 )
-async def test_doing_what_a_rule_forbids_earns_nothing(
-    task_id: str, name: str, arguments: dict[str, Any]
-) -> None:
+async def test_a_broken_rule_earns_zero(task_id: str, name: str, arguments: dict[str, Any]) -> None:
     """The tool lets it happen; the rules do not."""
     task = TASKS[task_id]
     actions = list(reference(task))
@@ -139,16 +140,6 @@ async def test_a_code_that_does_not_apply_is_the_reason() -> None:
     assert reward == 0.0
     reason = "the member was told codes that do not apply: h3"
     assert results[-1].info == {"reward_reason": reason}
-
-
-async def test_wrong_arguments_earn_nothing() -> None:
-    wrong = call("renew_loan", {"loan_id": "N03"})
-    actions = [
-        wrong if any(each.name == "renew_loan" for each in action.tool_calls) else action
-        for action in reference(TASKS["renew-one"])
-    ]
-    assert wrong in actions
-    assert (await play(TASKS["renew-one"], actions))[0] == 0.0
 
 
 @pytest.mark.parametrize(
@@ -174,9 +165,6 @@ def test_what_a_reply_tells(wanted: str, reply: str, is_said: bool) -> None:
     assert is_told(wanted, ["nothing", reply]) is is_said
 
 
-# --- calls ----------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("name", "arguments", "words"),
     [
@@ -200,9 +188,7 @@ def test_what_a_reply_tells(wanted: str, reply: str, is_said: bool) -> None:
         ("drop_tables", {}, "there is no tool 'drop_tables'"),
     ],
 )
-async def test_a_wrong_call_is_answered_and_ends_nothing(
-    name: str, arguments: Any, words: str
-) -> None:
+async def test_a_wrong_call_ends_nothing(name: str, arguments: Any, words: str) -> None:
     async with desk() as env:
         result = await env.step(call(name, arguments, "id7"))
         (message,) = result.messages
@@ -349,3 +335,85 @@ def test_no_action_raises_anything_but_action_error(actions: list[Action], task:
                     break
 
     asyncio.run(run())
+
+
+# --- generated tasks ------------------------------------------------------------------------------
+
+
+ROWS = enumerate(generate(200, held_out=False))
+PART = [Task(row["id"], index, "train", row) for index, row in ROWS]
+HELD_OUT = DESK.tasks("held-out")
+
+
+async def reward_of(task: Task, actions: list[Action]) -> float:
+    return (await play(task, actions))[0]
+
+
+async def test_the_references_earn_one() -> None:
+    assert {await reward_of(task, list(reference(task))) for task in PART} == {1.0}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("split", ["train", "held-out"])
+async def test_the_references_of_a_thousand_tasks_earn_one(split: str) -> None:
+    tasks = DESK.tasks(split)[:1000]
+    assert len(tasks) == 1000
+    assert {await reward_of(task, list(reference(task))) for task in tasks} == {1.0}
+
+
+async def test_doing_nothing_earns_nothing_in_generated_tasks() -> None:
+    assert {await reward_of(task, []) for task in HELD_OUT[:200]} == {0.0}
+
+
+async def test_each_call_and_each_reply_of_the_references_is_needed() -> None:
+    """Without one write or one reply, no episode earns anything."""
+    writes = {"renew_loan", "place_hold", "cancel_hold", "waive_fees", "transfer_to_person"}
+    left_out = 0
+    for task in PART[:60]:
+        actions = list(reference(task))
+        for number, action in enumerate(actions):
+            texts = [text for text in task.data["told"] if text in action.content]
+            others = " ".join(other.content for other in actions if other is not action)
+            is_write = any(call.name in writes for call in action.tool_calls)
+            if not (texts or is_write) or any(text in others for text in texts):
+                continue
+            left_out += 1
+            instead = [Action("Hm.")] if texts else []
+            rest = [*actions[:number], *instead, *actions[number + 1 :]]
+            assert await reward_of(task, rest) == 0.0, (task.id, number)
+    assert left_out > 60
+
+
+def test_tasks_are_the_same_each_time() -> None:
+    assert generate(20, held_out=False) == [task.data for task in PART[:20]]
+
+
+def entities(tasks: list[Task]) -> set[str]:
+    """Return cards, names, ids and titles."""
+    names = set()
+    for task in tasks:
+        rows = task.data["rows"]
+        for card, name, *_ in rows["members"]:
+            names |= {card, name}
+        for table in ("books", "loans", "holds"):
+            names |= {row[0] for row in rows[table]}
+        names |= {row[1] for row in rows["books"]}
+    return names
+
+
+def test_tasks_share_no_entity_with_those_of_other_splits() -> None:
+    rows = handwritten()
+    tables = ("members", "books", "loans", "holds")
+    own = {value for table in tables for row in rows[table] for value in row[:2]}
+    train, held_out = entities(PART), entities([*HELD_OUT])
+    assert not (train | held_out) & own
+    assert not {name for name in train & held_out if name.startswith(("L-", "The "))}
+
+
+def test_no_outcome_is_rare() -> None:
+    codes = Counter(task.data["told"][0] for task in HELD_OUT if task.data["told"])
+    rules = ["A1", "F1", "F2", "H1", "H2", "H3", "R1", "R2", "R3", "R4"]
+    assert all(codes[code] >= 20 for code in rules)
+    kinds = Counter(task.data["requests"][0]["kind"] for task in HELD_OUT)
+    assert min(kinds.values()) >= 20
+    assert 0.2 < sum(len(task.data["requests"]) == 2 for task in HELD_OUT) / 1000 < 0.4

@@ -1,6 +1,4 @@
-"""Overridden hooks, hook by form: plain and async, with and without `await`, with `super()`, and
-with what they must not return. What they return is read as a `Conversation` reads it.
-"""
+"""Overridden hooks by form: plain and async, with `super()`, and what they must not return."""
 
 from __future__ import annotations
 
@@ -29,8 +27,6 @@ from toolroll.rollout.types import Status, StepResult, StopReason
 from toolroll.testing import PolicyRequest, Reply, load_embedded_tokenizer
 
 Agent = TrainableToolCallingAgent
-
-# --- _execute_tool --------------------------------------------------------------------------------
 
 
 def more(step: Any) -> Any:
@@ -105,9 +101,6 @@ class PlainStepOfSuper(Agent):
         return longer(super()._execute_tool(env, action))
 
 
-# --- _initialize_environment ----------------------------------------------------------------------
-
-
 class ResetOfSuper(Agent):
     async def _initialize_environment(self, env: Any, task_index: int | None) -> Any:
         return super()._initialize_environment(env, task_index)
@@ -142,9 +135,6 @@ class ReadsInfo(Agent):
         return first.observation + "!", first.info
 
 
-# --- _call_llm ------------------------------------------------------------------------------------
-
-
 class BlockingRequest(Agent):
     """On the event loop, this request would wait for the engine of this process forever."""
 
@@ -161,8 +151,6 @@ class ReturnsAwaitable(Agent):
         assert isinstance(self.model, Model)
         return self.model.post(url, payload)
 
-
-# --- forms that work ------------------------------------------------------------------------------
 
 PLAYED = {
     "error": None,
@@ -210,9 +198,7 @@ OF_SUPER = MORE | {
     ],
 )  # fmt: skip
 async def test_a_form_that_works(hook: str, form: Any, changes: dict[str, Any]) -> None:
-    """`form`: the hook of an instance, or a class that overrides it. A warning names the line of
-    the hook that forgets an `await`.
-    """
+    """A warning names the line of the hook that forgets an `await`."""
     kind, hooks = (form, {}) if isinstance(form, type) else (Agent, {hook: form})
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -242,9 +228,6 @@ async def test_a_step_without_a_reward_counts_from_zero(kind: type[Agent]) -> No
     assert (result.info.get("error"), result.step_rewards) == (None, (0.5, 1.5))
     assert result.info["seen"] is True
     assert "It is here. Yes." in [message["content"] for message in result.messages]
-
-
-# --- forms that fail ------------------------------------------------------------------------------
 
 
 LOOK = '<tool_call>{"name": "look", "arguments": {"at": "here"}}</tool_call>'
@@ -374,9 +357,7 @@ AN_OBJECT, A_COROUTINE = "returned an object", "returned a coroutine"
         *((hook, coroutine, A_COROUTINE) for hook in (*TOKEN_HOOKS, *TEXT_HOOKS)),
     ],
 )
-async def test_a_form_that_fails_aborts_and_names_the_hook(
-    hook: str, form: Any, words: str
-) -> None:
+async def test_a_failing_form_aborts_and_names_the_hook(hook: str, form: Any, words: str) -> None:
     """A coroutine that is dropped is an error."""
     kind, hooks = (form, {}) if isinstance(form, type) else (Agent, {hook: form})
     gc.collect()  # what other tests left, such as loops
@@ -421,9 +402,6 @@ async def test_an_environment_that_fails_in_a_hook(form: Any) -> None:
     assert "out of order" in result.info["error"]["message"]
 
 
-# --- the adapter ----------------------------------------------------------------------------------
-
-
 LLAMA = create_openai_adapter(TOOLS, parser_type="llama3")
 """It cannot read the model's calls."""
 
@@ -449,12 +427,8 @@ def llama_calls(request: PolicyRequest) -> Reply:
         (Agent, llama_calls, {"openai_adapter": LLAMA}),
     ],
 )  # fmt: skip
-async def test_the_adapter_that_is_set_parses(
-    kind: type[Agent], policy: Any, adapter: dict[str, Any]
-) -> None:
-    """It was ignored: the text of a call went to the user as speech, and was trained. An adapter of
-    None is the model's.
-    """
+async def test_the_adapter_parses(kind: type[Agent], policy: Any, adapter: dict[str, Any]) -> None:
+    """An adapter of None is the model's."""
     result, store, _ = await play(kind, None, policy, **adapter)
     assert (result.info.get("error"), result.reward) == (None, 1.0)
     assert [action.name for action in store.actions] == ["look", "buy"]
@@ -473,8 +447,6 @@ async def test_the_token_hooks_get_the_arguments_of_the_call() -> None:
     assert arguments == [{"verify": "off"}]
 
 
-# --- what _parse_tool returns ---------------------------------------------------------------------
-
 PARSED = {"name": "look", "parameters": '{"at": "here"}'}
 BAD_ARGUMENTS = CallStatus.BAD_ARGUMENTS
 
@@ -491,9 +463,7 @@ BAD_ARGUMENTS = CallStatus.BAD_ARGUMENTS
     ],
 )
 @pytest.mark.parametrize("text", ["Hm.", None])
-def test_a_call_that_an_override_parsed(
-    call: dict[str, Any], status: CallStatus, text: str | None
-) -> None:
+def test_a_call_of_an_override(call: dict[str, Any], status: CallStatus, text: str | None) -> None:
     result = {"normal_text": text, "calls": [PARSED, call]}
     reply = wrap_parse_tool(lambda reply: {"parsed_result": result})("raw")
     good, other = reply.tool_calls

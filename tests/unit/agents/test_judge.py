@@ -12,31 +12,18 @@ from typing import Any
 import pytest
 from support.results import episode
 
-from toolroll import (
-    Action,
-    EnvironmentOptions,
-    InteractionResult,
-    ToolCall,
-    UsageError,
-    tool_environment,
-)
+from toolroll import Action, EnvironmentOptions, InteractionResult, ToolCall, tool_environment
 from toolroll.agents.chat_client import ChatClient
 from toolroll.cli.display import remarks
 from toolroll.evaluation.judge import Judge
 from toolroll.evaluation.report import report
-from toolroll.rollout.errors import EnvironmentFailure
+from toolroll.rollout.errors import EnvironmentFailure, UsageError
+from toolroll.rollout.model.tokenizers import load_embedded_tokenizer
 from toolroll.rollout.runs.provenance import benchmark_packages
 from toolroll.rollout.runs.run_directory import RunDirectory
 from toolroll.rollout.runs.summary import Summary
 from toolroll.rollout.types import Message, StopReason
-from toolroll.testing import (
-    EmbeddedEngine,
-    Fault,
-    fault_at,
-    load_embedded_tokenizer,
-    play_episode,
-    serve_in_thread,
-)
+from toolroll.testing import EmbeddedEngine, Fault, fault_at, play_episode, serve_in_thread
 
 GOOD = '{"reason": "It is right.", "score": 1}'
 RECORD: list[Message] = [{"role": "assistant", "content": "It is 42."}]
@@ -213,9 +200,6 @@ def test_a_folder_notes_another_judge(tmp_path: Path) -> None:
     assert [judge.split()[0] for judge in judges] == ["m", "m", "n"]
     assert len(set(judges)) == 3
     assert packages("m", lambda task: task["none"]) == {}, "a rubric that fails ends no run here"
-
-
-# --- a record cannot speak for the rubric ---------------------------------------------------------
 
 
 def attacks(mark: str) -> list[str]:

@@ -13,22 +13,10 @@ TASKS = [task for split in CARDS.splits for task in CARDS.tasks(split)[:4]]
 
 
 async def test_every_reference_earns_everything() -> None:
+    """Only the images tell the tasks apart: before the answer, all have the same text."""
     replies = play_references(CARDS, TASKS, samples=1)
     episodes = await play_script(replies, vision_tokenizer(), TASKS)
     assert [episode.result.reward for episode in episodes] == [1.0] * len(TASKS)
-
-
-async def test_the_reference_of_another_task_earns_nothing() -> None:
-    replies = play_references(CARDS, TASKS, samples=1)
-    others = dict(zip(replies, [*list(replies.values())[1:], ["It is 12."]], strict=True))
-    episodes = await play_script(others, vision_tokenizer(), TASKS)
-    assert [episode.result.reward for episode in episodes] == [0.0] * len(TASKS)
-
-
-async def test_only_the_images_tell_the_tasks_apart() -> None:
-    """Before the answer, all tasks have the same text."""
-    replies = play_references(CARDS, TASKS, samples=1)
-    episodes = await play_script(replies, vision_tokenizer(), TASKS)
     trajectories = [episode.result.trajectories[0] for episode in episodes]
     assert len({tuple(image.sha256 for image in each.media) for each in trajectories}) == len(TASKS)
     before = {
@@ -36,6 +24,13 @@ async def test_only_the_images_tell_the_tasks_apart() -> None:
         for each in trajectories
     }
     assert len(before) == 1
+
+
+async def test_the_reference_of_another_task_earns_nothing() -> None:
+    replies = play_references(CARDS, TASKS, samples=1)
+    others = dict(zip(replies, [*list(replies.values())[1:], ["It is 12."]], strict=True))
+    episodes = await play_script(others, vision_tokenizer(), TASKS)
+    assert [episode.result.reward for episode in episodes] == [0.0] * len(TASKS)
 
 
 async def test_a_wrong_call_does_not_end_the_episode() -> None:

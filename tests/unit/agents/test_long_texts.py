@@ -1,6 +1,4 @@
-"""Long texts: what is longer than an observation may be is a failure, nothing long is encoded on
-the event loop, and what is stored, shown and logged of long errors is short.
-"""
+"""Long texts: too long is a failure, none is encoded on the event loop, and errors are short."""
 
 from __future__ import annotations
 
@@ -10,41 +8,26 @@ from typing import Any
 
 import orjson
 import pytest
-from support.client import client, flaky, refusal, request
+from support.client import client_of, flaky, refusal, request
 from support.episodes import agent, call, judge, serving
-from support.http import completion, http_server
+from support.http import completion
 from support.listed_environment import ListedWorld
 from support.scripted_runs import Scripted, ScriptedFactory, play
 from support.toy_environment import PondFactory, look
 
+from toolroll import Action, ActionError, Episode, InteractionResult, Observation, Status
 from toolroll.agents.loop.environment_runner import EnvironmentRunner
 from toolroll.agents.text_agent import make_do_nothing
 from toolroll.agents.tool_calling import TrainableToolCallingAgent, make_agent
 from toolroll.evaluation.openai_baseline import make_baseline
 from toolroll.evaluation.run_config import RunConfig
 from toolroll.parsers.types import ToolCall
-from toolroll.rollout.errors import (
-    ActionError,
-    EngineError,
-    EnvironmentFailure,
-    RolloutError,
-    capped,
-    describe,
-)
+from toolroll.rollout.errors import EngineError, EnvironmentFailure, RolloutError, capped, describe
 from toolroll.rollout.runs.episode_file import to_line
 from toolroll.rollout.runs.runner import Runner
 from toolroll.rollout.runtime.threads import Threads
 from toolroll.rollout.settings import RunSettings
-from toolroll.rollout.types import (
-    Action,
-    Episode,
-    InteractionResult,
-    Observation,
-    Status,
-    StepResult,
-    StopReason,
-    Task,
-)
+from toolroll.rollout.types import StepResult, StopReason, Task
 from toolroll.testing import Fault, PolicyRequest, fault_at
 
 LONG = 100_000
@@ -88,16 +71,15 @@ def talks(request: PolicyRequest) -> str:
     return TEXT
 
 
+PROMPT = {"encode", "render_prepared"}
+
+
 @pytest.mark.parametrize(
     ("world", "policy", "elsewhere"),
     [
-        (ListedWorld(system=TEXT, tool_texts=["a frog"]), says, {"encode", "render_prepared"}),
-        (
-            ListedWorld(user_texts=[TEXT], tool_texts=["a frog"]),
-            says,
-            {"encode", "render_prepared"},
-        ),
-        (ListedWorld(tool_texts=[TEXT]), says, {"encode", "render_prepared"}),
+        (ListedWorld(system=TEXT, tool_texts=["a frog"]), says, PROMPT),
+        (ListedWorld(user_texts=[TEXT], tool_texts=["a frog"]), says, PROMPT),
+        (ListedWorld(tool_texts=[TEXT]), says, PROMPT),
         (ListedWorld(), talks, {"parse"}),
     ],
     ids=["system prompt", "user text", "tool result", "reply"],
@@ -122,7 +104,7 @@ async def test_no_long_text_is_handled_on_the_event_loop(
     assert watch.elsewhere >= elsewhere
 
 
-async def test_the_tokens_are_those_of_the_event_loop(
+async def test_threads_give_the_same_tokens(
     tokenizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     outcomes = []
@@ -175,7 +157,7 @@ TOOL = {
     ],
 )
 @pytest.mark.parametrize(("where", "make"), [("reset", Observation), ("step", StepResult)])
-async def test_all_that_one_call_returns_is_one_observation(
+async def test_one_call_returns_one_observation(
     where: str, make: Any, more: dict[str, Any]
 ) -> None:
     halves = [{"role": "user", **HALF}, {"role": "tool", "tool_call_id": "none", **HALF}]
@@ -200,16 +182,6 @@ async def test_an_action_error_counts_for_each_call_that_it_answers() -> None:
     words = r"Refuses\.step raised an ActionError and returned 1500000 bytes"
     with pytest.raises(EnvironmentFailure, match=words):
         await world.step(Action("", (call, call, call)))
-
-
-async def test_an_action_error_longer_than_the_limit_is_a_failure() -> None:
-    def act(name: str, task: Task) -> Any:
-        if name == "step":
-            raise ActionError("x" * (LIMIT + 1))
-
-    [episode] = await play(ScriptedFactory(lambda: Scripted(act), count=1))
-    assert episode.result.stop_reason is StopReason.ENVIRONMENT_ERROR
-    assert "Scripted.step raised an ActionError" in episode.result.info["error"]["message"]
 
 
 async def returned(where: str, value: Any) -> InteractionResult:
@@ -264,7 +236,7 @@ def test_errors_and_what_is_stored_of_them() -> None:
 async def test_an_engine_that_refuses_with_megabytes(status: int, in_json: bool) -> None:
     body = orjson.dumps({"error": {"message": MEGABYTES}}) if in_json else MEGABYTES.encode()
     _, handle = flaky(refusal(status, body))
-    async with http_server({"/generate": handle}) as url, client(url) as calls:
+    async with client_of({"/generate": handle}) as calls:
         with pytest.raises(EngineError) as raised:
             await calls.generate(request())
     assert raised.value.status == status
@@ -305,9 +277,7 @@ async def test_an_episode_with_a_long_contradiction_is_a_short_line(
     assert len(caplog.text) < 20_000
 
 
-async def test_an_environment_that_fails_with_megabytes(
-    tokenizer: Any, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_failure_with_megabytes(tokenizer: Any, caplog: pytest.LogCaptureFixture) -> None:
     def fail(task: Any, action: Any) -> None:
         raise ValueError(MEGABYTES)
 

@@ -1,6 +1,4 @@
-"""What an episode's border keeps in: refusals, failing environments, known mismatches. One
-episode's failure is its own (I7).
-"""
+"""What an episode's border keeps in: one episode's failure is its own (I7)."""
 
 from __future__ import annotations
 
@@ -15,30 +13,15 @@ from support.episodes import serving
 from support.listed_environment import LOOK
 from support.loop_clock import skip
 
+from toolroll import Action, Environment, InteractionResult, Message, Observation, Status
 from toolroll.agents.loop.call_policy import CallPolicy
 from toolroll.agents.text_agent import TextAgent
 from toolroll.agents.tool_calling import TrainableToolCallingAgent
-from toolroll.rollout.errors import (
-    ActionError,
-    ContextOverflowError,
-    RolloutError,
-    TemplateError,
-    UsageError,
-)
+from toolroll.rollout.errors import ActionError, ContextOverflowError, UsageError
 from toolroll.rollout.model.conversation import Conversation
 from toolroll.rollout.model.model import Model
 from toolroll.rollout.model.turn import AssistantTurn
-from toolroll.rollout.types import (
-    Action,
-    Environment,
-    InteractionResult,
-    Message,
-    Observation,
-    Status,
-    StepResult,
-    StopReason,
-    Task,
-)
+from toolroll.rollout.types import StepResult, StopReason, Task
 from toolroll.testing import PolicyRequest
 
 TASK = Task("t", 0)
@@ -101,11 +84,6 @@ async def play(
 
 
 # --- failures -------------------------------------------------------------------------------------
-
-
-def test_a_template_error_is_the_rollouts() -> None:
-    assert issubclass(TemplateError, RolloutError)
-    assert not issubclass(TemplateError, UsageError)
 
 
 async def test_a_template_that_refuses_a_conversation_ends_it(tokenizer: Any) -> None:
@@ -202,9 +180,6 @@ async def test_a_first_prompt_that_does_not_fit_is_a_full_context(
     assert sum(trajectory.trained_tokens for trajectory in trained.trajectories) == 0
 
 
-# --- tokens ---------------------------------------------------------------------------------------
-
-
 class OtherPrompt(TrainableToolCallingAgent):
     """Serves another prompt than the template's."""
 
@@ -277,7 +252,6 @@ class Reusing(Environment):
 
 
 async def test_an_environment_may_change_what_it_has_returned(tokenizer: Any) -> None:
-    """The history changed with it, so the episode's samples were excluded."""
     result = await play(tokenizer, Reusing(), rollout_args={"verify": "always"})
     users = [m["content"][0]["text"] for m in result.messages if m["role"] == "user"]
     assert users == ["0", "1", "2", "3"]
@@ -300,8 +274,6 @@ async def test_an_observation_may_have_its_own_constructor(tokenizer: Any) -> No
 
 
 async def test_an_unknown_reward_mode_is_refused(tokenizer: Any) -> None:
-    """It was taken for "final"."""
-
     class Mean(Talk):
         reward_mode: Any = "mean"
 

@@ -1,6 +1,4 @@
-"""Agents as the published example writes them, overrides that call `super()` with the published
-signatures, and hooks that are called directly, outside an episode.
-"""
+"""Agents as the published example writes them, and hooks that are called outside an episode."""
 
 from __future__ import annotations
 
@@ -31,16 +29,11 @@ from support.listed_environment import ListedWorld
 from support.published import qwen
 from support.standins import stand_in
 
+from toolroll import InteractionResult, Status, TrainableAgentMixin, TrainableToolCallingAgent
 from toolroll.agents.loop.adapt import TauAction
 from toolroll.agents.loop.environment_runner import DRAWN
 from toolroll.agents.loop.published_hooks import episode_arguments
-from toolroll.agents.trainable_agents import (
-    InteractionResult,
-    Status,
-    TrainableAgentMixin,
-    TrainableToolCallingAgent,
-    call_to_action_sglang,
-)
+from toolroll.agents.trainable_agents import call_to_action_sglang
 from toolroll.parsers.openai import create_openai_adapter
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.runs.registry import load_environment
@@ -65,9 +58,6 @@ async def test_an_agent_exactly_as_published() -> None:
     assert [name for name in result.metrics if name.startswith("token_mismatches")] == []
     assert result.metrics["trained_tokens"] > 0
     assert len(store.threads) == 3 and threading.main_thread() not in store.threads
-
-
-# --- overrides that return what `super()` returns -------------------------------------------------
 
 
 def look_up_an_order(request: PolicyRequest) -> Reply:
@@ -97,9 +87,7 @@ WORLDS: dict[str, Any] = {
 
 @pytest.mark.parametrize("name", WORLDS)
 @pytest.mark.parametrize("kind", [AsPublished, OtherColor])
-async def test_overrides_that_return_super_s_result_do_nothing(
-    kind: type[AsPublished], name: str
-) -> None:
+async def test_overrides_that_return_super_s_do_nothing(kind: type[AsPublished], name: str) -> None:
     tokenizer, make, policy, task = WORLDS[name]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -123,9 +111,6 @@ async def test_overrides_that_return_super_s_result_do_nothing(
     assert plain.metrics["trained_tokens"] > 0
 
 
-# --- asolve ---------------------------------------------------------------------------------------
-
-
 class Listed(ListedWorld):
     """Records the task and the seed of its reset."""
 
@@ -136,14 +121,9 @@ class Listed(ListedWorld):
 
 class Signature(TrainableToolCallingAgent):
     async def asolve(  # type: ignore[override]
-        self,
-        env: Any,
-        rollout_args: Any,
-        sampling_params: Any,
-        task_index: Any = None,
-        steps: int = 30,
+        self, env: Any, rollout_args: Any, sampling_params: Any, task_index: Any = None, n: int = 30
     ) -> InteractionResult:
-        return await super().asolve(env, rollout_args, sampling_params, task_index, steps)
+        return await super().asolve(env, rollout_args, sampling_params, task_index, n)
 
 
 class Again(Signature):
@@ -171,8 +151,7 @@ class MixedAgain(Mixed):
 
 class NextTask(Signature):
     async def asolve(self, *args: Any) -> InteractionResult:  # type: ignore[override]
-        env, rollout_args, sampling_params, task_index, steps = args
-        return await super().asolve(env, rollout_args, sampling_params, task_index + 1, steps)
+        return await super().asolve(*args[:3], args[3] + 1, *args[4:])
 
 
 class WithPartner(Signature):
@@ -194,9 +173,7 @@ class BestOfTwo(Signature):
 
 
 @pytest.mark.parametrize("kind", [Signature, Again, Mixed, MixedAgain, WithPartner, NextTask])
-async def test_the_published_signature_plays_the_task_of_the_run(
-    kind: type[TrainableToolCallingAgent],
-) -> None:
+async def test_a_published_signature_plays_the_task(kind: type[TrainableToolCallingAgent]) -> None:
     env = Listed(tool_texts=("It is here.",))
     result, _, agent = await play(kind, env, look_up_an_order)
     begun = (Task("4", 4), 7) if kind is NextTask else (TASK, 7)
@@ -218,9 +195,6 @@ async def test_only_the_first_episode_has_the_run_s_session() -> None:
         first, second = [entry.routing_key for entry in engine.log]
     assert (first, second not in ("s", "", None)) == ("s", True)
     assert env.begun == (TASK, 0)
-
-
-# --- the task and the info of a response ----------------------------------------------------------
 
 
 class Draws(Store):
@@ -327,10 +301,7 @@ class Informs(Store):
         ({"info": SimpleNamespace(model_dump=lambda **options: {"a": 1})}, {"a": 1}),
         ({"info": TASK}, "the info Task("),
         ({"info": SimpleNamespace(dict=lambda: {"a": 1})}, "the info namespace(dict="),
-        (
-            {"info": dumping([1])},
-            "must be None, a mapping, or an object whose model_dump() returns",
-        ),
+        ({"info": dumping([1])}, "must be None, a mapping, or an object whose model_dump()"),
     ],
 )
 async def test_the_info_of_a_response(
@@ -342,9 +313,6 @@ async def test_the_info_of_a_response(
         assert result.stop_reason is StopReason.ENVIRONMENT_ERROR
     else:
         assert (result.info, result.reward) == (info, 1.0)
-
-
-# --- other agents ---------------------------------------------------------------------------------
 
 
 def test_an_action_is_tau_benchs_own_if_it_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -386,9 +354,6 @@ async def test_an_agent_closes_only_a_model_that_it_opened() -> None:
         assert own._opened is not None
         await own.aclose()
         assert own._opened is None
-
-
-# --- outside an episode ---------------------------------------------------------------------------
 
 
 class OwnLoop(AsPublished):

@@ -1,6 +1,4 @@
-"""Whatever an environment returns: its failure says what that was, and every line that is
-written can be read back.
-"""
+"""What an environment returns: a failure says what that was, and each line can be read back."""
 
 from __future__ import annotations
 
@@ -61,17 +59,13 @@ async def play_once(
 
 
 def read_back(episode: Episode) -> InteractionResult:
-    """Return the result as the file gives it back, after a look that it gives the same line
-    again.
-    """
+    """Return the result as the file gives it back, which gives the same line again."""
     line = to_line(episode)
     again = from_line(line)
     assert to_line(again) == line
     Summary().add(again)
     return again.result
 
-
-# --- metrics and info -----------------------------------------------------------------------------
 
 GOOD_METRICS = {
     "one": (1, 1.0),
@@ -136,9 +130,6 @@ async def test_an_environments_values_replace_none_of_the_loops_own() -> None:
     assert result.info["env/error"] == "x" and not {"error", "bad_calls"} & result.info.keys()
 
 
-# --- rewards --------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("reward", "number"),
     [
@@ -171,9 +162,6 @@ async def test_a_sum_of_rewards_that_is_infinite_is_a_failure() -> None:
 
     episode = await play_once(Rich, max_turns=2, step=StepResult([USER], 1.5e308))
     assert read_back(episode).stop_reason is StopReason.ENVIRONMENT_ERROR
-
-
-# --- failures -------------------------------------------------------------------------------------
 
 
 def step(*messages: Any, **fields: Any) -> tuple[str, StepResult]:
@@ -225,9 +213,6 @@ async def test_a_failure_says_what_was_returned(returned: tuple[str, Any], words
     assert len(message) < 500
 
 
-# --- what an agent returns ------------------------------------------------------------------------
-
-
 def returning(result: Any) -> Any:
     """Agents that return `result`."""
 
@@ -251,9 +236,7 @@ async def test_an_agents_error_of_another_shape_ends_no_run() -> None:
 
 @pytest.mark.parametrize("status", Status)
 @pytest.mark.parametrize("reason", StopReason)
-def test_the_worse_of_an_agents_status_and_stop_reason_is_kept(
-    status: Status, reason: StopReason
-) -> None:
+def test_the_worse_of_status_and_stop_reason_is_kept(status: Status, reason: StopReason) -> None:
     solved = InteractionResult("", 1.0, [], {}, status=status, stop_reason=reason)
     again = read_back(Episode("pond", "t-0", 0, 0, 0, checked_result(solved)))
     order = [Status.COMPLETED, Status.TRUNCATED, Status.ABORTED]

@@ -1,6 +1,4 @@
-"""Steps that never return, and coroutines that swallow their cancellation: they cost their own
-episodes, not the threads of the others.
-"""
+"""Steps that never return, and coroutines that swallow their cancellation."""
 
 from __future__ import annotations
 
@@ -8,7 +6,7 @@ import asyncio
 import contextlib
 import contextvars
 import threading
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
 import pytest
@@ -37,19 +35,20 @@ class Hanging:
             self.free.wait(60)
 
 
-async def test_two_hanging_tasks_of_forty_take_nothing_from_the_others(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def until(condition: Callable[[], Any]) -> None:
+    while not condition():
+        await asyncio.sleep(0.001)
+
+
+async def test_two_hanging_tasks_take_nothing_from_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "_FIRST_PAUSE", 0.0)
     hanging = Hanging("t-0", "t-1")
     factory = ScriptedFactory(lambda: Scripted(hanging), count=40)
-    playing = asyncio.create_task(
-        play(factory, step_timeout=600, reruns=2, concurrency=2, threads=2)
-    )
+    settings: Any = {"step_timeout": 600, "reruns": 2, "concurrency": 2, "threads": 2}
+    playing = asyncio.create_task(play(factory, **settings))
     try:
         for attempts in range(1, 4):
-            while hanging.hung < 2 * attempts:
-                await asyncio.sleep(0.001)
+            await until(lambda count=2 * attempts: hanging.hung >= count)  # type: ignore[misc]
             skip(601)
         episodes = await playing
     finally:
@@ -66,12 +65,11 @@ async def test_too_many_of_them_end_the_run_and_name_the_environment() -> None:
     hanging = Hanging(*(f"t-{index}" for index in range(100)))
     factory = ScriptedFactory(lambda: Scripted(hanging), count=100)
     episodes: list[Episode] = []
+    agent = Talker(Threads(2, most_given_up=3, grace=0.0), step_timeout=600)
+    run = Runner(factory, lambda: agent, RunSettings(concurrency=2)).run
+    running = asyncio.create_task(run(factory.tasks("test"), episodes.append))
+    seen = 0
     try:
-        calls = Threads(2, most_given_up=3, grace=0.0)
-        agent = Talker(calls, step_timeout=600)
-        run = Runner(factory, lambda: agent, RunSettings(concurrency=2)).run
-        running = asyncio.create_task(run(factory.tasks("test"), episodes.append))
-        seen = 0
         while not running.done():
             if hanging.hung > seen:
                 seen = hanging.hung
@@ -81,9 +79,8 @@ async def test_too_many_of_them_end_the_run_and_name_the_environment() -> None:
             await running
     finally:
         hanging.free.set()
-    assert stopped.group_contains(
-        UsageError, match=r"calls exceeded their time limit.*Scripted\.step"
-    )
+    words = r"calls exceeded their time limit.*Scripted\.step"
+    assert stopped.group_contains(UsageError, match=words)
     assert len(episodes) < 10
 
 
@@ -91,14 +88,12 @@ async def test_waiting_for_a_thread_takes_no_time_of_a_step() -> None:
     first = Hanging("t-0")
     factory = ScriptedFactory(lambda: Scripted(first), count=2)
     playing = asyncio.create_task(play(factory, step_timeout=600, concurrency=2, threads=1))
-    while not first.hung:
-        await asyncio.sleep(0.001)
+    await until(lambda: first.hung)
     for _ in range(5):
         skip(590 / 5)  # in which the other episode waits for the only thread
         await asyncio.sleep(0.001)
     first.free.set()
-    while len(factory.made) < 2 or not factory.made[1].turns:
-        await asyncio.sleep(0.001)
+    await until(lambda: len(factory.made) > 1 and factory.made[1].turns)
     skip(11)
     assert [episode.result.reward for episode in await playing] == [1.0, 1.0]
 
@@ -134,11 +129,8 @@ async def freed(act: Stubborn) -> AsyncIterator[None]:
 
 
 async def until_left(playing: asyncio.Future[Any], stubborn: Stubborn) -> None:
-    """Cancel nothing; wait until the stubborn call is cancelled, and let the time to leave it
-    pass.
-    """
-    while not stubborn.cancelled and not playing.done():
-        await asyncio.sleep(0.001)
+    """Wait until the stubborn call is cancelled, and let the time to leave it pass."""
+    await until(lambda: stubborn.cancelled or playing.done())
     skip(LEAVE_SECONDS + 1)
     await asyncio.wait([playing], timeout=PATIENCE)
     assert playing.done(), "the run waits for a coroutine that does not end"
@@ -147,8 +139,7 @@ async def until_left(playing: asyncio.Future[Any], stubborn: Stubborn) -> None:
 async def play_and_leave(stubborn: Stubborn, factory: ScriptedFactory) -> asyncio.Task[Any]:
     """A run that is over, although a call of it is still running."""
     playing = asyncio.create_task(play(factory, step_timeout=600, concurrency=1))
-    while not stubborn.begun:
-        await asyncio.sleep(0.001)
+    await until(lambda: stubborn.begun)
     skip(601)
     await until_left(playing, stubborn)
     return playing
@@ -185,13 +176,11 @@ async def test_a_call_that_swallows_its_cancellation_is_left(
 async def test_a_run_that_is_stopped_does_not_wait_for_it() -> None:
     stubborn = Stubborn("step")
     factory = ScriptedFactory(lambda: AsyncScripted(stubborn), count=2)
-    episodes: list[Episode] = []
-    calls = Threads(1)
+    episodes, calls = list[Episode](), Threads(1)
     runner = Runner(factory, lambda: Talker(calls), RunSettings(concurrency=1))
     async with freed(stubborn):
         playing = asyncio.create_task(runner.run(factory.tasks("test"), episodes.append))
-        while not stubborn.begun:
-            await asyncio.sleep(0.001)
+        await until(lambda: stubborn.begun)
         playing.cancel()
         await until_left(playing, stubborn)
         with pytest.raises(asyncio.CancelledError):

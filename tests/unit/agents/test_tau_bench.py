@@ -1,6 +1,4 @@
-"""tau-bench through our environment: against a small package with its interface, and against the
-real one (marked `peers`).
-"""
+"""tau-bench: a small package with its interface, and the real one (marked `peers`)."""
 
 from __future__ import annotations
 
@@ -179,9 +177,7 @@ def _recorded_action(message: dict[str, Any]) -> Action:
 # --- one episode and many -------------------------------------------------------------------------
 
 
-async def test_episodes_at_once_keep_their_databases_apart(
-    tau: TauBench, record_property: Figures
-) -> None:
+async def test_episodes_at_once_share_no_database(tau: TauBench, record_property: Figures) -> None:
     factory = tau.factory()
     tasks = factory.tasks("test")
     plans = [
@@ -320,9 +316,6 @@ def test_nobody_plays_the_user_is_said_at_once(tau: TauBench) -> None:
         tau.factory().make(EnvironmentOptions(settings={"colour": 1}))
 
 
-# --- the import -----------------------------------------------------------------------------------
-
-
 def test_another_package_of_that_name_is_not_taken_for_it() -> None:
     factory = TauBenchFactory("retail", ("test",), "", package="json")
     assert "git+https://github.com/sierra-research/tau-bench@" in str(factory.missing())
@@ -340,9 +333,6 @@ def test_the_raw_environment_plays_as_it_is(tau: TauBench, own_action: bool) -> 
     assert env.step(call(tau.read[0], **tau.read[1])).messages[0]["role"] == "tool"
     ended = env.step(BYE)
     assert (ended.messages[0]["content"], ended.done, ended.reward) == (STOP, True, 0.0)
-
-
-# --- whole episodes, and a model that plays the user ----------------------------------------------
 
 
 def _user(request: PolicyRequest) -> str:
@@ -364,9 +354,7 @@ async def _played(
 async def test_reference_actions_pass_as_tokens(
     tau: TauBench, tokenizer: Any, domain: str, record_property: Figures
 ) -> None:
-    """What a model would have to write is read as the calls that the benchmark means, and every
-    token is as served.
-    """
+    """The model's texts are read as the calls that are meant, each token as served."""
     factory = tau.factory(domain)
     tasks = factory.tasks("test")
     policy = reference_policy(play_references(factory, tasks, samples=1))

@@ -1,6 +1,4 @@
-"""Parts of the tau-bench adapter: the bounded `calculate`, the database's copies, the users in
-threads.
-"""
+"""The tau-bench adapter's bounded `calculate`, copies of the database, and users in threads."""
 
 from __future__ import annotations
 
@@ -152,9 +150,7 @@ EDITS = st.lists(
 
 
 @given(DATA, EDITS, EDITS)
-def test_changes_of_a_copy_decide_as_the_hash_does(
-    data: dict[str, Any], first: Any, second: Any
-) -> None:
+def test_changes_decide_as_the_hash_does(data: dict[str, Any], first: Any, second: Any) -> None:
     database = _database(data)
     changes, hashes = [], []
     for edits in (first, second):
@@ -377,9 +373,7 @@ async def test_litellm_users_play_off_the_loop(litellm: SimpleNamespace) -> None
 
 
 @pytest.mark.parametrize("finish", UNFINISHED)
-async def test_an_unfinished_answer_is_no_line_of_a_litellm_user(
-    litellm: SimpleNamespace, finish: str | None
-) -> None:
+async def test_an_unfinished_reply_is_no_line(litellm: SimpleNamespace, finish: str | None) -> None:
     """A truncated one is not sampled again: the same request has the same token limit."""
     async with _users() as users:
         user = users.make()
@@ -396,9 +390,7 @@ async def test_an_unfinished_answer_is_no_line_of_a_litellm_user(
             await user.step("Which one?")
 
 
-async def test_a_call_that_hangs_takes_no_place_and_keeps_no_process(
-    litellm: SimpleNamespace,
-) -> None:
+async def test_a_hanging_call_takes_no_place_and_keeps_no_process(litellm: SimpleNamespace) -> None:
     free, threads = threading.Event(), list[threading.Thread]()
 
     class Gate:

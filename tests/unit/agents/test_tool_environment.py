@@ -9,43 +9,17 @@ from typing import Any, Literal
 
 import pytest
 from support.episodes import call
+from support.source import ROOT
 
-from toolroll import (
-    Action,
-    ActionError,
-    InteractionResult,
-    PlayedCall,
-    ToolCall,
-    UsageError,
-    tool_environment,
-)
+from toolroll import Action, ActionError, InteractionResult, PlayedCall, ToolCall, tool_environment
 from toolroll.agents.environments.tool_environment import ToolEnvironmentFactory
-from toolroll.rollout.errors import EnvironmentFailure
+from toolroll.rollout.errors import EnvironmentFailure, UsageError
 from toolroll.rollout.runs.registry import find_environment
 from toolroll.rollout.types import Environment, EnvironmentOptions, Message, Observation, StepResult
 from toolroll.testing import play_episode
 
-TWENTY_LINES = '''from toolroll import tool_environment
-
-def add(a: int, b: int) -> int:
-    """Add two numbers."""
-    return a + b
-
-def multiply(a: int, b: int) -> int:
-    """Multiply two numbers."""
-    return a * b
-
-TASKS = [
-    {"prompt": "What is 17 + 25?", "answer": "42"},
-    {"prompt": "What is 6 * 9?", "answer": "54"},
-    {"prompt": "What is 2 * 3 + 4?", "answer": "10"},
-]
-
-def reward(task, final, calls):
-    return float(task["answer"] in final and len(calls) > 0)
-
-env = tool_environment(tools=[add, multiply], tasks=TASKS, reward=reward)
-'''
+PAGE = (ROOT / "docs" / "environments.md").read_text(encoding="utf-8")
+TWENTY_LINES = PAGE.partition("# sums.py\n")[2].partition("```")[0]
 
 
 class Cart:
@@ -209,7 +183,7 @@ def test_a_tool_gets_no_state_from_the_model() -> None:
         ("nothing", {}, "there is no tool 'nothing'; there are: divide, refuse"),
     ],
 )
-def test_the_model_is_told_what_it_did_wrong(
+def test_the_model_hears_what_it_did_wrong(
     name: str, arguments: dict[str, Any], words: str
 ) -> None:
     """Not every agent checks arguments before."""
@@ -223,9 +197,6 @@ def test_the_model_is_told_what_it_did_wrong(
 async def test_an_episode_goes_on_after_a_wrong_call() -> None:
     result = await play(define(divide), call("divide", a=1, b=0), "ok")
     assert (result.reward, observed(result)[0][:6]) == (1.0, "Error:")
-
-
-# --- the state ------------------------------------------------------------------------------------
 
 
 async def test_tools_share_the_state_of_their_own_episode() -> None:
@@ -285,9 +256,6 @@ async def test_the_end_closes_the_state_once(kind: Any, tools: list[Any], closed
     define(divide).make(EnvironmentOptions()).close()  # without a state
 
 
-# --- rewards --------------------------------------------------------------------------------------
-
-
 def test_the_reward_gets_what_its_parameters_name() -> None:
     given: list[Any] = []
 
@@ -315,9 +283,6 @@ async def test_any_result_becomes_json() -> None:
     assert observed(await play(define(pairs), call("pairs"), "ok")) == ['{"(1, 2)": 3}']
 
 
-# --- bugs -----------------------------------------------------------------------------------------
-
-
 def broken(task: dict[str, Any]) -> float:
     return float(task["nothing"])
 
@@ -338,9 +303,7 @@ BUG_LINE = r"\(test_tool_environment.py, line \d+\)"
     ids=["tool", "coroutine", "generator", "reward", "state"],
 )  # fmt: skip
 @pytest.mark.filterwarnings("ignore:coroutine '_later' was never awaited")
-async def test_a_bug_aborts_the_episode_and_is_named(
-    given: dict[str, Any], reply: str, message: str
-) -> None:
+async def test_a_bug_aborts_and_is_named(given: dict[str, Any], reply: str, message: str) -> None:
     result = await play(define(**given), reply, "ok")
     assert (result.reward, result.stop_reason.value) == (None, "environment_error")
     assert re.match(message, result.info["error"]["message"])
@@ -397,7 +360,7 @@ def test_tasks_may_be_rows_of_a_table() -> None:
     assert [contents(begin(env, task)[1].messages) for task in (0, 1)] == [["x"], ["b"]]
 
 
-def test_a_file_of_tasks_is_beside_the_file_that_names_it(
+def test_a_file_of_tasks_is_beside_its_user(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else it is in the working directory, as a notebook's is."""
@@ -416,9 +379,6 @@ def test_a_file_of_tasks_is_beside_the_file_that_names_it(
     place = Path(__file__).parent
     with pytest.raises(UsageError, match=f"no file u.jsonl in {place} or {Path.cwd()}"):
         define(tasks="u.jsonl")
-
-
-# --- definitions ----------------------------------------------------------------------------------
 
 
 def _odd(cart: Cart) -> None: ...

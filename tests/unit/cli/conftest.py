@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 
 import pytest
-
-from toolroll.cli.app import main
+from support.commands import run_main
 
 
 @pytest.fixture
@@ -17,13 +15,7 @@ def command(
     """Runs `toolroll`: its exit status, standard output and standard error."""
 
     def run(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["toolroll", *map(str, arguments)])
-        status = 0
-        try:
-            main()
-        except SystemExit as ended:
-            status = int(ended.code or 0)
-        printed = capsys.readouterr()
-        return status, printed.out, printed.err
+        status = run_main(monkeypatch, *arguments)
+        return status, *capsys.readouterr()
 
     return run

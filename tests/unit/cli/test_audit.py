@@ -89,9 +89,7 @@ def test_as_json(folder: Path) -> None:
     assert (kind["rows"], kind["places"], kind["share"], kind["in"]) == (1, 3, 0.5, [place])
 
 
-def test_rows_that_train_nothing_or_lack_their_tools_are_named(
-    played: Played, folder: Path
-) -> None:
+def test_rows_that_train_nothing_or_lack_tools_are_named(played: Played, folder: Path) -> None:
     rows = [{**row, "tools": []} for row in played.rows]
     write(folder / "rows.jsonl", [*rows, {**rows[0], "loss_mask": [0] * len(rows[0]["input_ids"])}])
     text = toolroll("audit", folder / "rows.jsonl", "--model", folder / "model").stdout

@@ -22,9 +22,7 @@ def _provenance(folder: Path, env: str) -> dict[str, Any]:
     return dict(found)
 
 
-def test_a_demo_records_the_policy_that_produced_its_episodes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_demo_records_its_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demo, "choose_tasks", lambda *args: choose_tasks(*args)[:1])
     done = toolroll("demo", "--out", tmp_path / "demo", "--samples", 1)
     assert done.exit_code == 0, done.output

@@ -35,9 +35,7 @@ def shown(*, earlier: int = 0, total: int = 40) -> str:
 
 
 @pytest.mark.parametrize(("minutes", "count"), [(1 / 3, 1), (5, 10), (600, 50)])
-def test_lines_where_there_is_no_terminal(
-    monkeypatch: pytest.MonkeyPatch, minutes: float, count: int
-) -> None:
+def test_lines_in_no_terminal(monkeypatch: pytest.MonkeyPatch, minutes: float, count: int) -> None:
     """They are few, however long the run is and however many episodes it has."""
     clock = SimpleNamespace(now=0.0)
 

@@ -1,6 +1,4 @@
-"""`toolroll run`: from the command line to the table, the files, a resumed run, and a run that
-is stopped.
-"""
+"""`toolroll run`: from the command line to the table, the files, and a resumed run."""
 
 from __future__ import annotations
 
@@ -19,17 +17,11 @@ from support.commands import run_command, toolroll
 from typer.testing import Result
 
 from toolroll.rollout.errors import UsageError
-from toolroll.rollout.model.tokenizers import desk_model_path
+from toolroll.rollout.model.tokenizers import desk_model_path, load_embedded_tokenizer
 from toolroll.rollout.runs.episode_file import read_episodes
 from toolroll.rollout.runs.registry import find_environment
-from toolroll.testing import (
-    EmbeddedEngine,
-    PolicyRequest,
-    load_embedded_tokenizer,
-    load_engine,
-    play_references,
-    serve_in_thread,
-)
+from toolroll.testing import EmbeddedEngine, PolicyRequest, play_references, serve_in_thread
+from toolroll.testing.serve import load_engine
 
 MINE = """
 from toolroll import Environment, Observation, StepResult, Task, UsageError
@@ -73,9 +65,7 @@ def engine() -> Iterator[EmbeddedEngine]:
     lines = play_references(desk, desk.tasks("test"), samples=2, mistakes=0.5, seed=4)
 
     def policy(request: PolicyRequest) -> str:
-        """The script, by how often the assistant has spoken: an episode may be played several
-        times.
-        """
+        """The script, by how often the assistant has spoken: an episode may be played again."""
         replies = lines.get(request.routing_key, ["Goodbye."])
         turn = request.text.count("<|turn|>assistant") - 1
         return replies[turn] if turn < len(replies) else "Goodbye."
@@ -290,9 +280,7 @@ def test_what_is_made_before_the_first_episode_is_not_closed(run: Any) -> None:
         run("--env-args", '{"line": "wrong"}', env="mine.py:Mine")
 
 
-def test_a_terminal_says_what_the_start_waits_for(
-    run: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_terminal_says_what_a_start_waits_for(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     steps: list[Any] = []
 
     class Recorded(Status):

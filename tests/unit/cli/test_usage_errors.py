@@ -110,7 +110,6 @@ def _in_a_folder_of_its_own(here: Path) -> None:
         (["demo", "--out", "afile"], "--out afile is a file"),
         (["tasks", "desk", "--out", "."], "--out . is a folder"),
         (["run", "desk"], "toolroll: --model: must be given"),
-        (["run", "deks", "--model", "embedded"], "did you mean 'desk'"),
         ([*RUN, "--engine", "http://127.0.0.1:9", "--engine-timeout", "0"], "127.0.0.1:9"),
         ([*RUN, "--samples", "0"], "--samples: must be at least 1"),
         ([*RUN, "--sync", "sometimes"], "toolroll: --sync: must be 'always' or 'end'\n"),

@@ -91,12 +91,7 @@ class Pooled:
         self.asked += 1
         if not self.loads or "/v1/loads" not in url:
             return None
-        rank = {
-            "max_total_num_tokens": self.size,
-            "total_prefill_uncached_tokens": 1000,
-            "total_prefill_busy_us": int(1e9 * self.seconds),
-        }
-        return {"loads": [rank]}
+        return {"loads": [rank(self.size, 1000, 1000 * self.seconds)]}
 
     async def generate(self, request: GenerateRequest, *, progress: Any = None) -> Completion:
         name, prompt, out = request.session_id, request.input_ids, request.extra.get("out", ONE)
@@ -250,9 +245,7 @@ async def test_after_its_first_turn_an_episode_waits_only_so_long() -> None:
 @pytest.mark.parametrize("later", [0, 61])
 @in_virtual_time
 async def test_an_engine_that_seems_slow_holds_until_asked_again(later: int) -> None:
-    """Its first prompt is short, and takes as long as loading its kernels. `later`: the seconds
-    until the others come; after a minute, its load is unknown.
-    """
+    """Its first prompt loads kernels. After a minute, its load is unknown."""
     engine, waiting = admitting(4000)
     engine.seconds = 0.3
     await turn(waiting, "idle", 3000)
@@ -304,24 +297,23 @@ async def test_a_cancelled_wait_and_an_ended_episode_leave_nothing() -> None:
     assert waiting.held_turns == 2
 
 
+def rank(tokens: int, uncached: int, seconds: float) -> dict[str, int]:
+    """What SGLang says of one rank: its room, and how long its prefills took."""
+    names = ("max_total_num_tokens", "total_prefill_uncached_tokens", "total_prefill_busy_us")
+    return dict(zip(names, (tokens, uncached, int(1e6 * seconds)), strict=True))
+
+
 def test_the_load_is_read_from_what_sglang_says() -> None:
-    rank = {
-        "max_total_num_tokens": 1000,
-        "total_prefill_uncached_tokens": 500,
-        "total_prefill_busy_us": 1_000_000,
-    }
-    assert read_load({"loads": [rank]}, {}) == Load(1000, 0.002)
-    assert read_load({"loads": [rank, rank]}, {}) == Load(2000, 0.001)
+    one, unused = rank(1000, 500, 1.0), rank(1000, 0, 0.0)
+    assert read_load({"loads": [one]}, {}) == Load(1000, 0.002)
+    assert read_load({"loads": [one, one]}, {}) == Load(2000, 0.001)
     hierarchical = {"enable_hierarchical_cache": True, "hicache_ratio": 2.0}
-    assert read_load({"loads": [rank]}, hierarchical) == Load(2000, 0.002)
-    unused = rank | {"total_prefill_uncached_tokens": 0, "total_prefill_busy_us": 0}
+    assert read_load({"loads": [one]}, hierarchical) == Load(2000, 0.002)
     assert read_load({"loads": [unused]}, {}) == Load(1000, 1e-4)
-    older = {"max_total_num_tokens": 1000}
-    large = rank | {"total_prefill_busy_us": 10**400}
-    wrong: list[Any] = [[], [older], [rank, 5], [large]]
+    older, large = {"max_total_num_tokens": 1000}, one | {"total_prefill_busy_us": 10**400}
+    wrong: list[Any] = [[], [older], [one, 5], [large]]
     answers: list[Any] = [None, {}, *({"loads": ranks} for ranks in wrong)]
-    for loads in answers:
-        assert read_load(loads, {}) is None
+    assert [read_load(loads, {}) for loads in answers] == [None] * 6
 
 
 class Stoppable(Pooled):

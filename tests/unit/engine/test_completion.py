@@ -1,6 +1,4 @@
-"""`parse_completion`: what the engine said is kept as it is, and what contradicts itself is
-refused.
-"""
+"""`parse_completion`: an answer is kept as it is, and refused if it contradicts itself."""
 
 from __future__ import annotations
 
@@ -153,47 +151,23 @@ def second(value: Any) -> dict[str, Any]:
     return {"output_token_logprobs": [[-0.25, 7, None], [-0.5, value, None]]}
 
 
-NO_LIST = "output_ids is not a list of token ids"
 NO_SPAN = "a weight version is not a span with version, start and end"
-OTHER_TOKEN = "logprob 1 belongs to token"
 REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"completion_tokens": 3}, "counts 3 sampled tokens and sent 2"),
-    ({"prompt_tokens": 4}, "read a prompt of 4 tokens, but 3 were sent"),
-    ({"finish_reason": None}, "no finish_reason"),
-    ({"finish_reason": "stop"}, "no finish_reason"),
-    ({"output_token_logprobs": None}, "2 sampled ids came with 0 logprobs"),
     ({"output_token_logprobs": 5}, "cannot be read"),
     ({"output_top_logprobs": [5, 5]}, "cannot be read"),
-    *((second(other), OTHER_TOKEN) for other in (None, "8", 8.5, [8])),
+    *((second(other), "logprob 1 belongs to token") for other in ("8", 8.5, [8])),
     ({"weight_versions": 7}, "cannot be read"),
     ({"weight_versions": ["v"]}, NO_SPAN),
-    ({"weight_versions": [{"version": "v", "start": 0}]}, NO_SPAN),
-    (spans((0, "x")), NO_SPAN),
     (spans((math.inf, 2)), NO_SPAN),
     (spans((0, 1)), "cover 1 of 2"),
-    (spans((0, 3)), "cover 3 of 2"),
-    (spans((1, 2)), "gap or overlap at token 0"),
     (spans((0, 2), (0, 2)), "gap or overlap at token 2"),
 ]
-NO_IDS = (5, "78", [7, "8"], [7, 8.0], [7, None], [7, [8]], [7, 2**31], [7, -(2**31) - 1])
 
 
 @pytest.mark.parametrize(("meta", "words"), REFUSED, ids=repr)
 def test_a_contradiction_is_refused_in_words(meta: dict[str, Any], words: str) -> None:
     with pytest.raises(CompletionError, match=words):
         parse_completion(completion([7, 8], **meta), ASKED)
-
-
-@pytest.mark.parametrize("given", [*NO_IDS, {"a": 7, "b": 8}, False, 0.0], ids=repr)
-def test_what_is_no_list_of_ids_is_refused_in_words(given: Any) -> None:
-    with pytest.raises(CompletionError, match=NO_LIST):
-        parse_completion({**completion([7, 8]), "output_ids": given}, ASKED)
-
-
-@pytest.mark.parametrize("meta", [None, [], "x"])
-def test_an_answer_without_facts_is_refused(meta: Any) -> None:
-    with pytest.raises(CompletionError, match="no output_ids or no meta_info"):
-        parse_completion({**body([(5, -0.5)]), "meta_info": meta}, ASKED)
 
 
 def test_the_arrays_of_a_completion_are_writable() -> None:
@@ -205,10 +179,12 @@ def test_the_arrays_of_a_completion_are_writable() -> None:
 
 def test_no_ids_are_an_empty_list() -> None:
     answer = completion([], prompt_tokens=3, output_token_logprobs=None, weight_versions=None)
-    answer["output_ids"] = None
-    completed = parse_completion(answer, ASKED)
+    completed = parse_completion({**answer, "output_ids": None}, ASKED)
     assert len(completed.output_ids) == 0
     assert completed.logprobs is not None and len(completed.logprobs) == 0
+    for other in (False, 0.0):
+        with pytest.raises(CompletionError, match="output_ids is not a list of token ids"):
+            parse_completion({**answer, "output_ids": other}, ASKED)
     answer["meta_info"]["output_token_logprobs"] = [[-0.5, 5, None]]
     with pytest.raises(CompletionError, match="0 sampled ids came with 1 logprobs"):
         parse_completion(answer, ASKED)
@@ -236,11 +212,8 @@ def test_the_finish_reasons_of_sglang(finish: dict[str, Any], reason: str, match
 
 
 def test_an_abort_in_the_queue_has_no_counts() -> None:
-    meta = {
-        "id": "r",
-        "finish_reason": {"type": "abort", "message": "Abort in waiting queue"},
-        "weight_version": "7",
-    }
+    finish = {"type": "abort", "message": "Abort in waiting queue"}
+    meta = {"id": "r", "finish_reason": finish, "weight_version": "7"}
     found = parse_completion({"text": "", "output_ids": [], "meta_info": meta}, ASKED)
     assert (found.finish_reason, len(found.output_ids), found.weight_versions) == ("abort", 0, ())
     assert found.logprobs is not None and len(found.logprobs) == 0
@@ -248,13 +221,9 @@ def test_an_abort_in_the_queue_has_no_counts() -> None:
 
 
 def test_weight_versions_are_spans_of_the_sampled_tokens() -> None:
-    both = {
-        "weight_versions": [
-            *spans((0, 1))["weight_versions"],
-            {"version": "b", "start": 1, "end": 3},
-        ]
-    }
-    answer = parse_completion(completion([7, 8, 9], **both), ASKED)
+    rest = {"version": "b", "start": 1, "end": 3}
+    both = [*spans((0, 1))["weight_versions"], rest]
+    answer = parse_completion(completion([7, 8, 9], weight_versions=both), ASKED)
     assert answer.weight_versions == (WeightVersion("a", 0, 1), WeightVersion("b", 1, 3))
     assert answer.weight_version == "b"
     older = parse_completion(completion([7, 8, 9], weight_versions=None, weight_version="4"), ASKED)

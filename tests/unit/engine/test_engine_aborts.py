@@ -8,47 +8,34 @@ from typing import Any
 import orjson
 import pytest
 from aiohttp import web
-from support.client import INFO, client, embedded, request
+from support.client import client, client_of, embedded, flaky, request
 from support.http import completion, http_server, says
 from support.loop_clock import skip
 from support.patience import PATIENCE
 
-from toolroll.rollout.engine import Engine, EngineConfig
 from toolroll.testing import Reply
 
-# --- time limits and aborts -----------------------------------------------------------------------
 
-
-async def test_an_abandoned_request_is_aborted_before_the_next_attempt(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """Else it would go on sampling beside its successor: SGLang notices a client that has left only
-    seconds later.
-    """
+async def test_an_abandoned_request_is_aborted_first(caplog: pytest.LogCaptureFixture) -> None:
+    """SGLang notices a client that has left only seconds later."""
     order: list[tuple[str, str]] = []
     arrived = asyncio.Event()
 
-    async def generate(http: web.Request) -> web.StreamResponse:
-        order.append(("generate", orjson.loads(await http.read())["rid"]))
+    async def handle(http: web.Request) -> web.StreamResponse:
+        order.append((http.path, orjson.loads(await http.read())["rid"]))
         if len(order) == 1:
             arrived.set()
             await asyncio.Event().wait()
-        return web.Response(body=orjson.dumps(completion([3])))
+        return web.json_response(completion([3]))
 
-    async def abort(http: web.Request) -> web.StreamResponse:
-        order.append(("abort", orjson.loads(await http.read())["rid"]))
-        return web.Response()
-
-    async with (
-        http_server({"/generate": generate, "/abort_request": abort}) as url,
-        client(url, attempt_timeout=600) as calls,
-    ):
+    routes = dict.fromkeys(("/generate", "/abort_request"), handle)
+    async with client_of(routes, attempt_timeout=600) as calls:
         task = asyncio.create_task(calls.generate(request()))
         await arrived.wait()
         skip(601)
         answer = await task
     assert (answer.attempts, answer.output_ids.tolist()) == (2, [3])
-    assert [what for what, _ in order] == ["generate", "abort", "generate"]
+    assert [path for path, _ in order] == ["/generate", "/abort_request", "/generate"]
     assert order[0][1] == order[1][1] != order[2][1]
     [line] = [record.message for record in caplog.records if record.levelname == "WARNING"]
     assert f"request {order[0][1]} of session s is aborted: no answer" in line
@@ -57,17 +44,13 @@ async def test_an_abandoned_request_is_aborted_before_the_next_attempt(
 async def test_a_cancelled_call_is_aborted_at_the_engine_and_no_other(tokenizer: Any) -> None:
     hold = asyncio.Event()
     async with embedded(tokenizer, lambda seen: Reply("Hello.", hold=hold)) as (engine, calls):
-        doomed, kept = (
-            asyncio.create_task(calls.generate(request(session=name)))
-            for name in ("doomed", "kept")
-        )
+        requests = (calls.generate(request(session=name)) for name in ("doomed", "kept"))
+        doomed, kept = map(asyncio.create_task, requests)
         await engine.until(lambda e: e.held == 2)
         doomed.cancel()
         with pytest.raises(asyncio.CancelledError):
             await doomed
-        await asyncio.wait_for(
-            engine.until(lambda e: any(entry.aborted for entry in e.log)), PATIENCE
-        )
+        await asyncio.wait_for(engine.until(lambda e: any(x.aborted for x in e.log)), PATIENCE)
         hold.set()
         assert (await kept).finish_reason == "stop"
         assert calls._in_flight == set()
@@ -77,38 +60,29 @@ async def test_a_cancelled_call_is_aborted_at_the_engine_and_no_other(tokenizer:
 
 async def test_an_abort_reaches_every_worker_behind_a_router() -> None:
     """Routers answer 404 to /abort_request."""
-    aborted: list[tuple[str, str]] = []
-    arrived = asyncio.Event()
-
-    def worker(name: str) -> Any:
-        async def abort(http: web.Request) -> web.StreamResponse:
-            assert http.content_type == "application/json"  # SGLang refuses any other with a 400
-            aborted.append((name, orjson.loads(await http.read())["rid"]))
-            return web.Response()
-
-        return abort
+    rids, arrived = list[str](), asyncio.Event()
 
     async def generate(http: web.Request) -> web.StreamResponse:
-        arrived.rid = orjson.loads(await http.read())["rid"]  # type: ignore[attr-defined]
+        rids.append(orjson.loads(await http.read())["rid"])
         arrived.set()
         await asyncio.Event().wait()
         return web.Response()
 
+    (at_first, one), (at_second, two) = flaky({}), flaky({})
     async with (
-        http_server({"/abort_request": worker("a")}) as first,
-        http_server({"/abort_request": worker("b")}) as second,
+        http_server({"/abort_request": one}) as first,
+        http_server({"/abort_request": two}) as second,
     ):
         listed = {"workers": [{"url": first, "id": "1"}, {"url": second}, {"id": "none"}]}
-        async with http_server({"/generate": generate, "/workers": says(listed)}) as url:
-            calls = Engine(EngineConfig(engine=url), model_info=INFO)
+        routes = {"/generate": generate, "/workers": says(listed)}
+        async with client_of(routes) as calls:
             task = asyncio.create_task(calls.generate(request()))
             await arrived.wait()
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
-            await calls.aclose()  # waits for the aborts under way
-    rid = arrived.rid  # type: ignore[attr-defined]
-    assert sorted(aborted) == [("a", rid), ("b", rid)]
+    aborted = [[body["rid"] for body in seen] for seen in (at_first, at_second)]
+    assert aborted == [rids] * 2 and len(rids) == 1
 
 
 async def test_abort_all_ends_the_requests_of_this_client_alone(tokenizer: Any) -> None:
@@ -131,17 +105,11 @@ async def test_abort_all_ends_the_requests_of_this_client_alone(tokenizer: Any) 
 
 
 async def test_an_abort_that_fails_is_no_error(gone: str) -> None:
-    async with (
-        http_server({"/workers": says([{"url": gone}])}) as url,
-        client(url, abort_timeout=2.0) as calls,
-    ):
+    async with client_of({"/workers": says([{"url": gone}])}, abort_timeout=2.0) as calls:
         await calls.abort("r")
 
 
 async def test_an_abort_that_is_refused_is_logged(caplog: pytest.LogCaptureFixture) -> None:
-    async with (
-        http_server({"/abort_request": says({"message": "no"}, status=400)}) as url,
-        client(url) as calls,
-    ):
+    async with client_of({"/abort_request": says({"message": "no"}, status=400)}) as calls:
         await calls.abort("r1")
     assert "/abort_request answers 400 to {'rid': 'r1'}" in caplog.text

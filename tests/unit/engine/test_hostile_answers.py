@@ -1,6 +1,4 @@
-"""Answers that no honest engine gives: each is refused with what was received, and none is
-corrected, trained or rewarded.
-"""
+"""Answers that no honest engine gives are refused, with what was received."""
 
 from __future__ import annotations
 
@@ -9,9 +7,9 @@ from typing import Any
 import orjson
 import pytest
 from aiohttp import web
-from support.client import INFO, Pauses, answering, client, flaky, request
+from support.client import INFO, Pauses, answering, client_of, flaky, request
 from support.hostile import ASKED, HOSTILE, IDS, RID, honest
-from support.http import completion, http_server
+from support.http import completion
 
 from toolroll.rollout.engine import ModelInfo, parse_completion
 from toolroll.rollout.engine.stream import EventReader
@@ -72,29 +70,20 @@ async def test_no_answer_disables_the_vocabulary_check() -> None:
 
 async def test_an_unknown_vocabulary_still_has_a_highest_id() -> None:
     routes = {"/generate": flaky(of_length(2**31 - 1))[1]}
-    async with http_server(routes) as url, client(url, model_info=ModelInfo()) as calls:
+    async with client_of(routes, model_info=ModelInfo()) as calls:
         with pytest.raises(CompletionError, match="2147483647"):
             await calls.generate(request())
 
 
 async def test_another_requests_answer_is_asked_for_again() -> None:
-    seen, handle = flaky(
-        completion([4], id="f" * 32), completion([4], id="e" * 32), completion([3])
-    )
-    aborted: list[str] = []
-
-    async def abort(http: web.Request) -> web.Response:
-        aborted.append(orjson.loads(await http.read())["rid"])
-        return web.Response()
-
-    pauses = Pauses()
-    async with (
-        http_server({"/generate": handle, "/abort_request": abort}) as url,
-        client(url, sleep=pauses) as calls,
-    ):
+    others = (completion([4], id=letter * 32) for letter in "fe")
+    seen, generate = flaky(*others, completion([3]))
+    aborted, abort = flaky({})
+    routes, pauses = {"/generate": generate, "/abort_request": abort}, Pauses()
+    async with client_of(routes, sleep=pauses) as calls:
         answer = await calls.generate(request())
     assert (answer.output_ids.tolist(), answer.attempts, len(pauses)) == ([3], 3, 2)
-    assert aborted == [body["rid"] for body in seen[:2]]
+    assert [body["rid"] for body in aborted] == [body["rid"] for body in seen[:2]]
 
 
 async def test_answers_with_another_request_id_are_an_error() -> None:
@@ -105,12 +94,7 @@ async def test_answers_with_another_request_id_are_an_error() -> None:
             await calls.generate(request())
 
 
-# --- streams --------------------------------------------------------------------------------------
-
-
-async def streamed(
-    *events: dict[str, Any], rid: str = RID, limit: int = 8
-) -> tuple[list[list[int]], Any]:
+async def streamed(*events: dict[str, Any], rid: str = RID) -> tuple[list[list[int]], Any]:
     """What progress was told, and what came of the stream: its last event, or an error."""
     told: list[list[int]] = []
 
@@ -119,15 +103,12 @@ async def streamed(
             yield b"data: " + orjson.dumps(event) + b"\n\n"
 
     def check(given: Any) -> None:
-        if len(given) > limit or not all(
-            type(index) is int and 0 <= index < 100 for index in given
-        ):
+        if len(given) > 8 or not all(type(each) is int and 0 <= each < 100 for each in given):
             raise CompletionError(f"the ids {given}")
 
+    reader = EventReader(lambda ids: told.append(list(ids)), rid, check)
     try:
-        return told, await EventReader(lambda ids: told.append(list(ids)), rid, check).read(
-            chunks()  # pyright: ignore[reportArgumentType]
-        )
+        return told, await reader.read(chunks())  # pyright: ignore[reportArgumentType]
     except CompletionError as error:
         return told, error
 

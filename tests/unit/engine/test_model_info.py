@@ -9,7 +9,7 @@ import numpy as np
 import orjson
 import pytest
 from aiohttp import web
-from support.client import client, embedded
+from support.client import client, client_of, embedded
 from support.endpoints import endpoint
 from support.http import http_server, says
 from support.loop_clock import skip
@@ -43,19 +43,6 @@ async def test_model_info_and_the_config_that_overrides_it(tokenizer: Any) -> No
             assert (await calls.model_info()).context_length == 512
 
 
-async def test_callers_at_the_same_time_ask_once() -> None:
-    paths: list[str] = []
-
-    async def info(http: web.Request) -> web.Response:
-        paths.append(http.path)
-        return web.json_response({"model_path": "m"})
-
-    async with http_server({"/model_info": info}) as url, client(url, model_info=None) as calls:
-        await asyncio.gather(*(calls.model_info() for _ in range(5)))
-        await calls.model_info()
-    assert paths == ["/model_info"]
-
-
 async def test_our_endpoint_is_not_an_engine(tokenizer: Any) -> None:
     """Before an episode is played: each would be aborted, since there is no /generate."""
     async with (
@@ -66,29 +53,14 @@ async def test_our_endpoint_is_not_an_engine(tokenizer: Any) -> None:
             await calls.model_info()
 
 
-async def test_model_info_if_nobody_tells_it() -> None:
-    async with http_server({}) as url, client(url, model_info=None) as calls:
-        assert await calls.model_info() == ModelInfo()
-
-
-async def test_model_info_comes_from_a_worker_behind_a_router(tokenizer: Any) -> None:
-    async with (
-        embedded(tokenizer, context_length=2048) as (engine, _),
-        http_server({"/workers": says({"workers": [{"url": engine.url}]})}) as url,
-        client(url, model_info=None) as calls,
-    ):
-        assert (await calls.model_info()).context_length == 2048
-
-
 async def test_a_router_without_workers_is_asked_again(tokenizer: Any) -> None:
     """Also for its model if the configuration sets the context length."""
     workers: list[dict[str, str]] = []
     async with (
         embedded(tokenizer) as (engine, _),
-        http_server({"/workers": listing(workers)}) as url,
-        client(url, model_info=None, context_length=512) as calls,
+        client_of({"/workers": listing(workers)}, model_info=None, context_length=512) as calls,
     ):
-        assert await calls.workers() == [url]
+        assert await calls.workers() == [calls.url]
         assert await calls.model_info() == ModelInfo(512)
         workers.append({"url": engine.url})
         assert await calls.workers() == [engine.url]
@@ -98,7 +70,7 @@ async def test_a_router_without_workers_is_asked_again(tokenizer: Any) -> None:
 async def test_a_router_is_asked_again_for_its_workers() -> None:
     """Until it names some, the earlier ones and what it drops stay known."""
     workers = [{"url": "http://10.0.0.1:1"}]
-    async with http_server({"/workers": listing(workers)}) as url, client(url) as calls:
+    async with client_of({"/workers": listing(workers)}) as calls:
         assert await calls.workers() == ["http://10.0.0.1:1"]
         workers.clear()
         skip(60)
@@ -110,9 +82,7 @@ async def test_a_router_is_asked_again_for_its_workers() -> None:
 
 @pytest.mark.parametrize("status", [429, 503])
 async def test_an_engine_that_could_not_be_asked_is_asked_again(status: int) -> None:
-    """A first answer that is none must not be believed for ever: prompts without room would be
-    sent.
-    """
+    """Else prompts without room would be sent."""
     paths: list[str] = []
 
     async def cards(http: web.Request) -> web.StreamResponse:
@@ -121,7 +91,7 @@ async def test_an_engine_that_could_not_be_asked_is_asked_again(status: int) -> 
             return web.Response(status=status)
         return web.Response(body=b'{"data": [{"max_model_len": 300}]}')
 
-    async with http_server({"/v1/models": cards}) as url, client(url, model_info=None) as calls:
+    async with client_of({"/v1/models": cards}, model_info=None) as calls:
         infos = await asyncio.gather(*(calls.model_info() for _ in range(5)))
         assert {info.context_length for info in infos} == {None}
         assert len(paths) == 1, "those who wait for one answer share it"
@@ -133,7 +103,7 @@ async def test_a_router_that_did_not_list_its_workers_is_asked_again(tokenizer: 
     statuses = [503, 200]
     async with embedded(tokenizer, context_length=2048) as (engine, _):
         listed = listing([{"url": engine.url}], statuses)
-        async with http_server({"/workers": listed}) as url, client(url, model_info=None) as calls:
+        async with client_of({"/workers": listed}, model_info=None) as calls:
             assert (await calls.model_info()).context_length is None
             assert (await calls.model_info()).context_length == 2048
             assert await calls.workers() == [engine.url]
@@ -167,7 +137,7 @@ NO_WORKERS = {"code": "no_available_workers", "message": "all circuits open"}
     ],
 )
 async def test_health_says_why_not(answer: Any, words: str) -> None:
-    async with http_server({"/health": answer} if answer else {}) as url, client(url) as calls:
+    async with client_of({"/health": answer} if answer else {}) as calls:
         health = await calls.health()
     assert not health.ok and words in health.why
 
@@ -179,10 +149,9 @@ async def test_health_of_nothing(gone: str) -> None:
 
 
 async def test_post_gives_the_json_or_an_engine_error() -> None:
-    async with (
-        http_server({"/x": says({"a": 1}), "/bad": says({"error": "no"}, status=422)}) as url,
-        client(url) as calls,
-    ):
+    routes = {"/x": says({"a": 1}), "/bad": says({"error": "no"}, status=422)}
+    async with client_of(routes) as calls:
+        url = calls.url
         assert await calls.post(f"{url}/x", {"b": np.arange(2)}) == {"a": 1}
         with pytest.raises(EngineError, match="no") as raised:
             await calls.post(f"{url}/bad", {})
@@ -190,9 +159,6 @@ async def test_post_gives_the_json_or_an_engine_error() -> None:
     async with client(url) as calls:
         with pytest.raises(EngineError, match="no answer from the engine"):
             await calls.post(f"{url}/x", {})
-
-
-# --- configuration --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("url", ["http://h:1", "http://h:1/", "http://h:1/generate"])
@@ -213,9 +179,6 @@ def test_a_bad_configuration_is_refused(settings: dict[str, Any], words: str) ->
         EngineConfig(**{"engine": "http://h", **settings})
 
 
-# --- what a router says of its workers -----------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     "listed",
     [
@@ -228,18 +191,13 @@ def test_a_bad_configuration_is_refused(settings: dict[str, Any], words: str) ->
     ],
 )
 async def test_a_list_of_workers_that_is_none_is_not_used(listed: Any) -> None:
-    async with (
-        http_server({"/workers": says(listed)}) as url,
-        client(url, model_info=None) as calls,
-    ):
-        assert await calls.workers() == [url]
+    async with client_of({"/workers": says(listed)}, model_info=None) as calls:
+        assert await calls.workers() == [calls.url]
         assert (await calls.model_info()).context_length is None
 
 
 @pytest.mark.parametrize("position", [0, 1])
-async def test_a_worker_that_never_answers_costs_one_time_limit(
-    tokenizer: Any, position: int
-) -> None:
+async def test_a_silent_worker_costs_one_time_limit(tokenizer: Any, position: int) -> None:
     """Also if it is the second one: then it is not asked to encode."""
     paths: list[str] = []
 
@@ -254,10 +212,8 @@ async def test_a_worker_that_never_answers_costs_one_time_limit(
     ):
         workers = [{"url": engine.url}]
         workers.insert(position, {"url": worker})
-        async with (
-            http_server({"/workers": listing(workers)}) as url,
-            client(url, model_info=None, connect_timeout=0.2) as calls,
-        ):
+        limit: Any = {"model_info": None, "connect_timeout": 0.2}
+        async with client_of({"/workers": listing(workers)}, **limit) as calls:
             if position == 0:
                 for _ in range(3):
                     await calls.model_info()

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from support.client import client, request
+from support.client import client_of, request
 from support.episodes import agent
 from support.http import completion, http_server, says
 from support.toy_environment import PondFactory, look
@@ -69,10 +69,7 @@ async def test_a_model_that_could_not_be_asked_for_is_asked_for_again() -> None:
     async def model_info(http: web.Request) -> web.StreamResponse:
         return await served["/model_info"](http)
 
-    async with (
-        http_server({**served, "/model_info": model_info}) as url,
-        client(url, model_info=None) as engine,
-    ):
+    async with client_of({**served, "/model_info": model_info}, model_info=None) as engine:
         await engine.generate(request())
         served |= routes(500)
         await engine.check_model()

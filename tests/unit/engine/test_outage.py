@@ -1,6 +1,4 @@
-"""An engine that dies during a run: the run waits for it, once for all episodes, or ends in
-words.
-"""
+"""An engine that dies during a run: the run waits for it, once for all, or ends in words."""
 
 from __future__ import annotations
 
@@ -12,12 +10,22 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from support.client import Pauses, StartingEngine, answering, client, flaky, refusal, request
+from support.client import (
+    Pauses,
+    StartingEngine,
+    answering,
+    client,
+    client_of,
+    flaky,
+    refusal,
+    request,
+)
 from support.episodes import agent, judge_tokens
 from support.http import completion, http_server, says
 from support.loop_clock import skip
 from support.toy_environment import PondFactory, look
 
+from toolroll import Action, Environment, Episode, Observation, Status, StepResult, UsageError
 from toolroll.agents.chat_client import ChatClient, ChatClientConfig
 from toolroll.agents.loop.environment_runner import EnvironmentRunner
 from toolroll.agents.users import OpenAIUsers, UserConfig
@@ -25,27 +33,13 @@ from toolroll.parsers.registry import get_parser
 from toolroll.rollout.engine import Engine, EngineConfig, Health
 from toolroll.rollout.engine.errors import from_response
 from toolroll.rollout.engine.outage import Outage
-from toolroll.rollout.errors import (
-    EngineError,
-    EngineUnreachableError,
-    UsageError,
-    UserSimulatorError,
-)
+from toolroll.rollout.errors import EngineError, EngineUnreachableError, UserSimulatorError
 from toolroll.rollout.model.model import Model
 from toolroll.rollout.runs.runner import Runner
 from toolroll.rollout.runtime.time_limit import pausable
 from toolroll.rollout.settings import RolloutArgs, RunSettings
 from toolroll.rollout.template import ChatTemplate
-from toolroll.rollout.types import (
-    Action,
-    Environment,
-    Episode,
-    Observation,
-    Status,
-    StepResult,
-    StopReason,
-    Task,
-)
+from toolroll.rollout.types import StopReason, Task
 from toolroll.testing import EmbeddedEngine, PolicyRequest, Reply
 from toolroll.trainers.episodes import EpisodePlayer, EpisodeSettings
 
@@ -92,9 +86,7 @@ async def test_one_probe_for_all_who_wait(caplog: pytest.LogCaptureFixture) -> N
     assert probe.asked == 8
 
 
-async def test_after_its_time_all_fail_and_later_ones_after_one_probe(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_after_its_time_all_fail_and_later_ones_too(caplog: pytest.LogCaptureFixture) -> None:
     probe = Probe(DOWN)
     outage, pauses = outage_of(probe, timeout=20)
     waiting = (outage.over(0, "refused") for _ in range(10))
@@ -138,7 +130,7 @@ async def test_the_start_waits_no_longer_than_the_timeout() -> None:
     assert sum(pauses) == pytest.approx(20, abs=0.5)
 
 
-async def test_an_adapter_waits_before_it_checks_the_engines_model(
+async def test_an_adapter_waits_for_the_engine(
     tokenizer: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     engine = StartingEngine(tokenizer, lambda seen: "Goodbye.")
@@ -162,24 +154,18 @@ async def test_a_503_is_an_outage_only_until_the_first_answer() -> None:
         checks.append(len(seen))
         return web.Response(status=503 if len(checks) < 4 else 200)
 
-    async with (
-        http_server({"/generate": generate, "/health": health}) as url,
-        client(url, engine_timeout=600, retries=1) as calls,
-    ):
+    routes = {"/generate": generate, "/health": health}
+    async with client_of(routes, engine_timeout=600, retries=1) as calls:
         first = await calls.generate(request())
         assert (first.attempts, checks) == (1, [1] * 4)
         assert (await calls.generate(request())).attempts == 2
     assert (len(seen), checks) == (4, [1] * 4)
 
 
-async def test_without_a_timeout_nobody_is_asked() -> None:
-    probe = Probe(DOWN)
+async def test_without_a_timeout_nobody_is_asked(gone: str) -> None:
+    probe, pauses = Probe(DOWN), Pauses()
     assert not await Outage("the engine", probe, timeout=0).over(0, "refused")
     assert probe.asked == 0
-
-
-async def test_a_library_user_is_not_kept_waiting(gone: str) -> None:
-    pauses = Pauses()
     async with client(gone, sleep=pauses, retries=2) as calls:
         with pytest.raises(EngineError, match="after 3 attempts") as raised:
             await calls.generate(request())
@@ -210,7 +196,7 @@ UPSTREAM = {"error": {"code": "call_upstream_request_error", "message": "error s
 async def routed(handle: Any, **config: Any) -> AsyncIterator[tuple[Engine, Pauses]]:
     """A client of a router or an engine that is well itself, and says so."""
     routes, pauses = {"/generate": handle, "/health": says(b"")}, Pauses()
-    async with http_server(routes) as url, client(url, sleep=pauses, **config) as calls:
+    async with client_of(routes, sleep=pauses, **config) as calls:
         yield calls, pauses
 
 
@@ -290,16 +276,11 @@ async def test_a_request_that_kills_the_engine_each_time_is_given_up() -> None:
     async def sleep(seconds: float) -> None:
         routes["/health"] = says(b"")
 
-    async with (
-        http_server({"/generate": die, "/health": health}) as url,
-        client(url, sleep=sleep, engine_timeout=600) as calls,
-    ):
+    served = {"/generate": die, "/health": health}
+    async with client_of(served, sleep=sleep, engine_timeout=600) as calls:
         with pytest.raises(EngineError, match="went down 3 times during this request"):
             await calls.generate(request())
     assert len(seen) == 3
-
-
-# --- whole runs ---------------------------------------------------------------------------------
 
 
 def served(tokenizer: Any, url: str, sleep: Any, **config: Any) -> Model:
@@ -466,11 +447,11 @@ async def test_credentials_of_other_servers_are_sent_and_not_shown() -> None:
         return web.Response(status=403)
 
     async with http_server({"/v1/chat/completions": refuse}) as url:
-        address = f"{url}/v1".replace("://", "://me:secret@")
-        async with OpenAIUsers(UserConfig(base_url=address, model="m")) as users:
+        config = UserConfig(base_url=f"{url}/v1".replace("://", "://me:secret@"), model="m")
+        async with OpenAIUsers(config) as users:
             with pytest.raises(UserSimulatorError) as of_user:
                 await users.make().reset("Buy milk.")
-        endpoint = ChatClient(ChatClientConfig(base_url=address, model="m"))
+        endpoint = ChatClient(config)
         with pytest.raises(EngineError) as of_baseline:
             await endpoint.complete({})
         await endpoint.aclose()
@@ -480,8 +461,6 @@ async def test_credentials_of_other_servers_are_sent_and_not_shown() -> None:
 
 
 def test_an_engine_behind_a_gateway_may_die_of_the_request() -> None:
-    """Such an outage counts against the request: else one that kills each engine is sent
-    forever.
-    """
+    """Else one that kills each engine is sent forever."""
     failure = from_response(502, b"bad gateway")
     assert (failure.lost, failure.running, failure.retry) == (True, True, True)

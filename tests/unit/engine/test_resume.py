@@ -96,35 +96,29 @@ def test_join_without_logprobs_has_none() -> None:
 
 
 def test_join_counts_the_prompt_of_the_first_part() -> None:
-    """An abort in the engine's queue tells no prompt_tokens: then it is the second part's, less
-    what the first had sampled.
-    """
+    """An abort in the queue tells none: then it is the second part's, less the first's samples."""
     rest = part([3], "stop", prompt_tokens=9, cached_tokens=8)
     whole = join(part([1, 2], prompt_tokens=7, cached_tokens=3), rest)
     assert (whole.prompt_tokens, whole.cached_tokens) == (7, 3)
     assert join(part([1, 2]), rest).prompt_tokens == 7
 
 
-def rows(count: int, expert: int) -> Any:
-    return np.full((count, 1), expert, dtype=np.int32)
-
-
-@pytest.mark.parametrize(
-    ("first", "second", "experts"),
-    [([1, 2], [3], [7, 7, 7, 9]), ([], [3], [9, 9]), ([1, 2], [], [7, 7, 7])],
-)
-def test_join_keeps_the_experts_of_each_part(
-    first: list[int], second: list[int], experts: list[int]
-) -> None:
+def test_join_keeps_all_experts() -> None:
     """The prompt has two tokens. The second request asks for what the first one does not have."""
-    known = 1 + len(first) if first else 0
-    new = 1 + len(first) + len(second) - known
-    whole = join(
-        part(first, routed_experts=rows(known, 7)), part(second, routed_experts=rows(new, 9))
-    )
-    assert whole.routed_experts is not None
-    assert whole.routed_experts.ravel().tolist() == experts
-    assert join(part([1]), part([3], routed_experts=rows(3, 9))).routed_experts is None
+
+    def sampled(ids: list[int], rows: int, expert: int) -> Completion:
+        return part(ids, routed_experts=np.full((rows, 1), expert, dtype=np.int32))
+
+    first, rest = sampled([1, 2], 3, 7), sampled([3], 1, 9)
+    aborted, whole = sampled([], 0, 9), sampled([3], 2, 9)
+    for before, after, experts in (
+        (first, rest, [7, 7, 7, 9]),
+        (first, aborted, [7, 7, 7]),
+        (aborted, whole, [9, 9]),
+    ):
+        joined = join(before, after).routed_experts
+        assert joined is not None and joined.ravel().tolist() == experts
+    assert join(part([1]), rest).routed_experts is None
 
 
 @pytest.mark.parametrize(
@@ -139,9 +133,7 @@ def test_join_keeps_the_experts_of_each_part(
 async def test_an_abort_with_the_last_token_leaves_nothing_to_resume(
     tokenizer: Any, params: dict[str, Any], reason: str, matched: int | None
 ) -> None:
-    """SGLang reports the abort, also if the token would have ended the turn. A resumed turn would
-    have gone on behind its end.
-    """
+    """SGLang reports the abort, also if the token would have ended the turn."""
     engine = sampling(tokenizer, faults=aborting([4]))
     whole, _ = await resumed(engine, params)
     assert len(engine.log) == 1
@@ -150,9 +142,7 @@ async def test_an_abort_with_the_last_token_leaves_nothing_to_resume(
 
 
 class Answers:
-    """An engine that has these answers. `asked`: the requests. `stops`: the trainer stops with the
-    first one.
-    """
+    """An engine that has these answers. `stops`: the trainer stops with the first one."""
 
     def __init__(self, *answers: Completion, stops: bool = False) -> None:
         self._answers = iter(answers)
@@ -217,20 +207,11 @@ async def test_a_placeholder_behind_a_stop_token_does_not_cut_the_turn(
     assert whole.output_ids.tolist() == kept and (whole.finish_reason, whole.matched) == ended
 
 
-@pytest.mark.parametrize("resumes", [0, 1])
-async def test_what_was_not_aborted_is_not_resumed(tokenizer: Any, resumes: int) -> None:
-    engine = EmbeddedEngine(tokenizer)
-    await resumed(engine, {"max_new_tokens": 16}, resumes)
-    assert len(engine.log) == 1
-
-
 @pytest.mark.parametrize(
     "name", ["json_schema", "regex", "ebnf", "structural_tag", "stop", "stop_regex"]
 )
 async def test_a_grammar_or_stop_string_is_not_started_again(tokenizer: Any, name: str) -> None:
-    """The engine reads a grammar from its beginning for each request: the joined turn would be
-    no word of it. It finds no stop string that begins before the abort.
-    """
+    """For each request, the engine reads a grammar from its beginning."""
     engine = sampling(tokenizer, faults=aborting([0, 4, 9]))
     whole, _ = await resumed(engine, {"max_new_tokens": 20, name: "{}"})
     assert len(engine.log) == 2, "an abort before the first token may be resumed, and no other"

@@ -1,6 +1,4 @@
-"""Routed experts of a mixture-of-experts model: each row comes from the turn that processed its
-token first, is sent once, and reaches the trajectory and the episode file.
-"""
+"""Routed experts: each row comes from the turn that processed its token first, and only once."""
 
 from __future__ import annotations
 
@@ -54,15 +52,8 @@ async def routing(
         yield served, client
 
 
-# --- episodes -------------------------------------------------------------------------------------
-
-
-async def test_an_episodes_experts_come_from_the_first_pass_once(
-    tokenizer: Any, tmp_path: Path
-) -> None:
-    """The prefix cache is emptied before each turn, so each prompt is processed again in a later
-    pass, with other experts. One turn is aborted in its middle, and resumed.
-    """
+async def test_an_episodes_experts_come_from_the_first_pass(tokenizer: Any, tmp_path: Path) -> None:
+    """Each later pass has other experts. One turn is aborted in its middle, and resumed."""
     sent: list[int] = []
 
     def counted(answer: dict[str, Any]) -> dict[str, Any]:
@@ -102,9 +93,7 @@ async def test_an_episodes_experts_come_from_the_first_pass_once(
 
 
 async def test_an_engine_that_sends_all_rows_is_cut_to_the_new_ones(tokenizer: Any) -> None:
-    """As SGLang before 0.5.23, and behind a router that drops the start. The first answer must be
-    whole, because only then its bytes tell how many experts a row has.
-    """
+    """As SGLang before 0.5.23. The bytes of the first answer tell how long a row is."""
     older = {"extra": {"routed_experts_start_len": 0}}
     policy = lambda _: Reply(output_ids=[7, 8, 9])
     async with routing(tokenizer, policy) as (served, client):
@@ -184,9 +173,6 @@ async def test_an_abort_without_the_experts_of_its_tokens_is_refused(tokenizer: 
             await client.generate(request([1, 2]))
 
 
-# --- the type of rows, and their JSON -------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("least", "highest", "kind"),
     [
@@ -196,9 +182,7 @@ async def test_an_abort_without_the_experts_of_its_tokens_is_refused(tokenizer: 
         (-1, 7, "int32"),
     ],
 )
-def test_rows_are_small_and_their_json_gives_the_same_array(
-    least: int, highest: int, kind: str
-) -> None:
+def test_rows_are_small_and_json_gives_the_same_array(least: int, highest: int, kind: str) -> None:
     rows = compact(np.array([[least, 0], [1, highest], [2, 3]], dtype=np.int32))
     assert rows.dtype == kind
     read = ExpertsRecord(**to_json(rows)).rows()

@@ -11,8 +11,8 @@ import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.client import answering, client, embedded, flaky, request
-from support.http import completion, http_server, says
+from support.client import answering, client_of, embedded, flaky, request
+from support.http import completion, says
 from support.tiers import costly
 
 from toolroll.rollout.engine import Engine
@@ -120,9 +120,7 @@ async def test_what_cannot_succeed_is_never_sent(
     assert engine.log == [] and engine.killed == 0
 
 
-async def test_a_name_of_a_newer_sglang_is_sent_with_one_warning(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_a_newer_name_is_sent_with_one_warning(caplog: pytest.LogCaptureFixture) -> None:
     seen, answer = flaky(completion([5, 3]))
     async with answering(answer) as calls:
         for _ in range(2):
@@ -150,14 +148,14 @@ async def test_a_parameter_that_a_router_drops_is_refused_behind_one() -> None:
         "/workers": says({"workers": [{"url": "http://127.0.0.1:9"}]}),
     }
     asked = request(sampling_params={"logit_bias": {"5": 1.0}})
-    async with http_server(routes) as url, client(url) as calls:
+    async with client_of(routes) as calls:
         await calls.workers()
         words = "router silently drops the sampling parameter 'logit_bias'"
         with pytest.raises(UsageError, match=words):
             await calls.generate(asked)
         batch = {"sampling_params": [{}, asked.sampling_params]}
         with pytest.raises(UsageError, match="sampling parameter 'logit_bias'"):
-            await calls.post(f"{url}/generate", batch)
+            await calls.post(f"{calls.url}/generate", batch)
     async with answering(says(completion([3]))) as calls:
         await calls.workers()
         assert (await calls.generate(asked)).output_ids.tolist() == [3]

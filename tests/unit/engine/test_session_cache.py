@@ -11,10 +11,9 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import orjson
 import pytest
 from aiohttp import web
-from support.client import client, embedded, flaky, request
+from support.client import client, client_of, embedded, flaky, request
 from support.endpoints import endpoint
 from support.episodes import agent, call, serving
 from support.http import completion, http_server, says
@@ -126,19 +125,22 @@ async def test_a_session_is_closed_at_every_worker(router: str, kept: bool) -> N
     """Through smg. sglang-router drops session ids, so nothing is opened."""
     closed: Closed = []
     seen, generate = flaky(completion([3]))
+    more = {"runtime_type": "sglang"} if router == "smg" else {}
     async with (
         http_server(worker_routes(closed, "a")) as one,
         http_server(worker_routes(closed, "b")) as two,
+        http_server(
+            {
+                "/workers": says({"workers": [{"url": one, **more}, {"url": two, **more}]}),
+                "/generate": generate,
+            }
+        ) as url,
+        client(url, **SIZES) as calls,
     ):
-        more = {"runtime_type": "sglang"} if router == "smg" else {}
-        listed = says({"workers": [{"url": one, **more}, {"url": two, **more}]})
-        async with (
-            http_server({"/workers": listed, "/generate": generate}) as url,
-            client(url, **SIZES) as calls,
-        ):
-            end = calls.open_session("s")
-            await calls.generate(request())
-            end()
+        end = calls.open_session("s")
+        await calls.generate(request())
+        end()
+        await calls.aclose()
     [session_id] = [body.get("session_id") for body in seen]
     assert bool(session_id) == kept
     assert sorted(closed) == ([("a", session_id), ("b", session_id)] if kept else [])
@@ -151,13 +153,10 @@ async def test_a_worker_that_is_gone_does_not_keep_sessions_open(tmp_path: Path,
         workers = [{"url": url, "runtime_type": "sglang"} for url in (worker, gone)]
 
         async def listed(http: web.Request) -> web.StreamResponse:
-            return web.Response(body=orjson.dumps({"workers": workers}))
+            return web.json_response({"workers": workers})
 
-        generate = says(completion([3]))
-        async with (
-            http_server({"/workers": listed, "/generate": generate}) as url,
-            client(url, **SIZES) as calls,
-        ):
+        routes = {"/workers": listed, "/generate": says(completion([3]))}
+        async with client_of(routes, **SIZES) as calls:
             calls.keep_sessions(tmp_path)
             ends = []
             for name in "ab":
@@ -171,9 +170,7 @@ async def test_a_worker_that_is_gone_does_not_keep_sessions_open(tmp_path: Path,
             assert files(tmp_path) == [] and len(set(closed)) == 2
 
 
-async def test_a_request_that_cannot_be_encoded_leaves_nothing_open(
-    tokenizer: Any, tmp_path: Path
-) -> None:
+async def test_an_unencodable_request_leaves_nothing_open(tokenizer: Any, tmp_path: Path) -> None:
     async with caching(tokenizer) as (engine, calls):
         calls.keep_sessions(tmp_path)
         end = calls.open_session("s")
@@ -186,9 +183,7 @@ async def test_a_request_that_cannot_be_encoded_leaves_nothing_open(
 # --- the file -------------------------------------------------------------------------------------
 
 
-async def test_the_next_start_closes_what_a_killed_process_left(
-    tokenizer: Any, tmp_path: Path
-) -> None:
+async def test_the_next_start_closes_what_a_kill_left(tokenizer: Any, tmp_path: Path) -> None:
     async with caching(tokenizer) as (engine, killed):
         killed.keep_sessions(tmp_path)
         ends = [killed.open_session(f"s{number}") for number in range(5)]
@@ -214,23 +209,24 @@ async def test_the_next_start_closes_what_a_killed_process_left(
             leave()
 
 
+KILLED = """
+import asyncio, os, sys
+from support.client import client, request
+async def main():
+    async with client(sys.argv[1], model_info=None) as calls:
+        calls.open_session('s')
+        await calls.generate(request())
+        await asyncio.gather(*calls._sessions._closing)
+        os.kill(os.getpid(), 9)
+asyncio.run(main())
+"""
+"""A process that opens a session, keeps no folder, and is killed."""
+
+
 async def kill_with_open_session(url: str) -> None:
-    """Run a process that opens a session at `url`, keeps no folder, and is killed."""
-    code = (
-        "import asyncio, os, sys\n"
-        "from support.client import client, request\n"
-        "async def main():\n"
-        "    async with client(sys.argv[1], model_info=None) as calls:\n"
-        "        calls.open_session('s')\n"
-        "        await calls.generate(request())\n"
-        "        await asyncio.gather(*calls._sessions._closing)\n"
-        "        os.kill(os.getpid(), 9)\n"
-        "asyncio.run(main())\n"
-    )
-    paths = {"PYTHONPATH": os.pathsep.join(sys.path)}
-    process = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", code, url, env=os.environ | paths
-    )
+    env = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    start = asyncio.create_subprocess_exec
+    process = await start(sys.executable, "-c", KILLED, url, env=env)
     assert await process.wait() == -9
 
 
@@ -261,9 +257,7 @@ async def test_without_a_folder_the_next_process_closes_what_was_left(
     assert all_files(tmp_path) == []
 
 
-async def test_a_worker_that_did_not_answer_keeps_the_id_in_the_file(
-    tokenizer: Any, tmp_path: Path
-) -> None:
+async def test_a_silent_worker_keeps_the_id_in_the_file(tokenizer: Any, tmp_path: Path) -> None:
     async with EmbeddedEngine(tokenizer, session_cache=True) as engine:
         limits = {"abort_timeout": 1.0, "connect_timeout": 1.0}
         async with client(engine.url, model_info=None, **limits) as calls:
@@ -277,9 +271,7 @@ async def test_a_worker_that_did_not_answer_keeps_the_id_in_the_file(
 
 
 @pytest.mark.parametrize(("status", "kept"), [(200, False), (404, False), (503, True)])
-async def test_an_id_is_kept_only_if_a_later_close_may_succeed(
-    tmp_path: Path, status: int, kept: bool
-) -> None:
+async def test_an_id_is_kept_for_a_later_close(tmp_path: Path, status: int, kept: bool) -> None:
     """If so, it is closed once more at the end."""
     closed: Closed = []
     routes = {**worker_routes(closed, status=status), "/generate": says(completion([3]))}
@@ -297,9 +289,7 @@ async def test_an_id_is_kept_only_if_a_later_close_may_succeed(
 # --- episodes and sessions ------------------------------------------------------------------------
 
 
-async def test_episodes_leave_nothing_open_however_they_end(
-    tokenizer: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_episodes_leave_nothing_open(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Finished, failed and played again, out of time, cancelled, and given up."""
     monkeypatch.setattr("toolroll.rollout.runs.runner._FIRST_PAUSE", 0.0)
     factory = PondFactory(6)

@@ -41,9 +41,7 @@ async def streaming(*events: bytes, read: asyncio.Event | None = None) -> AsyncI
 
 
 async def streamed(*events: bytes) -> tuple[list[list[int]], Any]:
-    """The ids that `progress` received, and the completion. Each event is sent when `progress`
-    received the one before it.
-    """
+    """What `progress` received, before the next event was sent, and the completion."""
     received: list[list[int]] = []
     read = asyncio.Event()
 
@@ -59,9 +57,7 @@ LAST = orjson.dumps(completion([3, 4]))
 
 
 async def test_of_all_events_but_the_last_only_the_ids_are_read() -> None:
-    """They are cumulative: with all their logprobs a stream of n tokens would cost n squared to
-    read.
-    """
+    """With all their logprobs, a stream of n tokens would cost n squared to read."""
     begun = (
         b'{"text": "\\"output_ids\\": [9]", "output_ids": [3], "meta_info": {"finish_reason": '
         b'null, "output_token_logprobs": [[no JSON'
@@ -92,9 +88,7 @@ SPLITS = [[1, 2, 3, 5], [1, 5], [3, 4, 5], [5], [5, 5]]
 
 @pytest.mark.parametrize("counts", SPLITS)
 @pytest.mark.parametrize("ids", [[11, 12, 13, 14, 15], [15] * 5])
-async def test_incremental_events_give_the_answer_of_cumulative_ones(
-    ids: list[int], counts: list[int]
-) -> None:
+async def test_incremental_events_give_the_same_answer(ids: list[int], counts: list[int]) -> None:
     """Repeated ids must not make one form look like the other."""
     ends: list[dict[str, Any]] = [{}] * (len(counts) - 1) + [STOP]
     starts = [0, *counts[:-1]]

@@ -140,9 +140,7 @@ def trusted(monkeypatch: pytest.MonkeyPatch, folder: Path) -> ssl.SSLContext:
     return context
 
 
-async def test_tls_with_the_systems_certificates(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+async def test_tls_by_system_certificates(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     async with talking(echo, tls=trusted(monkeypatch, tmp_path)) as server:
         async with client(server.url) as calls:
             assert await asked(calls) == 3
@@ -183,14 +181,10 @@ def test_another_event_loop_opens_connections_of_its_own() -> None:
     assert [asyncio.run(play(last=last)) for last in (False, True)] == [3, 3]
 
 
-# --- credentials --------------------------------------------------------------------------------
-
 SECRETS = ("se%20cret", "se cret", "bWU6")
 
 
-async def test_credentials_are_sent_to_the_engine_and_shown_nowhere(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_credentials_are_sent_and_shown_nowhere(caplog: pytest.LogCaptureFixture) -> None:
     async def talk(talker: Talker) -> None:
         while True:
             body = await talker.hear()
@@ -400,9 +394,7 @@ async def test_an_engine_that_does_not_listen_is_an_error() -> None:
             assert (await calls.health()).down
 
 
-async def test_a_host_that_does_not_exist_is_looked_up_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_host_that_is_not_there_is_looked_up_again(monkeypatch: pytest.MonkeyPatch) -> None:
     lookups = []
 
     async def lookup(host: str, port: int, **how: Any) -> list[Any]:

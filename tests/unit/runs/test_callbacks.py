@@ -79,19 +79,15 @@ async def test_each_sees_every_episode_after_it_is_stored(tokenizer: Any) -> Non
     assert vars(counts) == {"seen": stored, "at_once": [1, 2, 3, 4, 5, 6], "ends": [6]}
 
 
-async def test_a_failing_callback_is_reported_and_loses_nothing(
-    tokenizer: Any, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_callback_may_fail(tokenizer: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """That is logged, and nothing is lost."""
     stored: list[Episode] = []
     counts = Counts()
     with caplog.at_level(logging.ERROR):
         await play(tokenizer, [Failing(), counts], stored.append)
     assert len(stored) == len(counts.seen) == 6
-    errors = [
-        record.exc_info[0]
-        for record in caplog.records
-        if "Failing failed" in record.getMessage() and record.exc_info
-    ]
+    logged = [record for record in caplog.records if "Failing failed" in record.getMessage()]
+    errors = [record.exc_info and record.exc_info[0] for record in logged]
     assert errors == [ZeroDivisionError] * 6 + [KeyError]
 
 
@@ -125,9 +121,7 @@ def wandb_init(*, project: str | None = None) -> WandbRun:
     return WandbRun()
 
 
-async def test_the_documented_example_works(
-    tokenizer: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_the_documented_example_runs(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     stand_in(monkeypatch, {"wandb": {"init": wandb_init}})
     page = (ROOT / "docs" / "callbacks.md").read_text()
     [block] = re.findall(r"```python\n(.*?)```", page, re.DOTALL)

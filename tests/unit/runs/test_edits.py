@@ -36,9 +36,6 @@ def write(root: Path) -> None:
     load_embedded_tokenizer().save_pretrained(root / "model")
 
 
-# --- a run ----------------------------------------------------------------------------------------
-
-
 def says(request: PolicyRequest) -> str:
     """One call, then the answer."""
     if request.text.count("<|turn|>assistant") > 1:
@@ -139,18 +136,13 @@ def bench(played: Bench) -> Iterator[Bench]:
     write(played.root)
 
 
-# --- edits ----------------------------------------------------------------------------------------
-
-
 def nothing(root: Path) -> None:
     """An option of the run differs instead."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """An edit, the options that differ, the words of which `compare` must say one, and whether the
-    first run may be continued (`docs/reliability.md`).
-    """
+    """An edit, other options, words of `compare`, and whether the first run may be continued."""
 
     edit: Edit = nothing
     options: dict[str, Any] | None = None

@@ -10,19 +10,13 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+from jsonschema_rs import Draft202012Validator
 from support.commands import toolroll
 
-from toolroll import (
-    Action,
-    ActionError,
-    Environment,
-    Observation,
-    StepResult,
-    Task,
-    ToolCall,
-    UsageError,
-)
+from toolroll import Action, ActionError, Environment, Observation, StepResult, Task, ToolCall
 from toolroll.evaluation.environment_check import CheckResult, check
+from toolroll.evaluation.wrong_arguments import example_arguments, wrong_calls
+from toolroll.rollout.errors import UsageError
 from toolroll.rollout.runs.environment_class import EnvironmentClass
 from toolroll.rollout.runs.registry import find_environment
 from toolroll.rollout.types import EnvironmentFactory, EnvironmentOptions
@@ -147,11 +141,7 @@ NO_TYPE = {"properties": NUMBERS["properties"] | {"b": {"description": "the seco
 BROKEN = [
     (adder(reset=unseeded), SAME, r"task small differs .*: messages\[1\].content is '"),
     (LeftOver, SAME, r"messages\[2\].content is '\d+' the first time and '\d+' the second time$"),
-    (
-        LongResult,
-        SAME,
-        r"messages\[2\].content is \.\.\. 'x+ step \d+ y+ \.\.\. the first time and ",
-    ),
+    (LongResult, SAME, r"\[2\].content is \.\.\. 'x+ step \d+ y+ \.\.\. the first time and "),
     (adder(call=careless), "wrong calls get an answer",
      r"an unknown tool, no_such_tool\(\{\}\): .*KeyError: 'a'"),
     (adder(reference=staticmethod(lambda task: [Action("It is 3.")])), "references earn 1.0",
@@ -195,9 +185,7 @@ def failed(results: list[CheckResult]) -> list[str]:
 
 
 @pytest.mark.parametrize(("kind", "name", "words"), BROKEN)
-async def test_each_fault_is_found_once_and_named(
-    kind: type[Environment], name: str, words: str
-) -> None:
+async def test_each_fault_is_found_once(kind: type[Environment], name: str, words: str) -> None:
     time_limit = 0.1 if "more than 0.1 s" in words else 60.0
     [fault] = failed(await checked(EnvironmentClass(kind, "broken"), 2, time_limit))
     assert re.match(f"{name}: .*{words}", fault), fault
@@ -328,9 +316,7 @@ env = tool_environment(
          "reward failed: AttributeError: 'Cart' object has no attribute 'item' (cart.py, line 19)"),
     ],
 )  # fmt: skip
-def test_the_command_checks_the_short_form(
-    tmp_path: Path, old: str, new: str, status: int, words: str
-) -> None:
+def test_the_command_on_a_file(tmp_path: Path, old: str, new: str, status: int, words: str) -> None:
     assert old in SHORT
     (tmp_path / "cart.py").write_text(SHORT.replace(old, new, 1))
     tasks = ["--tasks", 0] if status else []
@@ -364,3 +350,50 @@ async def test_an_environment_that_needs_a_user_gets_one_who_leaves() -> None:
 
     results = await outcomes(Chat)
     assert results["references earn 1.0"].detail.startswith("2 of 2 need a user who answers")
+
+
+SCHEMAS: list[dict[str, Any]] = [
+    {},
+    {"type": "object", "properties": {"a": {"type": "string"}}},
+    {
+        "type": "object",
+        "properties": {
+            "a": {"enum": ["up", "down"]},
+            "b": {"type": "integer", "minimum": 7},
+            "c": {"anyOf": [{"type": "boolean"}, {"type": "null"}]},
+            "d": {"$ref": "#/$defs/Point"},
+            "e": {"type": "array", "items": {"type": "string"}},
+            "f": {"const": 3},
+            "g": {"type": ["number", "null"]},
+            "h": {"type": "string", "default": "other"},
+        },
+        "required": ["a", "b", "c", "d", "e", "f", "g", "h"],
+        "$defs": {
+            "Point": {
+                "type": "object",
+                "properties": {"x": {"type": "number"}, "y": {"type": "number"}},
+                "required": ["x"],
+            }
+        },
+    },
+]
+
+
+@pytest.mark.parametrize("schema", SCHEMAS)
+def test_an_example_fits_its_schema(schema: dict[str, Any]) -> None:
+    example = example_arguments(schema)
+    assert sorted(example) == schema.get("required", [])
+    Draft202012Validator(schema).validate(example)
+
+
+def test_wrong_calls_are_wrong_in_one_way_each() -> None:
+    tool = {"type": "function", "function": {"name": "go", "parameters": SCHEMAS[2]}}
+    calls = wrong_calls([tool])
+    validator = Draft202012Validator({**SCHEMAS[2], "additionalProperties": False})
+    assert (calls[0][0], calls[0][1].name) == ("an unknown tool", "no_such_tool")
+    assert [what for what, _ in calls[1:]] == [
+        "missing arguments",
+        *(f"{name!r} of another type" for name in "abcdefgh"),
+        "an unknown argument",
+    ]
+    assert [what for what, call in calls[1:] if validator.is_valid(call.arguments)] == []

@@ -134,9 +134,7 @@ def test_a_factory_gets_the_arguments_as_settings(file: Path) -> None:
     assert (factory.name, factory.tasks("test")[0].data["answer"]) == ("sums:make", "7")
 
 
-def test_a_module_is_found_in_the_folder_and_executed_once(
-    file: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_module_is_found_and_executed_once(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first: Any = find_environment(f"{file}:Counter")
     monkeypatch.chdir(file.parent)
     for name in ("bench:Counter", "bench.py:Counter"):
@@ -152,25 +150,28 @@ def test_a_file_becomes_absolute_and_nothing_else(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize(
-    ("name", "arguments", "words"),
+    ("target", "arguments", "words"),
     [
-        ("Counter", {"stap": 1}, "there is no argument 'stap'; did you mean 'step'?"),
-        ("Counter", {"step": "1"}, "'step' must be a valid integer, not \"1\""),
-        ("desks", {}, "--env-args of .*desks: the argument 'some' is missing"),
-        ("Conter", {}, "has no 'Conter'; did you mean 'Counter'?"),
-        ("xyz", {}, "has no 'xyz'; it has START, Action"),
-        ("NUMBER", {}, "is not an environment: it is an object of type int"),
-        ("counter", {}, "not an environment: it makes an object of type Counter"),
-        ("Hinted", {}, "Hinted: an annotation cannot be resolved: name 'Nowhere' is not defined"),
-        ("Abstract", {}, "bench:Abstract cannot be played: Abstract has no step"),
-        ("broken", {}, "an error when it was called: .*bench.py, line 43: KeyError: 'missing'"),
+        ("bench.py:Counter", {"stap": 1}, "there is no argument 'stap'; did you mean 'step'?"),
+        ("bench.py:Counter", {"step": "1"}, "'step' must be a valid integer, not \"1\""),
+        ("bench.py:desks", {}, "--env-args of .*desks: the argument 'some' is missing"),
+        ("bench.py:Conter", {}, "has no 'Conter'; did you mean 'Counter'?"),
+        ("bench.py:xyz", {}, "has no 'xyz'; it has START, Action"),
+        ("bench.py:NUMBER", {}, "is not an environment: it is an object of type int"),
+        ("bench.py:counter", {}, "not an environment: it makes an object of type Counter"),
+        ("bench.py:Hinted", {}, "Hinted: an annotation cannot be resolved: name 'Nowhere' is not"),
+        ("bench.py:Abstract", {}, "bench:Abstract cannot be played: Abstract has no step"),
+        ("bench.py:broken", {}, "when it was called: .*bench.py, line 43: KeyError: 'missing'"),
+        ("no/such.py:env", {}, "there is no file no/such.py"),
+        ("no_such_package.sub:env", {}, "there is no module 'no_such_package'"),
+        ("bench.py", {}, "name the object in the file: bench.py:NAME"),
+        ("bench.py:", {}, "name the object in the file: bench.py:NAME"),
     ],
 )
-def test_what_is_wrong_is_one_line(
-    file: Path, name: str, arguments: dict[str, Any], words: str
-) -> None:
+@pytest.mark.usefixtures("file", "here")
+def test_a_fault_is_one_line(target: str, arguments: dict[str, Any], words: str) -> None:
     with pytest.raises(UsageError, match=words) as caught:
-        find_environment(f"{file}:{name}", arguments)
+        find_environment(target, arguments)
     assert "\n" not in str(caught.value)
 
 
@@ -190,18 +191,3 @@ def test_an_error_of_the_file_names_its_line(file: Path, text: str, words: str) 
     for target in (f"{bad}:env", "bad:env"):
         with pytest.raises(UsageError, match=words):
             find_environment(target)
-
-
-@pytest.mark.parametrize(
-    ("target", "words"),
-    [
-        ("no/such.py:env", "there is no file no/such.py"),
-        ("no_such_package.sub:env", "there is no module 'no_such_package'"),
-        ("bench.py", "name the object in the file: bench.py:NAME"),
-        ("bench.py:", "name the object in the file: bench.py:NAME"),
-    ],
-)
-@pytest.mark.usefixtures("file", "here")
-def test_what_is_not_there_is_said(target: str, words: str) -> None:
-    with pytest.raises(UsageError, match=words):
-        find_environment(target)

@@ -1,6 +1,4 @@
-"""The identity of an environment: every edit that can move a reward changes it, and no other. What
-is seen only while the environment plays is in `test_edits`.
-"""
+"""The identity of an environment: only an edit that can move a reward changes it (`test_edits`)."""
 
 from __future__ import annotations
 
@@ -52,17 +50,13 @@ def known(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
 
 
 @pytest.mark.parametrize("name", [*MOVES, *HARMLESS])
-def test_only_an_edit_that_can_move_a_reward_changes_it(
-    name: str, known: dict[str, str], tmp_path: Path
-) -> None:
+def test_only_edits_of_rewards_change_it(name: str, known: dict[str, str], tmp_path: Path) -> None:
     changes = name in MOVES and name not in ONLY_WHILE_IT_PLAYS
     assert (identity(tmp_path, (MOVES | HARMLESS)[name]) != known) is changes
 
 
 @pytest.mark.usefixtures("known")
-def test_of_very_large_data_only_the_size_counts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_of_large_data_the_size_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(environment_identity_module, "_MOST_READ", 0)
     edits = [
         None,
@@ -77,7 +71,7 @@ def test_of_very_large_data_only_the_size_counts(
     assert len({first, longer, code}) == 3
 
 
-def test_packages_count_by_their_version_and_their_files(
+def test_packages_count_by_version_and_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     factory = load_environment("desk")

@@ -121,9 +121,6 @@ def test_another_schema_version_is_refused() -> None:
         from_line(line)
 
 
-# --- what JSON cannot hold ------------------------------------------------------------------------
-
-
 @dataclasses.dataclass
 class Note:
     text: str

@@ -1,6 +1,4 @@
-"""Exports: what other programs read is what the run holds, and nothing that may not be trained
-on.
-"""
+"""Exports: what other programs read is what the run holds, without what is not trained."""
 
 from __future__ import annotations
 
@@ -8,20 +6,29 @@ import contextlib
 import io
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
+from statistics import stdev
+from typing import Any
+from zipfile import ZipFile
 
 import pytest
+from examples.exports import to_inspect, to_lm_eval
+from examples.exports.to_inspect import write_inspect_logs
+from examples.exports.to_lm_eval import write_lm_eval
 from examples.exports.to_tau_bench import main, tau_bench_results
 from support.commands import toolroll
-from support.exports import write_run
+from support.exports import METRICS, varied, write_run
 from support.results import episode, exported, summary_of, trajectory
 from support.tau import REAL
 
 from toolroll.agents.environments.tau_bench.package import import_module, installed
 from toolroll.cli.export import export
 from toolroll.evaluation.export.dataset import sample_rows
+from toolroll.evaluation.export.exported_run import ExportedRun
+from toolroll.evaluation.report import report
 from toolroll.rollout.errors import UsageError
-from toolroll.rollout.runs.pass_at_k import pass_hat_k
+from toolroll.rollout.runs.pass_at_k import pass_estimates, pass_hat_k
 from toolroll.rollout.runs.run_directory import RunDirectory
 from toolroll.rollout.types import Episode, StopReason
 
@@ -85,9 +92,7 @@ def test_tau_bench_itself_gives_the_same_pass_hat_k() -> None:
     assert theirs == {k: pytest.approx(pass_hat_k(list(rewards.values()), k)) for k in (1, 2, 3, 4)}
 
 
-def test_the_script_writes_tau_benchs_format(
-    here: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_script_writes_tau_benchs_format(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     gone = episode("t-1", 0, reason=StopReason.USER_ERROR)
     for env, more in (("pond", [gone]), ("lake", [])):
         with RunDirectory(here / "run", env, {}) as folder:
@@ -120,3 +125,100 @@ def test_what_cannot_be_exported_is_refused(tmp_path: Path) -> None:
         export(run, "csv", tmp_path / "x", None)
     with pytest.raises(UsageError, match=r"holds no episodes\.jsonl"):
         export(tmp_path, "parquet", tmp_path / "x", None)
+
+
+# --- the formats of Inspect and lm-eval -----------------------------------------------------------
+
+
+MEANS = [0.5, 0.75]
+"""The mean rewards of the two graded tasks of `varied`."""
+GONE = "engine_error: EngineError: gone"
+ERROR = stdev(MEANS) / 2**0.5
+
+
+def inspect_log(folder: Path) -> dict[str, Any]:
+    path = folder / "2031-03-10T09-30-00_pond.eval"
+    with ZipFile(path) as log:
+        return {name: json.loads(log.read(name)) for name in log.namelist()}
+
+
+def test_an_inspect_log_has_the_scores_and_the_usage(tmp_path: Path) -> None:
+    run = ExportedRun(write_run(tmp_path / "run", varied()))
+    write_inspect_logs(run, tmp_path / "logs")
+    log = inspect_log(tmp_path / "logs")
+    header = log["header.json"]
+    assert header["eval"]["dataset"]["sample_ids"] == ["a/b", "t-1", "t-2"]
+    assert header["eval"]["config"]["epochs"] == 2
+    [score] = header["results"]["scores"]
+    assert (score["scored_samples"], score["unscored_samples"]) == (4, 1)
+    assert score["metrics"]["mean"]["value"] == 0.625
+    assert score["metrics"]["mean"]["value"] == report(summary_of(*varied()))["reward"]["value"]
+    assert score["metrics"]["stderr"]["value"] == pytest.approx(ERROR)
+    sample = log["samples/a/b_epoch_1.json"]
+    assert sample["scores"] == {"reward": {"value": 1.0}}
+    tokens = {"input_tokens": 7, "input_tokens_cache_read": 6, "output_tokens": 6}
+    assert sample["model_usage"]["tiny"] == {**tokens, "total_tokens": 19}
+    assert [message["role"] for message in sample["input"]] == ["system", "user"]
+    first, second = sample["messages"][2]["tool_calls"]
+    assert (first["arguments"], first["parse_error"]) == ({"at": 1}, None)
+    assert (second["arguments"], second["parse_error"]) == ({}, 'no JSON object: {"at": ')
+    aborted = log["samples/t-2_epoch_1.json"]
+    assert (aborted["scores"], aborted["error"]["message"]) == (None, GONE)
+    assert [line["error"] for line in log["summaries.json"]] == [None] * 4 + [GONE]
+
+
+def lm_eval(folder: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    [results] = folder.glob("tiny/results_2031-03-10T09-30-00.000000.json")
+    [samples] = folder.glob("tiny/samples_*_2031-03-10T09-30-00.000000.jsonl")
+    lines = [json.loads(line) for line in samples.read_text().splitlines()]
+    return json.loads(results.read_text()), lines
+
+
+def test_lm_evals_results_are_those_of_the_run(tmp_path: Path) -> None:
+    run = ExportedRun(write_run(tmp_path / "run", varied()))
+    assert write_lm_eval(run, tmp_path / "out") == []
+    results, lines = lm_eval(tmp_path / "out")
+    found = results["results"]["pond"]
+    rates = pass_estimates(summary_of(*varied()).rewards)["pass^k"]
+    assert found["reward,none"] == 0.625
+    assert found["reward_stderr,none"] == pytest.approx(ERROR)
+    for k, estimate in rates.items():
+        assert found[f"pass^{k},none"] == estimate.value
+    assert list(rates) == [1, 2]
+    assert results["n-samples"]["pond"] == {"original": 3, "effective": 2}
+    assert results["versions"]["pond"] == "pond-data 2"
+    assert [line["reward"] for line in lines] == MEANS
+    assert lines[0]["doc"]["task_id"] == "a/b"
+    assert lines[0]["resps"] == [["A pond.", "A pond.Yes."]]
+
+
+def test_unequal_tasks_have_no_rates(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", [episode("t-0", 0), episode("t-0", 1), episode("t-1", 0)])
+    assert write_lm_eval(ExportedRun(run), tmp_path / "out") == ["pond"]
+    assert "pass^1,none" not in lm_eval(tmp_path / "out")[0]["results"]["pond"]
+
+
+def test_a_run_that_is_not_that_of_one_model_is_refused(tmp_path: Path) -> None:
+    other = replace(episode("t-1", 0), model="other")
+    run = write_run(tmp_path / "run", [episode("t-0", 0), other])
+    with pytest.raises(UsageError, match=r"those of one model; .* has other, tiny"):
+        write_lm_eval(ExportedRun(run), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [(to_inspect, "inspect view --log-dir"), (to_lm_eval, "results and samples")],
+)
+def test_the_script_writes(
+    script: Any, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also a run whose `run.json` has no provenance, and only one of its environments."""
+    for env in ("pond", "la/ke"):
+        write_run(tmp_path / "run", [episode("t-0", 0, env=env, metrics=METRICS)], env)
+    (tmp_path / "run" / "run.json").unlink()
+    arguments = [str(tmp_path / "run"), str(tmp_path / "out"), "--env", "la/ke"]
+    script.main(arguments)
+    assert words in capsys.readouterr().out
+    with pytest.raises(UsageError, match="already exists: name a new folder"):
+        script.main(arguments)

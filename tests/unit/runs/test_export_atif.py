@@ -109,8 +109,6 @@ async def test_examples_in_the_prompt_get_no_tokens(tmp_path: Path) -> None:
     assert all("metrics" not in step for step in atif["steps"])
 
 
-# --- sessions of the endpoint ---------------------------------------------------------------------
-
 Asks = Callable[[Bench], Awaitable[object]]
 
 

@@ -64,9 +64,7 @@ COMMANDS = {
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_record_made_by_hand_is_refused_in_one_line(
-    recorded: Path, tmp_path: Path, command: str
-) -> None:
+def test_a_wrong_record_is_refused_in_a_line(recorded: Path, tmp_path: Path, command: str) -> None:
     record = json.loads((recorded / "run.json").read_text())
     run = tmp_path / "run"
     shutil.copytree(recorded, run)

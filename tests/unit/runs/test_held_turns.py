@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import Any
 
 import pytest
@@ -14,20 +15,12 @@ from support.loop_clock import skip
 from support.scripted_runs import ScriptedFactory
 from support.wire import until
 
+from toolroll import Action, Environment, Episode, Observation, StepResult, StopReason, Task
 from toolroll.endpoint import Endpoint
 from toolroll.endpoint.in_process import ToolrollClient
 from toolroll.rollout.engine import admission
 from toolroll.rollout.runs.runner import Runner
 from toolroll.rollout.settings import RunSettings
-from toolroll.rollout.types import (
-    Action,
-    Environment,
-    Episode,
-    Observation,
-    StepResult,
-    StopReason,
-    Task,
-)
 from toolroll.testing import EmbeddedEngine, Reply
 
 TURNS, EPISODES = 5, 12
@@ -80,9 +73,7 @@ async def played(tokenizer: Any, share: float) -> tuple[EmbeddedEngine, list[Epi
     return engine, episodes
 
 
-async def test_a_run_computes_fewer_tokens_twice(
-    tokenizer: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_run_computes_less_twice(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(admission, "_SLOW", 1e6)  # no step is slow, however busy this machine is
     engines = {share: await played(tokenizer, share) for share in (0.0, 1.0)}
     needed = sum(
@@ -102,11 +93,7 @@ async def test_a_run_computes_fewer_tokens_twice(
 
 async def test_the_endpoint_holds_sessions_and_forgets_them(tokenizer: Any) -> None:
     hold = asyncio.Event()
-
-    def policy(request: Any) -> Reply:
-        return Reply("Fine.", hold=hold)
-
-    async with endpoint(tokenizer, policy, pool=2000) as bench:
+    async with endpoint(tokenizer, lambda request: Reply("Fine.", hold=hold), pool=2000) as bench:
         created = [send(bench, session) for session in ("a", "b", None)]
         await until_held(bench, 2)
         hold.set()
@@ -123,10 +110,7 @@ async def test_the_endpoint_holds_sessions_and_forgets_them(tokenizer: Any) -> N
 
 async def test_a_request_that_is_held_back_does_not_time_out(tokenizer: Any) -> None:
     hold = asyncio.Event()
-
-    def policy(request: Any) -> Reply:
-        return Reply("Fine.", hold=hold if request.routing_key == "first" else None)
-
+    policy = lambda seen: Reply("Fine.", hold=hold if seen.routing_key == "first" else None)
     async with endpoint(tokenizer, policy, pool=2000, settings={"timeout": 30}) as bench:
         first, second = send(bench, "first"), send(bench, "second")
         await until_held(bench, 1)
@@ -138,15 +122,11 @@ async def test_a_request_that_is_held_back_does_not_time_out(tokenizer: Any) -> 
 
 async def test_all_choices_of_one_request_are_counted_to_the_last(tokenizer: Any) -> None:
     hold = asyncio.Event()
-
-    def policy(request: Any) -> Reply:
-        return Reply("Fine.", hold=None if request.call == 0 else hold)
-
+    policy = lambda seen: Reply("Fine.", hold=hold if seen.call else None)
     async with endpoint(tokenizer, policy, pool=2000) as bench:
         admitted = bench.served.admission._episodes
-        asked = asyncio.create_task(
-            bench.client(None).chat.completions.create(model="m", n=2, **HELLO)
-        )
+        create = bench.client(None).chat.completions.create
+        created = asyncio.create_task(create(model="m", n=2, **HELLO))
 
         async def one_is_left() -> bool:
             return bench.engine.held == 1 and [e.turns for e in admitted.values()] == [1]
@@ -155,7 +135,7 @@ async def test_all_choices_of_one_request_are_counted_to_the_last(tokenizer: Any
             await until(one_is_left, "one of two choices is left")
         finally:
             hold.set()
-        await asked
+        await created
         [unnamed] = bench.endpoint.sessions.all()
         await bench.endpoint.sessions.drop(unnamed.id)
         assert not admitted
@@ -172,7 +152,6 @@ async def test_an_endpoint_that_closes_leaves_no_sessions_behind(tokenizer: Any)
 
 async def gauge(bench: Bench) -> float:
     async with bench.http.get(f"{bench.url}/metrics") as response:
-        lines = (await response.text()).splitlines()
-    return next(
-        float(line.split()[1]) for line in lines if line.startswith("toolroll_sessions_held")
-    )
+        found = re.search(r"^toolroll_sessions_held\S* (\S+)", await response.text(), re.MULTILINE)
+    assert found is not None
+    return float(found[1])

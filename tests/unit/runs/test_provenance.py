@@ -82,9 +82,7 @@ def test_a_key_in_a_word_of_its_own_is_not_stored() -> None:
     ]  # fmt: skip
 
 
-def test_the_commit_or_a_hash_of_the_files_is_known(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_commit_or_a_hash_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = commit() or ""
     in_checkout = (ROOT / ".git").exists()
     pattern = r"[0-9a-f]{40}(-dirty)?" if in_checkout else r"files [0-9a-f]{16}"

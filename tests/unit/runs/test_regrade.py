@@ -16,6 +16,7 @@ from support.loop_clock import skip_until
 from support.results import content, episode
 from support.tau import MINI, REAL, STOP, needed, recorded_trials, scripted
 
+from toolroll import Action, Environment, EnvironmentOptions, Episode, InteractionResult
 from toolroll.agents.loop.call_policy import CallPolicy
 from toolroll.agents.text_agent import DEFAULT_POLICY, TextAgent
 from toolroll.evaluation.regrade import Regrader
@@ -23,26 +24,15 @@ from toolroll.parsers.openai import to_openai
 from toolroll.parsers.reading.lookalike import lookalike
 from toolroll.parsers.types import ParsedReply, ToolCall
 from toolroll.rollout.errors import UsageError
+from toolroll.rollout.model.tokenizers import load_embedded_tokenizer
 from toolroll.rollout.model.turn import AssistantTurn
 from toolroll.rollout.runs.episode_file import read_episodes
 from toolroll.rollout.runs.registry import find_environment
 from toolroll.rollout.runs.run_directory import RunDirectory
 from toolroll.rollout.runtime.threads import Threads
-from toolroll.rollout.types import (
-    Action,
-    Environment,
-    EnvironmentOptions,
-    Episode,
-    InteractionResult,
-    Observation,
-    Status,
-    StepResult,
-    StopReason,
-    Task,
-)
+from toolroll.rollout.types import Observation, Status, StepResult, StopReason, Task
 from toolroll.testing import (
     EmbeddedEngine,
-    load_embedded_tokenizer,
     play_references,
     reference_policy,
     serve_in_thread,

@@ -15,7 +15,11 @@ from support.results import episode, summary_of, trajectory
 from toolroll.cli.display import results_table
 from toolroll.evaluation.report import by_task, report, write_summary
 from toolroll.rollout.runs.summary import Summary, recomputed_tokens
-from toolroll.rollout.types import StopReason, Trajectory, Turn
+from toolroll.rollout.types import Episode, StopReason, Trajectory, Turn
+
+
+def reported(*episodes: Episode, **options: Any) -> dict[str, Any]:
+    return report(summary_of(*episodes), **options)
 
 
 def drawn(found: Any, columns: int) -> str:
@@ -28,32 +32,27 @@ def drawn(found: Any, columns: int) -> str:
 
 
 def metrics(**named: float) -> dict[str, float]:
-    return {"turns": 2.0, "seconds": 4.0} | {
-        name.replace("__", "/"): value for name, value in named.items()
-    }
+    named = {name.replace("__", "/"): value for name, value in named.items()}
+    return {"turns": 2.0, "seconds": 4.0} | named
 
 
 def test_aborted_episodes_count_in_no_rate_and_are_told() -> None:
-    found = report(
-        summary_of(
-            episode("t-2", 0, 1.0),
-            episode("t-10", 1, 0.0),
-            episode("t-10", 0, 1.0),
-            episode("t-2", 1, 0.0, reason=StopReason.MAX_TURNS),
-            episode("t-3", 0, reason=StopReason.ENGINE_ERROR),
-            episode("t-2", 2, reason=StopReason.USER_ERROR),
-        )
+    found = reported(
+        episode("t-2", 0, 1.0),
+        episode("t-10", 1, 0.0),
+        episode("t-10", 0, 1.0),
+        episode("t-2", 1, 0.0, reason=StopReason.MAX_TURNS),
+        episode("t-3", 0, reason=StopReason.ENGINE_ERROR),
+        episode("t-2", 2, reason=StopReason.USER_ERROR),
     )
     assert (found["episodes"], found["graded"], found["aborted"], found["tasks"]) == (6, 4, 2, 2)
     assert found["reward"]["value"] == found["pass@k"]["1"]["value"] == 0.5
-    assert found["pass^k"]["2"]["value"] == 0.0
-    assert found["pass@k"]["2"]["value"] == 1.0
-    assert found["by_task"] == {
-        "t-2": {"rewards": [1.0, 0.0], "aborted": 1},
-        "t-3": {"rewards": [], "aborted": 1},
-        "t-10": {"rewards": [1.0, 0.0], "aborted": 0},
-    }
-    assert list(found["by_task"]) == ["t-2", "t-3", "t-10"], "as people count"
+    assert (found["pass^k"]["2"]["value"], found["pass@k"]["2"]["value"]) == (0.0, 1.0)
+    assert list(found["by_task"].items()) == [
+        ("t-2", {"rewards": [1.0, 0.0], "aborted": 1}),
+        ("t-3", {"rewards": [], "aborted": 1}),
+        ("t-10", {"rewards": [1.0, 0.0], "aborted": 0}),
+    ], "in the order in which people count"
     assert found["stop_reasons"] == {"done": 3, "engine_error": 1, "max_turns": 1, "user_error": 1}
     assert found["warnings"] == [
         "2 of 6 episodes were aborted and excluded from rewards: engine_error 1, user_error 1",
@@ -61,24 +60,16 @@ def test_aborted_episodes_count_in_no_rate_and_are_told() -> None:
     ]
 
 
-def test_attempts_that_were_played_again_are_told() -> None:
-    twice, once = (episode(f"t-{n}", metrics=metrics(reruns=n)) for n in (2, 1))
-    found = report(summary_of(twice, once))
-    assert found["reruns"] == 3
-    [warning] = found["warnings"]
-    assert warning.startswith(
+def test_reruns_and_failed_calls_of_close_are_told() -> None:
+    twice, once = (episode(f"t-{n}", metrics=metrics(reruns=n, close_errors=n - 1)) for n in (2, 1))
+    found = reported(twice, once)
+    assert (found["reruns"], found["environment_errors"]) == (3, {"metrics": 0, "close": 1})
+    retried, failed = sorted(found["warnings"])
+    assert retried.startswith(
         "attempts that failed outside the model (engine, environment, user, time limit) and were "
         "retried: 3;"
     )
-
-
-def test_an_environment_that_cannot_be_closed_is_counted() -> None:
-    found = report(
-        summary_of(episode(metrics=metrics(close_errors=1.0)), episode("t-1", metrics=metrics()))
-    )
-    assert found["environment_errors"] == {"metrics": 0, "close": 1}
-    [warning] = found["warnings"]
-    assert warning.startswith("calls of an environment's metrics or close that failed: 1;")
+    assert failed.startswith("calls of an environment's metrics or close that failed: 1;")
 
 
 @pytest.mark.parametrize(
@@ -142,28 +133,15 @@ def test_calls_and_errors() -> None:
         invalid_calls__unknown_tool=1, lookalike_calls=3, executed_calls__find=4,
         executed_calls__book=2, tool_errors=1, tool_errors__book=1,
     )  # fmt: skip
-    found = report(summary_of(episode(metrics=numbers)))
-    assert found["tool_calls"] == {
-        "attempted": 8,
-        "by_tool": {
-            "book": {"calls": 2, "errors": 1, "error_rate": 0.5},
-            "find": {"calls": 4, "errors": 0, "error_rate": 0.0},
-        },
-    }
+    found = reported(episode(metrics=numbers))
+    book = {"calls": 2, "errors": 1, "error_rate": 0.5}
+    find = {"calls": 4, "errors": 0, "error_rate": 0.0}
+    assert found["tool_calls"] == {"attempted": 8, "by_tool": {"book": book, "find": find}}
     assert found["lookalike_calls"] == 3
-    assert found["invalid_calls"] == {
-        "total": 2,
-        "rate": 0.25,
-        "by_kind": {
-            "invalid_json": {"count": 1, "rate": 0.125},
-            "unknown_tool": {"count": 1, "rate": 0.125},
-        },
-    }
-
-
-def test_errors_that_are_not_told_by_tool_are_not_made_up() -> None:
-    found = report(summary_of(episode(metrics=metrics(executed_calls__find=4, tool_errors=3))))
-    find = {"calls": 4, "errors": None, "error_rate": None}
+    kinds = {key: {"count": 1, "rate": 0.125} for key in ("invalid_json", "unknown_tool")}
+    assert found["invalid_calls"] == {"total": 2, "rate": 0.25, "by_kind": kinds}
+    found = reported(episode(metrics=metrics(executed_calls__find=4, tool_errors=3)))
+    find = {"calls": 4, "errors": None, "error_rate": None}  # none is made up
     assert found["tool_calls"]["by_tool"] == {"find": find}
 
 
@@ -173,30 +151,18 @@ def test_tokens_and_times() -> None:
         env_seconds=1.5, user_seconds=1.0, user_calls=4,
         user_prompt_tokens=50, user_completion_tokens=9, user_retries=1, user_errors=0,
     )  # fmt: skip
-    found = report(
-        summary_of(episode(metrics=numbers), episode(sample=1, metrics=numbers)), seconds=3.5
-    )
-    assert found["turns"] == {"total": 4, "mean": 2.0}
-    assert found["tokens"] == {
-        "prompt": {"total": 200, "mean": 100.0},
-        "completion": {"total": 40, "mean": 20.0},
-        "trained": {"total": 36, "mean": 18.0},
-        "delivered": 0.9,
-        "cached_share": 0.75,
-    }
+    found = reported(episode(metrics=numbers), episode(sample=1, metrics=numbers), seconds=3.5)
+    assert (found["turns"], found["seconds"]) == ({"total": 4, "mean": 2.0}, 3.5)
+    totals = {"prompt": 200, "completion": 40, "trained": 36}
+    tokens = {name: {"total": total, "mean": total / 2} for name, total in totals.items()}
+    assert found["tokens"] == {**tokens, "delivered": 0.9, "cached_share": 0.75}
     latency = found["latency"]
     assert (latency["engine_turn"]["mean"], latency["engine_turn"]["p50"]) == (1.0, 1.0)
     per_step = pytest.approx(1.0 / 6)  # two steps and the reset, without the user
     assert latency["env_step_mean"] == per_step
     assert (latency["user_call_mean"], latency["episode_mean"]) == (0.25, 4.0)
-    assert found["user_simulator"] == {
-        "calls": 8,
-        "prompt_tokens": 100,
-        "completion_tokens": 18,
-        "retries": 2,
-        "errors": 0,
-    }
-    assert found["seconds"] == 3.5
+    names = ("calls", "prompt_tokens", "completion_tokens", "retries", "errors")
+    assert found["user_simulator"] == dict(zip(names, (8, 100, 18, 2, 0), strict=True))
 
 
 def test_a_prefix_that_sequences_share_counts_once_in_the_trie() -> None:
@@ -212,7 +178,7 @@ def test_a_prefix_that_sequences_share_counts_once_in_the_trie() -> None:
     ]
     found = report(summary_of(*played))["prefix_trie"]
     assert found == {"flat_tokens": 18, "trie_tokens": 9, "ratio": 2.0}
-    assert report(summary_of(episode(trajectories=[])))["prefix_trie"]["ratio"] is None
+    assert reported(episode(trajectories=[]))["prefix_trie"]["ratio"] is None
 
 
 def test_a_forks_history_is_counted_once() -> None:
@@ -247,7 +213,7 @@ def test_nothing_at_all() -> None:
 
 
 def test_the_file_keeps_other_environments(tmp_path: Path) -> None:
-    write_summary(tmp_path, {"pond": report(summary_of(episode()))})
+    write_summary(tmp_path, {"pond": reported(episode())})
     path = write_summary(tmp_path, {"lake": report(Summary("lake"))})
     data = json.loads(path.read_text())
     assert sorted(data["environments"]) == ["lake", "pond"]

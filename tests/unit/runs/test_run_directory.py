@@ -1,10 +1,9 @@
-"""A run's folder: it goes on where it stopped, refuses other settings, and belongs to one
-process at a time.
-"""
+"""A run's folder: it goes on where it stopped, and refuses other settings."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.results import content, episode
@@ -40,6 +39,24 @@ def test_nothing_stands_there_twice(tmp_path: Path) -> None:
             folder.append(episode())
 
 
+def refused(folder: Path, words: str, settings: Any = SETTINGS) -> None:
+    with pytest.raises(UsageError, match=words), RunDirectory(folder, "pond", settings):
+        pass
+
+
+def test_what_a_setting_becomes_in_json_is_no_difference(tmp_path: Path) -> None:
+    for _ in range(2):
+        with RunDirectory(tmp_path, "pond", {"stop": ("a", "b"), "path": Path("x")}):
+            pass
+    assert difference({"a": 1}, {"a": 1, "b": None}) == []
+
+
+def test_a_folder_with_other_files_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("")
+    refused(tmp_path, r"holds other files \(thesis.tex\): name a new")
+    assert [found.name for found in tmp_path.iterdir()] == ["thesis.tex"]
+
+
 def test_aborted_episodes_make_room_for_another_attempt(tmp_path: Path) -> None:
     with RunDirectory(tmp_path, "pond", SETTINGS) as folder:
         folder.append(episode("t-0"))
@@ -63,10 +80,8 @@ def test_other_settings_are_refused_with_the_difference(tmp_path: Path) -> None:
     with RunDirectory(tmp_path, "pond", SETTINGS) as folder:
         folder.append(episode())
     before = (tmp_path / FILE_NAME).read_bytes()
-    other = {"temperature": 0.7, "seed": 0, "stop": ["a"]}
     words = r'stop: recorded not set, now \["a"\]\n  temperature: recorded 1.0, now 0.7'
-    with pytest.raises(UsageError, match=words), RunDirectory(tmp_path, "pond", other):
-        pass
+    refused(tmp_path, words, {"temperature": 0.7, "seed": 0, "stop": ["a"]})
     assert (tmp_path / FILE_NAME).read_bytes() == before
     # another environment's settings are its own
     with RunDirectory(tmp_path, "lake", {"temperature": 0.7}):
@@ -77,61 +92,37 @@ def test_other_settings_are_refused_with_the_difference(tmp_path: Path) -> None:
         assert len(folder.done) == 1
 
 
-def test_what_a_setting_becomes_in_json_is_no_difference(tmp_path: Path) -> None:
-    for _ in range(2):
-        with RunDirectory(tmp_path, "pond", {"stop": ("a", "b"), "path": Path("x")}):
-            pass
-    assert difference({"a": 1}, {"a": 1, "b": None}) == []
-
-
-def test_a_folder_with_other_files_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "thesis.tex").write_text("")
-    with pytest.raises(UsageError, match=r"holds other files \(thesis.tex\): name a new"):
-        RunDirectory(tmp_path, "pond", {}).__enter__()
-    assert [found.name for found in tmp_path.iterdir()] == ["thesis.tex"]
-
-
 def test_episodes_of_unknown_settings_are_refused(tmp_path: Path) -> None:
     with RunDirectory(tmp_path, "pond", SETTINGS) as folder:
         folder.append(episode())
     (tmp_path / "run.json").unlink()
-    words = r"no run.json with their settings"
-    with pytest.raises(UsageError, match=words), RunDirectory(tmp_path, "pond", SETTINGS):
-        pass
+    refused(tmp_path, r"no run.json with their settings")
 
 
 @pytest.mark.parametrize(
     ("text", "words"),
     [("{", "cannot be"), ("[]", "cannot be"), ('{"schema_version": 2}', "schema version 2")],
 )
-def test_a_settings_file_that_cannot_be_read_is_refused(
-    tmp_path: Path, text: str, words: str
-) -> None:
+def test_an_unreadable_settings_file_is_refused(tmp_path: Path, text: str, words: str) -> None:
     (tmp_path / "run.json").write_text(text)
-    with pytest.raises(UsageError, match=words), RunDirectory(tmp_path, "pond", SETTINGS):
-        pass
+    refused(tmp_path, words)
 
 
-@pytest.mark.parametrize("newer", [(True, True), (False, True)])
-def test_episodes_of_another_schema_version_are_refused(
-    tmp_path: Path, newer: tuple[bool, ...]
-) -> None:
+@pytest.mark.parametrize("line", [1, 2])
+def test_episodes_of_another_version_are_refused(tmp_path: Path, line: int) -> None:
     with RunDirectory(tmp_path, "pond", SETTINGS) as folder:
         folder.append(episode("t-0"))
         folder.append(episode("t-1", reason=StopReason.ENGINE_ERROR))
     file = tmp_path / FILE_NAME
     lines = file.read_bytes().splitlines(keepends=True)
-    before = b"".join(
-        line.replace(b'"schema_version":1', b'"schema_version":2') if changed else line
-        for line, changed in zip(lines, newer, strict=True)
-    )
-    file.write_bytes(before)
-    words = rf"{FILE_NAME}, line {newer.index(True) + 1}: .*version 2; this toolroll reads 1"
-    with pytest.raises(UsageError, match=words), RunDirectory(tmp_path, "pond", SETTINGS):
-        pass
+    for number in range(line - 1, 2):
+        lines[number] = lines[number].replace(b'"schema_version":1', b'"schema_version":2')
+    file.write_bytes(b"".join(lines))
+    words = rf"{FILE_NAME}, line {line}: .*version 2; this toolroll reads 1"
+    refused(tmp_path, words)
     with pytest.raises(UsageError, match=words):
         list(read_episodes(tmp_path, on_bad_line=lambda message: None))
-    assert file.read_bytes() == before
+    assert file.read_bytes() == b"".join(lines)
 
 
 @pytest.mark.parametrize("aborted", [False, True])
@@ -144,6 +135,4 @@ def test_a_mistake_before_the_first_episode_does_not_bind(tmp_path: Path, aborte
         folder.append(episode())
     assert read_settings(tmp_path) == {"pond": {"top_k": 5}}
     assert [one.result.status.value for one in read_episodes(tmp_path)] == ["completed"]
-    other = RunDirectory(tmp_path, "pond", {"top_k": 6})
-    with pytest.raises(UsageError, match="was started with other settings"), other:
-        pass
+    refused(tmp_path, "was started with other settings", {"top_k": 6})

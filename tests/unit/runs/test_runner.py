@@ -5,30 +5,27 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from support.client import client, request
 from support.episodes import agent, serving
+from support.http import router_over
 from support.loop_clock import skip, skip_until
 from support.results import content
 from support.toy_environment import PondFactory, look
 
-from toolroll.rollout.errors import EnvironmentFailure, UsageError
-from toolroll.rollout.model.model import Model
+from toolroll import Engine, EngineConfig, Model, Runner, RunSettings, get_parser
+from toolroll.rollout.engine import ROUTING_KEY
+from toolroll.rollout.errors import UsageError
 from toolroll.rollout.runs.registry import find_environment
-from toolroll.rollout.runs.runner import (
-    Runner,
-    RunStoppedError,
-    episode_seed,
-    expected_calls,
-    task_hash,
-)
+from toolroll.rollout.runs.runner import RunStoppedError, episode_seed, expected_calls, task_hash
 from toolroll.rollout.runtime.threads import Threads
-from toolroll.rollout.settings import RunSettings
+from toolroll.rollout.template import ChatTemplate
 from toolroll.rollout.types import Action, Episode, InteractionResult, Status, StopReason, Task
-from toolroll.testing import Reply
+from toolroll.testing import EmbeddedEngine, Reply
 
 PARAMS = {"temperature": 1.0, "max_new_tokens": 256}
 
@@ -64,9 +61,8 @@ async def test_every_pair_once_and_the_seed_does_not_hang_on_the_order(tokenizer
 
 def test_seeds() -> None:
     episodes = [(0, "t-1", 2), (1, "t-1", 2), (0, "t-2", 2), (0, "t-1", 3), (0, "t-1/2", 0)]
-    seeds = [episode_seed(*episode) for episode in episodes]
-    assert seeds == [episode_seed(*episode) for episode in episodes]
-    assert len(set(seeds)) == 5
+    seeds = [episode_seed(*episode) for episode in episodes * 2]
+    assert seeds[:5] == seeds[5:] and len(set(seeds)) == 5
     assert all(0 <= seed < 2**31 for seed in seeds)
 
 
@@ -84,15 +80,11 @@ def test_the_hash_of_a_task_does_not_depend_on_addresses() -> None:
     class Board:
         pass
 
-    boards = [Board(), Board()]
-    assert len({task_hash("e", Task("t", 0, "", {"board": board})) for board in boards}) == 1
-    rules = [lambda: 1, lambda: 1]
-    assert len({task_hash("e", Task("t", 0, "", {"rule": rule})) for rule in rules}) == 1
+    for pair in ([Board(), Board()], [lambda: 1, lambda: 1]):
+        assert len({task_hash("e", Task("t", 0, "", {"board": board})) for board in pair}) == 1
 
 
-async def test_the_calls_of_a_readable_reference_are_recorded(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_the_calls_of_a_reference_are_recorded(caplog: pytest.LogCaptureFixture) -> None:
     desk, threads, free = find_environment("desk"), Threads(1), threading.Event()
     task = desk.tasks("test")[0]
     calls = await expected_calls(desk, task, threads)
@@ -123,57 +115,52 @@ async def test_what_is_done_is_not_played_again(tokenizer: Any) -> None:
         assert await play(factory, served, samples=1, done={(f"t-{i}", 0) for i in range(4)}) == []
 
 
-async def test_no_more_than_the_limit_at_once(tokenizer: Any) -> None:
-    running, most, three = Counter[str](), 0, asyncio.Barrier(3)
+async def test_no_more_than_the_limit_at_once() -> None:
+    running, most, three = 0, 0, asyncio.Barrier(3)
 
     class Watched:
         async def asolve(self, env: Any, *args: Any, **named: Any) -> InteractionResult:
-            nonlocal most
-            running["now"] += 1
-            most = max(most, running["now"])
+            nonlocal running, most
+            running += 1
+            most = max(most, running)
             await three.wait()
-            running["now"] -= 1
+            running -= 1
             return InteractionResult("", 1.0, [], {})
 
-    factory = PondFactory(21)
-    episodes: list[Episode] = []
-    await Runner(factory, Watched, RunSettings(concurrency=3)).run(
-        factory.tasks("test"), episodes.append
-    )
+    factory, episodes = PondFactory(21), list[Episode]()
+    settings = RunSettings(concurrency=3)
+    await Runner(factory, Watched, settings).run(factory.tasks("test"), episodes.append)
     assert (len(episodes), most) == (21, 3)
+
+
+def closed(when: Callable[[Task], bool]) -> Callable[[Task, Action], None]:
+    """What happens in a step of a pond: an error if it is `when`."""
+
+    def on_step(task: Task, action: Action) -> None:
+        if when(task):
+            raise OSError("the pond is closed")
+
+    return on_step
 
 
 async def test_a_failed_episode_played_again_is_as_if_nothing_had_been(
     tokenizer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("toolroll.rollout.runs.runner._FIRST_PAUSE", 0.0)
-    tries = Counter[str]()
-
-    def flaky(task: Task, action: Action) -> None:
-        tries[task.id] += 1
-        # in its first attempt, and in the second step of its second one
-        if task.id == "t-3" and tries[task.id] in (1, 3):
-            raise OSError("the pond is closed")
-
+    # in its first attempt, and in the second step of its second one
+    fails = iter([True, False, True])
+    factory = PondFactory(4, closed(lambda task: task.id == "t-3" and next(fails, False)))
     async with serving(tokenizer, look) as (_, served):
         undisturbed = await play(PondFactory(4), served)
-        factory = PondFactory(4, flaky)
         episodes = await play(factory, served, reruns=2)
     assert [found.result.metrics["reruns"] for found in episodes] == [0, 0, 0, 2]
     assert alike(episodes) == alike(undisturbed)
     assert len(factory.made) == 6
 
 
-async def test_reruns_end_and_the_failure_is_data(
-    tokenizer: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_reruns_end_and_fail_as_data(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("toolroll.rollout.runs.runner._FIRST_PAUSE", 0.0)
-
-    def broken(task: Task, action: Action) -> None:
-        if task.id == "t-1":
-            raise OSError("the pond is closed")
-
-    factory = PondFactory(3, broken)
+    factory = PondFactory(3, closed(lambda task: task.id == "t-1"))
     async with serving(tokenizer, look) as (_, served):
         episodes = await play(factory, served, reruns=2)
     done, aborted = Status.COMPLETED, Status.ABORTED
@@ -197,20 +184,6 @@ async def test_what_would_fail_again_is_not_played_again() -> None:
     error = {"type": "ZeroDivisionError", "message": "a defect of the agent"}
     assert episodes[0].result.info["error"] == error
     assert len(factory.made) == 2
-
-
-async def test_a_factory_that_fails_is_data_too(tokenizer: Any) -> None:
-    class Dry(PondFactory):
-        def make(self, options: Any) -> Any:
-            if len(self.made) == 1:
-                self.made.append(super().make(options))
-                raise EnvironmentFailure("no water")
-            return super().make(options)
-
-    async with serving(tokenizer, look) as (_, served):
-        episodes = await play(Dry(3), served, concurrency=1)
-    done, failed = StopReason.DONE, StopReason.ENVIRONMENT_ERROR
-    assert [found.result.stop_reason for found in episodes] == [done, failed, done]
 
 
 async def test_an_episode_has_its_time(tokenizer: Any) -> None:
@@ -267,17 +240,12 @@ async def test_cancelled_it_gives_nothing_unfinished_out(tokenizer: Any) -> None
 
 
 async def test_it_gives_up_where_everything_fails(tokenizer: Any) -> None:
-    def broken(task: Task, action: Action) -> None:
-        if task.index >= 4:
-            raise OSError("the pond is closed")
-
-    factory = PondFactory(100, broken)
+    factory = PondFactory(100, closed(lambda task: task.index >= 4))
     episodes: list[Episode] = []
     async with serving(tokenizer, look) as (_, served):
+        run = runner(factory, served, concurrency=1, give_up_after=6).run
         with pytest.raises(ExceptionGroup) as stopped:
-            await runner(factory, served, concurrency=1, give_up_after=6).run(
-                factory.tasks("test"), episodes.append
-            )
+            await run(factory.tasks("test"), episodes.append)
     [error] = stopped.value.exceptions
     assert isinstance(error, RunStoppedError)
     assert "6 attempts at episodes failed in a row" in str(error)
@@ -317,3 +285,44 @@ async def test_each_episodes_seed_can_go_to_the_engine(tokenizer: Any) -> None:
 def test_impossible_settings_are_refused(name: str, value: Any) -> None:
     with pytest.raises(UsageError, match=name):
         RunSettings(**{name: value})
+
+
+SAMPLES = 6
+
+
+async def keys_of_a_run(tokenizer: Any, engine: EmbeddedEngine, url: str, affinity: int) -> Any:
+    """The routing keys of a run of one task with one turn, each with the number of its requests."""
+    template, factory = ChatTemplate(tokenizer), PondFactory(1)
+    calls = Engine(EngineConfig(engine=url, vocab_size=len(tokenizer)))
+    settings = RunSettings(samples=SAMPLES, affinity=affinity, sampling_params={"temperature": 1.0})
+    async with Model(calls, template, get_parser("hermes", template.encoder.control)) as model:
+        runner = Runner(factory, lambda: agent(model, verify="off"), settings)
+        await runner.run(factory.tasks("test"), lambda episode: None)
+    return Counter(entry.routing_key for entry in engine.log)
+
+
+@pytest.mark.parametrize("affinity", [1, 4])
+async def test_samples_of_a_task_share_a_key_behind_a_router(tokenizer: Any, affinity: int) -> None:
+    async with EmbeddedEngine(tokenizer, look) as engine, router_over(engine.url) as url:
+        keys = await keys_of_a_run(tokenizer, engine, url, affinity)
+    first = [sample - sample % affinity for sample in range(SAMPLES)]
+    assert keys == Counter(f"pond/t-0#{sample}" for sample in first)
+
+
+async def test_without_a_router_each_episode_keeps_its_own_key(tokenizer: Any) -> None:
+    async with EmbeddedEngine(tokenizer, look) as engine:
+        keys = await keys_of_a_run(tokenizer, engine, engine.url, 4)
+    assert keys == Counter(f"pond/t-0#{sample}" for sample in range(SAMPLES))
+
+
+async def test_other_sessions_keep_their_own_key(tokenizer: Any) -> None:
+    """A server that one episode starts would send the requests of all to its worker."""
+    ROUTING_KEY.set(("first", "group"))
+    async with (
+        EmbeddedEngine(tokenizer, lambda seen: Reply("Hi.")) as engine,
+        router_over(engine.url) as url,
+        client(url, model_info=None, context_length=1000, vocab_size=5000) as calls,
+    ):
+        for session in ("first", "second"):
+            await calls.generate(request(session=session))
+    assert [entry.routing_key for entry in engine.log] == ["group", "second"]

@@ -61,7 +61,7 @@ def test_what_is_left_over_comes_sample_by_sample() -> None:
     ("concurrency", "players", "expected"),
     [(8, 3, [3, 3, 2]), (2, 4, [1, 1]), (5, 1, [5]), (6, 2, [3, 3])],
 )
-def test_shares_add_up_and_nobody_has_none(
+def test_shares_add_up_and_none_is_zero(
     concurrency: int, players: int, expected: list[int]
 ) -> None:
     assert split_concurrency(concurrency, players) == expected
@@ -69,13 +69,13 @@ def test_shares_add_up_and_nobody_has_none(
 
 @pytest.mark.usefixtures("impatient")
 async def test_what_a_dead_player_had_is_given_out_again() -> None:
-    todo = [(f"t-{number}", 0) for number in range(40)]
-    players, found = [Mortal({"t-3": 2, "t-20": 9}), Mortal({"t-3": 2, "t-20": 9})], []
-    workers = [(players[0].play, 3), (players[1].play, 2)]
-    await play_on_workers(todo, workers, lambda one: found.append((one.task_id, one.sample)))
+    todo, found = [(f"t-{number}", 0) for number in range(40)], list[Key]()
+    first, second = (Mortal({"t-3": 2, "t-20": 9}) for _ in range(2))
+    store = lambda one: found.append((one.task_id, one.sample))
+    await play_on_workers(todo, [(first.play, 3), (second.play, 2)], store)
     assert sorted(found) == sorted(todo), "each of them once"
-    assert (players[0].most, players[1].most) == (3, 2)
-    assert sum(len(player.asked) for player in players) == 40 + 2 + 9
+    assert (first.most, second.most) == (3, 2)
+    assert len(first.asked) + len(second.asked) == 40 + 2 + 9
 
 
 @pytest.mark.usefixtures("impatient")
@@ -86,9 +86,7 @@ async def test_what_a_dead_player_had_is_given_out_again() -> None:
         (WorkerStalledError, "10 of them had a blocked event loop: the environment"),
     ],
 )
-async def test_an_episode_that_kills_its_players_ends_the_run(
-    error: type[WorkerDiedError], why: str
-) -> None:
+async def test_a_deadly_episode_ends_the_run(error: type[WorkerDiedError], why: str) -> None:
     player = Mortal({"t-0": 99}, error)
     with pytest.raises(ExceptionGroup) as group:
         await play_on_workers([("t-0", 1)], [(player.play, 1)], lambda one: None)

@@ -25,6 +25,7 @@ from support.results import content, episode, trajectory
 from support.scripted_runs import Scripted, ScriptedFactory, play
 from support.tiers import costly
 
+from toolroll import Action, Episode, GenerateRequest, InteractionResult, StopReason, Task
 from toolroll.agents.chat_client import ChatClient
 from toolroll.cli.compare import compare_folders
 from toolroll.cli.view import view
@@ -38,14 +39,6 @@ from toolroll.rollout.runs.episode_file import from_line, read_episodes, to_line
 from toolroll.rollout.runs.runner import checked_result
 from toolroll.rollout.session import Session
 from toolroll.rollout.session.trajectory_json import to_json
-from toolroll.rollout.types import (
-    Action,
-    Episode,
-    GenerateRequest,
-    InteractionResult,
-    StopReason,
-    Task,
-)
 
 PLAIN = st.sampled_from(
     [None, True, -1, 0, 1, 2, 2**31 - 1, 2**31, -(2**31), 2**63, 2**64, 10**400]
@@ -131,9 +124,7 @@ def test_an_agents_result(name: str, value: Any) -> None:
 
 
 async def fill(bench: Bench, filled: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Send each of the `FIELDS` with its value, and return the sessions. A request is refused, or
-    answered and recorded.
-    """
+    """Send each of the `FIELDS` with its value, and return the sessions."""
     assert (await bench.post(CHAT.format("s0"), {"messages": [USER]}))[0] == 200
     assert (await bench.post("/sessions/s0/reward", {"reward": 1}))[0] == 200
     for number, (name, value) in enumerate(filled):

@@ -70,9 +70,7 @@ async def test_a_callback_that_blocks_has_no_name(warned: Warned) -> None:
     assert warned.messages[0].startswith("a callback has blocked")
 
 
-async def test_a_loop_without_a_processor_blames_the_machine_once(
-    warned: Warned, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_loop_without_a_processor(warned: Warned, monkeypatch: pytest.MonkeyPatch) -> None:
     readings = iter([0.0, 0.04, 1.0, 1.05, 2.0, 2.001])
     monkeypatch.setattr(blocked_loop, "_waited", lambda thread: next(readings, 2.001))
     looked = threading.Event()
@@ -104,9 +102,7 @@ async def test_a_loop_that_runs_is_no_warning_and_the_thread_ends(warned: Warned
     assert warned.messages == []
 
 
-async def test_a_run_names_the_environment_the_call_and_the_task(
-    warned: Warned, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_run_names_call_and_task(warned: Warned, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         "toolroll.rollout.runs.runner.watched_loop", lambda: watched_loop(seconds=0.05)
     )

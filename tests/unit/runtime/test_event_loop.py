@@ -76,22 +76,14 @@ def loop_of(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     return str(request.param)
 
 
-@pytest.mark.parametrize("how", WAYS)
-def test_only_main_ends_the_loop(how: str, loop_of: str, caplog: pytest.LogCaptureFixture) -> None:
-    handled = signal.signal(signal.SIGINT, lambda *_: None)  # as during a run: Ctrl-C is handled
+def leaving(how: str) -> ScriptedFactory:
+    """Each step of its fifth environment ends the event loop, if anything does."""
 
-    async def main() -> int:
-        for _ in range(3):
+    async def act(name: str, task: Task) -> None:
+        if name == "step" and task.id == "t-4":
             exits(how)
-            await asyncio.sleep(0)
-            await asyncio.sleep(0)
-        return 3
 
-    try:
-        assert run(main()) == 3
-    finally:
-        signal.signal(signal.SIGINT, handled)
-    assert "code that was left behind on the event loop ended it" in caplog.text
+    return ScriptedFactory(lambda: AsyncScripted(act), count=24)
 
 
 @pytest.mark.parametrize("suppresses", [False, True])
@@ -112,31 +104,24 @@ def test_ctrl_c_cancels_main_and_a_second_one_ends_it(suppresses: bool, loop_of:
 
 
 @pytest.mark.parametrize("how", WAYS)
-def test_a_run_outlives_what_an_environment_leaves_on_the_loop(how: str, loop_of: str) -> None:
-    async def act(name: str, task: Task) -> None:
-        if name == "step" and task.id == "t-4":
-            exits(how)
-
-    handled = signal.signal(signal.SIGINT, lambda *_: None)
+def test_a_run_outlives_what_an_environment_leaves_on_the_loop(
+    how: str, loop_of: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    handled = signal.signal(signal.SIGINT, lambda *_: None)  # as during a run: Ctrl-C is handled
     try:
-        episodes = run(play(ScriptedFactory(lambda: AsyncScripted(act), count=24)))
+        episodes = run(play(leaving(how)))
     finally:
         signal.signal(signal.SIGINT, handled)
     assert [episode.result.reward for episode in episodes] == [1.0] * 24
+    assert "code that was left behind on the event loop ended it" in caplog.text
 
 
 def test_under_asyncio_run_a_run_that_is_cut_short_says_so() -> None:
     """The loop is the caller's, so that the run cannot continue."""
-
-    async def act(name: str, task: Task) -> None:
-        if name == "step" and task.id == "t-4":
-            exits("task SystemExit")
-
     with pytest.raises(SystemExit) as ended:
-        asyncio.run(play(ScriptedFactory(lambda: AsyncScripted(act), count=24)))
-    assert re.search(
-        r"\d+ of 24 episodes were not played, .*code on the event loop", str(ended.value.code)
-    )
+        asyncio.run(play(leaving("task SystemExit")))
+    words = r"\d+ of 24 episodes were not played, .*code on the event loop"
+    assert re.search(words, str(ended.value.code))
 
 
 @pytest.mark.parametrize("kind", [SystemExit, asyncio.CancelledError])
@@ -144,16 +129,11 @@ async def test_a_function_that_stores_and_exits_is_an_error(kind: type[BaseExcep
     def store(episode: Episode) -> None:
         raise kind
 
-    factory = ScriptedFactory(lambda: AsyncScripted(nothing), count=4)
-    calls = Threads(1)
+    factory, calls = ScriptedFactory(lambda: AsyncScripted(lambda *_: None), count=4), Threads(1)
     runner = Runner(factory, lambda: Talker(calls), RunSettings(concurrency=2))
     with pytest.raises(ExceptionGroup) as group:
         await runner.run(factory.tasks("test"), store)
     assert isinstance(first_error(group.value), RolloutError)
-
-
-async def nothing(name: str, task: Task) -> None:
-    return None
 
 
 def test_the_loop_closes_although_tasks_do_not_end(

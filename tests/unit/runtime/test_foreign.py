@@ -1,6 +1,4 @@
-"""What environments and agents of others raise, `CancelledError` and `SystemExit` included,
-costs their own episode only.
-"""
+"""What others' environments and agents raise, exits included, costs their own episode only."""
 
 from __future__ import annotations
 
@@ -55,35 +53,22 @@ def environments(act: Callable[[str, Task], Any]) -> list[Callable[[], Environme
 
 
 @pytest.mark.parametrize("kind", EXITS)
-@pytest.mark.parametrize("where", ["reset", "step"])
+@pytest.mark.parametrize("where", ["reset", "step", "metrics", "close"])
 @pytest.mark.parametrize("form", range(3))
-async def test_what_an_environment_raises_is_its_failure(
-    where: str, kind: type[BaseException], form: int
-) -> None:
+async def test_an_exit_is_its_own_failure(where: str, kind: type[BaseException], form: int) -> None:
+    """After the end of the episode, it takes nothing."""
     episodes = await play(ScriptedFactory(environments(raising(where, kind))[form]))
-    assert len(episodes) == 20
+    in_episode = where in ("reset", "step")
+    name = "error" if in_episode else f"{where}_error"
+    errors = {each.task_id: each.result.info[name] for each in episodes if name in each.result.info}
+    assert errors.keys() == BAD and len(episodes) == 20
+    for error in errors.values():
+        assert kind.__name__ in error["message"]
+        assert not in_episode or f"Scripted.{where} failed" in error["message"]
     for episode in episodes:
-        result = episode.result
-        if episode.task_id in BAD:
-            assert (result.status, result.stop_reason) == FAILED
-            assert kind.__name__ in result.info["error"]["message"]
-            assert f"Scripted.{where} failed" in result.info["error"]["message"]
-        else:
-            assert (result.status, result.reward) == (Status.COMPLETED, 1.0)
-
-
-@pytest.mark.parametrize("kind", EXITS)
-@pytest.mark.parametrize("where", ["metrics", "close"])
-@pytest.mark.parametrize("form", range(3))
-async def test_what_is_raised_after_the_end_takes_nothing(
-    where: str, kind: type[BaseException], form: int
-) -> None:
-    episodes = await play(ScriptedFactory(environments(raising(where, kind))[form]))
-    assert [episode.result.reward for episode in episodes] == [1.0] * 20
-    infos = {episode.task_id: episode.result.info for episode in episodes}
-    errors = {name: info.get(f"{where}_error", {}) for name, info in infos.items()}
-    assert {name for name, error in errors.items() if error} == BAD
-    assert all(kind.__name__ in errors[name]["message"] for name in BAD)
+        failed = in_episode and episode.task_id in BAD
+        outcome = (episode.result.status, episode.result.stop_reason, episode.result.reward)
+        assert outcome == ((*FAILED, None) if failed else (Status.COMPLETED, StopReason.DONE, 1.0))
 
 
 @pytest.mark.parametrize("kind", EXITS)
@@ -106,9 +91,7 @@ async def test_a_factory_and_an_agent_that_exit_are_data(kind: type[BaseExceptio
 
 
 @pytest.mark.parametrize("kind", EXITS)
-async def test_hooks_and_replies_that_exit_are_data_without_a_runner(
-    kind: type[BaseException], tokenizer: Any
-) -> None:
+async def test_hooks_and_replies_may_exit(kind: type[BaseException], tokenizer: Any) -> None:
     class Hooked(TrainableToolCallingAgent):
         def _build_initial_messages(self, obs: Any) -> Any:
             raise kind
@@ -196,9 +179,7 @@ async def converts(name: str, task: Task) -> None:
 
 
 @pytest.mark.parametrize("nap", [naps, stubborn, converts, None])
-async def test_a_real_cancellation_gets_through_at_every_await(
-    nap: Callable[[str, Task], Any] | None,
-) -> None:
+async def test_a_real_cancellation_gets_through(nap: Callable[[str, Task], Any] | None) -> None:
     rounds = 0
     while True:
         make = lambda: AsyncScripted(nap) if nap else Scripted(nothing)

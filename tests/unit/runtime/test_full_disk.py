@@ -14,12 +14,11 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 import pytest
-from support.commands import run_command
+from support.commands import run_command, run_main
 from support.faults.tally import Tally
 from support.results import content, episode
 from support.scripted_runs import Scripted, ScriptedFactory, Talker
 
-from toolroll.cli.app import main
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.runs.episode_file import FILE_NAME, EpisodeStore, read_episodes, to_line
 from toolroll.rollout.runs.run_directory import RunDirectory
@@ -32,9 +31,7 @@ from toolroll.testing import EmbeddedEngine, load_embedded_tokenizer, serve_in_t
 
 
 class Failing(io.BufferedIOBase):
-    """A file whose write or flush number `at` fails, after half of its bytes; all before it are
-    done.
-    """
+    """A file whose write or flush number `at` fails, after half of its bytes."""
 
     def __init__(self, path: Path, at: int) -> None:
         self.file, self.left = path.open("ab", buffering=0), at
@@ -66,9 +63,7 @@ def failing_store(folder: Path, at: int) -> EpisodeStore:
 
 @pytest.mark.faults
 @pytest.mark.parametrize("at", range(12))
-async def test_a_run_whose_file_fails_at_any_write_goes_on_from_there(
-    tmp_path: Path, at: int, tally: Tally
-) -> None:
+async def test_a_run_goes_on_after_any_failed_write(tmp_path: Path, at: int, tally: Tally) -> None:
     factory = ScriptedFactory(lambda: Scripted(lambda name, task: None), count=6)
 
     async def play(store: EpisodeStore, done: frozenset[Any] = frozenset()) -> None:
@@ -110,9 +105,7 @@ def test_a_close_that_fails_is_not_silent(tmp_path: Path) -> None:
         store.close()
 
 
-def test_each_line_can_be_written_through_to_the_disk(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_line_can_be_synced_to_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced, fsync = list[int](), os.fsync
 
     def counted(descriptor: int) -> None:
@@ -181,30 +174,24 @@ def fails(
     size: int = 5_000,
 ) -> str:
     """Return the message of a command for which the disk is too small."""
-    monkeypatch.setattr("sys.argv", ["toolroll", *map(str, arguments)])
-    with room(size), pytest.raises(SystemExit) as ended:
-        main()
-    said = capfd.readouterr().err
-    assert ended.value.code == 2
-    assert re.fullmatch(r"toolroll: .*cannot be written: .*File too large.*\n", said)
-    return said
+    with room(size):
+        assert run_main(monkeypatch, *arguments) == 2
+    message = capfd.readouterr().err
+    assert re.fullmatch(r"toolroll: .*cannot be written: .*File too large.*\n", message)
+    return message
 
 
 def test_the_command_line_says_it_in_one_line_and_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    policy = lambda request: "Goodbye."
-    with serve_in_thread(EmbeddedEngine(load_embedded_tokenizer(), policy)) as engine:
+    engine = EmbeddedEngine(load_embedded_tokenizer(), lambda request: "Goodbye.")
+    with serve_in_thread(engine):
         out = tmp_path / "run"
-        arguments = ("--tasks", "0-9", "--no-do-nothing", "--out", out)
-        command = run_command(engine.url, *arguments)
+        command = run_command(engine.url, "--tasks", "0-9", "--no-do-nothing", "--out", out)
         assert "run the same command again" in fails(monkeypatch, capfd, *command, size=150_000)
         kept = [content(found) for found in read_episodes(out)]
         assert 0 < len(kept) < 10
-        monkeypatch.setattr("sys.argv", ["toolroll", *command])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        assert not ended.value.code
+        assert run_main(monkeypatch, *command) == 0
     found = list(read_episodes(out))
     assert [content(one) for one in found[: len(kept)]] == kept
     assert len({one.task_id for one in found}) == len(found) == 10
@@ -275,9 +262,6 @@ def test_a_run_whose_file_is_replaced_ends_with_one_line(
     monkeypatch.setattr(EpisodeStore, "append", replacing)
     with serve_in_thread(EmbeddedEngine(load_embedded_tokenizer())) as engine:
         options = ["--tasks", "0-5", "--concurrency", 1, "--no-do-nothing", "--out", tmp_path / "o"]
-        monkeypatch.setattr(sys, "argv", ["toolroll", *run_command(engine.url, *options)])
-        with pytest.raises(SystemExit) as ended:
-            main()
-    assert ended.value.code == 2
+        assert run_main(monkeypatch, *run_command(engine.url, *options)) == 2
     [line] = capsys.readouterr().err.splitlines()
     assert "episodes.jsonl was replaced" in line and len(appended) == 2

@@ -1,6 +1,4 @@
-"""`paced_garbage`: the collector comes seldom in a run, for users of the library too, and is put
-back afterwards.
-"""
+"""`paced_garbage`: the collector comes seldom in a run, and is put back afterwards."""
 
 from __future__ import annotations
 

@@ -43,55 +43,43 @@ async def passing(
     return passed
 
 
-def test_few_pass_in_each_iteration_in_their_order() -> None:
-    passed = asyncio.run(passing(Turnstile(3), 10))
-    assert [number for number, _ in passed] == list(range(10))
-    first = passed[0][1]
-    assert Counter(iteration - first for _, iteration in passed) == {0: 3, 2: 3, 4: 3, 6: 1}
+@pytest.mark.parametrize(
+    ("places", "tasks", "cancelled", "waits"),
+    [
+        (3, 10, (), {0: 3, 2: 3, 4: 3, 6: 1}),
+        (3, 3, (), {0: 3}),  # without a crowd nothing waits
+        (2, 8, (2, 3, 5), {0: 2, 2: 2, 4: 1}),  # a cancelled task takes no place
+    ],
+)
+async def test_few_pass_in_each_iteration_in_their_order(
+    places: int, tasks: int, cancelled: tuple[int, ...], waits: dict[int, int]
+) -> None:
+    passed = await passing(Turnstile(places), tasks, cancelled=cancelled)
+    assert [number for number, _ in passed] == sorted({*range(tasks)} - {*cancelled})
+    assert Counter(iteration - passed[0][1] for _, iteration in passed) == waits
 
 
-def test_without_a_crowd_nothing_waits() -> None:
-    passed = asyncio.run(passing(Turnstile(3), 3))
-    assert len({iteration for _, iteration in passed}) == 1
+async def test_a_later_crowd_finds_at_most_the_same_places() -> None:
+    turnstile = Turnstile(2)
+    for _ in range(3):
+        passed = await passing(turnstile, 5)
+        assert max(Counter(iteration for _, iteration in passed).values()) == 2
 
 
-def test_a_cancelled_task_takes_no_place() -> None:
-    passed = asyncio.run(passing(Turnstile(2), 8, cancelled=(2, 3, 5)))
-    assert [number for number, _ in passed] == [0, 1, 4, 6, 7]
-    first = passed[0][1]
-    assert Counter(iteration - first for _, iteration in passed) == {0: 2, 2: 2, 4: 1}
+async def test_coming_one_by_one_costs_few_iterations(monkeypatch: pytest.MonkeyPatch) -> None:
+    turnstile, calls, loop = Turnstile(4), list[Any](), asyncio.get_running_loop()
+    call_soon = loop.call_soon
 
+    def counted(callback: Any, *args: Any, **kwargs: Any) -> asyncio.Handle:
+        calls.append(callback)
+        return call_soon(callback, *args, **kwargs)
 
-def test_a_later_crowd_finds_at_most_the_same_places() -> None:
-    async def crowds(turnstile: Turnstile) -> list[int]:
-        sizes = []
-        for _ in range(3):
-            passed = await passing(turnstile, 5)
-            sizes.append(max(Counter(iteration for _, iteration in passed).values()))
-        return sizes
-
-    assert asyncio.run(crowds(Turnstile(2))) == [2, 2, 2]
-
-
-def test_those_that_come_one_by_one_cost_few_iterations() -> None:
-    async def alone(turnstile: Turnstile) -> int:
-        calls = 0
-        loop = asyncio.get_running_loop()
-        call_soon = loop.call_soon
-
-        def counted(*args: Any, **kwargs: Any) -> asyncio.Handle:
-            nonlocal calls
-            calls += 1
-            return call_soon(*args, **kwargs)
-
-        for _ in range(12):
-            with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(loop, "call_soon", counted)
-                await turnstile.passed()
-            await asyncio.sleep(0)
-        return calls
-
-    assert asyncio.run(alone(Turnstile(4))) == 3
+    for _ in range(12):
+        with monkeypatch.context() as patch:
+            patch.setattr(loop, "call_soon", counted)
+            await turnstile.passed()
+        await asyncio.sleep(0)
+    assert len(calls) == 3
 
 
 @pytest.mark.parametrize("left", [1, 2, 3])

@@ -1,6 +1,4 @@
-"""Blocking calls in threads: each comes back as it ended, at most so many run at once, and
-nothing that is over is held.
-"""
+"""Blocking calls in threads: their results, how many run at once, and that nothing is held."""
 
 from __future__ import annotations
 
@@ -123,9 +121,7 @@ async def test_nothing_that_is_over_is_held() -> None:
         gc.enable()
 
 
-async def test_a_call_without_a_thread_fails_and_the_next_does_not(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_call_without_a_thread_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     before, run = threading.Thread.start, list[str]()
 
     def refuse(thread: threading.Thread) -> None:

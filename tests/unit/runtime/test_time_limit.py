@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 from aiohttp import web
-from support.client import client, request
-from support.http import completion, http_server, says
+from support.client import client_of, request
+from support.http import completion, says
 from support.loop_clock import skip
 
 from toolroll.rollout.runtime.time_limit import not_counted, pausable
@@ -71,7 +71,7 @@ async def test_an_abort_after_a_broken_connection_takes_no_time() -> None:
         return await says({})(http)
 
     routes = {"/generate": generate, "/abort_request": abort}
-    async with http_server(routes) as url, client(url, abort_timeout=10_000) as engine:
+    async with client_of(routes, abort_timeout=10_000) as engine:
         async with asyncio.timeout(600) as limit:
             with pausable(limit):
                 found = await engine.generate(request())

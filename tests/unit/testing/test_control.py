@@ -10,11 +10,11 @@ import pytest
 from support.embedded import wired
 from support.tiny_llama import wired_model
 
-from toolroll.testing import EmbeddedEngine, PolicyRequest
+from toolroll.testing import PolicyRequest
 
 
-async def test_the_info_endpoints_have_sglangs_fields(tokenizer: Any) -> None:
-    async with wired(tokenizer, context_length=2048, weight_version="step3") as (_, wire):
+async def test_the_info_endpoints_have_sglangs_fields() -> None:
+    async with wired(context_length=2048, weight_version="step3") as (_, wire):
         model, server, models = [
             (await wire.get(path)).body for path in ("/model_info", "/server_info", "/v1/models")
         ]
@@ -30,7 +30,7 @@ async def test_the_info_endpoints_have_sglangs_fields(tokenizer: Any) -> None:
 async def test_texts_are_tokenized(tokenizer: Any, path: str) -> None:
     text = "Hello, <|end|> wörld"
     ids = tokenizer.encode(text, add_special_tokens=False)
-    async with wired(tokenizer, context_length=777) as (engine, wire):
+    async with wired(context_length=777) as (engine, wire):
         one = await wire.post(path, {"prompt": text, "add_special_tokens": False})
         two = await wire.post(path, {"prompt": [text, ""]})
         refused = [(await wire.post(path, {"prompt": prompt})).status for prompt in (None, 5, [5])]
@@ -39,24 +39,13 @@ async def test_texts_are_tokenized(tokenizer: Any, path: str) -> None:
     assert refused == [400] * 3 and engine.log == []
 
 
-async def test_health_can_be_set_to_failing(tokenizer: Any) -> None:
-    async with wired(tokenizer) as (engine, wire):
-        assert (await wire.get("/health")).status == 200
+async def test_health_can_be_set_to_failing_and_other_paths_are_404s() -> None:
+    async with wired() as (engine, wire):
+        paths = ("/health", "/get_weight_version")
+        assert [(await wire.get(path)).status for path in paths] == [200, 404]
         engine.healthy = False
         for path in ("/health", "/health_generate"):
             assert (await wire.get(path)).status == 503
-
-
-async def test_an_unknown_path_is_a_404(tokenizer: Any) -> None:
-    async with wired(tokenizer) as (_, wire):
-        assert (await wire.get("/get_weight_version")).status == 404
-
-
-async def test_an_address_in_use_is_an_os_error(tokenizer: Any) -> None:
-    async with wired(tokenizer) as (engine, _):
-        port = int(engine.url.rpartition(":")[2])
-        with pytest.raises(OSError, match="in use"):
-            await EmbeddedEngine(tokenizer, port=port).__aenter__()
 
 
 async def test_the_openai_client_gets_a_chat_completion(tokenizer: Any) -> None:
@@ -66,7 +55,7 @@ async def test_the_openai_client_gets_a_chat_completion(tokenizer: Any) -> None:
         {"role": "user", "content": "Hello."},
     ]
     async with (
-        wired(tokenizer, lambda request: seen.append(request) or "I want a refund.") as (engine, _),  # type: ignore[func-returns-value]
+        wired(lambda request: seen.append(request) or "I want a refund.") as (engine, _),  # type: ignore[func-returns-value]
         openai.AsyncOpenAI(base_url=f"{engine.url}/v1", api_key="none", max_retries=0) as client,
     ):
         answer = await client.chat.completions.create(
@@ -90,10 +79,8 @@ WRONG = [("temperature", -1), ("temperature", "warm"), ("stop", 5), ("seed", "x"
 
 
 @pytest.mark.parametrize(("field", "value"), [*NO_EFFECT, *WRONG])
-async def test_a_field_of_a_chat_completion_without_effect_is_refused(
-    tokenizer: Any, field: str, value: Any
-) -> None:
-    async with wired(tokenizer) as (engine, wire):
+async def test_a_field_of_a_chat_request_without_effect_is_refused(field: str, value: Any) -> None:
+    async with wired() as (engine, wire):
         body = {"messages": [{"role": "user", "content": "Hello."}], field: value}
         answer = await wire.post("/v1/chat/completions", body)
     assert (answer.status, field in answer.message) == (400, True)

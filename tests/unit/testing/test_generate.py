@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.embedded import says, session, wired
+from support.embedded import answer_of, says, session, wired
 from support.qwen import qwen3_tokenizer
 from support.tiers import costly
 from support.wire import Wire
@@ -17,13 +17,7 @@ from support.wire import Wire
 from toolroll.testing import PolicyRequest, Reply, reference_logprob, reference_logprobs
 
 PROMPT = [101, 102, 103, 104, 105, 106, 107, 108, 109]
-META = {
-    "id", "finish_reason", "prompt_tokens", "weight_version", "num_retractions", "reasoning_tokens",
-    "completion_tokens",
-    "cached_tokens", "weight_versions", "cached_tokens_details", "dp_rank", "e2e_latency",
-    "response_sent_to_client_ts",
-}  # fmt: skip
-LOGPROB_META = {"input_token_logprobs", "output_token_logprobs", "output_token_logprobs_length"}
+LOGPROBS = {"input_token_logprobs", "output_token_logprobs", "output_token_logprobs_length"}
 HELLO, IM_END, TOOL_CALL_END = 9707, 151645, 151658  # Qwen's
 
 
@@ -41,44 +35,40 @@ def qwen() -> Any:
 
 
 async def test_an_answer_has_the_fields_that_sglang_sends(tokenizer: Any, end: int) -> None:
-    async with wired(tokenizer, says("Here you are.")) as (_, wire):
+    """The logprobs only if they were asked for."""
+    async with wired(says("Here you are.")) as (_, wire):
         answer = await wire.generate(PROMPT, fields={"rid": "r1"}, max_new_tokens=50)
-    ids = [*tokenizer.encode("Here you are."), end]
+        plain = await wire.post("/generate", {"input_ids": PROMPT})
+    ids, meta = [*tokenizer.encode("Here you are."), end], answer.meta
     n = len(ids)
-    assert answer.status == 200
-    assert set(answer.body) == {"text", "output_ids", "meta_info"}
-    assert answer.body["text"] == "Here you are."
-    assert answer.output_ids == ids
-    meta = answer.meta
-    assert set(meta) == META | LOGPROB_META
-    assert meta["id"] == "r1"
-    assert meta["finish_reason"] == {"type": "stop", "matched": end}
     expected = {
+        "id": "r1",
+        "finish_reason": {"type": "stop", "matched": end},
         "prompt_tokens": 9,
         "completion_tokens": n,
-        "output_token_logprobs_length": n,
         "reasoning_tokens": 0,
         "num_retractions": 0,
+        "cached_tokens": 0,
         "cached_tokens_details": None,
         "dp_rank": None,
         "weight_version": "default",
         "weight_versions": [{"version": "default", "start": 0, "end": n}],
         "input_token_logprobs": [],
+        "output_token_logprobs": [
+            [logprob, index, None] for logprob, index in zip(answer.logprobs, ids, strict=True)
+        ],
+        "output_token_logprobs_length": n,
     }
-    assert {name: meta[name] for name in expected} == expected
-    assert [item[1:] for item in meta["output_token_logprobs"]] == [[index, None] for index in ids]
-    assert meta["e2e_latency"] >= 0 and meta["response_sent_to_client_ts"] > 1.7e9
+    times = {name: meta.pop(name) for name in ("e2e_latency", "response_sent_to_client_ts")}
+    assert (answer.status, meta) == (200, expected)
+    assert answer.body.keys() == {"text", "output_ids", "meta_info"}
+    assert (answer.body["text"], answer.output_ids) == ("Here you are.", ids)
+    assert times["e2e_latency"] >= 0 and times["response_sent_to_client_ts"] > 1.7e9
+    assert (plain.output_ids, plain.meta.keys()) == (ids, (meta.keys() | times.keys()) - LOGPROBS)
 
 
-async def test_logprobs_are_sent_only_where_they_were_asked_for(tokenizer: Any) -> None:
-    async with wired(tokenizer) as (_, wire):
-        answer = await wire.post("/generate", {"input_ids": PROMPT})
-    assert set(answer.meta) == META
-    assert answer.output_ids
-
-
-async def test_input_logprobs_begin_without_a_value(tokenizer: Any) -> None:
-    async with wired(tokenizer) as (_, wire):
+async def test_input_logprobs_begin_without_a_value() -> None:
+    async with wired() as (_, wire):
         whole = await wire.generate(PROMPT, fields={"logprob_start_len": 0}, max_new_tokens=1)
         rest = await wire.generate(PROMPT, fields={"logprob_start_len": 6}, max_new_tokens=1)
     items = whole.meta["input_token_logprobs"]
@@ -88,8 +78,8 @@ async def test_input_logprobs_begin_without_a_value(tokenizer: Any) -> None:
     assert [item[1] for item in rest.meta["input_token_logprobs"]] == PROMPT[6:]
 
 
-async def test_rescoring_agrees_with_what_was_recorded(tokenizer: Any) -> None:
-    async with wired(tokenizer, says("One two three.")) as (_, wire):
+async def test_rescoring_agrees_with_what_was_recorded() -> None:
+    async with wired(says("One two three.")) as (_, wire):
         answer = await wire.generate(PROMPT)
         rescored = await wire.rescore(PROMPT + answer.output_ids)
     assert rescored[len(PROMPT) - 1 :] == answer.logprobs
@@ -98,19 +88,10 @@ async def test_rescoring_agrees_with_what_was_recorded(tokenizer: Any) -> None:
 async def test_a_text_prompt_is_encoded(tokenizer: Any) -> None:
     seen: list[PolicyRequest] = []
     text = "<|turn|>user\nHello there.<|end|>"
-    async with wired(tokenizer, lambda request: seen.append(request) or "Hm.") as (_, wire):  # type: ignore[func-returns-value]
+    async with wired(lambda request: seen.append(request) or "Hm.") as (_, wire):  # type: ignore[func-returns-value]
         answer = await wire.post("/generate", {"text": text})
     assert answer.meta["prompt_tokens"] == len(tokenizer.encode(text))
     assert seen[0].text == text
-
-
-@pytest.mark.parametrize("text", ["", ["Hello.", ""]])
-async def test_a_text_without_tokens_is_refused(tokenizer: Any, text: Any) -> None:
-    async with wired(tokenizer, says("Hm.")) as (engine, wire):
-        answer = await wire.post("/generate", {"text": text})
-        assert answer.status == 400
-        assert "text must have at least one token" in answer.body["message"]
-        assert engine.log == []
 
 
 # --- stops ----------------------------------------------------------------------------------------
@@ -151,41 +132,36 @@ STOPS: dict[str, tuple[list[int], dict[str, Any], str, list[int], dict[str, Any]
 }
 
 
-@pytest.mark.parametrize(("ids", "params", "text", "sampled", "finish"), STOPS.values(), ids=STOPS)
-async def test_stops_as_the_real_server_does(
-    qwen: Any,
-    ids: list[int],
-    params: dict[str, Any],
-    text: str,
-    sampled: list[int],
-    finish: dict[str, Any],
-) -> None:
+@pytest.mark.parametrize("stop", STOPS.values(), ids=STOPS)
+async def test_stops_as_the_real_server_does(qwen: Any, stop: tuple[Any, ...]) -> None:
     """The table of what was seen on the real server, with its vocabulary."""
-    async with wired(qwen, says(ids)) as (_, wire):
+    ids, params, text, sampled, finish = stop
+    async with wired(says(ids), tokenizer=qwen) as (_, wire):
         answer = await wire.generate([HELLO], **{"max_new_tokens": 16, **params})
     assert (answer.body["text"], answer.output_ids) == (text, sampled)
     assert answer.meta["finish_reason"] == finish
     assert len(answer.logprobs) == len(sampled)
 
 
-async def test_the_default_length_is_128(tokenizer: Any) -> None:
-    async with wired(tokenizer, says([300] * 500)) as (_, wire):
-        answer = await wire.generate(PROMPT)
-        unbounded = await wire.generate(PROMPT, max_new_tokens=None)
-    assert answer.meta["finish_reason"] == {"type": "length", "length": 128}
-    assert len(unbounded.output_ids) == 500
-
-
-async def test_the_scheduler_keeps_two_places_of_the_context(tokenizer: Any) -> None:
-    """Prompt and `max_new_tokens` that fill the context are taken, and cut two short of it."""
-    async with wired(tokenizer, says([300] * 500), context_length=100) as (_, wire):
-        answer = await wire.generate(PROMPT, max_new_tokens=100 - len(PROMPT))
-    assert answer.meta["finish_reason"] == {"type": "length", "length": 100 - len(PROMPT) - 2}
+@pytest.mark.parametrize(
+    ("engine", "params", "length"),
+    [
+        ({}, {}, 128),
+        ({}, {"max_new_tokens": None}, 500),
+        ({"context_length": 100}, {"max_new_tokens": 91}, 89),
+    ],
+)
+async def test_the_length_has_a_default_and_room_in_the_context(
+    engine: dict[str, Any], params: dict[str, Any], length: int
+) -> None:
+    """The scheduler takes a request that fills the context, and keeps two places of it."""
+    answer, _ = await answer_of(says([300] * 500), PROMPT, engine=engine, **params)
+    assert len(answer.output_ids) == length
+    assert answer.meta["finish_reason"] == {"type": "length", "length": length}
 
 
 async def test_a_reply_without_a_stop_ends_by_length(tokenizer: Any) -> None:
-    async with wired(tokenizer, says(Reply("Half a sent", stop=False))) as (_, wire):
-        answer = await wire.generate(PROMPT, max_new_tokens=100)
+    answer, _ = await answer_of(says(Reply("Half a sent", stop=False)), PROMPT)
     assert answer.output_ids == tokenizer.encode("Half a sent")
     assert answer.meta["finish_reason"]["type"] == "length"
 
@@ -204,7 +180,7 @@ words = st.text(st.sampled_from("abc {}\n.é漢"), min_size=1, max_size=40)
 async def test_a_stop_string_cuts_the_text_and_the_ids_after_it(
     tokenizer: Any, text: str, stop: str, split: Any, seed: int
 ) -> None:
-    async with wired(tokenizer, says(text), split=split, seed=seed) as (_, wire):
+    async with wired(says(text), split=split, seed=seed) as (_, wire):
         answer = await wire.generate(PROMPT, stop=["\x00never", stop], max_new_tokens=500)
         whole = await wire.generate(PROMPT, max_new_tokens=500)
     if stop not in text:
@@ -219,21 +195,14 @@ async def test_a_stop_string_cuts_the_text_and_the_ids_after_it(
         assert ids == whole.output_ids[: len(ids)]
 
 
-async def test_a_stop_string_in_the_stop_tokens_own_text_matches_first(
-    tokenizer: Any, end: int
-) -> None:
-    async with wired(tokenizer, says("Fine.")) as (_, wire):
-        answer = await wire.generate(PROMPT, stop=["<|e"])
+async def test_a_stop_string_in_the_stop_tokens_own_text_matches_first(end: int) -> None:
+    answer, _ = await answer_of(says("Fine."), PROMPT, stop=["<|e"])
     assert answer.meta["finish_reason"] == {"type": "stop", "matched": "<|e"}
-    assert answer.output_ids[-1] == end
-    assert answer.body["text"] == "Fine."
+    assert (answer.output_ids[-1], answer.body["text"]) == (end, "Fine.")
 
 
-# --- many answers ---------------------------------------------------------------------------------
-
-
-async def test_n_answers_have_ids_of_their_own(tokenizer: Any) -> None:
-    async with wired(tokenizer, lambda request: f"Answer {request.call}.") as (engine, wire):
+async def test_n_answers_have_ids_of_their_own() -> None:
+    async with wired(lambda request: f"Answer {request.call}.") as (engine, wire):
         answer = await wire.generate(PROMPT, fields={"rid": "mine"}, **session("s"), n=3)
     assert isinstance(answer.body, list)
     assert [each["text"] for each in answer.body] == ["Answer 0.", "Answer 1.", "Answer 2."]
@@ -242,9 +211,9 @@ async def test_n_answers_have_ids_of_their_own(tokenizer: Any) -> None:
     assert {entry.rid for entry in engine.log} == rids
 
 
-async def test_a_batch_is_answered_in_order(tokenizer: Any) -> None:
+async def test_a_batch_is_answered_in_order() -> None:
     prompts = [[300] * 4, [301] * 7, [302] * 2]
-    async with wired(tokenizer) as (_, wire):
+    async with wired() as (_, wire):
         answer = await wire.post("/generate", {"input_ids": prompts, "rid": ["a", "b", "c"]})
         one = await wire.post("/generate", {"input_ids": prompts[:1]})
         texts = await wire.post("/generate", {"text": ["Hello there.", "Hello."]})
@@ -254,7 +223,7 @@ async def test_a_batch_is_answered_in_order(tokenizer: Any) -> None:
     assert len(texts.body) == 2
 
 
-async def test_an_async_policy_does_not_stop_the_others(tokenizer: Any) -> None:
+async def test_an_async_policy_does_not_stop_the_others() -> None:
     gate = asyncio.Event()
 
     async def policy(request: PolicyRequest) -> str:
@@ -262,7 +231,7 @@ async def test_an_async_policy_does_not_stop_the_others(tokenizer: Any) -> None:
             await gate.wait()
         return request.routing_key
 
-    async with wired(tokenizer, policy) as (_, wire):
+    async with wired(policy) as (_, wire):
         slow = asyncio.create_task(wire.generate(PROMPT, **session("slow")))
         quick = await wire.generate(PROMPT, **session("quick"))
         assert quick.body["text"] == "quick" and not slow.done()
@@ -270,12 +239,9 @@ async def test_an_async_policy_does_not_stop_the_others(tokenizer: Any) -> None:
         assert (await slow).body["text"] == "slow"
 
 
-# --- the cache ------------------------------------------------------------------------------------
-
-
-async def test_cached_tokens_as_the_real_server_counts_them(tokenizer: Any) -> None:
+async def test_cached_tokens_as_the_real_server_counts_them() -> None:
     """9 tokens again: 8. Turn 2 of 9 + 41 + 5: 49. Rescoring from 0: none."""
-    async with wired(tokenizer, says([400 + at for at in range(41)])) as (_, wire):
+    async with wired(says([400 + at for at in range(41)])) as (_, wire):
         first = await wire.generate(PROMPT)
         again = await wire.generate(PROMPT, max_new_tokens=1)
         longer = [*PROMPT, *first.output_ids, *range(1000, 1005)]
@@ -283,9 +249,6 @@ async def test_cached_tokens_as_the_real_server_counts_them(tokenizer: Any) -> N
         rescored = await wire.generate(PROMPT, fields={"logprob_start_len": 0}, max_new_tokens=1)
     cached = [answer.meta["cached_tokens"] for answer in (first, again, second, rescored)]
     assert cached == [0, 8, 49, 0]
-
-
-# --- streams --------------------------------------------------------------------------------------
 
 
 async def events(wire: Wire, body: dict[str, Any]) -> list[Any]:
@@ -297,10 +260,8 @@ async def events(wire: Wire, body: dict[str, Any]) -> list[Any]:
     return [json.loads(chunk.removeprefix("data: ")) for chunk in chunks[:-2]]
 
 
-async def test_a_stream_is_cumulative_and_ends_in_the_whole_answer(
-    tokenizer: Any, end: int
-) -> None:
-    async with wired(tokenizer, says("One two three.")) as (_, wire):
+async def test_a_stream_is_cumulative_and_ends_in_the_whole_answer(end: int) -> None:
+    async with wired(says("One two three.")) as (_, wire):
         parts = await events(wire, {"input_ids": PROMPT, "return_logprob": True})
         whole = await wire.generate(PROMPT)
     assert len(parts) == len(whole.output_ids)
@@ -314,27 +275,20 @@ async def test_a_stream_is_cumulative_and_ends_in_the_whole_answer(
     assert parts[-1]["text"] == "One two three."
 
 
-async def test_a_streams_refusal_is_a_200_with_an_error_in_it(tokenizer: Any) -> None:
-    async with wired(tokenizer, context_length=64) as (engine, wire):
+async def test_a_streams_refusal_is_a_200_with_an_error_in_it() -> None:
+    async with wired(context_length=64) as (engine, wire):
         [event] = await events(wire, {"input_ids": [300] * 64})
     assert event["error"]["code"] == 400 and event["error"]["retryable"] is False
     assert "longer than the model's context length (64 tokens)" in event["error"]["message"]
     assert engine.log[0].status == 400
 
 
-# --- logprobs -------------------------------------------------------------------------------------
-
-
 async def test_a_logprob_depends_on_nothing_but_the_prefix_and_the_id(tokenizer: Any) -> None:
-    """Neither on the engine, its seed and version, nor on the parameters, nor on what was asked
-    before.
-    """
+    """Not on the engine, its seed, the parameters, nor on earlier requests."""
     ids = tokenizer.encode("The same words again.")
-    async with wired(tokenizer, says(ids)) as (_, wire):
-        first = await wire.generate(PROMPT, temperature=1.0)
-    async with wired(
-        tokenizer, says([*PROMPT, *ids]), seed=9, weight_version="w7", split="random"
-    ) as (_, wire):
+    first, _ = await answer_of(says(ids), PROMPT, temperature=1.0)
+    other = {"seed": 9, "weight_version": "w7", "split": "random"}
+    async with wired(says([*PROMPT, *ids]), **other) as (_, wire):
         await wire.generate(PROMPT[:3])
         second = await wire.generate([PROMPT[0]], temperature=0.3, top_k=5)
         third = await wire.generate(PROMPT + ids[:2])

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
-from support.embedded import says, wired
+from support.embedded import answer_of, says, wired
 
 from toolroll.testing import reference_logprob, reference_logprobs
 
@@ -54,9 +53,8 @@ def test_a_value_stays_what_it_is() -> None:
     assert reference_logprobs([1, 2, 3], [4, 5]) == [-6.264920711517334, -1.7992198467254639]
 
 
-async def test_top_logprobs_are_reference_logprobs(tokenizer: Any) -> None:
-    async with wired(tokenizer, says([7, 9, 1])) as (_, wire):
-        answer = await wire.generate([1, 2], fields={"top_logprobs_num": 3})
+async def test_top_logprobs_are_reference_logprobs() -> None:
+    answer, _ = await answer_of(says([7, 9, 1]), [1, 2], fields={"top_logprobs_num": 3})
     tops = answer.meta["output_top_logprobs"]
     assert len(tops) == len(answer.body["output_ids"])
     for at, best in enumerate(tops):
@@ -66,16 +64,10 @@ async def test_top_logprobs_are_reference_logprobs(tokenizer: Any) -> None:
     assert [len(best) for best in tops[:2]] == [3, 3]
 
 
-async def test_without_a_number_there_are_none(tokenizer: Any) -> None:
-    async with wired(tokenizer, says([7, 9, 1])) as (_, wire):
-        answer = await wire.generate([1, 2])
-    assert "output_top_logprobs" not in answer.meta
-
-
-async def test_the_engine_is_its_own_worker(tokenizer: Any) -> None:
+async def test_the_engine_is_its_own_worker() -> None:
     """As slime asks a router for its workers, to abort their requests."""
     async with (
-        wired(tokenizer) as (engine, wire),
+        wired() as (engine, wire),
         wire.http.get(f"{engine.url}/workers") as response,
     ):
         listed = await response.json()

@@ -77,9 +77,7 @@ async def test_requests_at_once_have_the_answers_of_requests_alone(llama: Path) 
     assert len({tuple(each.output_ids) for each in together}) > 1
 
 
-async def test_a_long_prompt_is_computed_in_parts(
-    llama: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_prompt_is_computed_in_parts(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def answers() -> list[Answer]:
         fields = {"logprob_start_len": 1}
         async with wired_model(llama) as (_, wire):
@@ -94,9 +92,7 @@ async def test_a_long_prompt_is_computed_in_parts(
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 1.7])
-async def test_a_sample_does_not_depend_on_what_runs_beside_it(
-    llama: Path, temperature: float
-) -> None:
+async def test_a_sample_does_not_depend_on_its_neighbors(llama: Path, temperature: float) -> None:
     params: dict[str, Any] = {"temperature": temperature, "top_p": 0.9, "sampling_seed": 3}
     async with wired_model(llama) as (_, wire):
         alone = await wire.generate(PROMPTS[4], max_new_tokens=20, **params)
@@ -124,14 +120,11 @@ async def test_a_prompt_is_scored_as_one_forward_pass_does(llama: Path) -> None:
     async with wired_model(llama) as (_, wire):
         await wire.generate(ids, max_new_tokens=1)  # what it computed is not used from 10 on
         answer = await wire.generate(ids, fields=fields, max_new_tokens=0)
-    items = answer.meta["input_token_logprobs"]
+    items, (no_top, *tops) = answer.meta["input_token_logprobs"], answer.meta["input_top_logprobs"]
     assert [item[1] for item in items] == ids[10:]
-    assert items[0][0] is None
     np.testing.assert_allclose([item[0] for item in items[1:]], scored(llama, ids)[10:], atol=1e-4)
-    tops = answer.meta["input_top_logprobs"]
-    assert tops[0] is None
-    assert [len(top) for top in tops[1:]] == [3] * 29
-    assert all(top[0][0] >= item[0] for top, item in zip(tops[1:], items[1:], strict=True))
+    assert (items[0][0], no_top, [len(top) for top in tops]) == (None, None, [3] * 29)
+    assert all(top[0][0] >= item[0] for top, item in zip(tops, items[1:], strict=True))
     assert (answer.output_ids, answer.meta["cached_tokens"]) == ([], 10)
     assert answer.meta["finish_reason"] == {"type": "length", "length": 0}
 
@@ -175,9 +168,6 @@ async def test_answers_of_one_request_differ(llama: Path, waiting: bool) -> None
         assert cached == [0, 99, 99, 99]
 
 
-# --- where it stops -------------------------------------------------------------------------------
-
-
 async def test_stops_end_an_answer(llama: Path) -> None:
     async with wired_model(llama) as (engine, wire):
         whole = await greedy(wire, prompt(20), 30)
@@ -208,26 +198,12 @@ async def test_the_models_own_stops_and_limits_are_used(tmp_path: Path) -> None:
     assert info["model_path"] == str(folder)
 
 
-REFUSED: dict[str, Any] = {
-    "frequency_penalty": 0.1,
-    "presence_penalty": 0.1,
-    "repetition_penalty": 1.1,
-    "min_p": 0.1,
-    "min_new_tokens": 2,
-    "json_schema": "{}",
-    "regex": "a",
-    "ebnf": "root ::= 'a'",
-    "structural_tag": "{}",
-    "stop_regex": "a",
-    "logit_bias": {"5": 1.0},
-    "custom_params": {"a": 1},
-    "beam_width": 2,
-    "watermark": True,
-    "choice": ["a"],
-    "sampling_seed": "seven",
-}
-
-
+GRAMMARS = ("json_schema", "regex", "ebnf", "structural_tag", "stop_regex")
+PENALTIES = ("frequency_penalty", "presence_penalty", "min_p")
+REFUSED: dict[str, Any] = dict.fromkeys(GRAMMARS, "a") | dict.fromkeys(PENALTIES, 0.1)
+REFUSED |= {"repetition_penalty": 1.1, "min_new_tokens": 2, "logit_bias": {"5": 1.0}}
+REFUSED |= {"custom_params": {"a": 1}, "beam_width": 2, "watermark": True, "choice": ["a"]}
+REFUSED |= {"sampling_seed": "seven"}
 NEUTRAL: dict[str, Any] = {"regex": None, "logit_bias": {}, "min_new_tokens": 0, "min_p": 0.0}
 NEUTRAL |= {"frequency_penalty": 0, "repetition_penalty": 1.0}
 
@@ -239,9 +215,6 @@ async def test_parameters_that_are_not_implemented_are_refused_by_name(llama: Pa
             assert (answer.status, name in answer.message) == (400, True), name
         assert (await wire.generate([300], max_new_tokens=1, **NEUTRAL)).status == 200
     assert {entry.status for entry in engine.log[:-1]} == {400}
-
-
-# --- prefixes -------------------------------------------------------------------------------------
 
 
 async def test_a_turn_that_continues_one_computes_only_what_is_new(llama: Path) -> None:
@@ -305,9 +278,7 @@ async def test_a_client_that_goes_away_stops_its_request(llama: Path) -> None:
         assert (await wire.generate([300], max_new_tokens=2)).status == 200
 
 
-async def test_a_token_that_is_sampled_after_the_end_is_dropped(
-    llama: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_late_token_is_dropped(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The request ends during the second step."""
     scheduler = Scheduler(LanguageModel.from_folder(llama), 0)
     sequence: Sequence = sequence_of(20, 4, lambda: len(sequence.tokens) == 4)
@@ -339,9 +310,7 @@ async def test_max_running_and_max_queued_limit_the_requests(llama: Path) -> Non
 
 
 async def test_new_weights_sample_from_the_next_token_on(llama: Path, tmp_path: Path) -> None:
-    """The running answer is computed again: each token has the logprob of the weights that sampled
-    it, given all tokens before it.
-    """
+    """Each token has the logprob of the weights that sampled it, given all tokens before it."""
     other = write_model(tmp_path, seed=1)
     body = {"model_path": str(other), "weight_version": "two"}
     ids, parts, updates = prompt(20), [], []
@@ -431,8 +400,8 @@ async def test_nothing_is_sampled_while_the_engine_is_paused(llama: Path, mode: 
     assert versions == (["default"] if mode == "abort" else ["default", "two"])
 
 
-async def test_a_scripted_engine_has_no_weights(tokenizer: Any, llama: Path) -> None:
-    async with wired(tokenizer) as (_, wire):
+async def test_a_scripted_engine_has_no_weights(llama: Path) -> None:
+    async with wired() as (_, wire):
         refused = await wire.post(UPDATE, {"model_path": str(llama)})
     assert (refused.status, refused.body["success"]) == (400, False)
 
@@ -440,9 +409,7 @@ async def test_a_scripted_engine_has_no_weights(tokenizer: Any, llama: Path) -> 
 # --- errors ---------------------------------------------------------------------------------------
 
 
-async def test_an_error_of_the_network_fails_its_requests_only(
-    llama: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_error_fails_only_its_calls(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with wired_model(llama) as (engine, wire):
         with monkeypatch.context() as patch:
             broken = lambda self, hidden: (_ for _ in ()).throw(MemoryError("no room"))
@@ -481,10 +448,3 @@ def test_a_language_model_has_no_script_settings(tokenizer: Any, llama: Path) ->
     model = LanguageModel.from_folder(llama)
     with pytest.raises(ValueError, match="latency, token_latency and split cannot"):
         EmbeddedEngine(tokenizer, model, latency=1.0)
-
-
-def test_the_folders_tokenizer_is_the_embedded_one(tokenizer: Any, llama: Path) -> None:
-    loaded = load_engine(llama).tokenizer
-    text = "<|turn|>user\nCafé 東京 <tool_call>{}</tool_call><|end|>\n"
-    assert loaded.encode(text) == tokenizer.encode(text)
-    assert loaded.chat_template == tokenizer.chat_template

@@ -23,9 +23,7 @@ def common(a: list[int], b: list[int]) -> int:
 
 
 @given(inserted=sequences, asked=sequences)
-def test_a_match_is_the_longest_common_prefix(
-    inserted: list[list[int]], asked: list[list[int]]
-) -> None:
+def test_a_match_is_the_longest_prefix(inserted: list[list[int]], asked: list[list[int]]) -> None:
     """With the passes of the first sequence that has each token."""
     cache = PrefixCache()
 

@@ -10,20 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from make_tokenizer import CONTROL_TOKENS
 from support.embedded import says, session, wired
-from support.qwen import qwen3_tokenizer
 
-from toolroll.rollout.model.tokenizers import load_embedded_tokenizer
 from toolroll.testing import TokenSplitter
 
 pytestmark = pytest.mark.tokens
 
 SENTENCE = 'The account was updated. {"name": "get_flight", "arguments": {"order_id": 17}}'
-TOKENIZERS = {"embedded": load_embedded_tokenizer, "qwen3": qwen3_tokenizer}
-
-
-@pytest.fixture(scope="module", params=list(TOKENIZERS))
-def any_tokenizer(request: pytest.FixtureRequest) -> Any:
-    return TOKENIZERS[request.param]()  # type: ignore[operator]
 
 
 @pytest.fixture(scope="module")
@@ -51,9 +43,7 @@ def test_a_split_decodes_to_the_same_text(
         assert split == ids
 
 
-def test_most_splits_are_not_what_the_tokenizer_gives(
-    any_tokenizer: Any, splitter: TokenSplitter
-) -> None:
+def test_most_splits_are_not_canonical(any_tokenizer: Any, splitter: TokenSplitter) -> None:
     ids = any_tokenizer.encode(SENTENCE, add_special_tokens=False)
     found = [splitter.split(ids, random.Random(seed)) for seed in range(20)]
     assert sum(split != ids for split in found) >= 18
@@ -89,7 +79,7 @@ def test_ids_that_are_half_a_character_stay_decodable(tokenizer: Any) -> None:
 async def test_the_engine_samples_splits_and_says_the_same_text(tokenizer: Any) -> None:
     canonical = [*tokenizer.encode(SENTENCE), tokenizer.eos_token_id]
     seen = []
-    async with wired(tokenizer, says(SENTENCE), split="random", seed=1) as (engine, wire):
+    async with wired(says(SENTENCE), split="random", seed=1) as (engine, wire):
         for _ in range(10):
             answer = await wire.generate([300], **session("s"))
             assert answer.body["text"] == SENTENCE
@@ -99,11 +89,11 @@ async def test_the_engine_samples_splits_and_says_the_same_text(tokenizer: Any) 
     assert all(ids[-1] == tokenizer.eos_token_id for ids in seen)
 
 
-async def test_the_engines_splits_are_seeded(tokenizer: Any) -> None:
+async def test_the_engines_splits_are_seeded() -> None:
     """By the seed, the routing key and the call: not by the order in which episodes come."""
 
     async def play(seed: int, keys: list[str]) -> dict[str, list[int]]:
-        async with wired(tokenizer, says(SENTENCE), split="random", seed=seed) as (_, wire):
+        async with wired(says(SENTENCE), split="random", seed=seed) as (_, wire):
             return {key: (await wire.generate([300], **session(key))).output_ids for key in keys}
 
     first = await play(1, ["a", "b", "c"])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 from make_tokenizer import CONTROL_TOKENS, VOCABULARY, build, corpus
@@ -11,14 +9,11 @@ from transformers import AutoTokenizer
 
 from toolroll.testing import embedded_tokenizer_path
 
+CALL = {"function": {"name": "find", "arguments": {"at": "here"}}}
 MESSAGES: list[dict[str, Any]] = [
     {"role": "system", "content": "Be kind."},
     {"role": "user", "content": "Where is it?"},
-    {
-        "role": "assistant",
-        "content": "",
-        "tool_calls": [{"function": {"name": "find", "arguments": {"at": "here"}}}],
-    },
+    {"role": "assistant", "content": "", "tool_calls": [CALL]},
     {"role": "tool", "content": "nowhere"},
     {"role": "tool", "content": "elsewhere"},
 ]
@@ -36,11 +31,10 @@ def test_its_corpus_depends_on_the_seed_alone() -> None:
 def test_a_folder_of_it_is_what_transformers_takes(tokenizer: Any) -> None:
     loaded = AutoTokenizer.from_pretrained(embedded_tokenizer_path())
     text = "<|turn|>user\nWhere is it? 漢 <tool_call><|end|>"
+    assert loaded.decode(loaded.encode(text)) == text
     assert loaded.encode(text) == tokenizer.encode(text)
     assert (loaded.eos_token, loaded.pad_token, len(loaded)) == ("<|end|>", "<|pad|>", VOCABULARY)
     assert loaded.chat_template == tokenizer.chat_template
-    assert loaded.decode(loaded.encode(text)) == text
-    assert Path(embedded_tokenizer_path()).is_dir()
 
 
 def test_control_tokens_are_one_token_and_only_three_are_hidden(tokenizer: Any) -> None:
@@ -50,22 +44,17 @@ def test_control_tokens_are_one_token_and_only_three_are_hidden(tokenizer: Any) 
     assert shown == ["", "", "", *CONTROL_TOKENS[3:]]
 
 
-def test_the_template_is_chatml_like(tokenizer: Any) -> None:
-    text = tokenizer.apply_chat_template(MESSAGES, add_generation_prompt=True, tokenize=False)
-    assert text == (
-        "<|turn|>system\nBe kind.<|end|>\n"
-        "<|turn|>user\nWhere is it?<|end|>\n"
+def test_the_template_is_chatml_like_and_only_ever_appends(tokenizer: Any) -> None:
+    parts = [
+        "<|turn|>system\nBe kind.<|end|>\n",
+        "<|turn|>user\nWhere is it?<|end|>\n",
         '<|turn|>assistant\n<tool_call>{"name": "find", "arguments": {"at": '
-        '"here"}}</tool_call><|end|>\n'
-        "<|turn|>tool\n<tool_response>nowhere</tool_response><tool_response>elsewhere</tool_response><|end|>\n"
-        "<|turn|>assistant\n"
-    )
-
-
-def test_the_template_only_ever_appends(tokenizer: Any) -> None:
-    renders = [
-        tokenizer.apply_chat_template(MESSAGES[:n], add_generation_prompt=False, tokenize=False)
-        for n in (2, 3, len(MESSAGES))
+        '"here"}}</tool_call><|end|>\n',
+        "<|turn|>tool\n<tool_response>nowhere</tool_response>"
+        "<tool_response>elsewhere</tool_response><|end|>\n",
     ]
-    for shorter, longer in pairwise(renders):
-        assert longer.startswith(shorter)
+    for count, messages in ((2, 2), (3, 3), (4, 5)):
+        for prompt in ("", "<|turn|>assistant\n"):
+            options = {"add_generation_prompt": bool(prompt), "tokenize": False}
+            text = tokenizer.apply_chat_template(MESSAGES[:messages], **options)
+            assert text == "".join(parts[:count]) + prompt
