@@ -114,8 +114,8 @@ class _ChangedFactory(PondFactory):
         self._change = change
 
     def make(self, options: Any) -> Any:
-        pond = super().make(options)
-        pond.step = partial(self._change, pond.step)  # type: ignore[method-assign]
+        pond: Any = super().make(options)
+        pond.step = partial(self._change, pond.step)
         return pond
 
 

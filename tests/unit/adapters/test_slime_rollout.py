@@ -188,7 +188,7 @@ async def test_an_evaluation_counts_graded_episodes_only(
             ({"path": "/nowhere"}, "does not exist"),
             ({"input_key": "text"}, "no key 'text'"),
         ):
-            args.eval_datasets = [dataclasses.replace(eval_dataset("d", path), **wrong)]  # type: ignore[arg-type]
+            args.eval_datasets = [dataclasses.replace(eval_dataset("d", path), **wrong)]
             with pytest.raises(UsageError, match=words):
                 await rollout(args, evaluation=True)
 

@@ -151,7 +151,8 @@ class MixedAgain(Mixed):
 
 class NextTask(Signature):
     async def asolve(self, *args: Any) -> InteractionResult:  # type: ignore[override]
-        return await super().asolve(*args[:3], args[3] + 1, *args[4:])
+        parent: Any = super()
+        return await parent.asolve(*args[:3], args[3] + 1, *args[4:])
 
 
 class WithPartner(Signature):

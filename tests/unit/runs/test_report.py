@@ -141,8 +141,8 @@ def test_calls_and_errors() -> None:
     kinds = {key: {"count": 1, "rate": 0.125} for key in ("invalid_json", "unknown_tool")}
     assert found["invalid_calls"] == {"total": 2, "rate": 0.25, "by_kind": kinds}
     found = reported(episode(metrics=metrics(executed_calls__find=4, tool_errors=3)))
-    find = {"calls": 4, "errors": None, "error_rate": None}  # none is made up
-    assert found["tool_calls"]["by_tool"] == {"find": find}
+    unknown = {"calls": 4, "errors": None, "error_rate": None}  # none is made up
+    assert found["tool_calls"]["by_tool"] == {"find": unknown}
 
 
 def test_tokens_and_times() -> None:
