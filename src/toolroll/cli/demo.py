@@ -72,7 +72,8 @@ def _parts(
         (f"{SAMPLED}\n({DESK_MODEL})", SAMPLED, DESK_MODEL, "test", out),
         (f"{SCRIPTED}\n(references)", SCRIPTED, "embedded", "test", out),
     ):
-        factory = find_environment(env)
+        env_args = {"policy": "brief"} if env == SAMPLED else {}
+        factory = find_environment(env, env_args)
         command = factory.missing()
         if command is not None:
             print_line(console, f"{env} is skipped; to install it: {command}")
@@ -81,6 +82,7 @@ def _parts(
         config = RunConfig(
             env=env,
             split=split,
+            env_args=env_args,
             engine="http://127.0.0.1",
             model=model,
             parser="hermes",
@@ -103,13 +105,14 @@ def _emptied(folder: Path) -> None:
 
 
 async def _played(console: Console, config: RunConfig, tasks: Sequence[Task]) -> Outcome:
-    factory = find_environment(config.env)
-    options = EnvironmentOptions(settings={"policy": "brief"} if config.env == SAMPLED else {})
+    factory = find_environment(config.env, config.env_args)
     async with _engine(config, factory, tasks) as engine:
         config = config.model_copy(update={"engine": engine.url})
         async with Model.from_args(config, tokenizer=engine.tokenizer) as served:
             agents = served_agents(config, served)
-            plan = Plan(config, factory, tasks, agents, options, config.identity, served)
+            plan = Plan(
+                config, factory, tasks, agents, EnvironmentOptions(), config.identity, served
+            )
             return await play(plan, console, produced_by=_policy(config))
 
 

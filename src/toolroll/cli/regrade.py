@@ -113,7 +113,7 @@ async def _regraded(
     alike = summary.episodes - len(unlike)
     lines = [
         f"{env}: {summary.episodes} episodes, {alike} replayed alike "
-        f"({alike / max(1, summary.episodes):.1%}), {len(changed)} rewards changed"
+        f"({alike / max(1, summary.episodes):.1%}), rewards changed: {len(changed)}"
     ]
     if left_out := planned.total() - summary.episodes:
         lines.append(f"{env}: {left_out} aborted episodes, or of tasks that are gone: left out")

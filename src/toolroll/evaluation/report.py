@@ -272,11 +272,16 @@ def _warnings(
     if lost:
         lines.append(
             f"{len(lost)} tasks have no graded episode and are in neither pass^k nor pass@k: "
-            f"{', '.join(sorted(lost, key=_natural)[:5])}"
+            f"{_first(sorted(lost, key=_natural), 5)}"
         )
     if excluded := {kind: n for kind, n in summary.mismatches.items() if kind not in KEPT}:
         lines.append(f"token mismatches: {excluded}; the samples are excluded from training")
     return lines
+
+
+def _first(names: Sequence[str], count: int) -> str:
+    more = len(names) - count
+    return ", ".join(names[:count]) + (f" and {more} more" if more > 0 else "")
 
 
 _ABORTING = frozenset(reason.value for reason in StopReason if reason.status is Status.ABORTED)

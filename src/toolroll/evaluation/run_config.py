@@ -224,8 +224,10 @@ def sampling_of(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def played_with(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the split, the model and the sampling parameters in the `settings` of a run."""
-    names = {name: settings[name] for name in ("split", "model") if settings.get(name)}
+    """Return the split, the model, the environment's arguments and the sampling parameters in the
+    `settings` of a run.
+    """
+    names = {name: settings[name] for name in ("split", "model", "env_args") if settings.get(name)}
     return names | sampling_of(settings)
 
 
@@ -267,12 +269,19 @@ def load_config(
             f"--config {path}: env is {values['env']!r}, but the command plays {env!r}: "
             "name the environment only in the command"
         )
-    chosen = {name: value for name, value in options.items() if value is not None}
-    values = {**recorded, **with_one_home(values), **with_one_home(chosen)}
+    chosen = with_one_home({name: value for name, value in options.items() if value is not None})
+    values = with_one_home(values)
+    in_file = values.keys() - chosen.keys()
+    values = {**recorded, **values, **chosen}
     for name in sorted(FREE & values.keys()):
         if "***" in str(values[name]) and values[name] == recorded.get(name):
             raise UsageError(f"{values[name]} lacks its secret: give --{name.replace('_', '-')}")
-    return RunConfig.read(values, name_of=lambda name: f"--{name.replace('_', '-')}")
+
+    def name_of(name: str) -> str:
+        in_config = name.partition(".")[0] in in_file
+        return f"--config {path}: {name}" if in_config else f"--{name.replace('_', '-')}"
+
+    return RunConfig.read(values, name_of=name_of)
 
 
 def _settings_in(path: Path) -> dict[str, Any]:

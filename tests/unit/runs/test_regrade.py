@@ -68,7 +68,7 @@ def by_key(folder: Path | str) -> dict[tuple[str, int], Episode]:
 
 def test_an_environment_that_did_not_change_agrees(recorded: Path, tmp_path: Path) -> None:
     result = toolroll("regrade", recorded, "--out", tmp_path / "again")
-    line = "desk: 24 episodes, 24 replayed alike (100.0%), 0 rewards changed\n"
+    line = "desk: 24 episodes, 24 replayed alike (100.0%), rewards changed: 0\n"
     assert (result.exit_code, result.stdout) == (0, line)
     before, after = by_key(recorded), by_key(tmp_path / "again")
     reasons = {str(played.result.stop_reason) for played in before.values()}
@@ -162,7 +162,7 @@ def test_what_changed_in_an_environment_is_found(engine: EmbeddedEngine) -> None
     assert result.exit_code == 1
     assert lines.pop(2) == "bench:Bench: 1 episodes had a reward, and have none now"
     assert lines[:2] == [
-        "bench:Bench: 3 episodes, 1 replayed alike (33.3%), 3 rewards changed",
+        "bench:Bench: 3 episodes, 1 replayed alike (33.3%), rewards changed: 3",
         "bench:Bench: 1 aborted episodes, or of tasks that are gone: left out",
     ]
     lines[2:4] = sorted(lines[2:4])  # the episodes ran at once
@@ -186,7 +186,7 @@ def test_an_aborted_episode_is_left_out_and_counts_as_lost(tmp_path: Path) -> No
     result = toolroll("regrade", run, "--out", tmp_path / "out")
     *lines, bad_line = result.stdout.splitlines()
     assert lines == [
-        "desk: 0 episodes, 0 replayed alike (0.0%), 0 rewards changed",
+        "desk: 0 episodes, 0 replayed alike (0.0%), rewards changed: 0",
         "desk: 1 aborted episodes, or of tasks that are gone: left out",
     ]
     assert "line 2, is not a valid episode" in bad_line

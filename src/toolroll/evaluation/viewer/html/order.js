@@ -51,22 +51,24 @@ function sorted(things, value) {
 
 const sortKey = () => state.sort.replace(/^-/, "");
 
-// Return the matching episodes as groups `{key, env, task, rows, graded, passed}`. If the table is
-// not grouped, return one group that has only `rows`.
+// Return the matching episodes as groups `{key, env, task, rows, all, graded, passed}`. `all` has the
+// task's episodes that do not match, too, and is what is counted. If the table is not grouped, return
+// one group that has only `rows`.
 function groups() {
   const rows = sorted(state.rows.filter(matches), row => row[sortKey()]);
   if (!state.group) return [{ rows }];
   const byTask = new Map();
   for (const row of rows) {
     const key = taskOf(row);
-    if (!byTask.has(key)) byTask.set(key, { key, env: row.env, task: row.task, rows: [] });
+    if (!byTask.has(key)) byTask.set(key, { key, env: row.env, task: row.task, rows: [], all: [] });
     byTask.get(key).rows.push(row);
   }
+  for (const row of state.rows) byTask.get(taskOf(row))?.all.push(row);
   for (const group of byTask.values()) {
-    const graded = group.rows.filter(row => row.reward !== null);
+    const graded = group.all.filter(row => row.reward !== null);
     group.graded = graded.length;
     group.passed = graded.filter(row => row.passed).length;
-    group.pairs = group.rows.map(row => row.pair).filter(Boolean);
+    group.pairs = group.all.map(row => row.pair).filter(Boolean);
   }
   return sorted([...byTask.values()], group => {
     const values = group.rows.map(row => row[sortKey()]).filter(value => value !== null);

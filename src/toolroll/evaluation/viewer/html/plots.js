@@ -63,8 +63,9 @@ function playedWith(settings, provenance) {
       .filter(([, value]) => value !== null && value !== undefined)
       .map(([name, value]) => name + " " + (typeof value === "object" ? pretty(value) : value));
   const dates = provenance.map(entry => (entry.date || "").slice(0, 10)).sort();
-  const split = settings.split ? "split " + settings.split : null;
-  return [split, settings.model, params.join(", "), dates.at(-1)];
+  const split = settings.split ? "split " + settings.split : null,
+    given = Object.keys(settings.env_args || {}).length ? pretty(settings.env_args) : null;
+  return [split, settings.model, given, params.join(", "), dates.at(-1)];
 }
 
 const BINS = 16;

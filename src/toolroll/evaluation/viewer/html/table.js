@@ -204,7 +204,8 @@ function mood(row, key) {
 
 function groupCells(group, expanded) {
   const rate = group.graded ? group.passed / group.graded : null,
-    lost = group.rows.length - group.graded,
+    lost = group.all.length - group.graded,
+    hidden = group.all.length - group.rows.length,
     before = group.pairs.filter(row => row.passed).length + "/" + group.pairs.length + " → ",
     text =
       (state.runs.length ? before : "") +
@@ -212,7 +213,8 @@ function groupCells(group, expanded) {
       "/" +
       group.graded +
       " passed" +
-      (lost ? ", " + lost + " lost" : "");
+      (lost ? ", " + lost + " lost" : "") +
+      (hidden ? ", " + group.rows.length + " shown" : "");
   return [
     make(
       "div",
