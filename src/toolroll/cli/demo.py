@@ -110,9 +110,8 @@ async def _played(console: Console, config: RunConfig, tasks: Sequence[Task]) ->
         config = config.model_copy(update={"engine": engine.url})
         async with Model.from_args(config, tokenizer=engine.tokenizer) as served:
             agents = served_agents(config, served)
-            plan = Plan(
-                config, factory, tasks, agents, EnvironmentOptions(), config.identity, served
-            )
+            options = EnvironmentOptions()
+            plan = Plan(config, factory, tasks, agents, options, config.identity, served)
             return await play(plan, console, produced_by=_policy(config))
 
 

@@ -328,6 +328,11 @@ class ConversationTree:
         continued = {id(turn.parent) for turn in turns if turn.continues}
         return [turn for turn in turns if not turn.checked and id(turn) not in continued]
 
+    def tool_calls(self) -> int:
+        """Return the number of calls in all replies."""
+        replies = (turn.reply for turns in self._turns.values() for turn in turns)
+        return sum(len(reply.get("tool_calls") or ()) for reply in replies)
+
     def last_turn(self) -> TurnNode | None:
         """Return the turn that was committed last."""
         turns = (turn for same in self._turns.values() for turn in same)

@@ -358,7 +358,7 @@ def _metrics(live: LiveSession) -> dict[str, float]:
     texts = sum(kind == "text_completion" for _, kind in live.trace)
     counted: dict[str, Any] = {
         "turns": len(live.trace),
-        "tool_calls": sum(len(node.reply.get("tool_calls") or ()) for node, _ in live.trace),
+        "tool_calls": live.tree.tool_calls(),
         "prompt_tokens": sum(answer.prompt_tokens for answer in answers),
         "completion_tokens": sum(len(answer.output_ids) for answer in answers),
         "cached_tokens": sum(answer.cached_tokens for answer in answers),
