@@ -437,7 +437,8 @@ CLIENTS = (
     Client(
         "LibreChat agents 3.9.2",
         "librechat.mjs",
-        (NODE, "@librechat/agents@3.9.2", "zod"),
+        # The newest exporter, which npm takes for it, needs this api.
+        (NODE, "@librechat/agents@3.9.2", "zod", "@opentelemetry/api@1.10.0"),
         {**everywhere("Error", *OPENAI), **everywhere("ContextOverflowError", "messages")},
         streams=(True,),
     ),
