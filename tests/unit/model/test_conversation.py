@@ -213,6 +213,34 @@ async def test_a_wrong_delta_excludes_the_episode(tokenizer: Any, verify: Any, c
     assert all(str(reason).startswith("verification: ") for reason in excluded)
 
 
+@pytest.mark.parametrize("where", ["prompt", "delta"])
+async def test_wrong_tokens_of_the_right_text_are_found(tokenizer: Any, where: str) -> None:
+    """The text is right, and split into other tokens than the tokenizer splits it into."""
+    async with talking(tokenizer) as (dialogue, _, served):
+        encoder = served.template.encoder
+        encode, split = encoder.encode, list[Any]()
+
+        def encoded(text: str, bodies: Any = (), *, previous: int | None = None) -> list[int]:
+            ids = encode(text, bodies, previous=previous)
+            if (previous is None) != (where == "prompt") or split:
+                return ids
+            words = [
+                place
+                for place, index in enumerate(ids)
+                if len(encoder.text_of(index)) > 1 and index not in encoder.control_ids
+            ]
+            split.append(words[0])
+            letters = [encode(each, previous=0)[0] for each in encoder.text_of(ids[words[0]])]
+            return [*ids[: words[0]], *letters, *ids[words[0] + 1 :]]
+
+        encoder.encode = encoded  # type: ignore[method-assign]
+        await exchange(dialogue, 3)
+        await dialogue.settle()
+    assert split
+    assert dialogue.mismatches == {f"{where}: tokens": 1}
+    assert dialogue.session.trajectories()[0].trained_tokens == 0
+
+
 @pytest.mark.parametrize("hook", ["prompt_hook", "delta_hook"])
 async def test_a_hooks_ids_are_served_compared_and_counted(tokenizer: Any, hook: str) -> None:
     async def run(change: Sequence[int]) -> tuple[Conversation, EmbeddedEngine]:

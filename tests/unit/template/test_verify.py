@@ -16,7 +16,7 @@ from support.oracle_scenarios import call, calls, result, user
 from support.qwen import tokenizer_for, trl_template
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
 from transformers import PreTrainedTokenizerFast
-from unit.template.test_verify_mutations import missed_by
+from unit.template.test_verify_mutations import changed_deltas, missed_by
 
 from toolroll.evaluation.template_replay import sampled_text
 from toolroll.rollout.template import ChatTemplate, record, verify
@@ -93,7 +93,7 @@ def template() -> ChatTemplate:
 @pytest.mark.parametrize("said", SPACED.values(), ids=SPACED)
 def test_every_changed_token_is_found(template: ChatTemplate, bodies: list[str], said: Any) -> None:
     served = play(template, talk(bodies), [TOOL], said=said)
-    assert missed_by(template, served) == []
+    assert missed_by(template, served, changed_deltas) == []
 
 
 @pytest.mark.parametrize(
@@ -241,7 +241,7 @@ def test_a_tokenizer_whose_text_is_not_the_text_that_was_encoded() -> None:
     )
     subject = ChatTemplate(tokenizer)
     served = play(subject, chat(*NUMBERS), None)
-    assert missed_by(subject, served) == []
+    assert missed_by(subject, served, changed_deltas) == []
 
 
 def test_text_that_no_template_can_read_is_a_mismatch(template: ChatTemplate) -> None:
