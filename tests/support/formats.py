@@ -413,6 +413,12 @@ FORMATS: tuple[Format, ...] = (
 )
 
 
+def written(name: str, **arguments: Any) -> str:
+    """The call of f with `arguments`, by the first writer of the format `name`."""
+    write = next(form.write for form in FORMATS if form.name == name)
+    return write([("f", arguments)])
+
+
 def schema_of(value: Any) -> dict[str, Any]:
     """A schema that only the kind of `value` fits, and of what is in it."""
     schema: dict[str, Any] = {"type": _KINDS[type(value)]}

@@ -67,17 +67,13 @@ def get_delta(request: pytest.FixtureRequest) -> Delta:
 
 
 @pytest.mark.parametrize("name", ["qwen2_5", "qwen3_instruct_2507"])
-def test_it_trains_the_newline_after_each_stop_token(
-    name: str, tmp_path: Path, get_delta: Delta
-) -> None:
+def test_it_trains_newlines_after_stop_tokens(name: str, tmp_path: Path, get_delta: Delta) -> None:
     report, texts = audited(name, [CALL, "Is that all?", "Done."], tmp_path, get_delta)
     assert {kind: found.places for kind, found in report.kinds.items()} == {NOT_SAMPLED: 3}
     assert texts == ["\n"]
 
 
-def test_it_trains_thoughts_after_other_tokens_than_were_served(
-    tmp_path: Path, get_delta: Delta
-) -> None:
+def test_it_trains_thoughts_after_tokens_not_served(tmp_path: Path, get_delta: Delta) -> None:
     """Qwen3's template drops the thoughts of earlier turns when a user message comes."""
     said = [f"<think>\nI look.\n</think>\n\n{text}" for text in (CALL, "Is that all?", "Done.")]
     report, _ = audited("qwen3", said, tmp_path, get_delta)
@@ -94,9 +90,7 @@ def test_it_trains_thoughts_after_other_tokens_than_were_served(
         pytest.param("slime", "qwen3", 78, marks=pytest.mark.peers),
     ],
 )
-def test_the_commands_of_the_page(
-    kind: str, template: str, after_others: int, tmp_path: Path
-) -> None:
+def test_the_pages_commands(kind: str, template: str, after_others: int, tmp_path: Path) -> None:
     model, slime, out = (str(tmp_path / name) for name in ("model", "slime", "out"))
     tokenizer_for(trl_template(template)).save_pretrained(model)
     if kind == "slime":

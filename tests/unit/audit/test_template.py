@@ -15,6 +15,23 @@ from toolroll.evaluation.audit.report import UNDECIDED
 from toolroll.evaluation.audit.template import PROMPT, STOP, TAIL, TURN, UNMATCHED
 
 Row = dict[str, Any]
+PARTS = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.content is string %}{{ m.content }}"
+    "{% else %}{% for p in m.content %}{{ p.text }}{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+TAILS = {
+    "": False,
+    "\n": False,
+    "\n<|im_start|>user\nBye.<|im_end|>\n": False,
+    "\n<|im_start|>user\nBye.<|im_end|>\n<|im_start|>assistant\n": False,
+    "\n<|im_start|>user\nB": False,
+    "<|endoftext|>" * 5: False,
+    "\n<|endoftext|>": False,
+    "Bye.": True,
+    "\n<|im_start|>user\nNo.<|im_end|>\n": True,
+    "<|im_start|>user\nBye.<|im_end|>\n": True,
+}
 
 
 @pytest.fixture(scope="module")
@@ -68,13 +85,6 @@ def trained(tokenizer: Any, prompt: str, reply: str, messages: list[Any]) -> Row
     return {"input_ids": before + ids, "loss_mask": mask, "messages": messages}
 
 
-PARTS = (
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.content is string %}{{ m.content }}"
-    "{% else %}{% for p in m.content %}{{ p.text }}{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
-
-
 def test_content_in_parts_that_the_template_takes() -> None:
     tokenizer = tokenizer_for(PARTS)
     messages = [
@@ -102,20 +112,6 @@ def test_a_dated_prompt_is_not_compared() -> None:
     messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello"}]
     row = trained(tokenizer, text, "Hello<|im_end|>", messages)
     assert kinds([row], TemplateCheck(tokenizer)) == set()
-
-
-TAILS = {
-    "": False,
-    "\n": False,
-    "\n<|im_start|>user\nBye.<|im_end|>\n": False,
-    "\n<|im_start|>user\nBye.<|im_end|>\n<|im_start|>assistant\n": False,
-    "\n<|im_start|>user\nB": False,
-    "<|endoftext|>" * 5: False,
-    "\n<|endoftext|>": False,
-    "Bye.": True,
-    "\n<|im_start|>user\nNo.<|im_end|>\n": True,
-    "<|im_start|>user\nBye.<|im_end|>\n": True,
-}
 
 
 @pytest.mark.parametrize("tail", TAILS)
@@ -147,9 +143,7 @@ def test_rows_without_messages_are_not_compared(played: Played, check: TemplateC
     assert (report.rows, report.with_messages, report.kinds) == (2, 0, {})
 
 
-def test_the_text_of_a_turn_that_is_not_trained_is_not_compared(
-    played: Played, check: TemplateCheck
-) -> None:
+def test_a_turn_that_is_not_trained_is_not_compared(played: Played, check: TemplateCheck) -> None:
     def untrained(rows: list[Row]) -> None:
         rows[0]["loss_mask"] = [0] * len(rows[0]["input_ids"])
 

@@ -1,6 +1,4 @@
-"""What Atropos' `AtroposManagedClient` gets wrong: a test for each defect that can be tested, by
-its number.
-"""
+"""What Atropos' `AtroposManagedClient` gets wrong: a test for each defect, by its number."""
 
 from __future__ import annotations
 
@@ -8,7 +6,7 @@ from typing import Any
 
 import pytest
 from openai import BadRequestError, BaseModel, NotFoundError
-from support.in_process import check_tokens, in_process, managed
+from support.in_process import check_tokens, in_process
 from support.served import USER, numbered, serve, user
 
 from toolroll.endpoint.in_process import (
@@ -24,25 +22,23 @@ from toolroll.endpoint.in_process import (
 
 
 async def test_c1_a_reply_has_the_tokens_of_its_own_call() -> None:
+    """Requested or not: verifiers 0.1.9 (`parse_response_tokens`) requests none of the fields, and
+    reads None, without a word, if one of them is missing.
+    """
     async with in_process(numbered, split="random") as (bench, client):
         create: Any = client.chat.completions.create
         # conversations of one session, each with nodes from before it
-        for text in ("One", "Two", "Three"):
-            reply = await create(model="m", messages=[user(text)], logprobs=True)
+        for text, requested in (("One", {"logprobs": True}), ("Two", {}), ("Three", {})):
+            reply = await create(model="m", messages=[user(text)], **requested)
             [choice] = reply.choices
             content, entry = choice.logprobs.content, bench.engine.log[-1]
             logprobs = [token.logprob for token in content]
             check_tokens(entry, reply.prompt_token_ids, choice.token_ids, logprobs)
             assert [token.token_id for token in content] == entry.output_ids
-
-
-@pytest.mark.parametrize("tree", [False, True])
-async def test_c3_no_choice_is_dropped_whatever_is_tracked(tree: bool) -> None:
-    async with managed(numbered, tree=tree) as (_, m):
-        create: Any = m.client.chat.completions.create
-        reply = await create(model="m", messages=[USER], n=4)
-        assert len(reply.choices) == 4
-        assert set(m.get_state()) == ({"sequences", "tree"} if tree else {"nodes"})
+        completion: Any = await client.completions.create(model="m", prompt="One", max_tokens=4)
+        [choice] = completion.choices
+        logprobs = choice.logprobs.token_logprobs
+        check_tokens(bench.engine.log[-1], choice.prompt_token_ids, choice.token_ids, logprobs)
 
 
 async def test_c6_a_limit_of_zero_is_no_limit_left_out() -> None:
@@ -57,26 +53,6 @@ async def test_c6_a_limit_of_zero_is_no_limit_left_out() -> None:
         [entry] = bench.engine.log
         assert entry.sampling_params["max_new_tokens"] == 2
         assert (usage.prompt_tokens, usage.completion_tokens) == (len(entry.input_ids), 2)
-
-
-# --- code that reads a reply as verifiers does ----------------------------------------------------
-
-
-async def test_verifiers_reads_the_tokens_of_any_reply() -> None:
-    """What verifiers 0.1.9 reads (`utils/response_utils.py`, `parse_response_tokens`): None,
-    without a word, if one of the fields is missing. It asks for none of them.
-    """
-    async with in_process(numbered, split="random") as (bench, client):
-        create: Any = client.chat.completions.create
-        chat = await create(model="m", messages=[USER])
-        text: Any = await client.completions.create(model="m", prompt="One", max_tokens=4)
-        first, second = bench.engine.log
-        [choice] = chat.choices
-        logprobs = [token.logprob for token in choice.logprobs.content]
-        check_tokens(first, chat.prompt_token_ids, choice.token_ids, logprobs)
-        [choice] = text.choices
-        logprobs = choice.logprobs.token_logprobs
-        check_tokens(second, choice.prompt_token_ids, choice.token_ids, logprobs)
 
 
 async def test_logprobs_are_left_out_if_declined_and_over_http() -> None:
@@ -137,9 +113,6 @@ async def test_tokenize_in_process_as_verifiers_does() -> None:
             await plain.post("/tokenize", body={"model": "m"}, cast_to=TokenizeResponse)
 
 
-# --- the published names --------------------------------------------------------------------------
-
-
 async def test_the_published_client_returns_the_published_types() -> None:
     async with serve(numbered, split="random") as bench, ManagedServer(bench.served) as m:
         client = AtroposManagedClient(managed_server=m, model="m")
@@ -187,9 +160,6 @@ async def test_the_published_adapter_calls_the_managed_server() -> None:
         client = AtroposManagedClient(DummyManagedServer(bench.client(), model="m"), "m")
         reply = await client.chat.completions.create(messages=[USER], logprobs=False)
         assert reply.choices[0].message.content == "Reply 3."
-
-
-# --- Responses ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -1,11 +1,13 @@
-"""What Atropos' `ManagedServer` gets wrong: a test for each defect that can be tested, by its
-number.
-"""
+"""What Atropos' `ManagedServer` gets wrong: a test for each defect, by its number."""
 
 from __future__ import annotations
 
+import asyncio
+from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 from openai import BadRequestError, InternalServerError
 from support.client_scenario import play, saying
@@ -13,28 +15,15 @@ from support.hostile import drop_logprob
 from support.in_process import managed, nodes_of, sampled, unmasked
 from support.listed_environment import TOOL
 from support.qwen import qwen3_tokenizer
-from support.served import USER, serve
+from support.served import USER, serve, user
 
-from toolroll.endpoint.in_process import managed_session
+from toolroll.endpoint.in_process import SequenceNode, managed_session
 from toolroll.testing import Fault, Reply, load_embedded_tokenizer
 
 
 def unfinished(*texts: str) -> list[Reply]:
     """Replies without a stop token."""
     return [Reply(text, stop=False) for text in texts]
-
-
-async def test_b1_every_turn_of_a_chat_is_trained() -> None:
-    async with managed([f"Reply {n}." for n in range(5)], split="random") as (bench, m):
-        messages: list[Any] = [USER]
-        for _ in range(5):
-            reply = await m.chat_completion(messages=messages)
-            messages += [reply.choices[0].message, USER]
-        [node] = m.get_state()["nodes"]
-        assert unmasked(node) == [index for ids in sampled(bench) for index in ids]
-        assert node.metadata is not None
-        assert (node.metadata["trainable"], node.metadata["turns"]) == (True, 5)
-        await bench.trajectories()
 
 
 @pytest.mark.parametrize("fields", [{}, {"tools": [TOOL]}], ids=["plain", "tools"])
@@ -111,18 +100,6 @@ async def test_b9_a_missing_logprob_is_refused_and_never_padded() -> None:
         assert unmasked(node) == bench.engine.log[1].output_ids
 
 
-@pytest.mark.parametrize("tree", [False, True])
-async def test_b10_identical_answers_are_all_there(tree: bool) -> None:
-    async with managed(tree=tree) as (bench, m):
-        reply: Any = await m.chat_completion(messages=[USER], n=3, logprobs=True)
-        expected = sampled(bench)
-        assert [unmasked(node) for node in nodes_of(m.get_state())] == expected
-        assert [choice.token_ids for choice in reply.choices] == expected
-        contents = [choice.logprobs.content for choice in reply.choices]
-        assert [[token.token_id for token in content] for content in contents] == expected
-        assert reply.usage.completion_tokens == sum(map(len, expected))
-
-
 async def test_b12_what_the_engine_cannot_take_is_refused_by_name() -> None:
     async with managed() as (bench, m):
         params: dict[str, Any] = {"top_k": 20, "min_p": 0.1}
@@ -137,12 +114,17 @@ async def test_b12_what_the_engine_cannot_take_is_refused_by_name() -> None:
 
 
 async def test_a_managed_session_of_its_own_and_its_end() -> None:
+    """Without a tokenizer, it is found from the model of the engine."""
     options: dict[str, Any] = {"track_tree": False, "tool_parser": "hermes"}
     async with serve() as bench:
-        for engine in (bench.engine.url, bench.served.engine, bench.served):
-            async with managed_session(engine, load_embedded_tokenizer(), **options) as m:
+        lent = (bench.engine.url, bench.served.engine, bench.served)
+        given = [(engine, load_embedded_tokenizer()) for engine in lent]
+        for engine, tokenizer in (*given, *((engine, None) for engine in lent[:2])):
+            async with managed_session(engine, tokenizer, **options) as m:
                 await m.chat_completion(messages=[USER])
                 [node] = m.get_state()["nodes"]
+                assert node.metadata is not None
+                assert (node.metadata["trainable"], node.metadata["turns"]) == (True, 1)
                 m.reset()
                 assert m.get_state() == {"nodes": []}
                 assert unmasked(node) == bench.engine.log[-1].output_ids
@@ -150,11 +132,44 @@ async def test_a_managed_session_of_its_own_and_its_end() -> None:
         await bench.ask(USER)  # what was lent is still open
 
 
-async def test_a_tokenizer_is_found_from_the_model_of_the_engine() -> None:
-    async with serve() as bench:
-        assert bench.engine.model_name == "embedded"
-        for engine in (bench.engine.url, bench.served.engine):
-            async with managed_session(engine) as m:
-                await m.chat_completion(messages=[USER])
-                [node] = m.get_state()["nodes"]
-                assert unmasked(node) == bench.engine.log[-1].output_ids
+def trained(node: SequenceNode) -> tuple[tuple[int, int, np.float32], ...]:
+    """Position, id and logprob of each token with loss."""
+    assert unmasked(node)
+    tokens = enumerate(zip(node.masked_tokens, node.logprobs, strict=True))
+    return tuple((at, token, np.float32(value)) for at, (token, value) in tokens if token != -100)
+
+
+def answer(prompt: Sequence[int], ids: Sequence[int], logprobs: Sequence[float]) -> Any:
+    """The ids of a sequence, and what is trained of it."""
+    tokens = enumerate(zip(ids, logprobs, strict=True), len(prompt))
+    whole = tuple(map(int, [*prompt, *ids]))
+    return whole, tuple((at, token, np.float32(value)) for at, (token, value) in tokens)
+
+
+@pytest.mark.parametrize("tree", [False, True])
+async def test_b1_b10_c3_each_answer_of_many_is_trained_once(tree: bool) -> None:
+    """Of three replies only: equal answers to one prompt are different samples."""
+    policy = lambda request: ("Yes.", "No.", "Maybe so.")[request.index % 3]
+    returned: list[Any] = []
+    async with managed(policy, tree=tree, split="random") as (bench, m):
+
+        async def ask(messages: list[Any], n: int) -> list[list[Any]]:
+            reply: Any = await m.chat_completion(messages=messages, n=n, max_tokens=32)
+            for choice in reply.choices:
+                logprobs = [place.logprob for place in choice.logprobs.content]
+                returned.append(answer(reply.prompt_token_ids, choice.token_ids, logprobs))
+            return [[*messages, choice.message, user("Why?")] for choice in reply.choices]
+
+        talks: list[list[Any]] = [[USER]]
+        for count, n in ((8, 4), (24, 2), (24, 1)):
+            waiting = [ask(talks[at % len(talks)], n) for at in range(count)]
+            talks = [talk for talks in await asyncio.gather(*waiting) for talk in talks]
+        nodes = nodes_of(m.get_state())
+    served = bench.engine.log
+    log = [answer(entry.input_ids, entry.output_ids, entry.logprobs) for entry in served]
+    assert len(log) == 8 * 4 + 24 * 2 + 24
+    assert Counter(returned) == Counter(log)
+    if tree:
+        assert Counter((tuple(node.tokens), trained(node)) for node in nodes) == Counter(log)
+    tokens = [token for _, answered in log for token in answered]
+    assert Counter(token for node in nodes for token in trained(node)) == Counter(tokens)

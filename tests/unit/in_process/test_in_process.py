@@ -1,6 +1,4 @@
-"""`ToolrollClient`: the SDK's own client, answered in process; whole episodes, judged by the
-engine's log.
-"""
+"""`ToolrollClient`: the SDK's own client, answered in process, judged by the engine's log."""
 
 from __future__ import annotations
 

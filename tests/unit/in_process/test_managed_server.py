@@ -1,6 +1,4 @@
-"""`ManagedServer` and `DummyManagedServer` with Atropos' names, constructors and calls: code that
-was written for the published classes, unchanged.
-"""
+"""Code that was written for Atropos' `ManagedServer` and `DummyManagedServer`, unchanged."""
 
 from __future__ import annotations
 
@@ -18,8 +16,8 @@ from support.qwen import qwen3_tokenizer
 from support.served import USER, ServedBench, assistant, serve, system
 
 from toolroll.endpoint.in_process import DummyManagedServer, ManagedServer
-from toolroll.rollout.errors import UsageError
-from toolroll.testing import load_embedded_tokenizer
+from toolroll.rollout.errors import ContextOverflowError, EngineError, UsageError
+from toolroll.testing import Fault, load_embedded_tokenizer, reference_logprob
 
 
 def api_server(bench: ServedBench, **config: Any) -> Any:
@@ -47,51 +45,32 @@ async def managed(
             await m.aclose()
 
 
-async def collect_trajectories(server: Any, tokenizer: Any = None) -> list[dict[str, Any]]:
-    """The body of an Atropos environment: a group, an evaluation, and their tokens."""
+async def collect_trajectories(server: Any, tokenizer: Any = None) -> list[tuple[Any, Any]]:
+    """The body of an Atropos environment: a group with its tokens, and an evaluation."""
     managed = ManagedServer(server=server, tokenizer=tokenizer, track_tree=False)
-    completions = await managed.chat_completion(
-        messages=[system("You are terse."), USER],
-        n=4,
-        max_tokens=64,
-        temperature=1.0,
-        top_p=0.95,
-        split="train",
-    )
-    state = managed.get_state()
-    group = [
-        {
-            "tokens": node.tokens,
-            "masks": node.masked_tokens,
-            "logprobs": node.logprobs,
-            "score": 1.0 if (choice.message.content or "").endswith("1.") else -1.0,
-        }
-        for choice, node in zip(completions.choices, state["nodes"], strict=True)
-    ]
+    params = {"max_tokens": 64, "temperature": 1.0, "top_p": 0.95}
+    messages = [system("You are terse."), USER]
+    group = await managed.chat_completion(messages=messages, n=4, split="train", **params)
+    nodes = managed.get_state()["nodes"]
     managed.reset()
-    await managed.chat_completion(messages=[USER], temperature=0.0, split="eval")
+    await managed.chat_completion(messages=[USER], split="eval", skip_reasoning=True)
     await managed.completion(prompt="One two", max_tokens=4, split="eval")
     await managed.aclose()  # the one line that is new
-    return group
+    return list(zip(group.choices, nodes, strict=True))
 
 
 async def test_an_environments_body_as_published() -> None:
     async with serve(lambda request: f"Answer {request.index}.") as bench:
         group = await collect_trajectories(api_server(bench))
-        assert [row["score"] for row in group] == [-1.0, 1.0, -1.0, -1.0]
-        for row, entry in zip(group, bench.engine.log[:4], strict=True):
-            assert row["tokens"] == [*entry.input_ids.tolist(), *entry.output_ids]
-            assert row["masks"] == [-100] * len(entry.input_ids) + entry.output_ids
-            assert row["logprobs"][len(entry.input_ids) :] == pytest.approx(entry.logprobs)
+        texts = [choice.message.content for choice, _ in group]
+        assert texts == [f"Answer {number}." for number in range(4)]
+        for (_, node), entry in zip(group, bench.engine.log[:4], strict=True):
+            assert node.tokens == [*entry.input_ids.tolist(), *entry.output_ids]
+            assert node.masked_tokens == [-100] * len(entry.input_ids) + entry.output_ids
+            assert node.logprobs[len(entry.input_ids) :] == pytest.approx(entry.logprobs)
         assert len(bench.engine.log) == 6
-
-
-async def test_split_is_no_unknown_parameter() -> None:
-    async with managed() as (bench, m):
-        await m.chat_completion(messages=[USER], split="train", skip_reasoning=True)
-        await m.completion(prompt="One", max_tokens=2, split="eval")
-        for entry in bench.engine.log:
-            assert not {"split", "skip_reasoning"} & set(entry.sampling_params)
+        params = {name for entry in bench.engine.log for name in entry.sampling_params}
+        assert not {"split", "skip_reasoning"} & params
 
 
 async def test_requests_hold_the_servers_semaphore_of_their_split() -> None:
@@ -174,3 +153,70 @@ async def test_a_dummy_has_the_published_shape_and_trains_nothing(tree: bool) ->
         assert theirs.get_state()["nodes"][0].metadata["finish_reason"] == "stop"
         m.reset()
         assert not any(m.get_state().values())
+
+
+@asynccontextmanager
+async def scoring(**options: Any) -> AsyncIterator[tuple[ServedBench, ManagedServer]]:
+    async with serve(**options) as bench, ManagedServer(bench.engine.url, "embedded") as m:
+        yield bench, m
+
+
+async def test_the_logprobs_are_those_of_the_prompts_own_tokens(tokenizer: Any) -> None:
+    closed = [USER, assistant("Hello.")]
+    as_text = tokenizer.apply_chat_template(closed, tokenize=False, add_generation_prompt=False)
+    async with scoring() as (bench, m):
+        await m.chat_completion(messages=[USER])
+        [node] = m.get_state()["nodes"]
+        prompts: list[tuple[dict[str, Any], list[int]]] = [
+            ({"prompt": "One two three."}, tokenizer.encode("One two three.")),
+            ({"messages": [USER]}, bench.engine.log[0].input_ids.tolist()),
+            ({"messages": closed}, tokenizer.encode(as_text, add_special_tokens=False)),
+            ({"input_ids": node.tokens}, node.tokens),
+        ]
+        for prompt, ids in prompts:
+            scored = await m.get_logprobs(**prompt, top_k=3, split="eval", max_tokens=1)
+            assert scored["prompt_tokens"] == ids
+            tops = zip(scored["prompt_topk_token_ids"], scored["prompt_topk_logprobs"], strict=True)
+            assert next(tops) == ([], [])
+            for place, (likeliest, logprobs) in enumerate(tops, 1):
+                assert likeliest[0] == ids[place]  # the prompt's own token comes first
+                assert len(likeliest) == len(set(likeliest)) == 3
+                expected = [reference_logprob(ids[:place], index) for index in likeliest]
+                assert logprobs == pytest.approx(expected)
+        assert m.get_state()["nodes"] == [node]  # scoring a text trains nothing
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "words"),
+    [
+        ("input_token_logprobs", None, "returned no logprobs"),
+        ("input_top_logprobs", None, "returned no logprobs"),
+        ("input_token_logprobs", lambda rows: rows[::-1], "logprobs of other tokens"),
+        ("input_top_logprobs", lambda rows: [None] * len(rows), "no logprobs for a position"),
+    ],
+)
+async def test_missing_logprobs_are_an_error(name: str, change: Any, words: str) -> None:
+    def garble(answer: dict[str, Any]) -> dict[str, Any]:
+        rows = answer["meta_info"].pop(name)
+        answer["meta_info"] |= {name: change(rows)} if change else {}
+        return answer
+
+    async with scoring(faults=lambda request: Fault(garble=garble)) as (_, m):
+        with pytest.raises(EngineError, match=words):
+            await m.get_logprobs(prompt="One two three.")
+
+
+async def test_what_cannot_be_scored_is_not_sent() -> None:
+    refused: list[tuple[dict[str, Any], type[Exception]]] = [
+        ({}, UsageError),
+        ({"prompt": "x", "input_ids": [1]}, UsageError),
+        ({"input_ids": []}, UsageError),
+        ({"input_ids": [10**6]}, UsageError),
+        ({"prompt": "x", "top_k": 0}, UsageError),
+        ({"input_ids": [5] * 64}, ContextOverflowError),
+    ]
+    async with scoring(context_length=64) as (bench, m):
+        for prompt, kind in refused:
+            with pytest.raises(kind):
+                await m.get_logprobs(**prompt)
+        assert bench.engine.log == []

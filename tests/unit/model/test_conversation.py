@@ -16,7 +16,7 @@ from support.oracle_scenarios import user
 
 from toolroll.parsers.types import ParsedReply
 from toolroll.rollout.engine import EncodedRequest
-from toolroll.rollout.errors import ContextOverflowError, TemplateError, UsageError
+from toolroll.rollout.errors import ContextOverflowError, UsageError
 from toolroll.rollout.model.conversation import Conversation
 from toolroll.rollout.model.model import Model
 from toolroll.rollout.template.delta import RenderedDelta
@@ -71,21 +71,6 @@ def tool_result(call_id: str, text: str = "Seen.") -> Message:
     return {"role": "tool", "tool_call_id": call_id, "name": "look", "content": text}
 
 
-# --- the conversation as it grows -----------------------------------------------------------------
-
-
-async def test_each_prompt_is_the_session_and_reads_like_the_template(tokenizer: Any) -> None:
-    async with talking(tokenizer) as (dialogue, engine, served):
-        await exchange(dialogue, 4)
-        await dialogue.reply(PARAMS)
-        await dialogue.settle()
-    assert_templates_own(dialogue, engine, served)
-    roles = [message["role"] for message in dialogue.messages]
-    assert roles == ["system", *["user", "assistant"] * 5]
-    assert dialogue.mismatches == {} and dialogue.forks == []
-    assert dialogue.first_prompt == served.template.renderer.render(FIRST, [TOOL], generate=True)
-
-
 async def test_lone_surrogates_are_served_as_replacement_characters(tokenizer: Any) -> None:
     tool: Tool = {**TOOL, "function": {**TOOL["function"], "description": "at \udcff"}}
     pair: Message = user([{"type": "text", "text": "a pair \ud83d\ude00 and \ud800"}])
@@ -98,15 +83,6 @@ async def test_lone_surrogates_are_served_as_replacement_characters(tokenizer: A
     text = last_prompt(engine, served)
     assert "a \ufffd name" in text and "at \ufffd" in text and "a pair 😀 and \ufffd" in text
     assert dialogue.forks == []
-
-
-async def test_tools_that_come_back_before_the_next_turn_are_offered(tokenizer: Any) -> None:
-    async with talking(tokenizer) as (dialogue, _, _):
-        await dialogue.reply(PARAMS)
-        dialogue.extend([user("None now.")], [])
-        dialogue.extend([user("Again.")], [TOOL])
-        await dialogue.reply(PARAMS)
-    assert dialogue.tools == [TOOL] and dialogue.forks == []
 
 
 async def test_the_callers_messages_are_not_shared(tokenizer: Any) -> None:
@@ -158,17 +134,6 @@ async def test_no_two_calls_of_an_episode_have_one_id(tokenizer: Any) -> None:
     assert all(len(call_id) == 9 and call_id.isalnum() for call_id in ids)
 
 
-async def test_text_parts_are_joined_and_others_refused(tokenizer: Any) -> None:
-    async with talking(tokenizer) as (dialogue, engine, served):
-        await dialogue.reply(PARAMS)
-        dialogue.extend([user([{"type": "text", "text": "a"}, {"type": "text", "text": "b"}])])
-        await dialogue.reply(PARAMS)
-        assert "<|turn|>user\nab<|end|>" in last_prompt(engine, served)
-        dialogue.extend([user([{"type": "image_url", "image_url": {"url": "x"}}])])
-        with pytest.raises(TemplateError, match=r"content\[0\] is a part of type 'image_url'"):
-            await dialogue.reply(PARAMS)
-
-
 async def test_a_prompt_without_room_is_not_sent(tokenizer: Any) -> None:
     async with talking(tokenizer, context_length=256) as (dialogue, engine, _):
         await dialogue.reply(PARAMS)
@@ -179,39 +144,37 @@ async def test_a_prompt_without_room_is_not_sent(tokenizer: Any) -> None:
     assert len(dialogue.session.trajectories()[0].turns) == 1
 
 
-# --- a tool list that changes ---------------------------------------------------------------------
+CHANGED = (
+    "the tool list changed, and the prompt that was already served contains the tools "
+    "(added: listen)"
+)
 
 
-async def test_a_new_tool_list_in_the_prompt_forks(tokenizer: Any) -> None:
-
+@pytest.mark.parametrize(
+    ("lists", "forks"),
+    [([[TOOL, OTHER]], [CHANGED]), ([[dict(TOOL)]], []), ([[], [TOOL]], [])],
+    ids=["other tools", "the same", "none, and the same before the next turn"],
+)
+async def test_only_a_new_tool_list_in_the_prompt_forks(
+    tokenizer: Any, lists: list[list[Tool]], forks: list[str]
+) -> None:
     async with talking(tokenizer) as (dialogue, engine, served):
         await dialogue.reply(PARAMS)
-        dialogue.extend([user("Again.")], tools=[TOOL, OTHER])
+        for tools in lists:
+            dialogue.extend([user("Again.")], tools)
         await dialogue.reply(PARAMS)
-    assert dialogue.forks == [
-        "the tool list changed, and the prompt that was already served contains the tools "
-        "(added: listen)"
-    ]
-    assert dialogue.tools == [TOOL, OTHER]
-    assert_templates_own(dialogue, engine, served, [TOOL, OTHER])
-    first, second = dialogue.session.trajectories()
+    assert (dialogue.forks, dialogue.tools) == (forks, lists[-1])
+    assert_templates_own(dialogue, engine, served, lists[-1])
+    trajectories = dialogue.session.trajectories()
+    assert len(trajectories) == 1 + len(forks)
     sampled = sum(len(entry.output_ids) for entry in engine.log)
-    assert first.trained_tokens + second.trained_tokens == sampled
-
-
-async def test_the_same_tool_list_does_not_fork(tokenizer: Any) -> None:
-    async with talking(tokenizer) as (dialogue, _, _):
-        await dialogue.reply(PARAMS)
-        dialogue.extend([user("Again.")], tools=[dict(TOOL)])
-        await dialogue.reply(PARAMS)
-    assert dialogue.forks == [] and len(dialogue.session.trajectories()) == 1
+    assert sum(trajectory.trained_tokens for trajectory in trajectories) == sampled
 
 
 @pytest.mark.parametrize("added", [(), ("And now?",)])
-async def test_what_follows_a_failed_request_is_in_the_next_prompt(
+async def test_what_follows_a_failed_request_is_served(
     tokenizer: Any, added: Sequence[str]
 ) -> None:
-
     async with talking(tokenizer) as (dialogue, engine, served):
         if added:
             await dialogue.reply(PARAMS)
@@ -227,9 +190,6 @@ async def test_what_follows_a_failed_request_is_in_the_next_prompt(
     assert_templates_own(dialogue, engine, served, [TOOL, OTHER])
 
 
-# --- verification ---------------------------------------------------------------------------------
-
-
 def shift(change: int) -> Any:
     """Return a change of a derivation: text that is appended begins elsewhere."""
     return lambda found: RenderedDelta(found.whole, found.cut + change, found.rewritten)
@@ -237,9 +197,7 @@ def shift(change: int) -> Any:
 
 @pytest.mark.parametrize("verify", ["sample", "always"])
 @pytest.mark.parametrize("change", [shift(1), shift(-1), shift(8)])
-async def test_a_wrong_delta_takes_the_episode_out_of_training(
-    tokenizer: Any, verify: Any, change: Any
-) -> None:
+async def test_a_wrong_delta_excludes_the_episode(tokenizer: Any, verify: Any, change: Any) -> None:
     async with talking(tokenizer, verify=verify) as (dialogue, _, served):
         await exchange(dialogue, 3)
         derive = served.template.parts.deltas.derive
@@ -314,9 +272,6 @@ async def test_checks_under_way_are_dropped_with_a_cancelled_episode(tokenizer: 
         release.set()
         assert under_way.cancelled()
     assert dialogue.mismatches == {}
-
-
-# --- hooks for generating and parsing -------------------------------------------------------------
 
 
 async def test_another_way_to_generate(tokenizer: Any) -> None:

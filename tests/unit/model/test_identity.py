@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import sys
+import shutil
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -16,14 +16,14 @@ import numpy as np
 import orjson
 import pytest
 from aiohttp import web
+from support.episodes import opened_model
 from support.http import http_server, says
 
-from toolroll.cli.app import main
 from toolroll.endpoint.endpoint import Endpoint
 from toolroll.parsers.registry import get_parser
-from toolroll.rollout.engine import Engine, EngineClient, EngineConfig, ModelInfo, Progress
+from toolroll.rollout.engine import EngineClient, ModelInfo, Progress
 from toolroll.rollout.errors import UsageError
-from toolroll.rollout.model.identity import check_identity, probe_text
+from toolroll.rollout.model.identity import probe_text
 from toolroll.rollout.model.model import Model
 from toolroll.rollout.model.tokenizers import DESK_MODEL, desk_model_path, load_tokenizer
 from toolroll.rollout.template import ChatTemplate
@@ -37,10 +37,7 @@ ANOTHER = "whose tokenizer is not that of 'embedded' (--model)"
 
 def changed(folder: Path, change: Callable[[dict[str, Any]], None]) -> Any:
     """The embedded tokenizer with its file changed, saved in `folder`."""
-    folder.mkdir(parents=True)
-    for file in embedded_tokenizer_path().iterdir():
-        if file.is_file():
-            (folder / file.name).write_bytes(file.read_bytes())
+    shutil.copytree(embedded_tokenizer_path(), folder)
     file = folder / "tokenizer.json"
     data = json.loads(file.read_text(encoding="utf-8"))
     change(data)
@@ -68,38 +65,42 @@ def other(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 
 @asynccontextmanager
-async def served_at(
-    url: str, tokenizer: Any, name: str = "embedded", parser_name: str = "hermes"
-) -> AsyncIterator[Model]:
-    template = ChatTemplate(tokenizer)
-    parser = get_parser(parser_name, template.encoder.control)
-    async with Model(Engine(EngineConfig(engine=url)), template, parser, name=name) as served:
-        yield served
-
-
-@asynccontextmanager
 async def serving(there: Any, tokenizer: Any, **model: Any) -> AsyncIterator[tuple[Any, Model]]:
     """An engine with the tokenizer `there`, and a model of it with another."""
     async with (
         EmbeddedEngine(there, stop_token_ids=[1]) as engine,
-        served_at(engine.url, tokenizer, **model) as served,
+        opened_model(engine.url, tokenizer, **{"name": "embedded", **model}) as served,
     ):
         yield engine, served
 
 
-# --- the comparison -------------------------------------------------------------------------------
+@asynccontextmanager
+async def served_by(routes: dict[str, Any], tokenizer: Any) -> AsyncIterator[tuple[str, Model]]:
+    """A server of these routes alone, and a model of it."""
+    async with (
+        http_server(routes) as url,
+        opened_model(url, tokenizer, name="embedded") as served,
+    ):
+        yield url, served
 
 
-async def test_the_same_tokenizer_passes_without_a_word(tokenizer: Any) -> None:
-    async with serving(tokenizer, tokenizer) as (engine, served):
-        assert await served.check_identity() == []
-    assert engine.log == []
-
-
-async def test_a_parser_that_does_not_fit_the_template_is_a_warning(tokenizer: Any) -> None:
-    async with serving(tokenizer, tokenizer, parser_name="llama3") as (_, served):
-        [warning] = await served.check_identity()
-    assert "'llama3' (--parser) cannot read, but 'hermes' can" in warning
+@pytest.mark.parametrize(
+    ("model", "warning"),
+    [
+        ({}, ""),
+        ({"name": "org/Embedded"}, ""),
+        ({"name": "models/embedded"}, ""),
+        ({"name": "org/other"}, "the tokenizer is from 'org/other': both encode text in"),
+        ({"parser": "llama3"}, "'llama3' (--parser) cannot read, but 'hermes' can"),
+    ],
+)
+async def test_the_same_tokenizer_is_no_error(
+    tokenizer: Any, model: dict[str, Any], warning: str
+) -> None:
+    async with serving(tokenizer, tokenizer, **model) as (engine, served):
+        warnings = await served.check_identity()
+    assert engine.log == [] and len(warnings) == bool(warning)
+    assert all(warning in line for line in warnings)
 
 
 @pytest.mark.parametrize("change", [fewer_merges, other_end])
@@ -117,16 +118,6 @@ async def test_another_tokenizer_is_an_error_that_names_both(
     assert engine.log == [] and engine.killed == 0
 
 
-@pytest.mark.parametrize(
-    ("name", "warned"), [("org/Embedded", 0), ("models/embedded", 0), ("org/other", 1)]
-)
-async def test_another_name_alone_is_one_warning(tokenizer: Any, name: str, warned: int) -> None:
-    async with serving(tokenizer, tokenizer, name=name) as (_, served):
-        warnings = await served.check_identity()
-    line = f"the engine serves 'embedded', the tokenizer is from '{name}': both encode text"
-    assert warnings == [f"{line} in the same way"] * warned
-
-
 async def test_a_tokenizer_without_a_name_is_called_as_it_was_loaded(
     tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -141,7 +132,7 @@ async def test_a_tokenizer_without_a_name_is_called_as_it_was_loaded(
 async def test_the_name_of_the_shipped_model_is_not_a_warning() -> None:
     async with (
         load_engine(desk_model_path()) as engine,
-        served_at(engine.url, engine.tokenizer, DESK_MODEL) as served,
+        opened_model(engine.url, engine.tokenizer, name=DESK_MODEL) as served,
     ):
         assert await served.check_identity() == []
 
@@ -149,10 +140,7 @@ async def test_the_name_of_the_shipped_model_is_not_a_warning() -> None:
 async def test_every_worker_behind_a_router_is_asked(tokenizer: Any, other: Any) -> None:
     async with EmbeddedEngine(tokenizer) as right, EmbeddedEngine(other) as wrong:
         workers = {"workers": [{"url": right.url}, {"url": wrong.url}]}
-        async with (
-            http_server({"/workers": says(workers)}) as url,
-            served_at(url, tokenizer) as served,
-        ):
+        async with served_by({"/workers": says(workers)}, tokenizer) as (_, served):
             with pytest.raises(UsageError, match=f"{wrong.url} serves .*other-7b"):
                 await served.check_identity()
 
@@ -164,9 +152,6 @@ def test_no_two_tokenizers_agree_on_the_probe(tokenizer: Any, other: Any) -> Non
     assert tokenizer.eos_token_id in ids
     assert tokenizer.decode(ids) == text
     assert other.encode(text, add_special_tokens=False) != ids
-
-
-# --- engines without /tokenize --------------------------------------------------------------------
 
 
 def generating(
@@ -199,12 +184,12 @@ async def test_a_short_generation_is_compared_instead(
     tokenizer: Any, other: Any, spoil: Callable[[dict[str, Any]], Any]
 ) -> None:
     seen, right = generating(tokenizer, spoil)
-    async with http_server({"/generate": right}) as url, served_at(url, tokenizer) as served:
+    async with served_by({"/generate": right}, tokenizer) as (_, served):
         assert await served.check_identity() == []
     assert len(seen) == 1 and "input_ids" not in seen[0]
     assert seen[0]["sampling_params"]["temperature"] == 0.0
     _, wrong = generating(other, spoil if spoil is not no_prompt else shifted)
-    async with http_server({"/generate": wrong}) as url, served_at(url, tokenizer) as served:
+    async with served_by({"/generate": wrong}, tokenizer) as (_, served):
         words = "an unnamed model, whose tokenizer is not that of 'embedded'"
         with pytest.raises(UsageError, match=words):
             await served.check_identity()
@@ -223,10 +208,10 @@ def shifted(answer: dict[str, Any]) -> dict[str, Any]:
         {"/generate": says({"meta_info": {"input_token_logprobs": [[-1.0, "an id"]]}})},
     ],
 )
-async def test_where_nothing_can_be_compared_one_warning_says_so(
+async def test_where_nothing_can_be_compared_it_warns(
     tokenizer: Any, answer: dict[str, Any]
 ) -> None:
-    async with http_server(answer) as url, served_at(url, tokenizer) as served:
+    async with served_by(answer, tokenizer) as (url, served):
         [line] = await served.check_identity()
     words = "does not report how it encodes text, so it was not checked that it serves 'embedded'"
     assert line == f"{url} {words}"
@@ -264,26 +249,10 @@ async def test_an_engine_without_routes_has_all_answers(tokenizer: Any) -> None:
             assert endpoint.dropped == frozenset()
 
 
-# --- what begins with it --------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def wrong_engine(other: Any) -> Iterator[EmbeddedEngine]:
     with serve_in_thread(EmbeddedEngine(other, lambda request: "Goodbye.")) as engine:
         yield engine
-
-
-def command(
-    arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> tuple[Any, str, str]:
-    monkeypatch.setattr(sys, "argv", ["toolroll", *arguments])
-    code: Any = 0
-    try:
-        main()
-    except SystemExit as ended:
-        code = ended.code
-    output = capsys.readouterr()
-    return code, output.out, output.err
 
 
 def options(engine: EmbeddedEngine) -> list[str]:
@@ -294,13 +263,12 @@ def options(engine: EmbeddedEngine) -> list[str]:
 def test_a_command_against_another_model_ends_with_2_at_once(
     wrong_engine: EmbeddedEngine,
     first: list[str],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    command: Callable[..., tuple[int, str, str]],
 ) -> None:
     before = len(wrong_engine.log)
     # The engine's own port: an endpoint that is not stopped by the check cannot listen there.
     first = [wrong_engine.url.rpartition(":")[2] if part == "PORT" else part for part in first]
-    code, _, errors = command([*first, *options(wrong_engine)], monkeypatch, capsys)
+    code, _, errors = command(*first, *options(wrong_engine))
     assert (code, errors.count("\n")) == (2, 1)
     assert "other-7b'" in errors and ANOTHER in errors and "--allow-model-mismatch" in errors
     assert len(wrong_engine.log) == before
@@ -308,12 +276,11 @@ def test_a_command_against_another_model_ends_with_2_at_once(
 
 def test_a_run_may_be_told_to_go_on(
     wrong_engine: EmbeddedEngine,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    command: Callable[..., tuple[int, str, str]],
 ) -> None:
     before = len(wrong_engine.log)
-    arguments = ["run", "desk", "--tasks", "0", *options(wrong_engine), "--allow-model-mismatch"]
-    code, out, _ = command(arguments, monkeypatch, capsys)
+    allowed = [*options(wrong_engine), "--allow-model-mismatch"]
+    code, out, _ = command("run", "desk", "--tasks", "0", *allowed)
     assert f"WARNING: {wrong_engine.url} serves " in out and ANOTHER in out
     assert code == 0 and len(wrong_engine.log) > before
 
@@ -342,17 +309,3 @@ def test_slime_is_not_played_with_another_model(
     with caplog.at_level(logging.WARNING):
         opened(toolroll_allow_model_mismatch=True)
     assert ANOTHER in caplog.text
-
-
-async def test_the_check_asks_for_nothing_but_text(tokenizer: Any) -> None:
-    """An id of ours may be outside the other's vocabulary, and kill its engine."""
-    asked: list[Any] = []
-
-    async def handle(http: web.Request) -> web.StreamResponse:
-        asked.append(orjson.loads(await http.read() or b"{}"))
-        return web.Response(status=404)
-
-    routes = {"/tokenize": handle, "/generate": handle}
-    async with http_server(routes) as url, Engine(EngineConfig(engine=url)) as engine:
-        await check_identity(engine, ChatTemplate(tokenizer), name="embedded")
-    assert len(asked) == 2 and "input_ids" not in str(asked)

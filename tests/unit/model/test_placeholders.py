@@ -13,39 +13,27 @@ import pytest
 from openai import BadRequestError
 from support.endpoints import endpoint
 from support.episodes import agent, call, serving
+from support.listed_environment import LOOK, ListedWorld
 
 from toolroll.endpoint.in_process import ManagedServer
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.model.tokenizers import find_placeholders
-from toolroll.rollout.types import (
-    Action,
-    Environment,
-    Observation,
-    Status,
-    StepResult,
-    StopReason,
-    Task,
-)
+from toolroll.rollout.types import Status, StopReason, Task
 from toolroll.testing import Reply, load_embedded_tokenizer
 
 TEXT = [40, 41, 42]
 """Ids of ordinary text."""
 
 
-class Looks(Environment):
-    """Answers each call, and gives 0.25 for an episode that it did not end."""
-
-    def reset(self, task: Task, seed: int) -> Observation:
-        look = {"name": "look", "parameters": {"type": "object", "properties": {}}}
-        user = {"role": "user", "content": "Go."}
-        return Observation([user], tools=[{"type": "function", "function": look}])
-
-    def step(self, action: Action) -> StepResult:
-        tool_call = action.tool_calls[0]
-        return StepResult([{"role": "tool", "tool_call_id": tool_call.id, "content": "seen"}])
+class Looks(ListedWorld):
+    """Gives 0.25 for an episode that it did not end."""
 
     def truncated_reward(self) -> float | None:
         return 0.25
+
+
+def looks() -> Looks:
+    return Looks(tool_texts=["seen"], tools=(LOOK,))
 
 
 @pytest.fixture
@@ -84,7 +72,7 @@ async def test_an_episode_ends_at_its_first_placeholder(vision: Any, before: lis
         return call() if request.call == 0 else Reply(output_ids=ids)
 
     async with serving(vision, policy) as (engine, model):
-        result = await agent(model).asolve(Looks(), task=Task("t", 0), session_id="s")
+        result = await agent(model).asolve(looks(), task=Task("t", 0), session_id="s")
     assert (result.stop_reason, result.status) == (StopReason.PLACEHOLDER, Status.TRUNCATED)
     assert result.reward == 0.25 and "error" not in result.info
     assert not any(name.startswith("token_mismatches") for name in result.metrics)
@@ -106,14 +94,14 @@ async def test_an_engine_that_samples_on_changes_nothing(vision: Any) -> None:
     async with serving(vision, lambda request: reply) as (engine, model):
         player = agent(model)
         player.sampling_params = {"max_new_tokens": 32, "ignore_eos": True}
-        result = await player.asolve(Looks(), task=Task("t", 0), session_id="s")
+        result = await player.asolve(looks(), task=Task("t", 0), session_id="s")
     assert result.stop_reason is StopReason.PLACEHOLDER
     assert engine.log[0].output_ids == reply.output_ids
     assert result.tokens[-len(TEXT) :] == TEXT and result.response_length == len(TEXT)
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_the_endpoint_cuts_the_answer_and_never_sends_the_token(
+async def test_the_endpoint_cuts_answers_and_never_sends_the_token(
     vision: Any, stream: bool
 ) -> None:
     placeholder = placeholder_of(vision)

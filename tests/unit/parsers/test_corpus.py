@@ -28,11 +28,6 @@ def test_what_was_found_in_a_scanner_holds(scanner: str) -> None:
         SCANNERS[scanner](text)
 
 
-def test_what_was_found_in_a_format_holds() -> None:
-    for name, text in BLOCKS:
-        check_format(name, text)
-
-
 @pytest.mark.parametrize("name", by_code([kind.name for kind in built_in_parsers()], str))
 def test_what_was_found_breaks_no_other_format(name: str) -> None:
     [kind] = [kind for kind in built_in_parsers() if kind.name == name]

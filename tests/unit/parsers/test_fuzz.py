@@ -1,6 +1,4 @@
-"""No text makes a parser raise, lose text, or read it otherwise in pieces (`make fuzz`: 100,000
-texts for each format).
-"""
+"""No text makes a parser raise, lose text, or read it otherwise in pieces."""
 
 from __future__ import annotations
 
@@ -17,7 +15,7 @@ from support.tiers import fuzz_texts
 
 from toolroll.parsers.base import ToolCallParser
 from toolroll.parsers.registry import built_in_parsers
-from toolroll.parsers.types import Delta, ParsedReply
+from toolroll.parsers.types import Delta
 
 TOOLS = tools_for([("x", {"id": "a"}), ("get_order", {"id": 1, "city": "a"})])
 
@@ -30,30 +28,22 @@ def options_of(picks: random.Random) -> Any:
     }
 
 
-def check(parser: ToolCallParser, text: str, picks: random.Random) -> ParsedReply:
-    """What must be true of any reply."""
-    options = options_of(picks)
-    reply = parser.parse(text, **options)
-    assert not lost(parser, text, reply), text
-    assert not (options["calls_as_text"] and reply.tool_calls)
-    for call in reply.tool_calls:
-        assert call.span is not None
-        assert 0 <= call.span[0] <= call.span[1] <= len(text)
-        assert call.ok == (call.error is None)
-        assert not call.ok or isinstance(call.arguments, dict)
-    places = sorted(picks.randint(0, len(text)) for _ in range(picks.randint(0, 5)))
-    pieces = [text[start:stop] for start, stop in pairwise([0, *places, len(text)])]
-    assert in_pieces(parser, pieces, **options)[0] == reply, pieces
-    return reply
-
-
 @pytest.mark.parametrize("kind", built_in_parsers(), ids=lambda kind: kind.name)
 def test_no_text_breaks_a_parser(kind: type[ToolCallParser]) -> None:
-    parser = kind()
-    picks = random.Random(kind.name)
-    statuses = set()
+    parser, picks, statuses = kind(), random.Random(kind.name), set()
     for _ in range(fuzz_texts()):
-        reply = check(parser, "".join(pieces_of(kind, picks)), picks)
+        text, options = "".join(pieces_of(kind, picks)), options_of(picks)
+        reply = parser.parse(text, **options)
+        assert not lost(parser, text, reply), text
+        assert not (options["calls_as_text"] and reply.tool_calls)
+        for call in reply.tool_calls:
+            assert call.span is not None
+            assert 0 <= call.span[0] <= call.span[1] <= len(text)
+            assert call.ok == (call.error is None)
+            assert not call.ok or isinstance(call.arguments, dict)
+        places = sorted(picks.randint(0, len(text)) for _ in range(picks.randint(0, 5)))
+        pieces = [text[start:stop] for start, stop in pairwise([0, *places, len(text)])]
+        assert in_pieces(parser, pieces, **options)[0] == reply, pieces
         statuses |= {call.status.value for call in reply.tool_calls}
     assert kind.name == "plain" or statuses >= {"ok", "invalid_json", "unclosed"}
 

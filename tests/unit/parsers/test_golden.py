@@ -53,22 +53,6 @@ def test_the_examples_are_read_as_before(name: str) -> None:
     assert found == json.loads(path.read_text(encoding="utf-8"))
 
 
-@pytest.mark.parametrize("name", EXAMPLES)
-def test_a_good_reply_has_good_calls_and_no_cut_loses_them(name: str) -> None:
-    parser, good = get_parser(name), EXAMPLES[name].good
-    reply = parser.parse(good, tools=TOOLS, in_reasoning=False)
-    assert reply.ok_calls
-    assert not reply.bad_calls
-    begin = min(call.span[0] for call in reply.tool_calls if call.span is not None)
-    opener = next(
-        (opener for opener in parser.openers if good.startswith(opener, begin)),
-        good[begin : begin + 24],
-    )
-    for stop in range(begin + len(opener), len(good)):
-        found = parser.parse(good[:stop], tools=TOOLS, in_reasoning=False)
-        assert found.tool_calls or found.content, good[:stop]
-
-
 def test_every_format_that_has_calls_has_examples() -> None:
     names = {kind.name for kind in built_in_parsers()} - {"plain"}
     assert set(EXAMPLES) == names

@@ -1,12 +1,11 @@
-"""Reading a hostile text is linear work, at once and in pieces. Work is counted (see
-`support.work`), not timed.
-"""
+"""Reading a hostile text is linear work, which is counted (see `support.work`), not timed."""
 
 from __future__ import annotations
 
 import re
 import tracemalloc
 from collections.abc import Callable, Iterator
+from itertools import product
 
 import pytest
 from support.formats import FORMATS
@@ -32,10 +31,16 @@ HELD = ("word é ", " ", "a", "1")
 SIZES = (300, 600)
 PIECE = 16
 Read = Callable[[ToolCallParser, str], None]
+QUADRATIC: dict[str, Callable[[str, int], object]] = {
+    "a loop": lambda text, at: [char for char in text[:1] for _ in range(at)],
+    "a slice": lambda text, at: text[:at],
+    "a search": lambda text, at: _NOWHERE.search(text),  # type: ignore[has-type]
+    "a method": lambda text, at: text.find("\0"),
+    "a test": lambda text, at: "\0" in text,
+}
 
 
 def name_of(kind: type[ToolCallParser]) -> str:
-    """The name of a parser."""
     return kind.name
 
 
@@ -43,7 +48,6 @@ KINDS = pytest.mark.parametrize("kind", by_code(built_in_parsers(), name_of), id
 
 
 def at_once(parser: ToolCallParser, text: str) -> None:
-    """Read `text` whole."""
     parser.parse(text)
 
 
@@ -53,7 +57,6 @@ def in_reasoning(parser: ToolCallParser, text: str) -> None:
 
 
 def in_small_pieces(parser: ToolCallParser, text: str) -> None:
-    """Read `text` as a stream, in small pieces."""
     stream = parser.stream(in_reasoning=False)
     for start in range(0, len(text), PIECE):
         stream.feed(text[start : start + PIECE])
@@ -62,7 +65,6 @@ def in_small_pieces(parser: ToolCallParser, text: str) -> None:
 
 @pytest.fixture
 def work() -> Iterator[Work]:
-    """The work that the test does."""
     work = Work()
     with work.counted():
         yield work
@@ -80,62 +82,45 @@ def assert_linear(
         before = work.total
         read(parser, CountedText(lead + unit * (size // min(len(unit), 5)) + tail, work))
         work_by_size.append(work.total - before)
-    for size, less, more in zip(SIZES, work_by_size, work_by_size[1:], strict=False):
-        assert size < less < more <= 2.05 * less, (lead, unit, work_by_size)
+    less, more = work_by_size
+    assert SIZES[0] < less < more <= 2.05 * less, (read, lead, unit, work_by_size)
+
+
+Case = tuple[Read, str, str, str]
+
+
+def cases(kind: type[ToolCallParser]) -> Iterator[Case]:
+    """How a text is read, its start, what follows again and again, and its end."""
+    opener = (*kind.openers, *kind.markers, "")[0]
+    for unit in ("<think>", opener or "x", *(opener + literal for literal in LITERALS)):
+        yield at_once, "", unit, ""
+    for lead, unit in product((opener, "x "), UNITS):
+        yield at_once, lead, unit, ""
+    for begun, end in product(kind.openers[:1], ("", "{", "</think")):
+        yield in_reasoning, "", begun + end, ""
+    calls = [("tool_qz", {"key_qz": "text_qz", "number_qz": 987})]
+    wrote = next((form.write(calls) for form in FORMATS if form.name == kind.name), "")
+    inside = (wrote[: wrote.find(word) + 1] for word in ("tool_qz", "key_qz", "text_qz", "987"))
+    for lead, unit in product((*WAITS, opener, *inside, wrote), HELD):
+        yield in_small_pieces, lead, unit, ""
+    if not issubclass(kind, TagParser):
+        return
+    # Each value has its closing marker, or the tag that it swallowed, at the far end.
+    shape = kind.shape
+    parameter = lambda key: f"{shape.key[0]}{key}{shape.key[1]}{shape.value[0]}"
+    start = f"{(shape.block or ('',))[0]}{shape.call[0]}f{shape.name_end[0]}"
+    end, inner = f"{shape.value[1]}{shape.call[1]}", f"{shape.value[1]} x "
+    units = (parameter("a"), parameter("a b"), inner, parameter("a b") + inner)
+    tails = (end, parameter("c") + end, inner + parameter("c") + end)
+    for unit, tail in product(units, tails):
+        yield at_once, "", start + unit, tail
 
 
 @KINDS
 def test_reading_is_linear(kind: type[ToolCallParser], work: Work) -> None:
     parser = kind()
-    opener = (*kind.openers, *kind.markers, "")[0]
-    for unit in dict.fromkeys(
-        ("<think>", opener or "x", *(opener + literal for literal in LITERALS))
-    ):
-        assert_linear(work, at_once, parser, "", unit)
-    for lead in dict.fromkeys((opener, "x ")):
-        for unit in UNITS:
-            assert_linear(work, at_once, parser, lead, unit)
-
-
-TAGGED = [kind for kind in built_in_parsers() if issubclass(kind, TagParser)]
-
-
-@pytest.mark.parametrize("kind", by_code(TAGGED, name_of), ids=name_of)
-def test_values_that_are_not_closed_are_linear_work(kind: type[TagParser], work: Work) -> None:
-    """Each value has its closing marker, or the tag that it swallowed, at the far end."""
-    shape = kind.shape
-
-    def parameter(key: str) -> str:
-        return f"{shape.key[0]}{key}{shape.key[1]}{shape.value[0]}"
-
-    start = f"{(shape.block or ('',))[0]}{shape.call[0]}f{shape.name_end[0]}"
-    end = f"{shape.value[1]}{shape.call[1]}"
-    inner = f"{shape.value[1]} x "
-    for unit in (parameter("a"), parameter("a b"), inner, parameter("a b") + inner):
-        for tail in (end, parameter("c") + end, inner + parameter("c") + end):
-            assert_linear(work, at_once, kind(), "", start + unit, tail)
-
-
-@KINDS
-def test_calls_in_reasoning_are_linear_work(kind: type[ToolCallParser], work: Work) -> None:
-    parser = kind()
-    for opener in kind.openers[:1]:
-        for end in ("", "{", "</think"):
-            assert_linear(work, in_reasoning, parser, "", opener + end)
-
-
-@KINDS
-def test_reading_in_pieces_is_linear_wherever_it_waits(
-    kind: type[ToolCallParser], work: Work
-) -> None:
-    parser = kind()
-    opener = (*kind.openers, *kind.markers, "")[0]
-    calls = [("tool_qz", {"key_qz": "text_qz", "number_qz": 987})]
-    wrote = next((form.write(calls) for form in FORMATS if form.name == kind.name), "")
-    inside = (wrote[: wrote.find(word) + 1] for word in ("tool_qz", "key_qz", "text_qz", "987"))
-    for lead in dict.fromkeys((*WAITS, opener, *inside, wrote)):
-        for unit in HELD:
-            assert_linear(work, in_small_pieces, parser, lead, unit)
+    for read, lead, unit, tail in dict.fromkeys(cases(kind)):
+        assert_linear(work, read, parser, lead, unit, tail)
 
 
 @pytest.mark.parametrize(
@@ -144,9 +129,7 @@ def test_reading_in_pieces_is_linear_wherever_it_waits(
 @pytest.mark.parametrize(
     ("read", "most"), [(at_once, 8), (in_small_pieces, 60)], ids=["at once", "in pieces"]
 )
-def test_brackets_that_begin_no_call_are_read_in_bulk(
-    read: Read, most: int, unit: str, work: Work
-) -> None:
+def test_brackets_of_no_call_are_read_in_bulk(read: Read, most: int, unit: str, work: Work) -> None:
     """A megabyte of them took seconds: each bracket was looked at by itself."""
     parser = PythonicParser()
     read(parser, "x " + unit)
@@ -164,21 +147,12 @@ def test_openers_in_a_row_cost_little(kind: type[ToolCallParser], work: Work) ->
     assert work.total - before < 100 * (5 * len(opener) + 80)
 
 
-QUADRATIC: dict[str, Callable[[str, int], object]] = {
-    "a loop": lambda text, at: [char for char in text[:1] for _ in range(at)],
-    "a slice": lambda text, at: text[:at],
-    "a search": lambda text, at: _NOWHERE.search(text),  # type: ignore[has-type]
-    "a method": lambda text, at: text.find("\0"),
-    "a test": lambda text, at: "\0" in text,
-}
 _NOWHERE = re.compile("\0")
 
 
 @pytest.mark.parametrize("read", [at_once, in_small_pieces], ids=["at once", "in pieces"])
 @pytest.mark.parametrize("look", QUADRATIC.values(), ids=QUADRATIC)
-def test_a_quadratic_parser_is_seen(
-    look: Callable[[str, int], object], read: Read, work: Work
-) -> None:
+def test_quadratic_work_is_seen(look: Callable[[str, int], object], read: Read, work: Work) -> None:
     class Quadratic(ToolCallParser):
         reasoning = None
 

@@ -11,6 +11,26 @@ from toolroll.parsers.types import CallStatus
 
 OFFERED = [*TOOLS, tool("grep")]
 INVOKE = '<｜DSML｜invoke name="get_time">\n</｜DSML｜invoke>'
+EMPTY = {
+    "deepseekv4": "<｜DSML｜tool_calls></｜DSML｜tool_calls>",
+    "minimax-m2": "<minimax:tool_call>\n</minimax:tool_call>",
+    "kimi_k2": "<|tool_calls_section_begin|><|tool_calls_section_end|>",
+    "deepseekv31": "<｜tool▁calls▁begin｜><｜tool▁calls▁end｜>",
+    "qwen3_coder": "<tool_call>\n</tool_call>",
+}
+PROSE = (
+    "Put the name behind `<function=`, as in <function=NAME>, and close it.",
+    "I would use get_time or grep for it: {grep} is a set, and get_time (a tool) is not.",
+    'The tools are [{"name": "get_time", "description": "The time.", "parameters": {}}].',
+    '<input name="grep"> is HTML, and to=somebody is a recipient.',
+    "x = grep (y)\nprint(get_time)\nfunction.call(grep)\nsomething(grep=1)",
+    '<function=unknown_tool>\n</function> {"name": "unknown_tool", "arguments": {}}',
+    "get_time() returns the time, and grep() finds text.",
+    "find . -name '*.py' -exec grep {} +",
+    "Write `<function=get_time>` or `get_time{}`, and then `{}`.",
+    'A call is `{"name": "get_time", "arguments": {}}`, or `to=get_time` before it.',
+    "x\n`get_time(zone='x')` and ``grep {q: 1}``\n` get_time()",
+)
 
 
 @pytest.mark.parametrize(
@@ -46,9 +66,7 @@ INVOKE = '<｜DSML｜invoke name="get_time">\n</｜DSML｜invoke>'
         ("plain", '{"name": "get_time", "arguments": {}}', "get_time"),
     ],
 )
-def test_a_call_without_its_markers_stays_text_and_is_counted(
-    name: str, text: str, called: str
-) -> None:
+def test_a_call_without_markers_is_text_and_counted(name: str, text: str, called: str) -> None:
     parser = get_parser(name)
     reply = assert_same_in_pieces(parser, text, tools=OFFERED, in_reasoning=False)
     assert not lost(parser, text, reply)
@@ -59,21 +77,6 @@ def test_a_call_without_its_markers_stays_text_and_is_counted(
     ]
     assert reply.lookalikes[0].raw in reply.content
     assert called in (reply.lookalikes[0].error or "")
-
-
-PROSE = (
-    "Put the name behind `<function=`, as in <function=NAME>, and close it.",
-    "I would use get_time or grep for it: {grep} is a set, and get_time (a tool) is not.",
-    'The tools are [{"name": "get_time", "description": "The time.", "parameters": {}}].',
-    '<input name="grep"> is HTML, and to=somebody is a recipient.',
-    "x = grep (y)\nprint(get_time)\nfunction.call(grep)\nsomething(grep=1)",
-    '<function=unknown_tool>\n</function> {"name": "unknown_tool", "arguments": {}}',
-    "get_time() returns the time, and grep() finds text.",
-    "find . -name '*.py' -exec grep {} +",
-    "Write `<function=get_time>` or `get_time{}`, and then `{}`.",
-    'A call is `{"name": "get_time", "arguments": {}}`, or `to=get_time` before it.',
-    "x\n`get_time(zone='x')` and ``grep {q: 1}``\n` get_time()",
-)
 
 
 @pytest.mark.parametrize("text", PROSE)
@@ -89,15 +92,6 @@ def test_a_call_and_a_text_without_tools_look_like_nothing_else(name: str) -> No
     assert parser.parse(good, tools=OFFERED, in_reasoning=False).lookalikes == ()
     for tools in (None, ()):
         assert parser.parse(good, tools=tools, in_reasoning=False).lookalikes == ()
-
-
-EMPTY = {
-    "deepseekv4": "<｜DSML｜tool_calls></｜DSML｜tool_calls>",
-    "minimax-m2": "<minimax:tool_call>\n</minimax:tool_call>",
-    "kimi_k2": "<|tool_calls_section_begin|><|tool_calls_section_end|>",
-    "deepseekv31": "<｜tool▁calls▁begin｜><｜tool▁calls▁end｜>",
-    "qwen3_coder": "<tool_call>\n</tool_call>",
-}
 
 
 @pytest.mark.parametrize("name", EMPTY)

@@ -7,6 +7,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from support.formats import written
 from support.parsing import assert_same_in_pieces, lost, tool
 
 from toolroll.parsers.registry import get_parser
@@ -15,6 +16,9 @@ from toolroll.parsers.types import CallStatus
 TEXT, ANY = {"type": "string"}, {"type": "array"}
 TOOLS = [tool("f", {"s": TEXT, "rows": ANY, "o": {"type": "object"}})]
 Q = '<|"|>'
+OF_TEXT = ('"x', 'x"', "'x", "x'", f'{Q}x"', f'"x{Q}', f'"x{Q}y"', '"a" "b"', 'say "hi"', '"a\nb"')
+OF_JSON = ("hermes", "mistral", "kimi_k2", "deepseekv31", "gpt-oss")
+OK, UNREADABLE = CallStatus.OK, CallStatus.INVALID_JSON
 
 
 def parsed(name: str, text: str) -> Any:
@@ -49,9 +53,6 @@ def test_gemma_with_other_quotes_has_the_value_of_the_model(body: str, arguments
     assert (call.status, call.arguments, call.error) == (CallStatus.OK, arguments, None)
 
 
-OF_TEXT = ('"x', 'x"', "'x", "x'", f'{Q}x"', f'"x{Q}', f'"x{Q}y"', '"a" "b"', 'say "hi"', '"a\nb"')
-
-
 @pytest.mark.parametrize(
     "body",
     [*(f"{{s:{text}}}" for text in OF_TEXT), "{s:'say 'a', o: 'b'}", '{"s:1}', '{rows:["a]}'],
@@ -63,23 +64,11 @@ def test_gemma_with_quotes_that_do_not_match_is_unreadable(body: str) -> None:
 
 
 def dsml(attribute: str, value: str) -> str:
-    body = f'<｜DSML｜parameter name="s" string="{attribute}">{value}</｜DSML｜parameter>'
-    invoke = f'<｜DSML｜invoke name="f">{body}</｜DSML｜invoke>'
-    return f"<｜DSML｜tool_calls>{invoke}</｜DSML｜tool_calls>"
+    return written("deepseekv4", s=value).replace('string="true"', f'string="{attribute}"')
 
 
 def kimi(kind: str, value: str) -> str:
-    body = f'<|open|>argument key="s" type="{kind}"<|sep|>{value}<|close|>argument<|sep|>'
-    call = f'<|open|>call tool="f" index="1"<|sep|>{body}<|close|>call<|sep|>'
-    return f"<|open|>tools<|sep|>{call}<|close|>tools<|sep|>"
-
-
-KIMI_K2 = "<|tool_call_begin|>functions.f:0<|tool_call_argument_begin|>{'s': 'x'}<|tool_call_end|>"
-DEEPSEEK = (
-    "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>{'s': 'x'}"
-    "<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
-)
-OK, UNREADABLE = CallStatus.OK, CallStatus.INVALID_JSON
+    return written("kimi_k3", s=value).replace('type="string"', f'type="{kind}"')
 
 
 @pytest.mark.parametrize(
@@ -95,19 +84,13 @@ OK, UNREADABLE = CallStatus.OK, CallStatus.INVALID_JSON
         ("kimi_k3", kimi("object", '"Paris"'), OK, "Paris"),
         ("kimi_k3", kimi("array", '"Paris'), UNREADABLE, None),
         # formats with JSON take no other quotes, and Python takes both
-        ("hermes", "<tool_call>{'name': 'f', 'arguments': {'s': 'x'}}</tool_call>", UNREADABLE, 0),
-        ("mistral", "[TOOL_CALLS]f[ARGS]{'s': 'x'}", UNREADABLE, 0),
-        ("kimi_k2", KIMI_K2, UNREADABLE, 0),
-        ("deepseekv31", DEEPSEEK, UNREADABLE, 0),
-        ("gpt-oss", "<|channel|>commentary to=f<|message|>{'s': 'x'}<|call|>", UNREADABLE, 0),
+        *((name, written(name, s="x").replace('"', "'"), UNREADABLE, 0) for name in OF_JSON),
         ("pythonic", '[f(s="a", rows=[\'b\', "c"])]', OK, "a"),
         ("pythonic", "[f(s='a\")]", CallStatus.UNCLOSED, 0),
         ("lfm2", "<|tool_call_start|>[f(s='a\")]<|tool_call_end|>", UNREADABLE, 0),
     ],
 )
-def test_quotes_are_the_formats_own_or_the_call_is_unreadable(
-    name: str, text: str, status: CallStatus, value: Any
-) -> None:
+def test_quotes_are_the_formats_own(name: str, text: str, status: CallStatus, value: Any) -> None:
     call = parsed(name, text)
     assert call.status is status, call.error
     assert not call.ok or call.arguments["s"] == value

@@ -4,62 +4,27 @@ from __future__ import annotations
 
 import enum
 import json
-from collections.abc import Callable
-from datetime import date, datetime
+from datetime import datetime
 from decimal import Decimal
 from typing import Annotated, Any, Literal, Optional
 
 import pytest
 from pydantic import BaseModel, Field, create_model
 from support.calls import same
+from support.formats import written
 from support.parsing import in_pieces
 
 from toolroll.parsers.reading.schema import Offered
 from toolroll.parsers.registry import get_parser
 from toolroll.parsers.types import CallStatus
 
-
-def dsml(value: str) -> str:
-    """A parameter that does not say whether it is a string."""
-    body = f'<｜DSML｜parameter name="k">{value}</｜DSML｜parameter>'
-    invoke = f'<｜DSML｜invoke name="f">\n{body}\n</｜DSML｜invoke>'
-    return f"<｜DSML｜tool_calls>\n{invoke}\n</｜DSML｜tool_calls>"
-
-
-def m3(value: str) -> str:
-    mark = "]<]minimax[>["
-    body = f'{mark}<invoke name="f">{mark}<k>{value}{mark}</k>{mark}</invoke>'
-    return f"{mark}<tool_call>{body}{mark}</tool_call>"
-
-
-WRITERS: dict[str, Callable[[str], str]] = {
-    "qwen3_coder": lambda value: (
-        f"<tool_call>\n<function=f>\n<parameter=k>\n{value}\n</parameter>\n</function>\n</tool_call>"
-    ),
-    "glm45": lambda value: (
-        f"<tool_call>f\n<arg_key>k</arg_key>\n<arg_value>{value}</arg_value>\n</tool_call>"
-    ),
-    "minimax-m2": lambda value: (
-        f'<minimax:tool_call>\n<invoke name="f">\n<parameter name="k">{value}</parameter>\n'
-        "</invoke>\n</minimax:tool_call>"
-    ),
-    "minimax-m3": m3,
-    "deepseekv4": dsml,
-    "beam": lambda value: (
-        " to=f<|channel|>analysis <|constrain|>xml<|message|>"
-        f'<rfl:parameter name="k">\n{value}\n</rfl:parameter><|call|>'
-    ),
-    "k2_horizon": lambda value: (
-        f"<ifm|tool_calls><ifm|tool_call>f\n<ifm|arg_key>k</ifm|arg_key><ifm|arg_value>{value}"
-        "</ifm|arg_value></ifm|tool_call></ifm|tool_calls>"
-    ),
-}
+NAMES = ("qwen3_coder", "glm45", "minimax-m2", "minimax-m3", "deepseekv4", "beam", "k2_horizon")
 
 
 def read(name: str, schema: Any, value: str) -> Any:
     """The call of `f` with the parameter `k`, under the schema of all parameters."""
     offered = [{"type": "function", "function": {"name": "f", "parameters": schema}}]
-    text = WRITERS[name](value)
+    text = written(name, k=value).replace(' string="true"', "")  # of any type
     parser = get_parser(name)
     reply = parser.parse(text, tools=offered, in_reasoning=False)
     assert in_pieces(parser, text, tools=offered, in_reasoning=False)[0] == reply
@@ -118,28 +83,24 @@ OWN = {"$id": "urn:own", "$ref": "#/$defs/T", "$defs": {"T": STRING}}
         (k({"$ref": "#/x/no_number"}, x=[STRING]), "7", 7),
     ],
 )
-@pytest.mark.parametrize("name", WRITERS)
-def test_a_reference_gives_the_type_of_a_bare_value(
-    name: str, schema: Any, text: str, value: Any
-) -> None:
+@pytest.mark.parametrize("name", NAMES)
+def test_a_reference_gives_a_values_type(name: str, schema: Any, text: str, value: Any) -> None:
     call = read(name, schema, text)
     assert call.status is CallStatus.OK, call.error
     assert same(call.arguments, {"k": value})
 
 
 def test_elements_of_elements_are_read_by_their_references() -> None:
-    mark = "]<]minimax[>["
     next_node = {"anyOf": [{"$ref": "#/$defs/Node"}, NULL]}
     node = {"type": "object", "properties": {"id": STRING, "next": next_node}}
     codes = {"type": "array", "items": {"$ref": "#/$defs/Node/properties/id"}}
-    parameters = {"k": {"$ref": "#/$defs/Node"}, "codes": codes}
-    inner = f"{mark}<id>1{mark}</id>{mark}<next>{mark}<id>2{mark}</id>{mark}</next>"
-    end = f"{mark}</invoke>"
-    text = m3(inner).replace(end, f"{mark}<codes>{mark}<item>007{mark}</item>{mark}</codes>{end}")
-    schema = {"properties": parameters, "$defs": {"Node": node}}
+    properties = {"k": {"$ref": "#/$defs/Node"}, "codes": codes}
+    schema = {"properties": properties, "$defs": {"Node": node}}
     tools = [{"type": "function", "function": {"name": "f", "parameters": schema}}]
+    arguments = {"k": {"id": "1", "next": {"id": "2"}}, "codes": ["007"]}
+    text = written("minimax-m3", **arguments)
     (call,) = get_parser("minimax-m3").parse(text, tools=tools).tool_calls
-    assert call.arguments == {"k": {"id": "1", "next": {"id": "2"}}, "codes": ["007"]}
+    assert call.arguments == arguments
 
 
 def test_a_schema_that_is_changed_in_place_is_read_again() -> None:
@@ -159,9 +120,6 @@ def test_a_schema_without_an_end_has_an_answer() -> None:
         assert parameters is not None
         assert parameters.schema.allowed.kinds is None
         assert parameters.schema.member("k") is None
-
-
-# --- what pydantic writes -------------------------------------------------------------------------
 
 
 class Color(enum.Enum):
@@ -197,26 +155,21 @@ VALUES: list[tuple[Any, ...]] = [
     (Color, Color.RED),
     (Color | None, Color.BLUE, None),
     (Level, Level.LOW),
-    (Level | None, Level.LOW),
     (Mixed, Mixed.NUMBER, Mixed.WORD),
     (Literal["1", "2"], "1"),
     (Literal[1, "a"], 1),
-    (Literal["true"] | None, "true"),
     (str | None, "12", None),
     (int | None, 4, None),
     (int | str, "5"),
     (int | str | None, None),
     (Point | Color, Color.RED),
     (Point, Point(x=1)),
-    (Point | None, Point(x=1, y=2)),
     (Node, Node(name="1", child=Node(name="2"))),
     (list[Point], [Point(x=1)]),
     (list[str], ["1", "true"]),
     (dict[str, str], {"a": "1"}),
-    (dict[str, int], {"a": 1}),
     (tuple[int, str], (1, "2")),
     (datetime, datetime(2026, 1, 2, 3, 4, 5)),
-    (date, date(2026, 1, 2)),
     (Decimal, Decimal("1.10")),
     (Decimal | None, Decimal("0.1")),
     (Zip, "007"),
@@ -227,7 +180,7 @@ VALUES: list[tuple[Any, ...]] = [
 FIELDS = [(field, value) for field, *values in VALUES for value in values]
 
 
-@pytest.mark.parametrize("name", [name for name in WRITERS if name != "minimax-m3"])
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "minimax-m3"])
 @pytest.mark.parametrize(("field", "value"), FIELDS, ids=lambda it: str(it)[:40])
 def test_what_pydantic_describes_and_writes_is_read_back(name: str, field: Any, value: Any) -> None:
     model = create_model("Args", k=(field, ...))

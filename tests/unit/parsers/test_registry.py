@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.metadata
 import re
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -49,31 +48,27 @@ def test_the_page_names_every_parser_and_its_aliases(kind: type[ToolCallParser])
     assert {kind.name, *kind.aliases} <= set(names)
 
 
-@pytest.mark.parametrize("name", ["response_template", "sglang:response_template"])
-def test_a_name_that_is_no_format_is_told_what_to_take(name: str) -> None:
-    with pytest.raises(
-        UnknownParserError, match=r"not a wire format.*response_template.*infer_parser\(tokenizer\)"
-    ):
+NO_FORMAT = r"not a wire format.*response_template.*infer_parser\(tokenizer\)"
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("response_template", NO_FORMAT),
+        ("sglang:response_template", NO_FORMAT),
+        ("qwen2.5", "did you mean 'qwen25'"),
+        ("!", r"there are .*hermes"),
+    ],
+)
+def test_an_unknown_name_is_told_what_there_is(name: str, words: str) -> None:
+    with pytest.raises(UnknownParserError, match=words):
         get_parser(name)
     assert name not in parser_names()
 
 
-def test_an_unknown_name_is_told_what_there_is() -> None:
-    with pytest.raises(UnknownParserError, match="did you mean 'qwen25'"):
-        get_parser("qwen2.5")
-    with pytest.raises(UnknownParserError, match=r"there are .*hermes"):
-        get_parser("!")
-
-
-@pytest.fixture
-def registered() -> Iterator[None]:
+def test_a_registered_parser_needs_a_free_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_REGISTERED", dict(registry._REGISTERED))
     register("bang", BangParser)
-    yield
-    del registry._REGISTERED["bang"]
-
-
-@pytest.mark.usefixtures("registered")
-def test_a_registered_parser_is_found_under_a_free_name_only() -> None:
     assert isinstance(get_parser("bang"), BangParser)
     assert "bang" in parser_names()
     with pytest.raises(ValueError, match="already a tool-call parser named 'qwen25'"):
@@ -90,10 +85,7 @@ def test_an_entry_point_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: toolroll-bang\nVersion: 1\n")
     (info / "entry_points.txt").write_text("[toolroll.parsers]\nbang2 = toolroll_bang:B\n")
     monkeypatch.syspath_prepend(str(tmp_path))
-    assert [
-        entry.name
-        for entry in importlib.metadata.entry_points(group="toolroll.parsers", name="bang2")
-    ] == ["bang2"]
+    [_] = importlib.metadata.entry_points(group="toolroll.parsers", name="bang2")
     reply = assert_same_in_pieces(get_parser("bang2"), 'Hi !!{"name": "f"}??')
     assert (reply.content, reply.ok_calls[0].name) == ("Hi", "f")
     del sys.modules["toolroll_bang"]
@@ -106,37 +98,32 @@ def test_a_name_of_sglang_without_sglang_says_so(monkeypatch: pytest.MonkeyPatch
         get_parser("sglang:qwen25")
 
 
-def test_a_name_that_sglang_does_not_have_is_told_those_it_has(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_name_unknown_to_sglang_is_told_its_names(monkeypatch: pytest.MonkeyPatch) -> None:
     class FunctionCallParser:
         ToolCallParserEnum: ClassVar[dict[str, Any]] = {"qwen25": None, "glm": None}
 
     class Tool:
         pass
 
-    srt = "sglang.srt"
-    stand_in(
-        monkeypatch,
-        {
-            f"{srt}.entrypoints.openai.protocol": {"Tool": Tool},
-            f"{srt}.function_call.function_call_parser": {"FunctionCallParser": FunctionCallParser},
-        },
-    )
+    modules = {
+        "sglang.srt.entrypoints.openai.protocol": {"Tool": Tool},
+        "sglang.srt.function_call.function_call_parser": {"FunctionCallParser": FunctionCallParser},
+    }
+    stand_in(monkeypatch, modules)
     with pytest.raises(UnknownParserError, match="named 'nobody'; it has qwen25, glm"):
         get_parser("sglang:nobody")
 
 
 @pytest.mark.parametrize("name", reasoning_names())
 def test_each_reasoning_format_is_read(name: str) -> None:
-    tags = get_reasoning(name)
-    parser = get_parser("qwen25", reasoning=name)
-    reply = assert_same_in_pieces(parser, f"{tags.open}\nI think.\n{tags.close}\n\nHello.")
-    assert (reply.reasoning, reply.content, reply.reasoning_closed) == ("I think.", "Hello.", True)
-    reply = assert_same_in_pieces(parser, f"I think.{tags.close}Hello.", in_reasoning=True)
-    assert (reply.reasoning, reply.content) == ("I think.", "Hello.")
-    reply = assert_same_in_pieces(parser, "I thi", in_reasoning=True)
-    assert (reply.reasoning, reply.content, reply.reasoning_closed) == ("I thi", "", False)
+    tags, parser = get_reasoning(name), get_parser("qwen25", reasoning=name)
+    for text, opened, expected in (
+        (f"{tags.open}\nI think.\n{tags.close}\n\nHello.", None, ("I think.", "Hello.", True)),
+        (f"I think.{tags.close}Hello.", True, ("I think.", "Hello.", True)),
+        ("I thi", True, ("I thi", "", False)),
+    ):
+        reply = assert_same_in_pieces(parser, text, in_reasoning=opened)
+        assert (reply.reasoning, reply.content, reply.reasoning_closed) == expected
 
 
 def test_an_unknown_reasoning_format_is_told_what_there_is() -> None:

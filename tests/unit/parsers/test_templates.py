@@ -1,6 +1,4 @@
-"""What a chat template of a family writes for tool calls, its parser reads back; and the format
-is found by probing the template.
-"""
+"""A family's parser reads what its chat template writes, and is found by probing it."""
 
 from __future__ import annotations
 
@@ -10,6 +8,7 @@ from typing import Any
 
 import pytest
 from hypothesis import given
+from hypothesis import strategies as st
 from support.calls import assert_read_back, calls
 from support.formats import FAMILIES, FORMATS, UNREADABLE, tools_for
 from support.qwen import all_templates, tokenizer_for
@@ -27,6 +26,11 @@ pytestmark = pytest.mark.tokens
 @cache
 def tokenizer_named(name: str) -> Any:
     return tokenizer_for(template_named(name))
+
+
+@cache
+def chat_template(name: str) -> ChatTemplate:
+    return ChatTemplate(tokenizer_named(name))
 
 
 def template_named(name: str) -> str:
@@ -62,35 +66,27 @@ def written_turn(
 
 
 @pytest.mark.parametrize("name", by_tier(FAMILIES))
-def test_the_parser_of_a_family_gets_no_better_one(name: str) -> None:
-    kind, _ = FAMILIES[name]
-    assert better_parser(get_parser(kind), tokenizer_named(name)) is None
-
-
-@pytest.mark.parametrize("name", by_tier(FAMILIES))
-def test_what_a_chat_template_writes_is_read_back(name: str) -> None:
+@costly(4)
+@given(data=st.data())
+def test_what_a_chat_template_writes_is_read_back(name: str, data: st.DataObject) -> None:
     kind, parallel = FAMILIES[name]
     form = next(form for form in FORMATS if form.name == kind)
+    form = replace(form, parallel=parallel, wide=False)
     if name in UNREADABLE:
         form = replace(form, ambiguous=UNREADABLE[name])
-    template = ChatTemplate(tokenizer_named(name))
-    parser = get_parser(kind)
-
-    @costly(4)
-    @given(found=calls(replace(form, parallel=parallel, wide=False)))
-    def check(found: list[Any]) -> None:
-        content = "" if kind in ("llama3", "gpt-oss", "muse") else "I look it up."
-        text, tools, opened = written_turn(template, found, content)
-        reply = parser.parse(text, tools=tools, in_reasoning=opened)
-        assert_read_back(reply, found)
-        assert reply.content == content
-
-    check()
+    found, template = data.draw(calls(form)), chat_template(name)
+    content = "" if kind in ("llama3", "gpt-oss", "muse") else "I look it up."
+    text, tools, opened = written_turn(template, found, content)
+    reply = get_parser(kind).parse(text, tools=tools, in_reasoning=opened)
+    assert_read_back(reply, found)
+    assert reply.content == content
 
 
 @pytest.mark.parametrize("name", by_tier(FAMILIES))
 def test_the_format_of_a_template_is_found_by_probing(name: str) -> None:
-    assert infer_parser(tokenizer_named(name)) == FAMILIES[name][0]
+    kind, _ = FAMILIES[name]
+    assert infer_parser(tokenizer_named(name)) == kind
+    assert better_parser(get_parser(kind), tokenizer_named(name)) is None
 
 
 @pytest.mark.parametrize("name", ["phi3", "gemma3", "llama3"])

@@ -1,6 +1,4 @@
-"""With token ids a marker counts only where it is the control token: quoted markers are text,
-and calls know their tokens.
-"""
+"""With token ids a marker counts only where it is the control token."""
 
 from __future__ import annotations
 

@@ -1,10 +1,7 @@
-"""`Session`: the single writer of ids, mask and logprobs, against a plain model of what it
-should hold.
-"""
+"""`Session`, the single writer of ids, mask and logprobs, against a plain model."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -14,17 +11,12 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, multiple, rule
-from support.results import trajectory as a_trajectory
 
 from toolroll.rollout.errors import TokenError
 from toolroll.rollout.session.path import SessionPath
 from toolroll.rollout.session.session import CONTEXT, Session
-from toolroll.rollout.session.trajectory_json import from_json, to_json
 from toolroll.rollout.session.tree import Node
-from toolroll.rollout.template import ChatTemplate
-from toolroll.rollout.template.transcript import tokenize_conversation
 from toolroll.rollout.types import Completion, Trajectory, WeightVersion
-from toolroll.testing import load_embedded_tokenizer
 
 pytestmark = pytest.mark.tokens
 
@@ -123,7 +115,8 @@ class Tree:
 
 
 def content_of(trajectory: Trajectory) -> dict[str, Any]:
-    assert trajectory.input_ids.dtype == np.int32 and trajectory.logprobs.dtype == np.float32
+    dtypes = (trajectory.input_ids.dtype, trajectory.loss_mask.dtype, trajectory.logprobs.dtype)
+    assert dtypes == (np.int32, np.int32, np.float32)  # no arithmetic with a mask wraps
     return {
         "ids": trajectory.input_ids.tolist(),
         "mask": trajectory.loss_mask.tolist(),
@@ -246,18 +239,6 @@ TestSharedSession.settings = settings(stateful_step_count=20)
 # --- one path -------------------------------------------------------------------------------------
 
 
-def test_a_turn_says_how_it_was_sampled() -> None:
-    path = path_of(("observe", [1]))
-    params = {"temperature": 0.5}
-    completion = replace(sampled([2]), finish_reason="length", prompt_tokens=1, cached_tokens=7)
-    path.sample(replace(completion, latency=0.5), params)
-    params["temperature"] = 9.0
-    [turn] = path.session.trajectories()[0].turns
-    counts = (turn.finish_reason, turn.prompt_tokens, turn.cached_tokens, turn.latency)
-    assert counts == ("length", 1, 7, 0.5)
-    assert turn.sampling_params == {"temperature": 0.5}, "the session has a copy of its own"
-
-
 def test_sampled_tokens_without_logprobs_are_trained() -> None:
     path = path_of(("observe", [1]))
     path.sample(replace(sampled([2, 3]), logprobs=None), {})
@@ -283,11 +264,17 @@ def test_the_json_is_kept_for_any_integer_type() -> None:
     assert path.input_ids_json == b"1,2,3,4"
 
 
-def test_a_node_tells_what_was_sampled_there() -> None:
+def test_a_node_and_its_turn_tell_what_was_sampled() -> None:
     path = path_of(("observe", [1]))
-    answer = sampled([2, 3], rid="r", latency=0.5, attempts=2, cached_tokens=1, prompt_tokens=1)
-    answer = replace(answer, matched=3)
-    node = path.sample(answer, {"temperature": 0.5})
+    answer = sampled([2, 3], rid="r", latency=0.5, attempts=2, cached_tokens=7, prompt_tokens=1)
+    answer = replace(answer, matched=3, finish_reason="length")
+    params = {"temperature": 0.5}
+    node = path.sample(answer, params)
+    params["temperature"] = 9.0
+    [turn] = path.session.trajectories()[0].turns
+    names = ("finish_reason", "prompt_tokens", "cached_tokens", "latency")
+    assert [getattr(turn, name) for name in names] == [getattr(answer, name) for name in names]
+    assert turn.sampling_params == {"temperature": 0.5}, "the session has a copy of its own"
     completion = node.completion
     assert completion is not None
     np.testing.assert_array_equal(completion.output_ids, answer.output_ids)
@@ -369,32 +356,6 @@ def test_experts_that_leave_a_gap_are_refused() -> None:
     assert path.session.nodes == 1
     path.sample(sampled([4, 5], routed_experts=rows(0, 4, 1)), {})
     assert experts(path.session) == [[1] * 4]
-
-
-# --- arrays ---------------------------------------------------------------------------------------
-
-
-def _from_text() -> Trajectory:
-    message = {"role": "assistant", "content": "A long answer. " * 99}
-    template = ChatTemplate(load_embedded_tokenizer())
-    return tokenize_conversation(template, [{"role": "user", "content": "Hi"}, message])
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: path_of(("observe", [1]), ("sample", [2] * 408)).session.trajectories()[0],
-        lambda: from_json(to_json(a_trajectory(500, ((4, 412),)))),
-        _from_text,
-    ],
-)
-def test_arithmetic_with_a_loss_mask_does_not_wrap(make: Callable[[], Trajectory]) -> None:
-    mask = make().loss_mask
-    ones = mask.tolist()
-    assert sum(mask) == sum(ones) > 256 and mask.dtype == np.int32
-    assert (mask * 300).tolist() == [300 * value for value in ones]
-    assert (1 - mask).tolist() == [1 - value for value in ones]
-    assert (-mask).tolist() == [-value for value in ones]
 
 
 # --- what is refused ------------------------------------------------------------------------------

@@ -57,6 +57,7 @@ def test_what_is_read_is_what_was_written(arrays: bool) -> None:
     for name in ("input_ids", "loss_mask", "logprobs", "routed_experts"):
         assert getattr(mine, name).dtype == getattr(theirs, name).dtype
         np.testing.assert_array_equal(getattr(mine, name), getattr(theirs, name))
+    assert theirs.loss_mask.dtype == np.int32
     assert (theirs.turns, theirs.lineage) == (mine.turns, mine.lineage)
     assert theirs.media == mine.media and theirs.media[0].url == ""
     assert data["media"][0] == {"position": 1, "count": 2, "sha256": "ab"}

@@ -1,12 +1,10 @@
-"""The report on a chat template: nothing wrong under any template, what each family is known
-for, and that `wrong` can be found.
-"""
+"""The report on a chat template: what each family is known for, and that `wrong` is found."""
 
 from __future__ import annotations
 
 import json
-import os
-import sys
+from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +13,9 @@ from support.adversarial.skeleton import filled
 from support.adversarial.zoo import tokenizer_of_kind
 from support.commands import toolroll
 from support.qwen import tokenizer_for, tool_templates, trl_template
+from support.tau import recorded_trials
 from support.tiers import by_tier
 
-from toolroll.cli.app import main
 from toolroll.evaluation.certify import TemplateReport, certify
 from toolroll.evaluation.template_replay import Replay, Step
 from toolroll.rollout.errors import UsageError
@@ -30,14 +28,21 @@ pytestmark = pytest.mark.tokens
 TEMPLATES = tool_templates()
 # Templates of which somebody who trains must know that tool results are not appended, and why.
 NOT_EXACT = ("deepseek_r1_distill", "deepseekv3", "cohere2")
+NOTHINK = {"enable_thinking": False}
+FORKS = "becomes 4 sequences, of which the largest has 25%"
+EXCEPT = "Tool calling is exact, except for the forks above"
 
 
 def report_on(name: str, **settings: Any) -> TemplateReport:
     return certify(ChatTemplate(tokenizer_for(TEMPLATES[name]), **settings))
 
 
+def probes_of(report: TemplateReport) -> dict[str, Any]:
+    return {probe.name: probe for probe in report.probes}
+
+
 def outcomes(report: TemplateReport) -> dict[str, str]:
-    return {probe.name: probe.outcome for probe in report.probes}
+    return {name: probe.outcome for name, probe in probes_of(report).items()}
 
 
 @pytest.mark.parametrize(
@@ -64,25 +69,6 @@ def test_qwen3s_report() -> None:
     assert report.tools_change.startswith("fork")
     assert [probe.preserved for probe in report.probes] == [None, None, True, None, None, None]
     assert all("a second training sequence begins there" in line for line in report.remarks())
-
-
-def probes_of(report: TemplateReport) -> dict[str, Any]:
-    return {probe.name: probe for probe in report.probes}
-
-
-def test_gptosss_report() -> None:
-    """History shows `<|end|>` where `<|return|>` was sampled, and no thought besides a text and a
-    call. The same under all versions of transformers.
-    """
-    report = report_on("gptoss")
-    probes = probes_of(report)
-    plain, text = probes["plain_user"], probes["text_tool"]
-    assert (plain.outcome, plain.preserved, text.outcome) == ("fork", True, "fork")
-    assert plain.detail == "the template does not close turn 1 with '<|return|>' in history"
-    assert text.what == "a tool result after a thought, a text and a call"
-    assert text.detail == "the template does not show the reasoning of turn 12"
-    assert probes["tool"].outcome == probes["check"].outcome == "append"
-    assert report.exact and report.dated
 
 
 def test_a_step_that_a_template_refuses_does_not_end_the_replay() -> None:
@@ -113,9 +99,6 @@ def test_a_template_that_refuses_results_or_the_first_prompt(name: str, reason: 
     assert report.sequences == {} and report.forks("fork") is None
 
 
-NOTHINK = {"enable_thinking": False}
-
-
 @pytest.mark.parametrize(
     ("name", "kwargs", "sequences", "advice"),
     [
@@ -144,32 +127,24 @@ def test_into_how_many_sequences_a_tool_episode_forks(
     assert report.exact_with("scaffold") or sequences[1] > 1
 
 
-RECORDED = Path(os.environ.get("TOOLROLL_TEST_DATA", "")) / "tau_bench/gpt-4o-airline-40.json"
-
-
-@pytest.mark.skipif(
-    not RECORDED.exists(), reason="TOOLROLL_TEST_DATA names no recorded tau-bench conversations"
-)
 @pytest.mark.parametrize(("name", "kwargs"), [("qwen3", NOTHINK), ("qwen3_5_nothink", {})])
-def test_recorded_conversations_do_not_fork_with_scaffold(
-    name: str, kwargs: dict[str, Any]
-) -> None:
-    tokenizer = tokenizer_for(TEMPLATES[name])
-    counts: dict[str, list[list[int]]] = {"fork": [], "scaffold": []}
-    for entry in json.loads(RECORDED.read_text())[:4]:
+def test_no_recorded_conversation_forks_with_scaffold(name: str, kwargs: dict[str, Any]) -> None:
+    tokenizer, histories = tokenizer_for(TEMPLATES[name]), ("fork", "scaffold")
+    templates = [ChatTemplate(tokenizer, kwargs=kwargs, history=history) for history in histories]  # type: ignore[arg-type]
+    for entry in recorded_trials()[:4]:
         messages = [{**message, "content": message["content"] or ""} for message in entry["traj"]]
-        for history, found in counts.items():
-            template = ChatTemplate(tokenizer, kwargs=kwargs, history=history)  # type: ignore[arg-type]
+        counts = []
+        for template in templates:
             prepared = template.renderer.prepare(messages)
             turns = [at for at, message in enumerate(prepared) if message["role"] == "assistant"]
             replay = Replay(template, prepared[: turns[0]], None)
-            for turn, following in zip(turns, [*turns[1:], len(prepared)], strict=True):
+            for turn, following in pairwise([*turns, len(prepared)]):
                 new = prepared[turn + 1 : following]
                 assert replay.play([Step("turn", "a turn", prepared[turn], new)])
             assert replay.mismatch() is None
-            found.append(replay.counts())
-    assert all(len(one) >= 4 for one in counts["fork"])
-    assert [[sum(one)] for one in counts["fork"]] == counts["scaffold"]
+            counts.append(replay.counts())
+        forks, scaffold = counts
+        assert len(forks) >= 4 and [sum(forks)] == scaffold
 
 
 def test_a_template_is_probed_once_for_the_same_switches() -> None:
@@ -248,34 +223,28 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_the_command_exits_0_if_tool_calling_is_exact(model: Path) -> None:
-    shown = toolroll("check-template", model)
-    assert shown.exit_code == 0, shown.output
-    assert "Tool calling is exact" in shown.output
-    assert "<|im_end|>" in shown.output
-
-
-def test_the_command_says_how_often_a_tool_episode_forks(model: Path, tmp_path: Path) -> None:
-    file = tmp_path / "qwen3.jinja"
-    file.write_text(TEMPLATES["qwen3_5_nothink"])
-    shown = toolroll("check-template", model, "--chat-template", file)
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("qwen2_5", ["Tool calling is exact", "<|im_end|>"]),
+        ("qwen3_5_nothink", [FORKS, "history=scaffold", EXCEPT]),
+    ],
+)
+def test_the_command_exits_0_if_exact(model: Path, here: Path, name: str, words: list[str]) -> None:
+    Path("other.jinja").write_text(TEMPLATES[name])
+    shown = toolroll("check-template", model, "--chat-template", "other.jinja")
     assert shown.exit_code == 0, shown.output
     text = " ".join(shown.output.split())
-    assert "becomes 4 sequences, of which the largest has 25%" in text
-    assert "history=scaffold" in text
-    assert "Tool calling is exact, except for the forks above" in text
+    assert [each for each in words if each not in text] == []
 
 
-def test_the_command_prints_json_and_exits_1_where_it_cannot_be(
-    model: Path, tmp_path: Path
-) -> None:
+def test_the_command_prints_json_and_exits_1_where_it_cannot_be(model: Path, here: Path) -> None:
     text = TEMPLATES["qwen2_5"]
     for old in ("<tool_response>\\n'", "messages[0]['content']"):
         assert old in text
         text = text.replace(old, f"{old} + messages|length|string")
-    file = tmp_path / "other.jinja"
-    file.write_text(text)
-    shown = toolroll("check-template", model, "--chat-template", file, "--json")
+    Path("other.jinja").write_text(text)
+    shown = toolroll("check-template", model, "--chat-template", "other.jinja", "--json")
     assert shown.exit_code == 1, shown.output
     report = json.loads(shown.output)
     assert report["exact"] is False
@@ -290,15 +259,9 @@ def test_the_command_prints_json_and_exits_1_where_it_cannot_be(
     ],
 )
 def test_a_bad_call_is_told_in_words(
-    model: Path,
-    arguments: list[str],
-    told: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    model: Path, arguments: list[str], told: str, command: Callable[..., tuple[int, str, str]]
 ) -> None:
     words = [str(model) if word == "MODEL" else word for word in arguments]
-    monkeypatch.setattr(sys, "argv", ["toolroll", "check-template", *words])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    assert ended.value.code == 2
-    assert told in " ".join(capsys.readouterr().err.split())
+    code, _, errors = command("check-template", *words)
+    assert code == 2
+    assert told in " ".join(errors.split())

@@ -152,12 +152,6 @@ def test_the_same_with_the_whole_vocabulary(name: str) -> None:
     judge(name, N_RANKS)
 
 
-def test_scenario_names_are_unique() -> None:
-    names = [scenario.name for scenario in scenarios(["<|a|>"])]
-    assert len(names) >= 40
-    assert len(set(names)) == len(names)
-
-
 @pytest.mark.parametrize(
     ("truth", "outcome", "history", "expected"),
     [

@@ -9,15 +9,13 @@ conversation and used in another, forks after forks, odd token splits in the mid
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from functools import lru_cache
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.episodes import judge_tokens
+from support.episodes import judge_tokens, opened_model
 from support.oracle import Case, Inapplicable, Oracle, Truth
 from support.oracle_scenarios import (
     ASK,
@@ -36,12 +34,9 @@ from support.oracle_scenarios import (
 from support.qwen import tokenizer_for, tool_templates
 from support.tiers import by_tier, costly
 
-from toolroll.parsers.formats.hermes import HermesParser
 from toolroll.parsers.types import ParsedReply, ToolCall
-from toolroll.rollout.engine import Engine, EngineConfig
 from toolroll.rollout.errors import TemplateError
 from toolroll.rollout.model.conversation import Conversation
-from toolroll.rollout.model.model import Model
 from toolroll.rollout.template import ChatTemplate
 from toolroll.testing import EmbeddedEngine, PolicyRequest, Reply
 
@@ -75,22 +70,6 @@ def subject(name: str) -> tuple[Oracle, ChatTemplate]:
     return Oracle(tokenizer), ChatTemplate(tokenizer)
 
 
-@asynccontextmanager
-async def serving(
-    template: ChatTemplate, queued: list[Case]
-) -> AsyncIterator[tuple[EmbeddedEngine, Model]]:
-    """An engine that says the queued cases, and the model behind it."""
-
-    def say(_: PolicyRequest) -> Reply:
-        case = queued.pop(0)
-        return Reply(output_ids=case.sampled_ids, stop=case.finish_reason == "stop")
-
-    async with EmbeddedEngine(template.tokenizer, say) as engine:
-        client = Engine(EngineConfig(engine=engine.url, vocab_size=len(template.tokenizer)))
-        async with Model(client, template, HermesParser(), threads=1) as served:
-            yield engine, served
-
-
 def message_of(turn: dict[str, Any], at: int) -> Message:
     more = {"reasoning_content": f"I think {turn['words']}"} if turn["thinks"] else {}
     if not turn["calls"]:
@@ -118,7 +97,16 @@ async def test_every_prompt_of_a_conversation_is_the_templates_own(
     oracle, template = subject(name)
     queued: list[Case] = []
     parsed: list[ParsedReply] = []
-    async with serving(template, queued) as (engine, served):
+
+    def say(_: PolicyRequest) -> Reply:
+        case = queued.pop(0)
+        return Reply(output_ids=case.sampled_ids, stop=case.finish_reason == "stop")
+
+    tokenizer = template.tokenizer
+    async with (
+        EmbeddedEngine(tokenizer, say) as engine,
+        opened_model(engine.url, tokenizer, template=template, threads=1) as served,
+    ):
         dialogue = Conversation(
             served,
             [SYSTEM, ASK] if system else [ASK],

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from support.oracle_scenarios import call, calls, said, system, user
 from support.qwen import tokenizer_for
 
 from toolroll.rollout.errors import HistoryRewrittenError
@@ -15,25 +15,29 @@ from toolroll.rollout.types import IdArray, Message
 
 pytestmark = pytest.mark.tokens
 
-FIRST: list[Message] = [
-    {"role": "system", "content": "Be brief."},
-    {"role": "user", "content": "Hello."},
-]
-NEW: list[Message] = [{"role": "user", "content": "And now?"}]
+FIRST = [system("Be brief."), user("Hello.")]
+NEW = [user("And now?")]
 AND_NOW = "\n<|turn|>user\nAnd now?<|end|>\n<|turn|>assistant\n"
-FUNCTION = {"name": "look", "arguments": {"at": "here", "far": True}}
-CALL = {"id": "call00001", "type": "function", "function": FUNCTION}
-COUNTING = """
-{%- set ns = namespace(calls=0) %}
+CALL = call(1, {"at": "here", "far": True}, "look")
+ECHOING = """
+{%- set ns = namespace(last='') %}
 {%- for message in messages %}
-{%- if message.tool_calls %}{% set ns.calls = ns.calls + 1 %}{% endif %}
-{{- '<|turn|>' + message.role + '\\n' + (message.content or '') }}
+{{- '<|turn|>' + message.role + '\\n' }}
+ECHO
+{{- (message.content or '') }}
 {%- for call in message.tool_calls or [] %}<tool_call>{{ call.function | tojson }}</tool_call>{% endfor %}
 {{- '<|end|>\\n' }}
+{%- if message.role == 'assistant' %}{% set ns.last = message.content %}{% endif %}
 {%- endfor %}
 {%- if add_generation_prompt %}{{ '<|turn|>assistant\\n' }}{% endif %}
 """  # noqa: E501
-"""Carries a counter through history; it rewrites nothing."""
+KEEPING = ECHOING.replace("\nECHO", "")
+"""Carries the last turn through history; it rewrites nothing."""
+SAID = (
+    'Look:<tool_call>{"name": "look", "arguments": {"at": "here", "far": true}}</tool_call><|end|>'
+)
+COMPACT = SAID.replace(", ", ",").replace(": ", ":")
+UNCLOSED = '{"name": "look", "arguments": {"at": '
 
 
 class Counted:
@@ -51,67 +55,55 @@ class Counted:
         self.template.renderer.render_prepared = counted  # type: ignore[method-assign]
 
     def delta(
-        self,
-        messages: Sequence[Message],
-        said: str,
-        new: Sequence[Message],
-        *,
-        cursor: Cursor | None = None,
+        self, messages: list[Message], text: str, new: list[Message], start: Cursor | None = None
     ) -> tuple[IdArray, Cursor]:
-        template = self.template
-        sampled = template.sampled(template.encoder.encode(said))
+        sampled = self.template.sampled(self.template.encoder.encode(text))
         self.renders = 0
-        return (cursor or template.start(messages[:-1])).after(sampled, [messages[-1], *new])
+        return (start or self.template.start(messages[:-1])).after(sampled, [messages[-1], *new])
 
 
 @pytest.fixture
 def counting(tokenizer: Any) -> Counted:
-    return Counted(tokenizer, COUNTING)
+    return Counted(tokenizer, KEEPING)
 
 
 def text(counted: Counted, delta: tuple[IdArray, Cursor]) -> str:
     return counted.template.encoder.decode(delta[0])
 
 
-TURN: Message = {"role": "assistant", "content": "Look:", "tool_calls": [CALL]}
-SAID = (
-    'Look:<tool_call>{"name": "look", "arguments": {"at": "here", "far": true}}</tool_call><|end|>'
-)
-COMPACT = SAID.replace(", ", ",").replace(": ", ":")
+TURN = calls(CALL, content="Look:")
 
 
-UNCLOSED = '{"name": "look", "arguments": {"at": '
-
-
-@pytest.mark.parametrize("said", [SAID, COMPACT])
-def test_a_turn_in_the_templates_own_words_costs_few_renders(counting: Counted, said: str) -> None:
-    delta = counting.delta([*FIRST, TURN], said, NEW)
+@pytest.mark.parametrize("sampled", [SAID, COMPACT])
+def test_a_turn_in_the_templates_words_costs_few_renders(counting: Counted, sampled: str) -> None:
+    delta = counting.delta([*FIRST, TURN], sampled, NEW)
     assert counting.renders == 2
     assert text(counting, delta) == AND_NOW
     render = counting.template.renderer.render
     assert delta[1].text == render([*FIRST, TURN, *NEW], None, generate=True)
-    again: list[Message] = [*FIRST, TURN, *NEW, {"role": "assistant", "content": "Nothing."}]
-    next_delta = counting.delta(again, "Nothing.<|end|>", NEW, cursor=delta[1])
+    again = [*FIRST, TURN, *NEW, said("Nothing.")]
+    next_delta = counting.delta(again, "Nothing.<|end|>", NEW, delta[1])
     assert counting.renders == 1
     assert text(counting, next_delta) == text(counting, delta)
 
 
 @pytest.mark.parametrize("history", ["fork", "scaffold", "preserve"])
-@pytest.mark.parametrize("said", [SAID, COMPACT, "Look:<|end|>"])
-def test_another_close_in_history_is_a_rewrite(history: Any, said: str) -> None:
+@pytest.mark.parametrize("sampled_text", [SAID, COMPACT, "Look:<|end|>"])
+def test_another_close_in_history_is_a_rewrite(history: Any, sampled_text: str) -> None:
     """As with gpt-oss, whose models sample `<|return|>`."""
     close = "'<|done|>' if loop.last and not add_generation_prompt else '<|end|>'"
-    source = COUNTING.replace("'<|end|>\\n'", close)
+    source = KEEPING.replace("'<|end|>\\n'", close)
     template = ChatTemplate(tokenizer_for(source), history=history)
-    turn = TURN if "tool_call" in said else {"role": "assistant", "content": "Look:"}
-    sampled = template.sampled(template.encoder.encode(said.replace("<|end|>", "<|done|>")))
+    turn = TURN if "tool_call" in sampled_text else said("Look:")
+    ids = template.encoder.encode(sampled_text.replace("<|end|>", "<|done|>"))
+    sampled = template.sampled(ids)
     cursor = template.start(FIRST)
     if history != "preserve":
         with pytest.raises(HistoryRewrittenError, match=r"not close turn 1 with '<\|done\|>'"):
             cursor.after(sampled, [turn, *NEW])
         return
-    ids, after = cursor.after(sampled, [turn, *NEW])
-    assert template.encoder.decode(ids) == "<|turn|>user\nAnd now?<|end|><|turn|>assistant\n"
+    delta, after = cursor.after(sampled, [turn, *NEW])
+    assert template.encoder.decode(delta) == "<|turn|>user\nAnd now?<|end|><|turn|>assistant\n"
     assert after.preserved is not None and "does not close turn 1" in after.preserved
 
 
@@ -121,8 +113,7 @@ def test_a_truncated_call_is_closed_and_never_completed(counting: Counted, cut: 
     whole = cut is None
     sampled = '{"name":"look","arguments":{"at":"here"}}' if whole else UNCLOSED + str(cut)
     function = {"name": "look", "arguments": {"at": "here"} if whole else "unreadable"}
-    calls = [{**CALL, "function": function}]
-    turn: Message = {"role": "assistant", "content": "Look:", "tool_calls": calls}
+    turn = calls({**CALL, "function": function}, content="Look:")
     template = counting.template
     ids = template.encoder.encode(f"Look:<tool_call>{sampled}")
     delta = template.delta([*FIRST, turn], NEW, sampled_ids=ids, finish_reason="length")
@@ -139,9 +130,9 @@ def test_other_words_are_told_apart_from_other_white_space(counting: Counted) ->
 @pytest.mark.parametrize("history", ["fork", "preserve"])
 def test_a_rewrite_is_seen_in_the_same_renders(tokenizer: Any, history: Any) -> None:
     """Its head counts the messages: nothing that was served stays."""
-    source = "<|turn|>system\n{{ messages | length }}<|end|>\n" + COUNTING
+    source = "<|turn|>system\n{{ messages | length }}<|end|>\n" + KEEPING
     counted = Counted(tokenizer, source, history=history)
-    turn: Message = {"role": "assistant", "content": "Hi."}
+    turn = said("Hi.")
     words = "the prompt that was served is no longer rendered as it was"
     if history == "fork":
         with pytest.raises(HistoryRewrittenError, match=words):
@@ -157,49 +148,33 @@ def test_a_turn_that_is_quoted_later_is_left_to_the_sentinel(counting: Counted) 
     """A template that shows a turn's text behind its calls would have it appended twice; a user
     who quotes it only costs renders.
     """
-    quoted: list[Message] = [{"role": "user", "content": "What do you mean by Look: ?"}]
+    quoted = [user("What do you mean by Look: ?")]
     delta = counting.delta([*FIRST, TURN], SAID, quoted)
     assert counting.renders > 2
     assert text(counting, delta) == AND_NOW.replace("And now?", "What do you mean by Look: ?")
 
 
-# --- templates that repeat what was said ----------------------------------------------------------
-
-_END = """{{- (message.content or '') }}
-{%- for call in message.tool_calls or [] %}<tool_call>{{ call.function | tojson }}</tool_call>{% endfor %}
-{{- '<|end|>\\n' }}
-{%- if message.role == 'assistant' %}{% set ns.last = message.content %}{% endif %}
-{%- endfor %}
-{%- if add_generation_prompt %}{{ '<|turn|>assistant\\n' }}{% endif %}
-"""  # noqa: E501
-_BEGIN = (
-    "{%- set ns = namespace(last='') %}\n{%- for message in messages %}\n{{- '<|turn|>' + "
-    "message.role + '\\n' }}\n"
-)
 _AFTER = "{%- if not loop.first and loop.previtem.role == 'assistant' %}"
 ECHOES = {
-    "the last turn": f"{_AFTER}{{{{- '[re: ' + loop.previtem.content + ']' }}}}{{% endif %}}\n",
+    "the last turn": _AFTER + "{{- '[re: ' + loop.previtem.content + ']' }}",
     "the last turn, by a variable": "{%- if message.role != 'assistant' and ns.last %}{{- '[re: ' "
-    "+ ns.last + ']' }}{% endif %}\n",
-    "the task": f"{_AFTER}{{{{- '[task: ' + messages[0].content + ']' }}}}{{% endif %}}\n",
-    "a call": f"{_AFTER}{{{{- '[of: ' + (loop.previtem.tool_calls[0].function | tojson) + ']' "
-    f"}}}}{{% endif %}}\n",
+    "+ ns.last + ']' }}",
+    "the task": _AFTER + "{{- '[task: ' + messages[0].content + ']' }}",
+    "a call": _AFTER + "{{- '[of: ' + (loop.previtem.tool_calls[0].function | tojson) + ']' }}",
 }
 
 
 @pytest.mark.parametrize("repeats", ECHOES)
 def test_what_a_template_repeats_is_that_of_this_conversation(tokenizer: Any, repeats: str) -> None:
-    counted = Counted(tokenizer, _BEGIN + ECHOES[repeats] + _END)
+    counted = Counted(tokenizer, ECHOING.replace("ECHO", ECHOES[repeats] + "{% endif %}"))
     template = counted.template
     tasks = [*[("Go.", "OK.")] * 3, ("Go.", "Yes."), ("Stop.", "OK."), ("Stop.", "No.")]
-    for number, (task, said) in enumerate(tasks):
-        first: list[Message] = [{"role": "system", "content": task}, FIRST[1]]
-        turn: Message = {"role": "assistant", "content": said}
-        text_said = said
+    for number, (task, answer) in enumerate(tasks):
+        first, turn, text_said = [system(task), FIRST[1]], said(answer), answer
         if repeats == "a call":
-            function = {"name": "look", "arguments": {"at": said}}
-            turn = {**turn, "content": "", "tool_calls": [{**CALL, "function": function}]}
-            text_said = f"<tool_call>{json.dumps(function)}</tool_call>"
+            looked = call(1, {"at": answer}, "look")
+            turn = calls(looked)
+            text_said = f"<tool_call>{json.dumps(looked['function'])}</tool_call>"
         delta = counted.delta([*first, turn], text_said + "<|end|>", NEW)
         whole = template.renderer.render([*first, turn, *NEW], None, generate=True)
         prompt = template.renderer.render(first, None, generate=True)

@@ -37,6 +37,20 @@ WEATHER = f'<tool_call>\n{{"name": "get_weather", "arguments": {ARGUMENTS}}}\n</
 ANALYSIS = f"<|channel|>analysis<|message|>{THOUGHT}<|end|><|start|>assistant"
 COMMENTARY = f" to=functions.get_weather<|channel|>commentary json<|message|>{ARGUMENTS}"
 PREAMBLE = "<|channel|>commentary<|message|>I look.<|end|><|start|>assistant"
+CALLED, EMPTY, ANSWERED = {**CALL, **THINK}, said("", **THINK), said(ANSWER, **THINK)
+LOOKED = {**CALLED, "content": "I look."}
+BOTH, ROME = calls(call(1, {"city": "Rome"}), call(2, {"city": "Oslo"})), 'get_weather(city="Rome")'
+QWEN_THOUGHT, THOUGHT_TAGS = f"<think>\n{THOUGHT}\n</think>\n\n", f"<think>{THOUGHT}</think>"
+AQUILA = calls(call(1, {"city": "L'Aquila"}))
+REWRITE = "the template does not show the reasoning of turn 1"
+CITY = '{"name": "get_weather", "arguments": {"city": "Paris"}}'
+SECOND = CITY.replace("Paris", "Rome")
+QWEN_CALL = (
+    "<tool_call>\n<function=get_weather>\n<parameter=city>\nParis\n</parameter>\n{}</function>\n"
+    "</tool_call><|im_end|>"
+)
+MORE_TEXT = "<parameter=city>\nRome\n</parameter>\n"
+CONSTRAINED = "<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>"
 
 
 def steps(name: str, sampled: str, turn: Message, new: Message) -> tuple[str | None, str | None]:
@@ -54,16 +68,6 @@ def steps(name: str, sampled: str, turn: Message, new: Message) -> tuple[str | N
         except HistoryRewrittenError as error:
             reasons.append(error.reason)
     return reasons[0], reasons[1]
-
-
-CALLED, EMPTY, ANSWERED = {**CALL, **THINK}, said("", **THINK), said(ANSWER, **THINK)
-LOOKED = {**CALLED, "content": "I look."}
-
-
-BOTH, ROME = calls(call(1, {"city": "Rome"}), call(2, {"city": "Oslo"})), 'get_weather(city="Rome")'
-AQUILA = calls(call(1, {"city": "L'Aquila"}))
-REWRITE = "the template does not show the reasoning of turn 1"
-QWEN_THOUGHT, THOUGHT_TAGS = f"<think>\n{THOUGHT}\n</think>\n\n", f"<think>{THOUGHT}</think>"
 
 
 @pytest.mark.parametrize(
@@ -116,18 +120,6 @@ def test_what_counts_as_dropped(turn: Message, sampled: str, shown: str, part: s
     assert dropped_part(turn, sampled, shown) == part
 
 
-CITY = '{"name": "get_weather", "arguments": {"city": "Paris"}}'
-SECOND = CITY.replace("Paris", "Rome")
-QWEN_CALL = (
-    "<tool_call>\n<function=get_weather>\n<parameter=city>\nParis\n</parameter>\n{}</function>\n"
-    "</tool_call><|im_end|>"
-)
-MORE_TEXT = "<parameter=city>\nRome\n</parameter>\n"
-
-
-CONSTRAINED = "<|channel|>commentary to=functions.get_weather <|constrain|>json<|message|>"
-
-
 def hermes(*parts: str) -> str:
     return "".join(
         f"<tool_call>\n{part}\n</tool_call>" if part[0] == "{" else part for part in parts
@@ -155,9 +147,7 @@ def hermes(*parts: str) -> str:
         ("gpt-oss", f"{CONSTRAINED}{ARGUMENTS}<|call|>", False),
     ],
 )
-def test_sampled_text_that_history_does_not_show_is_counted(
-    kind: str, sampled: str, unshown: bool
-) -> None:
+def test_text_that_history_does_not_show_is_counted(kind: str, sampled: str, unshown: bool) -> None:
     name = {"hermes": "qwen2_5", "qwen3_coder": "qwen3_5_nothink", "gpt-oss": "gptoss"}[kind]
     template = ChatTemplate(tokenizer_for(trl_template(name)))
     ids = template.encoder.encode(sampled + "<|im_end|>" * (kind == "hermes"))

@@ -1,19 +1,20 @@
-"""Text that is encoded by pre-tokens gets the ids that the tokenizer gives it."""
+"""Text encoded by pre-tokens gets the ids of the tokenizer; offsets of ids in their text."""
 
 from __future__ import annotations
 
-import random
 from itertools import product
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.counted import CountedEncoder
 from support.qwen import tokenizer_for, trl_template
 from tokenizers import AddedToken, Regex, normalizers, pre_tokenizers
 
 from toolroll.rollout.template import pretokens
 from toolroll.rollout.template.encode import Encoder
+from toolroll.testing import load_embedded_tokenizer
 
 pytestmark = pytest.mark.tokens
 
@@ -44,9 +45,12 @@ ALPHABET = "aZLsétſK中🙂ね'’9٣ \u00a0\u2003\n\r\t\v\x00\x1c\x85/_.,-{}[
 TEXTS = st.text(st.characters(codec="utf-8") | st.sampled_from(ALPHABET))
 
 
-def split(*patterns: str) -> Any:
-    steps = [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in patterns]
+def bytes_after(*steps: Any) -> Any:
     return pre_tokenizers.Sequence([*steps, pre_tokenizers.ByteLevel(False, use_regex=False)])
+
+
+def split(*patterns: str) -> Any:
+    return bytes_after(*(pre_tokenizers.Split(Regex(text), "isolated") for text in patterns))
 
 
 def tokenizer_with(pre_tokenizer: Any) -> Any:
@@ -77,17 +81,6 @@ def test_a_text_has_the_tokenizers_ids(tokenizer: Any, text: str) -> None:
     assert encoder.encode(ascii_text) == tokenizer.encode(ascii_text, add_special_tokens=False)
 
 
-def test_a_thousand_texts_have_the_tokenizers_ids(tokenizer: Any) -> None:
-    encoder, draw = Encoder(tokenizer), random.Random(0)
-    vocabulary = [text for text in map(encoder.text_of, range(4096)) if text.isascii()]
-    for _ in range(1000):
-        sources = draw.choices(
-            (vocabulary, ALPHABET[:3] + "\n\n  '/9"), (1, 2), k=draw.randrange(60)
-        )
-        text = "".join(map(draw.choice, sources))
-        assert encoder.encode(text) == tokenizer.encode(text, add_special_tokens=False)
-
-
 def test_every_sequence_of_five_kinds_is_split_alike(tokenizer: Any) -> None:
     original = tokenizer.backend_tokenizer.pre_tokenizer
     chosen = pretokens.ascii_split(b"{}", original.__getstate__())
@@ -100,20 +93,16 @@ def test_every_sequence_of_five_kinds_is_split_alike(tokenizer: Any) -> None:
         assert list(filter(None, chosen(text))) == [text[begin:end] for begin, end in spans]
 
 
-BYTES = pre_tokenizers.ByteLevel(False, use_regex=False)
+SPACES = Regex(r"\s+")
 OTHER = {
-    "it removes white space": pre_tokenizers.Sequence(
-        [pre_tokenizers.Split(Regex(r"\s+"), "removed"), BYTES]
+    "it removes white space": bytes_after(pre_tokenizers.Split(SPACES, "removed")),
+    "it keeps what does not match": bytes_after(
+        pre_tokenizers.Split(SPACES, "isolated", invert=True)
     ),
-    "it keeps what does not match": pre_tokenizers.Sequence(
-        [pre_tokenizers.Split(Regex(r"\s+"), "isolated", invert=True), BYTES]
-    ),
-    "a text, not an expression": pre_tokenizers.Sequence(
-        [pre_tokenizers.Split("a.", "isolated"), BYTES]
-    ),
+    "a text, not an expression": bytes_after(pre_tokenizers.Split("a.", "isolated")),
     "a space before each text": pre_tokenizers.ByteLevel(add_prefix_space=True),
-    "digits": pre_tokenizers.Sequence([pre_tokenizers.Digits(), BYTES]),
-    "no bytes": pre_tokenizers.Split(Regex(r"\s+"), "isolated"),
+    "digits": bytes_after(pre_tokenizers.Digits()),
+    "no bytes": pre_tokenizers.Split(SPACES, "isolated"),
     "SentencePiece": pre_tokenizers.Metaspace(),
     "a repeated count": split(r"\d|\p{N}{1,3}+"),
     "intersected classes": split(r"[\p{L}&&[^\p{Han}]]+|\s"),
@@ -180,9 +169,7 @@ def test_random_merges_are_left_to_the_tokenizer() -> None:
 
 
 @pytest.mark.parametrize("wrong", [("{1,3}", "{1,2}"), (r"\s+(?!\S)|", ""), ("'s|", "")])
-def test_one_different_pre_token_is_enough(
-    wrong: tuple[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_other_split_is_enough(wrong: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     state = PIPELINES["llama3, glm4"].__getstate__()
     translate = pretokens._for_re
     pretokens.ascii_split.cache_clear()
@@ -203,10 +190,14 @@ def test_the_cache_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert max(map(len, encoder.pre_tokens._ids)) <= 64
 
 
-def test_a_control_token_is_never_ordinary_text() -> None:
-    tokenizer = tokenizer_with(PIPELINES["qwen3"])
-    text = "a <|im_end|> b"
-    encoder = Encoder(tokenizer)
-    ids = encoder.encode(text, [(2, 12)])
-    assert encoder.decode(ids) == text and encoder.control_ids.isdisjoint(ids)
-    assert encoder.encode(text) == tokenizer.encode(text)
+def test_offsets_cost_little_although_characters_are_cut() -> None:
+    counts = []
+    for length in (1000, 4000):
+        encoder = CountedEncoder(load_embedded_tokenizer())
+        ids = (encoder.encode("One two 🙂 three. ") * length)[:length]
+        text = encoder.decode(ids)
+        encoder.decoded = 0
+        offsets = encoder.offsets(ids, text)
+        assert len(offsets) == length and offsets[-1][1] == len(text.rstrip("\ufffd"))
+        counts.append(encoder.decoded)
+    assert counts[1] < 5 * counts[0]

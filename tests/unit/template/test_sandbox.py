@@ -22,6 +22,10 @@ from toolroll.rollout.template.sandbox import CachingSandbox, compile_template
 pytestmark = pytest.mark.tokens
 
 NOW = datetime(2026, 3, 4, 5, 6, 7)
+ODD = {"role", "content", "_x", "_hidden", "secret", "other", "a", "text", "method", "gone", "mro"}
+KINDS = (dict, str, list, int, set, LoopContext, Namespace, Macro)
+FOR_I, END = "{% for i in range(99999) %}", "{% endfor %}"
+UPPER = "{% for a in x | map('upper') %}"
 
 
 def shared(source: str) -> jinja2.Template:
@@ -83,8 +87,6 @@ OBJECTS = {
     "a generator": (x for x in ()),  # type: ignore[var-annotated]
     "undefined": Undefined(name="x"),
 }
-ODD = {"role", "content", "_x", "_hidden", "secret", "other", "a", "text", "method", "gone", "mro"}
-KINDS = (dict, str, list, int, set, LoopContext, Namespace, Macro)
 NAMES = sorted({*ODD, *(name for kind in KINDS for name in dir(kind)), "gi_frame", "__globals__"})
 
 
@@ -103,9 +105,14 @@ def test_the_environment_is_transformers_own_but_for_its_clock() -> None:
 
 
 @pytest.mark.parametrize("what", OBJECTS)
-def test_every_attribute_is_the_one_that_jinja_gives(what: str) -> None:
+def test_every_attribute_is_as_safe_and_the_one_that_jinja_gives(what: str) -> None:
     theirs, ours = shared("").environment, compile_template("", NOW).environment
+    assert isinstance(theirs, ImmutableSandboxedEnvironment)
+    assert isinstance(ours, CachingSandbox)
     obj = OBJECTS[what]
+    for name in NAMES:
+        safe = theirs.is_safe_attribute(obj, name, None)
+        assert ours.is_safe_attribute(obj, name, None) is safe, name
     for name, read in itertools.product(NAMES, ("getattr", "getitem")):
         expected, own = (
             outcome(partial(getattr(environment, read), obj, name))
@@ -121,20 +128,7 @@ def test_every_attribute_is_the_one_that_jinja_gives(what: str) -> None:
             assert own == expected, name
 
 
-@pytest.mark.parametrize("what", OBJECTS)
-def test_every_attribute_is_as_safe_as_for_jinja(what: str) -> None:
-    theirs, ours = shared("").environment, compile_template("", NOW).environment
-    assert isinstance(theirs, ImmutableSandboxedEnvironment)
-    assert isinstance(ours, CachingSandbox)
-    obj = OBJECTS[what]
-    for name in NAMES:
-        expected = theirs.is_safe_attribute(obj, name, None)
-        assert ours.is_safe_attribute(obj, name, None) is expected, name
-
-
 SOURCES = [
-    "{{ ''.__class__.__mro__ }}",
-    "{{ m.__class__ }}",
     "{{ m.update({'a': 1}) }}",
     "{{ m.pop('role') }}{{ m.clear() }}",
     "{{ l.append(1) }}",
@@ -145,30 +139,39 @@ SOURCES = [
     "{% set ns = namespace(f=m) %}{{ ns.f.clear() }}",
     "{% set ns = namespace(f=m) %}{% set ns.g = 2 %}{{ ns.g }}{{ ns.h }}{{ ns._f }}{{ ns.__init__ "
     "}}",
-    "{% set ns = namespace(_f=m) %}{{ ns._f }}",
     "{% for f in ['{0.__class__}'.format, 1] %}{{ loop.previtem or loop.nextitem }}{% endfor %}",
-    "{% for f in l %}{{ loop.__init__ }}{{ loop._iterable }}{% endfor %}",
     "{% for f in [1, 2] %}{{ loop._length }}{{ loop.index }}{{ loop.cycle('a', 'b') }}{% endfor %}",
-    "{{ m.gone.further }}",
-    "{{ 'x'.encode }}",
     "{{ 'abc'.startswith('a', 1) }}{{ 'a,b'.split(',', maxsplit=1) }}{{ ' x '.strip().upper() }}",
     "{{ 'abc'.startswith() }}",
     "{{ 'x'.join(range(3)) }}",
     "{% macro f(x) %}{{ caller() }}{{ x.role }}{% endmacro %}{% call f(m) %}{{ 'A'.lower() }}{% "
     "endcall %}",
     "{% for a in l recursive %}{{ loop.depth }}{{ a.x is defined }}{{ loop.last }}{% endfor %}",
-    "{{ m['__class__'] }}{{ m['items'] }}{{ m.items() | list }}",
     "{{ range(1000000) }}",
     "{{ dict(a=1).a }}{{ dict.fromkeys(['a']) }}{{ dict.mro() }}",
     "{{ m | tojson }}{{ l | tojson(indent=2) }}{{ 'é<' | tojson }}",
     "{% generation %}{{ m.role }}{% endgeneration %}{% for a in l %}{% break %}{% endfor %}",
     "{{ raise_exception('no') }}",
+    # loops are counted
+    "{% for a in x | map('upper') %}{{ loop.length }}{{ loop.revindex }}{{ loop.last }}{{ a }}{% "
+    "endfor %}",
+    "{% for k, v in d.items() %}{{ loop.length }}{{ k }}={{ v }}{% else %}none{% endfor %}",
+    "{% for a in nothing %}{{ a }}{% else %}none{% endfor %}",
+    "{% for a in 5 %}{% endfor %}",
+    "{% for a in None %}{% endfor %}",
+    "{% for a in x if a != 'b' %}{{ loop.index }}{{ a }}{{ loop.previtem }}{{ loop.nextitem }}{% "
+    "endfor %}",
+    "{% for a in tree recursive %}{{ a.n }}{{ loop(a.c) if a.c }}{{ loop.depth }}{% endfor %}",
+    "{% for a in x %}{% if loop.first %}{% continue %}{% endif %}{{ a }}{% break %}{% endfor %}",
+    "{% for a in range(3) %}{% for b in range(a) %}{{ loop.index }}{{ a }}{% endfor %}{% endfor %}",
 ]
 
 
 @pytest.mark.parametrize("source", SOURCES)
 def test_what_is_refused_and_what_is_given_are_the_same(source: str) -> None:
-    expected, own = both(source, m={"role": "user", "n": {"x": 1}}, l=[{"x": 1}, {"x": None}, {}])
+    given = {"x": "abc", "d": {"k": 1, "l": 2}, "tree": [{"n": 1, "c": [{"n": 2, "c": []}]}]}
+    given |= {"m": {"role": "user", "n": {"x": 1}}, "l": [{"x": 1}, {"x": None}, {}]}
+    expected, own = both(source, **given)
     assert own == expected
 
 
@@ -187,10 +190,6 @@ def test_each_clock_has_a_template_of_its_own() -> None:
     assert shared(source).environment.globals["strftime_now"] != datetime(2001, 1, 1).strftime
 
 
-# --- templates that never end ---------------------------------------------------------------------
-
-FOR_I, END = "{% for i in range(99999) %}", "{% endfor %}"
-UPPER = "{% for a in x | map('upper') %}"
 ENDLESS = {
     "loops in loops": FOR_I + FOR_I + END + END,
     "a loop over a text": "{% for a in x %}" * 3 + END * 3,
@@ -201,9 +200,7 @@ ENDLESS = {
 
 
 @pytest.mark.parametrize("name", ENDLESS)
-def test_a_template_that_takes_forever_is_refused(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_template_without_an_end_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("toolroll.rollout.template.sandbox.MOST_STEPS", 50_000)
     template = compile_template(ENDLESS[name], NOW)
     with pytest.raises(jinja2.TemplateRuntimeError, match="more than 50,000 steps for one render"):
@@ -215,25 +212,3 @@ def test_each_render_is_counted_for_itself(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr("toolroll.rollout.template.sandbox.MOST_STEPS", 100)
     template = compile_template("{% for a in x %}{{ a.upper() }}{{ loop.last }}{% endfor %}", NOW)
     assert {template.render(x="a" * 20) for _ in range(20)} == {template.render(x="a" * 20)}
-
-
-LOOPS = [
-    "{% for a in x | map('upper') %}{{ loop.length }}{{ loop.revindex }}{{ loop.last }}{{ a }}{% "
-    "endfor %}",
-    "{% for k, v in d.items() %}{{ loop.length }}{{ k }}={{ v }}{% else %}none{% endfor %}",
-    "{% for a in nothing %}{{ a }}{% else %}none{% endfor %}",
-    "{% for a in 5 %}{% endfor %}",
-    "{% for a in None %}{% endfor %}",
-    "{% for a in x if a != 'b' %}{{ loop.index }}{{ a }}{{ loop.previtem }}{{ loop.nextitem }}{% "
-    "endfor %}",
-    "{% for a in tree recursive %}{{ a.n }}{{ loop(a.c) if a.c }}{{ loop.depth }}{% endfor %}",
-    "{% for a in x %}{% if loop.first %}{% continue %}{% endif %}{{ a }}{% break %}{% endfor %}",
-    "{% for a in range(3) %}{% for b in range(a) %}{{ loop.index }}{{ a }}{% endfor %}{% endfor %}",
-]
-
-
-@pytest.mark.parametrize("source", LOOPS)
-def test_a_counted_loop_is_jinjas_own(source: str) -> None:
-    given = {"x": "abc", "d": {"k": 1, "l": 2}, "tree": [{"n": 1, "c": [{"n": 2, "c": []}]}]}
-    theirs, ours = both(source, **given)
-    assert ours == theirs

@@ -11,7 +11,7 @@ from enum import IntEnum
 from typing import Any
 
 import pytest
-from support.oracle_scenarios import user
+from support.oracle_scenarios import call, calls, user
 from transformers.utils import chat_template_utils
 
 from toolroll.parsers.registry import get_parser
@@ -52,10 +52,8 @@ def tool(**parameters: Any) -> Tool:
     return {"type": "function", "function": function}
 
 
-def call(arguments: Any, content: str = "") -> Message:
-    function = {"name": "look", "arguments": arguments}
-    calls = [{"id": "call00001", "type": "function", "function": function}]
-    return {"role": "assistant", "content": content, "tool_calls": calls}
+def looking(arguments: Any) -> Message:
+    return calls(call(1, arguments, "look"))
 
 
 def played(template: ChatTemplate, turns: list[list[Message]], tools: list[Tool]) -> list[str]:
@@ -83,11 +81,11 @@ def test_a_change_of_a_message_or_a_tool_does_not_reach_a_prompt(template: ChatT
     tools[0]["function"]["parameters"]["type"] = "string"
     assert cursor.text == before.text
 
-    turn = call({"at": {"x": [1]}})
+    turn = looking({"at": {"x": [1]}})
     ids = template.encoder.encode('{"at": {"x": [1]}}<|end|>', previous=0)
     _, after = cursor.after(template.sampled(ids), [turn, user("More.")])
     turn["tool_calls"][0]["function"]["arguments"]["at"]["x"].append(2)
-    _, later = after.after(template.sampled(ids), [call({"at": {"x": [1]}}), user("Again.")])
+    _, later = after.after(template.sampled(ids), [looking({"at": {"x": [1]}}), user("Again.")])
     assert later.text.startswith(after.text)
     assert '{"x": [1, 2]}' not in later.text
 
@@ -171,9 +169,7 @@ def test_the_size_counts_the_text() -> None:
     assert size == len("function" + "look" + "Look." + "object")
 
 
-def test_each_object_is_written_once(
-    template: ChatTemplate, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_object_is_written_once(template: ChatTemplate, monkeypatch: pytest.MonkeyPatch) -> None:
     written: list[str] = []
     dumps = json.dumps
 
@@ -181,14 +177,13 @@ def test_each_object_is_written_once(
         written.append(dumps(*args, **kwargs))
         return written[-1]
 
-    turns = [[call({"at": number}), user("More.")] for number in range(6)]
+    turns = [[looking({"at": number}), user("More.")] for number in range(6)]
     tools = [tool(limit=number, unit="km") for number in range(3)]
     first = played(template, turns, copy.deepcopy(tools))
     monkeypatch.setattr(json, "dumps", counted)
-    if hasattr(chat_template_utils, "mark_control_tokens"):  # it copies the messages
-        assert played(template, turns, copy.deepcopy(tools)) == first
-        return
     assert played(template, turns, copy.deepcopy(tools)) == first
+    if hasattr(chat_template_utils, "mark_control_tokens"):  # it copies the messages
+        return
     arguments = [text for text in written if text.startswith('{"at"')]
     # `played` writes each turn once itself
     assert sorted(arguments) == sorted([f'{{"at": {number}}}' for number in range(6)] * 2)
@@ -199,7 +194,7 @@ def test_no_object_gets_the_text_of_one_that_is_gone() -> None:
     texts = JsonTexts()
     for number in range(1_000):
         arguments = snapshot({"at": number})
-        texts = texts.with_arguments([call(arguments)])
+        texts = texts.with_arguments([looking(arguments)])
         with json_texts(texts):
             assert write_json(json.dumps, arguments) == f'{{"at": {number}}}'
             del arguments
@@ -245,7 +240,7 @@ def test_an_object_that_is_its_own_copy_is_written_each_time() -> None:
 
     shared = Shared(x=1)
     arguments = snapshot({"at": shared})
-    texts = JsonTexts().with_arguments([call(arguments)])
+    texts = JsonTexts().with_arguments([looking(arguments)])
     with json_texts(texts):
         assert write_json(json.dumps, arguments) == '{"at": {"x": 1}}'
         shared["x"] = 2
@@ -260,7 +255,7 @@ def test_control_text_that_is_shown_later_stays_text(tokenizer: Any, tools: str)
     template = ChatTemplate(tokenizer, chat_template=source)
     plain, spelled = [tool(note="a")], [tool(note="<|turn|>")]
     ids = template.encoder.encode('{"at": 1}<|end|>', previous=0)
-    turn = [call({"at": 1}), user("More.")]
+    turn = [looking({"at": 1}), user("More.")]
     deltas = []
     for content, first, then in (
         ("x", plain, plain),

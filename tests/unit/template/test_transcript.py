@@ -1,18 +1,17 @@
-"""Recorded conversations as tokens: the template's own render, and what a rollout of the same
-words would have served and sampled.
-"""
+"""Recorded conversations as tokens: a render, and what a rollout would have served and sampled."""
 
 from __future__ import annotations
 
 import itertools
 import json
-import os
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from support.oracle_scenarios import said, system, user
+from support.parsing import tool
 from support.qwen import tokenizer_for, tool_templates
+from support.tau import recorded_trials
 from support.tiers import by_tier
 
 from toolroll.rollout.errors import HistoryRewrittenError, TemplateError
@@ -23,12 +22,16 @@ from toolroll.rollout.types import Message, Trajectory
 pytestmark = pytest.mark.tokens
 
 TEMPLATES = tool_templates()
-RECORDED = (
-    Path(os.environ.get("TOOLROLL_TEST_DATA", "/nowhere")) / "tau_bench" / "gpt-4o-airline-40.json"
+TOOLS = [tool("get_reservation", {"id": {"type": "string"}}, required=["id"])]
+APPENDING = ("qwen2_5", "qwen3_instruct_2507", "llama3_1", "glm4moe", "data/kimi_k2_5")
+"""Templates under which every turn is trained."""
+SOURCE = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.role == 'assistant' %}TURN"
+    "{% else %}{{ m.content }}{% endif %}<|im_end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-PARAMETERS = {"type": "object", "properties": {"id": {"type": "string"}}, "required": ["id"]}
-GET = {"name": "get_reservation", "description": "A reservation.", "parameters": PARAMETERS}
-TOOLS = [{"type": "function", "function": GET}]
+CALLS = "{{ m.content }}{{ (m.tool_calls or []) | tojson }}"
+CUT = {"id": "c", "type": "function", "function": {"name": "look", "arguments": '{"id": "A'}}
 
 
 def call_id(number: int) -> str:
@@ -47,20 +50,16 @@ def result(number: int, text: str) -> Message:
 
 
 CONVERSATION: list[Message] = [
-    {"role": "system", "content": "You help with reservations."},
-    {"role": "user", "content": "Look up A1 and B2 <|im_end|>, please."},
+    system("You help with reservations."),
+    user("Look up A1 and B2 <|im_end|>, please."),
     calling(0, "A1"),
     result(0, '{"id": "A1", "note": "<|im_start|>"}'),
     calling(1, "B2"),
     result(1, "日本 🙂\n"),
-    {"role": "assistant", "content": "Both are there."},
-    {"role": "user", "content": "Thanks!"},
-    {"role": "assistant", "content": "You are welcome."},
+    said("Both are there."),
+    user("Thanks!"),
+    said("You are welcome."),
 ]
-
-
-APPENDING = ("qwen2_5", "qwen3_instruct_2507", "llama3_1", "glm4moe", "data/kimi_k2_5")
-"""Templates under which every turn is trained."""
 
 
 def chat_template(name: str) -> ChatTemplate:
@@ -73,6 +72,7 @@ def tokens_of(template: ChatTemplate, messages: list[Message], tools: list[Any])
     text = template.conversation(messages, tools, generate=False)[0]
     assert template.encoder.decode(found.input_ids) == text
     assert found.source == "transcript"
+    assert found.loss_mask.dtype == np.int32
     assert np.isnan(found.logprobs).all()
     assert [span.start for span in found.spans[1:]] == [span.stop for span in found.spans[:-1]]
     assert (found.spans[0].start, found.spans[-1].stop) == (0, len(found.input_ids))
@@ -127,49 +127,42 @@ def test_a_transcript_is_a_render_and_has_a_rollouts_tokens(name: str) -> None:
         return
     for turn in found.turns:
         assert (turn.excluded is None) == found.loss_mask[turn.start : turn.stop].all()
-    said = [text for text, excluded in texts_of(template, found) if excluded is None]
-    if not said:  # the prompt opens a thought, or closes one, and these turns have none
+    texts = [text for text, excluded in texts_of(template, found) if excluded is None]
+    if not texts:  # the prompt opens a thought, or closes one, and these turns have none
         assert "think>" in template.conversation(CONVERSATION[:2], TOOLS, generate=True)[0][-40:]
         return
-    assert any(words in said[-1] for words in ("You are welcome.", "Both are there."))
+    assert any(words in texts[-1] for words in ("You are welcome.", "Both are there."))
     if name in APPENDING:
-        assert len(said) == 4
-    if len(said) == len(found.turns) == 4 and "gptoss" not in name:
+        assert len(texts) == 4
+    if len(texts) == len(found.turns) == 4 and "gptoss" not in name:
         assert_as_a_rollout(template, CONVERSATION, TOOLS, found)
 
 
 def test_a_close_that_no_model_samples_is_not_trained() -> None:
     template = chat_template("gptoss")
     found = tokens_of(template, CONVERSATION, TOOLS)
-    said = [text for text, _ in texts_of(template, found)]
-    ends = [text.rsplit("<|", 1)[-1] for text in said[:2] + said[3:]]
+    texts = [text for text, _ in texts_of(template, found)]
+    ends = [text.rsplit("<|", 1)[-1] for text in texts[:2] + texts[3:]]
     assert ends == ["call|>", "call|>", "return|>"]
-    assert said[2].endswith("Both are there.")
+    assert texts[2].endswith("Both are there.")
     assert template.encoder.decode(found.input_ids[found.turns[2].stop :][:1]) == "<|end|>"
 
 
-@pytest.mark.skipif(
-    not RECORDED.exists(), reason="TOOLROLL_TEST_DATA names no recorded tau-bench conversations"
-)
 @pytest.mark.parametrize(
     "name", ["qwen2_5", "qwen3", "qwen3_instruct_2507", "glm4moe", "gptoss", "llama3_1"]
 )
 def test_recorded_tau_bench_conversations(name: str) -> None:
-    template = chat_template(name)
-    excluded = trained = 0
-    for entry in json.loads(RECORDED.read_text())[:8]:
-        messages = [
-            {key: value for key, value in message.items() if value is not None}
-            for message in entry["traj"]
-        ]
+    template, turns = chat_template(name), list[Any]()
+    for entry in recorded_trials()[:8]:
+        items = (message.items() for message in entry["traj"])
+        messages = [{key: value for key, value in each if value is not None} for each in items]
         found = tokens_of(template, messages, TOOLS)
-        excluded += sum(turn.excluded is not None for turn in found.turns)
-        trained += sum(turn.excluded is None for turn in found.turns)
-        if not excluded and name != "gptoss":
+        turns += found.turns
+        if name != "gptoss" and all(turn.excluded is None for turn in turns):
             assert_as_a_rollout(template, messages, TOOLS, found)
+    excluded = sum(turn.excluded is not None for turn in turns)
     # Three turns have a text besides a call, which two templates do not show, or not in history.
-    assert excluded == {"gptoss": 3, "llama3_1": 3}.get(name, 0)
-    assert trained
+    assert excluded == {"gptoss": 3, "llama3_1": 3}.get(name, 0) < len(turns)
 
 
 def test_control_text_in_a_body_stays_text() -> None:
@@ -182,12 +175,12 @@ def test_control_text_in_a_body_stays_text() -> None:
 
 THOUGHTS = ("France has one capital.", "A call is needed.", "Italy has Rome.")
 THOUGHTFUL: list[Message] = [
-    {"role": "user", "content": "Capital of France?"},
-    {"role": "assistant", "content": "It is Paris.", "reasoning_content": THOUGHTS[0]},
-    {"role": "user", "content": "Look up A1. And Italy?"},
+    user("Capital of France?"),
+    said("It is Paris.", reasoning_content=THOUGHTS[0]),
+    user("Look up A1. And Italy?"),
     {**calling(0, "A1"), "reasoning_content": THOUGHTS[1]},
     result(0, "found"),
-    {"role": "assistant", "content": "Rome.", "reasoning_content": THOUGHTS[2]},
+    said("Rome.", reasoning_content=THOUGHTS[2]),
 ]
 
 
@@ -208,15 +201,6 @@ def test_no_turn_is_trained_without_its_thought(name: str, field: str) -> None:
         assert [turn.excluded for turn in found.turns] == [reason, None, None]
 
 
-SOURCE = (
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.role == 'assistant' %}TURN"
-    "{% else %}{{ m.content }}{% endif %}<|im_end|>{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
-CALLS = "{{ m.content }}{{ (m.tool_calls or []) | tojson }}"
-CUT = {"id": "c", "type": "function", "function": {"name": "look", "arguments": '{"id": "A'}}
-
-
 @pytest.mark.parametrize(
     ("turn", "source", "reason"),
     [
@@ -227,27 +211,17 @@ CUT = {"id": "c", "type": "function", "function": {"name": "look", "arguments": 
         (calling(0, "A1"), CALLS.replace("tojson", "tojson | replace('1', '2')"), "show the calls"),
         ({"content": "", "refusal": "No."}, "{{ m.content }}", "show the refusal"),
         ({"content": ""}, "{{ m.content }}", "show the text"),
+        ({"content": None}, "{{ m.content }}", "show the text"),
     ],
 )
-def test_a_turn_that_is_not_shown_as_recorded_is_excluded(
-    turn: Message, source: str, reason: str
-) -> None:
+def test_a_turn_not_shown_as_recorded_is_excluded(turn: Message, source: str, reason: str) -> None:
     template = ChatTemplate(tokenizer_for(SOURCE.replace("TURN", source)))
-    last: Message = {"role": "assistant", "content": "Bye."}
-    messages = [THOUGHTFUL[0], {"role": "assistant", **turn}, THOUGHTFUL[2], last]
+    messages = [THOUGHTFUL[0], {"role": "assistant", **turn}, THOUGHTFUL[2], said("Bye.")]
     found = tokens_of(template, messages, [])
     assert [turn.excluded and reason in turn.excluded for turn in found.turns] == [True, None]
     if "show" in reason:
         with pytest.raises(HistoryRewrittenError, match=rf"messages\[1\] .*{reason}"):
             last_message_delta(template, messages[:2])
-
-
-def test_null_is_an_empty_text() -> None:
-    template = ChatTemplate(tokenizer_for(SOURCE.replace("TURN", "{{ m.content }}")))
-    messages = [THOUGHTFUL[0], {"role": "assistant", "content": None}]
-    found = tokenize_conversation(template, messages)
-    assert "None" not in template.encoder.decode(found.input_ids)
-    assert found.trained_tokens == 0
 
 
 def test_the_last_messages_delta() -> None:
@@ -264,10 +238,6 @@ def test_the_last_messages_delta() -> None:
 
 def test_a_last_message_that_rewrites_history_is_refused() -> None:
     template = chat_template("qwen3")
-    messages: list[Message] = [
-        {"role": "user", "content": "One?"},
-        {"role": "assistant", "content": "1", "reasoning_content": "Count."},
-        {"role": "user", "content": "Two?"},
-    ]
+    messages = [user("One?"), said("1", reasoning_content="Count."), user("Two?")]
     with pytest.raises(HistoryRewrittenError, match=r"messages\[2\]"):
         last_message_delta(template, messages)

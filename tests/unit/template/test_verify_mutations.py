@@ -1,12 +1,11 @@
 """No change of a single token, mask, logprob or edge of a turn passes the verification.
 
 Verified episodes of several template families (calls, truncated, resumed and excluded turns, forks)
-are changed in one place at a time. `-s` prints how many changes of each kind were tried and found.
+are changed in one place at a time.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -112,10 +111,8 @@ async def played(name: str) -> Conversation:
         async def generate(request: GenerateRequest) -> Completion:
             return resumed(await served.generate(request))
 
-        dialogue = Conversation(
-            served, [user("What time?")], TOOLS, session_id=name, parse=model.parse,
-            generate=generate,
-        )  # fmt: skip
+        options = {"session_id": name, "parse": model.parse, "generate": generate}
+        dialogue = Conversation(served, [user("What time?")], TOOLS, **options)  # type: ignore[arg-type]
         for number, (planned, new, how) in enumerate(STEPS):
             model.plan(dialogue.messages, planned, new, how)
             turn = await dialogue.reply({"max_new_tokens": 512})
@@ -139,24 +136,21 @@ def resumed(whole: Completion) -> Completion:
     return join(first, rest)
 
 
-# --- changes --------------------------------------------------------------------------------------
-
-
 def shifted(values: Any, filler: Any) -> Iterator[tuple[str, Any]]:
     """`values` with two neighbors swapped, with one value dropped, doubled or replaced."""
     for at in range(len(values)):
-        if at + 1 < len(values):
-            swapped = values.copy()
-            swapped[[at, at + 1]] = values[[at + 1, at]]
-            yield "swapped", swapped
-        yield "dropped", np.append(np.delete(values, at), values.dtype.type(filler))
-        yield "doubled", np.insert(values, at, values[at])[:-1]
-        other = values.copy()
+        swapped, other = values.copy(), values.copy()
+        swapped[at : at + 2] = values[at : at + 2][::-1]
         if values.dtype == np.float32:
             other[at] = -1.5 if np.isnan(other[at]) else NOTHING
         else:
             other[at] ^= 1
-        yield "replaced", other
+        dropped = np.append(np.delete(values, at), values.dtype.type(filler))
+        doubled = np.insert(values, at, values[at])[:-1]
+        changes = {"swapped": swapped, "dropped": dropped, "doubled": doubled, "replaced": other}
+        for what, changed in changes.items():
+            if not np.array_equal(changed, values, equal_nan=True):
+                yield what, changed
 
 
 def moved(span: Any, length: int) -> Iterator[tuple[str, Any]]:
@@ -191,15 +185,45 @@ def changed_trajectories(trajectory: Trajectory) -> Iterator[tuple[str, Trajecto
         yield "turn removed", with_mask(with_turns(*before, *after))
         yield "turn doubled", with_turns(*before, turn, turn, *after)
         context = None if turn.excluded == "context" else "context"
-        yield (
-            "turn as context",
-            with_mask(with_turns(*before, replace(turn, excluded=context), *after)),
-        )
+        as_context = with_turns(*before, replace(turn, excluded=context), *after)
+        yield "turn as context", with_mask(as_context)
         if after:
             yield "turns swapped", with_turns(*before, after[0], turn, *after[1:])
 
 
-def changed_sequences(served: ServedSequence) -> Iterator[tuple[str, ServedSequence]]:
+def spliced(served: ServedSequence, start: int, stop: int, ids: Sequence[int]) -> ServedSequence:
+    """Replace the tokens [start, stop), which no turn holds, by `ids`."""
+    shift, before = len(ids) - (stop - start), served.input_ids
+    moves = [shift if span.start >= stop else 0 for span in served.turns]
+    turns = [
+        replace(span, start=span.start + move, stop=span.stop + move)
+        for span, move in zip(served.turns, moves, strict=True)
+    ]
+    whole = np.concatenate([before[:start], np.array(ids, np.int32), before[stop:]])
+    return replace(served, input_ids=whole, turns=tuple(turns))
+
+
+Changes = Iterator[tuple[str, ServedSequence]]
+
+
+def changed_deltas(served: ServedSequence) -> Changes:
+    """The prompt and each delta without some tokens, and with one doubled."""
+    begin = 0
+    for span in served.turns:
+        stop = span.start
+        places = range(begin, stop, max(1, (stop - begin) // 12))
+        cuts = [(place, place + 1) for place in places]
+        cuts += [(begin, stop), (max(begin, stop - 3), stop)]
+        cuts += [((begin + stop) // 2, stop), (begin, min(begin + 2, stop))]
+        for first, last in cuts:
+            yield f"{first} to {last} removed", spliced(served, first, last, [])
+        doubled = served.input_ids[begin : begin + 1].tolist() * 2
+        yield f"{begin} doubled", spliced(served, begin, begin + 1, doubled)
+        begin = span.stop
+
+
+def changed_sequences(served: ServedSequence) -> Changes:
+    yield from changed_deltas(served)
     end = served.turns[-1].stop
     for what, values in shifted(served.input_ids[:end], 0):
         yield f"ids {what}", replace(served, input_ids=values)
@@ -211,40 +235,28 @@ def changed_sequences(served: ServedSequence) -> Iterator[tuple[str, ServedSeque
             yield f"turn {what}", replace(served, turns=turns)
 
 
-def equal(one: Trajectory, other: Trajectory) -> bool:
-    """Whether both are the same for a trainer."""
-    return one.turns == other.turns and all(
-        np.array_equal(getattr(one, name), getattr(other, name), equal_nan=name == "logprobs")
-        for name in ("input_ids", "loss_mask", "logprobs")
-    )
+def missed_by(
+    template: ChatTemplate, served: ServedSequence, change: Any = changed_sequences
+) -> list[str]:
+    """The changes of `served` that the verifier does not find."""
+    check = template.verifier.check
+    assert check(served) is None
+    changes = change(served)
+    return [kind for kind, other in changes if check(other) is None]
 
 
 @pytest.mark.parametrize("name", by_tier(FAMILIES))
 async def test_every_change_of_an_episode_is_found(name: str) -> None:
     dialogue = await played(name)
     trajectories, record = dialogue.session.trajectories(), dialogue._record
-    tried, found, same = Counter[str](), Counter[str](), Counter[str]()
+    missed: list[str] = []
     for number, trajectory in enumerate(trajectories):
         for kind, changed in changed_trajectories(trajectory):
-            if equal(trajectory, changed):
-                same[kind] += 1
-                continue
-            tried[kind] += 1
             parts = [*trajectories[:number], changed, *trajectories[number + 1 :]]
-            found[kind] += record.check(parts) is not None
-    verifier = dialogue.template.verifier
+            missed += [kind] if record.check(parts) is None else []
     for served in [*dialogue._finished, dialogue._sequence()]:
-        assert verifier.check(served) is None
-        for kind, other in changed_sequences(served):
-            if np.array_equal(other.input_ids, served.input_ids) and other.turns == served.turns:
-                same[f"served {kind}"] += 1
-                continue
-            tried[f"served {kind}"] += 1
-            found[f"served {kind}"] += verifier.check(other) is not None
-    for kind, count in tried.items():
-        print(f"{name:10} {kind:36} {found[kind]:6} of {count:6} found, {same[kind]} equal")  # noqa: T201 - the counts
-    assert found == tried
+        missed += missed_by(dialogue.template, served)
+    assert missed == []
     turns = [turn for trajectory in trajectories for turn in trajectory.turns]
-    assert {turn.finish_reason for turn in turns} >= {"stop"}
+    assert "stop" in {turn.finish_reason for turn in turns}
     assert "invalid call" in {turn.excluded for turn in turns}
-    assert tried["turn stop moved"] >= len(turns)

@@ -1,13 +1,16 @@
-"""Tokenizers and functions that render in Python, in place of a Jinja template."""
+"""Tokenizers that are not plain: some add a BOS, have named templates, or render in Python."""
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
-from support.oracle_scenarios import BASE, CALL, RESULT, TOOLS
+from support.oracle_scenarios import ASK, BASE, CALL, RESULT, TOOLS, said, user
+from support.qwen import tokenizer_for, trl_template
 from tokenizers import AddedToken
+from tokenizers.processors import TemplateProcessing
 
 from toolroll.endpoint.conversation.template_cache import TemplateCache
 from toolroll.evaluation.certify import certify
@@ -16,10 +19,61 @@ from toolroll.rollout.errors import TemplateError
 from toolroll.rollout.template import ChatTemplate
 from toolroll.rollout.template.render import Renderer
 from toolroll.rollout.template.served import ServedSequence, TurnSpan
-from toolroll.rollout.types import Message
 from toolroll.testing import load_embedded_tokenizer
 
 pytestmark = pytest.mark.tokens
+
+BOS = "<|begin_of_text|>"
+
+
+@pytest.mark.parametrize(("name", "written"), [("llama3_1", 1), ("qwen2_5", 0)])
+def test_the_template_alone_says_whether_there_is_a_bos(name: str, written: int) -> None:
+    """The template writes it, or nobody does: never twice, and never in a delta."""
+    tokenizer: Any = tokenizer_for(trl_template(name), extra=[BOS])
+    mark = tokenizer.convert_tokens_to_ids(BOS)
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(  # as Llama's
+        single=f"{BOS} $A", special_tokens=[(BOS, mark)]
+    )
+    assert tokenizer.encode("x")[0] == mark
+    template = ChatTemplate(tokenizer)
+    prompt = template.prompt(BASE)
+    shown = tokenizer.apply_chat_template(BASE, tokenize=False, add_generation_prompt=True)
+    assert prompt == tokenizer.encode(shown, add_special_tokens=False)
+    assert prompt.count(mark) == written
+    sampled = template.encoder.encode("1" + template.stop_texts[0])
+    talk = [*BASE, said("1")]
+    delta = template.delta(talk, [ASK], sampled_ids=sampled)
+    assert mark not in delta
+    assert [*prompt, *sampled, *delta] == template.prompt([*talk, ASK])
+
+
+_TURN = (
+    "<|{{ m.role }}|>{{ m.content }}CLOSE{% endfor %}{% if add_generation_prompt "
+    "%}<|assistant|>{% endif %}"
+)
+DEFAULT = "{% for m in messages %}" + _TURN.replace("CLOSE", "<|eot|>")
+TOOL_USE = "{% for m in messages %}[{{ loop.index }}]" + _TURN.replace("CLOSE", "<|eom|>")
+TOOL_USE = TOOL_USE.replace("{% if add", "[{{ messages | length + 1 }}]{% if add")
+
+
+def test_each_conversation_has_its_own_template() -> None:
+    """The one for tools is used with tools, and the stop tokens of both end a turn."""
+    tokenizer: Any = tokenizer_for(DEFAULT + TOOL_USE + "<|user|><|assistant|>")
+    tokenizer.chat_template = {"default": DEFAULT, "tool_use": TOOL_USE}
+    subject = ChatTemplate(tokenizer)
+    assert {"<|eot|>", "<|eom|>"} <= set(subject.stop_texts)
+    for tools, close in ((None, "<|eot|>"), ([TOOLS[0]], "<|eom|>")):
+        render = partial(tokenizer.apply_chat_template, tools=tools, tokenize=False)
+        messages = [user("a")]
+        for _ in range(12):
+            sampled = subject.encoder.encode("b" + close, previous=0)
+            after = [*messages, said("b"), user("a")]
+            delta = subject.delta(after[:-1], after[-1:], tools=tools, sampled_ids=sampled)
+            prompt = render(messages, add_generation_prompt=True)
+            whole = render(after, add_generation_prompt=True)
+            assert prompt + "b" + close + subject.encoder.decode(delta) == whole
+            messages = after
+
 
 TALK: Any = [*BASE, CALL, RESULT]
 
@@ -27,14 +81,9 @@ TALK: Any = [*BASE, CALL, RESULT]
 def test_a_tokenizer_with_a_method_of_its_own_is_asked() -> None:
     mine, given = load_embedded_tokenizer(), load_embedded_tokenizer()
     theirs = given.apply_chat_template
-
-    def own(*args: Any, **kwargs: Any) -> str:
-        return "own: " + theirs(*args, **kwargs)
-
-    mine.__class__ = type(
-        "Own", (type(mine),), {"apply_chat_template": lambda _, *a, **k: own(*a, **k)}
-    )
-    given.apply_chat_template = own
+    own = lambda *args, **options: "own: " + theirs(*args, **options)
+    method = {"apply_chat_template": lambda _, *args, **options: own(*args, **options)}
+    mine.__class__, given.apply_chat_template = type("Own", (type(mine),), method), own
     for tokenizer in (mine, given):
         assert Renderer(tokenizer).render(TALK, TOOLS, generate=True).startswith("own: ")
 
@@ -94,11 +143,11 @@ def test_code_renders_without_a_template(way: str) -> None:
     assert "tokenize" not in TemplateCache(subject).variables or way == "method"
     with pytest.raises(TemplateError, match="no messages"):
         subject.prompt([])
-    first: list[Message] = [{"role": "user", "content": "a customer_id <|end|>"}]
+    first = [user("a customer_id <|end|>")]
     prompt = subject.prompt(first)
     ids = np.array([*prompt, *subject.encoder.encode("So.<|end|>", previous=prompt[-1])], np.int32)
     turns = (TurnSpan(len(prompt), len(ids), 1),)
-    served = ServedSequence(ids, turns, [*first, {"role": "assistant", "content": "So."}], ())
+    served = ServedSequence(ids, turns, [*first, said("So.")], ())
     assert subject.verifier.check(served) is None
     ids[1] += 1
     assert subject.verifier.check(served) == "prompt"

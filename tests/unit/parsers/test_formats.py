@@ -1,0 +1,272 @@
+"""Formats one by one: hermes, those whose replies are messages, and MiniMax M3."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from support.parsing import assert_same_in_pieces, lost, tool
+
+from toolroll.parsers.registry import get_parser
+from toolroll.parsers.types import CallStatus
+
+# --- hermes ---------------------------------------------------------------------------------------
+
+PARAMETERS = {"order_id": {"type": "string"}, "n": {"type": "integer"}}
+TOOLS = [tool("get_order", PARAMETERS, required=["order_id"]), tool("list_all")]
+GOOD = '<tool_call>\n{"name": "get_order", "arguments": {"order_id": "#W1"}}\n</tool_call>'
+ALL = '{"name": "list_all", "arguments": {}}'
+BLOCK = "<tool_call>{}</tool_call>".format
+
+
+def parse(text: str, **options: Any) -> Any:
+    parser, options = get_parser("qwen25"), {"tools": TOOLS, "in_reasoning": False} | options
+    reply = assert_same_in_pieces(parser, text, **options)
+    assert not lost(parser, text, reply)
+    return reply
+
+
+def order(arguments: str) -> str:
+    return f'{{"name": "get_order", "arguments": {arguments}}}'
+
+
+@pytest.mark.parametrize(
+    ("text", "statuses"),
+    [
+        # empty arguments are an empty object
+        *((BLOCK(ALL.replace("{}", empty)), ["ok"]) for empty in ('""', '" "', '"{}"', "{}")),
+        # parallel calls in blocks, in one block, and as a list
+        (f"{BLOCK(ALL)}\n{BLOCK(ALL)}", ["ok", "ok"]),
+        (BLOCK(f"{ALL}\n{ALL}"), ["ok", "ok"]),
+        (BLOCK(f"[{ALL}, {ALL}]"), ["ok", "ok"]),
+        # an unclosed call ends where the next one begins
+        (f"<tool_call>{ALL}{BLOCK(ALL)}", ["unclosed", "ok"]),
+    ],
+)
+def test_the_calls_of_a_reply(text: str, statuses: list[str]) -> None:
+    calls = parse(text).tool_calls
+    assert [(call.name, call.status.value) for call in calls] == [("list_all", s) for s in statuses]
+    assert all(call.arguments == {} for call in calls if call.ok)
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "words"),
+    [
+        (order('{"order_id": "#W1"}')[:-1], CallStatus.INVALID_JSON, "JSON"),
+        (order('{"order_id": #W1}'), CallStatus.INVALID_JSON, "character"),
+        ("{'name': 'list_all'}", CallStatus.INVALID_JSON, "double quotes"),
+        ('{"arguments": {}}', CallStatus.MISSING_NAME, "name"),
+        ('{"name": "nobody", "arguments": {}}', CallStatus.UNKNOWN_TOOL, "get_order, list_all"),
+        (order("{}"), CallStatus.BAD_ARGUMENTS, "order_id"),
+        (order("[1]"), CallStatus.BAD_ARGUMENTS, "object"),
+        (order('{"order_id": "a", "n": "x"}'), CallStatus.BAD_ARGUMENTS, "n: "),
+        (order('{"order_id": "a", "n": NaN}'), CallStatus.INVALID_JSON, "JSON"),
+        (order('{"order_id": "a", "n": 1e999}'), CallStatus.INVALID_JSON, "range"),
+        ("", CallStatus.INVALID_JSON, "JSON"),
+        ("3", CallStatus.INVALID_JSON, "object"),
+    ],
+)
+def test_a_bad_call_is_kept_with_its_reason(body: str, status: CallStatus, words: str) -> None:
+    reply = parse(f"Text <tool_call>{body}</tool_call> more")
+    (call,) = reply.tool_calls
+    assert call.status is status
+    assert words in call.error
+    assert call.raw.strip() == body
+    assert reply.content == "Text  more"
+
+
+@pytest.mark.parametrize(
+    ("text", "opened", "reasoning", "content", "calls"),
+    [
+        (f"<think>\nI should look.\n</think>\n\n{GOOD}", False, "I should look.", "", 1),
+        (f"I should look.\n</think>\n\nHello {GOOD}", True, "I should look.", "Hello", 1),
+        (f"<think>I should look. {GOOD}", False, "I should look. ", "", 1),
+        ("<think>I should", False, "I should", "", 0),
+        # a call that is weighed in closed reasoning is not a call
+        (f"<think>Write {GOOD}? No.</think>Hello", False, f"Write {GOOD}? No.", "Hello", 0),
+        ("Just text </think> with a tag", False, None, "Just text </think> with a tag", 0),
+        ("thought</think>text", None, "thought", "text", 0),
+    ],
+)
+def test_reasoning_is_apart_and_its_unclosed_call_is_seen(
+    text: str, opened: bool | None, reasoning: str | None, content: str, calls: int
+) -> None:
+    reply = parse(text, in_reasoning=opened)
+    assert (reply.reasoning, reply.content, len(reply.ok_calls)) == (reasoning, content, calls)
+    assert reply.bad_calls == ()
+
+
+def test_a_closed_stream_takes_nothing_more() -> None:
+    stream = get_parser("hermes").stream()
+    stream.finish("x")
+    with pytest.raises(ValueError, match="closed"):
+        stream.feed("y")
+
+
+# --- messages, and several pairs of tags for reasoning --------------------------------------------
+
+CALL = 'get<|content_invoke_tool_json|>{"name":"get","args":{}}<|end_message|>'
+BROKEN = CALL.replace("{}", "")
+END, THOUGHT = "<|end_message|>", "I think.<|end_message|><|message_model|><|content_text|>Hello"
+SAMPLING_END = "<|content_model_end_sampling|>"
+
+
+@pytest.mark.parametrize(
+    ("text", "opened", "reasoning", "content", "statuses"),
+    [
+        ("Hello, world.", None, None, "Hello, world.", []),
+        (f"Hello{END}", None, None, "Hello", []),
+        (THOUGHT, True, "I think.", "Hello", []),
+        ("<|content_thinking|>I thi", None, "I thi", "", []),
+        (CALL, None, None, "", ["ok"]),
+        (f"Hello <|message_model|>{CALL}", None, None, "Hello", ["ok"]),
+        # a header stands behind its token only
+        (f"I think.{CALL}", True, "I think.get", "", ["ok"]),
+        # what ends it may be the stop token
+        (CALL.removesuffix(END), None, None, "", ["ok"]),
+        (CALL.replace(END, SAMPLING_END), None, None, "", ["ok"]),
+        (f"{CALL}<|message_model|>{BROKEN}", None, None, "", ["ok", "invalid_json"]),
+        (f"get<|content_invoke_tool_text|>it{SAMPLING_END}", None, None, "", ["missing_name"]),
+    ],
+)
+def test_inkling(
+    text: str, opened: bool | None, reasoning: str | None, content: str, statuses: list[str]
+) -> None:
+    reply = assert_same_in_pieces(get_parser("inkling"), text, in_reasoning=opened)
+    assert (reply.reasoning, reply.content) == (reasoning, content)
+    assert [call.status.value for call in reply.tool_calls] == statuses
+
+
+@pytest.mark.parametrize("role", ["assistant", "user", "system", "developer"])
+def test_a_message_to_a_role_is_not_a_call(role: str) -> None:
+    text = f"<|channel|>commentary to={role}<|channel|>commentary?<|message|>x<|end|>y"
+    parser = get_parser("gpt-oss")
+    reply = assert_same_in_pieces(parser, text, tools=[tool("get")], in_reasoning=False)
+    assert (reply.tool_calls, reply.content) == ((), f"commentary to={role}commentary?\nxy")
+    assert not lost(parser, text, reply)
+    assert not parser.parse(text).tool_calls
+    called = text.replace("x<", "{}<")
+    (call,) = parser.parse(called, tools=[tool(role)], in_reasoning=False).tool_calls
+    assert (call.name, call.ok) == (role, True)
+
+
+def test_inkling_spans_begin_with_the_message() -> None:
+    text = f"<|content_text|>Hello<|end_message|><|message_model|>{CALL}"
+    (call,) = get_parser("inkling").parse(text).tool_calls
+    assert call.span is not None
+    assert text[slice(*call.span)] == f"<|message_model|>{CALL}"
+
+
+@pytest.mark.parametrize("tag", ["think", "think_fast", "think_faster"])
+def test_each_effort_of_k2_horizon_has_tags_of_its_own(tag: str) -> None:
+    parser = get_parser("k2_horizon")
+    for text, opened in (
+        (f"<ifm|{tag}>\nHm.\n</ifm|{tag}>\nHello", False),
+        (f"Hm.</ifm|{tag}>Hello", True),
+        (f"Hm.</ifm|{tag}>Hello", None),
+    ):
+        reply = assert_same_in_pieces(parser, text, in_reasoning=opened)
+        assert (reply.reasoning, reply.content) == ("Hm.", "Hello")
+
+
+CLOSER = "</rfl:parameter>"
+LINES = {"\nParis\n": "Paris", "\n\n": "", "\n": "", "\n a\n\n": " a\n", f"\n{CLOSER}\n": CLOSER}
+
+
+@pytest.mark.parametrize(("value", "read"), LINES.items())
+def test_a_value_of_beams_stands_in_lines_of_its_own(value: str, read: str) -> None:
+    start = " to=f<|channel|>analysis <|constrain|>xml<|message|>"
+    text = f'{start}<rfl:parameter name="a">{value}{CLOSER}<|call|>'
+    (call,) = assert_same_in_pieces(get_parser("beam"), text).tool_calls
+    assert (call.status.value, call.arguments) == ("ok", {"a": read})
+
+
+# --- the elements of MiniMax M3, read by the schema level by level --------------------------------
+
+M = "]<]minimax[>["
+POINT = {"type": "object", "properties": {"x": {"type": "integer"}, "name": {"type": "string"}}}
+SCHEMAS: dict[str, Any] = {
+    "points": {"type": "array", "items": POINT},
+    "pair": {"type": "array", "prefixItems": [{"type": "string"}, {"type": "integer"}]},
+    "tags": {"type": "object", "additionalProperties": {"type": "string"}},
+    "item": {"type": "object", "properties": {"item": {"type": "string"}}},
+    "limit": {"type": ["integer", "null"]},
+    "note": {"type": "string"},
+}
+
+
+def element(key: str, *inner: str) -> str:
+    return f"{M}<{key}>{''.join(inner)}{M}</{key}>"
+
+
+def items(*inner: str) -> list[str]:
+    return [element("item", text) for text in inner]
+
+
+ITEM = {"item": {"item": "1"}}
+POINTS = element("points", *items(element("x", "1") + element("name", "2")))
+
+
+def written(inner: str, name: str = "f") -> str:
+    return f'{M}<tool_call>\n{M}<invoke name="{name}">{inner}{M}</invoke>\n{M}</tool_call>'
+
+
+def arguments(inner: str, *, tools: bool = True) -> Any:
+    parser = get_parser("minimax-m3")
+    reply = assert_same_in_pieces(
+        parser, written(inner), tools=[tool("f", SCHEMAS)] if tools else None, in_reasoning=False
+    )
+    (call,) = reply.tool_calls
+    return call.arguments if call.ok else call.status.value
+
+
+@pytest.mark.parametrize(
+    ("inner", "found"),
+    [
+        (POINTS, {"points": [{"x": 1, "name": "2"}]}),
+        (element("pair", *items("7", "7")), {"pair": ["7", 7]}),
+        (element("tags", element("a", "1"), element("b", "2")), {"tags": {"a": "1", "b": "2"}}),
+        (element("item", *items("1")), ITEM),
+        (element("points", ""), {"points": []}),
+        (element("tags", " \n"), {"tags": {}}),
+        (element("note", ""), {"note": ""}),
+        (element("note", " <b>1</b>\n"), {"note": " <b>1</b>\n"}),
+        (element("note", f"{M} is a token"), {"note": f"{M} is a token"}),
+        (element("limit", "null"), {"limit": None}),
+        (element("points", '[{"x": 1}]'), {"points": [{"x": 1}]}),
+        (element("note", element("b", "1")), "bad_arguments"),
+        (element("limit", "many"), "bad_arguments"),
+    ],
+)
+def test_the_schema_says_what_an_element_is(inner: str, found: Any) -> None:
+    assert arguments(inner) == found
+
+
+@pytest.mark.parametrize(
+    ("inner", "found"),
+    [
+        (element("a", *items("1", "x")), {"a": [1, "x"]}),
+        (element("a", *items("1"), element("b", "x")), {"a": {"item": 1, "b": "x"}}),
+        (element("a", "1") + element("a", "2") + element("a", "3"), {"a": [1, 2, 3]}),
+        (element("a", ""), {"a": ""}),
+        (element("a", "x" + element("b", "1")), "invalid_json"),
+        (element("a", element("b", "1") + "x"), "invalid_json"),
+        (f"{M}<a>1{M}</b>", "invalid_json"),
+        (f"{M}</a>", "invalid_json"),
+        (f"{M}<a b{M}</a>", "invalid_json"),
+        (f"{M}<a>" * 120 + f"{M}</a>" * 120, "invalid_json"),
+    ],
+)
+def test_without_a_schema_elements_say_it_themselves(inner: str, found: Any) -> None:
+    assert arguments(inner, tools=False) == found
+
+
+@pytest.mark.parametrize(
+    ("text", "opened", "reasoning"), [("", False, None), ("", None, None), ("Hm.", True, "Hm.")]
+)
+def test_a_reply_without_reasoning_may_begin_by_closing_it(
+    text: str, opened: bool | None, reasoning: str | None
+) -> None:
+    text = f"{text}</mm:think>Hello.{written('')}"
+    reply = assert_same_in_pieces(get_parser("minimax-m3"), text, in_reasoning=opened)
+    assert (reply.content, reply.reasoning, len(reply.ok_calls)) == ("Hello.", reasoning, 1)
