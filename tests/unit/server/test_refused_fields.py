@@ -284,9 +284,11 @@ async def test_what_cannot_be_honored_is_refused_by_its_name(
 ) -> None:
     body = BODIES[path]
     rows = [
-        *((spot, changed(body, spot, bad), "") for spot, values in WRONG[path].items() for bad in values),
-        *((param, {**body, **fields}, word) for param, fields, word in TOGETHER[path]),
+        (place, changed(body, place, value), "")
+        for place, values in WRONG[path].items()
+        for value in values
     ]
+    rows += [(param, {**body, **fields}, word) for param, fields, word in TOGETHER[path]]
     async with serve(out=tmp_path) as bench:
         for number, (param, wrong, word) in enumerate(rows):
             with subtests.test(f"{param}, row {number}"):
