@@ -148,27 +148,6 @@ async def test_a_tagged_thought_and_the_text_after_it_are_one_reply() -> None:
         await bench.one_trajectory(turns=2)
 
 
-def _other_second_call(parts: Parts) -> Parts:
-    """The second call of an episode in either dialect, changed in its last request."""
-    sent = copy.deepcopy(parts)
-    uses = [block for part in sent for block in part.get("content", ()) if "input" in block]
-    calls = [part for part in sent if part.get("type") == "function_call"]
-    if len(uses) == 3:
-        uses[1]["input"] = {"at": "elsewhere"}
-    if len(calls) == 3:
-        calls[1]["arguments"] = '{"at": "elsewhere"}'
-    return sent
-
-
-@EACH
-async def test_a_rewritten_history_says_so(name: str) -> None:
-    async with serve(saying) as bench:
-        await WIRES[name].play(bench, change=_other_second_call)
-        changed = "message 4 (assistant) of the served history was changed: its calls"
-        reasons = [each["fork_reason"] for each in await bench.trajectories()]
-        assert reasons == [None, f"{EDITED}: {changed}"]
-
-
 # --- tools and thinking ---------------------------------------------------------------------------
 
 CHOICES: dict[str, list[Any]] = {

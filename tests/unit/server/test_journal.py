@@ -6,11 +6,11 @@ import asyncio
 import errno
 import os
 import resource
-import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from support.patience import held
 
 from toolroll.endpoint.disk import journal as journal_module
 from toolroll.endpoint.disk.journal import Journal, read_lines
@@ -78,19 +78,13 @@ async def test_a_full_disk_leaves_whole_lines(journal: Journal) -> None:
 async def test_a_caller_that_gives_up_stops_no_other(
     journal: Journal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fdatasync, held, reached = os.fdatasync, threading.Event(), threading.Event()
-
-    def slow(descriptor: int) -> None:
-        reached.set()
-        held.wait()
-        fdatasync(descriptor)
-
+    slow, reached, go_on = held(os.fdatasync)
     monkeypatch.setattr(os, "fdatasync", slow)
     given_up, other = journal.append(b"one\n"), journal.append(b"two\n")
     await asyncio.to_thread(reached.wait)
     given_up.cancel()
     later = journal.append(b"three\n")
-    held.set()
+    go_on.set()
     await asyncio.gather(other, later)
     assert lines(journal) == [b"one\n", b"two\n", b"three\n"]
 

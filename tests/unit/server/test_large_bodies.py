@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import gzip
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import orjson
 import pytest
+from support.patience import held
 from support.served import CHAT, JSON, TEXT, USER, ServedBench, in_session, numbered, serve, user
 
 from toolroll.endpoint.answers import result
@@ -145,19 +145,6 @@ async def test_many_logprobs_are_written_in_a_thread(
         assert [each for each in calls if "logprobs" in each[0]] == [(name, on_the_loop)]
 
 
-def held(function: Callable[..., Any], holds: Callable[..., bool]) -> Any:
-    """Return `function`, which waits if `holds`, an event that one waits, and one to go on."""
-    begun, go_on = threading.Event(), threading.Event()
-
-    def waiting(*args: Any) -> Any:
-        if holds(*args):
-            begun.set()
-            assert go_on.wait(60)
-        return function(*args)
-
-    return waiting, begun, go_on
-
-
 async def test_small_requests_are_answered_while_a_large_one_is_planned(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -179,7 +166,7 @@ async def test_a_session_deleted_while_its_request_is_read(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The request is answered with an error, and nothing is sampled."""
-    key, begun, go_on = held(request_key, lambda *args: True)
+    key, begun, go_on = held(request_key)
     monkeypatch.setattr("toolroll.endpoint.endpoint.request_key", key)
     async with serve(context_length=500_000) as bench:
         await bench.create()
