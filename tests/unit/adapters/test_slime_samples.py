@@ -181,24 +181,6 @@ async def test_an_agent_with_its_own_call_llm_is_stopped_too(sample_type: Any) -
     assert len(engine.log) == 2
 
 
-@pytest.mark.parametrize("partial", [True, False])
-async def test_an_aborted_sample_is_played_from_the_beginning(
-    sample_type: Any, partial: bool
-) -> None:
-    """slime's fully asynchronous rollout passes an aborted sample again, as `generate` gave it."""
-    async with serving(faults=ABORTED_FIRST) as (_, args):
-        args.partial_rollout, args.toolroll_partial = partial, "restart"
-        aborted = await play(args, sample_type(prompt=0, index=3, metadata={"a": 1}))
-        assert aborted.status is sample_type.Status.ABORTED and aborted.reward is None
-        assert not any(aborted.loss_mask) and aborted.remove_sample and len(aborted) == 1
-        aborted.session_id = None  # the test's policy counts the turns of a session
-        again = await play(args, aborted)
-    expected = {"reward": 1.0, "remove_sample": False, "index": 3}
-    assert fields_of(again, expected) == expected and any(again.loss_mask)
-    assert again.metadata["a"] == 1 and again.metadata["toolroll"]["metrics"]["restarts"] == 1
-    train_data(again)
-
-
 # --- to_samples -----------------------------------------------------------------------------------
 
 
