@@ -123,9 +123,7 @@ def test_flags_are_the_settings() -> None:
     [({"lora_rank": 0}, None), ({"lora_rank": 8}, "miles_lora"),
      ({"lora_adapter_path": "a"}, "miles_lora"), ({"lora_rank": 8, "lora_train_only": True}, None)],
 )  # fmt: skip
-async def test_the_adapter_that_miles_trains_samples_and_is_recorded(
-    trained: dict[str, Any], names: str | None
-) -> None:
+async def test_the_trained_adapter_is_recorded(trained: dict[str, Any], names: str | None) -> None:
     async with serving(lora_paths=("miles_lora",)) as (engine, args):
         vars(args).update({"lora_train_only": False, **trained})
         [sample] = (await generate(call(args, Sample(prompt=0)))).samples

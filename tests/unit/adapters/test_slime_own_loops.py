@@ -165,9 +165,7 @@ async def test_slime_s_partial_rollout_loses_nothing(
     check_that_nothing_was_lost(samples, engine)
 
 
-async def test_slime_s_asynchronous_rollout_loses_nothing(
-    slime_loop: Any, environments: Environments
-) -> None:
+async def test_slime_s_async_rollout_is_whole(slime_loop: Any, environments: Environments) -> None:
     """slime puts an aborted group back at once. Each session is aborted at random."""
     sample_type = real_slime("slime.utils.types").Sample
     worker_module = importlib.import_module("slime.rollout.fully_async_rollout")

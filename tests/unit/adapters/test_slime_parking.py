@@ -249,7 +249,7 @@ async def test_a_cancelled_call_closes_its_parked_episode(
         environments.check_all_closed()
 
 
-async def test_parked_episodes_leave_the_cache_to_others(
+async def test_what_is_parked_frees_the_cache(
     sample_type: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The cache holds one episode. A second one waits when the rollout stops, and while the first
@@ -290,9 +290,7 @@ async def test_parked_episodes_leave_the_cache_to_others(
 
 
 @pytest.mark.parametrize("mask", [False, True])
-async def test_the_mask_covers_all_sequences_of_a_forked_episode(
-    sample_type: Any, tmp_path: Path, mask: bool
-) -> None:
+async def test_the_mask_covers_all_of_a_fork(sample_type: Any, tmp_path: Path, mask: bool) -> None:
     async with forking(tmp_path, faults=cut_once(2)) as (engine, args):
         args.partial_rollout, args.mask_offpolicy_in_partial_rollout = True, mask
         parked = await play(args, sample_type(prompt=0, index=0, session_id="s"))
@@ -401,7 +399,7 @@ async def test_a_rollout_parks_what_is_left_and_continues_it(
 
 
 @pytest.mark.parametrize("partial", [None, "restart"])
-async def test_finished_groups_beyond_the_batch_are_put_back(
+async def test_surplus_groups_are_put_back(
     sample_type: Any, rollout: Any, partial: str | None
 ) -> None:
     """The finished groups of an earlier rollout are all over at once."""

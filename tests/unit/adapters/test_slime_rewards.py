@@ -46,9 +46,7 @@ def slime_formula(groups: list[list[float]], *, divided: bool) -> list[float]:
     ],
     ids=str,
 )
-def test_a_forked_episode_counts_once(
-    sample_type: Any, given: dict[str, Any], divided: bool | None
-) -> None:
+def test_a_fork_counts_once(sample_type: Any, given: dict[str, Any], divided: bool | None) -> None:
     """slime takes one mean of the batch, in which a forked episode counts for each sample. Other
     estimators (`divided` is None) get the raw rewards.
     """

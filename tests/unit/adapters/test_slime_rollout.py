@@ -112,9 +112,7 @@ async def test_a_rollout_of_failures_ends_with_their_words(
             await rollout(args, DataSource(sample_type, [{"prompt": "x"}], n=2))
 
 
-async def test_groups_beyond_the_batch_are_ended_at_the_engine(
-    sample_type: Any, rollout: Any
-) -> None:
+async def test_groups_beyond_the_batch_end_at_the_engine(sample_type: Any, rollout: Any) -> None:
     gate = asyncio.Event()
 
     async def policy(request: PolicyRequest) -> str:
@@ -140,7 +138,7 @@ async def test_groups_beyond_the_batch_are_ended_at_the_engine(
 # --- evaluations ----------------------------------------------------------------------------------
 
 
-async def test_an_evaluation_plays_each_row_n_times(
+async def test_an_evaluation_plays_rows_twice(
     sample_type: Any, rollout: Any, tmp_path: Path
 ) -> None:
     rows = [{"index": index, "metadata": {"env": "desk", "split": "test"}} for index in range(3)]
@@ -225,7 +223,7 @@ async def test_a_fork_that_slime_normalizes_wrongly_is_logged_once(
     assert len(logged) == warnings
 
 
-async def test_forked_episodes_and_others_are_trained_in_one_batch(
+async def test_forked_and_other_episodes_mix(
     sample_type: Any, rollout: Any, tmp_path: Path
 ) -> None:
     """slime flattens a batch by the type of its first item, so a mixed batch ended the training.
@@ -247,9 +245,7 @@ async def test_forked_episodes_and_others_are_trained_in_one_batch(
 
 
 @pytest.mark.parametrize("mask", [False, True])
-async def test_a_group_with_a_forked_episode_may_be_put_back(
-    sample_type: Any, tmp_path: Path, mask: bool
-) -> None:
+async def test_a_forked_group_may_be_put_back(sample_type: Any, tmp_path: Path, mask: bool) -> None:
     """With --partial-rollout, slime puts back the whole group and plays only the aborted episodes
     again: the completed ones keep their tokens, rewards and indices.
     """
@@ -282,9 +278,7 @@ async def test_a_group_with_a_forked_episode_may_be_put_back(
 # --- seeds, hooks and filters ---------------------------------------------------------------------
 
 
-async def test_deterministic_inference_gets_slime_s_seeds(
-    sample_type: Any, rollout: Any, tmp_path: Path
-) -> None:
+async def test_deterministic_runs_get_seeds(sample_type: Any, rollout: Any, tmp_path: Path) -> None:
     async def seeds(source: Any, **options: Any) -> list[Any]:
         """The seeds of each session, in the order of the sessions' seeds."""
         engine.log.clear()

@@ -129,9 +129,7 @@ def test_a_peft_adapter_is_not_saved_as_a_whole_model(tmp_path: Path) -> None:
         ({"env": "desk", "max_turn": 3}, "max_turn"),
     ],
 )
-def test_what_does_not_exist_is_refused_before_the_first_episode(
-    settings: dict[str, Any], words: str
-) -> None:
+def test_what_does_not_exist_is_refused_at_once(settings: dict[str, Any], words: str) -> None:
     with pytest.raises(UsageError, match=words) as made:
         make_rollout_func(settings, engine="http://127.0.0.1:1")
     with pytest.raises(UsageError, match=words):

@@ -196,9 +196,7 @@ async def test_a_group_that_became_too_old_is_dropped_whole() -> None:
     assert {name: found[name] for name in expected} == expected
 
 
-async def test_episodes_of_a_task_have_different_numbers_in_each_pass(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_episodes_have_other_numbers_in_each_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also after a resume: the numbers depend on the group's id alone."""
     numbers: list[tuple[int, int]] = []
     async with playing(lambda request: "All right.", job(most_rows=4)) as (_, play):
@@ -303,9 +301,7 @@ def test_what_may_wait_follows_from_the_staleness(config: dict[str, int], rows: 
         ({"temperature": 0.0}, "temperature=0.0: TRL's loss divides"),
     ],
 )
-def test_sampling_that_the_loss_does_not_know_is_refused(
-    config: dict[str, float], words: str
-) -> None:
+def test_sampling_unknown_to_the_loss_is_refused(config: dict[str, float], words: str) -> None:
     with pytest.raises(UsageError, match=words):
         made(**config)
 
@@ -360,9 +356,7 @@ def test_a_transfer_pauses_saves_loads_and_resumes(tmp_path: Path) -> None:
         ({}, r"did not load the weights .* too large"),
     ],
 )
-def test_a_transfer_that_an_engine_refuses_is_an_error(
-    tmp_path: Path, status: dict[str, int], words: str
-) -> None:
+def test_a_refused_transfer_is_an_error(tmp_path: Path, status: dict[str, int], words: str) -> None:
     with weight_server(status, success=bool(status)) as (url, requests):
         transfer = transfer_to([url], tmp_path, SavedModel(requests))
         with pytest.raises(EngineError, match=words):

@@ -81,11 +81,9 @@ def extra(row: dict[str, Any]) -> dict[str, float]:
 @pytest.mark.parametrize("vllm", [False, True])
 async def test_the_response_is_cut_and_a_long_prompt_continues_in_it(vllm: bool) -> None:
     """vLLM has other names for parameters."""
-    async with playing(vllm) as (engine, servers, player):
+    async with playing(vllm) as (_, servers, player):
         result = await an_episode(player)
     [whole] = to_fields(result, prompt_length=8192, response_length=8192)
-    last = engine.log[-1]
-    assert whole["prompt_ids"] + whole["response_ids"] == [*last.input_ids.tolist(), *last.output_ids]
     assert (whole["reward_score"], whole["extra_fields"]["min_global_steps"]) == (1.0, 3)
     assert ("max_tokens" in servers.seen[0]) == vllm
     [cut] = to_fields(result, prompt_length=8192, response_length=64)
@@ -257,9 +255,7 @@ class Fails(Environment):
 """
 
 
-async def test_a_row_names_its_task_in_extra_info_or_its_metadata(
-    loop_of: Any, tmp_path: Path
-) -> None:
+async def test_a_row_names_its_task_in_extra_info(loop_of: Any, tmp_path: Path) -> None:
     """What is directly in `extra_info` wins over its metadata, and both over the settings."""
     (tmp_path / "fails.py").write_text(FAILS)
     settings = {"env": f"{tmp_path}/fails.py:Fails", "reruns": 0}

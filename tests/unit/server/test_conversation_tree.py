@@ -307,9 +307,7 @@ def _offering(name: str, **schema: Any) -> Any:
     ],
     ids=str,
 )
-async def test_a_default_that_is_filled_in_is_no_change(
-    history: str, echoed: dict[str, Any], changed: bool
-) -> None:
+async def test_a_default_is_no_change(history: str, echoed: dict[str, Any], changed: bool) -> None:
     """Claude Code validates the input of a call, which fills in defaults."""
     replies = [call("Edit", **SAMPLED)] * 3 + ["Done."]
     async with serve(replies, split="random", history=history) as bench:
@@ -365,9 +363,7 @@ async def test_a_default_that_contains_itself_is_compared_once(argument: Any, sa
     "last", [[], [_offering("look", default=6)], [_offering("other")]], ids=["none", "6", "other"]
 )
 @pytest.mark.parametrize("first", [{"default": 5}, {"default": 6}, {}], ids=str)
-async def test_a_default_that_changes_changes_no_earlier_call(
-    first: dict[str, Any], last: list[Any]
-) -> None:
+async def test_a_new_default_changes_no_old_call(first: dict[str, Any], last: list[Any]) -> None:
     """Two agents of one session may define the same tool. Its first definition counts."""
     replies = [call("look", n=5), call("look", n=6), "Done.", "Done."]
     async with serve(replies) as bench:

@@ -16,7 +16,7 @@ from support.episodes import call
 from support.listed_environment import TOOL
 from support.qwen import tokenizer_for, trl_template
 from support.served import USER, in_session, serve
-from support.wires import WIRES, ask, continued
+from support.wires import BODIES, WIRES, ask, continued
 
 from toolroll.endpoint.conversation.conversation_tree import EDITED
 from toolroll.parsers.formats.hermes import HermesParser
@@ -25,11 +25,6 @@ from toolroll.testing import Reply
 
 EACH = pytest.mark.parametrize("name", WIRES)
 EVERY = pytest.mark.parametrize("name", DIALECTS)
-BODIES: dict[str, dict[str, Any]] = {
-    "chat": {"messages": [USER]},
-    "messages": anthropic_wire.HELLO,
-    "responses": responses_wire.HELLO,
-}
 Parts = list[dict[str, Any]]
 
 # --- whole episodes, judged by the engine's log ---------------------------------------------------
@@ -224,7 +219,7 @@ async def test_a_piece_is_sent_before_the_rest_is_sampled(name: Dialect) -> None
     piece, end = PIECES[name]
     release = asyncio.Event()
     async with serve(Reply("One two three four five.", hold=release, hold_after=8)) as bench:
-        url, body = bench.url + in_session(PATHS[name]), {**BODIES[name], "stream": True}
+        url, body = bench.url + in_session(PATHS[name]), {**BODIES[PATHS[name]], "stream": True}
         async with bench.http.post(url, json=body) as response:
             received = b""
             while piece not in received:
@@ -246,7 +241,7 @@ class Contradictory(HermesParser):
 async def test_a_failure_in_a_stream_is_an_event_in_its_form(name: Dialect) -> None:
     async with serve("One two three.") as bench:
         bench.served.parser = Contradictory()
-        body = {**BODIES[name], "stream": True}
+        body = {**BODIES[PATHS[name]], "stream": True}
         async with bench.http.post(bench.url + in_session(PATHS[name]), json=body) as response:
             text = await response.text()
         lines = [line.removeprefix("data: ") for line in text.split("\n") if "data: " in line]
@@ -323,7 +318,7 @@ LIMITS = {"chat": "max_tokens", "messages": "max_tokens", "responses": "max_outp
 async def test_a_cut_call_means_the_same_in_every_dialect(tokenizer: Any, name: Dialect) -> None:
     limit = len(tokenizer.encode(CUT, add_special_tokens=False))
     tools = [TOOL if name == "chat" else WIRES[name].LOOK]
-    body = {**BODIES[name], "tools": tools, LIMITS[name]: limit}
+    body = {**BODIES[PATHS[name]], "tools": tools, LIMITS[name]: limit}
     async with serve(CUT + '": 1}}</tool_call>') as bench:
         answer = await bench.send(in_session(PATHS[name]), body)
         if name == "chat":

@@ -7,13 +7,13 @@ import json
 from typing import Any
 
 import pytest
-from support.anthropic_wire import HELLO
 from support.anthropic_wire import LOOK as MESSAGES_LOOK
 from support.endpoints import streamed
 from support.episodes import call
 from support.listed_environment import TOOL
 from support.responses_wire import LOOK as RESPONSES_LOOK
 from support.served import CHAT, MESSAGES, RESPONSES, TEXT, USER, in_session, serve, tool_results
+from support.wires import BODIES
 
 from toolroll.endpoint.conversation.template_cache import TemplateCache
 from toolroll.endpoint.errors import ApiError
@@ -28,12 +28,6 @@ OTHER: Any = {
 STRICT: Any = {**TOOL, "function": {**TOOL["function"], "strict": True}}
 NAMED: Any = {"type": "function", "function": {"name": "look"}}
 Fields = dict[str, Any]
-BODIES: dict[str, Fields] = {
-    CHAT: {"messages": [USER]},
-    MESSAGES: HELLO,
-    RESPONSES: {"input": "Hi"},
-    TEXT: {"prompt": "Hi"},
-}
 SCHEMA = {"type": "json_schema", "schema": {"type": "array"}}
 NAMED_SCHEMA = {"type": "json_schema", "json_schema": {"schema": {"type": "array"}}}
 AN_ARRAY, AN_OBJECT = {"json_schema": '{"type":"array"}'}, {"json_schema": '{"type":"object"}'}
@@ -192,9 +186,7 @@ async def test_the_models_name_may_select_an_adapter() -> None:
 @pytest.mark.parametrize(
     ("limit", "room"), [({}, 200), ({"max_new_tokens": 20}, 280)], ids=["endpoint's", "session's"]
 )
-async def test_a_long_first_prompt_is_cut_to_make_room_for_the_limit(
-    limit: dict[str, Any], room: int
-) -> None:
+async def test_a_long_first_prompt_is_cut_for_the_limit(limit: dict[str, Any], room: int) -> None:
     settings = {"sampling_params": {"max_new_tokens": 100}}
     async with serve(settings=settings, context_length=300) as bench:
         bench.endpoint.openrlhf = True

@@ -48,9 +48,7 @@ async def test_an_older_session_of_a_name_is_finished_at_the_restart(tmp_path: P
 
 
 @pytest.mark.parametrize(("method", "path"), [("DELETE", ""), ("POST", "/export")])
-async def test_a_client_that_disconnects_does_not_stop_the_end(
-    tmp_path: Path, method: str, path: str
-) -> None:
+async def test_a_lost_client_does_not_stop_the_end(tmp_path: Path, method: str, path: str) -> None:
     async with serve(policy, out=tmp_path) as bench:
         await ask(bench, [USER])
         reached, go_on = hold_the_end(bench)
@@ -134,9 +132,7 @@ async def test_the_journal_is_compacted_when_sessions_finish(tmp_path: Path) -> 
 # --- sessions that cannot be finished -------------------------------------------------------------
 
 
-async def test_a_session_that_cannot_be_finished_stops_no_other(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_failed_ends_stop_no_others(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async with serve(policy, out=tmp_path) as bench:
         for name in "abc":
             await ask(bench, [USER], name)

@@ -42,9 +42,7 @@ async def test_lines_that_arrive_together_share_a_write(journal: Journal) -> Non
         journal.append(b"late\n")
 
 
-async def test_a_line_is_synced_before_its_future_is_done(
-    journal: Journal, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_done_line_is_synced(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
     synced, fdatasync = list[int](), os.fdatasync
 
     def counted(descriptor: int) -> None:
@@ -75,9 +73,7 @@ async def test_a_full_disk_leaves_whole_lines(journal: Journal) -> None:
     assert lines(journal) == [b"one\n"]
 
 
-async def test_a_caller_that_gives_up_stops_no_other(
-    journal: Journal, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_giving_up_stops_no_other(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
     slow, reached, go_on = held(os.fdatasync)
     monkeypatch.setattr(os, "fdatasync", slow)
     given_up, other = journal.append(b"one\n"), journal.append(b"two\n")

@@ -100,7 +100,7 @@ async def test_a_small_body_that_becomes_large_is_read_in_a_thread(calls: Calls)
 
 
 @pytest.mark.parametrize(("words", "on_the_loop"), [(10, True), (30_000, False)])
-async def test_a_long_reply_is_read_and_reported_in_a_thread(
+async def test_a_long_reply_is_read_off_the_loop(
     calls: Calls, words: int, on_the_loop: bool
 ) -> None:
     async with serve("1 " * words, context_length=500_000) as bench:
@@ -145,9 +145,7 @@ async def test_many_logprobs_are_written_in_a_thread(
         assert [each for each in calls if "logprobs" in each[0]] == [(name, on_the_loop)]
 
 
-async def test_small_requests_are_answered_while_a_large_one_is_planned(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_small_requests_do_not_wait_for_a_large_one(monkeypatch: pytest.MonkeyPatch) -> None:
     large = lambda tree, messages, *rest: len(messages[0]["content"]) > 100_000
     plan, begun, go_on = held(ConversationTree.plan, large)
     monkeypatch.setattr(ConversationTree, "plan", plan)
@@ -162,9 +160,7 @@ async def test_small_requests_are_answered_while_a_large_one_is_planned(
         assert sorted(len(each["turns"]) for each in await bench.trajectories()) == [1, 3]
 
 
-async def test_a_session_deleted_while_its_request_is_read(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_session_deleted_while_its_request_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """The request is answered with an error, and nothing is sampled."""
     key, begun, go_on = held(request_key)
     monkeypatch.setattr("toolroll.endpoint.endpoint.request_key", key)

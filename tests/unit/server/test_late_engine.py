@@ -44,9 +44,7 @@ async def not_started(tokenizer: Any, **config: Any) -> AsyncIterator[tuple[Endp
         (TEXT, {"prompt": "Hi"}),
     ],
 )
-async def test_the_engines_facts_are_read_again_if_they_were_unknown(
-    tokenizer: Any, path: str, body: Any
-) -> None:
+async def test_unknown_engine_facts_are_read_again(tokenizer: Any, path: str, body: Any) -> None:
     async with (
         not_started(tokenizer) as (endpoint, engine),
         EndpointServer(endpoint) as server,

@@ -56,9 +56,7 @@ def test_a_tagged_text_stays_text_if_the_model_does_not_reason() -> None:
     ],
     ids=["nothing", "blanks", "tagged text after a call"],
 )
-async def test_an_unusual_reply_can_be_continued(
-    reply: str, kinds: list[str], stream: bool
-) -> None:
+async def test_unusual_replies_can_be_continued(reply: str, kinds: list[str], stream: bool) -> None:
     body = {**HELLO, "tools": [LOOK]}
     async with serve([reply, "Done."]) as bench:
         response = await ask(bench, body, stream=stream)
@@ -154,9 +152,7 @@ async def test_a_response_that_was_cut_is_incomplete(stream: bool) -> None:
     ],
     ids=["cut", "whole"],
 )
-async def test_a_cut_call_is_an_incomplete_item(
-    tokenizer: Any, stream: bool, last: str, status: str
-) -> None:
+async def test_a_cut_call_says_so(tokenizer: Any, stream: bool, last: str, status: str) -> None:
     """A call before it, and a whole call at the end of a cut reply, are complete."""
     text = call(at="w") + last
     tokens = len(tokenizer.encode(text, add_special_tokens=False))
@@ -191,7 +187,7 @@ async def test_the_tools_of_a_namespace_are_flattened(stream: bool) -> None:
 
 @STREAMED
 @pytest.mark.parametrize("namespace", ["", "files"])
-async def test_a_custom_tool_is_a_function_with_one_text(
+async def test_a_custom_tool_is_a_function(
     any_tokenizer: Any, stream: bool, namespace: str
 ) -> None:
     name = f"{namespace}__apply_patch" if namespace else "apply_patch"

@@ -187,9 +187,7 @@ async def test_simultaneous_first_requests_are_restored_as_forks(
     ],
     ids=["logprobs", "a root", "switches", "text"],
 )
-async def test_a_retry_after_a_restart_gets_the_same_bytes(
-    out: Path, path: str, body: dict[str, Any]
-) -> None:
+async def test_a_retry_after_a_restart_is_equal(out: Path, path: str, body: dict[str, Any]) -> None:
     async def received(server: ServedBench, retry: int) -> bytes:
         headers = {"x-stainless-retry-count": str(retry)}
         async with server.http.post(server.url + path, json=body, headers=headers) as response:
@@ -231,9 +229,7 @@ def hold_the_disk(
     return reached, go_on
 
 
-async def test_an_answer_being_saved_counts_once_against_the_limit(
-    out: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_answers_being_saved_count_once(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with serve(policy, out=out) as bench:
         await bench.create()
         bench.endpoint.sessions.find("s").max_turns = 3

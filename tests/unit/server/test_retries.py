@@ -104,9 +104,7 @@ async def test_a_retry_after_a_refusal_takes_no_answer_of_another() -> None:
 
 
 @pytest.mark.parametrize("restarted", [False, True])
-async def test_a_retry_of_a_repeated_request_gets_the_last_answer(
-    tmp_path: Path, restarted: bool
-) -> None:
+async def test_a_retry_of_a_repeated_request_gets_the_last(tmp_path: Path, restarted: bool) -> None:
     """The client sent the request again, so it has the first answer."""
     async with serve(numbered, out=tmp_path) as bench:
         await bench.send(PATH, BODY)

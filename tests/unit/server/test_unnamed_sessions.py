@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.anthropic_wire import HELLO
 from support.episodes import call
 from support.listed_environment import TOOL
 from support.recorded import break_the_end, finished, policy
@@ -29,7 +28,7 @@ from support.served import (
     system,
     tool_results,
 )
-from support.wires import continued
+from support.wires import BODIES, continued
 
 from toolroll.cli import serve_command
 from toolroll.endpoint.dialects.dialect import ParsedRequest
@@ -42,12 +41,6 @@ from toolroll.testing import Fault, Reply, fault_at
 
 HELLO_REPLY = assistant("Hello.")
 EXAMPLES = [USER, HELLO_REPLY, MORE]
-BODIES: dict[str, dict[str, Any]] = {
-    CHAT: {"messages": [USER]},
-    MESSAGES: HELLO,
-    RESPONSES: {"input": "Hi"},
-    TEXT: {"prompt": "Once"},
-}
 LOOK = "I look." + call(at="x")
 
 
@@ -214,9 +207,7 @@ async def test_only_sessions_with_the_same_first_messages_are_compared() -> None
         await find(*EXAMPLES)
 
 
-async def test_a_session_that_ends_while_it_is_compared(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_session_that_ends_while_it_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is not continued."""
     async with serve() as bench:
         name, reply = await say(bench, USER)
@@ -374,7 +365,7 @@ async def test_an_unused_session_ends_and_is_forgotten() -> None:
 
 async def test_requests_must_name_a_session_if_it_is_required() -> None:
     async with serve(settings={"require_session": True}) as bench:
-        for path, body in {**BODIES, f"{MESSAGES}/count_tokens": HELLO}.items():
+        for path, body in {**BODIES, f"{MESSAGES}/count_tokens": BODIES[MESSAGES]}.items():
             status, answer = await bench.post(path, body)
             assert status == 400
             assert f"{bench.url}/sessions/NAME{path}" in answer["error"]["message"]
@@ -386,9 +377,7 @@ async def test_requests_must_name_a_session_if_it_is_required() -> None:
 
 
 @pytest.mark.parametrize("required", [False, True])
-def test_the_address_that_is_printed_records(
-    required: bool, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_printed_address_records(required: bool, capsys: pytest.CaptureFixture[str]) -> None:
     serve_command._ready("http://h:1", require_session=required)
     printed = capsys.readouterr().out.replace("\n", " ")
     assert "http://h:1/sessions/NAME/v1" in printed
