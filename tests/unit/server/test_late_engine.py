@@ -9,14 +9,11 @@ from typing import Any
 
 import aiohttp
 import pytest
+from support.episodes import opened_model
 from support.served import CHAT, TEXT, USER
 
 from toolroll.endpoint import Endpoint, EndpointServer, EndpointSettings
 from toolroll.endpoint.in_process import ToolrollClient
-from toolroll.parsers.registry import get_parser
-from toolroll.rollout.engine import Engine, EngineConfig
-from toolroll.rollout.model.model import Model
-from toolroll.rollout.template.chat_template import ChatTemplate
 from toolroll.testing import EmbeddedEngine
 
 
@@ -26,11 +23,9 @@ async def not_started(tokenizer: Any, **config: Any) -> AsyncIterator[tuple[Endp
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         port = int(taken.getsockname()[1])
-    template, address = ChatTemplate(tokenizer), f"http://127.0.0.1:{port}"
-    client = Engine(EngineConfig(engine=address, backoff=0.001, retries=0, **config))
-    parser = get_parser("hermes", template.encoder.control)
     late = EmbeddedEngine(tokenizer, lambda request: "Hello.", port=port, context_length=777)
-    async with Model(client, template, parser) as model:
+    given = {"backoff": 0.001, "retries": 0, **config}
+    async with opened_model(f"http://127.0.0.1:{port}", tokenizer, config=given) as model:
         yield Endpoint(model, EndpointSettings(port=0)), late
 
 

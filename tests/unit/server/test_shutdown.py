@@ -12,91 +12,61 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import pytest
 from support.recorded import finished
 from support.served import CHAT, TEXT, USER, ServedBench, in_session, serve
 
 from toolroll.endpoint.replies import Reply as EndpointReply
-from toolroll.testing import PolicyRequest, Reply
+from toolroll.testing import Reply
 
 STOPPING = (503, "server_stopping", "true")
 
 
 @dataclass
 class Closing:
-    """A server that stops, and is held after its sessions ended and before its store closes."""
+    """An endpoint that stops, and is held after its sessions ended and before its store closes."""
 
     bench: ServedBench
-    http: aiohttp.ClientSession
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     go_on: asyncio.Event = field(default_factory=asyncio.Event)
-    stop: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def stop(self) -> None:
+        self.stopping = asyncio.create_task(self.bench.endpoint.aclose())
 
     async def send(self, method: str, path: str, body: Any = None) -> Any:
         """Return the status, the answer or the code of the error, and `x-should-retry`."""
-        async with self.http.request(method, self.bench.url + path, json=body) as response:
+        async with self.bench.http.request(method, self.bench.url + path, json=body) as response:
             answer = await response.json()
             code = answer["error"]["code"] if "error" in answer else answer
             return response.status, code, response.headers.get("x-should-retry")
 
-    async def ask(self, session: str, messages: list[Any], **more: Any) -> Any:
-        return await self.send("POST", in_session(CHAT, session), {"messages": messages, **more})
+    async def ask(self, session: str, messages: list[Any]) -> Any:
+        return await self.send("POST", in_session(CHAT, session), {"messages": messages})
 
 
 @asynccontextmanager
 async def closing(policy: Any, out: Path, *, finish: bool = False) -> AsyncIterator[Closing]:
-    """A server that another task stops once `stop` is set. At the end, it has stopped."""
-    started: asyncio.Future[Closing] = asyncio.get_running_loop().create_future()
+    """A server that the block stops. At the end, it has stopped."""
+    async with serve(policy, out=out) as bench:
+        server, store = Closing(bench), bench.store
+        store.finish_at_end, close = finish, store.aclose
 
-    async def run() -> None:
-        async with serve(policy, out=out) as bench:
-            store = bench.store
-            store.finish_at_end = finish
-            close = store.aclose
+        async def held(*args: Any) -> None:
+            server.ended.set()
+            await server.go_on.wait()
+            await close(*args)
 
-            async def held(*args: Any) -> None:
-                server.ended.set()
-                await server.go_on.wait()
-                await close(*args)
-
-            store.aclose = held  # type: ignore[assignment, method-assign]
-            server = Closing(bench, http)
-            started.set_result(server)
-            await server.stop.wait()
-
-    async with aiohttp.ClientSession() as http:
-        serving = asyncio.create_task(run())
-        server = await started
-        try:
-            yield server
-        finally:
-            server.stop.set()
-            server.go_on.set()
-            await serving
-
-
-class Policy:
-    """Answers the first request of each session, and holds all later ones."""
-
-    def __init__(self, sessions: int) -> None:
-        self._left = sessions
-        self.never = asyncio.Event()
-        self.all_asked = asyncio.Event()
-
-    def __call__(self, request: PolicyRequest) -> Reply:
-        if request.call == 0:
-            return Reply("Hello.")
-        self._left -= 1
-        if self._left == 0:
-            self.all_asked.set()
-        return Reply("Well.", hold=self.never, hold_after=1)
+        store.aclose = held  # type: ignore[assignment, method-assign]
+        yield server
+        server.go_on.set()
+        await server.stopping
 
 
 @pytest.mark.parametrize("finish", [False, True])
 async def test_agents_that_ask_again_change_no_session(tmp_path: Path, finish: bool) -> None:
-    names = [f"s{number}" for number in range(10)]
-    policy = Policy(len(names))
+    names, never = [f"s{number}" for number in range(10)], asyncio.Event()
+    held = Reply("Well.", hold=never, hold_after=1)
+    policy = lambda request: held if request.call else "Hello."
     async with closing(policy, tmp_path, finish=finish) as server:
 
         async def agent(name: str) -> list[Any]:
@@ -105,8 +75,8 @@ async def test_agents_that_ask_again_change_no_session(tmp_path: Path, finish: b
             return [await server.ask(name, talk) for _ in range(4)]
 
         agents = [asyncio.create_task(agent(name)) for name in names]
-        await policy.all_asked.wait()
-        server.stop.set()
+        await server.bench.engine.until(lambda engine: engine.held == len(names))
+        server.stop()
         for answers in await asyncio.gather(*agents):
             assert answers == [STOPPING] * 4
     async with serve(policy, out=tmp_path) as again:
@@ -121,7 +91,7 @@ async def test_every_route_of_a_session_says_that_the_server_stops(tmp_path: Pat
         await server.ask("s", [USER])
         await server.send("POST", "/sessions/s/export")  # a finished session of that name
         await server.ask("s", [USER])
-        server.stop.set()
+        server.stop()
         await server.ended.wait()
         for method, path, body in (
             ("POST", in_session(CHAT), {"messages": [USER]}),
@@ -158,7 +128,7 @@ async def test_an_answer_is_in_the_journal_or_its_client_gets_an_error(
         monkeypatch.setattr(EndpointReply, "deliver", late)
         asking = asyncio.create_task(server.ask("s", [USER]))
         await reached.wait()
-        server.stop.set()
+        server.stop()
         await server.ended.wait()
         server.go_on.set()
         assert await asking == STOPPING

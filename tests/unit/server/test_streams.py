@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.episodes import call
 from support.listed_environment import TOOL
-from support.served import CHAT, RETRY, TEXT, USER, ServedBench, in_session, serve
+from support.served import CHAT, TEXT, USER, ServedBench, in_session, serve
 from support.stream_chunks import joined, whole
 from support.tiers import costly
 
@@ -28,13 +28,12 @@ async def events(
     path: str = PATH,
     /,
     *,
-    headers: dict[str, str] | None = None,
     begun: Callable[[], object] = lambda: None,
     **fields: Any,
 ) -> Chunks:
     """The events of a stream before "[DONE]". `begun` is called when the first of them has come."""
     body = {"stream": True, **({"messages": [USER]} if path == PATH else {}), **fields}
-    async with bench.http.post(bench.url + path, json=body, headers=headers) as response:
+    async with bench.http.post(bench.url + path, json=body) as response:
         assert response.status == 200, await response.text()
         text = await response.content.readany()
         begun()
@@ -142,25 +141,6 @@ async def test_a_stream_follows_the_choice_of_tools(fields: dict[str, Any], call
         assert len(message["tool_calls"]) == calls
         assert message["content"] == ("" if calls else reply)
         await bench.trajectories()
-
-
-async def test_a_retry_of_a_broken_stream_gets_all_of_it() -> None:
-    release = asyncio.Event()
-    reply = "One two three four five six."
-    async with serve(Reply(reply, hold=release, hold_after=10**6)) as bench:
-        body = {"messages": [USER], "stream": True}
-        async with bench.http.post(bench.url + PATH, json=body) as response:
-            first = orjson.loads((await response.content.readline()).removeprefix(b"data: "))
-            response.close()
-        waiting = asyncio.create_task(events(bench, headers=RETRY))
-        await bench.joined("s", retry=1)
-        release.set()
-        chunks = await waiting
-        assert joined(chunks)["content"] == reply
-        [name] = {chunk["id"] for chunk in (first, *chunks)}
-        assert name.startswith("chatcmpl-")
-        assert len(bench.engine.log) == 1
-        assert len(await bench.trajectories()) == 1
 
 
 @pytest.mark.parametrize("stop", [None, ["six"]])
