@@ -41,9 +41,6 @@ def all_are_closed(count: int = COUNT) -> bool:
     return len(Closing.opened) == count and len(set(Closing.closed)) == count
 
 
-# --- interrupts -----------------------------------------------------------------------------------
-
-
 def test_an_interrupt_of_trl_s_rollout_ends_its_episodes() -> None:
     with holding(COUNT, interrupt) as engine:
         rollout = make_rollout_func({**SETTINGS, "concurrency": COUNT}, engine=engine.url)
@@ -65,9 +62,6 @@ def test_an_interrupt_of_slime_s_rollout_ends_its_episodes(sample_type: Any, clo
         assert all_are_closed()
         output = generate_rollout(args, 0, source)
         assert [sample.reward for group in output.samples for sample in group] == [1.0] * COUNT
-
-
-# --- errors and cancellations ---------------------------------------------------------------------
 
 
 def test_a_wrong_task_ends_trl_s_other_episodes_first() -> None:

@@ -42,9 +42,6 @@ def expected(log: Sequence[LoggedRequest], ids: Sequence[int]) -> Any:
     return first_experts(log, np.array(ids, dtype=np.int32)).reshape(-1, *SHAPE)
 
 
-# --- slime and miles ------------------------------------------------------------------------------
-
-
 async def by_slime(args: Namespace, sample_type: Any) -> Any:
     return await play(args, sample_type(index=0, prompt=0))
 
@@ -134,9 +131,6 @@ async def test_replay_needs_the_shape_of_the_model(sample_type: Any, missing: st
         assert engine.log == []
 
 
-# --- sequences ------------------------------------------------------------------------------------
-
-
 def result(rows: int | None, width: int = 4, reward: float | None = 1.0) -> Any:
     """An episode with a prompt of three tokens and two sampled ones."""
     experts = None if rows is None else np.arange(rows * width, dtype=np.uint8).reshape(rows, width)
@@ -167,9 +161,6 @@ def test_the_samples_of_a_fork_have_their_own_rows() -> None:
     sample = miles_mirror.Sample(index=0)
     for sibling in to_samples(sample, forked, experts_shape=SHAPE):
         assert sibling.rollout_routed_experts.shape == (4, *SHAPE)
-
-
-# --- trainers with an engine object ---------------------------------------------------------------
 
 
 async def test_verl_gets_the_rows_of_the_tokens_it_gets(monkeypatch: pytest.MonkeyPatch) -> None:

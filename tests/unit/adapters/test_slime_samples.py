@@ -30,8 +30,6 @@ from toolroll.trainers.episodes import EpisodeSettings
 from toolroll.trainers.slime import generate, read_settings, to_samples
 from toolroll.trainers.slime.player import Player
 
-# --- generate -------------------------------------------------------------------------------------
-
 
 async def test_a_sample_holds_what_was_served_and_sampled(sample_type: Any) -> None:
     given = {"index": 5, "group_index": 1, "label": "L", "session_id": "s"}
@@ -181,9 +179,6 @@ async def test_an_agent_with_its_own_call_llm_is_stopped_too(sample_type: Any) -
     assert len(engine.log) == 2
 
 
-# --- to_samples -----------------------------------------------------------------------------------
-
-
 def plain(**more: Any) -> Trajectory:
     """A prompt of three tokens and a turn of three."""
     return sequence((3, 6, None), length=6, **more)
@@ -226,9 +221,6 @@ def test_what_may_not_be_trained_is_removed(sample_type: Any) -> None:
 def test_a_reward_key_is_kept(sample_type: Any) -> None:
     [keyed] = to_samples(sample_type(index=0), result_of(1.0, plain()), reward_key="score")
     assert keyed.get_reward_value(Namespace(reward_key="score")) == 1.0
-
-
-# --- settings -------------------------------------------------------------------------------------
 
 
 async def test_limits_and_the_collector_are_settings() -> None:

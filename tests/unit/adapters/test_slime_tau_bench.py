@@ -51,9 +51,6 @@ async def episode(
         return result, engine
 
 
-# --- the result and its sample --------------------------------------------------------------------
-
-
 def res_to_sample(res: InteractionResult, task_index: int) -> Any:
     """The function of slime's example, at `support.slime_mirror.COMMIT`, without its log line."""
     status: Any = {
@@ -108,9 +105,6 @@ def test_a_message_without_content_is_no_crash(content: Any) -> None:
     assert (filled.response, filled.response_length, list(filled.tokens)) == ("Bye.", 1, [1, 2, 3])
 
 
-# --- agents ---------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("parameters", ["{bad", "[1]", "", "null", None, '"text"', 5])
 def test_the_published_rule_never_raises(parameters: Any) -> None:
     action = call_to_action_sglang([{"name": "look", "parameters": parameters}], "text")
@@ -161,9 +155,6 @@ def test_the_mixin_comes_first() -> None:
 
     assert Both.asolve is TrainableAgentMixin.asolve
     assert TrainableToolCallingAgent.__mro__.index(TrainableAgentMixin) == 1
-
-
-# --- episodes -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("on_length", ["stop", "continue"])

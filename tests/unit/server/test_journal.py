@@ -85,9 +85,6 @@ async def test_giving_up_stops_no_other(journal: Journal, monkeypatch: pytest.Mo
     assert lines(journal) == [b"one\n", b"two\n", b"three\n"]
 
 
-# --- compaction -----------------------------------------------------------------------------------
-
-
 async def test_compacting_keeps_what_arrives_meanwhile(journal: Journal) -> None:
     """And what it is told to keep."""
     first = journal.append(b"a1\n", b"b1\n", b"a2\n")

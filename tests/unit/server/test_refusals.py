@@ -106,8 +106,6 @@ async def test_an_overflow_is_the_same_error_everywhere(reported: str | None) ->
         assert len(bench.engine.log) == (0 if reported is None else 2 * len(OVERFLOWS))
 
 
-# --- routes that are not served -------------------------------------------------------------------
-
 HINTS = {
     "/v1/assistants": "/v1/chat/completions",
     "/v1/embeddings": "must end with /v1,",
@@ -160,9 +158,6 @@ async def test_what_is_not_there_is_said() -> None:
         assert "use POST" in (await bench.get(TEXT))["error"]["message"]
         async with bench.http.post(bench.url + CHAT, data=b"{", headers=JSON) as response:
             assert (await response.json())["error"]["code"] == "invalid_json"
-
-
-# --- limits and failures --------------------------------------------------------------------------
 
 
 def busy(request: PolicyRequest) -> Reply:

@@ -23,9 +23,6 @@ THOUGHT = "<think>\nHm.\n</think>\n\n"
 STREAMED = pytest.mark.parametrize("stream", [False, True])
 
 
-# --- reasoning and empty replies ------------------------------------------------------------------
-
-
 @STREAMED
 @pytest.mark.parametrize("store", [False, True])
 async def test_reasoning_that_is_not_stored_is_encrypted(stream: bool, store: bool) -> None:
@@ -63,9 +60,6 @@ async def test_unusual_replies_can_be_continued(reply: str, kinds: list[str], st
         assert [item["type"] for item in response["output"]] == kinds
         await ask(bench, continued(body, response), stream=stream)
         await bench.one_trajectory(turns=2)
-
-
-# --- stored responses -----------------------------------------------------------------------------
 
 
 @STREAMED
@@ -132,9 +126,6 @@ async def test_a_reference_to_nothing_stored_says_so() -> None:
                     assert item_id in error["message"] and "store: false" in error["message"]
 
 
-# --- replies that are cut -------------------------------------------------------------------------
-
-
 @STREAMED
 async def test_a_response_that_was_cut_is_incomplete(stream: bool) -> None:
     async with serve("One two three four five six.") as bench:
@@ -165,8 +156,6 @@ async def test_a_cut_call_says_so(tokenizer: Any, stream: bool, last: str, statu
         await ask(bench, continued(body, response), stream=stream)
         await bench.one_trajectory(turns=2)
 
-
-# --- namespaces and custom tools ------------------------------------------------------------------
 
 PATCH: dict[str, Any] = {"type": "custom", "name": "apply_patch", "description": "Edit files."}
 PATCHES = ['*** Begin\n+ "x" <b>\n', "", '{"input": "y"}']

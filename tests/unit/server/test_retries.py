@@ -142,9 +142,6 @@ async def test_a_request_that_fails_is_not_kept() -> None:
         assert bench.endpoint.sessions.find("s").pending.all() == []
 
 
-# --- what is kept and who is woken ----------------------------------------------------------------
-
-
 async def test_memory_is_linear_in_the_conversation() -> None:
     async with serve(numbered) as bench:
         messages: list[Message] = [USER]

@@ -98,9 +98,6 @@ def test_the_flags_of_the_engine_and_the_collector_reach_the_model(
     assert [(args.engine_timeout, args.pace_gc) for args in given] == [found]
 
 
-# --- an endpoint that is there before its engine --------------------------------------------------
-
-
 @asynccontextmanager
 async def not_started(tokenizer: Any, **config: Any) -> AsyncIterator[tuple[Endpoint, Any]]:
     """An endpoint, and its engine, which is not started yet."""
