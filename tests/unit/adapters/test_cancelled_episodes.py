@@ -86,8 +86,6 @@ def world_of(engine: EmbeddedEngine, tasks: list[int]) -> World:
 async def test_a_cancelled_call_returns_after_its_episodes_are_closed(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    miles_mirror.install(monkeypatch)
-    verl_mirror.install(monkeypatch)
     Closing.clear()
     full = asyncio.Event()
     tokenizer = load_embedded_tokenizer()
