@@ -10,7 +10,6 @@ import threading
 from typing import Any
 
 import pytest
-from support import miles_mirror, verl_mirror
 from support.closing import NAME, Closing, Held, holding
 from support.slime_mirror import DataSource
 from support.slime_trainer import arguments, router_of
@@ -83,9 +82,7 @@ def world_of(engine: EmbeddedEngine, tasks: list[int]) -> World:
 
 
 @pytest.mark.parametrize("name", ["slime", "miles", "skyrl", "areal", "verl"])
-async def test_a_cancelled_call_returns_after_its_episodes_are_closed(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_cancelled_call_ends_after_its_episodes(name: str, mirrors: None) -> None:
     Closing.clear()
     full = asyncio.Event()
     tokenizer = load_embedded_tokenizer()

@@ -54,9 +54,8 @@ async def by_miles(args: Namespace, _: Any) -> Any:
 
 @pytest.mark.parametrize("generate", [by_slime, by_miles])
 async def test_a_sample_has_the_rows_of_the_first_passes(
-    generate: Any, sample_type: Any, monkeypatch: pytest.MonkeyPatch
+    generate: Any, sample_type: Any, mirrors: None
 ) -> None:
-    miles_mirror.install(monkeypatch)
     async with serving(faults=evicting) as (engine, args):
         vars(args).update(REPLAY)
         [sample] = await generate(args, sample_type)
@@ -163,8 +162,7 @@ def test_the_samples_of_a_fork_have_their_own_rows() -> None:
         assert sibling.rollout_routed_experts.shape == (4, *SHAPE)
 
 
-async def test_verl_gets_the_rows_of_the_tokens_it_gets(monkeypatch: pytest.MonkeyPatch) -> None:
-    verl_mirror.install(monkeypatch)
+async def test_verl_gets_the_rows_of_the_tokens_it_gets(mirrors: None) -> None:
     tokenizer = load_embedded_tokenizer()
     settings = {"env": "desk", "parser": "hermes", "reruns": 0}
     replay = {"enable_rollout_routing_replay": True}
@@ -219,7 +217,7 @@ async def test_skyrl_gets_no_invented_shape_before_the_first_answer() -> None:
         await skyrl_output(SkyrlClient("", experts=True), context_length=16)
 
 
-async def test_rows_of_another_count_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_rows_of_another_count_are_refused() -> None:
     async def generate(*_: Any, **__: Any) -> verl_mirror.TokenOutput:
         rows = np.zeros((7, 2, 2), dtype=np.int32)
         return verl_mirror.TokenOutput([9], [-1.0], rows, "stop")

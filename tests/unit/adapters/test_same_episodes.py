@@ -189,7 +189,7 @@ async def world(name: str, folder: Path) -> AsyncIterator[World]:
         tokenizer = load_embedded_tokenizer()
         playing = World(tokenizer, folder, "<|turn|>assistant", tokenizer.eos_token)
     tokenizer.save_pretrained(folder)
-    async with EmbeddedEngine(tokenizer, playing.reply) as playing.engine:
+    async with EmbeddedEngine(tokenizer, playing.reply, split="random") as playing.engine:
         yield playing
 
 
@@ -474,12 +474,8 @@ ADAPTERS = {
 
 @pytest.mark.parametrize("history", ["kept", pytest.param("forks", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", ADAPTERS)
-async def test_the_same_episodes(
-    name: str, history: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_the_same_episodes(name: str, history: str, tmp_path: Path, mirrors: None) -> None:
     adapter = ADAPTERS[name]
-    miles_mirror.install(monkeypatch)
-    verl_mirror.install(monkeypatch)
     async with world(history, tmp_path) as playing:
         played = await adapter.run(playing)
         oracle = await expected(playing)
