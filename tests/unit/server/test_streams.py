@@ -1,4 +1,4 @@
-"""Streams: the deltas are the message, whatever it says and however it is cut into tokens."""
+"""Streams over HTTP. That their deltas are the message is in `test_stream_deltas.py`."""
 
 from __future__ import annotations
 
@@ -8,13 +8,10 @@ from typing import Any
 
 import orjson
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from support.episodes import call
 from support.listed_environment import TOOL
 from support.served import CHAT, TEXT, USER, ServedBench, in_session, serve
 from support.stream_chunks import joined, whole
-from support.tiers import costly
 
 from toolroll.testing import Fault, Reply
 
@@ -52,36 +49,11 @@ async def streamed(bench: ServedBench, **fields: Any) -> Chunks:
     chunks = await events(bench, **fields)
     [turn] = bench.endpoint.sessions.find("s").tree._turns.values()
     assert joined(chunks) == whole(turn[0].reply)
+    [last] = [each for each in chunks if each["choices"][0]["finish_reason"]]
+    [entry] = bench.engine.log
+    assert last["choices"][0]["token_ids"] == entry.output_ids
+    assert last["prompt_token_ids"] == entry.input_ids.tolist()
     return chunks
-
-
-MARKERS = ["<", "<tool", "<tool_call>", "</tool_call>", "<think>", "</think>", "STOP", "ST", "{"]
-PIECES = st.sampled_from(
-    [*MARKERS, "Hello", " wörld 日本 🙂", "\n", "  ", call(at="é 🙂"), call(at="x")]
-)
-FIELDS = st.fixed_dictionaries(
-    {},
-    optional={"tools": st.just([TOOL]), "stop": st.just(["STOP"]), "max_tokens": st.just(5)},
-)
-
-
-@costly(2)
-@given(pieces=st.lists(PIECES, max_size=6), thought=st.booleans(), fields=FIELDS)
-def test_the_deltas_are_the_message(
-    pieces: list[str], thought: bool, fields: dict[str, Any]
-) -> None:
-    reply = ("<think>\nA thought.\n</think>\n\n" if thought else "") + "".join(pieces)
-
-    async def compare() -> None:
-        async with serve(reply, split="random") as bench:
-            chunks = await streamed(bench, **fields)
-            [entry] = bench.engine.log
-            [last] = [each for each in chunks if each["choices"][0]["finish_reason"]]
-            assert last["choices"][0]["token_ids"] == entry.output_ids
-            assert last["prompt_token_ids"] == entry.input_ids.tolist()
-            await bench.trajectories()
-
-    asyncio.run(compare())
 
 
 async def test_choices_of_one_stream_are_told_apart() -> None:
