@@ -16,7 +16,6 @@ from support.episodes import call, judge, serving
 from support.forked_episodes import result_of
 from support.listed_environment import ListedWorld
 from support.results import trajectory as a_trajectory
-from support.slime_mirror import Sample
 from support.slime_trainer import router_of
 from support.tau import MINI, scripted
 
@@ -51,39 +50,17 @@ async def episode(
         return result, engine
 
 
-def res_to_sample(res: InteractionResult, task_index: int) -> Any:
-    """The function of slime's example, at `support.slime_mirror.COMMIT`, without its log line."""
-    status: Any = {
-        Status.COMPLETED: "completed",
-        Status.TRUNCATED: "truncated",
-        Status.ABORTED: "aborted",
-    }.get(res.status)
-    sample: Any = Sample(
-        index=task_index,
-        prompt=res.prompt,
-        tokens=res.tokens,
-        response=res.response,
-        reward=res.reward,
-        loss_mask=res.loss_mask,
-        status=status,
-        metadata=res.info,
-    )
-    if hasattr(res, "response_length"):
-        sample.response_length = res.response_length
-    return sample
-
-
-def test_the_result_and_its_sample_are_lists_of_numbers() -> None:
+def test_the_result_has_lists_of_numbers() -> None:
+    """As slime's example gives them to its `Sample`."""
     result = result_of(1.0, a_trajectory(500, ((4, 300), (310, 422))))
-    sample = res_to_sample(result, 7)
-    mask, tokens, logprobs = sample.loss_mask, sample.tokens, result.logprobs
-    assert sum(mask) == 408 and len(mask) == len(logprobs or ()) == sample.response_length == 496
+    mask, tokens, logprobs = result.loss_mask, result.tokens, result.logprobs
+    assert sum(mask) == 408 and len(mask) == len(logprobs or ()) == result.response_length == 496
     assert tokens + [5] == [*range(100, 600), 5]  # noqa: RUF005 - as users write it
     assert {type(value) for value in [*mask, *tokens]} == {int}
     assert logprobs is not None and logprobs[0] == -0.25 and logprobs[300] == 0.0
-    plain = json.loads(json.dumps([mask, tokens, logprobs, sample.metadata], allow_nan=False))
-    assert plain == [mask, tokens, logprobs, {}]
-    empty = res_to_sample(result_of(1.0), 7)
+    plain = json.loads(json.dumps([mask, tokens, logprobs], allow_nan=False))
+    assert plain == [mask, tokens, logprobs]
+    empty = result_of(1.0)
     assert (empty.tokens, empty.loss_mask, empty.response_length) == ([], [], 0)
 
 

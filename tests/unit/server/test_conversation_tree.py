@@ -140,6 +140,34 @@ FORKS: dict[str, tuple[list[Messages], list[str | None], list[list[str | None]]]
 """The messages of each request; of each trajectory its fork reason, and of each of its turns why it
 is not trained.
 """
+BEFORE, FIX = [LEAD, USER, REPLY[0]], user("Fix it.")
+CHANGES: dict[str, tuple[Messages, str]] = {
+    "a reply left out": (
+        [FIX, user("Format error: no call found.")],
+        "4 (assistant) of the served history is missing",
+    ),
+    "a reply left out, and another question": (
+        [user("Fix this.")],
+        "3 (user) of the served history was changed: its text",
+    ),
+    "a message inserted": (
+        [system("Note."), FIX, REPLY[1], USER],
+        "3 (system) was inserted before message 3 (user) of the served history",
+    ),
+    "another reply": (
+        [FIX, assistant("Another."), USER],
+        "4 (assistant) of the served history was changed: its text",
+    ),
+}
+"""What follows `BEFORE` after a request whose question was `FIX`, and the first change in it."""
+FORKS |= {
+    name: (
+        [[LEAD, USER], [*BEFORE, FIX], [*BEFORE, *changed]],
+        [None, _edited(place)],
+        [[None, None], ["context", None]],
+    )
+    for name, (changed, place) in CHANGES.items()
+}
 
 
 @pytest.mark.parametrize("name", FORKS)
@@ -156,48 +184,6 @@ async def test_where_and_why_requests_fork(name: str) -> None:
         if any("context" in turn for turn in turns):  # what is shared is stored once
             tokens = sum(len(each["input_ids"]) for each in trajectories)
             assert bench.endpoint.sessions.find("s").session.tokens < tokens
-
-
-FIX, GO_ON = user("Fix it."), user("Go on.")
-CHANGES: dict[str, tuple[Callable[[Messages, Message], Messages], str]] = {
-    "a reply left out": (
-        lambda before, reply: [*before, FIX, user("Format error: no call found.")],
-        "{reply} (assistant) of the served history is missing",
-    ),
-    "a reply left out, and another question": (
-        lambda before, reply: [*before, user("Fix this.")],
-        "{question} (user) of the served history was changed: its text",
-    ),
-    "a question left out": (
-        lambda before, reply: [*before, reply, GO_ON],
-        "{question} " + LEFT_OUT,
-    ),
-    "a message inserted": (
-        lambda before, reply: [*before, system("Note."), FIX, reply, GO_ON],
-        "{question} (system) was inserted before message {question} (user) of the served history",
-    ),
-    "another reply": (
-        lambda before, reply: [*before, FIX, assistant("Another."), GO_ON],
-        "{reply} (assistant) of the served history was changed: its text",
-    ),
-}
-
-
-@pytest.mark.parametrize("turns", [0, 1])
-@pytest.mark.parametrize("name", CHANGES)
-async def test_a_fork_reason_names_the_first_change(name: str, turns: int) -> None:
-    change, place = CHANGES[name]
-    async with serve("All good.") as bench:
-        before = [system("Be brief."), USER]
-        if turns:
-            before += [await bench.chat(*before), user("Well?")]
-        reply = await bench.chat(*before, FIX)
-        await bench.chat(*change(before, reply))
-        reason = _edited(place.format(question=len(before), reply=len(before) + 1))
-        if not turns and name.endswith("another question"):
-            reason = NEW_ROOT  # nothing that was served is repeated
-        assert [each["fork_reason"] for each in await bench.trajectories()] == [None, reason]
-        assert await bench.forks() == [reason]
 
 
 # --- forks of replies with reasoning and calls ----------------------------------------------------
