@@ -331,7 +331,7 @@ async def with_tinker(world: World) -> list[Played]:
     results = await asyncio.gather(*(player.play(index, PARAMS) for index in world.indices))
     await player.aclose()
     return [
-        Played(list(map(of_datum, to_datums(result, 1.0))), result.reward) for result in results
+        Played(list(map(of_datum, to_datums(each, 1.0))), each.reward) for each in results
     ]
 
 

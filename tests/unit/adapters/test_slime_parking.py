@@ -189,9 +189,7 @@ async def test_an_episode_is_parked_or_starts_again(
 
 
 @pytest.mark.parametrize("end", ["aclose", "loop"])
-def test_the_end_closes_parked_episodes(
-    sample_type: Any, environments: Environments, end: str
-) -> None:
+def test_the_end_closes_the_parked(sample_type: Any, environments: Environments, end: str) -> None:
     """The end of the adapter, or of its loop. Another loop, as another process would, plays the
     sample from the beginning.
     """
@@ -249,9 +247,7 @@ async def test_a_cancelled_call_closes_its_parked_episode(
         environments.check_all_closed()
 
 
-async def test_what_is_parked_frees_the_cache(
-    sample_type: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_the_parked_free_the_cache(sample_type: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The cache holds one episode. A second one waits when the rollout stops, and while the first
     is parked, an evaluation has the cache.
     """
@@ -399,9 +395,7 @@ async def test_a_rollout_parks_what_is_left_and_continues_it(
 
 
 @pytest.mark.parametrize("partial", [None, "restart"])
-async def test_surplus_groups_are_put_back(
-    sample_type: Any, rollout: Any, partial: str | None
-) -> None:
+async def test_surplus_groups_go_back(sample_type: Any, rollout: Any, partial: str | None) -> None:
     """The finished groups of an earlier rollout are all over at once."""
     async with serving() as (_, args):
         vars(args).update(partial_rollout=True, toolroll_partial=partial)

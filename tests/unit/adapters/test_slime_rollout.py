@@ -139,9 +139,7 @@ async def test_groups_beyond_the_batch_end_at_the_engine(sample_type: Any, rollo
 # --- evaluations ----------------------------------------------------------------------------------
 
 
-async def test_an_evaluation_plays_rows_twice(
-    sample_type: Any, rollout: Any, tmp_path: Path
-) -> None:
+async def test_evaluations_play_rows_twice(sample_type: Any, rollout: Any, tmp_path: Path) -> None:
     rows = [{"index": index, "metadata": {"env": "desk", "split": "test"}} for index in range(3)]
     sessions: list[str] = []
 
@@ -224,9 +222,7 @@ async def test_a_fork_that_slime_normalizes_wrongly_is_logged_once(
     assert len(logged) == warnings
 
 
-async def test_forked_and_other_episodes_mix(
-    sample_type: Any, rollout: Any, tmp_path: Path
-) -> None:
+async def test_forked_and_others_mix(sample_type: Any, rollout: Any, tmp_path: Path) -> None:
     """slime flattens a batch by the type of its first item, so a mixed batch ended the training.
     Its own evaluation counts each sample of a list, so it gets the first one only.
     """
@@ -333,9 +329,7 @@ async def test_sample_hooks_are_called_in_training_and_evaluation(
     ],
     ids=str,
 )
-def test_groups_that_teach_nothing_are_dropped(
-    sample_type: Any, rewards: list[Any], kept: bool
-) -> None:
+def test_useless_groups_are_dropped(sample_type: Any, rewards: list[Any], kept: bool) -> None:
     """A reward of a list is a forked episode's. None: an aborted episode."""
 
     def sample(reward: Any) -> Any:
@@ -353,15 +347,13 @@ def test_groups_that_teach_nothing_are_dropped(
 GROUPS = [[1.0, 1.0, 1.0, 0.0], [0.0, 0.0, 0.0, 1.0]]
 
 
-def arguments(**given: Any) -> Namespace:
-    """slime's arguments, with its defaults."""
-    defaults = {
-        "advantage_estimator": "grpo",
-        "rewards_normalization": True,
-        "grpo_std_normalization": True,
-        "reward_key": None,
-    }
-    return Namespace(**{**defaults, **given})
+GRPO: dict[str, Any] = {
+    "advantage_estimator": "grpo",
+    "rewards_normalization": True,
+    "grpo_std_normalization": True,
+    "reward_key": None,
+}
+"""slime's arguments, with its defaults."""
 
 
 def slime_formula(groups: list[list[float]], *, divided: bool) -> list[float]:
@@ -392,11 +384,12 @@ def test_a_fork_counts_once(sample_type: Any, given: dict[str, Any], divided: bo
     rewards = [reward for group in GROUPS for reward in group]
     samples = [sample_type(group_index=i // 4, index=i, reward=r) for i, r in enumerate(rewards)]
     expected = rewards if divided is None else slime_formula(GROUPS, divided=divided)
-    raw, normalized = normalize_rewards(arguments(**given), samples)
+    args = Namespace(**{**GRPO, **given})
+    raw, normalized = normalize_rewards(args, samples)
     assert raw == rewards and normalized == pytest.approx(expected)
     samples[0].rollout_id = 0
     sibling = sample_type(group_index=0, index=0, rollout_id=0, reward=1.0)
-    raw, normalized = normalize_rewards(arguments(**given), [samples[0], sibling, *samples[1:]])
+    raw, normalized = normalize_rewards(args, [samples[0], sibling, *samples[1:]])
     assert raw == [1.0, *rewards] and normalized == pytest.approx([expected[0], *expected])
 
 
@@ -417,13 +410,13 @@ def test_what_the_samples_of_an_episode_share(
         sample_type(reward=reward, **{"group_index": 0, **fields})
         for reward, fields in zip(rewards, episodes, strict=True)
     ]
-    args = arguments(reward_key="key", grpo_std_normalization=False)
+    args = Namespace(**{**GRPO, "reward_key": "key", "grpo_std_normalization": False})
     assert normalize_rewards(args, samples)[1] == pytest.approx(expected)
 
 
 def test_equal_rewards_and_groups_of_one_are_zero(sample_type: Any) -> None:
     samples = [sample_type(group_index=i // 2, index=i, reward=0.1) for i in range(3)]
-    assert normalize_rewards(arguments(), samples)[1] == pytest.approx([0.0, 0.0, 0.0])
+    assert normalize_rewards(Namespace(**GRPO), samples)[1] == pytest.approx([0.0, 0.0, 0.0])
 
 
 def test_a_sample_without_a_group_or_a_reward_is_refused(sample_type: Any) -> None:
@@ -432,4 +425,4 @@ def test_a_sample_without_a_group_or_a_reward_is_refused(sample_type: Any) -> No
         ({"group_index": 0}, "sample 3 has no reward: drop such groups"),
     ):
         with pytest.raises(UsageError, match=words):
-            normalize_rewards(arguments(), [sample_type(index=3, **fields)])
+            normalize_rewards(Namespace(**GRPO), [sample_type(index=3, **fields)])

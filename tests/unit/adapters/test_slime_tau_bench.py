@@ -98,10 +98,8 @@ async def test_the_database_is_read_once_for_all_episodes() -> None:
 
 
 async def test_the_default_rollout_args_are_enough(tokenizer: Any) -> None:
-    config = Namespace(
-        agent_strategy="tool-calling", model="m", model_provider="p", temperature=0.0
-    )
-    agent = agent_factory([], "wiki", config)
+    given = Namespace(agent_strategy="tool-calling", model="m", model_provider="p", temperature=0.0)
+    agent = agent_factory([], "wiki", given)
     assert agent.rollout_args == {
         "sglang_router_ip": "127.0.0.1", "sglang_router_port": 30000, "use_http2": False,
     }  # fmt: skip
@@ -110,7 +108,7 @@ async def test_the_default_rollout_args_are_enough(tokenizer: Any) -> None:
         forms: list[Any] = [dict, Namespace]
         for form in forms:
             args = form(**router_of(engine), hf_checkpoint="embedded")
-            agent = agent_factory([], "wiki", config, rollout_args=args)
+            agent = agent_factory([], "wiki", given, rollout_args=args)
             world = ListedWorld(tools=())
             result = await agent.asolve(world, agent.rollout_args, agent.sampling_params, 0)
             await agent.aclose()

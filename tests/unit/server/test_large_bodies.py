@@ -100,9 +100,7 @@ async def test_a_small_body_that_becomes_large_is_read_in_a_thread(calls: Calls)
 
 
 @pytest.mark.parametrize(("words", "on_the_loop"), [(10, True), (30_000, False)])
-async def test_a_long_reply_is_read_off_the_loop(
-    calls: Calls, words: int, on_the_loop: bool
-) -> None:
+async def test_long_replies_leave_the_loop(calls: Calls, words: int, on_the_loop: bool) -> None:
     async with serve("1 " * words, context_length=500_000) as bench:
         reply = await bench.chat(USER, max_tokens=100_000, tools=[])
         assert reply["content"] == ("1 " * words).strip()

@@ -259,7 +259,7 @@ class Player:
 def echoed(message: dict[str, Any], echo: Echo, name: str) -> dict[str, Any]:
     """The message as a client's library sends it back."""
     calls = [
-        {**made, "function": dict(made["function"])} for made in message.get("tool_calls") or ()
+        {**it, "function": dict(it["function"])} for it in message.get("tool_calls") or ()
     ]
     if echo == "thoughts dropped":
         message.pop("reasoning_content", None)

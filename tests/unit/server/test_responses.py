@@ -176,9 +176,7 @@ async def test_the_tools_of_a_namespace_are_flattened(stream: bool) -> None:
 
 @STREAMED
 @pytest.mark.parametrize("namespace", ["", "files"])
-async def test_a_custom_tool_is_a_function(
-    any_tokenizer: Any, stream: bool, namespace: str
-) -> None:
+async def test_custom_tools_are_functions(any_tokenizer: Any, stream: bool, namespace: str) -> None:
     name = f"{namespace}__apply_patch" if namespace else "apply_patch"
     replies = [call(name, input=patch) for patch in PATCHES] + ["Done."]
     tool: dict[str, Any] = {**PATCH, "format": {"type": "text"}}
