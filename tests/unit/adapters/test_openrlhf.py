@@ -179,7 +179,6 @@ async def test_all_samples_have_the_same_logs_which_are_floats() -> None:
 
 
 def test_a_sample_without_trainable_tokens_is_delivered_whole() -> None:
-    """As for the other trainers."""
     output = openrlhf_executor._result(
         sequence((1, 3, "invalid"), length=3),
         openrlhf_executor._outcome(1.0, {}),

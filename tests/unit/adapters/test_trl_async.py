@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.client import Pauses
 from support.forked_episodes import result_of, sequence, versioned
 from support.qwen import tokenizer_for, trl_template
 from support.trl_mirror import an_async_config
@@ -93,10 +94,6 @@ class Playing:
         return [self.rows.get_nowait() for _ in range(count)]
 
 
-async def at_once(seconds: float) -> None:
-    """No pause between attempts."""
-
-
 @asynccontextmanager
 async def playing(
     policy: Callable[[PolicyRequest], Any], given: Job, *, tokenizer: Any = None, faults: Any = None
@@ -105,7 +102,7 @@ async def playing(
     embedded = EmbeddedEngine(tokenizer, policy, faults=faults, weight_version="1")
     async with embedded as engine:
         args = given.settings.rollout_args(engine=engine.url, model="embedded")
-        make = lambda config: Engine(config, sleep=at_once)
+        make = lambda config: Engine(config, sleep=Pauses())
         model = Model.from_args(args, tokenizer=tokenizer, engine=make)
         try:
             yield engine, Playing(model, given)

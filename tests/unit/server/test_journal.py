@@ -30,7 +30,6 @@ def lines(journal: Journal) -> list[bytes]:
 
 
 async def test_lines_that_arrive_together_share_a_write(journal: Journal) -> None:
-    """They keep their order."""
     written = [f"{number}\n".encode() for number in range(100)]
     for part in (written[:60], written[60:]):
         for saved in [journal.append(line) for line in part]:
@@ -86,7 +85,6 @@ async def test_giving_up_stops_no_other(journal: Journal, monkeypatch: pytest.Mo
 
 
 async def test_compacting_keeps_what_arrives_meanwhile(journal: Journal) -> None:
-    """And what it is told to keep."""
     first = journal.append(b"a1\n", b"b1\n", b"a2\n")
     journal.compact(lambda: lambda line: line.startswith(b"a"))
     await first
@@ -123,7 +121,6 @@ async def test_a_folder_that_cannot_be_synced_after_a_compaction(
 
 
 async def test_an_unexpected_failure_ends_the_whole_journal(journal: Journal) -> None:
-    """And not only its writer."""
 
     def broken(line: bytes) -> bool:
         raise RuntimeError("broken")

@@ -159,7 +159,6 @@ async def test_small_requests_do_not_wait_for_a_large_one(monkeypatch: pytest.Mo
 
 
 async def test_a_session_deleted_while_its_request_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The request is answered with an error, and nothing is sampled."""
     key, begun, go_on = held(request_key)
     monkeypatch.setattr("toolroll.endpoint.endpoint.request_key", key)
     async with serve(context_length=500_000) as bench:

@@ -19,7 +19,6 @@ from toolroll.testing import Reply
 
 @pytest.mark.parametrize("way", ["async", "sync", "stream"])
 async def test_an_episode(any_tokenizer: Any, way: str) -> None:
-    """The SDK puts the deltas of a stream together itself."""
     async with serve(saying, tokenizer=any_tokenizer, split="random") as bench:
         client = bench.client()
         with OpenAI(base_url=f"{bench.url}/sessions/s/v1", api_key="unused") as synchronous:

@@ -236,7 +236,7 @@ OF_BOTH: list[tuple[str, Fields, str]] = [
 TOGETHER: dict[str, list[tuple[str, Fields, str]]] = {
     CHAT: [
         ("tool_choice", {"tools": [], **FORCED}, ""),
-        ("tool_choice.function.extra", {"tool_choice": {"function": {**NAMED, "extra": 1}}}, ""),
+        ("tool_choice.function.extra", {"tool_choice": {"function": {"name": "look", "extra": 1}}}, ""),
         ("tools", {"tools": [TOOL, TOOL]}, "'look'"),
         ("tools", {"tools": [TOOL, TOOL], "tool_choice": "none"}, "'look'"),
         ("tools[1].function.strict", {"tools": [OTHER, STRICT], "response_format": ANY_JSON}, ""),

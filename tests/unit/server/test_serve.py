@@ -137,7 +137,6 @@ async def test_unknown_engine_facts_are_read_again(tokenizer: Any, path: str, bo
 
 @pytest.mark.parametrize("set_length", [None, 512])
 async def test_so_they_are_in_the_same_process(tokenizer: Any, set_length: int | None) -> None:
-    """Also if the configuration sets the context length."""
     async with not_started(tokenizer, context_length=set_length) as (endpoint, engine), endpoint:
         assert endpoint.model_info.context_length == set_length
         async with engine:

@@ -190,7 +190,6 @@ async def test_the_ids_of_calls_tell_equal_conversations_apart() -> None:
 
 
 async def test_only_sessions_with_the_same_first_messages_are_compared() -> None:
-    """And none with a first request."""
     sessions = Sessions(EndpointSettings(), lambda name: lambda: 0)
 
     async def find(*messages: Any) -> LiveSession:
@@ -208,7 +207,6 @@ async def test_only_sessions_with_the_same_first_messages_are_compared() -> None
 
 
 async def test_a_session_that_ends_while_it_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is not continued."""
     async with serve() as bench:
         name, reply = await say(bench, USER)
         tree = bench.endpoint.sessions.find(name).tree
@@ -335,7 +333,6 @@ async def test_a_session_with_a_request_in_flight_is_not_ended() -> None:
 
 
 async def test_a_session_that_could_not_be_finished(tmp_path: Path) -> None:
-    """It is neither continued nor finished again."""
     async with serve(numbered, settings={"max_sessions": 1}, out=tmp_path) as bench:
         name, reply = await say(bench, USER)
         repair = break_the_end(bench, name)
