@@ -31,6 +31,7 @@ GRAMMAR = {"type": "grammar", "syntax": "lark", "definition": "start: /x/"}
 IMAGE = {"type": "image_url", "image_url": {"url": "x"}}
 ANY_JSON = {"type": "json_object"}
 NAMED = {"type": "function", "name": "x"}
+EXTRA = {"function": {"name": "look", "extra": 1}}
 PREFILL = [USER, assistant("I")]
 EMPTY_STOP = "a stop string must not be empty"
 
@@ -236,7 +237,7 @@ OF_BOTH: list[tuple[str, Fields, str]] = [
 TOGETHER: dict[str, list[tuple[str, Fields, str]]] = {
     CHAT: [
         ("tool_choice", {"tools": [], **FORCED}, ""),
-        ("tool_choice.function.extra", {"tool_choice": {"function": {"name": "look", "extra": 1}}}, ""),
+        ("tool_choice.function.extra", {"tool_choice": EXTRA}, ""),
         ("tools", {"tools": [TOOL, TOOL]}, "'look'"),
         ("tools", {"tools": [TOOL, TOOL], "tool_choice": "none"}, "'look'"),
         ("tools[1].function.strict", {"tools": [OTHER, STRICT], "response_format": ANY_JSON}, ""),

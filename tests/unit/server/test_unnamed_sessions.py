@@ -31,12 +31,6 @@ from support.served import (
 from support.wires import BODIES, continued
 
 from toolroll.cli import serve_command
-from toolroll.endpoint.dialects.dialect import ParsedRequest
-from toolroll.endpoint.endpoint_settings import EndpointSettings
-from toolroll.endpoint.requests.request_bodies import ChatRequest
-from toolroll.endpoint.requests.tool_list import ToolList
-from toolroll.endpoint.sessions.live_session import LiveSession
-from toolroll.endpoint.sessions.sessions import Sessions
 from toolroll.testing import Fault, Reply, fault_at
 
 HELLO_REPLY = assistant("Hello.")
@@ -189,21 +183,13 @@ async def test_the_ids_of_calls_tell_equal_conversations_apart() -> None:
         await bench.one_trajectory(turns=3, session=talks[0][0])
 
 
-async def test_only_sessions_with_the_same_first_messages_are_compared() -> None:
-    sessions = Sessions(EndpointSettings(), lambda name: lambda: 0)
-
-    async def find(*messages: Any) -> LiveSession:
-        parsed = ParsedRequest(ChatRequest(messages=[USER]), list(messages), ToolList.of([]))
-        live = sessions.new_unnamed()
-        return await sessions.unnamed.find(live, parsed, b"key", 0, large=False)
-
-    live = await find(USER)
-    sessions.add(live)
-    live.tree = None  # type: ignore[assignment] # so a comparison fails
-    await find(USER)
-    await find(MORE, HELLO_REPLY, MORE)
-    with pytest.raises(AttributeError):
-        await find(*EXAMPLES)
+async def test_only_the_same_first_messages_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with serve() as bench:
+        name, reply = await say(bench, USER)
+        monkeypatch.setattr(bench.endpoint.sessions.find(name).tree, "fit", None)
+        for messages in ([USER], [MORE, reply, MORE]):
+            assert (await say(bench, *messages))[0] != name
+        assert (await bench.refusal(CHAT, {"messages": [USER, reply, MORE]}))[0] == 500
 
 
 async def test_a_session_that_ends_while_it_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
