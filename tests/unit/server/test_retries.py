@@ -179,15 +179,6 @@ class Request(PendingRequest):
         raise AssertionError("it never begins")
 
 
-async def test_each_choice_of_a_request_is_a_turn_until_it_is_committed() -> None:
-    requests, request = PendingRequests(0.0), Request(b"key", 4)
-    requests.start(request)
-    assert (requests.in_flight, requests.turns) == (1, 4)
-    request.committed = True
-    assert (requests.in_flight, requests.turns) == (1, 0)
-    request.task.cancel()
-
-
 async def test_a_request_that_is_cancelled_before_it_begins_wakes_those_who_follow_it() -> None:
     request = Request(b"key", 1)
     PendingRequests(0.0).start(request)
