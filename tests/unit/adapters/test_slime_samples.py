@@ -103,26 +103,21 @@ def refused(call: int) -> Any:
 ABORTED_FIRST = fault_at({0: Fault(abort_after=3)})
 
 
-@pytest.mark.parametrize(
-    ("faults", "reruns", "stops", "error", "requests", "is_sampled"),
-    [
-        pytest.param(refused(1), 0, False, "EngineError", 2, True, id="refused turn"),
-        pytest.param(refused(1), 1, False, "EngineError", 3, False, id="refused twice"),
-        pytest.param(refused(0), 0, False, "EngineError", 1, False, id="refused at once"),
-        pytest.param(ABORTED_FIRST, 1, True, None, 1, True, id="aborted turn of a stop"),
-    ],
-)
+FAILED: dict[str, tuple[Any, int, bool, str | None, int, bool]] = {
+    "refused turn": (refused(1), 0, False, "EngineError", 2, True),
+    "refused twice": (refused(1), 1, False, "EngineError", 3, False),
+    "refused at once": (refused(0), 0, False, "EngineError", 1, False),
+    "aborted turn of a stop": (ABORTED_FIRST, 1, True, None, 1, True),
+}
+"""Faults, reruns, whether slime stops, the error, the requests, and whether ids were sampled."""
+
+
+@pytest.mark.parametrize("name", FAILED)
 async def test_a_failed_episode_is_an_aborted_sample(
-    sample_type: Any,
-    slime_state: Namespace,
-    faults: Any,
-    reruns: int,
-    stops: bool,
-    error: str | None,
-    requests: int,
-    is_sampled: bool,
+    sample_type: Any, slime_state: Namespace, name: str
 ) -> None:
     """It has no reward and a zero mask, and at least one token in its response."""
+    faults, reruns, stops, error, requests, is_sampled = FAILED[name]
 
     def stopping(request: PolicyRequest) -> Any:
         slime_state.aborted = stops
