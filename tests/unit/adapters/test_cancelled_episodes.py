@@ -87,7 +87,7 @@ async def test_a_cancelled_call_ends_after_its_episodes(name: str, mirrors: None
     full = asyncio.Event()
     tokenizer = load_embedded_tokenizer()
     async with EmbeddedEngine(tokenizer, Held(COUNT, full.set)) as engine:
-        playing = asyncio.ensure_future(ADAPTERS[name].run(world_of(engine, [0] * COUNT)))
+        playing = asyncio.ensure_future(ADAPTERS[name](world_of(engine, [0] * COUNT)))
         held = asyncio.ensure_future(full.wait())
         await asyncio.wait([playing, held], return_when=asyncio.FIRST_COMPLETED)
         assert held.done(), playing.result()  # it raises what ended the call, such as a skip
