@@ -6,12 +6,12 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from support import verl_mirror
+from support.closing import NAME
 from support.desk_episodes import ByTask, known_tasks
 from support.forked_episodes import episode, result_of, sequence
 from support.verl_mirror import Servers, TokenOutput, loop_arguments
@@ -241,28 +241,14 @@ ROWS: list[dict[str, Any]] = [
 ]
 
 
-FAILS = """
-from toolroll import Environment
-
-
-class Fails(Environment):
-    tasks = [{}]
-
-    def reset(self, task, seed):
-        raise ValueError("the settings' environment is played")
-
-    step = reset
-"""
-
-
-async def test_a_row_names_its_task_in_extra_info(loop_of: Any, tmp_path: Path) -> None:
+async def test_a_row_names_its_task_in_extra_info(loop_of: Any) -> None:
     """What is directly in `extra_info` wins over its metadata, and both over the settings."""
-    (tmp_path / "fails.py").write_text(FAILS)
-    settings = {"env": f"{tmp_path}/fails.py:Fails", "reruns": 0}
     async with EmbeddedEngine(load_embedded_tokenizer(), ByTask()) as engine:
-        loop = loop_of(Servers(engine.url), settings=settings)
+        loop = loop_of(Servers(engine.url), settings={"env": NAME})
         outputs = [await loop.run({}, extra_info=row, raw_prompt=[]) for row in ROWS]
     assert {output.extra_fields["toolroll_status"] for output in outputs} == {"completed"}
+    [prompt] = {load_embedded_tokenizer().decode(output.prompt_ids) for output in outputs}
+    assert "Task 0." not in prompt, "the settings' environment was played"
     with pytest.raises(UsageError, match=r"extra_info\.metadata must be a mapping"):
         await loop.run({}, extra_info={"index": 0, "metadata": "{}"})
 
