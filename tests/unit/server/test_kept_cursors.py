@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import datetime
 from typing import Any
 
@@ -103,32 +101,24 @@ def shown(prompt: Prompt) -> list[Any]:
     ]
 
 
-@contextmanager
-def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
-    """Count the renders in this context."""
-    renders, render = [0], Renderer._render
-
-    def counted_render(*args: Any, **kwargs: Any) -> str:
-        renders[0] += 1
-        return render(*args, **kwargs)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Renderer, "_render", counted_render)
-        yield renders
-
-
 def plain(day: int = 1, **switches: Any) -> ChatTemplate:
     return ChatTemplate(tokenizer_for(PLAIN), now=datetime(2026, 1, day), kwargs=switches)
 
 
 async def test_a_request_renders_its_own_prompt_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    renders, render = list[Any](), Renderer._render
+
+    def counted(*args: Any, **kwargs: Any) -> str:
+        renders.append(args)
+        return render(*args, **kwargs)
+
+    monkeypatch.setattr(Renderer, "_render", counted)
     async with serve(settings={"verify": "off"}) as bench:
         messages = [USER]
         for _ in range(4):
-            with counted(monkeypatch) as renders:
-                reply = await bench.chat(*messages)
-            assert renders == [1]
-            messages = [*messages, reply, USER]
+            renders.clear()
+            messages = [*messages, await bench.chat(*messages), USER]
+            assert len(renders) == 1
 
 
 def test_it_belongs_to_the_served_messages() -> None:
