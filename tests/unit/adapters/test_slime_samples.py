@@ -1,17 +1,20 @@
 """The slime adapter's `generate` against slime's own types where it is installed (`peers`), and
-against a mirror of them.
+against a mirror of them; images, which slime and miles get, and other trainers refuse.
 """
 
 from __future__ import annotations
 
 import inspect
 from argparse import Namespace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support import vision
 from support.forked_episodes import result_of, sequence
 from support.http import router_over
+from support.listed_environment import ListedWorld
 from support.slime_mirror import train_data
 from support.slime_trainer import (
     every_sampled_token_is_as_served,
@@ -22,11 +25,20 @@ from support.slime_trainer import (
 )
 
 from toolroll.agents.trainable_agents import TrainableToolCallingAgent
-from toolroll.rollout.errors import UsageError
-from toolroll.rollout.types import InteractionResult, Status, StopReason, Trajectory
+from toolroll.rollout.errors import TokenError, UsageError
+from toolroll.rollout.types import (
+    Completion,
+    GenerateRequest,
+    InteractionResult,
+    Status,
+    StopReason,
+    Trajectory,
+)
 from toolroll.testing import Fault, PolicyRequest, fault_at
 from toolroll.trainers import slime
 from toolroll.trainers.episodes import EpisodeSettings
+from toolroll.trainers.parking import ParkableEpisode
+from toolroll.trainers.sequences import select_sequences
 from toolroll.trainers.slime import generate, read_settings, to_samples
 from toolroll.trainers.slime.player import Player
 
@@ -272,3 +284,69 @@ def test_every_setting_is_documented() -> None:
     for name in slime.SlimeSettings.model_fields.keys() - EpisodeSettings.model_fields.keys():
         assert f"`toolroll_{name}`" in page, name  # docs/settings.md has the others
     assert read_settings(Namespace(toolroll_env="desk", other=1)).env == "desk"
+
+
+# --- images ---------------------------------------------------------------------------------------
+
+
+async def episode() -> InteractionResult:
+    return (await vision.play(ListedWorld(**vision.WORLD)))[0]
+
+
+async def test_a_sample_has_the_inputs_of_its_images(sample_type: Any) -> None:
+    pytest.importorskip("torch")
+    result = await episode()
+    images = vision.image_tokens(vision.vision_tokenizer())
+    [made] = to_samples(sample_type(index=0), result, images=images)
+    media, inputs = result.trajectories[0].media, made.multimodal_train_inputs
+    patches = [4 * image.count for image in media]
+    assert inputs["image_grid_thw"].prod(-1).tolist() == patches
+    assert len(inputs["pixel_values"]) == sum(patches)
+    assert made.tokens.count(images.placeholder) == sum(image.count for image in media)
+
+
+async def test_each_sample_of_a_fork_has_the_images_of_its_own_prompt(sample_type: Any) -> None:
+    pytest.importorskip("torch")
+    source = vision.vision_tokenizer().chat_template.replace(
+        "{{- message.content }}", "{{- message.content.split('</think>')[-1] }}"
+    )
+    users = [vision.shown("One.", 1), vision.shown("Two.", 2)]
+    result, _ = await vision.play(
+        ListedWorld(user_texts=users), lambda request: "<think>I</think>A.", chat_template=source
+    )
+    images = vision.image_tokens(vision.vision_tokenizer())
+    samples = to_samples(sample_type(index=0), result, images=images)
+    assert [len(one.multimodal_train_inputs["image_grid_thw"]) for one in samples] == [1, 2]
+
+
+async def test_text_alone_leaves_no_inputs(sample_type: Any) -> None:
+    result, _ = await vision.play(ListedWorld(), lambda request: "Yes.")
+    before = sample_type(index=0)
+    before.multimodal_train_inputs = {"pixel_values": 1}  # of an earlier attempt
+    [made] = to_samples(before, result, images=vision.image_tokens(vision.vision_tokenizer()))
+    assert made.multimodal_train_inputs is None
+
+
+async def test_other_images_are_refused(sample_type: Any) -> None:
+    pytest.importorskip("torch")
+    result = await episode()
+    images, [trajectory] = vision.image_tokens(vision.vision_tokenizer()), result.trajectories
+    for changes, error in (({"url": ""}, UsageError), ({"count": 1}, TokenError)):
+        media = tuple(replace(image, **changes) for image in trajectory.media)
+        other = replace(result, trajectories=(replace(trajectory, media=media),))
+        with pytest.raises(error):
+            to_samples(sample_type(index=0), other, images=images)
+    for convert in (lambda: to_samples(sample_type(index=0), result),
+                    lambda: select_sequences(result, several=True)):  # fmt: skip
+        with pytest.raises(UsageError, match="this trainer takes none"):
+            convert()
+
+
+async def test_a_parked_episode_has_its_images() -> None:
+    [trajectory] = (await episode()).trajectories
+    turn = trajectory.turns[0]
+    request = GenerateRequest(trajectory.input_ids[: turn.start], {}, "s", images=trajectory.media)
+    parked = ParkableEpisode("s", lambda: False)
+    aborted = Completion(trajectory.input_ids[turn.start : turn.stop], None, "abort")
+    parked._aborted = request, aborted
+    assert parked.so_far(lambda ids: "").trajectories[0].media == trajectory.media
