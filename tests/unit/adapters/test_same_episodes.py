@@ -330,9 +330,7 @@ async def with_tinker(world: World) -> list[Played]:
     player = EpisodePlayer(model, settings)
     results = await asyncio.gather(*(player.play(index, PARAMS) for index in world.indices))
     await player.aclose()
-    return [
-        Played(list(map(of_datum, to_datums(each, 1.0))), each.reward) for each in results
-    ]
+    return [Played(list(map(of_datum, to_datums(each, 1.0))), each.reward) for each in results]
 
 
 def of_datum(datum: Any) -> Tokens:

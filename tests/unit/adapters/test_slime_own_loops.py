@@ -151,9 +151,7 @@ async def test_slime_s_partial_rollout_loses_nothing(
         while number < 4:
             args.over_sampling_batch_size = 2 if number == 3 else 3
             engine.set_weight_version(str(number))
-            output, left = await slime_loop.generate_rollout_async(
-                args, number, source.get_samples
-            )
+            output, left = await slime_loop.generate_rollout_async(args, number, source.get_samples)
             source.add_samples(left)
             groups += output.samples
             number += 1

@@ -8,7 +8,7 @@ from typing import Any
 
 from support.episodes import call
 from support.recorded_shapes import ClaudeCode, Codex
-from support.served import RESPONSES, USER, in_session, serve, system, user
+from support.served import RESPONSES, USER, in_session, serve
 from support.wires import ask
 
 from toolroll.endpoint.conversation.conversation_tree import NEW_ROOT

@@ -11,7 +11,7 @@ from support.episodes import call
 from support.listed_environment import TOOL
 from support.memory import kept
 from support.qwen import qwen3_tokenizer
-from support.served import USER, Message, assistant, numbered, serve, system, tool_results, user
+from support.served import USER, Message, assistant, serve, system, tool_results, user
 
 from toolroll.endpoint.conversation import conversation_tree
 from toolroll.endpoint.conversation.conversation_tree import (

@@ -8,17 +8,16 @@ import json
 from typing import Any
 
 import pytest
-from support import anthropic_wire, responses_wire
+from support import responses_wire
 from support.anthropic_wire import events_of
 from support.client_scenario import one_episode, saying
 from support.dialect_bodies import DIALECTS, PATHS, Dialect
 from support.episodes import call
 from support.listed_environment import TOOL
 from support.qwen import tokenizer_for, trl_template
-from support.served import USER, in_session, serve
+from support.served import in_session, serve
 from support.wires import BODIES, WIRES, ask, continued
 
-from toolroll.endpoint.conversation.conversation_tree import EDITED
 from toolroll.parsers.formats.hermes import HermesParser
 from toolroll.parsers.types import ParsedReply
 from toolroll.testing import Reply

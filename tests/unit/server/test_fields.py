@@ -12,7 +12,7 @@ from support.endpoints import streamed
 from support.episodes import call
 from support.listed_environment import TOOL
 from support.responses_wire import LOOK as RESPONSES_LOOK
-from support.served import CHAT, MESSAGES, RESPONSES, TEXT, USER, in_session, serve, tool_results
+from support.served import CHAT, MESSAGES, RESPONSES, TEXT, USER, in_session, serve
 from support.wires import BODIES
 
 from toolroll.endpoint.conversation.template_cache import TemplateCache

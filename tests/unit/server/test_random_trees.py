@@ -258,9 +258,7 @@ class Player:
 
 def echoed(message: dict[str, Any], echo: Echo, name: str) -> dict[str, Any]:
     """The message as a client's library sends it back."""
-    calls = [
-        {**it, "function": dict(it["function"])} for it in message.get("tool_calls") or ()
-    ]
+    calls = [{**it, "function": dict(it["function"])} for it in message.get("tool_calls") or ()]
     if echo == "thoughts dropped":
         message.pop("reasoning_content", None)
     for number, made in enumerate(calls):
