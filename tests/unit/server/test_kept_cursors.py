@@ -149,11 +149,11 @@ STEPS = st.tuples(
 @given(steps=st.lists(STEPS, min_size=4, max_size=8))
 def test_it_belongs_to_the_tools_the_switches_and_the_time(history: Any, steps: list[Any]) -> None:
     """The last two: Qwen3's template, which rewrites history."""
-    text, fields = ("Hello.", {}) if history == "plain" else (THINKING, {"content": "Hello."})
+    text, fields = "Hello.", dict[str, str]()
     if history == "plain":
         templates = [plain(), plain(2), plain(mood="glad")]
     else:
-        fields["reasoning_content"] = "What?"
+        text, fields = THINKING, {"content": "Hello.", "reasoning_content": "What?"}
         templates = [ChatTemplate(tokenizer_for(trl_template("qwen3")), history=history)]
     talk, talks = Talk(templates[0]), [[USER]]
     for pick, edits, tools, number in steps:
