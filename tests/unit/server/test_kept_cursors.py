@@ -158,8 +158,8 @@ def test_it_belongs_to_the_tools_the_switches_and_the_time(history: Any, steps: 
     talk, talks = Talk(templates[0]), [[USER]]
     for pick, edits, tools, number in steps:
         messages = talks[pick % len(talks)]
-        if edits:
-            messages = [*messages[:-1], {"role": "assistant", "content": "Edited."}, USER]
+        if edits and len(messages) > 1:
+            messages = [*messages[:-2], {"role": "assistant", "content": "Edited."}, USER]
         prompt = talk.plan(messages, tools, templates[number % len(templates)])
         talks.append([*messages, talk.reply(prompt, text, **fields).reply, USER])
 
