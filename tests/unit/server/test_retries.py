@@ -179,7 +179,7 @@ class Request(PendingRequest):
         raise AssertionError("it never begins")
 
 
-async def test_a_request_that_is_cancelled_before_it_begins_wakes_those_who_follow_it() -> None:
+async def test_a_request_cancelled_at_once_wakes_its_followers() -> None:
     request = Request(b"key", 1)
     PendingRequests(0.0).start(request)
     changed = request.changed

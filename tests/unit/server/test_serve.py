@@ -85,7 +85,7 @@ async def test_a_signal_ends_the_wait_for_the_engine(tokenizer: Any) -> None:
     ("flags", "found"),
     [([], (0.0, True)), (["--no-pace-gc", "--engine-timeout", "60"], (60.0, False))],
 )
-def test_the_flags_of_the_engine_and_the_collector_reach_the_model(
+def test_flags_of_engine_and_collector_reach_the_model(
     flags: list[str], found: tuple[float, bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given: list[RolloutArgs] = []
