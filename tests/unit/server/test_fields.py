@@ -20,6 +20,7 @@ from toolroll.endpoint.errors import ApiError
 from toolroll.endpoint.requests.tool_choice import call_closer, call_grammar, strict_tag
 from toolroll.rollout.engine.sampling_params import DROPPED_BY_SMG
 from toolroll.testing import Fault
+from toolroll.testing.scripted_source import top_logprobs
 
 OTHER: Any = {
     "type": "function",
@@ -242,9 +243,11 @@ async def test_top_logprobs_are_the_engines_or_an_error() -> None:
     faults = lambda request: missing if request.index else None
     async with serve(faults=faults) as bench:
         answer = await bench.send(CHAT, fields)
-        for place in answer["choices"][0]["logprobs"]["content"]:
-            likeliest, second = place["top_logprobs"]
-            assert likeliest["token_id"] == place["token_id"] != second["token_id"]
+        [entry], places = bench.engine.log, answer["choices"][0]["logprobs"]["content"]
+        expected = top_logprobs(entry.input_ids, entry.output_ids, 2)
+        for place, pairs in zip(places, expected, strict=True):
+            ids = [top["token_id"] for top in place["top_logprobs"]]
+            assert ids == [index for _, index in pairs]
         assert (await bench.refusal(CHAT, fields))[:2] == (502, "engine_error")
 
 

@@ -259,7 +259,7 @@ of the message.
 
 def changed(body: Fields, place: str, value: Any) -> Fields:
     """Return `body` with `value` at `place`, such as "tools[0].name"."""
-    body = copy.deepcopy(body)
+    body = json.loads(json.dumps(body))  # no two places share an object
     *outer, last = (int(key) if key.isdigit() else key for key in re.findall(r"\w+", place))
     part: Any = body
     for key in outer:
