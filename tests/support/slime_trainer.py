@@ -195,12 +195,11 @@ def version_spans(mask: list[int], prompt: int, versions: dict[int, str]) -> lis
 
 
 class Environments:
-    """The desks that were reset, those that were closed, and the state of each when it was."""
+    """The desks that were reset, and those that were closed."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.opened: list[Desk] = []
         self.closed: list[Desk] = []
-        self.states: list[str] = []
         reset, close = Desk.reset, Desk.close
 
         async def counted_reset(desk: Desk, *args: Any) -> Any:
@@ -210,8 +209,6 @@ class Environments:
 
         async def counted_close(desk: Desk) -> None:
             is_open = desk in self.opened and desk not in self.closed
-            if is_open:
-                self.states.append(_state_of(desk))
             await close(desk)
             if is_open:  # `reset` closes what it finds
                 self.closed.append(desk)
@@ -220,14 +217,8 @@ class Environments:
         monkeypatch.setattr(Desk, "close", counted_close)
 
     def clear(self) -> None:
-        for seen in (self.opened, self.closed, self.states):
+        for seen in (self.opened, self.closed):
             seen.clear()
 
     def check_all_closed(self) -> None:
         assert sorted(map(id, self.closed)) == sorted(map(id, self.opened))
-
-
-def _state_of(desk: Desk) -> str:
-    assert desk._task is not None and desk._db is not None and desk._user is not None
-    rows, user = list(desk._db.iterdump()), desk._user.metrics()
-    return repr((desk._task.id, rows, user, desk._replies, desk._tool_errors, desk._done))

@@ -5,9 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 from support import anthropic_wire, responses_wire
-from support.served import ServedBench, in_session, user
+from support.served import CHAT, MESSAGES, RESPONSES, TEXT, USER, ServedBench, in_session, user
 
 WIRES: dict[str, Any] = {"messages": anthropic_wire, "responses": responses_wire}
+BODIES: dict[str, dict[str, Any]] = {
+    CHAT: {"messages": [USER]},
+    MESSAGES: anthropic_wire.HELLO,
+    RESPONSES: responses_wire.HELLO,
+    TEXT: {"prompt": "Hi"},
+}
+"""A request in each API."""
 
 
 async def ask(

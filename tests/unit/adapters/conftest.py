@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from support import slime_mirror
+from support import miles_mirror, slime_mirror, verl_mirror
 from support.slime_trainer import Environments, real_slime
 
 from toolroll.trainers.slime.training import close_rollout, generate_rollout
@@ -22,6 +22,13 @@ def sample_type(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
         slime_mirror.install(monkeypatch)
         return slime_mirror.Sample
     return real_slime("slime.utils.types").Sample
+
+
+@pytest.fixture
+def mirrors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The types of miles and of verl, under the names of their modules."""
+    miles_mirror.install(monkeypatch)
+    verl_mirror.install(monkeypatch)
 
 
 @pytest.fixture

@@ -10,7 +10,6 @@ import threading
 from typing import Any
 
 import pytest
-from support import miles_mirror, verl_mirror
 from support.closing import NAME, Closing, Held, holding
 from support.slime_mirror import DataSource
 from support.slime_trainer import arguments, router_of
@@ -41,9 +40,6 @@ def all_are_closed(count: int = COUNT) -> bool:
     return len(Closing.opened) == count and len(set(Closing.closed)) == count
 
 
-# --- interrupts -----------------------------------------------------------------------------------
-
-
 def test_an_interrupt_of_trl_s_rollout_ends_its_episodes() -> None:
     with holding(COUNT, interrupt) as engine:
         rollout = make_rollout_func({**SETTINGS, "concurrency": COUNT}, engine=engine.url)
@@ -67,9 +63,6 @@ def test_an_interrupt_of_slime_s_rollout_ends_its_episodes(sample_type: Any, clo
         assert [sample.reward for group in output.samples for sample in group] == [1.0] * COUNT
 
 
-# --- errors and cancellations ---------------------------------------------------------------------
-
-
 def test_a_wrong_task_ends_trl_s_other_episodes_first() -> None:
     with holding(COUNT - 1, Closing.gate.set) as engine:
         rollout = make_rollout_func(SETTINGS, engine=engine.url)
@@ -89,16 +82,12 @@ def world_of(engine: EmbeddedEngine, tasks: list[int]) -> World:
 
 
 @pytest.mark.parametrize("name", ["slime", "miles", "skyrl", "areal", "verl"])
-async def test_a_cancelled_call_returns_after_its_episodes_are_closed(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    miles_mirror.install(monkeypatch)
-    verl_mirror.install(monkeypatch)
+async def test_a_cancelled_call_ends_after_its_episodes(name: str, mirrors: None) -> None:
     Closing.clear()
     full = asyncio.Event()
     tokenizer = load_embedded_tokenizer()
     async with EmbeddedEngine(tokenizer, Held(COUNT, full.set)) as engine:
-        playing = asyncio.ensure_future(ADAPTERS[name].run(world_of(engine, [0] * COUNT)))
+        playing = asyncio.ensure_future(ADAPTERS[name](world_of(engine, [0] * COUNT)))
         held = asyncio.ensure_future(full.wait())
         await asyncio.wait([playing, held], return_when=asyncio.FIRST_COMPLETED)
         assert held.done(), playing.result()  # it raises what ended the call, such as a skip

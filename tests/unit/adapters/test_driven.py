@@ -128,9 +128,7 @@ async def test_a_cut_turn_ends_the_episode(tokenizer: Any) -> None:
 
 
 @pytest.mark.parametrize("ended", [True, False])
-async def test_a_turn_without_a_stop_token_was_stopped_by_a_string(
-    tokenizer: Any, *, ended: bool
-) -> None:
+async def test_a_turn_without_a_stop_token_had_a_string(tokenizer: Any, *, ended: bool) -> None:
     episode = driven(tokenizer, max_turns=1)
     await episode.start()
     ids = [101, tokenizer.eos_token_id if ended else 102]

@@ -69,9 +69,7 @@ async def test_an_incomplete_turn_is_refused(sampled: Sampled, words: str) -> No
 
 
 @pytest.mark.parametrize(("ids", "matched"), [([3, 9], 9), ([3, 4], None)])
-async def test_a_turn_that_text_ended_has_no_stop_token(
-    ids: list[int], matched: int | None
-) -> None:
+async def test_a_turn_that_text_ended_has_no_stop(ids: list[int], matched: int | None) -> None:
     params = {**REQUEST.sampling_params, "stop": ["text"]}
     request = GenerateRequest(REQUEST.input_ids, params, "session")
     answer = await Fixed(Sampled(ids, [-1.0, -1.0], "stop")).generate(request)

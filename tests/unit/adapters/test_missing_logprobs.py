@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 from support.forked_episodes import result_of
+from support.in_process import managed
 from support.miles_mirror import Sample
 from support.results import trajectory
+from support.served import USER
 
-from toolroll.endpoint.in_process import ManagedServer
-from toolroll.rollout.engine import EngineClient, ModelInfo
+from toolroll.rollout.engine import Engine
 from toolroll.rollout.errors import TokenError
 from toolroll.rollout.types import Completion, GenerateRequest, InteractionResult, StopReason
-from toolroll.testing import load_embedded_tokenizer
 from toolroll.trainers.openrlhf import executor
 from toolroll.trainers.sequences import training_sequences
 from toolroll.trainers.slime import to_samples
@@ -53,33 +54,17 @@ def test_an_aborted_episode_trains_nothing_so_it_is_kept() -> None:
     assert sequence.trained_tokens == 0 and sequence.logprobs[-1] == 0.0
 
 
-class WithoutLogprobs(EngineClient):
+class WithoutLogprobs(Engine):
     """An engine client that returns no logprobs, though they are requested."""
 
-    @property
-    def url(self) -> str:
-        return "mine"
-
-    async def generate(self, request: GenerateRequest, *, progress: Any = None) -> Completion:
+    async def generate(self, request: GenerateRequest, **more: Any) -> Completion:
         assert request.return_logprob
-        stop = load_embedded_tokenizer().eos_token_id
-        return Completion(np.array([65, stop], dtype=np.int32), None, "stop", stop)
-
-    async def model_info(self) -> Any:
-        return ModelInfo(context_length=8192)
-
-    async def post(self, url: str, payload: Any) -> dict[str, Any]:
-        raise AssertionError(url)
-
-    async def aclose(self) -> None:
-        pass
+        return replace(await super().generate(request, **more), logprobs=None)
 
 
 @pytest.mark.parametrize("tree", [False, True])
 async def test_a_managed_session_gives_no_node(tree: bool) -> None:
-    managed = ManagedServer(WithoutLogprobs(), load_embedded_tokenizer(), track_tree=tree)
-    async with managed:
-        messages = [{"role": "user", "content": "Hi."}]
-        await managed.chat_completion(messages=messages, logprobs=False)
+    async with managed("A", tree=tree, client=WithoutLogprobs) as (_, session):
+        await session.chat_completion(messages=[USER], logprobs=False)
         with pytest.raises(TokenError, match="2 trained tokens have no logprob"):
-            managed.get_state()
+            session.get_state()

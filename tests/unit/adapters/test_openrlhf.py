@@ -1,13 +1,11 @@
 """What OpenRLHF's `agent_func_openai_server_executor` gets wrong: a test for each defect that
-can be tested, by its number.
+can be tested. That the tokens are exact is in `test_same_episodes.py`.
 """
 
 from __future__ import annotations
 
 import asyncio
-import functools
 import inspect
-import json
 import re
 import warnings
 from collections.abc import AsyncIterator
@@ -18,10 +16,8 @@ import numpy as np
 import pytest
 from openai import InternalServerError
 from support.client import request
-from support.client_scenario import SAID, play, saying
-from support.endpoints import endpoint
+from support.client_scenario import SAID
 from support.forked_episodes import sequence
-from support.listed_environment import TOOL
 from support.qwen import tokenizer_for, trl_template
 from support.vllm_mirror import LlmEngine, asked_params
 
@@ -31,26 +27,12 @@ from toolroll.trainers.openrlhf import AgentExecutor, VllmEngine
 from toolroll.trainers.openrlhf import executor as openrlhf_executor
 
 
-@functools.cache
-def qwen() -> Any:
-    """Qwen's small tokenizer with Qwen3's template, which strips thoughts and groups tool
-    results.
-    """
-    return tokenizer_for(trl_template("qwen3"))
-
-
-USER: Any = {"role": "user", "content": "Hi"}
-
-
-def says_hello(request: Any) -> str:
-    return "Hello."
-
-
 @asynccontextmanager
 async def actor(
-    policy: Any = says_hello, tokenizer: Any = None, **more: Any
+    says: Any = "Hello.", tokenizer: Any = None, **more: Any
 ) -> AsyncIterator[tuple[EmbeddedEngine, LlmEngine]]:
-    """OpenRLHF's engine, with the embedded one behind it."""
+    """OpenRLHF's engine, with the embedded one behind it. `says`: a text, or a policy."""
+    policy = (lambda request: says) if isinstance(says, str) else says
     async with EmbeddedEngine(tokenizer or load_embedded_tokenizer(), policy, **more) as engine:
         yield engine, LlmEngine(engine.url)
 
@@ -65,48 +47,12 @@ async def execute(executor: AgentExecutor, llm: LlmEngine, **given: Any) -> dict
 
 
 async def played(
-    executor: AgentExecutor,
-    policy: Any = says_hello,
-    tokenizer: Any = None,
-    *,
-    split: Any = "canonical",
-    **given: Any,
+    executor: AgentExecutor, says: Any = "Hello.", tokenizer: Any = None, **given: Any
 ) -> tuple[dict[str, Any], EmbeddedEngine]:
-    """An exact sample, and its engine."""
+    """A sample, and its engine."""
     tokenizer = tokenizer or load_embedded_tokenizer()
-    async with actor(policy, tokenizer, split=split) as (engine, llm):
-        result = await execute(executor, llm, hf_tokenizer=tokenizer, **given)
-        exact(result, engine)
-    return result, engine
-
-
-def exact(result: dict[str, Any], engine: EmbeddedEngine) -> None:
-    """Each action was sampled from exactly the tokens before it, with these logprobs; everything
-    else has 0.
-    """
-    tokens, logprobs = result["observation_tokens"], result["rollout_log_probs"]
-    assert len(tokens) == len(logprobs)
-    outside = set(range(len(tokens)))
-    for start, stop in result["action_ranges"]:
-        outside -= set(range(start, stop))
-        fitting = [
-            entry.logprobs
-            for entry in engine.log
-            if entry.input_ids.tolist() == tokens[:start] and entry.output_ids == tokens[start:stop]
-        ]
-        assert fitting
-        assert logprobs[start:stop] == pytest.approx(fitting[0])
-    assert all(logprobs[position] == 0.0 for position in outside)
-
-
-class Looker(AgentExecutor):
-    """Plays the episode of `SAID` with the OpenAI SDK."""
-
-    log_defaults: ClassVar = {"looked": 0.0}
-
-    async def run_agent(self, prompt: Any, label: Any, session_id: str) -> Any:
-        await play(self.client.chat.completions.create)
-        return {"reward": 1.0, "scores": 0.5, "extra_logs": {"looked": 3}}
+    async with actor(says, tokenizer) as (engine, llm):
+        return await execute(executor, llm, hf_tokenizer=tokenizer, **given), engine
 
 
 class Chatter(AgentExecutor):
@@ -122,7 +68,7 @@ class Chatter(AgentExecutor):
             reply = await self.client.chat.completions.create(
                 model="m", messages=messages, **self.more
             )
-            messages += [reply.choices[0].message, USER]
+            messages += [reply.choices[0].message, {"role": "user", "content": "Hi"}]
         return 1.0
 
 
@@ -233,7 +179,6 @@ async def test_all_samples_have_the_same_logs_which_are_floats() -> None:
 
 
 def test_a_sample_without_trainable_tokens_is_delivered_whole() -> None:
-    """As for the other trainers."""
     output = openrlhf_executor._result(
         sequence((1, 3, "invalid"), length=3),
         openrlhf_executor._outcome(1.0, {}),
@@ -262,7 +207,7 @@ async def test_a_first_prompt_that_is_too_long_loses_its_first_tokens() -> None:
     assert len(result["action_ranges"]) == 2
 
 
-async def test_d1_the_signature_is_todays() -> None:
+async def test_the_signature_is_todays() -> None:
     names = "self prompt label sampling_params max_length hf_tokenizer llm_engine images"
     assert list(inspect.signature(AgentExecutor.execute).parameters) == names.split()
     result, _ = await played(AgentExecutor())
@@ -275,53 +220,47 @@ async def test_d1_the_signature_is_todays() -> None:
         await played(AgentExecutor(), images=["cat.png"])
 
 
-async def test_a_history_that_is_preserved_gives_one_sequence() -> None:
+async def test_of_a_fork_one_sequence_is_taken_and_the_rest_counted() -> None:
+    """OpenRLHF takes one. A history that is preserved gives one."""
+
     class Preserving(Chatter):
         history = "preserve"
 
-    result, _ = await played(Preserving(3), lambda request: SAID[1], qwen())
-    assert result["extra_logs"]["left_out_tokens"] == 0 and len(result["action_ranges"]) == 3
+    thinks = tokenizer_for(trl_template("qwen3"))  # its template removes earlier thoughts
+    for executor, turns in ((Chatter(3), 1), (Preserving(3), 3)):
+        result, engine = await played(executor, SAID[1], thinks)
+        assert len(result["action_ranges"]) == turns and len(engine.log) == 3
+        trained = sum(stop - start for start, stop in result["action_ranges"])
+        sampled = sum(len(entry.output_ids) for entry in engine.log)
+        assert result["extra_logs"]["left_out_tokens"] == sampled - trained
 
 
-@pytest.mark.parametrize("how", ["drift", "leading newline", "stripped thoughts"])
-async def test_d2_no_episode_is_lost_to_tokenising_anew(how: str) -> None:
-    policy = {
-        "drift": saying,
-        "leading newline": lambda request: "\nHello.",
-        "stripped thoughts": lambda request: SAID[1],
-    }[how]
-    executor = Looker() if how == "drift" else Chatter(3)
-    result, engine = await played(executor, policy, qwen(), split="random")
-    assert len(engine.log) == 3
-    left_out = result["extra_logs"]["left_out_tokens"]
-    trained = sum(stop - start for start, stop in result["action_ranges"])
-    assert trained + left_out == sum(len(entry.output_ids) for entry in engine.log)
-    # OpenRLHF takes one sequence; what that costs is said
-    assert (left_out > 0) == (how == "stripped thoughts")
-
-
-async def test_d3_no_limit_is_the_room_that_is_left() -> None:
+async def test_no_limit_is_the_room_that_is_left() -> None:
     params = asked_params(max_tokens=None)
     _, engine = await played(Chatter(2), sampling_params=params, max_length=300)
     limits = [entry.sampling_params["max_new_tokens"] for entry in engine.log]
     assert limits == [300 - len(entry.input_ids) for entry in engine.log]
 
 
-async def test_d5_an_overflow_truncates_and_keeps_the_turns_before_it() -> None:
-    says = lambda request: "One two three four five six."
-    result, engine = await played(Chatter(100), says, max_length=120)
+async def test_truncated_looks_at_every_turn() -> None:
+    """Also at the one that no longer fits: the turns before it are kept."""
+    result, engine = await played(Chatter(100), "One two three four five six.", max_length=120)
     assert result["truncated"]
     assert len(result["action_ranges"]) == len(engine.log) > 1
     assert len(result["observation_tokens"]) <= 120
+    says = lambda request: ["One two three four five six seven.", "Yes."][request.index]
+    result, engine = await played(Chatter(2), says, sampling_params=asked_params(max_tokens=5))
+    assert [entry.finish_reason for entry in engine.log] == ["length", "stop"]
+    assert result["truncated"]
 
 
-async def test_d6_what_a_call_asks_for_is_what_is_sampled_with() -> None:
+async def test_what_a_call_asks_for_is_what_is_sampled_with() -> None:
     more = {
         "stop": ["STOP"],
         "max_completion_tokens": 7,
         "extra_body": {"top_k": 5, "min_p": 0.1, "repetition_penalty": 1.1, "min_tokens": 2},
     }
-    async with actor(lambda request: "One STOP two.") as (_, llm):
+    async with actor("One STOP two.") as (_, llm):
         params = asked_params(temperature=0.3, top_p=0.8)
         await execute(Chatter(1, **more), llm, sampling_params=params)
         [seen] = llm.seen
@@ -333,91 +272,40 @@ async def test_d6_what_a_call_asks_for_is_what_is_sampled_with() -> None:
 
 async def test_progress_is_the_whole_turn_of_an_actor() -> None:
     reported: list[list[int]] = []
-    async with actor(lambda request: "one two three") as (_, llm):
+    async with actor("one two three") as (_, llm):
         engine = VllmEngine(llm, asked_params(), max_length=100, vocab_size=1000)
         turn = await engine.generate(request(), progress=lambda ids: reported.append(list(ids)))
     assert reported == [turn.output_ids.tolist()] and len(turn.output_ids) > 2
 
 
-async def test_d6_an_assistant_without_content_is_not_called_none() -> None:
-    function = {"name": "look", "arguments": json.dumps({"at": "x"})}
-    calls = [{"id": "c", "type": "function", "function": function}]
-    messages = [
-        USER,
-        {"role": "assistant", "content": None, "tool_calls": calls},
-        {"role": "tool", "tool_call_id": "c", "content": "seen"},
-    ]
-    async with endpoint(qwen(), says_hello) as bench:
-        body = {"messages": messages, "tools": [TOOL]}
-        status, _ = await bench.post("/sessions/s/v1/chat/completions", body)
-        assert status == 200
-        assert "None" not in bench.served.template.tokenizer.decode(bench.engine.log[0].input_ids)
-
-
-async def test_d7_samples_in_flight_keep_their_own_parameters() -> None:
-    executor = Chatter(3)
+async def test_samples_in_flight_keep_their_own_parameters() -> None:
+    """And all call the engine in the caller's event loop, where they leave no task."""
+    executor, limits = Chatter(3), {1.0: 40, 0.5: 3, 0.1: 9}
     async with actor(token_latency=0.002) as (engine, llm):
-        params = [
-            asked_params(temperature=value, max_tokens=limit)
-            for value, limit in ((1.0, 40), (0.5, 3), (0.1, 9))
-        ]
-        results = await asyncio.gather(
-            *(
-                execute(executor, llm, sampling_params=p, prompt=f"I am {p.temperature}")
-                for p in params
-            )
+        before = asyncio.all_tasks()
+        params = [asked_params(temperature=t, max_tokens=limit) for t, limit in limits.items()]
+        playing = (
+            execute(executor, llm, sampling_params=each, prompt=f"I am {each.temperature}")
+            for each in params
         )
+        results = await asyncio.gather(*playing)
+        assert llm.loops == {id(asyncio.get_running_loop())}
+        left = [task for task in asyncio.all_tasks() - before if not task.done()]
+        # a RequestHandler is the embedded engine's own
+        assert [task for task in left if "RequestHandler" not in repr(task)] == []
+    assert [len(result["action_ranges"]) for result in results] == [3] * 3
     decode = load_embedded_tokenizer().decode
-    for given, result in zip(params, results, strict=True):
-        exact(result, engine)
+    for temperature, limit in limits.items():
         sent = [
             (entry.sampling_params["temperature"], entry.sampling_params["max_new_tokens"])
             for entry in engine.log
-            if f"I am {given.temperature}" in decode(entry.input_ids)
+            if f"I am {temperature}" in decode(entry.input_ids)
         ]
-        assert sent == [(given.temperature, given.max_tokens)] * 3
-    assert [given.max_tokens for given in params] == [40, 3, 9]
+        assert sent == [(temperature, limit)] * 3
 
 
-async def test_d8_d9_the_engine_is_called_in_the_callers_loop() -> None:
-    async with actor(saying) as (_, llm):
-        before = asyncio.all_tasks()
-        await execute(Looker(), llm)
-        assert llm.loops == {id(asyncio.get_running_loop())}
-        left = {
-            task
-            for task in asyncio.all_tasks() - before
-            if not task.done() and "RequestHandler" not in repr(task)
-        }
-        assert left == set()  # a RequestHandler is the embedded engine's own
-    async with endpoint(load_embedded_tokenizer(), says_hello) as bench:
-        for _ in range(3):
-            await bench.client(None).chat.completions.create(model="m", messages=[USER])
-        sessions = bench.endpoint.sessions.all()  # one for each conversation
-        assert [live.id.partition("-")[0] for live in sessions] == ["unnamed"] * 3
-
-
-async def test_d10_a_missing_logprob_is_no_probability_of_one() -> None:
+async def test_a_missing_logprob_is_no_probability_of_one() -> None:
     async with actor() as (_, llm):
         llm.without_logprobs = True
         with pytest.raises(InternalServerError):
             await execute(Chatter(1), llm)
-
-
-async def test_d10_truncated_looks_at_every_turn() -> None:
-    replies = ["One two three four five six seven.", "Yes."]
-    says = lambda request: replies[request.index]
-    params = asked_params(max_tokens=5)
-    result, engine = await played(Chatter(2), says, sampling_params=params)
-    assert [entry.finish_reason for entry in engine.log] == ["length", "stop"]
-    assert result["truncated"]
-
-
-async def test_d10_tokenize_counts_what_generation_is_prompted_with() -> None:
-    async with endpoint(qwen(), says_hello) as bench:
-        body = {"messages": [USER], "tools": [TOOL]}
-        _, counted = await bench.post("/tokenize", body)
-        _, reply = await bench.post("/v1/chat/completions", body)
-        assert counted["tokens"] == reply["prompt_token_ids"]
-        prompt = len(bench.engine.log[0].input_ids)
-        assert counted["count"] == reply["usage"]["prompt_tokens"] == prompt

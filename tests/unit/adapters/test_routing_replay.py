@@ -42,9 +42,6 @@ def expected(log: Sequence[LoggedRequest], ids: Sequence[int]) -> Any:
     return first_experts(log, np.array(ids, dtype=np.int32)).reshape(-1, *SHAPE)
 
 
-# --- slime and miles ------------------------------------------------------------------------------
-
-
 async def by_slime(args: Namespace, sample_type: Any) -> Any:
     return await play(args, sample_type(index=0, prompt=0))
 
@@ -57,9 +54,8 @@ async def by_miles(args: Namespace, _: Any) -> Any:
 
 @pytest.mark.parametrize("generate", [by_slime, by_miles])
 async def test_a_sample_has_the_rows_of_the_first_passes(
-    generate: Any, sample_type: Any, monkeypatch: pytest.MonkeyPatch
+    generate: Any, sample_type: Any, mirrors: None
 ) -> None:
-    miles_mirror.install(monkeypatch)
     async with serving(faults=evicting) as (engine, args):
         vars(args).update(REPLAY)
         [sample] = await generate(args, sample_type)
@@ -134,9 +130,6 @@ async def test_replay_needs_the_shape_of_the_model(sample_type: Any, missing: st
         assert engine.log == []
 
 
-# --- sequences ------------------------------------------------------------------------------------
-
-
 def result(rows: int | None, width: int = 4, reward: float | None = 1.0) -> Any:
     """An episode with a prompt of three tokens and two sampled ones."""
     experts = None if rows is None else np.arange(rows * width, dtype=np.uint8).reshape(rows, width)
@@ -169,11 +162,7 @@ def test_the_samples_of_a_fork_have_their_own_rows() -> None:
         assert sibling.rollout_routed_experts.shape == (4, *SHAPE)
 
 
-# --- trainers with an engine object ---------------------------------------------------------------
-
-
-async def test_verl_gets_the_rows_of_the_tokens_it_gets(monkeypatch: pytest.MonkeyPatch) -> None:
-    verl_mirror.install(monkeypatch)
+async def test_verl_gets_the_rows_of_the_tokens_it_gets(mirrors: None) -> None:
     tokenizer = load_embedded_tokenizer()
     settings = {"env": "desk", "parser": "hermes", "reruns": 0}
     replay = {"enable_rollout_routing_replay": True}
@@ -228,7 +217,7 @@ async def test_skyrl_gets_no_invented_shape_before_the_first_answer() -> None:
         await skyrl_output(SkyrlClient("", experts=True), context_length=16)
 
 
-async def test_rows_of_another_count_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_rows_of_another_count_are_refused() -> None:
     async def generate(*_: Any, **__: Any) -> Any:
         rows = np.zeros((7, 2, 2), dtype=np.int32)
         return verl_mirror.TokenOutput([9], [-1.0], rows, "stop")

@@ -189,7 +189,7 @@ async def world(name: str, folder: Path) -> AsyncIterator[World]:
         tokenizer = load_embedded_tokenizer()
         playing = World(tokenizer, folder, "<|turn|>assistant", tokenizer.eos_token)
     tokenizer.save_pretrained(folder)
-    async with EmbeddedEngine(tokenizer, playing.reply) as playing.engine:
+    async with EmbeddedEngine(tokenizer, playing.reply, split="random") as playing.engine:
         yield playing
 
 
@@ -330,9 +330,7 @@ async def with_tinker(world: World) -> list[Played]:
     player = EpisodePlayer(model, settings)
     results = await asyncio.gather(*(player.play(index, PARAMS) for index in world.indices))
     await player.aclose()
-    return [
-        Played(list(map(of_datum, to_datums(result, 1.0))), result.reward) for result in results
-    ]
+    return [Played(list(map(of_datum, to_datums(each, 1.0))), each.reward) for each in results]
 
 
 def of_datum(datum: Any) -> Tokens:
@@ -448,45 +446,32 @@ async def with_verifiers(world: World) -> list[Played]:
     return episodes
 
 
-@dataclass(frozen=True)
-class Adapter:
-    """`several`: a forked episode gives all of its sequences, not the one with the most trained
-    tokens.
-    """
-
-    run: Callable[[World], Awaitable[list[Played]]]
-    several: bool = False
-
-
-ADAPTERS = {
-    "slime": Adapter(with_slime, several=True),
-    "miles": Adapter(with_miles, several=True),
-    "skyrl": Adapter(with_skyrl, several=True),
-    "areal": Adapter(with_areal, several=True),
-    "trl": Adapter(with_trl),
-    "verl": Adapter(with_verl, several=True),
-    "tinker": Adapter(with_tinker, several=True),
-    "openrlhf": Adapter(with_openrlhf),
-    "atropos": Adapter(with_atropos, several=True),
-    "verifiers": Adapter(with_verifiers, several=True),
+ADAPTERS: dict[str, Callable[[World], Awaitable[list[Played]]]] = {
+    "slime": with_slime,
+    "miles": with_miles,
+    "skyrl": with_skyrl,
+    "areal": with_areal,
+    "trl": with_trl,
+    "verl": with_verl,
+    "tinker": with_tinker,
+    "openrlhf": with_openrlhf,
+    "atropos": with_atropos,
+    "verifiers": with_verifiers,
 }
+SINGLE = {"trl", "openrlhf"}
+"""A forked episode gives them the sequence with the most trained tokens, not all of them."""
 
 
 @pytest.mark.parametrize("history", ["kept", pytest.param("forks", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", ADAPTERS)
-async def test_the_same_episodes(
-    name: str, history: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    adapter = ADAPTERS[name]
-    miles_mirror.install(monkeypatch)
-    verl_mirror.install(monkeypatch)
+async def test_the_same_episodes(name: str, history: str, tmp_path: Path, mirrors: None) -> None:
     async with world(history, tmp_path) as playing:
-        played = await adapter.run(playing)
+        played = await ADAPTERS[name](playing)
         oracle = await expected(playing)
     known = [oracle[index] for index in EPISODES]
     assert any(len(episode.sequences) > 1 for episode in known) == (history == "forks")
     assert {episode.reward for episode in known} == {0.0, 1.0}
-    if not adapter.several:
+    if name in SINGLE:
         for episode in known:
             episode.sequences = [max(episode.sequences, key=lambda tokens: sum(tokens.mask))]
     for episode, from_the_log in zip(played, known, strict=True):

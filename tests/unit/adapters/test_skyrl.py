@@ -271,7 +271,6 @@ def test_an_invalid_turn_does_not_move_the_other_rewards() -> None:
 
 
 def test_an_empty_turn_after_the_trained_tokens_gets_no_reward() -> None:
-    """The response ends before it."""
     turns = [Turn(2, 4, "stop", reward=0.25), Turn(6, 6, "length", reward=0.75)]
     episode = episode_of([0, 0, 1, 1, 0, 0, 0], turns, 1.0)
     [sequence] = select_sequences(episode, several=False)

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support import miles_mirror
 from support.forked_episodes import sequence
 from support.slime_mirror import DataSource, flattened, install_hooks, train_data
 from support.slime_trainer import (
@@ -36,7 +35,6 @@ from toolroll.evaluation.worker_pool import WorkerDiedError
 from toolroll.rollout.engine import admission
 from toolroll.rollout.errors import RolloutError
 from toolroll.testing import Fault, PolicyRequest, Reply
-from toolroll.trainers import miles
 from toolroll.trainers.parking import masked
 from toolroll.trainers.slime import aclose, ray_player, training
 from toolroll.trainers.slime.generation import _players, play_sample, player
@@ -138,61 +136,51 @@ async def test_an_episode_is_what_it_would_have_been(
 
 PARTIAL: dict[str, Any] = {"partial_rollout": True}
 ASYNC = {"rollout_function_path": "slime.rollout.fully_async_rollout.generate_x"}
+MINE = {"rollout_function_path": "mine.fully_async", "toolroll_partial": "park"}
+OLD = PARTIAL | {"toolroll_parked_timeout": 1e-9}
+STALE = PARTIAL | {"toolroll_max_weight_versions": 1}
+ABORTED: dict[str, tuple[dict[str, Any], int, dict[str, int]]] = {
+    "partial rollout": (PARTIAL, 0, {}),
+    "asynchronous rollout": (ASYNC, 0, {}),
+    "partial: park": (MINE, 0, {}),
+    "no partial rollout": ({}, 2, {}),
+    "partial: restart": (PARTIAL | {"toolroll_partial": "restart"}, 2, {}),
+    "evaluation": (PARTIAL | {"evaluation": True}, 2, {}),
+    "an environment that cannot wait": (PARTIAL | {"can_wait": False}, 2, {}),
+    "text that stops": (PARTIAL | {"stop": ["never sampled"]}, 2, {}),
+    "max_parked": (PARTIAL | {"toolroll_max_parked": 1}, 1, {"max_parked": 1}),
+    "parked_timeout": (OLD, 2, {"parked_timeout": 2}),
+    "max_weight_versions": (STALE, 0, {"max_weight_versions": 2}),
+}
+"""Of two aborted episodes with these settings, how many are over before their samples are passed
+again, and how many were parked and given up, by the setting.
+"""
 
 
-@pytest.mark.parametrize(
-    ("given", "closed", "dropped"),
-    [
-        pytest.param(PARTIAL, 0, {}, id="partial rollout"),
-        pytest.param(ASYNC, 0, {}, id="asynchronous rollout"),
-        pytest.param(
-            {"rollout_function_path": "mine.fully_async", "toolroll_partial": "park"}, 0, {},
-            id="partial: park",
-        ),
-        pytest.param({}, 2, {}, id="no partial rollout"),
-        pytest.param(PARTIAL | {"toolroll_partial": "restart"}, 2, {}, id="partial: restart"),
-        pytest.param(PARTIAL | {"evaluation": True}, 2, {}, id="evaluation"),
-        pytest.param(PARTIAL | {"can_wait": False}, 2, {}, id="an environment that cannot wait"),
-        pytest.param(PARTIAL | {"stop": ["never sampled"]}, 2, {}, id="text that stops"),
-        pytest.param(PARTIAL | {"toolroll_max_parked": 1}, 1, {"max_parked": 1}, id="max_parked"),
-        pytest.param(
-            PARTIAL | {"toolroll_parked_timeout": 1e-9}, 2, {"parked_timeout": 2},
-            id="parked_timeout",
-        ),
-        pytest.param(
-            PARTIAL | {"toolroll_max_weight_versions": 1}, 0, {"max_weight_versions": 2},
-            id="max_weight_versions",
-        ),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize("name", ABORTED)
 async def test_an_episode_is_parked_or_starts_again(
-    sample_type: Any,
-    environments: Environments,
-    monkeypatch: pytest.MonkeyPatch,
-    given: dict[str, Any],
-    closed: int,
-    dropped: dict[str, int],
+    sample_type: Any, environments: Environments, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    """Of two aborted episodes, `closed` are over before their samples are passed again. `dropped`:
-    how many were parked and given up, by the setting.
-    """
+    given, closed, dropped = ABORTED[name]
     monkeypatch.setattr(Desk, "can_wait", given.get("can_wait", True))
     sampling, evaluation = SAMPLING | {"stop": given.get("stop")}, given.get("evaluation", False)
     async with serving(plays_the_reference, faults=cut_once()) as (_, args):
         vars(args).update(given)
-        samples = [sample_type(prompt=0, index=i, session_id=f"s{i}") for i in (0, 1)]
+        own = [{"index": i, "session_id": f"s{i}", "metadata": {"a": i}} for i in (0, 1)]
+        samples = [sample_type(prompt=0, **fields) for fields in own]
         aborted = [await play(args, sample, sampling, evaluation=evaluation) for sample in samples]
         assert all(map(is_aborted, aborted))
         while len(environments.closed) < closed:
             await asyncio.sleep(0)
         assert len(environments.closed) == closed
-        again = [await play(args, sample, sampling) for sample in reversed(aborted)]
+        again = flattened([await play(args, each, sampling) for each in reversed(aborted)])
         metrics = await player(args).parked_metrics()
     restarted = max(closed, sum(dropped.values()))
-    assert [metrics_of(sample) for sample in flattened(again)] == [
+    assert [metrics_of(sample) for sample in again] == [
         [int(n > restarted), int(n <= restarted)] for n in (2, 1)
     ]
-    assert [sample.reward for sample in flattened(again)] == [1.0, 1.0]
+    ends = [(each.reward, each.remove_sample, each.index, each.metadata["a"]) for each in again]
+    assert ends == [(1.0, False, 1, 1), (1.0, False, 0, 0)]
     assert metrics == {"toolroll/parked": 0.0} | {
         f"toolroll/parked_dropped/{name}": count for name, count in dropped.items()
     }
@@ -201,9 +189,7 @@ async def test_an_episode_is_parked_or_starts_again(
 
 
 @pytest.mark.parametrize("end", ["aclose", "loop"])
-def test_the_end_closes_parked_episodes(
-    sample_type: Any, environments: Environments, end: str
-) -> None:
+def test_the_end_closes_the_parked(sample_type: Any, environments: Environments, end: str) -> None:
     """The end of the adapter, or of its loop. Another loop, as another process would, plays the
     sample from the beginning.
     """
@@ -261,9 +247,7 @@ async def test_a_cancelled_call_closes_its_parked_episode(
         environments.check_all_closed()
 
 
-async def test_parked_episodes_leave_the_cache_to_others(
-    sample_type: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_the_parked_free_the_cache(sample_type: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """The cache holds one episode. A second one waits when the rollout stops, and while the first
     is parked, an evaluation has the cache.
     """
@@ -302,9 +286,7 @@ async def test_parked_episodes_leave_the_cache_to_others(
 
 
 @pytest.mark.parametrize("mask", [False, True])
-async def test_the_mask_covers_all_sequences_of_a_forked_episode(
-    sample_type: Any, tmp_path: Path, mask: bool
-) -> None:
+async def test_the_mask_covers_all_of_a_fork(sample_type: Any, tmp_path: Path, mask: bool) -> None:
     async with forking(tmp_path, faults=cut_once(2)) as (engine, args):
         args.partial_rollout, args.mask_offpolicy_in_partial_rollout = True, mask
         parked = await play(args, sample_type(prompt=0, index=0, session_id="s"))
@@ -329,29 +311,6 @@ def test_a_turn_that_an_earlier_sequence_has_is_not_masked_again() -> None:
     second = sequence((1, 3, "context"), (4, 7, None), (8, 9, None), length=9)
     masks = [trajectory.loss_mask.tolist() for trajectory in masked((first, second), 2, 2)]
     assert masks == [[0] * 9, [0, 0, 0, 0, 0, 0, 1, 0, 1]]
-
-
-async def test_miles_continues_a_parked_episode(
-    monkeypatch: pytest.MonkeyPatch, environments: Environments
-) -> None:
-    miles_mirror.install(monkeypatch)
-    async with serving() as (engine, args):
-        args.partial_rollout = True
-        state = miles_mirror.GenerateState(args)
-
-        async def generate(sample: Any) -> Any:
-            call = miles_mirror.GenerateFnInput(state, sample, dict(SAMPLING), False)
-            return (await miles.generate(call)).samples
-
-        playing = asyncio.create_task(generate(miles_mirror.Sample(prompt=0, index=1)))
-        await engine.until(lambda core: len(core.log) > 1)
-        state.aborted = True
-        parked = await playing
-        assert is_aborted(parked)
-        requests, state.aborted = len(engine.log), False
-        [sample] = await generate(parked)
-    assert sample.reward == 1.0 and len(environments.closed) == len(environments.opened) == 1
-    assert len(engine.log) > requests and sample.routing_key == parked.routing_key
 
 
 class Unreachable:
@@ -436,9 +395,7 @@ async def test_a_rollout_parks_what_is_left_and_continues_it(
 
 
 @pytest.mark.parametrize("partial", [None, "restart"])
-async def test_finished_groups_beyond_the_batch_are_put_back(
-    sample_type: Any, rollout: Any, partial: str | None
-) -> None:
+async def test_surplus_groups_go_back(sample_type: Any, rollout: Any, partial: str | None) -> None:
     """The finished groups of an earlier rollout are all over at once."""
     async with serving() as (_, args):
         vars(args).update(partial_rollout=True, toolroll_partial=partial)

@@ -1,10 +1,11 @@
-"""The slime adapter's `generate_rollout`: a trainer's loop and its evaluations."""
+"""The slime adapter's `generate_rollout`: a trainer's loop, its evaluations and its rewards."""
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
 import json
+import statistics
 from argparse import Namespace
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ from support.slime_trainer import (
 
 from toolroll.rollout.errors import RolloutError, UsageError
 from toolroll.testing import Fault, PolicyRequest
-from toolroll.trainers.slime import keep_group, training
+from toolroll.trainers.slime import keep_group, normalize_rewards, training
 
 REFUSED = Fault(status=400, body=b"out of order")
 
@@ -112,9 +113,7 @@ async def test_a_rollout_of_failures_ends_with_their_words(
             await rollout(args, DataSource(sample_type, [{"prompt": "x"}], n=2))
 
 
-async def test_groups_beyond_the_batch_are_ended_at_the_engine(
-    sample_type: Any, rollout: Any
-) -> None:
+async def test_groups_beyond_the_batch_end_at_the_engine(sample_type: Any, rollout: Any) -> None:
     gate = asyncio.Event()
 
     async def policy(request: PolicyRequest) -> str:
@@ -140,9 +139,7 @@ async def test_groups_beyond_the_batch_are_ended_at_the_engine(
 # --- evaluations ----------------------------------------------------------------------------------
 
 
-async def test_an_evaluation_plays_each_row_n_times(
-    sample_type: Any, rollout: Any, tmp_path: Path
-) -> None:
+async def test_evaluations_play_rows_twice(sample_type: Any, rollout: Any, tmp_path: Path) -> None:
     rows = [{"index": index, "metadata": {"env": "desk", "split": "test"}} for index in range(3)]
     sessions: list[str] = []
 
@@ -225,9 +222,7 @@ async def test_a_fork_that_slime_normalizes_wrongly_is_logged_once(
     assert len(logged) == warnings
 
 
-async def test_forked_episodes_and_others_are_trained_in_one_batch(
-    sample_type: Any, rollout: Any, tmp_path: Path
-) -> None:
+async def test_forked_and_others_mix(sample_type: Any, rollout: Any, tmp_path: Path) -> None:
     """slime flattens a batch by the type of its first item, so a mixed batch ended the training.
     Its own evaluation counts each sample of a list, so it gets the first one only.
     """
@@ -247,9 +242,7 @@ async def test_forked_episodes_and_others_are_trained_in_one_batch(
 
 
 @pytest.mark.parametrize("mask", [False, True])
-async def test_a_group_with_a_forked_episode_may_be_put_back(
-    sample_type: Any, tmp_path: Path, mask: bool
-) -> None:
+async def test_a_forked_group_may_be_put_back(sample_type: Any, tmp_path: Path, mask: bool) -> None:
     """With --partial-rollout, slime puts back the whole group and plays only the aborted episodes
     again: the completed ones keep their tokens, rewards and indices.
     """
@@ -282,9 +275,7 @@ async def test_a_group_with_a_forked_episode_may_be_put_back(
 # --- seeds, hooks and filters ---------------------------------------------------------------------
 
 
-async def test_deterministic_inference_gets_slime_s_seeds(
-    sample_type: Any, rollout: Any, tmp_path: Path
-) -> None:
+async def test_deterministic_runs_get_seeds(sample_type: Any, rollout: Any, tmp_path: Path) -> None:
     async def seeds(source: Any, **options: Any) -> list[Any]:
         """The seeds of each session, in the order of the sessions' seeds."""
         engine.log.clear()
@@ -338,9 +329,7 @@ async def test_sample_hooks_are_called_in_training_and_evaluation(
     ],
     ids=str,
 )
-def test_groups_that_teach_nothing_are_dropped(
-    sample_type: Any, rewards: list[Any], kept: bool
-) -> None:
+def test_useless_groups_are_dropped(sample_type: Any, rewards: list[Any], kept: bool) -> None:
     """A reward of a list is a forked episode's. None: an aborted episode."""
 
     def sample(reward: Any) -> Any:
@@ -350,3 +339,90 @@ def test_groups_that_teach_nothing_are_dropped(
         return sample_type(reward=reward, status=status)
 
     assert keep_group(Namespace(reward_key=None), list(map(sample, rewards))) is kept
+
+
+# --- rewards that are normalized within groups, against slime's own formula -----------------------
+
+
+GROUPS = [[1.0, 1.0, 1.0, 0.0], [0.0, 0.0, 0.0, 1.0]]
+
+
+GRPO: dict[str, Any] = {
+    "advantage_estimator": "grpo",
+    "rewards_normalization": True,
+    "grpo_std_normalization": True,
+    "reward_key": None,
+}
+"""slime's arguments, with its defaults."""
+
+
+def slime_formula(groups: list[list[float]], *, divided: bool) -> list[float]:
+    """What slime computes for groups of equal size (its ray/rollout.py)."""
+    normalized = []
+    for group in groups:
+        mean = statistics.fmean(group)
+        deviation = statistics.stdev(group) + 1e-6 if divided else 1.0
+        normalized += [(reward - mean) / deviation for reward in group]
+    return normalized
+
+
+@pytest.mark.parametrize(
+    ("given", "divided"),
+    [
+        ({}, True),
+        ({"grpo_std_normalization": False}, False),
+        ({"advantage_estimator": "reinforce_plus_plus_baseline"}, False),
+        ({"advantage_estimator": "ppo"}, None),
+        ({"rewards_normalization": False}, None),
+    ],
+    ids=str,
+)
+def test_a_fork_counts_once(sample_type: Any, given: dict[str, Any], divided: bool | None) -> None:
+    """slime takes one mean of the batch, in which a forked episode counts for each sample. Other
+    estimators (`divided` is None) get the raw rewards.
+    """
+    rewards = [reward for group in GROUPS for reward in group]
+    samples = [sample_type(group_index=i // 4, index=i, reward=r) for i, r in enumerate(rewards)]
+    expected = rewards if divided is None else slime_formula(GROUPS, divided=divided)
+    args = Namespace(**{**GRPO, **given})
+    raw, normalized = normalize_rewards(args, samples)
+    assert raw == rewards and normalized == pytest.approx(expected)
+    samples[0].rollout_id = 0
+    sibling = sample_type(group_index=0, index=0, rollout_id=0, reward=1.0)
+    raw, normalized = normalize_rewards(args, [samples[0], sibling, *samples[1:]])
+    assert raw == [1.0, *rewards] and normalized == pytest.approx([expected[0], *expected])
+
+
+@pytest.mark.parametrize(
+    ("episodes", "expected"),
+    [
+        pytest.param([{"rollout_id": n} for n in (0, 0, 1, 1, 1)], [0.5] * 2 + [-0.5] * 3, id="id"),
+        pytest.param([{"index": n} for n in (0, 0, 1, 1, 1)], [0.5] * 2 + [-0.5] * 3, id="index"),
+        pytest.param([{}] * 5, [0.6] * 2 + [-0.4] * 3, id="neither: five episodes"),
+        pytest.param([{"group_index": n} for n in range(5)], [0.0] * 5, id="groups of one"),
+    ],
+)
+def test_what_the_samples_of_an_episode_share(
+    sample_type: Any, episodes: list[dict[str, int]], expected: list[float]
+) -> None:
+    rewards = [{"key": reward} for reward in (1.0, 1.0, 0.0, 0.0, 0.0)]
+    samples = [
+        sample_type(reward=reward, **{"group_index": 0, **fields})
+        for reward, fields in zip(rewards, episodes, strict=True)
+    ]
+    args = Namespace(**{**GRPO, "reward_key": "key", "grpo_std_normalization": False})
+    assert normalize_rewards(args, samples)[1] == pytest.approx(expected)
+
+
+def test_equal_rewards_and_groups_of_one_are_zero(sample_type: Any) -> None:
+    samples = [sample_type(group_index=i // 2, index=i, reward=0.1) for i in range(3)]
+    assert normalize_rewards(Namespace(**GRPO), samples)[1] == pytest.approx([0.0, 0.0, 0.0])
+
+
+def test_a_sample_without_a_group_or_a_reward_is_refused(sample_type: Any) -> None:
+    for fields, words in (
+        ({"reward": 1.0}, "sample 3 has no group_index"),
+        ({"group_index": 0}, "sample 3 has no reward: drop such groups"),
+    ):
+        with pytest.raises(UsageError, match=words):
+            normalize_rewards(Namespace(**GRPO), [sample_type(index=3, **fields)])

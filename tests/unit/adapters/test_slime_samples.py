@@ -1,17 +1,20 @@
 """The slime adapter's `generate` against slime's own types where it is installed (`peers`), and
-against a mirror of them.
+against a mirror of them; images, which slime and miles get, and other trainers refuse.
 """
 
 from __future__ import annotations
 
 import inspect
 from argparse import Namespace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support import vision
 from support.forked_episodes import result_of, sequence
 from support.http import router_over
+from support.listed_environment import ListedWorld
 from support.slime_mirror import train_data
 from support.slime_trainer import (
     every_sampled_token_is_as_served,
@@ -22,15 +25,22 @@ from support.slime_trainer import (
 )
 
 from toolroll.agents.trainable_agents import TrainableToolCallingAgent
-from toolroll.rollout.errors import UsageError
-from toolroll.rollout.types import InteractionResult, Status, StopReason, Trajectory
+from toolroll.rollout.errors import TokenError, UsageError
+from toolroll.rollout.types import (
+    Completion,
+    GenerateRequest,
+    InteractionResult,
+    Status,
+    StopReason,
+    Trajectory,
+)
 from toolroll.testing import Fault, PolicyRequest, fault_at
 from toolroll.trainers import slime
 from toolroll.trainers.episodes import EpisodeSettings
+from toolroll.trainers.parking import ParkableEpisode
+from toolroll.trainers.sequences import select_sequences
 from toolroll.trainers.slime import generate, read_settings, to_samples
 from toolroll.trainers.slime.player import Player
-
-# --- generate -------------------------------------------------------------------------------------
 
 
 async def test_a_sample_holds_what_was_served_and_sampled(sample_type: Any) -> None:
@@ -105,26 +115,21 @@ def refused(call: int) -> Any:
 ABORTED_FIRST = fault_at({0: Fault(abort_after=3)})
 
 
-@pytest.mark.parametrize(
-    ("faults", "reruns", "stops", "error", "requests", "is_sampled"),
-    [
-        pytest.param(refused(1), 0, False, "EngineError", 2, True, id="refused turn"),
-        pytest.param(refused(1), 1, False, "EngineError", 3, False, id="refused twice"),
-        pytest.param(refused(0), 0, False, "EngineError", 1, False, id="refused at once"),
-        pytest.param(ABORTED_FIRST, 1, True, None, 1, True, id="aborted turn of a stop"),
-    ],
-)
+FAILED: dict[str, tuple[Any, int, bool, str | None, int, bool]] = {
+    "refused turn": (refused(1), 0, False, "EngineError", 2, True),
+    "refused twice": (refused(1), 1, False, "EngineError", 3, False),
+    "refused at once": (refused(0), 0, False, "EngineError", 1, False),
+    "aborted turn of a stop": (ABORTED_FIRST, 1, True, None, 1, True),
+}
+"""Faults, reruns, whether slime stops, the error, the requests, and whether ids were sampled."""
+
+
+@pytest.mark.parametrize("name", FAILED)
 async def test_a_failed_episode_is_an_aborted_sample(
-    sample_type: Any,
-    slime_state: Namespace,
-    faults: Any,
-    reruns: int,
-    stops: bool,
-    error: str | None,
-    requests: int,
-    is_sampled: bool,
+    sample_type: Any, slime_state: Namespace, name: str
 ) -> None:
     """It has no reward and a zero mask, and at least one token in its response."""
+    faults, reruns, stops, error, requests, is_sampled = FAILED[name]
 
     def stopping(request: PolicyRequest) -> Any:
         slime_state.aborted = stops
@@ -181,27 +186,6 @@ async def test_an_agent_with_its_own_call_llm_is_stopped_too(sample_type: Any) -
     assert len(engine.log) == 2
 
 
-@pytest.mark.parametrize("partial", [True, False])
-async def test_an_aborted_sample_is_played_from_the_beginning(
-    sample_type: Any, partial: bool
-) -> None:
-    """slime's fully asynchronous rollout passes an aborted sample again, as `generate` gave it."""
-    async with serving(faults=ABORTED_FIRST) as (_, args):
-        args.partial_rollout, args.toolroll_partial = partial, "restart"
-        aborted = await play(args, sample_type(prompt=0, index=3, metadata={"a": 1}))
-        assert aborted.status is sample_type.Status.ABORTED and aborted.reward is None
-        assert not any(aborted.loss_mask) and aborted.remove_sample and len(aborted) == 1
-        aborted.session_id = None  # the test's policy counts the turns of a session
-        again = await play(args, aborted)
-    expected = {"reward": 1.0, "remove_sample": False, "index": 3}
-    assert fields_of(again, expected) == expected and any(again.loss_mask)
-    assert again.metadata["a"] == 1 and again.metadata["toolroll"]["metrics"]["restarts"] == 1
-    train_data(again)
-
-
-# --- to_samples -----------------------------------------------------------------------------------
-
-
 def plain(**more: Any) -> Trajectory:
     """A prompt of three tokens and a turn of three."""
     return sequence((3, 6, None), length=6, **more)
@@ -244,9 +228,6 @@ def test_what_may_not_be_trained_is_removed(sample_type: Any) -> None:
 def test_a_reward_key_is_kept(sample_type: Any) -> None:
     [keyed] = to_samples(sample_type(index=0), result_of(1.0, plain()), reward_key="score")
     assert keyed.get_reward_value(Namespace(reward_key="score")) == 1.0
-
-
-# --- settings -------------------------------------------------------------------------------------
 
 
 async def test_limits_and_the_collector_are_settings() -> None:
@@ -303,3 +284,69 @@ def test_every_setting_is_documented() -> None:
     for name in slime.SlimeSettings.model_fields.keys() - EpisodeSettings.model_fields.keys():
         assert f"`toolroll_{name}`" in page, name  # docs/settings.md has the others
     assert read_settings(Namespace(toolroll_env="desk", other=1)).env == "desk"
+
+
+# --- images ---------------------------------------------------------------------------------------
+
+
+async def episode() -> InteractionResult:
+    return (await vision.play(ListedWorld(**vision.WORLD)))[0]
+
+
+async def test_a_sample_has_the_inputs_of_its_images(sample_type: Any) -> None:
+    pytest.importorskip("torch")
+    result = await episode()
+    images = vision.image_tokens(vision.vision_tokenizer())
+    [made] = to_samples(sample_type(index=0), result, images=images)
+    media, inputs = result.trajectories[0].media, made.multimodal_train_inputs
+    patches = [4 * image.count for image in media]
+    assert inputs["image_grid_thw"].prod(-1).tolist() == patches
+    assert len(inputs["pixel_values"]) == sum(patches)
+    assert made.tokens.count(images.placeholder) == sum(image.count for image in media)
+
+
+async def test_each_sample_of_a_fork_has_the_images_of_its_own_prompt(sample_type: Any) -> None:
+    pytest.importorskip("torch")
+    source = vision.vision_tokenizer().chat_template.replace(
+        "{{- message.content }}", "{{- message.content.split('</think>')[-1] }}"
+    )
+    users = [vision.shown("One.", 1), vision.shown("Two.", 2)]
+    result, _ = await vision.play(
+        ListedWorld(user_texts=users), lambda request: "<think>I</think>A.", chat_template=source
+    )
+    images = vision.image_tokens(vision.vision_tokenizer())
+    samples = to_samples(sample_type(index=0), result, images=images)
+    assert [len(one.multimodal_train_inputs["image_grid_thw"]) for one in samples] == [1, 2]
+
+
+async def test_text_alone_leaves_no_inputs(sample_type: Any) -> None:
+    result, _ = await vision.play(ListedWorld(), lambda request: "Yes.")
+    before = sample_type(index=0)
+    before.multimodal_train_inputs = {"pixel_values": 1}  # of an earlier attempt
+    [made] = to_samples(before, result, images=vision.image_tokens(vision.vision_tokenizer()))
+    assert made.multimodal_train_inputs is None
+
+
+async def test_other_images_are_refused(sample_type: Any) -> None:
+    pytest.importorskip("torch")
+    result = await episode()
+    images, [trajectory] = vision.image_tokens(vision.vision_tokenizer()), result.trajectories
+    for changes, error in (({"url": ""}, UsageError), ({"count": 1}, TokenError)):
+        media = tuple(replace(image, **changes) for image in trajectory.media)
+        other = replace(result, trajectories=(replace(trajectory, media=media),))
+        with pytest.raises(error):
+            to_samples(sample_type(index=0), other, images=images)
+    for convert in (lambda: to_samples(sample_type(index=0), result),
+                    lambda: select_sequences(result, several=True)):  # fmt: skip
+        with pytest.raises(UsageError, match="this trainer takes none"):
+            convert()
+
+
+async def test_a_parked_episode_has_its_images() -> None:
+    [trajectory] = (await episode()).trajectories
+    turn = trajectory.turns[0]
+    request = GenerateRequest(trajectory.input_ids[: turn.start], {}, "s", images=trajectory.media)
+    parked = ParkableEpisode("s", lambda: False)
+    aborted = Completion(trajectory.input_ids[turn.start : turn.stop], None, "abort")
+    parked._aborted = request, aborted
+    assert parked.so_far(lambda ids: "").trajectories[0].media == trajectory.media

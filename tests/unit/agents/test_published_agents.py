@@ -26,7 +26,7 @@ from support.hook_agents import (
     play,
 )
 from support.listed_environment import ListedWorld
-from support.published import qwen
+from support.qwen import tokenizer_for, trl_template
 from support.standins import stand_in
 
 from toolroll import InteractionResult, Status, TrainableAgentMixin, TrainableToolCallingAgent
@@ -79,7 +79,7 @@ DESK = load_environment("desk")
 WORLDS: dict[str, Any] = {
     "tau-bench": (load_embedded_tokenizer, Store, look_then_buy, TASK),
     "listed": (load_embedded_tokenizer, here, look_up_an_order, TASK),
-    "reasoning": (lambda: qwen("qwen3"), here, think_first, TASK),
+    "reasoning": (lambda: tokenizer_for(trl_template("qwen3")), here, think_first, TASK),
     "desk": (load_embedded_tokenizer, lambda: DESK.make(EnvironmentOptions()), look_up_an_order,
              DESK.tasks("test")[0]),
 }  # fmt: skip

@@ -4,13 +4,11 @@ and every sampled token is trained exactly once.
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
-from support import anthropic_wire, responses_wire
 from support.episodes import call
 from support.recorded_shapes import ClaudeCode, Codex
-from support.served import RESPONSES, USER, in_session, serve, system, user
+from support.served import RESPONSES, USER, in_session, serve
 from support.wires import ask
 
 from toolroll.endpoint.conversation.conversation_tree import NEW_ROOT
@@ -105,34 +103,3 @@ async def test_claude_code_is_one_trajectory_and_a_title(any_tokenizer: Any) -> 
         assert line.startswith("cc_version=2.1.173; cc_entrypoint=cli; cch=")
         assert trajectory["lineage"] == {"session_id": "episode"}
         assert all("cch=" not in bench.prompt(request) for request in range(len(log)))
-
-
-async def test_a_session_may_change_its_dialect(any_tokenizer: Any) -> None:
-    turns = ["I look. " + call(at="x"), THOUGHT + "One.", "Two."]
-    async with serve(turns, tokenizer=any_tokenizer, **KEPT) as bench:
-        reply = await bench.chat(system("Be brief."), USER)
-        [tool_call] = reply["tool_calls"]
-        items = [
-            USER,
-            {"type": "message", "role": "assistant", "content": "I look."},
-            {"type": "function_call", "call_id": tool_call["id"], **tool_call["function"]},
-            {"type": "function_call_output", "call_id": tool_call["id"], "output": "seen"},
-        ]
-        body = {"input": items, "instructions": "Be brief.", "tools": [responses_wire.LOOK]}
-        response = await ask(bench, body, stream=True)
-        [text] = response["output"][-1]["content"]
-        arguments = json.loads(tool_call["function"]["arguments"])
-        use = {"type": "tool_use", "id": tool_call["id"], "name": "look", "input": arguments}
-        result = {"type": "tool_result", "tool_use_id": tool_call["id"], "content": "seen"}
-        messages = [
-            USER,
-            {"role": "assistant", "content": [{"type": "text", "text": "I look."}, use]},
-            {"role": "user", "content": [result]},
-            {"role": "assistant", "content": text["text"]},
-            user("And?"),
-        ]
-        body = {"messages": messages, "system": "Be brief.", "tools": [anthropic_wire.LOOK]}
-        await ask(bench, {"max_tokens": 100, **body})
-        await bench.one_trajectory(turns=3)
-        kinds = [entry["object"] for entry in (await bench.get("/sessions/s/trace"))["trace"]]
-        assert kinds == ["chat.completion", "response", "message"]

@@ -1,10 +1,7 @@
-"""Which turn a request goes on from: echoes, edits, sub-agents, rewriting templates."""
+"""Which turn a request goes on from: echoes, edits, equal replies, sub-agents, rewrites."""
 
 from __future__ import annotations
 
-import asyncio
-import copy
-import gc
 import json
 from collections.abc import Callable
 from typing import Any
@@ -12,12 +9,10 @@ from typing import Any
 import pytest
 from support.episodes import call
 from support.listed_environment import TOOL
-from support.loop_clock import skip
 from support.memory import kept
 from support.qwen import qwen3_tokenizer
-from support.served import USER, Message, assistant, numbered, serve, system, tool_results, user
+from support.served import USER, Message, assistant, serve, system, tool_results, user
 
-from toolroll.endpoint.answers.result import CompletionResult
 from toolroll.endpoint.conversation import conversation_tree
 from toolroll.endpoint.conversation.conversation_tree import (
     EDITED,
@@ -29,6 +24,7 @@ from toolroll.endpoint.requests.tool_list import ToolList
 from toolroll.rollout.session.session import Session
 from toolroll.rollout.template import ChatTemplate
 from toolroll.rollout.template.cursor import TOOLS_CHANGED
+from toolroll.testing import Reply
 
 Messages = list[Message]
 THINKING = "<think>\nWhat now?\n</think>\n\n"
@@ -36,14 +32,6 @@ REPLY = [assistant(f"Reply {number}.") for number in range(5)]
 """The replies of `numbered`, as its client has them."""
 
 # --- what a client library changes on its own -----------------------------------------------------
-
-
-def _reordered(reply: Message) -> Message:
-    calls = copy.deepcopy(reply.get("tool_calls") or [])
-    for tool_call in calls:
-        arguments = json.loads(tool_call["function"]["arguments"])
-        tool_call["function"]["arguments"] = json.dumps(dict(reversed(arguments.items())), indent=1)
-    return {**reply, "tool_calls": calls} if calls else reply
 
 
 def _renamed(reply: Message) -> Message:
@@ -56,41 +44,35 @@ def _parts(reply: Message) -> list[Any]:
 
 ADDED: Message = {"refusal": None, "audio": None, "annotations": [], "extra": {"refusal": None}}
 LIBRARIES: dict[str, Callable[[Message], Message]] = {
-    "drops reasoning": lambda reply: {
-        name: reply[name] for name in reply if name != "reasoning_content"
-    },
     "renames reasoning": _renamed,
-    "reorders keys": _reordered,
     "empty content": lambda reply: {**reply, "content": reply.get("content") or ""},
     "content in parts": lambda reply: {**reply, "content": _parts(reply)},
     "adds fields": lambda reply: {**reply, **ADDED},
     "regenerates ids": lambda reply: reply,
-    "regenerates ids once": lambda reply: reply,
 }
-"""How a library sends a reply back."""
+"""How a library sends a reply back. More ways are in `test_random_trees.py`."""
 
 
-def _with_new_ids(messages: Messages, prefix: str) -> Messages:
+def _with_new_ids(messages: Messages, turn: int) -> Messages:
     """Some libraries name all calls of a conversation anew each time that they send it."""
     text = json.dumps(messages)
     calls = [tool_call for message in messages for tool_call in message.get("tool_calls") or ()]
     for index, tool_call in enumerate(calls):
-        text = text.replace(json.dumps(tool_call["id"]), f'"{prefix}_{index}"')
+        text = text.replace(json.dumps(tool_call["id"]), f'"call_{turn}_{index}"')
     renamed: Messages = json.loads(text)
     return renamed
 
 
 @pytest.mark.parametrize("name", LIBRARIES)
-@pytest.mark.parametrize("split", ["canonical", "random"])
-async def test_a_change_of_a_library_forks_nothing(name: str, split: Any) -> None:
+async def test_a_change_of_a_library_forks_nothing(name: str) -> None:
     first, second = call(at="x", b=[1, {"c": 2}]), call(at="y") + call(at="z")
     change = LIBRARIES[name]
-    async with serve([THINKING + first, THINKING + second, "Done."], split=split) as bench:
+    async with serve([THINKING + first, THINKING + second, "Done."], split="random") as bench:
         served: Messages = [USER]
         for turn in range(3):
             messages = [change(each) if each["role"] == "assistant" else each for each in served]
-            if name.startswith("regenerates"):
-                messages = _with_new_ids(messages, "call" if "once" in name else f"call_{turn}")
+            if name == "regenerates ids":
+                messages = _with_new_ids(messages, turn)
             reply = await bench.chat(*messages)
             served = [*served, reply, *tool_results(reply)]
         await bench.one_trajectory(turns=3)
@@ -158,6 +140,34 @@ FORKS: dict[str, tuple[list[Messages], list[str | None], list[list[str | None]]]
 """The messages of each request; of each trajectory its fork reason, and of each of its turns why it
 is not trained.
 """
+BEFORE, FIX = [LEAD, USER, REPLY[0]], user("Fix it.")
+CHANGES: dict[str, tuple[Messages, str]] = {
+    "a reply left out": (
+        [FIX, user("Format error: no call found.")],
+        "4 (assistant) of the served history is missing",
+    ),
+    "a reply left out, and another question": (
+        [user("Fix this.")],
+        "3 (user) of the served history was changed: its text",
+    ),
+    "a message inserted": (
+        [system("Note."), FIX, REPLY[1], USER],
+        "3 (system) was inserted before message 3 (user) of the served history",
+    ),
+    "another reply": (
+        [FIX, assistant("Another."), USER],
+        "4 (assistant) of the served history was changed: its text",
+    ),
+}
+"""What follows `BEFORE` after a request whose question was `FIX`, and the first change in it."""
+FORKS |= {
+    name: (
+        [[LEAD, USER], [*BEFORE, FIX], [*BEFORE, *changed]],
+        [None, _edited(place)],
+        [[None, None], ["context", None]],
+    )
+    for name, (changed, place) in CHANGES.items()
+}
 
 
 @pytest.mark.parametrize("name", FORKS)
@@ -174,48 +184,6 @@ async def test_where_and_why_requests_fork(name: str) -> None:
         if any("context" in turn for turn in turns):  # what is shared is stored once
             tokens = sum(len(each["input_ids"]) for each in trajectories)
             assert bench.endpoint.sessions.find("s").session.tokens < tokens
-
-
-FIX, GO_ON = user("Fix it."), user("Go on.")
-CHANGES: dict[str, tuple[Callable[[Messages, Message], Messages], str]] = {
-    "a reply left out": (
-        lambda before, reply: [*before, FIX, user("Format error: no call found.")],
-        "{reply} (assistant) of the served history is missing",
-    ),
-    "a reply left out, and another question": (
-        lambda before, reply: [*before, user("Fix this.")],
-        "{question} (user) of the served history was changed: its text",
-    ),
-    "a question left out": (
-        lambda before, reply: [*before, reply, GO_ON],
-        "{question} " + LEFT_OUT,
-    ),
-    "a message inserted": (
-        lambda before, reply: [*before, system("Note."), FIX, reply, GO_ON],
-        "{question} (system) was inserted before message {question} (user) of the served history",
-    ),
-    "another reply": (
-        lambda before, reply: [*before, FIX, assistant("Another."), GO_ON],
-        "{reply} (assistant) of the served history was changed: its text",
-    ),
-}
-
-
-@pytest.mark.parametrize("turns", [0, 1])
-@pytest.mark.parametrize("name", CHANGES)
-async def test_a_fork_reason_names_the_first_change(name: str, turns: int) -> None:
-    change, place = CHANGES[name]
-    async with serve("All good.") as bench:
-        before = [system("Be brief."), USER]
-        if turns:
-            before += [await bench.chat(*before), user("Well?")]
-        reply = await bench.chat(*before, FIX)
-        await bench.chat(*change(before, reply))
-        reason = _edited(place.format(question=len(before), reply=len(before) + 1))
-        if not turns and name.endswith("another question"):
-            reason = NEW_ROOT  # nothing that was served is repeated
-        assert [each["fork_reason"] for each in await bench.trajectories()] == [None, reason]
-        assert await bench.forks() == [reason]
 
 
 # --- forks of replies with reasoning and calls ----------------------------------------------------
@@ -248,19 +216,6 @@ async def test_an_edited_reply_forks(edit: dict[str, Any], changed: str, shown: 
         place = f"3 (assistant) of the served history was changed: {changed}"
         assert second["fork_reason"] == _edited(place)
         assert shown in bench.prompt()
-
-
-async def test_a_first_reply_sent_back_as_other_text_forks() -> None:
-    """So smolagents and autogen send a reply back: as other text, or the reasoning as content."""
-    replies = [THINKING + call(at="x"), "Second.", "Third."]
-    async with serve(replies) as bench:
-        reply = await bench.chat(USER)
-        for text in ("Calling tools: [...]", reply["reasoning_content"]):
-            await bench.chat(USER, assistant(text), USER)
-        trajectories = await bench.trajectories()
-        assert [len(each["turns"]) for each in trajectories] == [1, 1, 1]
-        changed = _edited("1 (assistant) of the served history was changed: its text")
-        assert [each["fork_reason"] for each in trajectories] == [None, changed, changed]
 
 
 @pytest.mark.parametrize("cut", ["<think>\nLong thought that", "One two three four five six."])
@@ -338,9 +293,7 @@ def _offering(name: str, **schema: Any) -> Any:
     ],
     ids=str,
 )
-async def test_a_default_that_is_filled_in_is_no_change(
-    history: str, echoed: dict[str, Any], changed: bool
-) -> None:
+async def test_a_default_is_no_change(history: str, echoed: dict[str, Any], changed: bool) -> None:
     """Claude Code validates the input of a call, which fills in defaults."""
     replies = [call("Edit", **SAMPLED)] * 3 + ["Done."]
     async with serve(replies, split="random", history=history) as bench:
@@ -396,9 +349,7 @@ async def test_a_default_that_contains_itself_is_compared_once(argument: Any, sa
     "last", [[], [_offering("look", default=6)], [_offering("other")]], ids=["none", "6", "other"]
 )
 @pytest.mark.parametrize("first", [{"default": 5}, {"default": 6}, {}], ids=str)
-async def test_a_default_that_changes_changes_no_earlier_call(
-    first: dict[str, Any], last: list[Any]
-) -> None:
+async def test_a_new_default_changes_no_old_call(first: dict[str, Any], last: list[Any]) -> None:
     """Two agents of one session may define the same tool. Its first definition counts."""
     replies = [call("look", n=5), call("look", n=6), "Done.", "Done."]
     async with serve(replies) as bench:
@@ -449,52 +400,67 @@ async def test_constant_switches_fork_nothing_among_many_others() -> None:
         assert await bench.forks("s0") == [SWITCHES_CHANGED]
 
 
-async def test_a_template_that_strips_thoughts_forks() -> None:
-    async with serve(THINKING + "Hello.", tokenizer=qwen3_tokenizer()) as bench:
-        messages: Messages = [USER]
-        for _ in range(3):
-            messages += [await bench.chat(*messages), USER]
-        trajectories = await bench.trajectories()
-        trained = [turn for each in trajectories for turn in each["turns"] if not turn["excluded"]]
-        assert (len(trajectories), len(trained)) == (3, 3)
-        reasons = [each["fork_reason"] for each in trajectories[1:]]
-        assert all("rewrite" in reason or "render" in reason for reason in reasons)
-        assert bench.endpoint.sessions.find("s").tree.forks == reasons
+# --- equal replies --------------------------------------------------------------------------------
+
+SIBLINGS = ["<think>\nOne.\n</think>\n\nWell.", "<think>\nTwo.\n</think>\n\nWell."]
+
+
+async def test_equal_replies_after_siblings_belong_to_their_own_branch() -> None:
+    """Two answers that say the same with other thoughts, and two that say the same behind them:
+    the thoughts tell which goes on.
+    """
+    async with serve([*SIBLINGS, "Go on.", "Go on.", "Done."]) as bench:
+        first, second = (choice["message"] for choice in (await bench.ask(USER, n=2))["choices"])
+        assert first != second
+        await bench.chat(USER, second, USER, tools=[])
+        last = await bench.chat(USER, first, USER, tools=[])
+        await bench.chat(USER, first, USER, last, USER, tools=[])
+        sampled, _, _, behind, end = (n for n, _ in bench.endpoint.sessions.find("s").trace)
+        assert behind.parent is not None and behind.parent.parent == sampled
+        assert end.parent is not None and end.parent.parent == behind
+        await bench.trajectories()
+
+
+async def test_equal_siblings_are_told_apart_by_the_ids_of_their_calls() -> None:
+    """Of two equal answers with calls of other ids the one that is repeated goes on, however
+    often the other has.
+    """
+    async with serve(call(at="x"), split="random") as bench:
+        choices = (await bench.ask(USER, n=2, tools=[TOOL]))["choices"]
+        for _ in range(2):
+            for choice in choices:
+                await bench.chat(USER, choice["message"], *tool_results(choice["message"]))
+        first, second, *later = (node for node, _ in bench.endpoint.sessions.find("s").trace)
+        assert [node.parent and node.parent.parent for node in later] == [first, second] * 2
+        await bench.trajectories()
+
+
+async def test_a_reply_without_reasoning_is_on_the_next_replys_branch() -> None:
+    """It repeats the first sibling; what follows then was said after the second one."""
+    async with serve([*SIBLINGS, "Go on.", "Never mind.", "Done."]) as bench:
+        _, second = (choice["message"] for choice in (await bench.ask(USER, n=2))["choices"])
+        next_reply = await bench.chat(USER, second, USER, tools=[])
+        bare = assistant("Well.")
+        await bench.chat(USER, bare, USER, tools=[])
+        await bench.chat(USER, bare, USER, next_reply, USER, tools=[])
+        live = bench.endpoint.sessions.find("s")
+        _, _, behind_second, _, last = (node for node, _ in live.trace)
+        assert last.parent is not None and last.parent.parent == behind_second
+        assert live.tree.forks == []
+
+
+@pytest.mark.parametrize("cut", [False, True])
+async def test_a_call_without_arguments_forks_nothing(cut: bool) -> None:
+    first = Reply("<tool_call>" if cut else "<tool_call></tool_call>", stop=not cut)
+    async with serve([first, "Done."]) as bench:
+        reply = await bench.chat(USER)
+        [tool_call] = reply["tool_calls"]
+        assert tool_call["function"]["arguments"] == ""
+        await bench.chat(USER, reply, *tool_results(reply))
+        await bench.one_trajectory(turns=2)
 
 
 # --- memory ---------------------------------------------------------------------------------------
-
-
-async def test_memory_is_linear_in_the_conversation() -> None:
-    async with serve(numbered) as bench:
-        messages: Messages = [USER]
-        for _ in range(20):
-            messages += [await bench.chat(*messages), USER]
-        trajectory = await bench.one_trajectory(turns=20)
-        live = bench.endpoint.sessions.find("s")
-        assert live.session.tokens == len(trajectory["input_ids"])
-        # what the client has gone on from is not kept for a retry
-        assert len(live.pending._by_key) <= 1
-
-
-async def test_answers_that_no_retry_can_request_are_dropped() -> None:
-    """Neither the siblings of the answer that the client went on from, nor answers that it never
-    went on from.
-    """
-    async with serve(numbered, settings={"grace": 600}) as bench:
-        messages, ids = [USER], set()
-        for _ in range(3):
-            answer = await bench.ask(*messages, n=2)
-            ids.add(answer["id"])
-            messages = [*messages, answer["choices"][0]["message"], USER]
-        live = bench.endpoint.sessions.find("s")
-        skip(601)
-        while live.pending.all():
-            await asyncio.sleep(0)
-        gc.collect()
-        results = [each for each in gc.get_objects() if type(each) is CompletionResult]
-        assert [result.id for result in results if result.id in ids] == []
-        assert len(await bench.trajectories()) == 4
 
 
 def test_a_plan_stores_nothing(tokenizer: Any) -> None:

@@ -7,19 +7,20 @@ import json
 from typing import Any
 
 import pytest
-from support.anthropic_wire import HELLO
 from support.anthropic_wire import LOOK as MESSAGES_LOOK
 from support.endpoints import streamed
 from support.episodes import call
 from support.listed_environment import TOOL
 from support.responses_wire import LOOK as RESPONSES_LOOK
-from support.served import CHAT, MESSAGES, RESPONSES, TEXT, USER, in_session, serve, tool_results
+from support.served import CHAT, MESSAGES, RESPONSES, TEXT, USER, in_session, serve
+from support.wires import BODIES
 
 from toolroll.endpoint.conversation.template_cache import TemplateCache
 from toolroll.endpoint.errors import ApiError
 from toolroll.endpoint.requests.tool_choice import call_closer, call_grammar, strict_tag
 from toolroll.rollout.engine.sampling_params import DROPPED_BY_SMG
 from toolroll.testing import Fault
+from toolroll.testing.scripted_source import top_logprobs
 
 OTHER: Any = {
     "type": "function",
@@ -28,12 +29,6 @@ OTHER: Any = {
 STRICT: Any = {**TOOL, "function": {**TOOL["function"], "strict": True}}
 NAMED: Any = {"type": "function", "function": {"name": "look"}}
 Fields = dict[str, Any]
-BODIES: dict[str, Fields] = {
-    CHAT: {"messages": [USER]},
-    MESSAGES: HELLO,
-    RESPONSES: {"input": "Hi"},
-    TEXT: {"prompt": "Hi"},
-}
 SCHEMA = {"type": "json_schema", "schema": {"type": "array"}}
 NAMED_SCHEMA = {"type": "json_schema", "json_schema": {"schema": {"type": "array"}}}
 AN_ARRAY, AN_OBJECT = {"json_schema": '{"type":"array"}'}, {"json_schema": '{"type":"object"}'}
@@ -63,6 +58,7 @@ OTHER_NAMES: dict[str, list[tuple[Fields, Fields]]] = {
         ({"seed": 3}, {"sampling_seed": 3}),
         ({"response_format": {"type": "json_object"}}, AN_OBJECT),
         ({"response_format": NAMED_SCHEMA}, AN_ARRAY),
+        ({"tools": [TOOL], "parallel_tool_calls": False}, FIRST_CALL_ONLY),
     ],
     MESSAGES: [
         ({"max_tokens": 5}, {"max_new_tokens": 5}),
@@ -192,9 +188,7 @@ async def test_the_models_name_may_select_an_adapter() -> None:
 @pytest.mark.parametrize(
     ("limit", "room"), [({}, 200), ({"max_new_tokens": 20}, 280)], ids=["endpoint's", "session's"]
 )
-async def test_a_long_first_prompt_is_cut_to_make_room_for_the_limit(
-    limit: dict[str, Any], room: int
-) -> None:
+async def test_a_long_first_prompt_is_cut_for_the_limit(limit: dict[str, Any], room: int) -> None:
     settings = {"sampling_params": {"max_new_tokens": 100}}
     async with serve(settings=settings, context_length=300) as bench:
         bench.endpoint.openrlhf = True
@@ -238,14 +232,6 @@ async def test_logprobs_have_the_ids_of_their_tokens(n: int) -> None:
             assert [place["logprob"] for place in places] == pytest.approx(entry.logprobs)
 
 
-def _with_top_logprobs(answer: dict[str, Any]) -> dict[str, Any]:
-    sampled = answer["meta_info"]["output_token_logprobs"]
-    answer["meta_info"]["output_top_logprobs"] = [
-        [[value, index, None], [value - 1, 5, None]] for value, index, _ in sampled
-    ]
-    return answer
-
-
 def _without_top_logprobs(answer: dict[str, Any]) -> dict[str, Any]:
     del answer["meta_info"]["output_top_logprobs"]
     return answer
@@ -253,12 +239,15 @@ def _without_top_logprobs(answer: dict[str, Any]) -> dict[str, Any]:
 
 async def test_top_logprobs_are_the_engines_or_an_error() -> None:
     fields = {"messages": [USER], "logprobs": True, "top_logprobs": 2}
-    given, missing = Fault(garble=_with_top_logprobs), Fault(garble=_without_top_logprobs)
-    faults = lambda request: missing if request.index else given
+    missing = Fault(garble=_without_top_logprobs)
+    faults = lambda request: missing if request.index else None
     async with serve(faults=faults) as bench:
         answer = await bench.send(CHAT, fields)
-        for place in answer["choices"][0]["logprobs"]["content"]:
-            assert [top["token_id"] for top in place["top_logprobs"]] == [place["token_id"], 5]
+        [entry], places = bench.engine.log, answer["choices"][0]["logprobs"]["content"]
+        expected = top_logprobs(entry.input_ids, entry.output_ids, 2)
+        for place, pairs in zip(places, expected, strict=True):
+            ids = [top["token_id"] for top in place["top_logprobs"]]
+            assert ids == [index for _, index in pairs]
         assert (await bench.refusal(CHAT, fields))[:2] == (502, "engine_error")
 
 
@@ -268,8 +257,7 @@ async def test_top_logprobs_are_the_engines_or_an_error() -> None:
 async def test_no_tool_choice_shows_the_model_no_tools() -> None:
     async with serve(call(at="x")) as bench:
         for tool in (TOOL, STRICT):
-            reply = await bench.chat(USER, tools=[tool], tool_choice="none")
-            assert (reply.get("tool_calls"), reply["content"]) == (None, call(at="x"))
+            await bench.chat(USER, tools=[tool], tool_choice="none")
             assert "look" not in bench.prompt()
             assert "structural_tag" not in bench.engine.log[-1].sampling_params
 
@@ -307,17 +295,6 @@ async def test_a_reply_without_the_forced_call_is_an_error(name: str) -> None:
         for cut, reason in (({"max_tokens": 1}, "length"), ({"stop": "l"}, "stop")):
             answer = await bench.send(in_session(CHAT), {**body, **cut})
             assert answer["choices"][0]["finish_reason"] == reason
-
-
-async def test_one_call_only() -> None:
-    async with serve(call(at="x") + call(at="y")) as bench:
-        fields: dict[str, Any] = {"tools": [TOOL], "parallel_tool_calls": False}
-        [choice] = (await bench.ask(USER, **fields))["choices"]
-        [tool_call] = choice["message"]["tool_calls"]
-        assert json.loads(tool_call["function"]["arguments"]) == {"at": "x"}
-        assert choice["finish_reason"] == "tool_calls"
-        await bench.ask(USER, choice["message"], *tool_results(choice["message"]), **fields)
-        await bench.one_trajectory(turns=2)
 
 
 async def test_a_strict_tool_is_forced_to_its_schema_and_marked() -> None:

@@ -34,7 +34,6 @@ from support.vision import (
     image_part,
     image_tokens,
     picture,
-    shown,
     vision_tokenizer,
 )
 from support.wires import ask, continued
@@ -44,44 +43,46 @@ from toolroll.rollout.template.images import ImageTokens
 pytestmark = pytest.mark.tokens
 
 DIGESTS = [sha256(picture(seed)).hexdigest() for seed in (1, 2)]
+LOOK = call(at="x")
 
 
-def block(seed: int) -> dict[str, Any]:
-    """An image of Anthropic's Messages."""
-    data = data_url(picture(seed)).partition(",")[2]
-    return {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": data}}
+def parts(url: Any) -> dict[str, dict[str, Any]]:
+    """An image in each dialect."""
+    kind, _, data = str(url).removeprefix("data:").partition(";base64,")
+    return {
+        CHAT: {"type": "image_url", "image_url": {"url": url}},
+        MESSAGES: {"type": "image", "source": {"type": "base64", "media_type": kind, "data": data}},
+        RESPONSES: {"type": "input_image", "detail": "auto", "image_url": url},
+    }
 
 
-def item(seed: int) -> dict[str, Any]:
-    """An image of OpenAI's Responses."""
-    return {"type": "input_image", "detail": "auto", "image_url": data_url(picture(seed))}
+def asking(*content: Any) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": list(content)}]
 
 
-def asking(content: Any) -> list[dict[str, Any]]:
-    return [{"role": "user", "content": content}]
+def bodies(url: Any) -> dict[str, dict[str, Any]]:
+    """A request with an image and a text in each dialect."""
+    part, text = parts(url), {"type": "text", "text": "Read it."}
+    return {
+        CHAT: {"messages": asking(part[CHAT], text), "tools": [TOOL]},
+        MESSAGES: {
+            **anthropic_wire.HELLO,
+            "messages": asking(part[MESSAGES], text),
+            "tools": [anthropic_wire.LOOK],
+        },
+        RESPONSES: {"input": asking(part[RESPONSES], text), "tools": [responses_wire.LOOK]},
+    }
 
 
-READ = {"text": "Read it."}
-BODIES: dict[str, dict[str, Any]] = {
-    CHAT: {"messages": asking(shown("Read it.", 1)), "tools": [TOOL]},
-    MESSAGES: {
-        **anthropic_wire.HELLO,
-        "messages": asking([block(1), {"type": "text", **READ}]),
-        "tools": [anthropic_wire.LOOK],
-    },
-    RESPONSES: {
-        "input": asking([item(1), {"type": "input_text", **READ}]),
-        "tools": [responses_wire.LOOK],
-    },
-}
-"""The first request in each dialect, with an image."""
+FIRST, SECOND = (data_url(picture(seed)) for seed in (1, 2))
+BODIES = bodies(FIRST)
 
 
 def serve_images(
     *, images: bool = True, **options: Any
 ) -> AbstractAsyncContextManager[ServedBench]:
     """An endpoint whose model calls a tool in the first reply of a session."""
-    looks = lambda request: "Done." if request.call else call(at="x")
+    looks = lambda request: "Done." if request.call else LOOK
     tokenizer = vision_tokenizer()
     counted = image_tokens(tokenizer) if images else None
     return serve(looks, tokenizer=tokenizer, images=counted, client=ExpandedEngine, **options)
@@ -89,19 +90,19 @@ def serve_images(
 
 async def play(bench: ServedBench, path: str = CHAT) -> None:
     """A user's image, then a tool's."""
-    body = BODIES[path]
+    body, part = BODIES[path], parts(SECOND)[path]
     if path == CHAT:
         [message] = body["messages"]
         reply = await bench.chat(message)
-        results: Any = tool_results(reply, shown("Here.", 2))  # type: ignore[arg-type]
+        results: Any = tool_results(reply, [part])  # type: ignore[arg-type]
         await bench.chat(message, reply, *results)
         return
     answer = await ask(bench, body)
     later = continued(body, answer)
     if path == MESSAGES:
-        later["messages"][-1]["content"][0]["content"] = [block(2)]
+        later["messages"][-1]["content"][0]["content"] = [part]
     else:
-        output = {**later["input"][-1], "output": [item(2)]}
+        output = {**later["input"][-1], "output": [part]}
         later = {**body, "input": [output], "previous_response_id": answer["id"]}
     await ask(bench, later)
 
@@ -137,7 +138,7 @@ async def test_images_are_read_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> N
 async def test_a_changed_image_forks() -> None:
     async with serve_images() as bench:
         for seed in (1, 2):  # of one size, so that only the image differs
-            [message] = asking([image_part(seed, width=56, height=56)])
+            [message] = asking(image_part(seed, width=56, height=56))
             await bench.chat(message)
         first, second = await bench.trajectories()
     size = first["prompt_length"]
@@ -151,7 +152,7 @@ async def test_a_killed_session_has_its_images_once(tmp_path: Path) -> None:
         await play(bench)
         before = await bench.trajectories()
         shutil.copytree(out, killed)
-    urls = [data_url(picture(seed)) for seed in (1, 2)]
+    urls = [FIRST, SECOND]
     journal = b"".join(path.read_bytes() for path in killed.glob("*.jsonl"))
     assert [journal.count(url.encode()) for url in urls] == [1, 1]
     async with serve_images(out=killed) as again:
@@ -197,17 +198,6 @@ REFUSED: dict[str, tuple[Any, str]] = {
 }
 
 
-def bodies(url: Any) -> dict[str, dict[str, Any]]:
-    """A request with the image in each dialect."""
-    kind, _, data = str(url).removeprefix("data:").partition(";base64,")
-    source = {"type": "base64", "media_type": kind, "data": data}
-    return {
-        CHAT: {"messages": asking([{"type": "image_url", "image_url": {"url": url}}])},
-        RESPONSES: {"input": asking([{"type": "input_image", "image_url": url}])},
-        MESSAGES: {"messages": asking([{"type": "image", "source": source}]), "max_tokens": 9},
-    }
-
-
 @contextmanager
 def little_memory() -> Iterator[None]:
     """Fail if the process grows by 64 MB."""
@@ -221,7 +211,7 @@ def little_memory() -> Iterator[None]:
 async def test_an_image_that_cannot_be_read_is_a_400(url: Any, problem: str) -> None:
     async with serve_images() as bench:
         images = bench.served.template.images
-        assert images and images.read(data_url(picture(1)))  # loads the processor
+        assert images and images.read(FIRST)  # loads the processor
         for path, body in bodies(url).items():
             with little_memory():
                 status, answer = await bench.post(in_session(path), {"model": "m", **body})
@@ -233,7 +223,7 @@ async def test_ten_thousand_images_are_a_400() -> None:
     content = [image_part(1, width=1, height=1)] * 10_000
     async with serve_images() as bench:
         with little_memory():
-            status, answer = await bench.post(in_session(CHAT), {"messages": asking(content)})
+            status, answer = await bench.post(in_session(CHAT), {"messages": asking(*content)})
     assert status == 400 and "at most 256" in answer["error"]["message"]
 
 
@@ -246,9 +236,9 @@ async def test_a_text_model_refuses_each_dialect() -> None:
 async def test_tokens_are_counted_with_images() -> None:
     async with serve_images() as bench:
         answer = await bench.send("/tokenize", {"messages": BODIES[CHAT]["messages"]})
-        body = {"model": "m", "messages": asking([block(1)])}
+        body = {"model": "m", "messages": asking(parts(FIRST)[MESSAGES])}
         counted = await bench.send(f"{MESSAGES}/count_tokens", body)
         images = image_tokens(vision_tokenizer())
-        count = images.read(data_url(picture(1))).count
+        count = images.read(FIRST).count
     assert answer["tokens"].count(images.placeholder) == count
     assert counted["input_tokens"] > count

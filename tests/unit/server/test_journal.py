@@ -6,11 +6,11 @@ import asyncio
 import errno
 import os
 import resource
-import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from support.patience import held
 
 from toolroll.endpoint.disk import journal as journal_module
 from toolroll.endpoint.disk.journal import Journal, read_lines
@@ -30,7 +30,6 @@ def lines(journal: Journal) -> list[bytes]:
 
 
 async def test_lines_that_arrive_together_share_a_write(journal: Journal) -> None:
-    """They keep their order."""
     written = [f"{number}\n".encode() for number in range(100)]
     for part in (written[:60], written[60:]):
         for saved in [journal.append(line) for line in part]:
@@ -42,9 +41,7 @@ async def test_lines_that_arrive_together_share_a_write(journal: Journal) -> Non
         journal.append(b"late\n")
 
 
-async def test_a_line_is_synced_before_its_future_is_done(
-    journal: Journal, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_done_line_is_synced(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
     synced, fdatasync = list[int](), os.fdatasync
 
     def counted(descriptor: int) -> None:
@@ -75,31 +72,19 @@ async def test_a_full_disk_leaves_whole_lines(journal: Journal) -> None:
     assert lines(journal) == [b"one\n"]
 
 
-async def test_a_caller_that_gives_up_stops_no_other(
-    journal: Journal, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fdatasync, held, reached = os.fdatasync, threading.Event(), threading.Event()
-
-    def slow(descriptor: int) -> None:
-        reached.set()
-        held.wait()
-        fdatasync(descriptor)
-
+async def test_giving_up_stops_no_other(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
+    slow, reached, go_on = held(os.fdatasync)
     monkeypatch.setattr(os, "fdatasync", slow)
     given_up, other = journal.append(b"one\n"), journal.append(b"two\n")
     await asyncio.to_thread(reached.wait)
     given_up.cancel()
     later = journal.append(b"three\n")
-    held.set()
+    go_on.set()
     await asyncio.gather(other, later)
     assert lines(journal) == [b"one\n", b"two\n", b"three\n"]
 
 
-# --- compaction -----------------------------------------------------------------------------------
-
-
 async def test_compacting_keeps_what_arrives_meanwhile(journal: Journal) -> None:
-    """And what it is told to keep."""
     first = journal.append(b"a1\n", b"b1\n", b"a2\n")
     journal.compact(lambda: lambda line: line.startswith(b"a"))
     await first
@@ -136,7 +121,6 @@ async def test_a_folder_that_cannot_be_synced_after_a_compaction(
 
 
 async def test_an_unexpected_failure_ends_the_whole_journal(journal: Journal) -> None:
-    """And not only its writer."""
 
     def broken(line: bytes) -> bool:
         raise RuntimeError("broken")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import datetime
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from support.listed_environment import TOOL
 from support.qwen import tokenizer_for, trl_template
 from support.served import USER, serve
@@ -101,32 +101,24 @@ def shown(prompt: Prompt) -> list[Any]:
     ]
 
 
-@contextmanager
-def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
-    """Count the renders in this context."""
-    renders, render = [0], Renderer._render
-
-    def counted_render(*args: Any, **kwargs: Any) -> str:
-        renders[0] += 1
-        return render(*args, **kwargs)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Renderer, "_render", counted_render)
-        yield renders
-
-
 def plain(day: int = 1, **switches: Any) -> ChatTemplate:
     return ChatTemplate(tokenizer_for(PLAIN), now=datetime(2026, 1, day), kwargs=switches)
 
 
 async def test_a_request_renders_its_own_prompt_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    renders, render = list[Any](), Renderer._render
+
+    def counted(*args: Any, **kwargs: Any) -> str:
+        renders.append(args)
+        return render(*args, **kwargs)
+
+    monkeypatch.setattr(Renderer, "_render", counted)
     async with serve(settings={"verify": "off"}) as bench:
         messages = [USER]
         for _ in range(4):
-            with counted(monkeypatch) as renders:
-                reply = await bench.chat(*messages)
-            assert renders == [1]
-            messages = [*messages, reply, USER]
+            renders.clear()
+            messages = [*messages, await bench.chat(*messages), USER]
+            assert len(renders) == 1
 
 
 def test_it_belongs_to_the_served_messages() -> None:
@@ -144,58 +136,32 @@ def test_it_belongs_to_the_served_messages() -> None:
     assert prompt.turn is served and prompt.continues
 
 
-def test_it_belongs_to_the_tools() -> None:
-    talk = Talk(plain())
-    messages = [USER, talk.reply(talk.plan([USER])).reply, USER]
-    for tools in (OTHERS, TOOLS, ToolList.of([])):
-        prompt = talk.plan(messages, tools)
-        assert prompt.continues and prompt.tools is tools
-    after = talk.plan(messages, OTHERS)
-    messages = [*messages, talk.reply(after).reply, USER]
-    assert talk.plan(messages, OTHERS).continues
-    assert not talk.plan(messages, TOOLS).continues
+THINKING = "<think>\nWhat?\n</think>\n\nHello."
+STEPS = st.tuples(
+    st.integers(0, 5),  # what it continues
+    st.booleans(),  # and edits
+    st.sampled_from([TOOLS, TOOLS, OTHERS, ToolList.of([])]),
+    st.sampled_from([0, 0, 1, 2]),  # its template
+)
 
 
-def test_it_belongs_to_the_switches() -> None:
-    talk = Talk(plain())
-    messages = [USER, talk.reply(talk.plan([USER])).reply, USER]
-    assert not talk.plan(messages, template=plain(mood="glad")).continues
-
-
-def test_it_belongs_to_the_time() -> None:
-    """Two templates with equal switches, as when the first is no longer in the cache."""
-    talk = Talk(plain())
-    messages = [USER, talk.reply(talk.plan([USER])).reply, USER]
-    prompt = talk.plan(messages, template=plain(2))
-    assert prompt.continues and prompt.cursor is not None
-    assert prompt.cursor.text.startswith("02")
-
-
-@pytest.mark.parametrize("history", ["fork", "preserve"])
-def test_rewritten_and_preserved_history(history: Any) -> None:
-    talk = Talk(ChatTemplate(tokenizer_for(trl_template("qwen3")), history=history))
-    messages: list[Message] = [USER]
-    prompt = None
-    for _ in range(3):
-        prompt = talk.plan(messages)
-        text, fields = "<think>\nWhat?\n</think>\n\nHello.", {"reasoning_content": "What?"}
-        turn = talk.reply(prompt, text, content="Hello.", **fields)
-        messages = [*messages, turn.reply, USER]
-    assert prompt is not None and prompt.preserved == (history == "preserve")
-    assert (prompt.fork_reason is None) == (history == "preserve")
-
-
-def test_branches_and_edits() -> None:
-    talk = Talk(plain())
-    first = talk.plan([USER])
-    for text in ("One.", "Two.", "Two."):
-        talk.reply(first, text)
-    for turn in list(talk.turns):
-        prompt = talk.plan([USER, turn.reply, USER])
-        messages = [USER, turn.reply, USER, talk.reply(prompt).reply, USER]
-        talk.plan(messages)
-        talk.plan([*messages[:3], {"role": "assistant", "content": "Edited."}, USER])
-        talk.plan([USER, turn.reply, USER])
+@pytest.mark.parametrize("history", ["plain", "fork", "preserve"])
+@given(steps=st.lists(STEPS, min_size=4, max_size=8))
+def test_it_belongs_to_the_tools_the_switches_and_the_time(history: Any, steps: list[Any]) -> None:
+    """The last two: Qwen3's template, which rewrites history."""
+    text, fields = "Hello.", dict[str, str]()
+    if history == "plain":
+        templates = [plain(), plain(2), plain(mood="glad")]
+    else:
+        text, fields = THINKING, {"content": "Hello.", "reasoning_content": "What?"}
+        templates = [ChatTemplate(tokenizer_for(trl_template("qwen3")), history=history)]
+    talk, talks = Talk(templates[0]), [[USER]]
+    for pick, edits, tools, number in steps:
+        messages = talks[pick % len(talks)]
+        if edits and len(messages) > 1:
+            messages = [*messages[:-2], {"role": "assistant", "content": "Edited."}, USER]
+        prompt = talk.plan(messages, tools, templates[number % len(templates)])
+        talks.append([*messages, talk.reply(prompt, text, **fields).reply, USER])
 
 
 def test_only_the_last_turns_keep_it() -> None:

@@ -23,9 +23,6 @@ THOUGHT = "<think>\nHm.\n</think>\n\n"
 STREAMED = pytest.mark.parametrize("stream", [False, True])
 
 
-# --- reasoning and empty replies ------------------------------------------------------------------
-
-
 @STREAMED
 @pytest.mark.parametrize("store", [False, True])
 async def test_reasoning_that_is_not_stored_is_encrypted(stream: bool, store: bool) -> None:
@@ -56,18 +53,13 @@ def test_a_tagged_text_stays_text_if_the_model_does_not_reason() -> None:
     ],
     ids=["nothing", "blanks", "tagged text after a call"],
 )
-async def test_an_unusual_reply_can_be_continued(
-    reply: str, kinds: list[str], stream: bool
-) -> None:
+async def test_unusual_replies_can_be_continued(reply: str, kinds: list[str], stream: bool) -> None:
     body = {**HELLO, "tools": [LOOK]}
     async with serve([reply, "Done."]) as bench:
         response = await ask(bench, body, stream=stream)
         assert [item["type"] for item in response["output"]] == kinds
         await ask(bench, continued(body, response), stream=stream)
         await bench.one_trajectory(turns=2)
-
-
-# --- stored responses -----------------------------------------------------------------------------
 
 
 @STREAMED
@@ -134,9 +126,6 @@ async def test_a_reference_to_nothing_stored_says_so() -> None:
                     assert item_id in error["message"] and "store: false" in error["message"]
 
 
-# --- replies that are cut -------------------------------------------------------------------------
-
-
 @STREAMED
 async def test_a_response_that_was_cut_is_incomplete(stream: bool) -> None:
     async with serve("One two three four five six.") as bench:
@@ -154,9 +143,7 @@ async def test_a_response_that_was_cut_is_incomplete(stream: bool) -> None:
     ],
     ids=["cut", "whole"],
 )
-async def test_a_cut_call_is_an_incomplete_item(
-    tokenizer: Any, stream: bool, last: str, status: str
-) -> None:
+async def test_a_cut_call_says_so(tokenizer: Any, stream: bool, last: str, status: str) -> None:
     """A call before it, and a whole call at the end of a cut reply, are complete."""
     text = call(at="w") + last
     tokens = len(tokenizer.encode(text, add_special_tokens=False))
@@ -169,8 +156,6 @@ async def test_a_cut_call_is_an_incomplete_item(
         await ask(bench, continued(body, response), stream=stream)
         await bench.one_trajectory(turns=2)
 
-
-# --- namespaces and custom tools ------------------------------------------------------------------
 
 PATCH: dict[str, Any] = {"type": "custom", "name": "apply_patch", "description": "Edit files."}
 PATCHES = ['*** Begin\n+ "x" <b>\n', "", '{"input": "y"}']
@@ -191,9 +176,7 @@ async def test_the_tools_of_a_namespace_are_flattened(stream: bool) -> None:
 
 @STREAMED
 @pytest.mark.parametrize("namespace", ["", "files"])
-async def test_a_custom_tool_is_a_function_with_one_text(
-    any_tokenizer: Any, stream: bool, namespace: str
-) -> None:
+async def test_custom_tools_are_functions(any_tokenizer: Any, stream: bool, namespace: str) -> None:
     name = f"{namespace}__apply_patch" if namespace else "apply_patch"
     replies = [call(name, input=patch) for patch in PATCHES] + ["Done."]
     tool: dict[str, Any] = {**PATCH, "format": {"type": "text"}}

@@ -21,6 +21,7 @@ import pytest
 from support.endpoints import streamed
 from support.episodes import call
 from support.listed_environment import TOOL
+from support.patience import held
 from support.recorded import ask, policy, state_of
 from support.served import (
     CHAT,
@@ -186,9 +187,7 @@ async def test_simultaneous_first_requests_are_restored_as_forks(
     ],
     ids=["logprobs", "a root", "switches", "text"],
 )
-async def test_a_retry_after_a_restart_gets_the_same_bytes(
-    out: Path, path: str, body: dict[str, Any]
-) -> None:
+async def test_a_retry_after_a_restart_is_equal(out: Path, path: str, body: dict[str, Any]) -> None:
     async def received(server: ServedBench, retry: int) -> bytes:
         headers = {"x-stainless-retry-count": str(retry)}
         async with server.http.post(server.url + path, json=body, headers=headers) as response:
@@ -224,26 +223,17 @@ def hold_the_disk(
     """Hold each answer that is being saved in `out`. Return the event that one is held, and the
     event that lets them go on.
     """
-    fdatasync = os.fdatasync
-    held, reached = threading.Event(), threading.Event()
-
-    def slow(descriptor: int) -> None:
-        if b'"chat"' in (out / JOURNAL_NAME).read_bytes():
-            reached.set()
-            held.wait()
-        fdatasync(descriptor)
-
+    holds = lambda descriptor: b'"chat"' in (out / JOURNAL_NAME).read_bytes()
+    slow, reached, go_on = held(os.fdatasync, holds)
     monkeypatch.setattr(os, "fdatasync", slow)
-    return reached, held
+    return reached, go_on
 
 
-async def test_an_answer_being_saved_counts_once_against_the_limit(
-    out: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_answers_being_saved_count_once(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async with serve(policy, out=out) as bench:
         await bench.create()
         bench.endpoint.sessions.find("s").max_turns = 3
-        reached, held = hold_the_disk(monkeypatch, out)
+        reached, go_on = hold_the_disk(monkeypatch, out)
         pair = asyncio.create_task(bench.send(CHAT_IN_S, {**BODY, "n": 2}))
         try:
             await asyncio.to_thread(reached.wait)
@@ -253,7 +243,7 @@ async def test_an_answer_being_saved_counts_once_against_the_limit(
             sampled = asyncio.create_task(bench.engine.until(lambda engine: len(engine.log) == 3))
             await asyncio.wait((last, sampled), return_when=asyncio.FIRST_COMPLETED)
         finally:
-            held.set()
+            go_on.set()
         await asyncio.gather(pair, last, sampled)
 
 
@@ -262,7 +252,7 @@ async def test_the_last_byte_of_an_answer_waits_for_the_disk(
     out: Path, monkeypatch: pytest.MonkeyPatch, stream: bool
 ) -> None:
     async with serve(policy, out=out) as bench:
-        reached, held = hold_the_disk(monkeypatch, out)
+        reached, go_on = hold_the_disk(monkeypatch, out)
         received = bytearray()
 
         async def read() -> None:
@@ -279,7 +269,7 @@ async def test_the_last_byte_of_an_answer_waits_for_the_disk(
             assert b'finish_reason":"' not in received
             assert b"[DONE]" not in received
         finally:
-            held.set()
+            go_on.set()
         await asking
         assert b'finish_reason":"stop"' in received
 

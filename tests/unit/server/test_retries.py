@@ -1,4 +1,6 @@
-"""A retry gets the answer of the request that it repeats, and an equal request an own answer."""
+"""A retry gets the answer of the request that it repeats, and an equal request an own answer; what
+is kept for retries.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.served import CHAT, RETRY, USER, in_session, numbered, serve, user
+from support.loop_clock import skip
+from support.patience import PATIENCE
+from support.served import CHAT, RETRY, USER, Message, in_session, numbered, serve, user
 
 from toolroll.endpoint import replies
+from toolroll.endpoint.answers.result import CompletionResult
 from toolroll.endpoint.http.json_response import JsonResponse
-from toolroll.endpoint.sessions.pending import request_key
+from toolroll.endpoint.sessions.pending import PendingRequest, PendingRequests, request_key
 from toolroll.testing import Fault, Reply, fault_at
 
 PATH = in_session(CHAT)
@@ -99,9 +104,7 @@ async def test_a_retry_after_a_refusal_takes_no_answer_of_another() -> None:
 
 
 @pytest.mark.parametrize("restarted", [False, True])
-async def test_a_retry_of_a_repeated_request_gets_the_last_answer(
-    tmp_path: Path, restarted: bool
-) -> None:
+async def test_a_retry_of_a_repeated_request_gets_the_last(tmp_path: Path, restarted: bool) -> None:
     """The client sent the request again, so it has the first answer."""
     async with serve(numbered, out=tmp_path) as bench:
         await bench.send(PATH, BODY)
@@ -137,3 +140,49 @@ async def test_a_request_that_fails_is_not_kept() -> None:
         await bench.create("s")
         assert (await bench.refusal(PATH, BODY))[0] == 400
         assert bench.endpoint.sessions.find("s").pending.all() == []
+
+
+async def test_memory_is_linear_in_the_conversation() -> None:
+    async with serve(numbered) as bench:
+        messages: list[Message] = [USER]
+        for _ in range(20):
+            messages += [await bench.chat(*messages), USER]
+        trajectory = await bench.one_trajectory(turns=20)
+        live = bench.endpoint.sessions.find("s")
+        assert live.session.tokens == len(trajectory["input_ids"])
+        # what the client has gone on from is not kept for a retry
+        assert len(live.pending._by_key) <= 1
+
+
+async def test_answers_that_no_retry_can_request_are_dropped() -> None:
+    """Neither the siblings of the answer that the client went on from, nor answers that it never
+    went on from.
+    """
+    async with serve(numbered, settings={"grace": 600}) as bench:
+        messages, ids = [USER], set()
+        for _ in range(3):
+            answer = await bench.ask(*messages, n=2)
+            ids.add(answer["id"])
+            messages = [*messages, answer["choices"][0]["message"], USER]
+        live = bench.endpoint.sessions.find("s")
+        skip(601)
+        while live.pending.all():
+            await asyncio.sleep(0)
+        gc.collect()
+        results = [each for each in gc.get_objects() if type(each) is CompletionResult]
+        assert [result.id for result in results if result.id in ids] == []
+        assert len(await bench.trajectories()) == 4
+
+
+class Request(PendingRequest):
+    async def run(self) -> CompletionResult:
+        raise AssertionError("it never begins")
+
+
+async def test_a_request_cancelled_at_once_wakes_its_followers() -> None:
+    request = Request(b"key", 1)
+    PendingRequests(0.0).start(request)
+    changed = request.changed
+    request.task.cancel()
+    await asyncio.wait_for(changed.wait(), PATIENCE)
+    assert request.failed

@@ -1,63 +1,47 @@
-"""`toolroll serve`: what is refused at its start."""
+"""The start of `toolroll serve`: what is refused, and an engine that is not there yet."""
 
 from __future__ import annotations
 
 import signal
-import sys
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
+import aiohttp
 import pytest
 from support.client import StartingEngine
 from support.commands import toolroll
+from support.episodes import opened_model
+from support.served import CHAT, TEXT, USER
 
-from toolroll.cli.app import main
-from toolroll.endpoint.endpoint_settings import EndpointSettings
+from toolroll.endpoint import Endpoint, EndpointServer, EndpointSettings
 from toolroll.endpoint.http.serve import serve
+from toolroll.endpoint.in_process import ToolrollClient
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.settings import RolloutArgs
+from toolroll.testing import EmbeddedEngine
 
-
-def test_another_address_needs_a_key() -> None:
-    with pytest.raises(UsageError, match="--api-key-env"):
-        toolroll("serve", "--model", "embedded", "--host", "0.0.0.0")
+COMMAND = ("serve", "--model", "embedded", "--engine", "http://127.0.0.1:9", "--port", "0")
 
 
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (
-            ["--sampling-params", '{"temprature": 1}'],
-            ["--sampling-params", "temprature", "did you mean 'temperature'"],
-        ),
-        (["--sampling-params", '{"n": 2}'], ["--sampling-params", "n is set by each request"]),
-        (["--history", "forget"], ["--history", "fork", "preserve"]),
-        (["--server-tools", "never"], ["--server-tools", "refuse", "drop"]),
-        (["--max-body", "5"], ["--max-body"]),
-        (["--max-text", "5"], ["--max-text"]),
+        (["--host", "0.0.0.0"], "--api-key-env"),
+        (["--sampling-params", '{"temprature": 1}'], "--sampling-params.*'temperature'"),
+        (["--sampling-params", '{"n": 2}'], "--sampling-params.*n is set by each request"),
+        (["--server-tools", "never"], "--server-tools.*refuse.*drop"),
+        (["--max-body", "5"], "--max-body"),
+        (["--max-text", "5"], "--max-text"),
+        ([], r"http://127\.0\.0\.1:9"),
     ],
 )
-def test_a_wrong_setting_is_refused_at_the_start_under_its_flag(
-    flags: list[str],
-    words: list[str],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.setattr(
-        sys,
-        "argv",
-        ["toolroll", "serve", "--model", "embedded", "--engine", "http://127.0.0.1:9", *flags],
-    )
-    with pytest.raises(SystemExit) as caught:
-        main()
-    assert caught.value.code == 2
-    said = capsys.readouterr().err
-    assert [word for word in words if word not in said] == []
-    assert "127.0.0.1:9" not in said
-
-
-def test_an_engine_that_is_not_there_is_said_at_once() -> None:
-    with pytest.raises(UsageError, match=r"http://127\.0\.0\.1:9"):
-        toolroll("serve", "--model", "embedded", "--engine", "http://127.0.0.1:9", "--port", "0")
+def test_what_is_wrong_is_refused_at_the_start(flags: list[str], words: str) -> None:
+    """Under its flag, before the engine, which is not there, is looked for."""
+    with pytest.raises(UsageError, match=words) as refused:
+        toolroll(*COMMAND, *flags)
+    assert ("127.0.0.1:9" in str(refused.value)) == (not flags)
 
 
 async def test_the_start_waits_for_an_engine_that_is_starting(
@@ -101,7 +85,7 @@ async def test_a_signal_ends_the_wait_for_the_engine(tokenizer: Any) -> None:
     ("flags", "found"),
     [([], (0.0, True)), (["--no-pace-gc", "--engine-timeout", "60"], (60.0, False))],
 )
-def test_the_flags_of_the_engine_and_the_collector_reach_the_model(
+def test_flags_of_engine_and_collector_reach_the_model(
     flags: list[str], found: tuple[float, bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given: list[RolloutArgs] = []
@@ -112,3 +96,51 @@ def test_the_flags_of_the_engine_and_the_collector_reach_the_model(
     monkeypatch.setattr("toolroll.endpoint.http.serve.serve", serve)
     assert toolroll("serve", "--model", "embedded", *flags).exit_code == 0
     assert [(args.engine_timeout, args.pace_gc) for args in given] == [found]
+
+
+@asynccontextmanager
+async def not_started(tokenizer: Any, **config: Any) -> AsyncIterator[tuple[Endpoint, Any]]:
+    """An endpoint, and its engine, which is not started yet."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = int(taken.getsockname()[1])
+    late = EmbeddedEngine(tokenizer, lambda request: "Hello.", port=port, context_length=777)
+    given = {"backoff": 0.001, "retries": 0, **config}
+    async with opened_model(f"http://127.0.0.1:{port}", tokenizer, config=given) as model:
+        yield Endpoint(model, EndpointSettings(port=0)), late
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/models", None),
+        ("/v1/models/toolroll", None),
+        ("/tokenize", {"prompt": "Hi"}),
+        (CHAT, {"messages": [USER]}),
+        (TEXT, {"prompt": "Hi"}),
+    ],
+)
+async def test_unknown_engine_facts_are_read_again(tokenizer: Any, path: str, body: Any) -> None:
+    async with (
+        not_started(tokenizer) as (endpoint, engine),
+        EndpointServer(endpoint) as server,
+        aiohttp.ClientSession() as http,
+    ):
+        async with http.get(f"{server.url}/v1/models") as response:
+            assert (await response.json())["data"][0]["max_model_len"] is None
+        async with engine:
+            method = "GET" if body is None else "POST"
+            async with http.request(method, server.url + path, json=body) as response:
+                assert response.status == 200, await response.text()
+            assert endpoint.model_info.context_length == 777
+
+
+@pytest.mark.parametrize("set_length", [None, 512])
+async def test_so_they_are_in_the_same_process(tokenizer: Any, set_length: int | None) -> None:
+    async with not_started(tokenizer, context_length=set_length) as (endpoint, engine), endpoint:
+        assert endpoint.model_info.context_length == set_length
+        async with engine:
+            create: Any = ToolrollClient(endpoint, session="s").chat.completions.create
+            await create(model="m", messages=[USER])
+            assert endpoint.model_info.context_length == (set_length or 777)
+            assert endpoint.model_info.model_path == "embedded"

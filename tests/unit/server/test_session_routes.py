@@ -128,9 +128,7 @@ def test_the_histogram_is_cumulative() -> None:
     assert 'toolroll_http_request_seconds_sum{route="/x"} 1007.11' in text
 
 
-async def test_each_request_is_one_line_of_the_log_without_secrets(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+async def test_each_request_is_one_line_without_secrets(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "toolroll.endpoint")
     owner = {"Authorization": f"Bearer {KEY}"}
     async with serve(settings={"api_key": KEY}) as bench:

@@ -8,6 +8,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import pytest
+from support.patience import held
 from support.served import CHAT, TEXT, USER, ServedBench, in_session, serve, user
 
 from toolroll.endpoint.in_process import ManagedSession, ToolrollClient
@@ -56,19 +57,16 @@ async def test_a_state_is_settled_after_calls_of_its_client(tree: bool) -> None:
 
 
 async def test_what_is_committed_during_a_check_is_checked_too() -> None:
-    begun, go_on = threading.Event(), threading.Event()
     async with checking() as bench:
         await bench.ask(user("Another talk"))
-        verifier = bench.served.template.verifier
-        check, checked = verifier.check, list[int]()
+        verifier, checked = bench.served.template.verifier, list[int]()
+        check, begun, go_on = held(verifier.check)
 
-        def slow(sequence: Any) -> str | None:
+        def counted(sequence: Any) -> Any:
             checked.append(len(sequence.messages))
-            begun.set()
-            assert go_on.wait(60)
             return check(sequence)
 
-        verifier.check = slow  # type: ignore[method-assign]
+        verifier.check = counted  # type: ignore[method-assign]
         asking = asyncio.create_task(bench.get("/sessions/s/trajectories"))
         await asyncio.to_thread(begun.wait)
         await talk_wrongly(bench)
@@ -89,16 +87,14 @@ async def test_what_is_committed_during_a_comparison_is_compared_too(
     path: str, body: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Logprobs are compared; the event loop is free in the meantime."""
-    begun, go_on, loop = threading.Event(), threading.Event(), threading.get_ident()
-    check, compared = AnswerRecord.check, list[tuple[int, bool]]()
+    loop, compared = threading.get_ident(), list[tuple[int, bool]]()
+    check, begun, go_on = held(AnswerRecord.check, lambda *args: threading.get_ident() != loop)
 
-    def slow(record: AnswerRecord, trajectories: Any) -> str | None:
+    def counted(record: AnswerRecord, trajectories: Any) -> Any:
         compared.append((len(trajectories), threading.get_ident() == loop))
-        begun.set()
-        assert threading.get_ident() == loop or go_on.wait(60)
         return check(record, trajectories)
 
-    monkeypatch.setattr(AnswerRecord, "check", slow)
+    monkeypatch.setattr(AnswerRecord, "check", counted)
     async with checking() as bench:
         await bench.ask(USER)
         asking = asyncio.create_task(bench.get("/sessions/s/trajectories"))
@@ -125,16 +121,10 @@ async def test_a_check_that_fails_is_made_again() -> None:
 
 
 async def test_a_session_deleted_while_it_is_checked_is_said_to_be() -> None:
-    begun, go_on = threading.Event(), threading.Event()
     async with checking() as bench:
         await bench.ask(USER)
-
-        def waiting(sequence: Any) -> str | None:
-            begun.set()
-            go_on.wait(60)
-            return None
-
-        bench.served.template.verifier.check = waiting  # type: ignore[method-assign]
+        verifier: Any = bench.served.template.verifier
+        verifier.check, begun, go_on = held(verifier.check)
         asking = asyncio.create_task(bench.get("/sessions/s/trajectories"))
         await asyncio.to_thread(begun.wait)
         assert await bench.delete() == 200

@@ -151,9 +151,6 @@ def test_the_deltas_are_the_message(name: str, control: bool) -> None:
         assert message_of(case.streamed(picks)) == whole(case.turn.message), text
 
 
-# --- text -----------------------------------------------------------------------------------------
-
-
 KINDS_OF_TEXT = (*EXACT, "legacy_prepend", "metaspace_never")
 
 
@@ -201,9 +198,6 @@ def test_a_finished_text_that_is_another_one_is_an_error() -> None:
     assert stream.feed(ids)[0] == "One two three four."
     with pytest.raises(ApiError, match="differs from the finished answer"):
         stream.finish(ids, "One too many.")
-
-
-# --- when -----------------------------------------------------------------------------------------
 
 
 def added_up(deltas: list[Any]) -> dict[str, Any]:

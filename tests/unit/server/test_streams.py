@@ -1,4 +1,4 @@
-"""Streams: the deltas are the message, whatever it says and however it is cut into tokens."""
+"""Streams over HTTP. That their deltas are the message is in `test_stream_deltas.py`."""
 
 from __future__ import annotations
 
@@ -8,13 +8,10 @@ from typing import Any
 
 import orjson
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from support.episodes import call
 from support.listed_environment import TOOL
-from support.served import CHAT, RETRY, TEXT, USER, ServedBench, in_session, serve
+from support.served import CHAT, TEXT, USER, ServedBench, in_session, serve
 from support.stream_chunks import joined, whole
-from support.tiers import costly
 
 from toolroll.testing import Fault, Reply
 
@@ -28,13 +25,12 @@ async def events(
     path: str = PATH,
     /,
     *,
-    headers: dict[str, str] | None = None,
     begun: Callable[[], object] = lambda: None,
     **fields: Any,
 ) -> Chunks:
     """The events of a stream before "[DONE]". `begun` is called when the first of them has come."""
     body = {"stream": True, **({"messages": [USER]} if path == PATH else {}), **fields}
-    async with bench.http.post(bench.url + path, json=body, headers=headers) as response:
+    async with bench.http.post(bench.url + path, json=body) as response:
         assert response.status == 200, await response.text()
         text = await response.content.readany()
         begun()
@@ -53,36 +49,11 @@ async def streamed(bench: ServedBench, **fields: Any) -> Chunks:
     chunks = await events(bench, **fields)
     [turn] = bench.endpoint.sessions.find("s").tree._turns.values()
     assert joined(chunks) == whole(turn[0].reply)
+    [last] = [each for each in chunks if each["choices"][0]["finish_reason"]]
+    [entry] = bench.engine.log
+    assert last["choices"][0]["token_ids"] == entry.output_ids
+    assert last["prompt_token_ids"] == entry.input_ids.tolist()
     return chunks
-
-
-MARKERS = ["<", "<tool", "<tool_call>", "</tool_call>", "<think>", "</think>", "STOP", "ST", "{"]
-PIECES = st.sampled_from(
-    [*MARKERS, "Hello", " wörld 日本 🙂", "\n", "  ", call(at="é 🙂"), call(at="x")]
-)
-FIELDS = st.fixed_dictionaries(
-    {},
-    optional={"tools": st.just([TOOL]), "stop": st.just(["STOP"]), "max_tokens": st.just(5)},
-)
-
-
-@costly(2)
-@given(pieces=st.lists(PIECES, max_size=6), thought=st.booleans(), fields=FIELDS)
-def test_the_deltas_are_the_message(
-    pieces: list[str], thought: bool, fields: dict[str, Any]
-) -> None:
-    reply = ("<think>\nA thought.\n</think>\n\n" if thought else "") + "".join(pieces)
-
-    async def compare() -> None:
-        async with serve(reply, split="random") as bench:
-            chunks = await streamed(bench, **fields)
-            [entry] = bench.engine.log
-            [last] = [each for each in chunks if each["choices"][0]["finish_reason"]]
-            assert last["choices"][0]["token_ids"] == entry.output_ids
-            assert last["prompt_token_ids"] == entry.input_ids.tolist()
-            await bench.trajectories()
-
-    asyncio.run(compare())
 
 
 async def test_choices_of_one_stream_are_told_apart() -> None:
@@ -142,25 +113,6 @@ async def test_a_stream_follows_the_choice_of_tools(fields: dict[str, Any], call
         assert len(message["tool_calls"]) == calls
         assert message["content"] == ("" if calls else reply)
         await bench.trajectories()
-
-
-async def test_a_retry_of_a_broken_stream_gets_all_of_it() -> None:
-    release = asyncio.Event()
-    reply = "One two three four five six."
-    async with serve(Reply(reply, hold=release, hold_after=10**6)) as bench:
-        body = {"messages": [USER], "stream": True}
-        async with bench.http.post(bench.url + PATH, json=body) as response:
-            first = orjson.loads((await response.content.readline()).removeprefix(b"data: "))
-            response.close()
-        waiting = asyncio.create_task(events(bench, headers=RETRY))
-        await bench.joined("s", retry=1)
-        release.set()
-        chunks = await waiting
-        assert joined(chunks)["content"] == reply
-        [name] = {chunk["id"] for chunk in (first, *chunks)}
-        assert name.startswith("chatcmpl-")
-        assert len(bench.engine.log) == 1
-        assert len(await bench.trajectories()) == 1
 
 
 @pytest.mark.parametrize("stop", [None, ["six"]])

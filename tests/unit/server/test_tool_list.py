@@ -59,7 +59,6 @@ async def test_tools_are_validated_once(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 async def test_invalid_tools_are_refused_after_valid_ones() -> None:
-    """Also after a request without tools, and twice."""
     wrong: list[Any] = ["x", {"a": 1}, 7, "", {}, 0, [{"type": "function"}], [1]]
     async with serve() as bench:
         for tools in wrong:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.anthropic_wire import HELLO
 from support.episodes import call
 from support.listed_environment import TOOL
 from support.recorded import break_the_end, finished, policy
@@ -29,25 +28,13 @@ from support.served import (
     system,
     tool_results,
 )
-from support.wires import continued
+from support.wires import BODIES, continued
 
 from toolroll.cli import serve_command
-from toolroll.endpoint.dialects.dialect import ParsedRequest
-from toolroll.endpoint.endpoint_settings import EndpointSettings
-from toolroll.endpoint.requests.request_bodies import ChatRequest
-from toolroll.endpoint.requests.tool_list import ToolList
-from toolroll.endpoint.sessions.live_session import LiveSession
-from toolroll.endpoint.sessions.sessions import Sessions
 from toolroll.testing import Fault, Reply, fault_at
 
 HELLO_REPLY = assistant("Hello.")
 EXAMPLES = [USER, HELLO_REPLY, MORE]
-BODIES: dict[str, dict[str, Any]] = {
-    CHAT: {"messages": [USER]},
-    MESSAGES: HELLO,
-    RESPONSES: {"input": "Hi"},
-    TEXT: {"prompt": "Once"},
-}
 LOOK = "I look." + call(at="x")
 
 
@@ -196,28 +183,16 @@ async def test_the_ids_of_calls_tell_equal_conversations_apart() -> None:
         await bench.one_trajectory(turns=3, session=talks[0][0])
 
 
-async def test_only_sessions_with_the_same_first_messages_are_compared() -> None:
-    """And none with a first request."""
-    sessions = Sessions(EndpointSettings(), lambda name: lambda: 0)
-
-    async def find(*messages: Any) -> LiveSession:
-        parsed = ParsedRequest(ChatRequest(messages=[USER]), list(messages), ToolList.of([]))
-        live = sessions.new_unnamed()
-        return await sessions.unnamed.find(live, parsed, b"key", 0, large=False)
-
-    live = await find(USER)
-    sessions.add(live)
-    live.tree = None  # type: ignore[assignment] # so a comparison fails
-    await find(USER)
-    await find(MORE, HELLO_REPLY, MORE)
-    with pytest.raises(AttributeError):
-        await find(*EXAMPLES)
+async def test_only_the_same_first_messages_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with serve() as bench:
+        name, reply = await say(bench, USER)
+        monkeypatch.setattr(bench.endpoint.sessions.find(name).tree, "fit", None)
+        for messages in ([USER], [MORE, reply, MORE]):
+            assert (await say(bench, *messages))[0] != name
+        assert (await bench.refusal(CHAT, {"messages": [USER, reply, MORE]}))[0] == 500
 
 
-async def test_a_session_that_ends_while_it_is_compared(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """It is not continued."""
+async def test_a_session_that_ends_while_it_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     async with serve() as bench:
         name, reply = await say(bench, USER)
         tree = bench.endpoint.sessions.find(name).tree
@@ -344,7 +319,6 @@ async def test_a_session_with_a_request_in_flight_is_not_ended() -> None:
 
 
 async def test_a_session_that_could_not_be_finished(tmp_path: Path) -> None:
-    """It is neither continued nor finished again."""
     async with serve(numbered, settings={"max_sessions": 1}, out=tmp_path) as bench:
         name, reply = await say(bench, USER)
         repair = break_the_end(bench, name)
@@ -374,7 +348,7 @@ async def test_an_unused_session_ends_and_is_forgotten() -> None:
 
 async def test_requests_must_name_a_session_if_it_is_required() -> None:
     async with serve(settings={"require_session": True}) as bench:
-        for path, body in {**BODIES, f"{MESSAGES}/count_tokens": HELLO}.items():
+        for path, body in {**BODIES, f"{MESSAGES}/count_tokens": BODIES[MESSAGES]}.items():
             status, answer = await bench.post(path, body)
             assert status == 400
             assert f"{bench.url}/sessions/NAME{path}" in answer["error"]["message"]
@@ -386,9 +360,7 @@ async def test_requests_must_name_a_session_if_it_is_required() -> None:
 
 
 @pytest.mark.parametrize("required", [False, True])
-def test_the_address_that_is_printed_records(
-    required: bool, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_printed_address_records(required: bool, capsys: pytest.CaptureFixture[str]) -> None:
     serve_command._ready("http://h:1", require_session=required)
     printed = capsys.readouterr().out.replace("\n", " ")
     assert "http://h:1/sessions/NAME/v1" in printed
