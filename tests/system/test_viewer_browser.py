@@ -225,6 +225,9 @@ def test_tasks_are_grouped_with_their_pass_rates(browser: Browser, samples: Path
         page.keyboard.press("ArrowLeft")
         assert tasks(page) == []
         assert "group=task" in page.url
+        page.select_option("#filter-reward", "zero")
+        rates = page.locator("#rows .group .c-rate").all_text_contents()
+        assert "2/3 passed, 1 shown · 67%" in rates, "what a filter hides counts"
 
 
 def test_search_finds_messages_calls_and_results(browser: Browser, samples: Path) -> None:

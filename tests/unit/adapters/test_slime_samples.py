@@ -279,6 +279,21 @@ async def test_what_cannot_be_played_is_refused_in_words(
         assert engine.log == []
 
 
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (
+            {"toolroll_env": "desk", "toolroll_env_args": {"polcy": "brief"}},
+            "only the setting policy",
+        ),
+        ({"toolroll-max-turns": 8}, "did you mean 'toolroll_max_turns'"),
+    ],
+)
+def test_wrong_settings_are_refused_before_a_job(settings: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        EpisodeSettings.checked(read_settings(Namespace(**settings)))
+
+
 def test_every_setting_is_documented() -> None:
     page = (Path(__file__).parents[3] / "docs" / "slime.md").read_text(encoding="utf-8")
     for name in slime.SlimeSettings.model_fields.keys() - EpisodeSettings.model_fields.keys():

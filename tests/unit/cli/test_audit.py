@@ -47,6 +47,13 @@ def test_clean_rows(folder: Path) -> None:
     assert "Not checked without --model and rows with messages: " in alone
 
 
+def test_rows_without_logprobs_say_what_is_not_checked(folder: Path, played: Played) -> None:
+    words = "Not checked without logprobs (2 rows): whether trained tokens were sampled\n"
+    write(folder / "bare.jsonl", [{**row, "logprobs": None} for row in played.rows])
+    assert words in toolroll("audit", folder / "bare.jsonl").stdout
+    assert "(2 rows)" not in toolroll("audit", folder / "clean.jsonl").stdout
+
+
 def test_a_fault_is_drawn_and_is_the_exit_status(folder: Path) -> None:
     command = ("audit", folder / "rows.jsonl", "--requests", folder / "log")
     done = toolroll(*command, "--model", folder / "model")

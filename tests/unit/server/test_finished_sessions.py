@@ -16,9 +16,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.episodes import call
 from support.listed_environment import TOOL
 from support.recorded import ask, break_the_end, finished, hold_the_end, policy, state_of
-from support.served import CHAT, JSON, TEXT, USER, ServedBench, in_session, serve, user
+from support.served import (
+    CHAT,
+    JSON,
+    TEXT,
+    USER,
+    ServedBench,
+    in_session,
+    serve,
+    tool_results,
+    user,
+)
 
 from toolroll.cli.export import export
 from toolroll.cli.view import view
@@ -115,6 +126,15 @@ async def test_idle_and_interrupted_sessions_are_finished(tmp_path: Path) -> Non
     assert episodes == [("old", 1), ("new", 1)]
     async with serve(policy, out=tmp_path) as bench:
         assert bench.ids() == []
+
+
+async def test_a_session_counts_the_calls_of_its_replies(tmp_path: Path) -> None:
+    async with serve([call(at="x") + call(at="y"), "Done."], out=tmp_path) as bench:
+        reply = await bench.chat(USER)
+        await bench.chat(USER, reply, *tool_results(reply))
+        bench.store.finish_at_end = True
+    [episode] = read_episodes(tmp_path)
+    assert episode.result.metrics["tool_calls"] == 2
 
 
 async def test_the_journal_is_compacted_when_sessions_finish(tmp_path: Path) -> None:
