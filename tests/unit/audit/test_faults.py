@@ -145,7 +145,7 @@ def test_each_fault_is_found_as_stated(played: Played, check: TemplateCheck, fau
         ({"record": played.record()}, alone | record, set()),
         ({"template": check}, alone | template, perhaps),
     ):
-        report = audit(rows, **options)  # type: ignore[arg-type]
+        report = audit(rows, **options)
         assert (names(report.kinds), undecided(report.kinds)) == (kinds, unsure), options
 
 

@@ -139,7 +139,7 @@ def trained(node: SequenceNode) -> tuple[tuple[int, int, np.float32], ...]:
     return tuple((at, token, np.float32(value)) for at, (token, value) in tokens if token != -100)
 
 
-def answer(prompt: Sequence[int], ids: Sequence[int], logprobs: Sequence[float]) -> Any:
+def answer(prompt: Any, ids: Sequence[int], logprobs: Sequence[float]) -> Any:
     """The ids of a sequence, and what is trained of it."""
     tokens = enumerate(zip(ids, logprobs, strict=True), len(prompt))
     whole = tuple(map(int, [*prompt, *ids]))

@@ -105,7 +105,7 @@ def test_a_name_unknown_to_sglang_is_told_its_names(monkeypatch: pytest.MonkeyPa
     class Tool:
         pass
 
-    modules = {
+    modules: dict[str, dict[str, Any]] = {
         "sglang.srt.entrypoints.openai.protocol": {"Tool": Tool},
         "sglang.srt.function_call.function_call_parser": {"FunctionCallParser": FunctionCallParser},
     }

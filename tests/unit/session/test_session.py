@@ -115,8 +115,8 @@ class Tree:
 
 
 def content_of(trajectory: Trajectory) -> dict[str, Any]:
-    dtypes = (trajectory.input_ids.dtype, trajectory.loss_mask.dtype, trajectory.logprobs.dtype)
-    assert dtypes == (np.int32, np.int32, np.float32)  # no arithmetic with a mask wraps
+    assert trajectory.input_ids.dtype == trajectory.loss_mask.dtype == np.int32  # no mask wraps
+    assert trajectory.logprobs.dtype == np.float32
     return {
         "ids": trajectory.input_ids.tolist(),
         "mask": trajectory.loss_mask.tolist(),
