@@ -178,6 +178,10 @@ class PrintedName(Printed, Enum):
     A = 1
 
 
+OTHERS: Any = [type("Other", (Printed, base), {}) for base in (str, int)]
+"""A text and a number that a template prints otherwise."""
+
+
 @dataclass
 class PrintedFields(Printed):
     q: str = "x"
@@ -189,8 +193,7 @@ class PrintedFields(Printed):
         Printed(),
         {"<|end|>"},
         MappingProxyType({"q": "<|end|>"}),
-        # a text and a number that a template prints otherwise
-        *(type("Other", (Printed, base), {})(1) for base in (str, int)),
+        *(kind(1) for kind in OTHERS),
         PrintedName.A,
         PrintedFields(),
     ],
