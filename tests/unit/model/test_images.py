@@ -81,6 +81,13 @@ async def test_a_fork_has_the_images_of_its_prompt() -> None:
     assert turns.count(None) == 3 and set(turns) <= {None, "context"}, result.info
 
 
+async def test_what_the_engine_read_decides() -> None:
+    result, _ = await play(ListedWorld(**WORLD), other_prompt="the engine read 3 tokens")
+    [trajectory] = result.trajectories
+    reasons = {turn.excluded for turn in trajectory.turns}
+    assert reasons == {"verification: images: engine"} and not trajectory.trained_tokens
+
+
 def changed_image(**fields: Any) -> Callable[[ServedSequence], ServedSequence]:
     return lambda s: replace(s, images=(replace(s.images[0], **fields), *s.images[1:]))
 
