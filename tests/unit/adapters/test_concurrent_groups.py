@@ -94,7 +94,10 @@ OWN_HTTP = {"skyrl", "verl"}
 
 
 @pytest.mark.parametrize("name", PLAYS)
-async def test_each_sample_is_one_session(name: str, tmp_path: Path, mirrors: None) -> None:
+async def test_each_sample_is_one_session(
+    name: str, tmp_path: Path, mirrors: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slime_mirror.install(monkeypatch)
     tokenizer = load_embedded_tokenizer()
     tokenizer.save_pretrained(tmp_path)
     world = Busy(tokenizer, tmp_path, "<|turn|>assistant", tokenizer.eos_token, indices=INDICES)
