@@ -456,7 +456,9 @@ def test_new_episodes_appear_and_the_place_is_kept(browser: Browser, tmp_path: P
         page.focus("#grid")
         for _ in range(2):
             page.keyboard.press("PageDown")
-        where = "document.querySelector('#rows .open').getBoundingClientRect().top"
+        drawn = "new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))"
+        top = "document.querySelector('#rows .open').getBoundingClientRect().top"
+        where = f"{drawn}.then(() => {top})"
         before, heading, address = page.evaluate(where), headings(page), page.url
         with file.open("ab") as out:
             out.write(lines[80][99:] + b"not an episode\n" + b"".join(lines[81:]))
