@@ -16,6 +16,7 @@ def command(
 
     def run(*arguments: object) -> tuple[int, str, str]:
         status = run_main(monkeypatch, *arguments)
-        return status, *capsys.readouterr()
+        printed = capsys.readouterr()
+        return status, printed.out, printed.err
 
     return run

@@ -28,7 +28,7 @@ async def test_an_abandoned_request_is_aborted_first(caplog: pytest.LogCaptureFi
             await asyncio.Event().wait()
         return web.json_response(completion([3]))
 
-    routes = dict.fromkeys(("/generate", "/abort_request"), handle)
+    routes: dict[str, Any] = {"/generate": handle, "/abort_request": handle}
     async with client_of(routes, attempt_timeout=600) as calls:
         task = asyncio.create_task(calls.generate(request()))
         await arrived.wait()

@@ -200,7 +200,7 @@ async def test_the_models_own_stops_and_limits_are_used(tmp_path: Path) -> None:
 
 GRAMMARS = ("json_schema", "regex", "ebnf", "structural_tag", "stop_regex")
 PENALTIES = ("frequency_penalty", "presence_penalty", "min_p")
-REFUSED: dict[str, Any] = dict.fromkeys(GRAMMARS, "a") | dict.fromkeys(PENALTIES, 0.1)
+REFUSED: dict[str, Any] = {**dict.fromkeys(GRAMMARS, "a"), **dict.fromkeys(PENALTIES, 0.1)}
 REFUSED |= {"repetition_penalty": 1.1, "min_new_tokens": 2, "logit_bias": {"5": 1.0}}
 REFUSED |= {"custom_params": {"a": 1}, "beam_width": 2, "watermark": True, "choice": ["a"]}
 REFUSED |= {"sampling_seed": "seven"}
