@@ -6,7 +6,6 @@ A command imports what it needs when it runs, so that `toolroll --help` is fast.
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 from collections.abc import Coroutine, Mapping
 from contextlib import suppress
@@ -21,7 +20,7 @@ from rich.console import Console
 from rich.text import Text
 
 from toolroll.cli.audit import audit
-from toolroll.cli.display import Output, page_line, print_line, show_reports
+from toolroll.cli.display import Output, page_line, print_line, program, show_reports
 from toolroll.cli.env_commands import Env, EnvArgs, Split, check_env, new_env
 from toolroll.cli.options import (
     flag_of,
@@ -453,13 +452,10 @@ def _show(results: Mapping[str, Outcome], *, resumes: bool = True, max_lost: flo
     folders = list(dict.fromkeys(str(run.folder) for run in outcomes if run.folder is not None))
     if folders:
         which = "the last" if len(folders) > 1 else "them"
-        started_as = Path(sys.argv[0])  # such as .venv/bin/toolroll, which no PATH has
-        on_path = started_as.name != "toolroll" or shutil.which("toolroll") is not None
-        program = "toolroll" if on_path else started_as
         print_line(
             console,
             f"In {' and '.join(folders)}: run.json, episodes.jsonl, summary.json; to view {which}: "
-            f"{program} view {folders[-1]}",
+            f"{program()} view {folders[-1]}",
         )
     for outcome in outcomes:
         if outcome.error is not None:

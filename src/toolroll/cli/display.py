@@ -5,6 +5,8 @@ elsewhere), and the tables.
 from __future__ import annotations
 
 import re
+import shutil
+import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -64,6 +66,15 @@ def page_line(page: Path, content: str = "") -> str:
     """Return the line that says where a command wrote a page, and its `content`."""
     size = page.stat().st_size / 1e6
     return f"{page}: {content}{size:.1f} MB; open it in a browser"
+
+
+def program() -> str:
+    """Return the command as the user started it: its path, such as .venv/bin/toolroll, if it is not
+    on PATH.
+    """
+    started_as = Path(sys.argv[0])
+    on_path = started_as.name != "toolroll" or shutil.which("toolroll") is not None
+    return "toolroll" if on_path else str(started_as)
 
 
 def shortened(lines: Sequence[str]) -> list[str]:

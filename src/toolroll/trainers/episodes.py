@@ -77,7 +77,8 @@ class EpisodeSettings(
         cls, settings: EpisodeSettings | Mapping[str, Any], *, name: Callable[[str], str] = str
     ) -> EpisodeSettings:
         """Return `settings`. Raise `UsageError` if they are wrong, or if they name an environment,
-        a split, an agent or a user simulator that does not exist. `name`: as of `EpisodePlayer`.
+        a split, an agent or a user simulator that does not exist, or arguments that the environment
+        refuses (not tried if there is a user simulator). `name`: as of `EpisodePlayer`.
         """
         if not isinstance(settings, EpisodeSettings):
             settings = cls.read(settings, where=cls.__name__)

@@ -11,6 +11,7 @@ from support.planted import plant, spans
 from support.qwen import tokenizer_for, trl_template
 
 from toolroll.evaluation.audit import TemplateCheck, audit
+from toolroll.evaluation.audit.faults import NOT_WHOLE
 from toolroll.evaluation.audit.report import UNDECIDED
 from toolroll.evaluation.audit.template import PROMPT, STOP, TAIL, TURN, UNMATCHED
 
@@ -154,6 +155,24 @@ def test_a_turn_that_is_not_trained_is_not_compared(played: Played, check: Templ
 
     for fault in (untrained, other_text):
         assert kinds(plant(fault, played.rows), check) == set()
+
+
+@pytest.mark.parametrize(
+    ("prompt", "reply", "kind"),
+    [
+        ("assistant\n", "Hello there<|im_end|>", None),
+        ("assistant\nHello", " there<|im_end|>", NOT_WHOLE),
+        ("assistant", "\nHello there<|im_end|>", PROMPT),
+    ],
+)
+def test_where_the_first_trained_turn_begins(prompt: str, reply: str, kind: str | None) -> None:
+    """It is behind an untrained turn. The mask begins with it, within it, or before it."""
+    tokenizer = tokenizer_for(PARTS)
+    talk = [("user", "Hi"), ("assistant", "Yo"), ("user", "Well"), ("assistant", "Hello there")]
+    before = "".join(f"<|im_start|>{role}\n{text}<|im_end|>\n" for role, text in talk[:3])
+    messages = [{"role": role, "content": text} for role, text in talk]
+    row = trained(tokenizer, f"{before}<|im_start|>{prompt}", reply, messages)
+    assert kinds([row], TemplateCheck(tokenizer)) - {TURN} == ({kind} if kind else set())
 
 
 def test_where_a_fault_is(played: Played, check: TemplateCheck) -> None:

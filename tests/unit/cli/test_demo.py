@@ -11,6 +11,7 @@ import pytest
 from support.commands import toolroll
 
 from toolroll.cli import demo
+from toolroll.cli.display import program
 from toolroll.rollout.model.tokenizers import desk_model_path
 from toolroll.rollout.runs.registry import choose_tasks
 
@@ -38,3 +39,21 @@ def test_a_demo_records_its_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     scripted = _provenance(tmp_path / "demo", "bfcl/multi_turn_base")
     assert scripted["policy"] == "reference actions, with a mistake in 30% of the episodes"
     assert scripted["weights_sha256"] is None and scripted["engine_model_path"] == "embedded"
+
+
+@pytest.mark.parametrize(
+    ("started_as", "on_path", "name"),
+    [
+        (".venv/bin/toolroll", False, ".venv/bin/toolroll"),
+        (".venv/bin/toolroll", True, "toolroll"),
+        ("cli/__main__.py", False, "toolroll"),
+    ],
+)
+def test_the_command_is_named_as_it_was_started(
+    started_as: str, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, on_path: bool
+) -> None:
+    if on_path:
+        (tmp_path / "toolroll").touch(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr("sys.argv", [started_as])
+    assert program() == name

@@ -124,11 +124,14 @@ class TemplateCheck:
         """
         ids, first = sequence.input_ids, sequence.turns[0]
         opening = self._generation_prompt(sequence.messages[: first.message], sequence.tools)
+        size = len(self._tokenizer.encode(opening, add_special_tokens=False)) + _NEAR
         for start in range(first.start, max(0, first.start - _NEAR), -1):
-            if opening and self._decode(ids[:start][-_NEAR:]).endswith(opening):
+            if opening and self._decode(ids[:start][-size:]).endswith(opening):
                 if start == first.start:
                     return Fault(PROMPT, 0, start, sure=False)
                 return Fault(NOT_WHOLE, start, first.start, sure=not row.forked)
+            if ids[start - 1] in self._stops:
+                break  # what is before it is not of this turn
         return Fault(PROMPT, 0, first.start, sure=bool(opening) and not row.forked)
 
     def _has_other_text(self, kind: str, sequence: ServedSequence) -> bool:
