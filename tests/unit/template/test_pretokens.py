@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from itertools import product
 from typing import Any
 
@@ -79,6 +80,17 @@ def test_a_text_has_the_tokenizers_ids(tokenizer: Any, text: str) -> None:
         assert encoder.encode(text, previous=previous) == plain
     ascii_text = text.encode("ascii", "ignore").decode()
     assert encoder.encode(ascii_text) == tokenizer.encode(ascii_text, add_special_tokens=False)
+
+
+def test_a_thousand_texts_have_the_tokenizers_ids(tokenizer: Any) -> None:
+    encoder, draw = Encoder(tokenizer), random.Random(0)
+    vocabulary = [text for text in map(encoder.text_of, range(4096)) if text.isascii()]
+    for _ in range(1000):
+        sources = draw.choices(
+            (vocabulary, ALPHABET[:3] + "\n\n  '/9"), (1, 2), k=draw.randrange(60)
+        )
+        text = "".join(map(draw.choice, sources))
+        assert encoder.encode(text) == tokenizer.encode(text, add_special_tokens=False)
 
 
 def test_every_sequence_of_five_kinds_is_split_alike(tokenizer: Any) -> None:
