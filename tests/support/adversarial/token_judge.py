@@ -401,16 +401,19 @@ class Judge(ControlTokens):
     ) -> bool | None:
         """Whether `ids` are the whole conversation, kept from `stream` up to some control token and
         encoded anew from there. Control-token text of an assistant message may be text or a token,
-        unless `stream` has the message's text in the tokenizer's own tokens: the messages do not
-        say which of the two was sampled. None: it is unclear which control
-        tokens are the template's."""
+        unless `stream` has the message's content in the tokenizer's own tokens, and its calls spell
+        none: the messages do not say which of the two was sampled. None: it is unclear which
+        control tokens are the template's."""
         try:
             ids, stream = list(ids), list(stream)
             either = [
                 message
                 for message in messages
                 if message["role"] == "assistant"
-                and not _holds(stream, self.plain(str(message.get("content") or "")))
+                and (
+                    self.pattern.search(json.dumps(message.get("tool_calls"), ensure_ascii=False))
+                    or not _holds(stream, self.plain(str(message.get("content") or "")))
+                )
             ]
             text, allowed = self._marks(messages, tools, either)
             _, required = self._marks(messages, tools, ())

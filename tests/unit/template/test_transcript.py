@@ -69,7 +69,8 @@ def chat_template(name: str) -> ChatTemplate:
 def tokens_of(template: ChatTemplate, messages: list[Message], tools: list[Any]) -> Trajectory:
     """The conversation's trajectory, checked for what holds under every template."""
     found = tokenize_conversation(template, messages, tools)
-    text = template.conversation(messages, tools, generate=False)[0]
+    without_nulls = [{key: part for key, part in m.items() if part is not None} for m in messages]
+    text = template.conversation(without_nulls, tools, generate=False)[0]
     assert template.encoder.decode(found.input_ids) == text
     assert found.source == "transcript"
     assert found.loss_mask.dtype == np.int32
