@@ -28,13 +28,14 @@ from benchmarks.world import Material, RecordedFactory, RecordedWorld, material
 from toolroll.agents.tool_calling import make_agent
 from toolroll.parsers.registry import get_parser
 from toolroll.rollout.engine import Engine, EngineConfig
+from toolroll.rollout.environment import EnvironmentOptions
 from toolroll.rollout.model.model import Model
 from toolroll.rollout.model.tokenizers import load_tokenizer
 from toolroll.rollout.runs.runner import Runner
 from toolroll.rollout.runtime.garbage import paced_garbage
 from toolroll.rollout.settings import RunSettings
 from toolroll.rollout.template import ChatTemplate
-from toolroll.rollout.types import EnvironmentOptions, Status, Trajectory
+from toolroll.rollout.types import Status, Trajectory
 
 TURNS = 12
 AGENT = {"parallel_calls": "first", "on_length": "continue", "on_invalid_call": "respond"}

@@ -36,13 +36,14 @@ from toolroll.agents.tool_calling import make_agent
 from toolroll.parsers.registry import get_parser
 from toolroll.parsers.types import ToolCall
 from toolroll.rollout.engine import Engine, EngineConfig
+from toolroll.rollout.environment import Action, EnvironmentOptions
 from toolroll.rollout.model.model import Model
 from toolroll.rollout.runs.episode_file import EpisodeStore
 from toolroll.rollout.runs.runner import Runner
 from toolroll.rollout.settings import RunSettings
 from toolroll.rollout.template import ChatTemplate
 from toolroll.rollout.template.verifier_pool import POOL
-from toolroll.rollout.types import Action, EnvironmentOptions, Message, Status
+from toolroll.rollout.types import Message, Status
 
 OURS, UNVERIFIED, TIGHT = "toolroll", 'toolroll, verify="off"', "tight loop"
 STRANDS, AIOHTTP, HTTPX = "strands-sglang", "published loop, aiohttp", "published loop, httpx"

@@ -24,16 +24,11 @@ from benchmarks.world import TURNS, Material, RecordedFactory, RecordedWorld, ma
 from toolroll.agents.tool_calling import make_agent
 from toolroll.rollout.engine import Engine
 from toolroll.rollout.engine.stream import Progress
+from toolroll.rollout.environment import Action, EnvironmentOptions, StepResult
+from toolroll.rollout.episode import Episode
 from toolroll.rollout.runs.runner import Runner
 from toolroll.rollout.settings import RunSettings
-from toolroll.rollout.types import (
-    Action,
-    Completion,
-    EnvironmentOptions,
-    Episode,
-    GenerateRequest,
-    StepResult,
-)
+from toolroll.rollout.types import Completion, GenerateRequest
 
 COLLECTIONS = 9
 

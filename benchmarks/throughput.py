@@ -33,12 +33,12 @@ from benchmarks.tables import Required, Table, number
 from benchmarks.world import TURNS, RecordedFactory, RecordedWorld, material, replies
 from toolroll.agents.tool_calling import make_agent
 from toolroll.evaluation.ray_runner import RayRunner
+from toolroll.rollout.environment import Action, EnvironmentOptions, StepResult, Task
 from toolroll.rollout.runs.runner import Runner
 from toolroll.rollout.runtime.garbage import paced_garbage
 from toolroll.rollout.settings import RunSettings
 from toolroll.rollout.template.served import ServedSequence
 from toolroll.rollout.template.verifier_pool import POOL
-from toolroll.rollout.types import Action, EnvironmentOptions, StepResult, Task
 
 ENGINE, USER = 0.5, 0.3
 EPISODE = 14.0

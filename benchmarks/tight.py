@@ -20,7 +20,8 @@ import orjson
 
 from benchmarks.world import RecordedFactory, call_of
 from toolroll.parsers.types import ToolCall
-from toolroll.rollout.types import Action, EnvironmentOptions, Message, Task, Tool
+from toolroll.rollout.environment import Action, EnvironmentOptions, Task
+from toolroll.rollout.types import Message, Tool
 
 PARAMS = {"temperature": 1.0, "max_new_tokens": 512}
 _MARK = "@@BODY@@"

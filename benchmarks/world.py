@@ -12,16 +12,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.conversations import Turn, Workload, as_sampled, other_digits
-from toolroll.rollout.types import (
+from toolroll.rollout.environment import (
     Action,
     Environment,
     EnvironmentOptions,
-    Message,
     Observation,
     StepResult,
     Task,
-    Tool,
 )
+from toolroll.rollout.types import Message, Tool
 
 TURNS = 20
 VARIANTS = 20

@@ -18,8 +18,7 @@ from examples.learn_desk.batches import Sample, to_batch
 from examples.learn_desk.network import Policy
 from examples.learn_desk.reinforce import Scored, scored
 
-from toolroll.environments.desk import BRIEF_POLICY, Desk
-from toolroll.rollout.types import (
+from toolroll import (
     Action,
     EnvironmentOptions,
     Episode,
@@ -29,6 +28,7 @@ from toolroll.rollout.types import (
     StepResult,
     Task,
 )
+from toolroll.environments.desk import BRIEF_POLICY, Desk
 
 Change = Callable[[Sample, Any], Sample]
 

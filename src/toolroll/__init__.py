@@ -19,6 +19,16 @@ if TYPE_CHECKING:
     from toolroll.parsers.registry import get_parser
     from toolroll.parsers.types import CallStatus, ParsedReply, ToolCall
     from toolroll.rollout.engine import Engine, EngineConfig
+    from toolroll.rollout.environment import (
+        Action,
+        Environment,
+        EnvironmentFactory,
+        EnvironmentOptions,
+        Observation,
+        StepResult,
+        Task,
+    )
+    from toolroll.rollout.episode import Episode, InteractionResult
     from toolroll.rollout.errors import ActionError, ToolrollError, UsageError
     from toolroll.rollout.model.model import Model
     from toolroll.rollout.model.tokenizers import load_tokenizer
@@ -31,20 +41,11 @@ if TYPE_CHECKING:
     from toolroll.rollout.settings import RolloutArgs, RunSettings
     from toolroll.rollout.template import ChatTemplate, Cursor, tokenize_conversation
     from toolroll.rollout.types import (
-        Action,
         Completion,
-        Environment,
-        EnvironmentFactory,
-        EnvironmentOptions,
-        Episode,
         GenerateRequest,
-        InteractionResult,
         Message,
-        Observation,
         Status,
-        StepResult,
         StopReason,
-        Task,
         Trajectory,
         Turn,
     )
@@ -57,6 +58,16 @@ _HOMES = {
     "toolroll.parsers.registry": ("get_parser",),
     "toolroll.parsers.types": ("CallStatus", "ParsedReply", "ToolCall"),
     "toolroll.rollout.settings": ("RolloutArgs", "RunSettings"),
+    "toolroll.rollout.environment": (
+        "Action",
+        "Environment",
+        "EnvironmentFactory",
+        "EnvironmentOptions",
+        "Observation",
+        "StepResult",
+        "Task",
+    ),
+    "toolroll.rollout.episode": ("Episode", "InteractionResult"),
     "toolroll.rollout.engine": ("Engine", "EngineConfig"),
     "toolroll.rollout.errors": ("ActionError", "ToolrollError", "UsageError"),
     "toolroll.rollout.runs.registry": ("load_environment",),
@@ -69,20 +80,11 @@ _HOMES = {
     "toolroll.rollout.runs.episode_file": ("read_episodes",),
     "toolroll.rollout.template": ("ChatTemplate", "Cursor", "tokenize_conversation"),
     "toolroll.rollout.types": (
-        "Action",
         "Completion",
-        "Environment",
-        "EnvironmentFactory",
-        "EnvironmentOptions",
-        "Episode",
         "GenerateRequest",
-        "InteractionResult",
         "Message",
-        "Observation",
         "Status",
-        "StepResult",
         "StopReason",
-        "Task",
         "Trajectory",
         "Turn",
     ),

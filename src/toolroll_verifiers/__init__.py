@@ -29,18 +29,13 @@ from typing import Any, Literal
 import verifiers.v1 as vf
 from pydantic import Field
 
+from toolroll.rollout.environment import EnvironmentFactory, EnvironmentOptions, Task
+from toolroll.rollout.episode import InteractionResult
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.runs.registry import agent_maker, load_environment, user_maker
 from toolroll.rollout.runs.runner import episode_seed
 from toolroll.rollout.runtime.threads import Threads
-from toolroll.rollout.types import (
-    EnvironmentFactory,
-    EnvironmentOptions,
-    InteractionResult,
-    Status,
-    StopReason,
-    Task,
-)
+from toolroll.rollout.types import Status, StopReason
 from toolroll.trainers.episodes import why_aborted
 from toolroll.trainers.verifiers import is_registered
 

@@ -35,8 +35,8 @@ from support.tiny_model import tiny_model
 from clients.__main__ import install
 from clients.table import CLIENTS
 from toolroll.environments.programs.agent import make_program_agent
+from toolroll.rollout.episode import Episode
 from toolroll.rollout.model.model import Model
-from toolroll.rollout.types import Episode
 from toolroll.testing import PolicyRequest, load_embedded_tokenizer
 
 HEAD = """\

@@ -25,8 +25,9 @@ from support.gradients import (
     trained,
 )
 
+from toolroll.rollout.episode import InteractionResult
 from toolroll.rollout.runs.summary import trie_tokens
-from toolroll.rollout.types import GenerateRequest, InteractionResult
+from toolroll.rollout.types import GenerateRequest
 from toolroll.testing import load_embedded_tokenizer
 from toolroll.trainers.advantages import group_advantages
 from toolroll.trainers.areal import ToolrollWorkflow

@@ -20,9 +20,10 @@ from examples.learn_desk.reinforce import agreement, scored
 from examples.learn_desk.tokenizer import FILES, load_tokenizer
 
 from toolroll.environments.desk import DESK, reference
+from toolroll.rollout.episode import Episode
 from toolroll.rollout.model.tokenizers import desk_model_path
 from toolroll.rollout.runs.runner import session_id
-from toolroll.rollout.types import Episode, Status
+from toolroll.rollout.types import Status
 from toolroll.testing import load_engine
 
 MODEL = desk_model_path()

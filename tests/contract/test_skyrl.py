@@ -36,7 +36,7 @@ from support.http import http_server
 from support.slime_trainer import plays_the_reference
 from support.verl_mirror import Keys
 
-from toolroll.rollout.types import InteractionResult
+from toolroll.rollout.episode import InteractionResult
 from toolroll.testing import EmbeddedEngine, load_embedded_tokenizer
 from toolroll.trainers.episodes import EpisodeSettings
 from toolroll.trainers.sequences import select_sequences

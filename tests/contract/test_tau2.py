@@ -29,9 +29,9 @@ from toolroll.environments.tau2.package import WHEEL_COMMIT, data_folder
 from toolroll.evaluation.do_nothing import LeavingUser, play_floor
 from toolroll.parsers.reading.schema import Offered, check_call
 from toolroll.parsers.types import ToolCall
+from toolroll.rollout.environment import Action, EnvironmentOptions, StepResult, Task
 from toolroll.rollout.errors import ActionError, EnvironmentFailure, UsageError, UserSimulatorError
 from toolroll.rollout.runs.provenance import benchmark_packages, checkout_commit
-from toolroll.rollout.types import Action, EnvironmentOptions, StepResult, Task
 
 AIRLINE, RETAIL, TELECOM = map(Tau2Factory, ("airline", "retail", "telecom"))
 BYE = Action("Goodbye.")

@@ -19,7 +19,8 @@ import pytest
 from toolroll.agents.users import CallTool
 from toolroll.environments.tau2 import Tau2Factory
 from toolroll.parsers.types import ToolCall
-from toolroll.rollout.types import Action, EnvironmentOptions, StepResult, Task, Tool
+from toolroll.rollout.environment import Action, EnvironmentOptions, StepResult, Task
+from toolroll.rollout.types import Tool
 
 CHECKOUT = os.environ.get("TOOLROLL_TAU2")
 PLAYER = Path(__file__).parents[1] / "support" / "tau2_upstream.py"

@@ -141,7 +141,8 @@ asyncio.run(main())
 
 _ABORTED = """
 from types import SimpleNamespace
-from toolroll.rollout.types import InteractionResult, StopReason
+from toolroll.rollout.episode import InteractionResult
+from toolroll.rollout.types import StopReason
 from toolroll_verifiers import ToolrollHarness
 
 

@@ -13,10 +13,11 @@ from support.faults.tally import Tally, contents
 from support.hostile import HOSTILE
 from support.toy_environment import PondFactory, look
 
+from toolroll.rollout.episode import Episode
 from toolroll.rollout.model.model import Model
 from toolroll.rollout.runs.runner import Runner, session_id
 from toolroll.rollout.settings import RunSettings
-from toolroll.rollout.types import Episode, StopReason
+from toolroll.rollout.types import StopReason
 from toolroll.testing import EmbeddedEngine, Fault, PolicyRequest, Reply
 
 pytestmark = pytest.mark.faults

@@ -14,9 +14,10 @@ from support.faults.trouble import WRONG, TroubledFactory
 from support.loop_clock import skip
 from support.toy_environment import look
 
+from toolroll.rollout.episode import Episode
 from toolroll.rollout.runs.runner import Runner, session_id
 from toolroll.rollout.settings import RunSettings
-from toolroll.rollout.types import Episode, Status, StopReason
+from toolroll.rollout.types import Status, StopReason
 
 pytestmark = pytest.mark.faults
 

@@ -15,8 +15,9 @@ from support.processes import Server
 from support.servers import sglang_server
 
 from toolroll.environments.desk import DESK
+from toolroll.rollout.episode import Episode
 from toolroll.rollout.model.tokenizers import desk_model_path
-from toolroll.rollout.types import Episode, Status
+from toolroll.rollout.types import Status
 from toolroll.testing import load_engine
 
 TASKS = DESK.tasks("held-out")[:12]

@@ -24,16 +24,11 @@ from support.wire import Wire
 from toolroll.agents.loop.call_policy import CallPolicy
 from toolroll.agents.tool_calling import TrainableToolCallingAgent
 from toolroll.rollout.engine import ROUTING_KEY, Engine, EngineConfig
+from toolroll.rollout.environment import Task
+from toolroll.rollout.episode import InteractionResult
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.model.model import Model
-from toolroll.rollout.types import (
-    GenerateRequest,
-    InteractionResult,
-    Status,
-    StopReason,
-    Task,
-    Trajectory,
-)
+from toolroll.rollout.types import GenerateRequest, Status, StopReason, Trajectory
 
 SESSIONS = 16
 SAMPLES, FIRST = 12, 300

@@ -24,10 +24,11 @@ from support.processes import Server
 from support.servers import sglang_environment, sglang_server
 from support.vision import FAMILIES, image_tokens, picture, shown, tiny_vision_model
 
+from toolroll.rollout.episode import InteractionResult
 from toolroll.rollout.media import collapsed
 from toolroll.rollout.model.model import Model
 from toolroll.rollout.template import ChatTemplate
-from toolroll.rollout.types import InteractionResult, Status, Trajectory
+from toolroll.rollout.types import Status, Trajectory
 
 TORCHVISION = os.environ.get("TOOLROLL_TORCHVISION", "")
 EPISODES = int(os.environ.get("TOOLROLL_IMAGE_EPISODES", "8"))

@@ -17,9 +17,10 @@ from support.processes import Server
 from support.servers import Router, router
 from support.toy_environment import PondFactory, look
 
+from toolroll.rollout.episode import Episode
 from toolroll.rollout.runs.runner import Runner
 from toolroll.rollout.settings import RunSettings
-from toolroll.rollout.types import Episode, Status
+from toolroll.rollout.types import Status
 from toolroll.testing import EmbeddedEngine, Fault, serve_in_thread
 
 EPISODES = 24

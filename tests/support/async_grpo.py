@@ -144,7 +144,7 @@ _LENGTH = """
 import time
 from pathlib import Path
 
-from toolroll.rollout.types import Action, Environment, Observation, StepResult, Task
+from toolroll.rollout.environment import Action, Environment, Observation, StepResult, Task
 
 
 class Length(Environment):

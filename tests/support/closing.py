@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 
 from support.patience import PATIENCE
 
+from toolroll.rollout.environment import Action, Environment, Observation, StepResult, Task
 from toolroll.rollout.errors import UsageError
-from toolroll.rollout.types import Action, Environment, Observation, StepResult, Task
 from toolroll.testing import EmbeddedEngine, PolicyRequest, load_embedded_tokenizer, serve_in_thread
 
 NAME = "support.closing:Closing"

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 
+from toolroll.rollout.environment import Environment, EnvironmentOptions, Observation
 from toolroll.rollout.runs.registry import load_environment
 from toolroll.rollout.runs.runner import session_id
-from toolroll.rollout.types import Environment, EnvironmentOptions, Observation
 from toolroll.testing import PolicyRequest, play_references
 
 DESK = load_environment("desk")

@@ -12,9 +12,10 @@ from toolroll.agents.loop.call_policy import CallPolicy
 from toolroll.agents.tool_calling import TrainableToolCallingAgent
 from toolroll.parsers.registry import get_parser
 from toolroll.rollout.engine import Engine, EngineConfig
+from toolroll.rollout.episode import InteractionResult
 from toolroll.rollout.model.model import Model
 from toolroll.rollout.template import ChatTemplate
-from toolroll.rollout.types import InteractionResult, Trajectory
+from toolroll.rollout.types import Trajectory
 from toolroll.testing import EmbeddedEngine, LoggedRequest, reference_logprob
 
 

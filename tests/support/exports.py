@@ -8,8 +8,9 @@ from typing import Any
 
 from support.results import episode, trajectory
 
+from toolroll.rollout.episode import Episode
 from toolroll.rollout.runs.run_directory import RunDirectory
-from toolroll.rollout.types import Episode, Message, StopReason
+from toolroll.rollout.types import Message, StopReason
 
 PROVENANCE = {
     "date": "2031-03-10T09:30:00+00:00",

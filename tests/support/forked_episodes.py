@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from toolroll.rollout.types import InteractionResult, StopReason, Trajectory, Turn, WeightVersion
+from toolroll.rollout.episode import InteractionResult
+from toolroll.rollout.types import StopReason, Trajectory, Turn, WeightVersion
 
 VOCAB = 32
 

@@ -23,11 +23,12 @@ from support.qwen import tokenizer_for, trl_template
 from support.scripted_runs import ScriptedFactory
 from support.tiny_llama import write_model
 
+from toolroll.rollout.environment import Action, Environment, Observation, StepResult, Task
+from toolroll.rollout.episode import Episode
 from toolroll.rollout.model.model import Model
 from toolroll.rollout.runs.episode_file import EpisodeStore
 from toolroll.rollout.runs.runner import Runner, session_id
 from toolroll.rollout.settings import RunSettings
-from toolroll.rollout.types import Action, Environment, Episode, Observation, StepResult, Task
 from toolroll.testing import (
     EmbeddedEngine,
     Fault,

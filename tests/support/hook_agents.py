@@ -13,8 +13,10 @@ from support.parsing import tool
 
 from toolroll.agents.environments.tau_bench.package import import_module
 from toolroll.agents.trainable_agents import TrainableToolCallingAgent
+from toolroll.rollout.environment import Task
+from toolroll.rollout.episode import InteractionResult
 from toolroll.rollout.model.model import Model
-from toolroll.rollout.types import InteractionResult, Status, Task
+from toolroll.rollout.types import Status
 from toolroll.testing import PolicyRequest, Reply, load_embedded_tokenizer
 
 types: Any = import_module("support.tau_mini.types")  # without litellm

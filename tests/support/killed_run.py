@@ -24,11 +24,11 @@ from typing import Any
 from support.episodes import agent, serving
 from support.toy_environment import PondFactory, look
 
+from toolroll.rollout.episode import Episode
 from toolroll.rollout.runs.episode_file import FILE_NAME
 from toolroll.rollout.runs.run_directory import RunDirectory
 from toolroll.rollout.runs.runner import Runner
 from toolroll.rollout.settings import RunSettings
-from toolroll.rollout.types import Episode
 from toolroll.testing import load_embedded_tokenizer
 
 SAMPLES = 2

@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from toolroll.rollout.types import Action, Environment, Message, Observation, StepResult, Task, Tool
+from toolroll.rollout.environment import Action, Environment, Observation, StepResult, Task
+from toolroll.rollout.types import Message, Tool
 
 _AT = {"type": "object", "properties": {"at": {"type": "string"}}, "required": ["at"]}
 _LOOK = {"name": "look", "description": "Look at something.", "parameters": _AT}

@@ -14,11 +14,11 @@ from support.episodes import call
 
 from toolroll.environments.harbor import HarborTask
 from toolroll.environments.programs.agent import ProgramAgent, make_program_agent
+from toolroll.rollout.episode import Agent, Episode
 from toolroll.rollout.model.model import Model
 from toolroll.rollout.runs.environment_class import EnvironmentClass
 from toolroll.rollout.runs.runner import Runner
 from toolroll.rollout.settings import RunSettings
-from toolroll.rollout.types import Agent, Episode
 
 TOML = """\
 schema_version = "1.4"

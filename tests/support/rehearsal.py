@@ -13,7 +13,7 @@ from examples.learn_real import parts, server
 from examples.learn_real.__main__ import main
 
 from toolroll.environments.desk import Desk
-from toolroll.rollout.types import Action, Observation, StepResult, Task
+from toolroll.rollout.environment import Action, Observation, StepResult, Task
 
 MAX_NEW_TOKENS = 16
 

@@ -9,17 +9,10 @@ from typing import Any
 import numpy as np
 import orjson
 
+from toolroll.rollout.episode import Episode, InteractionResult
 from toolroll.rollout.runs.episode_file import to_line
 from toolroll.rollout.runs.summary import Summary
-from toolroll.rollout.types import (
-    Episode,
-    InteractionResult,
-    Message,
-    StopReason,
-    Trajectory,
-    Turn,
-    WeightVersion,
-)
+from toolroll.rollout.types import Message, StopReason, Trajectory, Turn, WeightVersion
 
 
 def trajectory(

@@ -8,21 +8,20 @@ from typing import Any
 
 from toolroll.agents.text_agent import TextAgent
 from toolroll.parsers.types import ParsedReply
+from toolroll.rollout.environment import (
+    Action,
+    Environment,
+    EnvironmentOptions,
+    Observation,
+    StepResult,
+    Task,
+)
+from toolroll.rollout.episode import Episode
 from toolroll.rollout.model.turn import AssistantTurn
 from toolroll.rollout.runs.runner import Runner
 from toolroll.rollout.runtime.threads import Threads
 from toolroll.rollout.settings import RunSettings
-from toolroll.rollout.types import (
-    Action,
-    Environment,
-    EnvironmentOptions,
-    Episode,
-    Message,
-    Observation,
-    StepResult,
-    Task,
-    Tool,
-)
+from toolroll.rollout.types import Message, Tool
 
 Act = Callable[[str, Task], Any]
 """Gets the method's name and the task; its result, if any, replaces the method's own."""

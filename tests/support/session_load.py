@@ -18,10 +18,10 @@ from support.qwen import qwen3_tokenizer
 from toolroll.agents.environments.tool_environment import tool_environment
 from toolroll.agents.loop.call_policy import CallPolicy
 from toolroll.agents.tool_calling import TrainableToolCallingAgent
+from toolroll.rollout.episode import Agent, Episode
 from toolroll.rollout.model.model import Model
 from toolroll.rollout.runs.runner import Runner
 from toolroll.rollout.settings import RunSettings
-from toolroll.rollout.types import Agent, Episode
 
 POOL = 3_000
 """The tokens of the server's cache (--max-total-tokens)."""

@@ -15,7 +15,7 @@ from toolroll.agents.environments.tau_bench import INSTALL, TauBenchFactory
 from toolroll.agents.environments.tau_bench.package import import_module, installed
 from toolroll.agents.users import ScriptedUser
 from toolroll.parsers.types import ToolCall
-from toolroll.rollout.types import Action, EnvironmentOptions, StepResult, Task
+from toolroll.rollout.environment import Action, EnvironmentOptions, StepResult, Task
 
 STOP = "###STOP###"
 

@@ -14,7 +14,8 @@ from support.episodes import call
 from support.listed_environment import TOOL
 from support.scripted_runs import ScriptedFactory
 
-from toolroll.rollout.types import Action, Environment, Message, Observation, StepResult, Task
+from toolroll.rollout.environment import Action, Environment, Observation, StepResult, Task
+from toolroll.rollout.types import Message
 from toolroll.testing import PolicyRequest
 
 _SEEN = ("frog", "fish", "newt", "reed")

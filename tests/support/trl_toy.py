@@ -24,9 +24,7 @@ ON_A_CPU: dict[str, Any] = {
 }  # fmt: skip
 """The configuration of TRL's trainers in tests."""
 ARMS = """
-from toolroll.rollout.types import (
-    Action, Environment, Observation, StepResult, Task
-)
+from toolroll.rollout.environment import Action, Environment, Observation, StepResult, Task
 
 
 class Arms(Environment):

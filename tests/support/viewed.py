@@ -11,8 +11,9 @@ from support.results import episode, trajectory
 
 from toolroll.cli.view import view
 from toolroll.evaluation.report import report, write_summary
+from toolroll.rollout.episode import Episode
 from toolroll.rollout.runs.run_directory import RunDirectory
-from toolroll.rollout.types import Episode, StopReason
+from toolroll.rollout.types import StopReason
 
 HOSTILE = (
     "</script><script>document.title='owned'</script><img src=x "

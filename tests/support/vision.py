@@ -26,10 +26,12 @@ from support.tiny_model import CONTEXT_LENGTH, VOCAB_SIZE
 from toolroll.agents.tool_calling import TrainableToolCallingAgent
 from toolroll.parsers.registry import get_parser
 from toolroll.rollout.engine import Engine, EngineConfig
+from toolroll.rollout.environment import Task
+from toolroll.rollout.episode import InteractionResult
 from toolroll.rollout.model.model import Model
 from toolroll.rollout.template import ChatTemplate
 from toolroll.rollout.template.images import ImageTokens
-from toolroll.rollout.types import Completion, GenerateRequest, InteractionResult, Task
+from toolroll.rollout.types import Completion, GenerateRequest
 from toolroll.testing import EmbeddedEngine
 
 PLACEHOLDER = "<|image_pad|>"

@@ -17,10 +17,10 @@ from typing import Any
 from support.episodes import agent, opened_model
 from support.toy_environment import PondFactory
 
+from toolroll.rollout.environment import Action, StepResult, Task
 from toolroll.rollout.errors import RolloutError
 from toolroll.rollout.runs.runner import Runner, RunStoppedError
 from toolroll.rollout.settings import RunSettings
-from toolroll.rollout.types import Action, StepResult, Task
 from toolroll.testing import load_embedded_tokenizer
 
 PARAMS = {"temperature": 1.0, "max_new_tokens": 256}

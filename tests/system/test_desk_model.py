@@ -12,11 +12,11 @@ from support.patience import PATIENCE
 from support.processes import get_json, serving
 
 from toolroll import Model, RolloutArgs, load_environment
+from toolroll.rollout.episode import Episode
 from toolroll.rollout.model.tokenizers import desk_model_path
 from toolroll.rollout.runs.registry import agent_maker
 from toolroll.rollout.runs.runner import Runner
 from toolroll.rollout.settings import RunSettings
-from toolroll.rollout.types import Episode
 from toolroll.testing import load_engine
 
 EXPECTED = {"test": (0.0, 0.25), "held-out": (0.8, 1.0)}

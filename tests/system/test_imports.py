@@ -125,7 +125,7 @@ import asyncio, importlib, json, pkgutil, sys
 
 import toolroll
 from toolroll import Model, RolloutArgs, TrainableToolCallingAgent, tool_environment
-from toolroll.rollout.types import EnvironmentOptions
+from toolroll.rollout.environment import EnvironmentOptions
 
 folder, url = sys.argv[1:]
 assert toolroll.__file__.startswith(folder), toolroll.__file__

@@ -30,11 +30,11 @@ from support.toy_environment import PondFactory, look
 from toolroll.cli.run_command import run
 from toolroll.evaluation import ray_worker
 from toolroll.evaluation.ray_runner import RayRunner
+from toolroll.rollout.episode import Episode
 from toolroll.rollout.errors import RolloutError, UsageError
 from toolroll.rollout.runs.episode_file import read_episodes
 from toolroll.rollout.runs.registry import find_environment
 from toolroll.rollout.runs.runner import Runner, RunStoppedError
-from toolroll.rollout.types import Episode
 from toolroll.testing import EmbeddedEngine, PolicyRequest, load_embedded_tokenizer, serve_in_thread
 
 SAMPLES = worker_factories.SAMPLES

@@ -34,21 +34,14 @@ from toolroll.environments.programs.program_settings import ProgramSettings
 from toolroll.environments.programs.sandbox import Sandbox
 from toolroll.environments.sandboxed import SandboxEnvironment
 from toolroll.evaluation.environment_check import check
+from toolroll.rollout.environment import Action, EnvironmentOptions, Observation, StepResult, Task
+from toolroll.rollout.episode import Episode
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.model.model import Model
 from toolroll.rollout.runs.environment_class import EnvironmentClass
 from toolroll.rollout.runs.runner import task_hash
 from toolroll.rollout.settings import RolloutArgs
-from toolroll.rollout.types import (
-    Action,
-    EnvironmentOptions,
-    Episode,
-    Observation,
-    Status,
-    StepResult,
-    StopReason,
-    Task,
-)
+from toolroll.rollout.types import Status, StopReason
 from toolroll.testing import EmbeddedEngine, Fault, PolicyRequest, Reply, load_embedded_tokenizer
 
 pytestmark = pytest.mark.skipif(bool(refusal()), reason=f"needs user namespaces: {refusal()}")

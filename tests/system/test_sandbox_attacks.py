@@ -27,8 +27,9 @@ from support.program_trials import (
     write_task,
 )
 
+from toolroll.rollout.episode import Episode
 from toolroll.rollout.runs.run_directory import lock_folder
-from toolroll.rollout.types import Episode, Status
+from toolroll.rollout.types import Status
 from toolroll.testing import EmbeddedEngine, load_embedded_tokenizer
 
 pytestmark = pytest.mark.skipif(bool(refusal()), reason=f"needs user namespaces: {refusal()}")

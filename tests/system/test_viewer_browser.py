@@ -18,8 +18,8 @@ from support.viewed import HOSTILE, called, viewed_run
 
 from toolroll.cli.follow import follow_app
 from toolroll.evaluation.viewer import PageRun, ShownTokens, write_page, write_side_by_side
+from toolroll.rollout.episode import Episode
 from toolroll.rollout.runs.episode_file import to_line
-from toolroll.rollout.types import Episode
 
 pytestmark = pytest.mark.browser
 VIEWS = ("conversation", "tokens", "tools", "data")

@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from toolroll.rollout.episode import InteractionResult
 from toolroll.rollout.errors import UsageError
-from toolroll.rollout.types import InteractionResult, Trajectory, Turn
+from toolroll.rollout.types import Trajectory, Turn
 from toolroll.trainers.advantages import (
     episode_returns,
     group_advantages,

@@ -19,8 +19,8 @@ from toolroll.environments.programs.sandbox import Sandbox
 from toolroll.environments.programs.visible import hidden_places
 from toolroll.evaluation.run_config import RunConfig
 from toolroll.evaluation.run_setup import prepare
+from toolroll.rollout.environment import Action, EnvironmentOptions
 from toolroll.rollout.errors import UsageError
-from toolroll.rollout.types import Action, EnvironmentOptions
 from toolroll.testing import EmbeddedEngine, load_embedded_tokenizer
 
 IMAGE = 'docker_image = "ubuntu:24.04"'

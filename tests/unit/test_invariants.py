@@ -15,8 +15,10 @@ from hypothesis import strategies as st
 from support.episodes import agent, call, judge, serving
 from support.listed_environment import ListedWorld
 
+from toolroll.rollout.environment import Action, StepResult, Task
+from toolroll.rollout.episode import InteractionResult
 from toolroll.rollout.errors import UserSimulatorError
-from toolroll.rollout.types import Action, InteractionResult, Status, StepResult, StopReason, Task
+from toolroll.rollout.types import Status, StopReason
 from toolroll.testing import Fault, PolicyRequest
 
 pytestmark = pytest.mark.tokens

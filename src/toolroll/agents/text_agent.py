@@ -17,9 +17,11 @@ from toolroll.agents.loop.environment_results import MOST_BYTES
 from toolroll.agents.loop.episode_agent import EpisodeAgent
 from toolroll.agents.loop.play import EpisodeConversation, Played, build_result
 from toolroll.parsers.types import ParsedReply
+from toolroll.rollout.environment import Environment, Observation
+from toolroll.rollout.episode import InteractionResult
 from toolroll.rollout.model.turn import AssistantTurn
 from toolroll.rollout.runtime.threads import BlockingRunner
-from toolroll.rollout.types import Environment, InteractionResult, Message, Observation, Tool
+from toolroll.rollout.types import Message, Tool
 
 DEFAULT_POLICY = CallPolicy()
 

@@ -49,6 +49,8 @@ from toolroll.agents.loop.published_hooks import (
 )
 from toolroll.parsers.openai import create_openai_adapter
 from toolroll.rollout.engine import Engine, EngineConfig
+from toolroll.rollout.environment import Observation, Task
+from toolroll.rollout.episode import InteractionResult, response_text
 from toolroll.rollout.errors import EnvironmentFailure, UsageError
 from toolroll.rollout.model.conversation import Conversation, DeltaHook
 from toolroll.rollout.model.model import Model
@@ -57,14 +59,7 @@ from toolroll.rollout.runtime.foreign import guarded
 from toolroll.rollout.settings import RolloutArgs
 from toolroll.rollout.template import ChatTemplate
 from toolroll.rollout.template.transcript import last_message_delta
-from toolroll.rollout.types import (
-    InteractionResult,
-    Message,
-    Observation,
-    Task,
-    Tool,
-    response_text,
-)
+from toolroll.rollout.types import Message, Tool
 
 TOOL_INSTRUCTION = (
     "Call at most one function in each of your turns, and wait for its result before you go on. "

@@ -12,7 +12,8 @@ from toolroll.agents.loop.adapt import (
 )
 from toolroll.agents.tool_calling import TrainableToolCallingAgent, agent_factory
 from toolroll.agents.trainable import TOOL_INSTRUCTION, TrainableAgentMixin
-from toolroll.rollout.types import InteractionResult, Status
+from toolroll.rollout.episode import InteractionResult
+from toolroll.rollout.types import Status
 
 __all__ = [
     "RESPOND_ACTION_FIELD_NAME",

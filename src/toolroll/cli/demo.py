@@ -18,12 +18,12 @@ from toolroll.cli.run_command import Outcome, play
 from toolroll.evaluation.report import FILE_NAME as SUMMARY_NAME
 from toolroll.evaluation.run_config import RunConfig
 from toolroll.evaluation.run_setup import Plan, served_agents
+from toolroll.rollout.environment import EnvironmentFactory, EnvironmentOptions, Task
 from toolroll.rollout.model.model import Model
 from toolroll.rollout.model.tokenizers import DESK_MODEL, desk_model_path
 from toolroll.rollout.runs.episode_file import FILE_NAME
 from toolroll.rollout.runs.registry import choose_tasks, find_environment
 from toolroll.rollout.runs.run_directory import SETTINGS_NAME, make_folder
-from toolroll.rollout.types import EnvironmentFactory, EnvironmentOptions, Task
 from toolroll.testing import EmbeddedEngine, load_embedded_tokenizer, load_engine
 from toolroll.testing.reference_policy import play_references, reference_policy
 

@@ -30,8 +30,9 @@ from toolroll.evaluation.run_config import played_with
 from toolroll.rollout.errors import UsageError
 
 if TYPE_CHECKING:
+    from toolroll.rollout.environment import EnvironmentFactory
+    from toolroll.rollout.episode import Episode
     from toolroll.rollout.runs.summary import Summary
-    from toolroll.rollout.types import EnvironmentFactory, Episode
     from toolroll.trainers.frameworks import Framework
 
 _SECONDS = 30.0

@@ -14,6 +14,8 @@ from toolroll.evaluation.files_read import FilesRead
 from toolroll.evaluation.recorded_run import RecordedRun, recorded_runs, refuse_code
 from toolroll.evaluation.regrade import KEY, Regrader
 from toolroll.evaluation.report import report, write_summary
+from toolroll.rollout.environment import EnvironmentFactory
+from toolroll.rollout.episode import Episode
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.runs.episode_file import read_episodes
 from toolroll.rollout.runs.provenance import provenance
@@ -22,7 +24,7 @@ from toolroll.rollout.runs.run_directory import SETTINGS_NAME, RunDirectory, ref
 from toolroll.rollout.runs.runner import EpisodeKey, session_id
 from toolroll.rollout.runtime.targets import absolute_target
 from toolroll.rollout.runtime.threads import Threads
-from toolroll.rollout.types import EnvironmentFactory, Episode, Status
+from toolroll.rollout.types import Status
 
 
 async def regrade_folder(

@@ -27,6 +27,8 @@ from toolroll.evaluation.run_config import RunConfig, SamplingOptions, sampling_
 from toolroll.evaluation.run_setup import Plan, open_runner, prepare
 from toolroll.rollout.engine.health import check_endpoint
 from toolroll.rollout.engine.outage import Outage
+from toolroll.rollout.environment import Task
+from toolroll.rollout.episode import Episode
 from toolroll.rollout.errors import UsageError, error_in, first_error
 from toolroll.rollout.model.model import Model
 from toolroll.rollout.model.tokenizers import DESK_MODEL
@@ -40,7 +42,7 @@ from toolroll.rollout.runtime.event_loop import stop_signals
 from toolroll.rollout.runtime.garbage import paced_garbage
 from toolroll.rollout.runtime.targets import absolute_target
 from toolroll.rollout.settings import split_credentials
-from toolroll.rollout.types import Episode, Status, Task
+from toolroll.rollout.types import Status
 
 
 @dataclass(frozen=True, slots=True)

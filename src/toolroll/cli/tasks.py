@@ -15,12 +15,12 @@ from typing import Any
 
 import orjson
 
+from toolroll.rollout.environment import Task
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.runs.registry import choose_tasks, load_environment
 from toolroll.rollout.runs.run_directory import make_folder
 from toolroll.rollout.runtime.disk import written_whole
 from toolroll.rollout.runtime.targets import absolute_target
-from toolroll.rollout.types import Task
 
 
 def task_lines(

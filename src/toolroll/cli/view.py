@@ -13,12 +13,12 @@ from toolroll.evaluation.report import read_summary, report_of
 from toolroll.evaluation.viewer import ShownTokens, write_page
 from toolroll.evaluation.viewer.data import Pieces
 from toolroll.evaluation.viewer.page import PiecesOf
+from toolroll.rollout.episode import Episode
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.model.tokenizers import load_tokenizer
 from toolroll.rollout.runs.episode_file import read_episodes
 from toolroll.rollout.runs.run_directory import read_run_file, refuse_no_run, unended
 from toolroll.rollout.runs.summary import Summary
-from toolroll.rollout.types import Episode
 
 PAGE_NAME = "view.html"
 

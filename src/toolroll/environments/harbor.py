@@ -32,10 +32,10 @@ from toolroll.environments.programs.sandbox import Network, Sandbox
 from toolroll.environments.programs.visible import locked_folders
 from toolroll.environments.sandboxed import SandboxEnvironment
 from toolroll.parsers.types import ToolCall
+from toolroll.rollout.environment import Action, Observation, StepResult, Task
 from toolroll.rollout.errors import ActionError, EnvironmentFailure, UsageError
 from toolroll.rollout.runs.environment_class import SPLIT
 from toolroll.rollout.runtime.jsonable import finite
-from toolroll.rollout.types import Action, Observation, StepResult, Task
 
 BASH = openai_tool(
     "bash",

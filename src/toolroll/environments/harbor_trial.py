@@ -27,8 +27,8 @@ from toolroll.environments.programs.output import Exit, Output
 from toolroll.environments.programs.program_settings import ProgramSettings
 from toolroll.environments.programs.visible import find
 from toolroll.environments.sandboxed import SandboxEnvironment, Session
+from toolroll.rollout.environment import Action, Environment, Observation, StepResult, Task
 from toolroll.rollout.errors import EnvironmentFailure, UsageError
-from toolroll.rollout.types import Action, Environment, Observation, StepResult, Task
 
 _FOLDER = "/dev/shm"
 """In memory, and Harbor's own."""

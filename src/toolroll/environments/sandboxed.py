@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from toolroll.environments.programs.output import Exit
 from toolroll.environments.programs.program_settings import ProgramSettings
 from toolroll.environments.programs.sandbox import Sandbox
-from toolroll.rollout.types import Environment
+from toolroll.rollout.environment import Environment
 
 if TYPE_CHECKING:
     from toolroll.endpoint.http.app import EndpointServer

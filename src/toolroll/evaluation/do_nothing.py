@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from toolroll.rollout.environment import EnvironmentFactory, EnvironmentOptions, Task, UserSimulator
 from toolroll.rollout.runs.registry import agent_maker
 from toolroll.rollout.runs.runner import Runner
 from toolroll.rollout.runs.summary import Summary
 from toolroll.rollout.runtime.threads import Threads
 from toolroll.rollout.settings import RunSettings
-from toolroll.rollout.types import EnvironmentFactory, EnvironmentOptions, Task, Tool, UserSimulator
+from toolroll.rollout.types import Tool
 
 _CONCURRENCY = 8
 

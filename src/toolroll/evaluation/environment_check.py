@@ -22,21 +22,15 @@ from toolroll.evaluation.do_nothing import LeavingUser
 from toolroll.evaluation.wrong_arguments import example_arguments, wrong_calls
 from toolroll.parsers.openai import to_openai
 from toolroll.parsers.types import ParsedReply, ToolCall
+from toolroll.rollout.environment import Action, EnvironmentFactory, EnvironmentOptions, Task
+from toolroll.rollout.episode import InteractionResult
 from toolroll.rollout.errors import RolloutError, UsageError, error_in
 from toolroll.rollout.model.turn import AssistantTurn
 from toolroll.rollout.runs.pass_at_k import passed
 from toolroll.rollout.runtime.jsonable import plain, shown
 from toolroll.rollout.runtime.targets import error_line
 from toolroll.rollout.runtime.threads import Threads
-from toolroll.rollout.types import (
-    Action,
-    EnvironmentFactory,
-    EnvironmentOptions,
-    InteractionResult,
-    Message,
-    Task,
-    Tool,
-)
+from toolroll.rollout.types import Message, Tool
 
 CheckStatus = Literal["ok", "failed", "not applicable"]
 _DRAFT = "https://json-schema.org/draft/2020-12/schema"

@@ -19,10 +19,10 @@ from pathlib import Path
 
 import orjson
 
+from toolroll.rollout.environment import EnvironmentFactory, Task
 from toolroll.rollout.runs.provenance import benchmark_packages, package_digest, package_version
 from toolroll.rollout.runs.registry import environment_file
 from toolroll.rollout.runs.runner import task_hash
-from toolroll.rollout.types import EnvironmentFactory, Task
 
 _MOST_READ = 256_000_000
 _FILE_NAME = re.compile(r"\w[\w.-]{0,99}(/\w[\w.-]{0,99}){0,9}")

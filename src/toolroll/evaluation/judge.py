@@ -24,6 +24,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from toolroll.agents.chat_client import ChatClient, SamplingClientConfig
 from toolroll.agents.users.scripted import visible_text
+from toolroll.rollout.environment import StepResult
 from toolroll.rollout.errors import (
     EngineError,
     EngineUnreachableError,
@@ -32,7 +33,7 @@ from toolroll.rollout.errors import (
 )
 from toolroll.rollout.runs.episode_file import cut_torn_line
 from toolroll.rollout.runtime.jsonable import json_bytes
-from toolroll.rollout.types import Message, StepResult
+from toolroll.rollout.types import Message
 
 _SYSTEM = """You are a judge. You grade a record of what somebody else did, by this rubric:
 

@@ -14,9 +14,10 @@ from functools import partial
 
 from toolroll.evaluation.ray_worker import RayWorker, connected, import_ray
 from toolroll.evaluation.worker_pool import play_on_workers, split_concurrency
+from toolroll.rollout.environment import Task
+from toolroll.rollout.episode import Episode
 from toolroll.rollout.runs.episode_file import from_line, to_line
 from toolroll.rollout.runs.runner import EpisodeKey, Runner, remaining
-from toolroll.rollout.types import Episode, Task
 
 Open = Callable[[int, AsyncExitStack], Awaitable[tuple[Runner, Sequence[Task]]]]
 """A function that each process calls with the number of its concurrent episodes and an exit stack.

@@ -13,6 +13,8 @@ from typing import Any
 
 from toolroll.agents.loop.environment_results import OWN_INFO
 from toolroll.evaluation.differences import excerpts, first_difference
+from toolroll.rollout.environment import EnvironmentFactory, EnvironmentOptions, Task
+from toolroll.rollout.episode import Episode, InteractionResult
 from toolroll.rollout.errors import EngineUnreachableError, TimeLimitError, UsageError, error_in
 from toolroll.rollout.runs.registry import agent_maker
 from toolroll.rollout.runs.runner import (
@@ -26,15 +28,7 @@ from toolroll.rollout.runtime.foreign import guarded
 from toolroll.rollout.runtime.jsonable import plain
 from toolroll.rollout.runtime.threads import BlockingRunner, Threads
 from toolroll.rollout.runtime.time_limit import pausable
-from toolroll.rollout.types import (
-    EnvironmentFactory,
-    EnvironmentOptions,
-    Episode,
-    InteractionResult,
-    Status,
-    StopReason,
-    Task,
-)
+from toolroll.rollout.types import Status, StopReason
 
 KEY = "regrade"
 """The key of an episode's `info` that has its recorded reward, and how the replay differed."""

@@ -16,10 +16,12 @@ from toolroll.agents.text_agent import TextAgent
 from toolroll.parsers.openai import from_openai
 from toolroll.parsers.reading.lookalike import LOOKALIKE
 from toolroll.parsers.types import CallStatus, ParsedReply, ToolCall
+from toolroll.rollout.environment import UserSimulator
+from toolroll.rollout.episode import InteractionResult
 from toolroll.rollout.errors import RolloutError, UsageError, UserSimulatorError
 from toolroll.rollout.model.turn import AssistantTurn
 from toolroll.rollout.runtime.threads import BlockingRunner
-from toolroll.rollout.types import InteractionResult, Message, StopReason, Tool, UserSimulator
+from toolroll.rollout.types import Message, StopReason, Tool
 
 
 class Recording(UserSimulator):

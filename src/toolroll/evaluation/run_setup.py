@@ -16,6 +16,8 @@ from toolroll.agents.loop.episode_agent import EpisodeAgent
 from toolroll.evaluation.environment_identity import environment_identity, imported_packages
 from toolroll.evaluation.files_read import FilesRead
 from toolroll.evaluation.run_config import RunConfig
+from toolroll.rollout.environment import Environment, EnvironmentFactory, EnvironmentOptions, Task
+from toolroll.rollout.episode import Agent
 from toolroll.rollout.errors import ToolrollError
 from toolroll.rollout.model.model import Model
 from toolroll.rollout.model.tokenizers import generation_defaults
@@ -30,7 +32,6 @@ from toolroll.rollout.runs.registry import (
 from toolroll.rollout.runs.run_directory import read_settings
 from toolroll.rollout.runs.runner import Runner, check_ids
 from toolroll.rollout.runtime.threads import Threads
-from toolroll.rollout.types import Agent, Environment, EnvironmentFactory, EnvironmentOptions, Task
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,9 +12,9 @@ from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 from typing import TypeVar
 
+from toolroll.rollout.episode import Episode
 from toolroll.rollout.errors import RolloutError
 from toolroll.rollout.runs.runner import EpisodeKey, play_all
-from toolroll.rollout.types import Episode
 
 logger = logging.getLogger(__name__)
 

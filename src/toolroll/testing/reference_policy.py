@@ -15,18 +15,13 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from toolroll.rollout.environment import Action, EnvironmentFactory, EnvironmentOptions, Task
+from toolroll.rollout.episode import InteractionResult
 from toolroll.rollout.model.model import Model
 from toolroll.rollout.model.tokenizers import load_embedded_tokenizer
 from toolroll.rollout.runs.registry import agent_maker
 from toolroll.rollout.runs.runner import Runner, session_id
 from toolroll.rollout.settings import RolloutArgs, RunSettings
-from toolroll.rollout.types import (
-    Action,
-    EnvironmentFactory,
-    EnvironmentOptions,
-    InteractionResult,
-    Task,
-)
 from toolroll.testing.engine import EmbeddedEngine
 from toolroll.testing.policy import Policy, script
 

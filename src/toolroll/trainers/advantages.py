@@ -12,9 +12,10 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from toolroll.rollout.episode import InteractionResult
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.runtime.jsonable import shown
-from toolroll.rollout.types import InteractionResult, Trajectory
+from toolroll.rollout.types import Trajectory
 
 Values: TypeAlias = npt.NDArray[np.float64]
 Baseline = Literal["mean", "leave_one_out", "none"]

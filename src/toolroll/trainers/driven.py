@@ -12,17 +12,12 @@ import uuid
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
+from toolroll.rollout.environment import Environment, Task
+from toolroll.rollout.episode import Agent, InteractionResult
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.model.model import Model
 from toolroll.rollout.runs.registry import agent_maker
-from toolroll.rollout.types import (
-    Agent,
-    Environment,
-    GenerateRequest,
-    InteractionResult,
-    Task,
-    WeightVersion,
-)
+from toolroll.rollout.types import GenerateRequest, WeightVersion
 from toolroll.trainers.episodes import EpisodePlayer, EpisodeSettings
 from toolroll.trainers.framework_engine import FrameworkEngine, Sampled
 

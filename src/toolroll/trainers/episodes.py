@@ -18,6 +18,8 @@ from weakref import WeakKeyDictionary
 from pydantic import Field
 
 from toolroll.evaluation.certify import certify
+from toolroll.rollout.environment import Environment, EnvironmentFactory, EnvironmentOptions, Task
+from toolroll.rollout.episode import Agent, InteractionResult
 from toolroll.rollout.errors import UsageError, error_in
 from toolroll.rollout.model.model import Model
 from toolroll.rollout.runs.registry import (
@@ -38,16 +40,7 @@ from toolroll.rollout.settings import (
     RolloutArgs,
 )
 from toolroll.rollout.template import ChatTemplate
-from toolroll.rollout.types import (
-    Agent,
-    Environment,
-    EnvironmentFactory,
-    EnvironmentOptions,
-    InteractionResult,
-    Status,
-    StopReason,
-    Task,
-)
+from toolroll.rollout.types import Status, StopReason
 
 logger = logging.getLogger(__name__)
 

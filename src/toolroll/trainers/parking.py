@@ -22,13 +22,13 @@ from typing import Any
 import numpy as np
 
 from toolroll.rollout.engine import PARKING
+from toolroll.rollout.environment import Environment
+from toolroll.rollout.episode import InteractionResult
 from toolroll.rollout.runtime.time_limit import not_counted
 from toolroll.rollout.session.session import CONTEXT
 from toolroll.rollout.types import (
     Completion,
-    Environment,
     GenerateRequest,
-    InteractionResult,
     StopReason,
     Trajectory,
     Turn,

@@ -21,10 +21,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from toolroll.rollout.episode import InteractionResult
 from toolroll.rollout.errors import TokenError, UsageError
 from toolroll.rollout.session.session import check_trained_logprobs
 from toolroll.rollout.template.images import ImageTokens
-from toolroll.rollout.types import InteractionResult, Status, Trajectory
+from toolroll.rollout.types import Status, Trajectory
 
 logger = logging.getLogger(__name__)
 

@@ -11,8 +11,8 @@ from typing import Any
 
 from support.results import content
 
+from toolroll.rollout.episode import Episode
 from toolroll.rollout.runs.episode_file import from_line, to_line
-from toolroll.rollout.types import Episode
 
 COUNTS = ("tried", "played", "lost", "doubled", "changed", "affected", "tracebacks")
 """Faults tried; episodes played; of these lost, doubled, or changed by writing and reading;

@@ -11,7 +11,7 @@ from typing import Any
 from support.listed_environment import TOOL
 from support.toy_environment import Pond, PondFactory
 
-from toolroll.rollout.types import Action, EnvironmentOptions, Observation, StepResult, Task
+from toolroll.rollout.environment import Action, EnvironmentOptions, Observation, StepResult, Task
 
 Wrong = Callable[["Trouble"], Any]
 """What happens instead of the right answer: it raises, or returns the wrong answer."""

@@ -17,9 +17,9 @@ from support.trl_mirror import a_trainer
 from unit.adapters.test_same_episodes import ADAPTERS, World, with_skyrl
 
 from toolroll.agents.text_agent import TextAgent
+from toolroll.rollout.environment import Task
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.runtime.threads import Threads
-from toolroll.rollout.types import Task
 from toolroll.testing import EmbeddedEngine, embedded_tokenizer_path, load_embedded_tokenizer
 from toolroll.trainers import slime
 from toolroll.trainers.driven import DrivenEpisode

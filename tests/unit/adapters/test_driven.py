@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 from support.episodes import agent, call, serving
 
+from toolroll.rollout.environment import EnvironmentOptions
 from toolroll.rollout.errors import TokenError, UsageError
 from toolroll.rollout.runs.registry import load_environment
-from toolroll.rollout.types import EnvironmentOptions, GenerateRequest, Status, StopReason
+from toolroll.rollout.types import GenerateRequest, Status, StopReason
 from toolroll.testing import PolicyRequest, Reply, reference_logprobs
 from toolroll.trainers.driven import DrivenEpisode, DrivenPlayer, TurnByTurn
 from toolroll.trainers.episodes import EpisodeSettings

@@ -14,8 +14,9 @@ from support.results import trajectory
 from support.served import USER
 
 from toolroll.rollout.engine import Engine
+from toolroll.rollout.episode import InteractionResult
 from toolroll.rollout.errors import TokenError
-from toolroll.rollout.types import Completion, GenerateRequest, InteractionResult, StopReason
+from toolroll.rollout.types import Completion, GenerateRequest, StopReason
 from toolroll.trainers.openrlhf import executor
 from toolroll.trainers.sequences import training_sequences
 from toolroll.trainers.slime import to_samples

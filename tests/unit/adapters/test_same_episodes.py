@@ -34,13 +34,13 @@ from toolroll.endpoint import Endpoint, EndpointServer, EndpointSettings
 from toolroll.endpoint.in_process import ManagedServer
 from toolroll.parsers.openai import from_openai
 from toolroll.parsers.types import ToolCall
+from toolroll.rollout.environment import Action, EnvironmentOptions
 from toolroll.rollout.errors import ActionError
 from toolroll.rollout.model.model import Model
 from toolroll.rollout.model.turn import AssistantTurn
 from toolroll.rollout.runs.runner import session_id
 from toolroll.rollout.runtime.threads import Threads
 from toolroll.rollout.settings import RolloutArgs
-from toolroll.rollout.types import Action, EnvironmentOptions
 from toolroll.testing import EmbeddedEngine, PolicyRequest, load_embedded_tokenizer, play_references
 from toolroll.trainers import openrlhf, slime
 from toolroll.trainers.areal import ToolrollWorkflow

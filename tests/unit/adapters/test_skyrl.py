@@ -20,8 +20,9 @@ from support.framework_engines import (
 from support.qwen import tokenizer_for, trl_template
 from support.slime_trainer import plays_the_reference, reference_line
 
+from toolroll.rollout.episode import InteractionResult
 from toolroll.rollout.errors import UsageError
-from toolroll.rollout.types import InteractionResult, Status, Trajectory, Turn
+from toolroll.rollout.types import Status, Trajectory, Turn
 from toolroll.testing import EmbeddedEngine, PolicyRequest, load_embedded_tokenizer
 from toolroll.trainers.episodes import EpisodeSettings
 from toolroll.trainers.sequences import select_sequences, training_sequences

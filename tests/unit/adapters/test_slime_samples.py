@@ -25,15 +25,9 @@ from support.slime_trainer import (
 )
 
 from toolroll.agents.trainable_agents import TrainableToolCallingAgent
+from toolroll.rollout.episode import InteractionResult
 from toolroll.rollout.errors import TokenError, UsageError
-from toolroll.rollout.types import (
-    Completion,
-    GenerateRequest,
-    InteractionResult,
-    Status,
-    StopReason,
-    Trajectory,
-)
+from toolroll.rollout.types import Completion, GenerateRequest, Status, StopReason, Trajectory
 from toolroll.testing import Fault, PolicyRequest, fault_at
 from toolroll.trainers import slime
 from toolroll.trainers.episodes import EpisodeSettings

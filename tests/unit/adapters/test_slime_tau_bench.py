@@ -26,8 +26,10 @@ from toolroll.agents.trainable_agents import (
     agent_factory,
     call_to_action_sglang,
 )
+from toolroll.rollout.environment import StepResult, Task
+from toolroll.rollout.episode import InteractionResult
 from toolroll.rollout.model.rollout_args import read_args
-from toolroll.rollout.types import InteractionResult, Status, StepResult, StopReason, Task
+from toolroll.rollout.types import Status, StopReason
 from toolroll.testing import EmbeddedEngine, PolicyRequest, Reply
 
 pytestmark = pytest.mark.tokens

@@ -16,10 +16,11 @@ from support.desk_episodes import ByTask, known_tasks
 from support.forked_episodes import episode, result_of, sequence
 from support.verl_mirror import Servers, TokenOutput, loop_arguments
 
+from toolroll.rollout.episode import InteractionResult
 from toolroll.rollout.errors import CompletionError, RolloutError, UsageError
 from toolroll.rollout.model.model import Model
 from toolroll.rollout.settings import RolloutArgs
-from toolroll.rollout.types import GenerateRequest, InteractionResult, StopReason
+from toolroll.rollout.types import GenerateRequest, StopReason
 from toolroll.testing import EmbeddedEngine, load_embedded_tokenizer
 from toolroll.trainers.episodes import EpisodePlayer, why_aborted
 from toolroll.trainers.verl import (

@@ -21,9 +21,10 @@ from toolroll.agents.loop.adapt import (
 )
 from toolroll.agents.loop.environment_runner import DRAWN, EnvironmentRunner
 from toolroll.parsers.types import ToolCall
+from toolroll.rollout.environment import Action, StepResult, Task
 from toolroll.rollout.errors import ActionError, UsageError
 from toolroll.rollout.runtime.threads import Threads
-from toolroll.rollout.types import Action, StepResult, StopReason, Task
+from toolroll.rollout.types import StopReason
 from toolroll.testing import script
 
 

@@ -18,8 +18,8 @@ from toolroll.agents.loop.call_policy import (
     reject_action,
 )
 from toolroll.parsers.types import CallStatus, ParsedReply, ToolCall
+from toolroll.rollout.environment import Action
 from toolroll.rollout.errors import UsageError
-from toolroll.rollout.types import Action
 
 
 def good(number: int) -> ToolCall:

@@ -18,10 +18,10 @@ from toolroll.agents.tool_calling import TrainableToolCallingAgent, make_agent
 from toolroll.agents.trainable import TrainableAgentMixin
 from toolroll.environments.bfcl.environment import BfclEnvironment
 from toolroll.parsers.types import ParsedReply, ToolCall
+from toolroll.rollout.environment import Environment, Task
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.model.turn import AssistantTurn
 from toolroll.rollout.runtime.threads import Threads
-from toolroll.rollout.types import Environment, Task
 
 TWO = call("look", at="a") + call("look", at="b")
 

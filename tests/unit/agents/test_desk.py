@@ -31,8 +31,8 @@ from toolroll.environments.desk import (
 from toolroll.environments.desk.generate import generate
 from toolroll.environments.desk.tools import handwritten
 from toolroll.parsers.types import ToolCall
+from toolroll.rollout.environment import Action, EnvironmentOptions, StepResult, Task
 from toolroll.rollout.errors import ActionError, UsageError, UserSimulatorError
-from toolroll.rollout.types import Action, EnvironmentOptions, StepResult, Task
 
 TASKS = {task.id: task for task in DESK.tasks("test")}
 

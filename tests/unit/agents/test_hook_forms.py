@@ -21,9 +21,10 @@ from toolroll.agents.loop.published_hooks import wrap_parse_tool
 from toolroll.agents.trainable_agents import TrainableToolCallingAgent
 from toolroll.parsers.openai import create_openai_adapter
 from toolroll.parsers.types import CallStatus
+from toolroll.rollout.environment import StepResult
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.model.model import Model
-from toolroll.rollout.types import Status, StepResult, StopReason
+from toolroll.rollout.types import Status, StopReason
 from toolroll.testing import PolicyRequest, Reply, load_embedded_tokenizer
 
 Agent = TrainableToolCallingAgent

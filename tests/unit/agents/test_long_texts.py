@@ -22,12 +22,13 @@ from toolroll.agents.tool_calling import TrainableToolCallingAgent, make_agent
 from toolroll.evaluation.openai_baseline import make_baseline
 from toolroll.evaluation.run_config import RunConfig
 from toolroll.parsers.types import ToolCall
+from toolroll.rollout.environment import StepResult, Task
 from toolroll.rollout.errors import EngineError, EnvironmentFailure, RolloutError, capped, describe
 from toolroll.rollout.runs.episode_file import to_line
 from toolroll.rollout.runs.runner import Runner
 from toolroll.rollout.runtime.threads import Threads
 from toolroll.rollout.settings import RunSettings
-from toolroll.rollout.types import StepResult, StopReason, Task
+from toolroll.rollout.types import StopReason
 from toolroll.testing import Fault, PolicyRequest, fault_at
 
 LONG = 100_000

@@ -17,11 +17,12 @@ from toolroll import Action, Environment, InteractionResult, Message, Observatio
 from toolroll.agents.loop.call_policy import CallPolicy
 from toolroll.agents.text_agent import TextAgent
 from toolroll.agents.tool_calling import TrainableToolCallingAgent
+from toolroll.rollout.environment import StepResult, Task
 from toolroll.rollout.errors import ActionError, ContextOverflowError, UsageError
 from toolroll.rollout.model.conversation import Conversation
 from toolroll.rollout.model.model import Model
 from toolroll.rollout.model.turn import AssistantTurn
-from toolroll.rollout.types import StepResult, StopReason, Task
+from toolroll.rollout.types import StopReason
 from toolroll.testing import PolicyRequest
 
 TASK = Task("t", 0)

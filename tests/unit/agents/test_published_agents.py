@@ -35,9 +35,10 @@ from toolroll.agents.loop.environment_runner import DRAWN
 from toolroll.agents.loop.published_hooks import episode_arguments
 from toolroll.agents.trainable_agents import call_to_action_sglang
 from toolroll.parsers.openai import create_openai_adapter
+from toolroll.rollout.environment import Action, EnvironmentOptions, Task
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.runs.registry import load_environment
-from toolroll.rollout.types import Action, EnvironmentOptions, StopReason, Task
+from toolroll.rollout.types import StopReason
 from toolroll.testing import PolicyRequest, Reply, load_embedded_tokenizer
 
 

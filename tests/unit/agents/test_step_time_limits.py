@@ -14,13 +14,15 @@ from support.loop_clock import skip
 from support.patience import PATIENCE
 from support.scripted_runs import AsyncScripted, Scripted, ScriptedFactory, Talker, play
 
+from toolroll.rollout.environment import Task
+from toolroll.rollout.episode import Episode
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.runs import runner
 from toolroll.rollout.runs.runner import Runner
 from toolroll.rollout.runtime.foreign import LEAVE_SECONDS
 from toolroll.rollout.runtime.threads import Threads
 from toolroll.rollout.settings import RunSettings
-from toolroll.rollout.types import Episode, StopReason, Task
+from toolroll.rollout.types import StopReason
 
 
 class Hanging:

@@ -30,10 +30,11 @@ from toolroll.agents.text_agent import DoNothingAgent
 from toolroll.agents.tool_calling import TrainableToolCallingAgent
 from toolroll.agents.users import OpenAIUsers, ScriptedUser, UserConfig
 from toolroll.parsers.types import ToolCall
+from toolroll.rollout.environment import Action, EnvironmentOptions, Observation, Task
+from toolroll.rollout.episode import InteractionResult
 from toolroll.rollout.errors import ActionError, EnvironmentFailure, UsageError, UserSimulatorError
 from toolroll.rollout.model.model import Model
 from toolroll.rollout.runtime.threads import Threads
-from toolroll.rollout.types import Action, EnvironmentOptions, InteractionResult, Observation, Task
 from toolroll.testing import EmbeddedEngine, PolicyRequest, play_references, reference_policy
 
 pytestmark = pytest.mark.tokens

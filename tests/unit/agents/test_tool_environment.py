@@ -13,9 +13,10 @@ from support.source import ROOT
 
 from toolroll import Action, ActionError, InteractionResult, PlayedCall, ToolCall, tool_environment
 from toolroll.agents.environments.tool_environment import ToolEnvironmentFactory
+from toolroll.rollout.environment import Environment, EnvironmentOptions, Observation, StepResult
 from toolroll.rollout.errors import EnvironmentFailure, UsageError
 from toolroll.rollout.runs.registry import find_environment
-from toolroll.rollout.types import Environment, EnvironmentOptions, Message, Observation, StepResult
+from toolroll.rollout.types import Message
 from toolroll.testing import play_episode
 
 PAGE = (ROOT / "docs" / "environments.md").read_text(encoding="utf-8")

@@ -16,7 +16,7 @@ from toolroll.environments.bfcl import MULTI_TURN_BASE
 from toolroll.environments.bfcl.environment import BfclEnvironment
 from toolroll.environments.bfcl.instances import BfclInstances
 from toolroll.parsers.types import ToolCall
-from toolroll.rollout.types import Action, EnvironmentOptions
+from toolroll.rollout.environment import Action, EnvironmentOptions
 
 
 def environment_with(name: str) -> tuple[BfclEnvironment, BfclInstances]:

@@ -21,7 +21,7 @@ from toolroll.environments.bfcl import (
 )
 from toolroll.environments.bfcl.environment import BfclFactory
 from toolroll.parsers.types import ToolCall
-from toolroll.rollout.types import Action, EnvironmentOptions, Task
+from toolroll.rollout.environment import Action, EnvironmentOptions, Task
 
 BASE, LONG = MULTI_TURN_BASE, MULTI_TURN_LONG_CONTEXT
 ALL = (BASE, MULTI_TURN_MISS_FUNC, MULTI_TURN_MISS_PARAM, LONG)

@@ -13,10 +13,10 @@ from support.toy_environment import PondFactory, look
 
 from toolroll.endpoint.endpoint import Endpoint
 from toolroll.rollout.engine import Engine, EngineConfig
+from toolroll.rollout.environment import EnvironmentOptions
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.model.model import Model
 from toolroll.rollout.settings import RolloutArgs
-from toolroll.rollout.types import EnvironmentOptions
 from toolroll.testing import EmbeddedEngine, PolicyRequest, load_embedded_tokenizer
 
 CHANGED = "now serves a different model: 'b' instead of 'a'"

@@ -33,13 +33,14 @@ from toolroll.parsers.registry import get_parser
 from toolroll.rollout.engine import Engine, EngineConfig, Health
 from toolroll.rollout.engine.errors import from_response
 from toolroll.rollout.engine.outage import Outage
+from toolroll.rollout.environment import Task
 from toolroll.rollout.errors import EngineError, EngineUnreachableError, UserSimulatorError
 from toolroll.rollout.model.model import Model
 from toolroll.rollout.runs.runner import Runner
 from toolroll.rollout.runtime.time_limit import pausable
 from toolroll.rollout.settings import RolloutArgs, RunSettings
 from toolroll.rollout.template import ChatTemplate
-from toolroll.rollout.types import StopReason, Task
+from toolroll.rollout.types import StopReason
 from toolroll.testing import EmbeddedEngine, PolicyRequest, Reply
 from toolroll.trainers.episodes import EpisodePlayer, EpisodeSettings
 

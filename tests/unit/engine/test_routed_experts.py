@@ -17,13 +17,15 @@ from support.experts import first_experts
 from toolroll.agents.tool_calling import TrainableToolCallingAgent
 from toolroll.rollout.engine import Engine, EngineConfig, generate_resumed
 from toolroll.rollout.engine.response import parse_completion
+from toolroll.rollout.environment import EnvironmentOptions
+from toolroll.rollout.episode import Episode
 from toolroll.rollout.errors import CompletionError
 from toolroll.rollout.model.model import Model
 from toolroll.rollout.runs.episode_file import EpisodeStore, read_episodes
 from toolroll.rollout.runs.registry import load_environment
 from toolroll.rollout.runtime.routed_experts import ExpertsRecord, compact, new_rows, to_json
 from toolroll.rollout.settings import RolloutArgs
-from toolroll.rollout.types import EnvironmentOptions, Episode, GenerateRequest
+from toolroll.rollout.types import GenerateRequest
 from toolroll.testing import EmbeddedEngine, Fault, Reply
 
 

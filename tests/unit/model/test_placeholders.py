@@ -16,9 +16,10 @@ from support.episodes import agent, call, serving
 from support.listed_environment import LOOK, ListedWorld
 
 from toolroll.endpoint.in_process import ManagedServer
+from toolroll.rollout.environment import Task
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.model.tokenizers import find_placeholders
-from toolroll.rollout.types import Status, StopReason, Task
+from toolroll.rollout.types import Status, StopReason
 from toolroll.testing import Reply, load_embedded_tokenizer
 
 TEXT = [40, 41, 42]

@@ -14,9 +14,10 @@ from support.results import episode
 
 from toolroll.evaluation.compare import Question, compare, read_runs
 from toolroll.evaluation.compare.difference import Difference, holm, mcnemar
+from toolroll.rollout.episode import Episode
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.runs.run_directory import RunDirectory
-from toolroll.rollout.types import Episode, StopReason
+from toolroll.rollout.types import StopReason
 
 pytestmark = pytest.mark.usefixtures("here")
 SETTINGS = {"model": "tiny", "max_turns": 8, "seed": 0}

@@ -16,10 +16,10 @@ from support.commands import toolroll
 from toolroll import Action, ActionError, Environment, Observation, StepResult, Task, ToolCall
 from toolroll.evaluation.environment_check import CheckResult, check
 from toolroll.evaluation.wrong_arguments import example_arguments, wrong_calls
+from toolroll.rollout.environment import EnvironmentFactory, EnvironmentOptions
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.runs.environment_class import EnvironmentClass
 from toolroll.rollout.runs.registry import find_environment
-from toolroll.rollout.types import EnvironmentFactory, EnvironmentOptions
 
 NUMBERS: dict[str, Any] = {
     "type": "object",

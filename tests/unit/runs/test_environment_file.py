@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from toolroll.rollout.environment import EnvironmentOptions, Task
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.runs.registry import find_environment, load_environment
 from toolroll.rollout.runtime.targets import absolute_target
-from toolroll.rollout.types import EnvironmentOptions, Task
 
 ENV = '''
 from neighbor_of_env import START

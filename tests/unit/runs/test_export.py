@@ -27,10 +27,11 @@ from toolroll.cli.export import export
 from toolroll.evaluation.export.dataset import sample_rows
 from toolroll.evaluation.export.exported_run import ExportedRun
 from toolroll.evaluation.report import report
+from toolroll.rollout.episode import Episode
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.runs.pass_at_k import pass_estimates, pass_hat_k
 from toolroll.rollout.runs.run_directory import RunDirectory
-from toolroll.rollout.types import Episode, StopReason
+from toolroll.rollout.types import StopReason
 
 
 def test_what_may_be_trained_on_is_a_row_for_each_sequence() -> None:

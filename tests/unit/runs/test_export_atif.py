@@ -27,9 +27,10 @@ from support.results import episode, trajectory
 
 from toolroll.evaluation.export.atif import write_atif
 from toolroll.evaluation.export.exported_run import ExportedRun
+from toolroll.rollout.environment import Observation, Task
+from toolroll.rollout.episode import Episode
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.runs.episode_file import to_line
-from toolroll.rollout.types import Episode, Observation, Task
 from toolroll.testing import PolicyRequest
 
 pytestmark = pytest.mark.tokens

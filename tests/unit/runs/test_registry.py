@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from toolroll.rollout.environment import Task
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.runs.registry import (
     agent_maker,
@@ -16,7 +17,6 @@ from toolroll.rollout.runs.registry import (
     load_environment,
     user_maker,
 )
-from toolroll.rollout.types import Task
 
 MODULE = """
 from toolroll.environments.desk import DeskFactory

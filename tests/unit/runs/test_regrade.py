@@ -23,6 +23,7 @@ from toolroll.evaluation.regrade import Regrader
 from toolroll.parsers.openai import to_openai
 from toolroll.parsers.reading.lookalike import lookalike
 from toolroll.parsers.types import ParsedReply, ToolCall
+from toolroll.rollout.environment import Observation, StepResult, Task
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.model.tokenizers import load_embedded_tokenizer
 from toolroll.rollout.model.turn import AssistantTurn
@@ -30,7 +31,7 @@ from toolroll.rollout.runs.episode_file import read_episodes
 from toolroll.rollout.runs.registry import find_environment
 from toolroll.rollout.runs.run_directory import RunDirectory
 from toolroll.rollout.runtime.threads import Threads
-from toolroll.rollout.types import Observation, Status, StepResult, StopReason, Task
+from toolroll.rollout.types import Status, StopReason
 from toolroll.testing import (
     EmbeddedEngine,
     play_references,

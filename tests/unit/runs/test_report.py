@@ -14,8 +14,9 @@ from support.results import episode, summary_of, trajectory
 
 from toolroll.cli.display import results_table
 from toolroll.evaluation.report import by_task, report, write_summary
+from toolroll.rollout.episode import Episode
 from toolroll.rollout.runs.summary import Summary, recomputed_tokens
-from toolroll.rollout.types import Episode, StopReason, Trajectory, Turn
+from toolroll.rollout.types import StopReason, Trajectory, Turn
 
 
 def reported(*episodes: Episode, **options: Any) -> dict[str, Any]:

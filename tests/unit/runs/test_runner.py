@@ -19,12 +19,14 @@ from support.toy_environment import PondFactory, look
 
 from toolroll import Engine, EngineConfig, Model, Runner, RunSettings, get_parser
 from toolroll.rollout.engine import ROUTING_KEY
+from toolroll.rollout.environment import Action, Task
+from toolroll.rollout.episode import Episode, InteractionResult
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.runs.registry import find_environment
 from toolroll.rollout.runs.runner import RunStoppedError, episode_seed, expected_calls, task_hash
 from toolroll.rollout.runtime.threads import Threads
 from toolroll.rollout.template import ChatTemplate
-from toolroll.rollout.types import Action, Episode, InteractionResult, Status, StopReason, Task
+from toolroll.rollout.types import Status, StopReason
 from toolroll.testing import EmbeddedEngine, Reply
 
 PARAMS = {"temperature": 1.0, "max_new_tokens": 256}

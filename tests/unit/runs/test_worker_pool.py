@@ -15,9 +15,9 @@ from toolroll.evaluation.worker_pool import (
     play_on_workers,
     split_concurrency,
 )
+from toolroll.rollout.episode import Episode
 from toolroll.rollout.errors import RolloutError
 from toolroll.rollout.runs.runner import remaining
-from toolroll.rollout.types import Episode
 
 Key = tuple[str, int]
 

@@ -11,9 +11,9 @@ import pytest
 from support.patience import PATIENCE
 from support.scripted_runs import AsyncScripted, ScriptedFactory, play
 
+from toolroll.rollout.environment import Task
 from toolroll.rollout.runtime import blocked_loop
 from toolroll.rollout.runtime.blocked_loop import watched_loop
-from toolroll.rollout.types import Task
 
 
 class Warned(logging.Handler):

@@ -19,6 +19,8 @@ from support.scripted_runs import AsyncScripted, ScriptedFactory, Talker, play
 from typer.testing import CliRunner
 
 from toolroll.cli.app import app
+from toolroll.rollout.environment import Task
+from toolroll.rollout.episode import Episode
 from toolroll.rollout.errors import RolloutError, first_error
 from toolroll.rollout.runs.runner import Runner
 from toolroll.rollout.runtime import event_loop
@@ -26,7 +28,6 @@ from toolroll.rollout.runtime.event_loop import run
 from toolroll.rollout.runtime.foreign import retrieve
 from toolroll.rollout.runtime.threads import Threads
 from toolroll.rollout.settings import RunSettings
-from toolroll.rollout.types import Episode, Task
 
 
 async def loop_kind() -> type[asyncio.AbstractEventLoop]:

@@ -15,12 +15,14 @@ from support.toy_environment import PondFactory
 
 from toolroll.agents.tool_calling import TrainableToolCallingAgent
 from toolroll.evaluation.worker_pool import play_on_workers
+from toolroll.rollout.environment import Environment, Task
+from toolroll.rollout.episode import Episode, InteractionResult
 from toolroll.rollout.errors import RolloutError
 from toolroll.rollout.runs.runner import Runner
 from toolroll.rollout.runtime.foreign import ForeignExitError, guarded
 from toolroll.rollout.runtime.threads import Threads
 from toolroll.rollout.settings import RunSettings
-from toolroll.rollout.types import Environment, Episode, InteractionResult, Status, StopReason, Task
+from toolroll.rollout.types import Status, StopReason
 
 BAD = {"t-3", "t-4", "t-11"}
 EXITS = [asyncio.CancelledError, SystemExit, KeyboardInterrupt, GeneratorExit, BaseException]

@@ -19,6 +19,7 @@ from support.faults.tally import Tally
 from support.results import content, episode
 from support.scripted_runs import Scripted, ScriptedFactory, Talker
 
+from toolroll.rollout.episode import Episode
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.runs.episode_file import FILE_NAME, EpisodeStore, read_episodes, to_line
 from toolroll.rollout.runs.run_directory import RunDirectory
@@ -26,7 +27,6 @@ from toolroll.rollout.runs.runner import Runner
 from toolroll.rollout.runtime.disk import written_whole
 from toolroll.rollout.runtime.threads import Threads
 from toolroll.rollout.settings import RunSettings
-from toolroll.rollout.types import Episode
 from toolroll.testing import EmbeddedEngine, load_embedded_tokenizer, serve_in_thread
 
 

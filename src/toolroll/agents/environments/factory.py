@@ -8,8 +8,9 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from toolroll.rollout.environment import EnvironmentOptions, UserSimulator
 from toolroll.rollout.errors import UsageError
-from toolroll.rollout.types import EnvironmentOptions, Tool, UserSimulator
+from toolroll.rollout.types import Tool
 
 
 class Factory:

@@ -26,18 +26,18 @@ import orjson
 
 from toolroll.agents.environments.factory import Factory, openai_tool, tool_error_metrics
 from toolroll.parsers.types import ToolCall
-from toolroll.rollout.errors import ActionError, EnvironmentFailure, UsageError, message_of
-from toolroll.rollout.runtime.jsonable import plain
-from toolroll.rollout.runtime.signature import Signature
-from toolroll.rollout.types import (
+from toolroll.rollout.environment import (
     Action,
     Environment,
     EnvironmentOptions,
-    Message,
     Observation,
     StepResult,
     Task,
 )
+from toolroll.rollout.errors import ActionError, EnvironmentFailure, UsageError, message_of
+from toolroll.rollout.runtime.jsonable import plain
+from toolroll.rollout.runtime.signature import Signature
+from toolroll.rollout.types import Message
 
 TOLD_ERRORS: tuple[type[Exception], ...] = (ValueError, LookupError, ArithmeticError)
 """The default of `told_errors`: exceptions that a tool may raise because of its arguments."""

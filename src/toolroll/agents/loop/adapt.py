@@ -29,18 +29,17 @@ from typing import Any
 from toolroll.agents.loop.call_policy import tool_message
 from toolroll.agents.loop.environment_runner import DRAWN
 from toolroll.parsers.types import ToolCall
-from toolroll.rollout.errors import ActionError, UsageError
-from toolroll.rollout.runtime.jsonable import plain, shown
-from toolroll.rollout.types import (
+from toolroll.rollout.environment import (
     Action,
     Environment,
-    Message,
     Observation,
     ParallelCalls,
     StepResult,
     Task,
-    Tool,
 )
+from toolroll.rollout.errors import ActionError, UsageError
+from toolroll.rollout.runtime.jsonable import plain, shown
+from toolroll.rollout.types import Message, Tool
 
 logger = logging.getLogger(__name__)
 

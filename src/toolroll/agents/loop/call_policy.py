@@ -18,8 +18,9 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, get_args
 
 from toolroll.parsers.types import ParsedReply, ToolCall
+from toolroll.rollout.environment import Action, Environment, ParallelCalls
 from toolroll.rollout.errors import UsageError
-from toolroll.rollout.types import Action, Environment, Message, ParallelCalls
+from toolroll.rollout.types import Message
 
 OnInvalidCall = Literal["feedback", "respond", "stop"]
 OnLookalike = Literal["text", "invalid"]

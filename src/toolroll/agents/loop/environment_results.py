@@ -9,10 +9,10 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from toolroll.rollout.environment import Action, Observation, StepResult
 from toolroll.rollout.errors import EnvironmentFailure
 from toolroll.rollout.runtime.jsonable import finite, key_text, shown
 from toolroll.rollout.template.snapshot import ATOMS
-from toolroll.rollout.types import Action, Observation, StepResult
 
 T = TypeVar("T", Observation, StepResult)
 Item = TypeVar("Item")

@@ -32,6 +32,7 @@ from toolroll.agents.loop.environment_results import (
     checked_reward,
     checked_step,
 )
+from toolroll.rollout.environment import Action, Environment, Observation, StepResult, Task
 from toolroll.rollout.errors import (
     ActionError,
     EnvironmentFailure,
@@ -43,7 +44,6 @@ from toolroll.rollout.errors import (
 from toolroll.rollout.runtime.foreign import ForeignExitError, call_in_task, guarded, outcome
 from toolroll.rollout.runtime.threads import OF_ENVIRONMENT
 from toolroll.rollout.runtime.time_limit import pausable
-from toolroll.rollout.types import Action, Environment, Observation, StepResult, Task
 
 T = TypeVar("T")
 RunInThread = Callable[..., Awaitable[Any]]

@@ -11,8 +11,9 @@ from toolroll.agents.loop.call_policy import CallPolicy
 from toolroll.agents.loop.environment_runner import EnvironmentRunner, chosen_task
 from toolroll.agents.loop.episode_tracker import EpisodeTracker
 from toolroll.agents.loop.play import C, Played, Rules, play, to_its_end
+from toolroll.rollout.environment import Environment, Observation, Task
+from toolroll.rollout.episode import InteractionResult
 from toolroll.rollout.runtime.threads import BlockingRunner
-from toolroll.rollout.types import Environment, InteractionResult, Observation, Task
 
 
 class EpisodeAgent(ABC, Generic[C]):

@@ -13,6 +13,7 @@ from typing import Any
 from toolroll.agents.loop.environment_results import checked_reward
 from toolroll.agents.loop.environment_runner import EnvironmentRunner
 from toolroll.parsers.types import ToolCall
+from toolroll.rollout.environment import StepResult
 from toolroll.rollout.errors import (
     ActionError,
     ContextOverflowError,
@@ -28,7 +29,7 @@ from toolroll.rollout.errors import (
     message_of,
 )
 from toolroll.rollout.model.turn import AssistantTurn
-from toolroll.rollout.types import Status, StepResult, StopReason
+from toolroll.rollout.types import Status, StopReason
 
 logger = logging.getLogger(__name__)
 

@@ -26,14 +26,9 @@ from toolroll.agents.loop.adapt import info_of
 from toolroll.agents.loop.call_policy import reject_action
 from toolroll.agents.loop.environment_runner import DRAWN, EnvironmentRunner, chosen_task
 from toolroll.agents.loop.hook_value import hook_value, run_hook
+from toolroll.rollout.environment import Action, Environment, Observation, StepResult
 from toolroll.rollout.errors import EnvironmentFailure, UsageError
-from toolroll.rollout.types import (
-    Action,
-    Environment,
-    Message,
-    Observation,
-    StepResult,
-)
+from toolroll.rollout.types import Message
 
 T = TypeVar("T")
 

@@ -17,20 +17,13 @@ from typing import Any, Generic, Literal, Protocol, TypeVar
 from toolroll.agents.loop.call_policy import CallPolicy, order_by_call, reject_action
 from toolroll.agents.loop.environment_runner import EnvironmentRunner
 from toolroll.agents.loop.episode_tracker import EpisodeTracker
+from toolroll.rollout.environment import Action, StepResult
+from toolroll.rollout.episode import InteractionResult
 from toolroll.rollout.errors import ActionError, EngineUnreachableError, UsageError, message_of
 from toolroll.rollout.model.conversation import Conversation
 from toolroll.rollout.model.turn import AssistantTurn
 from toolroll.rollout.runtime.foreign import guarded
-from toolroll.rollout.types import (
-    Action,
-    InteractionResult,
-    Message,
-    Status,
-    StepResult,
-    StopReason,
-    Tool,
-    Trajectory,
-)
+from toolroll.rollout.types import Message, Status, StopReason, Tool, Trajectory
 
 logger = logging.getLogger(__name__)
 

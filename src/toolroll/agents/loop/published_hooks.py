@@ -26,17 +26,11 @@ from toolroll.parsers.openai import (
 )
 from toolroll.parsers.types import CallStatus, ParsedReply, ToolCall
 from toolroll.rollout.engine import cut_placeholder, parse_completion, request_fields
+from toolroll.rollout.environment import Task
+from toolroll.rollout.episode import InteractionResult
 from toolroll.rollout.errors import EnvironmentFailure, UsageError
 from toolroll.rollout.model.model import Model
-from toolroll.rollout.types import (
-    Completion,
-    GenerateRequest,
-    IdArray,
-    InteractionResult,
-    Message,
-    Task,
-    Tool,
-)
+from toolroll.rollout.types import Completion, GenerateRequest, IdArray, Message, Tool
 
 _PROPOSED: ContextVar[list[int] | None] = ContextVar("toolroll_proposed_ids", default=None)
 _READ: ContextVar[tuple[str, ParsedReply, Sequence[Tool]] | None] = ContextVar(

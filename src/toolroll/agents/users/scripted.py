@@ -11,8 +11,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from toolroll.rollout.environment import UserSimulator
 from toolroll.rollout.errors import UserSimulatorError
-from toolroll.rollout.types import UserSimulator
 
 STOP_MARKER = "###STOP###"
 """The marker that a simulated user writes to end the conversation, as in tau-bench."""

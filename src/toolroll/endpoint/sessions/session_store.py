@@ -33,13 +33,14 @@ from toolroll.endpoint.sessions.live_session import LiveSession
 from toolroll.endpoint.sessions.restore import Key, Restored, restore
 from toolroll.endpoint.sessions.sessions import Sessions
 from toolroll.evaluation.report import report, write_summary
+from toolroll.rollout.episode import Episode, InteractionResult
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.model.model import Model
 from toolroll.rollout.runs.episode_file import FILE_NAME, cut_torn_line, read_episodes
 from toolroll.rollout.runs.provenance import Provenance, template_hashes
 from toolroll.rollout.runs.run_directory import RunDirectory
 from toolroll.rollout.runs.summary import recomputed_tokens
-from toolroll.rollout.types import Episode, InteractionResult, StopReason
+from toolroll.rollout.types import StopReason
 
 logger = logging.getLogger(__name__)
 

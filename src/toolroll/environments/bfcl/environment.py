@@ -22,17 +22,16 @@ from toolroll.agents.environments.factory import Factory, tool_error_metrics
 from toolroll.environments.bfcl.data import INSTALL, BfclData, installed
 from toolroll.environments.bfcl.instances import BfclInstances
 from toolroll.parsers.types import ToolCall
-from toolroll.rollout.errors import EnvironmentFailure
-from toolroll.rollout.types import (
+from toolroll.rollout.environment import (
     Action,
     Environment,
     EnvironmentOptions,
-    Message,
     Observation,
     StepResult,
     Task,
-    Tool,
 )
+from toolroll.rollout.errors import EnvironmentFailure
+from toolroll.rollout.types import Message, Tool
 
 MAX_STEPS_PER_TURN = 20
 """BFCL fails an entry if a turn takes more steps than this."""

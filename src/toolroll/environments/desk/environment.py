@@ -31,17 +31,17 @@ from toolroll.environments.desk.tools import (
     open_database,
 )
 from toolroll.parsers.types import ToolCall
-from toolroll.rollout.errors import ActionError, UsageError
-from toolroll.rollout.types import (
+from toolroll.rollout.environment import (
     Action,
     Environment,
     EnvironmentOptions,
-    Message,
     Observation,
     StepResult,
     Task,
     UserSimulator,
 )
+from toolroll.rollout.errors import ActionError, UsageError
+from toolroll.rollout.types import Message
 
 
 def reference(task: Task) -> list[Action]:

@@ -43,19 +43,14 @@ from toolroll.environments.programs.program_settings import ProgramSettings
 from toolroll.environments.sandboxed import SandboxEnvironment, Session
 from toolroll.parsers.types import ParsedReply
 from toolroll.rollout.engine import ROUTING_KEY
+from toolroll.rollout.environment import Environment, Observation
+from toolroll.rollout.episode import InteractionResult
 from toolroll.rollout.errors import EngineError, EnvironmentFailure, RolloutError, UsageError
 from toolroll.rollout.model.model import Model
 from toolroll.rollout.model.turn import AssistantTurn
 from toolroll.rollout.runtime.threads import BlockingRunner
 from toolroll.rollout.settings import AgentSettings
-from toolroll.rollout.types import (
-    Environment,
-    InteractionResult,
-    Message,
-    Observation,
-    StopReason,
-    Tool,
-)
+from toolroll.rollout.types import Message, StopReason, Tool
 
 _NOT_IN_ID = re.compile(r"[^A-Za-z0-9._:@-]+")
 _IGNORED_SETTINGS = {*AgentSettings.model_fields} - {"agent", "command", "step_timeout"}

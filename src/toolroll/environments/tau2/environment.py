@@ -16,18 +16,17 @@ from toolroll.agents.environments.factory import tool_error_metrics
 from toolroll.agents.loop.call_policy import tool_message
 from toolroll.agents.users import CallTool, OpenAIUser, checked_line
 from toolroll.environments.tau2.domain import DEFAULT_BASIS, State, Tau2Call, Tau2Domain
-from toolroll.rollout.errors import ActionError, EnvironmentFailure, UsageError
-from toolroll.rollout.runtime.threads import BlockingRunner
-from toolroll.rollout.types import (
+from toolroll.rollout.environment import (
     Action,
     Environment,
-    Message,
     Observation,
     StepResult,
     Task,
-    Tool,
     UserSimulator,
 )
+from toolroll.rollout.errors import ActionError, EnvironmentFailure, UsageError
+from toolroll.rollout.runtime.threads import BlockingRunner
+from toolroll.rollout.types import Message, Tool
 
 PARTS = {
     "DB": "database",

@@ -18,9 +18,9 @@ from toolroll.environments.tau2.domain import Tau2Domain, load_domain
 from toolroll.environments.tau2.environment import Tau2Environment
 from toolroll.environments.tau2.package import INSTALL, Data, data_folder, default_data
 from toolroll.parsers.types import ToolCall
+from toolroll.rollout.environment import Action, EnvironmentOptions, Task
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.runtime.threads import Threads
-from toolroll.rollout.types import Action, EnvironmentOptions, Task
 
 _FAREWELL = "That is everything I can do for you. Goodbye."
 

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from toolroll.evaluation.recorded_run import recorded_runs
+from toolroll.rollout.episode import Episode
 from toolroll.rollout.runs.episode_file import read_episodes
 from toolroll.rollout.runs.run_directory import refuse_no_run
-from toolroll.rollout.types import Episode, Status
+from toolroll.rollout.types import Status
 
 _MOST_VALUES = 4
 

@@ -21,10 +21,11 @@ import numpy as np
 
 from toolroll.evaluation.export.exported_run import ExportedRun
 from toolroll.evaluation.export.messages import calls_of, text_of
+from toolroll.rollout.episode import Episode, InteractionResult
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.runtime.disk import new_folder
 from toolroll.rollout.runtime.jsonable import json_bytes
-from toolroll.rollout.types import Episode, InteractionResult, Message, Status, Trajectory, Turn
+from toolroll.rollout.types import Message, Status, Trajectory, Turn
 
 VERSION = {"schema_version": "ATIF-v1.7"}
 _LONGEST = 200

@@ -23,11 +23,12 @@ from pathlib import Path
 from typing import Any
 
 from toolroll.evaluation.export.exported_run import is_graded
+from toolroll.rollout.episode import Episode
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.runtime.disk import new_folder
 from toolroll.rollout.runtime.jsonable import json_bytes
 from toolroll.rollout.session.trajectory_json import to_json
-from toolroll.rollout.types import Episode, Trajectory
+from toolroll.rollout.types import Trajectory
 
 ROWS_OF_A_FILE = 2000
 

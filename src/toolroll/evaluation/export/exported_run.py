@@ -8,11 +8,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from toolroll.rollout.episode import Episode
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.runs.episode_file import FILE_NAME, read_episodes
 from toolroll.rollout.runs.provenance import latest
 from toolroll.rollout.runs.run_directory import read_run_file, refuse_no_run
-from toolroll.rollout.types import Episode, Status
+from toolroll.rollout.types import Status
 
 
 class ExportedRun:

@@ -21,9 +21,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from toolroll.evaluation.export.messages import mappings
+from toolroll.rollout.episode import Episode, InteractionResult
 from toolroll.rollout.runs.pass_at_k import passed
 from toolroll.rollout.runs.summary import as_count
-from toolroll.rollout.types import Episode, InteractionResult, Status, Trajectory, Turn
+from toolroll.rollout.types import Status, Trajectory, Turn
 
 
 def row(episode: Episode) -> dict[str, Any]:

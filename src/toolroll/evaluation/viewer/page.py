@@ -23,10 +23,11 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from toolroll.evaluation.viewer.data import Pieces, conversation, row, sequences
+from toolroll.rollout.episode import Episode
 from toolroll.rollout.runs.episode_file import read_lines
 from toolroll.rollout.runtime.disk import written_whole
 from toolroll.rollout.runtime.jsonable import json_bytes
-from toolroll.rollout.types import Episode, Tool
+from toolroll.rollout.types import Tool
 
 _BLOCK = 1 << 18  # bytes of JSON: small enough to open fast, large enough to compress well
 _MOST_TOKENS = 20_000_000  # a page of about 100 MB

@@ -24,13 +24,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from toolroll.rollout.engine.stream import Progress
-from toolroll.rollout.types import (
-    Completion,
-    ExpertArray,
-    GenerateRequest,
-    IdArray,
-    WeightVersion,
-)
+from toolroll.rollout.types import Completion, ExpertArray, GenerateRequest, IdArray, WeightVersion
 
 _BACKOFF = 0.1
 _BACKOFF_LIMIT = 5.0

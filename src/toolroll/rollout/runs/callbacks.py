@@ -12,9 +12,9 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
+from toolroll.rollout.episode import Episode
 from toolroll.rollout.runs.summary import Summary
 from toolroll.rollout.runtime.foreign import guarded
-from toolroll.rollout.types import Episode
 
 logger = logging.getLogger(__name__)
 

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from toolroll.rollout.environment import Action, Environment, EnvironmentOptions, Task
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.runtime.signature import Signature
-from toolroll.rollout.types import Action, Environment, EnvironmentOptions, Task
 
 SPLIT = "test"
 

@@ -19,12 +19,13 @@ from typing import Annotated, Any, BinaryIO, Literal, Self
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from toolroll.rollout.episode import Episode, InteractionResult
 from toolroll.rollout.errors import UsageError, capped
 from toolroll.rollout.runtime.complaints import complaints
 from toolroll.rollout.runtime.disk import sync_folder, writing
 from toolroll.rollout.runtime.jsonable import json_bytes, plain
 from toolroll.rollout.session.trajectory_json import Number, TrajectoryRecord, from_json, to_json
-from toolroll.rollout.types import Episode, InteractionResult, Status, StopReason
+from toolroll.rollout.types import Status, StopReason
 
 Sync = Literal["always", "end"]
 

@@ -20,9 +20,9 @@ from typing import Any
 
 import orjson
 
+from toolroll.rollout.environment import EnvironmentFactory
 from toolroll.rollout.model.model import Model
 from toolroll.rollout.runs.registry import GROUP
-from toolroll.rollout.types import EnvironmentFactory
 
 Provenance = dict[str, Any]
 

@@ -11,12 +11,12 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, cast
 
+from toolroll.rollout.environment import Environment, EnvironmentFactory, EnvironmentOptions, Task
 from toolroll.rollout.errors import ToolrollError, UsageError
 from toolroll.rollout.runs.environment_class import EnvironmentClass, env_args_of
 from toolroll.rollout.runtime.complaints import did_you_mean
 from toolroll.rollout.runtime.signature import Signature
 from toolroll.rollout.runtime.targets import error_line, is_target, load_target
-from toolroll.rollout.types import Environment, EnvironmentFactory, EnvironmentOptions, Task
 
 GROUP = "toolroll.environments"
 _PARTS = ("tasks", "make", "missing", "reference", "splits")

@@ -24,6 +24,7 @@ from typing import Any
 import orjson
 from pydantic import BaseModel, ConfigDict, NonNegativeInt, ValidationError
 
+from toolroll.rollout.episode import Episode
 from toolroll.rollout.errors import UsageError, capped
 from toolroll.rollout.runs.episode_file import (
     FILE_NAME,
@@ -39,7 +40,7 @@ from toolroll.rollout.runs.summary import Summary
 from toolroll.rollout.runtime.complaints import complaints
 from toolroll.rollout.runtime.disk import lock, written_whole
 from toolroll.rollout.runtime.jsonable import plain
-from toolroll.rollout.types import Episode, Status
+from toolroll.rollout.types import Status
 
 SETTINGS_NAME = "run.json"
 SCHEMA_VERSION = 1

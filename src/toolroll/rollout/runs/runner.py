@@ -23,6 +23,8 @@ import orjson
 from pydantic import TypeAdapter, ValidationError
 
 from toolroll.rollout.engine import ROUTING_KEY
+from toolroll.rollout.environment import EnvironmentFactory, EnvironmentOptions, Task
+from toolroll.rollout.episode import Agent, Episode, InteractionResult
 from toolroll.rollout.errors import (
     EngineUnreachableError,
     EnvironmentFailure,
@@ -44,16 +46,7 @@ from toolroll.rollout.runtime.threads import BlockingRunner, Threads
 from toolroll.rollout.runtime.time_limit import pausable
 from toolroll.rollout.runtime.unicode import replace_surrogates
 from toolroll.rollout.settings import RunSettings
-from toolroll.rollout.types import (
-    Agent,
-    EnvironmentFactory,
-    EnvironmentOptions,
-    Episode,
-    InteractionResult,
-    Status,
-    StopReason,
-    Task,
-)
+from toolroll.rollout.types import Status, StopReason
 
 logger = logging.getLogger(__name__)
 

@@ -15,9 +15,10 @@ from typing import Any
 
 import numpy as np
 
+from toolroll.rollout.episode import Episode
 from toolroll.rollout.runs.pass_at_k import passed
 from toolroll.rollout.runtime.jsonable import finite
-from toolroll.rollout.types import Episode, Status, Trajectory
+from toolroll.rollout.types import Status, Trajectory
 
 _DIGITS = re.compile(r"\d+")
 

@@ -9,8 +9,9 @@ from importlib import import_module
 from itertools import groupby
 from typing import Any
 
+from toolroll.rollout.episode import InteractionResult
 from toolroll.rollout.errors import CompletionError, RolloutError, UsageError
-from toolroll.rollout.types import GenerateRequest, InteractionResult, WeightVersion
+from toolroll.rollout.types import GenerateRequest, WeightVersion
 from toolroll.trainers.advantages import Baseline, group_advantages
 from toolroll.trainers.episodes import EpisodeSettings, gather, task_index, why_aborted
 from toolroll.trainers.framework_engine import (

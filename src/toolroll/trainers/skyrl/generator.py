@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 
+from toolroll.rollout.episode import InteractionResult
 from toolroll.rollout.errors import RolloutError, UsageError
-from toolroll.rollout.types import GenerateRequest, InteractionResult, Status, WeightVersion
+from toolroll.rollout.types import GenerateRequest, Status, WeightVersion
 from toolroll.trainers.episodes import EpisodeSettings, gather, task_index
 from toolroll.trainers.framework_engine import (
     VLLM_NAMES,

@@ -17,9 +17,10 @@ from typing import Any
 import numpy as np
 
 from toolroll.rollout.engine import ROUTING_KEY, Engine, Progress
+from toolroll.rollout.episode import InteractionResult
 from toolroll.rollout.model.model import Model
 from toolroll.rollout.runtime.threads import call_of_size
-from toolroll.rollout.types import Completion, GenerateRequest, InteractionResult
+from toolroll.rollout.types import Completion, GenerateRequest
 from toolroll.trainers.episodes import EpisodePlayer, task_index
 from toolroll.trainers.parking import ParkableEpisode, ParkedEpisodes
 from toolroll.trainers.slime.samples import restarts, to_samples

@@ -18,10 +18,11 @@ from itertools import chain
 from typing import Any
 
 from toolroll.rollout.engine import LORA_PATH
+from toolroll.rollout.episode import InteractionResult
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.template.cursor import KEPT
 from toolroll.rollout.template.images import ImageTokens
-from toolroll.rollout.types import InteractionResult, Trajectory
+from toolroll.rollout.types import Trajectory
 from toolroll.trainers.sequences import (
     TrainingSequence,
     image_inputs,

@@ -14,8 +14,9 @@ from typing import Any
 
 import numpy as np
 
+from toolroll.rollout.episode import InteractionResult
 from toolroll.rollout.errors import UsageError
-from toolroll.rollout.types import GenerateRequest, InteractionResult
+from toolroll.rollout.types import GenerateRequest
 from toolroll.trainers.advantages import per_token
 from toolroll.trainers.framework_engine import FrameworkEngine, Sampled, renamed
 from toolroll.trainers.sequences import TrainingSequence, select_sequences

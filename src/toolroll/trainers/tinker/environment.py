@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
 
+from toolroll.rollout.episode import InteractionResult
 from toolroll.rollout.errors import RolloutError
 from toolroll.rollout.session.session import CONTEXT
-from toolroll.rollout.types import InteractionResult, StopReason
+from toolroll.rollout.types import StopReason
 from toolroll.trainers.driven import DrivenPlayer, TurnByTurn
 from toolroll.trainers.episodes import why_aborted
 

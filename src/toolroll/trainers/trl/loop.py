@@ -21,10 +21,11 @@ from typing import Any
 
 import numpy as np
 
+from toolroll.rollout.episode import InteractionResult
 from toolroll.rollout.errors import EngineError, RolloutError
 from toolroll.rollout.model.model import Model
 from toolroll.rollout.runtime.threads import LoopThreads, end_within
-from toolroll.rollout.types import InteractionResult, Status
+from toolroll.rollout.types import Status
 from toolroll.trainers.episodes import EpisodePlayer, EpisodeSettings, gather, why_aborted
 from toolroll.trainers.trl.rows import Row, group_rows
 

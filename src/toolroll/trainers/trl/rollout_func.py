@@ -14,9 +14,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from toolroll.rollout.engine import Engine, EngineClient
+from toolroll.rollout.episode import InteractionResult
 from toolroll.rollout.errors import RolloutError, UsageError, error_in
 from toolroll.rollout.model.model import Model
-from toolroll.rollout.types import InteractionResult, Status
+from toolroll.rollout.types import Status
 from toolroll.trainers.background import Background
 from toolroll.trainers.episodes import EpisodePlayer, EpisodeSettings, gather, task_index
 from toolroll.trainers.sequences import delivered_share, select_sequences

@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from toolroll.rollout.episode import InteractionResult
 from toolroll.rollout.errors import UsageError
-from toolroll.rollout.types import InteractionResult, Trajectory
+from toolroll.rollout.types import Trajectory
 from toolroll.trainers.advantages import group_advantages
 from toolroll.trainers.sequences import TrainingSequence, select_sequences
 

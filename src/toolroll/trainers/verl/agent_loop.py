@@ -14,9 +14,10 @@ from typing import Any, cast
 
 import numpy as np
 
+from toolroll.rollout.episode import InteractionResult
 from toolroll.rollout.errors import RolloutError, UsageError
 from toolroll.rollout.model.model import Model
-from toolroll.rollout.types import InteractionResult, Status
+from toolroll.rollout.types import Status
 from toolroll.trainers.episodes import EpisodePlayer, PerLoop, task_index, why_aborted
 from toolroll.trainers.sequences import (
     TrainingSequence,

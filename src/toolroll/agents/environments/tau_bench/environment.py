@@ -28,18 +28,18 @@ from toolroll.agents.loop.call_policy import tool_message
 from toolroll.agents.loop.environment_runner import DRAWN
 from toolroll.agents.users import OpenAIUser, checked_line, is_stop
 from toolroll.parsers.types import ToolCall
-from toolroll.rollout.errors import ActionError, EnvironmentFailure
-from toolroll.rollout.types import (
+from toolroll.rollout.environment import (
     Action,
     Environment,
     EnvironmentOptions,
-    Message,
     Observation,
     ParallelCalls,
     StepResult,
     Task,
     UserSimulator,
 )
+from toolroll.rollout.errors import ActionError, EnvironmentFailure
+from toolroll.rollout.types import Message
 
 _CALL_PREFIX = "Error: "
 

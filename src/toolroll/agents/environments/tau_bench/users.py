@@ -25,9 +25,9 @@ from toolroll.agents.environments.tau_bench.package import (
     whole_completion,
 )
 from toolroll.agents.users import visible_text
+from toolroll.rollout.environment import UserSimulator
 from toolroll.rollout.errors import UsageError, UserSimulatorError, message_of
 from toolroll.rollout.runtime.threads import BlockingRunner, Threads
-from toolroll.rollout.types import UserSimulator
 
 STRATEGIES = ("llm", "verify", "reflection", "react")
 
