@@ -3,7 +3,8 @@ PYTHON ?= python3
 VENV ?= .venv
 OUT ?= out/demo
 # --no-compile: pip would compile every module. Python compiles a module when it is first imported.
-INSTALL := $(VENV)/bin/python -m pip --disable-pip-version-check install -q --no-compile
+# --no-warn-conflicts: pip would name the dependencies of bfcl-eval that are left out on purpose.
+INSTALL := $(VENV)/bin/python -m pip --disable-pip-version-check install -q --no-compile --no-warn-conflicts
 BFCL := bfcl-eval==2026.3.23
 PEERS ?= git+https://github.com/sierra-research/tau-bench@59a200c6d575d595120f1cb70fea53cef0632f6b \
 	-e git+https://github.com/THUDM/slime@624b824a898ab0ec1fcb4d373004c7f3852bf515\#egg=slime

@@ -74,8 +74,11 @@ def load_tokenizer(name: str | None, *, trust_remote_code: bool = False) -> Any:
             f"no tokenizer can be loaded from {name!r} (--model): did you mean {close[0]!r}?"
         )
     transformers: Any = import_transformers()
+    hub = logging.getLogger("huggingface_hub")
+    level = hub.level
     if not Path(name).exists() and _cached(name, "tokenizer_config.json") is None:
         logger.warning(_NOT_HERE, name)
+        hub.setLevel(logging.ERROR)  # without a network, it would log 22 lines about its retries
     try:
         return transformers.AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
     except (OSError, ValueError) as error:
@@ -84,6 +87,8 @@ def load_tokenizer(name: str | None, *, trust_remote_code: bool = False) -> Any:
             f"no tokenizer can be loaded from {name!r}: {reason} (without a network, give "
             f"the tokenizer's folder)"
         ) from error
+    finally:
+        hub.setLevel(level)
 
 
 _NOT_HERE = (

@@ -45,8 +45,9 @@ function chooseColumns() {
   at("left-out").textContent = left.length ? "Not shown: " + plural(left.length, "column") : "";
   at("left-out").title = left.map(({ title, words }) => title || words).join(", ");
   table.columns = columns;
+  const grows = { task: 1, reason: 3 }; // their shares of the space that is left
   const size = ({ key, width }) =>
-    ["task", "reason"].includes(key) ? "minmax(" + width + "px, 1fr)" : width + "px";
+    grows[key] ? "minmax(" + width + "px, " + grows[key] + "fr)" : width + "px";
   at("grid").style.setProperty("--columns", columns.map(size).join(" "));
 }
 
