@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from html import escape
 from io import StringIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -75,7 +76,8 @@ def audit(
     if html is not None:
         page = Console(record=True, file=StringIO(), width=_PAGE)
         _show(report, tokenizer, page)
-        page.save_html(str(html))
+        title = f"<head><title>toolroll audit {escape(str(samples))}</title>"
+        html.write_text(page.export_html().replace("<head>", title, 1), encoding="utf-8")
         print_line(bar, page_line(html))
     if report.faulty_rows:
         raise typer.Exit(1)
@@ -102,7 +104,8 @@ def _show(report: AuditReport, tokenizer: Any, console: Console) -> None:
         say(f"{report.untrained_rows} rows have no trained token")
     for name, kind in report.kinds.items():
         share = len(kind.rows) / report.rows
-        console.print(f"[bold]{name}[/]: {len(kind.rows)} rows ({share:.1%}), {kind.places} places")
+        size = f"{_count(len(kind.rows), 'row')} ({share:.1%}), {_count(kind.places, 'place')}"
+        console.print(f"[bold]{name}[/]: {size}")
         if len(kind.rows) > 1:
             more = f" and {len(kind.rows) - _LISTED} others" if len(kind.rows) > _LISTED else ""
             say(f"in {'; '.join(Path(place).name for place in kind.rows[:_LISTED])}{more}")
@@ -110,6 +113,12 @@ def _show(report: AuditReport, tokenizer: Any, console: Console) -> None:
         console.print(_drawn(kind, tokenizer), soft_wrap=not console.record)
         if name.endswith(PROMPT) and not kind.row.tools:
             say("the row has no `tools`: if the model had some, the prompt shows them")
+    if report.kinds:
+        say("(the first fault of each kind is between >> and <<; green tokens are trained)")
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def _drawn(kind: Any, tokenizer: Any) -> Text:

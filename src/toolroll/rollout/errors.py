@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 _TRACEBACK = 4000
@@ -174,15 +175,26 @@ def describe(error: BaseException) -> dict[str, Any]:
     """Return `error` as a dict for an episode's `info`: its type and message. Long texts are
     shortened.
 
-    The dict of an `EngineError` also has the status, the attempts and the body. The dict of an
-    `EnvironmentFailure` also has the traceback of the environment's exception.
+    The dict of an `EngineError` also has the status, the attempts and the body. An exception that
+    is not toolroll's own, or the cause of an `EnvironmentFailure`, adds its traceback.
     """
     data: dict[str, Any] = {"type": type(error).__name__, "message": message_of(error)}
     if isinstance(error, EngineError):
         data |= {"status": error.status, "attempts": error.attempts, "body": capped(error.body)}
-    if isinstance(error, EnvironmentFailure) and error.__cause__ is not None:
-        data["traceback"] = "".join(traceback.format_exception(error.__cause__))[-_TRACEBACK:]
+    cause = error.__cause__ if isinstance(error, EnvironmentFailure) else error
+    if cause is not None and not isinstance(cause, ToolrollError):
+        data["traceback"] = "".join(traceback.format_exception(cause))[-_TRACEBACK:]
     return data
+
+
+def place_of(error: BaseException, file: str | None = None) -> str:
+    """Return where `error` was raised, such as " (env.py, line 7, in step)": the innermost line in
+    `file`, or the innermost line of all if `file` is not in the traceback.
+    """
+    frames = traceback.extract_tb(error.__traceback__)
+    inner = next((frame for frame in reversed(frames) if frame.filename == file), None)
+    inner = inner or (frames[-1] if frames else None)
+    return f" ({Path(inner.filename).name}, line {inner.lineno}, in {inner.name})" if inner else ""
 
 
 def error_in(info: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -20,7 +20,7 @@ from pydantic import Field
 from toolroll.evaluation.certify import certify
 from toolroll.rollout.environment import Environment, EnvironmentFactory, EnvironmentOptions, Task
 from toolroll.rollout.episode import Agent, InteractionResult
-from toolroll.rollout.errors import UsageError, error_in
+from toolroll.rollout.errors import EngineError, EngineUnreachableError, UsageError, error_in
 from toolroll.rollout.model.model import Model
 from toolroll.rollout.runs.registry import (
     agent_maker,
@@ -29,7 +29,7 @@ from toolroll.rollout.runs.registry import (
     load_environment,
     user_maker,
 )
-from toolroll.rollout.runs.runner import checked_result, episode_seed
+from toolroll.rollout.runs.runner import checked_result, episode_seed, failed_result
 from toolroll.rollout.settings import (
     AgentSettings,
     EnvironmentSettings,
@@ -162,7 +162,13 @@ class EpisodePlayer:
         gets the new environment of each attempt. Raise `UsageError` if the settings, `metadata` or
         `index` are not valid.
         """
-        options = await self._open()
+        try:
+            options = await self._open()
+        except EngineUnreachableError:
+            raise
+        except EngineError as error:  # the next episode checks its model
+            logger.warning("no episode is played: %s", error)
+            return failed_result(StopReason.ENGINE_ERROR, error)
         factory, task = await self._find(index, metadata or {})
         session = session_id or uuid.uuid4().hex
         reruns = self.settings.reruns
@@ -181,7 +187,7 @@ class EpisodePlayer:
                 session_id=session,
             )
             result = checked_result(solved)
-            failed = (
+            failed = (  # a trainer's own engine may raise any error, which may not recur
                 result.status is Status.ABORTED
                 and result.stop_reason is not StopReason.ENGINE_ABORT
             )
@@ -196,8 +202,7 @@ class EpisodePlayer:
 
     async def _open(self) -> EnvironmentOptions:
         """Wait for the engine if an `engine_timeout` is set. Check its model and the chat template,
-        and open the user simulators. Only the first call does this. Return the options of all
-        episodes.
+        and open the user simulators, until a call succeeds. Return the options of all episodes.
         """
         async with self._opening:
             if self._options is not None:

@@ -60,7 +60,7 @@ def test_a_fault_is_drawn_and_is_the_exit_status(folder: Path) -> None:
     assert done.exit_code == 1
     text = done.stdout
     assert text.startswith("1 of 2 rows have a fault\n")
-    assert "trained, but not sampled: 1 rows (50.0%), 3 places\n" in text
+    assert "trained, but not sampled: 1 row (50.0%), 3 places\n" in text
     assert f"{folder / 'rows.jsonl'}, row 1, tokens " in text
     assert "<|im_end|>>>\\n<<<|im_start|>user" in text  # the newline is the fault
     # without a tokenizer, as ids

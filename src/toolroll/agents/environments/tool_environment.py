@@ -423,9 +423,11 @@ def _task(index: int, task: Any, split: str) -> Task:
 
 
 def _read_lines(path: Path, beside: Path) -> list[Any]:
-    files = [folder / path for folder in (beside, Path.cwd()) if (folder / path).is_file()]
+    folders = list(dict.fromkeys([beside, Path.cwd()]))
+    files = [folder / path for folder in folders if (folder / path).is_file()]
     if not files:
-        raise UsageError(f"tasks: there is no file {path} in {beside} or {Path.cwd()}")
+        where = " or ".join(map(str, folders))
+        raise UsageError(f"tasks: there is no file {path} in {where}")
     path = files[0]
     rows = []
     for number, line in enumerate(path.read_bytes().splitlines(), 1):

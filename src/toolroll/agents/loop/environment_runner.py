@@ -17,10 +17,8 @@ import asyncio
 import contextvars
 import inspect
 import sys
-import traceback
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from time import perf_counter
 from typing import Any, TypeVar, cast
 
@@ -40,6 +38,7 @@ from toolroll.rollout.errors import (
     TimeLimitError,
     UsageError,
     message_of,
+    place_of,
 )
 from toolroll.rollout.runtime.foreign import ForeignExitError, call_in_task, guarded, outcome
 from toolroll.rollout.runtime.threads import OF_ENVIRONMENT
@@ -301,15 +300,5 @@ def _shown(error: BaseException) -> str:
 
 
 def _place(error: BaseException, environment: type) -> str:
-    """Return where `error` was raised: the innermost line in the environment's own module. If this
-    module is not in the traceback, return the innermost line of the whole traceback.
-    """
-    frames = traceback.extract_tb(error.__traceback__)
-    module_file = getattr(sys.modules.get(environment.__module__), "__file__", None)
-    innermost = next(
-        (frame for frame in reversed(frames) if frame.filename == module_file),
-        frames[-1] if frames else None,
-    )
-    if innermost is None:
-        return ""
-    return f" ({Path(innermost.filename).name}, line {innermost.lineno}, in {innermost.name})"
+    module = sys.modules.get(environment.__module__)
+    return place_of(error, getattr(module, "__file__", None))

@@ -19,7 +19,14 @@ from toolroll.agents.loop.environment_runner import EnvironmentRunner
 from toolroll.agents.loop.episode_tracker import EpisodeTracker
 from toolroll.rollout.environment import Action, StepResult
 from toolroll.rollout.episode import InteractionResult
-from toolroll.rollout.errors import ActionError, EngineUnreachableError, UsageError, message_of
+from toolroll.rollout.errors import (
+    ActionError,
+    EngineUnreachableError,
+    ToolrollError,
+    UsageError,
+    message_of,
+    place_of,
+)
 from toolroll.rollout.model.conversation import Conversation
 from toolroll.rollout.model.turn import AssistantTurn
 from toolroll.rollout.runtime.foreign import guarded
@@ -116,7 +123,11 @@ async def play(
         raise
     except Exception as error:  # noqa: BLE001 - a failed episode is data (I7)
         reason = tracker.fail(error)
-        logger.warning("episode %s ended with %s: %s", session_id, reason, message_of(error))
+        text = message_of(error)
+        if not isinstance(error, ToolrollError):
+            text = f"{type(error).__name__}: {text}{place_of(error)}"
+        task = runner.task.id
+        logger.warning("episode %s of task %s ended with %s: %s", session_id, task, reason, text)
         if played.conversation is not None:
             await played.conversation.settle()
         played.reason, played.reward = await tracker.reward_after_error(reason, runner, penalty)

@@ -75,7 +75,10 @@ def row_of(data: Mapping[str, Any], place: str) -> Row:
     elif data.get("loss_mask") is None and "response_length" in data:
         trained = np.arange(len(ids)) >= len(ids) - data["response_length"]  # slime trains it all
     else:
-        trained = _numbers(data, place, "loss_mask", size=len(ids)) != 0
+        mask = _numbers(data, place, "loss_mask", size=len(ids))
+        for at in np.flatnonzero((mask != 0) & (mask != 1))[:1].tolist():
+            raise UsageError(f"{place}: loss_mask is {mask[at]:g} at token {at}: it must be 0 or 1")
+        trained = mask == 1
     logprobs = np.full(len(ids), np.nan, np.float32)
     for name in ("logprobs", "rollout_log_probs"):
         if data.get(name) is not None:
@@ -104,9 +107,13 @@ def _numbers(
         numbers = np.array(None, np.float64)
     if numbers.ndim == 1 and size and size > len(numbers) == data.get("response_length"):
         numbers = np.concatenate([np.zeros(size - len(numbers)), numbers])
-    if numbers.ndim != 1 or size not in (None, len(numbers)) or (whole and (numbers % 1).any()):
-        expected = "one for each token" if size is None else f"{size}, one for each token"
-        raise UsageError(f"{place}: {name} must be a list of numbers: {expected}")
+    if numbers.ndim != 1:
+        raise UsageError(f"{place}: {name} must be a list of numbers, one for each token")
+    if size not in (None, len(numbers)):
+        raise UsageError(f"{place}: {name} has {len(numbers)} values for {size} tokens")
+    if whole and (broken := np.flatnonzero(numbers % 1)).size:
+        at = broken[0]
+        raise UsageError(f"{place}: {name} is {numbers[at]:g} at token {at}: no whole number")
     return numbers
 
 

@@ -72,7 +72,7 @@ async def check_identity(
 
     Every worker is asked for the ids of a probe text (`/tokenize`). If no worker returns ids, the
     engine generates a few tokens after this text, and the ids or text in its answer are compared.
-    Raise `UsageError` if the tokenizers differ.
+    Raise `UsageError` if the tokenizers differ, and `EngineError` if the engine does not answer.
 
     Args:
         engine: The engine to check.
@@ -98,6 +98,9 @@ async def check_identity(
         answered = _Answered(engine.url, names, None)
         compared = _compare_generated(tokenizer, text, generated or {}, answered, name)
         if compared is None:
+            health = await engine.health()
+            if health.down:
+                raise EngineError(f"{engine.url}: {health.why}")
             return [
                 f"{engine.url} does not report how it encodes text, so it was not checked that it "
                 f"serves {name!r}"
@@ -106,7 +109,7 @@ async def check_identity(
     if wrong:
         if not allow_mismatch:
             raise UsageError(
-                f"{wrong[0]}; to run anyway, allow the mismatch (--allow-model-mismatch)"
+                f"{wrong[0]}; to run anyway, set allow_model_mismatch (--allow-model-mismatch)"
             )
         return wrong[:1]
     served = sorted(

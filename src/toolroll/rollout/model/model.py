@@ -194,7 +194,7 @@ class Model:
         the format that the chat template writes. Return warnings.
 
         If the tokenizers differ, raise `UsageError`, or return a warning if `allow_mismatch` is
-        True.
+        True. Raise `EngineError` if the engine does not answer.
         """
         warnings = await check_identity(
             self.engine, self.template, name=self.name, allow_mismatch=allow_mismatch

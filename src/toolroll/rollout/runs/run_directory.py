@@ -393,9 +393,8 @@ def refuse_other_files(path: Path) -> None:
 def refuse_no_run(path: Path) -> None:
     """Raise `UsageError` if the folder `path` has no episode file."""
     if not (path / FILE_NAME).is_file():
-        raise UsageError(
-            f"{path} holds no {FILE_NAME}: give the folder of a run (--out of toolroll run)"
-        )
+        problem = "is no folder" if path.is_file() else f"holds no {FILE_NAME}"
+        raise UsageError(f"{path} {problem}: give the folder of a run (--out of toolroll run)")
 
 
 def lock_folder(path: Path) -> int:

@@ -23,9 +23,7 @@ function drawCards() {
             part.pass_bounds["pass@k"][1].map(number).join(" and ") +
             ", by the results of lost episodes"
           : null,
-        part.do_nothing
-          ? "do-nothing baseline " + part.do_nothing.passed + "/" + part.do_nothing.episodes
-          : null,
+        part.do_nothing ? "do-nothing baseline " + passedOf(part.do_nothing) : null,
         part.trainable === false ? "not trainable" : null,
         part.prefix_trie && part.prefix_trie.ratio
           ? number(part.prefix_trie.flat_tokens) +
@@ -44,6 +42,9 @@ function drawCards() {
     }),
   );
 }
+
+const passedOf = ({ passed, episodes, aborted }) =>
+  passed + "/" + (episodes - aborted) + (aborted ? " (" + aborted + " aborted)" : "");
 
 const SAMPLING = [
   "temperature",

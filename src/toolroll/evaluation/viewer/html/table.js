@@ -42,8 +42,9 @@ function chooseColumns() {
     });
   const columns = useful.filter(column => fitting.includes(column)),
     left = useful.filter(column => !fitting.includes(column));
-  at("left-out").textContent = left.length ? "Not shown: " + plural(left.length, "column") : "";
-  at("left-out").title = left.map(({ title, words }) => title || words).join(", ");
+  at("left-out").textContent = left.length
+    ? "No room for " + left.map(({ words }) => words.toLowerCase()).join(", ")
+    : "";
   table.columns = columns;
   const grows = { task: 1, reason: 3 }; // their shares of the space that is left
   const size = ({ key, width }) =>
