@@ -138,7 +138,7 @@ async def test_every_worker_finds_an_environment_of_a_file(tmp_path: Path, token
     assert found == [0.5] * 6
 
 
-ENDED = "short:Short: the run did not end by itself, or still goes on: 2 of 6 episodes are recorded"
+ENDED = "the run is not finished: 2 of 6 episodes"
 
 
 def test_a_run_that_an_environment_exits_is_reported(tmp_path: Path, tokenizer: Any) -> None:
@@ -157,8 +157,8 @@ def test_a_run_that_an_environment_exits_is_reported(tmp_path: Path, tokenizer: 
         ):
             assert ENDED in toolroll(*words).output, words
         resumed = toolroll(*command)
-    assert ENDED in resumed.stdout and lines(out) == 6
-    assert "did not end" not in toolroll("view", out).stdout
+    assert "2 episodes are in" in resumed.stdout and lines(out) == 6
+    assert "not finished" not in toolroll("view", out).stdout
     assert "running" not in (out / "run.json").read_text()
 
 

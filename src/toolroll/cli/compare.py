@@ -13,7 +13,7 @@ from toolroll.evaluation.compare import SIGNIFICANT, ComparedRun, Question, comp
 from toolroll.evaluation.viewer import PageRun, write_side_by_side
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.runs.episode_file import read_episodes
-from toolroll.rollout.runs.run_directory import read_settings, unended
+from toolroll.rollout.runs.run_directory import read_settings
 
 Runs = Mapping[str, ComparedRun]
 EXIT_STATUS = {"worse": 3, "inconclusive": 4}
@@ -39,8 +39,7 @@ def compare_folders(
         texts = [as_text(comparison, markdown=False) for comparison in comparisons]
         names = " and ".join(folder.resolve().name for folder in folders)
         write_side_by_side(page, f"toolroll: {names}", shown, texts)
-    unfinished = [f"{folder}: {line}" for folder in folders for line in unended(folder)]
-    return comparisons, unfinished + shortened(bad_lines)
+    return comparisons, shortened(bad_lines)
 
 
 def _page_run(folder: Path, runs: Runs, base: Runs, question: Question) -> PageRun:
@@ -110,6 +109,7 @@ def _lines(comparison: Mapping[str, Any]) -> list[str]:
     before, after = (listed(setup) or "not recorded" for setup in setups)
     played = [f"baseline: {before}", f"candidate: {after}"]
     lines = [
+        *(f"WARNING: {side}: {line}" for side, line in comparison["unfinished"].items() if line),
         *([f"both: {before}"] if before == after else played),
         _verdict(comparison["verdict"], **reward),
         _power(comparison),

@@ -11,7 +11,7 @@ from toolroll.evaluation.export.dataset import write_dataset
 from toolroll.evaluation.export.exported_run import ExportedRun
 from toolroll.evaluation.report import read_summary
 from toolroll.rollout.errors import UsageError
-from toolroll.rollout.runs.run_directory import unended
+from toolroll.rollout.runs.run_directory import unfinished
 
 
 def export(folder: Path, kind: str, out: Path, env: str | None) -> list[str]:
@@ -24,7 +24,8 @@ def export(folder: Path, kind: str, out: Path, env: str | None) -> list[str]:
     left_out = unfinished_sessions(folder)
     try:
         run = ExportedRun(folder, env)
-        lines = FORMATS[kind](run, out) + unended(folder) + shortened(run.bad_lines)
+        lines = FORMATS[kind](run, out) + shortened(run.bad_lines)
+        lines += [f"{name}: {line}" for name, line in unfinished(folder).items()]
     except UsageError as error:
         raise UsageError("\n".join((str(error), *left_out))) from error
     return lines + left_out

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,12 @@ from toolroll.rollout.errors import UsageError
 from toolroll.rollout.runs.episode_file import read_episodes
 from toolroll.rollout.runs.provenance import provenance
 from toolroll.rollout.runs.registry import choose_tasks, load_environment
-from toolroll.rollout.runs.run_directory import SETTINGS_NAME, RunDirectory, refuse_no_run, unended
+from toolroll.rollout.runs.run_directory import (
+    SETTINGS_NAME,
+    RunDirectory,
+    refuse_no_run,
+    unfinished,
+)
 from toolroll.rollout.runs.runner import EpisodeKey, session_id
 from toolroll.rollout.runtime.targets import absolute_target
 from toolroll.rollout.runtime.threads import Threads
@@ -38,10 +43,11 @@ async def regrade_folder(
     refuse_no_run(folder)
     _refuse_existing(out)
     bad_lines: list[str] = []
-    keys: dict[str, list[EpisodeKey]] = {}
+    ended: dict[str, dict[EpisodeKey, bool]] = {}  # False: aborted
     for episode in read_episodes(folder, on_bad_line=bad_lines.append):
-        keys.setdefault(episode.env, []).append((episode.task_id, episode.sample))
-    names = sorted(keys)
+        key = episode.task_id, episode.sample
+        ended.setdefault(episode.env, {})[key] = episode.result.status is not Status.ABORTED
+    names = sorted(ended)
     if target is not None and len(names) > 1:
         raise UsageError(f"--env names one environment, and {folder} has {', '.join(names)}")
     recorded = recorded_runs(folder)
@@ -49,10 +55,11 @@ async def regrade_folder(
     for name, run in runs.items() if target is None and not trust else ():
         refuse_code({"env": name, **run.values}, ["env"], how="give --env FILE.py:NAME")
     results = [
-        await _regraded(folder, out, name, run, target, keys[name]) for name, run in runs.items()
+        await _regraded(folder, out, name, run, target, ended[name]) for name, run in runs.items()
     ]
-    lines = [line for part, _ in results for line in part]
-    return [*unended(folder), *lines, *shortened(bad_lines)], sum(lost for _, lost in results)
+    lines = [f"{name}: {line}" for name, line in unfinished(folder).items()]
+    lines += [line for part, _ in results for line in part]
+    return [*lines, *shortened(bad_lines)], sum(lost for _, lost in results)
 
 
 def _replayable(folder: Path, env: str, runs: Mapping[str, RecordedRun]) -> RecordedRun:
@@ -77,7 +84,7 @@ async def _regraded(
     env: str,
     run: RecordedRun,
     target: str | None,
-    keys: Collection[EpisodeKey],
+    ended: Mapping[EpisodeKey, bool],
 ) -> tuple[list[str], int]:
     values = {"env": env, **run.values}
     source = target or values["env"]
@@ -95,8 +102,9 @@ async def _regraded(
     unlike: list[str] = []
     changed: list[str] = []
     lost = 0
-    planned = Counter(task_id for task_id, _ in keys)
-    with RunDirectory(out, env, settings, provenance=now, planned=keys) as directory:
+    planned = Counter(task_id for task_id, _ in ended)
+    again = [key for key, whole in ended.items() if whole and key[0] in tasks]
+    with RunDirectory(out, env, settings, provenance=now, planned=again) as directory:
         for recorded in read_episodes(folder, on_bad_line=lambda message: None):
             if recorded.env != env:
                 continue

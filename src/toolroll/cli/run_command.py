@@ -150,8 +150,6 @@ async def play(
         provenance=now,
         planned=remaining(plan.tasks, plan.config.samples, ()),
     ) as folder:
-        for line in folder.unended:
-            print_line(console, line)
         await _close_left(plan, out)
         # A damaged file is an error before the episodes, not after them.
         earlier = read_summary(out).get(env, {})

@@ -17,7 +17,7 @@ from toolroll.rollout.episode import Episode
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.model.tokenizers import load_tokenizer
 from toolroll.rollout.runs.episode_file import read_episodes
-from toolroll.rollout.runs.run_directory import read_run_file, refuse_no_run, unended
+from toolroll.rollout.runs.run_directory import read_run_file, refuse_no_run, unfinished
 from toolroll.rollout.runs.summary import Summary
 
 PAGE_NAME = "view.html"
@@ -47,16 +47,25 @@ def view(
     if not out.parent.is_dir():
         raise UsageError(f"--out {out}: there is no folder {out.parent}")
     settings = read_run_file(folder)["environments"]
-    messages, written = unended(folder), read_summary(folder)
-    bad_lines: list[str] = []
+    messages, bad_lines = list[str](), list[str]()
     summaries: dict[str, Summary] = {}
+
+    def reports() -> dict[str, dict[str, Any]]:
+        written, open_runs = read_summary(folder), unfinished(folder)
+        return {
+            env: report_of(
+                summary, written.get(env, {}), settings.get(env), unfinished=open_runs.get(env)
+            )
+            for env, summary in summaries.items()
+        }
+
     count, with_tokens = write_page(
         out,
         page_title(folder),
         _summed(read_episodes(folder, on_bad_line=bad_lines.append), summaries),
         tokens=ShownTokens(pieces_by_model(settings, tokenizer, messages.append), tokens),
         settings=settings,
-        summary=written,
+        summary=reports,
     )
     messages += shortened(bad_lines) + unfinished_sessions(folder)
     if count > with_tokens:
@@ -64,11 +73,7 @@ def view(
             f"the tokens of the first {with_tokens} episodes are in the page; the other episodes "
             f"have their conversation only (to include more: --tokens)"
         )
-    reports = {
-        env: report_of(summary, written.get(env, {}), settings.get(env))
-        for env, summary in summaries.items()
-    }
-    return out, count, messages, reports
+    return out, count, messages, reports()
 
 
 def _summed(episodes: Iterable[Episode], summaries: dict[str, Summary]) -> Iterator[Episode]:

@@ -98,14 +98,21 @@ def report(
 
 
 def report_of(
-    summary: Summary, written: Mapping[str, Any], settings: Mapping[str, Any] | None
+    summary: Summary,
+    written: Mapping[str, Any],
+    settings: Mapping[str, Any] | None,
+    *,
+    unfinished: str | None = None,
 ) -> dict[str, Any]:
     """Return the report that a run has `written`, if it is of the episodes in `summary`, which are
-    all that its folder has. Otherwise, return one of these episodes.
+    all that its folder has. Otherwise, return one of these episodes, with the warning `unfinished`.
     """
     computed = report(summary, settings=settings)
-    same = all(computed[name] == written.get(name) for name in ("statuses", "stop_reasons"))
-    return dict(written) if same else computed
+    if all(computed[name] == written.get(name) for name in ("statuses", "stop_reasons")):
+        return dict(written)
+    if unfinished is not None:
+        computed["warnings"].insert(0, unfinished)
+    return computed
 
 
 def _counts_and_latencies(summary: Summary) -> dict[str, Any]:
@@ -252,7 +259,7 @@ def _warnings(
     if reruns := as_count(summary.totals["reruns"]):
         lines.append(
             f"attempts that failed outside the model (engine, environment, user, time limit) and "
-            f"were retried: {reruns}; the log has the reasons. If the model's own actions make an "
+            f"were retried: {reruns} (each was logged). If the model's own actions make an "
             "environment fail, retries bias the samples (--reruns 0 turns them off)"
         )
     if late := summary.totals["metrics_errors"] + summary.totals["close_errors"]:
@@ -271,7 +278,7 @@ def _warnings(
         )
     if lost:
         lines.append(
-            f"{len(lost)} tasks have no graded episode and are in neither pass^k nor pass@k: "
+            f"tasks without a graded episode, in neither pass^k nor pass@k ({len(lost)}): "
             f"{_first(sorted(lost, key=_natural), 5)}"
         )
     if excluded := {kind: n for kind, n in summary.mismatches.items() if kind not in KEPT}:

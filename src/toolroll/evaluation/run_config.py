@@ -5,12 +5,13 @@ the file takes precedence over the defaults.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.runtime.sglang_names import TEXTS
@@ -32,6 +33,10 @@ from toolroll.rollout.settings import (
 DEFAULT_SAMPLING: Mapping[str, Any] = {"temperature": 1.0}
 _OF_ENGINE: Mapping[str, Any] = {"max_new_tokens": 32768}
 """Defaults for SGLang. The endpoint of a baseline has its own."""
+
+
+def _as_text(value: Any) -> Any:
+    return str(value) if type(value) is int else value  # `tasks: 3` in a YAML file
 
 
 class SamplingOptions(Settings):
@@ -76,7 +81,7 @@ class RunConfig(RunSettings, RolloutArgs, EnvironmentSettings, AgentSettings, Sa
     max_resumes: MaxResumes = 3  # a trainer wants a partial episode, an evaluation its result
     reruns: Reruns = 2  # an evaluation wants every episode, a caller in Python each failure
     give_up_after: GiveUpAfter = 100  # nobody watches a long run
-    tasks: str | None = Field(
+    tasks: Annotated[str | None, BeforeValidator(_as_text)] = Field(
         default=None,
         description="Which tasks: 3, 0-9 or 0-4,7; default: all.",
     )
@@ -291,13 +296,18 @@ def _settings_in(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise UsageError(f"--config {path}: there is no such file")
     try:
-        loaded = yaml.safe_load(path.read_bytes()) or {}
+        data = path.read_bytes()
+        loaded = yaml.safe_load(data) or {}
+        pairs = getattr(yaml.compose(data, yaml.SafeLoader), "value", ())
     except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
         raise UsageError(
             f"--config {path} cannot be read: {' '.join(str(error).split())}"
         ) from error
     if not isinstance(loaded, dict):
         raise UsageError(f"--config {path} must hold a mapping from setting names to values")
+    names = [key.value for key, _ in pairs]
+    if twice := [name for name, count in Counter(names).items() if count > 1]:
+        raise UsageError(f"--config {path} sets {twice[0]} more than once")
     RunConfig.check_names(loaded, where=f"--config {path}")
     return loaded
 

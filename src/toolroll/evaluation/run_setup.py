@@ -65,7 +65,11 @@ async def prepare(config: RunConfig, stack: AsyncExitStack) -> Plan:
         "packages": imported_packages(config.env),
         "read": read.again(recorded.get("read", {})),
     }
-    template = {} if served is None else {"template": served.template.fingerprint}
+    template = (
+        {}
+        if served is None
+        else {"template": served.template.fingerprint, "parser": served.parser.name}
+    )
     return replace(plan, identity=plan.config.identity | environment | template, read=read)
 
 

@@ -27,7 +27,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 from urllib.parse import unquote
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+)
 from yarl import URL
 
 from toolroll.rollout.errors import UsageError
@@ -166,6 +174,14 @@ class Settings(BaseModel):
                 super().__init__(**values)
             except ValidationError as error:
                 raise UsageError(complaints(error)) from error
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_switch_for_a_number(cls, value: Any, info: ValidationInfo) -> Any:
+        kind = cls.model_fields[str(info.field_name)].annotation
+        if isinstance(value, bool) and kind in (int, float, int | None, float | None):
+            raise ValueError(f"must be a number, not {str(value).lower()}")
+        return value
 
     @classmethod
     def read(

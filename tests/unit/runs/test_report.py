@@ -57,7 +57,7 @@ def test_aborted_episodes_count_in_no_rate_and_are_told() -> None:
     assert found["stop_reasons"] == {"done": 3, "engine_error": 1, "max_turns": 1, "user_error": 1}
     assert found["warnings"] == [
         "2 of 6 episodes were aborted and excluded from rewards: engine_error 1, user_error 1",
-        "1 tasks have no graded episode and are in neither pass^k nor pass@k: t-3",
+        "tasks without a graded episode, in neither pass^k nor pass@k (1): t-3",
     ]
 
 
@@ -68,7 +68,7 @@ def test_reruns_and_failed_calls_of_close_are_told() -> None:
     retried, failed = sorted(found["warnings"])
     assert retried.startswith(
         "attempts that failed outside the model (engine, environment, user, time limit) and were "
-        "retried: 3;"
+        "retried: 3 (each was logged)."
     )
     assert failed.startswith("calls of an environment's metrics or close that failed: 1;")
 

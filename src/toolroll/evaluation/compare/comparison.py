@@ -78,8 +78,9 @@ def compare(
     """Return one comparison for each environment that `base` and a candidate have in common.
 
     The verdict is about the mean reward. With `fail_if_worse`, the reward may fall by that much
-    ("no worse"). With several comparisons, its p-value has Holm's correction. Raise `UsageError` if
-    there is nothing to compare, or if the runs differ in something that is not allowed.
+    ("no worse"), and a run that is not finished makes "no worse" and "better" inconclusive. With
+    several comparisons, its p-value has Holm's correction. Raise `UsageError` if there is nothing
+    to compare, or if the runs differ in something that is not allowed.
     """
     runs = [
         (run, candidate[env])
@@ -99,7 +100,9 @@ def compare(
         rose = reward["difference"] > 0 and reward["p_unchanged"] <= level
         good = "better" if question.fail_if_worse is None or rose else "no worse"
         verdict = "worse" if reward["difference"] < limit else good
-        comparison["verdict"] = verdict if p_value <= SIGNIFICANT else "inconclusive"
+        open_gate = question.fail_if_worse is not None and any(comparison["unfinished"].values())
+        sure = p_value <= SIGNIFICANT and (verdict == "worse" or not open_gate)
+        comparison["verdict"] = verdict if sure else "inconclusive"
     return comparisons
 
 
@@ -135,6 +138,7 @@ def _compared(
         "candidate": candidate.folder,
         "setup": {"base": played_with(base.facts), "candidate": played_with(candidate.facts)},
         "coverage": pairing.coverage,
+        "unfinished": {"baseline": base.unfinished, "candidate": candidate.unfinished},
         **_answers(rewards, question, level),
         "pass^k": _pass_hat(rewards),
         "mcnemar": _mcnemar(rewards),

@@ -10,7 +10,7 @@ from typing import Any
 from toolroll.evaluation.recorded_run import recorded_runs
 from toolroll.rollout.episode import Episode
 from toolroll.rollout.runs.episode_file import read_episodes
-from toolroll.rollout.runs.run_directory import refuse_no_run
+from toolroll.rollout.runs.run_directory import refuse_no_run, unfinished
 from toolroll.rollout.types import Status
 
 _MOST_VALUES = 4
@@ -33,7 +33,8 @@ class ComparedRun:
 
     `recorded` are the settings and the latest provenance in `run.json`, or empty if there is none.
     `tasks` has the samples of each task. `sampled` has the values of each sampling parameter with
-    which turns were sampled, and `environments` those of the environment's hash.
+    which turns were sampled, and `environments` those of the environment's hash. `unfinished` says
+    how many episodes of a run there are, if it is not finished.
     """
 
     folder: str
@@ -42,6 +43,7 @@ class ComparedRun:
     tasks: dict[str, list[PlayedSample]] = field(default_factory=dict)
     sampled: dict[str, list[Any]] = field(default_factory=dict)
     environments: set[str] = field(default_factory=set)
+    unfinished: str | None = None
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -87,12 +89,12 @@ def read_runs(
     `UsageError` if `folder` is not a run.
     """
     refuse_no_run(folder)
-    recorded = recorded_runs(folder)
+    recorded, open_runs = recorded_runs(folder), unfinished(folder)
     runs: dict[str, ComparedRun] = {}
     for episode in read_episodes(folder, on_bad_line=on_bad_line):
         env = episode.env
         if env not in runs:
             facts = recorded[env].facts if env in recorded else {}
-            runs[env] = ComparedRun(str(folder), env, facts)
+            runs[env] = ComparedRun(str(folder), env, facts, unfinished=open_runs.get(env))
         runs[env].add(episode)
     return runs

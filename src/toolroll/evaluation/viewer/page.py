@@ -70,18 +70,19 @@ def write_page(
     *,
     tokens: ShownTokens,
     settings: dict[str, Any] | None = None,
-    summary: dict[str, Any] | None = None,
+    summary: Callable[[], Mapping[str, Any]] = dict,
 ) -> tuple[int, int]:
     """Write the page for `episodes` to `out`. Return the number of episodes, and of those whose
     tokens are in the page.
 
-    `settings` and `summary`: the content of `run.json` and of `summary.json`, by environment.
+    `settings`: the content of `run.json`, by environment. `summary` is called after the last
+    episode, and returns their reports (as in `summary.json`).
     """
     with _written_page(out) as file:
         data = PageData(file, tokens)
         for episode in episodes:
             data.add(episode)
-        data.end({"title": title, "settings": [settings or {}], "summary": summary or {}})
+        data.end({"title": title, "settings": [settings or {}], "summary": summary()})
     return len(data.rows), sum(row["hasTokens"] for row in data.rows)
 
 

@@ -45,6 +45,7 @@ from toolroll.rollout.types import Status
 SETTINGS_NAME = "run.json"
 SCHEMA_VERSION = 1
 _WHY = 300
+_REGRADE = " `toolroll regrade` gives recorded episodes the rewards of changed code."
 _PARTED = frozenset(("environment", "packages", "read"))
 
 
@@ -68,8 +69,8 @@ class _Provenance(BaseModel):
 
 
 class RunFile(BaseModel):
-    """`run.json`. `running`: for each environment whose run has begun and not ended, the number of
-    episodes that it is to have.
+    """`run.json`. `running`: for each environment whose run is not finished, the number of episodes
+    that it is to have.
     """
 
     environments: dict[str, _Settings]
@@ -87,7 +88,7 @@ class RunDirectory:
 
     `bound_when_empty`: refuse different settings even if the folder has no finished episode. Use it
     if other files in the folder depend on the settings. `planned`: the episodes that the run is to
-    have. Until it ends, `run.json` has their number.
+    have. Until it has them, `run.json` has their number.
 
     Raises `UsageError` if the folder was written with different settings, or if another process is
     writing into it.
@@ -118,8 +119,6 @@ class RunDirectory:
         """
         self.provenance: list[Provenance] = []
         """The first run's provenance, then the values that changed in later runs."""
-        self.unended: list[str] = []
-        """`unended` when the folder was opened."""
         self._planned = planned
         self._now = plain(provenance) if provenance else None
         self._sync: Sync = sync
@@ -160,14 +159,13 @@ class RunDirectory:
         refuse_other_files(self.path)
         self._lock = lock_folder(self.path)
         try:
-            self.unended = unended(self.path)
             self._agree()
             cut_torn_line(self.path / FILE_NAME)
             if self._read_finished():
                 self._drop_aborted()
             self._store = EpisodeStore(self.path, sync=self._sync)
             if self._planned:
-                self._note({self.env: len(self._done.union(self._planned))})
+                self._note_planned()
         except BaseException:
             os.close(self._lock)
             raise
@@ -177,19 +175,21 @@ class RunDirectory:
         try:
             if self._planned:
                 with contextlib.suppress(UsageError):  # of a full disk, which has its own message
-                    self._note({})
+                    self._note_planned()
             if self._store is not None:
                 self._store.close()
         finally:
             self._store = None
             os.close(self._lock)
 
-    def _note(self, running: dict[str, int]) -> None:
-        """Replace the number in `run.json` that says that this run has begun and not ended."""
+    def _note_planned(self) -> None:
+        """Say in `run.json` how many episodes the run is to have, if it has not all of them."""
         parts = read_run_file(self.path)
         if self.env in parts["environments"]:
             parts["running"].pop(self.env, None)
-            _write_run_file(self.path, parts | {"running": parts["running"] | running})
+            if not self._done.issuperset(self._planned):
+                parts["running"][self.env] = len(self._done.union(self._planned))
+            _write_run_file(self.path, parts)
 
     def _agree(self) -> None:
         """Compare the run's settings with those in `run.json`. If `run.json` has none for this
@@ -212,6 +212,7 @@ class RunDirectory:
                     else f"{self.path} was started with other settings for {self.env}:\n  "
                     + "\n  ".join(different)
                     + "\nUse the same settings to continue, or choose another --out."
+                    + (_REGRADE if "environment: code" in "\n".join(different) else "")
                 )
             recorded = None
             environments.pop(self.env, None)
@@ -326,18 +327,19 @@ def _write_run_file(path: Path, parts: Mapping[str, Any]) -> None:
     write_whole(path / SETTINGS_NAME, {"schema_version": SCHEMA_VERSION, **noted})
 
 
-def unended(path: Path) -> list[str]:
-    """Return a line for each environment in the folder `path` whose run has not ended."""
+def unfinished(path: Path) -> dict[str, str]:
+    """Return, for each environment in the folder `path` whose run is not finished, a text that says
+    so.
+    """
     running = read_run_file(path)["running"]
     if not running or not (path / FILE_NAME).is_file():
-        return []
+        return {}
     episodes = read_episodes(path, on_bad_line=lambda message: None)
     counts = Counter(episode.env for episode in episodes)
-    return [
-        f"{env}: the run did not end by itself, or still goes on: {counts[env]} of {planned} "
-        "episodes are recorded"
+    return {
+        env: f"the run is not finished: {counts[env]} of {planned} episodes"
         for env, planned in running.items()
-    ]
+    }
 
 
 def difference(
