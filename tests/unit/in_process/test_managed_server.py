@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -30,19 +28,6 @@ def api_server(bench: ServedBench, **config: Any) -> Any:
         eval_sem=asyncio.Semaphore(1),
         server_healthy=True,
     )
-
-
-@asynccontextmanager
-async def managed(
-    replies: Any = "Hello.", *args: Any, tokenizer: Any = None
-) -> AsyncIterator[tuple[ServedBench, Any]]:
-    """A published server and what judges it."""
-    async with serve(replies, tokenizer=tokenizer) as bench:
-        m = ManagedServer(api_server(bench), tokenizer, *args)
-        try:
-            yield bench, m
-        finally:
-            await m.aclose()
 
 
 async def collect_trajectories(server: Any, tokenizer: Any = None) -> list[tuple[Any, Any]]:
@@ -74,7 +59,7 @@ async def test_an_environments_body_as_published() -> None:
 
 
 async def test_requests_hold_the_servers_semaphore_of_their_split() -> None:
-    async with managed() as (bench, m):
+    async with serve() as bench, ManagedServer(api_server(bench)) as m:
         async with m.server.eval_sem:
             waiting = asyncio.ensure_future(m.chat_completion(messages=[USER], split="eval"))
             await m.chat_completion(messages=[USER], split="train")
@@ -111,10 +96,13 @@ async def test_the_content_is_the_whole_text() -> None:
     """Atropos' environments look for `</think>` in the content, and read `nodes[0]`. Reasoning
     stays in the history.
     """
-    replies = ["<think>\nWhat?\n</think>\n\nHello.", "Bye."]
-    policy = lambda request: replies[request.index]
-    async with managed(policy, tokenizer=qwen3_tokenizer()) as (bench, m):
-        content = (await m.chat_completion(messages=[USER])).choices[0].message.content
+    replies, tokenizer = ["<think>\nWhat?\n</think>\n\nHello.", "Bye."], qwen3_tokenizer()
+    async with (
+        serve(lambda request: replies[request.index], tokenizer=tokenizer) as bench,
+        ManagedServer(api_server(bench), tokenizer) as m,
+    ):
+        reply: Any = await m.chat_completion(messages=[USER])
+        content = reply.choices[0].message.content
         assert content == replies[0]
         await m.chat_completion(messages=[USER, assistant(content), USER])
         [node] = m.get_state()["nodes"]
@@ -122,14 +110,15 @@ async def test_the_content_is_the_whole_text() -> None:
 
 
 async def test_tools_need_a_parser_and_are_never_left_out_silently() -> None:
-    reply = call(at="x")
-    async with managed(reply) as (_, m):
-        with pytest.raises(UsageError, match="tool_parser"):
-            await m.chat_completion(messages=[USER], tools=[TOOL])
-    async with managed(reply, False, "hermes") as (_, m):
-        answer = await m.chat_completion(messages=[USER], tools=[TOOL], tool_choice="auto")
-        [tool_call] = answer.choices[0].message.tool_calls
-        assert tool_call.function.arguments == '{"at": "x"}'
+    async with serve(call(at="x")) as bench:
+        async with ManagedServer(api_server(bench)) as m:
+            with pytest.raises(UsageError, match="tool_parser"):
+                await m.chat_completion(messages=[USER], tools=[TOOL])
+        async with ManagedServer(api_server(bench), tool_parser="hermes") as m:
+            fields: Any = {"messages": [USER], "tools": [TOOL], "tool_choice": "auto"}
+            answer: Any = await m.chat_completion(**fields)
+            [tool_call] = answer.choices[0].message.tool_calls
+            assert tool_call.function.arguments == '{"at": "x"}'
 
 
 @pytest.mark.parametrize("tree", [False, True])
@@ -155,16 +144,10 @@ async def test_a_dummy_has_the_published_shape_and_trains_nothing(tree: bool) ->
         assert not any(m.get_state().values())
 
 
-@asynccontextmanager
-async def scoring(**options: Any) -> AsyncIterator[tuple[ServedBench, ManagedServer]]:
-    async with serve(**options) as bench, ManagedServer(bench.engine.url, "embedded") as m:
-        yield bench, m
-
-
 async def test_the_logprobs_are_those_of_the_prompts_own_tokens(tokenizer: Any) -> None:
     closed = [USER, assistant("Hello.")]
     as_text = tokenizer.apply_chat_template(closed, tokenize=False, add_generation_prompt=False)
-    async with scoring() as (bench, m):
+    async with serve() as bench, ManagedServer(bench.engine.url, "embedded") as m:
         await m.chat_completion(messages=[USER])
         [node] = m.get_state()["nodes"]
         prompts: list[tuple[dict[str, Any], list[int]]] = [
@@ -201,7 +184,8 @@ async def test_missing_logprobs_are_an_error(name: str, change: Any, words: str)
         answer["meta_info"] |= {name: change(rows)} if change else {}
         return answer
 
-    async with scoring(faults=lambda request: Fault(garble=garble)) as (_, m):
+    faults = lambda request: Fault(garble=garble)
+    async with serve(faults=faults) as bench, ManagedServer(bench.engine.url, "embedded") as m:
         with pytest.raises(EngineError, match=words):
             await m.get_logprobs(prompt="One two three.")
 
@@ -215,7 +199,7 @@ async def test_what_cannot_be_scored_is_not_sent() -> None:
         ({"prompt": "x", "top_k": 0}, UsageError),
         ({"input_ids": [5] * 64}, ContextOverflowError),
     ]
-    async with scoring(context_length=64) as (bench, m):
+    async with serve(context_length=64) as bench, ManagedServer(bench.engine.url, "embedded") as m:
         for prompt, kind in refused:
             with pytest.raises(kind):
                 await m.get_logprobs(**prompt)

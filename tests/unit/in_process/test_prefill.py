@@ -103,17 +103,6 @@ async def test_what_cannot_be_continued_exactly_is_refused() -> None:
         assert bench.engine.log == []
 
 
-async def test_over_http_a_message_is_continued_only_on_request() -> None:
-    async with serve(" there.") as bench:
-        create: Any = bench.client().chat.completions.create
-        with pytest.raises(BadRequestError, match="continue_final_message"):
-            await create(model="m", messages=prefilled("Hello"))
-        extra = {"continue_final_message": True}
-        reply = await create(model="m", messages=prefilled("Hello"), extra_body=extra)
-        assert reply.choices[0].message.content == " there."
-        assert len(await bench.trajectories()) == 1
-
-
 async def test_a_wrong_prefill_is_found_by_the_verifier() -> None:
     async with serve() as bench:
         template = bench.served.template
