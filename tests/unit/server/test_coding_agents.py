@@ -8,8 +8,7 @@ from typing import Any
 
 from support.episodes import call
 from support.recorded_shapes import ClaudeCode, Codex
-from support.served import RESPONSES, USER, in_session, serve
-from support.wires import ask
+from support.served import RESPONSES, in_session, serve
 
 from toolroll.endpoint.conversation.conversation_tree import NEW_ROOT
 
@@ -49,16 +48,6 @@ async def test_codex_in_two_tasks_is_one_trajectory(any_tokenizer: Any) -> None:
         assert sampled(trajectory) == sum(len(entry.output_ids) for entry in bench.engine.log)
         assert await bench.forks() == []
         assert trajectory["lineage"]["thread_id"] == "t1"
-
-
-async def test_codex_metadata_for_its_servers_is_not_in_the_prompt() -> None:
-    """With OpenAI's own provider, Codex adds metadata to each item; its times differ."""
-    async with serve() as bench:
-        for number in range(2):
-            metadata = {"turn_id": "t", "create_time": number}
-            item = {**USER, "internal_chat_message_metadata_passthrough": metadata}
-            await ask(bench, {"input": [item]})
-        assert bench.prompt(0) == bench.prompt(1)
 
 
 async def test_a_websocket_is_refused_so_that_codex_uses_http() -> None:

@@ -8,7 +8,6 @@ import json
 from typing import Any
 
 import pytest
-from support import responses_wire
 from support.anthropic_wire import events_of
 from support.client_scenario import one_episode, saying
 from support.dialect_bodies import DIALECTS, PATHS, Dialect
@@ -16,7 +15,7 @@ from support.episodes import call
 from support.listed_environment import TOOL
 from support.qwen import tokenizer_for, trl_template
 from support.served import in_session, serve
-from support.wires import BODIES, WIRES, ask, continued
+from support.wires import BODIES, WIRES, ask, continued, play
 
 from toolroll.parsers.formats.hermes import HermesParser
 from toolroll.parsers.types import ParsedReply
@@ -25,8 +24,6 @@ from toolroll.testing import Reply
 EACH = pytest.mark.parametrize("name", WIRES)
 EVERY = pytest.mark.parametrize("name", DIALECTS)
 Parts = list[dict[str, Any]]
-
-# --- whole episodes, judged by the engine's log ---------------------------------------------------
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -39,7 +36,7 @@ async def test_an_episode_is_one_exact_trajectory(
     any_tokenizer: Any, name: str, more: dict[str, Any], stream: bool
 ) -> None:
     async with serve(saying, tokenizer=any_tokenizer, split="random") as bench:
-        last = await WIRES[name].play(bench, stream=stream, **more)
+        last = await play(bench, name, stream=stream, **more)
         await one_episode(bench)
         assert await bench.forks() == []
         sampled = bench.engine.log[-1]
@@ -93,26 +90,23 @@ def _developer(items: Parts) -> Parts:
 
 
 @pytest.mark.parametrize(
-    ("name", "change"),
-    [("messages", _moved), ("responses", _tagged), ("responses", _developer)],
+    ("name", "change"), [("messages", _moved), ("responses", _tagged), ("responses", _developer)]
 )
 async def test_a_librarys_change_forks_nothing(any_tokenizer: Any, name: str, change: Any) -> None:
     system: dict[str, Any] = {"system": [{"type": "text", "text": "Be brief."}]}
     more = system if name == "messages" else {"store": False}
     async with serve(saying, tokenizer=any_tokenizer) as bench:
         changed = lambda parts: change(copy.deepcopy(parts))
-        await WIRES[name].play(bench, change=changed, **more)
+        await play(bench, name, change=changed, **more)
         await one_episode(bench)
 
 
 async def test_a_tagged_thought_and_the_text_after_it_are_one_reply() -> None:
     reply = "<think>\nHm.\n</think>\n\nI look. " + call(at="x")
     async with serve([reply, "Done."]) as bench:
-        await responses_wire.play(bench, change=lambda items: _tagged(copy.deepcopy(items)))
+        await play(bench, "responses", change=lambda items: _tagged(copy.deepcopy(items)))
         await bench.one_trajectory(turns=2)
 
-
-# --- tools and thinking ---------------------------------------------------------------------------
 
 CHOICES: dict[str, list[Any]] = {
     "messages": [{"type": "any"}, {"type": "tool", "name": "look"}],
@@ -125,9 +119,10 @@ SEARCHES: dict[str, dict[str, Any]] = {
 
 
 @EACH
-async def test_a_forced_call_and_a_strict_tool_are_grammars(name: str) -> None:
+async def test_tools_are_grammars_or_dropped(name: str) -> None:
+    """A forced call and a strict tool, and a provider's tool if the server is told so."""
     wire = WIRES[name]
-    async with serve(call(at="x")) as bench:
+    async with serve(call(at="x"), settings={"server_tools": "drop"}) as bench:
         for choice in CHOICES[name]:
             await ask(bench, {**wire.HELLO, "tools": [wire.LOOK], "tool_choice": choice})
             assert '"\\"look\\""' in bench.engine.log[-1].sampling_params["ebnf"]
@@ -135,45 +130,33 @@ async def test_a_forced_call_and_a_strict_tool_are_grammars(name: str) -> None:
         tag = json.loads(bench.engine.log[-1].sampling_params["structural_tag"])
         schema = tag["format"]["tags"][0]["content"]["json_schema"]
         assert schema == TOOL["function"]["parameters"]
-
-
-@EACH
-async def test_a_providers_tool_is_dropped_if_the_server_is_told_so(name: str) -> None:
-    wire = WIRES[name]
-    async with serve(settings={"server_tools": "drop"}) as bench:
         await ask(bench, {**wire.HELLO, "tools": [SEARCHES[name], wire.LOOK]})
         assert "web_search" not in bench.prompt() and "look" in bench.prompt()
 
 
-ON: dict[str, dict[str, Any]] = {
-    "messages": {"thinking": {"type": "adaptive"}},
-    "responses": {"reasoning": {"effort": "high"}},
+SWITCHES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "messages": ({"thinking": {"type": "adaptive"}}, {"thinking": {"type": "disabled"}}),
+    "responses": ({"reasoning": {"effort": "high"}}, {"reasoning": {"effort": "none"}}),
 }
-OFF: dict[str, dict[str, Any]] = {
-    "messages": {"thinking": {"type": "disabled"}},
-    "responses": {"reasoning": {"effort": "none"}},
-}
+"""The fields that switch thinking on and off."""
 SWITCH = "chat_template_kwargs.enable_thinking"
 
 
 @EACH
 async def test_thinking_is_the_templates_switch(name: str) -> None:
     """It may not contradict the switch in the request."""
-    wire = WIRES[name]
+    wire, (on, off) = WIRES[name], SWITCHES[name]
     async with serve(tokenizer=tokenizer_for(trl_template("qwen3"))) as bench:
-        for number, fields in enumerate((ON[name], OFF[name])):
+        for number, fields in enumerate((on, off)):
             await ask(bench, {**wire.HELLO, **fields}, session=f"s{number}")
         assert "<think>" not in bench.prompt(0)
         assert bench.prompt(1).endswith("<think>\n\n</think>\n\n")
         body = {**wire.HELLO, "chat_template_kwargs": {"enable_thinking": True}}
         effort = {"output_config": {"effort": "high"}} if name == "messages" else {}
-        for fields, param in ((ON[name], None), (effort, None), (OFF[name], SWITCH)):
+        for fields, param in ((on, None), (effort, None), (off, SWITCH)):
             status, answer = await bench.post(wire.PATH, {**body, **fields})
             refused = (answer.get("error") or {}).get("param")
             assert (status, refused) == (400 if param else 200, param)
-
-
-# --- streams --------------------------------------------------------------------------------------
 
 
 PIECES = {
