@@ -218,51 +218,31 @@ async def test_a_stop_string_is_cut_from_the_text(tokenizer: Any, of: str) -> No
         await bench.trajectories()
 
 
-# --- logprobs -------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("n", [1, 2])
-async def test_logprobs_have_the_ids_of_their_tokens(n: int) -> None:
-    async with serve("Hello, é and 日本.", split="random") as bench:
-        answer = await bench.ask(USER, logprobs=True, n=n)
-        for choice, entry in zip(answer["choices"], bench.engine.log, strict=True):
-            places = choice["logprobs"]["content"]
-            ids = [place["token_id"] for place in places]
-            assert ids == choice["token_ids"] == entry.output_ids
-            assert [place["logprob"] for place in places] == pytest.approx(entry.logprobs)
-
-
 def _without_top_logprobs(answer: dict[str, Any]) -> dict[str, Any]:
     del answer["meta_info"]["output_top_logprobs"]
     return answer
 
 
-async def test_top_logprobs_are_the_engines_or_an_error() -> None:
-    fields = {"messages": [USER], "logprobs": True, "top_logprobs": 2}
+@pytest.mark.parametrize("n", [1, 2])
+async def test_logprobs_are_the_engines_or_an_error(n: int) -> None:
+    fields = {"messages": [USER], "logprobs": True, "top_logprobs": 2, "n": n}
     missing = Fault(garble=_without_top_logprobs)
-    faults = lambda request: missing if request.index else None
-    async with serve(faults=faults) as bench:
+    faults = lambda request: missing if request.index >= n else None
+    async with serve("Hello, é and 日本.", split="random", faults=faults) as bench:
         answer = await bench.send(CHAT, fields)
-        [entry], places = bench.engine.log, answer["choices"][0]["logprobs"]["content"]
-        expected = top_logprobs(entry.input_ids, entry.output_ids, 2)
-        for place, pairs in zip(places, expected, strict=True):
-            ids = [top["token_id"] for top in place["top_logprobs"]]
-            assert ids == [index for _, index in pairs]
+        for choice, entry in zip(answer["choices"], bench.engine.log, strict=True):
+            places = choice["logprobs"]["content"]
+            ids = [place["token_id"] for place in places]
+            assert ids == choice["token_ids"] == entry.output_ids
+            assert [place["logprob"] for place in places] == pytest.approx(entry.logprobs)
+            expected = top_logprobs(entry.input_ids, entry.output_ids, 2)
+            tops = [[top["token_id"] for top in place["top_logprobs"]] for place in places]
+            assert tops == [[index for _, index in pairs] for pairs in expected]
         assert (await bench.refusal(CHAT, fields))[:2] == (502, "engine_error")
 
 
-# --- tools ----------------------------------------------------------------------------------------
-
-
-async def test_no_tool_choice_shows_the_model_no_tools() -> None:
-    async with serve(call(at="x")) as bench:
-        for tool in (TOOL, STRICT):
-            await bench.chat(USER, tools=[tool], tool_choice="none")
-            assert "look" not in bench.prompt()
-            assert "structural_tag" not in bench.engine.log[-1].sampling_params
-
-
 async def test_a_forced_call_is_constrained_and_marked() -> None:
+    """With the choice "none", the model is shown no tools."""
     async with serve(call(at="x")) as bench:
         for choice in ("required", NAMED):
             answer = await bench.ask(USER, tools=[TOOL, OTHER], tool_choice=choice)
@@ -270,6 +250,10 @@ async def test_a_forced_call_is_constrained_and_marked() -> None:
             assert '"\\"look\\""' in grammar
             assert ('"\\"listen\\""' in grammar) == (choice == "required")
             assert answer["constrained"] == "tool_choice"
+        for tool in (TOOL, STRICT):
+            await bench.chat(USER, tools=[tool], tool_choice="none")
+            assert "look" not in bench.prompt()
+            assert "structural_tag" not in bench.engine.log[-1].sampling_params
 
 
 MISSING: dict[str, tuple[str, Any, Any, str]] = {
@@ -322,7 +306,7 @@ async def test_a_strict_tool_is_forced_to_its_schema_and_marked() -> None:
         assert "structural_tag" not in bench.engine.log[-1].sampling_params
 
 
-async def test_strict_is_refused_if_it_cannot_be_honored() -> None:
+async def test_what_no_grammar_can_force_is_refused() -> None:
     place = "tools[1].function.strict"
     body = {"messages": [USER], "tools": [OTHER, STRICT]}
     async with serve() as bench:
@@ -331,13 +315,8 @@ async def test_strict_is_refused_if_it_cannot_be_honored() -> None:
         assert (status, param, bench.engine.log) == (400, place, [])
     with pytest.raises(ApiError, match=r"tools\[1\].function.strict cannot be honored"):
         strict_tag("pythonic", [OTHER, STRICT], place, forced=False, several=True)
-
-
-def test_a_format_without_a_grammar_is_refused() -> None:
-    for refused in (
-        lambda: call_grammar("pythonic", ["look"], several=False),
-        lambda: call_closer("llama3"),
-    ):
+    grammar = lambda: call_grammar("pythonic", ["look"], several=False)
+    for refused in (grammar, lambda: call_closer("llama3")):
         with pytest.raises(ApiError) as error:
             refused()
         assert error.value.status == 400
@@ -353,48 +332,37 @@ async def test_no_schema_of_a_tool_fails_a_request() -> None:
             assert answer["choices"][0]["finish_reason"] == "tool_calls"
 
 
-# --- the template's switches ----------------------------------------------------------------------
-
 SHOWN = "{%% if %s is defined %%}[%s={{ %s }}]{%% endif %%}"
-
-
-@pytest.mark.parametrize(
-    ("switch", "effort", "shown"),
-    [
-        ("reasoning_effort", "low", "[reasoning_effort=low]"),
-        ("enable_thinking", "high", "[enable_thinking=True]"),
-        ("enable_thinking", "none", "[enable_thinking=False]"),
-        ("thinking", "none", "[thinking=False]"),
-        ("thinking", None, "<|turn|>user"),
-    ],
+EFFORTS = (
+    ("reasoning_effort", "low", "[reasoning_effort=low]"),
+    ("enable_thinking", "high", "[enable_thinking=True]"),
+    ("enable_thinking", "none", "[enable_thinking=False]"),
+    ("thinking", "none", "[thinking=False]"),
+    ("thinking", None, "<|turn|>user"),
 )
-async def test_reasoning_effort_is_the_templates_switch(
-    tokenizer: Any, switch: str, effort: str | None, shown: str
-) -> None:
-    switched = copy.deepcopy(tokenizer)
-    switched.chat_template = SHOWN % (switch, switch, switch) + tokenizer.chat_template
-    async with serve(tokenizer=switched) as bench:
-        await bench.ask(USER, reasoning_effort=effort)
-        assert bench.prompt().startswith(shown)
-        both = {"reasoning_effort": "low", "chat_template_kwargs": {switch: "other"}}
-        status, _, param = await bench.refusal(CHAT, {"messages": [USER], **both})
-        assert (status, param) == (400, f"chat_template_kwargs.{switch}")
+"""A switch that the template shows, an effort, and the beginning of the prompt."""
 
 
-async def test_a_switch_of_another_type_is_another_switch() -> None:
-    """A template may render 1 and true differently."""
+async def test_reasoning_effort_is_the_templates_switch(tokenizer: Any) -> None:
+    for switch, effort, shown in EFFORTS:
+        switched = copy.deepcopy(tokenizer)
+        switched.chat_template = SHOWN % (switch, switch, switch) + tokenizer.chat_template
+        async with serve(tokenizer=switched) as bench:
+            await bench.ask(USER, reasoning_effort=effort)
+            assert bench.prompt().startswith(shown)
+            both = {"reasoning_effort": "low", "chat_template_kwargs": {switch: "other"}}
+            status, _, param = await bench.refusal(CHAT, {"messages": [USER], **both})
+            assert (status, param) == (400, f"chat_template_kwargs.{switch}")
+
+
+async def test_switches_are_compared_by_type_and_keep_their_order() -> None:
+    """A template may render 1 and true differently, write documents as JSON, or loop over keys."""
     async with serve() as bench:
         templates = TemplateCache(bench.served.template.with_kwargs({"enable_thinking": True}))
         same, other = ({"enable_thinking": value} for value in (True, 1))
         assert templates.get(same) is templates.get({})
         assert type(templates.get(other).renderer.kwargs["enable_thinking"]) is int
         assert templates.switches_of(templates.get(other)) == {"enable_thinking": 1}
-
-
-async def test_the_keys_inside_a_switch_keep_their_order() -> None:
-    """Templates write documents as JSON, or loop over their keys."""
-    async with serve() as bench:
-        templates = TemplateCache(bench.served.template)
         for document in ({"title": "Pond", "text": "Wet."}, {"text": "Wet.", "title": "Pond"}):
             [kept] = templates.get({"documents": [document]}).renderer.kwargs["documents"]
             assert list(kept) == list(document)
