@@ -13,19 +13,7 @@ import pytest
 from support.anthropic_wire import HELLO, LOOK
 from support.client_fields import FIELDS, HOLE
 from support.dialect_bodies import body_of
-from support.served import (
-    CHAT,
-    JSON,
-    MESSAGES,
-    RESPONSES,
-    USER,
-    Message,
-    ServedBench,
-    in_session,
-    serve,
-    system,
-    tool_results,
-)
+from support.served import CHAT, JSON, MESSAGES, RESPONSES, USER, ServedBench, in_session, serve
 from support.wires import ask, continued
 
 DEPTHS = (100, *range(193, 202), *range(245, 256), 1000, 1030, 50_000)
@@ -46,10 +34,11 @@ async def post(
         return response.status, await response.text()
 
 
-def history(arguments: str) -> list[Message]:
+def history(arguments: str) -> list[dict[str, Any]]:
     calls = [{"id": "c", "function": {"name": "look", "arguments": arguments}}]
     reply = {"role": "assistant", "content": None, "tool_calls": calls}
-    return [system("S"), USER, reply, *tool_results(reply)]
+    result = {"role": "tool", "tool_call_id": "c", "content": "seen"}
+    return [{"role": "system", "content": "S"}, USER, reply, result]
 
 
 OF_CHAT = body_of("chat", history(HOLE), stream=False)
