@@ -157,7 +157,7 @@ def busy(request: PolicyRequest) -> Reply:
     return Reply("Hello.", hold=hold, hold_after=1)
 
 
-async def test_limits_have_clear_errors() -> None:
+async def test_limits_have_clear_errors_and_an_end_aborts() -> None:
     limits = {"max_sessions": 2, "max_nodes": 4, "max_body": 4096, "max_in_flight": 2}
     async with serve(busy, settings=limits) as bench:
         refusal = await bench.refusal(PATH, {"messages": [user("x" * 5000)]})
@@ -166,13 +166,16 @@ async def test_limits_have_clear_errors() -> None:
             await bench.ask(user(text))
         assert (await bench.refusal(PATH, BODY))[1] == "session_full"
         path = in_session(CHAT, "busy")
-        waiting = [asyncio.create_task(bench.post(path, BODY)) for _ in range(2)]
+        waiting = [asyncio.create_task(bench.refusal(path, BODY)) for _ in range(2)]
         await bench.engine.until(lambda engine: engine.held == 2)
         assert (await bench.refusal(path, BODY))[1] == "too_many_requests"
         assert (await bench.refusal(in_session(CHAT, "t"), BODY))[1] == "too_many_sessions"
-        for task in waiting:
-            task.cancel()
-        await asyncio.gather(*waiting, return_exceptions=True)
+        assert await bench.delete("busy") == 200
+        for refused in await asyncio.gather(*waiting):
+            assert refused[:2] == (409, "request_aborted")
+        ended = lambda engine: all(entry.finished is not None for entry in engine.log)
+        await bench.engine.until(ended)
+        assert [entry.aborted for entry in bench.engine.log[-2:]] == [True, True]
 
 
 async def test_an_unused_session_is_dropped_and_a_used_one_is_not() -> None:
@@ -194,16 +197,6 @@ async def test_an_unused_session_is_dropped_and_a_used_one_is_not() -> None:
             assert sorted(bench.ids()) == ["busy", "young"]
             go_on.set()
             await waiting
-
-
-async def test_deleting_a_session_aborts_what_runs_in_it() -> None:
-    async with serve(busy) as bench:
-        waiting = asyncio.create_task(bench.refusal(in_session(CHAT, "busy"), BODY))
-        await bench.engine.until(lambda engine: engine.held == 1)
-        assert await bench.delete("busy") == 200
-        assert (await waiting)[:2] == (409, "request_aborted")
-        await bench.engine.until(lambda engine: engine.log[0].finished is not None)
-        assert bench.engine.log[0].aborted
 
 
 @pytest.mark.parametrize(
