@@ -77,20 +77,15 @@ def message_of(deltas: Iterable[dict[str, Any]]) -> dict[str, Any]:
 
 def joined(chunks: list[Any], index: int = 0) -> dict[str, Any]:
     """The message of choice `index`, from the chunks of all choices."""
-    choices = [choice for chunk in chunks for choice in chunk["choices"]]
-    return message_of(choice["delta"] for choice in choices if choice["index"] == index)
+    choices = [choice for choice in choices_of(chunks) if choice["index"] == index]
+    return message_of(choice["delta"] for choice in choices)
 
 
-def whole(message: dict[str, Any]) -> dict[str, Any]:
+def whole(message: Fields) -> Fields:
     """The same of a message that came in one piece."""
-    calls = [{"id": it["id"], **it["function"]} for it in message.get("tool_calls") or ()]
-    return {
-        "content": message.get("content") or "",
-        "reasoning_content": message.get("reasoning_content") or "",
-        "tool_calls": [
-            {"id": it["id"], "name": it["name"], "arguments": it["arguments"]} for it in calls
-        ],
-    }
+    calls = message.get("tool_calls") or ()
+    texts = {name: message.get(name) or "" for name in ("content", "reasoning_content")}
+    return {**texts, "tool_calls": [{"id": it["id"], **it["function"]} for it in calls]}
 
 
 # --- deltas of every format -----------------------------------------------------------------------
