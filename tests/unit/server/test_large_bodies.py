@@ -1,5 +1,5 @@
 """A large request is decoded, planned and encoded in a thread: it holds up no other request. JSON
-that is nested deep, in requests and in what the model says, is refused in the form of the dialect, or
+that is nested deep, in requests and in what the model says, is refused in the dialect's form, or
 served as text, and never fails the endpoint.
 """
 
