@@ -37,7 +37,7 @@ def unfinished(*texts: str) -> list[Reply]:
     return [Reply(text, stop=False) for text in texts]
 
 
-async def test_b3_a_text_extends_no_text_whose_tokens_it_breaks() -> None:
+async def test_b3_a_text_extends_the_longest_whose_tokens_it_keeps() -> None:
     tokenizer = qwen3_tokenizer()
     async with managed(unfinished("4", " is what it is."), tokenizer=tokenizer) as (bench, m):
         prompt = "Q: what?\nA: The answer is"
@@ -51,17 +51,13 @@ async def test_b3_a_text_extends_no_text_whose_tokens_it_breaks() -> None:
         await m.completion(prompt="Say:\nHello to", max_tokens=8)  # "Hel" + "lo" is one token
         assert bench.engine.log[1].input_ids.tolist() == tokenizer.encode("Say:\nHello to")
         assert len(await bench.trajectories()) == 2
-
-
-async def test_b3_the_longest_sibling_is_extended() -> None:
-    replies = unfinished("Hel", "Hello", " to you.")
-    policy = lambda request: replies[request.index]
-    async with managed(policy, tokenizer=qwen3_tokenizer()) as (bench, m):
+    siblings = unfinished("Hel", "Hello", " to you.")
+    policy = lambda request: siblings[request.index]
+    async with managed(policy, tokenizer=tokenizer) as (bench, m):
         await m.completion(prompt="Say:\n", n=2, max_tokens=8)
         await m.completion(prompt="Say:\nHello there,", max_tokens=8)
-        trajectories = await bench.trajectories()
-        short, long = sorted(trajectories, key=lambda trajectory: len(trajectory["turns"]))
-        assert "Hello there, to you." in bench.served.template.tokenizer.decode(long["input_ids"])
+        short, long = sorted(await bench.trajectories(), key=lambda each: len(each["turns"]))
+        assert "Hello there, to you." in tokenizer.decode(long["input_ids"])
         assert (len(short["turns"]), len(long["turns"])) == (1, 2)
 
 

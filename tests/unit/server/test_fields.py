@@ -17,7 +17,7 @@ from support.endpoints import streamed
 from support.episodes import call
 from support.listed_environment import TOOL
 from support.responses_wire import LOOK as RESPONSES_LOOK
-from support.served import CHAT, MESSAGES, RESPONSES, TEXT, USER, in_session, serve
+from support.served import CHAT, MESSAGES, RESPONSES, TEXT, USER, in_session, serve, user
 from support.wires import BODIES
 
 from toolroll.endpoint.conversation.template_cache import TemplateCache
@@ -191,18 +191,17 @@ async def test_the_models_name_may_select_an_adapter() -> None:
         assert [turn["sampling_params"]["lora_path"] for turn in turns] == ["b", "c:d"]
 
 
-@pytest.mark.parametrize(
-    ("limit", "room"), [({}, 200), ({"max_new_tokens": 20}, 280)], ids=["endpoint's", "session's"]
-)
-async def test_a_long_first_prompt_is_cut_for_the_limit(limit: dict[str, Any], room: int) -> None:
-    settings = {"sampling_params": {"max_new_tokens": 100}}
+async def test_a_long_first_prompt_is_cut_for_the_limit() -> None:
+    """The endpoint's, or the session's."""
+    settings, long = {"sampling_params": {"max_new_tokens": 100}}, user("word " * 800)
     async with serve(settings=settings, context_length=300) as bench:
         bench.endpoint.openrlhf = True
-        await bench.create(**limit)
-        await bench.ask({"role": "user", "content": "word " * 800})
-        [sent] = bench.engine.log
-        assert len(sent.input_ids) == room
-        assert sent.sampling_params["max_new_tokens"] == 300 - room
+        await bench.create("t", max_new_tokens=20)
+        for session, room in (("s", 200), ("t", 280)):
+            await bench.ask(long, session=session)
+            sent = bench.engine.log[-1]
+            assert len(sent.input_ids) == room
+            assert sent.sampling_params["max_new_tokens"] == 300 - room
 
 
 @pytest.mark.parametrize("of", ["session", "request"])
