@@ -103,7 +103,7 @@ test-images: $(VENV)/.all $(VENV)/torchvision
 	$(PYTEST) tests/integration/test_images.py $(PYTEST_ARGS)
 
 # The tests of the endpoint and its clients with the oldest supported openai (version 2, which uses httpx).
-OPENAI_FILES := tests/unit/in_process tests/unit/server/test_openai_client.py tests/unit/adapters/test_openrlhf.py
+OPENAI_FILES := tests/unit/in_process tests/unit/adapters/test_openrlhf.py
 test-openai: $(VENV)/.quick $(VENV)/openai-oldest
 	PYTHONPATH=$(VENV)/openai-oldest $(VENV)/bin/python -c "import openai; print('openai', openai.__version__)"
 	PYTHONPATH=$(VENV)/openai-oldest $(PYTEST) $(OPENAI_FILES) $(XDIST) $(PYTEST_ARGS)

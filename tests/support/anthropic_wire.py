@@ -7,7 +7,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from support.client_scenario import FIRST, seen
 from support.endpoints import Bench
 from support.listed_environment import TOOL
 
@@ -84,34 +83,3 @@ async def answer_of(
 
 
 ask = partial(answer_of, message_of)
-Change = Callable[[list[dict[str, Any]]], list[dict[str, Any]]]
-
-
-async def play(
-    bench: Bench,
-    *,
-    stream: bool = False,
-    session: str = "s",
-    change: Change = lambda messages: messages,
-    **more: Any,
-) -> dict[str, Any]:
-    """Play a tool loop, and return the last message. `change` makes the sent messages."""
-    messages: list[dict[str, Any]] = [{"role": "user", "content": FIRST[1]["content"]}]
-    body = {"model": "m", "max_tokens": 1000, "system": FIRST[0]["content"], "tools": [LOOK]}
-    while True:
-        asked = {**body, **more, "messages": change(messages)}
-        path = f"/sessions/{session}/v1/messages"
-        message = await ask(bench, asked, path=path, stream=stream)
-        messages.append({"role": "assistant", "content": message["content"]})
-        calls = [block for block in message["content"] if block["type"] == "tool_use"]
-        if not calls:
-            return message
-        results = [
-            {
-                "type": "tool_result",
-                "tool_use_id": call["id"],
-                "content": seen(json.dumps(call["input"])),
-            }
-            for call in calls
-        ]
-        messages.append({"role": "user", "content": results})

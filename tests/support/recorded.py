@@ -62,25 +62,18 @@ def break_the_end(bench: Bench, *names: str) -> Callable[[], None]:
     return repair
 
 
-def hold_the_end(bench: Bench) -> tuple[asyncio.Event, asyncio.Event]:
-    """Hold each session that is being finished. Return events: one is held; let it go on."""
+def hold_calls(owner: Any, name: str) -> tuple[asyncio.Event, asyncio.Event]:
+    """Hold each call of a coroutine of `owner`. Return events: one is held; let them go on."""
     reached, go_on = asyncio.Event(), asyncio.Event()
-    store = bench.endpoint.store
-    assert store is not None
-    settle = store._settle
+    method = getattr(owner, name)
 
-    async def held(live: LiveSession) -> None:
+    async def held(*args: Any) -> None:
         reached.set()
         await go_on.wait()
-        await settle(live)
+        await method(*args)
 
-    store._settle = held
+    setattr(owner, name, held)
     return reached, go_on
-
-
-async def delete(bench: Bench, session: str) -> int:
-    async with bench.http.delete(f"{bench.url}/sessions/{session}") as response:
-        return response.status
 
 
 def state_of(bench: Bench, session_id: str = "s") -> dict[str, Any]:

@@ -5,9 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from support.anthropic_wire import Change, answer_of
-from support.client_scenario import FIRST, seen
-from support.endpoints import Bench
+from support.anthropic_wire import answer_of
 from support.listed_environment import TOOL
 
 PATH = "/sessions/s/v1/responses"
@@ -42,39 +40,3 @@ def response_of(events: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 ask = partial(answer_of, response_of)
-
-
-async def play(
-    bench: Bench,
-    *,
-    stream: bool = False,
-    session: str = "s",
-    change: Change = lambda items: items,
-    stored: bool = False,
-    **more: Any,
-) -> dict[str, Any]:
-    """Play a tool loop, and return the last response. `change` converts the history to the items
-    that are sent. `stored`: send only the new items, with `previous_response_id`.
-    """
-    items: list[dict[str, Any]] = [{"role": "user", "content": FIRST[1]["content"]}]
-    body = {"model": "m", "instructions": FIRST[0]["content"], "tools": [LOOK], **more}
-    while True:
-        asked = {**body, "input": change(items)}
-        path = f"/sessions/{session}/v1/responses"
-        response = await ask(bench, asked, path=path, stream=stream)
-        results = [
-            {
-                "type": "function_call_output",
-                "call_id": item["call_id"],
-                "output": seen(item["arguments"]),
-            }
-            for item in response["output"]
-            if item["type"] == "function_call"
-        ]
-        if not results:
-            return response
-        if stored:
-            body["previous_response_id"] = response["id"]
-            items = results
-        else:
-            items += [*response["output"], *results]

@@ -1,22 +1,25 @@
-"""Code that was written for Atropos' `ManagedServer` and `DummyManagedServer`, unchanged."""
+"""Code that was written for Atropos' `ManagedServer` and `DummyManagedServer`, unchanged. A last
+message of the assistant, which the model continues (Atropos' prefill).
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from openai import BadRequestError
 from support.episodes import call
-from support.in_process import nodes_of, sampled, unmasked
+from support.in_process import managed, nodes_of, sampled, unmasked
 from support.listed_environment import TOOL
-from support.qwen import qwen3_tokenizer
-from support.served import USER, ServedBench, assistant, serve, system
+from support.qwen import qwen3_tokenizer, tokenizer_for, trl_template
+from support.served import USER, Message, ServedBench, assistant, serve, system
 
-from toolroll.endpoint.in_process import DummyManagedServer, ManagedServer
+from toolroll.endpoint.in_process import DummyManagedServer, ManagedServer, ManagedSession
 from toolroll.rollout.errors import ContextOverflowError, EngineError, UsageError
+from toolroll.rollout.template.encode import as_ids
+from toolroll.rollout.template.served import ServedSequence, TurnSpan
 from toolroll.testing import Fault, load_embedded_tokenizer, reference_logprob
 
 
@@ -32,30 +35,17 @@ def api_server(bench: ServedBench, **config: Any) -> Any:
     )
 
 
-@asynccontextmanager
-async def managed(
-    replies: Any = "Hello.", *args: Any, tokenizer: Any = None
-) -> AsyncIterator[tuple[ServedBench, Any]]:
-    """A published server and what judges it."""
-    async with serve(replies, tokenizer=tokenizer) as bench:
-        m = ManagedServer(api_server(bench), tokenizer, *args)
-        try:
-            yield bench, m
-        finally:
-            await m.aclose()
-
-
 async def collect_trajectories(server: Any, tokenizer: Any = None) -> list[tuple[Any, Any]]:
     """The body of an Atropos environment: a group with its tokens, and an evaluation."""
-    managed = ManagedServer(server=server, tokenizer=tokenizer, track_tree=False)
+    m = ManagedServer(server=server, tokenizer=tokenizer, track_tree=False)
     params = {"max_tokens": 64, "temperature": 1.0, "top_p": 0.95}
     messages = [system("You are terse."), USER]
-    group = await managed.chat_completion(messages=messages, n=4, split="train", **params)
-    nodes = managed.get_state()["nodes"]
-    managed.reset()
-    await managed.chat_completion(messages=[USER], split="eval", skip_reasoning=True)
-    await managed.completion(prompt="One two", max_tokens=4, split="eval")
-    await managed.aclose()  # the one line that is new
+    group = await m.chat_completion(messages=messages, n=4, split="train", **params)
+    nodes = m.get_state()["nodes"]
+    m.reset()
+    await m.chat_completion(messages=[USER], split="eval", skip_reasoning=True)
+    await m.completion(prompt="One two", max_tokens=4, split="eval")
+    await m.aclose()  # the one line that is new
     return list(zip(group.choices, nodes, strict=True))
 
 
@@ -74,7 +64,7 @@ async def test_an_environments_body_as_published() -> None:
 
 
 async def test_requests_hold_the_servers_semaphore_of_their_split() -> None:
-    async with managed() as (bench, m):
+    async with serve() as bench, ManagedServer(api_server(bench)) as m:
         async with m.server.eval_sem:
             waiting = asyncio.ensure_future(m.chat_completion(messages=[USER], split="eval"))
             await m.chat_completion(messages=[USER], split="train")
@@ -111,10 +101,13 @@ async def test_the_content_is_the_whole_text() -> None:
     """Atropos' environments look for `</think>` in the content, and read `nodes[0]`. Reasoning
     stays in the history.
     """
-    replies = ["<think>\nWhat?\n</think>\n\nHello.", "Bye."]
-    policy = lambda request: replies[request.index]
-    async with managed(policy, tokenizer=qwen3_tokenizer()) as (bench, m):
-        content = (await m.chat_completion(messages=[USER])).choices[0].message.content
+    replies, tokenizer = ["<think>\nWhat?\n</think>\n\nHello.", "Bye."], qwen3_tokenizer()
+    async with (
+        serve(lambda request: replies[request.index], tokenizer=tokenizer) as bench,
+        ManagedServer(api_server(bench), tokenizer) as m,
+    ):
+        reply: Any = await m.chat_completion(messages=[USER])
+        content = reply.choices[0].message.content
         assert content == replies[0]
         await m.chat_completion(messages=[USER, assistant(content), USER])
         [node] = m.get_state()["nodes"]
@@ -122,14 +115,15 @@ async def test_the_content_is_the_whole_text() -> None:
 
 
 async def test_tools_need_a_parser_and_are_never_left_out_silently() -> None:
-    reply = call(at="x")
-    async with managed(reply) as (_, m):
-        with pytest.raises(UsageError, match="tool_parser"):
-            await m.chat_completion(messages=[USER], tools=[TOOL])
-    async with managed(reply, False, "hermes") as (_, m):
-        answer = await m.chat_completion(messages=[USER], tools=[TOOL], tool_choice="auto")
-        [tool_call] = answer.choices[0].message.tool_calls
-        assert tool_call.function.arguments == '{"at": "x"}'
+    async with serve(call(at="x")) as bench:
+        async with ManagedServer(api_server(bench)) as m:
+            with pytest.raises(UsageError, match="tool_parser"):
+                await m.chat_completion(messages=[USER], tools=[TOOL])
+        async with ManagedServer(api_server(bench), tool_parser="hermes") as m:
+            fields: Any = {"messages": [USER], "tools": [TOOL], "tool_choice": "auto"}
+            answer: Any = await m.chat_completion(**fields)
+            [tool_call] = answer.choices[0].message.tool_calls
+            assert tool_call.function.arguments == '{"at": "x"}'
 
 
 @pytest.mark.parametrize("tree", [False, True])
@@ -155,16 +149,10 @@ async def test_a_dummy_has_the_published_shape_and_trains_nothing(tree: bool) ->
         assert not any(m.get_state().values())
 
 
-@asynccontextmanager
-async def scoring(**options: Any) -> AsyncIterator[tuple[ServedBench, ManagedServer]]:
-    async with serve(**options) as bench, ManagedServer(bench.engine.url, "embedded") as m:
-        yield bench, m
-
-
 async def test_the_logprobs_are_those_of_the_prompts_own_tokens(tokenizer: Any) -> None:
     closed = [USER, assistant("Hello.")]
     as_text = tokenizer.apply_chat_template(closed, tokenize=False, add_generation_prompt=False)
-    async with scoring() as (bench, m):
+    async with serve() as bench, ManagedServer(bench.engine.url, "embedded") as m:
         await m.chat_completion(messages=[USER])
         [node] = m.get_state()["nodes"]
         prompts: list[tuple[dict[str, Any], list[int]]] = [
@@ -201,7 +189,8 @@ async def test_missing_logprobs_are_an_error(name: str, change: Any, words: str)
         answer["meta_info"] |= {name: change(rows)} if change else {}
         return answer
 
-    async with scoring(faults=lambda request: Fault(garble=garble)) as (_, m):
+    faults = lambda request: Fault(garble=garble)
+    async with serve(faults=faults) as bench, ManagedServer(bench.engine.url, "embedded") as m:
         with pytest.raises(EngineError, match=words):
             await m.get_logprobs(prompt="One two three.")
 
@@ -215,8 +204,105 @@ async def test_what_cannot_be_scored_is_not_sent() -> None:
         ({"prompt": "x", "top_k": 0}, UsageError),
         ({"input_ids": [5] * 64}, ContextOverflowError),
     ]
-    async with scoring(context_length=64) as (bench, m):
+    async with serve(context_length=64) as bench, ManagedServer(bench.engine.url, "embedded") as m:
         for prompt, kind in refused:
             with pytest.raises(kind):
                 await m.get_logprobs(**prompt)
         assert bench.engine.log == []
+
+
+TOKENIZERS: dict[str, Any] = {
+    "embedded": load_embedded_tokenizer,
+    "qwen3": qwen3_tokenizer,
+    "llama3": lambda: tokenizer_for(trl_template("llama3")),
+    "gemma": lambda: tokenizer_for(trl_template("gemma")),
+}
+
+
+def prefilled(text: str) -> list[Message]:
+    return [USER, assistant(text)]
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+async def test_the_prompt_is_the_generation_prompt_and_the_text(name: str) -> None:
+    """An environment puts the prefill and the reply together, and goes on: one sequence."""
+    tokenizer, replies = TOKENIZERS[name](), [" Paris.", "Berlin.", " done."]
+    async with managed(replies, tokenizer=tokenizer, split="random") as (bench, m):
+        content = (await m.chat_completion(messages=prefilled("The capital is"))).choices[0]
+        assert content.message.content == " Paris."
+        opened = tokenizer.apply_chat_template([USER], tokenize=False, add_generation_prompt=True)
+        text = opened + "The capital is"
+        assert bench.prompt() == text
+        [entry] = bench.engine.log
+        assert entry.input_ids.tolist() == tokenizer(text, add_special_tokens=False)["input_ids"]
+        trajectory = await bench.one_trajectory(turns=1)  # what was served is what is trained
+        assert trajectory["turns"][0]["start"] == len(entry.input_ids)
+        assert trajectory["input_ids"] == [*entry.input_ids.tolist(), *entry.output_ids]
+        messages: list[Any] = [USER, assistant("The capital is Paris."), USER]
+        second = await m.chat_completion(messages=messages)
+        messages += [second.choices[0].message, USER, assistant("I am")]
+        await m.chat_completion(messages=messages)
+        trajectory = await bench.one_trajectory(turns=3)
+        assert [turn["excluded"] for turn in trajectory["turns"]] == [None] * 3
+        [node] = m.get_state()["nodes"]
+        assert unmasked(node) == [index for ids in sampled(bench) for index in ids]
+
+
+async def test_a_thought_that_was_begun_is_continued() -> None:
+    """`<think>` is one token, as Atropos' environments mean it; the content is what follows."""
+    tokenizer, text = qwen3_tokenizer(), "It is 4.\n</think>\n\n4"
+    async with serve(text, tokenizer=tokenizer) as bench:
+        async with ManagedServer(bench.engine.url, tokenizer) as m:
+            reply = await m.chat_completion(messages=prefilled("<think>\n"), n=2)
+            assert [choice.message.content for choice in reply.choices] == [text] * 2
+            ids = bench.engine.log[0].input_ids.tolist()
+            assert ids[-2:] == tokenizer.encode("<think>\n", add_special_tokens=False)
+        session = ManagedSession(bench.endpoint)  # with a parser that reads reasoning
+        reply = await session.chat_completion(messages=prefilled("<think>\nWell, "))
+        message = reply.choices[0].message
+        assert message.content == "4"
+        assert message.model_dump()["reasoning_content"].endswith("It is 4.")
+
+
+async def test_a_call_that_was_begun_is_read_as_a_call() -> None:
+    head, name, tail = call(at="x").partition('"name"')
+    async with managed(name + tail, tokenizer=qwen3_tokenizer(), split="random") as (bench, m):
+        reply: Any = await m.chat_completion(messages=prefilled(head), tools=[TOOL])
+        message = reply.choices[0].message
+        [tool_call] = message.tool_calls
+        assert tool_call.function.arguments == '{"at": "x"}'
+        result = {"role": "tool", "tool_call_id": tool_call.id, "content": "seen"}
+        await m.chat_completion(messages=[USER, message, result], tools=[TOOL])
+        trajectory = await bench.one_trajectory(turns=2)
+        assert [turn["excluded"] for turn in trajectory["turns"]] == [None] * 2
+
+
+async def test_what_cannot_be_continued_exactly_is_refused() -> None:
+    rows: list[tuple[list[Message], dict[str, Any], str]] = [
+        (prefilled("\n\nHello"), {}, "becomes one token"),
+        (prefilled("Hello<|im_end|>"), {}, r"special token '<\|im_end\|>'"),
+        (prefilled(""), {}, "it must be text without calls"),
+        (prefilled("x")[1:], {}, "the only message"),
+        ([USER], {"continue_final_message": True}, "is not the assistant's"),
+        (prefilled("x"), {"response_format": {"type": "json_object"}}, "cannot be combined"),
+        (prefilled("x"), {"stream": True}, "cannot be combined"),
+        (prefilled("x"), {"continue_final_message": False}, "continue_final_message: true"),
+    ]
+    async with managed(tokenizer=qwen3_tokenizer()) as (bench, m):
+        for messages, fields, words in rows:
+            with pytest.raises(BadRequestError, match=words):
+                await m.chat_completion(messages=messages, **fields)
+        assert bench.engine.log == []
+
+
+async def test_a_wrong_prefill_is_found_by_the_verifier() -> None:
+    async with serve() as bench:
+        template = bench.served.template
+        prompt = template.prompt([USER])
+        given, sampled = template.encoder.encode("Hello"), template.encoder.encode(" there.")
+        start = len(prompt) + len(given)
+        ids = as_ids([*prompt, *given, *sampled])
+        for text, verdict in (("Hello", None), ("Hullo", "prefill")):
+            span = TurnSpan(len(prompt), start + len(sampled), 1, True, text, start)
+            served = ServedSequence(ids, (span,), [USER, assistant("Hello there.")], [])
+            assert template.verifier.check(served) == verdict

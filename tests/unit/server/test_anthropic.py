@@ -16,41 +16,35 @@ from toolroll.testing import Fault
 
 BODY = {**HELLO, "tools": [LOOK]}
 COUNT = in_session(f"{MESSAGES}/count_tokens")
-CUT_CALL = '<tool_call>{"name": "look", "arguments": {"at": </tool_call>'
-
-
-def _called(arguments: str) -> str:
-    return f'<tool_call>{{"name": "look", "arguments": {arguments}}}</tool_call>'
-
-
-@pytest.mark.parametrize("number", ["1.0", "1e2", "12345678901234567890", "-0.0"])
-async def test_numbers_come_back_as_javascript_writes_them(number: str) -> None:
-    value = float(number)
-    schema = {"type": "object", "properties": {"at": {"type": "number"}}}
-    body = {**HELLO, "tools": [{**LOOK, "input_schema": schema}]}
-    async with serve([_called(f'{{"at": {number}}}'), "Done."]) as bench:
-        first = await ask(bench, body)
-        first["content"][0]["input"] = {"at": int(value) if abs(value) < 2**53 else value}
-        await ask(bench, continued(body, first))
-        await bench.one_trajectory(turns=2)
 
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(
-    "reply",
+    "arguments",
     [
-        CUT_CALL,
-        _called('{"_unparsed_arguments": "x"}'),
-        _called('{"_unparsed_arguments": "{\\"_unparsed_arguments\\": \\"x\\"}"}'),
-        _called('{"_unparsed_arguments": {"a": null}}'),
-        _called('{"_unparsed_arguments": "x", "at": "y"}'),
+        '{"at": 1.0}',
+        '{"at": 1e2}',
+        '{"at": 12345678901234567890}',
+        '{"at": -0.0}',
+        '{"at": }',
+        '{"_unparsed_arguments": "x"}',
+        '{"_unparsed_arguments": "{\\"_unparsed_arguments\\": \\"x\\"}"}',
+        '{"_unparsed_arguments": {"a": null}}',
+        '{"_unparsed_arguments": "x", "at": "y"}',
     ],
-    ids=["cut", "its own name", "its own name twice", "an object", "another argument"],
 )
-async def test_arguments_of_every_form_come_back_unchanged(reply: str, stream: bool) -> None:
+async def test_arguments_come_back_unchanged(arguments: str, stream: bool) -> None:
+    """Numbers come back as JavaScript writes them; the fifth text is no JSON."""
+    schema = {"type": "object", "properties": {"at": {"type": "number"}}}
+    body = {**HELLO, "tools": [{**LOOK, "input_schema": schema}]}
+    reply = f'<tool_call>{{"name": "look", "arguments": {arguments}}}</tool_call>'
     async with serve([reply, "Sorry."]) as bench:
-        first = await ask(bench, BODY, stream=stream)
-        await ask(bench, continued(BODY, first), stream=stream)
+        first = await ask(bench, body, stream=stream)
+        given = first["content"][0]["input"]
+        if isinstance(given.get("at"), int | float):
+            number = float(given["at"])
+            given["at"] = int(number) if abs(number) < 2**53 else number
+        await ask(bench, continued(body, first), stream=stream)
         await bench.one_trajectory(turns=2)
 
 

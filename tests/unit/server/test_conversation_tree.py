@@ -81,14 +81,15 @@ async def test_a_change_of_a_library_forks_nothing(name: str) -> None:
 # --- forks of replies without calls ---------------------------------------------------------------
 
 
-def _edited(place: str) -> str:
-    return f"{EDITED}: message {place}"
+def _edited(place: str, change: str) -> str:
+    return f"{EDITED}: message {place} of the served history {change}".rstrip()
 
 
 LEAD, FOLLOW = system("You lead."), system("You follow.")
 COMPACTED = system("You lead. So far: a greeting.")
 STEP = [user(f"step {turn}") for turn in range(2)]
-LEFT_OUT = "(user) of the served history is missing, the last message of its prompt"
+LEFT_OUT = "is missing, the last message of its prompt"
+NEW_TEXT = "was changed: its text"
 FORKS: dict[str, tuple[list[Messages], list[str | None], list[list[str | None]]]] = {
     "a repeated prompt is no edit": (
         [[USER], [USER, REPLY[0], USER], [USER], [USER, REPLY[0], USER]],
@@ -97,7 +98,7 @@ FORKS: dict[str, tuple[list[Messages], list[str | None], list[list[str | None]]]
     ),
     "an edited user message": (
         [[USER], [USER, REPLY[0], user("One")], [USER, REPLY[0], user("Two")]],
-        [None, _edited("2 (user) of the served history was changed: its text")],
+        [None, _edited("2 (user)", NEW_TEXT)],
         [[None, None], ["context", None]],
     ),
     "sub-agents and compacted histories are roots": (
@@ -113,7 +114,7 @@ FORKS: dict[str, tuple[list[Messages], list[str | None], list[list[str | None]]]
     ),
     "another system message before the same reply": (
         [[system("It is 1 pm."), USER], [system("It is 2 pm."), USER, REPLY[0], USER]],
-        [None, _edited("0 (system) of the served history was changed: its text")],
+        [None, _edited("0 (system)", NEW_TEXT)],
         [[None], [None]],
     ),
     "another first message and an example": (
@@ -128,12 +129,12 @@ FORKS: dict[str, tuple[list[Messages], list[str | None], list[list[str | None]]]
             [LEAD, USER, REPLY[0], STEP[0], user("state 1")],
             [LEAD, USER, REPLY[0], STEP[0], REPLY[1], STEP[1], user("state 2")],
         ],
-        [None, _edited(f"2 {LEFT_OUT}"), _edited(f"4 {LEFT_OUT}")],
+        [None, _edited("2 (user)", LEFT_OUT), _edited("4 (user)", LEFT_OUT)],
         [[None]] * 3,
     ),
     "such a message that is always the same": (
         [[LEAD, USER, user("state")], [LEAD, USER, REPLY[0], STEP[0], user("state")]],
-        [None, _edited(f"2 {LEFT_OUT}")],
+        [None, _edited("2 (user)", LEFT_OUT)],
         [[None]] * 2,
     ),
 }
@@ -141,32 +142,24 @@ FORKS: dict[str, tuple[list[Messages], list[str | None], list[list[str | None]]]
 is not trained.
 """
 BEFORE, FIX = [LEAD, USER, REPLY[0]], user("Fix it.")
-CHANGES: dict[str, tuple[Messages, str]] = {
-    "a reply left out": (
-        [FIX, user("Format error: no call found.")],
-        "4 (assistant) of the served history is missing",
-    ),
-    "a reply left out, and another question": (
-        [user("Fix this.")],
-        "3 (user) of the served history was changed: its text",
-    ),
+CHANGES: dict[str, tuple[Messages, str, str]] = {
+    "a reply left out": ([FIX, user("Format error: no call.")], "4 (assistant)", "is missing"),
+    "a reply left out, and another question": ([user("Fix this.")], "3 (user)", NEW_TEXT),
     "a message inserted": (
         [system("Note."), FIX, REPLY[1], USER],
-        "3 (system) was inserted before message 3 (user) of the served history",
+        "3 (system) was inserted before message 3 (user)",
+        "",
     ),
-    "another reply": (
-        [FIX, assistant("Another."), USER],
-        "4 (assistant) of the served history was changed: its text",
-    ),
+    "another reply": ([FIX, assistant("Another."), USER], "4 (assistant)", NEW_TEXT),
 }
 """What follows `BEFORE` after a request whose question was `FIX`, and the first change in it."""
 FORKS |= {
     name: (
         [[LEAD, USER], [*BEFORE, FIX], [*BEFORE, *changed]],
-        [None, _edited(place)],
+        [None, _edited(place, change)],
         [[None, None], ["context", None]],
     )
-    for name, (changed, place) in CHANGES.items()
+    for name, (changed, place, change) in CHANGES.items()
 }
 
 
@@ -213,8 +206,7 @@ async def test_an_edited_reply_forks(edit: dict[str, Any], changed: str, shown: 
         first, second = await bench.trajectories()
         assert [turn["excluded"] for turn in first["turns"]] == [None, None]
         assert [turn["excluded"] for turn in second["turns"]] == ["context", None]
-        place = f"3 (assistant) of the served history was changed: {changed}"
-        assert second["fork_reason"] == _edited(place)
+        assert second["fork_reason"] == _edited("3 (assistant)", f"was changed: {changed}")
         assert shown in bench.prompt()
 
 
@@ -240,7 +232,7 @@ def _tool(name: str, parameters: Any) -> Any:
     return {"type": "function", "function": {"name": name, "parameters": parameters}}
 
 
-WHERE = {"$ref": "#/$defs/Where"}
+WHERE, NODE = {"$ref": "#/$defs/Where"}, {"$ref": "#/$defs/Node"}
 PROPERTIES = {
     "file_path": {"type": "string"},
     "count": {"type": "number", "default": 1.0},
@@ -253,10 +245,12 @@ PROPERTIES = {
     "mode": {"$ref": "#/$defs/Mode"},
     "width": {"anyOf": [{"default": 5}, {"default": 6}]},
     "labels": {"additionalProperties": {"default": ""}},
+    "node": NODE,
 }
 DEFINITIONS = {
     "Where": {"type": "object", "properties": {"line": {"default": None}}},
     "Mode": {"type": "string", "default": "fast"},
+    "Node": {"properties": {"next": {**NODE, "default": {"next": {}}}}},
 }
 EDIT = _tool("Edit", {"type": "object", "properties": PROPERTIES, "$defs": DEFINITIONS})
 SAMPLED = {
@@ -267,6 +261,7 @@ SAMPLED = {
     "all": {},
     "pair": [{}],
     "labels": {},
+    "node": {},
 }
 
 
@@ -289,6 +284,9 @@ def _offering(name: str, **schema: Any) -> Any:
         ({"replace_all": 0}, True),
         ({"where": {"line": 2}}, True),
         ({"edits": [{"line": 1}]}, True),
+        ({"node": {"next": {"next": {}}}}, False),
+        ({"node": {"next": {}}}, True),
+        ({"node": {"next": {"next": {"next": {}}}}}, True),
         ({"file_path": "b.py", "replace_all": False}, True),
     ],
     ids=str,
@@ -305,8 +303,7 @@ async def test_a_default_is_no_change(history: str, echoed: dict[str, Any], chan
             messages += [reply, *tool_results(reply, "ok")]
         trajectories, reasons = await bench.trajectories(), await bench.forks()
         if changed:
-            place = "1 (assistant) of the served history was changed: its calls"
-            assert reasons[0] == _edited(place)
+            assert reasons[0] == _edited("1 (assistant)", "was changed: its calls")
         else:
             assert len(trajectories[0]["turns"]) >= 3
             assert not any(reason.startswith(EDITED) for reason in reasons)
@@ -330,22 +327,6 @@ async def test_equal_arguments_win_over_equal_defaults(chosen: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("argument", "same"),
-    [({}, False), ({"next": {"next": {}}}, False), ({"next": {}}, True)],
-    ids=str,
-)
-async def test_a_default_that_contains_itself_is_compared_once(argument: Any, same: bool) -> None:
-    node = {"properties": {"next": {"$ref": "#/$defs/Node", "default": {"next": {}}}}}
-    parameters = {"$ref": "#/$defs/Node", "$defs": {"Node": node}}
-    tools = [_tool("look", parameters)]
-    async with serve([call("look"), "Done."]) as bench:
-        reply = await bench.chat(USER, tools=tools)
-        reply["tool_calls"][0]["function"]["arguments"] = json.dumps({"next": argument})
-        await bench.chat(USER, reply, *tool_results(reply), tools=tools)
-        assert (len(await bench.trajectories()) == 1) is same
-
-
-@pytest.mark.parametrize(
     "last", [[], [_offering("look", default=6)], [_offering("other")]], ids=["none", "6", "other"]
 )
 @pytest.mark.parametrize("first", [{"default": 5}, {"default": 6}, {}], ids=str)
@@ -366,21 +347,16 @@ async def test_a_new_default_changes_no_old_call(first: dict[str, Any], last: li
 # --- tools, switches and templates ----------------------------------------------------------------
 
 
-async def test_other_tools_fork_where_the_template_shows_them() -> None:
-    async with serve() as bench:
-        reply = await bench.chat(USER)
-        await bench.chat(USER, reply, USER, tools=[_offering("listen")])
-        reason = f"{TOOLS_CHANGED} (added: listen; removed: look)"
-        assert [each["fork_reason"] for each in await bench.trajectories()] == [None, reason]
-        assert "listen" in bench.prompt()
-
-
-async def test_other_switches_fork() -> None:
+async def test_other_tools_and_other_switches_fork() -> None:
     qwen = qwen3_tokenizer()
     async with serve(tokenizer=qwen) as bench:
         messages = [USER, await bench.chat(USER), USER]
+        await bench.chat(*messages, tools=[_offering("listen")])
+        assert "listen" in bench.prompt()
         await bench.chat(*messages, chat_template_kwargs={"enable_thinking": False})
-        assert (await bench.trajectories())[-1]["fork_reason"] == SWITCHES_CHANGED
+        changed = f"{TOOLS_CHANGED} (added: listen; removed: look)"
+        reasons = [each["fork_reason"] for each in await bench.trajectories()]
+        assert reasons == await bench.forks() == [changed, SWITCHES_CHANGED]
         prompt = str(qwen.decode(bench.engine.log[-1].input_ids))
         assert prompt.endswith("<|im_start|>assistant\n<think>\n\n</think>\n\n")
 

@@ -1,4 +1,6 @@
-"""What is the same in OpenAI's chat completions, Anthropic's Messages and OpenAI's Responses."""
+"""What is the same in OpenAI's chat completions, Anthropic's Messages and OpenAI's Responses;
+clients of the recorded shape of Codex and of Claude Code, whose histories have no forks.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +10,17 @@ import json
 from typing import Any
 
 import pytest
-from support import responses_wire
 from support.anthropic_wire import events_of
 from support.client_scenario import one_episode, saying
 from support.dialect_bodies import DIALECTS, PATHS, Dialect
 from support.episodes import call
 from support.listed_environment import TOOL
 from support.qwen import tokenizer_for, trl_template
-from support.served import in_session, serve
-from support.wires import BODIES, WIRES, ask, continued
+from support.recorded_shapes import ClaudeCode, Codex
+from support.served import RESPONSES, in_session, serve
+from support.wires import BODIES, WIRES, ask, continued, play
 
+from toolroll.endpoint.conversation.conversation_tree import NEW_ROOT
 from toolroll.parsers.formats.hermes import HermesParser
 from toolroll.parsers.types import ParsedReply
 from toolroll.testing import Reply
@@ -25,8 +28,6 @@ from toolroll.testing import Reply
 EACH = pytest.mark.parametrize("name", WIRES)
 EVERY = pytest.mark.parametrize("name", DIALECTS)
 Parts = list[dict[str, Any]]
-
-# --- whole episodes, judged by the engine's log ---------------------------------------------------
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -39,7 +40,7 @@ async def test_an_episode_is_one_exact_trajectory(
     any_tokenizer: Any, name: str, more: dict[str, Any], stream: bool
 ) -> None:
     async with serve(saying, tokenizer=any_tokenizer, split="random") as bench:
-        last = await WIRES[name].play(bench, stream=stream, **more)
+        last = await play(bench, name, stream=stream, **more)
         await one_episode(bench)
         assert await bench.forks() == []
         sampled = bench.engine.log[-1]
@@ -93,26 +94,23 @@ def _developer(items: Parts) -> Parts:
 
 
 @pytest.mark.parametrize(
-    ("name", "change"),
-    [("messages", _moved), ("responses", _tagged), ("responses", _developer)],
+    ("name", "change"), [("messages", _moved), ("responses", _tagged), ("responses", _developer)]
 )
 async def test_a_librarys_change_forks_nothing(any_tokenizer: Any, name: str, change: Any) -> None:
     system: dict[str, Any] = {"system": [{"type": "text", "text": "Be brief."}]}
     more = system if name == "messages" else {"store": False}
     async with serve(saying, tokenizer=any_tokenizer) as bench:
         changed = lambda parts: change(copy.deepcopy(parts))
-        await WIRES[name].play(bench, change=changed, **more)
+        await play(bench, name, change=changed, **more)
         await one_episode(bench)
 
 
 async def test_a_tagged_thought_and_the_text_after_it_are_one_reply() -> None:
     reply = "<think>\nHm.\n</think>\n\nI look. " + call(at="x")
     async with serve([reply, "Done."]) as bench:
-        await responses_wire.play(bench, change=lambda items: _tagged(copy.deepcopy(items)))
+        await play(bench, "responses", change=lambda items: _tagged(copy.deepcopy(items)))
         await bench.one_trajectory(turns=2)
 
-
-# --- tools and thinking ---------------------------------------------------------------------------
 
 CHOICES: dict[str, list[Any]] = {
     "messages": [{"type": "any"}, {"type": "tool", "name": "look"}],
@@ -125,9 +123,10 @@ SEARCHES: dict[str, dict[str, Any]] = {
 
 
 @EACH
-async def test_a_forced_call_and_a_strict_tool_are_grammars(name: str) -> None:
+async def test_tools_are_grammars_or_dropped(name: str) -> None:
+    """A forced call and a strict tool, and a provider's tool if the server is told so."""
     wire = WIRES[name]
-    async with serve(call(at="x")) as bench:
+    async with serve(call(at="x"), settings={"server_tools": "drop"}) as bench:
         for choice in CHOICES[name]:
             await ask(bench, {**wire.HELLO, "tools": [wire.LOOK], "tool_choice": choice})
             assert '"\\"look\\""' in bench.engine.log[-1].sampling_params["ebnf"]
@@ -135,45 +134,33 @@ async def test_a_forced_call_and_a_strict_tool_are_grammars(name: str) -> None:
         tag = json.loads(bench.engine.log[-1].sampling_params["structural_tag"])
         schema = tag["format"]["tags"][0]["content"]["json_schema"]
         assert schema == TOOL["function"]["parameters"]
-
-
-@EACH
-async def test_a_providers_tool_is_dropped_if_the_server_is_told_so(name: str) -> None:
-    wire = WIRES[name]
-    async with serve(settings={"server_tools": "drop"}) as bench:
         await ask(bench, {**wire.HELLO, "tools": [SEARCHES[name], wire.LOOK]})
         assert "web_search" not in bench.prompt() and "look" in bench.prompt()
 
 
-ON: dict[str, dict[str, Any]] = {
-    "messages": {"thinking": {"type": "adaptive"}},
-    "responses": {"reasoning": {"effort": "high"}},
+SWITCHES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "messages": ({"thinking": {"type": "adaptive"}}, {"thinking": {"type": "disabled"}}),
+    "responses": ({"reasoning": {"effort": "high"}}, {"reasoning": {"effort": "none"}}),
 }
-OFF: dict[str, dict[str, Any]] = {
-    "messages": {"thinking": {"type": "disabled"}},
-    "responses": {"reasoning": {"effort": "none"}},
-}
+"""The fields that switch thinking on and off."""
 SWITCH = "chat_template_kwargs.enable_thinking"
 
 
 @EACH
 async def test_thinking_is_the_templates_switch(name: str) -> None:
     """It may not contradict the switch in the request."""
-    wire = WIRES[name]
+    wire, (on, off) = WIRES[name], SWITCHES[name]
     async with serve(tokenizer=tokenizer_for(trl_template("qwen3"))) as bench:
-        for number, fields in enumerate((ON[name], OFF[name])):
+        for number, fields in enumerate((on, off)):
             await ask(bench, {**wire.HELLO, **fields}, session=f"s{number}")
         assert "<think>" not in bench.prompt(0)
         assert bench.prompt(1).endswith("<think>\n\n</think>\n\n")
         body = {**wire.HELLO, "chat_template_kwargs": {"enable_thinking": True}}
         effort = {"output_config": {"effort": "high"}} if name == "messages" else {}
-        for fields, param in ((ON[name], None), (effort, None), (OFF[name], SWITCH)):
+        for fields, param in ((on, None), (effort, None), (off, SWITCH)):
             status, answer = await bench.post(wire.PATH, {**body, **fields})
             refused = (answer.get("error") or {}).get("param")
             assert (status, refused) == (400 if param else 200, param)
-
-
-# --- streams --------------------------------------------------------------------------------------
 
 
 PIECES = {
@@ -303,3 +290,85 @@ async def test_a_cut_call_means_the_same_in_every_dialect(tokenizer: Any, name: 
         reason, arguments = ended
         assert reason == ("length" if name == "chat" else LIMITS[name])
         assert arguments in CUT and '"at": "x"' in arguments
+
+
+DROP: dict[str, Any] = {"server_tools": "drop"}
+KEPT: dict[str, Any] = {"split": "random", "history": "preserve"}
+"""`--history preserve`: Qwen3's template drops the thoughts before a user's message."""
+THOUGHT = "<think>\nWhat is next?\n</think>\n\n"
+
+
+def replies(first: str, second: str) -> list[str]:
+    """The replies of one task, with calls of two tools."""
+    return [
+        "I look first. " + call(first, command="ls"),
+        THOUGHT
+        + call(first, command="cat a.txt")
+        + "\n"
+        + call(second, command="it\u2019s \u201cso\u201d"),
+        THOUGHT + "Then this. " + call(second, command="x <|im_end|> y"),
+        call(first, command="make"),
+        THOUGHT + "Done.",
+    ]
+
+
+CODEX = replies("shell", "notes__write")
+
+
+def trained(trajectory: dict[str, Any]) -> int:
+    return int(sum(trajectory["loss_mask"]))
+
+
+async def test_codex_in_two_tasks_is_one_trajectory(any_tokenizer: Any) -> None:
+    async with serve(CODEX * 2, tokenizer=any_tokenizer, settings=DROP, **KEPT) as bench:
+        codex = Codex(bench, "t1")
+        assert await codex.run("Make it.") == "Done."
+        assert await codex.run("Again.") == "Done."
+        trajectory = await bench.one_trajectory(turns=10)
+        assert trained(trajectory) == sum(len(entry.output_ids) for entry in bench.engine.log)
+        assert await bench.forks() == []
+        assert trajectory["lineage"]["thread_id"] == "t1"
+
+
+async def test_a_websocket_is_refused_so_that_codex_uses_http() -> None:
+    async with serve() as bench:
+        headers = {"Upgrade": "websocket", "Connection": "Upgrade"}
+        url = bench.url + in_session(RESPONSES)
+        async with bench.http.get(url, headers=headers) as response:
+            assert response.status == 426
+
+
+async def test_sub_agents_and_compacted_windows_are_labeled_siblings() -> None:
+    async with serve(CODEX * 3, settings=DROP) as bench:
+        first = Codex(bench, "t1")
+        await first.run("Make it.")
+        await Codex(bench, "t2", agent="helper", parent="t1").run("Help.")
+        first.compact("It is made.")
+        await first.run("Again.")
+        await bench.send("/sessions/s/reward", {"reward": 1.0})
+        assert (await bench.get("/sessions/s/trajectories"))["reward"] == 1.0
+        trajectories = await bench.trajectories()
+        assert [each["fork_reason"] for each in trajectories] == [None, NEW_ROOT, NEW_ROOT]
+        labels = [each["lineage"] for each in trajectories]
+        assert [label["context_window_id"] for label in labels] == ["t1-0", "t2-0", "t1-0+"]
+        assert [label["agent_name"] for label in labels] == ["/root", "helper", "/root"]
+        assert "installed" not in str(labels)
+        assert labels[1]["parent_thread_id"] == "t1"
+        assert [len(each["turns"]) for each in trajectories] == [5, 5, 5]
+
+
+async def test_claude_code_is_one_trajectory_and_a_title(any_tokenizer: Any) -> None:
+    turns = ["A title.", *replies("Bash", "Read") * 2]
+    async with serve(turns, tokenizer=any_tokenizer, **KEPT) as bench:
+        agent = ClaudeCode(bench)
+        assert await agent.title("Make it.") == "A title."
+        assert await agent.run("Make it.") == "Done."
+        assert await agent.run("Again.") == "Done."
+        title, trajectory = await bench.trajectories()
+        assert len(title["turns"]) == 1 and trajectory["fork_reason"] == NEW_ROOT
+        log = bench.engine.log
+        assert trained(trajectory) == sum(len(entry.output_ids) for entry in log[1:])
+        line = trajectory["lineage"].pop("x-anthropic-billing-header")
+        assert line.startswith("cc_version=2.1.173; cc_entrypoint=cli; cch=")
+        assert trajectory["lineage"] == {"session_id": "episode"}
+        assert all("cch=" not in bench.prompt(request) for request in range(len(log)))

@@ -1,22 +1,28 @@
-"""Every field of a request that is not refused reaches the engine, in each dialect."""
+"""Every field of a request that is not refused reaches the engine, in each dialect, or changes no
+token and is counted in its session.
+"""
 
 from __future__ import annotations
 
 import copy
 import json
+import logging
+from pathlib import Path
 from typing import Any
 
 import pytest
 from support.anthropic_wire import LOOK as MESSAGES_LOOK
+from support.dialect_bodies import DIALECTS, PATHS, Dialect, body_of
 from support.endpoints import streamed
 from support.episodes import call
 from support.listed_environment import TOOL
 from support.responses_wire import LOOK as RESPONSES_LOOK
-from support.served import CHAT, MESSAGES, RESPONSES, TEXT, USER, in_session, serve
+from support.served import CHAT, MESSAGES, RESPONSES, TEXT, USER, in_session, serve, user
 from support.wires import BODIES
 
 from toolroll.endpoint.conversation.template_cache import TemplateCache
 from toolroll.endpoint.errors import ApiError
+from toolroll.endpoint.requests.ignored_fields import IgnoredFields
 from toolroll.endpoint.requests.tool_choice import call_closer, call_grammar, strict_tag
 from toolroll.rollout.engine.sampling_params import DROPPED_BY_SMG
 from toolroll.testing import Fault
@@ -185,18 +191,17 @@ async def test_the_models_name_may_select_an_adapter() -> None:
         assert [turn["sampling_params"]["lora_path"] for turn in turns] == ["b", "c:d"]
 
 
-@pytest.mark.parametrize(
-    ("limit", "room"), [({}, 200), ({"max_new_tokens": 20}, 280)], ids=["endpoint's", "session's"]
-)
-async def test_a_long_first_prompt_is_cut_for_the_limit(limit: dict[str, Any], room: int) -> None:
-    settings = {"sampling_params": {"max_new_tokens": 100}}
+async def test_a_long_first_prompt_is_cut_for_the_limit() -> None:
+    """The endpoint's, or the session's."""
+    settings, long = {"sampling_params": {"max_new_tokens": 100}}, user("word " * 800)
     async with serve(settings=settings, context_length=300) as bench:
         bench.endpoint.openrlhf = True
-        await bench.create(**limit)
-        await bench.ask({"role": "user", "content": "word " * 800})
-        [sent] = bench.engine.log
-        assert len(sent.input_ids) == room
-        assert sent.sampling_params["max_new_tokens"] == 300 - room
+        await bench.create("t", max_new_tokens=20)
+        for session, room in (("s", 200), ("t", 280)):
+            await bench.ask(long, session=session)
+            sent = bench.engine.log[-1]
+            assert len(sent.input_ids) == room
+            assert sent.sampling_params["max_new_tokens"] == 300 - room
 
 
 @pytest.mark.parametrize("of", ["session", "request"])
@@ -218,51 +223,31 @@ async def test_a_stop_string_is_cut_from_the_text(tokenizer: Any, of: str) -> No
         await bench.trajectories()
 
 
-# --- logprobs -------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("n", [1, 2])
-async def test_logprobs_have_the_ids_of_their_tokens(n: int) -> None:
-    async with serve("Hello, é and 日本.", split="random") as bench:
-        answer = await bench.ask(USER, logprobs=True, n=n)
-        for choice, entry in zip(answer["choices"], bench.engine.log, strict=True):
-            places = choice["logprobs"]["content"]
-            ids = [place["token_id"] for place in places]
-            assert ids == choice["token_ids"] == entry.output_ids
-            assert [place["logprob"] for place in places] == pytest.approx(entry.logprobs)
-
-
 def _without_top_logprobs(answer: dict[str, Any]) -> dict[str, Any]:
     del answer["meta_info"]["output_top_logprobs"]
     return answer
 
 
-async def test_top_logprobs_are_the_engines_or_an_error() -> None:
-    fields = {"messages": [USER], "logprobs": True, "top_logprobs": 2}
+@pytest.mark.parametrize("n", [1, 2])
+async def test_logprobs_are_the_engines_or_an_error(n: int) -> None:
+    fields = {"messages": [USER], "logprobs": True, "top_logprobs": 2, "n": n}
     missing = Fault(garble=_without_top_logprobs)
-    faults = lambda request: missing if request.index else None
-    async with serve(faults=faults) as bench:
+    faults = lambda request: missing if request.index >= n else None
+    async with serve("Hello, é and 日本.", split="random", faults=faults) as bench:
         answer = await bench.send(CHAT, fields)
-        [entry], places = bench.engine.log, answer["choices"][0]["logprobs"]["content"]
-        expected = top_logprobs(entry.input_ids, entry.output_ids, 2)
-        for place, pairs in zip(places, expected, strict=True):
-            ids = [top["token_id"] for top in place["top_logprobs"]]
-            assert ids == [index for _, index in pairs]
+        for choice, entry in zip(answer["choices"], bench.engine.log, strict=True):
+            places = choice["logprobs"]["content"]
+            ids = [place["token_id"] for place in places]
+            assert ids == choice["token_ids"] == entry.output_ids
+            assert [place["logprob"] for place in places] == pytest.approx(entry.logprobs)
+            expected = top_logprobs(entry.input_ids, entry.output_ids, 2)
+            tops = [[top["token_id"] for top in place["top_logprobs"]] for place in places]
+            assert tops == [[index for _, index in pairs] for pairs in expected]
         assert (await bench.refusal(CHAT, fields))[:2] == (502, "engine_error")
 
 
-# --- tools ----------------------------------------------------------------------------------------
-
-
-async def test_no_tool_choice_shows_the_model_no_tools() -> None:
-    async with serve(call(at="x")) as bench:
-        for tool in (TOOL, STRICT):
-            await bench.chat(USER, tools=[tool], tool_choice="none")
-            assert "look" not in bench.prompt()
-            assert "structural_tag" not in bench.engine.log[-1].sampling_params
-
-
 async def test_a_forced_call_is_constrained_and_marked() -> None:
+    """With the choice "none", the model is shown no tools."""
     async with serve(call(at="x")) as bench:
         for choice in ("required", NAMED):
             answer = await bench.ask(USER, tools=[TOOL, OTHER], tool_choice=choice)
@@ -270,6 +255,10 @@ async def test_a_forced_call_is_constrained_and_marked() -> None:
             assert '"\\"look\\""' in grammar
             assert ('"\\"listen\\""' in grammar) == (choice == "required")
             assert answer["constrained"] == "tool_choice"
+        for tool in (TOOL, STRICT):
+            await bench.chat(USER, tools=[tool], tool_choice="none")
+            assert "look" not in bench.prompt()
+            assert "structural_tag" not in bench.engine.log[-1].sampling_params
 
 
 MISSING: dict[str, tuple[str, Any, Any, str]] = {
@@ -322,7 +311,7 @@ async def test_a_strict_tool_is_forced_to_its_schema_and_marked() -> None:
         assert "structural_tag" not in bench.engine.log[-1].sampling_params
 
 
-async def test_strict_is_refused_if_it_cannot_be_honored() -> None:
+async def test_what_no_grammar_can_force_is_refused() -> None:
     place = "tools[1].function.strict"
     body = {"messages": [USER], "tools": [OTHER, STRICT]}
     async with serve() as bench:
@@ -331,13 +320,8 @@ async def test_strict_is_refused_if_it_cannot_be_honored() -> None:
         assert (status, param, bench.engine.log) == (400, place, [])
     with pytest.raises(ApiError, match=r"tools\[1\].function.strict cannot be honored"):
         strict_tag("pythonic", [OTHER, STRICT], place, forced=False, several=True)
-
-
-def test_a_format_without_a_grammar_is_refused() -> None:
-    for refused in (
-        lambda: call_grammar("pythonic", ["look"], several=False),
-        lambda: call_closer("llama3"),
-    ):
+    grammar = lambda: call_grammar("pythonic", ["look"], several=False)
+    for refused in (grammar, lambda: call_closer("llama3")):
         with pytest.raises(ApiError) as error:
             refused()
         assert error.value.status == 400
@@ -353,48 +337,107 @@ async def test_no_schema_of_a_tool_fails_a_request() -> None:
             assert answer["choices"][0]["finish_reason"] == "tool_calls"
 
 
-# --- the template's switches ----------------------------------------------------------------------
-
 SHOWN = "{%% if %s is defined %%}[%s={{ %s }}]{%% endif %%}"
-
-
-@pytest.mark.parametrize(
-    ("switch", "effort", "shown"),
-    [
-        ("reasoning_effort", "low", "[reasoning_effort=low]"),
-        ("enable_thinking", "high", "[enable_thinking=True]"),
-        ("enable_thinking", "none", "[enable_thinking=False]"),
-        ("thinking", "none", "[thinking=False]"),
-        ("thinking", None, "<|turn|>user"),
-    ],
+EFFORTS = (
+    ("reasoning_effort", "low", "[reasoning_effort=low]"),
+    ("enable_thinking", "high", "[enable_thinking=True]"),
+    ("enable_thinking", "none", "[enable_thinking=False]"),
+    ("thinking", "none", "[thinking=False]"),
+    ("thinking", None, "<|turn|>user"),
 )
-async def test_reasoning_effort_is_the_templates_switch(
-    tokenizer: Any, switch: str, effort: str | None, shown: str
-) -> None:
-    switched = copy.deepcopy(tokenizer)
-    switched.chat_template = SHOWN % (switch, switch, switch) + tokenizer.chat_template
-    async with serve(tokenizer=switched) as bench:
-        await bench.ask(USER, reasoning_effort=effort)
-        assert bench.prompt().startswith(shown)
-        both = {"reasoning_effort": "low", "chat_template_kwargs": {switch: "other"}}
-        status, _, param = await bench.refusal(CHAT, {"messages": [USER], **both})
-        assert (status, param) == (400, f"chat_template_kwargs.{switch}")
+"""A switch that the template shows, an effort, and the beginning of the prompt."""
 
 
-async def test_a_switch_of_another_type_is_another_switch() -> None:
-    """A template may render 1 and true differently."""
+async def test_reasoning_effort_is_the_templates_switch(tokenizer: Any) -> None:
+    for switch, effort, shown in EFFORTS:
+        switched = copy.deepcopy(tokenizer)
+        switched.chat_template = SHOWN % (switch, switch, switch) + tokenizer.chat_template
+        async with serve(tokenizer=switched) as bench:
+            await bench.ask(USER, reasoning_effort=effort)
+            assert bench.prompt().startswith(shown)
+            both = {"reasoning_effort": "low", "chat_template_kwargs": {switch: "other"}}
+            status, _, param = await bench.refusal(CHAT, {"messages": [USER], **both})
+            assert (status, param) == (400, f"chat_template_kwargs.{switch}")
+
+
+async def test_switches_are_compared_by_type_and_keep_their_order() -> None:
+    """A template may render 1 and true differently, write documents as JSON, or loop over keys."""
     async with serve() as bench:
         templates = TemplateCache(bench.served.template.with_kwargs({"enable_thinking": True}))
         same, other = ({"enable_thinking": value} for value in (True, 1))
         assert templates.get(same) is templates.get({})
         assert type(templates.get(other).renderer.kwargs["enable_thinking"]) is int
         assert templates.switches_of(templates.get(other)) == {"enable_thinking": 1}
-
-
-async def test_the_keys_inside_a_switch_keep_their_order() -> None:
-    """Templates write documents as JSON, or loop over their keys."""
-    async with serve() as bench:
-        templates = TemplateCache(bench.served.template)
         for document in ({"title": "Pond", "text": "Wet."}, {"text": "Wet.", "title": "Pond"}):
             [kept] = templates.get({"documents": [document]}).renderer.kwargs["documents"]
             assert list(kept) == list(document)
+
+
+FUNCTION = {"name": "look", "arguments": '{"at": "x"}'}
+CALL = {"id": "c", "type": "function", "function": FUNCTION}
+REPLY = {"role": "assistant", "content": "One moment.", "tool_calls": [CALL]}
+HISTORY: list[Fields] = [{"role": "system", "content": "S"}, USER, REPLY, RESULT]
+IGNORED: dict[Dialect, tuple[Fields, set[str]]] = {
+    "chat": ({"reasoning_effort": "medium"}, {"reasoning_effort"}),
+    "messages": ({"output_config": {"effort": "low"}}, {"output_config.effort"}),
+    "responses": (
+        {"reasoning": {"effort": "high"}, "text": {"verbosity": "low"}},
+        {"reasoning.effort", "text.verbosity"},
+    ),
+}
+"""Fields, and the names under which they are counted."""
+NEVER_SHOWN = "extra"
+
+
+def marked(value: Any) -> Any:
+    """`value` with an unknown field in each of its objects, but not in arguments."""
+    if isinstance(value, list):
+        return [marked(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    inner = {name: item if name == "input" else marked(item) for name, item in value.items()}
+    if "text" in value:  # @openai/agents 0.20 adds these to a part of the message
+        inner |= {"role": "assistant", "tool_calls": [{"id": "c"}]}
+    return {**inner, NEVER_SHOWN: {"function_id": "c"}}
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+async def test_what_changes_no_token_is_counted_and_said_once(
+    dialect: Dialect, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    history = [dict(message) for message in HISTORY]
+    if dialect == "chat":
+        for message in history:
+            message["content"] = [{"type": "text", "text": message["content"]}]
+    plain = body_of(dialect, history, stream=False)
+    name = "input" if dialect == "responses" else "messages"
+    fields, names = IGNORED[dialect]
+    body = {**plain, **fields, name: marked(plain[name])}
+    caplog.set_level(logging.WARNING)
+    async with serve(out=tmp_path) as bench:
+        for request in (plain, body, body):
+            await bench.send(in_session(PATHS[dialect]), request)
+        assert len({tuple(entry.input_ids) for entry in bench.engine.log}) == 1
+        counted = (await bench.get("/sessions/s/trajectories"))["ignored_fields"]
+        [listed] = (await bench.get("/sessions"))["data"]
+    assert listed["ignored_fields"] == counted
+    assert set(counted.values()) == {2}
+    assert names < set(counted)
+    assert any(path.endswith(f"[].{NEVER_SHOWN}") for path in counted)
+    messages = [record.getMessage() for record in caplog.records]
+    [warning] = [message for message in messages if "no token" in message]
+    assert all(path in warning for path in counted)
+    async with serve(out=tmp_path) as bench:
+        assert (await bench.get("/sessions/s/trajectories"))["ignored_fields"] == counted
+        assert await bench.delete() == 200
+    [line] = (tmp_path / "episodes.jsonl").read_bytes().splitlines()
+    assert json.loads(line)["info"]["session"]["ignored_fields"] == counted
+
+
+def test_what_is_counted_is_bounded() -> None:
+    ignored = IgnoredFields()
+    ignored.add_others({"x" * 1000: 1, "known": 1, "null": None}, ["known"], "messages[7]")
+    assert ignored.paths == {f"messages[].{'x' * 1000}"[:100]}
+    for number in range(100):
+        ignored.add(f"field{number}")
+    assert len(ignored.paths) == 32

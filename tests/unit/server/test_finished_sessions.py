@@ -10,8 +10,6 @@ import os
 import shutil
 import threading
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -19,18 +17,8 @@ from typing import Any
 import pytest
 from support.episodes import call
 from support.listed_environment import TOOL
-from support.recorded import ask, break_the_end, finished, hold_the_end, policy, state_of
-from support.served import (
-    CHAT,
-    JSON,
-    TEXT,
-    USER,
-    ServedBench,
-    in_session,
-    serve,
-    tool_results,
-    user,
-)
+from support.recorded import ask, break_the_end, finished, hold_calls, policy, state_of
+from support.served import CHAT, JSON, TEXT, USER, ServedBench, in_session, serve, user
 
 from toolroll.cli.export import export
 from toolroll.cli.view import view
@@ -50,7 +38,7 @@ async def test_an_older_session_of_a_name_is_finished_at_the_restart(tmp_path: P
     out, killed = tmp_path / "out", tmp_path / "killed"
     async with serve(policy, out=out) as bench:
         talk = await ask(bench, [USER])
-        reached, go_on = hold_the_end(bench)
+        reached, go_on = hold_calls(bench.store, "_settle")
         deleting = asyncio.create_task(bench.delete())
         await reached.wait()
         await ask(bench, talk)
@@ -68,7 +56,7 @@ async def test_an_older_session_of_a_name_is_finished_at_the_restart(tmp_path: P
 async def test_a_lost_client_does_not_stop_the_end(tmp_path: Path, method: str, path: str) -> None:
     async with serve(policy, out=tmp_path) as bench:
         await ask(bench, [USER])
-        reached, go_on = hold_the_end(bench)
+        reached, go_on = hold_calls(bench.store, "_settle")
         request = bench.http.request(method, f"{bench.url}/sessions/s{path}")
         asking = asyncio.create_task(request.__aenter__())
         await reached.wait()
@@ -103,6 +91,8 @@ async def test_finished_sessions_are_episodes_and_the_others_go_on(tmp_path: Pat
     assert line["tools"] == [TOOL]
     summary = json.loads((out / "summary.json").read_bytes())["environments"]["serve"]
     assert (summary["episodes"], summary["graded"]) == (2, 1)
+    with (out / JOURNAL_NAME).open("ab") as lines:  # after the end of its session
+        lines.write(b'{"s":"b","k":0,"kind":"reward","reward":1.0,"info":{}}\n')
     # killed after a session was written as an episode, and before the journal said so
     shutil.copytree(out, early)
     (early / JOURNAL_NAME).write_bytes(journal)
@@ -116,26 +106,18 @@ async def test_finished_sessions_are_episodes_and_the_others_go_on(tmp_path: Pat
 
 
 async def test_idle_and_interrupted_sessions_are_finished(tmp_path: Path) -> None:
-    async with serve(policy, out=tmp_path) as bench:
+    async with serve(call(at="x") + call(at="y"), out=tmp_path) as bench:
         for name in ("old", "new"):
             await ask(bench, [USER], name)
         bench.endpoint.sessions.all()[0].used -= 3600.0
         bench.endpoint.sessions.drop_idle()
         assert bench.ids() == ["new"]
         bench.store.finish_at_end = True
-    episodes = [(each.task_id, each.result.metrics["turns"]) for each in read_episodes(tmp_path)]
-    assert episodes == [("old", 1), ("new", 1)]
+    results = [(each.task_id, each.result.metrics) for each in read_episodes(tmp_path)]
+    counts = [(name, counts["turns"], counts["tool_calls"]) for name, counts in results]
+    assert counts == [("old", 1, 2), ("new", 1, 2)]
     async with serve(policy, out=tmp_path) as bench:
         assert bench.ids() == []
-
-
-async def test_a_session_counts_the_calls_of_its_replies(tmp_path: Path) -> None:
-    async with serve([call(at="x") + call(at="y"), "Done."], out=tmp_path) as bench:
-        reply = await bench.chat(USER)
-        await bench.chat(USER, reply, *tool_results(reply))
-        bench.store.finish_at_end = True
-    [episode] = read_episodes(tmp_path)
-    assert episode.result.metrics["tool_calls"] == 2
 
 
 async def test_the_journal_is_compacted_when_sessions_finish(tmp_path: Path) -> None:
@@ -172,23 +154,6 @@ async def test_failed_ends_stop_no_others(tmp_path: Path, caplog: pytest.LogCapt
         assert sorted(again.ids()) == ["a", "b"]
 
 
-async def test_a_session_that_could_not_be_finished_can_be_later(tmp_path: Path) -> None:
-    async with serve(policy, out=tmp_path) as bench:
-        await ask(bench, [USER])
-        repair = break_the_end(bench, "s")
-        assert await bench.delete() == 500
-        sessions = bench.endpoint.sessions
-        live = sessions.find("s")
-        for _ in range(2):  # the session is idle, and still cannot be finished
-            live.used -= 7200.0
-            sessions.drop_idle()
-            await asyncio.wait(bench.store._finishing)
-            assert sessions.get("s") is live
-        repair()
-        assert await bench.delete() == 200
-    assert finished(tmp_path) == ["s"]
-
-
 async def test_requests_get_no_session_that_could_not_be_added_again() -> None:
     async with serve(policy) as bench:
         sessions = bench.endpoint.sessions
@@ -198,9 +163,7 @@ async def test_requests_get_no_session_that_could_not_be_added_again() -> None:
         assert sessions.current(older) is newer
 
 
-async def test_an_unsaved_answer_is_not_in_the_episode_of_its_session(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_no_unsaved_answer_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     saving, fail, sync = threading.Event(), threading.Event(), os.fdatasync
     async with serve(policy, out=tmp_path) as bench:
         await ask(bench, [USER])
@@ -337,31 +300,6 @@ async def test_a_reward_after_the_end_of_its_session_is_refused(tmp_path: Path) 
     assert [episode.result.reward for episode in read_episodes(tmp_path)] == [None]
 
 
-async def test_no_line_after_its_end_restores_a_session(tmp_path: Path) -> None:
-    async with serve(policy, out=tmp_path) as bench:
-        await bench.create()
-        assert await bench.delete() == 200
-    with (tmp_path / JOURNAL_NAME).open("ab") as journal:
-        journal.write(b'{"s":"s","k":0,"kind":"reward","reward":1.0,"info":{}}\n')
-    async with serve(policy, out=tmp_path) as again:
-        assert again.ids() == []
-
-
-async def test_the_idle_time_starts_at_the_end_of_a_request() -> None:
-    go_on = asyncio.Event()
-    hold = Reply("Hello.", hold=go_on, hold_after=1)
-    async with serve(hold, settings={"idle": 3600.0}) as bench:
-        asking = asyncio.create_task(ask(bench, [USER]))
-        await bench.engine.until(lambda core: core.held == 1)
-        live = bench.endpoint.sessions.get("s")
-        assert live is not None
-        live.used -= 7200.0  # a long answer
-        go_on.set()
-        await asking
-        bench.endpoint.sessions.drop_idle()
-        assert bench.endpoint.sessions.get("s") is live
-
-
 async def test_a_check_canceled_before_it_starts_is_started_again(tmp_path: Path) -> None:
     """A DELETE in the same round of the event loop as the commit of an answer."""
     async with serve(policy, out=tmp_path) as bench:
@@ -379,44 +317,16 @@ async def test_a_check_canceled_before_it_starts_is_started_again(tmp_path: Path
 STOPPING = (503, "server_stopping", "true")
 
 
-@dataclass
-class Closing:
-    """An endpoint that stops, and is held after its sessions ended and before its store closes."""
-
-    bench: ServedBench
-    ended: asyncio.Event = field(default_factory=asyncio.Event)
-    go_on: asyncio.Event = field(default_factory=asyncio.Event)
-
-    def stop(self) -> None:
-        self.stopping = asyncio.create_task(self.bench.endpoint.aclose())
-
-    async def send(self, method: str, path: str, body: Any = None) -> Any:
-        """Return the status, the answer or the code of the error, and `x-should-retry`."""
-        async with self.bench.http.request(method, self.bench.url + path, json=body) as response:
-            answer = await response.json()
-            code = answer["error"]["code"] if "error" in answer else answer
-            return response.status, code, response.headers.get("x-should-retry")
-
-    async def ask(self, session: str, messages: list[Any]) -> Any:
-        return await self.send("POST", in_session(CHAT, session), {"messages": messages})
+async def send(bench: ServedBench, method: str, path: str, body: Any = None) -> Any:
+    """Return the status, the answer or the code of the error, and `x-should-retry`."""
+    async with bench.http.request(method, bench.url + path, json=body) as response:
+        answer = await response.json()
+        code = answer["error"]["code"] if "error" in answer else answer
+        return response.status, code, response.headers.get("x-should-retry")
 
 
-@asynccontextmanager
-async def closing(policy: Any, out: Path, *, finish: bool = False) -> AsyncIterator[Closing]:
-    """A server that the block stops. At the end, it has stopped."""
-    async with serve(policy, out=out) as bench:
-        server, store = Closing(bench), bench.store
-        store.finish_at_end, close = finish, store.aclose
-
-        async def held(*args: Any) -> None:
-            server.ended.set()
-            await server.go_on.wait()
-            await close(*args)
-
-        store.aclose = held  # type: ignore[assignment, method-assign]
-        yield server
-        server.go_on.set()
-        await server.stopping
+async def say(bench: ServedBench, session: str = "s", *messages: Any) -> Any:
+    return await send(bench, "POST", in_session(CHAT, session), {"messages": [USER, *messages]})
 
 
 @pytest.mark.parametrize("finish", [False, True])
@@ -424,18 +334,22 @@ async def test_agents_that_ask_again_change_no_session(tmp_path: Path, finish: b
     names, never = [f"s{number}" for number in range(10)], asyncio.Event()
     held = Reply("Well.", hold=never, hold_after=1)
     policy = lambda request: held if request.call else "Hello."
-    async with closing(policy, tmp_path, finish=finish) as server:
+    async with serve(policy, out=tmp_path) as bench:
+        bench.store.finish_at_end = finish
 
         async def agent(name: str) -> list[Any]:
-            _, answer, _ = await server.ask(name, [USER])
-            talk = [USER, answer["choices"][0]["message"], USER]
-            return [await server.ask(name, talk) for _ in range(4)]
+            _, answer, _ = await say(bench, name)
+            talk = [answer["choices"][0]["message"], USER]
+            return [await say(bench, name, *talk) for _ in range(4)]
 
         agents = [asyncio.create_task(agent(name)) for name in names]
-        await server.bench.engine.until(lambda engine: engine.held == len(names))
-        server.stop()
+        await bench.engine.until(lambda engine: engine.held == len(names))
+        _, go_on = hold_calls(bench.store, "aclose")
+        stopping = asyncio.create_task(bench.endpoint.aclose())
         for answers in await asyncio.gather(*agents):
             assert answers == [STOPPING] * 4
+        go_on.set()
+        await stopping
     async with serve(policy, out=tmp_path) as again:
         lives = [(live.id, len(live.trace)) for live in again.endpoint.sessions.all()]
         assert sorted(again.store._logs) == ([] if finish else [(name, 0) for name in names])
@@ -444,16 +358,17 @@ async def test_agents_that_ask_again_change_no_session(tmp_path: Path, finish: b
 
 
 async def test_every_route_of_a_session_says_that_the_server_stops(tmp_path: Path) -> None:
-    async with closing("Hello.", tmp_path) as server:
-        await server.ask("s", [USER])
-        await server.send("POST", "/sessions/s/export")  # a finished session of that name
-        await server.ask("s", [USER])
-        server.stop()
-        await server.ended.wait()
+    async with serve(out=tmp_path) as bench:
+        await say(bench)
+        await bench.send("/sessions/s/export", {})  # a finished session of that name
+        await say(bench)
+        ended, go_on = hold_calls(bench.store, "aclose")
+        stopping = asyncio.create_task(bench.endpoint.aclose())
+        await ended.wait()
         for method, path, body in (
-            ("POST", in_session(CHAT), {"messages": [USER]}),
-            ("POST", in_session(CHAT, "new"), {"messages": [USER]}),
-            ("POST", CHAT, {"messages": [USER]}),
+            ("POST", in_session(CHAT), BODY),
+            ("POST", in_session(CHAT, "new"), BODY),
+            ("POST", CHAT, BODY),
             ("POST", in_session(TEXT), {"prompt": "Once"}),
             ("POST", "/sessions", {}),
             ("POST", "/sessions/s/reward", {"reward": 1.0}),
@@ -462,33 +377,35 @@ async def test_every_route_of_a_session_says_that_the_server_stops(tmp_path: Pat
             ("GET", "/sessions/s/trajectories", None),
             ("DELETE", "/sessions/s", None),
         ):
-            assert await server.send(method, path, body) == STOPPING, path
-        assert server.bench.ids() == ["s"]
+            assert await send(bench, method, path, body) == STOPPING, path
+        assert bench.ids() == ["s"]
+        go_on.set()
+        await stopping
 
 
-async def test_an_answer_is_in_the_journal_or_its_client_gets_an_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_late_answer_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The answer exists when the server stops, but is committed only after the store closed."""
-    async with closing("Hello.", tmp_path) as server:
-        journal = server.bench.store.journal
+    async with serve(out=tmp_path) as bench:
+        ended, go_on = hold_calls(bench.store, "aclose")
+        journal = bench.store.journal
         deliver, reached = EndpointReply.deliver, asyncio.Event()
 
         async def late(reply: EndpointReply) -> None:
             reached.set()
-            await server.go_on.wait()
+            await go_on.wait()
             await journal.flush()
             while not journal._closed:
                 await asyncio.sleep(0)
             await deliver(reply)
 
         monkeypatch.setattr(EndpointReply, "deliver", late)
-        asking = asyncio.create_task(server.ask("s", [USER]))
+        asking = asyncio.create_task(say(bench))
         await reached.wait()
-        server.stop()
-        await server.ended.wait()
-        server.go_on.set()
+        stopping = asyncio.create_task(bench.endpoint.aclose())
+        await ended.wait()
+        go_on.set()
         assert await asking == STOPPING
+        await stopping
     async with serve(out=tmp_path) as again:
         [live] = again.endpoint.sessions.all()
         assert live.trace == []

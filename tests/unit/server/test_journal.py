@@ -93,9 +93,7 @@ async def test_compacting_keeps_what_arrives_meanwhile(journal: Journal) -> None
     assert lines(journal) == [b"a1\n", b"a2\n", b"b2\n"]
 
 
-async def test_a_folder_that_cannot_be_synced_after_a_compaction(
-    journal: Journal, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_folder_cannot_be_synced(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
     """The next lines go to the new file."""
     await journal.append(b"a1\n", b"b1\n")
     failures = 1

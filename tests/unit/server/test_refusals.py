@@ -37,6 +37,7 @@ FORMS = {
 
 
 async def test_the_path_after_the_session_gives_the_form() -> None:
+    """Whatever the name of the session is."""
     async with serve() as bench:
         for session in ("messages", "responses", "x%2Fv1%2Fmessages", "models", "chat"):
             for path, form in FORMS.items():
@@ -44,11 +45,6 @@ async def test_the_path_after_the_session_gives_the_form() -> None:
                     dialect = bench.endpoint.dialect_of(whole)
                     expected = getattr(bench.endpoint, form)
                     assert type(dialect).refusal is type(expected).refusal, whole
-
-
-async def test_a_session_may_have_the_name_of_an_api() -> None:
-    async with serve() as bench:
-        for session in ("messages", "x%2Fv1%2Fmessages", "models"):
             for path in (CHAT, "/nowhere"):
                 url = URL(bench.url + in_session(path, session), encoded=True)
                 async with bench.http.post(url, json={}) as response:
@@ -125,23 +121,18 @@ HINTS = {
 }
 
 
-async def test_an_unknown_route_says_what_to_use() -> None:
+async def test_an_unknown_route_names_the_routes_that_are_served() -> None:
     async with serve() as bench:
+        error: Any = {}
         for path, hint in HINTS.items():
             status, answer = await bench.post(path, BODY)
             kind = "not_found_error" if "messages" in path else "invalid_request_error"
             error = answer["error"]
             assert (status, error["code"], error["type"]) == (404, "not_found", kind)
             assert hint in error["message"] and path in error["message"]
-
-
-async def test_every_route_that_is_named_is_served() -> None:
-    async with serve() as bench:
-        _, answer = await bench.post("/nowhere", {})
-        words = answer["error"]["message"]
-        for path in words.partition("POST ")[2].partition(";")[0].split(", "):
+        for path in error["message"].partition("POST ")[2].partition(";")[0].split(", "):
             assert (await bench.post(path, {}))[0] in (201, 400), path
-        for path in words.partition("GET ")[2].partition(";")[0].split(", "):
+        for path in error["message"].partition("GET ")[2].partition(";")[0].split(", "):
             path = path.replace("MODEL", bench.endpoint.model_name)
             async with bench.http.get(bench.url + path) as response:
                 assert response.status == 200, path
@@ -166,7 +157,7 @@ def busy(request: PolicyRequest) -> Reply:
     return Reply("Hello.", hold=hold, hold_after=1)
 
 
-async def test_limits_have_clear_errors() -> None:
+async def test_limits_have_clear_errors_and_an_end_aborts() -> None:
     limits = {"max_sessions": 2, "max_nodes": 4, "max_body": 4096, "max_in_flight": 2}
     async with serve(busy, settings=limits) as bench:
         refusal = await bench.refusal(PATH, {"messages": [user("x" * 5000)]})
@@ -175,37 +166,37 @@ async def test_limits_have_clear_errors() -> None:
             await bench.ask(user(text))
         assert (await bench.refusal(PATH, BODY))[1] == "session_full"
         path = in_session(CHAT, "busy")
-        waiting = [asyncio.create_task(bench.post(path, BODY)) for _ in range(2)]
+        waiting = [asyncio.create_task(bench.refusal(path, BODY)) for _ in range(2)]
         await bench.engine.until(lambda engine: engine.held == 2)
         assert (await bench.refusal(path, BODY))[1] == "too_many_requests"
         assert (await bench.refusal(in_session(CHAT, "t"), BODY))[1] == "too_many_sessions"
-        for task in waiting:
-            task.cancel()
-        await asyncio.gather(*waiting, return_exceptions=True)
+        assert await bench.delete("busy") == 200
+        for refused in await asyncio.gather(*waiting):
+            assert refused[:2] == (409, "request_aborted")
+        ended = lambda engine: all(entry.finished is not None for entry in engine.log)
+        await bench.engine.until(ended)
+        assert [entry.aborted for entry in bench.engine.log[-2:]] == [True, True]
 
 
 async def test_an_unused_session_is_dropped_and_a_used_one_is_not() -> None:
-    async with serve(busy, settings={"idle": 1000.0}) as bench:
+    """The busy one is waited for, and keeps nobody else. Its idle time starts at its end."""
+    go_on = asyncio.Event()
+
+    def policy(request: PolicyRequest) -> Reply:
+        return Reply("Hello.", hold=go_on if request.routing_key == "busy" else None, hold_after=1)
+
+    async with serve(policy, settings={"idle": 1000.0}) as bench:
         waiting = asyncio.create_task(bench.ask(USER, session="busy"))
         await bench.engine.until(lambda engine: engine.held == 1)
         for name in ("old", "young"):
             await bench.ask(USER, session=name)
         for live in bench.endpoint.sessions.all():
             live.used -= 0.0 if live.id == "young" else 1001.0
-        bench.endpoint.sessions.drop_idle()
-        # the busy one is waited for, and keeps nobody else
-        assert bench.ids() == ["busy", "young"]
-        waiting.cancel()
-
-
-async def test_deleting_a_session_aborts_what_runs_in_it() -> None:
-    async with serve(busy) as bench:
-        waiting = asyncio.create_task(bench.refusal(in_session(CHAT, "busy"), BODY))
-        await bench.engine.until(lambda engine: engine.held == 1)
-        assert await bench.delete("busy") == 200
-        assert (await waiting)[:2] == (409, "request_aborted")
-        await bench.engine.until(lambda engine: engine.log[0].finished is not None)
-        assert bench.engine.log[0].aborted
+        for _ in range(2):
+            bench.endpoint.sessions.drop_idle()
+            assert sorted(bench.ids()) == ["busy", "young"]
+            go_on.set()
+            await waiting
 
 
 @pytest.mark.parametrize(
@@ -221,9 +212,7 @@ async def test_deleting_a_session_aborts_what_runs_in_it() -> None:
     ],
     ids=["busy", "refused", "error", "dropped", "aborted", "hanging", "no JSON"],
 )
-async def test_each_failure_has_its_code_and_says_whether_to_retry(
-    fault: Fault, status: int, code: str, retry: str
-) -> None:
+async def test_each_failure_has_its_code(fault: Fault, status: int, code: str, retry: str) -> None:
     settings = {"timeout": 0.3} if fault.hang else {}
     faults = lambda request: fault if request.index == 0 else None
     async with serve(faults=faults, config={"retries": 0}, settings=settings) as bench:
@@ -231,7 +220,9 @@ async def test_each_failure_has_its_code_and_says_whether_to_retry(
             error = (await response.json())["error"]
             answer = (response.status, error["code"], response.headers["x-should-retry"])
             assert answer == (status, code, retry)
-        assert not bench.endpoint.sessions.find("s").failures  # their tracebacks hold requests
+        live = bench.endpoint.sessions.find("s")
+        assert not live.failures  # their tracebacks hold requests
+        assert live.pending.all() == []  # no retry joins it, and it holds its conversation
         if not fault.hang:
             await bench.ask(USER)  # one failure touches no other request
             assert len(await bench.trajectories(refused=fault.abort_after is not None)) == 1

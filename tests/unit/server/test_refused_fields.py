@@ -35,7 +35,6 @@ EXTRA = {"function": {"name": "look", "extra": 1}}
 PREFILL = [USER, assistant("I")]
 EMPTY_STOP = "a stop string must not be empty"
 
-# --- bodies with every part that may be wrong -----------------------------------------------------
 
 CALL = {"id": "c", "type": "function", "function": {"name": "look", "arguments": "{}"}}
 USE = {"type": "tool_use", "id": "a", "name": "look", "input": {}}
@@ -76,7 +75,6 @@ BODIES: dict[str, Fields] = {
     },
 }
 
-# --- what is wrong in them ------------------------------------------------------------------------
 
 OF_MESSAGES: dict[str, list[Any]] = {
     "max_tokens": [0, "many"],
@@ -325,9 +323,6 @@ async def test_a_field_that_the_template_may_show_is_refused(tokenizer: Any) -> 
                 message |= {"id": value} if message["role"] == role else {}
             status, _ = await bench.post(CHAT, {"messages": messages})
             assert status == expected, (role, value)
-
-
-# --- sampling parameters of a session and of the endpoint -----------------------------------------
 
 
 WRONG_DEFAULTS: list[tuple[str, Fields]] = [

@@ -10,9 +10,9 @@ import pytest
 from openai.types.responses import ResponseCustomToolCall
 from support.client_scenario import one_episode, saying
 from support.episodes import call
-from support.responses_wire import HELLO, LOOK, play
+from support.responses_wire import HELLO, LOOK
 from support.served import RESPONSES, USER, in_session, serve, user
-from support.wires import ask, continued
+from support.wires import ask, continued, play
 
 from toolroll.endpoint.dialects.openai_responses_items import read_items
 from toolroll.endpoint.requests.ignored_fields import IgnoredFields
@@ -43,21 +43,33 @@ def test_a_tagged_text_stays_text_if_the_model_does_not_reason() -> None:
     assert thought == {"role": "assistant", "content": None, "reasoning_content": "Hm."}
 
 
+TAGGED = call(at="x") + "<think>\nb\n</think>"
+CUT_CALL = call(at="w") + '<tool_call>{"name": "look", "arguments": {"at": "x", "b'
+SAID, CALLED = ("message", "completed"), ("function_call", "completed")
+REPLIES: dict[str, tuple[str, bool, list[tuple[str, str]]]] = {
+    "nothing": ("", False, [SAID]),
+    "blanks": ("  \n", False, [SAID]),
+    "tagged text after a call": (TAGGED, False, [CALLED, SAID]),
+    "a cut text": ("One two", True, [("message", "incomplete")]),
+    "a cut call": (CUT_CALL, True, [CALLED, ("function_call", "incomplete")]),
+    "a whole call at the end": (call(at="w"), True, [CALLED]),
+}
+"""A reply, whether it is cut, and the types of its items and their status."""
+
+
 @STREAMED
-@pytest.mark.parametrize(
-    ("reply", "kinds"),
-    [
-        ("", ["message"]),
-        ("  \n", ["message"]),
-        (call(at="x") + "<think>\nb\n</think>", ["function_call", "message"]),
-    ],
-    ids=["nothing", "blanks", "tagged text after a call"],
-)
-async def test_unusual_replies_can_be_continued(reply: str, kinds: list[str], stream: bool) -> None:
+@pytest.mark.parametrize("name", REPLIES)
+async def test_a_reply_can_be_continued(tokenizer: Any, name: str, stream: bool) -> None:
+    text, cut, items = REPLIES[name]
     body = {**HELLO, "tools": [LOOK]}
-    async with serve([reply, "Done."]) as bench:
+    if cut:
+        body["max_output_tokens"] = len(tokenizer.encode(text, add_special_tokens=False))
+    async with serve([text + " and more" if cut else text, "Done."]) as bench:
         response = await ask(bench, body, stream=stream)
-        assert [item["type"] for item in response["output"]] == kinds
+        assert response["status"] == ("incomplete" if cut else "completed")
+        reason = {"reason": "max_output_tokens"} if cut else None
+        assert response.get("incomplete_details") == reason
+        assert [(item["type"], item["status"]) for item in response["output"]] == items
         await ask(bench, continued(body, response), stream=stream)
         await bench.one_trajectory(turns=2)
 
@@ -101,7 +113,7 @@ async def test_a_reference_is_the_item_of_this_session(
         ]
 
     async with serve(saying, tokenizer=any_tokenizer, split="random", out=tmp_path) as bench:
-        await play(bench, stream=stream, change=refer)
+        await play(bench, "responses", stream=stream, change=refer)
         await one_episode(bench)
         assert await bench.forks() == []
 
@@ -126,39 +138,9 @@ async def test_a_reference_to_nothing_stored_says_so() -> None:
                     assert item_id in error["message"] and "store: false" in error["message"]
 
 
-@STREAMED
-async def test_a_response_that_was_cut_is_incomplete(stream: bool) -> None:
-    async with serve("One two three four five six.") as bench:
-        response = await ask(bench, {**HELLO, "max_output_tokens": 2}, stream=stream)
-        assert response["status"] == response["output"][-1]["status"] == "incomplete"
-        assert response["incomplete_details"] == {"reason": "max_output_tokens"}
-
-
-@STREAMED
-@pytest.mark.parametrize(
-    ("last", "status"),
-    [
-        ('<tool_call>{"name": "look", "arguments": {"at": "x", "b', "incomplete"),
-        (call(at="x"), "completed"),
-    ],
-    ids=["cut", "whole"],
-)
-async def test_a_cut_call_says_so(tokenizer: Any, stream: bool, last: str, status: str) -> None:
-    """A call before it, and a whole call at the end of a cut reply, are complete."""
-    text = call(at="w") + last
-    tokens = len(tokenizer.encode(text, add_special_tokens=False))
-    body = {**HELLO, "tools": [LOOK], "max_output_tokens": tokens}
-    async with serve(text + " and more") as bench:
-        response = await ask(bench, body, stream=stream)
-        assert response["status"] == "incomplete"
-        items = [(item["type"], item["status"]) for item in response["output"]]
-        assert items == [("function_call", "completed"), ("function_call", status)]
-        await ask(bench, continued(body, response), stream=stream)
-        await bench.one_trajectory(turns=2)
-
-
 PATCH: dict[str, Any] = {"type": "custom", "name": "apply_patch", "description": "Edit files."}
 PATCHES = ['*** Begin\n+ "x" <b>\n', "", '{"input": "y"}']
+MALFORMED: list[dict[str, Any]] = [{"patch": "x"}, {"input": ["x"]}]
 
 
 @STREAMED
@@ -177,37 +159,28 @@ async def test_the_tools_of_a_namespace_are_flattened(stream: bool) -> None:
 @STREAMED
 @pytest.mark.parametrize("namespace", ["", "files"])
 async def test_custom_tools_are_functions(any_tokenizer: Any, stream: bool, namespace: str) -> None:
+    """A malformed call stays a function call."""
     name = f"{namespace}__apply_patch" if namespace else "apply_patch"
-    replies = [call(name, input=patch) for patch in PATCHES] + ["Done."]
+    replies = [call(name, input=patch) for patch in PATCHES]
+    replies += [*(call(name, **arguments) for arguments in MALFORMED), "Done."]
     tool: dict[str, Any] = {**PATCH, "format": {"type": "text"}}
     if namespace:
         tool = {"type": "namespace", "name": namespace, "tools": [PATCH]}
     async with serve(replies, tokenizer=any_tokenizer, split="random") as bench:
         body: dict[str, Any] = {"input": [user("Fix it.")], "tools": [tool]}
-        for patch in PATCHES:
+        for patch in [*PATCHES, *MALFORMED]:
             response = await ask(bench, body, stream=stream)
             [item] = response["output"]
-            assert item["type"] == "custom_tool_call"
-            assert ResponseCustomToolCall.model_validate(item).input == patch
+            if isinstance(patch, str):
+                assert item["type"] == "custom_tool_call"
+                assert ResponseCustomToolCall.model_validate(item).input == patch
+            else:
+                assert (item["type"], json.loads(item["arguments"])) == ("function_call", patch)
             assert (item["name"], item.get("namespace", "")) == ("apply_patch", namespace)
             body = continued(body, response)
         assert (await ask(bench, body, stream=stream))["output"]
         assert '"input"' in bench.prompt(0)
-        await bench.one_trajectory(turns=4)
-
-
-async def test_a_malformed_call_of_a_custom_tool_stays_a_function_call() -> None:
-    wrong: list[dict[str, Any]] = [{"patch": "x"}, {"input": ["x"]}]
-    replies = [call("apply_patch", **arguments) for arguments in wrong] + ["Done."]
-    async with serve(replies) as bench:
-        body: dict[str, Any] = {"input": [user("Fix it.")], "tools": [PATCH]}
-        for arguments in wrong:
-            response = await ask(bench, body)
-            [item] = response["output"]
-            assert (item["type"], json.loads(item["arguments"])) == ("function_call", arguments)
-            body = continued(body, response)
-        await ask(bench, body)
-        await bench.one_trajectory(turns=3)
+        await bench.one_trajectory(turns=len(replies))
 
 
 async def test_a_custom_tool_can_be_forced_or_dropped() -> None:

@@ -150,31 +150,22 @@ async def test_an_id_above_the_vocabulary_is_restored(tokenizer: Any, out: Path)
                 assert above in list(server.engine.log[-1].input_ids)
 
 
-@pytest.mark.parametrize(
-    ("path", "bodies", "reason", "forks"),
-    [
-        (CHAT_IN_S, [{"messages": [user(text)]} for text in ("One", "Two")], NEW_ROOT, [NEW_ROOT]),
-        (TEXT_IN_S, [{"prompt": text} for text in ("One", "Two")], NEW_TEXT, []),
-    ],
-    ids=["chat", "text"],
-)
-async def test_simultaneous_first_requests_are_restored_as_forks(
-    out: Path, path: str, bodies: list[Any], reason: str, forks: list[str]
-) -> None:
-    both = asyncio.Event()
+async def test_simultaneous_first_requests_are_restored_as_forks(out: Path) -> None:
+    both = asyncio.Barrier(2)
 
     async def together(request: PolicyRequest) -> str:
-        if request.index == 1:
-            both.set()
         await both.wait()
         return "Hello."
 
     async with serve(together, out=out) as bench:
-        await asyncio.gather(*(bench.send(path, body) for body in bodies))
-        assert [each["fork_reason"] for each in await bench.trajectories()] == [None, reason]
-        assert await bench.forks() == forks
+        await asyncio.gather(*(bench.ask(user(text), session="chat") for text in ("One", "Two")))
+        path = in_session(TEXT, "text")
+        await asyncio.gather(*(bench.send(path, {"prompt": text}) for text in ("One", "Two")))
         async with restarted(out) as again:
-            assert state_of(again) == state_of(bench)
+            for name, reason, forks in (("chat", NEW_ROOT, [NEW_ROOT]), ("text", NEW_TEXT, [])):
+                reasons = [each["fork_reason"] for each in await bench.trajectories(name)]
+                assert (reasons, await bench.forks(name)) == ([None, reason], forks)
+                assert state_of(again, name) == state_of(bench, name)
 
 
 @pytest.mark.parametrize(
@@ -337,27 +328,6 @@ async def test_a_torn_line_loses_only_itself(out: Path) -> None:
         shutil.rmtree(out.with_name("out-again"))
 
 
-@pytest.fixture(scope="module")
-def recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a session of two turns and a stored response."""
-    folder = tmp_path_factory.mktemp("recording") / "out"
-
-    async def record() -> None:
-        async with serve(policy, out=folder) as bench:
-            await ask(bench, await ask(bench, [USER]))
-            await respond(bench, "first")
-
-    asyncio.run(record())
-    return folder
-
-
-@pytest.fixture
-def recorded(recording: Path, out: Path) -> Path:
-    """A copy of `recording`."""
-    shutil.copytree(recording, out)
-    return out
-
-
 async def refused_line(out: Path) -> str:
     """Return the words with which a server refuses to start on `out`."""
     with pytest.raises(UsageError) as refused:
@@ -384,25 +354,26 @@ DAMAGES: dict[str, tuple[int, Callable[[bytes], bytes]]] = {
     "switches that are none": (3, changed(switches=5)),
     "an unknown answer": (4, changed(kept=["x", "y", 5])),
 }
-"""The number of a line of `recording`, and what becomes of it."""
+"""The number of a line, and what becomes of it."""
 
 
-@pytest.mark.parametrize("name", DAMAGES)
-async def test_a_damaged_line_is_refused_by_its_number(recorded: Path, name: str) -> None:
-    number, damage = DAMAGES[name]
-    journal = recorded / JOURNAL_NAME
-    lines = journal.read_bytes().splitlines(keepends=True)
-    lines[number - 1] = damage(lines[number - 1])
-    journal.write_bytes(b"".join(lines))
-    assert f"{JOURNAL_NAME}, line {number}, cannot be restored" in await refused_line(recorded)
-
-
-async def test_a_store_that_could_not_be_opened_is_not_open(recorded: Path) -> None:
-    journal = recorded / JOURNAL_NAME
+async def test_a_damaged_line_is_refused_by_number(out: Path, subtests: pytest.Subtests) -> None:
+    """Until it is repaired."""
+    async with serve(policy, out=out) as bench:
+        await ask(bench, await ask(bench, [USER]))
+        await respond(bench, "first")
+    journal = out / JOURNAL_NAME
     whole = journal.read_bytes()
+    for name, (number, damage) in DAMAGES.items():
+        lines = whole.splitlines(keepends=True)
+        lines[number - 1] = damage(lines[number - 1])
+        journal.write_bytes(b"".join(lines))
+        with subtests.test(name):
+            words = f"{JOURNAL_NAME}, line {number}, cannot be restored"
+            assert words in await refused_line(out)
     journal.write_bytes(b"{}\n" + whole)
     async with serve(policy) as bench:
-        store = SessionStore(recorded, store_settings(bench.served, "embedded"))
+        store = SessionStore(out, store_settings(bench.served, "embedded"))
         core = Endpoint(bench.served, store=store)
         for _ in range(2):
             with pytest.raises(UsageError, match="line 1, cannot be restored"):

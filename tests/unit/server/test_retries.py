@@ -134,14 +134,6 @@ async def test_what_was_written_is_written_again_for_a_retry(stream: bool) -> No
         assert all(response.body is None for response in responses)
 
 
-async def test_a_request_that_fails_is_not_kept() -> None:
-    """Its error would hold its whole conversation for the grace time, and no retry joins it."""
-    async with serve(faults=lambda request: Fault(status=400, body=b"{}")) as bench:
-        await bench.create("s")
-        assert (await bench.refusal(PATH, BODY))[0] == 400
-        assert bench.endpoint.sessions.find("s").pending.all() == []
-
-
 async def test_memory_is_linear_in_the_conversation() -> None:
     async with serve(numbered) as bench:
         messages: list[Message] = [USER]

@@ -25,18 +25,6 @@ async def metrics(bench: ServedBench) -> dict[str, float]:
     return {name: float(value) for name, _, value in values}
 
 
-async def test_the_session_is_named_by_path_header_or_body() -> None:
-    async with serve() as bench:
-        for path, fields, headers in (
-            (in_session(CHAT), {}, {}),
-            (CHAT, {"session_id": "s"}, {}),
-            (CHAT, {}, {"x-session-id": "s"}),
-        ):
-            await bench.send(path, {"messages": [USER], **fields}, **headers)
-        assert [entry.routing_key for entry in bench.engine.log] == ["s"] * 3
-        assert len(await bench.trajectories()) == 3
-
-
 async def test_the_list_has_live_and_finished_sessions(tmp_path: Path) -> None:
     async with serve(out=tmp_path) as bench:
         for name in ("s", "t"):
@@ -61,9 +49,7 @@ async def test_the_list_has_live_and_finished_sessions(tmp_path: Path) -> None:
         assert (await bench.get("/sessions"))["data"] == [live, ended]
 
 
-async def test_forks_that_drop_a_last_message_get_an_advice_once(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_forks_get_one_advice(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """An agent that appends a message for one request only, as OpenClaw 2026.9 does."""
     talk: list[Message] = [USER]
     advice = None

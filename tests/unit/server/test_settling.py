@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import pytest
@@ -15,9 +14,7 @@ from toolroll.endpoint.in_process import ManagedSession, ToolrollClient
 from toolroll.rollout.template.delta import RenderedDelta
 from toolroll.rollout.template.record import AnswerRecord
 
-
-def checking(verify: str = "sample") -> AbstractAsyncContextManager[ServedBench]:
-    return serve(settings={"verify": verify})
+SAMPLED: dict[str, Any] = {"settings": {"verify": "sample"}}
 
 
 async def talk_wrongly(bench: ServedBench) -> None:
@@ -37,7 +34,7 @@ async def talk_wrongly(bench: ServedBench) -> None:
 
 @pytest.mark.parametrize("verify", ["sample", "always"])
 async def test_the_trace_says_what_verification_found(verify: str) -> None:
-    async with checking(verify) as bench:
+    async with serve(settings={"verify": verify}) as bench:
         await talk_wrongly(bench)
         await bench.ask(USER, session="right")
         for session, reasons in (("s", ["verification"] * 2), ("right", ["None"])):
@@ -47,7 +44,7 @@ async def test_the_trace_says_what_verification_found(verify: str) -> None:
 
 @pytest.mark.parametrize("tree", [False, True])
 async def test_a_state_is_settled_after_calls_of_its_client(tree: bool) -> None:
-    async with checking() as bench:
+    async with serve(**SAMPLED) as bench:
         await talk_wrongly(bench)
         async with ToolrollClient(bench.endpoint, session="s"):
             state = ManagedSession(bench.endpoint, session="s", track_tree=tree).get_state()
@@ -57,7 +54,7 @@ async def test_a_state_is_settled_after_calls_of_its_client(tree: bool) -> None:
 
 
 async def test_what_is_committed_during_a_check_is_checked_too() -> None:
-    async with checking() as bench:
+    async with serve(**SAMPLED) as bench:
         await bench.ask(user("Another talk"))
         verifier, checked = bench.served.template.verifier, list[int]()
         check, begun, go_on = held(verifier.check)
@@ -95,7 +92,7 @@ async def test_what_is_committed_during_a_comparison_is_compared_too(
         return check(record, trajectories)
 
     monkeypatch.setattr(AnswerRecord, "check", counted)
-    async with checking() as bench:
+    async with serve(**SAMPLED) as bench:
         await bench.ask(USER)
         asking = asyncio.create_task(bench.get("/sessions/s/trajectories"))
         await asyncio.to_thread(begun.wait)
@@ -105,7 +102,7 @@ async def test_what_is_committed_during_a_comparison_is_compared_too(
 
 
 async def test_a_check_that_fails_is_made_again() -> None:
-    async with checking() as bench:
+    async with serve(**SAMPLED) as bench:
         await talk_wrongly(bench)
         verifier = bench.served.template.verifier
         check = verifier.check
@@ -121,7 +118,7 @@ async def test_a_check_that_fails_is_made_again() -> None:
 
 
 async def test_a_session_deleted_while_it_is_checked_is_said_to_be() -> None:
-    async with checking() as bench:
+    async with serve(**SAMPLED) as bench:
         await bench.ask(USER)
         verifier: Any = bench.served.template.verifier
         verifier.check, begun, go_on = held(verifier.check)

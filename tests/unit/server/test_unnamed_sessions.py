@@ -210,14 +210,6 @@ async def test_a_session_that_ends_while_it_is_compared(monkeypatch: pytest.Monk
         assert other != name
 
 
-async def test_a_text_completion_is_a_session() -> None:
-    async with serve() as bench:
-        names = [(await send(bench, TEXT))[0] for _ in range(2)]
-        assert len(set(names)) == 2
-        assert (await send(bench, TEXT, retry=1))[0] == names[-1]
-        await bench.trajectories(names[0])
-
-
 # --- retries --------------------------------------------------------------------------------------
 
 
@@ -241,15 +233,18 @@ async def test_retries_join_the_requests_that_their_clients_gave_up() -> None:
             await bench.trajectories(name)
 
 
-async def test_a_retry_of_an_answered_request_gets_its_answer() -> None:
+@pytest.mark.parametrize("path", [CHAT, TEXT])
+async def test_a_retry_of_an_answered_request_gets_its_answer(path: str) -> None:
     async with serve(numbered) as bench:
-        first = await send(bench)
-        assert await send(bench, retry=1) == first
-        assert (await send(bench))[0] != first[0]
-        body = {"messages": [USER, first[1]["choices"][0]["message"], MORE]}
-        second = await send(bench, CHAT, body)
-        assert await send(bench, CHAT, body, retry=2) == second
-        assert len(bench.engine.log) == 3
+        first = await send(bench, path)
+        assert await send(bench, path, retry=1) == first
+        assert (await send(bench, path))[0] != first[0]
+        if path == CHAT:
+            body = {"messages": [USER, first[1]["choices"][0]["message"], MORE]}
+            second = await send(bench, CHAT, body)
+            assert await send(bench, CHAT, body, retry=2) == second
+        assert len(bench.engine.log) == (3 if path == CHAT else 2)
+        await bench.trajectories(first[0])
 
 
 @pytest.mark.parametrize("together", [False, True])
@@ -281,9 +276,8 @@ async def test_a_retry_after_an_error_is_in_the_session_of_the_error() -> None:
 # --- limits ---------------------------------------------------------------------------------------
 
 
-async def test_a_full_endpoint_ends_the_least_recent_unnamed_session(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_the_least_recent_ends(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Of the unnamed sessions, when the endpoint is full."""
     caplog.set_level("INFO", "toolroll.endpoint")
     async with serve(numbered, settings={"max_sessions": 3}, out=tmp_path) as bench:
         await bench.ask(USER)
@@ -318,13 +312,18 @@ async def test_a_session_with_a_request_in_flight_is_not_ended() -> None:
         assert len(bench.endpoint.sessions) == 2
 
 
-async def test_a_session_that_could_not_be_finished(tmp_path: Path) -> None:
+async def test_a_session_that_could_not_be_finished_can_be_later(tmp_path: Path) -> None:
     async with serve(numbered, settings={"max_sessions": 1}, out=tmp_path) as bench:
         name, reply = await say(bench, USER)
         repair = break_the_end(bench, name)
-        bench.endpoint.sessions.discard(name)
-        await asyncio.wait(bench.store._finishing)
-        assert bench.ids() == [name]
+        assert await bench.delete(name) == 500
+        sessions = bench.endpoint.sessions
+        live = sessions.find(name)
+        for _ in range(2):  # the session is idle, and still cannot be finished
+            live.used -= 7200.0
+            sessions.drop_idle()
+            await asyncio.wait(bench.store._finishing)
+            assert [*sessions.all()] == [live]
         assert (await bench.refusal(CHAT, {"messages": [USER, reply, MORE]}))[0] == 429
         repair()
         assert await bench.delete(name) == 200
@@ -355,6 +354,7 @@ async def test_requests_must_name_a_session_if_it_is_required() -> None:
             assert answer["error"].get("code", "session_required") == "session_required"
             await bench.send(in_session(path), body)
             await bench.send(path, body, **{"x-session-id": "s"})
+        await bench.send(CHAT, {**BODIES[CHAT], "session_id": "s"})
         assert (await bench.get("/v1/models"))["object"] == "list"
         assert bench.ids() == ["s"]
 

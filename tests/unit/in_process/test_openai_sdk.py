@@ -1,4 +1,4 @@
-"""`ToolrollClient`: the SDK's own client, answered in process, judged by the engine's log."""
+"""OpenAI's SDK over HTTP, and in process (`ToolrollClient`): judged by the engine's log."""
 
 from __future__ import annotations
 
@@ -7,7 +7,14 @@ from functools import partial
 from typing import Any
 
 import pytest
-from openai import APITimeoutError, AsyncOpenAI, BadRequestError, InternalServerError, NotFoundError
+from openai import (
+    APITimeoutError,
+    AsyncOpenAI,
+    BadRequestError,
+    InternalServerError,
+    NotFoundError,
+    OpenAI,
+)
 from support.client_scenario import one_episode, play, saying
 from support.endpoints import streamed
 from support.in_process import in_process
@@ -18,14 +25,41 @@ from toolroll.testing import Fault, Reply
 HI: dict[str, Any] = {"model": "m", "messages": [USER]}
 
 
-@pytest.mark.parametrize("stream", [False, True])
-async def test_an_episode(stream: bool) -> None:
-    async with in_process(saying, split="random") as (bench, client):
+@pytest.mark.parametrize("way", ["async", "sync", "stream", "in process", "stream in process"])
+async def test_an_episode(any_tokenizer: Any, way: str) -> None:
+    options: dict[str, Any] = {"tokenizer": any_tokenizer, "split": "random"}
+    async with in_process(saying, **options) as (bench, client):
         assert isinstance(client, AsyncOpenAI)
-        await play(partial(streamed, client) if stream else client.chat.completions.create)
+        over_http, replies = bench.client(), list[Any]()
+        with OpenAI(base_url=f"{bench.url}/sessions/s/v1", api_key="unused") as synchronous:
+            create: Any = synchronous.chat.completions.create
+            ways: dict[str, Any] = {
+                "async": over_http.chat.completions.create,
+                "sync": partial(asyncio.to_thread, create),
+                "stream": partial(streamed, over_http, stream_options={"include_usage": True}),
+                "in process": client.chat.completions.create,
+                "stream in process": partial(streamed, client),
+            }
+
+            async def recorded(**fields: Any) -> Any:
+                replies.append(await ways[way](**fields))
+                return replies[-1]
+
+            last = await play(recorded)
+        assert (last.content, last.reasoning_content) == ("All seen: <b>x</b>.", "What now?")
         await one_episode(bench)
+        reasons = [reply.choices[0].finish_reason for reply in replies]
+        assert reasons == ["tool_calls", "tool_calls", "stop"]
         [trajectory] = await client.trajectories()
         assert trajectory.trained_tokens == sum(turn.length for turn in trajectory.turns) > 0
+        if "stream" not in way:
+            entry, answer = bench.engine.log[-1], replies[-1]
+            ids = (answer.prompt_token_ids, answer.choices[0].token_ids)
+            assert ids == (entry.input_ids.tolist(), entry.output_ids)
+            usage = answer.usage
+            counts = (usage.prompt_tokens, usage.completion_tokens)
+            assert counts == (len(entry.input_ids), len(entry.output_ids))
+            assert usage.prompt_tokens_details.cached_tokens == entry.cached_tokens > 100
 
 
 async def test_refusals_are_the_sdks_own_errors() -> None:
@@ -65,13 +99,17 @@ async def test_the_sdks_time_out_hangs_up_and_its_retry_joins() -> None:
         assert len(await bench.trajectories(refused=len(bench.engine.log) - 1)) == 1
 
 
+@pytest.mark.parametrize("over_http", [False, True])
 @pytest.mark.parametrize("way", ["canceled", "a canceled stream", "a stream that is left"])
-async def test_a_client_that_gives_up_aborts_at_the_engine(way: str) -> None:
+async def test_a_client_that_gives_up_aborts_at_the_engine(way: str, over_http: bool) -> None:
+    """Without a retry in the grace time."""
     hold = Reply("Hello there.", hold=asyncio.Event(), hold_after=3)
-    async with in_process(hold, settings={"grace": 0.0}) as (bench, client):
+    settings = {"grace": 0.05 if over_http else 0.0}
+    async with in_process(hold, settings=settings) as (bench, client):
+        create: Any = (bench.client() if over_http else client).chat.completions.create
 
         async def ask() -> None:
-            answer: Any = await client.chat.completions.create(**HI, stream="stream" in way)
+            answer = await create(**HI, stream="stream" in way)
             if way.endswith("left"):
                 async with answer as stream:
                     async for chunk in stream:

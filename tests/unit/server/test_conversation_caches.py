@@ -1,7 +1,11 @@
-"""The cursor that a turn keeps changes no prompt: each is planned with it and without it."""
+"""What a conversation keeps changes no prompt: the cursors of its last turns, an index of the
+sampled texts, and tool lists, which requests share.
+"""
 
 from __future__ import annotations
 
+import gc
+import json
 from datetime import datetime
 from typing import Any
 
@@ -9,24 +13,29 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.counted import CountedEncoder
 from support.listed_environment import TOOL
 from support.qwen import tokenizer_for, trl_template
-from support.served import USER, serve
+from support.served import CHAT, USER, serve
 
 from toolroll.endpoint.conversation import conversation_tree
-from toolroll.endpoint.conversation.conversation_tree import (
-    ConversationTree,
-    Prompt,
-    TurnNode,
-)
+from toolroll.endpoint.conversation.completions import CompletionIndex
+from toolroll.endpoint.conversation.conversation_tree import ConversationTree, Prompt, TurnNode
+from toolroll.endpoint.dialects import openai_chat
+from toolroll.endpoint.requests import tool_list
+from toolroll.endpoint.requests.request_bodies import read
 from toolroll.endpoint.requests.tool_list import ToolList
 from toolroll.parsers.reasoning import THINK
 from toolroll.parsers.types import ParsedReply
 from toolroll.rollout.model.turn import ParsedTurn
 from toolroll.rollout.session.session import Session
+from toolroll.rollout.session.tree import Node
 from toolroll.rollout.template import ChatTemplate
+from toolroll.rollout.template.encode import Encoder
 from toolroll.rollout.template.render import Renderer
 from toolroll.rollout.types import Completion, Message
+
+# --- cursors: each prompt is planned with them and without them -----------------------------------
 
 TOOLS = ToolList.of([TOOL])
 OTHERS = ToolList.of([{"type": "function", "function": {**TOOL["function"], "name": "listen"}}])
@@ -50,10 +59,7 @@ class Talk:
         self.turns: list[TurnNode] = []
 
     def plan(
-        self,
-        messages: list[Message],
-        tools: ToolList = TOOLS,
-        template: ChatTemplate | None = None,
+        self, messages: list[Message], tools: ToolList = TOOLS, template: ChatTemplate | None = None
     ) -> Prompt:
         """Return the prompt, which is the same without the kept cursors."""
 
@@ -206,3 +212,109 @@ def test_plans_that_are_not_committed_keep_nothing() -> None:
         new = [USER, {"role": "assistant", "content": None, "tool_calls": [call]}, USER]
         talk.tree.plan([USER, turn.reply, *new], TOOLS, talk.template)
     assert turn.cursor is first and len(first._head.texts.objects) == 0
+
+
+# --- sampled texts --------------------------------------------------------------------------------
+
+
+def index_of(encoder: Encoder, texts: list[tuple[str, str]]) -> tuple[CompletionIndex, list[Node]]:
+    """Texts of a prompt and what was sampled behind it."""
+    session = Session("s")
+    index, nodes = CompletionIndex(session), []
+    for prompt, sampled in texts:
+        completion = Completion(np.array(encoder.encode(sampled), dtype=np.int32), None, "stop")
+        after = session.observe(encoder.encode(prompt), after=None)
+        nodes.append(session.sample(completion, {}, after=after))
+        index.append(nodes[-1])
+    return index, nodes
+
+
+PIECES = st.text("ab é🙂", max_size=3)
+
+
+@given(
+    texts=st.lists(st.tuples(PIECES, st.text("ab é🙂", min_size=1, max_size=3)), max_size=6),
+    prompt=st.text("ab é🙂\ud800", max_size=8),
+)
+def test_a_prompt_is_found_as_if_all_texts_were_compared(
+    tokenizer: Any, texts: list[tuple[str, str]], prompt: str
+) -> None:
+    encoder = Encoder(tokenizer)
+    index, nodes = index_of(encoder, texts)
+    whole = [before + sampled for before, sampled in texts]
+    fitting = {id(n): len(t) for n, t in zip(nodes, whole, strict=True) if prompt.startswith(t)}
+    matches = index.before_text(prompt, encoder)
+    assert {id(node): length for node, length in matches} == fitting
+    stops = [node.stop for node in nodes if id(node) in fitting]
+    assert [node.stop for node, _ in matches] == sorted(stops, reverse=True)
+    for node in nodes:
+        path = index.session.path_ids(node)
+        longest = index.before_ids(path)
+        assert longest is not None and np.array_equal(index.session.path_ids(longest), path)
+        shorter = index.before_ids(path[:-1])
+        assert shorter is None or shorter.stop < len(path)
+
+
+def test_a_text_is_decoded_once(tokenizer: Any) -> None:
+    encoder = CountedEncoder(tokenizer)
+    texts = [(f"{number} hello world", " and more") for number in range(50)]
+    index, nodes = index_of(encoder, texts)
+    for number in range(3):
+        text = f"{number} hello world and more"
+        [(node, length)] = index.before_text(f"{text}, and on", encoder)
+        assert node is nodes[number] and length == len(text)
+    assert encoder.decoded == sum(node.stop for node in nodes)
+
+
+# --- tool lists -----------------------------------------------------------------------------------
+
+
+def offering(default: Any) -> list[Any]:
+    parameters = {"type": "object", "properties": {"x": {"default": default}}}
+    return [{"type": "function", "function": {"name": "f", "parameters": parameters}}]
+
+
+def test_equal_tools_are_one_list_as_long_as_it_is_used() -> None:
+    gc.collect()
+    before = len(tool_list._USED)
+    lists = [ToolList.of(json.loads(json.dumps(offering(f"{number % 2}")))) for number in range(6)]
+    assert len({id(tools) for tools in lists}) == 2 and lists[0] == offering("0")
+    assert len(tool_list._USED) == before + 2
+    del lists
+    gc.collect()
+    assert len(tool_list._USED) == before
+
+
+def test_tools_that_are_rendered_differently_are_other_lists() -> None:
+    first = ToolList.of(offering(1))
+    for default in (1.0, True, "1", None):
+        other = ToolList.of(offering(default))
+        assert other is not first and repr(other) == repr(offering(default))
+    [tool] = offering(1)
+    reordered = {"type": "function", "function": dict(reversed(tool["function"].items()))}
+    assert ToolList.of([reordered]) is not first
+
+
+async def test_tools_are_validated_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    validated: list[Any] = []
+
+    def recorded(kind: Any, body: dict[str, Any]) -> Any:
+        validated.append(body.get("tools"))
+        return read(kind, body)
+
+    monkeypatch.setattr(openai_chat, "read", recorded)
+    async with serve() as bench:
+        for default in (1, 1, 2, 1):
+            await bench.ask(USER, tools=offering(default))
+    assert validated == [offering(1), None, offering(2), None]
+
+
+async def test_invalid_tools_are_refused_after_valid_ones() -> None:
+    wrong: list[Any] = ["x", {"a": 1}, 7, "", {}, 0, [{"type": "function"}], [1]]
+    async with serve() as bench:
+        for tools in wrong:
+            for valid in ([], [TOOL]):
+                await bench.ask(USER, tools=valid)
+            for _ in range(2):
+                status, _, param = await bench.refusal(CHAT, {"messages": [USER], "tools": tools})
+                assert status == 400 and str(param).startswith("tools")
