@@ -61,9 +61,7 @@ async def test_an_answer_is_the_same_streamed_or_not(sglang_small: Server) -> No
 
 
 @pytest.mark.parametrize("routed", [False, True])
-async def test_an_abort_of_ours_reaches_the_server(
-    routed_sglang: Any, http: aiohttp.ClientSession, routed: bool
-) -> None:
+async def test_our_abort_reaches_the_server(routed_sglang: Any, http: Any, routed: bool) -> None:
     """Which refuses it with a 400 if its body is not sent as JSON."""
     url = routed_sglang.url if routed else routed_sglang.workers[0].url
     params = {"max_new_tokens": 3500, "ignore_eos": True, "temperature": 1.0}
@@ -102,9 +100,7 @@ async def computed_twice(waiting: Admission, seed: int) -> int:
     return sum(await asyncio.gather(*map(play, range(EPISODES))))
 
 
-async def test_at_four_times_the_cache_far_fewer_tokens_are_computed_twice(
-    sglang_small: Server,
-) -> None:
+async def test_at_four_times_the_cache_few_tokens_are_computed_twice(sglang_small: Server) -> None:
     async with Engine(sglang_small.url) as engine:
         plain = await computed_twice(Admission(engine, 0.0), 1)
         waiting = Admission(engine)

@@ -46,13 +46,7 @@ def serving(url: str) -> AbstractAsyncContextManager[Model]:
 
 
 async def play(
-    served: Model,
-    session: str,
-    *,
-    users: int = 4,
-    steps: int = 12,
-    world: ListedWorld | None = None,
-    **params: Any,
+    served: Any, session: str, *, users: int = 4, steps: int = 12, world: Any = None, **params: Any
 ) -> InteractionResult:
     """An episode of several turns, which are cut and go on: the random model never stops."""
     player = TrainableToolCallingAgent(
@@ -126,9 +120,7 @@ async def test_an_episode_with_tool_calls(float32: Wire) -> None:
     assert not [name for name in result.metrics if name.startswith(("token_mismatches", "invalid"))]
 
 
-async def test_sixteen_episodes_stay_at_their_workers(
-    routed_sglang: Any, http: aiohttp.ClientSession
-) -> None:
+async def test_sixteen_episodes_stay_at_their_workers(routed_sglang: Any, http: Any) -> None:
     routed_sglang.clear()
     names = [f"affinity-{at:02d}" for at in range(SESSIONS)]
     async with serving(routed_sglang.url) as served:

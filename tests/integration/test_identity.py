@@ -38,9 +38,7 @@ async def test_tokenize_gives_the_tokenizers_own_ids(float32: Wire) -> None:
     assert tokenizer.eos_token_id in ids
 
 
-async def test_the_id_of_an_answer_is_the_rid(
-    http: aiohttp.ClientSession, routed_sglang: Any
-) -> None:
+async def test_the_id_of_an_answer_is_the_rid(http: Any, routed_sglang: Any) -> None:
     for wire in (Wire(http, routed_sglang.workers[0].url), Wire(http, routed_sglang.url)):
         rid = uuid.uuid4().hex
         answer = await wire.generate(PROMPT, fields={"rid": rid}, max_new_tokens=3)
@@ -54,9 +52,7 @@ async def test_the_id_of_an_answer_is_the_rid(
         assert len(orjson.loads(lines[-1][6:])["output_ids"]) == 3
 
 
-async def test_the_right_model_passes_at_the_server_and_behind_the_router(
-    routed_sglang: Any,
-) -> None:
+async def test_the_right_model_passes_at_server_and_router(routed_sglang: Any) -> None:
     routed_sglang.clear()
     for url in (routed_sglang.workers[0].url, routed_sglang.url):
         async with serving(url, qwen3_tokenizer(), str(tiny_model())) as served:
@@ -79,9 +75,7 @@ async def test_the_wrong_model_is_refused_and_stays_alive(routed_sglang: Any) ->
             assert (await served.engine.health()).ok
 
 
-async def test_through_a_router_alone_a_generation_tells_the_ids(
-    http: aiohttp.ClientSession, routed_sglang: Any
-) -> None:
+async def test_through_a_router_a_generation_tells_the_ids(http: Any, routed_sglang: Any) -> None:
     """As where the workers cannot be reached: nothing is passed on but `/generate`."""
 
     async def forward(request: web.Request) -> web.StreamResponse:

@@ -67,9 +67,7 @@ async def test_a_turn_has_its_ids_logprobs_and_version(older: Server) -> None:
     assert with_progress.output_ids.tolist() == again.output_ids.tolist() == seen[-12:]
 
 
-async def test_the_prompt_and_its_answer_are_one_prefix(
-    older: Server, http: aiohttp.ClientSession
-) -> None:
+async def test_the_prompt_and_its_answer_are_one_prefix(older: Server, http: Any) -> None:
     """The server's own scoring of prompt and answer gives the logprobs that it sampled with."""
     async with Engine(EngineConfig(engine=older.url)) as engine:
         found = await engine.generate(asked())

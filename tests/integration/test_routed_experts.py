@@ -51,9 +51,7 @@ async def _flushed(wire: Wire) -> bool:
     return (await wire.post("/flush_cache", {})).status == 200
 
 
-async def test_rows_of_turns_add_up_to_those_of_the_whole_sequence(
-    sglang_moe: Server, http: aiohttp.ClientSession
-) -> None:
+async def test_rows_of_turns_add_up_to_those_of_the_sequence(sglang_moe: Server, http: Any) -> None:
     """Three turns and a fork, with the prefix cache emptied between them."""
     wire, path = Wire(http, sglang_moe.url), begun_path()
     sizes = []
@@ -75,9 +73,7 @@ async def test_rows_of_turns_add_up_to_those_of_the_whole_sequence(
         await check(wire, trajectory)
 
 
-async def test_a_turn_that_is_aborted_and_resumed_has_all_rows(
-    sglang_moe: Server, http: aiohttp.ClientSession
-) -> None:
+async def test_a_turn_that_is_aborted_and_resumed_has_all_rows(sglang_moe: Any, http: Any) -> None:
     wire, path = Wire(http, sglang_moe.url), begun_path()
     engine = Watched(EngineConfig(engine=sglang_moe.url, return_routed_experts=True))
     async with engine:

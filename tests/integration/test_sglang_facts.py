@@ -79,9 +79,7 @@ async def test_the_stop_token_is_in_output_ids(
     "params",
     [{"temperature": 0.6}, {"temperature": 1.5}, {"temperature": 0.8, "top_p": 0.5, "top_k": 20}],
 )
-async def test_logprobs_are_of_the_logits_over_the_temperature(
-    float32: Wire, params: dict[str, Any]
-) -> None:
+async def test_logprobs_are_of_the_logits_over_the_temperature(float32: Wire, params: Any) -> None:
     """And not renormalised by top-p and top-k. Computed anew with transformers."""
     import torch
     from transformers import AutoModelForCausalLM
@@ -183,9 +181,7 @@ async def test_a_prompt_must_be_shorter_than_max_req_input_len(float32: Wire) ->
     assert answer.meta["finish_reason"] == {"type": "length", "length": len(answer.output_ids)}
 
 
-async def test_an_unknown_sampling_parameter_is_a_400_that_lists_the_known_ones(
-    float32: Wire,
-) -> None:
+async def test_an_unknown_sampling_parameter_is_a_400_with_the_known(float32: Wire) -> None:
     answer = await float32.generate([HELLO], max_tokens=3)
     assert answer.status == 400
     unknown, *names = re.findall("`(.*?)`", answer.body["error"])
@@ -246,9 +242,7 @@ async def test_an_overflow_comes_through_and_harms_no_one(routed: Wire) -> None:
     assert (await routed.generate(fresh_prompt(5), max_new_tokens=1)).status == 200
 
 
-async def test_a_client_that_hangs_up_is_aborted_behind_it(
-    routed: Wire, routed_sglang: Any
-) -> None:
+async def test_a_client_that_hangs_up_is_aborted_behind_it(routed: Any, routed_sglang: Any) -> None:
     rid = uuid.uuid4().hex
     task = asyncio.create_task(routed.generate(fresh_prompt(10), fields={"rid": rid}, **LONG))
     await until(partial(routed_sglang.running, routed.http), "a worker runs the request")

@@ -60,9 +60,7 @@ def until_turns_are_sampled(url: str) -> None:
         time.sleep(0.005)
 
 
-def test_each_token_has_the_logprob_of_the_weights_that_sampled_it(
-    tmp_path: Path, log_folder: Path
-) -> None:
+def test_each_token_has_the_logprob_of_its_weights(tmp_path: Path, log_folder: Path) -> None:
     settings, gate = by_length(tmp_path)
     rows, synced = list[Row](), 0
     with sglang_server(log_folder, name="sglang-async") as server:

@@ -206,11 +206,7 @@ def front(request: pytest.FixtureRequest, sglang_moe: Server, log_folder: Path) 
     indirect=["front"],
 )
 async def test_no_token_is_lost_and_each_has_the_version_that_sampled_it(
-    sglang_moe: Server,
-    http: aiohttp.ClientSession,
-    front: str,
-    mode: str,
-    request: pytest.FixtureRequest,
+    sglang_moe: Server, http: Any, front: str, mode: str, request: pytest.FixtureRequest
 ) -> None:
     import torch
     from transformers import AutoModelForCausalLM

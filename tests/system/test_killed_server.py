@@ -91,9 +91,7 @@ class Clients:
                 self.up.clear()
                 self.down.set()
 
-    async def _answered(
-        self, http: aiohttp.ClientSession, base: str, body: dict[str, Any]
-    ) -> tuple[str, str, Answer]:
+    async def _answered(self, http: Any, base: str, body: Any) -> tuple[str, str, Answer]:
         """Send a request until it is answered, as the SDK does."""
         for retry in range(10 * KILLS):
             await self.up.wait()

@@ -171,9 +171,7 @@ async def test_the_worker_takes_no_tokenizer_with_another_state(tokenizer: Any) 
 # --- what stays in threads ------------------------------------------------------------------------
 
 
-async def test_a_tokenizer_of_the_user_stays_in_this_process(
-    served: Any, tokenizer: Any, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_users_tokenizer_stays_in_threads(served: Any, tokenizer: Any, caplog: Any) -> None:
     _, sequence = served
     tokenizers = [pickle.loads(pickle.dumps(tokenizer)) for _ in range(2)]
     tokenizers[0].__class__ = UserTokenizer
@@ -194,9 +192,7 @@ async def test_a_tokenizer_of_the_user_stays_in_this_process(
 
 
 @pytest.mark.parametrize("named", [True, False])
-async def test_a_hook_of_the_user_stays_in_this_process(
-    tokenizer: Any, caplog: pytest.LogCaptureFixture, named: bool
-) -> None:
+async def test_a_users_hook_stays_in_threads(tokenizer: Any, caplog: Any, named: bool) -> None:
     caplog.set_level(logging.INFO, verifier_pool.__name__)
 
     def shout(head: str) -> str:
@@ -264,9 +260,7 @@ async def test_a_sequence_that_is_not_verified_in_time_is_not_trained(
     assert await asyncio.to_thread(process.popen.wait, PATIENCE) == -signal.SIGKILL
 
 
-async def test_an_unread_tokenizer_leaves_no_sequence_unchecked(
-    pool: Any, other: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_unread_tokenizer_costs_no_check(pool: Any, other: Any, monkeypatch: Any) -> None:
     template, send, [process] = ChatTemplate(other), pool._send, pool.processes
 
     def hang(process: Any, verifier: Verifier) -> bytes | None:

@@ -92,9 +92,7 @@ def test_returns_without_turn_rewards_are_zero(reward: float | None) -> None:
         ((), {}, []),
     ],
 )
-def test_advantages_of_a_group(
-    rewards: Sequence[float | None], options: dict[str, Any], expected: list[float | None]
-) -> None:
+def test_advantages_of_a_group(rewards: Any, options: dict[str, Any], expected: Any) -> None:
     assert group_advantages([result(reward) for reward in rewards], **options) == expected
 
 

@@ -155,9 +155,7 @@ WAYS: list[tuple[dict[str, Any], bool]] = [
 
 
 @pytest.mark.parametrize(("way", "refused"), WAYS)
-async def test_a_task_that_needs_an_image_is_refused_before_the_run(
-    way: dict[str, Any], refused: bool, tmp_path: Path
-) -> None:
+async def test_a_task_that_needs_an_image(way: Any, refused: bool, tmp_path: Path) -> None:
     write_task(tmp_path, "a")
     write_task(tmp_path, "b", image=IMAGE)
     async with (

@@ -45,9 +45,7 @@ def turns_of(factory: BfclFactory, task: Task) -> Turns:
     return turns[:-1]
 
 
-def play(
-    factory: BfclFactory, task: Task, turns: Turns, *, together: bool = False
-) -> tuple[float, str]:
+def play(factory: Any, task: Task, turns: Turns, *, together: bool = False) -> tuple[float, str]:
     """The reward, and why it failed; one call a step, or a turn's calls `together`."""
     env = factory.make(EnvironmentOptions())
     env.reset(task, 0)

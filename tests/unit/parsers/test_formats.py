@@ -129,9 +129,7 @@ SAMPLING_END = "<|content_model_end_sampling|>"
         (f"get<|content_invoke_tool_text|>it{SAMPLING_END}", None, None, "", ["missing_name"]),
     ],
 )
-def test_inkling(
-    text: str, opened: bool | None, reasoning: str | None, content: str, statuses: list[str]
-) -> None:
+def test_inkling(text: str, opened: Any, reasoning: Any, content: str, statuses: list[str]) -> None:
     reply = assert_same_in_pieces(get_parser("inkling"), text, in_reasoning=opened)
     assert (reply.reasoning, reply.content) == (reasoning, content)
     assert [call.status.value for call in reply.tool_calls] == statuses
@@ -264,9 +262,7 @@ def test_without_a_schema_elements_say_it_themselves(inner: str, found: Any) -> 
 @pytest.mark.parametrize(
     ("text", "opened", "reasoning"), [("", False, None), ("", None, None), ("Hm.", True, "Hm.")]
 )
-def test_a_reply_without_reasoning_may_begin_by_closing_it(
-    text: str, opened: bool | None, reasoning: str | None
-) -> None:
+def test_a_reply_may_begin_by_closing_a_thought(text: str, opened: Any, reasoning: Any) -> None:
     text = f"{text}</mm:think>Hello.{written('')}"
     reply = assert_same_in_pieces(get_parser("minimax-m3"), text, in_reasoning=opened)
     assert (reply.content, reply.reasoning, len(reply.ok_calls)) == ("Hello.", reasoning, 1)

@@ -70,9 +70,7 @@ def work() -> Iterator[Work]:
         yield work
 
 
-def assert_linear(
-    work: Work, read: Read, parser: ToolCallParser, lead: str, unit: str, tail: str = ""
-) -> None:
+def assert_linear(work: Any, read: Read, parser: Any, lead: str, unit: str, tail: str = "") -> None:
     """Raise `AssertionError` if twice as much of `unit` between `lead` and `tail` is more than
     twice the work.
     """

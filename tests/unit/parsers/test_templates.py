@@ -40,9 +40,7 @@ def template_named(name: str) -> str:
     return found[name]
 
 
-def written_turn(
-    template: ChatTemplate, found: list[Any], content: str
-) -> tuple[str, list[dict[str, Any]], bool]:
+def written_turn(template: Any, found: Any, content: str) -> tuple[str, list[dict[str, Any]], bool]:
     """What the template writes behind the generation prompt, up to its stop token; the tools;
     and whether it is in reasoning.
     """

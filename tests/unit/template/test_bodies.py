@@ -126,9 +126,7 @@ def test_control_text_that_parts_form_together_is_refused(tokenizer: Any) -> Non
         ("'' ~ m.content", ("a <|en", "d|> b")),
     ],
 )
-def test_control_text_across_the_edge_of_a_body_is_refused(
-    tokenizer: Any, body: str, contents: tuple[str, ...]
-) -> None:
+def test_control_text_across_an_edge_is_refused(tokenizer: Any, body: str, contents: Any) -> None:
     source = TURNS.replace("<|turn|>{{", "{% if m.role == 'tool' %}{{ BODY }}{% else %}<|turn|>{{")
     source = source.replace("{{ BODY }}<|end|>\n", "{{ m.content }}<|end|>\n{% endif %}")
     subject = ChatTemplate(tokenizer, chat_template=source.replace("BODY", body))

@@ -161,14 +161,7 @@ def judged(
         return None, None
 
 
-def judge_prompt(
-    oracle: Oracle,
-    dialogue: Conversation,
-    engine: EmbeddedEngine,
-    truth: Truth | None,
-    *,
-    forked: bool,
-) -> None:
+def judge_prompt(oracle: Oracle, dialogue: Any, engine: Any, truth: Any, *, forked: bool) -> None:
     """The last prompt is the stream and exactly what the oracle appends; or, where no append
     exists, the template's own render.
     """

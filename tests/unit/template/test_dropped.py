@@ -182,9 +182,7 @@ POSITION = """
 @pytest.mark.parametrize("history", [BASE, (ASK,)])
 @pytest.mark.parametrize("count", [1, 2, 3])
 @pytest.mark.parametrize("stop", ["", "<|eos|>"])
-def test_messages_after_a_turn_without_a_generation_prompt(
-    history: tuple[Message, ...], count: int, stop: str
-) -> None:
+def test_messages_without_a_generation_prompt(history: Any, count: int, stop: str) -> None:
     template = ChatTemplate(tokenizer_for(POSITION))
     new = [user(f"Question {index}.") for index in range(count)] + [system("Be brief.")]
     delta = template.delta(

@@ -92,9 +92,7 @@ def texts_of(template: ChatTemplate, found: Trajectory) -> list[tuple[str, str |
     ]
 
 
-def assert_as_a_rollout(
-    template: ChatTemplate, messages: list[Message], tools: list[Any], found: Trajectory
-) -> None:
+def assert_as_a_rollout(template: Any, messages: Any, tools: list[Any], found: Trajectory) -> None:
     """A rollout in which the model samples the trained spans is served exactly the spans between
     them.
     """

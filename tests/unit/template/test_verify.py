@@ -63,9 +63,7 @@ def talk(bodies: Sequence[str]) -> list[Message]:
     return [user("Look there."), *steps, {"role": "assistant", "content": "Done."}]
 
 
-def play(
-    template: ChatTemplate, messages: Sequence[Message], tools: Any, *, said: Any = None
-) -> ServedSequence:
+def play(template: ChatTemplate, messages: Any, tools: Any, *, said: Any = None) -> ServedSequence:
     """Serve `messages`; the model says what the template shows, or `said(text)`."""
     ids, spans = template.prompt(messages[:1], tools), []
     for at, message in enumerate(messages):

@@ -64,9 +64,7 @@ class Model:
         self.template = ChatTemplate(tokenizer_for(source))
         self.text, self.turn, self.how = "", said(""), "whole"
 
-    def plan(
-        self, before: Sequence[Message], turn: Message, new: Sequence[Message], how: str
-    ) -> None:
+    def plan(self, before: Any, turn: Message, new: Any, how: str) -> None:
         """Prepare the reply to `before`. `how`: whole, cut before its end, or in odd tokens."""
         text = self._shown([*before, turn, *new], len(before))
         self.how = how
@@ -235,9 +233,7 @@ def changed_sequences(served: ServedSequence) -> Changes:
             yield f"turn {what}", replace(served, turns=turns)
 
 
-def missed_by(
-    template: ChatTemplate, served: ServedSequence, change: Any = changed_sequences
-) -> list[str]:
+def missed_by(template: ChatTemplate, served: Any, change: Any = changed_sequences) -> list[str]:
     """The changes of `served` that the verifier does not find."""
     check = template.verifier.check
     assert check(served) is None
