@@ -64,6 +64,8 @@ def test_an_unknown_name_is_told_what_there_is(name: str, words: str) -> None:
     with pytest.raises(UnknownParserError, match=words):
         get_parser(name)
     assert name not in parser_names()
+    with pytest.raises(ValueError, match="qwen3"):
+        get_parser("qwen25", reasoning=name)
 
 
 def test_a_registered_parser_needs_a_free_name(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,11 +126,6 @@ def test_each_reasoning_format_is_read(name: str) -> None:
     ):
         reply = assert_same_in_pieces(parser, text, in_reasoning=opened)
         assert (reply.reasoning, reply.content, reply.reasoning_closed) == expected
-
-
-def test_an_unknown_reasoning_format_is_told_what_there_is() -> None:
-    with pytest.raises(ValueError, match="qwen3"):
-        get_parser("qwen25", reasoning="nobody")
 
 
 async def test_auto_takes_the_parser_that_reads_the_template(tokenizer: Any) -> None:
