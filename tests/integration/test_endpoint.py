@@ -1,6 +1,5 @@
 """The endpoint in front of the real SGLang server, called by the `openai` SDK; SGLang itself judges
-the tokens.
-"""
+the tokens."""
 
 from __future__ import annotations
 

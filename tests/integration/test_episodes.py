@@ -139,8 +139,7 @@ async def test_the_first_prompt_of_a_group_is_computed_by_one_worker(
     kind: Router, sglang_float32: Server, second_float32: Server, log_folder: Path
 ) -> None:
     """With one routing key; else by both workers. The router has no keys of other tests: it gives
-    a new key to the worker that has fewer.
-    """
+    a new key to the worker that has fewer."""
     computed = []
     urls = [sglang_float32.url, second_float32.url]
     with router(urls, log_folder, kind=kind, name=f"{kind}-group") as front:

@@ -1,7 +1,6 @@
 """Episodes with images on the real SGLang server, which needs the real torchvision:
 TOOLROLL_TORCHVISION names its folder (`make test-images`). TOOLROLL_IMAGE_EPISODES sets how many
-episodes Qwen2-VL plays. The others play a quarter.
-"""
+episodes Qwen2-VL plays. The others play a quarter."""
 
 from __future__ import annotations
 

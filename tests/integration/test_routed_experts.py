@@ -36,8 +36,7 @@ def asked(path: SessionPath, tokens: int) -> GenerateRequest:
 async def check(wire: Wire, trajectory: Trajectory) -> None:
     """Compare each row with what SGLang computes in one request with all tokens. In float32 the
     second pass over a token has the same experts, unless two are nearly equal; rows at the wrong
-    tokens would agree in about one number of eight.
-    """
+    tokens would agree in about one number of eight."""
     ids, fields = trajectory.input_ids.tolist(), {"return_routed_experts": True}
     answer = await wire.generate(ids, fields=fields, max_new_tokens=1, ignore_eos=True)
     encoded = answer.meta["routed_experts"]

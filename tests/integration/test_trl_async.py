@@ -45,8 +45,7 @@ def logprobs_by(folder: Path, row: Row) -> npt.NDArray[np.float32]:
 
 def until_turns_are_sampled(url: str) -> None:
     """Wait until the engine has sampled some tokens of its running turns, or has been idle for a
-    while: they may have ended before they were seen.
-    """
+    while: they may have ended before they were seen."""
     idle_since, first = time.monotonic(), None
     while time.monotonic() < idle_since + IDLE_SECONDS:
         [load] = get_json(f"{url}/v1/loads")[1]["loads"]
@@ -77,8 +76,7 @@ def test_each_token_has_the_logprob_of_its_weights(tmp_path: Path, log_folder: P
         def get(**named: Any) -> Row:
             """Take a row. After each step, the weights are updated when a whole batch has been
             taken. The groups that begin then wait at the gate until this process looks at their
-            turns.
-            """
+            turns."""
             nonlocal synced
             step = training.state.global_step
             updates = step > synced and len(rows) % BATCH == BATCH - 1

@@ -49,8 +49,7 @@ def run(steps: Generator[None, None, Any], source: Source, pieces: list[str]) ->
 
 def scanned(*pieces: str) -> tuple[int, str, bool]:
     """What the JSON scanner says of the value at the text's beginning: its end and "", or where
-    the scanner stopped and why, and whether the text ended there.
-    """
+    the scanner stopped and why, and whether the text ended there."""
     source = Source()
     try:
         return run(scan_json(source, 0), source, list(pieces)), "", False

@@ -1,6 +1,5 @@
 """The command line as a process: exit codes, signals, what `toolroll serve` answers, runs that
-environments end, and output that cannot be written.
-"""
+environments end, and output that cannot be written."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
 """What a fresh interpreter loads and prints when it imports the library, which packages it
-finds, and that the core plays an episode without the packages around it.
-"""
+finds, and that the core plays an episode without the packages around it."""
 
 from __future__ import annotations
 
@@ -111,7 +110,7 @@ factory.tasks("test")
 assert tau.package + ".envs.user" in sys.modules
 assert "litellm" not in sys.modules, "the stand-in was left behind"
 assert dict(os.environ) == before
-"""
+    """
 
 
 @pytest.mark.parametrize("tau", BOTH)

@@ -74,8 +74,7 @@ async def played(
     **settings: Any,
 ) -> Episode:
     """One episode of the task in `tmp_path`, or of a new one. `options` are the task's. `policy`:
-    replies too; by default those that solve the task.
-    """
+    replies too; by default those that solve the task."""
     policy = policy if callable(policy) else scripted(policy or replies())
     async with serving(load_embedded_tokenizer(), policy, faults=faults) as (_, model):
         agent, tasks = program(model, command), tasks_in(tmp_path, **(options or {}))

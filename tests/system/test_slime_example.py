@@ -1,6 +1,5 @@
 """`examples/slime_tau_bench`: its flags and settings, and the arguments that the adapter reads,
-by slime's own parsers (`peers`).
-"""
+by slime's own parsers (`peers`)."""
 
 from __future__ import annotations
 
@@ -35,8 +34,7 @@ MEGATRON = """
 --optimizer --lr-decay-style --weight-decay --adam-beta1 --adam-beta2
 """.split()  # noqa: E501
 """Megatron-LM's own flags (looked up at its commit d98e8a64): slime adds its parser to
-Megatron's, which is in no package index.
-"""
+Megatron's, which is in no package index."""
 
 
 def _arguments(tmp_path: Path, *more: str) -> list[str]:

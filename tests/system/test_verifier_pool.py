@@ -1,6 +1,5 @@
 """Sequences are verified in other processes: with the same verdicts, without the user's code, and
-whatever happens to those processes.
-"""
+whatever happens to those processes."""
 
 from __future__ import annotations
 
@@ -351,7 +350,7 @@ if os.environ.get("FORK") and not os.fork():
 print(POOL and POOL.processes[0].popen.pid, flush=True)
 if os.environ.get("PAUSE"):
     signal.pause()
-"""
+    """
 
 
 @contextmanager

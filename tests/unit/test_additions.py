@@ -1,6 +1,5 @@
 """What is added is registered and documented, and a test names it. CONTRIBUTING.md says where each
-belongs.
-"""
+belongs."""
 
 from __future__ import annotations
 

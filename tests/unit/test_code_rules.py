@@ -1,6 +1,5 @@
 """The house rules that no linter checks: lengths, docstrings, what may be caught, no state and
-no environment at import. ruff checks prints and positional booleans (`T20`, `FBT`).
-"""
+no environment at import. ruff checks prints and positional booleans (`T20`, `FBT`)."""
 
 from __future__ import annotations
 
@@ -63,8 +62,7 @@ def swallows_cancellation(module: Module) -> Iterator[str]:
 
 def acts_at_import(module: Module) -> Iterator[str]:
     """No environment variable is written, and none is read, while a module is imported; no
-    `global` anywhere.
-    """
+    `global` anywhere."""
     for node in ast.walk(module.tree):
         if isinstance(node, ast.Global):
             yield f"{module.name}:{node.lineno} has global state: {', '.join(node.names)}"
@@ -95,8 +93,7 @@ def machine_paths(module: Module) -> Iterator[str]:
 
 def without_docstrings(module: Module) -> Iterator[str]:
     """A module, and each public class, function and method in it. An override may leave its
-    docstring to what it overrides.
-    """
+    docstring to what it overrides."""
     if not ast.get_docstring(module.tree):
         yield f"{module.name} has no docstring"
     loaded = importlib.import_module(module.name)

@@ -1,6 +1,5 @@
 """README.md and docs/ say what is true. Every code block works: Python is run, commands and
-settings are read.
-"""
+settings are read."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
 """The names under which the library is imported: the façade's, and the published ones of the
-folders.
-"""
+folders."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
 """BFCL's tools: what a model may write neither runs away, nor runs as code, nor reaches another
-episode.
-"""
+episode."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
 """BFCL multi-turn: reference actions pass, and on every kind of trajectory our score is the
-official checker's.
-"""
+official checker's."""
 
 from __future__ import annotations
 
@@ -28,8 +27,7 @@ ALL = (BASE, MULTI_TURN_MISS_FUNC, MULTI_TURN_MISS_PARAM, LONG)
 FACTORIES = {factory.category: factory for factory in ALL}
 TOO_LONG = {"multi_turn_long_context": {38, 46}}
 """Entries with 34 calls in one turn: one call a step runs into BFCL's limit of 20 steps, which
-its checker does not see.
-"""
+its checker does not see."""
 
 Turns = list[list[ToolCall]]
 

@@ -72,8 +72,7 @@ def work() -> Iterator[Work]:
 
 def assert_linear(work: Any, read: Read, parser: Any, lead: str, unit: str, tail: str = "") -> None:
     """Raise `AssertionError` if twice as much of `unit` between `lead` and `tail` is more than
-    twice the work.
-    """
+    twice the work."""
     read(parser, lead + unit + tail)  # what is done once for all texts, like compiling patterns
     work_by_size = []
     for size in SIZES:

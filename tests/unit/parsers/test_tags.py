@@ -1,6 +1,5 @@
 """Tagged formats: values by the schema, also with references and alternatives as pydantic writes
-them, and calls that are not as they should be.
-"""
+them, and calls that are not as they should be."""
 
 from __future__ import annotations
 
@@ -223,9 +222,6 @@ def read_under(name: str, schema: Any, value: str) -> Any:
     return call
 
 
-STRING, NULL = {"type": "string"}, {"type": "null"}
-YEARS = {"type": "string", "enum": ["2024", "2025"]}
-OWN = {"$id": "urn:own", "$ref": "#/$defs/T", "$defs": {"T": STRING}}
 
 
 def k(schema: Any, **more: Any) -> Any:
@@ -233,6 +229,7 @@ def k(schema: Any, **more: Any) -> Any:
 
 
 def under(definition: Any, reference: str = "#/$defs/T", **more: Any) -> Any:
+    return k({"$ref": reference}, **{"$defs": {"T": definition}}, **more)
     return k({"$ref": reference}, **{"$defs": {"T": definition}}, **more)
 
 

@@ -42,8 +42,7 @@ def template_named(name: str) -> str:
 
 def written_turn(template: Any, found: Any, content: str) -> tuple[str, list[dict[str, Any]], bool]:
     """What the template writes behind the generation prompt, up to its stop token; the tools;
-    and whether it is in reasoning.
-    """
+    and whether it is in reasoning."""
     tools = tools_for(found)
     functions = [{"name": name, "arguments": arguments} for name, arguments in found]
     written = [

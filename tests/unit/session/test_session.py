@@ -145,8 +145,7 @@ class SharedSession(RuleBasedStateMachine):
 
     def added(self, node: Node, step: Step) -> tuple[int, ...]:
         """Return the route to `node`: that of an earlier node if the same ids were observed there
-        before.
-        """
+        before."""
         for number, earlier in enumerate(self.tree.steps):
             same = (earlier.before, earlier.ids) == (step.before, step.ids)
             if same and not earlier.sampled and not step.sampled:
@@ -304,8 +303,7 @@ def experts(session: Session) -> list[list[int] | None]:
 
 def test_experts_are_those_of_the_turn_that_sampled() -> None:
     """The prefix is evicted and prefilled again with expert 9. A turn without experts, or one that
-    was aborted in the queue, does not put a later prefill in place of what is not known.
-    """
+    was aborted in the queue, does not put a later prefill in place of what is not known."""
     path = path_of(("observe", [1, 2, 3, 4]))
     path.sample(sampled([5, 6, 7], routed_experts=rows(0, 6, 7)), {})
     path.sample(sampled([], routed_experts=rows(0, 6, 9)), {})
@@ -319,8 +317,7 @@ def test_experts_are_those_of_the_turn_that_sampled() -> None:
 
 def test_branches_share_the_experts_of_their_common_nodes() -> None:
     """The branch that processed a token first has made its row. Another branch asks only for the
-    rows after the common nodes, and its rows for earlier tokens are not taken.
-    """
+    rows after the common nodes, and its rows for earlier tokens are not taken."""
     path = path_of(("observe", [1, 2, 3]))
     assert path.experts_end == 0
     path.sample(sampled([4, 5], routed_experts=rows(0, 4, 1)), {})

@@ -1,6 +1,5 @@
 """The tokenizers that the tests are built on: the real vocabulary, and each template's own
-control tokens.
-"""
+control tokens."""
 
 from __future__ import annotations
 

@@ -78,8 +78,7 @@ def test_a_body_whose_place_cannot_be_told_is_refused(tokenizer: Any) -> None:
 
 def test_a_control_token_spelled_out_before_a_fork_stays_text(tokenizer: Any) -> None:
     """The model spelled `<|end|>` out in other tokens; the context of a fork must not turn it
-    into one.
-    """
+    into one."""
     rewriting = TURNS.replace("{{ m.role }}", "{{ m.role }}{{ messages | length }}")
     subject = ChatTemplate(tokenizer, chat_template=rewriting.replace("BODY", "m.content"))
     messages = [HEAD[0], said("I write <|end|> so."), user("Go on.")]

@@ -43,8 +43,7 @@ POLICIES: tuple[History, ...] = ("fork", "preserve")
 
 class UnderTest:
     """`ChatTemplate` in the form that the oracle judges: the only place that knows its
-    signature.
-    """
+    signature."""
 
     def __init__(self, tokenizer: Any, history: History) -> None:
         self.template = ChatTemplate(tokenizer, history=history)
@@ -69,8 +68,7 @@ class UnderTest:
 
     def _both_ways(self, case: Case) -> None:
         """Where the delta is the rest of the render after the sampled turn, comparing renders
-        finds the same.
-        """
+        finds the same."""
         template = self.template
         sampled = template.sampled(
             case.sampled_ids, finish_reason=case.finish_reason, stop_token_ids=case.stop_token_ids
@@ -97,8 +95,7 @@ class BySentinel(DeltaRenderer):
 
 NOT_PRESERVED = {("glm4moe_training", "system_midway")}
 """The model ended its turn with `<|user|>`, and history shows `<|system|>` there: a fork, also
-with history="preserve".
-"""
+with history="preserve"."""
 
 
 def bad(rows: list[Row], name: str) -> str:
@@ -113,8 +110,7 @@ def _is_known(row: Row, name: str) -> bool:
 
 def judge(name: str, ranks: int) -> str:
     """Judge both policies with one template and Qwen's BPE of `ranks` ranks. Return how often
-    each verdict was given.
-    """
+    each verdict was given."""
     oracle = Oracle(tokenizer_for(TEMPLATES[name], ranks=ranks))
     implementations: dict[History, UnderTest] = {
         history: UnderTest(oracle.tokenizer, history) for history in POLICIES

@@ -64,8 +64,7 @@ TURN = st.fixed_dictionaries(
 @lru_cache(maxsize=1)
 def subject(name: str) -> tuple[Oracle, ChatTemplate]:
     """The oracle and the chat template under test; what the template caches stays from one
-    conversation to the next.
-    """
+    conversation to the next."""
     tokenizer = tokenizer_for(TEMPLATES[name])
     return Oracle(tokenizer), ChatTemplate(tokenizer)
 
@@ -163,8 +162,7 @@ def judged(
 
 def judge_prompt(oracle: Oracle, dialogue: Any, engine: Any, truth: Any, *, forked: bool) -> None:
     """The last prompt is the stream and exactly what the oracle appends; or, where no append
-    exists, the template's own render.
-    """
+    exists, the template's own render."""
     prompt = engine.log[-1].input_ids.tolist()
     wanted = oracle.prompt(dialogue.messages[:-1], dialogue.tools)
     if truth is None:

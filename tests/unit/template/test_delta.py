@@ -146,8 +146,7 @@ def test_a_rewrite_is_seen_in_the_same_renders(tokenizer: Any, history: Any) -> 
 
 def test_a_turn_that_is_quoted_later_is_left_to_the_sentinel(counting: Counted) -> None:
     """A template that shows a turn's text behind its calls would have it appended twice; a user
-    who quotes it only costs renders.
-    """
+    who quotes it only costs renders."""
     quoted = [user("What do you mean by Look: ?")]
     delta = counting.delta([*FIRST, TURN], SAID, quoted)
     assert counting.renders > 2

@@ -1,6 +1,5 @@
 """history="scaffold": one sequence if a template only removes what its generation prompt wrote
-before sampled turns, and a fork for every other rewrite.
-"""
+before sampled turns, and a fork for every other rewrite."""
 
 from __future__ import annotations
 

@@ -113,8 +113,7 @@ LISTS: list[Callable[[], list[Tool]]] = [
 
 def test_tools_render_as_transformers_renders_them(template: ChatTemplate, tokenizer: Any) -> None:
     """All lists in one process: a text of another list, another type or other options of `tojson`
-    would be in the wrong place.
-    """
+    would be in the wrong place."""
     for tools in [*LISTS, *reversed(LISTS)]:
         rendered, _ = chat_template_utils.render_jinja_template(
             [[user("Go.")]],

@@ -94,8 +94,7 @@ def texts_of(template: ChatTemplate, found: Trajectory) -> list[tuple[str, str |
 
 def assert_as_a_rollout(template: Any, messages: Any, tools: list[Any], found: Trajectory) -> None:
     """A rollout in which the model samples the trained spans is served exactly the spans between
-    them.
-    """
+    them."""
     ids = found.input_ids.tolist()
     trained = {span.first: span for span in found.spans if found.loss_mask[span.start]}
     turns = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
@@ -115,8 +114,7 @@ def assert_as_a_rollout(template: Any, messages: Any, tools: list[Any], found: T
 @pytest.mark.parametrize("name", by_tier(TEMPLATES))
 def test_a_transcript_is_a_render_and_has_a_rollouts_tokens(name: str) -> None:
     """A turn that a model cannot have sampled where the template shows it is excluded, and says
-    why; all others are trained.
-    """
+    why; all others are trained."""
     template = chat_template(name)
     try:
         found = tokens_of(template, CONVERSATION, TOOLS)

@@ -217,8 +217,7 @@ def test_a_token_that_the_template_writes_or_names_is_no_word(variants: Any) -> 
 
 def test_a_tokenizer_whose_text_is_not_the_text_that_was_encoded() -> None:
     """A legacy Llama vocabulary writes a space after each special token: right sequences are not
-    taken for wrong.
-    """
+    taken for wrong."""
     letters = [chr(code) for code in range(33, 127)] + ["▁", "\n", "\t"]
     vocabulary = {text: at for at, text in enumerate(["<unk>", "<s>", "</s>", *letters])}
     backend = Tokenizer(models.BPE(vocab=vocabulary, merges=[], unk_token="<unk>", fuse_unk=True))
