@@ -234,16 +234,13 @@ async def test_an_environment_may_grade_with_a_function(tmp_path: Path) -> None:
             await program(model).asolve(Pond(), None, {}, 0)
 
 
-def test_a_task_is_another_one_if_a_file_changes(tmp_path: Path) -> None:
+def test_a_task_is_known_by_its_name_and_its_files(tmp_path: Path, monkeypatch: Any) -> None:
     task = write_task(tmp_path)
+    monkeypatch.chdir(task)
+    assert [each.id for each in HarborTask.tasks()] == ["greet"]
     first, second = (task_hash("harbor", factory(tmp_path).tasks("test")[0]) for _ in range(2))
     (task / "tests" / "test.sh").write_text("exit 1\n")
     assert first == second != task_hash("harbor", factory(tmp_path).tasks("test")[0])
-
-
-def test_a_task_in_the_folder_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(write_task(tmp_path))
-    assert [task.id for task in HarborTask.tasks()] == ["greet"]
 
 
 async def test_it_keeps_the_contract_and_the_solution_earns_1(tmp_path: Path) -> None:
@@ -309,20 +306,16 @@ async def test_an_abort_by_the_engine_ends_the_trial_at_once(tmp_path: Path) -> 
     assert processes_of("sleep 87653") == []
 
 
-async def test_a_program_cannot_delete_its_session_or_read_it(tmp_path: Path) -> None:
+async def test_a_program_cannot_use_another_session_or_read_its_own(tmp_path: Path) -> None:
+    other = 'OPENAI_BASE_URL="${OPENAI_BASE_URL%/v1}x/v1"'
     ask = 'curl -s -H "Authorization: Bearer $OPENAI_API_KEY" "$ANTHROPIC_BASE_URL'
-    command = f'{ask}" -X DELETE; {ask}/trace"; {ask}/export" -X POST; {ask}/v1/models"'
-    episode = await played(tmp_path, command=f"{command_of()}; {command}")
+    own = f'{ask}" -X DELETE; {ask}/trace"; {ask}/export" -X POST; {ask}/v1/models"'
+    episode = await played(tmp_path, command=f"{command_of()}; {other} {command_of()}; {own}")
     output = episode.result.info["program"]["output"]
+    assert "HTTP Error 401" in output
     assert output.count("this key opens only the model") == 3
     assert '"id":"toolroll"' in output
     assert (episode.result.status, episode.result.reward) == (Status.COMPLETED, 1.0)
-
-
-async def test_a_program_cannot_use_the_session_of_another_trial(tmp_path: Path) -> None:
-    other = 'OPENAI_BASE_URL="${OPENAI_BASE_URL%/v1}x/v1"'
-    episode = await played(tmp_path, command=f"{command_of()}; {other} {command_of()}")
-    assert "HTTP Error 401" in episode.result.info["program"]["output"]
 
 
 async def test_an_image_is_refused_unless_it_is_ignored(tmp_path: Path) -> None:
