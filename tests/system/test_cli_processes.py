@@ -26,6 +26,7 @@ LEFT_BEHIND = {
     "exit function": "atexit.register(hang)",
     "executor": "concurrent.futures.ThreadPoolExecutor().submit(hang)",
 }
+ENDED = "short:Short: the run did not end by itself, or still goes on: 2 of 6 episodes are recorded"
 
 
 @pytest.mark.parametrize("left", LEFT_BEHIND)
@@ -135,9 +136,6 @@ async def test_every_worker_finds_an_environment_of_a_file(tmp_path: Path, token
         await asyncio.to_thread(printed, "-m", "toolroll", *words, cwd=tmp_path)
     found = [episode.result.reward for episode in read_episodes(tmp_path / "out")]
     assert found == [0.5] * 6
-
-
-ENDED = "short:Short: the run did not end by itself, or still goes on: 2 of 6 episodes are recorded"
 
 
 def test_a_run_that_an_environment_exits_is_reported(tmp_path: Path, tokenizer: Any) -> None:

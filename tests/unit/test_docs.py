@@ -51,6 +51,7 @@ FENCE = re.compile(r"^( *)```(\w*)[^\n]*\n(.*?)^\1```$", re.MULTILINE | re.DOTAL
 NOT_RUN = re.compile(r"<!-- not run: [^>]+ -->\s*$")
 COMMANDS: Any = typer.main.get_command(app)
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+GUIDES = [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md"]
 
 
 def text_of(path: str) -> str:
@@ -310,9 +311,6 @@ def test_readme_and_docs_have_no_more_words_than_a_user_needs() -> None:
     words = {page: len(page.read_text(encoding="utf-8").split()) for page in PAGES}
     assert words[ROOT / "README.md"] <= 700
     assert sum(words.values()) <= 29_000
-
-
-GUIDES = [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md"]
 
 
 @pytest.mark.parametrize("page", GUIDES, ids=lambda page: page.name)

@@ -22,6 +22,7 @@ from toolroll.parsers.registry import get_parser, parser_names, register
 from toolroll.parsers.types import UnknownParserError
 from toolroll.rollout.model.model import Model
 from toolroll.rollout.model.rollout_args import read_args
+NO_FORMAT = r"not a wire format.*response_template.*infer_parser\(tokenizer\)"
 
 
 class BangParser(HermesParser):
@@ -46,9 +47,6 @@ def test_the_page_names_every_parser_and_its_aliases(kind: type[ToolCallParser])
     table = page.partition("## Formats")[2].partition("\n## ")[0]
     names = re.findall(r"`([^`]+)`", " ".join(re.findall(r"^\| ([^|]*)", table, re.MULTILINE)))
     assert {kind.name, *kind.aliases} <= set(names)
-
-
-NO_FORMAT = r"not a wire format.*response_template.*infer_parser\(tokenizer\)"
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,7 @@ TURNS = (
     "{% if add_generation_prompt %}<|turn|>assistant\n{% endif %}"
 )
 HEAD = [user("Hi."), said("1?")]
+FILTERS = ("upper", "lower", "e", "trim", "tojson", "title", "replace('x', 'y')")
 
 
 def template(tokenizer: Any, body: str, **settings: Any) -> ChatTemplate:
@@ -42,9 +43,6 @@ def of_messages(count: int) -> list[str]:
 
 def calling(arguments: Any) -> Message:
     return calls(call(1, arguments, "f"))
-
-
-FILTERS = ("upper", "lower", "e", "trim", "tojson", "title", "replace('x', 'y')")
 
 
 @pytest.mark.parametrize("body", ["m.content", *(f"m.content | {name}" for name in FILTERS)])

@@ -38,6 +38,7 @@ SAID = (
 )
 COMPACT = SAID.replace(", ", ",").replace(": ", ":")
 UNCLOSED = '{"name": "look", "arguments": {"at": '
+TURN = calls(CALL, content="Look:")
 
 
 class Counted:
@@ -69,9 +70,6 @@ def counting(tokenizer: Any) -> Counted:
 
 def text(counted: Counted, delta: tuple[IdArray, Cursor]) -> str:
     return counted.template.encoder.decode(delta[0])
-
-
-TURN = calls(CALL, content="Look:")
 
 
 @pytest.mark.parametrize("sampled", [SAID, COMPACT])

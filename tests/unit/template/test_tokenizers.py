@@ -24,6 +24,7 @@ from toolroll.testing import load_embedded_tokenizer
 pytestmark = pytest.mark.tokens
 
 BOS = "<|begin_of_text|>"
+TALK: Any = [*BASE, CALL, RESULT]
 
 
 @pytest.mark.parametrize(("name", "written"), [("llama3_1", 1), ("qwen2_5", 0)])
@@ -73,9 +74,6 @@ def test_each_conversation_has_its_own_template() -> None:
             whole = render(after, add_generation_prompt=True)
             assert prompt + "b" + close + subject.encoder.decode(delta) == whole
             messages = after
-
-
-TALK: Any = [*BASE, CALL, RESULT]
 
 
 def test_a_tokenizer_with_a_method_of_its_own_is_asked() -> None:
