@@ -70,7 +70,7 @@ def test_returns_without_turn_rewards_are_zeros_of_the_trajectories_shapes() -> 
         assert episode_returns(result(reward)) == []
 
 
-@pytest@pytest.mark.parametrize(
+@pytest.mark.parametrize(
     ("rewards", "options", "expected"),
     [
         ((1.0, 0.0, 0.0, 1.0), {}, [0.5, -0.5, -0.5, 0.5]),
