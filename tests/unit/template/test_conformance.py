@@ -93,19 +93,9 @@ class BySentinel(DeltaRenderer):
         return None
 
 
-NOT_PRESERVED = {("glm4moe_training", "system_midway")}
+NOT_PRESERVED = ("refused-unneeded", "glm4moe_training", "system_midway")
 """The model ended its turn with `<|user|>`, and history shows `<|system|>` there: a fork, also
 with history="preserve"."""
-
-
-def bad(rows: list[Row], name: str) -> str:
-    """The rows that fail, one a line."""
-    wrong = [row for row in rows if row.verdict in BAD and not _is_known(row, name)]
-    return "\n".join(f"{row.verdict:16} {row.scenario}: {row.detail}" for row in wrong)
-
-
-def _is_known(row: Row, name: str) -> bool:
-    return row.verdict == "refused-unneeded" and (name, row.scenario) in NOT_PRESERVED
 
 
 def judge(name: str, ranks: int) -> str:
@@ -120,10 +110,12 @@ def judge(name: str, ranks: int) -> str:
     failures, counts = [], []
     for history, rows in deltas.items():
         verdicts = Counter(row.verdict for row in rows)
-        counts.append(
-            f"{history}: {', '.join(f'{key} {verdicts[key]}' for key in sorted(verdicts))}"
-        )
-        failures += [text for text in (bad(rows, name), bad(prompts[history], name)) if text]
+        counts.append(f"{history}: {', '.join(f'{key} {n}' for key, n in sorted(verdicts.items()))}")
+        failures += [
+            f"{row.verdict:16} {row.scenario}: {row.detail}"
+            for row in (*rows, *prompts[history])
+            if row.verdict in BAD and (row.verdict, name, row.scenario) != NOT_PRESERVED
+        ]
         left_out = [row for row in rows if row.verdict == "inapplicable"]
         assert len(rows) >= 40
         # A template that shows no tool calls (an early LFM2, a distilled R1) has fewer cases; every
