@@ -196,7 +196,7 @@ async def set_version(wire: Wire, version: str) -> None:
     assert answer.status == 200, answer.body
 
 
-async def test_a_weight_version_that_changes_in_a_turn_shows_in_its_spans(float32: Wire) -> None:
+async def test_a_weight_version_that_changes_in_a_turn_is_in_its_spans(float32: Wire) -> None:
     before = (await float32.get("/model_info")).body["weight_version"]
     await set_version(float32, "old")
     assert (await float32.get("/model_info")).body["weight_version"] == "old"

@@ -201,7 +201,7 @@ def front(request: pytest.FixtureRequest, sglang_moe: Server, log_folder: Path) 
     + [(kind, "abort") for kind in ("none", *get_args(Router))],
     indirect=["front"],
 )
-async def test_no_token_is_lost_and_each_has_the_version_that_sampled_it(
+async def test_no_token_is_lost_and_each_has_its_weights_version(
     sglang_moe: Server, http: Any, front: str, mode: str, request: pytest.FixtureRequest
 ) -> None:
     import torch

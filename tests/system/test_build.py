@@ -211,7 +211,7 @@ def test_the_linter_accepts_the_dockerfile() -> None:
     assert (checked.returncode, checked.stdout) == (0, "")
 
 
-def test_the_image_runs_the_command_without_rights_and_has_its_files() -> None:
+def test_the_image_runs_the_command_and_has_its_files() -> None:
     assert (values("ENTRYPOINT"), values("USER")) == (['["toolroll"]'], ["1000"])
     port = EndpointSettings.model_fields["port"].default
     assert values("EXPOSE") == [str(port)]

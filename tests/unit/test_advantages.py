@@ -60,7 +60,7 @@ def test_returns_go_on_over_a_fork() -> None:
     assert [turn_rewards(one).tolist() for one in (first, second)] == [[1.0, 2.0], [0.0, 4.0]]
 
 
-def test_returns_without_turn_rewards_are_zeros_of_the_trajectories_shapes() -> None:
+def test_returns_without_turn_rewards_are_zeros() -> None:
     """As of an endpoint's session, or of an aborted episode. The episode's reward is not read."""
     one, prompt = sequence(Turn(2, 4, "stop"), Turn(5, 6, "stop"), length=6), sequence(length=3)
     for reward in (1.0, None):

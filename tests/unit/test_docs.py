@@ -291,7 +291,7 @@ def test_the_page_of_environments_works(here: Path, monkeypatch: Any, capsys: An
     assert "4\n" in shown.values(), "what the Python block prints"
 
 
-def test_the_page_of_environments_begins_small_and_names_checks_and_settings() -> None:
+def test_the_page_of_environments_is_small_and_names_checks() -> None:
     lines = [line for line in STEPS[0].text.splitlines()[1:] if line.strip()]
     assert len(lines) <= 20
     page = text_of("docs/environments.md")

@@ -47,7 +47,7 @@ def test_bombs_are_answered_at_once(name: str, arguments: dict[str, Any]) -> Non
     )
 
 
-def test_sane_numbers_are_computed_and_precision_stays_in_the_episode() -> None:
+def test_sane_numbers_are_computed_and_precision_stays() -> None:
     _, instances = environment_with("MathAPI")
     digits, precision = mpmath.mp.dps, decimal.getcontext().prec
     assert instances.call("power", {"base": 2, "exponent": 10}) == '{"result": 1024}'

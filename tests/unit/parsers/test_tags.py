@@ -76,7 +76,7 @@ def test_a_value_may_hold_a_whole_parameter() -> None:
     assert (call.arguments, call.error) == ({"x": value}, None)
 
 
-def test_a_block_keeps_its_text_and_the_calls_beside_a_broken_one() -> None:
+def test_a_block_keeps_its_text_and_calls_beside_a_broken_one() -> None:
     calls = f'{INVOKE}and\n{INVOKE}<invoke name="f">\n<what>\n</invoke>\n{INVOKE}'
     reply = read("minimax-m2", f"<minimax:tool_call>\n{calls}</minimax:tool_call>Done.")
     statuses = [(call.name, call.status.value) for call in reply.tool_calls]

@@ -141,6 +141,12 @@ def test_equal_tools_are_one_object_unless_a_type_differs() -> None:
     assert len(set(map(id, sets))) == len(LISTS)
     for odd in (b"x", bytearray(b"x"), {1}, frozenset({1}), 1j, ...):
         assert SharedTools.of([tool(limit=odd)]) is not SharedTools.of([tool(limit=odd)])
+    mine = [OrderedDict(tool(const="\ud800"))]
+    held = SharedTools.of(mine)
+    assert held is not SharedTools.of(mine)
+    assert held.copy() == [tool(const="\ufffd")]
+    size = SharedTools.of([tool(type="object")]).size
+    assert size == len("function" + "look" + "Look." + "object")
 
 
 def test_a_change_of_what_came_in_or_went_out_changes_no_list() -> None:
@@ -154,18 +160,6 @@ def test_a_change_of_what_came_in_or_went_out_changes_no_list() -> None:
     text = '<tool_call>\n{"name": "look", "arguments": {"size": "large"}}\n</tool_call>'
     [parsed] = get_parser("hermes").parse(text, tools=held.offered).tool_calls
     assert parsed.status is CallStatus.BAD_ARGUMENTS
-
-
-def test_tools_of_other_classes_are_kept_but_not_shared() -> None:
-    mine = [OrderedDict(tool(const="\ud800"))]
-    held = SharedTools.of(mine)
-    assert held is not SharedTools.of(mine)
-    assert held.copy() == [tool(const="\ufffd")]
-
-
-def test_the_size_counts_the_text() -> None:
-    size = SharedTools.of([tool(type="object")]).size
-    assert size == len("function" + "look" + "Look." + "object")
 
 
 def test_an_object_is_written_once(template: ChatTemplate, monkeypatch: pytest.MonkeyPatch) -> None:

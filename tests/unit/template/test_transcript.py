@@ -221,7 +221,7 @@ def test_a_turn_not_shown_as_recorded_is_excluded(turn: Message, source: str, re
             last_message_delta(template, messages[:2])
 
 
-def test_the_last_messages_delta() -> None:
+def test_the_last_messages_delta_or_a_refusal_to_rewrite() -> None:
     template = chat_template("qwen3_instruct_2507")
     ids: list[int] = []
     mask: list[int] = []
@@ -231,9 +231,6 @@ def test_the_last_messages_delta() -> None:
         mask += flags
     whole = tokenize_conversation(template, CONVERSATION, TOOLS)
     assert (ids, mask) == (whole.input_ids.tolist(), whole.loss_mask.tolist())
-
-
-def test_a_last_message_that_rewrites_history_is_refused() -> None:
     template = chat_template("qwen3")
     messages = [user("One?"), said("1", reasoning_content="Count."), user("Two?")]
     with pytest.raises(HistoryRewrittenError, match=r"messages\[2\]"):
