@@ -36,8 +36,7 @@ async def test_streams_keep_every_check(sglang_float32: Server) -> None:
     assert len(plain.output_ids) == len(answer.output_ids) == 200
 
 
-def likeliest(answer: Completion) -> list[list[int]]:
-    assert answer.top_logprobs is not None
+def likeliest(answer: Any) -> list[list[int]]:
     return [[index for _, index in place] for place in answer.top_logprobs]
 
 

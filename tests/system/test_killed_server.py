@@ -95,8 +95,7 @@ class Clients:
         """Send a request until it is answered, as the SDK does."""
         for retry in range(10 * KILLS):
             await self.up.wait()
-            server = self.server
-            assert server is not None
+            server: Any = self.server
             url = f"{server.url}{base}/v1/chat/completions"
             self.in_flight += 1
             try:

@@ -100,9 +100,8 @@ async def test_programs_below_a_hidden_folder_are_visible(monkeypatch: pytest.Mo
 async def test_after_its_end_a_sandbox_sends_no_signal(monkeypatch: pytest.MonkeyPatch) -> None:
     """The id of its first process may be another process's by then."""
     async with Sandbox() as sandbox:
-        process = sandbox._process
+        process: Any = sandbox._process
         signals: list[Any] = []
-        assert process is not None
         os.kill(sandbox._pid, signal.SIGKILL)
         await process.wait()
         monkeypatch.setattr(os, "kill", lambda *call: signals.append(call))

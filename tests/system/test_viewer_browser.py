@@ -403,8 +403,7 @@ def test_the_table_fits_its_widened_pane(browser: Browser, compared: Path, width
         wider = names.all_text_contents()
         assert set(before) < set(wider)
         assert page.evaluate(fits)
-        box = page.locator("#split").bounding_box()
-        assert box is not None
+        box: Any = page.locator("#split").bounding_box()
         page.mouse.move(box["x"] + 3, 400)
         page.mouse.down()
         page.mouse.move(0, 400)

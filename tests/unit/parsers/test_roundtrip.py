@@ -14,7 +14,7 @@ from support.calls import assert_read_back, calls
 from support.formats import FORMATS, Format, tools_for
 from support.parsing import assert_same_in_pieces, in_pieces, lost, tool
 
-from toolroll.parsers.registry import built_in_parsers, get_parser
+from toolroll.parsers.registry import get_parser
 from toolroll.parsers.types import CallStatus
 
 IDS = [f"{form.name}-{form.write.__name__}" for form in FORMATS]
@@ -92,11 +92,6 @@ def test_a_key_with_two_values_is_never_ok(form: Format, nested: bool) -> None:
     assert (call.name, call.status) == ("f", CallStatus.BAD_ARGUMENTS)
     assert call.error == "the call of f is not clear: the key 'x1' gives a second value"
     assert call.arguments == arguments(x1=2, z=3)
-
-
-def test_every_format_with_calls_has_a_writer() -> None:
-    names = {kind.name for kind in built_in_parsers()} - {form.name for form in FORMATS}
-    assert names == {"plain"}
 
 
 # --- with token ids, a marker counts only where it is the control token ---------------------------

@@ -301,8 +301,7 @@ def test_a_schema_without_an_end_has_an_answer() -> None:
     for last in (STRING, k(STRING)):
         schema: Any = {"$ref": "#/$defs/0", "$defs": {**doubled, "60": last}}
         function = {"name": "f", "parameters": schema}
-        parameters = Offered([{"type": "function", "function": function}]).parameters("f")
-        assert parameters is not None
+        parameters: Any = Offered([{"type": "function", "function": function}]).parameters("f")
         assert parameters.schema.allowed.kinds is None
         assert parameters.schema.member("k") is None
 

@@ -274,8 +274,7 @@ def test_a_node_and_its_turn_tell_what_was_sampled() -> None:
     names = ("finish_reason", "prompt_tokens", "cached_tokens", "latency")
     assert [getattr(turn, name) for name in names] == [getattr(answer, name) for name in names]
     assert turn.sampling_params == {"temperature": 0.5}, "the session has a copy of its own"
-    completion = node.completion
-    assert completion is not None
+    completion: Any = node.completion
     np.testing.assert_array_equal(completion.output_ids, answer.output_ids)
     np.testing.assert_array_equal(completion.logprobs, answer.logprobs)
     arrays: Any = {"output_ids": answer.output_ids, "logprobs": None}
@@ -365,8 +364,7 @@ NO_IDS = [5, [[5]], [[5], [5, 6]], np.array([[5, 6]]), np.array([5.0]), *FLAT]
 @pytest.mark.parametrize("how", ["observe", "sample", "fork"])
 def test_what_is_no_list_of_ids_leaves_nothing_behind(how: str, bad: Any) -> None:
     path = path_of(("observe", [1]), ("sample", [2]))
-    head = path.head
-    assert head is not None
+    head: Any = path.head
     writes: dict[str, Any] = {
         "observe": lambda: path.observe(bad),
         "sample": lambda: path.sample(Completion(bad, None, "stop"), {}),
@@ -393,8 +391,7 @@ def test_logprobs_of_another_shape_are_refused(shape: Any, words: str) -> None:
 
 def test_nodes_of_another_session_are_refused() -> None:
     path, other = (path_of(("observe", [n]), ("sample", [n + 1])) for n in (1, 7))
-    node = other.head
-    assert node is not None
+    node: Any = other.head
     for use in (
         lambda: path.session.observe([3], after=node),
         lambda: path.session.sample(sampled([3]), {}, after=node),

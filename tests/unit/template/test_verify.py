@@ -48,10 +48,6 @@ def calling(at: str) -> Message:
     return calls(call(0, {"at": at}, "look"))
 
 
-def looked(text: str) -> Message:
-    return result(0, text, "look")
-
-
 def chat(*texts: str) -> list[Message]:
     """A conversation of users' texts and the model's, in turn."""
     roles = ("user", "assistant") * len(texts)
@@ -59,7 +55,7 @@ def chat(*texts: str) -> list[Message]:
 
 
 def talk(bodies: Sequence[str]) -> list[Message]:
-    steps = [message for body in bodies for message in (calling(body[:3]), looked(body))]
+    steps = [step for body in bodies for step in (calling(body[:3]), result(0, body, "look"))]
     return [user("Look there."), *steps, {"role": "assistant", "content": "Done."}]
 
 
@@ -108,7 +104,7 @@ def test_every_changed_token_is_found(template: ChatTemplate, bodies: list[str],
 )
 def test_a_first_prompt_with_a_call_is_right_in_every_form(name: str, more: Message) -> None:
     template = ChatTemplate(tokenizer_for(trl_template(name)))
-    before = [{"role": "user", "content": "Look."}, {**calling("one"), **more}, looked("one")]
+    before = [user("Look."), {**calling("one"), **more}, result(0, "one", "look")]
     prompt = template.prompt(before, [TOOL])
     text = template.encoder.decode(prompt)
     assert ("A thought." in text) == (more is THOUGHT)

@@ -123,10 +123,9 @@ async def played(name: str) -> Conversation:
     return dialogue
 
 
-def resumed(whole: Completion) -> Completion:
+def resumed(whole: Any) -> Completion:
     """`whole` as two attempts give it: the engine aborted the first one halfway."""
     at = len(whole.output_ids) // 2
-    assert whole.logprobs is not None
     first = replace(whole, output_ids=whole.output_ids[:at], logprobs=whole.logprobs[:at],
                     finish_reason="abort", matched=None, weight_versions=())  # fmt: skip
     rest = replace(whole, output_ids=whole.output_ids[at:], logprobs=whole.logprobs[at:],
@@ -201,10 +200,7 @@ def spliced(served: ServedSequence, start: int, stop: int, ids: Sequence[int]) -
     return replace(served, input_ids=whole, turns=tuple(turns))
 
 
-Changes = Iterator[tuple[str, ServedSequence]]
-
-
-def changed_deltas(served: ServedSequence) -> Changes:
+def changed_deltas(served: ServedSequence) -> Iterator[tuple[str, ServedSequence]]:
     """The prompt and each delta without some tokens, and with one doubled."""
     begin = 0
     for span in served.turns:
@@ -220,7 +216,7 @@ def changed_deltas(served: ServedSequence) -> Changes:
         begin = span.stop
 
 
-def changed_sequences(served: ServedSequence) -> Changes:
+def changed_sequences(served: ServedSequence) -> Iterator[tuple[str, ServedSequence]]:
     yield from changed_deltas(served)
     end = served.turns[-1].stop
     for what, values in shifted(served.input_ids[:end], 0):
@@ -236,6 +232,9 @@ def changed_sequences(served: ServedSequence) -> Changes:
 def missed_by(template: ChatTemplate, served: Any, change: Any = changed_sequences) -> list[str]:
     """The changes of `served` that the verifier does not find."""
     check = template.verifier.check
+    assert check(served) is None
+    return [kind for kind, other in change(served) if check(other) is None]
+
     assert check(served) is None
     changes = change(served)
     return [kind for kind, other in changes if check(other) is None]
