@@ -224,16 +224,13 @@ def routed(http: aiohttp.ClientSession, routed_sglang: Any) -> Wire:
     return Wire(http, routed_sglang.url)
 
 
-async def test_the_name_of_an_adapter_comes_through(routed: Wire) -> None:
-    """To both workers, which have no such adapter: one was started without adapters."""
+async def test_refusals_come_through_and_harm_no_one(routed: Wire) -> None:
+    """An unknown adapter's, to both workers, of which one was started without adapters. With the
+    circuit breaker on, ten overflows shut out every client."""
     fields = {"lora_path": "absent"}
     answer = await routed.generate(fresh_prompt(8), fields=fields, max_new_tokens=1)
     assert answer.status == 400
     assert "LoRA adapter" in answer.message and "absent" in answer.message
-
-
-async def test_an_overflow_comes_through_and_harms_no_one(routed: Wire) -> None:
-    """With the circuit breaker on, ten of them shut out every client."""
     for _ in range(12):
         answer = await routed.generate(fresh_prompt(4200), max_new_tokens=1)
         assert answer.status == 400
