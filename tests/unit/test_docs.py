@@ -144,10 +144,9 @@ def finished(urls: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> 
     return out
 
 
-PYTHON_PAGES = sorted({block.page for block in blocks("python")})
-
-
-@pytest.mark.parametrize("page", PYTHON_PAGES, ids=lambda page: page.stem)
+@pytest.mark.parametrize(
+    "page", sorted({block.page for block in blocks("python")}), ids=lambda page: page.stem
+)
 def test_the_python_of_a_page_runs(
     page: Path, urls: dict[str, str], finished: Path, tmp_path: Path, monkeypatch: Any
 ) -> None:

@@ -199,7 +199,6 @@ def items(*inner: str) -> list[str]:
     return [element("item", text) for text in inner]
 
 
-ITEM = {"item": {"item": "1"}}
 POINTS = element("points", *items(element("x", "1") + element("name", "2")))
 
 
@@ -219,7 +218,7 @@ def arguments(inner: str, *schemas: Any) -> Any:
         (POINTS, {"points": [{"x": 1, "name": "2"}]}),
         (element("pair", *items("7", "7")), {"pair": ["7", 7]}),
         (element("tags", element("a", "1"), element("b", "2")), {"tags": {"a": "1", "b": "2"}}),
-        (element("item", *items("1")), ITEM),
+        (element("item", *items("1")), {"item": {"item": "1"}}),
         (element("points", ""), {"points": []}),
         (element("tags", " \n"), {"tags": {}}),
         (element("note", ""), {"note": ""}),

@@ -173,10 +173,6 @@ class PrintedName(Printed, Enum):
     A = 1
 
 
-OTHERS: Any = [type("Other", (Printed, base), {}) for base in (str, int)]
-"""A text and a number that a template prints otherwise."""
-
-
 @dataclass
 class PrintedFields(Printed):
     q: str = "x"
@@ -188,7 +184,8 @@ class PrintedFields(Printed):
         Printed(),
         {"<|end|>"},
         MappingProxyType({"q": "<|end|>"}),
-        *(kind(1) for kind in OTHERS),
+        # a text and a number that a template prints otherwise
+        *(type("Other", (Printed, base), {})(1) for base in (str, int)),
         PrintedName.A,
         PrintedFields(),
     ],

@@ -39,6 +39,9 @@ pytestmark = pytest.mark.tokens
 
 TEMPLATES = tool_templates()
 POLICIES: tuple[History, ...] = ("fork", "preserve")
+NOT_PRESERVED = ("refused-unneeded", "glm4moe_training", "system_midway")
+"""The model ended its turn with `<|user|>`, and history shows `<|system|>` there: a fork, also
+with history="preserve"."""
 
 
 class UnderTest:
@@ -91,11 +94,6 @@ class BySentinel(DeltaRenderer):
 
     def _end_of_turn(self, *args: Any) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         return None
-
-
-NOT_PRESERVED = ("refused-unneeded", "glm4moe_training", "system_midway")
-"""The model ended its turn with `<|user|>`, and history shows `<|system|>` there: a fork, also
-with history="preserve"."""
 
 
 def judge(name: str, ranks: int) -> str:
