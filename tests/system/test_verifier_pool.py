@@ -170,42 +170,32 @@ async def test_the_worker_takes_no_tokenizer_with_another_state(tokenizer: Any) 
 # --- what stays in threads ------------------------------------------------------------------------
 
 
-async def test_a_users_tokenizer_stays_in_threads(served: Any, tokenizer: Any, caplog: Any) -> None:
-    _, sequence = served
-    tokenizers = [pickle.loads(pickle.dumps(tokenizer)) for _ in range(2)]
-    tokenizers[0].__class__ = UserTokenizer
-    tokenizers[1].note = lambda: None
-    caplog.set_level(logging.INFO, verifier_pool.__name__)
-    pool = VerifierPool(after=1)
-    for each in tokenizers:
-        verifier = ChatTemplate(each).verifier
-        calls = counted(verifier)
-        pool._threads += 1
-        pool._serve(verifier)  # what the thread does
-        pool.ready.set()  # a process for another tokenizer
-        assert await pool.check(verifier, sequence) is None
-        assert calls.call_count == 1 and pool._jobs.empty()
-        pool.ready.clear()
-    [record] = caplog.records
-    assert "verified in threads" in record.message
-
-
-@pytest.mark.parametrize("named", [True, False])
-async def test_a_users_hook_stays_in_threads(tokenizer: Any, caplog: Any, named: bool) -> None:
-    caplog.set_level(logging.INFO, verifier_pool.__name__)
-
+@pytest.mark.parametrize("what", ["class", "attribute", "hook", "hook of no module"])
+async def test_what_a_user_wrote_stays_in_threads(tokenizer: Any, caplog: Any, what: str) -> None:
     def shout(head: str) -> str:
         return head + "!"
 
-    if not named:
+    caplog.set_level(logging.INFO, verifier_pool.__name__)
+    own = pickle.loads(pickle.dumps(tokenizer))
+    if what == "class":
+        own.__class__ = UserTokenizer
+    elif what == "attribute":
+        own.note = lambda: None
+    elif what == "hook of no module":
         shout.__module__ = None  # type: ignore[assignment]
-    template = ChatTemplate(tokenizer).variant(head_hook=shout)
+    template = ChatTemplate(own)
+    if "hook" in what:
+        template = template.variant(head_hook=shout)
     pool = VerifierPool(after=1)
-    pool.ready.set()
-    async with talked(tokenizer, template=template, verify="sample") as made:
+    async with talked(own, template=template, verify="sample") as made:
+        calls = counted(template.verifier)
+        if "hook" not in what:
+            pool._threads += 1
+            pool._serve(template.verifier)  # what the thread does
+        pool.ready.set()  # a process for another tokenizer
         for _ in range(2):
             assert await pool.check(template.verifier, made._sequence()) is None
-    assert pool._jobs.empty()
+    assert calls.call_count == 2 and pool._jobs.empty()
     [record] = caplog.records
     assert "verified in threads" in record.message
 
