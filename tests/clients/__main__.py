@@ -1,8 +1,6 @@
 """`python -m clients [NAME ...]`: install each client in a folder of its own, play it in each
 dialect, and print what the tables of docs/dialects.md have: a row for each client."""
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import os

@@ -1,7 +1,5 @@
 """Play one client against the endpoint, and judge what the session holds."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import os

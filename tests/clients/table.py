@@ -1,7 +1,5 @@
 """The clients that `make test-clients` runs, and what each must show."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal

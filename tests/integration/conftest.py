@@ -1,7 +1,5 @@
 """Real servers: each is started by the first test that needs it, for the whole run."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass

@@ -1,8 +1,6 @@
 """The endpoint in front of the real SGLang server, called by the `openai` SDK; SGLang itself judges
 the tokens."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

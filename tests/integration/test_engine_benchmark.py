@@ -1,7 +1,5 @@
 """The benchmark of a real engine, with the tiny model."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

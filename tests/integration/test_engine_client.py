@@ -1,7 +1,5 @@
 """Our engine client with the real server: streams, aborts, and episodes that wait between turns."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 from functools import partial

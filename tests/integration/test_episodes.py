@@ -1,7 +1,5 @@
 """Complete episodes on the real SGLang behind the real router, which scores the tokens again."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import json

@@ -1,7 +1,5 @@
 """Whose answer it is, and which model serves, by the real server and the real router."""
 
-from __future__ import annotations
-
 import uuid
 from contextlib import AbstractAsyncContextManager
 from typing import Any

@@ -2,8 +2,6 @@
 TOOLROLL_TORCHVISION names its folder (`make test-images`). TOOLROLL_IMAGE_EPISODES sets how many
 episodes Qwen2-VL plays. The others play a quarter."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """LoRA adapters that the real SGLang serves, named by each request."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import aiohttp

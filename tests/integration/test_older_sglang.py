@@ -5,8 +5,6 @@ What differs from 0.5.23 on the wire: an answer has the `weight_version` at its 
 (`weight_versions`); an unknown sampling parameter is a 500 without a reason, not a 400.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 from collections.abc import Iterator

@@ -2,8 +2,6 @@
 it sampled, and transformers computes the logprobs again. The model is random, so no reward is
 earned. `python -m clients.harbor --sglang` does the same with published coding agents."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """A run spread over a Ray cluster of two nodes, one of which dies under it."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Routed experts from the real SGLang, with a tiny mixture of experts."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 

@@ -3,8 +3,6 @@
 The worker is the embedded engine, behind a proxy that records what arrives.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from contextlib import ExitStack

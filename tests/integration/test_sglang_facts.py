@@ -1,8 +1,6 @@
 """What toolroll relies on in the real SGLang and its routers, beside what `test_routers.py`,
 `test_episodes.py` and `test_weight_updates.py` show."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 import uuid

@@ -1,7 +1,5 @@
 """TRL's `AsyncGRPOTrainer` trains from the real SGLang with changing weights."""
 
-from __future__ import annotations
-
 import shutil
 import time
 from collections.abc import Iterator

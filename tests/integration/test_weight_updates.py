@@ -4,8 +4,6 @@ Two checkpoints take turns. Each token is computed again with transformers, by t
 version it has. TOOLROLL_WEIGHT_UPDATES is the number of updates of each mode (default: 4).
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import random

@@ -1,7 +1,5 @@
 """What an engine answered, as a plain proxy saw it, and the check of episodes by that."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """LoRA adapters for the tiny model, as PEFT saves them, and the model with one merged into it."""
 
-from __future__ import annotations
-
 import json
 from functools import cache
 from pathlib import Path

@@ -3,8 +3,6 @@
 Texts that failed are kept with their scanner in `tests/unit/parsers/corpus`.
 """
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Callable, Generator

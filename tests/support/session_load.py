@@ -1,8 +1,6 @@
 """Two loads for a small prefix cache, and what the engine computed again under them: long agents
 among short episodes, and episodes of many lengths at once."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 import threading

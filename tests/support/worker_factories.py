@@ -1,7 +1,5 @@
 """What the processes of a run open in tests. It is pickled by name, so module-level."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

@@ -1,8 +1,6 @@
 """From the repository to a wheel to a clean environment: what a user gets with `pip install`. The
 Dockerfile is read without a Docker daemon: no test builds the image."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,8 +1,6 @@
 """The command line as a process: exit codes, signals, what `toolroll serve` answers, runs that
 environments end, and output that cannot be written."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

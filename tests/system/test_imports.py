@@ -1,8 +1,6 @@
 """What a fresh interpreter loads and prints when it imports the library, which packages it
 finds, and that the core plays an episode without the packages around it."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """`kill -9` at any moment loses nothing, doubles nothing, and leaves nothing running."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

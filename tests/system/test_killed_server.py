@@ -1,7 +1,5 @@
 """`kill -9` of `toolroll serve --out` at any moment loses no answered turn."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

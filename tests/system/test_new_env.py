@@ -1,7 +1,5 @@
 """`toolroll new-env`: what it writes passes its own test, mypy and check-env, and is short."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from subprocess import CompletedProcess

@@ -1,7 +1,5 @@
 """A run spread over processes: no episode is lost or doubled, whichever process dies."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

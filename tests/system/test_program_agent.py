@@ -1,7 +1,5 @@
 """`ProgramAgent`: a program plays Harbor tasks in a sandbox, and every token is in the result."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

@@ -1,8 +1,6 @@
 """Claude Code's requests with Qwen3.5's template, which drops thoughts after a user message: the
 shape of which slime's adapter made 64 samples of 8 rollouts (slime#2288)."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The files of slime's tau-bench example, unchanged, on toolroll (`make test-peers`)."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

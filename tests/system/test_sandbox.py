@@ -1,7 +1,5 @@
 """`Sandbox`: what a program can do, and what is left of it."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

@@ -4,8 +4,6 @@ written, and the trial ends.
 Each attack is one command of a model that does not solve the task, or does (`SOLVED`).
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import sys

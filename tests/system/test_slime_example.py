@@ -1,8 +1,6 @@
 """`examples/slime_tau_bench`: its flags and settings, and the arguments that the adapter reads,
 by slime's own parsers (`peers`)."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

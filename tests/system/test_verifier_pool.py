@@ -1,8 +1,6 @@
 """Sequences are verified in other processes: with the same verdicts, without the user's code, and
 whatever happens to those processes."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

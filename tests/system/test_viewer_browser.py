@@ -1,7 +1,5 @@
 """The page of a run in Chromium."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from dataclasses import replace

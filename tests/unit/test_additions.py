@@ -1,8 +1,6 @@
 """What is added is registered and documented, and a test names it. CONTRIBUTING.md says where each
 belongs."""
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import pkgutil

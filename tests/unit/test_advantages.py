@@ -1,7 +1,5 @@
 """Returns, group advantages and their values for each token, against closed forms."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any

@@ -1,8 +1,6 @@
 """The house rules that no linter checks: lengths, docstrings, what may be caught, no state and
 no environment at import. ruff checks prints and positional booleans (`T20`, `FBT`)."""
 
-from __future__ import annotations
-
 import ast
 import importlib
 import inspect

@@ -1,8 +1,6 @@
 """README.md and docs/ say what is true. Every code block works: Python is run, commands and
 settings are read."""
 
-from __future__ import annotations
-
 import ast
 import asyncio
 import importlib

@@ -1,7 +1,5 @@
 """`HarborTask`: which tasks are refused, before a sandbox is made."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import socket

@@ -1,7 +1,5 @@
 """The invariants I1-I9, for random conversations, judged by the embedded engine's request log."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 import threading

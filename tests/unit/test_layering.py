@@ -1,7 +1,5 @@
 """The layers of the library: who may import whom, and no cycles."""
 
-from __future__ import annotations
-
 import importlib
 from functools import cache
 from graphlib import CycleError, TopologicalSorter

@@ -1,8 +1,6 @@
 """The names under which the library is imported: the façade's, and the published ones of the
 folders."""
 
-from __future__ import annotations
-
 import inspect
 import re
 from importlib import import_module

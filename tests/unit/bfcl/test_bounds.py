@@ -1,8 +1,6 @@
 """BFCL's tools: what a model may write neither runs away, nor runs as code, nor reaches another
 episode."""
 
-from __future__ import annotations
-
 import decimal
 from pathlib import Path
 from typing import Any

@@ -1,8 +1,6 @@
 """BFCL multi-turn: reference actions pass, and on every kind of trajectory our score is the
 official checker's."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 from collections.abc import Sequence

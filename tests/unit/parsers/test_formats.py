@@ -1,8 +1,6 @@
 """Formats one by one: hermes, those whose replies are messages, MiniMax M3, and which quotes of
 strings each format reads."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """No text makes a parser raise, lose text, or read it otherwise in pieces."""
 
-from __future__ import annotations
-
 import random
 import re
 from itertools import pairwise

@@ -5,8 +5,6 @@ TOOLROLL_GOLDEN=1 writes the files with the replies to their texts: look at what
 commit it.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from typing import Any

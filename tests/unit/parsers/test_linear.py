@@ -1,7 +1,5 @@
 """Reading a hostile text is linear work, which is counted (see `support.work`), not timed."""
 
-from __future__ import annotations
-
 import re
 import tracemalloc
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Replies as OpenAI messages, there and back, and the published adapter's result."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

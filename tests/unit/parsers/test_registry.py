@@ -1,7 +1,5 @@
 """Parsers by name, those of third parties, and reasoning by SGLang's names."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import re
 import sys

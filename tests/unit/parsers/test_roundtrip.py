@@ -1,7 +1,5 @@
 """What a family's writer writes, its parser reads back: calls and text, also in pieces and as tokens."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from itertools import pairwise

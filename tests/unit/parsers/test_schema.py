@@ -1,7 +1,5 @@
 """A client's schema of a tool cannot hold up a check, fetch anything, or make it raise."""
 
-from __future__ import annotations
-
 import json
 import socket
 from pathlib import Path

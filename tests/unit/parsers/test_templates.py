@@ -1,7 +1,5 @@
 """A family's parser reads what its chat template writes, and is found by probing it."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import cache
 from typing import Any

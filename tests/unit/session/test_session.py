@@ -1,7 +1,5 @@
 """`Session`, the single writer of ids, mask and logprobs, against a plain model."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The JSON form of a trajectory: one form, documented, and readable since version 0.1."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from pathlib import Path

@@ -1,8 +1,6 @@
 """The tokenizers that the tests are built on: the real vocabulary, and each template's own
 control tokens."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

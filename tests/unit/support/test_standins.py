@@ -3,8 +3,6 @@
 What is recorded of the packages is compared with them in tests/contract/test_standins.py.
 """
 
-from __future__ import annotations
-
 import ast
 import importlib
 import re

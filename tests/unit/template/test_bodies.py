@@ -1,7 +1,5 @@
 """Control-token text in messages stays text, whatever the template does to it (I6)."""
 
-from __future__ import annotations
-
 from collections import UserDict
 from dataclasses import dataclass
 from enum import Enum

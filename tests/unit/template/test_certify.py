@@ -1,7 +1,5 @@
 """The report on a chat template: what each family is known for, and that `wrong` is found."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from itertools import pairwise

@@ -7,8 +7,6 @@ implementation crashed, or if it refused where an append exists. The counts by t
 at the end of the run.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace

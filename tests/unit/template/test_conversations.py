@@ -6,8 +6,6 @@ conversation and used in another, forks after forks, odd token splits in the mid
 (I1-I6). `Verifier` must agree with the oracle after every turn.
 """
 
-from __future__ import annotations
-
 import json
 from functools import lru_cache
 from typing import Any

@@ -1,8 +1,6 @@
 """How many renders a delta costs, that the two ways to find its text agree, and that sampled text
 which the template does not show in history is a rewrite, but another spelling is none."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

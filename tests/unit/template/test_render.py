@@ -1,7 +1,5 @@
 """`Renderer`: the text that `tokenizer.apply_chat_template` gives, on every supported version."""
 
-from __future__ import annotations
-
 import json
 import operator
 import re

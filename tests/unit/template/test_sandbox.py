@@ -1,7 +1,5 @@
 """The caching sandbox: the same values, refusals and errors as Jinja's own."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable
 from datetime import datetime

@@ -1,8 +1,6 @@
 """history="scaffold": one sequence if a template only removes what its generation prompt wrote
 before sampled turns, and a fork for every other rewrite."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass, field
 from itertools import pairwise

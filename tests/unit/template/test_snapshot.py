@@ -1,7 +1,5 @@
 """A cursor's messages and tools never change, and no JSON text is used for another object."""
 
-from __future__ import annotations
-
 import copy
 import gc
 import json
@@ -43,7 +41,7 @@ class Level(IntEnum):
 
 
 class Uncopied:
-    def __deepcopy__(self, memo: Any) -> Uncopied:
+    def __deepcopy__(self, memo: Any) -> Any:
         raise ValueError("there is one of this")
 
 
@@ -228,7 +226,7 @@ def test_a_message_that_cannot_be_copied_is_refused(template: ChatTemplate) -> N
 
 def test_an_object_that_is_its_own_copy_is_written_each_time() -> None:
     class Shared(dict[str, int]):
-        def __deepcopy__(self, memo: Any) -> Shared:
+        def __deepcopy__(self, memo: Any) -> Any:
             return self
 
     shared = Shared(x=1)

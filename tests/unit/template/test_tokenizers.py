@@ -1,8 +1,6 @@
 """Tokenizers that are not plain: some add a BOS, have named templates, or render in Python. Text that
 is encoded by pre-tokens has the ids of its tokenizer."""
 
-from __future__ import annotations
-
 import random
 from functools import partial
 from itertools import product

@@ -1,7 +1,5 @@
 """Recorded conversations as tokens: a render, and what a rollout would have served and sampled."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from typing import Any

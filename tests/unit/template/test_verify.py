@@ -1,7 +1,5 @@
 """`Verifier` finds every kind of wrong sequence, and no right one is taken for wrong."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import replace

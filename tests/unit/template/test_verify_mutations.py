@@ -4,8 +4,6 @@ Verified episodes of several template families (calls, truncated, resumed and ex
 are changed in one place at a time.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
