@@ -18,18 +18,15 @@ def episodes() -> dict[str, Any]:
     return run(folder)
 
 
-def sampled_tokens(episode: dict[str, Any]) -> list[int]:
-    """The trained tokens of an episode."""
-    response = episode["tokens"][len(episode["tokens"]) - episode["response_length"] :]
-    return [token for token, mask in zip(response, episode["loss_mask"], strict=True) if mask]
-
-
 @pytest.mark.parametrize("name", ["generate", *AGENTS[:3]])
 def test_the_tokens_are_those_served_and_sampled(episodes: dict[str, Any], name: str) -> None:
     episode = episodes[name]
     assert (episode.get("error"), episode["status"]) == (None, "completed")
     assert len(episode["log"]) == 2
-    assert sampled_tokens(episode) == [token for _, ids in episode["log"] for token in ids]
+    start = len(episode["tokens"]) - episode["response_length"]
+    response = zip(episode["tokens"][start:], episode["loss_mask"], strict=True)
+    sampled = [token for token, mask in response if mask]
+    assert sampled == [token for _, ids in episode["log"] for token in ids]
     prompt, ids = episode["log"][-1]
     assert episode["tokens"] == [*prompt, *ids]
     assert episode.get("mismatches", []) == []
