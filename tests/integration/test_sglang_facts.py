@@ -118,8 +118,7 @@ async def test_an_abort_matches_by_prefix(float32: Wire) -> None:
     ):
         assert (await float32.post("/abort_request", {"rid": f"{stem}1"})).status == 200
         for answer in await asyncio.gather(one, ten):
-            assert answer.status == 200
-            assert answer.meta["finish_reason"]["type"] == "abort"
+            assert (answer.status, answer.meta["finish_reason"]["type"]) == (200, "abort")
             assert 0 < len(answer.output_ids) < LONG["max_new_tokens"]
             assert [item[1] for item in answer.meta["output_token_logprobs"]] == answer.output_ids
         assert not spared.done()

@@ -178,8 +178,7 @@ async def test_a_process_that_is_killed_loses_and_doubles_nothing(
     assert len(children) == 2
     assert 8 <= before < 33, "it died in mid-run"
     assert "died (attempt 1)" in caplog.text, "it played"
-    assert outcome.summary.episodes == 33
-    assert outcome.report["aborted"] == 0
+    assert (outcome.summary.episodes, outcome.report["aborted"]) == (33, 0)
     whole = contents(read_episodes(tmp_path / "one"))
     tally.tried()
     tally.played(list(read_episodes(tmp_path / "two")), whole, whole)

@@ -155,8 +155,7 @@ async def test_parallel_conversations_are_sequences_of_their_own(tmp_path: Path)
     source = command_of()
     episode = await played(tmp_path, ["Done."], f"INSTRUCTION=Plan. {source} & {source}; wait")
     assert [len(each.turns) for each in episode.result.trajectories] == [1, 1]
-    assert episode.result.metrics["forks"] == 1
-    assert episode.result.reward == 0.0
+    assert (episode.result.metrics["forks"], episode.result.reward) == (1, 0.0)
 
 
 async def test_a_program_that_fails_after_an_answer_is_graded(tmp_path: Path) -> None:
@@ -253,8 +252,7 @@ async def test_it_keeps_the_contract_and_the_solution_earns_1(tmp_path: Path) ->
 async def test_the_library_s_own_agent_plays_the_tasks_too(tmp_path: Path) -> None:
     async with serving(load_embedded_tokenizer(), scripted(replies())) as (_, model):
         [episode] = (await play(tasks_in(tmp_path), own_agent(model))).values()
-    assert episode.result.reward == 1.0
-    assert episode.result.metrics["executed_calls/bash"] == 1
+    assert (episode.result.reward, episode.result.metrics["executed_calls/bash"]) == (1.0, 1)
 
 
 async def test_an_engine_that_fails_is_infrastructure(tmp_path: Path) -> None:

@@ -49,6 +49,5 @@ async def test_each_token_is_trained_once(tmp_path: Path, history: str, sequence
     trained = sum(part.trained_tokens for parts in rollouts for part in parts)
     assert trained == sampled
     for title, *main in rollouts:
-        assert len(title.turns) == 1
-        assert len(main) == sequences
+        assert (len(title.turns), len(main)) == (1, sequences)
         assert [len(part.turns) for part in main] == [TURNS // sequences] * sequences

@@ -41,8 +41,7 @@ def test_the_published_asolve_calls_our_hooks(episodes: dict[str, Any]) -> None:
     """It encodes text, so its tokens are not compared with the engine's."""
     episode = episodes[AGENTS[3]]
     assert (episode.get("error"), episode["status"]) == (None, "completed")
-    assert len(episode["log"]) == 2
-    assert len(episode["hooks"]) == 9
+    assert (len(episode["log"]), len(episode["hooks"])) == (2, 9)
     assert len(episode["loss_mask"]) == episode["response_length"] > 0
 
 

@@ -192,8 +192,7 @@ async def test_a_task_may_have_its_tests_in_the_program_s_sandbox(tmp_path: Path
     for text, reward, mark in [(toml, 0.0, None), (shared, 1.0, "shared: can be forged")]:
         (task / "task.toml").write_text(text)
         episode, _ = await tried(tmp_path, "touch /tmp/left")
-        assert episode.result.reward == reward
-        assert episode.result.info.get("verifier") == mark
+        assert (episode.result.reward, episode.result.info.get("verifier")) == (reward, mark)
 
 
 GRADED = {

@@ -74,8 +74,7 @@ def test_a_bad_call_is_kept_with_its_reason(body: str, status: CallStatus, words
     (call,) = reply.tool_calls
     assert call.status is status
     assert words in call.error
-    assert call.raw.strip() == body
-    assert reply.content == "Text  more"
+    assert (call.raw.strip(), reply.content) == (body, "Text  more")
 
 
 @pytest.mark.parametrize(
