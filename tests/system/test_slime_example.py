@@ -146,7 +146,7 @@ def parsed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 @pytest.mark.peers
-def test_slime_s_parsers_take_the_script_s_arguments(parsed: dict[str, Any]) -> None:
+def test_slime_s_parsers_have_the_script_s_and_the_mirror_s(parsed: dict[str, Any]) -> None:
     values = parsed["values"]
     assert [flag for flag in _flags(parsed["rest"]) if flag not in MEGATRON] == []
     assert set(MEGATRON) - set(_flags(parsed["rest"])) == set(), (
@@ -167,19 +167,12 @@ def test_slime_s_parsers_take_the_script_s_arguments(parsed: dict[str, Any]) -> 
     }
     assert {name: values[name] for name in expected} == expected
     assert values["eval_prompt_data"][0] == "retail-dev"
-
-
-@pytest.mark.peers
     given = yaml.safe_load((EXAMPLE / "toolroll.yaml").read_text(encoding="utf-8"))
     assert parsed["toolroll"] == given
     assert read_settings(Namespace(**parsed["toolroll"])).concurrency == 128
     found = {**parsed["eval"], "path": Path(parsed["eval"]["path"]).name}
-    expected = {"name": "retail-dev", "input_key": "index", "n_samples_per_eval_prompt": 4}
-    assert found == {**expected, "path": "retail_dev.jsonl"}
-
-
-@pytest.mark.peers
-def test_the_mirror_s_flags_and_arguments_are_slime_s(parsed: dict[str, Any]) -> None:
+    dataset = {"name": "retail-dev", "input_key": "index", "n_samples_per_eval_prompt": 4}
+    assert found == {**dataset, "path": "retail_dev.jsonl"}
     assert slime_mirror.FLAGS - set(parsed["flags"]) == set()
     # Set while slime checks its arguments, out of --eval-prompt-data and --eval-config.
     assert slime_mirror.ARGUMENTS - set(parsed["dests"]) == {"eval_datasets"}
