@@ -23,6 +23,7 @@ from support.source import ROOT
 from support.verified import USER, talked, verified_sequence
 from support.wire import until
 from transformers import PreTrainedTokenizerFast
+from unit.template.test_verify_mutations import changed_sequences
 
 from toolroll.agents.trainable import one_call_a_turn
 from toolroll.rollout.model import conversation
@@ -86,20 +87,7 @@ class UserTokenizer(PreTrainedTokenizerFast):
 
 
 def changed(sequence: ServedSequence) -> Iterator[ServedSequence]:
-    for position in range(len(sequence.input_ids)):
-        ids = sequence.input_ids.copy()
-        ids[position] ^= 1
-        yield replace(sequence, input_ids=ids)
-    for number, turn in enumerate(sequence.turns):
-        others = (
-            replace(turn, start=turn.start + 1),
-            replace(turn, stop=turn.stop - 1),
-            replace(turn, stopped=not turn.stopped),
-            replace(turn, message=turn.message - 1),
-        )
-        for other in others:
-            turns = (*sequence.turns[:number], other, *sequence.turns[number + 1 :])
-            yield replace(sequence, turns=turns)
+    yield from (other for _, other in changed_sequences(sequence))
     yield replace(sequence, messages=[{**USER, "content": "Else"}, *sequence.messages[1:]])
     yield replace(sequence, tools=[])
 
