@@ -32,7 +32,8 @@ from support.oracle_scenarios import (
 from support.qwen import tokenizer_for, tool_templates
 from support.tiers import by_tier, costly
 
-from toolroll.parsers.types import ParsedReply, ToolCall
+from toolroll.parsers.openai import from_openai
+from toolroll.parsers.types import ParsedReply
 from toolroll.rollout.errors import TemplateError
 from toolroll.rollout.model.conversation import Conversation
 from toolroll.rollout.template import ChatTemplate
@@ -76,15 +77,6 @@ def message_of(turn: dict[str, Any], at: int) -> Message:
     return calls(*made, content=None, **more)
 
 
-def reply_of(message: Message) -> ParsedReply:
-    functions = [(made["function"], made["id"]) for made in message.get("tool_calls") or ()]
-    found = tuple(
-        ToolCall(function["name"], json.loads(function["arguments"]), "", id=key)
-        for function, key in functions
-    )
-    return ParsedReply(message["content"] or "", message.get("reasoning_content"), found)
-
-
 @pytest.mark.parametrize("name", by_tier(TEMPLATES))
 @costly(10)
 @given(turns=st.lists(TURN, min_size=1, max_size=6), system=st.booleans())
@@ -121,7 +113,7 @@ async def test_every_prompt_of_a_conversation_is_the_templates_own(
             if case is None or set(case.sampled_ids[:-1]) & set(template.stop_token_ids):
                 break
             queued.append(case)
-            parsed.append(reply_of(case.messages[-1]))
+            parsed.append(from_openai(case.messages[-1]))
             forks = len(dialogue.forks)
             try:
                 await dialogue.reply(

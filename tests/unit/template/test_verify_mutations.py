@@ -16,7 +16,8 @@ from support.oracle_scenarios import call, calls, result, said, user
 from support.qwen import tokenizer_for, trl_template
 from support.tiers import by_tier
 
-from toolroll.parsers.types import ParsedReply, ToolCall
+from toolroll.parsers.openai import from_openai
+from toolroll.parsers.types import ParsedReply
 from toolroll.rollout.engine.resume import join
 from toolroll.rollout.model.conversation import Conversation
 from toolroll.rollout.template import ChatTemplate
@@ -92,11 +93,7 @@ class Model:
         return Reply(output_ids=ids[1:], stop=self.how != "cut")
 
     def parse(self, *_: object) -> ParsedReply:
-        calls = tuple(
-            ToolCall(call["function"]["name"], call["function"]["arguments"], "", id=call["id"])
-            for call in self.turn.get("tool_calls", ())
-        )
-        return ParsedReply(self.turn["content"], self.turn.get("reasoning_content"), calls)
+        return from_openai(self.turn)
 
 
 async def played(name: str) -> Conversation:
