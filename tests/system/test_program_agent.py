@@ -46,13 +46,8 @@ pytestmark = pytest.mark.skipif(bool(refusal()), reason=f"needs user namespaces:
 
 
 def scripted(said: list[str]) -> Any:
-    """The policy that gives these replies, by the number of replies in the prompt."""
-
-    def reply(request: PolicyRequest) -> str:
-        turns = request.text.count("<|turn|>assistant") - 1
-        return said[min(turns, len(said) - 1)]
-
-    return reply
+    """The policy that gives these replies in each session, and repeats the last one."""
+    return lambda request: said[min(request.call, len(said) - 1)]
 
 
 def tasks_in(folder: Path, **options: Any) -> EnvironmentClass:
