@@ -2,11 +2,9 @@
 
 from typing import Any
 
-import pytest
 from benchmarks import engine
 from benchmarks.engine import Bench, Load, run
 from benchmarks.world import Material
-from support.processes import Server
 from support.qwen import qwen3_tokenizer
 
 from toolroll.rollout.template import ChatTemplate

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-import aiohttp
 import numpy as np
 import pytest
 from support.client import request
@@ -14,7 +13,7 @@ from support.qwen import qwen3_tokenizer
 from support.wire import until
 
 from toolroll.rollout.engine import Admission, Engine, EngineConfig
-from toolroll.rollout.types import Completion, GenerateRequest, IdArray
+from toolroll.rollout.types import GenerateRequest, IdArray
 
 PROMPT = [9707, 11, 1879]
 

@@ -9,7 +9,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, get_args
 
-import aiohttp
 import numpy as np
 import pytest
 from support.episodes import opened_model

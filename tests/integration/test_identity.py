@@ -4,7 +4,6 @@ import uuid
 from contextlib import AbstractAsyncContextManager
 from typing import Any
 
-import aiohttp
 import orjson
 import pytest
 from aiohttp import web

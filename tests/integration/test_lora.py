@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import aiohttp
 import numpy as np
 import pytest
 from support.lora_adapter import logprobs_with, lora_adapter

@@ -3,7 +3,6 @@
 import asyncio
 import base64
 
-import aiohttp
 import numpy as np
 from support.client import Watched
 from support.processes import Server

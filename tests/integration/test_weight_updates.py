@@ -12,7 +12,6 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, get_args
 
-import aiohttp
 import numpy as np
 import numpy.typing as npt
 import pytest

@@ -4,7 +4,7 @@ among short episodes, and episodes of many lengths at once."""
 import asyncio
 import random
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,6 @@
 """Returns, group advantages and their values for each token, against closed forms."""
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np

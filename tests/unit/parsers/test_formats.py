@@ -14,9 +14,7 @@ from toolroll.parsers.types import CallStatus
 
 PARAMETERS = {"order_id": {"type": "string"}, "n": {"type": "integer"}}
 QUOTED = {"s": {"type": "string"}, "rows": {"type": "array"}, "o": {"type": "object"}}
-TOOLS = [
-    tool("get_order", PARAMETERS, required=["order_id"]), tool("list_all"), tool("f", QUOTED)
-]
+TOOLS = [tool("get_order", PARAMETERS, required=["order_id"]), tool("list_all"), tool("f", QUOTED)]
 GOOD = '<tool_call>\n{"name": "get_order", "arguments": {"order_id": "#W1"}}\n</tool_call>'
 ALL = '{"name": "list_all", "arguments": {}}'
 BLOCK = "<tool_call>{}</tool_call>".format

@@ -20,6 +20,7 @@ from toolroll.parsers.registry import get_parser, parser_names, register
 from toolroll.parsers.types import UnknownParserError
 from toolroll.rollout.model.model import Model
 from toolroll.rollout.model.rollout_args import read_args
+
 NO_FORMAT = r"not a wire format.*response_template.*infer_parser\(tokenizer\)"
 
 

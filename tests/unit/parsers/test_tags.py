@@ -222,8 +222,6 @@ def read_under(name: str, schema: Any, value: str) -> Any:
     return call
 
 
-
-
 def k(schema: Any, **more: Any) -> Any:
     return {"properties": {"k": schema}, **more}
 
@@ -231,7 +229,6 @@ def k(schema: Any, **more: Any) -> Any:
 def under(definition: Any, reference: str = "#/$defs/T", **more: Any) -> Any:
     return k({"$ref": reference}, **{"$defs": {"T": definition}}, **more)
     return k({"$ref": reference}, **{"$defs": {"T": definition}}, **more)
-
 
 
 @pytest.mark.parametrize(

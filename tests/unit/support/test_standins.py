@@ -7,7 +7,6 @@ import ast
 import importlib
 import re
 from collections.abc import Iterator
-from types import ModuleType
 from typing import Any
 
 import pytest

@@ -1,7 +1,6 @@
 """The report on a chat template: what each family is known for, and that `wrong` is found."""
 
 import json
-from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any

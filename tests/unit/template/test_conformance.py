@@ -8,7 +8,6 @@ at the end of the run.
 """
 
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -19,7 +18,6 @@ from support.oracle_verdict import (
     BAD,
     History,
     Outcome,
-    Row,
     judge_deltas,
     judge_prompts,
     outcome_of,
@@ -106,7 +104,9 @@ def judge(name: str, ranks: int) -> str:
     failures, counts = [], []
     for history, rows in deltas.items():
         verdicts = Counter(row.verdict for row in rows)
-        counts.append(f"{history}: {', '.join(f'{key} {n}' for key, n in sorted(verdicts.items()))}")
+        counts.append(
+            f"{history}: {', '.join(f'{key} {n}' for key, n in sorted(verdicts.items()))}"
+        )
         failures += [
             f"{row.verdict:16} {row.scenario}: {row.detail}"
             for row in (*rows, *prompts[history])
