@@ -1,6 +1,7 @@
 """LoRA adapters that the real SGLang serves, named by each request."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest

@@ -9,6 +9,7 @@ import asyncio
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import numpy as np

@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+from typing import Any
 
 import numpy as np
 from support.client import Watched

@@ -95,7 +95,7 @@ def _odd(step: Step, action: Action) -> StepResult:
     return replace(found, info=info) if found.done else found
 
 
-def _troubled(mark: Path, trouble: Any, None], step: Step, action: Action) -> StepResult:
+def _troubled(mark: Path, trouble: Any, step: Step, action: Action) -> StepResult:
     with contextlib.suppress(FileExistsError):
         mark.touch(exist_ok=False)
         trouble(mark)

@@ -4,6 +4,7 @@ import re
 import tracemalloc
 from collections.abc import Callable, Iterator
 from itertools import product
+from typing import Any
 
 import pytest
 from support.formats import FORMATS

@@ -1,4 +1,4 @@
-"""What a family's writer writes, its parser reads back: calls and text, also in pieces and as tokens."""
+"""What a family's writer writes, its parser reads back: in pieces and as tokens too."""
 
 import re
 from collections import Counter

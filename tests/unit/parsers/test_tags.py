@@ -209,6 +209,9 @@ def test_gemma4_may_double_the_token_that_opens_a_thought(in_reasoning: bool | N
 # --- schemas with references and alternatives -----------------------------------------------------
 
 NAMES = ("qwen3_coder", "glm45", "minimax-m2", "minimax-m3", "deepseekv4", "beam", "k2_horizon")
+STRING, NULL = {"type": "string"}, {"type": "null"}
+YEARS = {"type": "string", "enum": ["2024", "2025"]}
+OWN = {"$id": "urn:own", "$ref": "#/$defs/T", "$defs": {"T": STRING}}
 
 
 def read_under(name: str, schema: Any, value: str) -> Any:

@@ -1,5 +1,5 @@
-"""Tokenizers that are not plain: some add a BOS, have named templates, or render in Python. Text that
-is encoded by pre-tokens has the ids of its tokenizer."""
+"""Tokenizers that are not plain: some add a BOS, have named templates, or render in Python. Text
+that is encoded by pre-tokens has the ids of its tokenizer."""
 
 import random
 from functools import partial
@@ -156,7 +156,7 @@ def test_code_renders_without_a_template(way: str) -> None:
     assert subject.verifier.check(served) == "prompt"
 
 
-# --- text encoded by pre-tokens has the ids of the tokenizer; offsets of ids in their text ---------
+# --- text encoded by pre-tokens, and offsets of ids -----------------------------------------------
 
 CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 WORD = r"[^\r\n\p{L}\p{N}]?"
