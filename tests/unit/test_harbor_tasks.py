@@ -95,7 +95,8 @@ def test_each_phase_has_the_network_of_the_task_or_is_refused(
             check(task, network=network)
         return
     env = check(task, network=network)
-    assert tuple(env.options(phase)["network"] for phase in (AGENT, VERIFIER)) == expected
+    networks = env.options("agent")["network"], env.options("verifier")["network"]
+    assert networks == expected
 
 
 def test_shared_tests_cannot_have_a_network_of_their_own(task: Path) -> None:
