@@ -68,7 +68,7 @@ from support.session_load import look
 env = tool_environment(
     tools=[look], tasks=[{"prompt": f"{n}: look around."} for n in range(200)], reward=lambda: 1.0
 )
-    """
+"""
 
 
 @pytest.mark.parametrize("out", ["--out", "no folder"])

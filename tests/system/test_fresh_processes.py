@@ -64,7 +64,7 @@ from toolroll.rollout.runs.run_directory import RunDirectory
 with RunDirectory(Path(sys.argv[1]), "pond", {}):
     print("held", flush=True)
     sys.stdin.read()
-    """
+"""
 
 
 def test_one_process_at_a_time_writes(tmp_path: Path) -> None:

@@ -97,7 +97,7 @@ factory.tasks("test")
 assert tau.package + ".envs.user" in sys.modules
 assert "litellm" not in sys.modules, "the stand-in was left behind"
 assert dict(os.environ) == before
-    """
+"""
 
 
 @pytest.mark.parametrize("tau", BOTH)

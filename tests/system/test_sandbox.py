@@ -162,7 +162,7 @@ call = ctypes.CDLL(None).syscall
 for keyring in (-3, -4):
     key = call(add_key, b"user", b"toolroll-key", b"answer", 6, keyring)
     call(keyctl, 5, key, 0x3F3F3F3F)
-    """
+"""
 
 
 async def test_keys_stay_in_their_sandbox() -> None:

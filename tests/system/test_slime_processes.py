@@ -121,7 +121,7 @@ class Process(Environment):
 
     def step(self, action):
         return StepResult(reward=float(os.getpid()), done=True)
-    """
+"""
 
 
 async def test_a_group_is_played_in_one_process(tmp_path: Path) -> None:

@@ -61,7 +61,7 @@ def environment():
     if multiprocessing.parent_process() is not None:
         raise ValueError("no database in this process")
     return DESK
-    """
+"""
 
 
 def test_what_the_process_raises_is_raised_in_the_trainer(tmp_path: Path) -> None:

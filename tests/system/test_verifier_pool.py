@@ -326,7 +326,7 @@ if os.environ.get("FORK") and not os.fork():
 print(POOL and POOL.processes[0].popen.pid, flush=True)
 if os.environ.get("PAUSE"):
     signal.pause()
-    """
+"""
 
 
 @contextmanager
