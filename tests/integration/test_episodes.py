@@ -23,6 +23,7 @@ from toolroll.agents.tool_calling import TrainableToolCallingAgent
 from toolroll.rollout.engine import ROUTING_KEY, Engine, EngineConfig
 from toolroll.rollout.environment import Task
 from toolroll.rollout.episode import InteractionResult
+from toolroll.rollout.errors import UsageError
 from toolroll.rollout.model.model import Model
 from toolroll.rollout.types import GenerateRequest, Status, StopReason, Trajectory
 
@@ -164,6 +165,12 @@ async def test_the_context_is_never_overrun(float32: Wire) -> None:
     assert result.status is Status.TRUNCATED
     ends = [turn.stop for trajectory in result.trajectories for turn in trajectory.turns]
     assert CONTEXT - 600 < max(ends) <= CONTEXT
+
+
+async def test_a_misspelt_parameter_is_refused_before_it_is_sent(float32: Wire) -> None:
+    async with serving(float32.url) as served:
+        with pytest.raises(UsageError, match="did you mean 'max_new_tokens'"):
+            await play(served, "typo", max_new_tokenz=3)
 
 
 async def test_an_episode_ends_at_a_sampled_placeholder(float32: Wire, tmp_path: Path) -> None:
