@@ -4,7 +4,7 @@ from collections import UserDict
 from dataclasses import dataclass
 from enum import Enum
 from types import MappingProxyType
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from support.oracle_scenarios import call, calls, part, said, user
@@ -183,7 +183,7 @@ class PrintedFields(Printed):
         {"<|end|>"},
         MappingProxyType({"q": "<|end|>"}),
         # a text and a number that a template prints otherwise
-        *(type("Other", (Printed, base), {})(1) for base in (str, int)),
+        *(cast(Any, type("Other", (Printed, base), {}))(1) for base in (str, int)),
         PrintedName.A,
         PrintedFields(),
     ],
