@@ -1,8 +1,5 @@
 """`python -m clients [NAME ...]`: install each client in a folder of its own, play it in each
-dialect, and print what the tables of docs/dialects.md have: a row for each client.
-"""
-
-from __future__ import annotations
+dialect, and print what the tables of docs/dialects.md have: a row for each client."""
 
 import argparse
 import asyncio
@@ -27,8 +24,7 @@ STREAMS: dict[tuple[bool, ...], str] = {(False,): ", not streamed", (True,): ", 
 
 def unpinned(client: Client) -> Client:
     """Return `client` with the newest releases of its packages, but those of `PINNED`: newer SDKs
-    break some clients, and a newer Node is not what they are built for.
-    """
+    break some clients, and a newer Node is not what they are built for."""
     latest = "@latest" if client.program.endswith(".mjs") else ""
     packages = tuple(
         package if package.startswith(PINNED) else re.sub(r"(==|(?<=.)@)[\d.]+$", latest, package)
@@ -68,8 +64,7 @@ def install(client: Client, folder: Path) -> list[str | Path]:
 
 async def rows(client: Client, folder: Path) -> list[str]:
     """Play `client` in its dialects. Print its rows of the table, and return what differs from the
-    expected values. Dialects with the same sequences have one row.
-    """
+    expected values. Dialects with the same sequences have one row."""
     command = install(client, folder)
     name = client.name + STREAMS.get(client.streams, "")
     dialects: dict[str, list[str]] = {}

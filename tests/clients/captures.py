@@ -6,8 +6,6 @@ All have Qwen3.5's chat template, and the same scripted engine. slime must be im
 OpenEnv. TOOLROLL_TEST_DATA must name a folder with the template.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import json

@@ -9,8 +9,6 @@ every reward that depends on them is 0. A proxy before it says what it sampled, 
 computes the logprobs again.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import json

@@ -1,7 +1,5 @@
 """Play one client against the endpoint, and judge what the session holds."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import os
@@ -87,8 +85,7 @@ async def play(
     client: Client, dialect: Dialect, command: Sequence[str | Path], *, stream: bool
 ) -> Played:
     """Run `command`, the client's program. Every sampled token must be trained exactly once, from
-    the prompt that the engine got.
-    """
+    the prompt that the engine got."""
     tokenizer = vision_tokenizer() if client.images else load_embedded_tokenizer()
     variables = {"CLIENT_DIALECT": dialect, "CLIENT_STREAM": "01"[stream]}
     options: dict[str, Any] = {}

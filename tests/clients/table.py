@@ -1,7 +1,5 @@
 """The clients that `make test-clients` runs, and what each must show."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -24,8 +22,7 @@ class Expected:
 
     overflow: str
     """The error that the client reports if the prompt does not fit the context. With "answer: " at
-    its start: the beginning of the answer that the client gives then.
-    """
+    its start: the beginning of the answer that the client gives then."""
     requests: int = 1
     """The number of requests with such a prompt that the client sends."""
     turns: tuple[int, ...] = (3,)
@@ -77,8 +74,7 @@ def shell(
     answer: str = ANSWER,
 ) -> Replies:
     """Return the replies of the same task for an agent with a shell, which is its tool `tool`.
-    `several`: True if the tool's argument is a list of commands.
-    """
+    `several`: True if the tool's argument is a list of commands."""
     commands = [command.format(name) for name in "xyz"]
     x, y, z = (call(tool, **{argument: [each] if several else each}) for each in commands)
     return "Let me look. " + x, THINKING + y + z, answer

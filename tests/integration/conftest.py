@@ -1,7 +1,5 @@
 """Real servers: each is started by the first test that needs it, for the whole run."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -95,8 +93,7 @@ def sglang_moe(log_folder: Path) -> Iterator[Server]:
 @pytest.fixture(scope="session")
 def sglang_small(log_folder: Path) -> Iterator[Server]:
     """SGLang with the tiny model in bfloat16, a small cache that can keep sessions, and streams
-    whose events have only the new ids. No test looks at more than one of these.
-    """
+    whose events have only the new ids. No test looks at more than one of these."""
     flags = ["--max-total-tokens", str(POOL), "--chunked-prefill-size", "1024"]
     flags += ["--enable-session-radix-cache", "--incremental-streaming-output"]
     with sglang_server(log_folder, dtype="bfloat16", flags=flags, name="sglang-small") as server:

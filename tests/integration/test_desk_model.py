@@ -1,7 +1,5 @@
 """The package's model on the real SGLang: it calls tools, and the embedded engine agrees."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -1,8 +1,5 @@
 """The endpoint in front of the real SGLang server, called by the `openai` SDK; SGLang itself judges
-the tokens.
-"""
-
-from __future__ import annotations
+the tokens."""
 
 import json
 from collections.abc import AsyncIterator
@@ -29,9 +26,7 @@ def user(line: str) -> Any:
 
 
 @asynccontextmanager
-async def serving(
-    url: str, **settings: Any
-) -> AsyncIterator[tuple[EndpointServer, aiohttp.ClientSession]]:
+async def serving(url: str, **settings: Any) -> AsyncIterator[tuple[EndpointServer, Any]]:
     """The endpoint on a free port, in front of the server or router at `url`."""
     own: Any = {"port": 0, "verify": "always", "sampling_params": {"max_new_tokens": 24}}
     async with opened_model(url, qwen3_tokenizer(), "qwen25") as served:
@@ -65,9 +60,7 @@ async def talk(client: AsyncOpenAI, name: str, turns: int = 4) -> list[Any]:
     return replies
 
 
-async def trajectories(
-    server: EndpointServer, http: aiohttp.ClientSession, session: str
-) -> list[dict[str, Any]]:
+async def trajectories(server: EndpointServer, http: Any, session: str) -> list[dict[str, Any]]:
     async with http.get(f"{server.url}/sessions/{session}/trajectories") as response:
         found = await response.json()
     assert found["mismatches"].keys() <= {"unshown"}
@@ -88,9 +81,7 @@ async def rescored(wire: Wire, found: list[dict[str, Any]], replies: list[Any]) 
     )
 
 
-async def test_a_conversation_over_http_and_one_in_process(
-    float32: Wire, sglang_float32: Any
-) -> None:
+async def test_a_conversation_over_http_and_in_process(float32: Wire, sglang_float32: Any) -> None:
     async with serving(sglang_float32.url) as (server, http):
         async with client_of(server, "over-http") as client:
             replies = await talk(client, "over-http")
@@ -125,9 +116,7 @@ async def test_a_forced_call_and_a_schema_are_constrained_and_marked(sglang_floa
         assert marks == {"ebnf", "json_schema"}
 
 
-async def test_a_hang_up_reaches_the_server(
-    sglang_float32: Any, http: aiohttp.ClientSession
-) -> None:
+async def test_a_hang_up_reaches_the_server(sglang_float32: Any, http: Any) -> None:
     async with (
         serving(sglang_float32.url, grace=0.0) as (server, _),
         client_of(server, "gone", max_retries=0) as client,

@@ -1,14 +1,10 @@
 """The benchmark of a real engine, with the tiny model."""
 
-from __future__ import annotations
-
 from typing import Any
 
-import pytest
 from benchmarks import engine
 from benchmarks.engine import Bench, Load, run
 from benchmarks.world import Material
-from support.processes import Server
 from support.qwen import qwen3_tokenizer
 
 from toolroll.rollout.template import ChatTemplate
@@ -16,9 +12,7 @@ from toolroll.rollout.template import ChatTemplate
 LOAD = Load(episodes=4, warmup=0.5, seconds=2.0, tokens=8)
 
 
-async def test_it_measures_throughput_and_log_probabilities(
-    sglang_float32: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_throughput_and_logprobs_are_measured(sglang_float32: Any, monkeypatch: Any) -> None:
     monkeypatch.setattr(engine, "TURNS", 2)  # the tiny model takes a short context
     first: list[Any] = [[{"role": "user", "content": "Hello"}]]
     bench = Bench(

@@ -1,7 +1,5 @@
 """Complete episodes on the real SGLang behind the real router, which scores the tokens again."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import json
@@ -11,7 +9,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, get_args
 
-import aiohttp
 import numpy as np
 import pytest
 from support.episodes import opened_model
@@ -46,13 +43,7 @@ def serving(url: str) -> AbstractAsyncContextManager[Model]:
 
 
 async def play(
-    served: Model,
-    session: str,
-    *,
-    users: int = 4,
-    steps: int = 12,
-    world: ListedWorld | None = None,
-    **params: Any,
+    served: Any, session: str, *, users: int = 4, steps: int = 12, world: Any = None, **params: Any
 ) -> InteractionResult:
     """An episode of several turns, which are cut and go on: the random model never stops."""
     player = TrainableToolCallingAgent(
@@ -126,9 +117,7 @@ async def test_an_episode_with_tool_calls(float32: Wire) -> None:
     assert not [name for name in result.metrics if name.startswith(("token_mismatches", "invalid"))]
 
 
-async def test_sixteen_episodes_stay_at_their_workers(
-    routed_sglang: Any, http: aiohttp.ClientSession
-) -> None:
+async def test_sixteen_episodes_stay_at_their_workers(routed_sglang: Any, http: Any) -> None:
     routed_sglang.clear()
     names = [f"affinity-{at:02d}" for at in range(SESSIONS)]
     async with serving(routed_sglang.url) as served:
@@ -147,8 +136,7 @@ async def test_the_first_prompt_of_a_group_is_computed_by_one_worker(
     kind: Router, sglang_float32: Server, second_float32: Server, log_folder: Path
 ) -> None:
     """With one routing key; else by both workers. The router has no keys of other tests: it gives
-    a new key to the worker that has fewer.
-    """
+    a new key to the worker that has fewer."""
     computed = []
     urls = [sglang_float32.url, second_float32.url]
     with router(urls, log_folder, kind=kind, name=f"{kind}-group") as front:

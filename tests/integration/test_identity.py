@@ -1,12 +1,9 @@
 """Whose answer it is, and which model serves, by the real server and the real router."""
 
-from __future__ import annotations
-
 import uuid
 from contextlib import AbstractAsyncContextManager
 from typing import Any
 
-import aiohttp
 import orjson
 import pytest
 from aiohttp import web
@@ -38,9 +35,7 @@ async def test_tokenize_gives_the_tokenizers_own_ids(float32: Wire) -> None:
     assert tokenizer.eos_token_id in ids
 
 
-async def test_the_id_of_an_answer_is_the_rid(
-    http: aiohttp.ClientSession, routed_sglang: Any
-) -> None:
+async def test_the_id_of_an_answer_is_the_rid(http: Any, routed_sglang: Any) -> None:
     for wire in (Wire(http, routed_sglang.workers[0].url), Wire(http, routed_sglang.url)):
         rid = uuid.uuid4().hex
         answer = await wire.generate(PROMPT, fields={"rid": rid}, max_new_tokens=3)
@@ -54,34 +49,26 @@ async def test_the_id_of_an_answer_is_the_rid(
         assert len(orjson.loads(lines[-1][6:])["output_ids"]) == 3
 
 
-async def test_the_right_model_passes_at_the_server_and_behind_the_router(
-    routed_sglang: Any,
-) -> None:
+async def test_the_right_model_passes_and_the_wrong_one_is_refused(routed_sglang: Any) -> None:
+    """At the server and behind the router. What is refused harms nobody."""
     routed_sglang.clear()
+    wrong = f"'{tiny_model()}', whose tokenizer is not that of 'embedded'"
+    other = f"the engine serves '{tiny_model()}', the tokenizer is from 'Qwen/Qwen3-8B'"
     for url in (routed_sglang.workers[0].url, routed_sglang.url):
         async with serving(url, qwen3_tokenizer(), str(tiny_model())) as served:
             assert await served.check_identity() == []
         async with serving(url, qwen3_tokenizer(), "Qwen/Qwen3-8B") as served:
             [line] = await served.check_identity()
-            assert line.startswith(
-                f"the engine serves '{tiny_model()}', the tokenizer is from 'Qwen/Qwen3-8B'"
-            )
+            assert line.startswith(other)
     assert [proxy.generations() for proxy in routed_sglang.proxies] == [[], []]
-
-
-async def test_the_wrong_model_is_refused_and_stays_alive(routed_sglang: Any) -> None:
     for url in (routed_sglang.workers[0].url, routed_sglang.url):
         async with serving(url, load_embedded_tokenizer(), "embedded") as served:
-            with pytest.raises(
-                UsageError, match=f"'{tiny_model()}', whose tokenizer is not that of 'embedded'"
-            ):
+            with pytest.raises(UsageError, match=wrong):
                 await served.check_identity()
             assert (await served.engine.health()).ok
 
 
-async def test_through_a_router_alone_a_generation_tells_the_ids(
-    http: aiohttp.ClientSession, routed_sglang: Any
-) -> None:
+async def test_through_a_router_a_generation_tells_the_ids(http: Any, routed_sglang: Any) -> None:
     """As where the workers cannot be reached: nothing is passed on but `/generate`."""
 
     async def forward(request: web.Request) -> web.StreamResponse:

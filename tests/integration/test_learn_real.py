@@ -1,7 +1,5 @@
 """`examples/learn_real` on the real SGLang server: all its parts, with two layers of its model."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

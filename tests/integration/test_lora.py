@@ -1,10 +1,8 @@
 """LoRA adapters that the real SGLang serves, named by each request."""
 
-from __future__ import annotations
-
 from pathlib import Path
+from typing import Any
 
-import aiohttp
 import numpy as np
 import pytest
 from support.lora_adapter import logprobs_with, lora_adapter
@@ -21,9 +19,7 @@ from toolroll.rollout.types import GenerateRequest
 PROMPT = list(range(1000, 1020))
 
 
-async def test_each_turn_is_sampled_and_recorded_with_the_adapter_that_it_names(
-    second_float32: Server, adapters: dict[str | None, Path | None]
-) -> None:
+async def test_each_turn_is_of_the_adapter_it_names(second_float32: Server, adapters: Any) -> None:
     """Later turns find the earlier tokens in the cache of the same adapter only."""
     path = SessionPath(Session("s"))
     path.observe(PROMPT)
@@ -54,9 +50,7 @@ async def test_an_unknown_name_is_refused_and_not_tried_again(second_float32: Se
     assert (caught.value.status, caught.value.attempts) == (400, 1)
 
 
-async def test_new_weights_under_the_same_name_have_the_same_version(
-    second_float32: Server, http: aiohttp.ClientSession, tmp_path: Path
-) -> None:
+async def test_reloads_keep_the_version(second_float32: Server, http: Any, tmp_path: Path) -> None:
     """So the name is what tells them apart."""
     wire, versions = Wire(http, second_float32.url), []
     for seed in (7, 8):

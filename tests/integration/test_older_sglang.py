@@ -5,12 +5,11 @@ What differs from 0.5.23 on the wire: an answer has the `weight_version` at its 
 (`weight_versions`); an unknown sampling parameter is a 500 without a reason, not a 400.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import numpy as np
@@ -47,35 +46,23 @@ def asked(prompt: np.ndarray = PROMPT, **params: object) -> GenerateRequest:
     return GenerateRequest(ids, params, "session", extra={"top_logprobs_num": 2})
 
 
-async def test_the_version_is_the_folder_s(older: Server) -> None:
-    async with Engine(EngineConfig(engine=older.url)) as engine:
-        info = await engine.model_info()
-    assert f"sglang-{info.sglang_version}" == older.log.stem
-    assert info.context_length == CONTEXT_LENGTH and info.weight_version == "default"
-
-
-async def test_a_turn_has_its_ids_logprobs_and_version(older: Server) -> None:
+async def test_a_turn_has_its_ids_logprobs_and_version(older: Server, http: Any) -> None:
+    """The server's own scoring of prompt and answer gives the logprobs that it sampled with."""
     seen: list[int] = []
     async with Engine(EngineConfig(engine=older.url)) as engine:
+        info = await engine.model_info()
         found = await engine.generate(asked())
         with_progress = await engine.generate(asked(temperature=0.0), progress=seen.extend)
         again = await engine.generate(asked(temperature=0.0))
+    assert f"sglang-{info.sglang_version}" == older.log.stem
+    assert info.context_length == CONTEXT_LENGTH and info.weight_version == "default"
     assert len(found.output_ids) == 12 and found.finish_reason == "length"
-    assert found.logprobs is not None and np.isfinite(found.logprobs).all()
     assert found.top_logprobs is not None and [len(top) for top in found.top_logprobs] == [2] * 12
     assert found.weight_versions == (WeightVersion("default", 0, 12),)
     assert with_progress.output_ids.tolist() == again.output_ids.tolist() == seen[-12:]
-
-
-async def test_the_prompt_and_its_answer_are_one_prefix(
-    older: Server, http: aiohttp.ClientSession
-) -> None:
-    """The server's own scoring of prompt and answer gives the logprobs that it sampled with."""
-    async with Engine(EngineConfig(engine=older.url)) as engine:
-        found = await engine.generate(asked())
-        whole = np.concatenate([PROMPT, found.output_ids])
+    whole = np.concatenate([PROMPT, found.output_ids])
     rescored = await Wire(http, older.url).rescore(whole.tolist())
-    assert found.logprobs is not None
+    assert found.logprobs is not None and np.isfinite(found.logprobs).all()
     assert found.logprobs.tolist() == pytest.approx(rescored[-12:], abs=1e-3)
 
 

@@ -1,9 +1,6 @@
 """Programs in sandboxes, whose model is the real SGLang server. A proxy before the server says what
 it sampled, and transformers computes the logprobs again. The model is random, so no reward is
-earned. `python -m clients.harbor --sglang` does the same with published coding agents.
-"""
-
-from __future__ import annotations
+earned. `python -m clients.harbor --sglang` does the same with published coding agents."""
 
 from pathlib import Path
 

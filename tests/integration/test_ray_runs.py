@@ -1,7 +1,5 @@
 """A run spread over a Ray cluster of two nodes, one of which dies under it."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterator
 from pathlib import Path
@@ -44,11 +42,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
 
 @pytest.mark.faults
 async def test_a_node_that_dies_loses_and_doubles_nothing(
-    engine: EmbeddedEngine,
-    cluster: Cluster,
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
-    tally: Tally,
+    engine: EmbeddedEngine, cluster: Cluster, tmp_path: Path, caplog: Any, tally: Tally
 ) -> None:
     console = Console(quiet=True)
     here, spread = tmp_path / "here", tmp_path / "ray"
@@ -72,9 +66,7 @@ async def test_a_node_that_dies_loses_and_doubles_nothing(
     tally.check()
 
 
-async def test_a_local_cluster_is_a_new_one(
-    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_local_cluster_is_a_new_one(cluster: Cluster, monkeypatch: Any) -> None:
     """Even if another one runs on this machine: it would end with its owner."""
     monkeypatch.setenv("RAY_ADDRESS", str(cluster.address))
     async with connected("local", 1):

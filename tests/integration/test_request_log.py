@@ -1,7 +1,5 @@
 """Episodes on the real SGLang server, audited with the log that it writes."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 

@@ -1,11 +1,9 @@
 """Routed experts from the real SGLang, with a tiny mixture of experts."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
+from typing import Any
 
-import aiohttp
 import numpy as np
 from support.client import Watched
 from support.processes import Server
@@ -36,8 +34,7 @@ def asked(path: SessionPath, tokens: int) -> GenerateRequest:
 async def check(wire: Wire, trajectory: Trajectory) -> None:
     """Compare each row with what SGLang computes in one request with all tokens. In float32 the
     second pass over a token has the same experts, unless two are nearly equal; rows at the wrong
-    tokens would agree in about one number of eight.
-    """
+    tokens would agree in about one number of eight."""
     ids, fields = trajectory.input_ids.tolist(), {"return_routed_experts": True}
     answer = await wire.generate(ids, fields=fields, max_new_tokens=1, ignore_eos=True)
     encoded = answer.meta["routed_experts"]
@@ -51,9 +48,7 @@ async def _flushed(wire: Wire) -> bool:
     return (await wire.post("/flush_cache", {})).status == 200
 
 
-async def test_rows_of_turns_add_up_to_those_of_the_whole_sequence(
-    sglang_moe: Server, http: aiohttp.ClientSession
-) -> None:
+async def test_rows_of_turns_add_up_to_those_of_the_sequence(sglang_moe: Server, http: Any) -> None:
     """Three turns and a fork, with the prefix cache emptied between them."""
     wire, path = Wire(http, sglang_moe.url), begun_path()
     sizes = []
@@ -75,9 +70,7 @@ async def test_rows_of_turns_add_up_to_those_of_the_whole_sequence(
         await check(wire, trajectory)
 
 
-async def test_a_turn_that_is_aborted_and_resumed_has_all_rows(
-    sglang_moe: Server, http: aiohttp.ClientSession
-) -> None:
+async def test_a_turn_that_is_aborted_and_resumed_has_all_rows(sglang_moe: Any, http: Any) -> None:
     wire, path = Wire(http, sglang_moe.url), begun_path()
     engine = Watched(EngineConfig(engine=sglang_moe.url, return_routed_experts=True))
     async with engine:

@@ -1,7 +1,5 @@
 """Failing requests and a killed worker behind each router. The workers are embedded engines."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import Iterator

@@ -3,8 +3,6 @@
 The worker is the embedded engine, behind a proxy that records what arrives.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -116,7 +114,10 @@ PARAMS: dict[str, Any] = {
 
 @pytest.mark.parametrize("param", PARAMS)
 async def test_sampling_parameters(http: aiohttp.ClientSession, routed: Routed, param: str) -> None:
-    got = await arrived(http, routed, {"sampling_params": {param: PARAMS[param]}})
+    """And one that nobody knows, which each router drops."""
+    sent = {param: PARAMS[param], "bogus": 1}
+    got = await arrived(http, routed, {"sampling_params": sent})
+    assert ("bogus" in got["sampling_params"]) == (routed.kind == "none")
     dropped = DROPPED[routed.kind]
     assert (param not in got["sampling_params"]) == (param in dropped)
     assert (param in SAMPLING) == (param in DROPPED_BY_ROUTER)
@@ -125,16 +126,7 @@ async def test_sampling_parameters(http: aiohttp.ClientSession, routed: Routed, 
         assert words == ("dropped" if param in dropped else "forwarded")
 
 
-async def test_an_unknown_sampling_parameter_is_dropped_by_each_router(
-    http: aiohttp.ClientSession, routed: Routed
-) -> None:
-    got = await arrived(http, routed, {"sampling_params": {"bogus": 1, "top_k": 5}})
-    assert ("bogus" in got["sampling_params"]) == (routed.kind == "none")
-
-
-async def arrived(
-    http: aiohttp.ClientSession, routed: Routed, fields: dict[str, Any]
-) -> dict[str, Any]:
+async def arrived(http: Any, routed: Routed, fields: dict[str, Any]) -> dict[str, Any]:
     """The body that the worker got."""
     routed.proxy.clear()
     await Wire(http, routed.url).post("/generate", {"input_ids": [5, 6, 7], **fields})
@@ -142,20 +134,16 @@ async def arrived(
     return dict(seen.json())
 
 
-async def test_the_client_knows_what_the_router_does(routed: Routed) -> None:
+async def test_the_client_knows_what_the_router_drops_and_refuses_it(routed: Routed) -> None:
+    """In a turn, and in the body that an overridden `_call_llm` posts."""
+    params, prompt = {"logit_bias": {"5": 1.0}}, np.array([5, 6], dtype=np.int32)
     url = routed.proxy.target if routed.kind == "none" else routed.url
     async with Engine(EngineConfig(engine=url)) as engine:
         assert await engine.dropped_params() == DROPPED[routed.kind]
         assert (await engine.model_info()).session_cache == (routed.kind != "sglang-router")
-
-
-async def test_a_dropped_parameter_is_refused(routed: Routed) -> None:
-    """In a turn, and in the body that an overridden `_call_llm` posts."""
-    if routed.kind == "none":
-        return
-    params, prompt = {"logit_bias": {"5": 1.0}}, np.array([5, 6], dtype=np.int32)
-    routed.proxy.clear()
-    async with Engine(EngineConfig(engine=routed.url)) as engine:
+        if routed.kind == "none":
+            return
+        routed.proxy.clear()
         refused = "silently drops the sampling parameter 'logit_bias'"
         with pytest.raises(UsageError, match=refused):
             await engine.generate(GenerateRequest(prompt, params, "s"))

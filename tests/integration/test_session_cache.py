@@ -3,8 +3,6 @@
 TOOLROLL_FAULTS=full plays all of it.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -1,8 +1,5 @@
 """What toolroll relies on in the real SGLang and its routers, beside what `test_routers.py`,
-`test_episodes.py` and `test_weight_updates.py` show.
-"""
-
-from __future__ import annotations
+`test_episodes.py` and `test_weight_updates.py` show."""
 
 import asyncio
 import re
@@ -79,9 +76,7 @@ async def test_the_stop_token_is_in_output_ids(
     "params",
     [{"temperature": 0.6}, {"temperature": 1.5}, {"temperature": 0.8, "top_p": 0.5, "top_k": 20}],
 )
-async def test_logprobs_are_of_the_logits_over_the_temperature(
-    float32: Wire, params: dict[str, Any]
-) -> None:
+async def test_logprobs_are_of_the_logits_over_the_temperature(float32: Wire, params: Any) -> None:
     """And not renormalised by top-p and top-k. Computed anew with transformers."""
     import torch
     from transformers import AutoModelForCausalLM
@@ -123,8 +118,7 @@ async def test_an_abort_matches_by_prefix(float32: Wire) -> None:
     ):
         assert (await float32.post("/abort_request", {"rid": f"{stem}1"})).status == 200
         for answer in await asyncio.gather(one, ten):
-            assert answer.status == 200
-            assert answer.meta["finish_reason"]["type"] == "abort"
+            assert (answer.status, answer.meta["finish_reason"]["type"]) == (200, "abort")
             assert 0 < len(answer.output_ids) < LONG["max_new_tokens"]
             assert [item[1] for item in answer.meta["output_token_logprobs"]] == answer.output_ids
         assert not spared.done()
@@ -183,9 +177,7 @@ async def test_a_prompt_must_be_shorter_than_max_req_input_len(float32: Wire) ->
     assert answer.meta["finish_reason"] == {"type": "length", "length": len(answer.output_ids)}
 
 
-async def test_an_unknown_sampling_parameter_is_a_400_that_lists_the_known_ones(
-    float32: Wire,
-) -> None:
+async def test_an_unknown_sampling_parameter_is_a_400_with_the_known(float32: Wire) -> None:
     answer = await float32.generate([HELLO], max_tokens=3)
     assert answer.status == 400
     unknown, *names = re.findall("`(.*?)`", answer.body["error"])
@@ -201,7 +193,7 @@ async def set_version(wire: Wire, version: str) -> None:
     assert answer.status == 200, answer.body
 
 
-async def test_a_weight_version_that_changes_in_a_turn_shows_in_its_spans(float32: Wire) -> None:
+async def test_a_weight_version_that_changes_in_a_turn_is_in_its_spans(float32: Wire) -> None:
     before = (await float32.get("/model_info")).body["weight_version"]
     await set_version(float32, "old")
     assert (await float32.get("/model_info")).body["weight_version"] == "old"
@@ -229,16 +221,13 @@ def routed(http: aiohttp.ClientSession, routed_sglang: Any) -> Wire:
     return Wire(http, routed_sglang.url)
 
 
-async def test_the_name_of_an_adapter_comes_through(routed: Wire) -> None:
-    """To both workers, which have no such adapter: one was started without adapters."""
+async def test_refusals_come_through_and_harm_no_one(routed: Wire) -> None:
+    """An unknown adapter's, to both workers, of which one was started without adapters. With the
+    circuit breaker on, ten overflows shut out every client."""
     fields = {"lora_path": "absent"}
     answer = await routed.generate(fresh_prompt(8), fields=fields, max_new_tokens=1)
     assert answer.status == 400
     assert "LoRA adapter" in answer.message and "absent" in answer.message
-
-
-async def test_an_overflow_comes_through_and_harms_no_one(routed: Wire) -> None:
-    """With the circuit breaker on, ten of them shut out every client."""
     for _ in range(12):
         answer = await routed.generate(fresh_prompt(4200), max_new_tokens=1)
         assert answer.status == 400
@@ -246,9 +235,7 @@ async def test_an_overflow_comes_through_and_harms_no_one(routed: Wire) -> None:
     assert (await routed.generate(fresh_prompt(5), max_new_tokens=1)).status == 200
 
 
-async def test_a_client_that_hangs_up_is_aborted_behind_it(
-    routed: Wire, routed_sglang: Any
-) -> None:
+async def test_a_client_that_hangs_up_is_aborted_behind_it(routed: Any, routed_sglang: Any) -> None:
     rid = uuid.uuid4().hex
     task = asyncio.create_task(routed.generate(fresh_prompt(10), fields={"rid": rid}, **LONG))
     await until(partial(routed_sglang.running, routed.http), "a worker runs the request")

@@ -1,7 +1,5 @@
 """TRL's `AsyncGRPOTrainer` trains from the real SGLang with changing weights."""
 
-from __future__ import annotations
-
 import shutil
 import time
 from collections.abc import Iterator
@@ -45,8 +43,7 @@ def logprobs_by(folder: Path, row: Row) -> npt.NDArray[np.float32]:
 
 def until_turns_are_sampled(url: str) -> None:
     """Wait until the engine has sampled some tokens of its running turns, or has been idle for a
-    while: they may have ended before they were seen.
-    """
+    while: they may have ended before they were seen."""
     idle_since, first = time.monotonic(), None
     while time.monotonic() < idle_since + IDLE_SECONDS:
         [load] = get_json(f"{url}/v1/loads")[1]["loads"]
@@ -60,9 +57,7 @@ def until_turns_are_sampled(url: str) -> None:
         time.sleep(0.005)
 
 
-def test_each_token_has_the_logprob_of_the_weights_that_sampled_it(
-    tmp_path: Path, log_folder: Path
-) -> None:
+def test_each_token_has_the_logprob_of_its_weights(tmp_path: Path, log_folder: Path) -> None:
     settings, gate = by_length(tmp_path)
     rows, synced = list[Row](), 0
     with sglang_server(log_folder, name="sglang-async") as server:
@@ -79,8 +74,7 @@ def test_each_token_has_the_logprob_of_the_weights_that_sampled_it(
         def get(**named: Any) -> Row:
             """Take a row. After each step, the weights are updated when a whole batch has been
             taken. The groups that begin then wait at the gate until this process looks at their
-            turns.
-            """
+            turns."""
             nonlocal synced
             step = training.state.global_step
             updates = step > synced and len(rows) % BATCH == BATCH - 1

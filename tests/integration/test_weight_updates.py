@@ -4,8 +4,6 @@ Two checkpoints take turns. Each token is computed again with transformers, by t
 version it has. TOOLROLL_WEIGHT_UPDATES is the number of updates of each mode (default: 4).
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 import random
@@ -14,7 +12,6 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, get_args
 
-import aiohttp
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -57,8 +54,7 @@ async def play(
     wire: Wire, url: str, mode: str, *, count: int, experts: bool
 ) -> tuple[list[Played], list[Completion]]:
     """Episodes of several turns until `count` updates are done, and the parts of their turns. They
-    are sampled at `url`, which is the address of `wire` or of a router.
-    """
+    are sampled at `url`, which is the address of `wire` or of a router."""
     chance, middle, done = random.Random(17), asyncio.Event(), asyncio.Event()
     version, left, played = 0, 5, list[Played]()
 
@@ -125,8 +121,7 @@ def versions_of(trajectory: Trajectory, mode: str) -> list[int]:
 
 def versions_of_experts(trajectory: Trajectory, mode: str) -> list[int]:
     """The version of the weights whose experts each token but the last has: those that processed it
-    to sample the next token. `retract` computes the whole turn again, and SGLang returns that.
-    """
+    to sample the next token. `retract` computes the whole turn again, and SGLang returns that."""
     if mode != "retract":
         return versions_of(trajectory, mode)[1:]
     versions = [-1] * len(trajectory)
@@ -145,8 +140,7 @@ def filled(versions: list[int]) -> list[int]:
 
 def checkable(trajectory: Trajectory, requested: list[int], mode: str) -> int:
     """The number of tokens that can be computed again. If an update `in_place` met the prefill of a
-    turn, it is not known which weights sampled the turn's first token.
-    """
+    turn, it is not known which weights sampled the turn's first token."""
     for turn, version in zip(trajectory.turns, requested, strict=True):
         if mode == "in_place" and int(turn.weight_versions[0].version) != version:
             return turn.start
@@ -158,8 +152,7 @@ def computed(
 ) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.integer[Any]]]:
     """The logprobs of `ids[1:]` and the experts of `ids[:-1]`. Each comes from the checkpoint that
     `versions` names, with the keys and values of the same checkpoint for all tokens before it, or,
-    if `mixed`, of the one that processed each of them.
-    """
+    if `mixed`, of the one that processed each of them."""
     import torch
     from transformers import DynamicCache
 
@@ -205,12 +198,8 @@ def front(request: pytest.FixtureRequest, sglang_moe: Server, log_folder: Path) 
     + [(kind, "abort") for kind in ("none", *get_args(Router))],
     indirect=["front"],
 )
-async def test_no_token_is_lost_and_each_has_the_version_that_sampled_it(
-    sglang_moe: Server,
-    http: aiohttp.ClientSession,
-    front: str,
-    mode: str,
-    request: pytest.FixtureRequest,
+async def test_no_token_is_lost_and_each_has_its_weights_version(
+    sglang_moe: Server, http: Any, front: str, mode: str, request: pytest.FixtureRequest
 ) -> None:
     import torch
     from transformers import AutoModelForCausalLM

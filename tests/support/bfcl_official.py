@@ -5,8 +5,6 @@ Reads one JSON object per line, `{"category", "index", "turns": [[call as Python
 writes one line, `true` or `false`, for each.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """The page of a run in Chromium: open it, and look at it."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """What an engine answered, as a plain proxy saw it, and the check of episodes by that."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -29,8 +27,7 @@ class EngineAnswer:
 
 def engine_answers(proxy: CountingProxy) -> list[EngineAnswer]:
     """The complete answers that passed through `proxy`. The client may hang up at the end of a
-    stream, before the proxy has passed on the end of the connection.
-    """
+    stream, before the proxy has passed on the end of the connection."""
     return [_answer(seen) for seen in proxy.generations() if b'"finish_reason":{' in seen.answer]
 
 
@@ -49,8 +46,7 @@ def _answer(seen: SeenRequest) -> EngineAnswer:
 
 def judge_answers(trajectories: Sequence[Trajectory], answers: Sequence[EngineAnswer]) -> None:
     """Each of `answers`, which are those of one session, is one turn and trained exactly once, with
-    the engine's ids and logprobs. Nothing else is trained.
-    """
+    the engine's ids and logprobs. Nothing else is trained."""
     turns = [turn for part in trajectories for turn in part.turns]
     assert all(turn.excluded in (None, "context") for turn in turns)  # trained in another sequence
     assert trained_nowhere(trajectories, answers) == 0
@@ -58,8 +54,7 @@ def judge_answers(trajectories: Sequence[Trajectory], answers: Sequence[EngineAn
 
 def largest_error(folder: Path, trajectories: Sequence[Trajectory]) -> float:
     """The largest difference between the logprobs of trained tokens and those that transformers
-    computes with the model in `folder`.
-    """
+    computes with the model in `folder`."""
     import torch
 
     model, largest = _model(folder), 0.0

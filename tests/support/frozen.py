@@ -4,8 +4,6 @@ Each function returns the items by name, as plain JSON. Refactorings compare the
 (`tests/unit/test_frozen.py`).
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import random

@@ -5,8 +5,6 @@ than the one before: in its first request to the model, in its first command in 
 second request, and so on. The last start plays to the end. It prints what happened as JSON.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """LoRA adapters for the tiny model, as PEFT saves them, and the model with one merged into it."""
 
-from __future__ import annotations
-
 import json
 from functools import cache
 from pathlib import Path
@@ -39,9 +37,7 @@ def lora_adapter(folder: Path, seed: int) -> Path:
     return folder
 
 
-def logprobs_with(
-    adapter: Path | None, ids: npt.NDArray[np.int32], start: int
-) -> npt.NDArray[np.float32]:
+def logprobs_with(adapter: Path | None, ids: Any, start: int) -> npt.NDArray[np.float32]:
     """The logprobs of `ids[start:]` by the model with `adapter` merged into its weights."""
     import torch
 

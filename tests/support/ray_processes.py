@@ -1,7 +1,5 @@
 """A Ray cluster on this machine, and the processes in it that play episodes."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import sys

@@ -4,8 +4,6 @@ faster: `python -m support.rehearsal`, with the command's options.
 A model of two layers earns nothing, and groups with equal rewards are not trained on.
 """
 
-from __future__ import annotations
-
 from functools import partial
 
 from examples.learn_desk import play as playing

@@ -3,8 +3,6 @@
 Texts that failed are kept with their scanner in `tests/unit/parsers/corpus`.
 """
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Callable, Generator
@@ -49,8 +47,7 @@ def run(steps: Generator[None, None, Any], source: Source, pieces: list[str]) ->
 
 def scanned(*pieces: str) -> tuple[int, str, bool]:
     """What the JSON scanner says of the value at the text's beginning: its end and "", or where
-    the scanner stopped and why, and whether the text ended there.
-    """
+    the scanner stopped and why, and whether the text ended there."""
     source = Source()
     try:
         return run(scan_json(source, 0), source, list(pieces)), "", False

@@ -1,13 +1,10 @@
 """Two loads for a small prefix cache, and what the engine computed again under them: long agents
-among short episodes, and episodes of many lengths at once.
-"""
-
-from __future__ import annotations
+among short episodes, and episodes of many lengths at once."""
 
 import asyncio
 import random
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -29,8 +26,7 @@ CALL = r"<tool_call>\{\"name\": \"look\", \"arguments\": \{\}\}</tool_call>"
 BIAS = {"151657": 100.0, "151658": 100.0, "151643": -100.0}
 """Without it, the random model spells <tool_call> with other tokens, which is no call, or ends a
 turn with <|endoftext|>, which is a fork. Temperature 0: which tokens these are changes nothing
-here, and SGLang needs a third of its time on a CPU to sample from 151,936.
-"""
+here, and SGLang needs a third of its time on a CPU to sample from 151,936."""
 PARAMS: dict[str, Any] = {
     "temperature": 0.0,
     "max_new_tokens": 48,
@@ -40,8 +36,7 @@ PARAMS: dict[str, Any] = {
 SHORT_PARAMS: dict[str, Any] = {"temperature": 0.0, "max_new_tokens": 4}
 AGENTS, TURNS, BETWEEN = 4, 10, 9
 """The long agents and their turns. `BETWEEN` short episodes end between two turns of an agent, and
-use more tokens than the cache has.
-"""
+use more tokens than the cache has."""
 
 
 def look() -> str:
@@ -136,13 +131,7 @@ async def play_uniform(
 
 
 def runner(
-    model: Model,
-    tool: Any,
-    systems: Sequence[str],
-    turns: int,
-    *,
-    at_once: int = AGENTS,
-    params: Mapping[str, Any] = PARAMS,
+    model: Any, tool: Any, systems: Any, turns: int, *, at_once: int = AGENTS, params: Any = PARAMS
 ) -> Runner:
     """Return a runner of one task for each system message, each cut after `turns` turns."""
     tasks = [

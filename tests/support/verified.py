@@ -1,7 +1,5 @@
 """A correct sequence of an episode, with its verifier."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any

@@ -117,8 +117,7 @@ def _counted(name: str) -> Any:
 
 class CountedText(str):
     """A text that counts the characters that its methods look at; so do texts that are cut from
-    it and texts that it is added to.
-    """
+    it and texts that it is added to."""
 
     work: Work
 

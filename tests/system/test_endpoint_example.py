@@ -1,8 +1,5 @@
 """Agents against `toolroll serve`, as processes: the examples with the OpenAI Agents SDK, and
-docs/record-codex.md with clients of the recorded shapes of Codex and Claude Code.
-"""
-
-from __future__ import annotations
+docs/record-codex.md with clients of the recorded shapes of Codex and Claude Code."""
 
 import asyncio
 import re

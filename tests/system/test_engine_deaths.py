@@ -1,7 +1,5 @@
 """The engine is killed with SIGKILL in the middle of a run: it comes back, or it does not."""
 
-from __future__ import annotations
-
 import json
 import signal
 import subprocess

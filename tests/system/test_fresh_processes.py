@@ -1,7 +1,5 @@
 """What only a second process shows: a held folder, an endless thread, README's example."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -1,8 +1,5 @@
 """What a fresh interpreter loads and prints when it imports the library, which packages it
-finds, and that the core plays an episode without the packages around it.
-"""
-
-from __future__ import annotations
+finds, and that the core plays an episode without the packages around it."""
 
 import json
 import os
@@ -65,20 +62,9 @@ def test_the_measurement_sees_a_heavy_import() -> None:
     assert "transformers" in loaded("import transformers", HEAVY)
 
 
-def test_the_folders_shadow_no_package_of_their_name(tmp_path: Path) -> None:
-    """openai-agents installs a package `agents`, which comes before ours in the repository."""
-    (tmp_path / "agents").mkdir()
-    (tmp_path / "agents" / "__init__.py").write_text("mine = True\n", encoding="utf-8")
-    path = f"import sys; sys.path[:0] = [{str(ROOT)!r}, {str(tmp_path)!r}]"
-    assert printed("-c", f"{path}; import agents; print(agents.mine)").strip() == "True"
-
-
 def test_d11_an_import_sets_up_no_logging() -> None:
-    code = (
-        "import logging, toolroll.endpoint, toolroll.trainers.openrlhf as o; "
-        "assert not logging.getLogger().handlers"
-    )
-    printed("-c", code)
+    modules = "logging, toolroll.endpoint, toolroll.trainers.openrlhf"
+    printed("-c", f"import {modules}; assert not logging.getLogger().handlers")
 
 
 def test_no_notice_about_pytorch_is_printed() -> None:

@@ -1,7 +1,5 @@
 """`kill -9` at any moment loses nothing, doubles nothing, and leaves nothing running."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys
@@ -24,8 +22,7 @@ TRIAL_KILLS = 20 if FULL else 8
 
 def killed(module: str, *words: object) -> tuple[Any, str]:
     """What the program `module` reports of a run that it has killed again and again, and what it
-    prints for people.
-    """
+    prints for people."""
     env = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "TOKENIZERS_PARALLELISM": "false"}
     done = python("-m", module, *words, env=env)
     assert done.returncode == 0, done.stderr[-4000:]

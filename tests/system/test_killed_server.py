@@ -1,7 +1,5 @@
 """`kill -9` of `toolroll serve --out` at any moment loses no answered turn."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os
@@ -91,14 +89,11 @@ class Clients:
                 self.up.clear()
                 self.down.set()
 
-    async def _answered(
-        self, http: aiohttp.ClientSession, base: str, body: dict[str, Any]
-    ) -> tuple[str, str, Answer]:
+    async def _answered(self, http: Any, base: str, body: Any) -> tuple[str, str, Answer]:
         """Send a request until it is answered, as the SDK does."""
         for retry in range(10 * KILLS):
             await self.up.wait()
-            server = self.server
-            assert server is not None
+            server: Any = self.server
             url = f"{server.url}{base}/v1/chat/completions"
             self.in_flight += 1
             try:

@@ -1,7 +1,5 @@
 """`ProgramAgent`: a program plays Harbor tasks in a sandbox, and every token is in the result."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal
@@ -48,13 +46,8 @@ pytestmark = pytest.mark.skipif(bool(refusal()), reason=f"needs user namespaces:
 
 
 def scripted(said: list[str]) -> Any:
-    """The policy that gives these replies, by the number of replies in the prompt."""
-
-    def reply(request: PolicyRequest) -> str:
-        turns = request.text.count("<|turn|>assistant") - 1
-        return said[min(turns, len(said) - 1)]
-
-    return reply
+    """The policy that gives these replies in each session, and repeats the last one."""
+    return lambda request: said[min(request.call, len(said) - 1)]
 
 
 def tasks_in(folder: Path, **options: Any) -> EnvironmentClass:
@@ -74,8 +67,7 @@ async def played(
     **settings: Any,
 ) -> Episode:
     """One episode of the task in `tmp_path`, or of a new one. `options` are the task's. `policy`:
-    replies too; by default those that solve the task.
-    """
+    replies too; by default those that solve the task."""
     policy = policy if callable(policy) else scripted(policy or replies())
     async with serving(load_embedded_tokenizer(), policy, faults=faults) as (_, model):
         agent, tasks = program(model, command), tasks_in(tmp_path, **(options or {}))
@@ -158,8 +150,7 @@ async def test_parallel_conversations_are_sequences_of_their_own(tmp_path: Path)
     source = command_of()
     episode = await played(tmp_path, ["Done."], f"INSTRUCTION=Plan. {source} & {source}; wait")
     assert [len(each.turns) for each in episode.result.trajectories] == [1, 1]
-    assert episode.result.metrics["forks"] == 1
-    assert episode.result.reward == 0.0
+    assert (episode.result.metrics["forks"], episode.result.reward) == (1, 0.0)
 
 
 async def test_a_program_that_fails_after_an_answer_is_graded(tmp_path: Path) -> None:
@@ -235,16 +226,13 @@ async def test_an_environment_may_grade_with_a_function(tmp_path: Path) -> None:
             await program(model).asolve(Pond(), None, {}, 0)
 
 
-def test_a_task_is_another_one_if_a_file_changes(tmp_path: Path) -> None:
+def test_a_task_is_known_by_its_name_and_its_files(tmp_path: Path, monkeypatch: Any) -> None:
     task = write_task(tmp_path)
+    monkeypatch.chdir(task)
+    assert [each.id for each in HarborTask.tasks()] == ["greet"]
     first, second = (task_hash("harbor", factory(tmp_path).tasks("test")[0]) for _ in range(2))
     (task / "tests" / "test.sh").write_text("exit 1\n")
     assert first == second != task_hash("harbor", factory(tmp_path).tasks("test")[0])
-
-
-def test_a_task_in_the_folder_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(write_task(tmp_path))
-    assert [task.id for task in HarborTask.tasks()] == ["greet"]
 
 
 async def test_it_keeps_the_contract_and_the_solution_earns_1(tmp_path: Path) -> None:
@@ -259,8 +247,7 @@ async def test_it_keeps_the_contract_and_the_solution_earns_1(tmp_path: Path) ->
 async def test_the_library_s_own_agent_plays_the_tasks_too(tmp_path: Path) -> None:
     async with serving(load_embedded_tokenizer(), scripted(replies())) as (_, model):
         [episode] = (await play(tasks_in(tmp_path), own_agent(model))).values()
-    assert episode.result.reward == 1.0
-    assert episode.result.metrics["executed_calls/bash"] == 1
+    assert (episode.result.reward, episode.result.metrics["executed_calls/bash"]) == (1.0, 1)
 
 
 async def test_an_engine_that_fails_is_infrastructure(tmp_path: Path) -> None:
@@ -310,20 +297,16 @@ async def test_an_abort_by_the_engine_ends_the_trial_at_once(tmp_path: Path) -> 
     assert processes_of("sleep 87653") == []
 
 
-async def test_a_program_cannot_delete_its_session_or_read_it(tmp_path: Path) -> None:
+async def test_a_program_cannot_use_another_session_or_read_its_own(tmp_path: Path) -> None:
+    other = 'OPENAI_BASE_URL="${OPENAI_BASE_URL%/v1}x/v1"'
     ask = 'curl -s -H "Authorization: Bearer $OPENAI_API_KEY" "$ANTHROPIC_BASE_URL'
-    command = f'{ask}" -X DELETE; {ask}/trace"; {ask}/export" -X POST; {ask}/v1/models"'
-    episode = await played(tmp_path, command=f"{command_of()}; {command}")
+    own = f'{ask}" -X DELETE; {ask}/trace"; {ask}/export" -X POST; {ask}/v1/models"'
+    episode = await played(tmp_path, command=f"{command_of()}; {other} {command_of()}; {own}")
     output = episode.result.info["program"]["output"]
+    assert "HTTP Error 401" in output
     assert output.count("this key opens only the model") == 3
     assert '"id":"toolroll"' in output
     assert (episode.result.status, episode.result.reward) == (Status.COMPLETED, 1.0)
-
-
-async def test_a_program_cannot_use_the_session_of_another_trial(tmp_path: Path) -> None:
-    other = 'OPENAI_BASE_URL="${OPENAI_BASE_URL%/v1}x/v1"'
-    episode = await played(tmp_path, command=f"{command_of()}; {other} {command_of()}")
-    assert "HTTP Error 401" in episode.result.info["program"]["output"]
 
 
 async def test_an_image_is_refused_unless_it_is_ignored(tmp_path: Path) -> None:

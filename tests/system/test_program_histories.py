@@ -1,8 +1,5 @@
 """Claude Code's requests with Qwen3.5's template, which drops thoughts after a user message: the
-shape of which slime's adapter made 64 samples of 8 rollouts (slime#2288).
-"""
-
-from __future__ import annotations
+shape of which slime's adapter made 64 samples of 8 rollouts (slime#2288)."""
 
 from pathlib import Path
 from typing import Any
@@ -52,6 +49,5 @@ async def test_each_token_is_trained_once(tmp_path: Path, history: str, sequence
     trained = sum(part.trained_tokens for parts in rollouts for part in parts)
     assert trained == sampled
     for title, *main in rollouts:
-        assert len(title.turns) == 1
-        assert len(main) == sequences
+        assert (len(title.turns), len(main)) == (1, sequences)
         assert [len(part.turns) for part in main] == [TURNS // sequences] * sequences

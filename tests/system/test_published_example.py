@@ -1,7 +1,5 @@
 """The files of slime's tau-bench example, unchanged, on toolroll (`make test-peers`)."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -20,18 +18,15 @@ def episodes() -> dict[str, Any]:
     return run(folder)
 
 
-def sampled_tokens(episode: dict[str, Any]) -> list[int]:
-    """The trained tokens of an episode."""
-    response = episode["tokens"][len(episode["tokens"]) - episode["response_length"] :]
-    return [token for token, mask in zip(response, episode["loss_mask"], strict=True) if mask]
-
-
 @pytest.mark.parametrize("name", ["generate", *AGENTS[:3]])
 def test_the_tokens_are_those_served_and_sampled(episodes: dict[str, Any], name: str) -> None:
     episode = episodes[name]
     assert (episode.get("error"), episode["status"]) == (None, "completed")
     assert len(episode["log"]) == 2
-    assert sampled_tokens(episode) == [token for _, ids in episode["log"] for token in ids]
+    start = len(episode["tokens"]) - episode["response_length"]
+    response = zip(episode["tokens"][start:], episode["loss_mask"], strict=True)
+    sampled = [token for token, mask in response if mask]
+    assert sampled == [token for _, ids in episode["log"] for token in ids]
     prompt, ids = episode["log"][-1]
     assert episode["tokens"] == [*prompt, *ids]
     assert episode.get("mismatches", []) == []
@@ -46,8 +41,7 @@ def test_the_published_asolve_calls_our_hooks(episodes: dict[str, Any]) -> None:
     """It encodes text, so its tokens are not compared with the engine's."""
     episode = episodes[AGENTS[3]]
     assert (episode.get("error"), episode["status"]) == (None, "completed")
-    assert len(episode["log"]) == 2
-    assert len(episode["hooks"]) == 9
+    assert (len(episode["log"]), len(episode["hooks"])) == (2, 9)
     assert len(episode["loss_mask"]) == episode["response_length"] > 0
 
 

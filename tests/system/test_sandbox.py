@@ -1,7 +1,5 @@
 """`Sandbox`: what a program can do, and what is left of it."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal
@@ -46,25 +44,34 @@ def test_it_is_imported_without_toolrolls_packages() -> None:
     subprocess.run([sys.executable, "-I", "-S", "-c", code], check=True)
 
 
-async def test_a_command_has_its_own_files_home_and_environment() -> None:
-    async with Sandbox() as sandbox:
+async def test_commands_have_files_variables_and_limits_until_the_end(tmp_path: Path) -> None:
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    (tmp_path / "a" / "b" / "run.sh").write_text("echo ran\n")
+    (tmp_path / "a" / "b" / "run.sh").chmod(0o755)
+    (tmp_path / "a" / "link").symlink_to("/nowhere")
+    async with Sandbox(memory=2**26) as sandbox:
         end = await sandbox.run("echo $A$HOME; pwd; echo x > file; exit 3", {"A": "a"})
         assert end == Exit(3, "a/home\n/app\n")
         assert await sandbox.read("/app/file") == b"x\n"
         assert await sandbox.read("/app/none") is None
         async with Sandbox() as other:
             assert await other.read("/app/file") is None
-
-
-async def test_folders_are_copied_whatever_they_hold(tmp_path: Path) -> None:
-    (tmp_path / "a" / "b").mkdir(parents=True)
-    (tmp_path / "a" / "b" / "run.sh").write_text("echo ran\n")
-    (tmp_path / "a" / "b" / "run.sh").chmod(0o755)
-    (tmp_path / "a" / "link").symlink_to("/nowhere")
-    async with Sandbox() as sandbox:
         await sandbox.upload(tmp_path / "a", "/app/new")
         end = await sandbox.run("b/run.sh; readlink link", {}, folder="/app/new")
         assert end == Exit(0, "ran\n/nowhere\n")
+        end = await sandbox.run("head -c 300000 /dev/zero | tr '\\0' x; echo end", {})
+        assert end.output == "x" * (OUTPUT - 4) + "end\n", "only the end of a long output is kept"
+        end = await sandbox.run(f"{sys.executable} -c 'bytearray(2**28)'", {})
+        assert (end.status, "MemoryError" in end.output) == (1, True)
+        command = "touch seen; setsid sleep 87651 & sleep 87651"
+        assert await sandbox.run(command, {}, time_limit=0.5) == Exit(None, "")
+        assert processes_of("sleep 87651") == []
+        assert await sandbox.run("ls", {}) == Exit(0, "file\nnew\nseen\n")
+        assert await sandbox.run("setsid sleep 87652 & echo started", {}) == Exit(0, "started\n")
+        assert processes_of("sleep 87652") != []
+    assert processes_of("sleep 87652") == []
+    with pytest.raises(EnvironmentFailure, match="not running"):
+        await sandbox.run("true", {})
 
 
 async def test_programs_below_a_hidden_folder_are_visible(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,46 +95,15 @@ async def test_programs_below_a_hidden_folder_are_visible(monkeypatch: pytest.Mo
     assert end.output.count("Read-only file system") == 4
 
 
-async def test_at_the_time_limit_processes_end_and_files_stay() -> None:
-    async with Sandbox() as sandbox:
-        command = "touch seen; setsid sleep 87651 & sleep 87651"
-        assert await sandbox.run(command, {}, time_limit=0.5) == Exit(None, "")
-        assert processes_of("sleep 87651") == []
-        assert await sandbox.run("ls", {}) == Exit(0, "seen\n")
-
-
-async def test_only_the_end_of_a_long_output_is_kept() -> None:
-    async with Sandbox() as sandbox:
-        end = await sandbox.run("head -c 300000 /dev/zero | tr '\\0' x; echo end", {})
-        assert end.output == "x" * (OUTPUT - 4) + "end\n"
-
-
-async def test_a_process_left_behind_ends_with_the_sandbox() -> None:
-    async with Sandbox() as sandbox:
-        assert await sandbox.run("setsid sleep 87652 & echo started", {}) == Exit(0, "started\n")
-        assert processes_of("sleep 87652") != []
-    assert processes_of("sleep 87652") == []
-    with pytest.raises(EnvironmentFailure, match="not running"):
-        await sandbox.run("true", {})
-
-
 async def test_after_its_end_a_sandbox_sends_no_signal(monkeypatch: pytest.MonkeyPatch) -> None:
     """The id of its first process may be another process's by then."""
     async with Sandbox() as sandbox:
-        process = sandbox._process
+        process: Any = sandbox._process
         signals: list[Any] = []
-        assert process is not None
         os.kill(sandbox._pid, signal.SIGKILL)
         await process.wait()
         monkeypatch.setattr(os, "kill", lambda *call: signals.append(call))
     assert signals == []
-
-
-async def test_the_memory_of_a_process_is_limited() -> None:
-    async with Sandbox(memory=2**26) as sandbox:
-        end = await sandbox.run(f"{sys.executable} -c 'bytearray(2**28)'", {})
-        assert end.status == 1
-        assert "MemoryError" in end.output
 
 
 async def test_a_machine_without_the_programs_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,8 +1,5 @@
 """`examples/slime_tau_bench`: its flags and settings, and the arguments that the adapter reads,
-by slime's own parsers (`peers`).
-"""
-
-from __future__ import annotations
+by slime's own parsers (`peers`)."""
 
 import json
 import os
@@ -35,8 +32,7 @@ MEGATRON = """
 --optimizer --lr-decay-style --weight-decay --adam-beta1 --adam-beta2
 """.split()  # noqa: E501
 """Megatron-LM's own flags (looked up at its commit d98e8a64): slime adds its parser to
-Megatron's, which is in no package index.
-"""
+Megatron's, which is in no package index."""
 
 
 def _arguments(tmp_path: Path, *more: str) -> list[str]:
@@ -76,33 +72,26 @@ def test_the_script_says_what_it_needs() -> None:
     assert done.returncode != 0 and "the folder of the slime checkout" in done.stderr
 
 
-def test_every_function_that_the_script_names_is_there(tmp_path: Path) -> None:
-    named = [argument for argument in _arguments(tmp_path) if argument.startswith("toolroll.")]
+def test_the_functions_and_settings_that_the_script_names_exist(tmp_path: Path) -> None:
+    arguments = _arguments(tmp_path)
+    named = [argument for argument in arguments if argument.startswith("toolroll.")]
     assert len(named) == 5
     for path in named:
         module, _, name = path.rpartition(".")
         assert callable(vars(import_module(module))[name])
-
-
-def test_the_settings_are_accepted(tmp_path: Path) -> None:
-    path = Path(_after(_arguments(tmp_path), "--custom-config-path"))
-    settings = read_settings(Namespace(**yaml.safe_load(path.read_text(encoding="utf-8"))))
+    file = Path(_after(arguments, "--custom-config-path"))
+    settings = read_settings(Namespace(**yaml.safe_load(file.read_text(encoding="utf-8"))))
     assert settings.user == "openai"
     assert callable(user_maker(settings.user)) and callable(agent_maker(settings.agent))
     assert UserConfig.model_validate(settings.user_settings).temperature == 0.0
 
 
-def _read_by_the_adapter() -> set[str]:
-    """The names of slime's arguments that the adapter's source reads."""
+def test_the_adapter_reads_arguments_that_slime_has() -> None:
     source = "\n".join(path.read_text(encoding="utf-8") for path in sorted(ADAPTER.glob("*.py")))
-    return {
+    read = {
         *re.findall(r'attribute\((?:self\._)?args, f?"([a-z_]+)"', source),
         *re.findall(r"\bargs\.(rollout_[a-z_]+|sglang_[a-z_]+)", source),
     }
-
-
-def test_the_adapter_reads_arguments_that_slime_has() -> None:
-    read = _read_by_the_adapter()
     some = "hf_checkpoint rollout_seed partial_rollout sglang_server_concurrency"
     assert {*some.split(), "rollout_temperature"} <= read
     of_miles = {"lora_rank", "lora_adapter_path"}
@@ -157,7 +146,7 @@ def parsed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 @pytest.mark.peers
-def test_slime_s_parsers_take_the_script_s_arguments(parsed: dict[str, Any]) -> None:
+def test_slime_s_parsers_have_the_script_s_and_the_mirror_s(parsed: dict[str, Any]) -> None:
     values = parsed["values"]
     assert [flag for flag in _flags(parsed["rest"]) if flag not in MEGATRON] == []
     assert set(MEGATRON) - set(_flags(parsed["rest"])) == set(), (
@@ -178,20 +167,12 @@ def test_slime_s_parsers_take_the_script_s_arguments(parsed: dict[str, Any]) -> 
     }
     assert {name: values[name] for name in expected} == expected
     assert values["eval_prompt_data"][0] == "retail-dev"
-
-
-@pytest.mark.peers
-def test_slime_accepts_the_arguments_and_hands_the_settings_on(parsed: dict[str, Any]) -> None:
     given = yaml.safe_load((EXAMPLE / "toolroll.yaml").read_text(encoding="utf-8"))
     assert parsed["toolroll"] == given
     assert read_settings(Namespace(**parsed["toolroll"])).concurrency == 128
     found = {**parsed["eval"], "path": Path(parsed["eval"]["path"]).name}
-    expected = {"name": "retail-dev", "input_key": "index", "n_samples_per_eval_prompt": 4}
-    assert found == {**expected, "path": "retail_dev.jsonl"}
-
-
-@pytest.mark.peers
-def test_the_mirror_s_flags_and_arguments_are_slime_s(parsed: dict[str, Any]) -> None:
+    dataset = {"name": "retail-dev", "input_key": "index", "n_samples_per_eval_prompt": 4}
+    assert found == {**dataset, "path": "retail_dev.jsonl"}
     assert slime_mirror.FLAGS - set(parsed["flags"]) == set()
     # Set while slime checks its arguments, out of --eval-prompt-data and --eval-config.
     assert slime_mirror.ARGUMENTS - set(parsed["dests"]) == {"eval_datasets"}

@@ -1,7 +1,5 @@
 """The slime adapter with several processes: the same samples, whichever process dies."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

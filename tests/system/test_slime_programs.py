@@ -1,7 +1,5 @@
 """slime's loop with a program as the agent: trials become samples."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The playing process of TRL's asynchronous trainer ends with it, and raises in it."""
 
-from __future__ import annotations
-
 import multiprocessing
 import threading
 from collections.abc import Iterator

@@ -1,8 +1,5 @@
 """Sequences are verified in other processes: with the same verdicts, without the user's code, and
-whatever happens to those processes.
-"""
-
-from __future__ import annotations
+whatever happens to those processes."""
 
 import asyncio
 import contextlib
@@ -26,6 +23,7 @@ from support.source import ROOT
 from support.verified import USER, talked, verified_sequence
 from support.wire import until
 from transformers import PreTrainedTokenizerFast
+from unit.template.test_verify_mutations import changed_sequences
 
 from toolroll.agents.trainable import one_call_a_turn
 from toolroll.rollout.model import conversation
@@ -89,20 +87,7 @@ class UserTokenizer(PreTrainedTokenizerFast):
 
 
 def changed(sequence: ServedSequence) -> Iterator[ServedSequence]:
-    for position in range(len(sequence.input_ids)):
-        ids = sequence.input_ids.copy()
-        ids[position] ^= 1
-        yield replace(sequence, input_ids=ids)
-    for number, turn in enumerate(sequence.turns):
-        others = (
-            replace(turn, start=turn.start + 1),
-            replace(turn, stop=turn.stop - 1),
-            replace(turn, stopped=not turn.stopped),
-            replace(turn, message=turn.message - 1),
-        )
-        for other in others:
-            turns = (*sequence.turns[:number], other, *sequence.turns[number + 1 :])
-            yield replace(sequence, turns=turns)
+    yield from (other for _, other in changed_sequences(sequence))
     yield replace(sequence, messages=[{**USER, "content": "Else"}, *sequence.messages[1:]])
     yield replace(sequence, tools=[])
 
@@ -171,46 +156,32 @@ async def test_the_worker_takes_no_tokenizer_with_another_state(tokenizer: Any) 
 # --- what stays in threads ------------------------------------------------------------------------
 
 
-async def test_a_tokenizer_of_the_user_stays_in_this_process(
-    served: Any, tokenizer: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    _, sequence = served
-    tokenizers = [pickle.loads(pickle.dumps(tokenizer)) for _ in range(2)]
-    tokenizers[0].__class__ = UserTokenizer
-    tokenizers[1].note = lambda: None
-    caplog.set_level(logging.INFO, verifier_pool.__name__)
-    pool = VerifierPool(after=1)
-    for each in tokenizers:
-        verifier = ChatTemplate(each).verifier
-        calls = counted(verifier)
-        pool._threads += 1
-        pool._serve(verifier)  # what the thread does
-        pool.ready.set()  # a process for another tokenizer
-        assert await pool.check(verifier, sequence) is None
-        assert calls.call_count == 1 and pool._jobs.empty()
-        pool.ready.clear()
-    [record] = caplog.records
-    assert "verified in threads" in record.message
-
-
-@pytest.mark.parametrize("named", [True, False])
-async def test_a_hook_of_the_user_stays_in_this_process(
-    tokenizer: Any, caplog: pytest.LogCaptureFixture, named: bool
-) -> None:
-    caplog.set_level(logging.INFO, verifier_pool.__name__)
-
+@pytest.mark.parametrize("what", ["class", "attribute", "hook", "hook of no module"])
+async def test_what_a_user_wrote_stays_in_threads(tokenizer: Any, caplog: Any, what: str) -> None:
     def shout(head: str) -> str:
         return head + "!"
 
-    if not named:
+    caplog.set_level(logging.INFO, verifier_pool.__name__)
+    own = pickle.loads(pickle.dumps(tokenizer))
+    if what == "class":
+        own.__class__ = UserTokenizer
+    elif what == "attribute":
+        own.note = lambda: None
+    elif what == "hook of no module":
         shout.__module__ = None  # type: ignore[assignment]
-    template = ChatTemplate(tokenizer).variant(head_hook=shout)
+    template = ChatTemplate(own)
+    if "hook" in what:
+        template = template.variant(head_hook=shout)
     pool = VerifierPool(after=1)
-    pool.ready.set()
-    async with talked(tokenizer, template=template, verify="sample") as made:
+    async with talked(own, template=template, verify="sample") as made:
+        calls = counted(template.verifier)
+        if "hook" not in what:
+            pool._threads += 1
+            pool._serve(template.verifier)  # what the thread does
+        pool.ready.set()  # a process for another tokenizer
         for _ in range(2):
             assert await pool.check(template.verifier, made._sequence()) is None
-    assert pool._jobs.empty()
+    assert calls.call_count == 2 and pool._jobs.empty()
     [record] = caplog.records
     assert "verified in threads" in record.message
 
@@ -264,9 +235,7 @@ async def test_a_sequence_that_is_not_verified_in_time_is_not_trained(
     assert await asyncio.to_thread(process.popen.wait, PATIENCE) == -signal.SIGKILL
 
 
-async def test_an_unread_tokenizer_leaves_no_sequence_unchecked(
-    pool: Any, other: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_unread_tokenizer_costs_no_check(pool: Any, other: Any, monkeypatch: Any) -> None:
     template, send, [process] = ChatTemplate(other), pool._send, pool.processes
 
     def hang(process: Any, verifier: Verifier) -> bytes | None:

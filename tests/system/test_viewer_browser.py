@@ -1,7 +1,5 @@
 """The page of a run in Chromium."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from dataclasses import replace
@@ -67,7 +65,7 @@ def written(folder: Path, *episodes: Episode) -> Path:
     return folder / "page.html"
 
 
-def test_the_table_is_sorted_and_filtered(page: Page) -> None:
+def test_the_table_is_sorted_and_filtered_below_a_summary(page: Page) -> None:
     hostile = f"t-{HOSTILE}"
     assert tasks(page) == ["t-2", "t-10", hostile, "t-3"]
     page.click("#head [data-key=task]")
@@ -101,12 +99,8 @@ def test_the_table_is_sorted_and_filtered(page: Page) -> None:
     assert len(tasks(page)) == 4
     assert page.locator("#plots figcaption").all_text_contents()[0] == "reward, mean 0.5"
     facts = page.locator("#cards .card span").all_text_contents()
-    assert facts[-1] == "50 tokens, 38 if shared prefixes count once"
-
-
-def test_the_summary_names_the_model_the_sampling_and_the_date(page: Page) -> None:
-    facts = page.locator("#cards .card span").all_text_contents()
     assert facts[:3] == ["embedded", "temperature 0.5, min_tokens 3", "2031-03-31"]
+    assert facts[-1] == "50 tokens, 38 if shared prefixes count once"
 
 
 def test_an_episode_is_a_conversation_and_nothing_in_it_is_run(page: Page) -> None:
@@ -403,8 +397,7 @@ def test_the_table_fits_its_widened_pane(browser: Browser, compared: Path, width
         wider = names.all_text_contents()
         assert set(before) < set(wider)
         assert page.evaluate(fits)
-        box = page.locator("#split").bounding_box()
-        assert box is not None
+        box: Any = page.locator("#split").bounding_box()
         page.mouse.move(box["x"] + 3, 400)
         page.mouse.down()
         page.mouse.move(0, 400)

@@ -1,8 +1,5 @@
 """What is added is registered and documented, and a test names it. CONTRIBUTING.md says where each
-belongs.
-"""
-
-from __future__ import annotations
+belongs."""
 
 import importlib
 import inspect
@@ -66,14 +63,10 @@ def test_the_commands_of_the_table_select_tests() -> None:
         assert any(word in name for name in names), one.support[-1]
 
 
-def test_every_adapter_is_listed() -> None:
-    folders = (ROOT / "src" / "toolroll" / "trainers").glob("*/__init__.py")
-    assert {path.parent.name for path in folders} == PACKAGES
-
-
-def test_every_adapter_plays_the_same_episodes() -> None:
+def test_every_adapter_is_listed_and_plays_the_same_episodes() -> None:
     """A new adapter needs a case in `ADAPTERS` of tests/unit/adapters/test_same_episodes.py."""
-    assert set(ADAPTERS) == PACKAGES
+    folders = (ROOT / "src" / "toolroll" / "trainers").glob("*/__init__.py")
+    assert {path.parent.name for path in folders} == PACKAGES == set(ADAPTERS)
 
 
 @pytest.mark.parametrize("name", ENVIRONMENTS)

@@ -1,7 +1,5 @@
 """The benchmarks: what is compared is of the right size, and figures are what was measured."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import json

@@ -3,8 +3,6 @@
 A change that is meant to cost more changes the number here. Times are measured by `make bench`.
 """
 
-from __future__ import annotations
-
 import gc
 import sys
 import threading

@@ -1,8 +1,5 @@
 """README.md and docs/ say what is true. Every code block works: Python is run, commands and
-settings are read.
-"""
-
-from __future__ import annotations
+settings are read."""
 
 import ast
 import asyncio
@@ -52,6 +49,7 @@ FENCE = re.compile(r"^( *)```(\w*)[^\n]*\n(.*?)^\1```$", re.MULTILINE | re.DOTAL
 NOT_RUN = re.compile(r"<!-- not run: [^>]+ -->\s*$")
 COMMANDS: Any = typer.main.get_command(app)
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+GUIDES = [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md"]
 
 
 def text_of(path: str) -> str:
@@ -105,16 +103,11 @@ for block in blocks("json"):
     REPLIES |= json.loads(block.text)
 
 
-@dataclass
-class Addresses:
-    """What listens at the two addresses that the pages use."""
-
-    engine: str
-    endpoint: str
-
-    def of(self, text: str) -> str:
-        text = text.replace("http://127.0.0.1:30000", self.engine)
-        return text.replace("http://127.0.0.1:8400", self.endpoint)
+def with_urls(text: str, urls: dict[str, str]) -> str:
+    """`text` with the URL of each port that the pages use."""
+    for port, url in urls.items():
+        text = text.replace(f"http://127.0.0.1:{port}", url)
+    return text
 
 
 @asynccontextmanager
@@ -128,36 +121,32 @@ async def endpoint_over(engine: str) -> AsyncIterator[str]:
 
 
 @pytest.fixture(scope="module")
-def addresses() -> Iterator[Addresses]:
+def urls() -> Iterator[dict[str, str]]:
+    """The engine and the endpoint of the pages."""
     scripted = script(REPLIES)
     policy = lambda request: (scripted if request.routing_key in REPLIES else echo)(request)
     with (
         serve_in_thread(EmbeddedEngine(load_embedded_tokenizer(), policy)) as engine,
         in_thread(endpoint_over(engine.url)) as url,
     ):
-        yield Addresses(engine.url, url)
+        yield {"30000": engine.url, "8400": url}
 
 
 @pytest.fixture(scope="module")
-def finished(addresses: Addresses, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def finished(urls: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of a finished run of one task."""
     out = tmp_path_factory.mktemp("run") / "demo"
-    command = f"run desk --engine {addresses.engine} --model embedded --tasks 0 --out {out}"
+    command = f"run desk --engine {urls['30000']} --model embedded --tasks 0 --out {out}"
     result = toolroll_command(*command.split())
     assert result.exit_code == 0, result.output
     return out
 
 
-PYTHON_PAGES = sorted({block.page for block in blocks("python")})
-
-
-@pytest.mark.parametrize("page", PYTHON_PAGES, ids=lambda page: page.stem)
+@pytest.mark.parametrize(
+    "page", sorted({block.page for block in blocks("python")}), ids=lambda page: page.stem
+)
 def test_the_python_of_a_page_runs(
-    page: Path,
-    addresses: Addresses,
-    finished: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    page: Path, urls: dict[str, str], finished: Path, tmp_path: Path, monkeypatch: Any
 ) -> None:
     """In order, in one namespace, beside the folder of a finished run."""
     monkeypatch.chdir(tmp_path)
@@ -166,7 +155,7 @@ def test_the_python_of_a_page_runs(
     for block in blocks("python"):
         if block.page != page:
             continue
-        source = addresses.of(block.text)
+        source = with_urls(block.text, urls)
         if named := re.match(r"# (\w+\.py)\n", source):
             Path(named[1]).write_text(source)
         code = compile(source, str(block), "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
@@ -185,17 +174,13 @@ def test_the_api_page_names_every_public_name_with_its_home() -> None:
         assert [name for name in re.findall(r"`(\w+)`", text) if not hasattr(home, name)] == []
 
 
-SOURCES = {str(block): block.text for block in blocks("python")}
-SOURCES |= {
-    str(path.relative_to(ROOT)): path.read_text(encoding="utf-8")
-    for path in (ROOT / "examples").rglob("*.py")
-}
-
-
 def test_docs_and_examples_import_the_public_names_from_toolroll() -> None:
+    examples = (ROOT / "examples").rglob("*.py")
+    sources = {str(path.relative_to(ROOT)): path.read_text(encoding="utf-8") for path in examples}
+    sources |= {str(block): block.text for block in blocks("python")}
     found = [
         f"{place}: from {module} import {name}"
-        for place, source in SOURCES.items()
+        for place, source in sources.items()
         for module, names in re.findall(
             r"^ *from toolroll\.([\w.]+) import ([\w, ]+)", source, re.M
         )
@@ -264,11 +249,9 @@ def test_settings_can_be_read(block: Block) -> None:
 STEPS = [each for each in blocks("python", "sh", "json") if each.page.stem == "environments"]
 
 
-def printed(line: str, engines: dict[str, str]) -> str:
-    """What a line of a `sh` block prints; it must end with 0. `engines`: the URL of each port."""
-    for port, url in engines.items():
-        line = line.replace(f"http://127.0.0.1:{port}", url)
-    words = shlex.split(line.replace("path/to/model", str(desk_model_path())))
+def printed(line: str, urls: dict[str, str]) -> str:
+    """What a line of a `sh` block prints; it must end with 0."""
+    words = shlex.split(with_urls(line, urls).replace("path/to/model", str(desk_model_path())))
     assert words[0] == "toolroll"
     done = toolroll_command(*words[1:])
     assert done.exit_code == 0, f"{line}\n{done.output}"
@@ -276,9 +259,7 @@ def printed(line: str, engines: dict[str, str]) -> str:
 
 
 @pytest.mark.slow
-def test_every_block_of_the_page_of_environments_works(
-    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_page_of_environments_works(here: Path, monkeypatch: Any, capsys: Any) -> None:
     monkeypatch.syspath_prepend(str(here))
     shown: dict[str, str] = {}
     tokenizer = load_embedded_tokenizer()
@@ -307,12 +288,9 @@ def test_every_block_of_the_page_of_environments_works(
     assert "4\n" in shown.values(), "what the Python block prints"
 
 
-def test_the_first_environment_has_twenty_lines() -> None:
+def test_the_page_of_environments_is_small_and_names_checks() -> None:
     lines = [line for line in STEPS[0].text.splitlines()[1:] if line.strip()]
     assert len(lines) <= 20
-
-
-def test_the_page_of_environments_names_checks_and_settings() -> None:
     page = text_of("docs/environments.md")
     checks = page.partition("## Before you train")[2]
     rows = re.findall(r"^\| ([a-z0-9., ]+) \|", checks, re.MULTILINE)
@@ -330,9 +308,6 @@ def test_readme_and_docs_have_no_more_words_than_a_user_needs() -> None:
     words = {page: len(page.read_text(encoding="utf-8").split()) for page in PAGES}
     assert words[ROOT / "README.md"] <= 700
     assert sum(words.values()) <= 29_000
-
-
-GUIDES = [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md"]
 
 
 @pytest.mark.parametrize("page", GUIDES, ids=lambda page: page.name)

@@ -5,8 +5,6 @@ These say that a change of the code's shape changed nothing; whether the tokens 
 other tests to say. After a change that is meant to change them: TOOLROLL_FREEZE=1 writes new ones.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

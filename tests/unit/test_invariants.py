@@ -1,7 +1,5 @@
 """The invariants I1-I9, for random conversations, judged by the embedded engine's request log."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 import threading
@@ -67,13 +65,7 @@ async def play(
     seed=st.integers(0, 1000),
 )
 async def test_i1_i2_i3_served_and_sampled_is_what_is_trained(
-    tokenizer: Any,
-    users: list[str],
-    tools: list[str],
-    said: list[str],
-    system: str,
-    split: str,
-    seed: int,
+    tokenizer: Any, users: Any, tools: Any, said: Any, system: str, split: str, seed: int
 ) -> None:
     world = ListedWorld(user_texts=users, tool_texts=tools, system=system)
     result, engine = await play(tokenizer, world, said, split=split, seed=seed)
@@ -167,9 +159,7 @@ async def test_i8_the_loop_goes_on_while_an_environment_blocks(tokenizer: Any) -
         (RuntimeError("oops"), StopReason.ENVIRONMENT_ERROR),
     ],
 )
-async def test_i9_an_infrastructure_failure_has_no_reward(
-    tokenizer: Any, error: Exception, reason: StopReason
-) -> None:
+async def test_i9_infrastructure_gives_no_reward(tokenizer: Any, error: Any, reason: Any) -> None:
     def fail(action: Any) -> None:
         raise error
 

@@ -1,7 +1,5 @@
 """The layers of the library: who may import whom, and no cycles."""
 
-from __future__ import annotations
-
 import importlib
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
@@ -73,8 +71,7 @@ def test_there_are_no_import_cycles() -> None:
 
 def test_rollout_reaches_agents_by_entry_point_only() -> None:
     """No module below names one above as text either, as in
-    `import_module("toolroll.environments.desk")`.
-    """
+    `import_module("toolroll.environments.desk")`."""
     for module in MODULES.values():
         above = {"parsers": ("rollout", "agents"), "rollout": ("agents",)}.get(module.floor, ())
         for floor in above:
@@ -112,8 +109,7 @@ ENDPOINT_ROOMS = (
     ("http", "in_process"),
 )
 """The rooms and modules of `endpoint`, in the same way. Modules of one line that are no
-packages may import one another.
-"""
+packages may import one another."""
 
 
 def room(name: str, inside: str = "toolroll.rollout") -> str:

@@ -1,7 +1,5 @@
 """`scripts/newest.py` sees each pin and each test. What the indexes say is not tested."""
 
-from __future__ import annotations
-
 import newest
 
 

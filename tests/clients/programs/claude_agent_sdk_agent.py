@@ -1,6 +1,5 @@
 """claude-agent-sdk, which runs the Claude Code of its own wheel, with a tool of an MCP server in
-this process.
-"""
+this process."""
 
 from typing import Any
 

@@ -1,6 +1,5 @@
 """What all programs of this folder share. They run with their client's own packages only, so this
-module imports nothing else.
-"""
+module imports nothing else."""
 
 import asyncio
 import base64
@@ -57,8 +56,7 @@ class Reported(Exception):
 
 def run(main: Callable[[], Coroutine[Any, Any, object]]) -> None:
     """Run `main`, which this decorates, and print its result as the last line. If it raises, print
-    the error's name.
-    """
+    the error's name."""
     try:
         print("answer:", " ".join(str(asyncio.run(main())).split()))
     except Reported as error:

@@ -1,6 +1,5 @@
 """inspect-ai's ReAct agent as the solver of a task, with its model class of each dialect. Its tool
-may show screenshots.
-"""
+may show screenshots."""
 
 from common import DIALECT, IMAGES, KEY, STREAM, SYSTEM, TASK, URL, Reported, look, run, screenshot
 from inspect_ai import Task, eval_async

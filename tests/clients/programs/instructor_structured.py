@@ -1,6 +1,5 @@
 """instructor: an answer of a given type. The first reply is not of this type, so instructor repeats
-the request with the error.
-"""
+the request with the error."""
 
 from typing import Any
 

@@ -1,8 +1,5 @@
 """BFCL's tools: what a model may write neither runs away, nor runs as code, nor reaches another
-episode.
-"""
-
-from __future__ import annotations
+episode."""
 
 import decimal
 from pathlib import Path
@@ -48,16 +45,12 @@ def test_bombs_are_answered_at_once(name: str, arguments: dict[str, Any]) -> Non
     )
 
 
-def test_sane_numbers_are_computed() -> None:
+def test_sane_numbers_are_computed_and_precision_stays() -> None:
     _, instances = environment_with("MathAPI")
+    digits, precision = mpmath.mp.dps, decimal.getcontext().prec
     assert instances.call("power", {"base": 2, "exponent": 10}) == '{"result": 1024}'
     assert instances.call("power", {"exponent": 10}, [2]) == '{"result": 1024}'
     assert "missing 1 required positional argument" in instances.call("power", {"base": 2})
-
-
-def test_precision_stays_in_the_episode() -> None:
-    _, instances = environment_with("MathAPI")
-    digits, precision = mpmath.mp.dps, decimal.getcontext().prec
     instances.call("logarithm", {"value": 2.0, "base": 10.0, "precision": 77})
     instances.call("square_root", {"number": 2.0, "precision": 77})
     assert (mpmath.mp.dps, decimal.getcontext().prec) == (digits, precision)
@@ -71,14 +64,8 @@ def test_no_text_of_the_model_runs_as_code(tmp_path: Path) -> None:
         assert "is not defined" in instances.call(name, {})
     env.step(Action("", (ToolCall("echo", {"content": code}, ""),)))
     assert not trace.exists()
-
-
-def test_arguments_are_handed_over_as_they_are() -> None:
-    _, instances = environment_with("GorillaFileSystem")
-    assert (
-        instances.call("echo", {"content": "use ls() here"})
-        == '{"terminal_output": "use ls() here"}'
-    )
+    echoed = instances.call("echo", {"content": "use ls() here"})
+    assert echoed == '{"terminal_output": "use ls() here"}'
 
 
 def test_two_episodes_of_one_task_share_nothing() -> None:

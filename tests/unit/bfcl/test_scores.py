@@ -1,8 +1,5 @@
 """BFCL multi-turn: reference actions pass, and on every kind of trajectory our score is the
-official checker's.
-"""
-
-from __future__ import annotations
+official checker's."""
 
 import random
 from collections import Counter
@@ -28,8 +25,7 @@ ALL = (BASE, MULTI_TURN_MISS_FUNC, MULTI_TURN_MISS_PARAM, LONG)
 FACTORIES = {factory.category: factory for factory in ALL}
 TOO_LONG = {"multi_turn_long_context": {38, 46}}
 """Entries with 34 calls in one turn: one call a step runs into BFCL's limit of 20 steps, which
-its checker does not see.
-"""
+its checker does not see."""
 
 Turns = list[list[ToolCall]]
 
@@ -45,9 +41,7 @@ def turns_of(factory: BfclFactory, task: Task) -> Turns:
     return turns[:-1]
 
 
-def play(
-    factory: BfclFactory, task: Task, turns: Turns, *, together: bool = False
-) -> tuple[float, str]:
+def play(factory: Any, task: Task, turns: Turns, *, together: bool = False) -> tuple[float, str]:
     """The reward, and why it failed; one call a step, or a turn's calls `together`."""
     env = factory.make(EnvironmentOptions())
     env.reset(task, 0)

@@ -1,8 +1,5 @@
 """Texts that fuzzing found, each for some new way through the code or for a failure that was
-mended: all of them, in every format. `corpus/` has a file for each scanner.
-"""
-
-from __future__ import annotations
+mended: all of them, in every format. `corpus/` has a file for each scanner."""
 
 import json
 from pathlib import Path

@@ -1,10 +1,10 @@
-"""Formats one by one: hermes, those whose replies are messages, and MiniMax M3."""
-
-from __future__ import annotations
+"""Formats one by one: hermes, those whose replies are messages, MiniMax M3, and which quotes of
+strings each format reads."""
 
 from typing import Any
 
 import pytest
+from support.formats import written
 from support.parsing import assert_same_in_pieces, lost, tool
 
 from toolroll.parsers.registry import get_parser
@@ -13,14 +13,15 @@ from toolroll.parsers.types import CallStatus
 # --- hermes ---------------------------------------------------------------------------------------
 
 PARAMETERS = {"order_id": {"type": "string"}, "n": {"type": "integer"}}
-TOOLS = [tool("get_order", PARAMETERS, required=["order_id"]), tool("list_all")]
+QUOTED = {"s": {"type": "string"}, "rows": {"type": "array"}, "o": {"type": "object"}}
+TOOLS = [tool("get_order", PARAMETERS, required=["order_id"]), tool("list_all"), tool("f", QUOTED)]
 GOOD = '<tool_call>\n{"name": "get_order", "arguments": {"order_id": "#W1"}}\n</tool_call>'
 ALL = '{"name": "list_all", "arguments": {}}'
 BLOCK = "<tool_call>{}</tool_call>".format
 
 
-def parse(text: str, **options: Any) -> Any:
-    parser, options = get_parser("qwen25"), {"tools": TOOLS, "in_reasoning": False} | options
+def parse(text: str, name: str = "qwen25", **options: Any) -> Any:
+    parser, options = get_parser(name), {"tools": TOOLS, "in_reasoning": False} | options
     reply = assert_same_in_pieces(parser, text, **options)
     assert not lost(parser, text, reply)
     return reply
@@ -71,8 +72,7 @@ def test_a_bad_call_is_kept_with_its_reason(body: str, status: CallStatus, words
     (call,) = reply.tool_calls
     assert call.status is status
     assert words in call.error
-    assert call.raw.strip() == body
-    assert reply.content == "Text  more"
+    assert (call.raw.strip(), reply.content) == (body, "Text  more")
 
 
 @pytest.mark.parametrize(
@@ -129,43 +129,34 @@ SAMPLING_END = "<|content_model_end_sampling|>"
         (f"get<|content_invoke_tool_text|>it{SAMPLING_END}", None, None, "", ["missing_name"]),
     ],
 )
-def test_inkling(
-    text: str, opened: bool | None, reasoning: str | None, content: str, statuses: list[str]
-) -> None:
-    reply = assert_same_in_pieces(get_parser("inkling"), text, in_reasoning=opened)
+def test_inkling(text: str, opened: Any, reasoning: Any, content: str, statuses: list[str]) -> None:
+    reply = parse(text, "inkling", tools=None, in_reasoning=opened)
     assert (reply.reasoning, reply.content) == (reasoning, content)
     assert [call.status.value for call in reply.tool_calls] == statuses
+
+
+def test_inkling_spans_begin_with_the_message() -> None:
+    text = f"<|content_text|>Hello<|end_message|><|message_model|>{CALL}"
+    (call,) = parse(text, "inkling", tools=None, in_reasoning=None).tool_calls
+    assert text[slice(*call.span)] == f"<|message_model|>{CALL}"
 
 
 @pytest.mark.parametrize("role", ["assistant", "user", "system", "developer"])
 def test_a_message_to_a_role_is_not_a_call(role: str) -> None:
     text = f"<|channel|>commentary to={role}<|channel|>commentary?<|message|>x<|end|>y"
-    parser = get_parser("gpt-oss")
-    reply = assert_same_in_pieces(parser, text, tools=[tool("get")], in_reasoning=False)
+    reply = parse(text, "gpt-oss", tools=[tool("get")])
     assert (reply.tool_calls, reply.content) == ((), f"commentary to={role}commentary?\nxy")
-    assert not lost(parser, text, reply)
-    assert not parser.parse(text).tool_calls
-    called = text.replace("x<", "{}<")
-    (call,) = parser.parse(called, tools=[tool(role)], in_reasoning=False).tool_calls
+    assert not get_parser("gpt-oss").parse(text).tool_calls
+    (call,) = parse(text.replace("x<", "{}<"), "gpt-oss", tools=[tool(role)]).tool_calls
     assert (call.name, call.ok) == (role, True)
-
-
-def test_inkling_spans_begin_with_the_message() -> None:
-    text = f"<|content_text|>Hello<|end_message|><|message_model|>{CALL}"
-    (call,) = get_parser("inkling").parse(text).tool_calls
-    assert call.span is not None
-    assert text[slice(*call.span)] == f"<|message_model|>{CALL}"
 
 
 @pytest.mark.parametrize("tag", ["think", "think_fast", "think_faster"])
 def test_each_effort_of_k2_horizon_has_tags_of_its_own(tag: str) -> None:
-    parser = get_parser("k2_horizon")
-    for text, opened in (
-        (f"<ifm|{tag}>\nHm.\n</ifm|{tag}>\nHello", False),
-        (f"Hm.</ifm|{tag}>Hello", True),
-        (f"Hm.</ifm|{tag}>Hello", None),
-    ):
-        reply = assert_same_in_pieces(parser, text, in_reasoning=opened)
+    closed = f"Hm.</ifm|{tag}>Hello"
+    whole = f"<ifm|{tag}>\nHm.\n</ifm|{tag}>\nHello"
+    for text, opened in ((whole, False), (closed, True), (closed, None)):
+        reply = parse(text, "k2_horizon", tools=None, in_reasoning=opened)
         assert (reply.reasoning, reply.content) == ("Hm.", "Hello")
 
 
@@ -177,7 +168,7 @@ LINES = {"\nParis\n": "Paris", "\n\n": "", "\n": "", "\n a\n\n": " a\n", f"\n{CL
 def test_a_value_of_beams_stands_in_lines_of_its_own(value: str, read: str) -> None:
     start = " to=f<|channel|>analysis <|constrain|>xml<|message|>"
     text = f'{start}<rfl:parameter name="a">{value}{CLOSER}<|call|>'
-    (call,) = assert_same_in_pieces(get_parser("beam"), text).tool_calls
+    (call,) = parse(text, "beam", tools=None, in_reasoning=None).tool_calls
     assert (call.status.value, call.arguments) == ("ok", {"a": read})
 
 
@@ -203,20 +194,16 @@ def items(*inner: str) -> list[str]:
     return [element("item", text) for text in inner]
 
 
-ITEM = {"item": {"item": "1"}}
 POINTS = element("points", *items(element("x", "1") + element("name", "2")))
 
 
-def written(inner: str, name: str = "f") -> str:
-    return f'{M}<tool_call>\n{M}<invoke name="{name}">{inner}{M}</invoke>\n{M}</tool_call>'
+def invoked(inner: str) -> str:
+    return f'{M}<tool_call>\n{M}<invoke name="f">{inner}{M}</invoke>\n{M}</tool_call>'
 
 
-def arguments(inner: str, *, tools: bool = True) -> Any:
-    parser = get_parser("minimax-m3")
-    reply = assert_same_in_pieces(
-        parser, written(inner), tools=[tool("f", SCHEMAS)] if tools else None, in_reasoning=False
-    )
-    (call,) = reply.tool_calls
+def arguments(inner: str, *schemas: Any) -> Any:
+    tools = [tool("f", schema) for schema in schemas] or None
+    (call,) = parse(invoked(inner), "minimax-m3", tools=tools).tool_calls
     return call.arguments if call.ok else call.status.value
 
 
@@ -226,7 +213,7 @@ def arguments(inner: str, *, tools: bool = True) -> Any:
         (POINTS, {"points": [{"x": 1, "name": "2"}]}),
         (element("pair", *items("7", "7")), {"pair": ["7", 7]}),
         (element("tags", element("a", "1"), element("b", "2")), {"tags": {"a": "1", "b": "2"}}),
-        (element("item", *items("1")), ITEM),
+        (element("item", *items("1")), {"item": {"item": "1"}}),
         (element("points", ""), {"points": []}),
         (element("tags", " \n"), {"tags": {}}),
         (element("note", ""), {"note": ""}),
@@ -239,7 +226,7 @@ def arguments(inner: str, *, tools: bool = True) -> Any:
     ],
 )
 def test_the_schema_says_what_an_element_is(inner: str, found: Any) -> None:
-    assert arguments(inner) == found
+    assert arguments(inner, SCHEMAS) == found
 
 
 @pytest.mark.parametrize(
@@ -258,15 +245,90 @@ def test_the_schema_says_what_an_element_is(inner: str, found: Any) -> None:
     ],
 )
 def test_without_a_schema_elements_say_it_themselves(inner: str, found: Any) -> None:
-    assert arguments(inner, tools=False) == found
+    assert arguments(inner) == found
 
 
 @pytest.mark.parametrize(
     ("text", "opened", "reasoning"), [("", False, None), ("", None, None), ("Hm.", True, "Hm.")]
 )
-def test_a_reply_without_reasoning_may_begin_by_closing_it(
-    text: str, opened: bool | None, reasoning: str | None
-) -> None:
-    text = f"{text}</mm:think>Hello.{written('')}"
-    reply = assert_same_in_pieces(get_parser("minimax-m3"), text, in_reasoning=opened)
+def test_a_reply_may_begin_by_closing_a_thought(text: str, opened: Any, reasoning: Any) -> None:
+    text = f"{text}</mm:think>Hello.{invoked('')}"
+    reply = parse(text, "minimax-m3", tools=None, in_reasoning=opened)
     assert (reply.content, reply.reasoning, len(reply.ok_calls)) == ("Hello.", reasoning, 1)
+
+
+# --- the quotes of strings ------------------------------------------------------------------------
+# A model may put strings into the quotes of another format. Then the call has the model's value,
+# or it is unreadable; the quotes never become a part of the value.
+
+Q = '<|"|>'
+OF_TEXT = ('"x', 'x"', "'x", "x'", f'{Q}x"', f'"x{Q}', f'"x{Q}y"', '"a" "b"', 'say "hi"', '"a\nb"')
+OF_JSON = ("hermes", "mistral", "kimi_k2", "deepseekv31", "gpt-oss")
+OK, UNREADABLE = CallStatus.OK, CallStatus.INVALID_JSON
+
+
+@pytest.mark.parametrize(
+    ("body", "arguments"),
+    [
+        ('{rows:["ds_152"]}', {"rows": ["ds_152"]}),
+        ("{rows:['ds_152']}", {"rows": ["ds_152"]}),
+        ('{rows:["a, b", "c"]}', {"rows": ["a, b", "c"]}),
+        ('{o:{"mode": "fast"}}', {"o": {"mode": "fast"}}),
+        ('{s:"ls -la"}', {"s": "ls -la"}),
+        ('{rows:[{"id": 1, "name": "x]y"}]}', {"rows": [{"id": 1, "name": "x]y"}]}),
+        ("{'s': 'a', \"o\": {<|\"|>k<|\"|>:'}'}}", {"s": "a", "o": {"k": "}"}}),
+        (f"{{rows:[\"a\",'b',{Q}c{Q},d,1,null]}}", {"rows": ["a", "b", "c", "d", 1, None]}),
+        (r'{s:"a\"b\u00e9\n\/"}', {"s": 'a"bé\n/'}),
+        (r"{s:'a\'b\n'}", {"s": "a'b\n"}),
+        (f"{{s:{Q}say \"hi\", 'you'{Q}}}", {"s": "say \"hi\", 'you'"}),
+        ('{s:"it\'s"}', {"s": "it's"}),
+        ('{s:""}', {"s": ""}),
+        ("{s:ls -la}", {"s": "ls -la"}),
+    ],
+)
+def test_gemma_with_other_quotes_has_the_value_of_the_model(body: str, arguments: Any) -> None:
+    (call,) = parse(f"<|tool_call>call:f{body}<tool_call|>", "gemma4").tool_calls
+    assert (call.status, call.arguments, call.error) == (CallStatus.OK, arguments, None)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [*(f"{{s:{text}}}" for text in OF_TEXT), "{s:'say 'a', o: 'b'}", '{"s:1}', '{rows:["a]}'],
+)
+def test_gemma_with_quotes_that_do_not_match_is_unreadable(body: str) -> None:
+    (call,) = parse(f"<|tool_call>call:f{body}<tool_call|>", "gemma4").tool_calls
+    assert (call.name, call.status) == ("f", CallStatus.INVALID_JSON)
+    assert "f" in call.error
+
+
+def dsml(attribute: str, value: str) -> str:
+    return written("deepseekv4", s=value).replace('string="true"', f'string="{attribute}"')
+
+
+def kimi(kind: str, value: str) -> str:
+    return written("kimi_k3", s=value).replace('type="string"', f'type="{kind}"')
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "status", "value"),
+    [
+        # a value that is marked as JSON is JSON
+        ("deepseekv4", dsml("false", '"Paris"'), OK, "Paris"),
+        ("deepseekv4", dsml("false", ' "a\\n" '), OK, "a\n"),
+        ("deepseekv4", dsml("false", "'Paris'"), UNREADABLE, None),
+        ("deepseekv4", dsml("false", '"Paris'), UNREADABLE, None),
+        ("deepseekv4", dsml("True", "90210"), OK, "90210"),
+        ("deepseekv4", dsml("true", '"Paris"'), OK, '"Paris"'),
+        ("kimi_k3", kimi("object", '"Paris"'), OK, "Paris"),
+        ("kimi_k3", kimi("array", '"Paris'), UNREADABLE, None),
+        # formats with JSON take no other quotes, and Python takes both
+        *((name, written(name, s="x").replace('"', "'"), UNREADABLE, 0) for name in OF_JSON),
+        ("pythonic", '[f(s="a", rows=[\'b\', "c"])]', OK, "a"),
+        ("pythonic", "[f(s='a\")]", CallStatus.UNCLOSED, 0),
+        ("lfm2", "<|tool_call_start|>[f(s='a\")]<|tool_call_end|>", UNREADABLE, 0),
+    ],
+)
+def test_quotes_are_the_formats_own(name: str, text: str, status: CallStatus, value: Any) -> None:
+    (call,) = parse(text, name).tool_calls
+    assert call.status is status, call.error
+    assert not call.ok or call.arguments["s"] == value

@@ -1,7 +1,5 @@
 """No text makes a parser raise, lose text, or read it otherwise in pieces."""
 
-from __future__ import annotations
-
 import random
 import re
 from itertools import pairwise
@@ -50,8 +48,7 @@ def test_no_text_breaks_a_parser(kind: type[ToolCallParser]) -> None:
 
 def tokens_of(text: str, control: list[str], picks: random.Random) -> list[tuple[int, int]]:
     """Spans of tokens of one to three characters. Most control tokens that `text` spells are one
-    token.
-    """
+    token."""
     single = re.compile("|".join(map(re.escape, sorted(control, key=len, reverse=True))) or "(?!)")
     spans, at = [], 0
     while at < len(text):
@@ -70,8 +67,7 @@ def texts_of(deltas: list[Delta], kind: str) -> str:
 @pytest.mark.parametrize("kind", built_in_parsers(), ids=lambda kind: kind.name)
 def test_pieces_of_tokens_are_read_like_the_whole(kind: type[ToolCallParser]) -> None:
     """With offsets, for any set of control tokens, a stream of whole tokens gives what `parse`
-    gives, and its deltas are the reply.
-    """
+    gives, and its deltas are the reply."""
     picks = random.Random(f"tokens of {kind.name}")
     thoughts = kind.reasoning.markers if kind.reasoning is not None else ()
     marks = sorted({*kind.openers, *kind.markers, *thoughts})

@@ -1,11 +1,10 @@
 """Reading a hostile text is linear work, which is counted (see `support.work`), not timed."""
 
-from __future__ import annotations
-
 import re
 import tracemalloc
 from collections.abc import Callable, Iterator
 from itertools import product
+from typing import Any
 
 import pytest
 from support.formats import FORMATS
@@ -30,11 +29,12 @@ WAITS = ("", "[", "[f(a=", "[f(a='", "f(")
 HELD = ("word é ", " ", "a", "1")
 SIZES = (300, 600)
 PIECE = 16
+_NOWHERE = re.compile("\0")
 Read = Callable[[ToolCallParser, str], None]
 QUADRATIC: dict[str, Callable[[str, int], object]] = {
     "a loop": lambda text, at: [char for char in text[:1] for _ in range(at)],
     "a slice": lambda text, at: text[:at],
-    "a search": lambda text, at: _NOWHERE.search(text),  # type: ignore[has-type]
+    "a search": lambda text, at: _NOWHERE.search(text),
     "a method": lambda text, at: text.find("\0"),
     "a test": lambda text, at: "\0" in text,
 }
@@ -70,12 +70,9 @@ def work() -> Iterator[Work]:
         yield work
 
 
-def assert_linear(
-    work: Work, read: Read, parser: ToolCallParser, lead: str, unit: str, tail: str = ""
-) -> None:
+def assert_linear(work: Any, read: Read, parser: Any, lead: str, unit: str, tail: str = "") -> None:
     """Raise `AssertionError` if twice as much of `unit` between `lead` and `tail` is more than
-    twice the work.
-    """
+    twice the work."""
     read(parser, lead + unit + tail)  # what is done once for all texts, like compiling patterns
     work_by_size = []
     for size in SIZES:
@@ -145,9 +142,6 @@ def test_openers_in_a_row_cost_little(kind: type[ToolCallParser], work: Work) ->
     before = work.total
     parser.parse(CountedText(opener * 100, work))
     assert work.total - before < 100 * (5 * len(opener) + 80)
-
-
-_NOWHERE = re.compile("\0")
 
 
 @pytest.mark.parametrize("read", [at_once, in_small_pieces], ids=["at once", "in pieces"])

@@ -1,7 +1,5 @@
 """Text that looks like a call stays text, is not executed, and is counted."""
 
-from __future__ import annotations
-
 import pytest
 from support.examples import EXAMPLES, TOOLS
 from support.parsing import assert_same_in_pieces, lost, tool

@@ -1,7 +1,5 @@
 """Replies as OpenAI messages, there and back, and the published adapter's result."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
@@ -25,13 +23,10 @@ def test_a_reply_comes_back_from_its_message(name: str) -> None:
     assert to_openai(back) == message
 
 
-def test_a_message_with_broken_arguments_is_a_bad_call() -> None:
+def test_broken_arguments_are_a_bad_call_and_others_are_refused() -> None:
     call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{"}}
     (bad,) = from_openai({"role": "assistant", "content": None, "tool_calls": [call]}).bad_calls
     assert (bad.status, bad.raw, bad.id) == (CallStatus.INVALID_JSON, "{", "a")
-
-
-def test_other_messages_are_refused() -> None:
     with pytest.raises(ValueError, match="'user'"):
         from_openai({"role": "user", "content": "x"})
     with pytest.raises(ValueError, match="parts"):

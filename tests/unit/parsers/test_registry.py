@@ -1,7 +1,5 @@
 """Parsers by name, those of third parties, and reasoning by SGLang's names."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import re
 import sys
@@ -22,6 +20,8 @@ from toolroll.parsers.registry import get_parser, parser_names, register
 from toolroll.parsers.types import UnknownParserError
 from toolroll.rollout.model.model import Model
 from toolroll.rollout.model.rollout_args import read_args
+
+NO_FORMAT = r"not a wire format.*response_template.*infer_parser\(tokenizer\)"
 
 
 class BangParser(HermesParser):
@@ -48,9 +48,6 @@ def test_the_page_names_every_parser_and_its_aliases(kind: type[ToolCallParser])
     assert {kind.name, *kind.aliases} <= set(names)
 
 
-NO_FORMAT = r"not a wire format.*response_template.*infer_parser\(tokenizer\)"
-
-
 @pytest.mark.parametrize(
     ("name", "words"),
     [
@@ -64,6 +61,8 @@ def test_an_unknown_name_is_told_what_there_is(name: str, words: str) -> None:
     with pytest.raises(UnknownParserError, match=words):
         get_parser(name)
     assert name not in parser_names()
+    with pytest.raises(ValueError, match="qwen3"):
+        get_parser("qwen25", reasoning=name)
 
 
 def test_a_registered_parser_needs_a_free_name(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,11 +123,6 @@ def test_each_reasoning_format_is_read(name: str) -> None:
     ):
         reply = assert_same_in_pieces(parser, text, in_reasoning=opened)
         assert (reply.reasoning, reply.content, reply.reasoning_closed) == expected
-
-
-def test_an_unknown_reasoning_format_is_told_what_there_is() -> None:
-    with pytest.raises(ValueError, match="qwen3"):
-        get_parser("qwen25", reasoning="nobody")
 
 
 async def test_auto_takes_the_parser_that_reads_the_template(tokenizer: Any) -> None:

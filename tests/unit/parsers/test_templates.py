@@ -1,7 +1,5 @@
 """A family's parser reads what its chat template writes, and is found by probing it."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -40,12 +38,9 @@ def template_named(name: str) -> str:
     return found[name]
 
 
-def written_turn(
-    template: ChatTemplate, found: list[Any], content: str
-) -> tuple[str, list[dict[str, Any]], bool]:
+def written_turn(template: Any, found: Any, content: str) -> tuple[str, list[dict[str, Any]], bool]:
     """What the template writes behind the generation prompt, up to its stop token; the tools;
-    and whether it is in reasoning.
-    """
+    and whether it is in reasoning."""
     tools = tools_for(found)
     functions = [{"name": name, "arguments": arguments} for name, arguments in found]
     written = [

@@ -1,7 +1,5 @@
 """`Session`, the single writer of ids, mask and logprobs, against a plain model."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -145,8 +143,7 @@ class SharedSession(RuleBasedStateMachine):
 
     def added(self, node: Node, step: Step) -> tuple[int, ...]:
         """Return the route to `node`: that of an earlier node if the same ids were observed there
-        before.
-        """
+        before."""
         for number, earlier in enumerate(self.tree.steps):
             same = (earlier.before, earlier.ids) == (step.before, step.ids)
             if same and not earlier.sampled and not step.sampled:
@@ -246,22 +243,18 @@ def test_sampled_tokens_without_logprobs_are_trained() -> None:
     assert trajectory.loss_mask.tolist() == [0, 1, 1] and np.isnan(trajectory.logprobs).all()
 
 
-def test_the_ids_that_are_handed_out_never_change() -> None:
+def test_ids_of_any_integer_type_never_change_once_handed_out() -> None:
     """Also while the array that holds them grows."""
-    path = path_of(("observe", [1, 2]))
-    handed = path.input_ids
-    for token in range(3, 2000):
-        path.observe([token])
-    with pytest.raises(ValueError, match="read-only"):
-        handed[0] = 99
-    assert handed.tolist() == [1, 2]
-
-
-def test_the_json_is_kept_for_any_integer_type() -> None:
     path = SessionPath(Session("s"))
     path.observe(np.array([1, 2], dtype=np.int64))  # pyright: ignore[reportArgumentType]
     path.observe(np.array([3, 9, 4, 9], dtype=np.int32)[::2])
+    handed = path.input_ids
     assert path.input_ids_json == b"1,2,3,4"
+    for token in range(5, 2000):
+        path.observe([token])
+    with pytest.raises(ValueError, match="read-only"):
+        handed[0] = 99
+    assert handed.tolist() == [1, 2, 3, 4]
 
 
 def test_a_node_and_its_turn_tell_what_was_sampled() -> None:
@@ -275,8 +268,7 @@ def test_a_node_and_its_turn_tell_what_was_sampled() -> None:
     names = ("finish_reason", "prompt_tokens", "cached_tokens", "latency")
     assert [getattr(turn, name) for name in names] == [getattr(answer, name) for name in names]
     assert turn.sampling_params == {"temperature": 0.5}, "the session has a copy of its own"
-    completion = node.completion
-    assert completion is not None
+    completion: Any = node.completion
     np.testing.assert_array_equal(completion.output_ids, answer.output_ids)
     np.testing.assert_array_equal(completion.logprobs, answer.logprobs)
     arrays: Any = {"output_ids": answer.output_ids, "logprobs": None}
@@ -304,8 +296,7 @@ def experts(session: Session) -> list[list[int] | None]:
 
 def test_experts_are_those_of_the_turn_that_sampled() -> None:
     """The prefix is evicted and prefilled again with expert 9. A turn without experts, or one that
-    was aborted in the queue, does not put a later prefill in place of what is not known.
-    """
+    was aborted in the queue, does not put a later prefill in place of what is not known."""
     path = path_of(("observe", [1, 2, 3, 4]))
     path.sample(sampled([5, 6, 7], routed_experts=rows(0, 6, 7)), {})
     path.sample(sampled([], routed_experts=rows(0, 6, 9)), {})
@@ -319,8 +310,7 @@ def test_experts_are_those_of_the_turn_that_sampled() -> None:
 
 def test_branches_share_the_experts_of_their_common_nodes() -> None:
     """The branch that processed a token first has made its row. Another branch asks only for the
-    rows after the common nodes, and its rows for earlier tokens are not taken.
-    """
+    rows after the common nodes, and its rows for earlier tokens are not taken."""
     path = path_of(("observe", [1, 2, 3]))
     assert path.experts_end == 0
     path.sample(sampled([4, 5], routed_experts=rows(0, 4, 1)), {})
@@ -368,8 +358,7 @@ NO_IDS = [5, [[5]], [[5], [5, 6]], np.array([[5, 6]]), np.array([5.0]), *FLAT]
 @pytest.mark.parametrize("how", ["observe", "sample", "fork"])
 def test_what_is_no_list_of_ids_leaves_nothing_behind(how: str, bad: Any) -> None:
     path = path_of(("observe", [1]), ("sample", [2]))
-    head = path.head
-    assert head is not None
+    head: Any = path.head
     writes: dict[str, Any] = {
         "observe": lambda: path.observe(bad),
         "sample": lambda: path.sample(Completion(bad, None, "stop"), {}),
@@ -396,8 +385,7 @@ def test_logprobs_of_another_shape_are_refused(shape: Any, words: str) -> None:
 
 def test_nodes_of_another_session_are_refused() -> None:
     path, other = (path_of(("observe", [n]), ("sample", [n + 1])) for n in (1, 7))
-    node = other.head
-    assert node is not None
+    node: Any = other.head
     for use in (
         lambda: path.session.observe([3], after=node),
         lambda: path.session.sample(sampled([3]), {}, after=node),

@@ -1,8 +1,5 @@
 """The tokenizers that the tests are built on: the real vocabulary, and each template's own
-control tokens.
-"""
-
-from __future__ import annotations
+control tokens."""
 
 import os
 from pathlib import Path
@@ -29,22 +26,17 @@ def qwen3() -> Any:
 
 
 def test_known_ids(qwen3: Any) -> None:
-    """As Qwen3 publishes them; the first two were seen on the wire of a server."""
-    assert qwen3.encode("Hello") == [9707]
-    assert qwen3.encode("lo") == [385]
-    assert qwen3.encode("<|im_start|>user\nHi<|im_end|>\n") == [
-        151644,
-        872,
-        198,
-        13048,
-        151645,
-        198,
-    ]
-    assert [qwen3.convert_tokens_to_ids(text) for text, _ in QWEN3_ADDED] == list(
-        range(151643, 151669)
-    )
+    """As Qwen3 publishes them; the first two were seen on the wire of a server. Skipped are those
+    that Qwen skips."""
+    assert (qwen3.encode("Hello"), qwen3.encode("lo")) == ([9707], [385])
+    turn = [151644, 872, 198, 13048, 151645, 198]
+    assert qwen3.encode("<|im_start|>user\nHi<|im_end|>\n") == turn
+    added = [qwen3.convert_tokens_to_ids(text) for text, _ in QWEN3_ADDED]
+    assert added == list(range(151643, 151669))
     assert len(qwen3) == 151669
     assert (qwen3.eos_token_id, qwen3.pad_token_id) == (151645, 151643)
+    ids = qwen3.encode("<|im_start|><tool_call>a</tool_call><think><|im_end|>")
+    assert qwen3.decode(ids, skip_special_tokens=True) == "<tool_call>a</tool_call><think>"
 
 
 @pytest.mark.parametrize("edge", ["}\n", "\n\n", ">\n", ".\n\n", '":', '",'])
@@ -56,20 +48,12 @@ def test_the_few_ranks_merge_as_all_do(qwen3: Any, edge: str) -> None:
     assert len(few.encode(edge)) == 1
 
 
-def test_skipped_tokens_are_those_that_qwen_skips(qwen3: Any) -> None:
-    ids = qwen3.encode("<|im_start|><tool_call>a</tool_call><think><|im_end|>")
-    assert qwen3.decode(ids, skip_special_tokens=True) == "<tool_call>a</tool_call><think>"
-
-
-def test_markers_are_found_and_ordinary_tags_are_not() -> None:
+def test_each_template_has_its_own_markers_and_ids() -> None:
     found = markers(trl_template("qwen3_5_think"))
     assert {"<|im_start|>", "<|im_end|>", "<think>", "</tool_call>"} <= set(found)
     assert not {"<tools>", "</parameter>", "<IMPORTANT>"} & set(found)
     assert '<|"|>' in markers(trl_template("gemma4"))
     assert "<｜tool▁calls▁begin｜>" in markers(trl_template("deepseekv3"))
-
-
-def test_qwen_templates_get_qwens_own_ids() -> None:
     assert qwen3_tokenizer(trl_template("qwen2_5")).convert_tokens_to_ids("</think>") == 151668
     assert tokenizer_for(trl_template("gptoss")).convert_tokens_to_ids("<|im_end|>") is None
 

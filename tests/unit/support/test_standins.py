@@ -3,13 +3,10 @@
 What is recorded of the packages is compared with them in tests/contract/test_standins.py.
 """
 
-from __future__ import annotations
-
 import ast
 import importlib
 import re
 from collections.abc import Iterator
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -63,33 +60,22 @@ _CALLS = (
 _WRITES = re.compile(r"^\s*sys\.modules\[.*\]\S* = (?!None)", re.MULTILINE)
 
 
-@pytest.mark.parametrize("name", MIRRORS)
-def test_what_a_mirror_defines_is_compared(name: str) -> None:
+def unmarked(name: str) -> list[str]:
+    """The public classes and functions that a mirror defines without `stands_for`."""
     mirror = importlib.import_module(f"support.{name}")
-    assert [one for one in unmarked(mirror) if f"{name}.{one}" not in OWN] == []
-
-
-def unmarked(module: ModuleType) -> list[str]:
-    """The public classes and functions that a module defines without `stands_for`."""
     return [
-        name
-        for name, value in vars(module).items()
-        if getattr(value, "__module__", "") == module.__name__
-        and not name.startswith("_")
+        each
+        for each, value in vars(mirror).items()
+        if getattr(value, "__module__", "") == mirror.__name__
+        and not each.startswith("_")
         and id(value) not in CLAIMS
     ]
 
 
-def test_the_tables_name_what_there_is() -> None:
-    made = {f"{name}.{one}" for name in MIRRORS for one in unmarked(_imported(name))}
-    assert OWN.keys() - made == set()
-    assert {path.name.removesuffix(".py") for path in (SUPPORT / "stubs").iterdir()} - {
-        "__pycache__"
-    } == STUBS | COMMANDS
-
-
-def _imported(name: str) -> ModuleType:
-    return importlib.import_module(f"support.{name}")
+def test_what_the_mirrors_define_is_compared_or_listed() -> None:
+    assert {f"{name}.{each}" for name in MIRRORS for each in unmarked(name)} == OWN.keys()
+    stubs = {path.name.removesuffix(".py") for path in (SUPPORT / "stubs").iterdir()}
+    assert stubs - {"__pycache__"} == STUBS | COMMANDS
 
 
 def test_every_module_that_a_test_puts_in_place_is_compared() -> None:
@@ -105,8 +91,7 @@ def test_every_module_that_a_test_puts_in_place_is_compared() -> None:
 
 def writes(tree: ast.AST) -> Iterator[ast.AST]:
     """Statements that put a module, or a name of one, into `sys.modules`; also in code that is a
-    string. None stands for a module that is not installed.
-    """
+    string. None stands for a module that is not installed."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Assign):
             none = isinstance(node.value, ast.Constant) and node.value.value is None

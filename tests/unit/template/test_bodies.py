@@ -1,12 +1,10 @@
 """Control-token text in messages stays text, whatever the template does to it (I6)."""
 
-from __future__ import annotations
-
 from collections import UserDict
 from dataclasses import dataclass
 from enum import Enum
 from types import MappingProxyType
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from support.oracle_scenarios import call, calls, part, said, user
@@ -25,6 +23,7 @@ TURNS = (
     "{% if add_generation_prompt %}<|turn|>assistant\n{% endif %}"
 )
 HEAD = [user("Hi."), said("1?")]
+FILTERS = ("upper", "lower", "e", "trim", "tojson", "title", "replace('x', 'y')")
 
 
 def template(tokenizer: Any, body: str, **settings: Any) -> ChatTemplate:
@@ -42,9 +41,6 @@ def of_messages(count: int) -> list[str]:
 
 def calling(arguments: Any) -> Message:
     return calls(call(1, arguments, "f"))
-
-
-FILTERS = ("upper", "lower", "e", "trim", "tojson", "title", "replace('x', 'y')")
 
 
 @pytest.mark.parametrize("body", ["m.content", *(f"m.content | {name}" for name in FILTERS)])
@@ -78,8 +74,7 @@ def test_a_body_whose_place_cannot_be_told_is_refused(tokenizer: Any) -> None:
 
 def test_a_control_token_spelled_out_before_a_fork_stays_text(tokenizer: Any) -> None:
     """The model spelled `<|end|>` out in other tokens; the context of a fork must not turn it
-    into one.
-    """
+    into one."""
     rewriting = TURNS.replace("{{ m.role }}", "{{ m.role }}{{ messages | length }}")
     subject = ChatTemplate(tokenizer, chat_template=rewriting.replace("BODY", "m.content"))
     messages = [HEAD[0], said("I write <|end|> so."), user("Go on.")]
@@ -126,9 +121,7 @@ def test_control_text_that_parts_form_together_is_refused(tokenizer: Any) -> Non
         ("'' ~ m.content", ("a <|en", "d|> b")),
     ],
 )
-def test_control_text_across_the_edge_of_a_body_is_refused(
-    tokenizer: Any, body: str, contents: tuple[str, ...]
-) -> None:
+def test_control_text_across_an_edge_is_refused(tokenizer: Any, body: str, contents: Any) -> None:
     source = TURNS.replace("<|turn|>{{", "{% if m.role == 'tool' %}{{ BODY }}{% else %}<|turn|>{{")
     source = source.replace("{{ BODY }}<|end|>\n", "{{ m.content }}<|end|>\n{% endif %}")
     subject = ChatTemplate(tokenizer, chat_template=source.replace("BODY", body))
@@ -178,10 +171,6 @@ class PrintedName(Printed, Enum):
     A = 1
 
 
-OTHERS: Any = [type("Other", (Printed, base), {}) for base in (str, int)]
-"""A text and a number that a template prints otherwise."""
-
-
 @dataclass
 class PrintedFields(Printed):
     q: str = "x"
@@ -193,7 +182,8 @@ class PrintedFields(Printed):
         Printed(),
         {"<|end|>"},
         MappingProxyType({"q": "<|end|>"}),
-        *(kind(1) for kind in OTHERS),
+        # a text and a number that a template prints otherwise
+        *(cast(Any, type("Other", (Printed, base), {}))(1) for base in (str, int)),
         PrintedName.A,
         PrintedFields(),
     ],

@@ -7,10 +7,7 @@ implementation crashed, or if it refused where an append exists. The counts by t
 at the end of the run.
 """
 
-from __future__ import annotations
-
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -21,7 +18,6 @@ from support.oracle_verdict import (
     BAD,
     History,
     Outcome,
-    Row,
     judge_deltas,
     judge_prompts,
     outcome_of,
@@ -39,12 +35,14 @@ pytestmark = pytest.mark.tokens
 
 TEMPLATES = tool_templates()
 POLICIES: tuple[History, ...] = ("fork", "preserve")
+NOT_PRESERVED = ("refused-unneeded", "glm4moe_training", "system_midway")
+"""The model ended its turn with `<|user|>`, and history shows `<|system|>` there: a fork, also
+with history="preserve"."""
 
 
 class UnderTest:
     """`ChatTemplate` in the form that the oracle judges: the only place that knows its
-    signature.
-    """
+    signature."""
 
     def __init__(self, tokenizer: Any, history: History) -> None:
         self.template = ChatTemplate(tokenizer, history=history)
@@ -69,8 +67,7 @@ class UnderTest:
 
     def _both_ways(self, case: Case) -> None:
         """Where the delta is the rest of the render after the sampled turn, comparing renders
-        finds the same.
-        """
+        finds the same."""
         template = self.template
         sampled = template.sampled(
             case.sampled_ids, finish_reason=case.finish_reason, stop_token_ids=case.stop_token_ids
@@ -95,26 +92,9 @@ class BySentinel(DeltaRenderer):
         return None
 
 
-NOT_PRESERVED = {("glm4moe_training", "system_midway")}
-"""The model ended its turn with `<|user|>`, and history shows `<|system|>` there: a fork, also
-with history="preserve".
-"""
-
-
-def bad(rows: list[Row], name: str) -> str:
-    """The rows that fail, one a line."""
-    wrong = [row for row in rows if row.verdict in BAD and not _is_known(row, name)]
-    return "\n".join(f"{row.verdict:16} {row.scenario}: {row.detail}" for row in wrong)
-
-
-def _is_known(row: Row, name: str) -> bool:
-    return row.verdict == "refused-unneeded" and (name, row.scenario) in NOT_PRESERVED
-
-
 def judge(name: str, ranks: int) -> str:
     """Judge both policies with one template and Qwen's BPE of `ranks` ranks. Return how often
-    each verdict was given.
-    """
+    each verdict was given."""
     oracle = Oracle(tokenizer_for(TEMPLATES[name], ranks=ranks))
     implementations: dict[History, UnderTest] = {
         history: UnderTest(oracle.tokenizer, history) for history in POLICIES
@@ -125,9 +105,13 @@ def judge(name: str, ranks: int) -> str:
     for history, rows in deltas.items():
         verdicts = Counter(row.verdict for row in rows)
         counts.append(
-            f"{history}: {', '.join(f'{key} {verdicts[key]}' for key in sorted(verdicts))}"
+            f"{history}: {', '.join(f'{key} {n}' for key, n in sorted(verdicts.items()))}"
         )
-        failures += [text for text in (bad(rows, name), bad(prompts[history], name)) if text]
+        failures += [
+            f"{row.verdict:16} {row.scenario}: {row.detail}"
+            for row in (*rows, *prompts[history])
+            if row.verdict in BAD and (row.verdict, name, row.scenario) != NOT_PRESERVED
+        ]
         left_out = [row for row in rows if row.verdict == "inapplicable"]
         assert len(rows) >= 40
         # A template that shows no tool calls (an early LFM2, a distilled R1) has fewer cases; every
@@ -140,9 +124,7 @@ def judge(name: str, ranks: int) -> str:
 
 
 @pytest.mark.parametrize("name", by_tier(TEMPLATES))
-def test_no_silent_mismatch_and_no_unneeded_refusal(
-    name: str, record_property: Callable[[str, object], None]
-) -> None:
+def test_no_silent_mismatch_and_no_unneeded_refusal(name: str, record_property: Any) -> None:
     record_property("figure", judge(name, FEW_RANKS))
 
 

@@ -6,8 +6,6 @@ conversation and used in another, forks after forks, odd token splits in the mid
 (I1-I6). `Verifier` must agree with the oracle after every turn.
 """
 
-from __future__ import annotations
-
 import json
 from functools import lru_cache
 from typing import Any
@@ -34,7 +32,8 @@ from support.oracle_scenarios import (
 from support.qwen import tokenizer_for, tool_templates
 from support.tiers import by_tier, costly
 
-from toolroll.parsers.types import ParsedReply, ToolCall
+from toolroll.parsers.openai import from_openai
+from toolroll.parsers.types import ParsedReply
 from toolroll.rollout.errors import TemplateError
 from toolroll.rollout.model.conversation import Conversation
 from toolroll.rollout.template import ChatTemplate
@@ -64,8 +63,7 @@ TURN = st.fixed_dictionaries(
 @lru_cache(maxsize=1)
 def subject(name: str) -> tuple[Oracle, ChatTemplate]:
     """The oracle and the chat template under test; what the template caches stays from one
-    conversation to the next.
-    """
+    conversation to the next."""
     tokenizer = tokenizer_for(TEMPLATES[name])
     return Oracle(tokenizer), ChatTemplate(tokenizer)
 
@@ -77,15 +75,6 @@ def message_of(turn: dict[str, Any], at: int) -> Message:
     cities = [turn["words"]] * (turn["calls"] - 1) + [f"{turn['words']} {MARK}"]
     made = [call(2 * at + i, json.dumps({"city": city})) for i, city in enumerate(cities)]
     return calls(*made, content=None, **more)
-
-
-def reply_of(message: Message) -> ParsedReply:
-    functions = [(made["function"], made["id"]) for made in message.get("tool_calls") or ()]
-    found = tuple(
-        ToolCall(function["name"], json.loads(function["arguments"]), "", id=key)
-        for function, key in functions
-    )
-    return ParsedReply(message["content"] or "", message.get("reasoning_content"), found)
 
 
 @pytest.mark.parametrize("name", by_tier(TEMPLATES))
@@ -124,7 +113,7 @@ async def test_every_prompt_of_a_conversation_is_the_templates_own(
             if case is None or set(case.sampled_ids[:-1]) & set(template.stop_token_ids):
                 break
             queued.append(case)
-            parsed.append(reply_of(case.messages[-1]))
+            parsed.append(from_openai(case.messages[-1]))
             forks = len(dialogue.forks)
             try:
                 await dialogue.reply(
@@ -161,17 +150,9 @@ def judged(
         return None, None
 
 
-def judge_prompt(
-    oracle: Oracle,
-    dialogue: Conversation,
-    engine: EmbeddedEngine,
-    truth: Truth | None,
-    *,
-    forked: bool,
-) -> None:
+def judge_prompt(oracle: Oracle, dialogue: Any, engine: Any, truth: Any, *, forked: bool) -> None:
     """The last prompt is the stream and exactly what the oracle appends; or, where no append
-    exists, the template's own render.
-    """
+    exists, the template's own render."""
     prompt = engine.log[-1].input_ids.tolist()
     wanted = oracle.prompt(dialogue.messages[:-1], dialogue.tools)
     if truth is None:

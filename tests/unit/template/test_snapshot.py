@@ -1,7 +1,5 @@
 """A cursor's messages and tools never change, and no JSON text is used for another object."""
 
-from __future__ import annotations
-
 import copy
 import gc
 import json
@@ -43,7 +41,7 @@ class Level(IntEnum):
 
 
 class Uncopied:
-    def __deepcopy__(self, memo: Any) -> Uncopied:
+    def __deepcopy__(self, memo: Any) -> Any:
         raise ValueError("there is one of this")
 
 
@@ -113,8 +111,7 @@ LISTS: list[Callable[[], list[Tool]]] = [
 
 def test_tools_render_as_transformers_renders_them(template: ChatTemplate, tokenizer: Any) -> None:
     """All lists in one process: a text of another list, another type or other options of `tojson`
-    would be in the wrong place.
-    """
+    would be in the wrong place."""
     for tools in [*LISTS, *reversed(LISTS)]:
         rendered, _ = chat_template_utils.render_jinja_template(
             [[user("Go.")]],
@@ -142,6 +139,12 @@ def test_equal_tools_are_one_object_unless_a_type_differs() -> None:
     assert len(set(map(id, sets))) == len(LISTS)
     for odd in (b"x", bytearray(b"x"), {1}, frozenset({1}), 1j, ...):
         assert SharedTools.of([tool(limit=odd)]) is not SharedTools.of([tool(limit=odd)])
+    mine = [OrderedDict(tool(const="\ud800"))]
+    held = SharedTools.of(mine)
+    assert held is not SharedTools.of(mine)
+    assert held.copy() == [tool(const="\ufffd")]
+    size = SharedTools.of([tool(type="object")]).size
+    assert size == len("function" + "look" + "Look." + "object")
 
 
 def test_a_change_of_what_came_in_or_went_out_changes_no_list() -> None:
@@ -155,18 +158,6 @@ def test_a_change_of_what_came_in_or_went_out_changes_no_list() -> None:
     text = '<tool_call>\n{"name": "look", "arguments": {"size": "large"}}\n</tool_call>'
     [parsed] = get_parser("hermes").parse(text, tools=held.offered).tool_calls
     assert parsed.status is CallStatus.BAD_ARGUMENTS
-
-
-def test_tools_of_other_classes_are_kept_but_not_shared() -> None:
-    mine = [OrderedDict(tool(const="\ud800"))]
-    held = SharedTools.of(mine)
-    assert held is not SharedTools.of(mine)
-    assert held.copy() == [tool(const="\ufffd")]
-
-
-def test_the_size_counts_the_text() -> None:
-    size = SharedTools.of([tool(type="object")]).size
-    assert size == len("function" + "look" + "Look." + "object")
 
 
 def test_an_object_is_written_once(template: ChatTemplate, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -235,7 +226,7 @@ def test_a_message_that_cannot_be_copied_is_refused(template: ChatTemplate) -> N
 
 def test_an_object_that_is_its_own_copy_is_written_each_time() -> None:
     class Shared(dict[str, int]):
-        def __deepcopy__(self, memo: Any) -> Shared:
+        def __deepcopy__(self, memo: Any) -> Any:
             return self
 
     shared = Shared(x=1)

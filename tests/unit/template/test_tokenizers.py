@@ -1,22 +1,27 @@
-"""Tokenizers that are not plain: some add a BOS, have named templates, or render in Python."""
+"""Tokenizers that are not plain: some add a BOS, have named templates, or render in Python. Text
+that is encoded by pre-tokens has the ids of its tokenizer."""
 
-from __future__ import annotations
-
+import random
 from functools import partial
+from itertools import product
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.counted import CountedEncoder
 from support.oracle_scenarios import ASK, BASE, CALL, RESULT, TOOLS, said, user
 from support.qwen import tokenizer_for, trl_template
-from tokenizers import AddedToken
+from tokenizers import AddedToken, Regex, normalizers, pre_tokenizers
 from tokenizers.processors import TemplateProcessing
 
 from toolroll.endpoint.conversation.template_cache import TemplateCache
 from toolroll.evaluation.certify import certify
 from toolroll.parsers.infer import infer_parser
 from toolroll.rollout.errors import TemplateError
-from toolroll.rollout.template import ChatTemplate
+from toolroll.rollout.template import ChatTemplate, pretokens
+from toolroll.rollout.template.encode import Encoder
 from toolroll.rollout.template.render import Renderer
 from toolroll.rollout.template.served import ServedSequence, TurnSpan
 from toolroll.testing import load_embedded_tokenizer
@@ -24,6 +29,7 @@ from toolroll.testing import load_embedded_tokenizer
 pytestmark = pytest.mark.tokens
 
 BOS = "<|begin_of_text|>"
+TALK: Any = [*BASE, CALL, RESULT]
 
 
 @pytest.mark.parametrize(("name", "written"), [("llama3_1", 1), ("qwen2_5", 0)])
@@ -73,9 +79,6 @@ def test_each_conversation_has_its_own_template() -> None:
             whole = render(after, add_generation_prompt=True)
             assert prompt + "b" + close + subject.encoder.decode(delta) == whole
             messages = after
-
-
-TALK: Any = [*BASE, CALL, RESULT]
 
 
 def test_a_tokenizer_with_a_method_of_its_own_is_asked() -> None:
@@ -151,3 +154,198 @@ def test_code_renders_without_a_template(way: str) -> None:
     assert subject.verifier.check(served) is None
     ids[1] += 1
     assert subject.verifier.check(served) == "prompt"
+
+
+# --- text encoded by pre-tokens, and offsets of ids -----------------------------------------------
+
+CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+WORD = r"[^\r\n\p{L}\p{N}]?"
+REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+UPPER, LOWER = r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}", r"\p{Ll}\p{Lm}\p{Lo}\p{M}"
+# The expressions of the models' own tokenizer.json.
+SPLITS = {
+    "qwen3": [rf"{CONTRACTIONS}|{WORD}\p{{L}}+|\p{{N}}{REST}"],
+    "qwen3.5": [
+        rf"{CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}"
+        r"| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    ],
+    "llama3, glm4": [rf"{CONTRACTIONS}|{WORD}\p{{L}}+|\p{{N}}{{1,3}}{REST}"],
+    "gpt-oss": [
+        rf"{WORD}[{UPPER}]*[{LOWER}]+{CONTRACTIONS}?|{WORD}[{UPPER}]+[{LOWER}]*{CONTRACTIONS}?"
+        r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    ],
+    "deepseek-v3": [
+        r"\p{N}{1,3}",
+        "[一-龥\u3040-ゟ゠-ヿ]+",
+        r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"""
+        r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+    ],
+}
+ALPHABET = "aZLsétſK中🙂ね'’9٣ \u00a0\u2003\n\r\t\v\x00\x1c\x85/_.,-{}[]()\":;<|>\\`~$"
+TEXTS = st.text(st.characters(codec="utf-8") | st.sampled_from(ALPHABET))
+
+
+def bytes_after(*steps: Any) -> Any:
+    return pre_tokenizers.Sequence([*steps, pre_tokenizers.ByteLevel(False, use_regex=False)])
+
+
+def split(*patterns: str) -> Any:
+    return bytes_after(*(pre_tokenizers.Split(Regex(text), "isolated") for text in patterns))
+
+
+def tokenizer_with(pre_tokenizer: Any) -> Any:
+    """Qwen's vocabulary with another split. A model's merges say nothing about the split."""
+    tokenizer = tokenizer_for(trl_template("qwen3"))
+    tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizer
+    return tokenizer
+
+
+PIPELINES = {name: split(*patterns) for name, patterns in SPLITS.items()}
+PIPELINES["gpt2"] = pre_tokenizers.ByteLevel(add_prefix_space=False)
+
+
+@pytest.fixture(scope="module", params=PIPELINES)
+def tokenizer(request: pytest.FixtureRequest) -> Any:
+    return tokenizer_with(PIPELINES[request.param])
+
+
+@given(text=TEXTS)
+def test_a_text_has_the_tokenizers_ids(tokenizer: Any, text: str) -> None:
+    encoder = Encoder(tokenizer)
+    assert encoder.method == "pre-tokens"
+    plain = tokenizer.encode(text, add_special_tokens=False)
+    stop = encoder.control["<|im_end|>"]
+    for previous in (None, stop):
+        assert encoder.encode(text, previous=previous) == plain
+    ascii_text = text.encode("ascii", "ignore").decode()
+    assert encoder.encode(ascii_text) == tokenizer.encode(ascii_text, add_special_tokens=False)
+
+
+def test_a_thousand_texts_have_the_tokenizers_ids(tokenizer: Any) -> None:
+    encoder, draw = Encoder(tokenizer), random.Random(0)
+    vocabulary = [text for text in map(encoder.text_of, range(4096)) if text.isascii()]
+    for _ in range(1000):
+        sources = draw.choices(
+            (vocabulary, ALPHABET[:3] + "\n\n  '/9"), (1, 2), k=draw.randrange(60)
+        )
+        text = "".join(map(draw.choice, sources))
+        assert encoder.encode(text) == tokenizer.encode(text, add_special_tokens=False)
+
+
+def test_every_sequence_of_five_kinds_is_split_alike(tokenizer: Any) -> None:
+    original = tokenizer.backend_tokenizer.pre_tokenizer
+    chosen: Any = pretokens.ascii_split(b"{}", original.__getstate__())
+    kinds = "aZs9 \n'./"
+    texts = list(map("".join, product(kinds, repeat=5)))
+    for start in range(0, len(texts), 1000):
+        text = "".join(texts[start : start + 1000])
+        spans = [span for _, span in original.pre_tokenize_str(text)]
+        assert list(filter(None, chosen(text))) == [text[begin:end] for begin, end in spans]
+
+
+SPACES = Regex(r"\s+")
+OTHER = {
+    "it removes white space": bytes_after(pre_tokenizers.Split(SPACES, "removed")),
+    "it keeps what does not match": bytes_after(
+        pre_tokenizers.Split(SPACES, "isolated", invert=True)
+    ),
+    "a text, not an expression": bytes_after(pre_tokenizers.Split("a.", "isolated")),
+    "a space before each text": pre_tokenizers.ByteLevel(add_prefix_space=True),
+    "digits": bytes_after(pre_tokenizers.Digits()),
+    "no bytes": pre_tokenizers.Split(SPACES, "isolated"),
+    "SentencePiece": pre_tokenizers.Metaspace(),
+    "a repeated count": split(r"\d|\p{N}{1,3}+"),
+    "intersected classes": split(r"[\p{L}&&[^\p{Han}]]+|\s"),
+    "named classes": split(r"[[:alpha:]]+|\s"),
+    "the start of a line": split(r"^a+|\s"),
+    "a group": split(r"(a)+|\s"),
+    "hexadecimal digits": split(r"\h+|\s"),
+    "a class in a class": split(r"then[a[b]]|[\s\S]"),
+    "a text that looks like a count": split(r"thee{,}|[\s\S]"),
+    "not greedy": split(r"x(?:the)??|[\s\S]"),
+    "possessive": split(r"[a-z]++|[\s\S]"),
+    "a repeated group": split(r"(?:the)+|[\s\S]"),
+    "an empty match": split(r"(?:the)?"),
+    "any lookahead": split(r"[a-z](?![a-z]*!)|!"),
+    "a class without regard to case": split(r"then(?i:\p{Lu})|[\s\S]"),
+    "a long s without regard to case": split("(?i:the\u017f)|[\\s\\S]"),
+}
+
+
+@pytest.mark.parametrize("name", OTHER)
+def test_any_other_split_is_left_to_the_tokenizer(name: str) -> None:
+    assert pretokens.ascii_split(b"{}", OTHER[name].__getstate__()) is None
+
+
+def test_a_pre_token_is_not_split_again() -> None:
+    tokenizer = tokenizer_with(split("[a-z]+[0-9]|[a-z]", "[0-9]"))
+    encoder = Encoder(tokenizer)
+    assert encoder.method == "pre-tokens"
+    for text in ("the1", "the", "1 the2 the"):
+        assert encoder.encode(text) == tokenizer.encode(text)
+
+
+def test_a_normalizer_that_changes_text_is_left_to_the_tokenizer() -> None:
+    state = PIPELINES["qwen3"].__getstate__()
+    assert pretokens.ascii_split(normalizers.NFC().__getstate__(), state) is not None
+    for other in (normalizers.NFKC(), normalizers.Lowercase(), normalizers.Replace("x", "y")):
+        assert pretokens.ascii_split(other.__getstate__(), state) is None
+
+
+def test_text_with_added_words_has_the_tokenizers_ids() -> None:
+    tokenizer = tokenizer_with(PIPELINES["qwen3"])
+    tokenizer.add_tokens([AddedToken("customer_id"), AddedToken("zip", lstrip=True)])
+    encoder: Any = Encoder(tokenizer, words=["customer_id", "zip"])
+    for text in ("the customer_id is 1", "customer_i", "a  zip", "acustomer_idb", "none of them"):
+        assert encoder.encode(text) == tokenizer.encode(text)
+    assert " them" in encoder.pre_tokens._ids and " is" not in encoder.pre_tokens._ids
+
+
+def test_a_word_normalized_to_ascii_has_the_tokenizers_ids() -> None:
+    tokenizer = tokenizer_with(PIPELINES["qwen3"])
+    tokenizer.backend_tokenizer.normalizer = normalizers.NFC()
+    tokenizer.add_tokens([AddedToken("\u212aelvin_degrees")])  # it begins with the Kelvin sign
+    encoder = Encoder(tokenizer, words=["\u212aelvin_degrees"])
+    assert encoder.method == "pre-tokens"
+    for text in ("a Kelvin_degrees", "\u212aelvin_degrees", "kelvin_degrees"):
+        assert encoder.encode(text) == tokenizer.encode(text)
+
+
+def test_random_merges_are_left_to_the_tokenizer() -> None:
+    tokenizer = tokenizer_with(PIPELINES["qwen3"])
+    tokenizer.backend_tokenizer.model.dropout = 0.1
+    assert Encoder(tokenizer).method == "tokenizers"
+
+
+@pytest.mark.parametrize("wrong", [("{1,3}", "{1,2}"), (r"\s+(?!\S)|", ""), ("'s|", "")])
+def test_one_other_split_is_enough(wrong: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    state = PIPELINES["llama3, glm4"].__getstate__()
+    translate = pretokens._for_re
+    pretokens.ascii_split.cache_clear()
+    assert pretokens.ascii_split(b"{}", state) is not None
+    monkeypatch.setattr(pretokens, "_for_re", lambda source: translate(source).replace(*wrong))
+    pretokens.ascii_split.cache_clear()
+    assert pretokens.ascii_split(b"{}", state) is None
+    pretokens.ascii_split.cache_clear()
+
+
+def test_the_cache_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pretokens, "_CACHED", 10)
+    encoder: Any = Encoder(tokenizer_with(PIPELINES["qwen3"]))
+    text = " ".join(f"w{number}" for number in range(100)) + "x" * 1000
+    assert encoder.encode(text) == encoder.tokenizer.encode(text)
+    assert 0 < len(encoder.pre_tokens._ids) <= 10
+    assert max(map(len, encoder.pre_tokens._ids)) <= 64
+
+
+def test_offsets_cost_little_although_characters_are_cut() -> None:
+    counts = []
+    for length in (1000, 4000):
+        encoder = CountedEncoder(load_embedded_tokenizer())
+        ids = (encoder.encode("One two 🙂 three. ") * length)[:length]
+        text = encoder.decode(ids)
+        encoder.decoded = 0
+        offsets = encoder.offsets(ids, text)
+        assert len(offsets) == length and offsets[-1][1] == len(text.rstrip("\ufffd"))
+        counts.append(encoder.decoded)
+    assert counts[1] < 5 * counts[0]

@@ -1,7 +1,5 @@
 """Recorded conversations as tokens: a render, and what a rollout would have served and sampled."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from typing import Any
@@ -92,12 +90,9 @@ def texts_of(template: ChatTemplate, found: Trajectory) -> list[tuple[str, str |
     ]
 
 
-def assert_as_a_rollout(
-    template: ChatTemplate, messages: list[Message], tools: list[Any], found: Trajectory
-) -> None:
+def assert_as_a_rollout(template: Any, messages: Any, tools: list[Any], found: Trajectory) -> None:
     """A rollout in which the model samples the trained spans is served exactly the spans between
-    them.
-    """
+    them."""
     ids = found.input_ids.tolist()
     trained = {span.first: span for span in found.spans if found.loss_mask[span.start]}
     turns = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
@@ -117,8 +112,7 @@ def assert_as_a_rollout(
 @pytest.mark.parametrize("name", by_tier(TEMPLATES))
 def test_a_transcript_is_a_render_and_has_a_rollouts_tokens(name: str) -> None:
     """A turn that a model cannot have sampled where the template shows it is excluded, and says
-    why; all others are trained.
-    """
+    why; all others are trained."""
     template = chat_template(name)
     try:
         found = tokens_of(template, CONVERSATION, TOOLS)
@@ -225,7 +219,7 @@ def test_a_turn_not_shown_as_recorded_is_excluded(turn: Message, source: str, re
             last_message_delta(template, messages[:2])
 
 
-def test_the_last_messages_delta() -> None:
+def test_the_last_messages_delta_or_a_refusal_to_rewrite() -> None:
     template = chat_template("qwen3_instruct_2507")
     ids: list[int] = []
     mask: list[int] = []
@@ -235,9 +229,6 @@ def test_the_last_messages_delta() -> None:
         mask += flags
     whole = tokenize_conversation(template, CONVERSATION, TOOLS)
     assert (ids, mask) == (whole.input_ids.tolist(), whole.loss_mask.tolist())
-
-
-def test_a_last_message_that_rewrites_history_is_refused() -> None:
     template = chat_template("qwen3")
     messages = [user("One?"), said("1", reasoning_content="Count."), user("Two?")]
     with pytest.raises(HistoryRewrittenError, match=r"messages\[2\]"):

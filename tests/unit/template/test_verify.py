@@ -1,7 +1,5 @@
 """`Verifier` finds every kind of wrong sequence, and no right one is taken for wrong."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import replace
@@ -48,10 +46,6 @@ def calling(at: str) -> Message:
     return calls(call(0, {"at": at}, "look"))
 
 
-def looked(text: str) -> Message:
-    return result(0, text, "look")
-
-
 def chat(*texts: str) -> list[Message]:
     """A conversation of users' texts and the model's, in turn."""
     roles = ("user", "assistant") * len(texts)
@@ -59,13 +53,11 @@ def chat(*texts: str) -> list[Message]:
 
 
 def talk(bodies: Sequence[str]) -> list[Message]:
-    steps = [message for body in bodies for message in (calling(body[:3]), looked(body))]
+    steps = [step for body in bodies for step in (calling(body[:3]), result(0, body, "look"))]
     return [user("Look there."), *steps, {"role": "assistant", "content": "Done."}]
 
 
-def play(
-    template: ChatTemplate, messages: Sequence[Message], tools: Any, *, said: Any = None
-) -> ServedSequence:
+def play(template: ChatTemplate, messages: Any, tools: Any, *, said: Any = None) -> ServedSequence:
     """Serve `messages`; the model says what the template shows, or `said(text)`."""
     ids, spans = template.prompt(messages[:1], tools), []
     for at, message in enumerate(messages):
@@ -110,7 +102,7 @@ def test_every_changed_token_is_found(template: ChatTemplate, bodies: list[str],
 )
 def test_a_first_prompt_with_a_call_is_right_in_every_form(name: str, more: Message) -> None:
     template = ChatTemplate(tokenizer_for(trl_template(name)))
-    before = [{"role": "user", "content": "Look."}, {**calling("one"), **more}, looked("one")]
+    before = [user("Look."), {**calling("one"), **more}, result(0, "one", "look")]
     prompt = template.prompt(before, [TOOL])
     text = template.encoder.decode(prompt)
     assert ("A thought." in text) == (more is THOUGHT)
@@ -219,8 +211,7 @@ def test_a_token_that_the_template_writes_or_names_is_no_word(variants: Any) -> 
 
 def test_a_tokenizer_whose_text_is_not_the_text_that_was_encoded() -> None:
     """A legacy Llama vocabulary writes a space after each special token: right sequences are not
-    taken for wrong.
-    """
+    taken for wrong."""
     letters = [chr(code) for code in range(33, 127)] + ["▁", "\n", "\t"]
     vocabulary = {text: at for at, text in enumerate(["<unk>", "<s>", "</s>", *letters])}
     backend = Tokenizer(models.BPE(vocab=vocabulary, merges=[], unk_token="<unk>", fuse_unk=True))

@@ -4,8 +4,6 @@ Verified episodes of several template families (calls, truncated, resumed and ex
 are changed in one place at a time.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -18,7 +16,8 @@ from support.oracle_scenarios import call, calls, result, said, user
 from support.qwen import tokenizer_for, trl_template
 from support.tiers import by_tier
 
-from toolroll.parsers.types import ParsedReply, ToolCall
+from toolroll.parsers.openai import from_openai
+from toolroll.parsers.types import ParsedReply
 from toolroll.rollout.engine.resume import join
 from toolroll.rollout.model.conversation import Conversation
 from toolroll.rollout.template import ChatTemplate
@@ -64,9 +63,7 @@ class Model:
         self.template = ChatTemplate(tokenizer_for(source))
         self.text, self.turn, self.how = "", said(""), "whole"
 
-    def plan(
-        self, before: Sequence[Message], turn: Message, new: Sequence[Message], how: str
-    ) -> None:
+    def plan(self, before: Any, turn: Message, new: Any, how: str) -> None:
         """Prepare the reply to `before`. `how`: whole, cut before its end, or in odd tokens."""
         text = self._shown([*before, turn, *new], len(before))
         self.how = how
@@ -96,11 +93,7 @@ class Model:
         return Reply(output_ids=ids[1:], stop=self.how != "cut")
 
     def parse(self, *_: object) -> ParsedReply:
-        calls = tuple(
-            ToolCall(call["function"]["name"], call["function"]["arguments"], "", id=call["id"])
-            for call in self.turn.get("tool_calls", ())
-        )
-        return ParsedReply(self.turn["content"], self.turn.get("reasoning_content"), calls)
+        return from_openai(self.turn)
 
 
 async def played(name: str) -> Conversation:
@@ -125,10 +118,9 @@ async def played(name: str) -> Conversation:
     return dialogue
 
 
-def resumed(whole: Completion) -> Completion:
+def resumed(whole: Any) -> Completion:
     """`whole` as two attempts give it: the engine aborted the first one halfway."""
     at = len(whole.output_ids) // 2
-    assert whole.logprobs is not None
     first = replace(whole, output_ids=whole.output_ids[:at], logprobs=whole.logprobs[:at],
                     finish_reason="abort", matched=None, weight_versions=())  # fmt: skip
     rest = replace(whole, output_ids=whole.output_ids[at:], logprobs=whole.logprobs[at:],
@@ -203,10 +195,7 @@ def spliced(served: ServedSequence, start: int, stop: int, ids: Sequence[int]) -
     return replace(served, input_ids=whole, turns=tuple(turns))
 
 
-Changes = Iterator[tuple[str, ServedSequence]]
-
-
-def changed_deltas(served: ServedSequence) -> Changes:
+def changed_deltas(served: ServedSequence) -> Iterator[tuple[str, ServedSequence]]:
     """The prompt and each delta without some tokens, and with one doubled."""
     begin = 0
     for span in served.turns:
@@ -222,7 +211,7 @@ def changed_deltas(served: ServedSequence) -> Changes:
         begin = span.stop
 
 
-def changed_sequences(served: ServedSequence) -> Changes:
+def changed_sequences(served: ServedSequence) -> Iterator[tuple[str, ServedSequence]]:
     yield from changed_deltas(served)
     end = served.turns[-1].stop
     for what, values in shifted(served.input_ids[:end], 0):
@@ -235,11 +224,12 @@ def changed_sequences(served: ServedSequence) -> Changes:
             yield f"turn {what}", replace(served, turns=turns)
 
 
-def missed_by(
-    template: ChatTemplate, served: ServedSequence, change: Any = changed_sequences
-) -> list[str]:
+def missed_by(template: ChatTemplate, served: Any, change: Any = changed_sequences) -> list[str]:
     """The changes of `served` that the verifier does not find."""
     check = template.verifier.check
+    assert check(served) is None
+    return [kind for kind, other in change(served) if check(other) is None]
+
     assert check(served) is None
     changes = change(served)
     return [kind for kind, other in changes if check(other) is None]
