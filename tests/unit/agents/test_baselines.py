@@ -119,12 +119,9 @@ async def test_how_it_ends(answer: Any, end: tuple[StopReason, Any], requests: i
     assert "secret-key" not in json.dumps(result.info), "the key stands in no error"
 
 
-async def test_a_refusal_is_the_text_of_a_baselines_turn() -> None:
+async def test_a_refusal_is_a_turn_and_a_parameter_can_be_left_out() -> None:
     result, _, _ = await play(completion(None, refusal="I cannot."))
     assert result.messages[-1]["content"] == "I cannot."
-
-
-async def test_what_openai_does_not_know_can_be_left_out() -> None:
     async with endpoint(completion("Bye.")) as server:
         client = ChatClient(ChatClientConfig(base_url=server.url, model="m"))
         agent = BaselineAgent(Threads(1), client, extra_params=False)

@@ -119,29 +119,20 @@ def test_of_several_calls_first_executes_one_and_refuse_none() -> None:
     assert decided(calls, parallel_calls="refuse") == Decision(None, refused)
 
 
-@pytest.mark.parametrize(
-    ("calls", "messages", "contents"),
-    [
-        pytest.param(
-            [good(0), bad(1), good(2)],
-            [answer(2, "two"), {"role": "user", "content": "Well?"}, answer(0, "zero")],
-            ["zero", "Error: not JSON", "two", "Well?"],
-            id="in the order of the calls",
-        ),
-        pytest.param([bad(0, "a"), bad(0, "b")], [], ["Error: a", "Error: b"], id="one id twice"),
-        pytest.param(
-            [bad(0, "a"), good(0), good(1), bad(0, "b")],
-            [answer(1, "good 1"), answer(0, "good 0")],
-            ["Error: a", "good 0", "good 1", "Error: b"],
-            id="one id three times",
-        ),
-    ],
-)
-def test_each_call_gets_its_answer_in_its_place(calls: Any, messages: Any, contents: Any) -> None:
-    """A model may write its ids itself, and one of them twice."""
-    answers = CallPolicy().decide(reply(*calls), invalid_before=0).answers
-    ordered = order_by_call(calls, answers, messages)
-    assert [message["content"] for message in ordered] == contents
+def test_each_call_gets_its_answer_in_its_place() -> None:
+    """A model may write its ids itself, and one of them two or three times."""
+
+    def contents(calls: list[ToolCall], *messages: Any) -> list[Any]:
+        answers = decided(reply(*calls)).answers
+        return [message["content"] for message in order_by_call(calls, answers, messages)]
+
+    well = {"role": "user", "content": "Well?"}
+    ordered = contents([good(0), bad(1), good(2)], answer(2, "two"), well, answer(0, "zero"))
+    assert ordered == ["zero", "Error: not JSON", "two", "Well?"]
+    assert contents([bad(0, "a"), bad(0, "b")]) == ["Error: a", "Error: b"]
+    calls = [bad(0, "a"), good(0), good(1), bad(0, "b")]
+    ordered = contents(calls, answer(1, "good 1"), answer(0, "good 0"))
+    assert ordered == ["Error: a", "good 0", "good 1", "Error: b"]
 
 
 def test_an_action_at_fault_is_told_so() -> None:

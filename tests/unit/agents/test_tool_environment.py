@@ -225,11 +225,8 @@ class AsyncTicket(Ticket):
 
 @pytest.mark.parametrize(
     ("kind", "tools", "closed"),
-    [
-        pytest.param(Ticket, [], 1, id="plain"),
-        pytest.param(AsyncTicket, [], 1, id="async"),
-        pytest.param(Ticket, [Ticket.close], 0, id="close is a tool"),
-    ],
+    [(Ticket, [], 1), (AsyncTicket, [], 1), (Ticket, [Ticket.close], 0)],
+    ids=["plain", "async", "close is a tool"],
 )
 async def test_the_end_closes_the_state_once(kind: Any, tools: list[Any], closed: int) -> None:
     state = kind()

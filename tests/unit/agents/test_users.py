@@ -200,16 +200,7 @@ def test_visible_text(text: str, visible: str) -> None:
     assert visible_text(text) == visible
 
 
-def test_the_stop_rule_and_verdicts() -> None:
-    assert is_stop("thanks ###STOP###")
-    assert not is_stop("stop")
-    assert is_stop("###END###", "###END###")
-    assert approves("Yes") and approves("no, I mean: YES.") and approves("hm")
-    assert not approves("No.") and not approves("yes and no")
-    assert len(judging([{"role": "system", "content": "x"}], "y")) == 1
-
-
-async def test_scripted_lines() -> None:
+async def test_scripted_lines_the_stop_rule_and_verdicts() -> None:
     user = ScriptedUser(["a", "b"])
     assert [await user.reset(""), await user.step("x")] == ["a", "b"]
     with pytest.raises(UserSimulatorError, match="2 lines"):
@@ -219,6 +210,12 @@ async def test_scripted_lines() -> None:
     ever = ScriptedUser([], default="z")
     assert [await ever.reset(""), await ever.step("")] == ["z", "z"]
     await ever.close()
+    assert is_stop("thanks ###STOP###")
+    assert not is_stop("stop")
+    assert is_stop("###END###", "###END###")
+    assert approves("Yes") and approves("no, I mean: YES.") and approves("hm")
+    assert not approves("No.") and not approves("yes and no")
+    assert len(judging([{"role": "system", "content": "x"}], "y")) == 1
 
 
 # --- strategies: what the agent hears, and what the supervisor is asked ---------------------------

@@ -43,12 +43,16 @@ def test_a_line_a_task_to_a_file_or_to_standard_output(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [out.parent]
 
 
-def test_tau_bench_rows_have_the_published_form() -> None:
+def test_rows_have_the_published_form_and_whole_paths(here: Path) -> None:
     task = MINI.factory().tasks("train")[4]
     row = task_row("tau-bench/retail", "train", task)
     assert row["index"] == 4
     names = {"user_id", "instruction", "actions", "outputs", "env", "split", "task_id"}
     assert set(row["metadata"]) == names
+    # A trainer reads them in another folder
+    (here / "mine.py").write_text("from toolroll.environments.desk import DESK\n")
+    done = toolroll("tasks", "mine.py:DESK", "--tasks", 0)
+    assert json.loads(done.stdout)["metadata"]["env"] == f"{here}/mine.py:DESK"
 
 
 def test_the_command_that_installs_a_benchmark_is_on_one_line() -> None:
@@ -62,13 +66,6 @@ def test_the_command_that_installs_a_benchmark_is_on_one_line() -> None:
     assert sum(INSTALL in line for line in lines) == 1
     page = (Path(__file__).parents[3] / "docs" / "tau-bench.md").read_text(encoding="utf-8")
     assert f"\n{INSTALL}\n" in page
-
-
-def test_the_tasks_of_a_file_name_it_with_its_whole_path(here: Path) -> None:
-    """A trainer reads them in another folder."""
-    (here / "mine.py").write_text("from toolroll.environments.desk import DESK\n")
-    done = toolroll("tasks", "mine.py:DESK", "--tasks", 0)
-    assert json.loads(done.stdout)["metadata"]["env"] == f"{here}/mine.py:DESK"
 
 
 @pytest.mark.usefixtures("here")

@@ -136,16 +136,7 @@ async def test_the_check_finds_other_images(monkeypatch: pytest.MonkeyPatch) -> 
     assert None not in found.values(), found
 
 
-async def test_the_text_of_a_placeholder_is_text() -> None:
-    texts = [[{"type": "text", "text": PLACEHOLDER}, image_part(1)], f"Say {PLACEHOLDER}."]
-    result, _ = await play(ListedWorld(user_texts=texts), lambda request: "Yes.")
-    [trajectory] = result.trajectories
-    assert {turn.excluded for turn in trajectory.turns} == {None}, result.info
-    [image] = trajectory.media
-    assert np.count_nonzero(trajectory.input_ids == placeholder()) == image.count
-
-
-async def test_text_alone_reads_no_image() -> None:
+async def test_text_alone_reads_no_image_also_of_a_placeholder() -> None:
     def load() -> Any:
         raise AssertionError("the processor was loaded")
 
@@ -153,6 +144,12 @@ async def test_text_alone_reads_no_image() -> None:
     with_images, _ = await play(ListedWorld(tool_texts=["It."]), images=images)
     without, _ = await play(ListedWorld(tool_texts=["It."]), images=None)
     assert with_images.tokens == without.tokens and not with_images.trajectories[0].media
+    texts = [[{"type": "text", "text": PLACEHOLDER}, image_part(1)], f"Say {PLACEHOLDER}."]
+    result, _ = await play(ListedWorld(user_texts=texts), lambda request: "Yes.")
+    [trajectory] = result.trajectories
+    assert {turn.excluded for turn in trajectory.turns} == {None}, result.info
+    [image] = trajectory.media
+    assert np.count_nonzero(trajectory.input_ids == placeholder()) == image.count
 
 
 def png(width: int, height: int) -> bytes:
