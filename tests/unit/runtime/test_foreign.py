@@ -85,7 +85,8 @@ async def test_factories_and_agents_may_exit(kind: type[BaseException], tokenize
     assert refused.result.stop_reason is StopReason.ENVIRONMENT_ERROR
     episodes: list[Episode] = []
     factory = PondFactory(3)
-    runner = Runner(factory, type("Exits", (), {"asolve": exits}), RunSettings(concurrency=1))
+    exiting: Any = type("Exits", (), {"asolve": exits})
+    runner = Runner(factory, exiting, RunSettings(concurrency=1))
     await runner.run(factory.tasks("test"), episodes.append)
     assert [episode.result.stop_reason for episode in episodes] == [StopReason.INTERNAL_ERROR] * 3
     assert episodes[0].result.info["error"]["type"] == kind.__name__
