@@ -9,8 +9,10 @@ import gymnasium
 import pytest
 from gymnasium.spaces import Text
 from support.episodes import agent, call, judge, serving
+from support.hook_agents import Store as TauStore
 from support.listed_environment import TOOL
 
+from toolroll import Action, ActionError, StepResult, StopReason, Task, ToolCall, UsageError
 from toolroll.agents.loop.adapt import (
     NOT_EXECUTED,
     GymStyleEnvironment,
@@ -19,12 +21,7 @@ from toolroll.agents.loop.adapt import (
     as_environment,
     is_gym_style,
 )
-from toolroll.agents.loop.environment_runner import DRAWN, EnvironmentRunner
-from toolroll.parsers.types import ToolCall
-from toolroll.rollout.environment import Action, StepResult, Task
-from toolroll.rollout.errors import ActionError, UsageError
-from toolroll.rollout.runtime.threads import Threads
-from toolroll.rollout.types import StopReason
+from toolroll.agents.loop.environment_runner import DRAWN
 from toolroll.testing import script
 
 
@@ -67,8 +64,14 @@ class Doors(gymnasium.Env[str, str]):
 TASK = Task("doors", 4)
 
 
-async def test_an_episode(tokenizer: Any) -> None:
-    env = Doors()
+class Remote(Doors):
+    async def close(self) -> None:  # type: ignore[override]
+        self.closed += 1
+
+
+@pytest.mark.parametrize("kind", [Doors, Remote])
+async def test_an_episode(tokenizer: Any, kind: type[Doors]) -> None:
+    env = kind()
     policy = script({"s": [call(at="left") + call(at="right"), "Door 1!"]})
     async with serving(tokenizer, policy) as (engine, model):
         result = await agent(model).asolve(env, task=TASK, seed=3, session_id="s")
@@ -99,15 +102,26 @@ def test_a_reset_without_a_task_has_a_seed_and_no_options() -> None:
     assert cats[0] == cats[1] and len(set(cats)) > 1
 
 
-def test_nothing_is_stepped_behind_the_end() -> None:
-    env = Doors()
-    wrapped = as_environment(env)
-    wrapped.reset(TASK, 0)
-    calls = tuple(ToolCall("look", {"at": str(number)}, "", id=f"c{number}") for number in range(6))
-    step: Any = wrapped.step(Action("", calls))
-    assert step.done and len(env.actions) == 4, "truncated"
-    not_executed = [message["content"].startswith("Not executed") for message in step.messages]
+def test_calls_run_until_the_end_and_an_error_answers_its_own_call() -> None:
+    """The result and the reward of the calls before it are kept: they were executed."""
+
+    def step(*places: str) -> tuple[StepResult, int]:
+        env = Doors()
+        wrapped = GymStyleEnvironment(env)
+        wrapped.reset(TASK, 0)
+        calls = (ToolCall("look", {"at": place}, "", id=place) for place in places)
+        return wrapped.step(Action("", tuple(calls))), len(env.actions)
+
+    result, executed = step(*"012345")
+    assert (result.done, executed) == (True, 4), "truncated"
+    not_executed = [message["content"].startswith("Not executed") for message in result.messages]
     assert not_executed == [False] * 4 + [True] * 2
+    result, _ = step("1", "wall", "2")
+    assert [message["tool_call_id"] for message in result.messages] == ["1", "wall", "2"]
+    assert result.messages[1]["content"] == "there is no door"
+    assert result.reward == pytest.approx(-0.2)
+    with pytest.raises(ActionError, match="there is no door"):
+        step("wall", "1")
 
 
 def test_actions_can_be_ones_own() -> None:
@@ -138,56 +152,15 @@ def test_what_is_gymnasiums_kind() -> None:
         as_environment(object())
 
 
-async def test_an_async_close_is_awaited() -> None:
-    class Remote(Doors):
-        async def close(self) -> None:  # type: ignore[override]
-            self.closed += 1
-
-    env = Remote()
-    runner = EnvironmentRunner(GymStyleEnvironment(env), TASK, 0, Threads(1).run_in_thread)
-    await runner.reset()
-    await runner.close()
-    assert env.closed == 1
-
-
-def test_an_error_answers_its_own_call_only() -> None:
-    """The result and the reward of the first call are kept: it was executed."""
-
-    def step(*places: str) -> StepResult:
-        wrapped = GymStyleEnvironment(Doors())
-        wrapped.reset(TASK, 0)
-        calls = (ToolCall("look", {"at": place}, "", id=place) for place in places)
-        return wrapped.step(Action("", tuple(calls)))
-
-    result = step("1", "wall", "2")
-    assert [message["tool_call_id"] for message in result.messages] == ["1", "wall", "2"]
-    assert result.messages[1]["content"] == "there is no door"
-    assert result.reward == pytest.approx(-0.2)
-    with pytest.raises(ActionError, match="there is no door"):
-        step("wall", "1")
-
-
 def tau_call(name: str) -> ToolCall:
     return ToolCall(name, {}, "{}")
 
 
-class Store:
-    """Ends with `buy`, which earns what is asked for."""
-
-    wiki = "Sell."
-
-    def __init__(self) -> None:
-        self.actions: list[TauAction] = []
-
-    def reset(self, task_index: int | None) -> Any:
-        return SimpleNamespace(observation=f"Task {task_index}.", info=None)
+class Store(TauStore):
+    """Its steps name their action in their info."""
 
     def step(self, action: TauAction) -> Any:
-        self.actions.append(action)
-        done = action.name == "buy"
-        return SimpleNamespace(
-            observation=f"{action.name}!", reward=float(done), done=done, info={action.name: 1}
-        )
+        return SimpleNamespace(**(vars(super().step(action)) | {"info": {action.name: 1}}))
 
 
 def test_calls_are_executed_until_the_episode_is_done() -> None:
@@ -204,11 +177,9 @@ def test_calls_are_executed_until_the_episode_is_done() -> None:
     assert store.actions[2:] == [TauAction("respond", {"content": "Hello."})]
 
 
-@pytest.mark.parametrize(
-    "action", [Action(" "), Action("", (tau_call("look"), tau_call("respond")))]
-)
-def test_a_wrong_action_changes_nothing(action: Action) -> None:
+def test_a_wrong_action_changes_nothing() -> None:
     store = Store()
-    with pytest.raises(ActionError):
-        TauStyleEnvironment(store).step(action)
-    assert store.actions == []
+    for action in (Action(" "), Action("", (tau_call("look"), tau_call("respond")))):
+        with pytest.raises(ActionError):
+            TauStyleEnvironment(store).step(action)
+        assert store.actions == []

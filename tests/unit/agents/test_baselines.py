@@ -7,14 +7,13 @@ from typing import Any
 
 import pytest
 from pydantic import SecretStr
-from support.chat import completion, endpoint, fails
+from support.chat import Seen, completion, endpoint, fails
 from support.commands import toolroll
 from support.listed_environment import TOOL, ListedWorld
 from support.toy_environment import PondFactory
 
 from toolroll import EnvironmentOptions, Episode, InteractionResult, Status, StopReason, Task
 from toolroll.agents.chat_client import ChatClient, ChatClientConfig
-from toolroll.agents.loop.call_policy import CallPolicy
 from toolroll.agents.text_agent import DoNothingAgent
 from toolroll.evaluation.do_nothing import play_floor
 from toolroll.evaluation.openai_baseline import BaselineAgent, make_baseline
@@ -25,32 +24,34 @@ from toolroll.rollout.runtime.threads import Threads
 from toolroll.testing import EmbeddedEngine, echo, serve_in_thread
 
 
-async def play(
-    url: str, env: Any, params: dict[str, Any] | None = None, **settings: Any
-) -> InteractionResult:
-    config = ChatClientConfig(
-        base_url=url, model="m", api_key=SecretStr("secret-key"), retries=2, backoff=0.001
-    )
-    threads = Threads(2)
-    agent = BaselineAgent(threads, ChatClient(config), policy=CallPolicy(**settings))
-    try:
-        params = params or {"temperature": 0.5, "max_new_tokens": 77}
-        return await agent.asolve(env, None, params, task=Task("t", 0), session_id="s")
-    finally:
+async def play(*answers: Any, users: Any = ("Hello.",)) -> tuple[InteractionResult, Any, Seen]:
+    """An episode of a baseline whose endpoint gives `answers`: result, world and server."""
+    world = ListedWorld(users, ["A frog."])
+    async with endpoint(*answers) as server:
+        config = ChatClientConfig(
+            base_url=server.url,
+            model="m",
+            api_key=SecretStr("secret-key"),
+            retries=2,
+            backoff=0.001,
+        )
+        agent = BaselineAgent(Threads(2), ChatClient(config))
+        params = {"temperature": 0.5, "max_new_tokens": 77}
+        result = await agent.asolve(world, None, params, task=Task("t", 0), session_id="s")
         await agent.aclose()
+    return result, world, server
 
 
 LOOK = ("look", '{"at": "here"}')
 
 
-async def test_an_episode(tokenizer: Any) -> None:
-    world = ListedWorld(["Hello.", "Thanks."], ["A frog."])
-    async with endpoint(
+async def test_an_episode() -> None:
+    result, world, server = await play(
         completion(None, [LOOK], reasoning_content="hm"),
         completion("<think>a secret</think>\n\nIt is a frog."),
         completion("Bye."),
-    ) as server:
-        result = await play(server.url, world)
+        users=("Hello.", "Thanks."),
+    )
     roles = "system user assistant tool assistant user assistant"
     assert [message["role"] for message in result.messages] == roles.split()
     answer = {"role": "tool", "tool_call_id": "call_0", "name": "look", "content": "A frog."}
@@ -80,9 +81,7 @@ async def test_an_episode(tokenizer: Any) -> None:
     ],
 )
 async def test_an_invalid_call_is_answered(call: tuple[str, str], kind: str, words: str) -> None:
-    world = ListedWorld(["Hello."], ["A frog."])
-    async with endpoint(completion(None, [call, LOOK]), completion("Bye.")) as server:
-        result = await play(server.url, world)
+    result, _, server = await play(completion(None, [call, LOOK]), completion("Bye."))
     assert result.metrics[f"invalid_calls/{kind}"] == 1
     [bad] = result.info["bad_calls"]
     assert (bad["call"], bad["status"]) == (0, kind)
@@ -113,24 +112,16 @@ FAILED, FULL = (StopReason.ENGINE_ERROR, None), (StopReason.CONTEXT_FULL, 0.0)
         (completion("It is", finish="length"), (StopReason.LENGTH, 0.0), 1),
     ],
 )
-async def test_how_it_ends(
-    answer: Any, end: tuple[StopReason, float | None], requests: int
-) -> None:
-    world = ListedWorld(["Hello."])
-    async with endpoint(answer) as server:
-        result = await play(server.url, world)
+async def test_how_it_ends(answer: Any, end: tuple[StopReason, Any], requests: int) -> None:
+    result, world, server = await play(answer)
     assert (result.stop_reason, result.reward) == end
     assert (len(server.bodies), world.closed) == (requests, 1)
     assert "secret-key" not in json.dumps(result.info), "the key stands in no error"
 
 
-async def test_a_refusal_is_the_text_of_a_baselines_turn() -> None:
-    async with endpoint(completion(None, refusal="I cannot.")) as server:
-        result = await play(server.url, ListedWorld(["Hello."]))
+async def test_a_refusal_is_a_turn_and_a_parameter_can_be_left_out() -> None:
+    result, _, _ = await play(completion(None, refusal="I cannot."))
     assert result.messages[-1]["content"] == "I cannot."
-
-
-async def test_what_openai_does_not_know_can_be_left_out() -> None:
     async with endpoint(completion("Bye.")) as server:
         client = ChatClient(ChatClientConfig(base_url=server.url, model="m"))
         agent = BaselineAgent(Threads(1), client, extra_params=False)

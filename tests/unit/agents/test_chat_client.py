@@ -66,9 +66,6 @@ async def test_a_completion() -> None:
     assert talk.server.keys == [f"Bearer {KEY}"]
 
 
-# --- failures and retries -------------------------------------------------------------------------
-
-
 async def takes_ten_minutes(body: dict[str, Any]) -> web.Response:
     skip(600)
     return await asyncio.Future[web.Response]()
@@ -177,7 +174,7 @@ async def test_a_prompt_that_is_too_long_is_the_models_error(text: str) -> None:
     assert not isinstance(error, ContextOverflowError), "a 500 says nothing of the model"
 
 
-async def test_a_truncated_answer_gets_more_room_than_it_had() -> None:
+async def test_a_truncated_answer_gets_more_room_if_it_fits() -> None:
     """Without a limit in the request, the server's own is the number of tokens it sampled."""
     cut = completion("hal", finish="length")
     async with scripted(cut, completion("half")) as talk:
@@ -186,19 +183,12 @@ async def test_a_truncated_answer_gets_more_room_than_it_had() -> None:
     async with scripted(cut) as talk:
         done = await talk.complete(allow_length=True)
     assert (done.reply.content, done.finish_reason, done.attempts) == ("hal", "length", 1)
-
-
-async def test_a_raised_limit_that_does_not_fit_is_no_overflow() -> None:
-    cut = completion("hal", finish="length")
     refused = fails(400, "This model's maximum context length is 4096 tokens")
     async with scripted(cut, refused) as talk:
         with pytest.raises(EngineError, match="2 attempts: the token limit truncated") as caught:
             await talk.client.complete(REQUEST | {"max_tokens": 2048})
     assert not isinstance(caught.value, ContextOverflowError)
     assert [body["max_tokens"] for body in talk.server.bodies] == [2048, 4096]
-
-
-# --- connections and keys -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("status", [200, 400, 500])
@@ -211,25 +201,25 @@ async def test_no_part_of_the_key_is_left_where_a_body_is_cut(status: int) -> No
         assert "xx" in error.body
 
 
-async def test_a_reply_that_has_the_key_in_it_is_left_as_it_is() -> None:
+async def test_a_key_in_a_reply_or_with_a_newline(monkeypatch: pytest.MonkeyPatch) -> None:
     async with scripted(completion("a bird"), api_key="a") as talk:
         assert (await talk.complete()).reply.content == "a bird"
+    # As one that was read from a file into the variable; a header could not hold it
+    monkeypatch.setenv("A_KEY_FOR_TESTS", f"{KEY}\n")
+    config = ChatClientConfig(base_url="http://h/v1", model="m", api_key_env="A_KEY_FOR_TESTS")
+    assert config.key() == KEY
+    assert KEY not in repr(ChatClientConfig(base_url="http://h", model="m", api_key=SecretStr(KEY)))
 
 
-async def test_no_server() -> None:
-    async with scripted(completion("hi")) as talk:
-        pass
-    gone = Scripted(talk.server, retries=1)
-    assert "2 attempts: no connection to 127.0.0.1:" in str(await gone.fail())
-    await gone.client.aclose()
-
-
-async def test_a_closed_client_opens_new_connections() -> None:
+async def test_connections_are_opened_anew_or_named_as_missing() -> None:
     async with scripted(completion("hi")) as talk:
         await talk.client.aclose()
         await talk.complete()
         await talk.client.aclose()
         assert (await talk.complete()).reply.content == "hi"
+    gone = Scripted(talk.server, retries=1)
+    assert "2 attempts: no connection to 127.0.0.1:" in str(await gone.fail())
+    await gone.client.aclose()
 
 
 @pytest.mark.parametrize(
@@ -247,11 +237,3 @@ def test_a_wrong_config_is_refused(fields: dict[str, Any], words: str) -> None:
         ChatClientConfig.checked("here", {"base_url": "http://h/v1", "model": "m", **fields})
     assert str(caught.value).startswith(f"here: {words}")
     assert KEY not in f"{caught.value} {caught.value.__cause__}"
-
-
-def test_the_key_may_end_with_a_newline(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As one that was read from a file into the variable; a header could not hold it."""
-    monkeypatch.setenv("A_KEY_FOR_TESTS", f"{KEY}\n")
-    config = ChatClientConfig(base_url="http://h/v1", model="m", api_key_env="A_KEY_FOR_TESTS")
-    assert config.key() == KEY
-    assert KEY not in repr(ChatClientConfig(base_url="http://h", model="m", api_key=SecretStr(KEY)))

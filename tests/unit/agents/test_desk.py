@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jsonschema_rs import meta
 
+from toolroll import Action, EnvironmentOptions, StepResult, Task, ToolCall
 from toolroll.agents.users import STOP_MARKER, ScriptedUser
 from toolroll.environments.desk import (
     DESK,
@@ -30,8 +31,6 @@ from toolroll.environments.desk import (
 )
 from toolroll.environments.desk.generate import generate
 from toolroll.environments.desk.tools import handwritten
-from toolroll.parsers.types import ToolCall
-from toolroll.rollout.environment import Action, EnvironmentOptions, StepResult, Task
 from toolroll.rollout.errors import ActionError, UsageError, UserSimulatorError
 
 TASKS = {task.id: task for task in DESK.tasks("test")}
@@ -68,19 +67,6 @@ async def play(task: Task, actions: list[Action], **options: Any) -> tuple[float
     return results[-1].reward, results
 
 
-# --- rewards --------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("task", TASKS.values(), ids=TASKS)
-async def test_the_reference_earns_one_without_tool_errors(task: Task) -> None:
-    actions = list(reference(task))
-    reward, results = await play(task, actions)
-    assert reward == 1.0
-    assert len(results) == len(actions)
-    assert not [m for r in results for m in r.messages if m["content"].startswith("Error")]
-    assert results[-1].info == {}
-
-
 CHANGED = "the database is not in the reference's final state"
 
 
@@ -102,10 +88,14 @@ def worthless(task: Task) -> Iterator[tuple[list[Action], str]]:
 
 
 @pytest.mark.parametrize("task", TASKS.values(), ids=TASKS)
-async def test_the_floor_is_zero(task: Task) -> None:
-    """Nothing, too much, or the right actions without what must be told."""
-    for actions, reason in worthless(task):
-        reward, results = await play(task, actions)
+async def test_the_reference_earns_one_and_nothing_else_does(task: Task) -> None:
+    """Not nothing, too much, or the right actions without what must be told."""
+    actions = list(reference(task))
+    reward, results = await play(task, actions)
+    assert (reward, len(results), results[-1].info) == (1.0, len(actions), {})
+    assert not [m for r in results for m in r.messages if m["content"].startswith("Error")]
+    for plan, reason in worthless(task):
+        reward, results = await play(task, plan)
         assert reward == 0.0
         if reason:
             assert results[-1].info.keys() == {"reward_reason"}
@@ -222,9 +212,6 @@ async def test_calls_after_a_transfer_in_the_same_step_are_not_run() -> None:
     assert (result.done, result.reward) == (True, 1.0)
 
 
-# --- episodes -------------------------------------------------------------------------------------
-
-
 async def test_two_episodes_at_once_do_not_meet() -> None:
     *right, last = reference(TASKS["renew-one"])
     async with desk() as env, desk() as other:
@@ -235,7 +222,7 @@ async def test_two_episodes_at_once_do_not_meet() -> None:
         assert (await env.step(last)).reward == 1.0
 
 
-async def test_there_is_no_step_before_reset_and_after_done() -> None:
+async def test_wrong_steps_and_a_users_failure_are_raised() -> None:
     with pytest.raises(UsageError, match="before reset"):
         await DESK.make(EnvironmentOptions()).step(say("hi"))
     async with desk() as env:
@@ -245,6 +232,12 @@ async def test_there_is_no_step_before_reset_and_after_done() -> None:
             with pytest.raises(UsageError, match="is over"):
                 await env.step(action)
         await env.close()  # and once more at the end
+    async with desk("ask-due") as env:
+        with pytest.raises(ActionError, match="empty"):
+            await env.step(say(" \n"))
+    async with desk("ask-due", user=lambda seed: ScriptedUser(["hello"])) as env:
+        with pytest.raises(UserSimulatorError):
+            await env.step(say("hi"))
 
 
 async def test_another_user_plays_with_the_instruction() -> None:
@@ -260,15 +253,6 @@ async def test_another_user_plays_with_the_instruction() -> None:
     reward, results = await play(TASKS["ask-due"], actions, user=user)
     assert (reward, len(results)) == (1.0, 2)
     assert all(word in instructions[0] for word in ("Long Orchard", "L-1006", "4431"))
-
-
-async def test_an_empty_reply_and_a_users_failure_pass_through() -> None:
-    async with desk("ask-due") as env:
-        with pytest.raises(ActionError, match="empty"):
-            await env.step(say(" \n"))
-    async with desk("ask-due", user=lambda seed: ScriptedUser(["hello"])) as env:
-        with pytest.raises(UserSimulatorError):
-            await env.step(say("hi"))
 
 
 def test_the_factory() -> None:
@@ -349,8 +333,9 @@ async def reward_of(task: Task, actions: list[Action]) -> float:
     return (await play(task, actions))[0]
 
 
-async def test_the_references_earn_one() -> None:
+async def test_generated_references_earn_one_and_doing_nothing_zero() -> None:
     assert {await reward_of(task, list(reference(task))) for task in PART} == {1.0}
+    assert {await reward_of(task, []) for task in HELD_OUT[:200]} == {0.0}
 
 
 @pytest.mark.slow
@@ -359,10 +344,6 @@ async def test_the_references_of_a_thousand_tasks_earn_one(split: str) -> None:
     tasks = DESK.tasks(split)[:1000]
     assert len(tasks) == 1000
     assert {await reward_of(task, list(reference(task))) for task in tasks} == {1.0}
-
-
-async def test_doing_nothing_earns_nothing_in_generated_tasks() -> None:
-    assert {await reward_of(task, []) for task in HELD_OUT[:200]} == {0.0}
 
 
 async def test_each_call_and_each_reply_of_the_references_is_needed() -> None:
@@ -384,33 +365,19 @@ async def test_each_call_and_each_reply_of_the_references_is_needed() -> None:
     assert left_out > 60
 
 
-def test_tasks_are_the_same_each_time() -> None:
-    assert generate(20, held_out=False) == [task.data for task in PART[:20]]
-
-
-def entities(tasks: list[Task]) -> set[str]:
-    """Return cards, names, ids and titles."""
-    names = set()
-    for task in tasks:
-        rows = task.data["rows"]
-        for card, name, *_ in rows["members"]:
-            names |= {card, name}
-        for table in ("books", "loans", "holds"):
-            names |= {row[0] for row in rows[table]}
-        names |= {row[1] for row in rows["books"]}
-    return names
-
-
-def test_tasks_share_no_entity_with_those_of_other_splits() -> None:
-    rows = handwritten()
+def entities(*databases: Any) -> set[str]:
+    """Cards, names, ids and titles."""
     tables = ("members", "books", "loans", "holds")
-    own = {value for table in tables for row in rows[table] for value in row[:2]}
-    train, held_out = entities(PART), entities([*HELD_OUT])
-    assert not (train | held_out) & own
+    return {
+        value for rows in databases for table in tables for row in rows[table] for value in row[:2]
+    }
+
+
+def test_generated_tasks_are_reproducible_own_and_not_rare() -> None:
+    assert generate(20, held_out=False) == [task.data for task in PART[:20]]
+    train, held_out = (entities(*(task.data["rows"] for task in of)) for of in (PART, HELD_OUT))
+    assert not (train | held_out) & entities(handwritten())
     assert not {name for name in train & held_out if name.startswith(("L-", "The "))}
-
-
-def test_no_outcome_is_rare() -> None:
     codes = Counter(task.data["told"][0] for task in HELD_OUT if task.data["told"])
     rules = ["A1", "F1", "F2", "H1", "H2", "H3", "R1", "R2", "R3", "R4"]
     assert all(codes[code] >= 20 for code in rules)

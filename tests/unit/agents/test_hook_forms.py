@@ -17,14 +17,10 @@ from support.hook_agents import TOOLS, WIKI, PublishedAgent, Store, agent_of, lo
 from support.listed_environment import ListedWorld
 from support.patience import PATIENCE
 
+from toolroll import CallStatus, Model, Status, StepResult, StopReason, UsageError
 from toolroll.agents.loop.published_hooks import wrap_parse_tool
 from toolroll.agents.trainable_agents import TrainableToolCallingAgent
 from toolroll.parsers.openai import create_openai_adapter
-from toolroll.parsers.types import CallStatus
-from toolroll.rollout.environment import StepResult
-from toolroll.rollout.errors import UsageError
-from toolroll.rollout.model.model import Model
-from toolroll.rollout.types import Status, StopReason
 from toolroll.testing import PolicyRequest, Reply, load_embedded_tokenizer
 
 Agent = TrainableToolCallingAgent
@@ -35,8 +31,7 @@ def more(step: Any) -> Any:
     return step
 
 
-def plain(env: Any, action: Any) -> Any:
-    return more(env.step(action))
+plain = lambda env, action: more(env.step(action))
 
 
 async def another_object(env: Any, action: Any) -> Any:
@@ -166,10 +161,7 @@ PLAYED = {
 }
 """An episode on the store without overrides."""
 MORE = {"rewards": (0.5, 1.5)}
-OF_SUPER = MORE | {
-    "results": ["look! Yes.", "buy! Yes."],
-    "info": {"source": "buy", "seen": True},
-}
+OF_SUPER = MORE | {"results": ["look! Yes.", "buy! Yes."], "info": {"source": "buy", "seen": True}}
 
 
 @pytest.mark.parametrize(
@@ -259,10 +251,6 @@ def object_with(**fields: Any) -> Any:
     return returned(SimpleNamespace(**(step | fields)))
 
 
-def plain_with_reward_nan(env: Any, action: Any) -> Any:
-    return with_reward_nan(env.step(action))
-
-
 def with_reward_nan(result: Any, *_: Any) -> Any:
     result.reward = float("nan")
     return result
@@ -334,7 +322,11 @@ AN_OBJECT, A_COROUTINE = "returned an object", "returned a coroutine"
         ("_execute_tool", changed(reward=float("nan")), "gave the reward nan"),
         ("_execute_tool", changed(messages="text"), "messages must be a list"),
         ("_execute_tool", changed(info=None), "info must be a mapping"),
-        ("_execute_tool", plain_with_reward_nan, "gave the reward nan"),
+        (
+            "_execute_tool",
+            lambda env, action: with_reward_nan(env.step(action)),
+            "gave the reward nan",
+        ),
         ("_execute_tool", object_with(done="no"), "done must be True"),
         ("_execute_tool", object_with(reward="1.0"), "gave the reward '1"),
         ("_execute_tool", step_that_is_never_executed, UNREAD),

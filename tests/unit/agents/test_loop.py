@@ -1,29 +1,34 @@
-"""What an episode's border keeps in: one episode's failure is its own (I7)."""
+"""What an episode's border keeps in: one episode's failure is its own (I7). The rewards of its
+turns add up to its reward.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Sequence
+import math
+from itertools import chain
 from threading import Event
 from typing import Any
 
 import pytest
-from support.episodes import serving
+from support.episodes import call, serving
 from support.listed_environment import LOOK
 from support.loop_clock import skip
+from support.qwen import tokenizer_for, trl_template
 
-from toolroll import Action, Environment, InteractionResult, Message, Observation, Status
+from toolroll import Action, Environment, InteractionResult, Message, Model, Observation, Status
 from toolroll.agents.loop.call_policy import CallPolicy
 from toolroll.agents.text_agent import TextAgent
 from toolroll.agents.tool_calling import TrainableToolCallingAgent
 from toolroll.rollout.environment import StepResult, Task
 from toolroll.rollout.errors import ActionError, ContextOverflowError, UsageError
 from toolroll.rollout.model.conversation import Conversation
-from toolroll.rollout.model.model import Model
 from toolroll.rollout.model.turn import AssistantTurn
+from toolroll.rollout.session.trajectory_json import from_json, to_json
 from toolroll.rollout.types import StopReason
 from toolroll.testing import PolicyRequest
+from toolroll.trainers.advantages import turn_rewards
 
 TASK = Task("t", 0)
 
@@ -31,8 +36,10 @@ TASK = Task("t", 0)
 class Talk(Environment):
     """Says `more` until told to be done after `turns` turns; what `fails` names raises."""
 
-    def __init__(self, *, turns: int = 2, fails: str = "", more: Any = "More?") -> None:
-        self.turns, self.fails, self.more = turns, fails, more
+    def __init__(
+        self, *, turns: int = 2, fails: str = "", more: Any = "More?", verdict: float | None = 0.5
+    ) -> None:
+        self.turns, self.fails, self.more, self.verdict = turns, fails, more, verdict
 
     def reset(self, task: Task, seed: int) -> Observation:
         return Observation([{"role": "user", "content": "Begin."}], tools=[LOOK])
@@ -45,7 +52,7 @@ class Talk(Environment):
         )
 
     def truncated_reward(self) -> float | None:
-        return self._or_fail("truncated_reward", 0.5)
+        return self._or_fail("truncated_reward", self.verdict)
 
     def metrics(self) -> dict[str, float]:
         return self._or_fail("metrics", {"seen": 1.0})
@@ -84,10 +91,7 @@ async def play(
         return await agent(model, kind, **fields).asolve(env, task=TASK, max_num_steps=50)
 
 
-# --- failures -------------------------------------------------------------------------------------
-
-
-async def test_a_template_that_refuses_a_conversation_ends_it(tokenizer: Any) -> None:
+async def test_what_a_template_cannot_render_ends_the_episode(tokenizer: Any) -> None:
     refuse = "{% if messages | length > 3 %}{{ raise_exception('no more than three') }}{% endif %}"
     refusing = refuse + tokenizer.chat_template
     async with serving(tokenizer, fine, chat_template=refusing) as (_, model):
@@ -99,12 +103,9 @@ async def test_a_template_that_refuses_a_conversation_ends_it(tokenizer: Any) ->
     assert (refused.status, refused.reward) == (Status.ABORTED, None)
     assert "no more than three" in refused.info["error"]["message"]
     assert (other.status, other.reward) == (Status.COMPLETED, 1.0)
-
-
-async def test_a_content_that_is_no_text_ends_the_episode_in_words(tokenizer: Any) -> None:
     image = [{"type": "image_url", "image_url": {"url": "data:,"}}]
-    result = await play(tokenizer, Talk(turns=3, more=image))
-    assert result.stop_reason is StopReason.TEMPLATE_ERROR
+    no_text = await play(tokenizer, Talk(turns=3, more=image))
+    assert no_text.stop_reason is StopReason.TEMPLATE_ERROR
 
 
 @pytest.mark.parametrize("method", ["close", "metrics"])
@@ -125,27 +126,20 @@ async def test_a_verdict_that_fails_is_the_environments_failure(tokenizer: Any) 
     assert result.metrics["trained_tokens"] == 0, "no trainer gets them"
 
 
-class Sleeper(Talk):
-    """Its steps block until the test ends; `blocked` is set from then on."""
-
-    def __init__(self, release: Any) -> None:
-        super().__init__(turns=5)
-        self.release = release
-        self.blocked = Event()
-
-    def step(self, action: Action) -> StepResult:
-        self.blocked.set()
-        self.release.wait()
-        return super().step(action)
-
-
 async def test_a_step_that_holds_every_thread_holds_no_episode(tokenizer: Any) -> None:
-    release = Event()
-    sleeper = Sleeper(release)
+    release, blocked = Event(), Event()
+
+    class Sleeper(Talk):
+        def step(self, action: Action) -> StepResult:
+            blocked.set()
+            release.wait()
+            return super().step(action)
+
     try:
         async with serving(tokenizer, fine, threads=1) as (_, model):
-            playing = asyncio.create_task(agent(model, step_timeout=600).asolve(sleeper, task=TASK))
-            while not sleeper.blocked.is_set():
+            player = agent(model, step_timeout=600)
+            playing = asyncio.create_task(player.asolve(Sleeper(turns=5), task=TASK))
+            while not blocked.is_set():
                 await asyncio.sleep(0.001)
             skip(601)
             result = await playing
@@ -156,24 +150,17 @@ async def test_a_step_that_holds_every_thread_holds_no_episode(tokenizer: Any) -
     assert result.info.keys() == {"error"}, "metrics and close have a thread all the same"
 
 
-class Refused(TextAgent):
-    """An endpoint that refuses the first prompt."""
+@pytest.mark.parametrize(("verdict", "reward"), [(0.5, 0.5), (None, 0.0)])
+async def test_a_first_prompt_without_room(tokenizer: Any, verdict: Any, reward: float) -> None:
+    class Refused(TextAgent):
+        """An endpoint that refuses the first prompt."""
 
-    async def reply(self, *args: Any) -> AssistantTurn:  # pyright: ignore[reportIncompatibleMethodOverride]
-        raise ContextOverflowError("too long")
-
-
-@pytest.mark.parametrize(("truncated_reward", "reward"), [(0.5, 0.5), (None, 0.0)])
-async def test_a_first_prompt_that_does_not_fit_is_a_full_context(
-    tokenizer: Any, truncated_reward: float | None, reward: float
-) -> None:
-    class Judged(Talk):
-        def truncated_reward(self) -> float | None:
-            return truncated_reward
+        async def reply(self, *args: Any) -> AssistantTurn:  # pyright: ignore[reportIncompatibleMethodOverride]
+            raise ContextOverflowError("too long")
 
     async with serving(tokenizer, fine, context_length=16) as (_, model):
-        trained = await agent(model).asolve(Judged(), task=TASK)
-        plain = await Refused(model).asolve(Judged(), task=TASK)
+        trained = await agent(model).asolve(Talk(verdict=verdict), task=TASK)
+        plain = await Refused(model).asolve(Talk(verdict=verdict), task=TASK)
     for result in (trained, plain):
         assert (result.status, result.stop_reason) == (Status.TRUNCATED, StopReason.CONTEXT_FULL)
         assert (result.reward, result.metrics.get("turns", 0)) == (reward, 0)
@@ -181,17 +168,12 @@ async def test_a_first_prompt_that_does_not_fit_is_a_full_context(
     assert sum(trajectory.trained_tokens for trajectory in trained.trajectories) == 0
 
 
-class OtherPrompt(TrainableToolCallingAgent):
-    """Serves another prompt than the template's."""
-
-    def _prepare_prompt_tokens(
-        self, state: Any, messages: Sequence[Message]
-    ) -> tuple[str, list[int]]:
-        text, ids = super()._prepare_prompt_tokens(state, messages)
-        return text, [*ids, ids[-1]]
-
-
 async def test_a_known_mismatch_is_never_trained(tokenizer: Any) -> None:
+    class OtherPrompt(TrainableToolCallingAgent):
+        def _prepare_prompt_tokens(self, state: Any, messages: Any) -> tuple[str, list[int]]:
+            text, ids = super()._prepare_prompt_tokens(state, messages)
+            return text, [*ids, ids[-1]]
+
     result = await play(tokenizer, Talk(turns=50), OtherPrompt, context_length=220)
     assert result.stop_reason is StopReason.CONTEXT_FULL
     assert result.metrics["token_mismatches/prompt_hook"] == 1
@@ -232,7 +214,11 @@ async def test_prompts_of_a_template_that_measures_text_are_right(tokenizer: Any
             assert conversation.mismatches == {} and trajectory.trained_tokens > 0
 
 
-# --- environments ---------------------------------------------------------------------------------
+class OwnObservation(Observation):
+    """Has its own constructor."""
+
+    def __init__(self, message: Message, tool: Any) -> None:
+        super().__init__([message], [tool])
 
 
 class Reusing(Environment):
@@ -243,7 +229,7 @@ class Reusing(Environment):
         self.message: Message = {"role": "user", "content": [{"type": "text", "text": "0"}]}
 
     def reset(self, task: Task, seed: int) -> Observation:
-        return Observation([self.message], [self.tool])
+        return OwnObservation(self.message, self.tool)
 
     def step(self, action: Action) -> StepResult:
         self.tool["function"]["description"] = "Look."
@@ -261,27 +247,6 @@ async def test_an_environment_may_change_what_it_has_returned(tokenizer: Any) ->
     assert [trajectory.trained_tokens > 0 for trajectory in result.trajectories] == [True]
 
 
-async def test_an_observation_may_have_its_own_constructor(tokenizer: Any) -> None:
-    class OwnObservation(Observation):
-        def __init__(self, text: str) -> None:
-            super().__init__([{"role": "user", "content": text}], [LOOK])
-
-    class Observes(Talk):
-        def reset(self, task: Task, seed: int) -> Observation:
-            return OwnObservation("0")
-
-    result = await play(tokenizer, Observes())
-    assert (result.status, result.reward) == (Status.COMPLETED, 1.0)
-
-
-async def test_an_unknown_reward_mode_is_refused(tokenizer: Any) -> None:
-    class Mean(Talk):
-        reward_mode: Any = "mean"
-
-    with pytest.raises(UsageError, match=r"Mean\.reward_mode must be 'final' or 'sum'"):
-        await play(tokenizer, Mean())
-
-
 async def test_the_environment_s_own_info_makes_no_reply_invalid(tokenizer: Any) -> None:
     class Strict(Talk):
         """Refuses every second reply."""
@@ -295,3 +260,112 @@ async def test_the_environment_s_own_info_makes_no_reply_invalid(tokenizer: Any)
     result = await play(tokenizer, Strict(turns=6), policy=CallPolicy(max_invalid_in_a_row=2))
     assert result.stop_reason is StopReason.DONE
     assert result.metrics["invalid_replies"] == 3.0
+
+
+# --- the rewards of turns -------------------------------------------------------------------------
+
+
+class Walk(Talk):
+    """Each step earns its number; the third ends the episode. Text is answered by the user."""
+
+    def __init__(self, mode: str, verdict: float | None = None) -> None:
+        super().__init__(turns=3, verdict=verdict)
+        self.reward_mode = mode  # type: ignore[assignment]
+
+    def step(self, action: Action) -> StepResult:
+        step = super().step(action)
+        answers: list[Any] = [
+            {"role": "tool", "tool_call_id": c.id, "name": c.name, "content": "Seen."}
+            for c in action.tool_calls
+        ]
+        return StepResult(answers or step.messages, 3.0 - self.turns, step.done)
+
+
+async def played(
+    tokenizer: Any, env: Walk, replies: list[str], *, turns: int = 10, **policy: Any
+) -> InteractionResult:
+    """The `replies` in turn, the last one again and again."""
+
+    def next_reply(request: PolicyRequest) -> str:
+        return replies[min(request.call, len(replies) - 1)]
+
+    async with serving(tokenizer, next_reply) as (_, model):
+        player = agent(model, policy=CallPolicy(**policy), rollout_args={"verify": "always"})
+        return await player.asolve(env, task=TASK, max_num_steps=turns, session_id="s")
+
+
+def rewards_of(result: InteractionResult) -> list[list[float]]:
+    rewards = [turn_rewards(trajectory).tolist() for trajectory in result.trajectories]
+    if result.reward is not None:
+        assert math.fsum(chain.from_iterable(rewards)) == pytest.approx(result.reward)
+    for trajectory in result.trajectories:
+        assert from_json(to_json(trajectory)).turns == trajectory.turns
+    return rewards
+
+
+async def test_text_that_looks_like_a_call_is_counted(tokenizer: Any) -> None:
+    """It is invalid only by the policy."""
+    text = '<tools>{"name": "look", "arguments": {}}</tools>'
+    result = await played(tokenizer, Walk("sum"), [text, call()])
+    assert result.metrics["lookalike_calls"] == 1 and "invalid_calls" not in result.metrics
+    assert [message["content"] for message in result.messages[1:3]] == [text, "More?"]
+    assert "lookalike_calls" not in (await played(tokenizer, Walk("sum"), [call()])).metrics
+
+    rules: Any = {"on_lookalike": "invalid", "invalid_penalty": -0.5}
+    strict = await played(tokenizer, Walk("sum"), [text, call()], **rules)
+    assert (strict.metrics["lookalike_calls"], strict.metrics["invalid_replies"]) == (1, 1)
+    assert strict.messages[2]["role"] == "user"
+    assert "looks like a tool call of look" in str(strict.messages[2]["content"])
+    assert rewards_of(strict) == [[-0.5, 1.0, 2.0, 3.0]]
+
+
+INVALID = '<tool_call>{"name": "look"</tool_call>'
+
+
+@pytest.mark.parametrize(
+    ("mode", "verdict", "turns", "invalid", "expected"),
+    [
+        ("sum", None, 10, [], [1.0, 2.0, 3.0]),
+        ("final", None, 10, [], [0.0, 0.0, 3.0]),
+        ("sum", None, 10, [INVALID], [1.0, -0.5, 2.0, 3.0]),
+        ("sum", None, 2, [], [1.0, 2.0]),
+        ("sum", 10.0, 2, [], [1.0, 9.0]),  # cut short, with a verdict
+        ("final", None, 2, [], [0.0, 0.0]),
+        ("final", 0.25, 2, [], [0.0, 0.25]),
+    ],
+)
+async def test_the_rewards_of_the_turns(
+    tokenizer: Any, mode: str, verdict: Any, turns: int, invalid: list[str], expected: list[float]
+) -> None:
+    """The last step's reward belongs to the last turn, a penalty to the turn that was invalid."""
+    replies = [call(), *invalid, call()]
+    result = await played(
+        tokenizer, Walk(mode, verdict), replies, turns=turns, invalid_penalty=-0.5
+    )
+    assert result.status is (Status.TRUNCATED if turns == 2 else Status.COMPLETED)
+    assert result.reward == sum(expected)
+    assert rewards_of(result) == [expected]
+
+
+async def test_a_fork_counts_each_turn_once() -> None:
+    """Qwen3's template drops a thought once the user speaks again: the episode forks."""
+    tokenizer = tokenizer_for(trl_template("qwen3"))
+    replies = ["<think>\nHm.\n</think>\n\nHello.", "<think>\nSo.\n</think>\n\nBye.", "Well."]
+    result = await played(tokenizer, Walk("sum"), replies)
+    assert len(result.trajectories) > 1
+    assert result.reward == 6.0
+    assert sorted(filter(None, chain.from_iterable(rewards_of(result)))) == [1.0, 2.0, 3.0]
+
+
+async def test_an_aborted_episode_and_an_unknown_mode_have_none(tokenizer: Any) -> None:
+    class Fails(Walk):
+        def step(self, action: Action) -> StepResult:
+            if self.turns == 2:
+                raise ValueError("out of order")
+            return super().step(action)
+
+    result = await played(tokenizer, Fails("sum"), [call()])
+    assert result.reward is None
+    assert rewards_of(result) == [[0.0, 0.0]]
+    with pytest.raises(UsageError, match=r"Walk\.reward_mode must be 'final' or 'sum'"):
+        await played(tokenizer, Walk("mean"), [call()])

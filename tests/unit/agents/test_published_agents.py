@@ -61,10 +61,6 @@ async def test_an_agent_exactly_as_published() -> None:
     assert len(store.threads) == 3 and threading.main_thread() not in store.threads
 
 
-def look_up_an_order(request: PolicyRequest) -> Reply:
-    return Reply(call("look", at="here") if request.call == 0 else "Goodbye.")
-
-
 def think_first(request: PolicyRequest) -> Reply:
     """A reply with reasoning, one whose call cannot be read, and a farewell."""
     second = 'Again.\n</think>\n\n<tool_call>{"name": "look"'
@@ -72,10 +68,8 @@ def think_first(request: PolicyRequest) -> Reply:
     return Reply(f"<think>\n{replies[request.call]}")
 
 
-def here() -> ListedWorld:
-    return ListedWorld(tool_texts=("It is here.", "b"))
-
-
+look_up_an_order = lambda request: call("look", at="here") if request.call == 0 else "Goodbye."
+here = lambda: ListedWorld(tool_texts=("It is here.", "b"))
 DESK = load_environment("desk")
 WORLDS: dict[str, Any] = {
     "tau-bench": (load_embedded_tokenizer, Store, look_then_buy, TASK),
@@ -184,12 +178,7 @@ async def test_a_published_signature_plays_the_task(kind: type[TrainableToolCall
         assert agent.other.begun == (DRAWN, 0)
 
 
-def test_a_number_is_no_task() -> None:
-    with pytest.raises(UsageError, match="task=99 is no Task: a number is the argument task_index"):
-        episode_arguments(object(), None, 99, None, None)  # type: ignore[arg-type]
-
-
-async def test_only_the_first_episode_has_the_run_s_session() -> None:
+async def test_the_first_episode_has_the_task_and_the_session() -> None:
     env = Listed(tool_texts=("It is here.",))
     async with serving(load_embedded_tokenizer(), lambda _: Reply("Bye.")) as (engine, model):
         run: Any = agent_of(BestOfTwo, model).asolve
@@ -197,6 +186,8 @@ async def test_only_the_first_episode_has_the_run_s_session() -> None:
         first, second = [entry.routing_key for entry in engine.log]
     assert (first, second not in ("s", "", None)) == ("s", True)
     assert env.begun == (TASK, 0)
+    with pytest.raises(UsageError, match="task=99 is no Task: a number is the argument task_index"):
+        episode_arguments(object(), None, 99, None, None)  # type: ignore[arg-type]
 
 
 class Draws(Store):
@@ -243,12 +234,8 @@ class Chooses(TrainableToolCallingAgent):
         (Single, PublishedAgent, None, [7, 7], [None, None]),
     ],
 )
-async def test_the_environment_draws_the_task_if_none_is_chosen(
-    env: type[Store],
-    kind: type[TrainableToolCallingAgent],
-    index: int | None,
-    played: list[int],
-    named: list[Any],
+async def test_an_environment_draws_its_task(
+    env: Any, kind: Any, index: int | None, played: list[int], named: list[Any]
 ) -> None:
     """It was task 0 for ever, and a `reset` without parameters failed."""
     store = env()
@@ -306,9 +293,7 @@ class Informs(Store):
         ({"info": dumping([1])}, "must be None, a mapping, or an object whose model_dump()"),
     ],
 )
-async def test_the_info_of_a_response(
-    kind: type[TrainableToolCallingAgent], fields: dict[str, Any], info: Any
-) -> None:
+async def test_the_info_of_a_response(kind: Any, fields: dict[str, Any], info: Any) -> None:
     result, _, _ = await play(kind, Informs(**fields))
     if isinstance(info, str):
         assert info in result.info["error"]["message"]

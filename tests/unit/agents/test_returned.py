@@ -48,9 +48,7 @@ class EndlessMapping(dict[str, Any]):
 USER = {"role": "user", "content": "Begin."}
 
 
-async def play_once(
-    env: type[Scripted] = Scripted, max_turns: int = 30, **returned: Any
-) -> Episode:
+async def played(env: type[Scripted] = Scripted, max_turns: int = 30, **returned: Any) -> Episode:
     """Return an episode of an environment whose methods return `returned`."""
     act = lambda method, task: returned.get(method)
     factory = ScriptedFactory(lambda: env(act, blocking=False), count=1)
@@ -90,7 +88,7 @@ BAD_METRICS = {
 
 async def test_metrics_keep_their_finite_numbers_and_name_the_others() -> None:
     good = {name: value for name, (value, _) in GOOD_METRICS.items()}
-    result = read_back(await play_once(metrics=good | BAD_METRICS | {"7": 8}))
+    result = read_back(await played(metrics=good | BAD_METRICS | {"7": 8}))
     assert result.reward == 1.0
     expected = {f"env/{name}": number for name, (_, number) in GOOD_METRICS.items()}
     assert {name: result.metrics[name] for name in expected} == expected
@@ -101,19 +99,12 @@ async def test_metrics_keep_their_finite_numbers_and_name_the_others() -> None:
     assert len(message) < 1000
 
 
-@pytest.mark.parametrize(
-    ("metrics", "words"),
-    [
-        (5, "Scripted.metrics must return a mapping of numbers"),
-        ("numbers", "Scripted.metrics must return a mapping of numbers"),
-        ([("a", 1)], "Scripted.metrics must return a mapping of numbers"),
-        (EndlessMapping(), "is a sequence endless?"),
-    ],
-    ids=["number", "text", "pairs", "endless"],
-)
-async def test_metrics_that_are_no_mapping_are_left_out(metrics: Any, words: str) -> None:
-    result = read_back(await play_once(metrics=metrics))
+@pytest.mark.parametrize("metrics", [5, "numbers", [("a", 1)], EndlessMapping()], ids=type)
+async def test_metrics_that_are_no_mapping_are_left_out(metrics: Any) -> None:
+    result = read_back(await played(metrics=metrics))
     assert result.reward == 1.0
+    mapping = "Scripted.metrics must return a mapping of numbers"
+    words = ENDLESS if isinstance(metrics, dict) else mapping
     assert words in result.info["metrics_error"]["message"]
 
 
@@ -122,7 +113,7 @@ async def test_an_environments_values_replace_none_of_the_loops_own() -> None:
     reported = {"tool_errors": 2.0, "tool_errors/look": 2.0, "user_calls": 3.0}
     info = {"bad_calls": 5, "error": "x", "trainable": False, "forks": 1, "reason": "ok"}
     step = StepResult((), 1.0, True, info=info)
-    result = read_back(await play_once(metrics=own | reported, step=step))
+    result = read_back(await played(metrics=own | reported, step=step))
     kept = reported | {f"env/{name}": value for name, value in own.items()} | {"turns": 1.0}
     assert {name: result.metrics[name] for name in kept} == kept
     assert "invalid_calls" not in result.metrics
@@ -140,7 +131,7 @@ async def test_an_environments_values_replace_none_of_the_loops_own() -> None:
 )  # fmt: skip
 async def test_any_number_is_a_reward(reward: Any, number: float) -> None:
     """It is a float from where it arrives."""
-    result = read_back(await play_once(step=StepResult((), reward, True)))
+    result = read_back(await played(step=StepResult((), reward, True)))
     assert (result.reward, result.status) == (number, Status.COMPLETED)
     assert result.step_rewards == (number,)
     step = checked_step("env.step", StepResult(reward=reward, done=True), Action(""))
@@ -160,7 +151,7 @@ async def test_a_sum_of_rewards_that_is_infinite_is_a_failure() -> None:
     class Rich(Scripted):
         reward_mode = "sum"
 
-    episode = await play_once(Rich, max_turns=2, step=StepResult([USER], 1.5e308))
+    episode = await played(Rich, max_turns=2, step=StepResult([USER], 1.5e308))
     assert read_back(episode).stop_reason is StopReason.ENVIRONMENT_ERROR
 
 
@@ -206,7 +197,7 @@ ENDLESS = "is a sequence endless?"
     ids=lambda given: given if isinstance(given, str) else given[0],
 )
 async def test_a_failure_says_what_was_returned(returned: tuple[str, Any], words: str) -> None:
-    result = read_back(await play_once(**dict([returned])))
+    result = read_back(await played(**dict([returned])))
     assert (result.status, result.stop_reason) == (Status.ABORTED, StopReason.ENVIRONMENT_ERROR)
     message = result.info["error"]["message"]
     assert f"Scripted.{returned[0]}" in message and words in message
@@ -246,23 +237,20 @@ def test_the_worse_of_status_and_stop_reason_is_kept(status: Status, reason: Sto
     assert again.reward == (None if again.status is Status.ABORTED else 1.0)
 
 
-@pytest.mark.parametrize(
-    "result",
-    [
-        None,
-        InteractionResult("", math.nan, [], {}),
-        InteractionResult("", 1.0, [], {}, metrics={"a": math.nan, "b": 2.0, "c": None}),  # type: ignore[dict-item]
-    ],
-    ids=["nothing", "no reward", "no metrics"],
-)
-async def test_what_an_agent_returns_can_be_read_back_too(result: Any) -> None:
+NO_METRICS: Any = {"a": math.nan, "b": 2.0, "c": None}
+
+
+@pytest.mark.parametrize("reward", [None, math.nan, 1.0])
+async def test_what_an_agent_returns_can_be_read_back_too(reward: float | None) -> None:
+    """No result, one whose reward is no number, and one whose metrics are none."""
+    result = None if reward is None else InteractionResult("", reward, [], {}, metrics=NO_METRICS)
     factory = ScriptedFactory(lambda: Scripted(lambda name, task: None), count=1)
     episodes: list[Episode] = []
     await Runner(factory, returning(result), RunSettings()).run(
         factory.tasks("test"), episodes.append
     )
     again = read_back(episodes[0])
-    if result is not None and result.reward == 1.0:
+    if reward == 1.0:
         assert (again.reward, again.metrics["b"]) == (1.0, 2.0)
         assert "a: nan; c: None" in again.info["metrics_error"]["message"]
     else:
@@ -371,7 +359,7 @@ RETURNED = st.one_of(
 @example(("step", StepResult((), 1.0, True, info={"weird": WEIRD})))
 @settings(deadline=None)
 def test_every_line_that_is_written_can_be_read_back(returned: tuple[str, Any]) -> None:
-    episode = asyncio.run(play_once(**dict([returned])))
+    episode = asyncio.run(played(**dict([returned])))
     again = read_back(episode)
     assert again.stop_reason is not StopReason.INTERNAL_ERROR, again.info["error"]
     assert again.reward == episode.result.reward
@@ -390,17 +378,14 @@ async def test_a_value_whose_repr_fails_costs_only_its_episode(number: int) -> N
         ("metrics", {"weird": value}),
         ("metrics", value),
     ):
-        result = read_back(await play_once(env=Scripted, max_turns=30, **{name: returned}))
+        result = read_back(await played(env=Scripted, max_turns=30, **{name: returned}))
         assert result.stop_reason is not StopReason.INTERNAL_ERROR
 
 
 @given(ANY)
 @example(WEIRD)
-def test_to_jsonable_never_raises(value: Any) -> None:
+def test_to_jsonable_never_raises_and_keeps_all_values(value: Any) -> None:
     line = orjson.dumps(to_jsonable(value), option=orjson.OPT_SERIALIZE_NUMPY)
     assert orjson.dumps(orjson.loads(line)) == line
-
-
-def test_keys_that_become_equal_in_json_keep_all_values() -> None:
-    kept = to_jsonable({1: "a", "1": "b", 0: "c", "0": "d", None: "e"})
-    assert sorted(kept.values()) == ["a", "b", "c", "d", "e"]
+    equal_in_json = to_jsonable({1: "a", "1": "b", 0: "c", "0": "d", None: "e"})
+    assert sorted(equal_in_json.values()) == ["a", "b", "c", "d", "e"]

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from support.episodes import judge, serving
 from support.tau import (
+    BOTH,
     MINI,
     REAL,
     STOP,
@@ -24,28 +25,26 @@ from support.tau import (
     scripted,
 )
 
+from toolroll import Model, ToolCall, TrainableToolCallingAgent
 from toolroll.agents.environments.tau_bench import TauBenchEnvironment, TauBenchFactory
 from toolroll.agents.loop.adapt import TauStyleEnvironment
 from toolroll.agents.text_agent import DoNothingAgent
-from toolroll.agents.tool_calling import TrainableToolCallingAgent
 from toolroll.agents.users import OpenAIUsers, ScriptedUser, UserConfig
-from toolroll.parsers.types import ToolCall
 from toolroll.rollout.environment import Action, EnvironmentOptions, Observation, Task
-from toolroll.rollout.episode import InteractionResult
 from toolroll.rollout.errors import ActionError, EnvironmentFailure, UsageError, UserSimulatorError
-from toolroll.rollout.model.model import Model
 from toolroll.rollout.runtime.threads import Threads
 from toolroll.testing import EmbeddedEngine, PolicyRequest, play_references, reference_policy
 
 pytestmark = pytest.mark.tokens
 
 BYE = Action("Goodbye.")
-
-
-# --- rewards --------------------------------------------------------------------------------------
-
-
 Figures = Callable[[str, object], None]
+
+
+@pytest.fixture(params=BOTH)
+def tau(request: pytest.FixtureRequest) -> TauBench:
+    """The small tau-bench package of the tests, and the real one."""
+    return needed(request.param)
 
 
 async def reward_of(factory: TauBenchFactory, task: Task, actions: Any) -> float | None:
@@ -61,9 +60,7 @@ async def begin(
     return env, await env.reset(factory.tasks("test")[index], 0)
 
 
-async def test_reference_actions_pass_and_doing_nothing_has_its_floor(
-    tau: TauBench, record_property: Figures
-) -> None:
+async def test_references_pass_and_the_floor_holds(tau: TauBench, record_property: Any) -> None:
     for (domain, split), (count, floor) in tau.counts.items():
         factory = tau.factory(domain)
         tasks = factory.tasks(split)
@@ -175,9 +172,6 @@ def _recorded_action(message: dict[str, Any]) -> Action:
     return Action("", (ToolCall(function["name"], json.loads(function["arguments"]), ""),))
 
 
-# --- one episode and many -------------------------------------------------------------------------
-
-
 async def test_episodes_at_once_share_no_database(tau: TauBench, record_property: Figures) -> None:
     factory = tau.factory()
     tasks = factory.tasks("test")
@@ -273,7 +267,7 @@ async def test_what_the_model_did_wrong_goes_back_to_it(tau: TauBench, action: A
     assert user.metrics() == {"user_calls": 1.0}, "the user heard of it"
 
 
-async def test_tasks_out_of_range_are_refused(tau: TauBench) -> None:
+async def test_missing_tasks_splits_and_packages_are_refused(tau: TauBench) -> None:
     for (domain, split), (count, _) in tau.counts.items():
         factory = tau.factory(domain)
         for index in (-1, count, count + 1):
@@ -281,9 +275,13 @@ async def test_tasks_out_of_range_are_refused(tau: TauBench) -> None:
                 await factory.make(scripted()).reset(Task("x", index, split), 0)
     with pytest.raises(UsageError, match="no split 'trian'"):
         tau.factory().tasks("trian")
+    factory = TauBenchFactory("retail", ("test",), "", package="json")
+    assert "git+https://github.com/sierra-research/tau-bench@" in str(factory.missing())
+    with pytest.raises(UsageError, match="tau-bench is not installed: pip install"):
+        factory.tasks("test")
 
 
-async def test_tasks_are_as_the_package_has_them_and_are_never_changed(tau: TauBench) -> None:
+async def test_first_observation_and_tasks_are_the_packages_own(tau: TauBench) -> None:
     factory = tau.factory()
     before = json.dumps([dict(task.data) for task in factory.tasks("test")])
     for task in factory.tasks("test"):
@@ -292,9 +290,6 @@ async def test_tasks_are_as_the_package_has_them_and_are_never_changed(tau: TauB
     stock = tau.stock_env("retail", "test", 0)
     assert json.dumps([task.model_dump() for task in stock.tasks]) == before
     assert [task.id for task in factory.tasks("test")][:2] == ["test-0", "test-1"]
-
-
-async def test_the_first_observation_is_policy_user_and_tools(tau: TauBench) -> None:
     stock = tau.stock_env("retail", "test", 1)
     _, first = await begin(tau, 1, scripted("I want something."))
     system, user = first.messages
@@ -304,24 +299,14 @@ async def test_the_first_observation_is_policy_user_and_tools(tau: TauBench) -> 
     assert first.info["task"] == stock.task.model_dump()
 
 
-async def test_a_silent_user_is_a_failure_and_no_reward(tau: TauBench) -> None:
+async def test_a_user_who_is_silent_or_missing_is_named(tau: TauBench) -> None:
     env, _ = await begin(tau, options=scripted("Hi", default="  "))
     with pytest.raises(UserSimulatorError, match="a blank line or no text"):
         await env.step(BYE)
-
-
-def test_nobody_plays_the_user_is_said_at_once(tau: TauBench) -> None:
     with pytest.raises(UsageError, match="--user-model"):
         tau.factory().make(EnvironmentOptions())
     with pytest.raises(UsageError, match="colour"):
         tau.factory().make(EnvironmentOptions(settings={"colour": 1}))
-
-
-def test_another_package_of_that_name_is_not_taken_for_it() -> None:
-    factory = TauBenchFactory("retail", ("test",), "", package="json")
-    assert "git+https://github.com/sierra-research/tau-bench@" in str(factory.missing())
-    with pytest.raises(UsageError, match="tau-bench is not installed: pip install"):
-        factory.tasks("test")
 
 
 @pytest.mark.parametrize("own_action", [True, False])
@@ -341,9 +326,7 @@ def _user(request: PolicyRequest) -> str:
     return STOP if request.text.count("<|turn|>assistant") > 1 else "I need help."
 
 
-async def _played(
-    factory: TauBenchFactory, task: Task, model: Model, users: OpenAIUsers
-) -> InteractionResult:
+async def _played(factory: TauBenchFactory, task: Task, model: Model, users: OpenAIUsers) -> Any:
     sampling = {"max_new_tokens": 2048, "temperature": 0.0}
     args = {"verify": "off"}
     agent = TrainableToolCallingAgent(model=model, rollout_args=args, sampling_params=sampling)
@@ -352,7 +335,7 @@ async def _played(
 
 
 @pytest.mark.parametrize("domain", ["retail", "airline"])
-async def test_reference_actions_pass_as_tokens(
+async def test_references_pass_as_tokens(
     tau: TauBench, tokenizer: Any, domain: str, record_property: Figures
 ) -> None:
     """The model's texts are read as the calls that are meant, each token as served."""

@@ -39,9 +39,9 @@ CASES = (
 )
 
 
-@pytest.mark.parametrize("expression", CASES.split("|"))
+@pytest.mark.parametrize("expression", [*CASES.split("|"), ["1"]])
 @pytest.mark.filterwarnings("ignore::SyntaxWarning")
-def test_calculate_answers_as_the_original(expression: str) -> None:
+def test_calculate_answers_as_the_original(expression: Any) -> None:
     assert Calculate.invoke({}, expression) == shop.Calculate.invoke({}, expression)
 
 
@@ -70,8 +70,7 @@ def test_calculate_is_bounded(expression: str) -> None:
     assert peak(lambda: Calculate.invoke({}, expression)) < 1_500_000
 
 
-def test_calculate_takes_what_is_no_text_as_the_original_does() -> None:
-    assert Calculate.invoke({}, ["1"]) == shop.Calculate.invoke({}, ["1"])
+def test_calculate_of_a_number_fails_as_the_original_does() -> None:
     for tool in (Calculate, shop.Calculate):
         with pytest.raises(TypeError, match="'int' object is not iterable"):
             tool.invoke({}, 5)
@@ -270,7 +269,7 @@ def _unread(table: Table) -> list[str]:
     return [key for key, value in table.raw() if type(value) in (bytes, Stored)]
 
 
-def test_a_copy_of_what_was_read_shares_nothing_with_it() -> None:
+def test_copies_share_no_record_and_keep_what_was_read() -> None:
     mine: Any = _database({"rows": {"k": {"n": [1], "m": {"x": [2]}}, "l": {"n": [3]}}}).copy()
     mine["rows"]["k"]["n"].append(4)
     copied = copy.deepcopy(mine["rows"])
@@ -278,9 +277,6 @@ def test_a_copy_of_what_was_read_shares_nothing_with_it() -> None:
     assert {type(copied["k"]), type(copied["l"]), type(copied["k"]["m"])} == {dict}
     copied["k"]["n"].append(5)
     assert mine["rows"]["k"]["n"] == [1, 4]
-
-
-def test_what_was_read_stays_the_same_object_of_one_copy() -> None:
     database = _database({"rows": {"k": {"n": 1}}})
     mine, other = database.copy(), database.copy()
     rows = mine["rows"]
@@ -370,6 +366,8 @@ async def test_litellm_users_play_off_the_loop(litellm: SimpleNamespace) -> None
         assert messages[-1] == {"role": "user", "content": "Done."}
         assert "Order a cup." in messages[0]["content"]
         assert user.metrics()["user_calls"] == 3.0 and user.metrics()["user_cost"] > 0
+    with pytest.raises(UsageError, match="llm, verify"):
+        _users(strategy="human")
 
 
 @pytest.mark.parametrize("finish", UNFINISHED)
@@ -423,8 +421,3 @@ async def test_a_failing_litellm_user_is_a_user_error(litellm: SimpleNamespace, 
         with pytest.raises(UserSimulatorError, match=r"rate limit|without visible text"):
             await user.step("y")
         assert user.metrics()["user_errors"] == 1.0
-
-
-async def test_unknown_strategies_are_refused() -> None:
-    with pytest.raises(UsageError, match="llm, verify"):
-        _users(strategy="human")

@@ -61,11 +61,6 @@ def crash() -> None:
     raise RuntimeError("no disk")
 
 
-def pairs() -> Any:
-    """Return pairs."""
-    return {(1, 2): 3}
-
-
 def later() -> Any:
     """Return a coroutine."""
     return _later()
@@ -130,9 +125,6 @@ async def test_a_file_of_twenty_lines_is_an_environment(tmp_path: Path) -> None:
     assert (await play(factory, "It is 42.")).reward == 0.0
 
 
-# --- schemas and arguments ------------------------------------------------------------------------
-
-
 def test_the_schema_is_the_signature_s_and_the_docstring_s() -> None:
     _, first = begin(define_carts())
     item = {"type": "string", "description": "what to buy"}
@@ -147,7 +139,7 @@ def test_the_schema_is_the_signature_s_and_the_docstring_s() -> None:
     ]
 
 
-def test_a_tool_with_any_arguments_takes_any() -> None:
+def test_keyword_arguments_are_taken_but_no_state() -> None:
     def note(**words: str) -> str:
         """Note."""
         return ",".join(words)
@@ -158,15 +150,13 @@ def test_a_tool_with_any_arguments_takes_any() -> None:
     result = step(episode, ToolCall("note", {"a": "b", "c": "d"}, "", id="c"))
     assert contents(result.messages) == ["a,c"]
 
-
-def test_a_tool_gets_no_state_from_the_model() -> None:
-    def note(state: dict[str, int], **entries: int) -> str:
+    def keep(state: dict[str, int], **entries: int) -> str:
         """Note numbers."""
         state.update(entries)
         return str(state)
 
-    episode, _ = begin(define(note, reward=lambda state: 1.0, state=dict))
-    calls = [ToolCall("note", {"a": 1, **more}, "") for more in ({"state": 2}, {"b": 3})]
+    episode, _ = begin(define(keep, reward=lambda state: 1.0, state=dict))
+    calls = [ToolCall("keep", {"a": 1, **more}, "") for more in ({"state": 2}, {"b": 3})]
     assert contents(step(episode, *calls).messages) == [
         "Error: there is no argument 'state'; there are none",
         "{'a': 1, 'b': 3}",
@@ -184,9 +174,7 @@ def test_a_tool_gets_no_state_from_the_model() -> None:
         ("nothing", {}, "there is no tool 'nothing'; there are: divide, refuse"),
     ],
 )
-def test_the_model_hears_what_it_did_wrong(
-    name: str, arguments: dict[str, Any], words: str
-) -> None:
+def test_the_model_hears_its_mistake(name: str, arguments: dict[str, Any], words: str) -> None:
     """Not every agent checks arguments before."""
     episode, _ = begin(define(divide, refuse))
     result = step(episode, ToolCall(name, arguments, "", id="c"))
@@ -195,12 +183,7 @@ def test_the_model_hears_what_it_did_wrong(
     assert episode.metrics().get("tool_errors/divide") == (1.0 if name == "divide" else None)
 
 
-async def test_an_episode_goes_on_after_a_wrong_call() -> None:
-    result = await play(define(divide), call("divide", a=1, b=0), "ok")
-    assert (result.reward, observed(result)[0][:6]) == (1.0, "Error:")
-
-
-async def test_tools_share_the_state_of_their_own_episode() -> None:
+async def test_state_and_task_belong_to_their_own_episode() -> None:
     env = define_carts(tasks=[{"prompt": "Buy a hat.", "in_cart": ["shoe"]}])
     for _ in range(2):  # nothing of the first episode is left in the second
         result = await play(env, call("put", item="hat", count=2), call("look"), "ok")
@@ -209,8 +192,6 @@ async def test_tools_share_the_state_of_their_own_episode() -> None:
         assert put == '["shoe", "hat", "hat"]'
         assert seen["items"] == ["hat", "hat", "shoe"] and seen["seed"] > 0
 
-
-def test_what_functions_change_in_a_task_belongs_to_the_episode() -> None:
     def pop(state: dict[str, Any]) -> int:
         """Take the last number."""
         return int(state["numbers"].pop())
@@ -244,11 +225,8 @@ class AsyncTicket(Ticket):
 
 @pytest.mark.parametrize(
     ("kind", "tools", "closed"),
-    [
-        pytest.param(Ticket, [], 1, id="plain"),
-        pytest.param(AsyncTicket, [], 1, id="async"),
-        pytest.param(Ticket, [Ticket.close], 0, id="close is a tool"),
-    ],
+    [(Ticket, [], 1), (AsyncTicket, [], 1), (Ticket, [Ticket.close], 0)],
+    ids=["plain", "async", "close is a tool"],
 )
 async def test_the_end_closes_the_state_once(kind: Any, tools: list[Any], closed: int) -> None:
     state = kind()
@@ -257,7 +235,7 @@ async def test_the_end_closes_the_state_once(kind: Any, tools: list[Any], closed
     define(divide).make(EnvironmentOptions()).close()  # without a state
 
 
-def test_the_reward_gets_what_its_parameters_name() -> None:
+def test_a_reward_gets_what_it_names_and_returns_a_number() -> None:
     given: list[Any] = []
 
     def reward(calls: list[PlayedCall], state: dict[str, Any], *, weight: float = 0.5) -> float:
@@ -269,9 +247,6 @@ def test_the_reward_gets_what_its_parameters_name() -> None:
     assert env.reference(env.tasks("test")[0]) is None
     assert step(episode, text="bye").reward == 0.5
     assert given == [([], {})]
-
-
-def test_a_reward_is_a_number_and_may_have_a_reason() -> None:
     episode, _ = begin(define(reward=lambda task: None))
     with pytest.raises(EnvironmentFailure, match="reward returned None; it must return a number"):
         step(episode, text="Done.")
@@ -280,8 +255,16 @@ def test_a_reward_is_a_number_and_may_have_a_reason() -> None:
     assert step(episode, text="ok") == graded
 
 
-async def test_any_result_becomes_json() -> None:
+async def test_results_and_told_errors_are_observations() -> None:
+    def pairs() -> Any:
+        """Return pairs."""
+        return {(1, 2): 3}
+
     assert observed(await play(define(pairs), call("pairs"), "ok")) == ['{"(1, 2)": 3}']
+    env = define(crash, told_errors=(RuntimeError,))
+    assert observed(await play(env, call("crash"), "ok")) == ["Error: RuntimeError: no disk"]
+    result = await play(define(divide), call("divide", a=1, b=0), "ok")
+    assert (result.reward, observed(result)[0][:6]) == (1.0, "Error:")
 
 
 def broken(task: dict[str, Any]) -> float:
@@ -312,14 +295,6 @@ async def test_a_bug_aborts_and_is_named(given: dict[str, Any], reply: str, mess
         assert message.split(": ")[1] in result.info["error"]["traceback"]
 
 
-async def test_an_error_of_a_kind_that_is_told_is_no_bug() -> None:
-    env = define(crash, told_errors=(RuntimeError,))
-    assert observed(await play(env, call("crash"), "ok")) == ["Error: RuntimeError: no disk"]
-
-
-# --- tasks ----------------------------------------------------------------------------------------
-
-
 async def test_reference_replies_are_played() -> None:
     steps = [
         {"name": "put", "arguments": {"item": "hat"}},
@@ -337,7 +312,7 @@ async def test_reference_replies_are_played() -> None:
 USER: Message = {"role": "user", "content": "b"}
 
 
-def test_tasks_come_from_a_file_or_by_split(tmp_path: Path) -> None:
+def test_tasks_come_from_a_file_by_split_or_from_a_table(tmp_path: Path) -> None:
     file = tmp_path / "tasks.jsonl"
     rows: list[Any] = [{"id": "one", "prompt": "a"}, {"messages": [USER]}]
     file.write_text("\n\n".join(map(json.dumps, rows)) + "\n")
@@ -352,27 +327,22 @@ def test_tasks_come_from_a_file_or_by_split(tmp_path: Path) -> None:
     file.write_text('{"prompt": "a"}\nnot json\n')
     with pytest.raises(UsageError, match=r"tasks.jsonl, line 2 is not JSON"):
         define(tasks=str(file))
-
-
-def test_tasks_may_be_rows_of_a_table() -> None:
-    """A null in the column that a row does not use; collections of every kind."""
+    # A null in the column that a row does not use; collections of every kind
     rows = [{"prompt": "x", "messages": None}, {"messages": (USER,)}]
     env = define(divide, tasks=rows, told_errors={ValueError})
     assert [contents(begin(env, task)[1].messages) for task in (0, 1)] == [["x"], ["b"]]
 
 
-def test_a_file_of_tasks_is_beside_its_user(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_of_tasks_is_beside_its_user(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else it is in the working directory, as a notebook's is."""
     for folder, prompt in (("mine", "beside"), ("here", "in the working directory")):
-        (tmp_path / folder).mkdir()
-        (tmp_path / folder / "t.jsonl").write_text(json.dumps({"prompt": prompt}))
-    (tmp_path / "mine" / "sums.py").write_text(
+        (here / folder).mkdir()
+        (here / folder / "t.jsonl").write_text(json.dumps({"prompt": prompt}))
+    (here / "mine" / "sums.py").write_text(
         "from toolroll import tool_environment\n"
         "env = tool_environment(tools=[], tasks='t.jsonl', reward=lambda: 1.0)\n"
     )
-    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.chdir(here / "here")
     beside = find_environment("../mine/sums.py:env")
     assert [task.data["prompt"] for task in beside.tasks("test")] == ["beside"]
     env = define(tasks="t.jsonl")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any, get_type_hints
 
 import pytest
@@ -37,28 +39,29 @@ def config_of(server: Seen, **fields: Any) -> UserConfig:
     return UserConfig(**{"base_url": f"{server.url}/", "model": "m", "backoff": 1.0, **fields})
 
 
-def users_at(server: Seen, **fields: Any) -> OpenAIUsers:
-    """Users whose client does not pause between its attempts."""
-    config = config_of(server, **fields)
-    client = ChatClient(config, sleep=lambda seconds: asyncio.sleep(0), jitter=lambda: 1.0)
-    return OpenAIUsers(config, client=client)
+@asynccontextmanager
+async def simulated(*answers: Any, **fields: Any) -> AsyncIterator[tuple[OpenAIUsers, Seen]]:
+    """Users whose client does not pause between its attempts, and their server."""
+    async with endpoint(*answers) as server:
+        config = config_of(server, **fields)
+        client = ChatClient(config, sleep=lambda seconds: asyncio.sleep(0), jitter=lambda: 1.0)
+        async with OpenAIUsers(config, client=client) as users:
+            yield users, server
 
 
 async def test_the_roles_are_swapped_and_the_list_grows() -> None:
-    async with (
-        endpoint(says("I want {this}."), says(f"Bye. {STOP_MARKER}")) as server,
-        users_at(server) as users,
-    ):
+    """Half a character is sent as a question mark."""
+    async with simulated(says("I want {this}."), says(f"Bye. {STOP_MARKER}")) as (users, server):
         user = users.make()
         assert await user.reset("want {this} and {instruction}") == "I want {this}."
-        assert is_stop(await user.step("Done."))
+        assert is_stop(await user.step("Done.\ud800"))
     first, second = (body.pop("messages") for body in server.bodies)
     assert (server.bodies, server.keys) == ([{"model": "m"}] * 2, [None] * 2)
     orders, greeting = first
     assert orders["role"] == "system" and "want {this} and {instruction}" in orders["content"]
     assert greeting == {"role": "user", "content": "Hi! How can I help you today?"}
     spoken = {"role": "assistant", "content": "I want {this}."}
-    assert second == [*first, spoken, {"role": "user", "content": "Done."}]
+    assert second == [*first, spoken, {"role": "user", "content": "Done.?"}]
     assert user.messages[-1]["content"].startswith("Bye.")
     names = "calls prompt_tokens completion_tokens retries errors".split()
     metrics = user.metrics()
@@ -72,7 +75,7 @@ async def test_the_roles_are_swapped_and_the_list_grows() -> None:
 async def test_the_request_is_one_that_the_openai_sdk_could_send() -> None:
     settings = {"temperature": 0.5, "top_p": 0.9, "max_tokens": 50, "seed": 3}
     more: dict[str, Any] = {"extra_body": {"top_k": 5}, "api_key": "k1"}
-    async with endpoint(says("hi")) as server, users_at(server, **settings, **more) as users:
+    async with simulated(says("hi"), **settings, **more) as (users, server):
         for seed in (None, 8, 8, 9):
             await users.make(seed=seed).reset("x")
     body, *others = server.bodies
@@ -95,15 +98,12 @@ REFUSAL = says(None, refusal="I cannot pretend to be a customer.")
 
 @pytest.mark.parametrize("answer", [*EMPTY, REFUSAL])
 async def test_an_answer_without_text_is_tried_again_with_another_seed(answer: Any) -> None:
-    async with (
-        endpoint(answer, says("<think>hm</think> hi")) as server,
-        users_at(server, seed=1) as users,
-    ):
+    async with simulated(answer, says("<think>hm</think> hi"), seed=1) as (users, server):
         user = users.make()
         assert await user.reset("x") == "hi"
         assert [body["seed"] for body in server.bodies] == [1, 2]
         assert (user.metrics()["user_calls"], user.metrics()["user_retries"]) == (2, 1)
-    async with endpoint(answer) as server, users_at(server, retries=1) as users:
+    async with simulated(answer, retries=1) as (users, server):
         user = users.make()
         with pytest.raises(UserSimulatorError, match="2 replies without visible text"):
             await user.reset("x")
@@ -116,7 +116,7 @@ async def test_a_failed_request_is_the_users_failure_and_counted() -> None:
     words = (
         r"^the user simulator at http.*/v1/chat/completions failed after 1 attempt: HTTP 400: no"
     )
-    async with endpoint(*answers) as server, users_at(server) as users:
+    async with simulated(*answers) as (users, _):
         user = users.make()
         assert await user.reset("x") == "hi"
         before = user.messages
@@ -131,10 +131,9 @@ async def test_a_failed_request_is_the_users_failure_and_counted() -> None:
 @pytest.mark.parametrize("finish", UNFINISHED)
 async def test_an_unfinished_answer_is_no_line_and_no_verdict(finish: str | None) -> None:
     cut = says("Yes, that is all. ###STO", finish)
-    async with (
-        endpoint(cut, says(f"Yes. {STOP_MARKER}"), cut) as server,
-        users_at(server, retries=1, max_tokens=50, seed=1) as users,
-    ):
+    async with simulated(
+        cut, says(f"Yes. {STOP_MARKER}"), cut, retries=1, max_tokens=50, seed=1
+    ) as (users, server):
         user = users.make()
         assert is_stop(await user.reset("x"))
         before = user.messages
@@ -144,20 +143,11 @@ async def test_an_unfinished_answer_is_no_line_and_no_verdict(finish: str | None
         # Only a truncated answer needs more room.
         more = 100 if finish == "length" else 50
         assert [body["max_tokens"] for body in server.bodies] == [50, more] * 2
-    async with (
-        endpoint(says("My order is W1."), says("Let me think: ", finish)) as server,
-        users_at(server, retries=0, strategy="verify") as users,
-    ):
+    async with simulated(
+        says("My order is W1."), says("Let me think: ", finish), retries=0, strategy="verify"
+    ) as (users, server):
         with pytest.raises(UserSimulatorError, match=f"finish_reason {finish!r}"):
             await users.make().reset("x")
-
-
-async def test_half_a_character_is_sent_as_a_question_mark() -> None:
-    async with endpoint(says("hi")) as server, users_at(server) as users:
-        user = users.make()
-        await user.reset("x")
-        assert await user.step("a\ud800b") == "hi"
-        assert server.bodies[-1]["messages"][-1]["content"] == "a?b"
 
 
 async def test_concurrency_is_bounded_and_episodes_are_separate() -> None:
@@ -171,10 +161,7 @@ async def test_concurrency_is_bounded_and_episodes_are_separate() -> None:
         running -= 1
         return web.json_response(says("I am " + body["messages"][0]["content"]))
 
-    async with (
-        endpoint(count) as server,
-        users_at(server, max_concurrency=3, system_prompt="{instruction}") as users,
-    ):
+    async with simulated(count, max_concurrency=3, system_prompt="{instruction}") as (users, _):
         lines = await asyncio.gather(*(users.make().reset(str(i)) for i in range(12)))
         assert lines == [f"I am {i}" for i in range(12)]
         assert most == 3
@@ -191,8 +178,7 @@ async def test_a_user_alone_opens_and_closes_its_own_client() -> None:
 
 
 @pytest.mark.parametrize(
-    "fields",
-    [{"system_prompt": "no place"}, {"extra_body": {"messages": []}}, {"tempreature": 1}],
+    "fields", [{"system_prompt": "no place"}, {"extra_body": {"messages": []}}, {"tempreature": 1}]
 )
 def test_a_wrong_config_is_refused(fields: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
@@ -214,13 +200,7 @@ def test_visible_text(text: str, visible: str) -> None:
     assert visible_text(text) == visible
 
 
-def test_the_stop_rule() -> None:
-    assert is_stop("thanks ###STOP###")
-    assert not is_stop("stop")
-    assert is_stop("###END###", "###END###")
-
-
-async def test_scripted_lines() -> None:
+async def test_scripted_lines_the_stop_rule_and_verdicts() -> None:
     user = ScriptedUser(["a", "b"])
     assert [await user.reset(""), await user.step("x")] == ["a", "b"]
     with pytest.raises(UserSimulatorError, match="2 lines"):
@@ -230,77 +210,69 @@ async def test_scripted_lines() -> None:
     ever = ScriptedUser([], default="z")
     assert [await ever.reset(""), await ever.step("")] == ["z", "z"]
     await ever.close()
+    assert is_stop("thanks ###STOP###")
+    assert not is_stop("stop")
+    assert is_stop("###END###", "###END###")
+    assert approves("Yes") and approves("no, I mean: YES.") and approves("hm")
+    assert not approves("No.") and not approves("yes and no")
+    assert len(judging([{"role": "system", "content": "x"}], "y")) == 1
 
 
 # --- strategies: what the agent hears, and what the supervisor is asked ---------------------------
 
 
-async def lines(
-    server: Seen, strategy: Any, *replies: str, **settings: Any
-) -> tuple[list[str], dict[str, float]]:
-    """What the user says at `reset` and after each of the agent's `replies`, and its metrics."""
-    given = {"strategy": strategy, "seed": 5, "retries": 1, **settings}
-    async with OpenAIUsers(UserConfig(base_url=server.url, model="m", **given)) as users:
+async def lines(answers: list[str], strategy: str, *replies: str, **settings: Any) -> Any:
+    """What the user says at `reset` and after each of the agent's `replies`, its metrics, and the
+    requests that `answers` were given to.
+    """
+    given: dict[str, Any] = {"strategy": strategy, "seed": 5, "retries": 1, **settings}
+    async with simulated(*map(completion, answers), **given) as (users, server):
         user = users.make(seed=1)
         heard = [await user.reset("You want {line}, not {transcript}.")]
         heard += [await user.step(reply) for reply in replies]
         assert [m["content"] for m in user.messages if m["role"] == "assistant"] == heard
-        return heard, dict(user.metrics())
+        return heard, user.metrics(), server.bodies
 
 
-async def test_react_thinks_and_only_the_response_is_heard() -> None:
+async def test_react_hears_the_response_only_and_needs_one() -> None:
     answers = [
         "Thought:\nI say ###STOP### later.\n\nUser Response:\nI want a refund.",
         "**Thought:** fine\n**User Response:** ###STOP###",
     ]
-    async with endpoint(*map(completion, answers)) as server:
-        heard, _ = await lines(server, "react", "Your order?")
+    heard, _, (first, second) = await lines(answers, "react", "Your order?")
     assert heard == ["I want a refund.", "###STOP###"]
-    system = server.bodies[0]["messages"][0]["content"]
-    assert "User Response:\n<the one line that is sent>" in system
-    assert "later" not in str(server.bodies[1]["messages"]), "a thought is not kept"
+    assert "User Response:\n<the one line that is sent>" in first["messages"][0]["content"]
+    assert "later" not in str(second["messages"]), "a thought is not kept"
+    heard, _, (first, second) = await lines(["Just words.", "Response: Hello."], "react")
+    assert heard == ["Hello."] and first["seed"] != second["seed"]
+    with pytest.raises(UserSimulatorError, match="without visible text"):
+        await lines(["Just words."], "react")
 
 
-async def test_react_without_a_response_is_tried_again() -> None:
-    wordy = completion("Just words.")
-    async with endpoint(wordy, completion("Response: Hello.")) as server:
-        assert (await lines(server, "react"))[0] == ["Hello."]
-        assert server.bodies[0]["seed"] != server.bodies[1]["seed"]
-    async with endpoint(wordy) as server:
-        with pytest.raises(UserSimulatorError, match="without visible text"):
-            await lines(server, "react")
-
-
-async def test_verify_says_a_refused_line_anew() -> None:
+async def test_verify_says_a_refused_line_anew_but_not_for_ever() -> None:
     answers = ["A lie.", "No.", "The truth.", "<think>no?</think>Yes."]
-    async with endpoint(*map(completion, answers)) as server:
-        heard, metrics = await lines(server, "verify")
+    heard, metrics, (lie, verdict, truth, _) = await lines(answers, "verify")
     assert heard == ["The truth."]
     assert (metrics["user_revisions"], metrics["user_calls"]) == (1, 4)
-    verdict = server.bodies[1]["messages"][0]["content"]
-    assert "You want {line}, not {transcript}." in verdict, "braces in the orders are text"
-    assert "Agent: Hi! How can I help you today?" in verdict and "A lie." in verdict
-    assert server.bodies[0]["messages"] == server.bodies[2]["messages"]
-    assert server.bodies[0]["seed"] != server.bodies[2]["seed"], "else it would lie again"
-
-
-async def test_what_is_always_refused_is_said_in_the_end() -> None:
-    async with endpoint(*map(completion, ["One.", "no", "Two.", "no", "Three.", "no"])) as server:
-        heard, metrics = await lines(server, "verify")
-    assert (heard, len(server.bodies), metrics["user_revisions"]) == (["Three."], 5, 2)
-    async with endpoint(*map(completion, ["One.", "no"])) as server:
-        assert (await lines(server, "verify", revisions=0))[0] == ["One."]
-        assert len(server.bodies) == 1
+    text = verdict["messages"][0]["content"]
+    assert "You want {line}, not {transcript}." in text, "braces in the orders are text"
+    assert "Agent: Hi! How can I help you today?" in text and "A lie." in text
+    assert lie["messages"] == truth["messages"]
+    assert lie["seed"] != truth["seed"], "else it would lie again"
+    refused = ["One.", "no", "Two.", "no", "Three.", "no"]
+    heard, metrics, bodies = await lines(refused, "verify")
+    assert (heard, len(bodies), metrics["user_revisions"]) == (["Three."], 5, 2)
+    heard, _, bodies = await lines(refused, "verify", revisions=0)
+    assert (heard, len(bodies)) == (["One."], 1)
 
 
 async def test_reflection_mends_a_refused_line() -> None:
     mended = "Reflection:\nIt is a lie.\n\nUser Response:\nThe truth."
     answers = ["A lie.", "no", mended, "yes", "Bye.", "yes"]
-    async with endpoint(*map(completion, answers)) as server:
-        heard, _ = await lines(server, "reflection", "And now?")
+    heard, _, bodies = await lines(answers, "reflection", "And now?")
     assert heard == ["The truth.", "Bye."]
-    assert "A lie." not in str(server.bodies[4]["messages"]), "what was refused was never said"
-    assert "Customer: The truth." in server.bodies[5]["messages"][0]["content"]
+    assert "A lie." not in str(bodies[4]["messages"]), "what was refused was never said"
+    assert "Customer: The truth." in bodies[5]["messages"][0]["content"]
 
 
 @pytest.mark.parametrize(
@@ -316,9 +288,3 @@ async def test_reflection_mends_a_refused_line() -> None:
 )
 def test_spoken(text: str, line: str) -> None:
     assert spoken(text) == line
-
-
-def test_verdicts() -> None:
-    assert approves("Yes") and approves("no, I mean: YES.") and approves("hm")
-    assert not approves("No.") and not approves("yes and no")
-    assert len(judging([{"role": "system", "content": "x"}], "y")) == 1

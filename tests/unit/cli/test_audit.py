@@ -36,7 +36,7 @@ def write(path: Path, rows: list[dict[str, Any]]) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 
 
-def test_clean_rows(folder: Path) -> None:
+def test_clean_rows_and_what_is_not_checked(folder: Path, played: Played) -> None:
     done = toolroll("audit", folder / "clean.jsonl", "--requests", folder / "log")
     assert done.exit_code == 0
     assert done.stdout.startswith("0 of 2 rows have a fault\n100.0% of the ")
@@ -45,9 +45,6 @@ def test_clean_rows(folder: Path) -> None:
     alone = toolroll("audit", folder / "clean.jsonl").stdout
     assert "Not checked without --requests: " in alone
     assert "Not checked without --model and rows with messages: " in alone
-
-
-def test_rows_without_logprobs_say_what_is_not_checked(folder: Path, played: Played) -> None:
     words = "Not checked without logprobs (2 rows): whether trained tokens were sampled\n"
     write(folder / "bare.jsonl", [{**row, "logprobs": None} for row in played.rows])
     assert words in toolroll("audit", folder / "bare.jsonl").stdout
@@ -55,8 +52,10 @@ def test_rows_without_logprobs_say_what_is_not_checked(folder: Path, played: Pla
 
 
 def test_a_fault_is_drawn_and_is_the_exit_status(folder: Path) -> None:
+    """The page has the same drawing, and the fault is red in it."""
     command = ("audit", folder / "rows.jsonl", "--requests", folder / "log")
-    done = toolroll(*command, "--model", folder / "model")
+    model, page = ("--model", folder / "model"), folder / "audit.html"
+    done = toolroll(*command, *model)
     assert done.exit_code == 1
     text = done.stdout
     assert text.startswith("1 of 2 rows have a fault\n")
@@ -65,30 +64,24 @@ def test_a_fault_is_drawn_and_is_the_exit_status(folder: Path) -> None:
     assert "<|im_end|>>>\\n<<<|im_start|>user" in text  # the newline is the fault
     # without a tokenizer, as ids
     assert "<|im_end|>" not in toolroll(*command).stdout
-
-
-def test_the_page_has_the_same_drawing(folder: Path) -> None:
-    command = ("audit", folder / "rows.jsonl", "--requests", folder / "log")
-    model, page = ("--model", folder / "model"), folder / "audit.html"
-    shown = toolroll(*command, *model).stdout
     done = toolroll(*command, *model, "--html", page, "--json")
     assert done.exit_code == 1 and "audit.html: 0.0 MB; open it in a browser" in done.stderr
     whole = page.read_text(encoding="utf-8")
     [drawing] = re.findall(r"<code[^>]*>(.*)</code>", whole, re.DOTALL)
-    text = html.unescape(re.sub(r"<[^>]*>", "", drawing))
-    assert text.replace("\n", "") == shown.replace("\n", "")
+    drawn = html.unescape(re.sub(r"<[^>]*>", "", drawing))
+    assert drawn.replace("\n", "") == text.replace("\n", "")
     [red] = re.findall(r"^\.(r\d+) {[^}]*background-color: #800000", whole, re.MULTILINE)
     assert set(re.findall(rf'<span class="{red}">([^<]*)</span>', drawing)) == {"\\n"}
 
 
 def test_as_json(folder: Path) -> None:
-    command = ("audit", folder / "rows.jsonl", "--requests", folder / "log", "--json")
-    done = toolroll(*command)
+    """Without `--requests`, it is not known what was sampled."""
+    rows = ("audit", folder / "rows.jsonl", "--json")
+    done = toolroll(*rows, "--requests", folder / "log")
     assert done.exit_code == 1
-    data = json.loads(done.stdout)
+    data, without = json.loads(done.stdout), json.loads(toolroll(*rows).stdout)
     assert (data["rows"], data["faulty_rows"], data["with_messages"]) == (2, 1, 0)
     assert 0 < data["delivered_tokens"] < data["sampled_tokens"]
-    without = json.loads(toolroll(*command[:2], "--json").stdout)
     assert without["delivered_tokens"] is without["sampled_tokens"] is None
     kind = data["kinds"]["trained, but not sampled"]
     place, start, stop = kind["first"]

@@ -4,30 +4,30 @@ from __future__ import annotations
 
 import io
 import re
+from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from rich.console import Console
 from support.results import episode
 
+from toolroll import StopReason, Summary
 from toolroll.cli import display
-from toolroll.cli.display import RunDisplay, print_line, remarks, show_environments
+from toolroll.cli.display import RunDisplay, print_line, program, remarks, show_environments
 from toolroll.evaluation.report import report
 from toolroll.rollout.runs.registry import environment_names, find_environment
-from toolroll.rollout.runs.summary import Summary
-from toolroll.rollout.types import StopReason
 
 
-def shown(*, earlier: int = 0, total: int = 40) -> str:
+def shown(name: str = "pond", *, earlier: int = 0, total: int = 40, **terminal: Any) -> str:
     """The output of a run of `total` episodes, `earlier` of which were played before."""
-    out = io.StringIO()
-    summary = Summary("pond")
+    out, summary = io.StringIO(), Summary(name)
     for sample in range(earlier):
         summary.add(episode(sample=sample))
-    console = Console(file=out, width=160)
+    console = Console(file=out, **{"width": 160, **terminal})
     with RunDisplay(console, summary, total) as display:
         for sample in range(earlier, total):
-            metrics = {"completion_tokens": 10.0}
+            metrics = {"completion_tokens": 1e4, "turns": 3.0}
             found = episode(sample=sample, reward=float(sample % 2), metrics=metrics)
             summary.add(found)
             display.show(found)
@@ -79,24 +79,18 @@ def test_remarks_say_what_a_reader_must_know() -> None:
     ]
 
 
-def lines_of(out: io.StringIO) -> list[str]:
+def lines_of(text: str) -> list[str]:
     """What a terminal has shown, without its control sequences."""
-    return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", out.getvalue()).replace("\r", "\n").splitlines()
+    return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", text).replace("\r", "\n").splitlines()
 
 
 def test_80_columns_hold_a_bar_and_the_times_with_their_names() -> None:
-    out = io.StringIO()
-    summary = Summary("bfcl/multi_turn_base")
-    with RunDisplay(Console(file=out, force_terminal=True, width=80), summary, 200) as display:
-        for sample in range(200):
-            found = episode(sample=sample, metrics={"completion_tokens": 1e4, "turns": 3.0})
-            summary.add(found)
-            display.show(found)
-    bar, numbers = lines_of(out)[-2:]
+    name = "bfcl/multi_turn_base"
+    bar, numbers = lines_of(shown(name, total=200, force_terminal=True, width=80))[-2:]
     times = r"elapsed \d:\d\d:\d\d left 0:00:00"
-    assert re.fullmatch(rf"bfcl/multi_turn_base ━{{15,}} 200/200 {times}", bar)
+    assert re.fullmatch(rf"{name} ━{{15,}} 200/200 {times}", bar)
     rates = r"[\d,.]+ episodes/s  [\d,.]+ turns/s  [\d,]+ tok/s"
-    assert re.fullmatch(rf"reward 1\.000  {rates}", numbers)
+    assert re.fullmatch(rf"reward 0\.500  {rates}", numbers)
 
 
 def test_turns_and_tokens_are_counted_before_an_episode_ends() -> None:
@@ -105,7 +99,7 @@ def test_turns_and_tokens_are_counted_before_an_episode_ends() -> None:
     console = Console(file=out, force_terminal=True, width=80)
     with RunDisplay(console, Summary("pond"), 2, lambda: sampled):
         sampled = (5 + 10**6, 50 + 10**9)
-    last = lines_of(out)[-1]
+    last = lines_of(out.getvalue())[-1]
     assert re.fullmatch(r"reward -  0\.0 episodes/s  [\d,]{7,}\.\d turns/s  [\d,]{9,} tok/s", last)
 
 
@@ -136,3 +130,13 @@ def test_80_columns_hold_the_names_of_the_environments() -> None:
     for factory in factories:
         assert f"│ {factory.name} " in table
     assert "…" not in table
+
+
+def test_the_command_is_named_as_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If it is found on PATH, its name is enough."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    for started_as, name in (("cli/__main__.py", "toolroll"), (".venv/bin/toolroll",) * 2):
+        monkeypatch.setattr("sys.argv", [started_as])
+        assert program() == name
+    (tmp_path / "toolroll").touch(0o755)
+    assert program() == "toolroll"

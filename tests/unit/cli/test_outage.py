@@ -3,30 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.client import StartingEngine
 
+from toolroll import Status, read_episodes
 from toolroll.evaluation.run_config import FREE
-from toolroll.rollout.runs.episode_file import read_episodes
-from toolroll.rollout.types import Status
 from toolroll.testing import EmbeddedEngine, PolicyRequest, serve_in_thread
 
 RUN = ["run", "desk", "--model", "embedded", "--no-do-nothing"]
 DEAD = "http://127.0.0.1:9/v1"
 SECRET = "http://me:secret@127.0.0.1:9"
 LATE = "has not answered for 0.01 s: nothing answers (Connection refused)"
-
-
-@pytest.fixture(scope="module")
-def endpoint(tokenizer: Any) -> Iterator[str]:
-    with serve_in_thread(EmbeddedEngine(tokenizer)) as engine:
-        yield f"{engine.url}/v1"
-
-
 USERS = ["--user-url", DEAD, "--user-model", "m"]
 
 
@@ -60,38 +50,27 @@ def test_a_server_that_is_not_there_ends_the_run_at_once(
     assert not (tmp_path / "run").exists()
 
 
-def test_a_run_waits_for_an_engine_that_is_starting(
-    tokenizer: Any, tmp_path: Path, command: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    run = [*RUN, "--tasks", "0", "--engine-timeout", "0.05", "--out", str(tmp_path)]
+def test_a_run_waits_for_an_engine(tokenizer: Any, here: Path, command: Any, caplog: Any) -> None:
+    """Then it makes its folder, if it can."""
+    run = [*RUN, "--tasks", "0", "--engine-timeout", "0.05", "--out", "run"]
     engine = StartingEngine(tokenizer, lambda seen: "Goodbye.")
     with serve_in_thread(engine):
         assert command(*run, "--engine", engine.url)[0] == 0
         assert engine.checks == 3  # down, up, and once more before the run
-    first, last = warnings_of(caplog)
-    assert f"the engine at {engine.url} does not answer (/health answers 503" in first
-    assert first.endswith("waiting for it, up to 0.05 s")
-    assert last == f"the engine at {engine.url} answers again"
+        first, last = warnings_of(caplog)
+        assert f"the engine at {engine.url} does not answer (/health answers 503" in first
+        assert first.endswith("waiting for it, up to 0.05 s")
+        assert last == f"the engine at {engine.url} answers again"
+        (here / "afile").write_text("")
+        for out, words in (
+            ("afile", "--out afile is a file"),
+            ("afile/x", "--out afile/x: cannot create the folder"),
+        ):
+            status, _, errors = command(*RUN, "--engine", engine.url, "--out", out)
+            assert (status, errors.count("\n")) == (2, 1) and words in errors
 
 
-@pytest.mark.parametrize(
-    ("out", "words"),
-    [
-        ("afile", "--out afile is a file"),
-        ("afile/x", "--out afile/x: cannot create the folder"),
-    ],
-)
-@pytest.mark.usefixtures("here")
-def test_a_folder_that_cannot_be_made(out: str, words: str, endpoint: str, command: Any) -> None:
-    Path("afile").write_text("")
-    status, _, errors = command(*RUN, "--baseline-url", endpoint, "--out", out)
-    assert (status, errors.count("\n")) == (2, 1)
-    assert words in errors
-
-
-def test_an_engine_that_dies_for_good_ends_the_run_with_one_line(
-    tokenizer: Any, tmp_path: Path, command: Any, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_engine_dies_for_good(tokenizer: Any, here: Path, command: Any, caplog: Any) -> None:
     killing: list[asyncio.Task[None]] = []
 
     def dies(seen: PolicyRequest) -> str:
@@ -99,7 +78,7 @@ def test_an_engine_that_dies_for_good_ends_the_run_with_one_line(
             killing.append(asyncio.get_running_loop().create_task(mortal.kill()))
         return "Goodbye."
 
-    run = [*RUN, "--concurrency", "4", "--engine-timeout", "0.01", "--out", str(tmp_path)]
+    run = [*RUN, "--concurrency", "4", "--engine-timeout", "0.01", "--out", str(here)]
     with serve_in_thread(EmbeddedEngine(tokenizer, dies)) as mortal:
         status, _, last = command(*run, "--engine", mortal.url)
     assert (status, last.count("\n")) == (2, 1)
@@ -108,12 +87,12 @@ def test_an_engine_that_dies_for_good_ends_the_run_with_one_line(
     assert f"the engine at {mortal.url} has not answered for 0.01 s" in last
     assert waiting.count("127.0.0.1") == last.count("127.0.0.1") == 1
     assert last.endswith("the same command continues from there.\n")
-    kept = list(read_episodes(tmp_path))
+    kept = list(read_episodes(here))
     assert kept and {episode.result.status for episode in kept} == {Status.COMPLETED}
 
     with serve_in_thread(EmbeddedEngine(tokenizer, lambda seen: "Goodbye.")) as engine:
         assert command(*run, "--engine", engine.url)[0] == 0
-    episodes = list(read_episodes(tmp_path))
+    episodes = list(read_episodes(here))
     assert len(episodes) > len(kept)
     assert len({episode.task_id for episode in episodes}) == len(episodes)
     assert {episode.result.status for episode in episodes} == {Status.COMPLETED}

@@ -12,10 +12,9 @@ import pytest
 from support.commands import toolroll
 from support.results import content
 
+from toolroll import UsageError, read_episodes
 from toolroll.evaluation.run_config import RunConfig
-from toolroll.rollout.errors import UsageError
 from toolroll.rollout.model.tokenizers import desk_model_path
-from toolroll.rollout.runs.episode_file import read_episodes
 from toolroll.testing import EmbeddedEngine, load_engine, serve_in_thread
 
 
@@ -83,9 +82,6 @@ def test_what_cannot_be_played_again_is_named(recorded: Path, tmp_path: Path) ->
     ):
         with pytest.raises(UsageError, match=words):
             toolroll("run", *arguments)
-
-
-def test_a_login_that_is_not_recorded_must_be_given(recorded: Path, tmp_path: Path) -> None:
     changed = settings(recorded)
     changed["provenance"]["desk"][0]["options"]["engine"] = "http://***@127.0.0.1:1"
     (tmp_path / "run.json").write_text(json.dumps(changed))
@@ -101,7 +97,7 @@ def test_what_is_recorded_has_no_passwords() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "given"),
+    "case",
     [
         ("env", "/tmp/gone.py:Env", ["/tmp/gone.py:Env"]),
         ("env", "gone:Env", ["gone:Env"]),
@@ -111,16 +107,15 @@ def test_what_is_recorded_has_no_passwords() -> None:
     ],
 )
 @pytest.mark.parametrize("part", ["environments", "provenance"])
-def test_code_that_a_record_names_must_be_trusted(
-    recorded: Path, tmp_path: Path, name: str, value: Any, given: list[str], part: str
-) -> None:
+def test_code_in_a_record_must_be_trusted(recorded: Path, here: Path, case: Any, part: str) -> None:
+    name, value, given = case
     changed = settings(recorded)
     entry = changed["provenance"]["desk"][0]["options"]
     if part == "environments" and name != "env":
         entry = changed["environments"]["desk"]
     entry[name] = value
-    (tmp_path / "run.json").write_text(json.dumps(changed))
-    again = ["run", "--from", tmp_path, "--model", tmp_path / "gone"]
+    (here / "run.json").write_text(json.dumps(changed))
+    again = ["run", "--from", here, "--model", here / "gone"]
     with pytest.raises(UsageError, match=rf"names code that would be run \({name}: "):
         toolroll(*again)
     for more in (["--trust"], given):

@@ -14,12 +14,11 @@ from support.results import episode
 from typer.main import get_command
 from typer.testing import CliRunner
 
+from toolroll import Status, StopReason, Summary
 from toolroll.cli.app import app
 from toolroll.evaluation.report import report
 from toolroll.evaluation.run_config import RunConfig
 from toolroll.rollout.runs.episode_file import FILE_NAME, to_line
-from toolroll.rollout.runs.summary import Summary
-from toolroll.rollout.types import Status, StopReason
 
 SHOWN = {
     "--model": "Required",

@@ -14,11 +14,10 @@ from support.episodes import call, serving
 from support.listed_environment import TOOL
 from support.oracle_scenarios import user
 
-from toolroll.parsers.types import ParsedReply
+from toolroll import Model, ParsedReply
 from toolroll.rollout.engine import EncodedRequest
 from toolroll.rollout.errors import ContextOverflowError, UsageError
 from toolroll.rollout.model.conversation import Conversation
-from toolroll.rollout.model.model import Model
 from toolroll.rollout.template.delta import RenderedDelta
 from toolroll.rollout.types import Completion, GenerateRequest, Message, Tool
 from toolroll.testing import EmbeddedEngine, reference_logprobs
@@ -96,42 +95,29 @@ async def test_the_callers_messages_are_not_shared(tokenizer: Any) -> None:
     assert contents == ["Be brief.", "Hello.", "Fine.", "More.", "Fine."]
 
 
-async def test_messages_of_several_extends_are_one_delta(tokenizer: Any) -> None:
+async def test_replies_are_taken_apart_and_extends_are_one_delta(tokenizer: Any) -> None:
     """Templates group tool results: rendered one by one they would read otherwise."""
-    policy = lambda request: call(at="x") + call(at="y") if request.call == 0 else "Fine."
+    replies = call(at="x") + call(at="y"), "Let me look. " + call(at="z")
+    policy = lambda request: replies[request.call]
+    params = {"max_new_tokens": 128, "stop_token_ids": [5]}
     async with talking(tokenizer, policy) as (dialogue, engine, served):
-        reply = await dialogue.reply(PARAMS)
-        for parsed_call in reply.parsed.tool_calls:
+        first = await dialogue.reply(params)
+        for parsed_call in first.parsed.tool_calls:
             dialogue.extend([tool_result(parsed_call.id, f"seen {parsed_call.span}")])
-        await dialogue.reply(PARAMS)
+        reply = await dialogue.reply(params)
     assert_templates_own(dialogue, engine, served)
-    assert len({parsed_call.id for parsed_call in reply.parsed.tool_calls}) == 2
-
-
-async def test_a_reply_is_taken_apart_and_kept_with_its_tokens(tokenizer: Any) -> None:
-    async with talking(tokenizer, "Let me look. " + call(at="x")) as (dialogue, engine, _):
-        reply = await dialogue.reply({"max_new_tokens": 64, "stop_token_ids": [5]})
-    assert reply.text == "Let me look. " + call(at="x")
-    assert reply.parsed.ok_calls[0].arguments == {"at": "x"}
+    assert reply.text == replies[1]
+    assert reply.parsed.ok_calls[0].arguments == {"at": "z"}
     assert reply.message["tool_calls"][0]["function"]["name"] == "look"
-    node = reply.node
-    assert node is not None and node.ids.tolist() == engine.log[0].output_ids
-    recorded = node.tree.turn(node.index, excluded=None).sampling_params
-    stops = sorted([5, tokenizer.eos_token_id])
-    assert recorded == {"max_new_tokens": 64, "stop_token_ids": stops}
-    assert engine.log[0].sampling_params == recorded, "what is recorded is what was sent"
-
-
-async def test_no_two_calls_of_an_episode_have_one_id(tokenizer: Any) -> None:
-    async with talking(tokenizer, call(at="x")) as (dialogue, _, _):
-        ids = []
-        for _ in range(3):
-            reply = await dialogue.reply(PARAMS)
-            ids += [parsed_call.id for parsed_call in reply.parsed.tool_calls]
-            dialogue.extend([tool_result(ids[-1])])
-    assert len(set(ids)) == 3
+    ids = [parsed.id for each in (first, reply) for parsed in each.parsed.tool_calls]
+    assert len(set(ids)) == 3, "no two calls of an episode have one id"
     # Mistral's template takes no other
     assert all(len(call_id) == 9 and call_id.isalnum() for call_id in ids)
+    node = reply.node
+    assert node is not None and node.ids.tolist() == engine.log[1].output_ids
+    recorded = node.tree.turn(node.index, excluded=None).sampling_params
+    assert recorded == {**params, "stop_token_ids": sorted([5, tokenizer.eos_token_id])}
+    assert engine.log[1].sampling_params == recorded, "what is recorded is what was sent"
 
 
 async def test_a_prompt_without_room_is_not_sent(tokenizer: Any) -> None:
@@ -155,9 +141,7 @@ CHANGED = (
     [([[TOOL, OTHER]], [CHANGED]), ([[dict(TOOL)]], []), ([[], [TOOL]], [])],
     ids=["other tools", "the same", "none, and the same before the next turn"],
 )
-async def test_only_a_new_tool_list_in_the_prompt_forks(
-    tokenizer: Any, lists: list[list[Tool]], forks: list[str]
-) -> None:
+async def test_only_another_tool_list_forks(tokenizer: Any, lists: Any, forks: Any) -> None:
     async with talking(tokenizer) as (dialogue, engine, served):
         await dialogue.reply(PARAMS)
         for tools in lists:
@@ -172,9 +156,7 @@ async def test_only_a_new_tool_list_in_the_prompt_forks(
 
 
 @pytest.mark.parametrize("added", [(), ("And now?",)])
-async def test_what_follows_a_failed_request_is_served(
-    tokenizer: Any, added: Sequence[str]
-) -> None:
+async def test_what_follows_a_failed_request(tokenizer: Any, added: tuple[str, ...]) -> None:
     async with talking(tokenizer) as (dialogue, engine, served):
         if added:
             await dialogue.reply(PARAMS)
@@ -274,7 +256,7 @@ async def test_checks_under_way_are_dropped_with_a_cancelled_episode(tokenizer: 
     assert dialogue.mismatches == {}
 
 
-async def test_another_way_to_generate(tokenizer: Any) -> None:
+async def test_another_way_to_generate_and_to_parse(tokenizer: Any) -> None:
     requests: list[GenerateRequest] = []
     ids = np.array([100, tokenizer.eos_token_id], dtype=np.int32)
 
@@ -293,9 +275,6 @@ async def test_another_way_to_generate(tokenizer: Any) -> None:
     assert first.input_ids_json == ",".join(map(str, first.input_ids.tolist())).encode()
     sent = [*first.input_ids.tolist(), *ids.tolist()]
     assert second.input_ids.tolist()[: len(sent)] == sent
-
-
-async def test_another_parser_decides_the_message_and_not_the_tokens(tokenizer: Any) -> None:
     parse = lambda said, *_: ParsedReply(content=said.upper())
     async with talking(tokenizer, "Fine.", parse=parse) as (dialogue, engine, _):
         reply = await dialogue.reply(PARAMS)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
 import shutil
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,20 +18,17 @@ from aiohttp import web
 from support.episodes import opened_model
 from support.http import http_server, says
 
+from toolroll import ChatTemplate, Completion, GenerateRequest, Model, UsageError, get_parser
 from toolroll.endpoint.endpoint import Endpoint
-from toolroll.parsers.registry import get_parser
 from toolroll.rollout.engine import EngineClient, ModelInfo, Progress
-from toolroll.rollout.errors import UsageError
 from toolroll.rollout.model.identity import probe_text
-from toolroll.rollout.model.model import Model
 from toolroll.rollout.model.tokenizers import DESK_MODEL, desk_model_path, load_tokenizer
-from toolroll.rollout.template import ChatTemplate
-from toolroll.rollout.types import Completion, GenerateRequest
 from toolroll.testing import EmbeddedEngine, embedded_tokenizer_path, load_engine, serve_in_thread
 from toolroll.trainers.slime.player import Player
 from toolroll.trainers.slime.settings import read_settings
 
 ANOTHER = "whose tokenizer is not that of 'embedded' (--model)"
+Command = Callable[..., tuple[int, str, str]]
 
 
 def changed(folder: Path, change: Callable[[dict[str, Any]], None]) -> Any:
@@ -77,10 +73,7 @@ async def serving(there: Any, tokenizer: Any, **model: Any) -> AsyncIterator[tup
 @asynccontextmanager
 async def served_by(routes: dict[str, Any], tokenizer: Any) -> AsyncIterator[tuple[str, Model]]:
     """A server of these routes alone, and a model of it."""
-    async with (
-        http_server(routes) as url,
-        opened_model(url, tokenizer, name="embedded") as served,
-    ):
+    async with http_server(routes) as url, opened_model(url, tokenizer, name="embedded") as served:
         yield url, served
 
 
@@ -94,9 +87,7 @@ async def served_by(routes: dict[str, Any], tokenizer: Any) -> AsyncIterator[tup
         ({"parser": "llama3"}, "'llama3' (--parser) cannot read, but 'hermes' can"),
     ],
 )
-async def test_the_same_tokenizer_is_no_error(
-    tokenizer: Any, model: dict[str, Any], warning: str
-) -> None:
+async def test_the_same_tokenizer_is_no_error(tokenizer: Any, model: Any, warning: str) -> None:
     async with serving(tokenizer, tokenizer, **model) as (engine, served):
         warnings = await served.check_identity()
     assert engine.log == [] and len(warnings) == bool(warning)
@@ -104,32 +95,25 @@ async def test_the_same_tokenizer_is_no_error(
 
 
 @pytest.mark.parametrize("change", [fewer_merges, other_end])
-async def test_another_tokenizer_is_an_error_that_names_both(
-    tokenizer: Any, change: Callable[[dict[str, Any]], None], tmp_path: Path
-) -> None:
-    there = changed(tmp_path / "other-7b", change)
+async def test_another_tokenizer_is_an_error(tokenizer: Any, change: Any, here: Path) -> None:
+    there = changed(here / "other-7b", change)
     async with serving(there, tokenizer) as (engine, served):
         with pytest.raises(UsageError) as raised:
             await served.check_identity()
         [warning] = await served.check_identity(allow_mismatch=True)
-    assert f"{engine.url} serves '{tmp_path / 'other-7b'}', {ANOTHER}: token " in str(raised.value)
+    assert f"{engine.url} serves '{here / 'other-7b'}', {ANOTHER}: token " in str(raised.value)
     assert "--allow-model-mismatch" in str(raised.value)
     assert str(raised.value).startswith(warning)
     assert engine.log == [] and engine.killed == 0
 
 
-async def test_a_tokenizer_without_a_name_is_called_as_it_was_loaded(
-    tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    there = changed(tmp_path / "other-7b", lambda data: None)
+async def test_a_name_is_as_it_was_loaded(tokenizer: Any, here: Path, monkeypatch: Any) -> None:
+    there = changed(here / "other-7b", lambda data: None)
     async with serving(there, tokenizer, name="") as (_, served):
         [line] = await served.check_identity()
         assert "the tokenizer is from 'embedded': " in line
         monkeypatch.setattr(tokenizer, "name_or_path", "")
         assert await served.check_identity() == []
-
-
-async def test_the_name_of_the_shipped_model_is_not_a_warning() -> None:
     async with (
         load_engine(desk_model_path()) as engine,
         opened_model(engine.url, engine.tokenizer, name=DESK_MODEL) as served,
@@ -180,9 +164,7 @@ def no_prompt(answer: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize(
     "spoil", [lambda answer: answer, no_prompt], ids=["prompt ids", "text alone"]
 )
-async def test_a_short_generation_is_compared_instead(
-    tokenizer: Any, other: Any, spoil: Callable[[dict[str, Any]], Any]
-) -> None:
+async def test_a_short_generation_is_compared(tokenizer: Any, other: Any, spoil: Any) -> None:
     seen, right = generating(tokenizer, spoil)
     async with served_by({"/generate": right}, tokenizer) as (_, served):
         assert await served.check_identity() == []
@@ -208,9 +190,7 @@ def shifted(answer: dict[str, Any]) -> dict[str, Any]:
         {"/generate": says({"meta_info": {"input_token_logprobs": [[-1.0, "an id"]]}})},
     ],
 )
-async def test_where_nothing_can_be_compared_it_warns(
-    tokenizer: Any, answer: dict[str, Any]
-) -> None:
+async def test_it_warns_if_nothing_can_be_compared(tokenizer: Any, answer: dict[str, Any]) -> None:
     async with served_by(answer, tokenizer) as (url, served):
         [line] = await served.check_identity()
     words = "does not report how it encodes text, so it was not checked that it serves 'embedded'"
@@ -260,11 +240,7 @@ def options(engine: EmbeddedEngine) -> list[str]:
 
 
 @pytest.mark.parametrize("first", [["run", "desk", "--tasks", "0"], ["serve", "--port", "PORT"]])
-def test_a_command_against_another_model_ends_with_2_at_once(
-    wrong_engine: EmbeddedEngine,
-    first: list[str],
-    command: Callable[..., tuple[int, str, str]],
-) -> None:
+def test_a_command_with_another_model_ends(wrong_engine: Any, first: Any, command: Command) -> None:
     before = len(wrong_engine.log)
     # The engine's own port: an endpoint that is not stopped by the check cannot listen there.
     first = [wrong_engine.url.rpartition(":")[2] if part == "PORT" else part for part in first]
@@ -274,10 +250,7 @@ def test_a_command_against_another_model_ends_with_2_at_once(
     assert len(wrong_engine.log) == before
 
 
-def test_a_run_may_be_told_to_go_on(
-    wrong_engine: EmbeddedEngine,
-    command: Callable[..., tuple[int, str, str]],
-) -> None:
+def test_a_run_may_be_told_to_go_on(wrong_engine: EmbeddedEngine, command: Command) -> None:
     before = len(wrong_engine.log)
     allowed = [*options(wrong_engine), "--allow-model-mismatch"]
     code, out, _ = command("run", "desk", "--tasks", "0", *allowed)
@@ -285,27 +258,18 @@ def test_a_run_may_be_told_to_go_on(
     assert code == 0 and len(wrong_engine.log) > before
 
 
-def test_slime_is_not_played_with_another_model(
-    wrong_engine: EmbeddedEngine, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_slime_is_not_played_with_another_model(wrong_engine: Any, caplog: Any) -> None:
     host, _, port = wrong_engine.url.removeprefix("http://").partition(":")
 
-    def opened(**more: Any) -> None:
+    async def opened(**more: Any) -> None:
         args = SimpleNamespace(
             sglang_router_ip=host, sglang_router_port=int(port), hf_checkpoint="embedded", **more
         )
-
-        async def main() -> None:
-            player = Player(args, read_settings(args))
-            try:
-                await player._episodes._open()
-            finally:
-                await player.aclose()
-
-        asyncio.run(main())
+        async with aclosing(Player(args, read_settings(args))) as player:
+            await player._episodes._open()
 
     with pytest.raises(UsageError, match="whose tokenizer is not that of 'embedded'"):
-        opened()
+        await opened()
     with caplog.at_level(logging.WARNING):
-        opened(toolroll_allow_model_mismatch=True)
+        await opened(toolroll_allow_model_mismatch=True)
     assert ANOTHER in caplog.text

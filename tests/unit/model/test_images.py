@@ -1,18 +1,27 @@
-"""Images in episodes: their tokens, what the engine gets, and what is refused."""
+"""Images in episodes: their tokens, what the engine gets, and what is refused. A placeholder token
+that is sampled ends the turn before it and the episode, and is never sent back to the engine.
+"""
 
 from __future__ import annotations
 
 import io
+import json
 import struct
 import zlib
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from examples.learn_images.cards import CARDS
+from examples.learn_images.play import play_script
+from openai import BadRequestError
 from PIL import Image
-from support.listed_environment import ListedWorld
+from support.endpoints import endpoint
+from support.episodes import agent, call, serving
+from support.listed_environment import LOOK, ListedWorld
 from support.vision import (
     PLACEHOLDER,
     WORLD,
@@ -26,13 +35,16 @@ from support.vision import (
     vision_tokenizer,
 )
 
-from toolroll.agents.tool_calling import TrainableToolCallingAgent
-from toolroll.rollout.errors import TemplateError
+from toolroll import Status, StopReason, Task, TrainableToolCallingAgent
+from toolroll.endpoint.in_process import ManagedServer
+from toolroll.rollout.errors import TemplateError, UsageError
 from toolroll.rollout.media import collapsed
+from toolroll.rollout.model.tokenizers import find_placeholders
 from toolroll.rollout.template.images import MOST_IMAGES, ImageTokens
 from toolroll.rollout.template.served import ServedSequence
 from toolroll.rollout.template.verify import Verifier
-from toolroll.rollout.types import StopReason
+from toolroll.testing import Reply, load_embedded_tokenizer
+from toolroll.testing.reference_policy import play_references
 
 pytestmark = pytest.mark.tokens
 NO_PARTS = "{% for m in messages %}{{ m.content }}<|im_end|>{% endfor %}"
@@ -124,16 +136,7 @@ async def test_the_check_finds_other_images(monkeypatch: pytest.MonkeyPatch) -> 
     assert None not in found.values(), found
 
 
-async def test_the_text_of_a_placeholder_is_text() -> None:
-    texts = [[{"type": "text", "text": PLACEHOLDER}, image_part(1)], f"Say {PLACEHOLDER}."]
-    result, _ = await play(ListedWorld(user_texts=texts), lambda request: "Yes.")
-    [trajectory] = result.trajectories
-    assert {turn.excluded for turn in trajectory.turns} == {None}, result.info
-    [image] = trajectory.media
-    assert np.count_nonzero(trajectory.input_ids == placeholder()) == image.count
-
-
-async def test_text_alone_reads_no_image() -> None:
+async def test_text_alone_reads_no_image_also_of_a_placeholder() -> None:
     def load() -> Any:
         raise AssertionError("the processor was loaded")
 
@@ -141,6 +144,12 @@ async def test_text_alone_reads_no_image() -> None:
     with_images, _ = await play(ListedWorld(tool_texts=["It."]), images=images)
     without, _ = await play(ListedWorld(tool_texts=["It."]), images=None)
     assert with_images.tokens == without.tokens and not with_images.trajectories[0].media
+    texts = [[{"type": "text", "text": PLACEHOLDER}, image_part(1)], f"Say {PLACEHOLDER}."]
+    result, _ = await play(ListedWorld(user_texts=texts), lambda request: "Yes.")
+    [trajectory] = result.trajectories
+    assert {turn.excluded for turn in trajectory.turns} == {None}, result.info
+    [image] = trajectory.media
+    assert np.count_nonzero(trajectory.input_ids == placeholder()) == image.count
 
 
 def png(width: int, height: int) -> bytes:
@@ -192,6 +201,13 @@ class Uncounted:
     """A processor without counts."""
 
 
+class Posting(TrainableToolCallingAgent):
+    """Would send all tokens of an image, without the image, and wait for ever."""
+
+    async def _call_llm(self, url: str, payload: dict[str, Any]) -> dict[str, Any]:
+        raise AssertionError("a request was sent")
+
+
 def _dropping() -> str:
     source: str = vision_tokenizer().chat_template
     return source.replace("<|vision_start|><|image_pad|><|vision_end|>", "(an image)")
@@ -200,6 +216,7 @@ def _dropping() -> str:
 UNABLE: dict[str, tuple[Callable[[], dict[str, Any]], str]] = {
     "a text model": (lambda: {"images": None}, "only text parts can be rendered"),
     "an engine": (lambda: {"takes_images": False}, "takes no images: use tasks without"),
+    "an overridden request": (lambda: {"kind": Posting}, "takes no images"),
     "no counts": (
         lambda: {"images": ImageTokens(Uncounted, placeholder())},
         "Uncounted does not count the tokens of images",
@@ -210,20 +227,164 @@ UNABLE: dict[str, tuple[Callable[[], dict[str, Any]], str]] = {
 
 
 @pytest.mark.parametrize(("options", "problem"), UNABLE.values(), ids=UNABLE)
-async def test_who_takes_no_images_says_so_before_the_first_token(
-    options: Callable[[], dict[str, Any]], problem: str
-) -> None:
+async def test_who_takes_no_images_says_so_before_a_token(options: Any, problem: str) -> None:
     result, engine = await play(ListedWorld(**WORLD), **options())
     assert result.stop_reason is StopReason.TEMPLATE_ERROR
     assert problem in result.info["error"]["message"] and not engine.requests
 
 
-async def test_an_overridden_request_takes_no_images() -> None:
-    """It would send all tokens of an image, without the image, and wait for ever."""
+# --- sampled placeholders -------------------------------------------------------------------------
 
-    class Posting(TrainableToolCallingAgent):
-        async def _call_llm(self, url: str, payload: dict[str, Any]) -> dict[str, Any]:
-            raise AssertionError("a request was sent")
+TEXT = [40, 41, 42]
+"""Ids of ordinary text."""
+PAD = load_embedded_tokenizer().convert_tokens_to_ids("<|pad|>")
 
-    result, engine = await play(ListedWorld(**WORLD), kind=Posting)
-    assert "takes no images" in result.info["error"]["message"] and not engine.requests
+
+class Looks(ListedWorld):
+    """Gives 0.25 for an episode that it did not end."""
+
+    def truncated_reward(self) -> float | None:
+        return 0.25
+
+
+def looks() -> Looks:
+    return Looks(tool_texts=["seen"], tools=(LOOK,))
+
+
+@pytest.fixture
+def vision(tmp_path: Path) -> Any:
+    """The embedded tokenizer as that of a multimodal model, whose placeholder is `<|pad|>`."""
+    tokenizer = load_embedded_tokenizer()
+    config = {"text_config": {}, "image_token_id": PAD}
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    tokenizer.name_or_path = str(tmp_path)
+    return tokenizer
+
+
+def test_the_config_or_the_tokenizer_names_placeholders(tmp_path: Path) -> None:
+    tokenizer = load_embedded_tokenizer()
+    assert find_placeholders(tokenizer) == set()
+    tokenizer.name_or_path = str(tmp_path)
+    assert find_placeholders(tokenizer) == set()
+    nested = {"thinker_config": {"video_token_id": 7, "image_token_index": 8}}
+    config = {"image_token_id": None, "vocab_size": 9, **nested}
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    assert find_placeholders(tokenizer) == {7, 8}
+    tokenizer.audio_token_id = 6
+    assert find_placeholders(tokenizer) == {6, 7, 8}
+
+
+@pytest.mark.parametrize("before", [TEXT, []])
+async def test_an_episode_ends_at_its_first_placeholder(vision: Any, before: list[int]) -> None:
+    def policy(request: Any) -> Any:
+        ids = [*before, PAD, *TEXT]
+        return call() if request.call == 0 else Reply(output_ids=ids)
+
+    async with serving(vision, policy) as (engine, model):
+        result = await agent(model).asolve(looks(), task=Task("t", 0), session_id="s")
+    assert (result.stop_reason, result.status) == (StopReason.PLACEHOLDER, Status.TRUNCATED)
+    assert result.reward == 0.25 and "error" not in result.info
+    assert not any(name.startswith("token_mismatches") for name in result.metrics)
+    first, last = engine.log
+    assert last.output_ids == [*before, PAD]  # the engine stops there
+    [trajectory] = result.trajectories
+    turns = [trajectory.input_ids[turn.start : turn.stop].tolist() for turn in trajectory.turns]
+    assert turns == [first.output_ids, before][: 1 + bool(before)]
+    assert PAD not in trajectory.input_ids
+    assert trajectory.turns[-1].matched == (PAD if before else first.output_ids[-1])
+    logprobs = np.array([*first.logprobs, *last.logprobs[: len(before)]], dtype=np.float32)
+    assert np.array_equal(trajectory.logprobs[trajectory.loss_mask == 1], logprobs)
+
+
+async def test_an_engine_that_samples_on_changes_nothing(vision: Any) -> None:
+    """With `ignore_eos`, no stop token ends a turn."""
+    reply = Reply(output_ids=[*TEXT, PAD, *TEXT, PAD])
+    async with serving(vision, lambda request: reply) as (engine, model):
+        player = agent(model)
+        player.sampling_params = {"max_new_tokens": 32, "ignore_eos": True}
+        result = await player.asolve(looks(), task=Task("t", 0), session_id="s")
+    assert result.stop_reason is StopReason.PLACEHOLDER
+    assert engine.log[0].output_ids == reply.output_ids
+    assert result.tokens[-len(TEXT) :] == TEXT and result.response_length == len(TEXT)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_the_endpoint_cuts_answers_before_the_token(vision: Any, stream: bool) -> None:
+    def policy(request: Any) -> Any:
+        return Reply(output_ids=[*TEXT, PAD, *TEXT]) if request.call == 0 else "Fine."
+
+    asked: list[Any] = [{"role": "user", "content": "Go."}]
+    async with endpoint(vision, policy, settings={"verify": "always"}) as bench:
+        client: Any = bench.client()
+        ignored = {"extra_body": {"ignore_eos": True}}
+        options: dict[str, Any] = {"model": "m", "max_tokens": 20, **ignored}
+        if stream:
+            sent = await client.chat.completions.create(messages=asked, stream=True, **options)
+            chunks = [chunk async for chunk in sent]
+            text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+            finish = chunks[-1].choices[0].finish_reason
+        else:
+            answer = await client.chat.completions.create(messages=asked, **options)
+            choice = answer.choices[0]
+            text, finish = choice.message.content, choice.finish_reason
+            assert choice.model_extra is not None
+            assert choice.model_extra["stop_reason"] == PAD
+        assert (text, finish) == (vision.decode(TEXT), "length")
+        asked += [{"role": "assistant", "content": text}, {"role": "user", "content": "More."}]
+        await client.chat.completions.create(messages=asked, **options)
+        trajectories = (await bench.get("/sessions/s/trajectories"))["trajectories"]
+    assert len(bench.engine.log) == 2
+    assert all(PAD not in entry.input_ids for entry in bench.engine.log)
+    assert all(PAD not in trajectory["input_ids"] for trajectory in trajectories)
+
+
+async def test_a_clients_prompt_with_a_placeholder_is_refused(vision: Any) -> None:
+    """A text is encoded with its control tokens."""
+    ids = [*TEXT, PAD]
+    async with (
+        endpoint(vision, lambda request: "Fine.") as bench,
+        ManagedServer(bench.engine.url, vision) as m,
+    ):
+        for prompt in ("See <|pad|>.", ids):
+            with pytest.raises(BadRequestError, match=rf"<\|pad\|> \(id {ids[-1]}\).*an image"):
+                await bench.client().completions.create(model="m", prompt=prompt)
+        with pytest.raises(UsageError, match=r"<\|pad\|>, which stands for an image"):
+            await m.get_logprobs(input_ids=ids)
+    assert bench.engine.log == []
+
+
+# --- the environment of examples/learn_images, played by an engine without weights ----------------
+
+TASKS = [task for split in CARDS.splits for task in CARDS.tasks(split)[:4]]
+
+
+async def test_only_the_own_reference_of_a_card_earns_everything() -> None:
+    """Only the images tell the tasks apart: before the answer, all have the same text."""
+    replies = play_references(CARDS, TASKS, samples=1)
+    others = dict(zip(replies, [*list(replies.values())[1:], ["It is 12."]], strict=True))
+    for script, reward in ((others, 0.0), (replies, 1.0)):
+        episodes = await play_script(script, vision_tokenizer(), TASKS)
+        assert [episode.result.reward for episode in episodes] == [reward] * len(TASKS)
+    trajectories = [episode.result.trajectories[0] for episode in episodes]
+    assert len({tuple(image.sha256 for image in each.media) for each in trajectories}) == len(TASKS)
+    before = {
+        tuple(collapsed(each.input_ids[: each.turns[-1].start], each.media).tolist())
+        for each in trajectories
+    }
+    assert len(before) == 1
+
+
+async def test_a_wrong_call_does_not_end_the_episode() -> None:
+    [task] = tasks = TASKS[:1]
+    [(key, right)] = play_references(CARDS, tasks, samples=1).items()
+    wrong = ['"look", "arguments": {"card": 3}', '"turn", "arguments": {}']
+    first = [f'<tool_call>{{"name": {call}}}</tool_call>' for call in wrong]
+    [episode] = await play_script({key: [*first, *right]}, vision_tokenizer(), [task])
+    assert episode.result.reward == 1.0
+
+
+def test_the_splits_share_no_image() -> None:
+    used = [
+        {at for task in CARDS.tasks(split) for at in task.data["cards"]} for split in CARDS.splits
+    ]
+    assert sum(map(len, used)) == len(set.union(*used))

@@ -15,13 +15,11 @@ import pytest
 from support.episodes import serving
 from transformers import dynamic_module_utils
 
+from toolroll import ChatTemplate, GenerateRequest, Message, load_tokenizer
 from toolroll.cli.check_template import report as report_on
 from toolroll.rollout.errors import ContextOverflowError, TemplateError, UsageError
 from toolroll.rollout.model.model import Model, read_template
 from toolroll.rollout.model.rollout_args import read_args
-from toolroll.rollout.model.tokenizers import load_tokenizer
-from toolroll.rollout.template import ChatTemplate
-from toolroll.rollout.types import GenerateRequest, Message
 from toolroll.testing import Fault, embedded_tokenizer_path, fault_at
 
 ASK: list[Message] = [{"role": "user", "content": "Hi."}]
@@ -45,42 +43,34 @@ async def test_it_is_made_from_arguments_in_any_form(kind: Any) -> None:
         assert served.engine.config.vocab_size == len(served.template.tokenizer)  # type: ignore[attr-defined]
 
 
-def test_a_tokenizer_is_named_by_folder_or_as_the_embedded_one(tmp_path: Path) -> None:
+def test_a_tokenizer_is_found_here_or_on_the_hub(here: Path, monkeypatch: Any, caplog: Any) -> None:
     assert len(load_tokenizer("embedded")) == len(load_tokenizer(str(embedded_tokenizer_path())))
     with pytest.raises(UsageError, match="no tokenizer is named"):
         load_tokenizer("")
     with pytest.raises(UsageError, match="no tokenizer can be loaded from") as raised:
-        load_tokenizer(str(tmp_path))
+        load_tokenizer(str(here))
     assert "\n" not in str(raised.value)
-
-
-def test_what_is_looked_for_on_the_hub_is_said_before(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(UsageError, match="no tokenizer can be loaded from 'nobody/nothing'"):
         load_tokenizer("nobody/nothing")
     [said] = caplog.messages
     assert said.startswith("'nobody/nothing' is not on this machine: looking for it on the hub")
     with pytest.raises(UsageError, match="no tokenizer can be loaded from"):
-        load_tokenizer(str(tmp_path))
+        load_tokenizer(str(here))
     assert len(caplog.messages) == 1
 
 
-def test_a_tokenizer_without_a_chat_template_is_refused_in_words() -> None:
-    tokenizer = load_tokenizer("embedded")
-    tokenizer.chat_template = None
-    with pytest.raises(TemplateError, match="has no chat template: give one with chat_template="):
-        Model.from_args(read_args({}), tokenizer=tokenizer)
-
-
-def test_a_template_is_a_file_or_jinja(tmp_path: Path) -> None:
+def test_a_template_is_a_file_or_jinja_and_must_be_there(tmp_path: Path) -> None:
     file = tmp_path / "chat.jinja"
     file.write_text("{{ 'é' }}", encoding="utf-8")
     assert read_template(str(file)) == "{{ 'é' }}" == read_template("{{ 'é' }}")
     assert read_template("{% if x %}{% endif %}") and read_template(None) is None
     with pytest.raises(UsageError, match="neither a file nor Jinja text"):
         read_template(str(tmp_path / "none.jinja"))
+    tokenizer = load_tokenizer("embedded")
+    tokenizer.chat_template = None
+    with pytest.raises(TemplateError, match="has no chat template: give one with chat_template="):
+        Model.from_args(read_args({}), tokenizer=tokenizer)
 
 
 CODE = """
@@ -135,9 +125,7 @@ async def test_effective_parameters_have_stop_tokens_and_the_room_left(tokenizer
 
 
 @pytest.mark.parametrize(("resumes", "requests", "finish"), [(0, 1, "abort"), (1, 2, "stop")])
-async def test_an_abort_is_resumed_as_often_as_was_said(
-    tokenizer: Any, resumes: int, requests: int, finish: str
-) -> None:
+async def test_resumed_aborts(tokenizer: Any, resumes: int, requests: int, finish: str) -> None:
     faults = fault_at({0: Fault(abort_after=2)})
     async with serving(
         tokenizer, lambda r: "one two three", faults=faults, max_resumes=resumes

@@ -12,12 +12,11 @@ from support.endpoints import endpoint
 from support.episodes import call, serving
 from support.listed_environment import TOOL
 
+from toolroll import ChatTemplate, Message
 from toolroll.endpoint.in_process import ManagedSession
 from toolroll.parsers.reasoning import get_reasoning
 from toolroll.rollout.model.conversation import Conversation
-from toolroll.rollout.template.chat_template import ChatTemplate
 from toolroll.rollout.template.encode import Encoder
-from toolroll.rollout.types import Message
 from toolroll.testing import load_embedded_tokenizer
 
 PARAMS = {"max_new_tokens": 64, "temperature": 1.0}
@@ -90,15 +89,14 @@ BRIEF = [CASES[0], CASES[2], CASES[7], CASES[14]]
 
 
 @pytest.mark.parametrize(
-    ("name", "source", "messages", "expected"),
+    "case",
     [
         *(("qwen3", *case) for case in CASES),
         *((name, *case) for name in OTHER_TAGS for case in BRIEF),
     ],
 )
-def test_only_a_tag_after_the_last_message_opens_the_reply(
-    name: str, source: str, messages: list[Message], expected: bool
-) -> None:
+def test_only_a_tag_after_all_messages_opens_the_reply(case: Any) -> None:
+    name, source, messages, expected = case
     tags = get_reasoning(name)
     pairs = [("<think>", tags.open), ("</think>", tags.close)]
     if tags.others:
@@ -141,11 +139,8 @@ def parts(message: Any) -> tuple[str | None, str]:
 async def test_a_run_reads_each_reply_by_its_own_prompt(history: str) -> None:
     """With "fork", the second prompt starts a new sequence, because the template drops thoughts."""
     source = NOT_AFTER_TOOLS.replace("message.reasoning_content", "false")
-    replies = iter(REPLIES)
-    async with serving(tokenizer_with(source), lambda request: next(replies), history=history) as (
-        _,
-        served,
-    ):
+    tokenizer, replies = tokenizer_with(source), iter(REPLIES)
+    async with serving(tokenizer, lambda _: next(replies), history=history) as (_, served):
         talk = Conversation(served, [SYSTEM, user()], [TOOL], session_id="s")
         turns = [await talk.reply(PARAMS)]
         answered = turns[0].message["tool_calls"][0]["id"]
@@ -165,9 +160,7 @@ async def test_a_run_reads_each_reply_by_its_own_prompt(history: str) -> None:
     ],
 )
 @pytest.mark.parametrize("source", [PLAIN, THINKS])
-async def test_ids_of_a_hook_decide_in_place_of_the_template(
-    source: str, hooked: str, expected: tuple[str | None, str]
-) -> None:
+async def test_ids_of_a_hook_replace_the_templates(source: str, hooked: str, expected: Any) -> None:
     async with serving(tokenizer_with(source), lambda request: "Hm.") as (_, served):
         ids = served.template.encoder.encode(hooked)
         talk = Conversation(served, [user()], [], session_id="s", prompt_hook=lambda *_: ids)
@@ -183,9 +176,8 @@ async def test_the_endpoint_reads_each_reply_by_its_own_prompt(dialect: Any, str
     async with endpoint(tokenizer_with(NOT_AFTER_TOOLS), lambda request: next(replies)) as bench:
         for _ in REPLIES:
             body = body_of(dialect, history, stream=stream)
-            async with bench.http.post(
-                f"{bench.url}/sessions/s{PATHS[dialect]}", json=body
-            ) as response:
+            url = f"{bench.url}/sessions/s{PATHS[dialect]}"
+            async with bench.http.post(url, json=body) as response:
                 message, _ = reply_of(dialect, await response.text(), stream=stream)
             made.append(message)
             calls = message.get("tool_calls")

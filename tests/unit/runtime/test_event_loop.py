@@ -1,9 +1,12 @@
-"""The commands' event loop: uvloop's if it is installed, else asyncio's own."""
+"""The commands' event loop: uvloop's if it is installed, else asyncio's own. What is left on it
+does not end a run, and a call that blocks it is named.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import re
 import signal
 import sys
@@ -18,27 +21,22 @@ from support.patience import PATIENCE
 from support.scripted_runs import AsyncScripted, ScriptedFactory, Talker, play
 from typer.testing import CliRunner
 
+from toolroll import Episode, Runner, RunSettings, Task
 from toolroll.cli.app import app
-from toolroll.rollout.environment import Task
-from toolroll.rollout.episode import Episode
 from toolroll.rollout.errors import RolloutError, first_error
-from toolroll.rollout.runs.runner import Runner
-from toolroll.rollout.runtime import event_loop
+from toolroll.rollout.runtime import blocked_loop, event_loop
+from toolroll.rollout.runtime.blocked_loop import watched_loop
 from toolroll.rollout.runtime.event_loop import run
 from toolroll.rollout.runtime.foreign import retrieve
 from toolroll.rollout.runtime.threads import Threads
-from toolroll.rollout.settings import RunSettings
 
 
 async def loop_kind() -> type[asyncio.AbstractEventLoop]:
     return type(asyncio.get_running_loop())
 
 
-def test_uvloop_if_it_is_installed() -> None:
+def test_uvloop_or_asyncios_own_if_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     assert run(loop_kind()) is uvloop.Loop
-
-
-def test_asyncios_own_if_it_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "uvloop")
     monkeypatch.setattr(sys, "meta_path", [])
     monkeypatch.setattr(sys, "path_importer_cache", {})
@@ -46,28 +44,28 @@ def test_asyncios_own_if_it_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
     assert kind is not uvloop.Loop and issubclass(kind, asyncio.SelectorEventLoop)
 
 
-def exits(how: str) -> None:
+def exits(how: str, error: type[BaseException]) -> None:
     """End the event loop from a task or a callback that is not `main`."""
     loop = asyncio.get_running_loop()
 
-    async def leave(kind: type[BaseException]) -> None:
-        raise kind(0)
+    def call() -> None:
+        raise error(0)
 
-    def call(kind: type[BaseException]) -> None:
-        raise kind(0)
+    async def leave() -> None:
+        call()
 
     if how == "stop":
         loop.stop()
-    elif how.startswith("task"):
-        left = loop.create_task(leave(EXITS[how.split()[1]]))
+    elif how == "callback":
+        loop.call_soon(call)
+    else:
+        left = loop.create_task(leave())
         left.add_done_callback(retrieve)
         exits.kept = left  # type: ignore[attr-defined]
-    else:
-        loop.call_soon(call, EXITS[how.split()[1]])
 
 
-EXITS = {"SystemExit": SystemExit, "KeyboardInterrupt": KeyboardInterrupt}
-WAYS = ["stop", *(f"{kind} {error}" for kind in ("task", "callback") for error in EXITS)]
+EXITS = (SystemExit, KeyboardInterrupt)
+WAYS = [("stop", SystemExit), *((how, error) for how in ("task", "callback") for error in EXITS)]
 
 
 @pytest.fixture(params=["uvloop", "asyncio"])
@@ -77,12 +75,12 @@ def loop_of(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     return str(request.param)
 
 
-def leaving(how: str) -> ScriptedFactory:
+def leaving(how: str, error: type[BaseException]) -> ScriptedFactory:
     """Each step of its fifth environment ends the event loop, if anything does."""
 
     async def act(name: str, task: Task) -> None:
         if name == "step" and task.id == "t-4":
-            exits(how)
+            exits(how, error)
 
     return ScriptedFactory(lambda: AsyncScripted(act), count=24)
 
@@ -104,13 +102,11 @@ def test_ctrl_c_cancels_main_and_a_second_one_ends_it(suppresses: bool, loop_of:
     assert time.monotonic() - began < PATIENCE
 
 
-@pytest.mark.parametrize("how", WAYS)
-def test_a_run_outlives_what_an_environment_leaves_on_the_loop(
-    how: str, loop_of: str, caplog: pytest.LogCaptureFixture
-) -> None:
+@pytest.mark.parametrize(("how", "error"), WAYS)
+def test_a_run_outlives_an_ended_loop(how: str, error: Any, loop_of: str, caplog: Any) -> None:
     handled = signal.signal(signal.SIGINT, lambda *_: None)  # as during a run: Ctrl-C is handled
     try:
-        episodes = run(play(leaving(how)))
+        episodes = run(play(leaving(how, error)))
     finally:
         signal.signal(signal.SIGINT, handled)
     assert [episode.result.reward for episode in episodes] == [1.0] * 24
@@ -119,10 +115,9 @@ def test_a_run_outlives_what_an_environment_leaves_on_the_loop(
 
 def test_under_asyncio_run_a_run_that_is_cut_short_says_so() -> None:
     """The loop is the caller's, so that the run cannot continue."""
-    with pytest.raises(SystemExit) as ended:
-        asyncio.run(play(leaving("task SystemExit")))
     words = r"\d+ of 24 episodes were not played, .*code on the event loop"
-    assert re.search(words, str(ended.value.code))
+    with pytest.raises(SystemExit, match=words):
+        asyncio.run(play(leaving("task", SystemExit)))
 
 
 @pytest.mark.parametrize("kind", [SystemExit, asyncio.CancelledError])
@@ -137,9 +132,7 @@ async def test_a_function_that_stores_and_exits_is_an_error(kind: type[BaseExcep
     assert isinstance(first_error(group.value), RolloutError)
 
 
-def test_the_loop_closes_although_tasks_do_not_end(
-    loop_of: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_loop_closes_although_a_task_stays(loop_of: str, monkeypatch: Any, caplog: Any) -> None:
     monkeypatch.setattr(event_loop, "LEAVE_SECONDS", 0.01)
     free = threading.Event()
 
@@ -209,3 +202,105 @@ def test_an_environment_has_own_threads_while_it_runs() -> None:
 
     assert run(main()).startswith("toolroll-loop")
     assert names and all(name.startswith("environment") for name in names)
+
+
+# --- a call that blocks the event loop is named in a warning, while it still runs -----------------
+
+
+class Warned(logging.Handler):
+    """Keeps the messages; `event` is set by each one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.messages: list[str] = []
+        self.event = threading.Event()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.messages.append(record.getMessage())
+        self.event.set()
+
+    def block(self) -> None:
+        """Block this thread until a message arrives."""
+        assert self.event.wait(PATIENCE)
+        self.event.clear()
+
+
+@pytest.fixture
+def warned(monkeypatch: pytest.MonkeyPatch) -> Warned:
+    handler = Warned()
+    monkeypatch.setattr(blocked_loop.logger, "handlers", [handler])
+    return handler
+
+
+async def test_each_blocking_call_is_named_once_with_its_line(warned: Warned) -> None:
+    """A callback has no name."""
+    done = asyncio.Event()
+
+    async def call() -> None:
+        warned.block()
+        assert not warned.event.wait(0.2)  # there is no second message
+
+    def callback() -> None:
+        warned.block()
+        done.set()
+
+    with watched_loop(seconds=0.05):
+        for number in range(2):
+            await asyncio.create_task(call(), name=f"Pond.step of t-{number}")
+        asyncio.get_running_loop().call_soon(callback)
+        await done.wait()
+    for message, name in zip(
+        warned.messages, ("Pond.step of t-0", "Pond.step of t-1", "a callback"), strict=True
+    ):
+        assert message.startswith(
+            f"{name} has blocked the event loop for 0.05 s (threading.py, line "
+        )
+        assert "it must await, or run blocking code in a thread" in message
+
+
+async def test_a_loop_without_a_processor(warned: Warned, monkeypatch: pytest.MonkeyPatch) -> None:
+    readings = iter([0.0, 0.04, 1.0, 1.05, 2.0, 2.001])
+    monkeypatch.setattr(blocked_loop, "_waited", lambda thread: next(readings, 2.001))
+    looked = threading.Event()
+    monkeypatch.setattr(blocked_loop, "_warn", lambda *given: looked.set())
+    with watched_loop(seconds=0.05):
+        warned.block()
+        await asyncio.sleep(0)
+        while not looked.is_set():  # the third time, the loop had a processor
+            looked.wait(0.2)
+            await asyncio.sleep(0)
+    [message] = warned.messages
+    assert message.startswith("this machine is overloaded: the event loop waited for a processor")
+    assert "for 0.0 of 0.05 s" in message
+
+
+def test_the_system_says_how_long_a_thread_waited() -> None:
+    waited = blocked_loop._waited(threading.get_native_id())
+    assert (waited > 0.0) == sys.platform.startswith("linux")
+
+
+async def test_a_loop_that_runs_is_no_warning_and_the_thread_ends(warned: Warned) -> None:
+    before = set(threading.enumerate())
+    with watched_loop(seconds=0.05):
+        [thread] = set(threading.enumerate()) - before
+        for _ in range(5):
+            await asyncio.to_thread(lambda: None)
+    await asyncio.to_thread(thread.join, PATIENCE)
+    assert not thread.is_alive()
+    assert warned.messages == []
+
+
+async def test_a_run_names_call_and_task(warned: Warned, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "toolroll.rollout.runs.runner.watched_loop", lambda: watched_loop(seconds=0.05)
+    )
+
+    async def act(method: str, task: Task) -> None:
+        if method == "step" and task.id == "t-1":
+            warned.block()
+
+    factory = ScriptedFactory(lambda: AsyncScripted(act), count=3)
+    episodes = await play(factory, concurrency=1)
+    assert [episode.result.reward for episode in episodes] == [1.0, 1.0, 1.0]
+    named = {message.partition(" has")[0] for message in warned.messages}
+    assert named == {"AsyncScripted.step of t-1"}

@@ -13,16 +13,14 @@ from support.episodes import serving
 from support.scripted_runs import AsyncScripted, Scripted, ScriptedFactory, Talker, play
 from support.toy_environment import PondFactory
 
+from toolroll import Environment, Runner, RunSettings, Status, StopReason, Task
 from toolroll.agents.tool_calling import TrainableToolCallingAgent
 from toolroll.evaluation.worker_pool import play_on_workers
-from toolroll.rollout.environment import Environment, Task
 from toolroll.rollout.episode import Episode, InteractionResult
 from toolroll.rollout.errors import RolloutError
-from toolroll.rollout.runs.runner import Runner
+from toolroll.rollout.runs.episode_file import to_line
 from toolroll.rollout.runtime.foreign import ForeignExitError, guarded
 from toolroll.rollout.runtime.threads import Threads
-from toolroll.rollout.settings import RunSettings
-from toolroll.rollout.types import Status, StopReason
 
 BAD = {"t-3", "t-4", "t-11"}
 EXITS = [asyncio.CancelledError, SystemExit, KeyboardInterrupt, GeneratorExit, BaseException]
@@ -74,36 +72,28 @@ async def test_an_exit_is_its_own_failure(where: str, kind: type[BaseException],
 
 
 @pytest.mark.parametrize("kind", EXITS)
-async def test_a_factory_and_an_agent_that_exit_are_data(kind: type[BaseException]) -> None:
-    class Exits:
-        async def asolve(self, env: Any, *args: Any, **named: Any) -> InteractionResult:
-            raise kind
+async def test_factories_and_agents_may_exit(kind: type[BaseException], tokenizer: Any) -> None:
+    """Hooks and replies of agents too."""
 
-    def refuse() -> Environment:
+    def refuse(*_: Any) -> Any:
         raise kind
 
-    [made] = await play(ScriptedFactory(refuse, count=1))
-    assert made.result.stop_reason is StopReason.ENVIRONMENT_ERROR
+    async def exits(*_: Any, **named: Any) -> Any:
+        raise kind
+
+    [refused] = await play(ScriptedFactory(refuse, count=1))
+    assert refused.result.stop_reason is StopReason.ENVIRONMENT_ERROR
     episodes: list[Episode] = []
     factory = PondFactory(3)
-    runner = Runner(factory, Exits, RunSettings(concurrency=1))
+    exiting: Any = type("Exits", (), {"asolve": exits})
+    runner = Runner(factory, exiting, RunSettings(concurrency=1))
     await runner.run(factory.tasks("test"), episodes.append)
     assert [episode.result.stop_reason for episode in episodes] == [StopReason.INTERNAL_ERROR] * 3
     assert episodes[0].result.info["error"]["type"] == kind.__name__
-
-
-@pytest.mark.parametrize("kind", EXITS)
-async def test_hooks_and_replies_may_exit(kind: type[BaseException], tokenizer: Any) -> None:
-    class Hooked(TrainableToolCallingAgent):
-        def _build_initial_messages(self, obs: Any) -> Any:
-            raise kind
-
-    class Silent(Talker):
-        async def reply(self, *args: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-            raise kind
-
+    hooked: Any = type("Hooked", (TrainableToolCallingAgent,), {"_build_initial_messages": refuse})
+    silent: Any = type("Silent", (Talker,), {"reply": exits})
     async with serving(tokenizer, lambda request: "Fine.") as (_, served):
-        for agent in (Hooked(model=served), Silent(served)):
+        for agent in (hooked(model=served), silent(served)):
             env = Scripted(nothing)
             result = await agent.asolve(env, task=Task("t", 0))
             assert (result.status, result.stop_reason) == INTERNAL
@@ -112,28 +102,18 @@ async def test_hooks_and_replies_may_exit(kind: type[BaseException], tokenizer: 
 
 
 async def test_cancelled_tasks_of_an_environment_are_its_failure() -> None:
-    async def awaits_a_cancelled_task() -> None:
-        task = asyncio.ensure_future(asyncio.sleep(60))
-        task.cancel()
-        await task
-
-    async def cancels_itself() -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        task.cancel()
-        await asyncio.sleep(0)
-
-    async def cancelled_inside() -> None:
-        raise asyncio.CancelledError
-
-    def act(name: str, task: Task) -> Any:
-        if name != "step":
-            return None
-        return {"t-1": awaits_a_cancelled_task, "t-2": cancels_itself}.get(task.id, lambda: None)()
+    async def act(name: str, task: Task) -> None:
+        """Awaits a cancelled task, or cancels its own."""
+        if name == "step" and task.id in ("t-1", "t-2"):
+            other = asyncio.ensure_future(asyncio.sleep(60))
+            cancelled = other if task.id == "t-1" else asyncio.current_task()
+            assert cancelled is not None
+            cancelled.cancel()
+            await other
 
     def act_in_thread(name: str, task: Task) -> Any:
-        if name == "step" and task.id == "t-1":
-            asyncio.run(cancelled_inside())
+        if task.id == "t-1":
+            asyncio.run(act(name, task))
 
     found = await play(ScriptedFactory(lambda: AsyncScripted(act), count=8), concurrency=2)
     assert [episode.result.status for episode in found] == [
@@ -208,9 +188,7 @@ async def test_a_real_cancellation_gets_through(nap: Callable[[str, Task], Any] 
 
 
 @pytest.mark.parametrize("nap", [naps, stubborn, converts])
-async def test_an_episodes_time_limit_gets_through_at_every_await(
-    nap: Callable[[str, Task], Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_time_limit_gets_through_always(nap: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     timeouts: list[asyncio.Timeout] = []
     timeout = asyncio.timeout
 
@@ -284,14 +262,12 @@ async def test_a_run_does_not_return_while_episodes_are_left() -> None:
     assert len(episodes) == 4
 
 
-def test_outside_of_an_event_loop() -> None:
+async def test_guarded_outside_of_an_event_loop_and_when_closed() -> None:
     with pytest.raises(ForeignExitError), guarded():
         raise SystemExit(0)
     with pytest.raises(ValueError, match="mine"), guarded():
         raise ValueError("mine")
 
-
-async def test_a_coroutine_that_is_closed_is_closed() -> None:
     async def wait() -> None:
         with guarded():
             await asyncio.sleep(60)
@@ -301,7 +277,7 @@ async def test_a_coroutine_that_is_closed_is_closed() -> None:
     await asyncio.to_thread(coroutine.close)  # raises RuntimeError if it does not end
 
 
-async def test_the_texts_of_errors_are_capped() -> None:
+async def test_the_texts_of_errors_are_capped(caplog: pytest.LogCaptureFixture) -> None:
     class Mute(Exception):
         def __str__(self) -> str:
             raise TypeError
@@ -318,3 +294,4 @@ async def test_the_texts_of_errors_are_capped() -> None:
     assert "(19,998,500 more characters)" in message
     assert "in _acted)" in message  # where it was raised
     assert len(long.result.info["error"]["traceback"]) <= 4000
+    assert len(to_line(long)) < 50_000 and len(caplog.text) < 20_000

@@ -14,19 +14,16 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 import pytest
-from support.commands import run_command, run_main
+from support.commands import run_command, run_main, toolroll
 from support.faults.tally import Tally
 from support.results import content, episode
 from support.scripted_runs import Scripted, ScriptedFactory, Talker
 
-from toolroll.rollout.episode import Episode
-from toolroll.rollout.errors import UsageError
+from toolroll import Episode, Runner, RunSettings, UsageError
 from toolroll.rollout.runs.episode_file import FILE_NAME, EpisodeStore, read_episodes, to_line
 from toolroll.rollout.runs.run_directory import RunDirectory
-from toolroll.rollout.runs.runner import Runner
 from toolroll.rollout.runtime.disk import written_whole
 from toolroll.rollout.runtime.threads import Threads
-from toolroll.rollout.settings import RunSettings
 from toolroll.testing import EmbeddedEngine, load_embedded_tokenizer, serve_in_thread
 
 
@@ -85,7 +82,7 @@ async def test_a_run_goes_on_after_any_failed_write(tmp_path: Path, at: int, tal
     tally.check()
 
 
-def test_nothing_is_written_after_a_torn_line(tmp_path: Path) -> None:
+def test_a_torn_line_or_a_failed_close_is_not_silent(tmp_path: Path) -> None:
     store = failing_store(tmp_path, 2)
     store.append(episode(sample=0))
     for sample in (1, 2):
@@ -96,29 +93,38 @@ def test_nothing_is_written_after_a_torn_line(tmp_path: Path) -> None:
     assert torn.startswith(to_line(episode(sample=0)))
     assert torn.count(b"\n") == 1
     assert not torn.endswith(b"\n")
-
-
-def test_a_close_that_fails_is_not_silent(tmp_path: Path) -> None:
-    store = failing_store(tmp_path, 2)
+    (tmp_path / "other").mkdir()
+    store = failing_store(tmp_path / "other", 2)
     store.append(episode())
     with pytest.raises(UsageError, match="Input/output error"):
         store.close()
 
 
-def test_each_line_can_be_synced_to_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    synced, fsync = list[int](), os.fsync
+@pytest.fixture
+def synced(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The files that were forced to disk."""
+    files, fsync = list[int](), os.fsync
 
     def counted(descriptor: int) -> None:
-        synced.append(descriptor)
+        files.append(os.fstat(descriptor).st_ino)
         fsync(descriptor)
 
     monkeypatch.setattr(os, "fsync", counted)
-    for sync, count in (("end", 2), ("always", 5)):
-        synced.clear()
-        with EpisodeStore(tmp_path / sync, sync=sync) as store:  # type: ignore[arg-type]
-            for sample in range(3):
-                store.append(episode(sample=sample))
-        assert len(synced) == count
+    return files
+
+
+@pytest.mark.parametrize(("sync", "count"), [("end", 1), ("always", 4)])
+def test_sync_decides_how_often_to_fsync(here: Path, sync: Any, count: int, synced: Any) -> None:
+    with EpisodeStore(here / "store", sync=sync) as store:
+        for sample in range(3):
+            store.append(episode(sample=sample))
+    assert len(synced) == count + 1, "the folder too"
+    out, options = here / "run", ["--sync", "always"] if sync == "always" else []
+    with serve_in_thread(EmbeddedEngine(load_embedded_tokenizer())) as engine:
+        fixed = ("--tasks", "0-2", "--no-do-nothing", "--out", out)
+        assert toolroll(*run_command(engine.url, *fixed, *options)).exit_code == 0
+    assert len(list(read_episodes(out))) == 3
+    assert synced.count((out / FILE_NAME).stat().st_ino) == count
 
 
 def test_a_doubled_line_counts_once(tmp_path: Path) -> None:
@@ -167,12 +173,7 @@ def room(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-def fails(
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-    *arguments: object,
-    size: int = 5_000,
-) -> str:
+def fails(monkeypatch: Any, capfd: Any, *arguments: object, size: int = 5_000) -> str:
     """Return the message of a command for which the disk is too small."""
     with room(size):
         assert run_main(monkeypatch, *arguments) == 2
@@ -181,12 +182,10 @@ def fails(
     return message
 
 
-def test_the_command_line_says_it_in_one_line_and_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_line_says_it_in_one_line(here: Path, monkeypatch: Any, capfd: Any) -> None:
     engine = EmbeddedEngine(load_embedded_tokenizer(), lambda request: "Goodbye.")
     with serve_in_thread(engine):
-        out = tmp_path / "run"
+        out = here / "run"
         command = run_command(engine.url, "--tasks", "0-9", "--no-do-nothing", "--out", out)
         assert "run the same command again" in fails(monkeypatch, capfd, *command, size=150_000)
         kept = [content(found) for found in read_episodes(out)]
@@ -197,20 +196,18 @@ def test_the_command_line_says_it_in_one_line_and_goes_on(
     assert len({one.task_id for one in found}) == len(found) == 10
     before = sorted(found.name for found in out.iterdir())
     fails(monkeypatch, capfd, "view", out)
-    fails(monkeypatch, capfd, "export", out, "--format", "atif", "--out", tmp_path / "trajectories")
+    fails(monkeypatch, capfd, "export", out, "--format", "atif", "--out", here / "trajectories")
     assert sorted(found.name for found in out.iterdir()) == before
-    assert [found.name for found in tmp_path.iterdir()] == ["run"]
+    assert [found.name for found in here.iterdir()] == ["run"]
 
 
-def test_a_data_set_is_written_whole_or_not_at_all(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_data_set_is_written_whole_or_not(here: Path, monkeypatch: Any, capfd: Any) -> None:
     pytest.importorskip("pyarrow")
-    with EpisodeStore(tmp_path / "run") as store:
+    with EpisodeStore(here / "run") as store:
         for sample in range(3):
             store.append(episode(sample=sample))
-    fails(monkeypatch, capfd, "export", tmp_path / "run", "--out", tmp_path / "data", size=500)
-    assert [found.name for found in tmp_path.iterdir()] == ["run"]
+    fails(monkeypatch, capfd, "export", here / "run", "--out", here / "data", size=500)
+    assert [found.name for found in here.iterdir()] == ["run"]
 
 
 def replace_it(file: Path) -> None:
@@ -235,12 +232,10 @@ CHANGES: dict[str, Callable[[Path], object]] = {
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
 @pytest.mark.parametrize("then", ["append", "close"])
-def test_a_file_that_another_program_changed_is_an_error(
-    tmp_path: Path, change: Callable[[Path], object], then: str
-) -> None:
-    store = EpisodeStore(tmp_path)
+def test_a_file_that_another_program_changed(here: Path, change: Any, then: str) -> None:
+    store = EpisodeStore(here)
     store.append(episode(sample=0))
-    change(tmp_path / FILE_NAME)
+    change(here / FILE_NAME)
     message = r"episodes.jsonl was replaced, changed or removed while it was written"
     with pytest.raises(UsageError, match=message):
         getattr(store, then)(*[episode(sample=1)] * (then == "append"))
@@ -248,9 +243,7 @@ def test_a_file_that_another_program_changed_is_an_error(
         store.close()  # which has nothing to add
 
 
-def test_a_run_whose_file_is_replaced_ends_with_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_whose_file_is_replaced_ends(here: Path, monkeypatch: Any, capsys: Any) -> None:
     append, appended = EpisodeStore.append, list[str]()
 
     def replacing(store: EpisodeStore, played: Episode) -> None:
@@ -261,7 +254,7 @@ def test_a_run_whose_file_is_replaced_ends_with_one_line(
 
     monkeypatch.setattr(EpisodeStore, "append", replacing)
     with serve_in_thread(EmbeddedEngine(load_embedded_tokenizer())) as engine:
-        options = ["--tasks", "0-5", "--concurrency", 1, "--no-do-nothing", "--out", tmp_path / "o"]
+        options = ["--tasks", "0-5", "--concurrency", 1, "--no-do-nothing", "--out", here / "o"]
         assert run_main(monkeypatch, *run_command(engine.url, *options)) == 2
     [line] = capsys.readouterr().err.splitlines()
     assert "episodes.jsonl was replaced" in line and len(appended) == 2

@@ -7,11 +7,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from support.commands import run_command, toolroll
 from support.scripted_runs import Scripted, ScriptedFactory, play
 
-from toolroll.rollout.model.model import Model
+from toolroll import Model, RolloutArgs
 from toolroll.rollout.runtime.garbage import THRESHOLD, paced_garbage
-from toolroll.rollout.settings import RolloutArgs
+from toolroll.testing import EmbeddedEngine, PolicyRequest, serve_in_thread
 
 pytestmark = pytest.mark.usefixtures("unfrozen")
 
@@ -31,7 +32,7 @@ def is_paced() -> bool:
     return gc.get_threshold() == THRESHOLD and gc.get_freeze_count() > 0
 
 
-def test_it_is_put_back_after_an_error() -> None:
+def test_it_is_put_back_unless_its_user_has_set_it() -> None:
     before = gc.get_threshold()
     with pytest.raises(KeyError), paced_garbage():
         assert is_paced()
@@ -41,9 +42,6 @@ def test_it_is_put_back_after_an_error() -> None:
         raise KeyError
     assert gc.get_threshold() == before
     assert gc.get_freeze_count() == 0
-
-
-def test_what_its_user_has_set_stays() -> None:
     gc.disable()
     with paced_garbage():
         assert not is_paced()
@@ -73,25 +71,32 @@ def test_garbage_is_still_collected() -> None:
 
 
 @pytest.mark.parametrize("pace_gc", [True, False])
-async def test_a_runner_paces_it(pace_gc: bool) -> None:
+async def test_a_runner_and_a_model_from_arguments_pace_it(pace_gc: bool) -> None:
     seen = list[bool]()
-    await play(
-        ScriptedFactory(lambda: Scripted(lambda name, task: look(seen)), count=2), pace_gc=pace_gc
-    )
+    act = lambda name, task: seen.append(is_paced())
+    await play(ScriptedFactory(lambda: Scripted(act), count=2), pace_gc=pace_gc)
     assert set(seen) == {pace_gc}
     assert not is_paced()
-
-
-def look(seen: list[bool]) -> Any:
-    seen.append(is_paced())
-
-
-@pytest.mark.parametrize("pace_gc", [True, False])
-async def test_a_model_from_arguments_paces_it_until_it_is_closed(pace_gc: bool) -> None:
     args = RolloutArgs(model="embedded", parser="hermes", pace_gc=pace_gc)
     async with Model.from_args(args):
         assert is_paced() is pace_gc
     assert not is_paced()
+
+
+@pytest.mark.parametrize("options", [[], ["--pace-gc"], ["--no-pace-gc"]])
+def test_no_pace_gc_leaves_it_as_it_is_in_a_run(tokenizer: Any, options: list[str]) -> None:
+    before, seen = gc.get_threshold(), list[bool]()
+
+    def policy(request: PolicyRequest) -> str:
+        seen.append(is_paced())
+        return "Goodbye."
+
+    with serve_in_thread(EmbeddedEngine(tokenizer, policy)) as engine:
+        command = run_command(engine.url, "--tasks", "0-2", "--no-do-nothing", *options)
+        assert toolroll(*command).exit_code == 0
+    assert len(seen) >= 3
+    assert set(seen) == {options != ["--no-pace-gc"]}
+    assert (gc.get_threshold(), gc.get_freeze_count()) == (before, 0)
 
 
 async def test_the_first_model_to_close_leaves_the_other_ones_pace() -> None:

@@ -29,7 +29,7 @@ async def ended(before: int) -> None:
         await asyncio.sleep(0.01)
 
 
-async def test_each_call_has_its_own_result() -> None:
+async def test_each_call_has_its_own_result_or_error() -> None:
     before = len(threads())
     calls = Threads(8)
     found = await asyncio.gather(
@@ -37,6 +37,9 @@ async def test_each_call_has_its_own_result() -> None:
     )
     assert found == [(at, -at) for at in range(500)]
     await ended(before)
+    calls = Threads(1)
+    with pytest.raises(RuntimeError, match="StopIteration"):
+        await asyncio.wait_for(calls.run_in_thread(next, iter(())), PATIENCE)
 
 
 async def test_no_more_at_once_than_is_allowed_and_all_of_them() -> None:
@@ -55,6 +58,8 @@ async def test_no_more_at_once_than_is_allowed_and_all_of_them() -> None:
     for _ in range(3):
         await asyncio.gather(*(calls.run_in_thread(call) for _ in range(12)))
     assert most == 4
+    with pytest.raises(ValueError, match="at least 1 call must be allowed at once, not 0"):
+        Threads(0)
 
 
 @pytest.mark.parametrize("error", [ValueError("mine"), KeyboardInterrupt(), SystemExit(3)])
@@ -67,12 +72,6 @@ async def test_what_a_call_raises_is_the_callers(error: BaseException) -> None:
         await calls.run_in_thread(call)
     assert raised.value is error
     assert await calls.run_in_thread(lambda: "and the thread lives") == "and the thread lives"
-
-
-async def test_a_stop_iteration_does_not_hang() -> None:
-    calls = Threads(1)
-    with pytest.raises(RuntimeError, match="StopIteration"):
-        await asyncio.wait_for(calls.run_in_thread(next, iter(())), PATIENCE)
 
 
 async def test_what_was_cancelled_before_it_began_is_not_run() -> None:
@@ -154,11 +153,6 @@ def test_another_event_loop() -> None:
     assert asyncio.run(play()) == 7
 
 
-def test_at_least_one_call_is_allowed() -> None:
-    with pytest.raises(ValueError, match="at least 1 call must be allowed at once, not 0"):
-        Threads(0)
-
-
 async def test_a_call_that_was_given_up_gives_its_place_to_another() -> None:
     before, go, running = len(threads()), threading.Event(), list[int]()
 
@@ -222,6 +216,11 @@ async def test_what_waits_for_a_place_has_not_begun() -> None:
 
 
 async def test_no_place_is_lost_if_the_one_that_waits_is_cancelled() -> None:
+    async def cancel_after(rounds: int, task: asyncio.Task[Any]) -> None:
+        for _ in range(rounds):
+            await asyncio.sleep(0)
+        task.cancel()
+
     for rounds in range(8):
         go = threading.Event()
         calls = Threads(1)
@@ -232,9 +231,3 @@ async def test_no_place_is_lost_if_the_one_that_waits_is_cancelled() -> None:
         asyncio.create_task(cancel_after(rounds, second))  # noqa: RUF006 - it ends before the test
         await asyncio.wait([first, second])
         assert await asyncio.wait_for(calls.run_in_thread(lambda: "free"), PATIENCE) == "free"
-
-
-async def cancel_after(rounds: int, task: asyncio.Task[Any]) -> None:
-    for _ in range(rounds):
-        await asyncio.sleep(0)
-    task.cancel()

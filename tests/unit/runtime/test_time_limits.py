@@ -1,4 +1,6 @@
-"""Steps that never return, and coroutines that swallow their cancellation."""
+"""Steps that never return, coroutines that swallow their cancellation, and the time in which a
+server is waited for, which is no part of an episode's or a step's time.
+"""
 
 from __future__ import annotations
 
@@ -10,19 +12,18 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
 import pytest
+from aiohttp import web
+from support.client import client_of, request
+from support.http import completion, says
 from support.loop_clock import skip
 from support.patience import PATIENCE
 from support.scripted_runs import AsyncScripted, Scripted, ScriptedFactory, Talker, play
 
-from toolroll.rollout.environment import Task
-from toolroll.rollout.episode import Episode
-from toolroll.rollout.errors import UsageError
+from toolroll import Episode, Runner, RunSettings, StopReason, Task, UsageError
 from toolroll.rollout.runs import runner
-from toolroll.rollout.runs.runner import Runner
 from toolroll.rollout.runtime.foreign import LEAVE_SECONDS
 from toolroll.rollout.runtime.threads import Threads
-from toolroll.rollout.settings import RunSettings
-from toolroll.rollout.types import StopReason
+from toolroll.rollout.runtime.time_limit import not_counted, pausable
 
 
 class Hanging:
@@ -121,12 +122,13 @@ class Stubborn:
 
 
 @contextlib.asynccontextmanager
-async def freed(act: Stubborn) -> AsyncIterator[None]:
-    """Let what `act` holds end with the test."""
+async def holding(name: str, count: int) -> AsyncIterator[tuple[Stubborn, ScriptedFactory]]:
+    """A stubborn act and `count` tasks; what the act holds ends with the test."""
+    stubborn = Stubborn(name)
     try:
-        yield
+        yield stubborn, ScriptedFactory(lambda: AsyncScripted(stubborn), count=count)
     finally:
-        act.free = True
+        stubborn.free = True
         await asyncio.sleep(0.01)
 
 
@@ -147,17 +149,11 @@ async def play_and_leave(stubborn: Stubborn, factory: ScriptedFactory) -> asynci
     return playing
 
 
-@pytest.mark.parametrize(
-    ("name", "error"),
-    [("reset", "error"), ("step", "error"), ("metrics", "metrics_error"), ("close", "close_error")],
-)
-async def test_a_call_that_swallows_its_cancellation_is_left(
-    name: str, error: str, caplog: pytest.LogCaptureFixture
-) -> None:
+@pytest.mark.parametrize("name", ["reset", "step", "metrics", "close"])
+async def test_a_call_that_swallows_cancellation_is_left(name: str, caplog: Any) -> None:
     """When its time is over. After the end of an episode, it costs only its own value."""
-    stubborn = Stubborn(name)
-    factory = ScriptedFactory(lambda: AsyncScripted(stubborn), count=3)
-    async with freed(stubborn):
+    error = "error" if name in ("reset", "step") else f"{name}_error"
+    async with holding(name, 3) as (stubborn, factory):
         episodes = await (await play_and_leave(stubborn, factory))
     late = episodes[1].result
     reward, reason = (None, StopReason.TIME_LIMIT) if error == "error" else (1.0, StopReason.DONE)
@@ -176,11 +172,9 @@ async def test_a_call_that_swallows_its_cancellation_is_left(
 
 
 async def test_a_run_that_is_stopped_does_not_wait_for_it() -> None:
-    stubborn = Stubborn("step")
-    factory = ScriptedFactory(lambda: AsyncScripted(stubborn), count=2)
     episodes, calls = list[Episode](), Threads(1)
-    runner = Runner(factory, lambda: Talker(calls), RunSettings(concurrency=1))
-    async with freed(stubborn):
+    async with holding("step", 2) as (stubborn, factory):
+        runner = Runner(factory, lambda: Talker(calls), RunSettings(concurrency=1))
         playing = asyncio.create_task(runner.run(factory.tasks("test"), episodes.append))
         await until(lambda: stubborn.begun)
         playing.cancel()
@@ -238,3 +232,72 @@ async def test_what_a_call_sets_in_its_context_is_there_in_the_next() -> None:
     assert sorted(at_close, key=lambda calls: calls["reset"]) == [
         dict.fromkeys(("reset", "step", "metrics", "close"), index) for index in range(2)
     ]
+
+
+# --- time that is not counted ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("first_out", [0, 1])
+async def test_two_at_once_in_one_episode_pause_it_until_both_are_over(first_out: int) -> None:
+    go = [asyncio.Event(), asyncio.Event()]
+
+    async def wait(at: int) -> None:
+        with not_counted(), not_counted():
+            await go[at].wait()
+
+    async with asyncio.timeout(600) as limit:
+        end = limit.when()
+        assert end is not None
+        with pausable(limit):
+            waiting = [asyncio.create_task(wait(at)) for at in range(2)]
+            await asyncio.sleep(0)
+            skip(601)
+            go[first_out].set()
+            await waiting[first_out]
+            assert limit.when() is None
+            skip(601)
+            go[1 - first_out].set()
+            await waiting[1 - first_out]
+            now = limit.when()
+            assert now is not None
+            assert now - end == pytest.approx(1202, abs=10)
+            with not_counted():
+                skip(601)
+            await asyncio.sleep(0)
+    assert limit.when() == pytest.approx(end + 1803, abs=10)
+
+
+async def test_a_limit_that_is_over_stays_over() -> None:
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(600) as limit:
+            with pausable(limit):
+                skip(601)
+                try:
+                    await asyncio.sleep(10)
+                finally:
+                    with not_counted():
+                        assert limit.expired()
+
+
+async def test_an_abort_after_a_broken_connection_takes_no_time() -> None:
+    asked: list[str] = []
+
+    async def generate(http: web.Request) -> web.StreamResponse:
+        asked.append(http.path)
+        if len(asked) == 1:
+            assert http.transport is not None
+            http.transport.abort()
+        return web.json_response(completion([3]))
+
+    async def abort(http: web.Request) -> web.StreamResponse:
+        asked.append(http.path)
+        skip(601)
+        return await says({})(http)
+
+    routes = {"/generate": generate, "/abort_request": abort}
+    async with client_of(routes, abort_timeout=10_000) as engine:
+        async with asyncio.timeout(600) as limit:
+            with pausable(limit):
+                found = await engine.generate(request())
+    assert asked == ["/generate", "/abort_request", "/generate"]
+    assert found.output_ids.tolist() == [3]
