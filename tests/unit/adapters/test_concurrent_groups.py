@@ -100,7 +100,7 @@ async def test_each_sample_is_one_session(
     slime_mirror.install(monkeypatch)
     tokenizer = load_embedded_tokenizer()
     tokenizer.save_pretrained(tmp_path)
-    world = Busy(tokenizer, tmp_path, "<|turn|>assistant", tokenizer.eos_token, indices=INDICES)
+    world = Busy(tokenizer, tmp_path, indices=INDICES)
     async with EmbeddedEngine(
         tokenizer, world.reply, faults=None if name in OWN_HTTP else faults, split="random"
     ) as world.engine:
