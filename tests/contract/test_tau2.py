@@ -235,9 +235,7 @@ def test_actions_are_compared_as_tau2_does() -> None:
     [(AIRLINE, 14, 0), (RETAIL, 15, 0), (TELECOM, 13, 30)],
     ids=["airline", "retail", "telecom"],
 )
-def test_tools_have_openais_form_and_take_the_reference_calls(
-    factory: Tau2Factory, count: int, user: int
-) -> None:
+def test_tools_have_openais_form_and_fit_calls(factory: Tau2Factory, count: int, user: int) -> None:
     domain = factory.domain
     assert (len(domain.tools), len(domain.user_tools)) == (count, user)
     for tool in [*domain.tools, *domain.user_tools]:
@@ -334,9 +332,7 @@ def write_tasks(checkout: Path, tasks: Sequence[Mapping[str, Any]]) -> None:
     file.write_text(json.dumps(tasks))
 
 
-async def test_a_checkouts_data_and_their_commit_are_in_the_result(
-    checkout: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_checkout_s_commit_is_kept(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TAU2_DATA_DIR", str(checkout / "data"))
     factory = telecom()
     commit = checkout_commit(checkout)
