@@ -304,9 +304,7 @@ def per_token(tokens: int) -> Callable[[float], Loss]:
     return lambda advantage: lambda logps, old: clipped(logps, old, advantage).sum() / tokens
 
 
-def weighted(
-    tokens: int, most: float, least: float | None = None
-) -> Callable[[float], Loss]:
+def weighted(tokens: int, most: float, least: float | None = None) -> Callable[[float], Loss]:
     """As `per_token`, with truncated importance sampling: the old logprobs are the policy's."""
 
     def loss_of(advantage: float) -> Loss:

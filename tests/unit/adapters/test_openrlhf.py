@@ -96,29 +96,42 @@ class Published(AgentExecutor):
         return self.outcome
 
 
-@pytest.mark.parametrize(
-    ("outcome", "reward", "scores"),
-    [
-        ({}, None, None),
-        (None, None, None),
-        (0.5, 0.5, 0.5),
-        ({"reward": 1.0, "scores": 0.0, "extra_logs": {"n": 1}}, 1.0, 0.0),
-        ({"reward": 1, "scores": True}, 1.0, 1.0),
-        (True, 1.0, 1.0),
-    ],
-)
-async def test_the_published_run_agent(outcome: Any, reward: Any, scores: Any) -> None:
-    """It was called with a client, and had no `self.client`, `self.model_name` ..."""
-    executor = Published(outcome)
-    result, _ = await played(executor)
-    assert (result["reward"], result["scores"]) == (reward, scores)
-    assert {type(result["reward"]), type(result["scores"])} == {type(reward)}
-    [reply] = executor.replies
-    prompt, completion = result["action_ranges"][0]
-    assert reply.token_ids == {
-        "prompt_token_ids": result["observation_tokens"][:prompt],
-        "completion_token_ids": result["observation_tokens"][prompt:completion],
-    }
+async def test_the_published_run_agent() -> None:
+    """It was called with a client, and had no `self.client`, `self.model_name` ... All samples have
+    the same logs, which are floats: OpenRLHF makes one tensor of each, over the batch.
+    """
+
+    class Overflowing(Chatter):
+        log_defaults = Published.log_defaults
+
+    outcomes: list[tuple[Any, float | None, float | None, float]] = [
+        ({}, None, None, 0.5),
+        (None, None, None, 0.5),
+        (0.5, 0.5, 0.5, 0.5),
+        ({"reward": 1.0, "scores": 0.0, "extra_logs": {"n": 1}}, 1.0, 0.0, 1.0),
+        ({"reward": 1, "scores": True}, 1.0, 1.0, 0.5),
+        ({"reward": 0, "scores": np.int64(1)}, 0.0, 1.0, 0.5),
+        (True, 1.0, 1.0, 0.5),
+    ]
+    overflow, _ = await played(Overflowing(100), max_length=120)
+    assert {type(overflow["reward"]), type(overflow["scores"])} == {float}
+    logs = [overflow["extra_logs"]]
+    for outcome, reward, scores, n in outcomes:
+        executor = Published(outcome)
+        result, _ = await played(executor)
+        assert (result["reward"], result["scores"]) == (reward, scores)
+        assert {type(result["reward"]), type(result["scores"])} == {type(reward)}
+        [reply] = executor.replies
+        prompt, completion = result["action_ranges"][0]
+        assert reply.token_ids == {
+            "prompt_token_ids": result["observation_tokens"][:prompt],
+            "completion_token_ids": result["observation_tokens"][prompt:completion],
+        }
+        logs.append(result["extra_logs"])
+        assert logs[-1]["n"] == n
+    assert overflow["extra_logs"]["n"] == 0.5
+    assert {tuple(each) for each in logs} == {("turns", "left_out_tokens", "delivered_share", "n")}
+    assert {type(value) for each in logs for value in each.values()} == {float}
 
 
 @pytest.mark.parametrize(
@@ -160,22 +173,6 @@ async def test_what_openrlhf_does_not_take_is_left_out(more: Any, words: str) ->
     assert not any({"m", "text"} & set(result["extra_logs"]) for result in results)
     [warning] = caught
     assert re.search(words, str(warning.message))
-
-
-async def test_all_samples_have_the_same_logs_which_are_floats() -> None:
-    """OpenRLHF makes one tensor of each name in `extra_logs`, over the samples of a batch."""
-
-    class Overflowing(Chatter):
-        log_defaults = Published.log_defaults
-
-    outcomes = [True, {"reward": 1, "extra_logs": {"n": 2}}, {"reward": 0, "scores": np.int64(1)}]
-    results = [(await played(Published(outcome)))[0] for outcome in outcomes]
-    results.append((await played(Overflowing(100), max_length=120))[0])
-    rows = [{"reward": r["reward"], "scores": r["scores"], **r["extra_logs"]} for r in results]
-    names = ("reward", "scores", "turns", "left_out_tokens", "delivered_share", "n")
-    assert {tuple(row) for row in rows} == {names}
-    assert {type(value) for row in rows for value in row.values()} == {float}
-    assert [row["n"] for row in rows] == [0.5, 2.0, 0.5, 0.5]
 
 
 def test_a_sample_exists_only_while_the_agent_runs() -> None:

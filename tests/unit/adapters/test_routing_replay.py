@@ -112,7 +112,7 @@ async def test_a_sample_that_is_not_trained_has_rows_too(sample_type: Any) -> No
     assert np.count_nonzero(sample.rollout_routed_experts, axis=(0, 2)).all()
 
 
-async def test_what_slime_sets_says_whether_there_are_rows(sample_type: Any) -> None:
+async def test_replay_is_a_setting_and_needs_the_model_s_shape(sample_type: Any) -> None:
     async with serving() as (engine, args):
         for missing in ("num_layers", "moe_router_topk"):
             vars(args).update({**REPLAY, missing: None})

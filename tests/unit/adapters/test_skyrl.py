@@ -194,7 +194,7 @@ async def forked(**config: Any) -> tuple[dict[str, Any], int]:
         return output, sum(len(entry.output_ids) for entry in engine.log)
 
 
-async def test_step_wise_trajectories_are_all_sequences_of_a_fork() -> None:
+async def test_of_a_fork_all_or_the_most_trained_sequences_are_given() -> None:
     output, sampled = await forked(step_wise_trajectories=True, merge_stepwise_output=True)
     rows = len(output["response_ids"])
     assert rows > 1 and sum(map(sum, output["loss_masks"])) == sampled
@@ -203,15 +203,11 @@ async def test_step_wise_trajectories_are_all_sequences_of_a_fork() -> None:
     assert not any(map(any, output["rewards"][:-1])) and output["rewards"][-1][-1] == 1.0
     assert output["rollout_metrics"]["toolroll/delivered_share"] == 1.0
     assert {len(output[name]) for name in ("env_metrics", "trajectory_generation_times")} == {rows}
-
-
-async def test_of_a_fork_the_most_trained_sequence_is_given() -> None:
     output, sampled = await forked()
-    left_out = output["rollout_metrics"]["toolroll/left_out_tokens"]
-    assert 0 < left_out == sampled - sum(output["loss_masks"][0])
+    (trained,), metrics = map(sum, output["loss_masks"]), output["rollout_metrics"]
+    assert 0 < metrics["toolroll/left_out_tokens"] == sampled - trained
     assert output["rewards"][0][-1] == sum(output["rewards"][0])
-    share = output["rollout_metrics"]["toolroll/delivered_share"]
-    assert share == sum(output["loss_masks"][0]) / sampled
+    assert metrics["toolroll/delivered_share"] == trained / sampled
 
 
 def episode_of(

@@ -34,22 +34,21 @@ from toolroll.trainers.verl import (
 SAMPLING = {"max_new_tokens": 256, "temperature": 1.0}
 
 
+def engine_of(manager: Any, backend: Any = "vllm", context: int = 64, size: int = 64) -> Any:
+    return ServerEngine(manager, backend=backend, context_length=context, vocab_size=size)
+
+
 @asynccontextmanager
 async def playing(
-    vllm: bool = False, **servers: Any
-) -> AsyncIterator[tuple[EmbeddedEngine, Servers, EpisodePlayer]]:
+    backend: str = "sglang", **servers: Any
+) -> AsyncIterator[tuple[Servers, EpisodePlayer]]:
     tokenizer = load_embedded_tokenizer()
     async with EmbeddedEngine(tokenizer, ByTask(mistakes=0.0)) as engine:
-        manager = Servers(engine.url, vllm=vllm, **servers)
-        wrapped = ServerEngine(
-            manager,
-            backend="vllm" if vllm else "sglang",
-            context_length=8192,
-            vocab_size=len(tokenizer),
-        )
+        manager = Servers(engine.url, vllm=backend == "vllm", **servers)
+        wrapped = engine_of(manager, backend, 8192, len(tokenizer))
         model = Model.from_args(RolloutArgs(), tokenizer=tokenizer, engine=lambda config: wrapped)
         player = EpisodePlayer(model, VerlSettings(env="desk", reruns=0))
-        yield engine, manager, player
+        yield manager, player
         await player.aclose()
 
 
@@ -79,14 +78,14 @@ def extra(row: dict[str, Any]) -> dict[str, float]:
     return numbers
 
 
-@pytest.mark.parametrize("vllm", [False, True])
-async def test_the_response_is_cut_and_a_long_prompt_continues_in_it(vllm: bool) -> None:
+@pytest.mark.parametrize("backend", ["sglang", "vllm"])
+async def test_the_response_is_cut_and_a_long_prompt_continues_in_it(backend: str) -> None:
     """vLLM has other names for parameters."""
-    async with playing(vllm) as (_, servers, player):
+    async with playing(backend) as (servers, player):
         result = await an_episode(player)
     [whole] = to_fields(result, prompt_length=8192, response_length=8192)
     assert (whole["reward_score"], whole["extra_fields"]["min_global_steps"]) == (1.0, 3)
-    assert ("max_tokens" in servers.seen[0]) == vllm
+    assert ("max_tokens" in servers.seen[0]) == (backend == "vllm")
     [cut] = to_fields(result, prompt_length=8192, response_length=64)
     assert cut["response_ids"] == whole["response_ids"][: len(cut["response_ids"])]
     assert 64 - len(cut["response_ids"]) == whole["response_mask"][:64][::-1].index(1)
@@ -128,7 +127,7 @@ def test_a_trainer_that_takes_several_gets_all_of_a_fork() -> None:
 async def test_a_list_is_returned_only_where_it_counts_once(
     estimator: str, row: dict[str, Any], several: bool, loop_of: Any
 ) -> None:
-    async with playing() as (_, servers, _):
+    async with playing() as (servers, _):
         loop = loop_of(servers, estimator=estimator, settings={"parser": "hermes"})
         output = await loop.run(dict(SAMPLING), extra_info={"index": known_tasks()[0]}, **row)
     assert isinstance(output, list) is several
@@ -148,7 +147,7 @@ async def test_why_an_episode_was_aborted(loop_of: Any) -> None:
 
 
 async def test_an_episode_without_logprobs_is_aborted_with_a_zero_mask() -> None:
-    async with playing(without_logprobs=True) as (_, _, player):
+    async with playing(without_logprobs=True) as (_, player):
         result = await an_episode(player)
     [row] = to_fields(result, prompt_length=8192, response_length=8192)
     assert row["extra_fields"]["toolroll_status"] == "aborted"
@@ -168,10 +167,6 @@ class Says:
         self, request_id: Any, *, prompt_ids: list[int], sampling_params: dict[str, Any]
     ) -> Any:
         return self._output
-
-
-def engine_of(manager: Any, backend: Any = "vllm") -> ServerEngine:
-    return ServerEngine(manager, backend=backend, context_length=64, vocab_size=64)
 
 
 def request(**params: Any) -> GenerateRequest:
