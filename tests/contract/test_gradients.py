@@ -27,18 +27,14 @@ from support.gradients import (
     SAMPLES,
     Script,
     World,
-    assert_equal,
     clipped,
     engine_of,
     gradient,
-    groups,
     per_token,
-    policy_of,
     step,
     talk,
     terms,
-    trained,
-    weighted_per_token,
+    weighted,
 )
 from support.tinker_mirror import TrainingClient
 from support.trainer_source import theirs
@@ -58,13 +54,13 @@ torch = pytest.importorskip("torch", reason="the trainers' losses need torch for
 
 
 def test_the_file_has_what_the_steps_must_tell_apart(world: World) -> None:
-    first, second = groups(world)
+    first, second = world.played
     assert [one.reward for one in first] == [1.0, 0.0, 1.0]
     assert [one.reward for one in second] == [1.0, 0.0, None]
     forked = [(one.task, one.sample) for one in [*first, *second] if len(one.rows) > 1]
     assert forked == [(0, 2), (1, 0)]
     assert second[2].tokens == 0 and len(second[2].rows[0].ids) > 0
-    policy = policy_of(world.folder)
+    policy = world.policy()
     ratios = []
 
     def seen(logps: Any, rollout: Any) -> Any:
@@ -84,7 +80,7 @@ def test_trl(world: World, tmp_path: Path) -> None:
     results = [result for task in PLAYED for result in world.group(task)]
     training = grpo_trainer(
         tmp_path, lambda prompts, training: to_output(results), ["0", "1"],
-        model=policy_of(world.folder), tokenizer=world.tokenizer, max_completion_length=4096,
+        model=world.policy(), tokenizer=world.tokenizer, max_completion_length=4096,
         num_generations=SAMPLES, per_device_train_batch_size=len(results),
         vllm_importance_sampling_mode="token_truncate", vllm_importance_sampling_clip_max=1.1,
     )  # fmt: skip
@@ -94,9 +90,9 @@ def test_trl(world: World, tmp_path: Path) -> None:
     training.training_step(training.model, rows, None)
     found = gradient(training.model)
 
-    tokens = sum(len(one.most.trained) for group in groups(world) for one in group)
-    losses = terms(groups(world), weighted_per_token(tokens, 1.1), most=True, eps=1e-4)
-    assert_equal(found, step(policy_of(world.folder), losses))
+    tokens = sum(len(one.most.trained) for group in world.played for one in group)
+    losses = terms(world.played, weighted(tokens, 1.1), most=True, eps=1e-4)
+    world.check(found, losses)
 
 
 # --- verl -----------------------------------------------------------------------------------------
@@ -164,20 +160,20 @@ def test_verl(world: World) -> None:
     """In the bypass mode, where the engine's logprobs are the old ones. A forked episode counts
     once: all its sequences, or, where each weighs as much as an episode, one of them.
     """
-    graded = [each for group in groups(world) for each in group if each.reward is not None]
+    graded = [each for group in world.played for each in group if each.reward is not None]
     rows = sum(len(each.rows) for each in graded)
     tokens = {
-        "token-mean": trained(world),
+        "token-mean": world.trained,
         "seq-mean-token-sum": rows,
         "seq-mean-token-sum-norm": rows * VERL_CONSTANT,
     }
-    losses = {mode: terms(groups(world), per_token(tokens[mode]), eps=1e-6) for mode in tokens}
+    losses = {mode: terms(world.played, per_token(tokens[mode]), eps=1e-6) for mode in tokens}
     mean = lambda value: lambda logps, old: clipped(logps, old, value).mean() / len(graded)
-    losses["seq-mean-token-mean"] = terms(groups(world), mean, most=True, eps=1e-6)
+    losses["seq-mean-token-mean"] = terms(world.played, mean, most=True, eps=1e-6)
     with borrowed("verl.trainer.ppo.v1", without="transfer_queue peft"):
         found = {mode: asyncio.run(verl_gradient(world, mode)) for mode in losses}
     for mode, expected in losses.items():
-        assert_equal(found[mode], step(policy_of(world.folder), expected))
+        world.check(found[mode], expected)
 
 
 async def verl_gradient(world: World, mode: str) -> dict[str, Any]:
@@ -209,7 +205,7 @@ async def verl_gradient(world: World, mode: str) -> dict[str, Any]:
     base._compute_advantage(trainer, Batch(queue.rows), {})
     names = ["prompts", "responses", "response_mask", "old_log_probs", "advantages"]
     data: Any = queue.kv_batch_get(Batch.keys, "train", names)
-    policy = policy_of(world.folder)
+    policy = world.policy()
     logps = []
     for stored in queue.rows.values():
         scores = policy(stored["input_ids"][None]).logits[0].log_softmax(-1)
@@ -246,10 +242,10 @@ def test_openrlhf(world: World) -> None:
     responses = asyncio.run(openrlhf_responses(world))
     with borrowed(inside, without=without):
         found = openrlhf_gradient(world, responses)
-    group = groups(world)[0]
+    group = world.played[0]
     tokens = sum(len(one.most.trained) for one in group)
-    losses = terms([group], weighted_per_token(tokens, 1.1, 0.9), most=True, eps=1e-9)
-    assert_equal(found, step(policy_of(world.folder), losses))
+    losses = terms([group], weighted(tokens, 1.1, 0.9), most=True, eps=1e-9)
+    world.check(found, losses)
 
 
 class Talker(openrlhf.AgentExecutor):
@@ -292,7 +288,7 @@ def openrlhf_gradient(world: World, responses: list[Any]) -> dict[str, Any]:
         ),
         actor=SimpleNamespace(entropy_coef=None, aux_loss_coef=0.0),
     )
-    actor = Actor(policy_of(world.folder))
+    actor = Actor(world.policy())
     actor.packing_samples = False
     read_response = samples_generator.SamplesGenerator._process_response_into_experience
     generator: Any = None  # it is not used
@@ -339,7 +335,7 @@ def test_atropos(world: World) -> None:
     item = asyncio.run(atropos_group(world))
     with borrowed("example_trainer"):
         found = atropos_gradient(world, item)
-    rows = [(row, one.reward) for one in groups(world)[0] for row in one.rows]
+    rows = [(row, one.reward) for one in world.played[0] for row in one.rows]
     scores = np.array([reward for _, reward in rows])
     values = (scores - scores.mean()) / scores.std()
 
@@ -352,7 +348,7 @@ def test_atropos(world: World) -> None:
         return loss
 
     losses = [(row, loss_of(value)) for (row, _), value in zip(rows, values, strict=True)]
-    assert_equal(found, step(policy_of(world.folder), losses))
+    world.check(found, losses)
 
 
 async def atropos_group(world: World) -> dict[str, Any]:
@@ -381,7 +377,7 @@ def atropos_gradient(world: World, item: dict[str, Any]) -> dict[str, Any]:
 
     batches: Any = pad_data_to_good_offset({"batch": [item]}, len(item["tokens"]))
     tokens, labels, advantages, temperatures, logprobs = (one[0] for one in batches)
-    policy = policy_of(world.folder)
+    policy = world.policy()
     loss, _ = compute_grpo_loss(policy, tokens, labels, advantages, temperatures, 1, logprobs)
     loss.backward()
     return gradient(policy)
@@ -404,21 +400,21 @@ def test_tinker(world: World, shifted: str) -> None:
             data += to_datums(result, advantage)
     if shifted:
         data = [moved(datum, shifted) for datum in data]
-    client = TrainingClient(policy_of(world.folder))
+    client = TrainingClient(world.policy())
     train_step = import_module("tinker_cookbook.rl.train").train_step
     asyncio.run(
         train_step(data, client, learning_rate=0.1, num_substeps=2, loss_fn="importance_sampling")
     )
-    assert len(client.trained) == sum(len(one.rows) for group in groups(world) for one in group) - 1
+    assert len(client.trained) == sum(len(one.rows) for group in world.played for one in group) - 1
     assert client.steps == 2
 
     def loss_of(advantage: float) -> Any:
         return lambda logps, old: -((logps - old).exp() * advantage).sum()
 
-    expected = step(policy_of(world.folder), terms(groups(world), loss_of, eps=0, ddof=0))
+    losses = terms(world.played, loss_of, eps=0, ddof=0)
     differs = pytest.raises(AssertionError, match="of the largest gradient")
     with differs if shifted else nullcontext():
-        assert_equal(gradient(client.policy), expected)
+        world.check(gradient(client.policy), losses)
 
 
 def moved(datum: Any, name: str) -> Any:

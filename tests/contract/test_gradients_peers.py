@@ -21,14 +21,10 @@ from support.gradients import (
     SAMPLES,
     Script,
     World,
-    assert_equal,
     clipped,
     engine_of,
     gradient,
     normalized,
-    policy_of,
-    read,
-    step,
     talk,
 )
 from support.trainer_source import theirs
@@ -90,9 +86,9 @@ def kept_samples(world: World, make: Any) -> list[Any]:
     return kept
 
 
-def by_hand(world: World) -> dict[str, Any]:
+def by_hand(world: World) -> list[Any]:
     """An episode is a mean over its tokens, and a step a mean over episodes."""
-    group = [one for one in read(world.file) if one.task == 0]
+    group = world.played[0]
     terms = []
     for one, advantage in zip(group, normalized(group, eps=1e-6), strict=True):
         weight = one.tokens * len(group)
@@ -100,7 +96,7 @@ def by_hand(world: World) -> dict[str, Any]:
             (row, lambda logps, old, a=advantage, n=weight: clipped(logps, old, a).sum() / n)
             for row in one.rows
         ]
-    return step(policy_of(world.folder), terms)
+    return terms
 
 
 def packed_logits(policy: Any, tokens: Any, starts: Any) -> Any:
@@ -118,7 +114,7 @@ def test_slime(world: World) -> None:
     inside = "slime slime.utils slime.backends slime.backends.megatron_utils slime.observability"
     with borrowed(inside, without="megatron"):
         found = slime_gradient(world)
-    assert_equal(found, by_hand(world))
+    world.check(found, by_hand(world))
 
 
 def slime_gradient(world: World) -> dict[str, Any]:
@@ -162,7 +158,7 @@ def slime_gradient(world: World) -> dict[str, Any]:
     loss.compute_advantages_and_returns(ARGS, rollout)
     batches = data.DataIterator(rollout, rollout["micro_batch_indices"])
     (count,), (size,) = rollout["num_microbatches"], rollout["global_batch_sizes"]
-    policy = policy_of(world.folder)
+    policy = world.policy()
     for _ in range(count):
         batch = data.get_batch(batches, KEYS, ARGS.data_pad_size_multiplier)
         logits = packed_logits(policy, batch["tokens"], batch["packed_seq_params"].cu_seqlens_q)
@@ -189,7 +185,7 @@ def test_miles(world: World) -> None:
     )
     with borrowed(inside, without=MILES_WITHOUT):
         found = miles_gradient(world)
-    assert_equal(found, by_hand(world))
+    world.check(found, by_hand(world))
 
 
 def miles_gradient(world: World) -> dict[str, Any]:
@@ -219,7 +215,7 @@ def miles_gradient(world: World) -> dict[str, Any]:
     loss.compute_advantages_and_returns(ARGS, rollout)
     batches = data.DataIterator(rollout, micro_batch_indices=rollout["micro_batch_indices"])
     (count,), (size,) = rollout["num_microbatches"], rollout["num_rollouts"]
-    policy = policy_of(world.folder)
+    policy = world.policy()
     for _ in range(count):
         batch = data.get_batch(batches, KEYS, ARGS.data_pad_size_multiplier)
         logits = packed_logits(policy, batch["tokens"], batch["cu_seqlens"])
@@ -248,7 +244,7 @@ def test_verifiers_and_prime_rl(world: World) -> None:
     without = "prime_sandboxes beartype jaxtyping prime_rl.configs"
     with borrowed(PRIME_RL, without=without):
         found = asyncio.run(prime_rl_gradient(world))
-    group = [one for one in read(world.file) if one.task == 0]
+    group = world.played[0]
     tokens = sum(one.tokens for one in group)
     mean = sum(one.reward or 0.0 for one in group) / len(group)
 
@@ -261,7 +257,7 @@ def test_verifiers_and_prime_rl(world: World) -> None:
         return loss
 
     terms = [(row, loss_of((one.reward or 0.0) - mean)) for one in group for row in one.rows]
-    assert_equal(found, step(policy_of(world.folder), terms))
+    world.check(found, terms)
 
 
 async def prime_rl_gradient(world: World) -> dict[str, Any]:
@@ -281,7 +277,7 @@ async def prime_rl_gradient(world: World) -> dict[str, Any]:
     for sample in samples:
         sample.temperatures = [1.0] * len(sample.token_ids)
     (batches,) = prepare_batch(samples, 128, 1, build_bin_cost(None))
-    policy = policy_of(world.folder)
+    policy = world.policy()
     scale = sum(sum(batch.loss_mask) for batch in batches)
     config = SimpleNamespace(dppo_mask_high=BOUND, dppo_mask_low=BOUND, adv_tau=1.0, kl_tau=1e-3)
     for batch in batches:

@@ -35,6 +35,7 @@ FAMILIES = {
     "data/minimax_m2_5": "minimax-m2",
 }
 TEMPLATES = tool_templates()
+EDGES = "tool_blank tool_edged parts_tool user_edged user_empty inject_ tool_newline_end tool_empty"
 # Kind of disagreement -> the scenarios it may occur in (a prefix of their names):
 # - none: by default, `renderers` renders again when a user message follows
 # - control: it encodes messages with control tokens enabled
@@ -46,16 +47,7 @@ TEMPLATES = tool_templates()
 EXPLAINED = {
     "none": ("",),
     "control": ("inject_",),
-    "edges": (
-        "tool_blank",
-        "tool_edged",
-        "parts_tool",
-        "user_edged",
-        "user_empty",
-        "inject_",
-        "tool_newline_end",
-        "tool_empty",
-    ),
+    "edges": tuple(EDGES.split()),
     "parts": ("parts_",),
     "system": ("system_",),
     "thought": ("cut_thought",),
@@ -78,11 +70,8 @@ def kind_of(
         return "thought"
     if mine == theirs + "<think>\n":
         return "generation prompt"
-    if (
-        scenario == "parts_tool"
-        and mine.count("<response>") == 2
-        and theirs.count("<response>") == 1
-    ):
+    marks = mine.count("<response>"), theirs.count("<response>")
+    if scenario == "parts_tool" and marks == (2, 1):
         return "parts"
     if scenario.startswith("system_") and "Be brief" in theirs and "Be brief" not in mine:
         return "system"

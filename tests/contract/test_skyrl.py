@@ -18,20 +18,7 @@ from aiohttp import web
 from support import framework_engines as mirror
 from support.bare import borrowed
 from support.forked_episodes import episode
-from support.gradients import (
-    PLAYED,
-    SAMPLES,
-    World,
-    assert_equal,
-    gradient,
-    groups,
-    padded_logps,
-    policy_of,
-    step,
-    terms,
-    trained,
-    weighted_per_token,
-)
+from support.gradients import PLAYED, SAMPLES, World, gradient, padded_logps, terms, weighted
 from support.http import http_server
 from support.slime_trainer import plays_the_reference
 from support.verl_mirror import Keys
@@ -75,12 +62,10 @@ def skyrl() -> Iterator[SimpleNamespace]:
         )  # fmt: skip
 
 
-def test_each_setting_is_honored_harmless_or_refused(skyrl: SimpleNamespace) -> None:
+def test_its_settings_interface_and_output_are_theirs(skyrl: SimpleNamespace) -> None:
+    """Each setting is honored, harmless or refused."""
     names = {field.name for field in dataclasses.fields(skyrl.config.GeneratorConfig)}
     assert names == _HONORED | _HARMLESS | REFUSED
-
-
-def test_the_generator_and_its_output_are_theirs(skyrl: SimpleNamespace) -> None:
     client = mirror.SkyrlClient("")
     own = ToolrollGenerator(mirror.GeneratorConfig(), load_embedded_tokenizer(), client, SETTINGS)
     assert isinstance(own, skyrl.base.GeneratorInterface)
@@ -91,9 +76,7 @@ def test_the_generator_and_its_output_are_theirs(skyrl: SimpleNamespace) -> None
 
 
 @pytest.mark.parametrize("step_wise", [False, True])
-async def test_an_episode_passes_the_trainer_s_own_check(
-    skyrl: SimpleNamespace, *, step_wise: bool
-) -> None:
+async def test_an_episode_passes_skyrl_s_check(skyrl: SimpleNamespace, *, step_wise: bool) -> None:
     tokenizer: Any = load_embedded_tokenizer()
     config = skyrl.config.GeneratorConfig(max_turns=12, step_wise_trajectories=step_wise)
     seen: list[dict[str, Any]] = []
@@ -189,7 +172,7 @@ def test_the_gradient_of_its_loss(skyrl: SimpleNamespace, world: World, reductio
     batch = batch_of(skyrl, trainer, *map(world.group, PLAYED))
     bounds = [batch.metadata[f"policy_{name}_boundaries"] for name in ("mini_batch", "prompt")]
     batch = skyrl.trainer.RayPPOTrainer._normalize_advantages(trainer, batch, *bounds)
-    policy = policy_of(world.folder)
+    policy = world.policy()
     logps = padded_logps(policy, batch["sequences"], batch["attention_mask"])
     logps = logps[:, -batch["response_mask"].shape[1] :]
     loss, _ = skyrl.trainer.ppo_utils.ppo_policy_loss(
@@ -198,18 +181,21 @@ def test_the_gradient_of_its_loss(skyrl: SimpleNamespace, world: World, reductio
     )  # fmt: skip
     loss.backward()
     losses = []
-    for group in groups(world):
+    for group in world.played:
         tokens = {
-            "token_mean": trained(world),
+            "token_mean": world.trained,
             "seq_mean_token_sum_norm": LONGEST * len(batch["sequences"]),
             "prompt_mean": len(PLAYED) * sum(each.tokens for each in group),
         }
-        losses += terms([group], weighted_per_token(tokens[reduction], 1.1), eps=1e-6)
-    assert_equal(gradient(policy), step(policy_of(world.folder), losses))
+        losses += terms([group], weighted(tokens[reduction], 1.1), eps=1e-6)
+    world.check(gradient(policy), losses)
 
 
 @pytest.mark.parametrize("estimator", ["grpo", "rloo"])
 def test_an_aborted_episode_moves_no_advantage(skyrl: SimpleNamespace, estimator: str) -> None:
+    """SkyRL's advantage of a group of one is its reward, so the aborted ones stay in the group: the
+    last graded one gets none.
+    """
     trainer = trainer_of(load_embedded_tokenizer(), advantage_estimator=estimator)
     first, *others = episode(1.0), episode(0.0), episode(1.0, forked=True)
     batches = (
@@ -218,17 +204,11 @@ def test_an_aborted_episode_moves_no_advantage(skyrl: SimpleNamespace, estimator
     )
     without, beside = (batch["advantages"].tolist() for batch in batches)
     assert without == beside
+    if estimator == "grpo":
+        assert not batch_of(skyrl, trainer, [first, episode(None)])["advantages"].any()
 
 
-def test_the_last_graded_episode_gets_no_advantage(skyrl: SimpleNamespace) -> None:
-    """SkyRL's advantage of a group of one is its reward, so the aborted ones stay in the group."""
-    trainer = trainer_of(load_embedded_tokenizer())
-    assert not batch_of(skyrl, trainer, [episode(1.0), episode(None)])["advantages"].any()
-
-
-def test_routed_experts_are_in_its_batch(
-    skyrl: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_experts_are_in_its_batch(skyrl: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
     """A row is at its token's position. The second sequence is padded on the left, and the last
     token of each has no row.
     """

@@ -19,7 +19,7 @@ import pytest
 from openai.types.chat import ChatCompletionFunctionToolParam
 from pydantic import TypeAdapter
 from support.chat import completion, endpoint
-from support.tau2_user import ReferenceUser
+from support.tau2_user import Scripted, play, reference_user
 
 from toolroll.agents.users import OpenAIUsers, ScriptedUser, UserConfig
 from toolroll.environments.tau2 import Tau2Factory, telecom
@@ -29,27 +29,12 @@ from toolroll.environments.tau2.package import WHEEL_COMMIT, data_folder
 from toolroll.evaluation.do_nothing import LeavingUser, play_floor
 from toolroll.parsers.reading.schema import Offered, check_call
 from toolroll.parsers.types import ToolCall
-from toolroll.rollout.environment import Action, EnvironmentOptions, StepResult, Task
+from toolroll.rollout.environment import Action, EnvironmentOptions, Task
 from toolroll.rollout.errors import ActionError, EnvironmentFailure, UsageError, UserSimulatorError
 from toolroll.rollout.runs.provenance import benchmark_packages, checkout_commit
 
 AIRLINE, RETAIL, TELECOM = map(Tau2Factory, ("airline", "retail", "telecom"))
 BYE = Action("Goodbye.")
-
-
-async def play(
-    factory: Tau2Factory, task: Task, actions: Sequence[Action], user: Any = None
-) -> StepResult:
-    """The last step of an episode."""
-    env = factory.make(EnvironmentOptions(user=lambda seed: user or ReferenceUser(task.data)))
-    await env.reset(task, 0)
-    result = StepResult()
-    for action in actions:
-        result = await env.step(action)
-        if result.done:
-            break
-    await env.close()
-    return result
 
 
 def act(name: str, /, **arguments: Any) -> Action:
@@ -170,28 +155,24 @@ async def test_the_digest_is_tau2s_hash_and_shared_data_never_change() -> None:
     assert digest(domain.begin({"id": "none"}).database) == next(iter(seen))
 
 
-@pytest.mark.parametrize(
-    ("basis", "reward"),
-    [
-        (None, 0.0),  # tau2's default: DB and COMMUNICATE
-        (["DB", "COMMUNICATE"], 0.0),
-        (["DB"], 1.0),
-        (["DB", "NL_ASSERTION"], 1.0),  # without a judge, this part is left out
-        (["COMMUNICATE"], 0.0),
-        (["ACTION"], 1.0),
-        ([], 1.0),
-    ],
-)
-async def test_only_the_reward_basis_counts(basis: list[str] | None, reward: float) -> None:
+async def test_only_the_reward_basis_counts() -> None:
     """All reference actions, but none of the required texts."""
     task = communicating()
-    given = {} if basis is None else {"reward_basis": basis}
-    changed = replace(task, data=with_criteria(task, **given))
-    result = await play(AIRLINE, changed, [*AIRLINE.reference(task)[:-1], BYE])
-    assert result.reward == reward
-    if basis is None:
-        without = replace(task, data={**task.data, "evaluation_criteria": None})
-        assert (await play(AIRLINE, without, [BYE])).reward == 1.0
+    bases: list[tuple[dict[str, Any], float]] = [
+        ({}, 0.0),  # tau2's default: DB and COMMUNICATE
+        ({"reward_basis": ["DB", "COMMUNICATE"]}, 0.0),
+        ({"reward_basis": ["DB"]}, 1.0),
+        ({"reward_basis": ["DB", "NL_ASSERTION"]}, 1.0),  # without a judge, this part is left out
+        ({"reward_basis": ["COMMUNICATE"]}, 0.0),
+        ({"reward_basis": ["ACTION"]}, 1.0),
+        ({"reward_basis": []}, 1.0),
+    ]
+    for given, reward in bases:
+        changed = replace(task, data=with_criteria(task, **given))
+        result = await play(AIRLINE, changed, [*AIRLINE.reference(task)[:-1], BYE])
+        assert result.reward == reward, given
+    without = replace(task, data={**task.data, "evaluation_criteria": None})
+    assert (await play(AIRLINE, without, [BYE])).reward == 1.0
 
 
 async def test_required_texts_may_be_in_any_message_but_not_in_two() -> None:
@@ -210,42 +191,40 @@ async def test_required_texts_may_be_in_any_message_but_not_in_two() -> None:
         assert (result.reward, result.done) == (reward, True), said
 
 
-async def test_a_first_line_that_ends_the_conversation() -> None:
-    actions, user = AIRLINE.reference(cancelling()), ScriptedUser(["###STOP###"])
-    result = await play(AIRLINE, cancelling(), actions, user)
+async def test_what_ends_an_episode() -> None:
+    """The user, also with its first line, and ten errors."""
+    task, actions = cancelling(), AIRLINE.reference(cancelling())
+    result = await play(AIRLINE, task, actions, ScriptedUser(["###STOP###"]))
     assert (result.done, result.reward, result.messages) == (True, 0.0, [])
+    for line in ("###STOP###", "Thanks. ###TRANSFER###", "###OUT-OF-SCOPE###"):
+        user = ScriptedUser(["Hello.", line])
+        result = await play(AIRLINE, AIRLINE.tasks("base")[0], [BYE], user)
+        assert result.done and result.reward is not None
+    for errors, reward in ((9, 1.0), (10, 0.0)):
+        result = await play(AIRLINE, task, [*[act("no_such_tool")] * errors, *actions])
+        assert (result.done, result.reward) == (True, reward)
 
 
-@pytest.mark.parametrize(("errors", "reward"), [(9, 1.0), (10, 0.0)])
-async def test_ten_errors_end_the_episode(errors: int, reward: float) -> None:
-    actions = [*[act("no_such_tool")] * errors, *AIRLINE.reference(cancelling())]
-    result = await play(AIRLINE, cancelling(), actions)
-    assert (result.done, result.reward) == (True, reward)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "compared", "done"),
-    [
+def test_actions_are_compared_as_tau2_does() -> None:
+    """It compares the arguments that the call has."""
+    compared: list[tuple[dict[str, Any], list[str] | None, bool]] = [
         ({"a": [1, 2], "b": 1.0}, None, True),
         ({"a": [2, 1], "b": 1}, None, False),
-        ({"b": 1}, None, True),  # tau2 compares the arguments that the call has
+        ({"b": 1}, None, True),
         ({"b": 1, "c": None}, None, False),
         ({"a": [], "b": 1}, ["b"], True),
         ({"a": [1, 2]}, ["b"], False),
         ({}, [], True),
-    ],
-)
-def test_actions_are_compared_as_tau2_does(
-    arguments: dict[str, Any], compared: list[str] | None, done: bool
-) -> None:
-    expected = {"name": "f", "arguments": {"a": [1, 2], "b": 1}, "compare_args": compared}
-    criteria = {"actions": [expected], "reward_basis": ["ACTION"]}
-    state = AIRLINE.domain.begin({})
-    state.call("user", "g", expected["arguments"])  # type: ignore[arg-type]
-    task = {"id": "t", "evaluation_criteria": criteria}
-    assert grade(AIRLINE.domain, task, state, ())["actions"] is False
-    state.call("user", "f", arguments)
-    assert grade(AIRLINE.domain, task, state, ())["actions"] is done
+    ]
+    for arguments, names, done in compared:
+        expected = {"name": "f", "arguments": {"a": [1, 2], "b": 1}, "compare_args": names}
+        criteria = {"actions": [expected], "reward_basis": ["ACTION"]}
+        state = AIRLINE.domain.begin({})
+        state.call("user", "g", expected["arguments"])  # type: ignore[arg-type]
+        task = {"id": "t", "evaluation_criteria": criteria}
+        assert grade(AIRLINE.domain, task, state, ())["actions"] is False
+        state.call("user", "f", arguments)
+        assert grade(AIRLINE.domain, task, state, ())["actions"] is done, arguments
 
 
 # --- tools ----------------------------------------------------------------------------------------
@@ -256,9 +235,7 @@ def test_actions_are_compared_as_tau2_does(
     [(AIRLINE, 14, 0), (RETAIL, 15, 0), (TELECOM, 13, 30)],
     ids=["airline", "retail", "telecom"],
 )
-def test_tools_have_openais_form_and_take_the_reference_calls(
-    factory: Tau2Factory, count: int, user: int
-) -> None:
+def test_tools_have_openais_form_and_fit_calls(factory: Tau2Factory, count: int, user: int) -> None:
     domain = factory.domain
     assert (len(domain.tools), len(domain.user_tools)) == (count, user)
     for tool in [*domain.tools, *domain.user_tools]:
@@ -300,12 +277,6 @@ async def test_mistakes_are_answers() -> None:
     await env.close()
     with pytest.raises(EnvironmentFailure):
         await env.step(BYE)
-
-
-@pytest.mark.parametrize("line", ["###STOP###", "Thanks. ###TRANSFER###", "###OUT-OF-SCOPE###"])
-async def test_the_user_ends_it(line: str) -> None:
-    result = await play(AIRLINE, AIRLINE.tasks("base")[0], [BYE], ScriptedUser(["Hello.", line]))
-    assert result.done and result.reward is not None
 
 
 async def test_wrong_settings_are_refused() -> None:
@@ -361,9 +332,7 @@ def write_tasks(checkout: Path, tasks: Sequence[Mapping[str, Any]]) -> None:
     file.write_text(json.dumps(tasks))
 
 
-async def test_a_checkouts_data_and_their_commit_are_in_the_result(
-    checkout: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_checkout_s_commit_is_kept(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TAU2_DATA_DIR", str(checkout / "data"))
     factory = telecom()
     commit = checkout_commit(checkout)
@@ -371,7 +340,7 @@ async def test_a_checkouts_data_and_their_commit_are_in_the_result(
     assert str(checkout) in factory.description
     task, _ = factory.tasks("base")
     assert (await play(factory, task, factory.reference(task))).reward == 1.0
-    env = factory.make(EnvironmentOptions(user=lambda seed: ReferenceUser(task.data)))
+    env = factory.make(EnvironmentOptions(user=lambda seed: Scripted(reference_user(task.data))))
     first = await env.reset(task, 0)
     assert "The main_policy of the checkout." in first.messages[0]["content"]
     assert first.info["data"] == f"tau2-bench {commit}"
@@ -394,7 +363,7 @@ async def test_tasks_that_need_a_judge_are_refused_or_graded_partly(checkout: Pa
         nl_assertions=["The agent was polite."],
     )
     write_tasks(checkout, [judged])
-    options = EnvironmentOptions(user=lambda seed: ReferenceUser(judged))
+    options = EnvironmentOptions(user=lambda seed: Scripted(reference_user(judged)))
     with pytest.raises(UsageError, match=r'1 of 1 tasks needs a judge .*nl_assertions="skip"'):
         telecom(str(checkout)).make(options)
     factory = telecom(str(checkout), nl_assertions="skip")

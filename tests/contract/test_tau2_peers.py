@@ -15,12 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.tau2_user import Calls, Script, Scripted, play, reference_user
 
-from toolroll.agents.users import CallTool
 from toolroll.environments.tau2 import Tau2Factory
 from toolroll.parsers.types import ToolCall
-from toolroll.rollout.environment import Action, EnvironmentOptions, StepResult, Task
-from toolroll.rollout.types import Tool
+from toolroll.rollout.environment import Action, StepResult, Task
 
 CHECKOUT = os.environ.get("TOOLROLL_TAU2")
 PLAYER = Path(__file__).parents[1] / "support" / "tau2_upstream.py"
@@ -32,54 +31,13 @@ pytestmark = [
     pytest.mark.skipif(CHECKOUT is None, reason="TOOLROLL_TAU2 names no checkout of tau2-bench"),
 ]
 
-Calls = list[tuple[str, Mapping[str, Any]]]
-Script = list[tuple[str, Calls]]
-"""For each turn of one side: its text and its calls."""
 
-
-class Scripted:
-    """A user with a script. When the script is over, the user stops."""
-
-    def __init__(self, script: Script) -> None:
-        self._turns = iter([*script, ("###STOP###", [])])
-        self._call: CallTool | None = None
-
-    def adopt_tools(self, tools: Sequence[Tool], call: CallTool) -> None:
-        self._call = call
-
-    async def reset(self, instruction: str) -> str:
-        return await self.step("")
-
-    async def step(self, content: str) -> str:
-        line, calls = next(self._turns)
-        for name, arguments in calls:
-            assert self._call is not None
-            self._call(name, arguments)
-        return line
-
-    def metrics(self) -> Mapping[str, float]:
-        return {}
-
-    async def close(self) -> None:
-        """There is nothing to close."""
-
-
-def reference_scripts(factory: Tau2Factory, task: Task) -> tuple[Script, Script]:
-    """The reference actions of `task`: the agent's turns, and the user's."""
-    agent: Script = [
+def reference_agent(factory: Tau2Factory, task: Task) -> Script:
+    """The agent's turns with the reference actions of `task`."""
+    return [
         (action.content, [(call.name, call.arguments or {}) for call in action.tool_calls])
         for action in factory.reference(task)
     ]
-    user: Script = [("Hello, I need your help.", [])]
-    before = "assistant"
-    for action in task.data["evaluation_criteria"]["actions"]:
-        side = action.get("requestor") or "assistant"
-        if side == "user":
-            if before != "user":
-                user.append(("Done.", []))
-            user[-1][1].append((action["name"], action["arguments"]))
-        before = side
-    return agent, user
 
 
 def reversed_lists(arguments: Mapping[str, Any], other: str) -> Mapping[str, Any]:
@@ -129,17 +87,11 @@ def variants(
 
 async def played(factory: Tau2Factory, task: Task, agent: Script, user: Script) -> StepResult:
     """The last step of an episode of ours."""
-    env = factory.make(EnvironmentOptions(user=lambda seed: Scripted(user)))
-    await env.reset(task, 0)
-    result = StepResult()
-    for text, calls in [*agent, *([("Goodbye.", [])] * (len(user) + 1))]:
-        result = await env.step(
-            Action(text, tuple(ToolCall(name, dict(arguments), "") for name, arguments in calls))
-        )
-        if result.done:
-            break
-    await env.close()
-    return result
+    actions = [
+        Action(text, tuple(ToolCall(name, dict(arguments), "") for name, arguments in calls))
+        for text, calls in [*agent, *([("Goodbye.", [])] * (len(user) + 1))]
+    ]
+    return await play(factory, task, actions, Scripted(user))
 
 
 @pytest.mark.parametrize("domain", ["airline", "retail", "telecom"])
@@ -148,12 +100,11 @@ async def test_each_reward_is_the_one_of_tau2s_evaluator(domain: str, record_pro
     assert CHECKOUT is not None
     factory = Tau2Factory(domain, data=CHECKOUT, nl_assertions="skip")
     tasks = factory.tasks("base")
-    foreign = [
-        call for task in tasks for _, calls in reference_scripts(factory, task)[0] for call in calls
-    ]
+    agents = [reference_agent(factory, task) for task in tasks]
+    foreign = [call for agent in agents for _, calls in agent for call in calls]
     episodes = []
-    for task in tasks:
-        agent, user = reference_scripts(factory, task)
+    for task, agent in zip(tasks, agents, strict=True):
+        user = reference_user(task.data)
         texts = task.data["evaluation_criteria"].get("communicate_info") or []
         other = [foreign[(task.index * 7 + 3) % len(foreign)]]
         for name, agent_script, user_script in variants(agent, user, texts, other):

@@ -9,9 +9,8 @@ import asyncio
 import inspect
 import pickle
 import re
-from collections.abc import AsyncIterator
 from concurrent.futures import Future
-from contextlib import asynccontextmanager
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,16 +22,7 @@ from support.forked_episodes import episode
 from support.slime_trainer import plays_the_reference
 from support.source import ROOT
 from support.tinker_mirror import SamplingClient, is_old
-from unit.adapters.test_same_episodes import (
-    EPISODES,
-    MAX_NEW,
-    Played,
-    World,
-    expected,
-    of_datum,
-    with_tinker,
-    world,
-)
+from unit.adapters import test_same_episodes as same
 
 from toolroll.rollout.errors import CompletionError, RolloutError, TokenError, UsageError
 from toolroll.rollout.types import GenerateRequest
@@ -47,60 +37,56 @@ pytest.importorskip("tinker_cookbook.rl.rollouts", reason="tinker-cookbook is no
 pytestmark = pytest.mark.filterwarnings("error::FutureWarning")  # tinker's, of what it deprecates
 
 
-async def in_order(made: World) -> list[Played]:
-    oracle = await expected(made)
-    return [oracle[index] for index in EPISODES]
-
-
-@pytest.mark.parametrize("history", ["kept", "forks"])
-async def test_its_data_are_what_was_served_and_sampled(history: str, tmp_path: Path) -> None:
-    async with world(history, tmp_path) as made:
-        assert await with_tinker(made) == await in_order(made)
+async def in_order(playing: same.World) -> list[same.Played]:
+    oracle = await same.expected(playing)
+    playing.engine.log.clear()
+    return [oracle[index] for index in same.EPISODES]
 
 
 # --- tinker-cookbook ------------------------------------------------------------------------------
 
 
-def group_of(made: World, index: int = EPISODES[0], size: int = 1, **given: Any) -> ToolrollGroup:
-    settings = EpisodeSettings(**{**made.settings, "context_length": 8192, **given})
-    return ToolrollGroup(DrivenPlayer(made.tokenizer, settings), index, size)
+def group_of(playing: Any, index: int = same.EPISODES[0], size: int = 1, **given: Any) -> Any:
+    settings = EpisodeSettings(**{**playing.settings, "context_length": 8192, **given})
+    return ToolrollGroup(DrivenPlayer(playing.tokenizer, settings), index, size)
 
 
-async def rollout(made: World, group: ToolrollGroup) -> Any:
+async def rollout(playing: same.World, group: ToolrollGroup) -> Any:
     """tinker-cookbook's rollout of a group."""
     completers: Any = import_module("tinker_cookbook.completers")
-    policy = completers.TinkerTokenCompleter(SamplingClient(made.engine.url), max_tokens=MAX_NEW)
+    client = SamplingClient(playing.engine.url)
+    policy = completers.TinkerTokenCompleter(client, max_tokens=same.MAX_NEW)
     return await import_module("tinker_cookbook.rl.rollouts").do_group_rollout(group, policy)
 
 
 @pytest.mark.parametrize("history", ["kept", "forks"])
-async def test_the_cookbooks_data_are_what_was_served_and_sampled(
-    history: str, tmp_path: Path
-) -> None:
+async def test_the_data_are_what_was_served_and_sampled(history: str, tmp_path: Path) -> None:
+    """With tinker's own client, and as the cookbook makes them of its rollouts."""
     to_data = import_module("tinker_cookbook.rl.data_processing").trajectory_to_data
-    async with world(history, tmp_path) as made:
-        player = group_of(made).player
-        groups = [ToolrollGroup(player, index, 1) for index in EPISODES]
-        found = await asyncio.gather(*(rollout(made, group) for group in groups))
-        oracle = await in_order(made)
+    async with same.world(history, tmp_path) as playing:
+        assert await same.with_tinker(playing) == await in_order(playing)
+        player = group_of(playing).player
+        groups = [ToolrollGroup(player, index, 1) for index in same.EPISODES]
+        rollouts = await asyncio.gather(*(rollout(playing, group) for group in groups))
+        oracle = await in_order(playing)
     played = []
-    for group in found:
+    for group in rollouts:
         [reward], [trajectory] = group.get_total_rewards(), group.trajectories_G
-        played.append(Played(list(map(of_datum, to_data(trajectory, 1.0))), reward))
+        played.append(same.Played(list(map(same.of_datum, to_data(trajectory, 1.0))), reward))
     assert played == oracle
-    assert {group.trajectories_G[0].stop_reason for group in found} == {"completed"}
+    assert {group.trajectories_G[0].stop_reason for group in rollouts} == {"completed"}
 
 
 async def test_a_group(tmp_path: Path) -> None:
     """Four episodes of one task, which `cleanup` closes, and a retry's."""
-    async with world("kept", tmp_path) as made:
-        group = group_of(made, size=4)
-        found = await rollout(made, pickle.loads(pickle.dumps(group)))
-        assert len(found.trajectories_G) == 4 and len(set(found.get_total_rewards())) == 1
+    async with same.world("kept", tmp_path) as playing:
+        group = group_of(playing, size=4)
+        played = await rollout(playing, pickle.loads(pickle.dumps(group)))
+        assert len(played.trajectories_G) == 4 and len(set(played.get_total_rewards())) == 1
         [env, *_], again = await group.make_envs(), await group.make_envs()
         observation, stop = await env.initial_observation()
-        assert observation.to_ints() == found.trajectories_G[0].transitions[0].ob.to_ints()
-        assert stop == [made.tokenizer.eos_token_id] and len(again) == 4
+        assert observation.to_ints() == played.trajectories_G[0].transitions[0].ob.to_ints()
+        assert stop == [playing.tokenizer.eos_token_id] and len(again) == 4
         assert len(pickle.dumps(group)) and group.logging_tags() == ["desk"]
         assert await group.compute_group_rewards([None], []) == [(0.0, {})]
         await group.cleanup()
@@ -111,28 +97,24 @@ async def test_a_group(tmp_path: Path) -> None:
 
 async def test_what_must_not_be_trained_is_an_error(tmp_path: Path) -> None:
     """Also with a strategy that tries again: the group is left out."""
-    async with world("kept", tmp_path) as made:
+    async with same.world("kept", tmp_path) as playing:
         with pytest.raises(RolloutError, match=r"must not be trained \(invalid call\)"):
-            for index in EPISODES:
-                await rollout(made, group_of(made, index, agent_args={"mask_invalid": True}))
-        env, *_ = await group_of(made).make_envs()
+            for index in same.EPISODES:
+                await rollout(playing, group_of(playing, index, agent_args={"mask_invalid": True}))
+        env, *_ = await group_of(playing).make_envs()
         await env.initial_observation()
         with pytest.raises(RolloutError, match=r"aborted: .*the model's vocabulary"):
             await env.step([10**6])
 
 
-async def test_a_prompt_that_is_too_long_ends_the_episode(tmp_path: Path) -> None:
-    async with world("kept", tmp_path) as made:
-        found = await rollout(made, group_of(made, 0, size=2, context_length=16))
-        assert made.engine.log == []
-    assert found.get_total_rewards() == [0.0, 0.0]
-    assert {one.stop_reason for one in found.trajectories_G} == {"context_overflow"}
-
-
-async def test_a_turn_that_the_sampler_cut_is_truncated(tmp_path: Path) -> None:
-    """Its last token may even be a stop token: the sampler's reason counts."""
-    async with world("kept", tmp_path) as made:
-        env, *_ = await group_of(made).make_envs()
+async def test_a_prompt_that_is_too_long_and_a_cut_turn_end_an_episode(tmp_path: Path) -> None:
+    """The cut turn's last token may even be a stop token: the sampler's reason counts."""
+    async with same.world("kept", tmp_path) as playing:
+        played = await rollout(playing, group_of(playing, 0, size=2, context_length=16))
+        assert playing.engine.log == []
+        assert played.get_total_rewards() == [0.0, 0.0]
+        assert {one.stop_reason for one in played.trajectories_G} == {"context_overflow"}
+        env, *_ = await group_of(playing).make_envs()
         _, stop = await env.initial_observation()
         done = await env.step([65, *stop], extra={"stop_reason": "length"})
     assert (done.episode_done, done.metrics["stop/max_tokens"]) == (True, 1.0)
@@ -188,21 +170,21 @@ async def test_the_futures_of_tinker() -> None:
     assert seen["prompt"].to_ints() == [1, 2]
 
 
-@asynccontextmanager
-async def sampling(**given: Any) -> AsyncIterator[tuple[Any, SamplingClient]]:
-    tokenizer = load_embedded_tokenizer()
-    async with EmbeddedEngine(tokenizer, plays_the_reference) as engine:
-        yield tokenizer, SamplingClient(engine.url, **given)
-
-
 async def test_the_example_of_the_page() -> None:
+    """A turn without logprobs is refused."""
     (block,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "tinker.md").read_text(), re.S)
     page: dict[str, Any] = {"__name__": "page"}
     exec(compile(block, "tinker.md", "exec"), page)
-    async with sampling() as (tokenizer, client):
+    tokenizer = load_embedded_tokenizer()
+    async with EmbeddedEngine(tokenizer, plays_the_reference) as engine:
+        client = SamplingClient(engine.url)
         player = page["make_player"](None, tokenizer)
         datums = await page["data"](player, client, 0)
         await player.aclose()
+        without = SamplingClient(engine.url, without_logprobs=True)
+        with pytest.raises(CompletionError, match="0 logprobs for"):
+            size = len(tokenizer)
+            await TinkerEngine(without, context_length=64, vocab_size=size).generate(REQUEST)
     assert len(datums) == 8
     ends = {tokenizer.eos_token_id}
     assert {tuple(params.stop) for params in client.seen} == {tuple(ends)}
@@ -213,27 +195,17 @@ async def test_the_example_of_the_page() -> None:
         assert {len(column) for column in inputs.values()} == {len(ids)}
 
 
-@pytest.mark.parametrize(
-    "name", "min_p stop frequency_penalty presence_penalty repetition_penalty regex".split()
-)
-async def test_what_tinker_does_not_have_is_refused(name: str) -> None:
+async def test_what_tinker_does_not_have_is_refused() -> None:
     """tinker's `SamplingParams` would ignore it."""
     engine = TinkerEngine(None, context_length=64, vocab_size=10)
-    params = {**REQUEST.sampling_params, name: 0.5}
-    with pytest.raises(UsageError, match=f"Tinker has no sampling parameter '{name}'"):
-        await engine.generate(GenerateRequest(REQUEST.input_ids, params, "session"))
+    names = "min_p stop frequency_penalty presence_penalty repetition_penalty regex"
+    for name in names.split():
+        params = {**REQUEST.sampling_params, name: 0.5}
+        with pytest.raises(UsageError, match=f"Tinker has no sampling parameter '{name}'"):
+            await engine.generate(GenerateRequest(REQUEST.input_ids, params, "session"))
     extra = {"lora_path": "a", "top_logprobs_num": 5}
     with pytest.raises(UsageError, match="Tinker has no lora_path, top_logprobs_num"):
-        await engine.generate(
-            GenerateRequest(REQUEST.input_ids, REQUEST.sampling_params, "session", extra=extra)
-        )
-
-
-async def test_a_turn_without_logprobs_is_refused() -> None:
-    async with sampling(without_logprobs=True) as (tokenizer, client):
-        engine = TinkerEngine(client, context_length=64, vocab_size=len(tokenizer))
-        with pytest.raises(CompletionError, match="0 logprobs for"):
-            await engine.generate(REQUEST)
+        await engine.generate(replace(REQUEST, extra=extra))
 
 
 # --- to_datums ------------------------------------------------------------------------------------
@@ -259,14 +231,11 @@ def test_a_datum_is_shifted_by_one_token() -> None:
     }
 
 
-def test_an_aborted_episode_has_none() -> None:
+def test_an_aborted_episode_has_none_and_logprobs_are_needed() -> None:
     assert to_datums(episode(None), None) == []
-    with pytest.raises(UsageError, match="the value is None"):
-        to_datums(episode(1.0), None)
-
-
-def test_a_trained_token_without_a_logprob_is_refused() -> None:
     result = episode(1.0)
+    with pytest.raises(UsageError, match="the value is None"):
+        to_datums(result, None)
     result.trajectories[0].logprobs[11] = np.nan
     with pytest.raises(TokenError, match="1 trained tokens have no logprob"):
         to_datums(result, 1.0)

@@ -1,20 +1,25 @@
-"""verifiers' own client class, dialect, trace and server, with `toolroll serve` behind them."""
+"""verifiers' own client class, dialect, trace and server, with `toolroll serve` behind them; and
+our environments as verifiers loads and plays them, with its own rollouts and its own client.
+"""
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import AsyncExitStack
 from functools import partial
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from openai import AsyncOpenAI
+from support.bare import run_apart
 from support.endpoints import endpoint, streamed
 from support.experts import first_experts
-from support.verifiers_parts import verifiers_parts
+from support.verifiers_parts import need_verifiers, verifiers_parts
 
 import toolroll.trainers.verifiers.client
 from toolroll.rollout.errors import UsageError
@@ -122,9 +127,7 @@ async def test_the_tokens_of_a_turn_are_filled(vf: Any) -> None:
     ({"logprobs": NO_LOGPROB}, "a sampled token of the answer has no logprob"),
     ({"finish_reason": "abort"}, "ended the turn with 'abort'"),
 ])  # fmt: skip
-async def test_an_answer_that_cannot_be_trained_is_an_error(
-    vf: Any, choice: dict[str, Any], words: str
-) -> None:
+async def test_untrainable_answers_are_errors(vf: Any, choice: dict[str, Any], words: str) -> None:
     with pytest.raises(vf.ProviderError, match=words) as caught:
         await client_of(vf, **choice).get_response(CHAT, {}, None)
     assert caught.value.status_code == (503 if "finish_reason" in choice else 422)
@@ -158,3 +161,161 @@ def test_without_verifiers_the_error_says_what_to_install(monkeypatch: pytest.Mo
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(UsageError, match=r"pip install verifiers==0\.4\.0"):
         toolroll.trainers.verifiers.client.EndpointClient(None)
+
+
+# --- our environments, as verifiers loads and plays them ------------------------------------------
+
+_PROGRAM = """
+import asyncio
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import SimpleNamespace
+
+absent("prime_sandboxes math_verify")  # a client of a paid service; for tasks of mathematics
+
+import verifiers.v1 as vf
+from support.desk_episodes import ByTask, known_tasks
+from support.endpoints import endpoint
+from toolroll import load_environment
+from toolroll.rollout.episode import InteractionResult
+from toolroll.rollout.types import StopReason
+from toolroll.testing import load_embedded_tokenizer
+from toolroll.trainers.verifiers import register
+from toolroll_verifiers import ToolrollHarness
+
+
+def loaded(env, env_args=None, **given):
+    taskset = {"id": "toolroll-verifiers", "env": env, "env_args": env_args or {}}
+    return vf.load_environment(vf.resolve_env_config({"taskset": taskset, **given}))
+
+
+async def play(env, task, bench):
+    client = vf.EvalClientConfig(base_url=bench.url + "/v1")
+    async with env.serving():
+        episode = await env.run_episode(task, vf.ModelContext(model="default", client=client))
+    (trace,) = episode.traces
+    return trace
+
+
+async def references_earn_one():
+    env = loaded("desk")
+    tasks, desk = list(env.taskset), load_environment("desk").tasks("test")
+    assert [(task.data.idx, task.data.name) for task in tasks] == [
+        (task.index, task.id) for task in desk
+    ]
+    async with endpoint(load_embedded_tokenizer(), ByTask(mistakes=0)) as bench:
+        for index in known_tasks():
+            trace = await play(env, tasks[index], bench)
+            assert trace.ok and trace.reward == 1.0 and not trace.is_truncated, trace.errors
+            assert trace.num_turns == trace.metrics["turns"] and trace.tool_messages
+
+
+async def tokens_are_the_endpoints():
+    env = loaded("desk", interception={"type": "server"})
+    task = list(env.taskset)[known_tasks()[0]]
+    async with endpoint(load_embedded_tokenizer(), ByTask(mistakes=0)) as bench, env.serving():
+        client = vf.TrainClientConfig(base_url=bench.url + "/v1")
+        context = vf.ModelContext(model="default", client=client)
+        (trace,) = (await env.run_episode(task, context)).traces
+        assert not trace.ok and "its tokens are not exact" in trace.last_error.message
+        env._interception.clients.clear()  # verifiers' own client, which it has made for the config
+        register(env._interception, client)
+        episode = await env.run_episode(task, vf.ModelContext(model="default", client=client))
+        (trace,) = episode.traces
+        (branch,) = trace.branches
+        (ours,) = bench.endpoint.sessions.get(trace.id).session.trajectories()
+        assert trace.reward == 1.0 and branch.token_ids == ours.input_ids.tolist()
+        assert branch.sampled_mask == ours.loss_mask.astype(bool).tolist()
+
+
+FILE = '''
+from toolroll import tool_environment
+
+def add(a: int, b: int) -> int:
+    "Add two numbers."
+    return a + b
+
+def fail(a: int) -> int:
+    "Fail."
+    raise RuntimeError("the database is gone")
+
+def make(answer: int = 4):
+    return tool_environment(
+        tools=[add, fail],
+        tasks=[{"prompt": "What is 2 + 3?"}],
+        reward=lambda task, final: float(str(answer) in final),
+    )
+'''
+CALL = '<tool_call>{"name": "%s", "arguments": %s}</tool_call>'
+ADD, FAIL = CALL % ("add", '{"a": 2, "b": 3}'), CALL % ("fail", '{"a": 2}')
+
+
+async def ended(env, *replies):
+    task = list(env.taskset)[0]
+    assert task.data.prompt == "What is 2 + 3?" and task.data.env_args == {"answer": 5}
+    text = lambda request: replies[min(request.index, len(replies) - 1)]
+    async with endpoint(load_embedded_tokenizer(), text) as bench:
+        return await play(env, task, bench)
+
+
+async def limits_failures_and_files():
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "sums.py"
+        path.write_text(FILE)
+        env = lambda **agent: loaded(f"{path}:make", {"answer": 5}, agent=agent)
+        trace = await ended(env(), ADD, "It is 5.")
+        assert trace.ok and trace.reward == 1.0 and trace.num_turns == 2
+        assert trace.tool_messages[0].content == "5"
+        assert trace.info["toolroll"]["stop_reason"] == "done"
+        for limits in ({"max_turns": 3}, {"harness": {"id": "toolroll-verifiers", "max_turns": 3}}):
+            trace = await ended(env(**limits), ADD)
+            assert trace.ok and trace.is_truncated and trace.stop_condition == "max_turns"
+            assert trace.reward == 0.0 and trace.num_turns == 3
+        trace = await ended(env(), FAIL)
+        assert not trace.ok and trace.rewards == {} and trace.last_error.type == "HarnessError"
+        assert "the database is gone" in trace.last_error.message, trace.last_error
+
+
+async def aborted_episodes_are_errors():
+    async def play(*_):
+        return InteractionResult.of(
+            (), messages=[], stop_reason=StopReason.ENGINE_ABORT, prompt="", reward=None, info={}
+        )
+
+    harness = ToolrollHarness.__new__(ToolrollHarness)
+    harness._play = play
+    for client, words in (
+        (None, "the episode was aborted: engine_abort"),  # it has no error
+        (vf.TrainClientConfig(base_url="http://other/v1"), "its tokens are not exact"),
+    ):
+        context = SimpleNamespace(model="m", client=client)
+        trace, data = SimpleNamespace(id="t", info={}), SimpleNamespace(name="n", index=0, seed=0)
+        try:
+            await harness.launch(context, trace, None, "", "", {}, data)
+        except vf.HarnessError as error:
+            assert words in str(error), error
+        else:
+            raise AssertionError("not refused")
+
+
+async def the_pages_example_runs():
+    async with endpoint(load_embedded_tokenizer(), lambda request: "Goodbye.") as bench:
+        found = await rewards(bench.url + "/v1", 2)
+    assert len(found) == 2 and set(found) <= {0.0, 1.0}, found
+
+
+for check in (
+    references_earn_one, tokens_are_the_endpoints, limits_failures_and_files,
+    the_pages_example_runs, aborted_episodes_are_errors,
+):
+    asyncio.run(check())
+"""
+
+
+def test_verifiers_plays_our_environments() -> None:
+    """References earn 1.0; the tokens are the endpoint's; limits, failures and files."""
+    need_verifiers()
+    page = (Path(__file__).parents[2] / "docs" / "trainers.md").read_text()
+    blocks = re.findall(r"```python\n(.*?)```", page, re.S)
+    (example,) = [block for block in blocks if "toolroll-verifiers" in block]
+    run_apart(example + _PROGRAM)

@@ -140,43 +140,12 @@ def trainer_of(
     return AsyncGRPOTrainer(path, args=config, train_dataset=dataset, **parts)
 
 
-_LENGTH = """
-import time
-from pathlib import Path
-
-from toolroll.rollout.environment import Action, Environment, Observation, StepResult, Task
-
-
-class Length(Environment):
-    tasks = [{}, {}]
-
-    def __init__(self, gate: str):
-        self.gate = Path(gate)
-
-    def reset(self, task, seed):
-        while not self.gate.exists():
-            time.sleep(0.005)
-        self.turns = 0
-        return Observation([{"role": "user", "content": f"Begin with {task.index}."}])
-
-    def step(self, action):
-        self.turns += 1
-        more = [{"role": "user", "content": "Go on."}]
-        done = self.turns == 3
-        reward = len(action.content) % 97 / 97
-        return StepResult([] if done else more, reward=reward, done=done)
-"""
-
-
 def by_length(folder: Path) -> tuple[EpisodeSettings, Path]:
-    """An environment of two tasks, in which rewards differ, so that each step changes the weights.
-    Its episodes begin while the second path exists.
-    """
-    (folder / "length.py").write_text(_LENGTH)
+    """The settings of `Length`, and its gate, which is open."""
     gate = folder / "gate"
     gate.touch()
     settings = EpisodeSettings(
-        env=f"{folder / 'length.py'}:Length",
+        env="support.trl_toy:Length",
         env_args={"gate": str(gate)},
         parser="hermes",
         on_length="continue",

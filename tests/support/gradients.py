@@ -160,6 +160,29 @@ class World:
         ours = [episode for episode in self.episodes if episode.task_index == task]
         return [one.result for one in sorted(ours, key=lambda one: one.sample)]
 
+    def policy(self) -> Any:
+        return policy_of(self.folder)
+
+    @property
+    def played(self) -> list[list[Played]]:
+        """The episodes of the file, by task."""
+        episodes = read(self.file)
+        return [[each for each in episodes if each.task == task] for task in PLAYED]
+
+    @property
+    def trained(self) -> int:
+        return sum(episode.tokens for group in self.played for episode in group)
+
+    def check(self, gradient: dict[str, Any], losses: Iterable[tuple[Row, Loss]]) -> None:
+        """Assert that a gradient is that of the step by hand, to 1e-5 of the largest."""
+        expected = step(self.policy(), losses)
+        assert gradient.keys() == expected.keys()
+        largest = max(float(values.abs().max()) for values in expected.values())
+        assert largest > 0
+        for name, values in expected.items():
+            apart = float((gradient[name] - values).abs().max()) / largest
+            assert apart <= 1e-5, f"{name}: {apart:.2g} of the largest gradient"
+
 
 @asynccontextmanager
 async def engine_of(folder: Path, script: Script) -> AsyncIterator[tuple[EmbeddedEngine, Model]]:
@@ -254,15 +277,6 @@ def read(file: Path) -> list[Played]:
     return sorted(found, key=lambda one: (one.task, one.sample))
 
 
-def groups(world: World) -> list[list[Played]]:
-    episodes = read(world.file)
-    return [[one for one in episodes if one.task == task] for task in PLAYED]
-
-
-def trained(world: World) -> int:
-    return sum(one.tokens for one in read(world.file))
-
-
 def clipped(logps: Any, old: Any, advantage: float, clip: float = CLIP) -> Any:
     """PPO's loss of each token."""
     import torch
@@ -290,9 +304,7 @@ def per_token(tokens: int) -> Callable[[float], Loss]:
     return lambda advantage: lambda logps, old: clipped(logps, old, advantage).sum() / tokens
 
 
-def weighted_per_token(
-    tokens: int, most: float, least: float | None = None
-) -> Callable[[float], Loss]:
+def weighted(tokens: int, most: float, least: float | None = None) -> Callable[[float], Loss]:
     """As `per_token`, with truncated importance sampling: the old logprobs are the policy's."""
 
     def loss_of(advantage: float) -> Loss:
@@ -339,13 +351,3 @@ def gradient(policy: Any) -> dict[str, Any]:
     found = {name: one.grad.clone() for name, one in policy.named_parameters()}
     policy.zero_grad()
     return found
-
-
-def assert_equal(found: dict[str, Any], expected: dict[str, Any]) -> None:
-    """Assert that two gradients are equal to 1e-5 of the largest."""
-    assert found.keys() == expected.keys()
-    largest = max(float(one.abs().max()) for one in expected.values())
-    assert largest > 0
-    for name, one in expected.items():
-        apart = float((found[name] - one).abs().max()) / largest
-        assert apart <= 1e-5, f"{name}: {apart:.2g} of the largest gradient"

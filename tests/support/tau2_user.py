@@ -1,4 +1,4 @@
-"""A simulated user who executes the user's reference actions of a tau2 task."""
+"""Episodes of tau2 with a scripted user."""
 
 from __future__ import annotations
 
@@ -6,40 +6,61 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from toolroll.agents.users import STOP_MARKER, CallTool
+from toolroll.environments.tau2 import Tau2Factory
 from toolroll.environments.tau2.factory import action_groups
+from toolroll.rollout.environment import Action, EnvironmentOptions, StepResult, Task
 from toolroll.rollout.types import Tool
 
+Calls = list[tuple[str, Mapping[str, Any]]]
+Script = list[tuple[str, Calls]]
+"""For each turn of one side: its text and its calls."""
 
-class ReferenceUser:
-    """The user of `task`: executes its reference actions when asked, then ends."""
 
-    def __init__(self, task: Mapping[str, Any]) -> None:
-        self._left = [group for side, group in action_groups(task) if side == "user"]
+def reference_user(task: Mapping[str, Any]) -> Script:
+    """The user of `task`, who executes its reference actions when asked."""
+    groups = [group for side, group in action_groups(task) if side == "user"]
+    calls = [[(action["name"], action["arguments"]) for action in group] for group in groups]
+    return [("Hello, I need your help.", []), *(("Done.", own) for own in calls)]
+
+
+class Scripted:
+    """A user with a script. When the script is over, the user stops."""
+
+    def __init__(self, script: Script) -> None:
+        self._turns = iter([*script, (STOP_MARKER, [])])
         self._call: CallTool | None = None
-        self._lines = 0
 
     def adopt_tools(self, tools: Sequence[Tool], call: CallTool) -> None:
-        """Keep `call`, which executes the actions."""
         self._call = call
 
     async def reset(self, instruction: str) -> str:
-        return "Hello, I need your help."
+        return await self.step("")
 
     async def step(self, content: str) -> str:
-        """Execute the user's next group of reference actions, and return their results as the
-        user's line. If no group is left, return the stop marker.
-        """
-        self._lines += 1
-        if not self._left:
-            return STOP_MARKER
-        assert self._call is not None
-        actions = self._left.pop(0)
-        results = [self._call(action["name"], action["arguments"]) for action in actions]
-        return "\n".join(results) or "Done."
+        line, calls = next(self._turns)
+        for name, arguments in calls:
+            assert self._call is not None
+            self._call(name, arguments)
+        return line
 
     def metrics(self) -> Mapping[str, float]:
-        """Return the number of replies to the agent, as `user_calls`."""
-        return {"user_calls": float(self._lines)}
+        return {}
 
     async def close(self) -> None:
-        """Do nothing: there is nothing to release."""
+        """There is nothing to close."""
+
+
+async def play(
+    factory: Tau2Factory, task: Task, actions: Sequence[Action], user: Any = None
+) -> StepResult:
+    """The last step of an episode."""
+    user = user or Scripted(reference_user(task.data))
+    env = factory.make(EnvironmentOptions(user=lambda seed: user))
+    await env.reset(task, 0)
+    result = StepResult()
+    for action in actions:
+        result = await env.step(action)
+        if result.done:
+            break
+    await env.close()
+    return result

@@ -1,21 +1,22 @@
-"""Small parts for TRL's trainer on a CPU: a model for the embedded tokenizer, and an engine that
-samples from the trainer's own model, and a server that is given weights.
+"""Small parts for TRL's trainers on a CPU: tasks, a model for the embedded tokenizer, an engine
+that samples from the trainer's own model, and a server that is given weights.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
-import numpy as np
 from aiohttp import web
 from support.http import http_server, in_thread
 
-from toolroll.rollout.engine import EngineClient, ModelInfo, Progress
-from toolroll.rollout.types import Completion, GenerateRequest, WeightVersion
+from toolroll.rollout.environment import Action, Environment, Observation, StepResult, Task
+from toolroll.rollout.types import GenerateRequest
 from toolroll.testing import load_embedded_tokenizer
+from toolroll.trainers.framework_engine import FrameworkEngine, Sampled
 from toolroll.trainers.trl import reward
 
 ON_A_CPU: dict[str, Any] = {
@@ -23,21 +24,39 @@ ON_A_CPU: dict[str, Any] = {
     "gradient_checkpointing": False, "seed": 7,
 }  # fmt: skip
 """The configuration of TRL's trainers in tests."""
-ARMS = """
-from toolroll.rollout.environment import Action, Environment, Observation, StepResult, Task
 
 
 class Arms(Environment):
-    tasks = [{}]
+    """Two arms: the first letter of the reply is in one half of the alphabet or the other."""
 
-    def reset(self, task, seed):
+    tasks: ClassVar[list[dict[str, Any]]] = [{}]
+
+    def reset(self, task: Task, seed: int) -> Observation:
         return Observation([{"role": "user", "content": "Left or right?"}])
 
-    def step(self, action):
-        right = action.content[:1].lower() > "m"
-        return StepResult(reward=float(right), done=True)
-"""
-"""A two-armed task: the first letter of the reply is in one half of the alphabet or the other."""
+    def step(self, action: Action) -> StepResult:
+        return StepResult(reward=float(action.content[:1].lower() > "m"), done=True)
+
+
+class Length(Environment):
+    """Two tasks in which rewards differ, so that each step changes the weights. Its episodes begin
+    while the file `gate` exists.
+    """
+
+    tasks: ClassVar[list[dict[str, Any]]] = [{}, {}]
+
+    def __init__(self, gate: str) -> None:
+        self.gate, self.turns = Path(gate), 0
+
+    def reset(self, task: Task, seed: int) -> Observation:
+        while not self.gate.exists():
+            time.sleep(0.005)
+        return Observation([{"role": "user", "content": f"Begin with {task.index}."}])
+
+    def step(self, action: Action) -> StepResult:
+        self.turns += 1
+        done, more = self.turns == 3, {"role": "user", "content": "Go on."}
+        return StepResult([] if done else [more], reward=len(action.content) % 97 / 97, done=done)
 
 
 def small_model(vocab_size: int) -> Any:
@@ -61,64 +80,25 @@ def small_model(vocab_size: int) -> Any:
         return Qwen2ForCausalLM(config)
 
 
-class InProcess(EngineClient):
-    """Samples one token at a time from `trainer.model`, at temperature 1."""
+class InProcess(FrameworkEngine):
+    """Samples one token a turn from `trainer.model`, at temperature 1."""
 
-    def __init__(self, trainer: Any, context_length: int = 16_384) -> None:
+    def __init__(self, trainer: Any) -> None:
+        size = len(trainer.processing_class)
+        super().__init__("in-process", context_length=16_384, vocab_size=size)
         self._trainer = trainer
-        self._info = ModelInfo(
-            context_length=context_length, vocab_size=len(trainer.processing_class)
-        )
 
-    @property
-    def url(self) -> str:
-        return "in-process"
-
-    async def model_info(self) -> ModelInfo:
-        return self._info
-
-    async def generate(
-        self, request: GenerateRequest, *, progress: Progress | None = None
-    ) -> Completion:
+    async def sample(self, request: GenerateRequest) -> Sampled:
         import torch
 
-        assert request.sampling_params.get("temperature", 1.0) == 1.0
-        stops = set(request.sampling_params.get("stop_token_ids") or ())
-        ids: list[int] = []
-        logprobs: list[float] = []
-        reason, matched = "length", None
-        for _ in range(int(request.sampling_params["max_new_tokens"])):
-            prompt = torch.tensor([[*request.input_ids.tolist(), *ids]])
-            with torch.no_grad():
-                scores = self._trainer.model(prompt).logits[0, -1].log_softmax(-1)
-            ids.append(int(torch.multinomial(scores.exp(), 1)))
-            logprobs.append(float(scores[ids[-1]]))
-            if ids[-1] in stops:
-                reason, matched = "stop", ids[-1]
-                break
-        if progress is not None:
-            progress(list(ids))
-        version = WeightVersion(str(self._trainer.state.global_step), 0, len(ids))
-        return Completion(
-            np.array(ids, dtype=np.int32),
-            np.array(logprobs, dtype=np.float32),
-            reason,
-            matched,
-            weight_versions=(version,),
-            prompt_tokens=len(request.input_ids),
-        )
-
-    async def post(self, url: str, payload: Mapping[str, Any]) -> dict[str, Any]:
-        raise AssertionError(f"nothing is posted to {url}")
-
-    async def aclose(self) -> None:
-        pass
-
-
-def save_arms(folder: Path) -> str:
-    """Write the two-armed environment, and return its name."""
-    (folder / "arms.py").write_text(ARMS)
-    return f"{folder / 'arms.py'}:Arms"
+        params = request.sampling_params
+        assert (params["max_new_tokens"], params.get("temperature", 1.0)) == (1, 1.0)
+        with torch.no_grad():
+            logits = self._trainer.model(torch.tensor([request.input_ids.tolist()])).logits
+        scores = logits[0, -1].log_softmax(-1)
+        token = int(torch.multinomial(scores.exp(), 1))
+        reason = "stop" if token in (params.get("stop_token_ids") or ()) else "length"
+        return Sampled([token], [float(scores[token])], reason)
 
 
 def grpo_trainer(

@@ -38,14 +38,24 @@ def closing() -> Iterator[None]:
     close_rollout()
 
 
-@pytest.fixture
-def rollout(closing: None) -> Any:
+class Rollout:
     """`generate_rollout` in a thread without an event loop, as slime calls it."""
 
-    async def run(args: Any, source: Any = None, number: int = 0, **options: Any) -> Any:
+    def __init__(self, sample_type: Any) -> None:
+        self.sample_type = sample_type
+
+    def source(self, *prompts: Any, n: int) -> slime_mirror.DataSource:
+        """Groups of `n` samples of each prompt (default: task 0)."""
+        rows = [{"prompt": prompt} for prompt in prompts or (0,)]
+        return slime_mirror.DataSource(self.sample_type, rows, n)
+
+    async def __call__(self, args: Any, source: Any = None, number: int = 0, **options: Any) -> Any:
         return await asyncio.to_thread(generate_rollout, args, number, source, **options)
 
-    return run
+
+@pytest.fixture
+def rollout(sample_type: Any, closing: None) -> Rollout:
+    return Rollout(sample_type)
 
 
 @pytest.fixture

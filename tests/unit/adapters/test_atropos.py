@@ -117,8 +117,11 @@ class OpenAIServer:
         return await self._client.chat.completions.create(**{"model": "m", **kwargs})
 
 
-async def test_a_server_without_token_ids_must_be_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_serves_no_token_ids_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A proxy always, and a server unless it is allowed."""
     async with benches(1) as (bench,):
+        with pytest.raises(UsageError, match="proxy"):
+            await ask(manager(atropos_server(bench.engine.url), use_proxy=True))
         servers = manager(OpenAIServer(bench))
         monkeypatch.delenv("ATROPOS_ALLOW_DUMMY_MANAGED_SERVER", raising=False)
         with pytest.raises(NotImplementedError, match="no token ids"):
@@ -129,9 +132,3 @@ async def test_a_server_without_token_ids_must_be_allowed(monkeypatch: pytest.Mo
             await managed.chat_completion(messages=[USER])
             [node] = managed.get_state()["nodes"]
             assert sampled(node) == []
-
-
-async def test_the_proxy_is_refused() -> None:
-    async with benches(1) as (bench,):
-        with pytest.raises(UsageError, match="proxy"):
-            await ask(manager(atropos_server(bench.engine.url), use_proxy=True))

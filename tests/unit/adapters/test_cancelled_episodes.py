@@ -73,10 +73,8 @@ def test_a_wrong_task_ends_trl_s_other_episodes_first() -> None:
 
 
 def world_of(engine: EmbeddedEngine, tasks: list[int]) -> World:
-    world = World(
-        load_embedded_tokenizer(), embedded_tokenizer_path(), "<|turn|>assistant", "<|end|>",
-        indices=tasks, env=NAME,
-    )  # fmt: skip
+    folder = embedded_tokenizer_path()
+    world = World(load_embedded_tokenizer(), folder, indices=tasks, env=NAME)
     world.engine = engine
     return world
 
@@ -134,12 +132,12 @@ async def test_a_cancellation_waits_for_a_close_that_has_begun() -> None:
     assert all_are_closed(1)
 
 
-async def test_a_cancellation_after_an_error_waits_for_a_close_too() -> None:
+async def test_a_cancellation_after_an_error_waits_and_keeps_its_cause() -> None:
     begun, gate, closed = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
     async def wrong() -> None:
         await asyncio.sleep(0)
-        raise UsageError("the task is wrong")
+        raise UsageError("the task is wrong") from ValueError()
 
     async def slow() -> None:
         try:
@@ -155,21 +153,9 @@ async def test_a_cancellation_after_an_error_waits_for_a_close_too() -> None:
     await asyncio.wait([playing], timeout=0)
     assert not playing.done()
     gate.set()
-    with pytest.raises(UsageError, match="the task is wrong"):
+    with pytest.raises(UsageError, match="the task is wrong") as caught:
         await playing
-    assert closed.is_set()
-
-
-async def test_the_error_of_an_episode_keeps_its_cause() -> None:
-    async def wrong() -> None:
-        try:
-            int("x")
-        except ValueError as error:
-            raise UsageError("the task is wrong") from error
-
-    with pytest.raises(UsageError) as caught:
-        await gather([wrong()])
-    assert isinstance(caught.value.__cause__, ValueError)
+    assert closed.is_set() and isinstance(caught.value.__cause__, ValueError)
 
 
 async def test_a_cancelled_step_ends_a_driven_episode() -> None:

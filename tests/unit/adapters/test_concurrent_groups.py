@@ -16,28 +16,19 @@ from typing import Any
 import pytest
 from support import slime_mirror
 from support.slime_trainer import reference_line
-from unit.adapters.test_same_episodes import (
-    ADAPTERS,
-    EPISODES,
-    Played,
-    Tokens,
-    World,
-    of_samples,
-    sequences,
-    trainer_args,
-)
+from unit.adapters import test_same_episodes as same
 
 from toolroll.testing import EmbeddedEngine, Fault, PolicyRequest, load_embedded_tokenizer
 from toolroll.trainers import slime
 
 pytestmark = pytest.mark.slow
 
-GROUPS = EPISODES[:8]
+GROUPS = same.EPISODES[:8]
 SAMPLES = 4
 INDICES = [index for index in GROUPS for _ in range(SAMPLES)]
 
 
-class Busy(World):
+class Busy(same.World):
     """The references again, but each session says something of its own, and some give up early."""
 
     def reply(self, request: PolicyRequest) -> str:
@@ -58,36 +49,36 @@ def faults(request: PolicyRequest) -> Fault | None:
     return None
 
 
-def counted(played: Iterable[Tokens]) -> Counter[Any]:
+def counted(played: Iterable[same.Tokens]) -> Counter[Any]:
     return Counter((tuple(t.ids), tuple(t.mask), tuple(t.logprobs)) for t in played)
 
 
-def oracle(world: World) -> dict[int, list[Tokens]]:
+def oracle(world: same.World) -> dict[int, list[same.Tokens]]:
     """The sequences by task, from the engine's log."""
     sessions: dict[str, list[Any]] = defaultdict(list)
     for entry in sorted(world.engine.log, key=lambda entry: entry.arrival):
         if entry.status == 200:
             sessions[entry.routing_key].append(entry)
-    by_task: dict[int, list[Tokens]] = defaultdict(list)
+    by_task: dict[int, list[same.Tokens]] = defaultdict(list)
     for requests in sessions.values():
-        [tokens] = sequences(requests)  # each prompt is what was served before, and more
+        [tokens] = same.sequences(requests)  # each prompt is what was served before, and more
         by_task[world.task_of(world.tokenizer.decode(requests[0].input_ids))].append(tokens)
     return by_task
 
 
-async def with_slime_rollout(world: World) -> list[Played]:
-    args = trainer_args(world)
+async def with_slime_rollout(world: same.World) -> list[same.Played]:
+    args = same.trainer_args(world)
     args.rollout_batch_size = args.over_sampling_batch_size = len(GROUPS)
     rows = [{"prompt": index} for index in GROUPS]
     source = slime_mirror.DataSource(slime_mirror.Sample, rows, n=SAMPLES)
     output = await asyncio.to_thread(slime.generate_rollout, args, 0, source)
     await asyncio.to_thread(slime.close_rollout)
     assert [len(group) for group in output.samples] == [SAMPLES] * len(GROUPS)
-    return [of_samples(sample) for group in output.samples for sample in group]
+    return [same.of_samples(sample) for group in output.samples for sample in group]
 
 
-PLAYS: dict[str, Callable[[World], Awaitable[list[Played]]]] = {
-    name: ADAPTERS[name] for name in ("slime", "miles", "trl", "atropos", "skyrl", "verl")
+PLAYS: dict[str, Callable[[same.World], Awaitable[list[same.Played]]]] = {
+    name: same.ADAPTERS[name] for name in ("slime", "miles", "trl", "atropos", "skyrl", "verl")
 } | {"slime rollout": with_slime_rollout}
 OWN_HTTP = {"skyrl", "verl"}
 """Their mirrors post to the engine themselves, without retries."""
@@ -100,7 +91,7 @@ async def test_each_sample_is_one_session(
     slime_mirror.install(monkeypatch)
     tokenizer = load_embedded_tokenizer()
     tokenizer.save_pretrained(tmp_path)
-    world = Busy(tokenizer, tmp_path, "<|turn|>assistant", tokenizer.eos_token, indices=INDICES)
+    world = Busy(tokenizer, tmp_path, indices=INDICES)
     async with EmbeddedEngine(
         tokenizer, world.reply, faults=None if name in OWN_HTTP else faults, split="random"
     ) as world.engine:

@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.desk_episodes import DESK, TASKS
 from support.episodes import agent, call, serving
 
 from toolroll.rollout.environment import EnvironmentOptions
 from toolroll.rollout.errors import TokenError, UsageError
-from toolroll.rollout.runs.registry import load_environment
 from toolroll.rollout.types import GenerateRequest, Status, StopReason
-from toolroll.testing import PolicyRequest, Reply, reference_logprobs
+from toolroll.testing import reference_logprobs
 from toolroll.trainers.driven import DrivenEpisode, DrivenPlayer, TurnByTurn
 from toolroll.trainers.episodes import EpisodeSettings
 from toolroll.trainers.sequences import training_sequences
@@ -22,10 +22,13 @@ from toolroll.trainers.sequences import training_sequences
 LINES = [call("search_catalog", title="Dune"), call("no_such_tool"), "Goodbye."]
 
 
+def line(turn: int) -> str:
+    return LINES[min(turn, len(LINES) - 1)]
+
+
 def sampled(tokenizer: Any, prompt: list[int], turn: int) -> tuple[list[int], list[float]]:
     """The turn as the embedded engine samples it."""
-    text = LINES[min(turn, len(LINES) - 1)]
-    ids = [*tokenizer.encode(text, add_special_tokens=False), tokenizer.eos_token_id]
+    ids = [*tokenizer.encode(line(turn), add_special_tokens=False), tokenizer.eos_token_id]
     return ids, reference_logprobs(prompt, ids)
 
 
@@ -33,14 +36,9 @@ def settings(**given: Any) -> EpisodeSettings:
     return EpisodeSettings(**{"context_length": 32768, "parser": "hermes", **given})
 
 
-def desk() -> tuple[Any, Any]:
-    factory = load_environment("desk")
-    return factory.make(EnvironmentOptions()), factory.tasks("test")[0]
-
-
 def driven(tokenizer: Any, **given: Any) -> DrivenEpisode:
     """An episode of the desk's first task."""
-    return DrivenEpisode(*desk(), tokenizer, settings(**given))
+    return DrivenEpisode(DESK.make(EnvironmentOptions()), TASKS[0], tokenizer, settings(**given))
 
 
 async def test_its_tokens_are_those_of_an_ordinary_episode(tokenizer: Any) -> None:
@@ -50,13 +48,9 @@ async def test_its_tokens_are_those_of_an_ordinary_episode(tokenizer: Any) -> No
         prompts.append(prompt)
         prompt = await episode.step(*sampled(tokenizer, prompt, turn), weight_version="7")
         turn += 1
-
-    def policy(request: PolicyRequest) -> Reply:
-        return Reply(LINES[min(request.call, len(LINES) - 1)])
-
-    async with serving(tokenizer, policy) as (engine, model):
-        env, task = desk()
-        expected = await agent(model).asolve(env, task=task, max_num_steps=4, seed=0)
+    async with serving(tokenizer, lambda request: line(request.call)) as (engine, model):
+        env = DESK.make(EnvironmentOptions())
+        expected = await agent(model).asolve(env, task=TASKS[0], max_num_steps=4, seed=0)
         assert [entry.input_ids.tolist() for entry in engine.log] == prompts
     result = episode.result
     assert (result.reward, result.stop_reason) == (expected.reward, expected.stop_reason)
@@ -121,21 +115,18 @@ async def test_an_agent_that_names_its_session_itself_shares_no_model(tokenizer:
     await second.aclose()
 
 
-async def test_a_cut_turn_ends_the_episode(tokenizer: Any) -> None:
-    episode = driven(tokenizer)
-    assert await episode.start() is not None
-    assert await episode.step([101, 102], [-1.0, -2.0]) is None
-    assert episode.result.stop_reason is StopReason.LENGTH
-
-
-@pytest.mark.parametrize("ended", [True, False])
-async def test_a_turn_without_a_stop_token_had_a_string(tokenizer: Any, *, ended: bool) -> None:
-    episode = driven(tokenizer, max_turns=1)
-    await episode.start()
-    ids = [101, tokenizer.eos_token_id if ended else 102]
-    assert await episode.step(ids, [-1.0, -2.0], finish_reason="stop") is None
-    [turn] = episode.result.trajectories[0].turns
-    assert turn.matched == (tokenizer.eos_token_id if ended else "")
+async def test_a_turn_without_a_stop_token_was_cut_or_had_a_string(tokenizer: Any) -> None:
+    end = tokenizer.eos_token_id
+    for last, reason, stop_reason, matched in (
+        (102, None, StopReason.LENGTH, None),
+        (102, "stop", StopReason.MAX_TURNS, ""),
+        (end, "stop", StopReason.MAX_TURNS, end),
+    ):
+        episode = driven(tokenizer, max_turns=1)
+        await episode.start()
+        assert await episode.step([101, last], [-1.0, -2.0], finish_reason=reason) is None
+        [turn] = episode.result.trajectories[0].turns
+        assert (episode.result.stop_reason, turn.matched) == (stop_reason, matched)
 
 
 @pytest.mark.parametrize("context_length", [32768, None])
@@ -153,7 +144,7 @@ async def test_only_the_context_limits_a_turn(tokenizer: Any, context_length: in
     assert turn.sampling_params["max_new_tokens"] == room
 
 
-async def test_calls_in_the_wrong_order(tokenizer: Any) -> None:
+async def test_calls_in_the_wrong_order_or_without_a_logprob(tokenizer: Any) -> None:
     episode = driven(tokenizer)
     with pytest.raises(UsageError, match="no prompt is waiting"):
         await episode.step([1], [-1.0])
@@ -162,7 +153,9 @@ async def test_calls_in_the_wrong_order(tokenizer: Any) -> None:
     await episode.start()
     with pytest.raises(UsageError, match="was started already"):
         await episode.start()
-    await episode.aclose()
+    assert await episode.step([101, 102], [-1.0]) is None
+    assert episode.result.reward is None
+    assert "logprobs for 2 sampled ids" in episode.result.info["error"]["message"]
 
 
 async def test_logprobs_may_be_missing_but_not_trained(tokenizer: Any) -> None:
@@ -183,11 +176,3 @@ async def test_logprobs_may_be_missing_but_not_trained(tokenizer: Any) -> None:
     assert episode.result.logprobs is None
     with pytest.raises(TokenError, match="trained tokens have no logprob"):
         training_sequences(episode.result)
-
-
-async def test_missing_logprobs_abort_the_episode(tokenizer: Any) -> None:
-    episode = driven(tokenizer)
-    await episode.start()
-    assert await episode.step([101, 102], [-1.0]) is None
-    assert episode.result.reward is None
-    assert "logprobs for 2 sampled ids" in episode.result.info["error"]["message"]

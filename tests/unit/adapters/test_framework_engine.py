@@ -22,9 +22,10 @@ from toolroll.trainers.framework_engine import (
 )
 from toolroll.trainers.skyrl.generator import _SGLANG_NAMES, SkyrlEngine
 
-REQUEST = GenerateRequest(
-    np.array([1, 2], dtype=np.int32), {"max_new_tokens": 8, "stop_token_ids": [9]}, "session"
-)
+
+def request(**params: Any) -> GenerateRequest:
+    given = {"max_new_tokens": 8, "stop_token_ids": [9], **params}
+    return GenerateRequest(np.array([1, 2], dtype=np.int32), given, "session")
 
 
 class Fixed(FrameworkEngine):
@@ -38,13 +39,18 @@ class Fixed(FrameworkEngine):
         return self.sampled
 
 
-@pytest.mark.parametrize(("ids", "reason", "matched"), [
-    ([3, 9], "stop", 9), ([3, 4], "stop", 4), ([3, 9], "length", None), ([], "abort", None),
+@pytest.mark.parametrize(("params", "ids", "reason", "matched"), [
+    ({}, [3, 9], "stop", 9), ({}, [3, 4], "stop", 4), ({}, [3, 9], "length", None),
+    ({}, [], "abort", None), ({"stop": ["text"]}, [3, 9], "stop", 9),
+    ({"stop": ["text"]}, [3, 4], "stop", None),
 ])  # fmt: skip
-async def test_a_turn_is_taken_as_it_is(ids: list[int], reason: str, matched: int | None) -> None:
+async def test_a_turn_is_taken_as_it_is(
+    params: dict[str, Any], ids: list[int], reason: str, matched: int | None
+) -> None:
+    """A turn that a text ended has no stop token."""
     seen: list[list[int]] = []
     answer = await Fixed(Sampled(ids, [-1.0] * len(ids), reason)).generate(
-        REQUEST, progress=lambda sampled: seen.append(list(sampled))
+        request(**params), progress=lambda sampled: seen.append(list(sampled))
     )
     assert answer.output_ids.tolist() == ids and seen == [ids]
     assert (answer.finish_reason, answer.matched) == (reason, matched)
@@ -65,24 +71,19 @@ async def test_a_turn_is_taken_as_it_is(ids: list[int], reason: str, matched: in
 ])  # fmt: skip
 async def test_an_incomplete_turn_is_refused(sampled: Sampled, words: str) -> None:
     with pytest.raises(CompletionError, match=words):
-        await Fixed(sampled).generate(REQUEST)
+        await Fixed(sampled).generate(request())
 
 
-@pytest.mark.parametrize(("ids", "matched"), [([3, 9], 9), ([3, 4], None)])
-async def test_a_turn_that_text_ended_has_no_stop(ids: list[int], matched: int | None) -> None:
-    params = {**REQUEST.sampling_params, "stop": ["text"]}
-    request = GenerateRequest(REQUEST.input_ids, params, "session")
-    answer = await Fixed(Sampled(ids, [-1.0, -1.0], "stop")).generate(request)
-    assert answer.matched == matched
-
-
-def test_sampling_parameters_have_one_name_on_each_side() -> None:
+async def test_sampling_parameters_have_one_name_on_each_side() -> None:
     ours = {"max_new_tokens": 8, "sampling_seed": 1, "top_p": 0.5}
     theirs = {"max_tokens": 8, "seed": 1, "top_p": 0.5}
     assert renamed(ours | {"no_stop_trim": True}, VLLM_NAMES, engine="X") == theirs
     assert renamed(theirs | {"skip_special_tokens": False}, _SGLANG_NAMES, engine="X") == ours
     with pytest.raises(UsageError, match="X has no sampling parameter 'regex'"):
         renamed({"regex": "a"}, VLLM_NAMES, engine="X")
+    engine = ArealEngine(object(), object(), [0] * 10, context_length=64)
+    with pytest.raises(UsageError, match="AReaL's engine has no sampling parameter 'min_p'"):
+        await engine.generate(request(min_p=0.1))
 
 
 @pytest.mark.parametrize("changes", [False, True])
@@ -94,23 +95,14 @@ async def test_skyrl_s_turn_has_a_version_only_if_it_did_not_change(changes: boo
             self.weight_version += changes
             return {"response_ids": [[3]], "response_logprobs": [[-1.0]], "stop_reasons": ["stop"]}
 
-    answer = await SkyrlEngine(Client(), context_length=64, vocab_size=10).generate(REQUEST)
+    answer = await SkyrlEngine(Client(), context_length=64, vocab_size=10).generate(request())
     assert answer.weight_versions == (() if changes else (WeightVersion("4", 0, 1),))
 
 
-async def test_areal_refuses_a_parameter_that_it_does_not_have() -> None:
-    engine = ArealEngine(object(), object(), [0] * 10, context_length=64)
-    request = GenerateRequest(REQUEST.input_ids, {"min_p": 0.1}, "session")
-    with pytest.raises(UsageError, match="AReaL's engine has no sampling parameter 'min_p'"):
-        await engine.generate(request)
-
-
-def loop_players(*given: Any) -> LoopPlayers:
+def test_an_unknown_environment_is_refused_at_once() -> None:
     no_engine: Any = None
-    return LoopPlayers(no_engine, *given)
-
-
-@pytest.mark.parametrize("door", [DrivenPlayer, loop_players])
-def test_an_unknown_environment_is_refused_at_once(door: Any) -> None:
-    with pytest.raises(UsageError, match="no environment named 'dek'; did you mean 'desk'"):
-        door(load_embedded_tokenizer(), EpisodeSettings(env="dek"))
+    given = load_embedded_tokenizer(), EpisodeSettings(env="dek")
+    players: list[Any] = [DrivenPlayer, lambda *given: LoopPlayers(no_engine, *given)]
+    for player in players:
+        with pytest.raises(UsageError, match="no environment named 'dek'; did you mean 'desk'"):
+            player(*given)

@@ -45,22 +45,18 @@ async def served() -> AsyncIterator[Served]:
         yield engine, args
 
 
-async def test_the_older_form_takes_a_sample_without_session_id(served: Served) -> None:
+async def test_both_forms_return_the_same_sample(served: Served) -> None:
+    """The older form takes a sample without a session id."""
     engine, args = served
-    sample = await play(args, Sample(prompt=0, routing_key="key"))
-    assert (sample.reward, sample.routing_key) == (1.0, "key") and "session_id" not in vars(sample)
+    older = await play(args, Sample(index=3, prompt=0, label="L", routing_key="key"))
+    assert (older.reward, older.routing_key) == (1.0, "key") and "session_id" not in vars(older)
     assert {entry.routing_key for entry in engine.log if entry.output_ids} == {"key"}
-
-
-async def test_its_own_form_returns_the_same_sample(served: Served) -> None:
-    engine, args = served
     given = Sample(index=3, prompt="0", label="L")
     output = await generate(call(args, given))
-    older = await play(args, Sample(index=3, prompt="0", label="L"))
     [sample] = output.samples
     assert isinstance(output, miles_mirror.GenerateFnOutput) and type(sample) is Sample
     keys = {entry.routing_key for entry in engine.log if entry.output_ids}
-    assert keys == {sample.routing_key, older.routing_key} and len(keys) == 2
+    assert keys == {sample.routing_key, "key"} and len(keys) == 2
     train_data([sample])
     names = "status reward label tokens loss_mask"
     assert fields_of(sample, names) == fields_of(older, names)
@@ -101,12 +97,9 @@ def test_the_samples_of_an_episode_are_one_item_of_a_group() -> None:
             item.absent  # noqa: B018
 
 
-def test_miles_takes_it_for_its_own_form() -> None:
+def test_miles_takes_it_for_its_own_form_and_reads_its_flags() -> None:
     """miles calls a function with three parameters, or another first one, in the older form."""
     assert list(inspect.signature(generate).parameters) == ["input"]
-
-
-def test_flags_are_the_settings() -> None:
     parser = argparse.ArgumentParser()
     vars(generate)["add_arguments"](parser)
     assert read_settings(parser.parse_args([])) == SlimeSettings()
@@ -133,16 +126,13 @@ async def test_the_trained_adapter_is_recorded(trained: dict[str, Any], names: s
     assert names is None or len(recorded) == len(sample.weight_versions)
 
 
-async def test_a_sample_with_an_adapter_of_its_own_is_refused(served: Served) -> None:
+async def test_an_adapter_of_one_s_own_is_refused_and_a_nucleus_is_not(served: Served) -> None:
+    """A nucleus is taken because miles' loss reads none."""
     engine, args = served
     sample = Sample(prompt=0, adapter=Namespace(name="a", slot=1))
     with pytest.raises(UsageError, match="--multi-lora-n-adapters"):
         await generate(call(args, sample))
     assert not any(entry.output_ids for entry in engine.log)
-
-
-async def test_a_nucleus_is_taken_because_miles_loss_reads_none(served: Served) -> None:
-    engine, args = served
     args.rollout_top_p = 0.9
     [sample] = (await generate(call(args, Sample(prompt=0), top_p=0.9))).samples
     assert sample.reward == 1.0

@@ -14,7 +14,6 @@ from support.results import trajectory
 from support.served import USER
 
 from toolroll.rollout.engine import Engine
-from toolroll.rollout.episode import InteractionResult
 from toolroll.rollout.errors import TokenError
 from toolroll.rollout.types import Completion, GenerateRequest, StopReason
 from toolroll.trainers.openrlhf import executor
@@ -22,15 +21,6 @@ from toolroll.trainers.sequences import training_sequences
 from toolroll.trainers.slime import to_samples
 from toolroll.trainers.trl import to_output
 from toolroll.trainers.verl import to_fields
-
-WORDS = "1 trained tokens have no logprob, the first at position"
-
-
-def episode(reason: StopReason = StopReason.DONE) -> InteractionResult:
-    """An episode of two turns whose last trained token has no logprob."""
-    missing = trajectory()
-    missing.logprobs[11] = np.nan
-    return result_of(1.0, missing, stop_reason=reason)
 
 
 @pytest.mark.parametrize(
@@ -45,14 +35,14 @@ def episode(reason: StopReason = StopReason.DONE) -> InteractionResult:
         ),
     ],
 )
-def test_the_episode_is_refused(convert: Any) -> None:
-    with pytest.raises(TokenError, match=WORDS):
-        convert(episode())
-
-
-def test_an_aborted_episode_trains_nothing_so_it_is_kept() -> None:
-    (sequence,) = training_sequences(episode(StopReason.ENGINE_ERROR))
-    assert sequence.trained_tokens == 0 and sequence.logprobs[-1] == 0.0
+def test_an_episode_is_refused_unless_it_was_aborted(convert: Any) -> None:
+    """Of its two turns, the last trained token has no logprob. An aborted one trains nothing."""
+    missing = trajectory()
+    missing.logprobs[11] = np.nan
+    with pytest.raises(TokenError, match="1 trained tokens have no logprob, the first at position"):
+        convert(result_of(1.0, missing))
+    (kept,) = training_sequences(result_of(1.0, missing, stop_reason=StopReason.ENGINE_ERROR))
+    assert kept.trained_tokens == 0 and kept.logprobs[-1] == 0.0
 
 
 class WithoutLogprobs(Engine):

@@ -96,29 +96,42 @@ class Published(AgentExecutor):
         return self.outcome
 
 
-@pytest.mark.parametrize(
-    ("outcome", "reward", "scores"),
-    [
-        ({}, None, None),
-        (None, None, None),
-        (0.5, 0.5, 0.5),
-        ({"reward": 1.0, "scores": 0.0, "extra_logs": {"n": 1}}, 1.0, 0.0),
-        ({"reward": 1, "scores": True}, 1.0, 1.0),
-        (True, 1.0, 1.0),
-    ],
-)
-async def test_the_published_run_agent(outcome: Any, reward: Any, scores: Any) -> None:
-    """It was called with a client, and had no `self.client`, `self.model_name` ..."""
-    executor = Published(outcome)
-    result, _ = await played(executor)
-    assert (result["reward"], result["scores"]) == (reward, scores)
-    assert {type(result["reward"]), type(result["scores"])} == {type(reward)}
-    [reply] = executor.replies
-    prompt, completion = result["action_ranges"][0]
-    assert reply.token_ids == {
-        "prompt_token_ids": result["observation_tokens"][:prompt],
-        "completion_token_ids": result["observation_tokens"][prompt:completion],
-    }
+async def test_the_published_run_agent() -> None:
+    """It was called with a client, and had no `self.client`, `self.model_name` ... All samples have
+    the same logs, which are floats: OpenRLHF makes one tensor of each, over the batch.
+    """
+
+    class Overflowing(Chatter):
+        log_defaults = Published.log_defaults
+
+    outcomes: list[tuple[Any, float | None, float | None, float]] = [
+        ({}, None, None, 0.5),
+        (None, None, None, 0.5),
+        (0.5, 0.5, 0.5, 0.5),
+        ({"reward": 1.0, "scores": 0.0, "extra_logs": {"n": 1}}, 1.0, 0.0, 1.0),
+        ({"reward": 1, "scores": True}, 1.0, 1.0, 0.5),
+        ({"reward": 0, "scores": np.int64(1)}, 0.0, 1.0, 0.5),
+        (True, 1.0, 1.0, 0.5),
+    ]
+    overflow, _ = await played(Overflowing(100), max_length=120)
+    assert {type(overflow["reward"]), type(overflow["scores"])} == {float}
+    logs = [overflow["extra_logs"]]
+    for outcome, reward, scores, n in outcomes:
+        executor = Published(outcome)
+        result, _ = await played(executor)
+        assert (result["reward"], result["scores"]) == (reward, scores)
+        assert {type(result["reward"]), type(result["scores"])} == {type(reward)}
+        [reply] = executor.replies
+        prompt, completion = result["action_ranges"][0]
+        assert reply.token_ids == {
+            "prompt_token_ids": result["observation_tokens"][:prompt],
+            "completion_token_ids": result["observation_tokens"][prompt:completion],
+        }
+        logs.append(result["extra_logs"])
+        assert logs[-1]["n"] == n
+    assert overflow["extra_logs"]["n"] == 0.5
+    assert {tuple(each) for each in logs} == {("turns", "left_out_tokens", "delivered_share", "n")}
+    assert {type(value) for each in logs for value in each.values()} == {float}
 
 
 @pytest.mark.parametrize(
@@ -162,34 +175,7 @@ async def test_what_openrlhf_does_not_take_is_left_out(more: Any, words: str) ->
     assert re.search(words, str(warning.message))
 
 
-async def test_all_samples_have_the_same_logs_which_are_floats() -> None:
-    """OpenRLHF makes one tensor of each name in `extra_logs`, over the samples of a batch."""
-
-    class Overflowing(Chatter):
-        log_defaults = Published.log_defaults
-
-    outcomes = [True, {"reward": 1, "extra_logs": {"n": 2}}, {"reward": 0, "scores": np.int64(1)}]
-    results = [(await played(Published(outcome)))[0] for outcome in outcomes]
-    results.append((await played(Overflowing(100), max_length=120))[0])
-    rows = [{"reward": r["reward"], "scores": r["scores"], **r["extra_logs"]} for r in results]
-    names = ("reward", "scores", "turns", "left_out_tokens", "delivered_share", "n")
-    assert {tuple(row) for row in rows} == {names}
-    assert {type(value) for row in rows for value in row.values()} == {float}
-    assert [row["n"] for row in rows] == [0.5, 2.0, 0.5, 0.5]
-
-
-def test_a_sample_without_trainable_tokens_is_delivered_whole() -> None:
-    output = openrlhf_executor._result(
-        sequence((1, 3, "invalid"), length=3),
-        openrlhf_executor._outcome(1.0, {}),
-        0,
-        overflow=False,
-        logprobs=True,
-    )
-    assert output["extra_logs"]["delivered_share"] == 1.0
-
-
-def test_the_sample_exists_only_while_the_agent_runs() -> None:
+def test_a_sample_exists_only_while_the_agent_runs() -> None:
     with pytest.raises(UsageError, match=r"AgentExecutor\.client exists only while run_agent runs"):
         _ = AgentExecutor().client
 
@@ -233,18 +219,18 @@ async def test_of_a_fork_one_sequence_is_taken_and_the_rest_counted() -> None:
         trained = sum(stop - start for start, stop in result["action_ranges"])
         sampled = sum(len(entry.output_ids) for entry in engine.log)
         assert result["extra_logs"]["left_out_tokens"] == sampled - trained
+    outcome, untrained = openrlhf_executor._outcome(1.0, {}), sequence((1, 3, "invalid"), length=3)
+    output = openrlhf_executor._result(untrained, outcome, 0, overflow=False, logprobs=True)
+    assert output["extra_logs"]["delivered_share"] == 1.0, "without trainable tokens"
 
 
-async def test_no_limit_is_the_room_that_is_left() -> None:
-    params = asked_params(max_tokens=None)
-    _, engine = await played(Chatter(2), sampling_params=params, max_length=300)
-    limits = [entry.sampling_params["max_new_tokens"] for entry in engine.log]
-    assert limits == [300 - len(entry.input_ids) for entry in engine.log]
-
-
-async def test_truncated_looks_at_every_turn() -> None:
-    """Also at the one that no longer fits: the turns before it are kept."""
+async def test_limits_and_what_is_truncated() -> None:
+    """No limit is the room that is left. A turn that no longer fits leaves the turns before it, and
+    `truncated` looks at every turn.
+    """
     result, engine = await played(Chatter(100), "One two three four five six.", max_length=120)
+    limits = [entry.sampling_params["max_new_tokens"] for entry in engine.log]
+    assert limits == [120 - len(entry.input_ids) for entry in engine.log]
     assert result["truncated"]
     assert len(result["action_ranges"]) == len(engine.log) > 1
     assert len(result["observation_tokens"]) <= 120
@@ -254,7 +240,8 @@ async def test_truncated_looks_at_every_turn() -> None:
     assert result["truncated"]
 
 
-async def test_what_a_call_asks_for_is_what_is_sampled_with() -> None:
+async def test_a_call_s_parameters_are_sampled_with() -> None:
+    """The trainer's, where the call leaves them open."""
     more = {
         "stop": ["STOP"],
         "max_completion_tokens": 7,
@@ -263,19 +250,21 @@ async def test_what_a_call_asks_for_is_what_is_sampled_with() -> None:
     async with actor("One STOP two.") as (_, llm):
         params = asked_params(temperature=0.3, top_p=0.8)
         await execute(Chatter(1, **more), llm, sampling_params=params)
-        [seen] = llm.seen
-        # the trainer's, where the call leaves it open
-        assert (seen.temperature, seen.top_p) == (0.3, 0.8)
-        assert (seen.stop, seen.max_tokens, seen.top_k, seen.min_p) == (["STOP"], 7, 5, 0.1)
-        assert (seen.repetition_penalty, seen.min_tokens) == (1.1, 2)
+    [seen] = llm.seen
+    assert (seen.temperature, seen.top_p) == (0.3, 0.8)
+    assert (seen.stop, seen.max_tokens, seen.top_k, seen.min_p) == (["STOP"], 7, 5, 0.1)
+    assert (seen.repetition_penalty, seen.min_tokens) == (1.1, 2)
 
 
-async def test_progress_is_the_whole_turn_of_an_actor() -> None:
+async def test_an_actor_reports_whole_turns_and_no_invented_logprobs() -> None:
     reported: list[list[int]] = []
     async with actor("one two three") as (_, llm):
         engine = VllmEngine(llm, asked_params(), max_length=100, vocab_size=1000)
         turn = await engine.generate(request(), progress=lambda ids: reported.append(list(ids)))
-    assert reported == [turn.output_ids.tolist()] and len(turn.output_ids) > 2
+        assert reported == [turn.output_ids.tolist()] and len(turn.output_ids) > 2
+        llm.without_logprobs = True
+        with pytest.raises(InternalServerError):
+            await execute(Chatter(1), llm)
 
 
 async def test_samples_in_flight_keep_their_own_parameters() -> None:
@@ -302,10 +291,3 @@ async def test_samples_in_flight_keep_their_own_parameters() -> None:
             if f"I am {temperature}" in decode(entry.input_ids)
         ]
         assert sent == [(temperature, limit)] * 3
-
-
-async def test_a_missing_logprob_is_no_probability_of_one() -> None:
-    async with actor() as (_, llm):
-        llm.without_logprobs = True
-        with pytest.raises(InternalServerError):
-            await execute(Chatter(1), llm)

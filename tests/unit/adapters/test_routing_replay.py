@@ -53,9 +53,7 @@ async def by_miles(args: Namespace, _: Any) -> Any:
 
 
 @pytest.mark.parametrize("generate", [by_slime, by_miles])
-async def test_a_sample_has_the_rows_of_the_first_passes(
-    generate: Any, sample_type: Any, mirrors: None
-) -> None:
+async def test_rows_are_of_the_first_passes(generate: Any, sample_type: Any, mirrors: None) -> None:
     async with serving(faults=evicting) as (engine, args):
         vars(args).update(REPLAY)
         [sample] = await generate(args, sample_type)
@@ -114,20 +112,17 @@ async def test_a_sample_that_is_not_trained_has_rows_too(sample_type: Any) -> No
     assert np.count_nonzero(sample.rollout_routed_experts, axis=(0, 2)).all()
 
 
-async def test_without_replay_a_sample_has_no_rows(sample_type: Any) -> None:
+async def test_replay_is_a_setting_and_needs_the_model_s_shape(sample_type: Any) -> None:
     async with serving() as (engine, args):
+        for missing in ("num_layers", "moe_router_topk"):
+            vars(args).update({**REPLAY, missing: None})
+            with pytest.raises(UsageError, match="num_layers and moe_router_topk"):
+                await play(args, sample_type(prompt=0))
+        assert engine.log == []
+        args.use_rollout_routing_replay = False
         given = sample_type(index=0, prompt=0, rollout_routed_experts=np.zeros((1, 2, 2)))
         [sample] = await play(args, given)
     assert sample.rollout_routed_experts is None and engine.log
-
-
-@pytest.mark.parametrize("missing", ["num_layers", "moe_router_topk"])
-async def test_replay_needs_the_shape_of_the_model(sample_type: Any, missing: str) -> None:
-    async with serving() as (engine, args):
-        vars(args).update({**REPLAY, missing: None})
-        with pytest.raises(UsageError, match="num_layers and moe_router_topk"):
-            await play(args, sample_type(prompt=0))
-        assert engine.log == []
 
 
 def result(rows: int | None, width: int = 4, reward: float | None = 1.0) -> Any:
@@ -146,19 +141,12 @@ def test_trained_tokens_need_rows_of_their_model() -> None:
         routed_experts(sequence, SHAPE)
     (sequence,) = training_sequences(result(None, reward=None))
     assert routed_experts(sequence, SHAPE)[:, 1].tolist() == [[0, 1]] * 4
-
-
-@pytest.mark.parametrize("rows", [0, 3, 5])
-def test_a_trajectory_with_another_number_of_rows_cannot_be_made(rows: int) -> None:
-    with pytest.raises(ValueError, match=f"routed_experts one shorter: {rows}"):
-        result(rows)
-
-
-def test_the_samples_of_a_fork_have_their_own_rows() -> None:
+    for rows in (0, 3, 5):
+        with pytest.raises(ValueError, match=f"routed_experts one shorter: {rows}"):
+            result(rows)
     forked = result(4)
-    forked.trajectories = (forked.trajectories[0], result(4).trajectories[0])
-    sample = miles_mirror.Sample(index=0)
-    for sibling in to_samples(sample, forked, experts_shape=SHAPE):
+    forked.trajectories *= 2
+    for sibling in to_samples(miles_mirror.Sample(index=0), forked, experts_shape=SHAPE):
         assert sibling.rollout_routed_experts.shape == (4, *SHAPE)
 
 
@@ -205,16 +193,14 @@ async def skyrl_output(client: SkyrlClient, **limits: Any) -> Any:
 
 
 async def test_skyrl_gets_the_rows_as_lists() -> None:
+    """SkyRL joins the outputs of several calls. Its configuration does not have the shape."""
     async with EmbeddedEngine(load_embedded_tokenizer(), says(), faults=evicting) as engine:
-        output = await skyrl_output(SkyrlClient(engine.url, experts=True))
+        client = SkyrlClient(engine.url, experts=True)
+        with pytest.raises(RolloutError, match="answered no request yet"):
+            await skyrl_output(client, context_length=16)
+        output = await skyrl_output(client)
     ids = output["prompt_token_ids"][0] + output["response_ids"][0]
     assert output["rollout_expert_indices"] == [expected(engine.log, ids).tolist()]
-
-
-async def test_skyrl_gets_no_invented_shape_before_the_first_answer() -> None:
-    """SkyRL joins the outputs of several calls. Its configuration does not have the shape."""
-    with pytest.raises(RolloutError, match="answered no request yet"):
-        await skyrl_output(SkyrlClient("", experts=True), context_length=16)
 
 
 async def test_rows_of_another_count_are_refused() -> None:

@@ -129,8 +129,8 @@ async def expected(world: World) -> dict[int, Played]:
     played = {}
     for index, requests in by_task.items():
         texts = [world.tokenizer.decode(request.output_ids) for request in requests]
-        reward = await reward_of(index, [text.removesuffix(world.stop) for text in texts])
-        played[index] = Played(sequences(requests), reward)
+        replies = [text.removesuffix(world.tokenizer.eos_token) for text in texts]
+        played[index] = Played(sequences(requests), await reward_of(index, replies))
     return played
 
 
@@ -145,8 +145,6 @@ class World:
 
     tokenizer: Any
     folder: Path
-    marker: str
-    stop: str
     thought: str = ""
     indices: Sequence[int] = tuple(EPISODES)
     env: str = "desk"
@@ -164,30 +162,23 @@ class World:
     def settings(self) -> dict[str, Any]:
         return {**SETTINGS, "env": self.env}
 
-    @property
-    def forks(self) -> bool:
-        return bool(self.thought)
-
     def task_of(self, text: str) -> int:
         fitting = [index for index, opening in self._openings.items() if opening in text]
         return max(fitting, key=lambda index: len(self._openings[index]))
 
     def reply(self, request: PolicyRequest) -> str:
         replies = self._replies[self.task_of(request.text)]
-        turn = request.text.count(self.marker) - 1
+        marker = "<|im_start|>assistant" if self.thought else "<|turn|>assistant"
+        turn = request.text.count(marker) - 1
         return self.thought + (replies[turn] if turn < len(replies) else "Goodbye.")
 
 
 @asynccontextmanager
 async def world(name: str, folder: Path) -> AsyncIterator[World]:
     """`forks`: a chat template that removes thoughts from the history when the user speaks."""
-    if name == "forks":
-        tokenizer = tokenizer_for(trl_template("qwen3"))
-        thought = "<think>\nHm.\n</think>\n\n"
-        playing = World(tokenizer, folder, "<|im_start|>assistant", "<|im_end|>", thought)
-    else:
-        tokenizer = load_embedded_tokenizer()
-        playing = World(tokenizer, folder, "<|turn|>assistant", tokenizer.eos_token)
+    thought = "<think>\nHm.\n</think>\n\n" if name == "forks" else ""
+    tokenizer: Any = tokenizer_for(trl_template("qwen3")) if thought else load_embedded_tokenizer()
+    playing = World(tokenizer, folder, thought)
     tokenizer.save_pretrained(folder)
     async with EmbeddedEngine(tokenizer, playing.reply, split="random") as playing.engine:
         yield playing
@@ -397,7 +388,7 @@ async def with_atropos(world: World) -> list[Played]:
     async def played(index: int) -> Played:
         session = (
             ManagedServer(server, world.tokenizer, tool_parser="hermes", history="fork")
-            if world.forks
+            if world.thought
             else managed_server(tokenizer=world.tokenizer)
         )
         async with session as managed:

@@ -145,10 +145,6 @@ async def test_each_request_names_the_lora_adapter() -> None:
         output = await own.generate(batch(1))
     assert output["stop_reasons"] == ["stop"] and set(client.models) == {"skyrl-lora"}
     assert {seen["cache_salt"] for seen in client.seen} == {"toolroll-skyrl-lora@0"}
-
-
-def test_a_lora_adapter_without_a_name_is_refused() -> None:
-    client = SkyrlClient("", uses_lora_weight_sync=True)
     with pytest.raises(UsageError, match=r"policy_model_name=resolve_policy_model_name\(cfg\)"):
         ToolrollGenerator(GeneratorConfig(), load_embedded_tokenizer(), client, SETTINGS)
 
@@ -174,7 +170,6 @@ async def test_what_cannot_be_done_is_refused() -> None:
     async with generator(step_wise_trajectories=True) as (own, _):
         with pytest.raises(UsageError, match="needs trajectory_ids"):
             await own.generate({**batch(1), "trajectory_ids": None})
-    async with generator() as (own, _):
         ask = batch(1)
         ask["sampling_params"]["best_of"] = 2
         with pytest.raises(UsageError, match="has no sampling parameter 'best_of'"):
@@ -199,7 +194,7 @@ async def forked(**config: Any) -> tuple[dict[str, Any], int]:
         return output, sum(len(entry.output_ids) for entry in engine.log)
 
 
-async def test_step_wise_trajectories_are_all_sequences_of_a_fork() -> None:
+async def test_of_a_fork_all_or_the_most_trained_sequences_are_given() -> None:
     output, sampled = await forked(step_wise_trajectories=True, merge_stepwise_output=True)
     rows = len(output["response_ids"])
     assert rows > 1 and sum(map(sum, output["loss_masks"])) == sampled
@@ -208,15 +203,11 @@ async def test_step_wise_trajectories_are_all_sequences_of_a_fork() -> None:
     assert not any(map(any, output["rewards"][:-1])) and output["rewards"][-1][-1] == 1.0
     assert output["rollout_metrics"]["toolroll/delivered_share"] == 1.0
     assert {len(output[name]) for name in ("env_metrics", "trajectory_generation_times")} == {rows}
-
-
-async def test_of_a_fork_the_most_trained_sequence_is_given() -> None:
     output, sampled = await forked()
-    left_out = output["rollout_metrics"]["toolroll/left_out_tokens"]
-    assert 0 < left_out == sampled - sum(output["loss_masks"][0])
+    (trained,), metrics = map(sum, output["loss_masks"]), output["rollout_metrics"]
+    assert 0 < metrics["toolroll/left_out_tokens"] == sampled - trained
     assert output["rewards"][0][-1] == sum(output["rewards"][0])
-    share = output["rollout_metrics"]["toolroll/delivered_share"]
-    assert share == sum(output["loss_masks"][0]) / sampled
+    assert metrics["toolroll/delivered_share"] == trained / sampled
 
 
 def episode_of(
@@ -249,29 +240,26 @@ def rewards_of(
 
 
 def test_rewards_are_at_the_last_tokens_of_their_turns() -> None:
+    """Those that belong to other tokens are at the last one."""
     assert rewards_of(0.25, 0.5, reward=0.75) == [0.0, 0.25, 0.0, 0.0, 0.5]
     assert rewards_of(0.25, 0.5, reward=0.5) == [0.0, 0.0, 0.0, 0.0, 0.5]
     assert rewards_of(0.0, 1.0, reward=1.0) == [0.0, 0.0, 0.0, 0.0, 1.0]
     assert rewards_of(0.1, 0.2, reward=0.3) == [0.0, 0.1, 0.0, 0.0, 0.2]
     assert rewards_of(float("nan"), 0.5, reward=0.5) == [0.0, 0.0, 0.0, 0.0, 0.5]
-
-
-def test_rewards_that_belong_to_other_tokens_are_at_the_last_one() -> None:
-    """They were matched by count: as many steps as turns, but not the same ones."""
+    # they were matched by count: as many steps as turns, but not the same ones
     assert rewards_of(0.25, 0.5, reward=0.75, excluded="invalid call")[-1] == 0.75
     context = rewards_of(0.0, 0.5, reward=0.75, excluded="context", fork=True)
     assert context == [0.0, 0.75]
 
 
-def test_an_invalid_turn_does_not_move_the_other_rewards() -> None:
-    """There are as many steps as turns, but the first turn has no step, and the last has two."""
+def test_turns_without_a_step_or_a_token_do_not_move_rewards() -> None:
+    """There are as many steps as turns, but the first turn has no step, and the last has two; and
+    an empty turn after the trained tokens gets no reward.
+    """
     rewarded = [Turn(3, 4, "stop", reward=0.2), Turn(4, 5, "stop", reward=0.3)]
     result = episode_of([0, 0, 1, 1, 1], [Turn(2, 3, "stop"), *rewarded], 0.5, (0.2, 0.15, 0.15))
     (sequence,) = training_sequences(result)
     assert token_rewards(sequence, 0.5) == [0.0, 0.2, 0.3]
-
-
-def test_an_empty_turn_after_the_trained_tokens_gets_no_reward() -> None:
     turns = [Turn(2, 4, "stop", reward=0.25), Turn(6, 6, "length", reward=0.75)]
     episode = episode_of([0, 0, 1, 1, 0, 0, 0], turns, 1.0)
     [sequence] = select_sequences(episode, several=False)

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.forked_episodes import sequence
-from support.slime_mirror import DataSource, flattened, install_hooks, train_data
+from support.slime_mirror import flattened, install_hooks, train_data
 from support.slime_trainer import (
     SAMPLING,
     Environments,
@@ -219,9 +219,7 @@ def test_the_end_closes_the_parked(sample_type: Any, environments: Environments,
     assert sample.reward == 1.0 and metrics_of(sample) == [0, 1]
 
 
-async def test_a_cancelled_call_closes_its_parked_episode(
-    sample_type: Any, environments: Environments
-) -> None:
+async def test_a_cancel_closes_the_parked(sample_type: Any, environments: Environments) -> None:
     """Also a second one, which is parked while the call that closes it is cancelled."""
     gate = asyncio.Event()
 
@@ -359,9 +357,7 @@ async def test_an_unreachable_process_may_play_an_episode_again(
 # --- generate_rollout -----------------------------------------------------------------------------
 
 
-async def test_a_rollout_parks_what_is_left_and_continues_it(
-    sample_type: Any, rollout: Any, environments: Environments
-) -> None:
+async def test_a_rollout_continues_what_it_parked(rollout: Any, environments: Environments) -> None:
     """The samples of group 2 are held in different turns, and one is over before the rollout."""
     gate = asyncio.Event()
 
@@ -372,7 +368,7 @@ async def test_a_rollout_parks_what_is_left_and_continues_it(
 
     async with serving(policy, weight_version="0") as (engine, args):
         vars(args).update(over_sampling_batch_size=3, partial_rollout=True)
-        source = DataSource(sample_type, [{"prompt": 0}], n=7)
+        source = rollout.source(n=7)
         first = await rollout(args, source)
         [group] = source.buffer
         assert [sample.status.name for sample in group] == ["ABORTED"] * 5 + ["COMPLETED"] * 2
@@ -395,12 +391,12 @@ async def test_a_rollout_parks_what_is_left_and_continues_it(
 
 
 @pytest.mark.parametrize("partial", [None, "restart"])
-async def test_surplus_groups_go_back(sample_type: Any, rollout: Any, partial: str | None) -> None:
+async def test_surplus_groups_go_back(rollout: Any, partial: str | None) -> None:
     """The finished groups of an earlier rollout are all over at once."""
     async with serving() as (_, args):
         vars(args).update(partial_rollout=True, toolroll_partial=partial)
         args.rollout_batch_size = args.over_sampling_batch_size = 3
-        source = DataSource(sample_type, [{"prompt": 0}], n=2)
+        source = rollout.source(n=2)
         source.add_samples((await rollout(args, source)).samples)
         args.rollout_batch_size = 1
         groups = [*(await rollout(args, source, 1)).samples, *source.buffer]
@@ -409,13 +405,16 @@ async def test_surplus_groups_go_back(sample_type: Any, rollout: Any, partial: s
 
 
 async def test_a_rollout_continues_what_the_engine_aborts(
-    sample_type: Any, rollout: Any, environments: Environments, monkeypatch: pytest.MonkeyPatch
+    rollout: Any, environments: Environments, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An aborted group is played on in the same rollout, and is no failure."""
+    """An aborted group is played on in the same rollout, and is no failure, unless the engine
+    aborts every request.
+    """
     monkeypatch.setattr(training, "_MOST_ABORTED", 1)
+    monkeypatch.setattr(training, "_MOST_CONTINUED", 3)
     async with serving(faults=cut_once()) as (_, args):
         vars(args).update(over_sampling_batch_size=1, partial_rollout=True)
-        source = DataSource(sample_type, [{"prompt": 0}], n=2)
+        source = rollout.source(n=2)
         output = await rollout(args, source, 5)
     assert [group[0].group_index for group in output.samples] == [0, 1]
     samples = flattened(output.samples)
@@ -424,16 +423,10 @@ async def test_a_rollout_continues_what_the_engine_aborts(
     assert output.metrics["toolroll/parked"] == 0 and source.buffer == []
     assert len(environments.opened) == len(environments.closed) == 4
     train_data(samples)
-
-
-async def test_an_engine_that_aborts_every_request_ends_the_rollout(
-    sample_type: Any, rollout: Any, environments: Environments, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(training, "_MOST_CONTINUED", 3)
-    monkeypatch.setattr(training, "_MOST_ABORTED", 1)
+    environments.clear()
     async with serving(faults=lambda request: Fault(abort_after=1)) as (_, args):
         vars(args).update(over_sampling_batch_size=1, partial_rollout=True)
-        source = DataSource(sample_type, [{"prompt": 0}], n=1)
+        source = rollout.source(n=1)
         with pytest.raises(RolloutError, match="could not be graded"):
             await rollout(args, source, 5)
         # Another group may be parked, and a later rollout gets it.
@@ -441,7 +434,7 @@ async def test_an_engine_that_aborts_every_request_ends_the_rollout(
 
 
 async def test_an_error_in_a_group_closes_its_parked_episodes(
-    sample_type: Any, rollout: Any, environments: Environments, monkeypatch: pytest.MonkeyPatch
+    rollout: Any, environments: Environments, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The data source gets the group without the sessions of these episodes."""
 
@@ -455,6 +448,6 @@ async def test_an_error_in_a_group_closes_its_parked_episodes(
             over_sampling_batch_size=2, partial_rollout=True, rollout_sample_hook_path="a.hook"
         )
         with pytest.raises(ValueError, match="the hook failed"):
-            await rollout(args, DataSource(sample_type, [{"prompt": 0}], n=2))
+            await rollout(args, rollout.source(n=2))
     assert environments.opened
     environments.check_all_closed()

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 from support.slime_mirror import (
-    DataSource,
     eval_dataset,
     flattened,
     install_hooks,
@@ -53,7 +52,7 @@ def one_group(args: Namespace, **given: Any) -> None:
 # --- a trainer's loop -----------------------------------------------------------------------------
 
 
-async def test_a_trainer_s_loop_gets_consistent_samples(sample_type: Any, rollout: Any) -> None:
+async def test_a_trainer_s_loop_gets_consistent_samples(rollout: Any) -> None:
     """Two iterations, groups of 8, the weights updated in the middle of the first rollout."""
 
     def policy(request: PolicyRequest) -> str:
@@ -68,7 +67,7 @@ async def test_a_trainer_s_loop_gets_consistent_samples(sample_type: Any, rollou
 
     async with serving(policy, faults=faults, weight_version="1") as (engine, args):
         args.dynamic_sampling_filter_path = "toolroll.trainers.slime.keep_group"
-        source = DataSource(sample_type, [{"prompt": 0}, {"prompt": 1}], n=8)
+        source = rollout.source(0, 1, n=8)
         outputs = [await rollout(args, source)]
         engine.weight_version = "3"
         outputs.append(await rollout(args, source, 1))
@@ -93,27 +92,25 @@ async def test_a_trainer_s_loop_gets_consistent_samples(sample_type: Any, rollou
     every_sampled_token_is_as_served(outputs, engine)
 
 
-async def test_a_group_with_an_aborted_episode_is_replaced(sample_type: Any, rollout: Any) -> None:
+async def test_a_group_with_an_aborted_episode_is_replaced(rollout: Any) -> None:
     async with serving(faults=lambda r: REFUSED if r.routing_key == "1/1" else None) as (_, args):
         args.over_sampling_batch_size = 1
-        output = await rollout(args, DataSource(sample_type, [{"prompt": 0}], n=2))
+        output = await rollout(args, rollout.source(n=2))
     assert group_indices(output.samples) == [0, 2]
     assert output.metrics["rollout/dynamic_filter/drop_aborted"] == 1.0
     assert output.metrics["toolroll/aborted"] == 1.0
 
 
-async def test_a_rollout_of_failures_ends_with_their_words(
-    sample_type: Any, rollout: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_failures_end_with_their_words(rollout: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(training, "_MOST_ABORTED", 3)
     async with serving(faults=lambda request: REFUSED) as (_, args):
         with pytest.raises(RolloutError, match=r"3 groups in a row.*EngineError"):
-            await rollout(args, DataSource(sample_type, [{"prompt": 0}], n=2))
+            await rollout(args, rollout.source(n=2))
         with pytest.raises(UsageError, match="--input-key index"):
-            await rollout(args, DataSource(sample_type, [{"prompt": "x"}], n=2))
+            await rollout(args, rollout.source("x", n=2))
 
 
-async def test_groups_beyond_the_batch_end_at_the_engine(sample_type: Any, rollout: Any) -> None:
+async def test_groups_beyond_the_batch_end_at_the_engine(rollout: Any) -> None:
     gate = asyncio.Event()
 
     async def policy(request: PolicyRequest) -> str:
@@ -125,7 +122,7 @@ async def test_groups_beyond_the_batch_end_at_the_engine(sample_type: Any, rollo
         vars(args).update(
             over_sampling_batch_size=3, partial_rollout=True, toolroll_partial="restart"
         )
-        source = DataSource(sample_type, [{"prompt": 0}], n=2)
+        source = rollout.source(n=2)
         assert group_indices((await rollout(args, source)).samples) == [0, 1]
         assert [(s.group_index, s.tokens) for s in flattened(source.buffer)] == [(2, [])] * 2
         await engine.until(
@@ -139,7 +136,7 @@ async def test_groups_beyond_the_batch_end_at_the_engine(sample_type: Any, rollo
 # --- evaluations ----------------------------------------------------------------------------------
 
 
-async def test_evaluations_play_rows_twice(sample_type: Any, rollout: Any, tmp_path: Path) -> None:
+async def test_evaluations_play_rows_twice(rollout: Any, tmp_path: Path) -> None:
     rows = [{"index": index, "metadata": {"env": "desk", "split": "test"}} for index in range(3)]
     sessions: list[str] = []
 
@@ -161,9 +158,7 @@ async def test_evaluations_play_rows_twice(sample_type: Any, rollout: Any, tmp_p
     assert output.metrics["eval/three/toolroll/aborted"] == 0.0
 
 
-async def test_an_evaluation_counts_graded_episodes_only(
-    sample_type: Any, rollout: Any, tmp_path: Path
-) -> None:
+async def test_an_evaluation_counts_graded_episodes_only(rollout: Any, tmp_path: Path) -> None:
     path = tasks_file(tmp_path, {"index": 0}, {"index": 1})
     failing: set[str] | None = None
 
@@ -204,17 +199,12 @@ async def test_an_evaluation_counts_graded_episodes_only(
     ids=str,
 )
 async def test_a_fork_that_slime_normalizes_wrongly_is_logged_once(
-    sample_type: Any,
-    rollout: Any,
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
-    given: dict[str, Any],
-    warnings: int,
+    rollout: Any, tmp_path: Path, caplog: Any, given: dict[str, Any], warnings: int
 ) -> None:
     training._warn_of_forks.cache_clear()
     async with forking(tmp_path) as (_, args):
         one_group(args, **given)
-        source = DataSource(sample_type, [{"prompt": 0}], n=2)
+        source = rollout.source(n=2)
         for number in (0, 1):
             [group] = (await rollout(args, source, number)).samples
     assert [sample.index for sample in group] == [2] * (len(group) - 1) + [3] and len(group) > 2
@@ -228,7 +218,7 @@ async def test_forked_and_others_mix(sample_type: Any, rollout: Any, tmp_path: P
     """
     async with forking(tmp_path) as (_, args):
         one_group(args)
-        output = await rollout(args, DataSource(sample_type, [{"prompt": 0}], n=2))
+        output = await rollout(args, rollout.source(n=2))
         own = flattened(output.samples)
         train_data(own)
         for order in ((0, 1), (1, 0)):
@@ -242,7 +232,9 @@ async def test_forked_and_others_mix(sample_type: Any, rollout: Any, tmp_path: P
 
 
 @pytest.mark.parametrize("mask", [False, True])
-async def test_a_forked_group_may_be_put_back(sample_type: Any, tmp_path: Path, mask: bool) -> None:
+async def test_a_forked_group_may_be_put_back(
+    sample_type: Any, rollout: Any, tmp_path: Path, mask: bool
+) -> None:
     """With --partial-rollout, slime puts back the whole group and plays only the aborted episodes
     again: the completed ones keep their tokens, rewards and indices.
     """
@@ -253,7 +245,7 @@ async def test_a_forked_group_may_be_put_back(sample_type: Any, tmp_path: Path, 
 
     async with forking(tmp_path, faults=faults) as (_, args):
         vars(args).update(partial_rollout=True, toolroll_partial="restart", toolroll_reruns=0)
-        source = DataSource(sample_type, [{"prompt": 0}], n=2)
+        source = rollout.source(n=2)
         group = [sample_type(index=i, group_index=4, prompt=0, session_id=f"f/{i}") for i in (0, 1)]
         group = await play_group(args, group, play)
         assert [item.status.name for item in group] == ["COMPLETED", "ABORTED"]
@@ -275,7 +267,7 @@ async def test_a_forked_group_may_be_put_back(sample_type: Any, tmp_path: Path, 
 # --- seeds, hooks and filters ---------------------------------------------------------------------
 
 
-async def test_deterministic_runs_get_seeds(sample_type: Any, rollout: Any, tmp_path: Path) -> None:
+async def test_deterministic_runs_get_seeds(rollout: Any, tmp_path: Path) -> None:
     async def seeds(source: Any, **options: Any) -> list[Any]:
         """The seeds of each session, in the order of the sessions' seeds."""
         engine.log.clear()
@@ -293,14 +285,14 @@ async def test_deterministic_runs_get_seeds(sample_type: Any, rollout: Any, tmp_
         args.eval_datasets = [eval_dataset("d", path, n_samples_per_eval_prompt=2)]
         for deterministic, expected in ((True, [{42}, {43}, {44}]), (False, [{None}] * 3)):
             args.sglang_enable_deterministic_inference = deterministic
-            assert await seeds(DataSource(sample_type, [{"prompt": 0}], n=3)) == expected
+            assert await seeds(rollout.source(n=3)) == expected
         args.sglang_enable_deterministic_inference = True
         evaluated = await seeds(None, evaluation=True)
     assert sorted(map(sorted, evaluated)) == [[42], [42], [43], [43]]
 
 
 async def test_sample_hooks_are_called_in_training_and_evaluation(
-    sample_type: Any, rollout: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    rollout: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     called: list[bool] = []
 
@@ -313,23 +305,13 @@ async def test_sample_hooks_are_called_in_training_and_evaluation(
     async with serving() as (_, args):
         one_group(args, rollout_sample_hook_path=["mine.hook"])
         args.eval_datasets = [eval_dataset("d", tasks_file(tmp_path, {"index": 0}))]
-        trained = await rollout(args, DataSource(sample_type, [{"prompt": 0}], n=1))
+        trained = await rollout(args, rollout.source(n=1))
         evaluated = await rollout(args, evaluation=True)
     assert called == [False, True]
     assert trained.samples[0][0].label == evaluated.data["d"]["samples"][0].label == "hooked"
 
 
-@pytest.mark.parametrize(
-    ("rewards", "kept"),
-    [
-        ([0.0, 1.0], True),
-        ([1.0, 1.0], False),
-        ([[0.0, 0.0], 1.0], True),
-        ([0.0, 1.0, None], False),
-    ],
-    ids=str,
-)
-def test_useless_groups_are_dropped(sample_type: Any, rewards: list[Any], kept: bool) -> None:
+def test_useless_groups_are_dropped(sample_type: Any) -> None:
     """A reward of a list is a forked episode's. None: an aborted episode."""
 
     def sample(reward: Any) -> Any:
@@ -338,15 +320,16 @@ def test_useless_groups_are_dropped(sample_type: Any, rewards: list[Any], kept: 
         status = sample_type.Status.ABORTED if reward is None else sample_type.Status.COMPLETED
         return sample_type(reward=reward, status=status)
 
-    assert keep_group(Namespace(reward_key=None), list(map(sample, rewards))) is kept
+    kept: list[list[Any]] = [[0.0, 1.0], [[0.0, 0.0], 1.0]]
+    dropped: list[list[Any]] = [[1.0, 1.0], [0.0, 1.0, None]]
+    for group in (*kept, *dropped):
+        samples = list(map(sample, group))
+        assert keep_group(Namespace(reward_key=None), samples) is (group in kept), group
 
 
 # --- rewards that are normalized within groups, against slime's own formula -----------------------
 
-
 GROUPS = [[1.0, 1.0, 1.0, 0.0], [0.0, 0.0, 0.0, 1.0]]
-
-
 GRPO: dict[str, Any] = {
     "advantage_estimator": "grpo",
     "rewards_normalization": True,
@@ -393,33 +376,24 @@ def test_a_fork_counts_once(sample_type: Any, given: dict[str, Any], divided: bo
     assert raw == [1.0, *rewards] and normalized == pytest.approx([expected[0], *expected])
 
 
-@pytest.mark.parametrize(
-    ("episodes", "expected"),
-    [
-        pytest.param([{"rollout_id": n} for n in (0, 0, 1, 1, 1)], [0.5] * 2 + [-0.5] * 3, id="id"),
-        pytest.param([{"index": n} for n in (0, 0, 1, 1, 1)], [0.5] * 2 + [-0.5] * 3, id="index"),
-        pytest.param([{}] * 5, [0.6] * 2 + [-0.4] * 3, id="neither: five episodes"),
-        pytest.param([{"group_index": n} for n in range(5)], [0.0] * 5, id="groups of one"),
-    ],
-)
-def test_what_the_samples_of_an_episode_share(
-    sample_type: Any, episodes: list[dict[str, int]], expected: list[float]
-) -> None:
-    rewards = [{"key": reward} for reward in (1.0, 1.0, 0.0, 0.0, 0.0)]
-    samples = [
-        sample_type(reward=reward, **{"group_index": 0, **fields})
-        for reward, fields in zip(rewards, episodes, strict=True)
-    ]
+def test_what_the_samples_of_an_episode_share(sample_type: Any) -> None:
+    """A rollout's id or an index. With neither, or in groups of one, each is an episode."""
     args = Namespace(**{**GRPO, "reward_key": "key", "grpo_std_normalization": False})
-    assert normalize_rewards(args, samples)[1] == pytest.approx(expected)
+    for fields, expected in (
+        ([{"rollout_id": n} for n in (0, 0, 1, 1, 1)], [0.5] * 2 + [-0.5] * 3),
+        ([{"index": n} for n in (0, 0, 1, 1, 1)], [0.5] * 2 + [-0.5] * 3),
+        ([{"group_index": 0}] * 5, [0.6] * 2 + [-0.4] * 3),
+        ([{"group_index": n} for n in range(5)], [0.0] * 5),
+    ):
+        rewards = [{"key": reward} for reward in (1.0, 1.0, 0.0, 0.0, 0.0)]
+        pairs = zip(rewards, fields, strict=True)
+        samples = [sample_type(reward=r, **{"group_index": 0, **given}) for r, given in pairs]
+        assert normalize_rewards(args, samples)[1] == pytest.approx(expected), fields
 
 
-def test_equal_rewards_and_groups_of_one_are_zero(sample_type: Any) -> None:
+def test_equal_rewards_are_zero_and_a_missing_group_is_refused(sample_type: Any) -> None:
     samples = [sample_type(group_index=i // 2, index=i, reward=0.1) for i in range(3)]
     assert normalize_rewards(Namespace(**GRPO), samples)[1] == pytest.approx([0.0, 0.0, 0.0])
-
-
-def test_a_sample_without_a_group_or_a_reward_is_refused(sample_type: Any) -> None:
     for fields, words in (
         ({"reward": 1.0}, "sample 3 has no group_index"),
         ({"group_index": 0}, "sample 3 has no reward: drop such groups"),

@@ -88,15 +88,14 @@ def make(word: str):
 """
 
 
-@pytest.mark.parametrize(("word", "reward"), [("o", 1.0), ("absent", 0.0)])
-async def test_an_environment_in_a_file_gets_its_arguments(
-    sample_type: Any, tmp_path: Path, word: str, reward: float
-) -> None:
+async def test_an_environment_s_file_gets_arguments(sample_type: Any, tmp_path: Path) -> None:
     (tmp_path / "say.py").write_text(FILE)
     async with serving() as (_, args):
-        args.toolroll_env, args.toolroll_env_args = f"{tmp_path / 'say.py'}:make", {"word": word}
-        assert (await play(args, sample_type(prompt=0))).reward == reward
-        args.toolroll_env_args = {"wort": word}
+        args.toolroll_env = f"{tmp_path / 'say.py'}:make"
+        for word, reward in (("o", 1.0), ("absent", 0.0)):
+            args.toolroll_env_args = {"word": word}
+            assert (await play(args, sample_type(prompt=0))).reward == reward
+        args.toolroll_env_args = {"wort": "o"}
         with pytest.raises(UsageError, match="there is no argument 'wort'; did you mean 'word'"):
             await play(args, sample_type(prompt=0))
 
@@ -119,9 +118,7 @@ FAILED: dict[str, tuple[Any, int, bool, str | None, int, bool]] = {
 
 
 @pytest.mark.parametrize("name", FAILED)
-async def test_a_failed_episode_is_an_aborted_sample(
-    sample_type: Any, slime_state: Namespace, name: str
-) -> None:
+async def test_failures_are_aborted_samples(sample_type: Any, slime_state: Any, name: str) -> None:
     """It has no reward and a zero mask, and at least one token in its response."""
     faults, reruns, stops, error, requests, is_sampled = FAILED[name]
 
@@ -201,6 +198,8 @@ def test_forks_are_siblings_with_one_rollout_id(sample_type: Any) -> None:
     assert to_samples(sample, result_of(1.0, plain()))[0].rollout_id is None
     with pytest.raises(UsageError, match="neither rollout_id nor index"):
         to_samples(sample_type(), result)
+    [keyed] = to_samples(sample, result_of(1.0, plain()), reward_key="score")
+    assert keyed.get_reward_value(Namespace(reward_key="score")) == 1.0
 
 
 def test_what_may_not_be_trained_is_removed(sample_type: Any) -> None:
@@ -217,11 +216,6 @@ def test_what_may_not_be_trained_is_removed(sample_type: Any) -> None:
     assert fields_of(filled, expected) == expected
     with pytest.raises(UsageError, match="transcript"):
         to_samples(sample_type(index=0), result_of(1.0, plain(source="transcript")))
-
-
-def test_a_reward_key_is_kept(sample_type: Any) -> None:
-    [keyed] = to_samples(sample_type(index=0), result_of(1.0, plain()), reward_key="score")
-    assert keyed.get_reward_value(Namespace(reward_key="score")) == 1.0
 
 
 async def test_limits_and_the_collector_are_settings() -> None:
@@ -273,26 +267,18 @@ async def test_what_cannot_be_played_is_refused_in_words(
         assert engine.log == []
 
 
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        (
-            {"toolroll_env": "desk", "toolroll_env_args": {"polcy": "brief"}},
-            "only the setting policy",
-        ),
-        ({"toolroll-max-turns": 8}, "did you mean 'toolroll_max_turns'"),
-    ],
-)
-def test_wrong_settings_are_refused_before_a_job(settings: dict[str, Any], words: str) -> None:
-    with pytest.raises(UsageError, match=words):
-        EpisodeSettings.checked(read_settings(Namespace(**settings)))
-
-
-def test_every_setting_is_documented() -> None:
+def test_settings_are_documented_and_refused_before_a_job() -> None:
     page = (Path(__file__).parents[3] / "docs" / "slime.md").read_text(encoding="utf-8")
     for name in slime.SlimeSettings.model_fields.keys() - EpisodeSettings.model_fields.keys():
         assert f"`toolroll_{name}`" in page, name  # docs/settings.md has the others
     assert read_settings(Namespace(toolroll_env="desk", other=1)).env == "desk"
+    policy = {"toolroll_env": "desk", "toolroll_env_args": {"polcy": "brief"}}
+    for settings, words in (
+        (policy, "only the setting policy"),
+        ({"toolroll-max-turns": 8}, "did you mean 'toolroll_max_turns'"),
+    ):
+        with pytest.raises(UsageError, match=words):
+            EpisodeSettings.checked(read_settings(Namespace(**settings)))
 
 
 # --- images ---------------------------------------------------------------------------------------
@@ -303,15 +289,20 @@ async def episode() -> InteractionResult:
 
 
 async def test_a_sample_has_the_inputs_of_its_images(sample_type: Any) -> None:
+    """With text alone, it has none."""
+    images = vision.image_tokens(vision.vision_tokenizer())
+    result, _ = await vision.play(ListedWorld(), lambda request: "Yes.")
+    before = sample_type(index=0)
+    before.multimodal_train_inputs = {"pixel_values": 1}  # of an earlier attempt
+    assert to_samples(before, result, images=images)[0].multimodal_train_inputs is None
     pytest.importorskip("torch")
     result = await episode()
-    images = vision.image_tokens(vision.vision_tokenizer())
-    [made] = to_samples(sample_type(index=0), result, images=images)
-    media, inputs = result.trajectories[0].media, made.multimodal_train_inputs
+    [sample] = to_samples(sample_type(index=0), result, images=images)
+    media, inputs = result.trajectories[0].media, sample.multimodal_train_inputs
     patches = [4 * image.count for image in media]
     assert inputs["image_grid_thw"].prod(-1).tolist() == patches
     assert len(inputs["pixel_values"]) == sum(patches)
-    assert made.tokens.count(images.placeholder) == sum(image.count for image in media)
+    assert sample.tokens.count(images.placeholder) == sum(image.count for image in media)
 
 
 async def test_each_sample_of_a_fork_has_the_images_of_its_own_prompt(sample_type: Any) -> None:
@@ -326,14 +317,6 @@ async def test_each_sample_of_a_fork_has_the_images_of_its_own_prompt(sample_typ
     images = vision.image_tokens(vision.vision_tokenizer())
     samples = to_samples(sample_type(index=0), result, images=images)
     assert [len(one.multimodal_train_inputs["image_grid_thw"]) for one in samples] == [1, 2]
-
-
-async def test_text_alone_leaves_no_inputs(sample_type: Any) -> None:
-    result, _ = await vision.play(ListedWorld(), lambda request: "Yes.")
-    before = sample_type(index=0)
-    before.multimodal_train_inputs = {"pixel_values": 1}  # of an earlier attempt
-    [made] = to_samples(before, result, images=vision.image_tokens(vision.vision_tokenizer()))
-    assert made.multimodal_train_inputs is None
 
 
 async def test_other_images_are_refused(sample_type: Any) -> None:

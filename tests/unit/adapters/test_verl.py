@@ -34,22 +34,21 @@ from toolroll.trainers.verl import (
 SAMPLING = {"max_new_tokens": 256, "temperature": 1.0}
 
 
+def engine_of(manager: Any, backend: Any = "vllm", context: int = 64, size: int = 64) -> Any:
+    return ServerEngine(manager, backend=backend, context_length=context, vocab_size=size)
+
+
 @asynccontextmanager
 async def playing(
-    vllm: bool = False, **servers: Any
-) -> AsyncIterator[tuple[EmbeddedEngine, Servers, EpisodePlayer]]:
+    backend: str = "sglang", **servers: Any
+) -> AsyncIterator[tuple[Servers, EpisodePlayer]]:
     tokenizer = load_embedded_tokenizer()
     async with EmbeddedEngine(tokenizer, ByTask(mistakes=0.0)) as engine:
-        manager = Servers(engine.url, vllm=vllm, **servers)
-        wrapped = ServerEngine(
-            manager,
-            backend="vllm" if vllm else "sglang",
-            context_length=8192,
-            vocab_size=len(tokenizer),
-        )
+        manager = Servers(engine.url, vllm=backend == "vllm", **servers)
+        wrapped = engine_of(manager, backend, 8192, len(tokenizer))
         model = Model.from_args(RolloutArgs(), tokenizer=tokenizer, engine=lambda config: wrapped)
         player = EpisodePlayer(model, VerlSettings(env="desk", reruns=0))
-        yield engine, manager, player
+        yield manager, player
         await player.aclose()
 
 
@@ -79,14 +78,14 @@ def extra(row: dict[str, Any]) -> dict[str, float]:
     return numbers
 
 
-@pytest.mark.parametrize("vllm", [False, True])
-async def test_the_response_is_cut_and_a_long_prompt_continues_in_it(vllm: bool) -> None:
+@pytest.mark.parametrize("backend", ["sglang", "vllm"])
+async def test_the_response_is_cut_and_a_long_prompt_continues_in_it(backend: str) -> None:
     """vLLM has other names for parameters."""
-    async with playing(vllm) as (_, servers, player):
+    async with playing(backend) as (servers, player):
         result = await an_episode(player)
     [whole] = to_fields(result, prompt_length=8192, response_length=8192)
     assert (whole["reward_score"], whole["extra_fields"]["min_global_steps"]) == (1.0, 3)
-    assert ("max_tokens" in servers.seen[0]) == vllm
+    assert ("max_tokens" in servers.seen[0]) == (backend == "vllm")
     [cut] = to_fields(result, prompt_length=8192, response_length=64)
     assert cut["response_ids"] == whole["response_ids"][: len(cut["response_ids"])]
     assert 64 - len(cut["response_ids"]) == whole["response_mask"][:64][::-1].index(1)
@@ -100,19 +99,15 @@ async def test_the_response_is_cut_and_a_long_prompt_continues_in_it(vllm: bool)
     assert long["response_logprobs"] == [0.0] * len(moved) + whole["response_logprobs"]
 
 
-@pytest.mark.parametrize(
-    ("limits", "chosen", "trained"),
-    [((64, 64), 1, 10), ((16, 64), 1, 10), ((16, 30), 1, 6), ((64, 2), 0, 2), ((4, 20), 0, 3)],
-)
-def test_of_a_fork_the_most_trained_within_the_limits_is_given(
-    limits: tuple[int, int], chosen: int, trained: int
-) -> None:
+def test_of_a_fork_the_most_trained_within_the_limits_is_given() -> None:
     """The longer one was chosen, though the limits left less of it."""
     forks = (sequence((5, 8, None), length=8), sequence((40, 50, None), length=50))
-    [row] = to_fields(result_of(1.0, *forks), prompt_length=limits[0], response_length=limits[1])
-    assert len(row["prompt_ids"]) == min(limits[0], forks[chosen].prompt_length)
-    assert sum(row["response_mask"]) == trained
-    assert extra(row)["toolroll_left_out_tokens"] == 13 - trained
+    cases = (64, 64, 1, 10), (16, 64, 1, 10), (16, 30, 1, 6), (64, 2, 0, 2), (4, 20, 0, 3)
+    for prompt, response, chosen, trained in cases:
+        [row] = to_fields(result_of(1.0, *forks), prompt_length=prompt, response_length=response)
+        assert len(row["prompt_ids"]) == min(prompt, forks[chosen].prompt_length)
+        assert sum(row["response_mask"]) == trained
+        assert extra(row)["toolroll_left_out_tokens"] == 13 - trained
 
 
 def test_a_trainer_that_takes_several_gets_all_of_a_fork() -> None:
@@ -132,20 +127,17 @@ def test_a_trainer_that_takes_several_gets_all_of_a_fork() -> None:
 async def test_a_list_is_returned_only_where_it_counts_once(
     estimator: str, row: dict[str, Any], several: bool, loop_of: Any
 ) -> None:
-    async with playing() as (_, servers, _):
+    async with playing() as (servers, _):
         loop = loop_of(servers, estimator=estimator, settings={"parser": "hermes"})
         output = await loop.run(dict(SAMPLING), extra_info={"index": known_tasks()[0]}, **row)
     assert isinstance(output, list) is several
 
 
-async def test_an_abort_by_the_engine_is_raised_with_its_stop_reason(loop_of: Any) -> None:
-    """It has no error, and the message of none was read."""
+async def test_why_an_episode_was_aborted(loop_of: Any) -> None:
+    """One that the engine aborts has no error, and the message of none was read."""
     loop = loop_of(Says(token_ids=[], log_probs=[], stop_reason="aborted"))
     with pytest.raises(RolloutError, match="task 0 was aborted: engine_abort"):
         await loop.run({}, extra_info={"index": 0})
-
-
-def test_why_an_episode_was_aborted() -> None:
     result = InteractionResult("", None, [], {}, stop_reason=StopReason.ENGINE_ABORT)
     assert why_aborted(result) == "engine_abort"
     result.info["error"] = {"type": "EngineError", "message": "no answer"}
@@ -155,7 +147,7 @@ def test_why_an_episode_was_aborted() -> None:
 
 
 async def test_an_episode_without_logprobs_is_aborted_with_a_zero_mask() -> None:
-    async with playing(without_logprobs=True) as (_, _, player):
+    async with playing(without_logprobs=True) as (_, player):
         result = await an_episode(player)
     [row] = to_fields(result, prompt_length=8192, response_length=8192)
     assert row["extra_fields"]["toolroll_status"] == "aborted"
@@ -177,59 +169,45 @@ class Says:
         return self._output
 
 
-def engine_of(manager: Any, backend: Any = "vllm") -> ServerEngine:
-    return ServerEngine(manager, backend=backend, context_length=64, vocab_size=64)
-
-
 def request(**params: Any) -> GenerateRequest:
     given = {"max_new_tokens": 2, "stop_token_ids": [9], **params}
     return GenerateRequest(np.array([1, 2], dtype=np.int32), given, "s")
 
 
-@pytest.mark.parametrize(
-    ("ids", "given", "reason", "matched"),
-    [
+async def test_the_turn_of_a_server() -> None:
+    """Its stop reason, and both of two steps as its version."""
+    turns: list[tuple[list[int], str | None, str, int | None]] = [
         ([4, 9], "completed", "stop", 9),
         ([4, 5], "completed", "length", None),
         ([9], None, "stop", 9),
         ([4], "aborted", "abort", None),
         ([], "abort", "abort", None),
         ([4, 5], "length", "length", None),
-    ],
-)
-async def test_the_stop_reason(
-    ids: list[int], given: str | None, reason: str, matched: int | None
-) -> None:
-    manager = Says(token_ids=ids, log_probs=[-1.0] * len(ids), stop_reason=given)
-    turn = await engine_of(manager).generate(request())
-    assert (turn.finish_reason, turn.matched, turn.weight_versions) == (reason, matched, ())
+    ]
+    for ids, given, reason, matched in turns:
+        manager = Says(token_ids=ids, log_probs=[-1.0] * len(ids), stop_reason=given)
+        turn = await engine_of(manager).generate(request())
+        assert (turn.finish_reason, turn.matched, turn.weight_versions) == (reason, matched, ())
+    steps = {"min_global_steps": 2, "max_global_steps": 3, "global_steps": None}
+    manager = Says(token_ids=[9], log_probs=[-1.0], stop_reason="stop", extra_fields=steps)
+    assert (await engine_of(manager, "sglang").generate(request())).weight_version == "2-3"
 
 
-@pytest.mark.parametrize(("own", "turns"), [({}, 5), ({"max_turns": 7}, 7)])
-async def test_the_limit_of_turns_is_verl_s(own: dict[str, int], turns: int, loop_of: Any) -> None:
-    loop = loop_of(Says(token_ids=[9]), multi_turn={"max_assistant_turns": 5}, settings=own)
-    assert loop.player.settings.max_turns == turns
-
-
-@pytest.mark.parametrize(
-    ("rollout", "settings", "words"),
-    [
-        (
-            {"multi_turn": {"tool_config_path": "tools.yaml"}},
-            {},
-            r"multi_turn.tool_config_path is 'tools.yaml'.* at None",
-        ),
+async def test_settings_of_verl_count_or_are_refused(loop_of: Any) -> None:
+    for own, turns in (({}, 5), ({"max_turns": 7}, 7)):
+        loop = loop_of(Says(token_ids=[9]), multi_turn={"max_assistant_turns": 5}, settings=own)
+        assert loop.player.settings.max_turns == turns
+    tools = {"multi_turn": {"tool_config_path": "tools.yaml"}}
+    refused: list[tuple[dict[str, Any], dict[str, Any], str]] = [
+        (tools, {}, r"multi_turn.tool_config_path is 'tools.yaml'.* at None"),
         ({"name": "trtllm"}, {}, "rollout.name=trtllm"),
         ({}, {"split": "tset"}, "desk has no split 'tset'"),
         ({}, {"parser": "hermez"}, "did you mean 'hermes'"),
         ({}, {"user_settings": {"model": "m"}}, "user does not say which user simulator"),
-    ],
-)
-async def test_what_is_wrong_is_refused_when_the_loop_is_made(
-    rollout: dict[str, Any], settings: dict[str, Any], words: str, loop_of: Any
-) -> None:
-    with pytest.raises(UsageError, match=words):
-        loop_of(Says(token_ids=[9]), settings=settings, **rollout)
+    ]
+    for rollout, settings, words in refused:
+        with pytest.raises(UsageError, match=words):
+            loop_of(Says(token_ids=[9]), settings=settings, **rollout)
 
 
 ROWS: list[dict[str, Any]] = [
@@ -252,12 +230,6 @@ async def test_a_row_names_its_task_in_extra_info(loop_of: Any) -> None:
     assert "Task 0." not in prompt, "the settings' environment was played"
     with pytest.raises(UsageError, match=r"extra_info\.metadata must be a mapping"):
         await loop.run({}, extra_info={"index": 0, "metadata": "{}"})
-
-
-async def test_a_turn_of_two_steps_has_both_as_its_version() -> None:
-    steps = {"min_global_steps": 2, "max_global_steps": 3, "global_steps": None}
-    manager = Says(token_ids=[9], log_probs=[-1.0], stop_reason="stop", extra_fields=steps)
-    assert (await engine_of(manager, "sglang").generate(request())).weight_version == "2-3"
 
 
 async def test_what_cannot_be_done_is_refused() -> None:

@@ -77,7 +77,7 @@ REPORTED = {
 
 @pytest.mark.parametrize("reported", [None, *REPORTED])
 async def test_an_overflow_is_the_same_error_everywhere(reported: str | None) -> None:
-    """Agents recognize the beginning of the message (tests/contract/test_endpoint_clients.py)."""
+    """Agents recognize the beginning of the message (tests/contract/test_clients.py)."""
     engine: dict[str, Any] = {"context_length": 64}
     if reported is not None:
         refusal = json.dumps({"error": {"message": reported}}).encode()

@@ -1,4 +1,4 @@
-"""The names of SGLang's sampling parameters. `tests/contract/test_sampling_params.py` compares them
+"""The names of SGLang's sampling parameters. `tests/contract/test_standins.py` compares them
 with the installed SGLang, so the embedded engine, which is a test double, may use them too.
 """
 
