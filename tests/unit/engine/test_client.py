@@ -1,4 +1,4 @@
-"""`Engine`: what it sends, and what it never sends."""
+"""`Engine`: what it sends and never sends, what it tries again, and what it leaves behind."""
 
 from __future__ import annotations
 
@@ -9,17 +9,19 @@ from typing import Any
 import numpy as np
 import orjson
 import pytest
+from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
-from support.client import answering, client_of, embedded, flaky, request
-from support.http import completion, says
+from support.client import Pauses, answering, client, client_of, embedded, flaky, refusal, request
+from support.http import completion, http_server, says
+from support.loop_clock import skip
+from support.patience import PATIENCE
 from support.tiers import costly
 
-from toolroll.rollout.engine import Engine
-from toolroll.rollout.errors import ContextOverflowError, TokenError, UsageError
+from toolroll import Engine, GenerateRequest
+from toolroll.rollout.errors import ContextOverflowError, EngineError, TokenError, UsageError
 from toolroll.rollout.media import Image
-from toolroll.rollout.types import GenerateRequest
-from toolroll.testing import Fault, fault_at, script
+from toolroll.testing import Fault, Reply, fault_at, script
 
 # --- what is sent ---------------------------------------------------------------------------------
 
@@ -47,23 +49,18 @@ def test_the_body_holds_exactly_the_request(ids: list[int], spliced: bool, logpr
     }
 
 
-def test_each_image_is_one_token_beside_its_data() -> None:
+def test_each_image_is_one_token_and_an_adapter_has_a_field() -> None:
+    """A strided array of ids is sent in its own order."""
     images = (Image(1, 3, "a", url="data:a"), Image(4, 1, "b", url="data:b"))
-    asked = request([7, 9, 9, 9, 9, 8], images=images, input_ids_json=b"7")
+    params = {"top_k": 5, "lora_path": "one"}
+    ids = [7, 9, 9, 9, 9, 8]
+    asked = request(ids, images=images, input_ids_json=b"7", sampling_params=params)
     body = body_of(asked, stream=True)
     assert (body["input_ids"], body["image_data"]) == ([7, 9, 9, 8], ["data:a", "data:b"])
     assert body["return_prompt_token_ids"] is True
-
-
-def test_an_adapter_is_named_beside_the_sampling_parameters() -> None:
-    params = {"top_k": 5, "lora_path": "one"}
-    body = body_of(request([1], sampling_params=params))
     assert (body["sampling_params"], body["lora_path"]) == ({"top_k": 5}, "one")
-
-
-def test_a_strided_array_is_sent_in_its_own_order() -> None:
-    asked = GenerateRequest(np.arange(10, dtype=np.int32)[::2], {}, "s")
-    assert body_of(asked)["input_ids"] == [0, 2, 4, 6, 8]
+    strided = GenerateRequest(np.arange(10, dtype=np.int32)[::2], {}, "s")
+    assert body_of(strided)["input_ids"] == [0, 2, 4, 6, 8]
 
 
 async def test_what_the_engine_gets_and_what_comes_back(tokenizer: Any) -> None:
@@ -160,3 +157,189 @@ async def test_a_parameter_that_a_router_drops_is_refused_behind_one() -> None:
         await calls.workers()
         assert (await calls.generate(asked)).output_ids.tolist() == [3]
         assert (await calls.post(f"{calls.url}/generate", batch))["output_ids"] == [3]
+
+
+# --- what is tried again --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("status", [408, 425, 429, 502, 503, 504])
+async def test_what_can_succeed_is_tried_again(status: int) -> None:
+    seen, handle = flaky(refusal(status, {"message": "busy"}), refusal(status), completion([3]))
+    pauses = Pauses()
+    async with answering(handle, sleep=pauses, backoff=0.5) as calls:
+        answer = await calls.generate(request())
+    assert answer.attempts == 3 and answer.output_ids.tolist() == [3]
+    assert len({body["rid"] for body in seen}) == 3
+    assert [{**body, "rid": ""} for body in seen] == [{**seen[0], "rid": ""}] * 3
+    assert 0.25 <= pauses[0] <= 0.75 and 0.5 <= pauses[1] <= 1.5
+
+
+async def test_the_pauses_grow_to_a_limit_and_are_jittered() -> None:
+    pauses = Pauses()
+    config: Any = {"retries": 7, "backoff": 1.0, "max_backoff": 4.0}
+    async with answering(says({"message": "full"}, status=503), sleep=pauses, **config) as calls:
+        with pytest.raises(EngineError, match="full after 8 attempts") as raised:
+            await calls.generate(request())
+    assert (raised.value.status, raised.value.attempts) == (503, 8)
+    assert len(pauses) == 7
+    for pause, middle in zip(pauses, [1, 2, 4, 4, 4, 4, 4], strict=True):
+        assert middle * 0.5 <= pause <= middle * 1.5
+    assert len(set(pauses)) == 7
+
+
+@pytest.mark.parametrize("status", [429, 503])
+@pytest.mark.parametrize(
+    ("header", "least", "most"),
+    [("7", 7.0, 7.0), ("9999", 60.0, 60.0), ("soon", 0.0, 0.4), ("-3", 0.0, 0.4)],
+)
+async def test_retry_after_is_waited(header: str, least: float, most: float, status: int) -> None:
+    _, handle = flaky(refusal(status, {}, **{"Retry-After": header}), completion([3]))
+    pauses = Pauses()
+    async with answering(handle, sleep=pauses, backoff=0.25) as calls:
+        await calls.generate(request())
+    assert len(pauses) == 1 and least <= pauses[0] <= most
+
+
+async def test_an_internal_error_gets_one_more_attempt_only() -> None:
+    seen, handle = flaky(refusal(500, b"Internal Server Error"))
+    async with answering(handle, retries=5) as calls:
+        with pytest.raises(EngineError, match="Internal Server Error after 2 attempts"):
+            await calls.generate(request())
+    assert len(seen) == 2
+
+
+async def test_the_deadline_ends_the_attempts() -> None:
+    seen, handle = flaky(refusal(503, {"message": "full"}))
+    async with answering(handle, deadline=5.0, backoff=100.0, max_backoff=100.0) as calls:
+        with pytest.raises(EngineError, match="full"):
+            await calls.generate(request())
+    assert len(seen) == 1
+
+
+OVERFLOWS = (
+    "The input (5000 tokens) is longer than the model's context length (4096 tokens).",
+    "Requested token count exceeds the model's maximum context length of 4096 tokens. You "
+    "requested a total of 4103 tokens: 4095 tokens from the input messages and 8 tokens for the "
+    "completion.",
+    "Input length (3000 tokens) exceeds the maximum allowed length (2994 tokens). Use a shorter "
+    "input or enable --allow-auto-truncate.",
+)
+FLAT = {"object": "error", "message": "1 validation error: x", "type": "Bad Request", "code": 400}
+FOUR_HUNDREDS: list[tuple[dict[str, Any], bool]] = [
+    *(({"error": {"message": message}}, True) for message in OVERFLOWS),
+    ({"error": "unknown field `bogus`, expected one of max_new_tokens"}, False),
+    (FLAT, False),
+]
+
+
+@pytest.mark.parametrize(("body", "overflow"), FOUR_HUNDREDS)
+async def test_the_400_bodies_of_sglang(body: Any, overflow: bool) -> None:
+    seen, handle = flaky(refusal(400, body))
+    async with answering(handle) as calls:
+        with pytest.raises(EngineError) as raised:
+            await calls.generate(request())
+    assert len(seen) == 1, "a 400 is not tried again"
+    assert isinstance(raised.value, ContextOverflowError) is overflow
+    inner = body.get("error", body)
+    assert (inner if isinstance(inner, str) else inner["message"]) in str(raised.value)
+    assert (raised.value.status, orjson.loads(raised.value.body)) == (400, body)
+    assert calls.url in str(raised.value)
+
+
+async def test_a_list_of_one_answer_is_that_answer() -> None:
+    async with answering(says([completion([3, 4])])) as calls:
+        assert (await calls.generate(request())).output_ids.tolist() == [3, 4]
+
+
+# --- what is left behind at the engine: nothing ---------------------------------------------------
+
+
+async def test_an_abandoned_request_is_aborted_first(caplog: pytest.LogCaptureFixture) -> None:
+    """SGLang notices a client that has left only seconds later."""
+    order: list[tuple[str, str]] = []
+    arrived = asyncio.Event()
+
+    async def handle(http: web.Request) -> web.StreamResponse:
+        order.append((http.path, orjson.loads(await http.read())["rid"]))
+        if len(order) == 1:
+            arrived.set()
+            await asyncio.Event().wait()
+        return web.json_response(completion([3]))
+
+    routes: dict[str, Any] = {"/generate": handle, "/abort_request": handle}
+    async with client_of(routes, attempt_timeout=600) as calls:
+        task = asyncio.create_task(calls.generate(request()))
+        await arrived.wait()
+        skip(601)
+        answer = await task
+    assert (answer.attempts, answer.output_ids.tolist()) == (2, [3])
+    assert [path for path, _ in order] == ["/generate", "/abort_request", "/generate"]
+    assert order[0][1] == order[1][1] != order[2][1]
+    [line] = [record.message for record in caplog.records if record.levelname == "WARNING"]
+    assert f"request {order[0][1]} of session s is aborted: no answer" in line
+
+
+async def test_a_cancelled_call_is_aborted_at_the_engine_and_no_other(tokenizer: Any) -> None:
+    """`abort_all` ends the requests of its client alone."""
+    hold = asyncio.Event()
+    held = Reply("one two three", hold=hold, hold_after=2)
+    async with (
+        embedded(tokenizer, lambda seen: held) as (engine, calls),
+        client(engine.url) as other,
+    ):
+        names = ("doomed", "mine1", "mine2", "mine3")
+        doomed, *mine = (
+            asyncio.create_task(calls.generate(request(session=name))) for name in names
+        )
+        others = asyncio.create_task(other.generate(request(session="other")))
+        await engine.until(lambda e: e.held == 5)
+        doomed.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await doomed
+        await asyncio.wait_for(engine.until(lambda e: any(x.aborted for x in e.log)), PATIENCE)
+        assert [x.routing_key for x in engine.log if x.aborted] == ["doomed"]
+        await calls.abort_all()
+        answers = await asyncio.gather(*mine)
+        assert calls._in_flight == set()
+        hold.set()
+        assert (await others).finish_reason == "stop"
+    assert [answer.finish_reason for answer in answers] == ["abort"] * 3
+    assert all(len(answer.output_ids) == 2 == len(answer.logprobs) for answer in answers)  # type: ignore[arg-type]
+    aborted = {entry.routing_key: entry.aborted for entry in engine.log}
+    assert aborted == {**dict.fromkeys(names, True), "other": False}
+
+
+async def test_an_abort_reaches_every_worker_behind_a_router() -> None:
+    """Routers answer 404 to /abort_request."""
+    rids, arrived = list[str](), asyncio.Event()
+
+    async def generate(http: web.Request) -> web.StreamResponse:
+        rids.append(orjson.loads(await http.read())["rid"])
+        arrived.set()
+        await asyncio.Event().wait()
+        return web.Response()
+
+    (at_first, one), (at_second, two) = flaky({}), flaky({})
+    async with (
+        http_server({"/abort_request": one}) as first,
+        http_server({"/abort_request": two}) as second,
+    ):
+        listed = {"workers": [{"url": first, "id": "1"}, {"url": second}, {"id": "none"}]}
+        routes = {"/generate": generate, "/workers": says(listed)}
+        async with client_of(routes) as calls:
+            task = asyncio.create_task(calls.generate(request()))
+            await arrived.wait()
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+    aborted = [[body["rid"] for body in seen] for seen in (at_first, at_second)]
+    assert aborted == [rids] * 2 and len(rids) == 1
+
+
+async def test_an_abort_that_fails_is_no_error(gone: str, caplog: Any) -> None:
+    """One that is refused is logged."""
+    async with client_of({"/workers": says([{"url": gone}])}, abort_timeout=2.0) as calls:
+        await calls.abort("r")
+    async with client_of({"/abort_request": says({"message": "no"}, status=400)}) as calls:
+        await calls.abort("r1")
+    assert "/abort_request answers 400 to {'rid': 'r1'}" in caplog.text
