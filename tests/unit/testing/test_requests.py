@@ -183,6 +183,7 @@ async def test_latency_is_waited() -> None:
 
 
 async def test_latency_may_depend_on_the_request() -> None:
+    """An abort, and an engine that closes, end what runs."""
     latency = lambda request: 3600.0 if request.routing_key == "slow" else 0.0
     async with wired(says(IDS), latency=latency) as (engine, wire):
         slow = asyncio.create_task(wire.generate([300], **session("slow")))
@@ -191,15 +192,11 @@ async def test_latency_may_depend_on_the_request() -> None:
         assert not slow.done()
         engine.abort(every=True)
         assert (await slow).output_ids == []  # an hour for 40 tokens: none is there by now
-
-
-async def test_an_engine_that_closes_ends_what_runs() -> None:
-    async with wired(says(IDS), latency=3600.0) as (engine, wire):
-        task = asyncio.create_task(wire.generate([300]))
-        await engine.until(lambda engine: len(engine.log) == 1)
+        late = asyncio.create_task(wire.generate([300], **session("slow")))
+        await engine.until(lambda engine: len(engine.log) == 3)
         await engine.__aexit__()
-        answer = (await asyncio.gather(task, return_exceptions=True))[0]
-    assert engine.log[0].aborted
+        answer = (await asyncio.gather(late, return_exceptions=True))[0]
+    assert engine.log[2].aborted
     assert isinstance(answer, Exception) or answer.meta["finish_reason"]["type"] == "abort"  # type: ignore[union-attr]
 
 
@@ -266,23 +263,20 @@ async def test_an_answer_is_malformed_or_late() -> None:
     assert late.output_ids == TEN
 
 
-async def test_a_dropped_connection() -> None:
-    async with wired(faults=fault_at({0: Fault(drop=True)})) as (engine, wire):
+async def test_a_dropped_connection_and_an_answer_that_hangs() -> None:
+    faults = fault_at({0: Fault(drop=True), 1: Fault(hang=3600)})
+    async with wired(faults=faults) as (engine, wire):
         with pytest.raises(aiohttp.ClientConnectionError):
             await wire.generate([300])
         await engine.until(lambda engine: engine.log[0].finished is not None)
-    assert (engine.log[0].status, engine.log[0].faulted) == (0, True)
-
-
-async def test_an_answer_that_hangs() -> None:
-    async with wired(faults=fault_at({0: Fault(hang=3600)})) as (engine, wire):
         task = asyncio.create_task(wire.generate([300]))
-        await engine.until(lambda engine: len(engine.log) == 1)
+        await engine.until(lambda engine: len(engine.log) == 2)
         assert (await wire.generate([300])).status == 200  # the others go on
         assert not task.done()
         task.cancel()
-        await engine.until(lambda engine: engine.log[0].finished is not None)
-    assert engine.log[0].aborted
+        await engine.until(lambda engine: engine.log[1].finished is not None)
+    dropped, hung, _ = engine.log
+    assert (dropped.status, dropped.faulted, hung.aborted) == (0, True, True)
 
 
 def logprobs_of(body: Any) -> list[Any]:
