@@ -36,8 +36,11 @@ from toolroll.testing import EmbeddedEngine, Reply
 PARAMS = {"temperature": 1.0, "max_new_tokens": 256}
 
 
-def runner(factory: PondFactory, served: Model, **settings: Any) -> Runner:
-    return Runner(factory, lambda: agent(served), RunSettings(sampling_params=PARAMS, **settings))
+def runner(
+    factory: PondFactory, served: Model, callbacks: Sequence[Callback] = (), **settings: Any
+) -> Runner:
+    options = RunSettings(sampling_params=PARAMS, **settings)
+    return Runner(factory, lambda: agent(served), options, callbacks=callbacks)
 
 
 async def play(
@@ -313,18 +316,13 @@ async def test_other_sessions_keep_their_own_key(tokenizer: Any) -> None:
 # --- callbacks: each sees every episode, and none can harm the run --------------------------------
 
 
-SETTINGS = RunSettings(
-    sampling_params={"temperature": 1.0, "max_new_tokens": 256}, samples=2, concurrency=3
-)
-
-
 async def play_with(
     tokenizer: Any, callbacks: Sequence[Callback], on_episode: Any = lambda episode: None
 ) -> None:
     factory = PondFactory(3)
     async with serving(tokenizer, look) as (_, served):
-        runner = Runner(factory, lambda: agent(served), SETTINGS, callbacks=callbacks)
-        await runner.run(factory.tasks("test"), on_episode)
+        played = runner(factory, served, callbacks, samples=2, concurrency=3)
+        await played.run(factory.tasks("test"), on_episode)
 
 
 class Counts(Callback):
