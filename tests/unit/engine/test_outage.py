@@ -280,11 +280,11 @@ def served(tokenizer: Any, url: str, sleep: Any, **config: Any) -> Model:
     return Model(engine, template, get_parser("hermes", template.encoder.control))
 
 
-async def run(model: Model, count: int, episodes: list[Episode]) -> None:
+async def run(model: Model, count: int, episodes: list[Episode], **settings: Any) -> None:
     factory = PondFactory(count)
     params = {"temperature": 1.0, "max_new_tokens": 256}
-    settings = RunSettings(sampling_params=params, concurrency=16)
-    play = Runner(factory, lambda: agent(model, verify="off"), settings)
+    options = RunSettings(sampling_params=params, **settings)
+    play = Runner(factory, lambda: agent(model, verify="off"), options)
     await play.run(factory.tasks("test"), episodes.append)
 
 
@@ -313,7 +313,7 @@ async def test_a_killed_engine_that_comes_back_costs_no_episode(tokenizer: Any) 
         await start()
         episodes: list[Episode] = []
         async with served(tokenizer, engines[0].url, sleep, retries=0) as model:
-            await asyncio.gather(run(model, 200, episodes), kill())
+            await asyncio.gather(run(model, 200, episodes, concurrency=16), kill())
     assert (len(engines), len(pauses)) == (3, 6), "one waits for all"
     assert len({episode.task_id for episode in episodes}) == 200 == len(episodes)
     assert {episode.result.status for episode in episodes} == {Status.COMPLETED}
@@ -352,10 +352,7 @@ async def test_the_wait_is_no_part_of_an_episodes_time(tokenizer: Any) -> None:
             await model.engine.model_info()
             await engines[0].kill()
             episodes: list[Episode] = []
-            settings = RunSettings(sampling_params={"max_new_tokens": 64}, episode_timeout=600)
-            factory = PondFactory(1)
-            runner = Runner(factory, lambda: agent(model, verify="off"), settings)
-            playing = asyncio.create_task(runner.run(factory.tasks("test"), episodes.append))
+            playing = asyncio.create_task(run(model, 1, episodes, episode_timeout=600))
             await late.wait()
             assert dead.is_set() and not playing.done()
             skip(601)

@@ -29,10 +29,6 @@ PARAMS = {"temperature": 1.0, "max_new_tokens": 256}
 
 
 def files(folder: Path) -> list[Path]:
-    return list(folder.iterdir())
-
-
-def all_files(folder: Path) -> list[Path]:
     return [path for path in folder.rglob("*") if path.is_file()]
 
 
@@ -224,18 +220,12 @@ asyncio.run(main())
 """A process that opens a session, keeps no folder, and is killed."""
 
 
-async def kill_with_open_session(url: str) -> None:
-    env = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    start = asyncio.create_subprocess_exec
-    process = await start(sys.executable, "-c", KILLED, url, env=env)
-    assert await process.wait() == -9
-
-
 async def test_without_a_folder_the_next_process_closes_what_was_left(
     tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It stayed open for ever. The sessions of a live process stay open."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    env = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     async with (
         caching(tokenizer) as (engine, alive),
         client(engine.url, model_info=None) as started,
@@ -243,7 +233,9 @@ async def test_without_a_folder_the_next_process_closes_what_was_left(
         end = alive.open_session("s")
         await alive.generate(request())
         for _ in range(2):
-            await kill_with_open_session(engine.url)
+            start = asyncio.create_subprocess_exec
+            process = await start(sys.executable, "-c", KILLED, engine.url, env=env)
+            assert await process.wait() == -9
         of_alive, killed, also = ids_of(engine)
         assert engine.open_sessions == {of_alive, also}  # the second one closed the first one's
         started.keep_sessions(tmp_path)
@@ -255,7 +247,7 @@ async def test_without_a_folder_the_next_process_closes_what_was_left(
         end()
         end_of_started()
         assert killed != also
-    assert all_files(tmp_path) == []
+    assert files(tmp_path) == []
 
 
 @pytest.mark.parametrize(("status", "kept"), [(200, False), (404, False), (503, True), (0, True)])

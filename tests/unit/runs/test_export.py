@@ -132,16 +132,11 @@ GONE = "engine_error: EngineError: gone"
 ERROR = stdev(MEANS) / 2**0.5
 
 
-def inspect_log(folder: Path) -> dict[str, Any]:
-    path = folder / "2031-03-10T09-30-00_pond.eval"
-    with ZipFile(path) as log:
-        return {name: json.loads(log.read(name)) for name in log.namelist()}
-
-
 def test_an_inspect_log_has_the_scores_and_the_usage(tmp_path: Path) -> None:
     run = ExportedRun(write_run(tmp_path / "run", varied()))
     write_inspect_logs(run, tmp_path / "logs")
-    log = inspect_log(tmp_path / "logs")
+    with ZipFile(tmp_path / "logs" / "2031-03-10T09-30-00_pond.eval") as file:
+        log: Any = {name: json.loads(file.read(name)) for name in file.namelist()}
     header = log["header.json"]
     assert header["eval"]["dataset"]["sample_ids"] == ["a/b", "t-1", "t-2"]
     assert header["eval"]["config"]["epochs"] == 2
