@@ -27,17 +27,18 @@ from toolroll.rollout.errors import ContextOverflowError, UsageError
     wanted=st.none() | st.integers(0, 500),
     prompt=st.integers(0, 600),
 )
+@example(context=100, pool=None, wanted=7, prompt=100)
+@example(context=100, pool=50, wanted=None, prompt=51)
+@example(context=40, pool=50, wanted=None, prompt=60)
 def test_what_is_asked_for_always_fits(
     context: int | None, pool: int | None, wanted: int | None, prompt: int
 ) -> None:
     info = ModelInfo(context_length=context, max_input_length=pool)
     given_params = {"temperature": 0.5} | ({} if wanted is None else {"max_new_tokens": wanted})
-    refused = (context is not None and prompt >= context) or (pool is not None and prompt > pool)
-    if refused:
-        most = min(limit for limit in (context and context - 1, pool) if limit is not None)
-        with pytest.raises(
-            ContextOverflowError, match=f"^prompt is too long: {prompt} tokens > {most} maximum"
-        ):
+    limits = [limit for limit in (context and context - 1, pool) if limit is not None]
+    if limits and prompt > min(limits):
+        words = f"^prompt is too long: {prompt} tokens > {min(limits)} maximum"
+        with pytest.raises(ContextOverflowError, match=words):
             effective_params(given_params, prompt, info)
         return
     params = effective_params(given_params, prompt, info)
@@ -84,19 +85,6 @@ def test_facts_are_read_where_they_stand() -> None:
     for value in (True, 0, -1, "4096", None, 3.5):  # no context length: it is unknown
         models = {"data": [{"max_model_len": value}]}
         assert read_model_info({}, {"context_length": value}, models).context_length is None
-
-
-@pytest.mark.parametrize(
-    ("info", "limit"),
-    [
-        (ModelInfo(), None),
-        (ModelInfo(100), 100),
-        (ModelInfo(100, max_input_length=50), 51),
-        (ModelInfo(40, max_input_length=50), 40),
-    ],
-)
-def test_the_first_prompt_that_is_refused(info: ModelInfo, limit: int | None) -> None:
-    assert info.prompt_limit == limit
 
 
 @pytest.mark.parametrize(
