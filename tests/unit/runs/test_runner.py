@@ -269,13 +269,10 @@ async def test_each_episodes_seed_can_go_to_the_engine(tokenizer: Any) -> None:
     assert "sampling_seed" not in engine.log[1].sampling_params
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        *(("samples", 0), ("concurrency", 0), ("max_turns", 0)),
-        *(("reruns", -1), ("episode_timeout", 0), ("give_up_after", 0)),
-    ],
-)
+POSITIVE = "samples concurrency max_turns episode_timeout give_up_after".split()
+
+
+@pytest.mark.parametrize(("name", "value"), [*((name, 0) for name in POSITIVE), ("reruns", -1)])
 def test_impossible_settings_are_refused(name: str, value: Any) -> None:
     with pytest.raises(UsageError, match=name):
         RunSettings(**{name: value})
