@@ -24,12 +24,7 @@ from support.quiz import HARMLESS, JUDGED, MOVES, Edit, forget, new_version, put
 from toolroll import UsageError, load_environment
 from toolroll.evaluation import environment_identity as environment_identity_module
 from toolroll.evaluation.environment_identity import environment_identity
-from toolroll.testing import (
-    EmbeddedEngine,
-    PolicyRequest,
-    load_embedded_tokenizer,
-    serve_in_thread,
-)
+from toolroll.testing import EmbeddedEngine, PolicyRequest, load_embedded_tokenizer, serve_in_thread
 
 
 def write(root: Path) -> None:

@@ -31,12 +31,7 @@ from toolroll.rollout.runs.registry import find_environment
 from toolroll.rollout.runs.run_directory import RunDirectory
 from toolroll.rollout.runtime.threads import Threads
 from toolroll.rollout.types import Status, StopReason
-from toolroll.testing import (
-    EmbeddedEngine,
-    play_references,
-    reference_policy,
-    serve_in_thread,
-)
+from toolroll.testing import EmbeddedEngine, play_references, reference_policy, serve_in_thread
 
 
 @pytest.fixture(scope="module")
