@@ -321,7 +321,7 @@ async def test_a_shared_prefix_is_counted_once() -> None:
     """A shorter prompt hides no tokens of others: sub-agents share their session's name."""
     _, waiting = admitting(8000)
 
-    async def sample(name: str, ids: IdArray) -> None:
+    async def sample(name: str, ids: Any) -> None:
         await waiting.generate(GenerateRequest(ids.astype(np.int32), {}, name))
 
     own = lambda name: np.concatenate([np.arange(5000), np.full(100, sum(name.encode()))])

@@ -83,8 +83,8 @@ def test_facts_are_read_where_they_stand() -> None:
     assert read_model_info({}, server, {"data": []}) == ModelInfo(5, None, "s")
     assert read_model_info({}, {}, {}) == ModelInfo()
     for value in (True, 0, -1, "4096", None, 3.5):  # no context length: it is unknown
-        models = {"data": [{"max_model_len": value}]}
-        assert read_model_info({}, {"context_length": value}, models).context_length is None
+        wrong = {"data": [{"max_model_len": value}]}
+        assert read_model_info({}, {"context_length": value}, wrong).context_length is None
 
 
 @pytest.mark.parametrize(

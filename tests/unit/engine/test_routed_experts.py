@@ -81,7 +81,7 @@ async def test_an_episodes_experts_come_from_the_first_pass(tokenizer: Any, tmp_
 
 async def test_an_engine_that_sends_all_rows_is_cut_to_the_new_ones(tokenizer: Any) -> None:
     """As SGLang before 0.5.23. The bytes of the first answer tell how long a row is."""
-    older = {"extra": {"routed_experts_start_len": 0}}
+    older: Any = {"extra": {"routed_experts_start_len": 0}}
     policy = lambda _: Reply(output_ids=[7, 8, 9])
     async with routing(tokenizer, policy) as (served, client):
         whole = await client.generate(request([1, 2, 3], routed_experts_start=2))

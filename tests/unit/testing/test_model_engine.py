@@ -92,9 +92,9 @@ async def test_a_sample_does_not_depend_on_its_neighbors(llama: Path, temperatur
 async def test_logprobs_are_those_of_one_forward_pass(llama: Path, temperature: float) -> None:
     """The top ones contain a greedy token."""
     ids, fields = prompt(40), {"top_logprobs_num": 4}
-    params = {"temperature": temperature, "top_p": 0.8, "top_k": 50, "ignore_eos": True}
+    params: dict[str, Any] = {"top_p": 0.8, "top_k": 50, "max_new_tokens": 25, "ignore_eos": True}
     async with wired_model(llama) as (engine, wire):
-        answer = await wire.generate(ids, fields=fields, max_new_tokens=25, **params)
+        answer = await wire.generate(ids, fields=fields, temperature=temperature, **params)
     expected = scored(llama, ids + answer.output_ids, temperature or 1.0)[len(ids) - 1 :]
     np.testing.assert_allclose(answer.logprobs, expected, atol=1e-4)
     assert engine.log[0].logprobs == answer.logprobs
