@@ -194,7 +194,7 @@ def test_the_same_turn_may_be_one_answer_or_several() -> None:
     assert set(audit([row([1], [2, 3])], record=record).kinds) == {"trained twice"}
 
 
-def test_a_part_of_a_turn_that_other_weights_sampled_may_be_left_out() -> None:
+def test_a_part_that_other_weights_sampled_may_be_left_out() -> None:
     """slime's --mask-offpolicy-in-partial-rollout trains only what follows the pause."""
     record = EngineRecord()
     record.add(np.array([1]), np.array([2]), np.array([-1.0], np.float32))

@@ -54,8 +54,8 @@ def test_each_image_is_one_token_and_an_adapter_has_a_field() -> None:
     images = (Image(1, 3, "a", url="data:a"), Image(4, 1, "b", url="data:b"))
     params = {"top_k": 5, "lora_path": "one"}
     ids = [7, 9, 9, 9, 9, 8]
-    asked = request(ids, images=images, input_ids_json=b"7", sampling_params=params)
-    body = body_of(asked, stream=True)
+    sent = request(ids, images=images, input_ids_json=b"7", sampling_params=params)
+    body = body_of(sent, stream=True)
     assert (body["input_ids"], body["image_data"]) == ([7, 9, 9, 8], ["data:a", "data:b"])
     assert body["return_prompt_token_ids"] is True
     assert (body["sampling_params"], body["lora_path"]) == ({"top_k": 5}, "one")

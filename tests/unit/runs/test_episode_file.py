@@ -81,11 +81,11 @@ def test_what_is_read_is_what_was_written() -> None:
     assert content(episode())["trajectories"][0]["logprobs"][:5] == [None, None, None, None, -0.25]
     forked = [trajectory(), trajectory(9, [(5, 9)], fork_reason="the template rewrote it")]
     info = {"text": "Zürich 東京 </script> \n \u2028", "nested": {"a": [1, None]}}
-    said = [{"role": "assistant", "content": None, "tool_calls": [{"id": "a"}]}]
+    silent = [{"role": "assistant", "content": None, "tool_calls": [{"id": "a"}]}]
     for written in (
         episode(trajectories=forked, info=info),
         episode(reason=StopReason.ENGINE_ERROR, trajectories=[]),
-        episode(reward=0.5, messages=said),
+        episode(reward=0.5, messages=silent),
     ):
         line = to_line(written)
         assert line.count(b"\n") == 1

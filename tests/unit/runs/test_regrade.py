@@ -296,7 +296,7 @@ async def test_text_that_was_an_invalid_call_is_one_again(limit: int) -> None:
     assert again.reward == played.result.reward == -0.5
 
 
-async def test_an_episode_without_its_last_message_is_not_replayed_alike() -> None:
+async def test_an_episode_without_its_last_message_is_not_alike() -> None:
     """A line of the user is missing. A turn that was cut is not executed: its reply may look whole,
     but the environment never got it.
     """

@@ -109,7 +109,7 @@ async def test_an_abort_is_a_200_with_what_was_sampled(tokenizer: Any) -> None:
     assert [entry.call for entry in engine.log] == [0, None]
 
 
-async def test_an_abort_matches_by_prefix_and_one_of_nothing_does_nothing() -> None:
+async def test_an_abort_matches_by_prefix_or_does_nothing() -> None:
     policy, rids = Held(IDS, after=3), ("x1", "x10", "x2", "yx1")
     bodies: list[dict[str, Any]] = [{}, {"rid": ""}, {"rid": None}, {"rid": "unknown"}]
     async with wired(policy) as (engine, wire):
