@@ -302,6 +302,11 @@ async def test_an_overflow_is_a_400(length: int, params: dict[str, Any], words: 
     assert [(entry.status, entry.call, entry.output_ids) for entry in log] == [(400, None, [])]
 
 
+async def test_a_request_that_just_fits_is_answered() -> None:
+    longest, _ = await answer_of(says([300] * 99), [300] * 4089, engine=CONTEXT, max_new_tokens=7)
+    assert (longest.status, len(longest.output_ids)) == (200, 5)
+
+
 IDS = {"input_ids": [300]}
 INVALID = "1 validation error: "
 EMPTY = "text must have at least one token"
