@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import cache
@@ -80,3 +81,15 @@ async def held_call(
 def session(name: str) -> dict[str, Any]:
     """The arguments of a request of the session `name`."""
     return {"headers": {"x-smg-routing-key": name}}
+
+
+async def events(wire: Wire, ids: Sequence[int], **fields: Any) -> AsyncIterator[dict[str, Any]]:
+    """The events of a stream, as they come."""
+    body, last = {"input_ids": list(ids), "return_logprob": True, "stream": True, **fields}, b""
+    async with wire.http.post(f"{wire.url}/generate", json=body) as response:
+        assert (response.status, response.content_type) == (200, "text/event-stream")
+        async for line in response.content:
+            if line.startswith(b"data: {"):
+                yield json.loads(line.removeprefix(b"data: "))
+            last = line.strip() or last
+    assert last == b"data: [DONE]"

@@ -1,15 +1,20 @@
-"""What `audit` finds of each planted fault, with and without record and template."""
+"""What `audit` finds of each planted fault, with and without record and template, and that clean
+rows of many templates have none: forked ones, and those whose history is kept.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+import json
+from collections.abc import Callable, Iterable
+from copy import deepcopy
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.audit_formats import FORMATS
-from support.audited import Played, play
+from support.adversarial.size import FULL
+from support.audited import Played, Row, play
 from support.planted import PLANTED, Fault, plant
 from support.source import ROOT
 
@@ -169,6 +174,93 @@ def test_the_page_has_this_table() -> None:
     assert table.splitlines() == lines
 
 
+# --- the formats ---------------------------------------------------------------------------------
+
+
+def write_lines(rows: list[Row], folder: Path) -> Path:
+    path = folder / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def write_parquet(rows: list[Row], folder: Path) -> Path:
+    pyarrow, parquet = map(pytest.importorskip, ("pyarrow", "pyarrow.parquet"))
+    for row in rows:
+        row |= {name: json.dumps(row[name]) for name in ("messages", "tools")}
+    path = folder / "rows.parquet"
+    parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    return path
+
+
+def write_labels(rows: list[Row], folder: Path) -> Path:
+    for row in rows:
+        row["labels"] = [
+            index if bit else -100
+            for index, bit in zip(row["input_ids"], row.pop("loss_mask"), strict=True)
+        ]
+        del row["logprobs"]
+    return write_lines(rows, folder)
+
+
+def write_pt(rows: list[Row], folder: Path) -> Path:
+    """As slime and miles do."""
+    torch = pytest.importorskip("torch")
+    samples = []
+    for row in rows:
+        first = row["loss_mask"].index(1)
+        logprobs = [value or 0.0 for value in row["logprobs"][first:]]
+        sample = {"tokens": row["input_ids"], "response_length": len(row["input_ids"]) - first}
+        sample |= {"loss_mask": row["loss_mask"][first:], "rollout_log_probs": logprobs}
+        samples.append({**sample, "status": "completed", "prompt": "x"})
+    path = folder / "rollout_3.pt"
+    torch.save({"rollout_id": 3, "samples": samples}, path)
+    return path
+
+
+def write_traces(rows: list[Row], folder: Path) -> Path:
+    """As verifiers does: logprobs of trained tokens only, in four decimals."""
+    lines = []
+    for row in rows:
+        mask = [bit == 1 for bit in row["loss_mask"][1:]]
+        pairs = zip(row["logprobs"][1:], mask, strict=True)
+        answer, task = ({"role": role, "content": "x"} for role in ("assistant", "user"))
+        node: Row = {"parent": 0, "message": answer, "sampled": True, "mask": mask}
+        node["logprobs"] = [round(value, 4) for value, bit in pairs if bit]
+        node["token_ids"] = row["input_ids"][1:]
+        root = {"message": task, "token_ids": row["input_ids"][:1], "mask": [False]}
+        lines.append({"env": {"id": "x"}, "traces": [{"nodes": [root, node]}]})
+    return write_lines(lines, folder)
+
+
+def no_logprobs(row: Row) -> None:
+    row["logprobs"] = [None] * len(row["logprobs"])
+
+
+def only_trained(row: Row) -> None:
+    """Each of them has a logprob."""
+    pairs = zip(row["logprobs"], row["loss_mask"], strict=True)
+    row["logprobs"] = [(value or 0.0) if bit else None for value, bit in pairs]
+
+
+def every_trained(row: Row) -> None:
+    """After the first trained token, a logprob of zero also means that there is none."""
+    first = row["loss_mask"].index(1)
+    row["logprobs"] = [
+        None if at < first else (value or 0.0) if bit else value
+        for at, (value, bit) in enumerate(zip(row["logprobs"], row["loss_mask"], strict=True))
+    ]
+
+
+FORMATS: dict[str, tuple[Callable[[list[Row], Path], Path], Callable[[Row], None]]] = {
+    "jsonl": (write_lines, lambda row: None),
+    "parquet": (write_parquet, lambda row: None),
+    "labels": (write_labels, no_logprobs),
+    "pt": (write_pt, every_trained),
+    "traces": (write_traces, only_trained),
+}
+"""How to write rows, and what the format cannot hold of a row."""
+
+
 NOT_HELD = {
     "labels": {fault for fault in PLANTED if "logprob" in fault},
     "pt": {"everything is trained"},
@@ -198,3 +290,65 @@ def test_each_format_shows_the_same_faults(played: Played, kind: str, tmp_path: 
         path = write(rows, folder)
         assert kinds(audit(read_rows(path), record=played.record())) == wanted, fault
         assert kinds(audit(read_rows(folder), record=played.record())) == wanted, fault
+
+
+# --- clean rows of many templates -----------------------------------------------------------------
+
+
+QUICK = ("qwen2_5", "qwen3", "llama3_1", "glm4moe", "gptoss", "gemma4")
+OTHERS = """
+deepseekv3 lfm2_2_5 lfm2_v2 llama3_2 mistral muse_glimmer nemotron_3_nano nemotron_3_super
+qwen3_5_nothink qwen3_5_think qwen3_6 qwen3_8 qwen3_instruct_2507 qwen3_vl
+""".split()
+HISTORIES = ("fork", "scaffold", "preserve")
+ROWS, EPISODES = (10_000, 60) if FULL else (400, 8)
+"""The rows of all templates, and the episodes of a batch. TOOLROLL_ADVERSARIAL=full plays the most,
+for half an hour.
+"""
+
+
+def assert_clean(played: Played, check: TemplateCheck) -> None:
+    record = played.record()
+    report = audit(played.rows, record=record, template=check)
+    assert report.kinds == {}
+    assert report.with_messages == report.rows == len(played.rows)
+    assert report.delivered_tokens == report.trained_tokens <= record.sampled_tokens
+
+
+def assert_clean_in(kind: str, played: Played, folder: Path) -> None:
+    """In a file of the format `kind`."""
+    write, held = FORMATS[kind]
+    rows = deepcopy(played.rows)
+    for row in rows:
+        held(row)
+    report = audit(read_rows(write(rows, folder)), record=played.record())
+    assert (report.kinds, report.rows) == ({}, len(played.rows))
+    assert report.delivered_tokens == report.trained_tokens
+
+
+@pytest.mark.parametrize("name", QUICK)
+async def test_clean_rows_have_no_fault(name: str) -> None:
+    played: dict[Any, Played] = {}
+    for history in ("fork", "preserve"):
+        played[history] = await play(name, 2, history=history)
+        assert_clean(played[history], TemplateCheck(played[history].tokenizer))
+    if name in ("qwen3", "glm4moe", "gptoss", "gemma4"):
+        assert any(row["fork_reason"] for row in played["fork"].rows)
+        assert len(played["preserve"].rows) < len(played["fork"].rows)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("name", [*QUICK, *OTHERS])
+async def test_many_clean_rows_have_no_fault(name: str, tmp_path: Path) -> None:
+    """With forks, without, and with history that is kept. One batch of each in each format."""
+    rows, check = 0, None
+    for seed, history in enumerate(cycle(HISTORIES)):
+        if seed >= len(HISTORIES) and rows * len([*QUICK, *OTHERS]) >= ROWS:
+            break
+        played = await play(name, EPISODES, history=history, seed=seed)
+        check = check or TemplateCheck(played.tokenizer)
+        assert_clean(played, check)
+        for kind in FORMATS if seed < len(HISTORIES) else ():
+            assert_clean_in(kind, played, tmp_path)
+        rows += len(played.rows)

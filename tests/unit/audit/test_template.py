@@ -60,9 +60,9 @@ def kinds(rows: list[Row], check: TemplateCheck) -> set[str]:
         None,
     ],
 )
-def test_messages_that_cannot_be_rendered_or_are_too_few(
-    played: Played, check: TemplateCheck, change: dict[str, Any] | None
-) -> None:
+def test_messages_that_do_not_render(played: Played, check: TemplateCheck, change: Any) -> None:
+    """Or are too few."""
+
     def fault(rows: list[Row]) -> None:
         messages = rows[0]["messages"]
         few = messages[:2] if change is None else [{**each, **change} for each in messages]

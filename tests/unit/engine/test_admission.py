@@ -6,18 +6,18 @@ import asyncio
 import functools
 import random
 import selectors
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import pytest
-from support.kv_pool import KvPool
 
 from toolroll.rollout.engine import admission, generate_resumed
 from toolroll.rollout.engine.admission import Admission, Load, read_load
 from toolroll.rollout.runtime.time_limit import pausable
 from toolroll.rollout.types import Completion, GenerateRequest, IdArray
+from toolroll.testing.prefix_cache import PrefixCache
 from toolroll.trainers.parking import ParkableEpisode
 
 
@@ -41,16 +41,13 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return self.now
 
 
-def in_virtual_time(main: Callable[..., Awaitable[Any]]) -> Callable[..., Any]:
+def in_virtual_time(main: Callable[..., Coroutine[Any, Any, Any]]) -> Callable[..., Any]:
     """Run `main` on a `VirtualLoop`."""
 
     @functools.wraps(main)
     def run(*args: Any, **kwargs: Any) -> Any:
-        loop = VirtualLoop()
-        try:
-            return loop.run_until_complete(main(*args, **kwargs))
-        finally:
-            loop.close()
+        with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+            return runner.run(main(*args, **kwargs))
 
     return run
 
@@ -60,6 +57,61 @@ def now() -> float:
 
 
 ONE = np.array([1], dtype=np.int32)
+
+
+class KvPool:
+    """An engine's memory for keys and values, as SGLang manages it: the cached prefixes and the
+    tokens of running requests are at most `size` together. Prompts are computed in a row, `seconds`
+    for each new token.
+    """
+
+    def __init__(self, size: int, seconds: float) -> None:
+        self.size = size
+        self.seconds = seconds
+        self.cache = PrefixCache()
+        self._running: dict[int, IdArray] = {}  # the cached prefixes that running requests use
+        self._reserved = 0
+        self._line = asyncio.Lock()
+        self._freed = asyncio.Event()
+
+    async def start(self, prompt: IdArray, sampled: int) -> int:
+        """Wait for room for `prompt` and `sampled` new tokens, and compute the prompt. Return the
+        length of its cached prefix, which stays cached until `end`.
+        """
+        async with self._line:
+            while True:
+                cached = len(self.cache.match(prompt)[: len(prompt) - 1])
+                new = len(prompt) - cached + sampled
+                self._running[id(prompt)] = prompt[:cached]
+                if self._used() + new <= self.size or len(self._running) == 1:
+                    break
+                del self._running[id(prompt)]
+                self._freed.clear()
+                await self._freed.wait()
+            self._reserved += new
+            self._evict()
+            await asyncio.sleep(self.seconds * (len(prompt) - cached))
+        return cached
+
+    def end(self, prompt: IdArray, cached: int, sampled: IdArray) -> None:
+        """Free what `start` reserved, and keep the prompt and all but the last sampled token."""
+        del self._running[id(prompt)]
+        self._reserved -= len(prompt) - cached + len(sampled)
+        computed = np.concatenate([prompt, sampled[:-1]])
+        self.cache.insert(computed, np.zeros(len(computed), dtype=np.int32))
+        self._evict()
+        self._freed.set()
+
+    def _used(self) -> int:
+        union = PrefixCache()
+        for prefix in self._running.values():
+            union.insert(prefix, prefix)
+        return union.tokens + self._reserved
+
+    def _evict(self) -> None:
+        for prefix in self._running.values():  # so they are evicted last
+            self.cache.match(prefix)
+        self.cache.evict(max(0, self.size - self._reserved))
 
 
 @dataclass
@@ -165,14 +217,12 @@ IN_FLIGHT = 32 * 9000
 
 
 def test_over_subscription_costs_neither_tokens_nor_throughput() -> None:
+    """Below saturation, nothing is held."""
     plain, engine, _ = played(Work(), IN_FLIGHT // 4, 0.0)
     held, admitted, waiting = played(Work(), IN_FLIGHT // 4, 1.0)
     assert engine.twice >= 3 * admitted.twice
     assert plain >= 2 * held
     assert waiting.held_turns and not waiting.held
-
-
-def test_below_saturation_nothing_is_held() -> None:
     plain, _, _ = played(Work(), 2 * IN_FLIGHT, 0.0)
     held, engine, waiting = played(Work(), 2 * IN_FLIGHT, 1.0)
     assert (held, engine.twice, waiting.held_turns) == (plain, 0, 0)
@@ -268,14 +318,19 @@ async def test_a_cancelled_request_gives_its_tokens_back() -> None:
 
 @in_virtual_time
 async def test_a_shared_prefix_is_counted_once() -> None:
+    """A shorter prompt hides no tokens of others: sub-agents share their session's name."""
     _, waiting = admitting(8000)
 
-    async def sample(name: str) -> None:
-        ids = np.concatenate([np.arange(5000), np.full(100, sum(name.encode()))])
+    async def sample(name: str, ids: Any) -> None:
         await waiting.generate(GenerateRequest(ids.astype(np.int32), {}, name))
 
-    await asyncio.gather(*(sample(name) for name in "abcdefgh"))
+    own = lambda name: np.concatenate([np.arange(5000), np.full(100, sum(name.encode()))])
+    await asyncio.gather(*(sample(name, own(name)) for name in "abcdefgh"))
     assert waiting.held_turns == 0
+    for ids in (np.arange(5000), np.arange(50)):
+        for name in "abcd":
+            await sample(name, ids)
+    assert waiting._own >= 0
 
 
 @in_virtual_time
@@ -373,16 +428,6 @@ async def test_an_episode_that_ends_while_it_waits_leaves_nothing() -> None:
     assert (waiting._own, waiting._blocks, waiting._idle) == (0, {}, {})
 
 
-@in_virtual_time
-async def test_a_shorter_prompt_does_not_hide_the_tokens_of_others() -> None:
-    """Sub-agents share their session's name."""
-    _, waiting = admitting(10_000)
-    for ids in (np.arange(5000), np.arange(50)):
-        for name in "abcd":
-            await waiting.generate(GenerateRequest(ids.astype(np.int32), {}, name))
-    assert waiting._own >= 0
-
-
 class Hanging(Pooled):
     """Has 16 workers, none of which answers in 10 seconds."""
 
@@ -402,14 +447,10 @@ async def test_workers_that_do_not_answer_delay_the_first_turns_once() -> None:
     assert now() < 11
 
 
-def test_an_episode_can_end_after_its_event_loop() -> None:
-    _, waiting = admitting(4000)
-    in_virtual_time(turn)(waiting, "a", 100)
-    assert waiting.end("a") == 0
-
-
 def test_a_closed_event_loop_leaves_no_episode_admitted() -> None:
+    """An episode can end after its event loop."""
     _, waiting = admitting(4000)
     for name in "abc":  # no two of them fit
         in_virtual_time(turn)(waiting, name, 3000)
     assert (waiting.held_turns, len(waiting._idle)) == (0, 1)
+    assert waiting.end("c") == 0

@@ -1,4 +1,4 @@
-"""`Engine`: model info, workers, health, plain posts and the configuration."""
+"""`Engine`: model info, workers, health, plain posts, the configuration, and another model."""
 
 from __future__ import annotations
 
@@ -9,15 +9,19 @@ import numpy as np
 import orjson
 import pytest
 from aiohttp import web
-from support.client import client, client_of, embedded
+from support.client import client, client_of, embedded, request
 from support.endpoints import endpoint
-from support.http import http_server, says
+from support.episodes import agent
+from support.http import completion, http_server, says
 from support.loop_clock import skip
+from support.toy_environment import PondFactory, look
 
-from toolroll.rollout.engine import EngineConfig, ModelInfo
+from toolroll import ChatTemplate, EnvironmentOptions, Model, RolloutArgs
+from toolroll.endpoint.endpoint import Endpoint
+from toolroll.rollout.engine import Engine, EngineConfig, ModelInfo
 from toolroll.rollout.errors import EngineError, UsageError
 from toolroll.rollout.model.identity import check_identity
-from toolroll.rollout.template import ChatTemplate
+from toolroll.testing import EmbeddedEngine, PolicyRequest, load_embedded_tokenizer
 
 # --- model info, workers, health, post ------------------------------------------------------------
 
@@ -67,6 +71,17 @@ async def test_a_router_without_workers_is_asked_again(tokenizer: Any) -> None:
         assert (await calls.model_info()).weight_version == "default"
 
 
+async def test_a_router_that_did_not_list_its_workers_is_asked_again(tokenizer: Any) -> None:
+    statuses = [503, 200]
+    async with embedded(tokenizer, context_length=2048) as (engine, _):
+        listed = listing([{"url": engine.url}], statuses)
+        async with client_of({"/workers": listed}, model_info=None) as calls:
+            assert (await calls.model_info()).context_length is None
+            assert (await calls.model_info()).context_length == 2048
+            assert await calls.workers() == [engine.url]
+    assert statuses == []
+
+
 async def test_a_router_is_asked_again_for_its_workers() -> None:
     """Until it names some, the earlier ones and what it drops stay known."""
     workers = [{"url": "http://10.0.0.1:1"}]
@@ -99,17 +114,6 @@ async def test_an_engine_that_could_not_be_asked_is_asked_again(status: int) -> 
     assert len(paths) == 2
 
 
-async def test_a_router_that_did_not_list_its_workers_is_asked_again(tokenizer: Any) -> None:
-    statuses = [503, 200]
-    async with embedded(tokenizer, context_length=2048) as (engine, _):
-        listed = listing([{"url": engine.url}], statuses)
-        async with client_of({"/workers": listed}, model_info=None) as calls:
-            assert (await calls.model_info()).context_length is None
-            assert (await calls.model_info()).context_length == 2048
-            assert await calls.workers() == [engine.url]
-    assert statuses == []
-
-
 async def test_an_engine_that_was_not_there_yet_is_asked_again(tokenizer: Any) -> None:
     async with client("http://127.0.0.1:9", model_info=None, connect_timeout=0.5) as calls:
         assert await calls.workers() == [calls.url]
@@ -117,11 +121,13 @@ async def test_an_engine_that_was_not_there_yet_is_asked_again(tokenizer: Any) -
         assert calls._control_plane._workers is None and calls._control_plane._model_info is None
 
 
-async def test_health(tokenizer: Any) -> None:
-    async with embedded(tokenizer) as (engine, calls):
+async def test_health(tokenizer: Any, gone: str) -> None:
+    async with embedded(tokenizer) as (engine, calls), client(gone) as lost:
         assert (await calls.health()).ok
         engine.healthy = False
         assert "answers 503" in (await calls.health()).why
+        health = await lost.health()
+    assert not health.ok and "nothing answers (Connection refused): is the engine" in health.why
 
 
 NO_WORKERS = {"code": "no_available_workers", "message": "all circuits open"}
@@ -140,12 +146,6 @@ async def test_health_says_why_not(answer: Any, words: str) -> None:
     async with client_of({"/health": answer} if answer else {}) as calls:
         health = await calls.health()
     assert not health.ok and words in health.why
-
-
-async def test_health_of_nothing(gone: str) -> None:
-    async with client(gone) as calls:
-        health = await calls.health()
-    assert not health.ok and "nothing answers (Connection refused): is the engine" in health.why
 
 
 async def test_post_gives_the_json_or_an_engine_error() -> None:
@@ -221,3 +221,130 @@ async def test_a_silent_worker_costs_one_time_limit(tokenizer: Any, position: in
             template = ChatTemplate(tokenizer)
             assert await check_identity(calls, template, name="embedded") == []
     assert paths == ["/model_info"]
+
+
+# --- an engine that restarted with another model --------------------------------------------------
+
+
+CHANGED = "now serves a different model: 'b' instead of 'a'"
+
+
+async def restarted(first: Any, second: Any, **config: Any) -> None:
+    """Sample from an engine, start it again as another one, sample from that, and compare.
+
+    `first` and `second`: the answers to `/model_info`, a status if it fails.
+    """
+    async with http_server(routes(first)) as url:
+        engine = Engine(EngineConfig(engine=url, **config))
+        assert (await engine.generate(request())).output_ids.tolist() == [3]
+        await engine.check_model()
+    async with engine, http_server(routes(second), port=int(url.rpartition(":")[2])):
+        assert (await engine.generate(request())).output_ids.tolist() == [3]
+        await engine.check_model()
+
+
+def routes(info: Any) -> dict[str, Any]:
+    model_info = says({}, status=info) if isinstance(info, int) else says(info)
+    return {"/generate": says(completion([3])), "/model_info": model_info}
+
+
+async def test_one_that_nobody_saw_restart_is_refused(caplog: pytest.LogCaptureFixture) -> None:
+    """Without an `engine_timeout`, and no request was in flight. If it is allowed, that is a
+    warning.
+    """
+    with pytest.raises(UsageError, match=CHANGED):
+        await restarted({"model_path": "a"}, {"model_path": "b"})
+    await restarted({"model_path": "a"}, {"model_path": "b"}, allow_model_mismatch=True)
+    assert [record.getMessage()[-len(CHANGED) :] for record in caplog.records] == [CHANGED]
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ({"model_path": "a"}, {"model_path": "a"}),
+        ({"model_path": "a"}, 404),
+        ({"model_path": "a"}, 500),
+        ({"model_path": "a"}, {}),
+        (404, {"model_path": "b"}),
+        # SGLang's /update_weights_from_disk changes the path
+        ({"model_path": "a", "tokenizer_path": "t"}, {"model_path": "b", "tokenizer_path": "t"}),
+    ],
+)
+async def test_one_that_may_be_the_same_is_not(first: Any, second: Any) -> None:
+    await restarted(first, second)
+
+
+async def test_a_model_that_could_not_be_asked_for_is_asked_for_again() -> None:
+    served = routes({"model_path": "a"})
+
+    async def model_info(http: web.Request) -> web.StreamResponse:
+        return await served["/model_info"](http)
+
+    async with client_of({**served, "/model_info": model_info}, model_info=None) as engine:
+        await engine.generate(request())
+        served |= routes(500)
+        await engine.check_model()
+        served |= routes({"model_path": "b", "tokenizer_path": "b"})
+        for _ in range(2):
+            with pytest.raises(UsageError, match=CHANGED):
+                await engine.check_model()
+
+
+class Restarting(EmbeddedEngine):
+    """Reports another model after `restart`."""
+
+    other = ""
+
+    @property
+    def model_name(self) -> str:
+        return self.other or super().model_name
+
+    def restart(self) -> None:
+        self.other = self.model_path = "other"
+
+
+async def test_an_episode_is_compared_once_after_its_last_turn(tokenizer: Any) -> None:
+    """The engine restarts between two turns, and no request fails."""
+    asked: list[int] = []
+    turns: list[PolicyRequest] = []
+
+    def policy(seen: PolicyRequest) -> str:
+        turns.append(seen)
+        if len(turns) == 2:
+            engine.restart()
+        return look(seen)
+
+    class Watched(Engine):
+        async def check_model(self) -> None:
+            asked.append(len(turns))
+            await super().check_model()
+
+    factory = PondFactory(4)
+    engine = Restarting(tokenizer, policy)
+    async with engine:
+        args = RolloutArgs(model="embedded", engine=engine.url, pace_gc=False)
+        async with Model.from_args(args, tokenizer=tokenizer, engine=Watched) as model:
+            task = factory.tasks("test")[3]
+            with pytest.raises(UsageError, match="now serves a different model: 'other'"):
+                await agent(model).asolve(factory.make(EnvironmentOptions()), task=task)
+    assert len(turns) > 2
+    assert asked == [len(turns)]
+
+
+async def test_the_endpoint_compares_before_it_returns_tokens(tokenizer: Any) -> None:
+    engine = Restarting(tokenizer, look)
+    async with engine:
+        args = RolloutArgs(model="embedded", engine=engine.url, pace_gc=False)
+        async with Model.from_args(args, tokenizer=tokenizer) as model, Endpoint(model) as endpoint:
+            live = endpoint.sessions.create("s")
+            await endpoint.settle(live)
+            engine.restart()
+            with pytest.raises(UsageError, match="now serves a different model: 'other'"):
+                await endpoint.settle(live)
+
+
+def test_the_setting_reaches_the_client() -> None:
+    args = RolloutArgs(model="embedded", allow_model_mismatch=True, pace_gc=False)
+    engine = Model.from_args(args, tokenizer=load_embedded_tokenizer()).engine
+    assert isinstance(engine, Engine)
+    assert engine.config.allow_model_mismatch

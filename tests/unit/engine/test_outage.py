@@ -13,7 +13,6 @@ from aiohttp import web
 from support.client import (
     Pauses,
     StartingEngine,
-    answering,
     client,
     client_of,
     flaky,
@@ -25,15 +24,13 @@ from support.http import completion, http_server, says
 from support.loop_clock import skip
 from support.toy_environment import PondFactory, look
 
-from toolroll import Action, Environment, Episode, Observation, Status, StepResult, UsageError
+from toolroll import Action, Environment, Episode, Observation, Status, StepResult, Task, UsageError
 from toolroll.agents.chat_client import ChatClient, ChatClientConfig
 from toolroll.agents.loop.environment_runner import EnvironmentRunner
 from toolroll.agents.users import OpenAIUsers, UserConfig
 from toolroll.parsers.registry import get_parser
 from toolroll.rollout.engine import Engine, EngineConfig, Health
-from toolroll.rollout.engine.errors import from_response
 from toolroll.rollout.engine.outage import Outage
-from toolroll.rollout.environment import Task
 from toolroll.rollout.errors import EngineError, EngineUnreachableError, UserSimulatorError
 from toolroll.rollout.model.model import Model
 from toolroll.rollout.runs.runner import Runner
@@ -112,9 +109,7 @@ async def test_after_its_time_all_fail_and_later_ones_too(caplog: pytest.LogCapt
         ([DOWN], 0, DOWN),
     ],
 )
-async def test_the_start_waits_until_the_server_is_healthy(
-    answers: list[Health], limit: float, expected: Health
-) -> None:
+async def test_the_start_waits_until_healthy(answers: Any, limit: float, expected: Health) -> None:
     probe = Probe(*answers)
     outage, pauses = outage_of(probe, limit)
     assert await outage.wait_until_healthy() == expected
@@ -131,9 +126,7 @@ async def test_the_start_waits_no_longer_than_the_timeout() -> None:
     assert sum(pauses) == pytest.approx(20, abs=0.5)
 
 
-async def test_an_adapter_waits_for_the_engine(
-    tokenizer: Any, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_an_adapter_waits_for_the_engine(tokenizer: Any, caplog: Any) -> None:
     engine = StartingEngine(tokenizer, lambda seen: "Goodbye.")
     async with engine:
         args = RolloutArgs(model="embedded", engine=engine.url, engine_timeout=0.05)
@@ -147,9 +140,9 @@ async def test_an_adapter_waits_for_the_engine(
 
 async def test_a_503_is_an_outage_only_until_the_first_answer() -> None:
     """An engine that is starting may refuse requests before it is healthy."""
-    checks: list[int] = []
     busy = refusal(503, {"error": "busy"})
     seen, generate = flaky(busy, completion([3]), busy, completion([3]))
+    checks: list[int] = []
 
     async def health(http: web.Request) -> web.Response:
         checks.append(len(seen))
@@ -157,9 +150,7 @@ async def test_a_503_is_an_outage_only_until_the_first_answer() -> None:
 
     routes = {"/generate": generate, "/health": health}
     async with client_of(routes, engine_timeout=600, retries=1) as calls:
-        first = await calls.generate(request())
-        assert (first.attempts, checks) == (1, [1] * 4)
-        assert (await calls.generate(request())).attempts == 2
+        assert [(await calls.generate(request())).attempts for _ in range(2)] == [1, 2]
     assert (len(seen), checks) == (4, [1] * 4)
 
 
@@ -220,12 +211,23 @@ async def test_a_router_whose_workers_stay_away_is_given_up() -> None:
     assert sum(pauses) == pytest.approx(60, abs=1)
 
 
-async def test_a_broken_worker_is_tried_as_often_as_an_engine() -> None:
-    seen, handle = flaky(refusal(500, UPSTREAM))
-    async with answering(handle, retries=3) as calls:
-        with pytest.raises(EngineError, match="error sending request after 4 attempts"):
+@pytest.mark.parametrize("drops", [True, False])
+async def test_a_healthy_engine_or_router_uses_up_the_attempts(drops: bool) -> None:
+    """Else a request that breaks its connection each time would be sent for ever."""
+    seen, broken = flaky(refusal(500, UPSTREAM))
+
+    async def handle(http: Any) -> Any:
+        answer = await broken(http)
+        if drops:
+            http.transport.abort()
+            await asyncio.Event().wait()
+        return answer
+
+    words = "" if drops else "error sending request "
+    async with routed(handle, engine_timeout=600, retries=3) as (calls, pauses):
+        with pytest.raises(EngineError, match=f"{words}after 4 attempts"):
             await calls.generate(request())
-    assert len(seen) == 4
+    assert (len(seen), len(pauses)) == (4, 3)
 
 
 async def test_an_engine_that_comes_back_with_another_model_is_refused(tokenizer: Any) -> None:
@@ -243,21 +245,6 @@ async def test_an_engine_that_comes_back_with_another_model_is_refused(tokenizer
             await engine.kill()
             with pytest.raises(UsageError, match="now serves a different model: 'another/model'"):
                 await calls.generate(request())
-
-
-async def test_an_engine_with_health_alone_uses_up_the_attempts() -> None:
-    """Else a request that breaks its connection each time would be sent for ever."""
-    seen: list[int] = []
-
-    async def drop(http: Any) -> Any:
-        seen.append(1)
-        http.transport.abort()
-        await asyncio.Event().wait()
-
-    async with routed(drop, engine_timeout=600, retries=3) as (calls, pauses):
-        with pytest.raises(EngineError, match="after 4 attempts"):
-            await calls.generate(request())
-    assert (len(seen), len(pauses)) == (4, 3)
 
 
 async def test_a_request_that_kills_the_engine_each_time_is_given_up() -> None:
@@ -293,11 +280,11 @@ def served(tokenizer: Any, url: str, sleep: Any, **config: Any) -> Model:
     return Model(engine, template, get_parser("hermes", template.encoder.control))
 
 
-async def run(model: Model, count: int, episodes: list[Episode]) -> None:
+async def run(model: Model, count: int, episodes: list[Episode], **settings: Any) -> None:
     factory = PondFactory(count)
     params = {"temperature": 1.0, "max_new_tokens": 256}
-    settings = RunSettings(sampling_params=params, concurrency=16)
-    play = Runner(factory, lambda: agent(model, verify="off"), settings)
+    options = RunSettings(sampling_params=params, **settings)
+    play = Runner(factory, lambda: agent(model, verify="off"), options)
     await play.run(factory.tasks("test"), episodes.append)
 
 
@@ -326,7 +313,7 @@ async def test_a_killed_engine_that_comes_back_costs_no_episode(tokenizer: Any) 
         await start()
         episodes: list[Episode] = []
         async with served(tokenizer, engines[0].url, sleep, retries=0) as model:
-            await asyncio.gather(run(model, 200, episodes), kill())
+            await asyncio.gather(run(model, 200, episodes, concurrency=16), kill())
     assert (len(engines), len(pauses)) == (3, 6), "one waits for all"
     assert len({episode.task_id for episode in episodes}) == 200 == len(episodes)
     assert {episode.result.status for episode in episodes} == {Status.COMPLETED}
@@ -365,10 +352,7 @@ async def test_the_wait_is_no_part_of_an_episodes_time(tokenizer: Any) -> None:
             await model.engine.model_info()
             await engines[0].kill()
             episodes: list[Episode] = []
-            settings = RunSettings(sampling_params={"max_new_tokens": 64}, episode_timeout=600)
-            factory = PondFactory(1)
-            runner = Runner(factory, lambda: agent(model, verify="off"), settings)
-            playing = asyncio.create_task(runner.run(factory.tasks("test"), episodes.append))
+            playing = asyncio.create_task(run(model, 1, episodes, episode_timeout=600))
             await late.wait()
             assert dead.is_set() and not playing.done()
             skip(601)
@@ -384,32 +368,18 @@ USERS = {"/v1/chat/completions": says(HELLO), "/v1/models": says({})}
 
 
 async def test_the_users_server_is_waited_for(caplog: pytest.LogCaptureFixture, gone: str) -> None:
+    """That is no part of a step's time."""
     pauses: list[float] = []
     async with AsyncExitStack() as stack:
 
         async def sleep(seconds: float) -> None:
             pauses.append(seconds)
             if len(pauses) == 3:
+                skip(5000)
+                await asyncio.sleep(0)
                 await stack.enter_async_context(http_server(USERS, port=port_of(gone)))
 
         config = UserConfig(base_url=f"{gone}/v1", model="m", engine_timeout=600, retries=0)
-        async with OpenAIUsers(config, client=ChatClient(config, sleep=sleep)) as users:
-            user = users.make()
-            assert await user.reset("Buy milk.") == "Hello."
-            assert user.metrics()["user_retries"] == 0
-        assert f"the endpoint {gone}/v1 answers again" in caplog.text
-        assert pauses == pytest.approx([1, 1, 2], abs=0.5)
-
-
-async def test_waiting_for_the_users_server_is_no_part_of_a_steps_time(gone: str) -> None:
-    async with AsyncExitStack() as stack:
-
-        async def sleep(seconds: float) -> None:
-            skip(5000)
-            await asyncio.sleep(0)
-            await stack.enter_async_context(http_server(USERS, port=port_of(gone)))
-
-        config = UserConfig(base_url=f"{gone}/v1", model="m", engine_timeout=600)
         async with OpenAIUsers(config, client=ChatClient(config, sleep=sleep)) as users:
             user = users.make()
 
@@ -424,8 +394,11 @@ async def test_waiting_for_the_users_server_is_no_part_of_a_steps_time(gone: str
             world = EnvironmentRunner(Talk(), Task("t", 0), 0, asyncio.to_thread, time_limit=600)
             async with asyncio.timeout(700) as episode:
                 with pausable(episode):
-                    found = await world.reset()
-    assert found.messages[0]["content"] == "Hello."
+                    observed = await world.reset()
+            assert user.metrics()["user_retries"] == 0
+    assert observed.messages[0]["content"] == "Hello."
+    assert f"the endpoint {gone}/v1 answers again" in caplog.text
+    assert pauses == pytest.approx([1, 1, 2], abs=0.5)
 
 
 async def test_the_users_and_the_baselines_server_may_be_unreachable(gone: str) -> None:
@@ -459,9 +432,3 @@ async def test_credentials_of_other_servers_are_sent_and_not_shown() -> None:
     assert heads == ["Basic bWU6c2VjcmV0"] * 2
     assert "secret" not in f"{of_user.value} {of_baseline.value}"
     assert f"{url}/v1/chat/completions" in str(of_user.value)
-
-
-def test_an_engine_behind_a_gateway_may_die_of_the_request() -> None:
-    """Else one that kills each engine is sent forever."""
-    failure = from_response(502, b"bad gateway")
-    assert (failure.lost, failure.running, failure.retry) == (True, True, True)

@@ -88,17 +88,13 @@ async def test_the_weight_versions_stay_per_token(tokenizer: Any) -> None:
     assert whole.attempts == 2 and whole.finish_reason == "length"
 
 
-def test_join_without_logprobs_has_none() -> None:
-    rest = part([2], "stop", logprobs=np.zeros(1, dtype=np.float32), text="b", prompt_tokens=4)
-    whole = join(part([1], text="a"), rest)
-    assert (whole.output_ids.tolist(), whole.text) == ([1, 2], "ab")
-    assert (whole.logprobs, whole.prompt_tokens) == (None, 3)
-
-
 def test_join_counts_the_prompt_of_the_first_part() -> None:
-    """An abort in the queue tells none: then it is the second part's, less the first's samples."""
-    rest = part([3], "stop", prompt_tokens=9, cached_tokens=8)
-    whole = join(part([1, 2], prompt_tokens=7, cached_tokens=3), rest)
+    """An abort in the queue tells none: then it is the second part's, less the first's samples. If
+    a part has no logprobs, the whole has none.
+    """
+    rest = part([3], "stop", prompt_tokens=9, cached_tokens=8, text="b", logprobs=np.zeros(1))
+    whole = join(part([1, 2], prompt_tokens=7, cached_tokens=3, text="a"), rest)
+    assert (whole.output_ids.tolist(), whole.text, whole.logprobs) == ([1, 2, 3], "ab", None)
     assert (whole.prompt_tokens, whole.cached_tokens) == (7, 3)
     assert join(part([1, 2]), rest).prompt_tokens == 7
 
@@ -196,14 +192,10 @@ async def test_an_aborted_turn_ends_at_its_stop_token(ignored: bool) -> None:
 @pytest.mark.parametrize(
     ("ids", "kept", "ended"), [([1, 9, 7], [1, 9], ("stop", 9)), ([1, 7, 9], [1], ("length", 7))]
 )
-async def test_a_placeholder_behind_a_stop_token_does_not_cut_the_turn(
-    ids: list[int], kept: list[int], ended: tuple[str, int]
-) -> None:
+async def test_a_placeholder_behind_a_stop_cuts_nothing(ids: Any, kept: Any, ended: Any) -> None:
     engine: Any = Answers(part(ids))
-    params = {"max_new_tokens": 20, "stop_token_ids": [7, 9]}
-    whole = await generate_resumed(
-        engine, request(sampling_params=params), max_resumes=2, placeholders={7}
-    )
+    sent = request(sampling_params={"max_new_tokens": 20, "stop_token_ids": [7, 9]})
+    whole = await generate_resumed(engine, sent, max_resumes=2, placeholders={7})
     assert whole.output_ids.tolist() == kept and (whole.finish_reason, whole.matched) == ended
 
 

@@ -3,34 +3,24 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from pydantic import ValidationError
-from support.client import Pauses
+from support.client import Pauses, embedded, request
 from support.experts import first_experts
 
+from toolroll import EnvironmentOptions, Episode, Model, RolloutArgs, load_environment
 from toolroll.agents.tool_calling import TrainableToolCallingAgent
-from toolroll.rollout.engine import Engine, EngineConfig, generate_resumed
+from toolroll.rollout.engine import Engine, generate_resumed
 from toolroll.rollout.engine.response import parse_completion
-from toolroll.rollout.environment import EnvironmentOptions
-from toolroll.rollout.episode import Episode
 from toolroll.rollout.errors import CompletionError
-from toolroll.rollout.model.model import Model
 from toolroll.rollout.runs.episode_file import EpisodeStore, read_episodes
-from toolroll.rollout.runs.registry import load_environment
 from toolroll.rollout.runtime.routed_experts import ExpertsRecord, compact, new_rows, to_json
-from toolroll.rollout.settings import RolloutArgs
-from toolroll.rollout.types import GenerateRequest
 from toolroll.testing import EmbeddedEngine, Fault, Reply
-
-
-def request(ids: list[int], **more: Any) -> GenerateRequest:
-    return GenerateRequest(np.array(ids, dtype=np.int32), {"max_new_tokens": 4}, "s", **more)
 
 
 def meta_of(rows: np.ndarray[Any, Any], output_ids: list[int]) -> dict[str, Any]:
@@ -41,17 +31,12 @@ def meta_of(rows: np.ndarray[Any, Any], output_ids: list[int]) -> dict[str, Any]
     }
 
 
-@asynccontextmanager
-async def routing(
+def routing(
     tokenizer: Any, policy: Any = lambda _: "Hello.", *, experts: bool = True, **engine: Any
-) -> AsyncIterator[tuple[EmbeddedEngine, Engine]]:
+) -> AbstractAsyncContextManager[tuple[EmbeddedEngine, Engine]]:
     """An engine, and a client that asks it for experts, or does not."""
-    config: Any = {"return_routed_experts": experts}
-    async with (
-        EmbeddedEngine(tokenizer, policy, **engine) as served,
-        Engine(EngineConfig(engine=served.url, **config)) as client,
-    ):
-        yield served, client
+    config = {"model_info": None, "return_routed_experts": experts}
+    return embedded(tokenizer, policy, config=config, **engine)
 
 
 async def test_an_episodes_experts_come_from_the_first_pass(tokenizer: Any, tmp_path: Path) -> None:
@@ -96,7 +81,7 @@ async def test_an_episodes_experts_come_from_the_first_pass(tokenizer: Any, tmp_
 
 async def test_an_engine_that_sends_all_rows_is_cut_to_the_new_ones(tokenizer: Any) -> None:
     """As SGLang before 0.5.23. The bytes of the first answer tell how long a row is."""
-    older = {"extra": {"routed_experts_start_len": 0}}
+    older: Any = {"extra": {"routed_experts_start_len": 0}}
     policy = lambda _: Reply(output_ids=[7, 8, 9])
     async with routing(tokenizer, policy) as (served, client):
         whole = await client.generate(request([1, 2, 3], routed_experts_start=2))
@@ -123,10 +108,13 @@ async def test_a_resumed_turn_keeps_the_rows_of_its_first_part(tokenizer: Any, c
 # --- what is refused ------------------------------------------------------------------------------
 
 
-async def test_experts_that_were_not_asked_for_are_not_there(tokenizer: Any) -> None:
+async def test_experts_that_do_not_come_are_missed_aloud(tokenizer: Any) -> None:
+    """As behind router 0.3.2, which drops the field in silence. If nobody asks, there are none."""
+    async with routing(tokenizer) as (_, client):
+        with pytest.raises(CompletionError, match="--enable-return-routed-experts"):
+            await client.generate(request([1, 2], extra={"return_routed_experts": False}))
     async with routing(tokenizer, experts=False) as (_, client):
-        completion = await client.generate(request([1, 2, 3]))
-    assert completion.routed_experts is None
+        assert (await client.generate(request([1, 2, 3]))).routed_experts is None
 
 
 @pytest.mark.parametrize(
@@ -153,13 +141,8 @@ def test_another_count_than_all_rows_or_the_new_ones_is_refused(rows: int) -> No
             parse_completion(body, asked, experts_per_token=2)
     else:
         assert parse_completion(body, asked, experts_per_token=2).routed_experts is None
-
-
-async def test_experts_that_do_not_come_are_missed_aloud(tokenizer: Any) -> None:
-    """As behind router 0.3.2, which drops the field in silence."""
-    async with routing(tokenizer) as (_, client):
-        with pytest.raises(CompletionError, match="--enable-return-routed-experts"):
-            await client.generate(request([1, 2], extra={"return_routed_experts": False}))
+        with pytest.raises(ValueError, match="are not the experts"):  # without a known length
+            new_rows(np.zeros(4, dtype=np.int32), start=4, tokens=7)
 
 
 async def test_an_abort_without_the_experts_of_its_tokens_is_refused(tokenizer: Any) -> None:
@@ -200,8 +183,3 @@ def test_rows_that_do_not_fit_their_shape_are_refused(wrong: dict[str, Any]) -> 
     record = to_json(compact(np.zeros((3, 2), dtype=np.int32)))
     with pytest.raises(ValidationError):
         ExpertsRecord(**{**record, **wrong})
-
-
-def test_all_rows_are_needed_while_their_length_is_unknown() -> None:
-    with pytest.raises(ValueError, match="are not the experts"):
-        new_rows(np.zeros(4, dtype=np.int32), start=4, tokens=7)

@@ -20,20 +20,15 @@ from support.http import completion, http_server, says
 from support.loop_clock import skip
 from support.toy_environment import PondFactory, look
 
-from toolroll.rollout.engine import Engine
+from toolroll import Engine, RunSettings
 from toolroll.rollout.engine.session_cache import SessionCache
 from toolroll.rollout.runs.runner import Runner, RunStoppedError
-from toolroll.rollout.settings import RunSettings
 from toolroll.testing import EmbeddedEngine, Fault, Reply, echo
 
 PARAMS = {"temperature": 1.0, "max_new_tokens": 256}
 
 
 def files(folder: Path) -> list[Path]:
-    return list(folder.iterdir())
-
-
-def all_files(folder: Path) -> list[Path]:
     return [path for path in folder.rglob("*") if path.is_file()]
 
 
@@ -55,6 +50,7 @@ async def caching(
 
 
 async def test_each_opening_has_one_id_of_its_own(tokenizer: Any) -> None:
+    """Also two of one name at once."""
     async with caching(tokenizer) as (engine, calls):
         for _ in range(2):
             end = calls.open_session("s")
@@ -63,7 +59,15 @@ async def test_each_opening_has_one_id_of_its_own(tokenizer: Any) -> None:
             end()
             end()
         await calls.generate(request())  # after the end: not marked
-    first, again, second, also, late = ids_of(engine)
+        first, again, second, also, late = ids_of(engine)
+        await calls._sessions.settle()
+        ends = []
+        for _ in range(2):
+            ends.append(calls.open_session("s"))
+            await calls.generate(request())
+        assert len(engine.open_sessions) == 2
+        for end in ends:
+            end()
     assert first == again != second == also
     assert first and second and late is None
 
@@ -79,17 +83,6 @@ async def test_where_it_is_off_nothing_is_sent(
         await calls.generate(request())
         end()
     assert (ids_of(engine), closed) == ([None], [])
-
-
-async def test_two_owners_of_one_name_leave_nothing_open(tokenizer: Any) -> None:
-    async with caching(tokenizer) as (engine, calls):
-        ends = []
-        for _ in range(2):
-            ends.append(calls.open_session("s"))
-            await calls.generate(request())
-        assert len(engine.open_sessions) == 2
-        for end in ends:
-            end()
 
 
 async def test_a_session_is_closed_after_its_last_request(tokenizer: Any) -> None:
@@ -111,11 +104,15 @@ SIZES: dict[str, Any] = {"model_info": None, "context_length": 1000, "vocab_size
 
 
 def worker_routes(closed: Closed, name: str = "a", status: int = 200) -> dict[str, Any]:
-    """A worker that adds (`name`, session id) to `closed`, and answers with `status`."""
+    """A worker that adds (`name`, session id) to `closed`, and answers with `status`. With 0, it
+    breaks the connection.
+    """
 
     async def close(http: web.Request) -> web.StreamResponse:
         closed.append((name, (await http.json())["session_id"]))
-        return web.Response(status=status)
+        if not status and http.transport:
+            http.transport.abort()
+        return web.Response(status=status or 500)
 
     return {"/close_session": close, "/server_info": says({"enable_session_radix_cache": True})}
 
@@ -223,18 +220,12 @@ asyncio.run(main())
 """A process that opens a session, keeps no folder, and is killed."""
 
 
-async def kill_with_open_session(url: str) -> None:
-    env = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    start = asyncio.create_subprocess_exec
-    process = await start(sys.executable, "-c", KILLED, url, env=env)
-    assert await process.wait() == -9
-
-
 async def test_without_a_folder_the_next_process_closes_what_was_left(
     tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It stayed open for ever. The sessions of a live process stay open."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    env = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     async with (
         caching(tokenizer) as (engine, alive),
         client(engine.url, model_info=None) as started,
@@ -242,7 +233,9 @@ async def test_without_a_folder_the_next_process_closes_what_was_left(
         end = alive.open_session("s")
         await alive.generate(request())
         for _ in range(2):
-            await kill_with_open_session(engine.url)
+            start = asyncio.create_subprocess_exec
+            process = await start(sys.executable, "-c", KILLED, engine.url, env=env)
+            assert await process.wait() == -9
         of_alive, killed, also = ids_of(engine)
         assert engine.open_sessions == {of_alive, also}  # the second one closed the first one's
         started.keep_sessions(tmp_path)
@@ -254,36 +247,24 @@ async def test_without_a_folder_the_next_process_closes_what_was_left(
         end()
         end_of_started()
         assert killed != also
-    assert all_files(tmp_path) == []
+    assert files(tmp_path) == []
 
 
-async def test_a_silent_worker_keeps_the_id_in_the_file(tokenizer: Any, tmp_path: Path) -> None:
-    async with EmbeddedEngine(tokenizer, session_cache=True) as engine:
-        limits = {"abort_timeout": 1.0, "connect_timeout": 1.0}
-        async with client(engine.url, model_info=None, **limits) as calls:
-            calls.keep_sessions(tmp_path)
-            end = calls.open_session("s")
-            await calls.generate(request())
-            await engine.kill()
-            end()
-    [file] = files(tmp_path)
-    assert file.read_text().split() == ids_of(engine)
-
-
-@pytest.mark.parametrize(("status", "kept"), [(200, False), (404, False), (503, True)])
+@pytest.mark.parametrize(("status", "kept"), [(200, False), (404, False), (503, True), (0, True)])
 async def test_an_id_is_kept_for_a_later_close(tmp_path: Path, status: int, kept: bool) -> None:
-    """If so, it is closed once more at the end."""
+    """If so, it is closed once more at the end. Also if there is no answer: the status 0."""
     closed: Closed = []
     routes = {**worker_routes(closed, status=status), "/generate": says(completion([3]))}
-    async with http_server(routes) as url:
-        async with client(url, **SIZES) as calls:
-            calls.keep_sessions(tmp_path)
-            assert files(tmp_path) == []
-            end = calls.open_session("s")
-            await calls.generate(request())
-            assert len(files(tmp_path)) == 1
-            end()
-        assert bool(files(tmp_path)) == kept and len(closed) == 1 + kept
+    async with client_of(routes, **SIZES) as calls:
+        calls.keep_sessions(tmp_path)
+        assert files(tmp_path) == []
+        end = calls.open_session("s")
+        await calls.generate(request())
+        assert len(files(tmp_path)) == 1
+        end()
+        await calls.aclose()
+    assert [file.read_text().split() for file in files(tmp_path)] == [[closed[0][1]]] * kept
+    assert len(closed) == 1 + kept
 
 
 # --- episodes and sessions ------------------------------------------------------------------------

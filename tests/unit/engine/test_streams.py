@@ -150,29 +150,10 @@ async def test_a_stream_that_has_neither_form_is_refused(events: list[bytes], me
         await streamed(*events)
 
 
-async def test_a_stream_without_its_last_event_is_a_broken_connection() -> None:
-    with pytest.raises(EngineError, match="broke off"):
-        await streamed(orjson.dumps(completion([3], finish_reason=None)))
-
-
-@pytest.mark.parametrize(
-    "event",
-    [
-        b'{"output_ids": [1], "meta_info"',
-        b'{"output_ids": 5, "meta_info": {}}',
-        b'{"meta_info": [1]}',
-        b"\xff",
-        b"[]",
-        b"7",
-    ],
-)
-async def test_a_garbled_event_is_a_contradictory_answer(event: bytes) -> None:
-    with pytest.raises(CompletionError, match="an event of the engine's stream is no"):
-        await streamed(event)
-
-
 async def test_what_progress_raises_is_the_callers() -> None:
-    """And no failure of the engine's, although a `BrokenPipeError` looks like one."""
+    """And no failure of the engine's, although a `BrokenPipeError` looks like one. A stream without
+    its last event is a broken connection.
+    """
 
     def progress(ids: Sequence[int]) -> None:
         raise BrokenPipeError("the caller's pipe")
@@ -180,6 +161,17 @@ async def test_what_progress_raises_is_the_callers() -> None:
     async with streaming(LAST) as calls:
         with pytest.raises(BrokenPipeError, match="the caller's pipe"):
             await calls.generate(request(), progress=progress)
+    with pytest.raises(EngineError, match="broke off"):
+        await streamed(orjson.dumps(completion([3], finish_reason=None)))
+
+
+GARBLED = [b'{"output_ids": [1], "meta_info"', b'{"output_ids": 5, "meta_info": {}}', b"\xff", b"7"]
+
+
+@pytest.mark.parametrize("event", [*GARBLED, b'{"meta_info": [1]}', b"[]"])
+async def test_a_garbled_event_is_a_contradictory_answer(event: bytes) -> None:
+    with pytest.raises(CompletionError, match="an event of the engine's stream is no"):
+        await streamed(event)
 
 
 async def test_the_embedded_engine_streams_in_both_forms(tokenizer: Any) -> None:

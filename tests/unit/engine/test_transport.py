@@ -6,6 +6,8 @@ import asyncio
 import gzip
 import socket
 import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +16,99 @@ import pytest
 import trustme
 import uvloop
 from support.client import INFO, Pauses, client, request
+from support.http import completion
 from support.loop_clock import skip
 from support.patience import PATIENCE
-from support.raw_server import Talk, Talker, ok, sampled, talking
 
 from toolroll.rollout.engine import Engine, EngineConfig
 from toolroll.rollout.errors import CompletionError, EngineError, UsageError, describe
+
+Talk = Callable[["Talker"], Awaitable[None]]
+
+
+def ok(body: bytes, *headers: str) -> bytes:
+    lines = "".join(f"{line}\r\n" for line in headers)
+    return f"HTTP/1.1 200 OK\r\n{lines}Content-Length: {len(body)}\r\n\r\n".encode() + body
+
+
+def sampled(*ids: int) -> bytes:
+    """The body of SGLang's answer that samples `ids`."""
+    return orjson.dumps(completion(list(ids)))
+
+
+class Talker:
+    """The server's side of one connection; `number` counts connections from 0."""
+
+    def __init__(
+        self, server: TalkingServer, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        self.server, self.reader, self.writer = server, reader, writer
+        self.number = len(server.talkers)
+        self.posts = 0
+
+    async def hear(self) -> Any:
+        """The JSON of the next request. Its head and body are kept in the server's `heard`."""
+        head = await self.reader.readuntil(b"\r\n\r\n")
+        length = int(b"0" + head.lower().partition(b"content-length: ")[2].split(b"\r\n")[0])
+        body = orjson.loads(await self.reader.readexactly(length) or b"null")
+        self.server.heard.append((head.split(b"\r\n")[0].decode(), head, body))
+        self.server.changed.set()
+        return body
+
+    async def hear_post(self) -> None:
+        """Hear the next POST. What is to GET before it, such as the model's name, is not there."""
+        while await self.hear() is None:
+            await self.say(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n")
+        self.posts += 1
+
+    async def say(self, data: bytes) -> None:
+        self.writer.write(data)
+        await self.writer.drain()
+
+    async def gone(self) -> None:
+        await self.reader.read()
+
+
+class TalkingServer:
+    """`heard`: request line, head and JSON of each request, in their order."""
+
+    def __init__(self) -> None:
+        self.url = ""
+        self.talkers: list[Talker] = []
+        self.heard: list[tuple[str, bytes, Any]] = []
+        self.changed = asyncio.Event()
+
+    def rids(self, path: str) -> list[str]:
+        return [body["rid"] for line, _, body in self.heard if line.split()[1] == path]
+
+    async def until(self, done: Callable[[TalkingServer], bool]) -> None:
+        while not done(self):
+            self.changed.clear()
+            await self.changed.wait()
+
+
+@asynccontextmanager
+async def talking(
+    talk: Talk, *, host: str = "127.0.0.1", port: int = 0, tls: ssl.SSLContext | None = None
+) -> AsyncIterator[TalkingServer]:
+    """A server that does `talk` on each connection, and then closes it."""
+    made = TalkingServer()
+
+    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        talker = Talker(made, reader, writer)
+        made.talkers.append(talker)
+        with suppress(asyncio.IncompleteReadError, ConnectionError):
+            await talk(talker)
+        writer.close()
+
+    server = await asyncio.start_server(accept, host, port, ssl=tls)
+    port = server.sockets[0].getsockname()[1]
+    made.url = f"{'https' if tls else 'http'}://{host}:{port}"
+    try:
+        yield made
+    finally:
+        server.close()
+
 
 SAMPLED = sampled(3)
 
@@ -130,18 +219,13 @@ async def test_a_redirect_is_an_answer_like_any_other(status: int) -> None:
     assert len(server.heard) == 3
 
 
-def trusted(monkeypatch: pytest.MonkeyPatch, folder: Path) -> ssl.SSLContext:
-    """A server's context, of an authority that is the system's only one from now on."""
-    authority = trustme.CA()
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    authority.issue_cert("127.0.0.1").configure_cert(context)
-    authority.cert_pem.write_to_path(str(folder / "ca.pem"))
-    monkeypatch.setenv("SSL_CERT_FILE", str(folder / "ca.pem"))
-    return context
-
-
 async def test_tls_by_system_certificates(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    async with talking(echo, tls=trusted(monkeypatch, tmp_path)) as server:
+    """The server's is of an authority that is the system's only one."""
+    authority, context = trustme.CA(), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("127.0.0.1").configure_cert(context)
+    authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "ca.pem"))
+    async with talking(echo, tls=context) as server:
         async with client(server.url) as calls:
             assert await asked(calls) == 3
             long = request([1] * 300_000 + [4])

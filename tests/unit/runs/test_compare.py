@@ -1,23 +1,25 @@
-"""`toolroll compare`: what is paired, what is refused, the numbers, and the status of a gate."""
+"""`toolroll compare`: what is paired, what is refused, the numbers, the status of a gate, and the
+interval: it holds the true difference of simulated benchmarks, and sees it, as often as it says.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pytest
 from support.commands import toolroll
 from support.results import episode
 
+from toolroll import Episode, StopReason, UsageError
 from toolroll.evaluation.compare import Question, compare, read_runs
 from toolroll.evaluation.compare.difference import Difference, holm, mcnemar
-from toolroll.rollout.episode import Episode
-from toolroll.rollout.errors import UsageError
 from toolroll.rollout.runs.run_directory import RunDirectory
-from toolroll.rollout.types import StopReason
 
 pytestmark = pytest.mark.usefixtures("here")
 SETTINGS = {"model": "tiny", "max_turns": 8, "seed": 0}
@@ -97,19 +99,17 @@ def test_a_task_whose_data_changed_is_left_out() -> None:
         ("benchmark", {}, {"benchmark": {"bfcl-eval": "2"}}),
         ("benchmark", {"split": "train"}, {}),
         ("seed", {"seed": 1}, {}),
+        ("model", {}, {"tokenizer_sha256": "other", "template_sha256": "other"}),
     ],
 )
-def test_runs_that_differ_in_more_than_the_model_are_refused(
-    kind: str, settings: dict[str, Any], provenance: dict[str, Any]
-) -> None:
+def test_runs_that_differ_elsewhere_are_refused(kind: str, settings: Any, provenance: Any) -> None:
     base = folder("a", many(4, 2))
     other = folder("b", many(4, 2), provenance=provenance, **settings)
     with pytest.raises(UsageError, match=f"To allow it: --allow-different {kind}$") as refused:
         comparison(base, other)
     assert f"{kind}: {kind}:" not in str(refused.value)
-    name = next(iter({**settings, **provenance}))
-    found = comparison(base, other, allowed=[kind])
-    assert [line.partition(":")[0] for line in found["settings"]] == [name]
+    named = [line.partition(":")[0] for line in comparison(base, other, allowed=[kind])["settings"]]
+    assert sorted(named) == sorted({**settings, **provenance})
 
 
 def test_another_model_is_what_is_compared() -> None:
@@ -165,24 +165,12 @@ def test_no_interval_has_the_width_zero_or_an_impossible_end() -> None:
     assert (found["pass^k"]["1"]["low"], found["pass^k"]["1"]["high"]) == (-1.0, 1.0)
 
 
-def test_there_is_no_negative_zero() -> None:
-    base = folder("a", many(4, 2))
-    for options in ([], ["--fail-if-worse", 0]):
-        assert "-0.0," not in toolroll("compare", base, base, "--json", *options).stdout
-
-
-def test_mcnemars_test_is_exact() -> None:
-    """The values are those of scipy.stats.binomtest(worse, worse + better)."""
-    found = [mcnemar(*pair) for pair in [(0, 0), (1, 9), (9, 1), (3, 5), (40, 60)]]
-    assert found == pytest.approx([1.0, 0.021484375, 0.021484375, 0.7265625, 0.05688793364])
-
-
-def test_holms_correction_keeps_the_order() -> None:
-    assert holm([0.04, 0.01, 0.03]) == pytest.approx([0.06, 0.03, 0.06])
+def test_mcnemars_test_holms_correction_and_the_power_are_exact() -> None:
+    """The values of McNemar's test are those of scipy.stats.binomtest(worse, worse + better)."""
+    exact = [mcnemar(*pair) for pair in [(0, 0), (1, 9), (9, 1), (3, 5), (40, 60)]]
+    assert exact == pytest.approx([1.0, 0.021484375, 0.021484375, 0.7265625, 0.05688793364])
+    assert holm([0.04, 0.01, 0.03]) == pytest.approx([0.06, 0.03, 0.06])  # it keeps the order
     assert holm([0.5, 0.9]) == pytest.approx([1.0, 1.0])
-
-
-def test_the_power_is_that_of_the_detectable_difference() -> None:
     difference = Difference.of([(0.0, 1.0)] * 6 + [(1.0, 0.0)] * 4 + [(0.0, 0.0)] * 90)
     assert difference.power(difference.detectable) == pytest.approx(0.8, abs=1e-3)
     assert difference.tasks_for(difference.detectable / 2) == pytest.approx(400, abs=1)
@@ -231,14 +219,6 @@ def test_an_improvement_and_too_few_tasks_are_told() -> None:
     assert "so few tasks can show no difference" in toolroll("compare", few, few).stdout
 
 
-def test_another_model_has_one_name() -> None:
-    sides = [{"tokenizer_sha256": side, "template_sha256": side} for side in "ab"]
-    base, other = (folder(s["template_sha256"], many(4, 2), provenance=s) for s in sides)
-    with pytest.raises(UsageError, match=r"To allow it: --allow-different model$"):
-        comparison(base, other)
-    assert comparison(base, other, allowed=["model"])["verdict"] == "inconclusive"
-
-
 def test_several_candidates_are_corrected() -> None:
     base, worse = folder("a", many(100, 50)), folder("b", many(100, 45))
     alone = compare(read_runs(base), [read_runs(worse)], Question())
@@ -274,12 +254,15 @@ def test_the_table_and_the_markdown_have_the_same_rows() -> None:
     assert {line.count("|") for line in rows} == {5}
 
 
-def test_large_numbers_have_no_exponent() -> None:
+def test_numbers_have_no_exponent_and_there_is_no_negative_zero() -> None:
     metrics = {"prompt_tokens": 58_540.0, "turns": 8.595, "invalid_calls": 0.12121}
     base = folder("a", played({"t-0": [1.0], "t-1": [1.0]}, metrics))
     table = toolroll("compare", base, base).stdout
     shown = [line.split("|")[1].strip() for line in table.splitlines()[5:8]]
     assert shown == ["8.595", "58,540", "0.1212"]
+    base = folder("b", many(4, 2))
+    for options in ([], ["--fail-if-worse", 0]):
+        assert "-0.0," not in toolroll("compare", base, base, "--json", *options).stdout
 
 
 @pytest.mark.parametrize(
@@ -302,3 +285,77 @@ def test_what_cannot_be_compared_is_named(arguments: list[str], words: str) -> N
         run.append(episode(env="lake"))
     with pytest.raises(UsageError, match=words):
         toolroll("compare", *arguments)
+
+
+# --- the interval: how often it holds the true difference -----------------------------------------
+
+
+Array = npt.NDArray[np.float64]
+_TASKS = 20_000
+
+
+@dataclass(frozen=True)
+class Population:
+    """The pass rates of all tasks with two models. Their means differ by exactly `difference`, and
+    those of a task by an amount of its own.
+    """
+
+    before: Array
+    after: Array
+    difference: float
+
+    @classmethod
+    def of(cls, mean: float, difference: float) -> Population:
+        rng = np.random.default_rng(5)
+        before = rng.beta(2 * mean, 2 * (1 - mean), _TASKS).clip(1e-4, 1 - 1e-4)
+        logits = np.log(before / (1 - before)) + 0.5 * rng.standard_normal(_TASKS)
+        low, high = -10.0, 10.0
+        for _ in range(60):
+            middle = (low + high) / 2
+            gained = (1 / (1 + np.exp(-logits - middle)) - before).mean()
+            low, high = (middle, high) if gained < difference else (low, middle)
+        after = 1 / (1 + np.exp(-logits - low))
+        return cls(before, after, float((after - before).mean()))
+
+    def play(self, tasks: int, samples: int, rng: np.random.Generator) -> Array:
+        """The changes of the mean rewards of `tasks` tasks with `samples` samples each."""
+        chosen = rng.integers(0, _TASKS, tasks)
+        passes = [rng.binomial(samples, rates[chosen]) for rates in (self.before, self.after)]
+        changes: Array = (passes[1] - passes[0]) / samples
+        return changes
+
+
+def rates(
+    population: Population, tasks: int, samples: int, pairs: int
+) -> tuple[float, float, float]:
+    """The shares of `pairs` simulated pairs of benchmarks whose interval contains the difference,
+    and does not contain 0, and the mean of the stated powers.
+    """
+    rng = np.random.default_rng(11)
+    covered, seen, powers = 0, 0, []
+    for _ in range(pairs):
+        changes = population.play(tasks, samples, rng)
+        difference = Difference.of([(0.0, change) for change in changes.tolist()])
+        low, high = difference.interval()
+        covered += low <= population.difference <= high
+        seen += not low <= 0 <= high
+        powers.append(difference.power(population.difference))
+    return covered / pairs, seen / pairs, float(np.mean(powers))
+
+
+@pytest.mark.parametrize("samples", [1, 4])
+@pytest.mark.parametrize("difference", [0.0, 0.03, 0.1])
+def test_the_interval_covers_and_sees_as_often_as_it_says(samples: int, difference: float) -> None:
+    covered, seen, power = rates(Population.of(0.5, difference), 100, samples, 800)
+    assert 0.93 <= covered <= 0.97
+    if difference:
+        assert seen == pytest.approx(power, abs=0.03)
+    else:
+        assert seen <= 0.06  # 0.05, and what chance adds to it
+
+
+@pytest.mark.parametrize("samples", [1, 4])
+def test_the_interval_holds_where_almost_every_task_passes(samples: int) -> None:
+    """The percentile bootstrap over tasks covers less than 0.92 here."""
+    covered, _, _ = rates(Population.of(0.97, 0.02), 33, samples, 200)
+    assert covered >= 0.95

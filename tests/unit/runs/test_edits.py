@@ -2,7 +2,8 @@
 the first run is not continued; what cannot move one raises no alarm.
 
 The benchmark of `support.quiz` reads all that it is made of while it plays. A row is one edit of
-its files, or one more option of the second run.
+its files, or one more option of the second run. The identity of its environment changes only with
+an edit that can move a reward.
 """
 
 from __future__ import annotations
@@ -20,15 +21,10 @@ import pytest
 from support import commands, quiz
 from support.quiz import HARMLESS, JUDGED, MOVES, Edit, forget, new_version, put, replace
 
-from toolroll import UsageError
-from toolroll.testing import (
-    EmbeddedEngine,
-    PolicyRequest,
-    load_embedded_tokenizer,
-    serve_in_thread,
-)
-
-pytestmark = pytest.mark.slow  # two runs for each of 79 rows
+from toolroll import UsageError, load_environment
+from toolroll.evaluation import environment_identity as environment_identity_module
+from toolroll.evaluation.environment_identity import environment_identity
+from toolroll.testing import EmbeddedEngine, PolicyRequest, load_embedded_tokenizer, serve_in_thread
 
 
 def write(root: Path) -> None:
@@ -251,6 +247,7 @@ def continued(bench: Bench, row: Row) -> int:
     return status
 
 
+@pytest.mark.slow  # two runs for each of 79 rows
 @pytest.mark.parametrize("name", ROWS)
 def test_what_could_move_a_reward_is_named_and_not_continued(bench: Bench, name: str) -> None:
     row = ROWS[name]
@@ -261,8 +258,89 @@ def test_what_could_move_a_reward_is_named_and_not_continued(bench: Bench, name:
     assert row.continues or file.read_bytes() == before
 
 
+@pytest.mark.slow  # two runs for each of 79 rows
 @pytest.mark.parametrize("name", HARMLESS_ROWS)
 def test_what_cannot_move_a_reward_raises_no_alarm(bench: Bench, name: str) -> None:
     row = HARMLESS_ROWS[name]
     assert edited(bench, row) == ""
     assert continued(bench, row) == 0
+
+
+# --- the identity of an environment ---------------------------------------------------------------
+
+
+ONLY_WHILE_IT_PLAYS = {
+    "a plug-in",
+    "the system prompt",
+    "answers, read late",
+    "a CSV file",
+    "a CSV file that --env-args names",
+    "a package's resource",
+    "a file of a folder",
+    "a file more in a folder",
+    "a file that only a file names",
+    "a file with a computed name",
+    "a file of the folder above",
+    "a file of the working directory",
+    "a package's code, same version",
+}
+
+
+def identity(root: Path, edit: Edit | None = None) -> dict[str, str]:
+    """The identity of the benchmark in a new folder, after an edit."""
+    quiz.write(root)
+    if edit is not None:
+        edit(root)
+    target = f"{root / 'bench' / 'quiz.py'}:make"
+    factory = load_environment(target, {"table": "table.csv", "level": "easy"})
+    return environment_identity(target, factory, factory.tasks("test"))
+
+
+@pytest.fixture(scope="module")
+def known(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    root = tmp_path_factory.mktemp("known")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "path", [*sys.path, str(root / "site")])
+        yield identity(root)
+    forget(tmp_path_factory.getbasetemp())
+
+
+@pytest.mark.parametrize("name", [*MOVES, *HARMLESS])
+def test_only_edits_of_rewards_change_it(name: str, known: dict[str, str], tmp_path: Path) -> None:
+    changes = name in MOVES and name not in ONLY_WHILE_IT_PLAYS
+    assert (identity(tmp_path, (MOVES | HARMLESS)[name]) != known) is changes
+
+
+@pytest.mark.usefixtures("known")
+def test_of_large_data_the_size_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(environment_identity_module, "_MOST_READ", 0)
+    edits = [
+        None,
+        put("bench/limits.yaml", "weight: 2\n"),
+        put("bench/limits.yaml", "weight: 20\n"),
+        replace("bench/scoring.py", "1.0", "0.5"),
+    ]
+    first, same, longer, code = (
+        identity(tmp_path / str(number), edit)["code"] for number, edit in enumerate(edits)
+    )
+    assert first == same
+    assert len({first, longer, code}) == 3
+
+
+def test_packages_count_by_version_or_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    factory = load_environment("desk")
+    monkeypatch.setattr(type(factory), "packages", ("pond-data",), raising=False)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    found = []
+    for version, text in (("1", "a"), ("1", "b"), ("2", "b")):
+        for name, content in (
+            ("pond_data/__init__.py", ""),
+            ("pond_data/tasks.txt", text),
+            ("pond_data-1.dist-info/METADATA", f"Name: pond-data\nVersion: {version}\n"),
+            ("pond_data-1.dist-info/RECORD", "pond_data/__init__.py,,\npond_data/tasks.txt,,\n"),
+        ):
+            (tmp_path / name).parent.mkdir(exist_ok=True)
+            (tmp_path / name).write_text(content)
+        found.append(environment_identity("desk", factory, [])["pond-data"])
+    assert len(set(found)) == 3
+    assert [version for version, _ in map(str.split, found)] == ["1", "1", "2"]

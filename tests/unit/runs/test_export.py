@@ -22,16 +22,14 @@ from support.exports import METRICS, varied, write_run
 from support.results import episode, exported, summary_of, trajectory
 from support.tau import REAL
 
+from toolroll import Episode, StopReason, UsageError
 from toolroll.agents.environments.tau_bench.package import import_module, installed
 from toolroll.cli.export import export
 from toolroll.evaluation.export.dataset import sample_rows
 from toolroll.evaluation.export.exported_run import ExportedRun
 from toolroll.evaluation.report import report
-from toolroll.rollout.episode import Episode
-from toolroll.rollout.errors import UsageError
 from toolroll.rollout.runs.pass_at_k import pass_estimates, pass_hat_k
 from toolroll.rollout.runs.run_directory import RunDirectory
-from toolroll.rollout.types import StopReason
 
 
 def test_what_may_be_trained_on_is_a_row_for_each_sequence() -> None:
@@ -116,16 +114,13 @@ def test_the_command_writes_one_environment_without_provenance(tmp_path: Path) -
     (run / "run.json").unlink()
     done = toolroll("export", run, "--format", "atif", "--env", "la/ke", "--out", out)
     assert "1 of 1 episodes; aborted ones" in done.stdout
-    with pytest.raises(UsageError, match="already exists: name a new folder"):
-        export(run, "atif", out, "la/ke")
-
-
-def test_what_cannot_be_exported_is_refused(tmp_path: Path) -> None:
-    run = write_run(tmp_path / "run", [episode("t-0", 0)])
-    with pytest.raises(UsageError, match=r"the formats are parquet, atif$"):
-        export(run, "csv", tmp_path / "x", None)
-    with pytest.raises(UsageError, match=r"holds no episodes\.jsonl"):
-        export(tmp_path, "parquet", tmp_path / "x", None)
+    for source, kind, words in (
+        (run, "atif", "already exists: name a new folder"),
+        (run, "csv", r"the formats are parquet, atif$"),
+        (tmp_path, "parquet", r"holds no episodes\.jsonl"),
+    ):
+        with pytest.raises(UsageError, match=words):
+            export(source, kind, out, "la/ke")
 
 
 # --- the formats of Inspect and lm-eval -----------------------------------------------------------
@@ -137,16 +132,11 @@ GONE = "engine_error: EngineError: gone"
 ERROR = stdev(MEANS) / 2**0.5
 
 
-def inspect_log(folder: Path) -> dict[str, Any]:
-    path = folder / "2031-03-10T09-30-00_pond.eval"
-    with ZipFile(path) as log:
-        return {name: json.loads(log.read(name)) for name in log.namelist()}
-
-
 def test_an_inspect_log_has_the_scores_and_the_usage(tmp_path: Path) -> None:
     run = ExportedRun(write_run(tmp_path / "run", varied()))
     write_inspect_logs(run, tmp_path / "logs")
-    log = inspect_log(tmp_path / "logs")
+    with ZipFile(tmp_path / "logs" / "2031-03-10T09-30-00_pond.eval") as file:
+        log: Any = {name: json.loads(file.read(name)) for name in file.namelist()}
     header = log["header.json"]
     assert header["eval"]["dataset"]["sample_ids"] == ["a/b", "t-1", "t-2"]
     assert header["eval"]["config"]["epochs"] == 2
@@ -193,27 +183,21 @@ def test_lm_evals_results_are_those_of_the_run(tmp_path: Path) -> None:
     assert lines[0]["resps"] == [["A pond.", "A pond.Yes."]]
 
 
-def test_unequal_tasks_have_no_rates(tmp_path: Path) -> None:
+def test_unequal_tasks_have_no_rates_and_two_models_no_results(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", [episode("t-0", 0), episode("t-0", 1), episode("t-1", 0)])
     assert write_lm_eval(ExportedRun(run), tmp_path / "out") == ["pond"]
     assert "pass^1,none" not in lm_eval(tmp_path / "out")[0]["results"]["pond"]
-
-
-def test_a_run_that_is_not_that_of_one_model_is_refused(tmp_path: Path) -> None:
-    other = replace(episode("t-1", 0), model="other")
-    run = write_run(tmp_path / "run", [episode("t-0", 0), other])
+    write_run(run, [replace(episode("t-2", 0), model="other")])
     with pytest.raises(UsageError, match=r"those of one model; .* has other, tiny"):
-        write_lm_eval(ExportedRun(run), tmp_path / "out")
-    assert not (tmp_path / "out").exists()
+        write_lm_eval(ExportedRun(run), tmp_path / "new")
+    assert not (tmp_path / "new").exists()
 
 
 @pytest.mark.parametrize(
     ("script", "words"),
     [(to_inspect, "inspect view --log-dir"), (to_lm_eval, "results and samples")],
 )
-def test_the_script_writes(
-    script: Any, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_script_writes(script: Any, words: str, tmp_path: Path, capsys: Any) -> None:
     """Also a run whose `run.json` has no provenance, and only one of its environments."""
     for env in ("pond", "la/ke"):
         write_run(tmp_path / "run", [episode("t-0", 0, env=env, metrics=METRICS)], env)

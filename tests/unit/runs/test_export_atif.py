@@ -25,11 +25,9 @@ from support.listed_environment import TOOL, ListedWorld
 from support.qwen import tokenizer_for, trl_template
 from support.results import episode, trajectory
 
+from toolroll import Episode, Observation, Task, UsageError
 from toolroll.evaluation.export.atif import write_atif
 from toolroll.evaluation.export.exported_run import ExportedRun
-from toolroll.rollout.environment import Observation, Task
-from toolroll.rollout.episode import Episode
-from toolroll.rollout.errors import UsageError
 from toolroll.rollout.runs.episode_file import to_line
 from toolroll.testing import PolicyRequest
 

@@ -15,11 +15,10 @@ from support.loop_clock import skip
 from support.scripted_runs import ScriptedFactory
 from support.wire import until
 
-from toolroll import Action, Environment, Episode, Observation, StepResult, StopReason, Task
+from toolroll import Action, Environment, Episode, Observation, Runner, StepResult, StopReason, Task
 from toolroll.endpoint import Endpoint
 from toolroll.endpoint.in_process import ToolrollClient
 from toolroll.rollout.engine import admission
-from toolroll.rollout.runs.runner import Runner
 from toolroll.rollout.settings import RunSettings
 from toolroll.testing import EmbeddedEngine, Reply
 

@@ -14,16 +14,15 @@ import pytest
 from support.commands import run_command, toolroll
 from support.loop_clock import skip_until
 from support.results import content, episode
+from support.scripted_runs import AsyncScripted
 from support.tau import MINI, REAL, STOP, needed, recorded_trials, scripted
 
-from toolroll import Action, Environment, EnvironmentOptions, Episode, InteractionResult
-from toolroll.agents.loop.call_policy import CallPolicy
+from toolroll import CallPolicy, Environment, EnvironmentOptions, Episode, InteractionResult, Task
 from toolroll.agents.text_agent import DEFAULT_POLICY, TextAgent
 from toolroll.evaluation.regrade import Regrader
 from toolroll.parsers.openai import to_openai
 from toolroll.parsers.reading.lookalike import lookalike
 from toolroll.parsers.types import ParsedReply, ToolCall
-from toolroll.rollout.environment import Observation, StepResult, Task
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.model.tokenizers import load_embedded_tokenizer
 from toolroll.rollout.model.turn import AssistantTurn
@@ -32,12 +31,7 @@ from toolroll.rollout.runs.registry import find_environment
 from toolroll.rollout.runs.run_directory import RunDirectory
 from toolroll.rollout.runtime.threads import Threads
 from toolroll.rollout.types import Status, StopReason
-from toolroll.testing import (
-    EmbeddedEngine,
-    play_references,
-    reference_policy,
-    serve_in_thread,
-)
+from toolroll.testing import EmbeddedEngine, play_references, reference_policy, serve_in_thread
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +84,7 @@ def test_an_environment_that_did_not_change_agrees(recorded: Path, tmp_path: Pat
         toolroll("regrade", recorded, "--out", tmp_path / "again")
 
 
-def test_a_regraded_run_is_compared_and_regraded_again(engine: EmbeddedEngine) -> None:
+def test_a_regraded_run_is_compared_regraded_and_played_again(engine: EmbeddedEngine) -> None:
     """It has what was recorded of the model, and where the environment's file is."""
     env = bench("bench")
     run(engine, env)
@@ -100,21 +94,19 @@ def test_a_regraded_run_is_compared_and_regraded_again(engine: EmbeddedEngine) -
     assert "compared: 4 of 4 tasks" in toolroll("compare", "run", "out").stdout
     again = toolroll("regrade", "out", "--out", "again", "--env", env)
     assert "3 replayed alike" in again.stdout
-
-
-def test_a_regraded_run_is_played_where_its_environment_is_now(engine: EmbeddedEngine) -> None:
-    run(engine, bench("bench"))
     Path("bench").rename("moved")
     with pytest.raises(UsageError, match=r"no file .*; if it was moved: --env FILE.py:NAME"):
-        toolroll("regrade", "run", "--out", "out", "--trust")
+        toolroll("regrade", "run", "--out", "there", "--trust")
     moved = "moved/bench.py:Bench"
-    toolroll("regrade", "run", "--out", "out", "--env", moved)
-    again = ("--from", "out", "--out", "again")
+    toolroll("regrade", "run", "--out", "there", "--env", moved)
+    played = ("--from", "there", "--out", "played")
     with pytest.raises(UsageError, match=r"names code .* \(env: .*moved.bench.py:Bench\)"):
-        toolroll("run", *again)
-    assert toolroll("run", *again, "--trust").exit_code == 0
-    assert toolroll("run", moved, *again).exit_code == 0
-    assert by_key("again").keys() == by_key("run").keys()
+        toolroll("run", *played)
+    assert toolroll("run", *played, "--trust").exit_code == 0
+    assert toolroll("run", moved, *played).exit_code == 0
+    assert by_key("played").keys() == by_key("run").keys()
+    with pytest.raises(UsageError, match="use toolroll regrade"):
+        toolroll(*run_command(engine.url, "--agent", "replay"))
 
 
 # --- environments that changed --------------------------------------------------------------------
@@ -132,7 +124,7 @@ class Bench(Environment):
     def reset(self, task, seed):
         self.task, self.turns = task.id, 0
         return Observation([{"role": "assistant", "content": "I begin."},
-                            {"role": "user", "content": "Begin."}])
+                            {"role": "user", "content": f"Begin with {seed}."}])
 
     def step(self, action):
         self.turns += 1
@@ -196,16 +188,15 @@ def test_an_aborted_episode_is_left_out_and_counts_as_lost(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("env", "settings", "played", "words"),
+    ("env", "played", "words"),
     [
-        ("harbor", {"agent": "program"}, "harbor", "what its programs did is not recorded"),
-        ("serve", {}, "serve", "what its programs did is not recorded"),
-        ("desk", {}, "bench:Bench", "episodes of bench:Bench, but no run.json with its settings"),
+        ("harbor", "harbor", "what its programs did is not recorded"),
+        ("serve", "serve", "what its programs did is not recorded"),
+        ("desk", "bench:Bench", "episodes of bench:Bench, but no run.json with its settings"),
     ],
 )
-def test_what_cannot_be_replayed_is_refused(
-    tmp_path: Path, env: str, settings: dict[str, Any], played: str, words: str
-) -> None:
+def test_what_has_no_replay_is_refused(tmp_path: Path, env: str, played: str, words: str) -> None:
+    settings = {"agent": "program"} if env == "harbor" else {}
     with RunDirectory(tmp_path / "run", env, settings) as folder:
         folder.append(episode(env=played))
     with pytest.raises(UsageError, match=words):
@@ -213,22 +204,9 @@ def test_what_cannot_be_replayed_is_refused(
     assert not (tmp_path / "out").exists()
 
 
-class Stuck(Environment):
+def stuck(options: EnvironmentOptions) -> Environment:
     """Its reset never ends."""
-
-    async def reset(self, task: Task, seed: int) -> Observation:
-        await asyncio.Event().wait()
-        raise AssertionError
-
-    def step(self, action: Action) -> StepResult:
-        raise AssertionError
-
-
-class Unlucky(Stuck):
-    """Its reset fails and names the seed."""
-
-    async def reset(self, task: Task, seed: int) -> Observation:
-        raise RuntimeError(f"no world for the seed {seed}")
+    return AsyncScripted(lambda method, task: asyncio.Event().wait())
 
 
 def full_disk(options: EnvironmentOptions) -> Environment:
@@ -239,7 +217,7 @@ def full_disk(options: EnvironmentOptions) -> Environment:
     ("make", "turns", "why"),
     [
         (full_disk, 1.0, "no space left"),
-        (lambda options: Stuck(), 1.0, "the replay took more than 600 s"),
+        (stuck, 1.0, "the replay took more than 600 s"),
         (find_environment("desk").make, 2.0, "2 turns, but only 1 replies are recorded"),
     ],
 )
@@ -255,13 +233,6 @@ async def test_a_replay_that_fails_is_an_aborted_episode(make: Any, turns: float
     [trajectory] = again.result.trajectories
     assert trajectory.trained_tokens > 0
     assert [turn.reward for turn in trajectory.turns] == [0.0, 0.0]
-
-
-async def test_a_replay_has_the_seed_of_its_episode() -> None:
-    factory: Any = SimpleNamespace(make=lambda options: Unlucky(), reference=lambda task: None)
-    played = replace(episode(env="desk", metrics={"turns": 1.0}), seed=11)
-    again = await Regrader(factory, Threads(1), {}).regrade(played, Task("t-0", 0))
-    assert "no world for the seed 11" in again.result.info["regrade"]["difference"]
 
 
 # --- a simulated user -----------------------------------------------------------------------------
@@ -325,24 +296,19 @@ async def test_text_that_was_an_invalid_call_is_one_again(limit: int) -> None:
     assert again.reward == played.result.reward == -0.5
 
 
-async def test_without_the_recorded_user_it_is_not_replayed_alike() -> None:
+async def test_an_episode_without_its_last_message_is_not_alike() -> None:
+    """A line of the user is missing. A turn that was cut is not executed: its reply may look whole,
+    but the environment never got it.
+    """
     factory, task, played = await recorded_with_a_user(["Hello?", "Goodbye.", "So?", "Bye."])
     shorter = replace(played.result, messages=played.result.messages[:-1])
     again = await regraded(factory, task, replace(played, result=shorter))
     assert again.status is Status.ABORTED
     assert "no line of the user here" in again.info["regrade"]["difference"]
-
-
-async def test_a_turn_that_was_cut_is_not_executed() -> None:
-    """A cut reply may look whole, but the environment never got it."""
-    factory, task, played = await recorded_with_a_user(["Hello?", "Goodbye."])
-    placeholder, messages = StopReason.PLACEHOLDER, played.result.messages[:-1]
-    cut = replace(
-        played.result, messages=messages, stop_reason=placeholder, status=Status.TRUNCATED
-    )
+    placeholder = StopReason.PLACEHOLDER
+    cut = replace(shorter, stop_reason=placeholder, status=Status.TRUNCATED)
     again = await regraded(factory, task, replace(played, result=cut))
-    assert again.stop_reason is placeholder
-    assert again.info["regrade"]["difference"] == ""
+    assert (again.stop_reason, again.info["regrade"]["difference"]) == (placeholder, "")
 
 
 @pytest.mark.peers
@@ -358,8 +324,3 @@ async def test_the_recorded_conversations_of_tau_bench_agree() -> None:
         played = Episode("tau-bench/airline", task.id, task.index, entry["trial"], 0, result)
         agreed += (await regraded(factory, task, played)).reward == entry["reward"]
     assert agreed == 40
-
-
-def test_the_agent_of_regrade_is_not_for_runs(engine: EmbeddedEngine) -> None:
-    with pytest.raises(UsageError, match="use toolroll regrade"):
-        toolroll(*run_command(engine.url, "--agent", "replay"))

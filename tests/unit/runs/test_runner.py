@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import re
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,9 +17,11 @@ from support.episodes import agent, serving
 from support.http import router_over
 from support.loop_clock import skip, skip_until
 from support.results import content
+from support.source import ROOT
+from support.standins import stand_in, stands_for
 from support.toy_environment import PondFactory, look
 
-from toolroll import Engine, EngineConfig, Model, Runner, RunSettings, get_parser
+from toolroll import Callback, Engine, EngineConfig, Model, Runner, RunSettings, Summary, get_parser
 from toolroll.rollout.engine import ROUTING_KEY
 from toolroll.rollout.environment import Action, Task
 from toolroll.rollout.episode import Episode, InteractionResult
@@ -32,8 +36,11 @@ from toolroll.testing import EmbeddedEngine, Reply
 PARAMS = {"temperature": 1.0, "max_new_tokens": 256}
 
 
-def runner(factory: PondFactory, served: Model, **settings: Any) -> Runner:
-    return Runner(factory, lambda: agent(served), RunSettings(sampling_params=PARAMS, **settings))
+def runner(
+    factory: PondFactory, served: Model, callbacks: Sequence[Callback] = (), **settings: Any
+) -> Runner:
+    options = RunSettings(sampling_params=PARAMS, **settings)
+    return Runner(factory, lambda: agent(served), options, callbacks=callbacks)
 
 
 async def play(
@@ -76,14 +83,8 @@ def test_the_hash_of_a_task_changes_with_its_data_only() -> None:
     assert task_hash("desk", Task("t", 7, "train", turned)) == known
     others = [("tau", "t", data), ("desk", "u", data), ("desk", "t", {**data, "prompt": "Hello"})]
     assert known not in {task_hash(env, Task(name, 0, "", d)) for env, name, d in others}
-
-
-def test_the_hash_of_a_task_does_not_depend_on_addresses() -> None:
-    class Board:
-        pass
-
-    for pair in ([Board(), Board()], [lambda: 1, lambda: 1]):
-        assert len({task_hash("e", Task("t", 0, "", {"board": board})) for board in pair}) == 1
+    for addressed in ([object(), object()], [lambda: 1, lambda: 1]):
+        assert len({task_hash("e", Task("t", 0, "", {"board": each})) for each in addressed}) == 1
 
 
 async def test_the_calls_of_a_reference_are_recorded(caplog: pytest.LogCaptureFixture) -> None:
@@ -145,33 +146,25 @@ def closed(when: Callable[[Task], bool]) -> Callable[[Task, Action], None]:
     return on_step
 
 
-async def test_a_failed_episode_played_again_is_as_if_nothing_had_been(
-    tokenizer: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_episode_may_be_rerun(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if nothing had been, or it ends as data: t-3 fails in its first attempt and in the second
+    step of its second one, and t-1 always.
+    """
     monkeypatch.setattr("toolroll.rollout.runs.runner._FIRST_PAUSE", 0.0)
-    # in its first attempt, and in the second step of its second one
     fails = iter([True, False, True])
-    factory = PondFactory(4, closed(lambda task: task.id == "t-3" and next(fails, False)))
+    closes = lambda task: task.id == "t-1" or (task.id == "t-3" and next(fails, False))
+    factory = PondFactory(4, closed(closes))
     async with serving(tokenizer, look) as (_, served):
         undisturbed = await play(PondFactory(4), served)
         episodes = await play(factory, served, reruns=2)
-    assert [found.result.metrics["reruns"] for found in episodes] == [0, 0, 0, 2]
+    assert [episode.result.metrics["reruns"] for episode in episodes] == [0, 2, 0, 2]
+    assert len(factory.made) == 8
+    failed = episodes.pop(1).result
+    del undisturbed[1]
     assert alike(episodes) == alike(undisturbed)
-    assert len(factory.made) == 6
-
-
-async def test_reruns_end_and_fail_as_data(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("toolroll.rollout.runs.runner._FIRST_PAUSE", 0.0)
-    factory = PondFactory(3, closed(lambda task: task.id == "t-1"))
-    async with serving(tokenizer, look) as (_, served):
-        episodes = await play(factory, served, reruns=2)
-    done, aborted = Status.COMPLETED, Status.ABORTED
-    assert [found.result.status for found in episodes] == [done, aborted, done]
-    failed = episodes[1].result
-    assert (failed.reward, failed.stop_reason) == (None, StopReason.ENVIRONMENT_ERROR)
-    assert failed.metrics["reruns"] == 2.0
+    outcome = (failed.status, failed.stop_reason, failed.reward)
+    assert outcome == (Status.ABORTED, StopReason.ENVIRONMENT_ERROR, None)
     assert "the pond is closed" in failed.info["error"]["message"]
-    assert len(factory.made) == 5
 
 
 async def test_what_would_fail_again_is_not_played_again() -> None:
@@ -270,52 +263,39 @@ async def test_settings_that_cannot_work_end_it_at_once(tokenizer: Any) -> None:
 
 async def test_each_episodes_seed_can_go_to_the_engine(tokenizer: Any) -> None:
     async with serving(tokenizer, look) as (engine, served):
-        [found] = await play(PondFactory(1), served, sampling_seed=True)
+        [seeded] = await play(PondFactory(1), served, sampling_seed=True)
         [plain] = await play(PondFactory(1), served)
-        seeds: list[Mapping[str, Any]] = [entry.sampling_params for entry in engine.log]
-    assert seeds[0]["sampling_seed"] == found.seed == episode_seed(0, "t-0", 0)
-    assert "sampling_seed" not in seeds[1]
-    assert plain.seed == found.seed
+    assert engine.log[0].sampling_params["sampling_seed"] == seeded.seed == plain.seed
+    assert seeded.seed == episode_seed(0, "t-0", 0)
+    assert "sampling_seed" not in engine.log[1].sampling_params
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        *(("samples", 0), ("concurrency", 0), ("max_turns", 0)),
-        *(("reruns", -1), ("episode_timeout", 0), ("give_up_after", 0)),
-    ],
-)
+POSITIVE = "samples concurrency max_turns episode_timeout give_up_after".split()
+
+
+@pytest.mark.parametrize(("name", "value"), [*((name, 0) for name in POSITIVE), ("reruns", -1)])
 def test_impossible_settings_are_refused(name: str, value: Any) -> None:
     with pytest.raises(UsageError, match=name):
         RunSettings(**{name: value})
 
 
-SAMPLES = 6
-
-
-async def keys_of_a_run(tokenizer: Any, engine: EmbeddedEngine, url: str, affinity: int) -> Any:
-    """The routing keys of a run of one task with one turn, each with the number of its requests."""
+@pytest.mark.parametrize(
+    ("routed", "affinity", "shared"), [(True, 1, 1), (True, 4, 4), (False, 4, 1)]
+)
+async def test_samples_of_a_task_share_a_key_behind_a_router(
+    tokenizer: Any, routed: bool, affinity: int, shared: int
+) -> None:
+    """`shared`: how many samples have one key."""
     template, factory = ChatTemplate(tokenizer), PondFactory(1)
-    calls = Engine(EngineConfig(engine=url, vocab_size=len(tokenizer)))
-    settings = RunSettings(samples=SAMPLES, affinity=affinity, sampling_params={"temperature": 1.0})
-    async with Model(calls, template, get_parser("hermes", template.encoder.control)) as model:
-        runner = Runner(factory, lambda: agent(model, verify="off"), settings)
-        await runner.run(factory.tasks("test"), lambda episode: None)
-    return Counter(entry.routing_key for entry in engine.log)
-
-
-@pytest.mark.parametrize("affinity", [1, 4])
-async def test_samples_of_a_task_share_a_key_behind_a_router(tokenizer: Any, affinity: int) -> None:
-    async with EmbeddedEngine(tokenizer, look) as engine, router_over(engine.url) as url:
-        keys = await keys_of_a_run(tokenizer, engine, url, affinity)
-    first = [sample - sample % affinity for sample in range(SAMPLES)]
-    assert keys == Counter(f"pond/t-0#{sample}" for sample in first)
-
-
-async def test_without_a_router_each_episode_keeps_its_own_key(tokenizer: Any) -> None:
-    async with EmbeddedEngine(tokenizer, look) as engine:
-        keys = await keys_of_a_run(tokenizer, engine, engine.url, 4)
-    assert keys == Counter(f"pond/t-0#{sample}" for sample in range(SAMPLES))
+    settings = RunSettings(samples=6, affinity=affinity, sampling_params={"temperature": 1.0})
+    async with EmbeddedEngine(tokenizer, look) as engine, router_over(engine.url) as router:
+        url = router if routed else engine.url
+        calls = Engine(EngineConfig(engine=url, vocab_size=len(tokenizer)))
+        async with Model(calls, template, get_parser("hermes", template.encoder.control)) as model:
+            runner = Runner(factory, lambda: agent(model, verify="off"), settings)
+            await runner.run(factory.tasks("test"), lambda episode: None)
+    keys = Counter(entry.routing_key for entry in engine.log)
+    assert keys == Counter(f"pond/t-0#{sample - sample % shared}" for sample in range(6))
 
 
 async def test_other_sessions_keep_their_own_key(tokenizer: Any) -> None:
@@ -329,3 +309,121 @@ async def test_other_sessions_keep_their_own_key(tokenizer: Any) -> None:
         for session in ("first", "second"):
             await calls.generate(request(session=session))
     assert [entry.routing_key for entry in engine.log] == ["group", "second"]
+
+
+# --- callbacks: each sees every episode, and none can harm the run --------------------------------
+
+
+async def play_with(
+    tokenizer: Any, callbacks: Sequence[Callback], on_episode: Any = lambda episode: None
+) -> None:
+    factory = PondFactory(3)
+    async with serving(tokenizer, look) as (_, served):
+        played = runner(factory, served, callbacks, samples=2, concurrency=3)
+        await played.run(factory.tasks("test"), on_episode)
+
+
+class Counts(Callback):
+    """What it was called with: names of episodes, and how many the summary had."""
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[str, int]] = []
+        self.at_once: list[int] = []
+        self.ends: list[int] = []
+
+    def on_episode(self, episode: Episode, summary: Summary) -> None:
+        self.seen.append((episode.task_id, episode.sample))
+        self.at_once.append(summary.episodes)
+
+    def on_summary(self, summary: Summary) -> None:
+        self.ends.append(summary.episodes)
+
+
+class AsyncCounts(Counts):
+    async def on_episode(self, *args: Any) -> None:  # type: ignore[override]
+        await asyncio.sleep(0)
+        super().on_episode(*args)
+
+    async def on_summary(self, *args: Any) -> None:  # type: ignore[override]
+        await asyncio.sleep(0)
+        super().on_summary(*args)
+
+
+async def test_each_sees_every_episode_after_it_is_stored(tokenizer: Any) -> None:
+    stored: list[tuple[str, int]] = []
+    counts, later = Counts(), AsyncCounts()
+    store = lambda episode: stored.append((episode.task_id, episode.sample))
+    await play_with(tokenizer, [later, counts], store)
+    assert sorted(stored) == [(f"t-{n}", s) for n in range(3) for s in (0, 1)]
+    assert vars(counts) == vars(later)
+    assert vars(counts) == {"seen": stored, "at_once": [1, 2, 3, 4, 5, 6], "ends": [6]}
+
+
+@pytest.mark.parametrize(
+    "raised", [ZeroDivisionError, asyncio.CancelledError, SystemExit, GeneratorExit]
+)
+async def test_a_callback_may_fail(tokenizer: Any, raised: Any, caplog: Any) -> None:
+    """That is logged, and nothing is lost."""
+
+    def fails(*args: Any) -> None:
+        raise raised
+
+    async def fails_later(*args: Any) -> None:
+        raise raised
+
+    methods = {"on_episode": fails, "on_summary": fails_later}
+    swapped = {"on_episode": fails_later, "on_summary": fails}
+    failing = [type("Failing", (Callback,), each)() for each in (methods, swapped)]
+    counts, stored = Counts(), list[Any]()
+    with caplog.at_level(logging.ERROR):
+        await play_with(tokenizer, [*failing, counts], stored.append)
+    assert len(stored) == len(counts.seen) == 6 and counts.ends == [6]
+    logged = [record.getMessage() for record in caplog.records]
+    assert sum("Failing failed; the run continues" in line for line in logged) == 2 * 7
+    assert raised.__name__ in caplog.text
+
+
+async def test_the_end_of_a_run_that_fails_is_reported_too(tokenizer: Any) -> None:
+    counts = Counts()
+
+    def full(episode: Episode) -> None:
+        raise UsageError("the disk is full")
+
+    with pytest.RaisesGroup(UsageError, allow_unwrapped=True, flatten_subgroups=True):
+        await play_with(tokenizer, [counts], full)
+    assert (counts.seen, counts.ends) == ([], [0])
+
+
+@stands_for("wandb.sdk.wandb_run:Run", own="__init__ lines closed")
+class WandbRun:
+    def __init__(self) -> None:
+        self.lines: list[Any] = []
+        self.summary: dict[str, Any] = {}
+        self.closed = 0
+
+    def log(self, data: dict[str, Any], step: int | None = None) -> None:
+        self.lines.append((data, step))
+
+    def finish(self) -> None:
+        self.closed += 1
+
+
+@stands_for("wandb:init")
+def wandb_init(*, project: str | None = None) -> WandbRun:
+    return WandbRun()
+
+
+async def test_the_documented_example_runs(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_in(monkeypatch, {"wandb": {"init": wandb_init}})
+    page = (ROOT / "docs" / "callbacks.md").read_text()
+    [block] = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    factory = PondFactory(3)
+    async with serving(tokenizer, look) as (_, served):
+        names: dict[str, Any] = {"factory": factory, "make_agent": lambda: agent(served)}
+        exec(compile(block, "callbacks.md", "exec", dont_inherit=True), names)
+        await names["runner"].run(factory.tasks("test"), lambda episode: None)
+    [callback] = names["runner"]._callbacks
+    assert [step for _, step in callback.run.lines] == list(range(1, 13))
+    passed = sum(data["reward"] == 1.0 for data, _ in callback.run.lines)
+    assert callback.run.summary == {"pass_rate": passed / 12}
+    assert callback.run.closed == 1

@@ -9,7 +9,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import zlib
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +22,7 @@ from support.listed_environment import TOOL
 from support.results import episode
 from support.viewed import HOSTILE, viewed_run
 
+from toolroll import StopReason, UsageError
 from toolroll.cli.follow import follow, follow_app
 from toolroll.cli.view import page_title, view
 from toolroll.evaluation.export.dataset import sample_rows
@@ -30,10 +30,8 @@ from toolroll.evaluation.viewer import ShownTokens, write_page
 from toolroll.evaluation.viewer import page as page_module
 from toolroll.evaluation.viewer.data import Pieces, conversation, reward_reason, row
 from toolroll.evaluation.viewer.page import ReadSoFar, episodes_after
-from toolroll.rollout.errors import UsageError
 from toolroll.rollout.runs.episode_file import to_line
 from toolroll.rollout.runs.run_directory import RunDirectory
-from toolroll.rollout.types import StopReason
 
 
 @pytest.fixture(scope="module")
@@ -102,15 +100,6 @@ def test_pieces_are_the_text(tokenizer: Any) -> None:
     )
 
 
-def test_fewer_tokens_make_a_smaller_page(run: Path, tmp_path: Path) -> None:
-    page, count, said, _ = view(run, out=tmp_path / "small.html", tokenizer=None, tokens=1)
-    data = blocks(page)
-    assert count == 4
-    assert [name for name in sorted(data) if name.startswith("tokens-")] == ["tokens-0"]
-    assert [row["hasTokens"] for row in data["index"]["rows"]] == [True, False, False, False]
-    assert "the tokens of the first 1 episodes are in the page" in said[0]
-
-
 def test_without_the_tokenizer_ids_are_shown(run: Path, tmp_path: Path) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(run, copy)
@@ -124,12 +113,18 @@ def test_without_the_tokenizer_ids_are_shown(run: Path, tmp_path: Path) -> None:
         view(copy, out=None, tokenizer=nowhere, tokens=9)
 
 
-def test_the_command(run: Path, tmp_path: Path) -> None:
+def test_the_command_and_a_page_with_fewer_tokens(run: Path, tmp_path: Path) -> None:
     done = toolroll("view", run, "--out", tmp_path / "page.html")
     assert done.exit_code == 0
     assert "page.html: 4 episodes, 0.1 MB; open it in a browser" in done.stdout
     with pytest.raises(UsageError, match=r"holds no episodes\.jsonl"):
         view(tmp_path, out=None, tokenizer=None, tokens=1)
+    page, count, said, _ = view(run, out=tmp_path / "small.html", tokenizer=None, tokens=1)
+    data = blocks(page)
+    assert count == 4
+    assert [name for name in sorted(data) if name.startswith("tokens-")] == ["tokens-0"]
+    assert [row["hasTokens"] for row in data["index"]["rows"]] == [True, False, False, False]
+    assert "the tokens of the first 1 episodes are in the page" in said[0]
 
 
 def test_invalid_calls_are_marked_if_the_episode_recorded_them() -> None:
@@ -241,6 +236,8 @@ def test_a_run_that_goes_on_is_read_on(tmp_path: Path) -> None:
 
 async def test_the_pages_of_others_cannot_read_a_followed_run(run: Path) -> None:
     async with TestClient(TestServer(follow_app(run, ShownTokens(lambda env: None, 1)))) as client:
+        with pytest.raises(UsageError, match=rf"--port {client.port}: .*in use"):
+            await follow(run, client.port or 0, tokenizer=None, tokens=0, say=lambda line: None)
         page = await client.get("/")
         assert page.status == 200
         assert "owned" not in await page.text()
@@ -274,10 +271,3 @@ async def test_a_run_that_has_not_started_is_waited_for(run: Path, tmp_path: Pat
         assert answer.status == 200
     os.kill(os.getpid(), signal.SIGTERM)
     await following
-
-
-async def test_a_port_in_use_is_named(run: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-        with pytest.raises(UsageError, match=rf"--port {port}: .*in use"):
-            await follow(run, port, tokenizer=None, tokens=0, say=lambda line: None)

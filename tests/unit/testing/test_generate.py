@@ -1,18 +1,16 @@
-"""The embedded engine's `/generate`: what SGLang 0.5.23 sends, field for field."""
+"""The embedded engine's `/generate`: what SGLang 0.5.23 sends, field for field, and refuses."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.embedded import answer_of, says, session, wired
+from support.embedded import Held, answer_of, events, held_call, says, session, wired
 from support.qwen import qwen3_tokenizer
 from support.tiers import costly
-from support.wire import Wire
 
 from toolroll.testing import PolicyRequest, Reply, reference_logprob, reference_logprobs
 
@@ -73,17 +71,9 @@ async def test_input_logprobs_begin_without_a_value() -> None:
         whole = await wire.generate(PROMPT, fields={"logprob_start_len": 0}, max_new_tokens=1)
         rest = await wire.generate(PROMPT, fields={"logprob_start_len": 6}, max_new_tokens=1)
     items = whole.meta["input_token_logprobs"]
-    assert items[0] == [None, PROMPT[0], None]
-    assert [item[1] for item in items] == PROMPT
-    assert [item[0] for item in items[1:]] == reference_logprobs(PROMPT[:1], PROMPT[1:])
+    logprobs = [None, *reference_logprobs(PROMPT[:1], PROMPT[1:])]
+    assert items == [[*pair, None] for pair in zip(logprobs, PROMPT, strict=True)]
     assert [item[1] for item in rest.meta["input_token_logprobs"]] == PROMPT[6:]
-
-
-async def test_rescoring_agrees_with_what_was_recorded() -> None:
-    async with wired(says("One two three.")) as (_, wire):
-        answer = await wire.generate(PROMPT)
-        rescored = await wire.rescore(PROMPT + answer.output_ids)
-    assert rescored[len(PROMPT) - 1 :] == answer.logprobs
 
 
 async def test_a_text_prompt_is_encoded(tokenizer: Any) -> None:
@@ -152,9 +142,7 @@ async def test_stops_as_the_real_server_does(qwen: Any, stop: tuple[Any, ...]) -
         ({"context_length": 100}, {"max_new_tokens": 91}, 89),
     ],
 )
-async def test_the_length_has_a_default_and_room_in_the_context(
-    engine: dict[str, Any], params: dict[str, Any], length: int
-) -> None:
+async def test_the_length_has_a_default_and_a_limit(engine: Any, params: Any, length: int) -> None:
     """The scheduler takes a request that fills the context, and keeps two places of it."""
     answer, _ = await answer_of(says([300] * 500), PROMPT, engine=engine, **params)
     assert len(answer.output_ids) == length
@@ -165,6 +153,12 @@ async def test_a_reply_without_a_stop_ends_by_length(tokenizer: Any) -> None:
     answer, _ = await answer_of(says(Reply("Half a sent", stop=False)), PROMPT)
     assert answer.output_ids == tokenizer.encode("Half a sent")
     assert answer.meta["finish_reason"]["type"] == "length"
+
+
+async def test_a_stop_string_in_the_stop_tokens_own_text_matches_first(end: int) -> None:
+    answer, _ = await answer_of(says("Fine."), PROMPT, stop=["<|e"])
+    assert answer.meta["finish_reason"] == {"type": "stop", "matched": "<|e"}
+    assert (answer.output_ids[-1], answer.body["text"]) == (end, "Fine.")
 
 
 # nothing of the stop token's own text
@@ -194,12 +188,6 @@ async def test_a_stop_string_cuts_the_text_and_the_ids_after_it(
     assert stop in tokenizer.decode(ids) and stop not in tokenizer.decode(ids[:-1])
     if split == "canonical":
         assert ids == whole.output_ids[: len(ids)]
-
-
-async def test_a_stop_string_in_the_stop_tokens_own_text_matches_first(end: int) -> None:
-    answer, _ = await answer_of(says("Fine."), PROMPT, stop=["<|e"])
-    assert answer.meta["finish_reason"] == {"type": "stop", "matched": "<|e"}
-    assert (answer.output_ids[-1], answer.body["text"]) == (end, "Fine.")
 
 
 async def test_n_answers_have_ids_of_their_own() -> None:
@@ -252,24 +240,15 @@ async def test_cached_tokens_as_the_real_server_counts_them() -> None:
     assert cached == [0, 8, 49, 0]
 
 
-async def events(wire: Wire, body: dict[str, Any]) -> list[Any]:
-    async with wire.http.post(f"{wire.url}/generate", json={**body, "stream": True}) as response:
-        assert response.status == 200
-        assert response.content_type == "text/event-stream"
-        chunks = (await response.text()).split("\n\n")
-    assert chunks[-2:] == ["data: [DONE]", ""]
-    return [json.loads(chunk.removeprefix("data: ")) for chunk in chunks[:-2]]
-
-
 async def test_a_stream_is_cumulative_and_ends_in_the_whole_answer(end: int) -> None:
     async with wired(says("One two three.")) as (_, wire):
-        parts = await events(wire, {"input_ids": PROMPT, "return_logprob": True})
+        parts = [part async for part in events(wire, PROMPT)]
         whole = await wire.generate(PROMPT)
     assert len(parts) == len(whole.output_ids)
-    for at, part in enumerate(parts, 1):
-        assert part["output_ids"] == whole.output_ids[:at]
+    for count, part in enumerate(parts, 1):
+        assert part["output_ids"] == whole.output_ids[:count]
         items = part["meta_info"]["output_token_logprobs"]
-        assert [item[0] for item in items] == whole.logprobs[:at]
+        assert [item[0] for item in items] == whole.logprobs[:count]
         assert whole.body["text"].startswith(part["text"])
     assert all(part["meta_info"]["finish_reason"] is None for part in parts[:-1])
     assert parts[-1]["meta_info"]["finish_reason"] == {"type": "stop", "matched": end}
@@ -278,7 +257,7 @@ async def test_a_stream_is_cumulative_and_ends_in_the_whole_answer(end: int) -> 
 
 async def test_a_streams_refusal_is_a_200_with_an_error_in_it() -> None:
     async with wired(context_length=64) as (engine, wire):
-        [event] = await events(wire, {"input_ids": [300] * 64})
+        [event] = [event async for event in events(wire, [300] * 64)]
     assert event["error"]["code"] == 400 and event["error"]["retryable"] is False
     assert "longer than the model's context length (64 tokens)" in event["error"]["message"]
     assert engine.log[0].status == 400
@@ -298,3 +277,147 @@ async def test_a_logprob_depends_on_nothing_but_the_prefix_and_the_id(tokenizer:
     ]
     assert second.logprobs[0] == reference_logprob([PROMPT[0]], PROMPT[0])
     assert third.logprobs == reference_logprobs(PROMPT + ids[:2], [*PROMPT, *ids])
+
+
+# --- what is refused, in SGLang 0.5.23's own words ------------------------------------------------
+
+
+CONTEXT = {"context_length": 4096}
+LONGER = "is longer than the model's context length (4096 tokens)"
+ASKED = "Requested token count exceeds the model's maximum context length of 4096 tokens. You"
+OVERFLOWS: list[tuple[int, dict[str, Any], str]] = [
+    (5000, {}, f"The input (5000 tokens) {LONGER}"),
+    (4096, {"max_new_tokens": 1}, f"The input (4096 tokens) {LONGER}."),
+    (4095, {"max_new_tokens": 8}, f"{ASKED} requested a total of 4103 tokens: 4095 "),
+    (4090, {"max_new_tokens": 1},
+     "Input length (4090 tokens) exceeds the maximum allowed length (4090 tokens)."),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("length", "params", "words"), OVERFLOWS)
+async def test_an_overflow_is_a_400(length: int, params: dict[str, Any], words: str) -> None:
+    answer, log = await answer_of(prompt=[300] * length, engine=CONTEXT, **params)
+    assert (answer.status, answer.body) == (400, {"error": {"message": answer.message}})
+    assert answer.message.startswith(words)
+    assert [(entry.status, entry.call, entry.output_ids) for entry in log] == [(400, None, [])]
+
+
+async def test_a_request_that_just_fits_is_answered() -> None:
+    longest, _ = await answer_of(says([300] * 99), [300] * 4089, engine=CONTEXT, max_new_tokens=7)
+    assert (longest.status, len(longest.output_ids)) == (200, 5)
+
+
+IDS = {"input_ids": [300]}
+INVALID = "1 validation error: "
+EMPTY = "text must have at least one token"
+PARAMS: list[tuple[Any, str]] = [
+    ({"bogus": 1}, "unknown field `bogus`, expected one of `max_new_tokens`, `stop`"),
+    ({"max_tokens": 3}, "unknown field `max_tokens`"),
+    ({"temperature": -1}, "temperature must be a non-negative finite number, got -1."),
+    ({"top_p": 0}, "top_p must be in (0, 1], got 0."),
+    ({"top_k": 0}, "top_k must be -1 (disable) or at least 1, got 0."),
+    ({"max_new_tokens": -2}, "max_new_tokens must be at least 0, got -2."),
+    ({"n": -1}, "n must be at least 1, got -1."),
+    ("warm", f"{INVALID}sampling_params must be an object"),
+    ({"temperature": "warm"}, f"{INVALID}sampling_params.temperature must be a number"),
+    ({"n": "2"}, f"{INVALID}sampling_params.n must be an integer"),
+    ({"n": 2.0}, f"{INVALID}sampling_params.n must be an integer"),
+    ({"sampling_seed": "x"}, f"{INVALID}sampling_params.sampling_seed must be an integer"),
+    ({"stream_interval": "x"}, f"{INVALID}sampling_params.stream_interval must be a"),
+    ({"stop": [5]}, f"{INVALID}sampling_params.stop must be a string or a list of"),
+    ({"stop": 5}, f"{INVALID}sampling_params.stop must be a string or a list of"),
+    ({"stop_token_ids": 5}, f"{INVALID}sampling_params.stop_token_ids must be a list"),
+]
+WRONG: list[dict[str, Any]] = [
+    {},
+    {"input_ids": []},
+    {"input_ids": [[]]},
+    {"input_ids": [1, "two"]},
+    {"input_ids": [1.5]},
+    {"input_ids": [[1, 2], 3]},
+    {"input_ids": [[1, 2], [3]], "rid": ["only one"]},
+    {"text": 5},
+    {**IDS, "top_logprobs_num": -1},
+    {**IDS, "top_logprobs_num": "x"},
+    {**IDS, "logprob_start_len": "x"},
+    {**IDS, "logprob_start_len": -2},
+]
+BODIES = [
+    *(({**IDS, "sampling_params": params}, words) for params, words in PARAMS),
+    *((body, INVALID) for body in WRONG),
+    *(({"text": text}, EMPTY) for text in ("", ["Hello.", ""])),
+    ({**IDS, "stream": True, "sampling_params": {"n": 2}}, "stream"),
+]
+
+
+@pytest.mark.parametrize(("body", "words"), BODIES)
+async def test_a_wrong_body_is_a_400(body: dict[str, Any], words: str) -> None:
+    async with wired() as (engine, wire):
+        answer = await wire.post("/generate", body)
+    assert answer.status == 400
+    assert words in answer.message
+    if words.startswith("unknown field"):
+        assert isinstance(answer.body["error"], str)
+    if words == INVALID:
+        assert set(answer.body) == {"object", "message", "type", "param", "code"}
+    assert engine.log == []  # no prompt of it ever came to the engine
+
+
+PATHS = ("/generate", "/tokenize", "/abort_request", "/update_weights_from_disk")
+NOT_ALLOWED = "Only 'application/json' is allowed"
+TEXTS = [("/generate", "application/json", data, "") for data in (b"{", b"[1]", b"\xff")]
+for kind in ("application/octet-stream", "text/plain"):
+    TEXTS += [(path, kind, b"{}", NOT_ALLOWED) for path in PATHS]
+
+
+@pytest.mark.parametrize(("path", "kind", "data", "words"), TEXTS)
+async def test_a_body_without_json_is_a_400(path: str, kind: str, data: bytes, words: str) -> None:
+    async with (
+        wired() as (engine, wire),
+        wire.http.post(engine.url + path, data=data, headers={"Content-Type": kind}) as response,
+    ):
+        assert response.status == 400
+        assert words in await response.text()
+    assert engine.log == []
+
+
+@pytest.mark.parametrize("index", [4096, 999_999, -1, 2**31, 2**40])
+async def test_an_id_outside_the_vocabulary_would_have_killed_it(index: int) -> None:
+    async with wired() as (engine, wire):
+        for ids, status in (([300, index], 500), ([300, 4095], 200)):
+            assert (await wire.generate(ids)).status == status
+    assert engine.killed == 1
+    assert [entry.status for entry in engine.log] == [500, 200]
+
+
+async def test_a_rid_may_not_come_twice_at_once() -> None:
+    policy, same = Held([300, 301], after=1), {"fields": {"rid": "dup"}}
+    async with wired(policy) as (engine, wire):
+        first = await held_call(engine, wire.generate([300], **same))
+        second = await wire.generate([300], **same)
+        policy.release()
+        assert [(await first).status, (await wire.generate([300], **same)).status] == [200, 200]
+    assert (second.status, second.message) == (400, "Duplicate request ID detected: dup")
+
+
+async def test_a_full_queue_is_a_503() -> None:
+    policy = Held([300, 301], after=1)
+    async with wired(policy, max_running=1, max_queued=1) as (engine, wire):
+        running = await held_call(engine, wire.generate([300]))
+        queued = asyncio.create_task(wire.generate([301]))
+        await engine.until(lambda engine: len(engine.log) == 2)
+        refused = await wire.generate([302])
+        policy.release()
+        assert [(await task).status for task in (running, queued)] == [200, 200]
+    message = {"message": "The request queue is full.", "type": "503", "code": 503}
+    assert (refused.status, refused.body) == (503, {"object": "error", "param": None, **message})
+
+
+async def test_a_policys_own_mistake_is_a_500_and_the_engine_goes_on() -> None:
+    """An unknown field is ignored."""
+    async with wired(lambda request: {"good": "Fine."}[request.routing_key]) as (engine, wire):
+        bad, good = [
+            await wire.generate([300], fields={"bogus": 1}, **session(name))
+            for name in ("bad", "good")
+        ]
+    assert [bad.status, good.status] == [500, 200] == [entry.status for entry in engine.log]

@@ -36,10 +36,13 @@ ROPE = {"rope_theta": 500.0, "rope_type": "default"}
 @pytest.mark.parametrize(
     "fields", [{"rope_theta": 500.0, "rope_parameters": None}, {"rope_parameters": ROPE}]
 )
-def test_both_fields_of_rope_are_read(tmp_path: Path, fields: dict[str, Any]) -> None:
-    config = LanguageModel.from_folder(write_model(tmp_path, **fields)).config
-    assert config.rope_theta == 500.0
-    assert (config.head_dim, config.eos_token_ids) == (16, (4089,))
+def test_both_fields_of_rope_and_the_stops_are_read(tmp_path: Path, fields: Any) -> None:
+    """The stops of the generation's configuration come first."""
+    model = LanguageModel.from_folder(write_model(tmp_path, **fields))
+    config = model.config
+    assert (config.rope_theta, config.head_dim, config.eos_token_ids) == (500.0, 16, (4089,))
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [7, 4089]}')
+    assert model.updated(tmp_path).config.eos_token_ids == (7, 4089)  # still the same network
 
 
 REFUSED: dict[str, dict[str, Any]] = {
@@ -59,20 +62,11 @@ REFUSED: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize(("named", "changes"), REFUSED.items(), ids=list(REFUSED))
-def test_what_is_not_supported_is_refused_by_name(
-    tmp_path: Path, named: str, changes: dict[str, Any]
-) -> None:
+def test_what_is_not_supported_is_refused(tmp_path: Path, named: str, changes: Any) -> None:
     write_model(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps(CONFIG | changes), encoding="utf-8")
     with pytest.raises(ModelFolderError, match=named):
         LanguageModel.from_folder(tmp_path)
-
-
-def test_the_stops_of_both_files_are_read(tmp_path: Path) -> None:
-    model = LanguageModel.from_folder(write_model(tmp_path))
-    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [7, 4089]}')
-    updated = model.updated(tmp_path)  # still the same network
-    assert (model.config.eos_token_ids, updated.config.eos_token_ids) == ((4089,), (7, 4089))
 
 
 def test_a_folder_without_its_files_is_refused(tmp_path: Path) -> None:
@@ -170,9 +164,7 @@ def drawn(sampling: dict[str, Any], rows: int = 400) -> list[int]:
         ({"top_p": 1.0, "top_k": -1}, {0, 1, 2, 3, 4}),
     ],
 )
-def test_nothing_is_sampled_outside_top_k_and_top_p(
-    params: dict[str, Any], inside: set[int]
-) -> None:
+def test_nothing_is_sampled_outside_top_k_and_top_p(params: Any, inside: set[int]) -> None:
     assert set(drawn(params)) == inside
 
 
@@ -195,10 +187,8 @@ def test_ids_are_sampled_as_often_as_their_probability_says() -> None:
         ({"temperature": 3.0, "top_k": 1}, 1.0),
     ],
 )
-def test_logprobs_are_those_of_the_temperature_before_filters(
-    params: dict[str, Any], temperature: float
-) -> None:
-    """As in SGLang, whose greedy sampling has the logprobs of temperature 1."""
+def test_logprobs_are_those_before_filters(params: Any, temperature: float) -> None:
+    """And of the temperature. As in SGLang, whose greedy sampling has those of temperature 1."""
     _, logprobs = sample(LOGITS, [Sampling.read(params, "seed")], [0])
     scaled = np.exp(LOGITS[0].astype(np.float64)) ** (1 / temperature)
     np.testing.assert_allclose(logprobs[0], np.log(scaled / scaled.sum()), atol=1e-6)

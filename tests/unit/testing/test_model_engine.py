@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from support.embedded import session, wired
+from support.embedded import events, session, wired
 from support.tiny_llama import tiny_tensors, wired_model, write_model, write_tiny_llama
 from support.wire import Answer, Wire
 
@@ -42,15 +40,6 @@ def scored(folder: Path, ids: list[int], temperature: float = 1.0) -> Any:
     return rows[np.arange(len(ids) - 1), ids[1:]]
 
 
-async def events(wire: Wire, ids: list[int], **fields: Any) -> AsyncIterator[dict[str, Any]]:
-    """The answers of a stream, as they come."""
-    body = {"input_ids": ids, "return_logprob": True, "stream": True, **fields}
-    async with wire.http.post(f"{wire.url}/generate", json=body) as response:
-        async for line in response.content:
-            if line.startswith(b"data: {"):
-                yield json.loads(line[len(b"data: ") :])
-
-
 def same(answer: Answer, expected: Answer) -> None:
     """Equal ids, and logprobs that differ by rounding only."""
     assert answer.output_ids == expected.output_ids
@@ -61,34 +50,32 @@ async def greedy(wire: Wire, ids: list[int], count: int, **more: Any) -> Answer:
     return await wire.generate(ids, max_new_tokens=count, **GREEDY, **more)
 
 
-def prompt_logprobs(answer: Answer) -> list[float]:
-    return [item[0] for item in answer.meta["input_token_logprobs"][1:]]
-
-
 # --- what is sampled ------------------------------------------------------------------------------
 
 
 async def test_requests_at_once_have_the_answers_of_requests_alone(llama: Path) -> None:
-    async with wired_model(llama) as (_, wire):
-        together = await asyncio.gather(*(greedy(wire, ids, 12) for ids in PROMPTS))
-    for ids, answer in zip(PROMPTS, together, strict=True):
-        async with wired_model(llama) as (_, wire):
-            same(answer, await greedy(wire, ids, 12))
-    assert len({tuple(each.output_ids) for each in together}) > 1
+    """Also if their prompts are computed in parts."""
 
-
-async def test_a_prompt_is_computed_in_parts(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def answers() -> list[Answer]:
+    async def answers(*prompts: list[int]) -> list[Answer]:
         fields = {"logprob_start_len": 1}
         async with wired_model(llama) as (_, wire):
-            return await asyncio.gather(*(greedy(wire, ids, 4, fields=fields) for ids in PROMPTS))
+            return await asyncio.gather(*(greedy(wire, ids, 12, fields=fields) for ids in prompts))
 
-    expected = await answers()
-    for name, value in {"_PROMPT_TOKENS": 16, "_INPUT_ROWS": 5, "_FIRST_ROOM": 0}.items():
-        monkeypatch.setattr(f"toolroll.testing.language_model.batch.{name}", value)
-    for answer, alone in zip(await answers(), expected, strict=True):
-        same(answer, alone)
-        np.testing.assert_allclose(prompt_logprobs(answer), prompt_logprobs(alone), atol=1e-4)
+    def prompt_logprobs(answer: Answer) -> list[float]:
+        return [item[0] for item in answer.meta["input_token_logprobs"][1:]]
+
+    alone = [answer for ids in PROMPTS for answer in await answers(ids)]
+    together = await answers(*PROMPTS)
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in {"_PROMPT_TOKENS": 16, "_INPUT_ROWS": 5, "_FIRST_ROOM": 0}.items():
+            patch.setattr(f"toolroll.testing.language_model.batch.{name}", value)
+        in_parts = await answers(*PROMPTS)
+    for expected, *others in zip(alone, together, in_parts, strict=True):
+        for answer in others:
+            same(answer, expected)
+            logprobs = prompt_logprobs(expected)
+            np.testing.assert_allclose(prompt_logprobs(answer), logprobs, atol=1e-4)
+    assert len({tuple(each.output_ids) for each in together}) > 1
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 1.7])
@@ -103,15 +90,19 @@ async def test_a_sample_does_not_depend_on_its_neighbors(llama: Path, temperatur
 
 @pytest.mark.parametrize("temperature", [0, 0.7, 1.0, 1.3])
 async def test_logprobs_are_those_of_one_forward_pass(llama: Path, temperature: float) -> None:
-    ids = prompt(40)
+    """The top ones contain a greedy token."""
+    ids, fields = prompt(40), {"top_logprobs_num": 4}
+    params: dict[str, Any] = {"top_p": 0.8, "top_k": 50, "max_new_tokens": 25, "ignore_eos": True}
     async with wired_model(llama) as (engine, wire):
-        answer = await wire.generate(
-            ids, temperature=temperature, top_p=0.8, top_k=50, max_new_tokens=25, ignore_eos=True
-        )
+        answer = await wire.generate(ids, fields=fields, temperature=temperature, **params)
     expected = scored(llama, ids + answer.output_ids, temperature or 1.0)[len(ids) - 1 :]
     np.testing.assert_allclose(answer.logprobs, expected, atol=1e-4)
     assert engine.log[0].logprobs == answer.logprobs
     assert answer.meta["finish_reason"] == {"type": "length", "length": 25}
+    tops = answer.meta["output_top_logprobs"]
+    assert [len(top) for top in tops] == [4] * 25
+    if temperature == 0:
+        assert [top[0] for top in tops] == answer.meta["output_token_logprobs"]
 
 
 async def test_a_prompt_is_scored_as_one_forward_pass_does(llama: Path) -> None:
@@ -127,14 +118,6 @@ async def test_a_prompt_is_scored_as_one_forward_pass_does(llama: Path) -> None:
     assert all(top[0][0] >= item[0] for top, item in zip(tops, items[1:], strict=True))
     assert (answer.output_ids, answer.meta["cached_tokens"]) == ([], 10)
     assert answer.meta["finish_reason"] == {"type": "length", "length": 0}
-
-
-async def test_the_top_logprobs_contain_a_greedy_token(llama: Path) -> None:
-    async with wired_model(llama) as (_, wire):
-        answer = await greedy(wire, prompt(9), 5, fields={"top_logprobs_num": 4})
-    tops = answer.meta["output_top_logprobs"]
-    assert [len(top) for top in tops] == [4] * 5
-    assert [top[0] for top in tops] == answer.meta["output_token_logprobs"]
 
 
 async def test_a_seed_reproduces_a_run(llama: Path) -> None:
@@ -252,6 +235,7 @@ async def test_the_least_recently_used_prefix_is_dropped(llama: Path) -> None:
 
 
 async def test_an_abort_keeps_what_was_sampled(llama: Path) -> None:
+    """A client that goes away stops its request too."""
     parts: list[dict[str, Any]] = []
     async with wired_model(llama) as (engine, wire):
         whole = await wire.generate(prompt(20), **LONG)
@@ -259,6 +243,9 @@ async def test_an_abort_keeps_what_was_sampled(llama: Path) -> None:
             parts.append(part)
             if len(parts) == 3:
                 await wire.post("/abort_request", {"rid": "r"})
+        async for _ in events(wire, prompt(20), sampling_params=LONG):
+            break
+        await engine.until(lambda engine: engine.log[2].finished is not None)
         later = await greedy(wire, prompt(21, seed=1), 3)
     final = parts[-1]
     assert final["meta_info"]["finish_reason"]["type"] == "abort"
@@ -266,16 +253,8 @@ async def test_an_abort_keeps_what_was_sampled(llama: Path) -> None:
     assert final["output_ids"] == whole.output_ids[: len(final["output_ids"])]
     assert len(final["meta_info"]["output_token_logprobs"]) == len(final["output_ids"])
     assert [len(part["output_ids"]) for part in parts[:3]] == [1, 2, 3]
-    assert (engine.log[1].aborted, later.status) == (True, 200)
-
-
-async def test_a_client_that_goes_away_stops_its_request(llama: Path) -> None:
-    async with wired_model(llama) as (engine, wire):
-        async for _ in events(wire, prompt(20), sampling_params=LONG):
-            break
-        await engine.until(lambda engine: engine.log[0].finished is not None)
-        assert engine.log[0].aborted
-        assert (await wire.generate([300], max_new_tokens=2)).status == 200
+    assert [entry.aborted for entry in engine.log] == [False, True, True, False]
+    assert later.status == 200
 
 
 async def test_a_late_token_is_dropped(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -293,17 +272,6 @@ async def test_a_late_token_is_dropped(llama: Path, monkeypatch: pytest.MonkeyPa
     scheduler.add(sequence)
     await scheduler.aclose()
     assert len(sequence.tokens) == 1
-
-
-async def test_max_running_and_max_queued_limit_the_requests(llama: Path) -> None:
-    asked: list[asyncio.Task[Answer]] = []
-    async with wired_model(llama, max_running=1, max_queued=1) as (engine, wire):
-        async for _ in events(wire, prompt(20), sampling_params=LONG):
-            while len(asked) < 2:  # while the first one runs
-                asked.append(asyncio.create_task(wire.generate([300], max_new_tokens=1)))
-                await engine.until(lambda engine: len(engine.log) == 1 + len(asked))
-        assert [(await each).status for each in asked] == [200, 503]
-    assert [entry.finished for entry in engine.log] == [1, 2, 0]
 
 
 # --- weights --------------------------------------------------------------------------------------
@@ -349,6 +317,7 @@ async def test_new_weights_sample_from_the_next_token_on(llama: Path, tmp_path: 
 
 
 async def test_weights_that_do_not_fit_change_nothing(llama: Path, tmp_path: Path) -> None:
+    """A scripted engine has none."""
     wider = write_model(tmp_path / "wider", intermediate_size=128)
     async with wired_model(llama) as (_, wire):
         before = await greedy(wire, prompt(20), 5)
@@ -357,13 +326,15 @@ async def test_weights_that_do_not_fit_change_nothing(llama: Path, tmp_path: Pat
             refused = await wire.post(UPDATE, body)
             assert (refused.status, refused.body["success"]) == (400, False)
             assert words in refused.body["message"]
-        assert (await wire.post(UPDATE, {})).status == 400
-        bad = {"model_path": str(llama), "weight_version": 2}
-        assert (await wire.post(UPDATE, bad)).status == 400
+        for bad in ({}, {"model_path": str(llama), "weight_version": 2}):
+            assert (await wire.post(UPDATE, bad)).status == 400
         after = await greedy(wire, prompt(20), 5)
     same(after, before)
     assert after.meta["weight_version"] == "default"
     assert after.meta["cached_tokens"] == 19
+    async with wired() as (_, wire):
+        refused = await wire.post(UPDATE, {"model_path": str(llama)})
+    assert (refused.status, refused.body["success"]) == (400, False)
 
 
 async def test_weights_without_a_version_keep_it_and_can_abort(llama: Path, tmp_path: Path) -> None:
@@ -400,34 +371,25 @@ async def test_nothing_is_sampled_while_the_engine_is_paused(llama: Path, mode: 
     assert versions == (["default"] if mode == "abort" else ["default", "two"])
 
 
-async def test_a_scripted_engine_has_no_weights(llama: Path) -> None:
-    async with wired() as (_, wire):
-        refused = await wire.post(UPDATE, {"model_path": str(llama)})
-    assert (refused.status, refused.body["success"]) == (400, False)
-
-
 # --- errors ---------------------------------------------------------------------------------------
 
 
-async def test_an_error_fails_only_its_calls(llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    async with wired_model(llama) as (engine, wire):
-        with monkeypatch.context() as patch:
-            broken = lambda self, hidden: (_ for _ in ()).throw(MemoryError("no room"))
-            patch.setattr("toolroll.testing.language_model.LanguageModel.logits", broken)
-            asked = [wire.generate(ids, max_new_tokens=3) for ids in PROMPTS[:3]]
-            assert [each.status for each in await asyncio.gather(*asked)] == [500] * 3
-        assert (await wire.generate(PROMPTS[3], max_new_tokens=3)).status == 200
-    assert [entry.status for entry in engine.log] == [500, 500, 500, 200]
-
-
-async def test_diverged_weights_are_an_error(llama: Path, tmp_path: Path) -> None:
+async def test_an_error_fails_only_its_calls(llama: Path, tmp_path: Path) -> None:
+    """Diverged weights are one."""
     tensors = tiny_tensors()
     tensors["model.norm.weight"][:] = np.nan
     diverged = write_model(tmp_path, tensors=tensors)
-    async with wired_model(llama) as (_, wire):
+    async with wired_model(llama) as (engine, wire):
+        with pytest.MonkeyPatch.context() as patch:
+            broken = lambda self, hidden: (_ for _ in ()).throw(MemoryError("no room"))
+            patch.setattr("toolroll.testing.language_model.LanguageModel.logits", broken)
+            calls = [wire.generate(ids, max_new_tokens=3) for ids in PROMPTS[:3]]
+            assert [each.status for each in await asyncio.gather(*calls)] == [500] * 3
+        assert (await wire.generate(PROMPTS[3], max_new_tokens=3)).status == 200
         for folder, status in ((diverged, 500), (llama, 200)):
             await wire.post(UPDATE, {"model_path": str(folder)})
             assert (await wire.generate(prompt(9), max_new_tokens=2)).status == status
+    assert [entry.status for entry in engine.log] == [500, 500, 500, 200, 500, 200]
 
 
 async def test_faults_of_a_script_are_refused(llama: Path) -> None:
@@ -437,14 +399,8 @@ async def test_faults_of_a_script_are_refused(llama: Path) -> None:
     assert statuses == [500, 500, 503, 200]
 
 
-def test_a_folder_that_cannot_be_served_is_a_usage_error(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"config.json"):
-        load_engine(tmp_path)
+def test_a_network_must_fit_its_tokenizer_and_settings(tokenizer: Any, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="the tokenizer has 4096 ids, but the network has 4000"):
         load_engine(write_tiny_llama(tmp_path, vocab_size=4000))
-
-
-def test_a_language_model_has_no_script_settings(tokenizer: Any, llama: Path) -> None:
-    model = LanguageModel.from_folder(llama)
     with pytest.raises(ValueError, match="latency, token_latency and split cannot"):
-        EmbeddedEngine(tokenizer, model, latency=1.0)
+        EmbeddedEngine(tokenizer, LanguageModel.from_folder(tmp_path), latency=1.0)
