@@ -81,7 +81,7 @@ class Both:
     def agree(self, talk: Sequence[Any], tools: Any = None, *, generate: bool = True) -> bool:
         """Compare the texts, or the refusals; return whether there was a text."""
         try:
-            expected = self.oracle.render(talk, tools, generate=generate)
+            expected = self.oracle.text(talk, tools, generate=generate)
         except Refused as error:
             with pytest.raises(TemplateError) as refused:
                 self.renderer.render(talk, tools, generate=generate)
