@@ -13,7 +13,7 @@ import io
 import json
 import random
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -120,10 +120,11 @@ class ExpandedEngine(Engine):
     `other_prompt`: what the engine is said to have read.
     """
 
-    other_prompt: str | None = None
-
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(
+        self, config: EngineConfig, other_prompt: str | None = None, *, takes_images: bool = True
+    ) -> None:
         super().__init__(config)
+        self.other_prompt, self.takes_images = other_prompt, takes_images
         self.requests: list[GenerateRequest] = []
 
     async def generate(self, request: GenerateRequest, **options: Any) -> Completion:
@@ -154,10 +155,10 @@ async def play(
 ) -> tuple[InteractionResult, ExpandedEngine]:
     """Play one episode; `options` are the template's."""
     tokenizer = vision_tokenizer()
-    options = {"images": image_tokens(tokenizer), "client": ExpandedEngine, **options}
-    async with serving(tokenizer, policy, **options) as (_, model):
+    client = partial(ExpandedEngine, other_prompt=other_prompt, takes_images=takes_images)
+    options = {"images": image_tokens(tokenizer), **options}
+    async with serving(tokenizer, policy, client=client, **options) as (_, model):
         engine: Any = model.engine
-        engine.other_prompt, engine.takes_images = other_prompt, takes_images
         params = {"max_new_tokens": 512, "temperature": 1.0}
         player = kind(model=model, rollout_args={"verify": "always"}, sampling_params=params)
         result = await player.asolve(world, task=Task("t", 0), session_id="images")

@@ -137,16 +137,13 @@ class ControlTokens:
     ) -> Render:
         """The text with the places of its own control tokens, and of those in the messages of
         `as_they_are`. Raises `Refused`, `Unclear`."""
-        text = self.text(messages, tools, generate=generate)
-        if not self.pattern.search(json.dumps([messages, tools], ensure_ascii=False)):
-            return Render(text, tuple(found.span() for found in self.pattern.finditer(text)))
+        text, offered = self.text(messages, tools, generate=generate), list(tools or ())
         kept = {id(message) for message in as_they_are}
+        bodies = [message if id(message) in kept else self._masked(message) for message in messages]
+        if bodies == list(messages) and self._masked(offered) == offered:
+            return Render(text, tuple(found.span() for found in self.pattern.finditer(text)))
         try:
-            masked = self.text(
-                [message if id(message) in kept else self._masked(message) for message in messages],
-                self._masked(list(tools or ())),
-                generate=generate,
-            )
+            masked = self.text(bodies, self._masked(offered), generate=generate)
         except Refused as error:
             raise Unclear("the template reads control-token text in a body, and raises") from error
         pairs = zip(text, masked, strict=False)
