@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Iterator
+from contextlib import suppress
 
 import pytest
 from support.adversarial.dialogues import WORDS, spoiled
 from support.adversarial.episodes import Outcome, play_episodes
-from support.adversarial.published_templates import template_of
 from support.adversarial.size import FULL, SEED
 from support.adversarial.templates import Template
-from support.adversarial.token_judge import Judge, Refused
-from support.qwen import tool_templates
+from support.oracle import Inapplicable, Oracle, Refused
+from support.oracle_scenarios import AGAIN, BASE, CALL, RESULT, TEXT, Scenario
+from support.qwen import tokenizer_for, tool_templates
 
 from toolroll.rollout.model.conversation import Conversation
 from toolroll.rollout.template.cursor import KEPT
@@ -33,12 +33,15 @@ FEW = (
 EACH = 12 if FULL else 8
 
 
-def templates() -> Iterator[tuple[Template, object]]:
-    for name in SOURCES if FULL else FEW:
-        try:
-            yield template_of(name, SOURCES[name])
-        except Refused:  # the judge cannot tell what ends a turn
-            continue
+def stops_of(oracle: Oracle) -> tuple[str, ...]:
+    """The tokens that end a turn of text, and one of calls; none if the template has neither."""
+    found: list[int] = []
+    for turn, new in ((TEXT, AGAIN), (CALL, RESULT)):
+        with suppress(Inapplicable, Refused):
+            case, _ = oracle.judge(Scenario("", BASE, turn, (new,)))
+            found += case.stop_token_ids
+    texts = {index: text for text, index in oracle.control.items()}
+    return tuple(dict.fromkeys(texts[index] for index in found))
 
 
 def state(outcome: Outcome) -> str:
@@ -50,14 +53,20 @@ def state(outcome: Outcome) -> str:
 @pytest.mark.parametrize("kind", ["plain", "spoiled"])
 async def test_right_episodes_are_trained(kind: str) -> None:
     counts = Counter[str]()
-    for template, tokenizer in templates():
-        control = sorted(text for text in Judge(tokenizer, template).control if text.strip())
-        own = random.Random(template.name).sample(control, min(8, len(control)))
+    for name in SOURCES if FULL else FEW:
+        oracle = Oracle(tokenizer_for(SOURCES[name]))
+        stops = stops_of(oracle)
+        if not stops:
+            continue
+        closes = ("<|end|>",) if "<|return|>" in stops else ()
+        template = Template(name, oracle.source, stops, closes=closes)
+        control = sorted(text for text in oracle.control if text.strip())
+        own = random.Random(name).sample(control, min(8, len(control)))
         words = [*WORDS, *own] if kind == "spoiled" else []
-        made = [spoiled(f"{template.name}/{SEED}/{kind}/{n}", words) for n in range(EACH)]
+        made = [spoiled(f"{name}/{SEED}/{kind}/{n}", words) for n in range(EACH)]
         played: list[Conversation] = []
         outcomes = await play_episodes(
-            template, made, tokenizer=tokenizer, scripted=True, keep=played.append
+            template, made, tokenizer=oracle.tokenizer, scripted=True, keep=played.append
         )
         for outcome, dialogue in zip(outcomes, played, strict=True):
             reasons = dialogue.mismatches.keys() - KEPT

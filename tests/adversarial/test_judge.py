@@ -10,7 +10,8 @@ from support.adversarial.dialogues import Step
 from support.adversarial.episodes import tokenizer_of, verdict_on
 from support.adversarial.skeleton import filled
 from support.adversarial.templates import Template
-from support.adversarial.token_judge import Judge, Said, Unclear
+from support.adversarial.texts import Unclear
+from support.adversarial.token_judge import Judge, Said
 
 pytestmark = pytest.mark.tokens
 

@@ -15,15 +15,7 @@ from typing import Any
 
 import pytest
 from support.adversarial.dialogues import dialogues, loop, mixed
-from support.adversarial.episodes import (
-    UNNEEDED,
-    Outcome,
-    bad,
-    control_words,
-    counts,
-    play_episodes,
-    tokenizer_of,
-)
+from support.adversarial.episodes import Outcome, control_words, play_episodes, tokenizer_of
 from support.adversarial.rewrites import kept, rewriting
 from support.adversarial.size import FULL, SEED, sampled
 from support.adversarial.templates import Template, by_hand, generated
@@ -43,7 +35,6 @@ FORKS_TOO_OFTEN = 0.02
 REPEATS = ("before_content.title",)
 """Templates that show an assistant's text again in what follows it. If the model wrote the text of
 a control token, the check cannot tell that text from the template's own token, and excludes it."""
-VERIFY: dict[str, dict[str, Any]] = {"default": {}, "off": {"verify": "off"}}
 
 
 def excluded(outcome: Outcome) -> bool:
@@ -51,19 +42,11 @@ def excluded(outcome: Outcome) -> bool:
     return outcome.name.startswith(tuple(f"control/{name}/" for name in REPEATS))
 
 
-def failures(outcomes: list[Outcome]) -> str:
-    """A line for each: what was wrong, what of it was trained, what right was left out."""
-    lines = []
-    for outcome in outcomes:
-        if outcome.wrong:
-            lines.append(
-                f"{outcome.name}: {outcome.trained_wrong} turns trained after {outcome.wrong}"
-            )
-        if outcome.left_out and not excluded(outcome):
-            lines.append(
-                f"{outcome.name}: {outcome.left_out} turns left out, and nothing was wrong"
-            )
-    return "\n".join(lines)
+def failures(outcomes: list[Outcome]) -> list[tuple[str, str, int]]:
+    """What was wrong, with the turns trained after it, and the right turns that were left out."""
+    wrong = [(it.name, it.wrong, it.trained_wrong) for it in outcomes if it.wrong]
+    left_out = [it for it in outcomes if it.left_out and not excluded(it)]
+    return [*wrong, *((it.name, "left out, and nothing was wrong", it.left_out) for it in left_out)]
 
 
 def scripts(template: Template, seed: str) -> list[Any]:
@@ -95,8 +78,9 @@ async def test_what_could_be_appended_is_appended() -> None:
         made = scripts(ALL[name], "unneeded")
         outcomes = await play_episodes(ALL[name], made, scripted=True, verify="off")
         rows += [row for outcome in outcomes for row in outcome.rows]
-    unneeded = bad(rows, UNNEEDED)
-    assert len(unneeded.splitlines()) <= FORKS_TOO_OFTEN * counts(rows)["exact"], unneeded
+    unneeded = [row for row in rows if row.verdict in ("fork-unneeded", "refused-unneeded")]
+    exact = [row for row in rows if row.verdict == "exact"]
+    assert len(unneeded) <= FORKS_TOO_OFTEN * len(exact), unneeded
 
 
 def test_there_are_enough_templates() -> None:
@@ -105,12 +89,13 @@ def test_there_are_enough_templates() -> None:
     assert len({template.source for template in ALL.values()}) >= 900
 
 
-@pytest.mark.parametrize("verify", VERIFY)
+@pytest.mark.parametrize("verify", ["default", "off"])
 @pytest.mark.parametrize("name", NAMES)
 async def test_no_episode_is_wrong_and_all_are_trained(name: str, verify: str) -> None:
     template = ALL[name]
-    outcomes = await play_episodes(template, scripts(template, verify), **VERIFY[verify])
-    assert not failures(outcomes), failures(outcomes)
+    settings: dict[str, Any] = {"verify": "off"} if verify == "off" else {}
+    outcomes = await play_episodes(template, scripts(template, verify), **settings)
+    assert not failures(outcomes)
     # No row: the first prompt was refused, and the judge cannot tell its control tokens either.
     assert all(outcome.rows or outcome.ended for outcome in outcomes)
     assert all(outcome.trained or outcome.ended or excluded(outcome) for outcome in outcomes)
@@ -127,7 +112,7 @@ async def test_templates_that_number_are_trained_to_the_last_turn(
     seed = f"{name}/{SEED}"
     made = [loop(f"{seed}/{n}", calls=calls, published=scripted) for n, calls in shapes]
     outcomes = await play_episodes(ALL[name], made, scripted=scripted)
-    assert not failures(outcomes), failures(outcomes)
+    assert not failures(outcomes)
     assert [outcome.trained for outcome in outcomes] == [len(script.steps) + 1 for script in made]
 
 
@@ -152,7 +137,7 @@ async def test_what_is_kept_though_history_shows_it_otherwise_is_counted(
     template, seed = REWRITING[name], f"{name}/{SEED}"
     made = [loop(f"{seed}/1", text=True, thought=True), mixed(seed), loop(f"{seed}/2", calls=2)]
     outcomes = await play_episodes(template, made, scripted=scripted)
-    assert not failures(outcomes), failures(outcomes)
+    assert not failures(outcomes)
     for outcome in outcomes:
         starts = list(kept(template, outcome.prompts))
         assert len(starts) <= outcome.counted, (outcome.name, starts)

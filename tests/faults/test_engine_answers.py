@@ -7,7 +7,7 @@ import itertools
 from typing import Any
 
 import pytest
-from support.episodes import agent, judge_tokens, serving
+from support.episodes import agent, answers_of, judge_tokens, serving
 from support.faults.size import FULL, sampled
 from support.faults.tally import Tally, contents
 from support.hostile import HOSTILE
@@ -72,11 +72,9 @@ def judge(engine: EmbeddedEngine, episodes: list[Episode]) -> None:
     """Check the tokens of each episode by the engine's log; garbled answers are in it too."""
     for episode in episodes:
         key = session_id(episode.env, episode.task_id, episode.sample)
-        served = [
-            e for e in engine.log if e.routing_key == key and e.status == 200 and e.output_ids
-        ]
+        answers = len(answers_of(engine, key))
         turns = sum(len(trajectory.turns) for trajectory in episode.result.trajectories)
-        judge_tokens(episode.result.trajectories, engine, key, refused=len(served) - turns)
+        judge_tokens(episode.result.trajectories, engine, key, refused=answers - turns)
 
 
 async def test_a_hostile_answer_ends_its_own_episode(
@@ -85,12 +83,8 @@ async def test_a_hostile_answer_ends_its_own_episode(
     names = sampled(REFUSED, 50)
 
     def faults(request: PolicyRequest) -> Fault | None:
-        env, _, rest = request.routing_key.partition("/")
-        return (
-            REFUSED[names[int(rest.partition("#")[0].removeprefix("t-"))]]
-            if env == "hostile"
-            else None
-        )
+        env, _, task = request.routing_key.partition("/t-")
+        return REFUSED[names[int(task.partition("#")[0])]] if env == "hostile" else None
 
     async with serving(tokenizer, speak) as (_, served):
         alone = contents(await play(served, "pond", PONDS, LOOKING))
@@ -107,16 +101,10 @@ async def test_a_hostile_answer_ends_its_own_episode(
     tally.check()
     assert len(REFUSED) >= 100
     ends = {names[episode.task_index]: episode.result for episode in bad}
-    assert {
-        name: end.stop_reason
-        for name, end in ends.items()
-        if end.stop_reason is not StopReason.ENGINE_ERROR
-    } == {}
-    assert {
-        name
-        for name, end in ends.items()
-        if end.trajectories and end.trajectories[-1].trained_tokens
-    } == set()
+    stopped = {name: end.stop_reason for name, end in ends.items()}
+    assert stopped == dict.fromkeys(names, StopReason.ENGINE_ERROR)
+    trained = {name: end.trajectories[-1:] for name, end in ends.items()}
+    assert not [name for name, last in trained.items() if last and last[0].trained_tokens]
 
 
 async def test_a_fault_that_passes_changes_nothing(

@@ -82,21 +82,28 @@ def writer(
     *,
     between: str = "",
     block: tuple[str, str] = ("", ""),
+    comma: str = "",
+    first: int = 0,
     value: Callable[[Any], str] = bare,
+    whole: Callable[[Any], str] = dumps,
+    **kinds: str,
 ) -> Writer:
-    """A writer that fills `call` with each call's {name}, {index} and {arguments} (JSON), and with
-    its {inner}: `pair`, filled with each argument's {key}, {value} and {kind}.
+    """A writer that fills `call` with each call's {name}, {index} from `first` on and {arguments}
+    (JSON, or as `whole` writes them), and with its {inner}: `pair`, filled with each argument's
+    {key}, {value}, {kind} and {text} (whether it is a string), with a `comma` between. `kinds`:
+    other names of kinds.
     """
 
     def write(calls: Sequence[Call]) -> str:
         parts = []
-        for index, (name, arguments) in enumerate(calls):
-            inner = "".join(
-                pair.format(key=key, value=value(found), kind=_KINDS[type(found)])
-                for key, found in arguments.items()
-            )
-            filled = {"name": name, "index": index, "arguments": dumps(arguments), "inner": inner}
-            parts.append(call.format(**filled))
+        for index, (name, arguments) in enumerate(calls, first):
+            inner = []
+            for key, found in arguments.items():
+                kind, text = _KINDS[type(found)], dumps(isinstance(found, str))
+                shown = {"value": value(found), "kind": kinds.get(kind, kind), "text": text}
+                inner.append(pair.format(key=key, **shown))
+            filled = {"name": name, "index": index, "arguments": whole(arguments)}
+            parts.append(call.format(**filled, inner=comma.join(inner)))
         return block[0] + between.join(parts) + block[1]
 
     return write
@@ -104,6 +111,35 @@ def writer(
 
 def escaped(value: Any) -> str:
     return html.escape(bare(value))
+
+
+def dsml(brand: str, block: str, invoke: str = "invoke", parameter: str = "parameter") -> Writer:
+    """Tagged calls whose parameters say whether they are strings."""
+    mark = f"｜{brand}｜"
+    return writer(
+        f'<{mark}{invoke} name="{{name}}">\n{{inner}}</{mark}{invoke}>\n',
+        f'<{mark}{parameter} name="{{key}}" string="{{text}}">{{value}}</{mark}{parameter}>\n',
+        block=(f"<{mark}{block}>\n", f"</{mark}{block}>"),
+    )
+
+
+def _gemma(value: Any) -> str:
+    if isinstance(value, str):
+        return f'<|"|>{value}<|"|>'
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{key}:{_gemma(one)}" for key, one in value.items()) + "}"
+    return "[" + ",".join(map(_gemma, value)) + "]" if isinstance(value, list) else dumps(value)
+
+
+_M3 = "]<]minimax[>["
+_M3_PAIR = f"{_M3}<{{key}}>{{value}}{_M3}</{{key}}>"
+
+
+def _m3(value: Any) -> str:
+    if not isinstance(value, dict | list):
+        return bare(value)
+    pairs = value.items() if isinstance(value, dict) else (("item", one) for one in value)
+    return "".join(_M3_PAIR.format(key=key, value=_m3(one)) for key, one in pairs)
 
 
 _QWEN_CALL = "<tool_call>\n<function={name}>\n{inner}</function>\n</tool_call>"
@@ -116,10 +152,10 @@ _IFM_CALL = "<ifm|tool_call>{name}\n{inner}</ifm|tool_call>\n"
 _IFM_KEY = "<ifm|arg_key>{key}</ifm|arg_key>\n"
 _IFM_VALUE = "<ifm|arg_value>{value}</ifm|arg_value>\n"
 _DEEP_BLOCK = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
+_JSON_CALL = '{{"name": "{name}", "arguments": {arguments}}}'
+_PYTHON: Any = {"call": "{name}({inner})", "pair": "{key}={value}", "value": repr, "comma": ", "}
 
-hermes = writer(
-    '<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>', between="\n"
-)
+hermes = writer(f"<tool_call>\n{_JSON_CALL}\n</tool_call>", between="\n")
 interns1 = writer(
     '<|action_start|> <|plugin|>\n{{"name": "{name}", "parameters": {arguments}}}<|action_end|>\n'
 )
@@ -147,6 +183,12 @@ muse = writer(
 minimax_m2 = writer(
     _INVOKE_CALL, _INVOKE_PAIR, block=("<minimax:tool_call>\n", "</minimax:tool_call>")
 )
+minimax_m3 = writer(
+    f'{_M3}<invoke name="{{name}}">{{inner}}{_M3}</invoke>\n',
+    _M3_PAIR,
+    block=(f"{_M3}<tool_call>\n", f"{_M3}</tool_call>"),
+    value=_m3,
+)
 dots = writer(_INVOKE_CALL, _INVOKE_PAIR, block=("<dots_function_call>\n", "</dots_function_call>"))
 step3 = writer(
     '<｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name="{name}">\n{inner}'
@@ -167,138 +209,52 @@ kimi_k2 = writer(
     "<|tool_call_end|>",
     block=("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
 )
+kimi_k3 = writer(
+    '<|open|>call tool="{name}" index="{index}"<|sep|>{inner}<|close|>call<|sep|>',
+    '<|open|>argument key="{key}" type="{kind}"<|sep|>{value}<|close|>argument<|sep|>',
+    block=("<|open|>tools<|sep|>", "<|close|>tools<|sep|>"),
+    first=1,
+    integer="number",
+)
+mistral = writer(_JSON_CALL, between=", ", block=("[TOOL_CALLS] [", "]"))
 mistral_named = writer("[TOOL_CALLS]{name}[ARGS]{arguments}")
 llama3 = writer('{{"name": "{name}", "parameters": {arguments}}}', between="; ")
+python_calls = writer(**_PYTHON, between=", ", block=("[", "]"))
+lfm2 = writer(**_PYTHON, between=", ", block=("<|tool_call_start|>[", "]<|tool_call_end|>"))
+gemma4 = writer("<|tool_call>call:{name}{arguments}<tool_call|>", whole=_gemma)
 harmony = writer(
     "<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>{arguments}<|call|>",
     between="<|start|>assistant",
+)
+cohere = writer(
+    '{{"tool_call_id": "{index}", "tool_name": "{name}", "parameters": {arguments}}}',
+    between=", ",
+    block=("<|START_ACTION|>[", "]<|END_ACTION|>"),
+)
+apertus = writer(
+    '{{"{name}": {arguments}}}', between=", ", block=("<|tools_prefix|>[", "]<|tools_suffix|>")
 )
 k2_horizon = writer(_IFM_CALL, _IFM_KEY + _IFM_VALUE, block=_IFM_BLOCK)
 k2_horizon_typed = writer(
     _IFM_CALL, _IFM_KEY + "<ifm|arg_type>{kind}</ifm|arg_type>\n" + _IFM_VALUE, block=_IFM_BLOCK
 )
-k2_horizon_json = writer(
-    '<ifm|tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</ifm|tool_call>\n',
-    block=_IFM_BLOCK,
-)
-gigachat3 = writer(
-    '<|message_sep|>\n\nfunction call<|role_sep|>\n{{"name": "{name}", "arguments": {arguments}}}'
-)
+k2_horizon_json = writer(f"<ifm|tool_call>\n{_JSON_CALL}\n</ifm|tool_call>\n", block=_IFM_BLOCK)
+gigachat3 = writer(f"<|message_sep|>\n\nfunction call<|role_sep|>\n{_JSON_CALL}")
 inkling = writer(
     '<|message_model|>{name}<|content_invoke_tool_json|>{{"name": "{name}", "args": {arguments}}}'
     "<|end_message|>"
 )
-
-
-def dsml(brand: str, block: str, invoke: str = "invoke", parameter: str = "parameter") -> Writer:
-    """Tagged calls whose parameters say whether they are strings."""
-    mark = f"｜{brand}｜"
-
-    def write(calls: Sequence[Call]) -> str:
-        parts = []
-        for name, arguments in calls:
-            inner = ""
-            for key, value in arguments.items():
-                head = f'name="{key}" string="{"true" if isinstance(value, str) else "false"}"'
-                inner += f"<{mark}{parameter} {head}>{bare(value)}</{mark}{parameter}>\n"
-            parts.append(f'<{mark}{invoke} name="{name}">\n{inner}</{mark}{invoke}>\n')
-        return f"<{mark}{block}>\n" + "".join(parts) + f"</{mark}{block}>"
-
-    return write
-
-
-def kimi_k3(calls: Sequence[Call]) -> str:
-    kinds = {**_KINDS, int: "number"}
-    parts = []
-    for index, (name, arguments) in enumerate(calls, 1):
-        inner = "".join(
-            f'<|open|>argument key="{key}" '
-            f'type="{kinds[type(value)]}"<|sep|>{bare(value)}<|close|>argument<|sep|>'
-            for key, value in arguments.items()
-        )
-        parts.append(
-            f'<|open|>call tool="{name}" index="{index}"<|sep|>{inner}<|close|>call<|sep|>'
-        )
-    return "<|open|>tools<|sep|>" + "".join(parts) + "<|close|>tools<|sep|>"
-
-
-def mistral(calls: Sequence[Call]) -> str:
-    return "[TOOL_CALLS] " + dumps(
-        [{"name": name, "arguments": arguments} for name, arguments in calls]
-    )
-
-
-def python_calls(calls: Sequence[Call]) -> str:
-    parts = (
-        f"{name}({', '.join(f'{key}={value!r}' for key, value in arguments.items())})"
-        for name, arguments in calls
-    )
-    return f"[{', '.join(parts)}]"
-
-
-def lfm2(calls: Sequence[Call]) -> str:
-    return f"<|tool_call_start|>{python_calls(calls)}<|tool_call_end|>"
-
-
-def _gemma(value: Any) -> str:
-    if isinstance(value, str):
-        return f'<|"|>{value}<|"|>'
-    if isinstance(value, dict):
-        return "{" + ",".join(f"{key}:{_gemma(one)}" for key, one in value.items()) + "}"
-    return "[" + ",".join(map(_gemma, value)) + "]" if isinstance(value, list) else dumps(value)
-
-
-def gemma4(calls: Sequence[Call]) -> str:
-    return "".join(
-        f"<|tool_call>call:{name}{_gemma(arguments)}<tool_call|>" for name, arguments in calls
-    )
-
-
-def cohere(calls: Sequence[Call]) -> str:
-    found = [
-        {"tool_call_id": str(index), "tool_name": name, "parameters": arguments}
-        for index, (name, arguments) in enumerate(calls)
-    ]
-    return f"<|START_ACTION|>{dumps(found)}<|END_ACTION|>"
-
-
-def apertus(calls: Sequence[Call]) -> str:
-    return (
-        f"<|tools_prefix|>{dumps([{name: arguments} for name, arguments in calls])}<|tools_suffix|>"
-    )
-
-
-_M3 = "]<]minimax[>["
-
-
-def _m3(key: str, value: Any) -> str:
-    if isinstance(value, dict):
-        inner = "".join(_m3(name, one) for name, one in value.items())
-    else:
-        inner = (
-            "".join(_m3("item", one) for one in value) if isinstance(value, list) else bare(value)
-        )
-    return f"{_M3}<{key}>{inner}{_M3}</{key}>"
-
-
-def minimax_m3(calls: Sequence[Call]) -> str:
-    parts = []
-    for name, arguments in calls:
-        inner = "".join(_m3(key, value) for key, value in arguments.items())
-        parts.append(f'{_M3}<invoke name="{name}">{inner}{_M3}</invoke>\n')
-    return f"{_M3}<tool_call>\n" + "".join(parts) + f"{_M3}</tool_call>"
+_beam = writer(
+    " to={name}<|channel|>analysis <|constrain|>xml<|message|>{inner}",
+    '<rfl:parameter name="{key}">\n{value}\n</rfl:parameter>',
+    between="<|end|><|start|>assistant",
+    block=("", "<|call|>"),
+)
 
 
 def beam(calls: Sequence[Call]) -> str:
     """A message to each tool, its arguments as elements, sorted by name."""
-    parts = []
-    for name, arguments in calls:
-        inner = "".join(
-            f'<rfl:parameter name="{key}">\n{bare(arguments[key])}\n</rfl:parameter>'
-            for key in sorted(arguments)
-        )
-        parts.append(f" to={name}<|channel|>analysis <|constrain|>xml<|message|>{inner}")
-    return "<|end|><|start|>assistant".join(parts) + "<|call|>"
+    return _beam([(name, dict(sorted(arguments.items()))) for name, arguments in calls])
 
 
 _COMMON = (

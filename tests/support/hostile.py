@@ -27,8 +27,8 @@ def drop_logprob(answer: dict[str, Any]) -> dict[str, Any]:
     return answer
 
 
-def honest(**meta: Any) -> dict[str, Any]:
-    return completion(IDS, id=RID, prompt_tokens=3, **meta)
+def honest() -> dict[str, Any]:
+    return completion(IDS, id=RID, prompt_tokens=3)
 
 
 def ids(value: Any) -> Spoil:
@@ -54,24 +54,14 @@ def without(name: str) -> Spoil:
     }
 
 
-def top(**fields: Any) -> Spoil:
-    return lambda answer: {**answer, **fields}
+def item(value: Any) -> Spoil:
+    """Another logprob of the second token."""
 
-
-def logprob(value: Any, at: int = 1) -> Spoil:
-    return item([value, IDS[at], None], at)
-
-
-def item(value: Any, at: int = 1) -> Spoil:
     def spoil(answer: dict[str, Any]) -> dict[str, Any]:
-        answer["meta_info"]["output_token_logprobs"][at] = value
+        answer["meta_info"]["output_token_logprobs"][1] = value
         return answer
 
     return spoil
-
-
-def logprobs(value: Any) -> Spoil:
-    return meta(output_token_logprobs=value)
 
 
 def versions(*spans: tuple[str, Any, Any]) -> Spoil:
@@ -81,13 +71,13 @@ def versions(*spans: tuple[str, Any, Any]) -> Spoil:
     return meta(weight_versions=made)
 
 
-def stop(matched: Any) -> Spoil:
-    return meta(finish_reason={"type": "stop", "matched": matched})
-
-
-def tops(*places: Any) -> Spoil:
-    return meta(output_top_logprobs=list(places))
-
+top: Callable[..., Spoil] = lambda **fields: lambda answer: {**answer, **fields}
+logprob: Callable[[Any], Spoil] = lambda value: item([value, IDS[1], None])
+logprobs: Callable[[Any], Spoil] = lambda value: meta(output_token_logprobs=value)
+stop: Callable[[Any], Spoil] = lambda matched: meta(
+    finish_reason={"type": "stop", "matched": matched}
+)
+tops: Callable[..., Spoil] = lambda *places: meta(output_top_logprobs=list(places))
 
 REQUEST = ["answer is for another request"]
 NO_PARTS = ["no output_ids or no meta_info"]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from typing import Any, TypeVar
@@ -11,6 +9,7 @@ from typing import Any, TypeVar
 import aiohttp
 import orjson
 from aiohttp import web
+from anyio.from_thread import start_blocking_portal
 
 T = TypeVar("T")
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -32,19 +31,8 @@ async def app_server(app: web.Application, port: int = 0, **options: Any) -> Asy
 @contextmanager
 def in_thread(context: AbstractAsyncContextManager[T]) -> Iterator[T]:
     """Open `context` on an event loop in a separate thread."""
-    loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=loop.run_forever, daemon=True)
-    thread.start()
-    try:
-        opened = asyncio.run_coroutine_threadsafe(context.__aenter__(), loop).result()
-        try:
-            yield opened
-        finally:
-            asyncio.run_coroutine_threadsafe(context.__aexit__(None, None, None), loop).result()
-    finally:
-        loop.call_soon_threadsafe(loop.stop)
-        thread.join()
-        loop.close()
+    with start_blocking_portal() as portal, portal.wrap_async_context_manager(context) as opened:
+        yield opened
 
 
 @asynccontextmanager

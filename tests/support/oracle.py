@@ -20,17 +20,26 @@ from __future__ import annotations
 import itertools
 import re
 import unicodedata
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from support.adversarial.texts import CLOSES, ControlTokens, common, with_arguments
-from support.adversarial.token_judge import Inapplicable as Inapplicable
+from support.adversarial.texts import CLOSES, ControlTokens, Render, common, with_arguments
+from support.adversarial.texts import Inapplicable as Inapplicable
+from support.adversarial.texts import Refused as Refused
 from support.adversarial.token_judge import Kind
-from support.adversarial.token_judge import Refused as Refused
 from support.adversarial.token_judge import Truth as Truth
-from support.oracle_scenarios import MARK, Message, Messages, Scenario, Tool, Tools
+from support.oracle_scenarios import (
+    ASK,
+    MARK,
+    Message,
+    Messages,
+    Scenario,
+    Tool,
+    Tools,
+    call,
+    calls,
+)
 
 
 @dataclass(frozen=True)
@@ -60,70 +69,56 @@ class Oracle(ControlTokens):
 
     def __init__(self, tokenizer: Any) -> None:
         super().__init__(tokenizer, str(tokenizer.chat_template))
-        self._renders: dict[str, str] = {}
+        self._texts: dict[str, str] = {}
 
     # --- renders and ids --------------------------------------------------------------------------
 
-    def render(self, messages: Messages, tools: Tools, *, generate: bool) -> str:
+    def text(self, messages: Messages, tools: Tools, *, generate: bool) -> str:
         """The template's text, remembered. Arguments are given as dicts, or as JSON text if it
         takes no dicts. A thought is also given as `thinking` if the template reads only this field,
         or an empty one if it refuses that (transformers 5.24 adds the field).
         """
         key = repr((messages, tools, generate))
-        if key not in self._renders:
-            self._renders[key] = self._rendered(messages, tools, generate=generate)
-        return self._renders[key]
+        if key not in self._texts:
+            self._texts[key] = self._shown(messages, tools, generate=generate)
+        return self._texts[key]
 
-    def _rendered(self, messages: Messages, tools: Tools, *, generate: bool) -> str:
+    def _shown(self, messages: Messages, tools: Tools, *, generate: bool) -> str:
         failure: Exception | None = None
-        source = str(self.tokenizer.chat_template)
-        reads_thinking = "message.thinking" in source and "reasoning_content" not in source
+        field, other = "message.thinking", "reasoning_content"
+        reads_thinking = field in self.source and other not in self.source
         for as_text, joins, thinks in itertools.product(
             (False, True), (False, True), ("all", None, "") if reads_thinking else (None,)
         ):
             prepared = [
-                with_arguments(_joined(m) if joins else m, as_text=as_text) for m in messages
+                self._prepared(_joined(m) if joins else m, as_text=as_text, thinks=thinks)
+                for m in messages
             ]
-            if not self._takes_null:
-                prepared = [
-                    {**m, "content": ""} if m.get("tool_calls") and m.get("content") is None else m
-                    for m in prepared
-                ]
-            if thinks is not None:
-                prepared = [
-                    {**m, "thinking": thinks and m["reasoning_content"]}
-                    if m.get("reasoning_content")
-                    else m
-                    for m in prepared
-                ]
             try:
-                text = self.tokenizer.apply_chat_template(
-                    prepared,
-                    tools=list(tools) if tools else None,
-                    add_generation_prompt=generate,
-                    tokenize=False,
-                )
+                text = self.applied(prepared, tools, generate=generate)
             except Exception as error:
                 failure = failure or error
                 continue
-            if _shows_parts(prepared, str(text)):
-                return str(text)
+            if _shows_parts(prepared, text):
+                return text
         raise Refused(str(failure)) from failure
+
+    def _prepared(self, message: Message, *, as_text: bool, thinks: str | None) -> Message:
+        message = with_arguments(message, as_text=as_text)
+        if message.get("tool_calls") and message.get("content") is None and not self._takes_null:
+            message = {**message, "content": ""}
+        if thinks is not None and message.get("reasoning_content"):
+            message = {**message, "thinking": thinks and message["reasoning_content"]}
+        return message
 
     @cached_property
     def _takes_null(self) -> bool:
         """Whether a call beside null is neither refused nor rendered with the word for null."""
-        user: Message = {"role": "user", "content": "x"}
         for arguments in ({"x": "x"}, '{"x":"x"}'):
-            function = {"name": "x", "arguments": arguments}
-            calls = [{"id": "callid000", "type": "function", "function": function}]
             texts = []
             for content in ("", None):
-                turn = {"role": "assistant", "content": content, "tool_calls": calls}
                 try:
-                    texts.append(
-                        str(self.tokenizer.apply_chat_template([user, turn], tokenize=False))
-                    )
+                    texts.append(self.applied([ASK, calls(call(1, arguments), content=content)]))
                 except Exception:
                     texts.append("")
             empty, null = texts
@@ -132,57 +127,14 @@ class Oracle(ControlTokens):
                 return bool(null) and all(null.count(word) == empty.count(word) for word in words)
         return True
 
-    def careful(self, masked: str, restore: Callable[[str], str]) -> list[int]:
-        """Ids of a render with masked bodies: its control tokens are the template's."""
-        ids: list[int] = []
-        at = 0
-        for found in [*self.pattern.finditer(masked), None]:
-            piece = restore(masked[at : found.start() if found else len(masked)])
-            ids += self.plain(piece)
-            if found:
-                ids.append(self.control[found.group()])
-                at = found.end()
-        return ids
-
-    def mask(self, value: Any) -> Any:
-        """Messages or tools with control text in bodies (not assistant turns) replaced."""
-        if isinstance(value, str):
-            return self.pattern.sub(
-                lambda found: f"\ue000{self.control[found.group()]}\ue001", value
-            )
-        if isinstance(value, dict):
-            if value.get("role") == "assistant":
-                return value
-            return {
-                key: value[key] if key in ("role", "tool_call_id") else self.mask(value[key])
-                for key in value
-            }
-        return [self.mask(item) for item in value] if isinstance(value, list | tuple) else value
-
-    def restore(self, text: str) -> str:
-        """The text that `mask` replaced, put back."""
-        texts = {index: text for text, index in self.control.items()}
-        return re.sub("\ue000([0-9]+)\ue001", lambda found: texts[int(found.group(1))], text)
-
-    # --- prompts ----------------------------------------------------------------------------------
+    def _own(self, messages: Messages, tools: Tools) -> Render:
+        """The prompt with the places of its control tokens. Those of assistant turns are tokens."""
+        said = [message for message in messages if message["role"] == "assistant"]
+        return self.marked(messages, tools, generate=True, as_they_are=said)
 
     def prompt(self, messages: Messages, tools: Tools) -> list[int]:
         """The ids of a first prompt. Raises `Refused` as the template does."""
-        text = self.render(messages, tools, generate=True)
-        return self._ids(text, len(text), messages, tools)
-
-    def _ids(self, text: str, length: int, messages: Messages, tools: Tools) -> list[int]:
-        """The ids of the last `length` characters of `text`, the prompt of `messages`."""
-        masked = self.render(
-            self.mask(list(messages)), self.mask(list(tools)) if tools else None, generate=True
-        )
-        if self.restore(masked) != text:
-            raise Inapplicable(
-                "the template tests for control text in a body: the body cannot be masked"
-            )
-        return self.careful(
-            masked[_masked_index(masked, len(text) - length, self.restore) :], self.restore
-        )
+        return self.ids(self._own(messages, tools).pieces())
 
     # --- the truth --------------------------------------------------------------------------------
 
@@ -202,7 +154,7 @@ class Oracle(ControlTokens):
             "length" if scenario.sampled in ("cut", "call_cut") else "stop",
         )
         try:
-            full = self.render([*messages, *scenario.new], scenario.tools, generate=True)
+            full = self._followed(scenario)
         except Refused:
             return case, Truth("raises")
         kind, length = self._compare(
@@ -210,7 +162,8 @@ class Oracle(ControlTokens):
         )
         if length is None:
             return case, Truth(kind)
-        careful = self._ids(full, length, [*messages, *scenario.new], scenario.tools)
+        own = self._own([*messages, *scenario.new], scenario.tools)
+        careful = self.ids(own.pieces(len(full) - length))
         return case, Truth(kind, careful, self.careless(full[len(full) - length :]))
 
     def _compare(
@@ -222,10 +175,9 @@ class Oracle(ControlTokens):
         at = full.rfind(ending.mark + ending.rest)
         if at < 0:
             return "rewrite", None if ending.stop else self._close_only(full, scenario)
-        turn_end = at + len(ending.mark)
-        tail = turn_end
+        tail = at + len(ending.mark)
         if ending.stop:
-            found = self.pattern.match(full, turn_end + len(ending.rest))
+            found = self.pattern.match(full, tail + len(ending.rest))
             if not found:
                 return "rewrite", None
             tail = found.end()
@@ -240,7 +192,7 @@ class Oracle(ControlTokens):
     def _close_only(self, full: str, scenario: Scenario) -> int | None:
         """The length from the close on, if history does not show a cut turn: a plain turn's."""
         messages = [*scenario.history, {"role": "assistant", "content": MARK}, *scenario.new]
-        text = self.render(messages, scenario.tools, generate=True)
+        text = self.text(messages, scenario.tools, generate=True)
         tail = text[text.rfind(MARK) + len(MARK) :]
         return len(tail) if MARK in text and full.endswith(tail) else None
 
@@ -249,35 +201,28 @@ class Oracle(ControlTokens):
     def _sample(self, scenario: Scenario) -> tuple[Scenario, str, str, Ending]:
         """The scenario as parsed, the texts of the prompt and the turn, and its ending."""
         try:
-            prompt = self.render(scenario.history, scenario.tools, generate=True)
-            alone = self.render([*scenario.history, scenario.turn], scenario.tools, generate=False)
+            prompt = self.text(scenario.history, scenario.tools, generate=True)
+            alone = self.text([*scenario.history, scenario.turn], scenario.tools, generate=False)
         except Refused as error:
             raise Inapplicable(
                 f"the template refuses the conversation before the new messages: {error}"
             ) from error
-        thinks = (
-            prompt.rstrip().endswith("<think>")
-            and not alone.startswith(prompt)
-            and scenario.sampled != "raw_thought"
-        )
-        # the model must end the reasoning that the prompt opens
-        if thinks and not scenario.turn.get("reasoning_content"):
-            return self._sample(
-                replace(scenario, turn={**scenario.turn, "reasoning_content": "I think."})
-            )
-        if scenario.turn.get("reasoning_content") and prompt.rstrip().endswith("</think>"):
+        opens = prompt.rstrip().endswith("<think>") and not alone.startswith(prompt)
+        thought = scenario.turn.get("reasoning_content")
+        if opens and not thought and scenario.sampled != "raw_thought":
+            # the model must end the reasoning that the prompt opens
+            turn = {**scenario.turn, "reasoning_content": "I think."}
+            return self._sample(replace(scenario, turn=turn))
+        if thought and prompt.rstrip().endswith("</think>"):
             raise Inapplicable("the prompt closes the thought: the model does not think")
         at = alone.rfind(scenario.mark)
         if at < len(prompt) - 40:
             raise Inapplicable("the template does not render this turn")
         ending = self._ending(scenario, alone[at + len(scenario.mark) :])
         said = alone[_turn_start(prompt, alone) : at + len(scenario.mark)]
-        if scenario.sampled not in ("alone", "raw_thought") and not scenario.turn.get(
-            "reasoning_content"
-        ):
+        if scenario.sampled not in ("alone", "raw_thought") and not thought:
             said = self._in_history(scenario, prompt, ending) or said
-        opened = prompt.rstrip().endswith("<think>")
-        if opened and not alone.startswith(prompt) and "</think>" not in said:
+        if opens and "</think>" not in said:
             said = f"I think.\n</think>\n\n{said}"
         if scenario.sampled == "raw_thought" and "</think>" not in said:
             raise Inapplicable("the template does not render the thought in the content")
@@ -285,72 +230,60 @@ class Oracle(ControlTokens):
             cut = said[: said.rfind("Paris") + 2]
             scenario = replace(scenario, turn={"role": "assistant", "content": cut})
             return scenario, prompt, cut, replace(ending, mark=cut[-12:], rest="")
-        if scenario.sampled == "cut":
+        if scenario.sampled in ("cut", "stop_trimmed"):
+            said += "\nObservation:" if scenario.sampled == "stop_trimmed" else ""
             return scenario, prompt, said, replace(ending, rest="")
-        if scenario.sampled == "stop_trimmed":
-            return scenario, prompt, said + "\nObservation:", replace(ending, rest="")
+        said += ending.rest
         if scenario.sampled == "compact":
-            compact = (said + ending.rest).replace('": ', '":').replace(", ", ",")
-            return scenario, prompt, compact + ending.stop, ending
-        return (
-            scenario,
-            prompt,
-            said + ending.rest + ("\n" if scenario.sampled == "spaced" else "") + ending.stop,
-            ending,
-        )
+            said = said.replace('": ', '":').replace(", ", ",")
+        if scenario.sampled == "spaced":
+            said += "\n"
+        return scenario, prompt, said + ending.stop, ending
+
+    def _followed(self, scenario: Scenario) -> str:
+        """The whole render, with the messages that follow the turn."""
+        messages = [*scenario.history, scenario.turn, *scenario.new]
+        return self.text(messages, scenario.tools, generate=True)
 
     def _in_history(self, scenario: Scenario, prompt: str, ending: Ending) -> str | None:
         """The turn as history shows it (Qwen3 writes an empty thought only at the end)."""
         try:
-            full = self.render(
-                [*scenario.history, scenario.turn, *scenario.new], scenario.tools, generate=True
-            )
+            full = self._followed(scenario)
         except Refused:
             return None
         at = full.rfind(ending.mark + ending.rest)
-        return (
-            full[len(prompt) : at + len(ending.mark)]
-            if full.startswith(prompt) and at >= len(prompt)
-            else None
-        )
+        shows = full.startswith(prompt) and at >= len(prompt)
+        return full[len(prompt) : at + len(ending.mark)] if shows else None
 
     def _ending(self, scenario: Scenario, rest: str) -> Ending:
         """Where the model stopped: at the template's close, or at the next role marker (GLM)."""
-        closes = self.control.keys() & {*CLOSES, "<sep>"}
-        found = next(
-            (match for match in self.pattern.finditer(rest) if match.group() in closes), None
-        )
+        mark, closes = scenario.mark, {*CLOSES, "<sep>"}
+        ends = (match for match in self.pattern.finditer(rest) if match.group() in closes)
+        found = next(ends, None)
         if found is None and not scenario.turn.get("tool_calls"):
             found = self.pattern.search(rest.replace("</think>", "        "))
         if found is not None:
-            return Ending(scenario.mark, rest[: found.start()], found.group())
+            return Ending(mark, rest[: found.start()], found.group())
         try:
-            full = self.render(
-                [*scenario.history, scenario.turn, *scenario.new], scenario.tools, generate=True
-            )
+            full = self._followed(scenario)
         except Refused as error:
             raise Inapplicable(
                 "no close in the render, and the template refuses what follows"
             ) from error
-        behind = (
-            full[full.rfind(scenario.mark) + len(scenario.mark) :]
-            if scenario.mark == MARK
-            else full
-        )
-        if scenario.mark != MARK:
-            at = full.find(
-                scenario.mark + rest.rstrip("\n"), full.find(scenario.history[-1]["content"])
-            )
-            behind = full[at + len(scenario.mark) :]
+        at = full.rfind(mark)
+        if mark != MARK:
+            asked = full.find(scenario.history[-1]["content"])
+            at = full.find(mark + rest.rstrip("\n"), asked)
+        behind = full[at + len(mark) :]
         own = rest if behind.startswith(rest) else rest.rstrip("\n")
         marker = self.pattern.match(behind, len(own)) if behind.startswith(own) else None
         last = [match for match in self.pattern.finditer(own) if match.end() == len(own)]
         # Gemma 4 stops at the start of the result, and shows it at the end
         if marker is None and last and behind.startswith(own):
-            return Ending(scenario.mark, own[: last[0].start()], last[0].group())
+            return Ending(mark, own[: last[0].start()], last[0].group())
         if marker is None:
             raise Inapplicable("no token ends the turn in the render")
-        return Ending(scenario.mark, own, marker.group())
+        return Ending(mark, own, marker.group())
 
     def _split(self, text: str) -> list[int]:
         """Ids of the same text, cut at every third character between control tokens."""
@@ -372,19 +305,6 @@ def _turn_start(prompt: str, alone: str) -> int:
     if len(prompt) - at > 60:
         raise Inapplicable("the template rewrites the prompt when the turn itself is rendered")
     return at
-
-
-def _masked_index(masked: str, place: int, restore: Callable[[str], str]) -> int:
-    """Where in the masked text the character stands that is at `place` in the restored one."""
-    at = done = 0
-    for found in re.finditer("\ue000[0-9]+\ue001", masked):
-        if place <= done + found.start() - at:
-            break
-        done += found.start() - at + len(restore(found.group()))
-        at = found.end()
-    if place < done:
-        raise Inapplicable("the text to append begins inside of a body")
-    return at + place - done
 
 
 def _squash(text: str) -> str:

@@ -86,13 +86,12 @@ class ServerFailed(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """A running process. `seconds` from its start until it answered."""
+    """A running process."""
 
     url: str
     port: int
     process: subprocess.Popen[bytes]
     log: Path
-    seconds: float
 
     def log_tail(self, lines: int = 40) -> str:
         return tail(self.log, lines)
@@ -157,12 +156,12 @@ def serving(
             process = _start(command(port), {**environment, "TMPDIR": scratch}, log)
             try:
                 try:
-                    seconds = _wait(process, f"http://{HOST}:{port}{ready}", log, name)
+                    _wait(process, f"http://{HOST}:{port}{ready}", log, name)
                 except ServerFailed as error:
                     if attempt < 3 and _PORT_TAKEN.search(str(error)):
                         continue
                     raise
-                yield Server(f"http://{HOST}:{port}", port, process, log, seconds)
+                yield Server(f"http://{HOST}:{port}", port, process, log)
                 return
             finally:
                 kill_group(process)
@@ -191,7 +190,7 @@ def _start(
         )
 
 
-def _wait(process: subprocess.Popen[bytes], url: str, log: Path, name: str) -> float:
+def _wait(process: subprocess.Popen[bytes], url: str, log: Path, name: str) -> None:
     began = time.monotonic()
     while (seconds := time.monotonic() - began) < START_DEADLINE:
         if process.poll() is not None:
@@ -199,7 +198,7 @@ def _wait(process: subprocess.Popen[bytes], url: str, log: Path, name: str) -> f
                 f"{name} exited with {process.returncode} after {seconds:.0f} s:\n{tail(log, 60)}"
             )
         if answers(url):
-            return time.monotonic() - began
+            return
         time.sleep(_POLL)
     raise ServerFailed(f"{name} did not answer {url} in {START_DEADLINE:.0f} s:\n{tail(log, 60)}")
 

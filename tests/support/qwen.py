@@ -170,27 +170,17 @@ def tokenizer_for(
     end, begin = next(
         ((end, begin) for mark, end, begin in _FAMILIES if mark in found), ("<|endoftext|>", None)
     )
-    backend = Tokenizer.from_str(_in_json(ranks))
     if set(found) <= _QWEN3_TEXTS and "bos_token" not in source and not extra:
-        for text, special in QWEN3_ADDED:  # in the order of their ids
-            add = backend.add_special_tokens if special else backend.add_tokens
-            add([_added(text, special=special)])
-        return _wrapped(backend, "<|im_end|>", None, source)
-    if "<|im_start|>" in found and "bos_token" not in source:
-        begin = None
-    texts = [*found, end, "<|endoftext|>", *([begin] if begin else []), *extra]
-    backend.add_special_tokens([_added(text, special=True) for text in dict.fromkeys(texts)])
-    return _wrapped(backend, end, begin, source)
-
-
-def save_qwen3(folder: Path, template: str | None = None) -> None:
-    """Write Qwen3's tokenizer so that `AutoTokenizer` and SGLang read it from `folder`."""
-    qwen3_tokenizer(template).save_pretrained(folder)
-
-
-def _wrapped(
-    backend: Tokenizer, end: str, begin: str | None, template: str
-) -> PreTrainedTokenizerFast:
+        end, begin, added = "<|im_end|>", None, QWEN3_ADDED
+    else:
+        if "<|im_start|>" in found and "bos_token" not in source:
+            begin = None
+        texts = [*found, end, "<|endoftext|>", *([begin] if begin else []), *extra]
+        added = tuple((text, True) for text in dict.fromkeys(texts))
+    backend = Tokenizer.from_str(_in_json(ranks))
+    for text, special in added:  # in the order of their ids
+        add = backend.add_special_tokens if special else backend.add_tokens
+        add([AddedToken(text, special=special, normalized=False)])
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=backend,
         eos_token=end,
@@ -199,14 +189,13 @@ def _wrapped(
         clean_up_tokenization_spaces=False,
         model_max_length=131_072,
     )
-    tokenizer.chat_template = template
+    tokenizer.chat_template = source
     return tokenizer
 
 
-def _added(text: str, *, special: bool) -> AddedToken:
-    return AddedToken(
-        text, special=special, normalized=False, lstrip=False, rstrip=False, single_word=False
-    )
+def save_qwen3(folder: Path, template: str | None = None) -> None:
+    """Write Qwen3's tokenizer so that `AutoTokenizer` and SGLang read it from `folder`."""
+    qwen3_tokenizer(template).save_pretrained(folder)
 
 
 @cache

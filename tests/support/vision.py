@@ -13,26 +13,22 @@ import io
 import json
 import random
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 from support.cache import cached_folder
-from support.episodes import call
+from support.episodes import call, serving
 from support.listed_environment import ListedWorld
 from support.qwen import save_qwen3, tokenizer_for, trl_template
 from support.tiny_model import CONTEXT_LENGTH, VOCAB_SIZE
 
 from toolroll.agents.tool_calling import TrainableToolCallingAgent
-from toolroll.parsers.registry import get_parser
 from toolroll.rollout.engine import Engine, EngineConfig
 from toolroll.rollout.environment import Task
 from toolroll.rollout.episode import InteractionResult
-from toolroll.rollout.model.model import Model
-from toolroll.rollout.template import ChatTemplate
 from toolroll.rollout.template.images import ImageTokens
 from toolroll.rollout.types import Completion, GenerateRequest
-from toolroll.testing import EmbeddedEngine
 
 PLACEHOLDER = "<|image_pad|>"
 PLACES = {
@@ -124,10 +120,11 @@ class ExpandedEngine(Engine):
     `other_prompt`: what the engine is said to have read.
     """
 
-    other_prompt: str | None = None
-
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(
+        self, config: EngineConfig, other_prompt: str | None = None, *, takes_images: bool = True
+    ) -> None:
         super().__init__(config)
+        self.other_prompt, self.takes_images = other_prompt, takes_images
         self.requests: list[GenerateRequest] = []
 
     async def generate(self, request: GenerateRequest, **options: Any) -> Completion:
@@ -156,18 +153,15 @@ async def play(
     kind: type[TrainableToolCallingAgent] = TrainableToolCallingAgent,
     **options: Any,
 ) -> tuple[InteractionResult, ExpandedEngine]:
+    """Play one episode; `options` are the template's."""
     tokenizer = vision_tokenizer()
-    template = ChatTemplate(tokenizer, **{"images": image_tokens(tokenizer), **options})
-    async with EmbeddedEngine(tokenizer, policy) as embedded:
-        engine = ExpandedEngine(EngineConfig(engine=embedded.url, vocab_size=len(tokenizer)))
-        engine.other_prompt, engine.takes_images = other_prompt, takes_images
-        async with Model(engine, template, get_parser("hermes", template.encoder.control)) as model:
-            player = kind(
-                model=model,
-                rollout_args={"verify": "always"},
-                sampling_params={"max_new_tokens": 512, "temperature": 1.0},
-            )
-            result = await player.asolve(world, task=Task("t", 0), session_id="images")
+    client = partial(ExpandedEngine, other_prompt=other_prompt, takes_images=takes_images)
+    options = {"images": image_tokens(tokenizer), **options}
+    async with serving(tokenizer, policy, client=client, **options) as (_, model):
+        engine: Any = model.engine
+        params = {"max_new_tokens": 512, "temperature": 1.0}
+        player = kind(model=model, rollout_args={"verify": "always"}, sampling_params=params)
+        result = await player.asolve(world, task=Task("t", 0), session_id="images")
     return result, engine
 
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -19,7 +18,8 @@ import numpy as np
 from support.adversarial.dialogues import TOOLS, Message, Messages, Step, Tool
 from support.adversarial.dialogues import Conversation as Script
 from support.adversarial.templates import Template
-from support.adversarial.token_judge import Inapplicable, Judge, Refused, Said, Truth, Unclear
+from support.adversarial.texts import Inapplicable, Refused, Unclear
+from support.adversarial.token_judge import Judge, Said, Truth
 from support.episodes import serving
 from support.oracle_verdict import History
 from tokenizers import AddedToken
@@ -33,7 +33,6 @@ _FAREWELL = Step({"role": "assistant", "content": "That is all."}, ())
 PARAMS = {"max_new_tokens": 2048, "temperature": 1.0}
 WRONG = ("wrong", "injected", "raises", "fork-wrong", "prompt-wrong")
 """What never may be. `raises`: appended although the template refuses the conversation."""
-UNNEEDED = ("fork-unneeded", "refused-unneeded")
 
 
 @dataclass(frozen=True)
@@ -102,20 +101,12 @@ class Voice:
         turn, plain, control = step.turn, self.judge.plain, self.added
         ids: list[int] = []
         if turn.get("reasoning_content") and "<think>" in control:
-            ids += [
-                control["<think>"],
-                *plain(f"\n{turn['reasoning_content']}\n"),
-                control["</think>"],
-            ]
-            ids += plain("\n\n")
+            thought = plain(f"\n{turn['reasoning_content']}\n")
+            ids += [control["<think>"], *thought, control["</think>"], *plain("\n\n")]
         ids += plain(turn["content"]) if turn["content"] else []
         for call in turn.get("tool_calls", ()):
-            function = {
-                "name": call["function"]["name"],
-                "arguments": call["function"]["arguments"],
-            }
-            ids.append(control["<tool_call>"])
-            ids += [*plain(json.dumps(function, ensure_ascii=False)), control["</tool_call>"]]
+            text = json.dumps(call["function"], ensure_ascii=False)
+            ids += [control["<tool_call>"], *plain(text), control["</tool_call>"]]
         if step.sampling == "cut":
             return Reply(output_ids=ids[: max(1, len(ids) - 2)], stop=False)
         stops = self.judge.template.stops
@@ -205,7 +196,7 @@ async def _play(dialogue: Conversation, steps: Sequence[Step], prompter: Scripte
             if prompter is not None:
                 prompter.plan(dialogue, step)
             reply = await dialogue.reply(PARAMS)
-            dialogue.extend(list(_with_ids(step.new, reply.message)))
+            dialogue.extend(_with_ids(step.new, reply.message))
     except Inapplicable:
         return ""
     except TemplateError as error:
@@ -213,15 +204,15 @@ async def _play(dialogue: Conversation, steps: Sequence[Step], prompter: Scripte
     return ""
 
 
-def _with_ids(new: Sequence[Message], turn: Message) -> Iterator[Message]:
+def _with_ids(new: Sequence[Message], turn: Message) -> list[Message]:
     """The script's messages with the ids of the calls as they were parsed."""
-    ids = [call["id"] for call in turn.get("tool_calls", ())]
-    for message in new:
-        yield (
-            {**message, "tool_call_id": ids.pop(0)}
-            if message["role"] == "tool" and ids
-            else message
-        )
+    ids = iter([call["id"] for call in turn.get("tool_calls", ())])
+    return [
+        {**message, "tool_call_id": next(ids, message["tool_call_id"])}
+        if message["role"] == "tool"
+        else message
+        for message in new
+    ]
 
 
 def _judged(
@@ -253,8 +244,10 @@ def _judged(
         if verdict in WRONG and not wrong:
             wrong, outcome.wrong = prompt, f"turn {turn}: {verdict} {detail}"
         stream = [*prompt, *entry.output_ids]
-    if ended and not _refuses(judge, dialogue.messages, tools):
-        outcome.rows.append(Row(name, len(log), "refused-unneeded", ended))
+    if ended:
+        with suppress(Refused, Unclear):  # it refuses, or its control tokens cannot be told
+            judge.render(dialogue.messages, tools, generate=True)
+            outcome.rows.append(Row(name, len(log), "refused-unneeded", ended))
     _count_trained(outcome, dialogue, wrong)
     return outcome
 
@@ -296,15 +289,6 @@ def _verdict(
     return verdict_on(truth, None, history), ""
 
 
-def _refuses(judge: Judge, messages: list[Message], tools: Sequence[Tool]) -> bool:
-    """Whether the template refuses the conversation, or its control tokens cannot be told."""
-    try:
-        judge.render(messages, tools, generate=True)
-    except (Refused, Unclear):
-        return True
-    return False
-
-
 def _count_trained(outcome: Outcome, dialogue: Conversation, wrong: list[int]) -> None:
     for trajectory in dialogue.session.trajectories():
         for turn in trajectory.turns:
@@ -330,14 +314,3 @@ def verdict_on(truth: Truth, appended: Sequence[int] | None, history: History) -
     if truth.kind == "rewrite" and history == "preserve" and truth.input_ids is None:
         return "preserved-unclear"
     return "injected" if appended == truth.careless_ids != truth.input_ids else "wrong"
-
-
-def counts(rows: Sequence[Row]) -> Counter[str]:
-    return Counter(row.verdict for row in rows)
-
-
-def bad(rows: Sequence[Row], verdicts: Sequence[str] = WRONG, limit: int = 30) -> str:
-    """The rows with one of `verdicts`, one a line."""
-    found = [row for row in rows if row.verdict in verdicts]
-    lines = [f"{r.verdict} {r.dialogue} turn {r.turn}: {r.detail}" for r in found]
-    return "\n".join(lines[:limit])

@@ -9,10 +9,6 @@ toolroll. A truth is one of:
 - `rewrite`: the served or sampled text is rendered differently now. A fork is correct.
 - `raises`: the template refuses the conversation.
 - `unclear`: the bodies contain control-token text, and the render depends on it.
-
-Control tokens are those that the template itself writes. They are found in a render in which the
-letters of control-token text in bodies are replaced (ROT13). Length, case and punctuation do not
-change, so a template that measures, cuts or transforms the text treats both in the same way.
 """
 
 from __future__ import annotations
@@ -28,46 +24,17 @@ from support.adversarial.dialogues import Message, Messages, Step, Tools
 from support.adversarial.templates import Template
 from support.adversarial.texts import (
     ControlTokens,
+    Inapplicable,
+    Piece,
+    Refused,
+    Render,
+    Unclear,
     common,
-    rot13,
     squash,
     unwritten,
-    with_arguments,
 )
 
 Kind = Literal["append", "drift", "rewrite", "raises", "unclear"]
-Piece = tuple[str, bool]
-"""Text, and whether it is a control token of the template."""
-
-
-class Refused(Exception):
-    """The template refuses the conversation."""
-
-
-class Inapplicable(Exception):
-    """The step says nothing about this template; the text says why."""
-
-
-class Unclear(Exception):
-    """Which control tokens are the template's cannot be seen."""
-
-
-@dataclass(frozen=True)
-class Render:
-    """A text and the places of the template's own control tokens in it."""
-
-    text: str
-    marks: tuple[tuple[int, int], ...]
-
-    def pieces(self, start: int = 0) -> list[Piece]:
-        """The text from `start` on, cut at the marks."""
-        found: list[Piece] = []
-        for begin, end in self.marks:
-            if begin < start:
-                continue
-            found += [(self.text[start:begin], False), (self.text[begin:end], True)]
-            start = end
-        return [piece for piece in [*found, (self.text[start:], False)] if piece[0]]
 
 
 @dataclass(frozen=True)
@@ -100,100 +67,25 @@ class Judge(ControlTokens):
         self.template = template
         self._renders: dict[str, Render] = {}
 
-    # --- renders ---------------------------------------------------------------------------------
-
-    def text(self, messages: Messages, tools: Tools, *, generate: bool) -> str:
-        """The template's text. Arguments are dicts, or JSON text if it takes no dicts."""
-        failure: Exception | None = None
-        for as_text in (False, True):
-            try:
-                return str(
-                    self.tokenizer.apply_chat_template(
-                        [with_arguments(message, as_text=as_text) for message in messages],
-                        tools=list(tools) if tools else None,
-                        chat_template=self.template.source,
-                        add_generation_prompt=generate,
-                        tokenize=False,
-                    )
-                )
-            except Exception as error:
-                failure = failure or error
-                if not any(message.get("tool_calls") for message in messages):
-                    break
-        raise Refused(str(failure)) from failure
-
     def render(self, messages: Messages, tools: Tools, *, generate: bool) -> Render:
         """The text with the places of its own control tokens. Raises `Refused`, `Unclear`."""
         shown = repr((messages, tools, generate))
         if shown not in self._renders:
             if len(self._renders) > 8:
                 self._renders.clear()
-            self._renders[shown] = self._render(messages, tools, generate=generate)
+            self._renders[shown] = self.marked(messages, tools, generate=generate)
         return self._renders[shown]
-
-    def _render(
-        self,
-        messages: Messages,
-        tools: Tools,
-        *,
-        generate: bool,
-        as_they_are: Messages = (),
-    ) -> Render:
-        text = self.text(messages, tools, generate=generate)
-        if not self.pattern.search(json.dumps([messages, tools], ensure_ascii=False)):
-            return Render(text, tuple(found.span() for found in self.pattern.finditer(text)))
-        try:
-            masked = self.text(
-                [
-                    message if any(message is it for it in as_they_are) else self._masked(message)
-                    for message in messages
-                ],
-                self._masked(list(tools or ())),
-                generate=generate,
-            )
-        except Refused as error:
-            raise Unclear("the template reads control-token text in a body, and raises") from error
-        pairs = zip(text, masked, strict=False)
-        if len(masked) != len(text) or any(rot13(a) != b for a, b in pairs if a != b):
-            raise Unclear("the template reads control-token text in a body")
-        spans = (found.span() for found in self.pattern.finditer(masked))
-        return Render(text, tuple((a, b) for a, b in spans if text[a:b] == masked[a:b]))
-
-    def _masked(self, value: Any) -> Any:
-        if isinstance(value, str):
-            return self.pattern.sub(lambda found: rot13(found.group()), value)
-        if isinstance(value, dict):
-            return {
-                self._masked(key): item if key == "role" else self._masked(item)
-                for key, item in value.items()
-            }
-        return [self._masked(item) for item in value] if isinstance(value, list | tuple) else value
-
-    # --- ids -------------------------------------------------------------------------------------
-
-    def ids(self, pieces: Sequence[Piece]) -> list[int]:
-        """The ids of text cut at the template's control tokens: no others are in it."""
-        found: list[int] = []
-        for text, is_control in pieces:
-            found += [self.control[text]] if is_control else self.plain(text)
-        return found
 
     def prompt(self, messages: Messages, tools: Tools) -> list[int]:
         return self.ids(self.render(messages, tools, generate=True).pieces())
 
     # --- what the model says ---------------------------------------------------------------------
 
-    def say(
-        self,
-        before: Messages,
-        step: Step,
-        tools: Tools,
-        rng: random.Random,
-    ) -> Said:
+    def say(self, before: Messages, step: Step, tools: Tools, rng: random.Random) -> Said:
         """What the model samples for the turn of `step`. Raises `Inapplicable`."""
         try:
             served = self.render(before, tools, generate=True)
-            pieces, stop = self._region(before, step, tools, served)
+            pieces = self._region(before, step, tools, served)
         except (Refused, Unclear) as error:
             raise Inapplicable(f"the turn cannot be rendered: {error}") from error
         turn = step.turn
@@ -202,69 +94,59 @@ class Judge(ControlTokens):
             if any(is_control for _, is_control in pieces[:-1]) or len(text.strip()) < 2:
                 raise Inapplicable("no plain text to cut")
             text = text[: rng.randint(max(1, len(text) // 2), len(text))]
-            turn = {**turn, "content": text}
-            return Said(self.plain(text), text, "", turn)
+            return Said(self.plain(text), text, "", {**turn, "content": text})
         if step.sampling == "spaced":
             pieces = [*pieces[:-1], ("\n", False), pieces[-1]]
         if step.sampling == "compact":
             pieces = [(t if c else t.replace('": ', '":'), c) for t, c in pieces]
         ids = self._split(pieces, rng) if step.sampling == "split" else self.ids(pieces)
-        return Said(ids, "".join(text for text, _ in pieces), stop, turn)
+        return Said(ids, "".join(text for text, _ in pieces), pieces[-1][0], turn)
 
-    def _region(
-        self, before: Messages, step: Step, tools: Tools, served: Render
-    ) -> tuple[list[Piece], str]:
-        """The pieces of the turn behind the generation prompt, stop token included."""
+    def _region(self, before: Messages, step: Step, tools: Tools, served: Render) -> list[Piece]:
+        """The pieces of the turn behind the generation prompt. The last one is its stop token."""
         renders = [self.render([*before, step.turn], tools, generate=False)]
-        if len(self._ends(renders[0], len(served.text), self.template.stops)) > 1:
+        if len(self._ends(renders[0], len(served.text))) > 1:
             raise Inapplicable("the template writes this turn as several")
         with suppress(Refused, Unclear):
             renders.append(self.render([*before, step.turn, *step.new], tools, generate=True))
         if step.sampling == "history":
             renders.reverse()
         for render in renders:
-            end = self.turn_end(render, len(served.text))
-            if render.text.startswith(served.text) and end is not None:
-                return self._between(render, len(served.text), end[1]), render.text[slice(*end)]
+            ends = self._ends(render, len(served.text))
+            if render.text.startswith(served.text) and ends:
+                return self._between(render, len(served.text), ends[0][1])
         start = self._start_in(renders[0], served)
-        end = self.turn_end(renders[0], start)
-        if end is None:
+        ends = self._ends(renders[0], start)
+        if not ends:
             raise Inapplicable("the template does not render this turn behind its prompt")
-        pieces = self._between(renders[0], start, end[1])
-        opened = served.text.rstrip().endswith("<think>") and not any(
-            t == "</think>" for t, _ in pieces
-        )
-        lead: list[Piece] = [("Hm.\n", False), ("</think>", True), ("\n\n", False)]
-        return [*(lead if opened and "</think>" in self.control else ()), *pieces], renders[0].text[
-            slice(*end)
-        ]
+        pieces = self._between(renders[0], start, ends[0][1])
+        opened = served.text.rstrip().endswith("<think>") and "</think>" in self.control
+        if opened and not any(text == "</think>" for text, _ in pieces):
+            pieces = [("Hm.\n", False), ("</think>", True), ("\n\n", False), *pieces]
+        return pieces
 
     def _start_in(self, alone: Render, served: Render) -> int:
         """Where the turn begins in a render that does not begin with the prompt that was served:
         where it leaves the prompt (which opens a thought that history drops), or behind its own
         header."""
         start = common(served.text, alone.text)
+        if len(served.text) - start <= 60:
+            return start
         header = served.text[served.marks[-1][0] if served.marks else 0 :]
-        if len(served.text) - start > 60 and header in alone.text:
-            return alone.text.rindex(header) + len(header)
-        if len(served.text) - start > 60:
+        if header not in alone.text:
             raise Inapplicable("the template does not render this turn behind its prompt")
-        return start
+        return alone.text.rindex(header) + len(header)
 
-    def turn_end(
-        self, render: Render, start: int, ends: Sequence[str] | None = None
-    ) -> tuple[int, int] | None:
-        """The place of the first stop token (of the first of `ends`) from `start` on."""
-        found = self._ends(render, start, ends or self.template.stops)
-        return found[0] if found else None
-
-    def _ends(self, render: Render, start: int, ends: Sequence[str]) -> list[tuple[int, int]]:
+    def _ends(
+        self, render: Render, start: int = 0, *, closes: bool = False
+    ) -> list[tuple[int, int]]:
+        """The places of the stop tokens from `start` on. `closes`: of what stands for them too."""
+        ends = self.template.stops + self.template.closes * closes
         return [at for at in render.marks if at[0] >= start and render.text[slice(*at)] in ends]
 
     def _between(self, render: Render, start: int, end: int) -> list[Piece]:
-        return Render(render.text[:end], tuple(at for at in render.marks if at[1] <= end)).pieces(
-            start
-        )
+        marks = tuple(at for at in render.marks if at[1] <= end)
+        return Render(render.text[:end], marks).pieces(start)
 
     def _split(self, pieces: Sequence[Piece], rng: random.Random) -> list[int]:
         """Ids of the same text in token splits that the tokenizer would not choose."""
@@ -282,13 +164,7 @@ class Judge(ControlTokens):
 
     # --- the truth -------------------------------------------------------------------------------
 
-    def truth(
-        self,
-        before: Messages,
-        said: Said,
-        new: Messages,
-        tools: Tools,
-    ) -> Truth:
+    def truth(self, before: Messages, said: Said, new: Messages, tools: Tools) -> Truth:
         """What is right after `said` for `new`."""
         messages = [*before, said.turn]
         try:
@@ -325,11 +201,7 @@ class Judge(ControlTokens):
             return None
 
     def _in_history(
-        self,
-        messages: Messages,
-        new: Messages,
-        tools: Tools,
-        full: Render,
+        self, messages: Messages, new: Messages, tools: Tools, full: Render
     ) -> Render | None:
         """The render of the turn alone, without its reasoning if `full` does not show that."""
         turn = {key: item for key, item in messages[-1].items() if key != "reasoning_content"}
@@ -344,28 +216,22 @@ class Judge(ControlTokens):
     ) -> tuple[int, int] | None:
         """The place of the token that ends the turn once messages follow: as many tokens of its
         kind stand before it as when the turn stands alone."""
-        ends = self.template.stops + self.template.closes
-        found = self._ends(full, start, ends)
-        behind = len(self._ends(alone, start, ends)) if alone is not None else 1
+        found = self._ends(full, start, closes=True)
+        behind = len(self._ends(alone, start, closes=True)) if alone is not None else 1
         return found[max(behind, 1) - 1] if len(found) >= max(behind, 1) else None
 
     def _tail(self, full: Render, kind: Kind, at: int) -> Truth:
         return Truth(kind, self.ids(full.pieces(at)), self.careless(full.text[at:]))
 
     def _rewritten(
-        self,
-        messages: Messages,
-        said: Said,
-        tools: Tools,
-        full: Render,
-        why: str,
+        self, messages: Messages, said: Said, tools: Tools, full: Render, why: str
     ) -> Truth:
         """The tail if the stream is kept all the same: what follows the turn where the whole
         render goes on from the render of the turn alone; else it is not defined."""
         alone = self._alone(messages, tools)
         if alone is None:
             return Truth("rewrite", why=why)
-        ends = [at for at in alone.marks if alone.text[slice(*at)] in self.template.stops]
+        ends = self._ends(alone)
         if not ends or not full.text.startswith(alone.text[: ends[-1][1]]):
             return Truth("rewrite", why=why)
         # A turn that was cut is closed first.
@@ -381,7 +247,7 @@ class Judge(ControlTokens):
             return True
         if alone is None or not alone.text.startswith(served):
             return False
-        ends = self._ends(alone, len(served), self.template.stops + self.template.closes)
+        ends = self._ends(alone, len(served), closes=True)
         rest = alone.text[len(served) : ends[-1][0]] if ends else alone.text[len(served) :]
         last, shown = squash(rest), squash(then)
         if last == shown:
@@ -393,71 +259,54 @@ class Judge(ControlTokens):
     # --- forks -----------------------------------------------------------------------------------
 
     def fork_is_right(
-        self,
-        ids: Sequence[int],
-        stream: Sequence[int],
-        messages: Messages,
-        tools: Tools,
+        self, ids: Sequence[int], stream: Sequence[int], messages: Messages, tools: Tools
     ) -> bool | None:
         """Whether `ids` are the whole conversation, kept from `stream` up to some control token and
         encoded anew from there. Control-token text of an assistant message may be text or a token,
         unless `stream` has the message's content in the tokenizer's own tokens, and its calls spell
         none: the messages do not say which of the two was sampled. None: it is unclear which
         control tokens are the template's."""
+        ids, stream = list(ids), list(stream)
+        either = [
+            message
+            for message in messages
+            if message["role"] == "assistant"
+            and (
+                self.pattern.search(json.dumps(message.get("tool_calls"), ensure_ascii=False))
+                or not _holds(stream, self.plain(str(message.get("content") or "")))
+            )
+        ]
         try:
-            ids, stream = list(ids), list(stream)
-            either = [
-                message
-                for message in messages
-                if message["role"] == "assistant"
-                and (
-                    self.pattern.search(json.dumps(message.get("tool_calls"), ensure_ascii=False))
-                    or not _holds(stream, self.plain(str(message.get("content") or "")))
-                )
-            ]
-            text, allowed = self._marks(messages, tools, either)
-            _, required = self._marks(messages, tools, ())
+            render = self.marked(messages, tools, generate=True, as_they_are=either)
+            required = self.marked(messages, tools, generate=True).marks
         except Unclear:
             return None
+        text, allowed = render.text, set(render.marks)
 
         def fresh(rest: list[int], start: int) -> bool:
             marks = self._claimed(rest, text, start)
-            return (
-                marks is not None and {at for at in required if at[0] >= start} <= marks <= allowed
-            )
+            needed = {at for at in required if at[0] >= start}
+            return marks is not None and needed <= marks <= allowed
 
         if fresh(ids, 0):
             return True
-        kept = next(
-            (n for n, (a, b) in enumerate(zip(ids, stream, strict=False)) if a != b), len(stream)
-        )
-        marks, texts = set(self.control.values()), self.decode
-        for at in range(min(kept, len(ids)) - 1, -1, -1):
+        marks = set(self.control.values())
+        for at in range(common(ids, stream) - 1, -1, -1):
             if ids[at] in marks:
-                begin = texts(ids[: at + 1])
+                begin = self.decode(ids[: at + 1])
                 if text.startswith(begin) and fresh(ids[at + 1 :], len(begin)):
                     return True
         return False
 
-    def _marks(
-        self,
-        messages: Messages,
-        tools: Tools,
-        as_they_are: Messages,
-    ) -> tuple[str, set[tuple[int, int]]]:
-        """The render, and its control tokens, with those in `as_they_are`."""
-        render = self._render(messages, tools, generate=True, as_they_are=as_they_are)
-        return render.text, set(render.marks)
-
     def _claimed(self, ids: Sequence[int], text: str, start: int) -> set[tuple[int, int]] | None:
         """The places of the control tokens of `ids`, canonical ids of `text` from `start` on."""
-        texts = {index: name for name, index in self.control.items()}
+        texts: dict[int | None, str] = {index: name for name, index in self.control.items()}
         marks, piece = set[tuple[int, int]](), list[int]()
         for index in [*ids, None]:
             if index is not None and index not in texts:
                 piece.append(index)
                 continue
-            shown, mark = self.decode(piece), texts.get(index, "") if index is not None else ""
+            shown, mark = self.decode(piece), texts.get(index, "")
             if not text.startswith(shown + mark, start) or self.plain(shown) != piece:
                 return None
             start += len(shown) + len(mark)
@@ -468,7 +317,5 @@ class Judge(ControlTokens):
 
 def _holds(stream: list[int], part: list[int]) -> bool:
     """Whether `part` is somewhere in `stream`; nothing is not."""
-    width = len(part)
-    return bool(part) and any(
-        stream[at : at + width] == part for at in range(len(stream) - width + 1)
-    )
+    starts = range(len(stream) - len(part) + 1)
+    return bool(part) and any(stream[at : at + len(part)] == part for at in starts)

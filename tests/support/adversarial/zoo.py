@@ -10,18 +10,10 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import cache, partial
 from typing import Any
 
-from support.adversarial.dialogues import (
-    CITIES,
-    NAMES,
-    RESULTS,
-    SAID,
-    THOUGHTS,
-    TOOLS,
-    USERS,
-    Messages,
-    Tools,
-)
-from support.adversarial.token_judge import Inapplicable, Judge, Said
+from support.adversarial import dialogues
+from support.adversarial.dialogues import Messages, Tools
+from support.adversarial.texts import Inapplicable
+from support.adversarial.token_judge import Judge, Said
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, trainers
 from tokenizers import pre_tokenizers as pre
 from transformers import PreTrainedTokenizerFast
@@ -31,19 +23,15 @@ _SPLIT = (
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+"
 )
 _BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
-_FIXED = [
+_WORDS = [
+    *dialogues.RESULTS, *dialogues.USERS, *dialogues.SAID, *dialogues.THOUGHTS,
+    *dialogues.CITIES, *dialogues.NAMES,
     "user\n", "assistant\n", "tool\n", "system\n", "<tool_response>", '{"name": "',
     '", "arguments": {"city": ',
-    "[INST] ", " [/INST]", "<<SYS>>\n", "Plan my trip to Paris.", str(TOOLS[0]),
+    "[INST] ", " [/INST]", "<<SYS>>\n", "Plan my trip to Paris.", str(dialogues.TOOLS[0]),
 ]  # fmt: skip
-
-
-def _texts() -> list[str]:
-    found = [*RESULTS, *USERS, *SAID, *THOUGHTS, *CITIES, *NAMES, *_FIXED]
-    return [
-        *found,
-        *(f"{a}\n{b} {c}" for a, b, c in zip(found, found[1:], found[2:], strict=False)),
-    ]
+_TRIPLES = zip(_WORDS, _WORDS[1:], _WORDS[2:], strict=False)
+_TEXTS = [*_WORDS, *(f"{a}\n{b} {c}" for a, b, c in _TRIPLES)]
 
 
 # --- kinds ---------------------------------------------------------------------------------------
@@ -53,16 +41,15 @@ def _trained_on_texts(model: Any, trainer: Any, **parts: Any) -> Tokenizer:
     made = Tokenizer(model)
     for name, part in parts.items():
         setattr(made, name, part)
-    made.train_from_iterator(_texts(), trainer)
+    made.train_from_iterator(_TEXTS, trainer)
     return made
 
 
-def _byte_level(split: Any = None, normalizer: Any = None) -> Tokenizer:
+def _byte_level(split: Any = None, **parts: Any) -> Tokenizer:
     trainer = trainers.BpeTrainer(
         vocab_size=700, initial_alphabet=pre.ByteLevel.alphabet(), show_progress=False
     )
-    parts = {"pre_tokenizer": split or pre.ByteLevel(add_prefix_space=False)}
-    parts |= {"normalizer": normalizer} if normalizer is not None else {}
+    parts["pre_tokenizer"] = split or pre.ByteLevel(add_prefix_space=False)
     return _trained_on_texts(models.BPE(), trainer, decoder=decoders.ByteLevel(), **parts)
 
 
@@ -209,13 +196,7 @@ class Canon:
             anchor = next(iter(self.judge.control))
             return self.encode(anchor + text)[1:]
 
-    def delta(
-        self,
-        before: Messages,
-        said: Said,
-        new: Messages,
-        tools: Tools,
-    ) -> list[int]:
+    def delta(self, before: Messages, said: Said, new: Messages, tools: Tools) -> list[int]:
         """The ids to append. Raises `Inapplicable` if the turn reads otherwise now."""
         served = self.judge.text(before, tools, generate=True)
         full = self.judge.text([*before, said.turn, *new], tools, generate=True)

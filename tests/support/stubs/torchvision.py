@@ -5,6 +5,7 @@ SGLang imports it only for image models: every name exists, and raises when it i
 """
 
 import sys
+from dataclasses import dataclass
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
@@ -13,11 +14,11 @@ __version__ = "0.28.0"
 __path__: list[str] = []
 
 
+@dataclass(frozen=True)
 class Absent:
     """A value that can be imported, subscripted and annotated with."""
 
-    def __init__(self, path: str) -> None:
-        self._path = path
+    _path: str
 
     def __getattr__(self, name: str) -> "Absent":
         if name.startswith("__"):
@@ -26,12 +27,6 @@ class Absent:
 
     def __getitem__(self, key: Any) -> "Absent":
         return Absent(f"{self._path}[{key!r}]")
-
-    def __hash__(self) -> int:
-        return hash(self._path)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Absent) and other._path == self._path
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         raise RuntimeError(f"{self._path} is a stub: torchvision does not load here")

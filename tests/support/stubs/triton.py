@@ -4,11 +4,10 @@ class.
 SGLang imports triton for kernels that need a GPU; on the CPU none of them runs.
 """
 
-import importlib.abc
-import importlib.machinery
 import sys
-import types
-from collections.abc import Callable, Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
 from typing import Any
 
 
@@ -25,7 +24,7 @@ class _Class:
         return _decorated(args, kwargs)
 
 
-class _Module(types.ModuleType):
+class _Module(ModuleType):
     """A package with every name: capitals begin classes, anything else modules that decorate."""
 
     __version__ = "0.0.0"
@@ -33,7 +32,7 @@ class _Module(types.ModuleType):
     def __init__(self, name: str) -> None:
         super().__init__(name)
         self.__path__: list[str] = []
-        self.__spec__ = importlib.machinery.ModuleSpec(name, None, is_package=True)
+        self.__spec__ = ModuleSpec(name, None, is_package=True)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -52,22 +51,17 @@ class _Module(types.ModuleType):
         return self
 
 
-class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+class _Finder(MetaPathFinder, Loader):
     """Finds every `triton.*`."""
 
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
-        return (
-            importlib.machinery.ModuleSpec(fullname, self, is_package=True)
-            if fullname.startswith("triton.")
-            else None
-        )
+    def find_spec(self, fullname: str, path: Any, target: Any = None) -> ModuleSpec | None:
+        below = fullname.startswith("triton.")
+        return ModuleSpec(fullname, self, is_package=True) if below else None
 
-    def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
         return _Module(spec.name)
 
-    def exec_module(self, module: types.ModuleType) -> None:
+    def exec_module(self, module: ModuleType) -> None:
         pass
 
 
@@ -75,8 +69,7 @@ def _decorated(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """What `@triton.jit` and `@triton.jit(...)` leave: the function as it is."""
     if len(args) == 1 and not kwargs and callable(args[0]):
         return args[0]
-    keep: Callable[[Any], Any] = lambda function: function
-    return keep
+    return lambda function: function
 
 
 sys.meta_path.insert(0, _Finder())

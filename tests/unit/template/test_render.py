@@ -92,7 +92,7 @@ def test_every_scenario_renders_as_transformers_renders_it(name: str) -> None:
         for talk, generate in ((it.history, True), ([*it.history, it.turn], False), (whole, True)):
             render = partial(both.renderer.render, talk, it.tools, generate=generate)
             try:
-                expected = both.oracle.render(talk, it.tools, generate=generate)
+                expected = both.oracle.text(talk, it.tools, generate=generate)
             except Refused as error:
                 with pytest.raises(TemplateError, match=re.escape(str(error))):
                     render()
