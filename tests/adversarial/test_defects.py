@@ -3,8 +3,6 @@
 Each test plays a twelve-turn loop or one exchange and asks the judge; no test says how it was
 fixed."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace

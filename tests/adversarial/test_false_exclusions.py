@@ -5,8 +5,6 @@ shares no code with toolroll, and says which episodes are right. Of these, fewer
 excluded. `TOOLROLL_ADVERSARIAL=full` plays every template.
 """
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 from contextlib import suppress

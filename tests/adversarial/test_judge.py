@@ -1,7 +1,5 @@
 """The judge itself, on templates that can be read by eye."""
 
-from __future__ import annotations
-
 import random
 from typing import Any
 

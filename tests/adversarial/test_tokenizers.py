@@ -4,8 +4,6 @@ is loaded.
 A turn that is cut inside a text may be continued only by ids that read on from it; if the
 tokenizer would have merged across the cut, nothing is right and nothing is judged."""
 
-from __future__ import annotations
-
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence

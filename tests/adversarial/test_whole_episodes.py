@@ -8,8 +8,6 @@ found. By default a seeded sample; `TOOLROLL_ADVERSARIAL=full` plays everything,
     TOOLROLL_ADVERSARIAL=full python -m pytest tests/adversarial -q
 """
 
-from __future__ import annotations
-
 import random
 from typing import Any
 

@@ -2,8 +2,6 @@
 base class take what the workflow returns.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

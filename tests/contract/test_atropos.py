@@ -1,7 +1,5 @@
 """Atropos' own managed server and node type, beside ours."""
 
-from __future__ import annotations
-
 import inspect
 from typing import Any
 

@@ -3,8 +3,6 @@
 are judged by the engine's own log.
 """
 
-from __future__ import annotations
-
 import asyncio
 import re
 import sys

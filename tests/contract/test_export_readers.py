@@ -3,8 +3,6 @@ samples, pandas and polars `episodes.jsonl`; Harbor, Inspect and lm-eval what th
 and `examples/exports` write.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -5,8 +5,6 @@ The trainers' own code pads, groups, normalizes and computes the loss. `tests/su
 has the other side.
 """
 
-from __future__ import annotations
-
 import asyncio
 import dataclasses
 import math

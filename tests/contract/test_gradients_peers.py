@@ -1,7 +1,5 @@
 """As `test_gradients.py`, for the trainers that are only on GitHub: slime, miles and prime-rl."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import math

@@ -1,7 +1,5 @@
 """The grammars that force a tool call, as xgrammar reads them."""
 
-from __future__ import annotations
-
 import pytest
 from support.formats import glm45, hermes, llama3, qwen3_coder
 

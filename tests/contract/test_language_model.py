@@ -1,7 +1,5 @@
 """The numpy network against transformers' LlamaForCausalLM in torch, both in float32."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The trainer of `examples/learn_desk`: it learns from what the engine recorded."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

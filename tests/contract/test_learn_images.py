@@ -1,7 +1,5 @@
 """The trainer of `examples/learn_images`: its logprobs are the model's, each with its images."""
 
-from __future__ import annotations
-
 import random
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """OpenRLHF's own rollout actor loads and plays the agent executor."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from support.bare import run_apart

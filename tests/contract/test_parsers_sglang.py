@@ -2,8 +2,6 @@
 well-formed replies, and each difference in `DIFFERENCES`; and `sglang:NAME`, which reports what
 SGLang's parser drops."""
 
-from __future__ import annotations
-
 import json
 import random
 import re

@@ -5,8 +5,6 @@ Where an append exists and the two disagree, ours must be the oracle's, and the 
 of a kind in `EXPLAINED`. Skipped where the package is not installed.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -3,8 +3,6 @@
 its loss.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterator
 from importlib.util import find_spec

@@ -2,8 +2,6 @@
 are the library's names of SGLang's sampling parameters.
 """
 
-from __future__ import annotations
-
 import ast
 from importlib.util import find_spec
 

@@ -1,7 +1,5 @@
 """tau2 from the inspect-evals wheel: rewards, tools, and a user with tools."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import shutil

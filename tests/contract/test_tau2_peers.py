@@ -4,8 +4,6 @@ TOOLROLL_TAU2 names a checkout of tau2-bench, whose `.venv` (made by its `uv syn
 evaluator.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -3,8 +3,6 @@ environment. The versions are tinker 0.38.0 with tinker-cookbook 0.6.1, and, by 
 0.25.0 with 0.5.4.
 """
 
-from __future__ import annotations
-
 import asyncio
 import inspect
 import pickle

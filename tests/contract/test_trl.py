@@ -4,8 +4,6 @@ worker, and our weight transfer.
 `tests/support/async_grpo.py` has the stand-ins for what needs a GPU.
 """
 
-from __future__ import annotations
-
 import asyncio
 import dataclasses
 import inspect

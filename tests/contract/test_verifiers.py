@@ -2,8 +2,6 @@
 our environments as verifiers loads and plays them, with its own rollouts and its own client.
 """
 
-from __future__ import annotations
-
 import re
 import sys
 from collections.abc import Iterator

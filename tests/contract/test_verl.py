@@ -2,8 +2,6 @@
 client in this process; the embedded engine is in place of its GPU servers.
 """
 
-from __future__ import annotations
-
 import asyncio
 import dataclasses
 import importlib

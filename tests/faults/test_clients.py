@@ -1,7 +1,5 @@
 """Hostile clients of the endpoint next to good ones."""
 
-from __future__ import annotations
-
 import asyncio
 import gzip
 import zlib

@@ -1,7 +1,5 @@
 """Hostile answers of the engine: refused, never trained, and no other episode's."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 from typing import Any

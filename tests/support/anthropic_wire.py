@@ -1,7 +1,5 @@
 """A client of Anthropic's Messages without the SDK."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from functools import partial

@@ -1,7 +1,5 @@
 """AReaL itself: its inference client with the embedded engine behind it, and its actor."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager

@@ -2,8 +2,6 @@
 the attention over a tree, which needs a kernel from the hub (FA3).
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """An Atropos environment as its authors write them, with one import changed."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from toolroll.testing import embedded_tokenizer_path

@@ -1,7 +1,5 @@
 """What the adapter reads of a server in Atropos' `ServerManager` (atroposlib 0.4.0)."""
 
-from __future__ import annotations
-
 import asyncio
 from types import SimpleNamespace
 

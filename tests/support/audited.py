@@ -1,7 +1,5 @@
 """Clean training rows, with the engine's record of them: scripted episodes over templates."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Iterator, Sequence

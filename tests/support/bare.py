@@ -1,7 +1,5 @@
 """Importing a part of a trainer's package without the rest of it."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence

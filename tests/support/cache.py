@@ -6,8 +6,6 @@ contains everything that the entry depends on, so nothing is updated in place; t
 the user who runs the tests.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import shutil

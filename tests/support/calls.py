@@ -1,7 +1,5 @@
 """Hypothesis strategies for tool calls."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import replace
 from string import ascii_letters, ascii_lowercase, digits

@@ -1,7 +1,5 @@
 """A scripted server of OpenAI's chat completions."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any

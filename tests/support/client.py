@@ -1,7 +1,5 @@
 """Connect our engine client to the embedded engine, or to a small server of a test."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any

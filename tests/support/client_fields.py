@@ -1,7 +1,5 @@
 """The fields that a client of the endpoint sends, each as a request with a hole for its value."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from support.anthropic_wire import HELLO, LOOK

@@ -1,7 +1,5 @@
 """One episode for every client: three looks, reasoning, parallel calls, spelled markers."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Awaitable, Callable
 from typing import Any

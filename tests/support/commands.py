@@ -1,7 +1,5 @@
 """The command line in this process, and runs of it in another one."""
 
-from __future__ import annotations
-
 import asyncio
 import sys
 from pathlib import Path

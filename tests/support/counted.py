@@ -1,7 +1,5 @@
 """An encoder that counts its work."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 from toolroll.rollout.template.encode import Encoder

@@ -1,7 +1,5 @@
 """The desk's tasks played by references with mistakes, whatever session id an adapter uses."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter
 from collections.abc import Sequence

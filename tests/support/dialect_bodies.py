@@ -4,8 +4,6 @@ dialect, streamed or not, in the neutral form.
 The neutral form is OpenAI's chat messages, with `reasoning_content`.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from typing import Any, Literal

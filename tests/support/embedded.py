@@ -1,7 +1,5 @@
 """Use the embedded engine over plain HTTP, for tests of the engine itself and not of our client."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence

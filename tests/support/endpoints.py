@@ -1,7 +1,5 @@
 """An endpoint over an embedded engine, its clients, and the judge of its trajectories."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

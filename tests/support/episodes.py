@@ -1,7 +1,5 @@
 """Play episodes against the embedded engine, and check their tokens with its request log."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any

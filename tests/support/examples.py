@@ -4,8 +4,6 @@ template of the format: the texts in the golden files of tests/unit/parsers.
 The tools are `get_weather(city: string, days: integer)` and `get_time()`.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from pathlib import Path

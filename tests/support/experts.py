@@ -1,7 +1,5 @@
 """The routed experts of the embedded engine, computed again from its log."""
 
-from __future__ import annotations
-
 import base64
 from collections.abc import Iterable, Mapping
 from typing import Any

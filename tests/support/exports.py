@@ -1,7 +1,5 @@
 """A run with everything that an export must handle, and readers of what was written."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The same trained tokens as one sequence or as two, and an aborted episode."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

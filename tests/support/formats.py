@@ -5,8 +5,6 @@ A writer returns the text of the reply after the visible `text`, without the sto
 `support.examples` names the sources.
 """
 
-from __future__ import annotations
-
 import html
 import json
 import re

@@ -2,8 +2,6 @@
 the adapter reads: names, fields and defaults.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any
 

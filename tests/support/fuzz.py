@@ -1,7 +1,5 @@
 """Texts that a model would not write, made from parts of a wire format."""
 
-from __future__ import annotations
-
 import random
 
 from support.calls import ordinary_calls

@@ -1,7 +1,5 @@
 """One request to the embedded engine, for the stand-ins of trainers' engine objects."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

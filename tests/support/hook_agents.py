@@ -2,8 +2,6 @@
 The bodies are ours; `make test-peers` runs the published files.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -2,8 +2,6 @@
 with the expected error message.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any

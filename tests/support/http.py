@@ -1,7 +1,5 @@
 """Small HTTP servers that answer like a router or a broken engine, as a test decides."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from typing import Any, TypeVar

@@ -1,7 +1,5 @@
 """An endpoint's clients in the same process, and what they say of the sampled tokens."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any

@@ -7,8 +7,6 @@ installed package is read. No module of the package is imported.
     PYTHONPATH=tests python -m support.inventory PACKAGE [--root FOLDER] [--origin TEXT] [NAME ...]
 """
 
-from __future__ import annotations
-
 import argparse
 import ast
 import copy

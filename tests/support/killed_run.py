@@ -7,8 +7,6 @@ before the first fork, so that a start costs milliseconds. A moment is counted, 
 of function calls after the start of the run, or after it has started to write its next episodes.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

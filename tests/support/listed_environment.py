@@ -1,7 +1,5 @@
 """Environments for tests, whose behavior is decided by a list."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field

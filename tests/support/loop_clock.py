@@ -1,7 +1,5 @@
 """A manual clock for the event loop: time limits end only when the test advances it."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable
 from typing import TypeVar

@@ -2,8 +2,6 @@
 and images without a clock.
 """
 
-from __future__ import annotations
-
 import gc
 import tracemalloc
 from collections.abc import Callable

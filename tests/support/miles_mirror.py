@@ -2,8 +2,6 @@
 31f1ca961a94cb860cec3b2dea34ec332bfa8f76 (see `support.standins`).
 """
 
-from __future__ import annotations
-
 from argparse import Namespace
 from dataclasses import dataclass
 from typing import Any

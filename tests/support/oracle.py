@@ -15,8 +15,6 @@ added token is one token everywhere. Texts are compared up to NFC, which
 the vocabulary's normalizer applies.
 """
 
-from __future__ import annotations
-
 import itertools
 import re
 import unicodedata

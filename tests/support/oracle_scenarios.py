@@ -4,8 +4,6 @@ Invariants: the assistant turn under test ends with a mark that occurs nowhere e
 conversation, so that a search finds its position in a render; imports nothing of toolroll.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -5,8 +5,6 @@ is defined), so an implementation cannot pass by refusing; every exception that 
 nor a refusal is a crash.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol

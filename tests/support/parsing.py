@@ -1,7 +1,5 @@
 """Shared helpers for tests of parsers: parsing in pieces, and the properties of every reply."""
 
-from __future__ import annotations
-
 import random
 import re
 from collections.abc import Iterable, Sequence

@@ -1,7 +1,5 @@
 """The maximum time to wait for an event in a test, which only a hang reaches, and what waits."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Faults for clean training rows. Each changes the rows in place or returns others."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from functools import cache

@@ -6,8 +6,6 @@ server if pytest itself is killed); if a server does not start, the error has th
 servers listen only on 127.0.0.1.
 """
 
-from __future__ import annotations
-
 import asyncio
 import ctypes
 import http.client

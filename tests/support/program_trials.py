@@ -1,7 +1,5 @@
 """Harbor tasks, a small program that plays them, and its replies."""
 
-from __future__ import annotations
-
 import shlex
 import shutil
 import subprocess

@@ -5,8 +5,6 @@ connection is closed too; `requests` has every request in the order of arrival. 
 with its own event loop, so that tests of any loop can use it.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import AsyncIterator, Iterator

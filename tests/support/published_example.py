@@ -6,8 +6,6 @@ of each agent in `AGENTS`. It is a process of its own, because the imports need 
 tests must not see, and because `input` is replaced for tau-bench's user without a model.
 """
 
-from __future__ import annotations
-
 import asyncio
 import builtins
 import json

@@ -1,7 +1,5 @@
 """The files of a benchmark that reads all that it is made of while it plays, and edits of them."""
 
-from __future__ import annotations
-
 import gzip
 import importlib
 import os

@@ -10,8 +10,6 @@ Invariants: neither wheel is imported (they are read as data), nor anything of t
 that a template's model reads as one control token is one added token of the tokenizer made for it.
 """
 
-from __future__ import annotations
-
 import base64
 import importlib.metadata
 import os

@@ -1,7 +1,5 @@
 """Sessions of an endpoint with `--out`: what is asked and replied, and how they end."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Callable

@@ -8,8 +8,6 @@ the newest block only, calls with the defaults of their arguments, a count of to
 and another request for a title.
 """
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A client of OpenAI's Responses without the SDK."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Hand-made episodes, for tests of files, rates, reports and pages."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from typing import Any

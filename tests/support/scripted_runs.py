@@ -1,7 +1,5 @@
 """Runs without an engine, with an agent that only talks and environments that a test decides."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any

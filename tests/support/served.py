@@ -1,7 +1,5 @@
 """A served endpoint with an engine that says what a test wants, and the requests of its clients."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any

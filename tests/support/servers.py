@@ -5,8 +5,6 @@ CPU build: sgl_kernel, torchvision and triton (imports only; their kernels are n
 command `forked_sglang` starts the server with a third of the CPU time.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import time

@@ -5,8 +5,6 @@ As a script it reads JSON from stdin, `{"theirs": [[name, text, tools], ...], "o
 writes the results of SGLang's parser of that name, and of `sglang:NAME`, for each text.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

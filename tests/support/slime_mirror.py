@@ -3,8 +3,6 @@
 slime's rules.
 """
 
-from __future__ import annotations
-
 import asyncio
 import copy
 import itertools

@@ -2,8 +2,6 @@
 its samples.
 """
 
-from __future__ import annotations
-
 from argparse import Namespace
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager

@@ -1,7 +1,5 @@
 """The source of the library, for tests of its structure: modules, imports and syntax trees."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 from dataclasses import dataclass

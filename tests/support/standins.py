@@ -7,8 +7,6 @@ puts modules into `sys.modules`, and `named` makes objects of settings. The stan
 of these are found by tests/unit/support/test_standins.py.
 """
 
-from __future__ import annotations
-
 import ast
 import dataclasses
 import inspect

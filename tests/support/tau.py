@@ -1,7 +1,5 @@
 """Two versions of tau-bench: a small package with its interface, and the real one."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Episodes of tau2 with a scripted user."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

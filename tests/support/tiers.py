@@ -5,8 +5,6 @@ The tiers are `make test` (tests/unit without the marker `slow`), `make test-all
 (the default), `ci` (`make test-all`) or `nightly`.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterable
 from dataclasses import fields, is_dataclass

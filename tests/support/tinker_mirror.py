@@ -2,8 +2,6 @@
 samples from the embedded engine, and a `TrainingClient` that trains a small network.
 """
 
-from __future__ import annotations
-
 import asyncio
 from importlib import import_module
 from typing import Any

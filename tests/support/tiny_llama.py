@@ -1,7 +1,5 @@
 """A tiny Llama network with random weights, as a Hugging Face folder, and its engine."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

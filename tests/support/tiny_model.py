@@ -5,8 +5,6 @@ Invariants: built once per machine, from a fixed seed; its vocabulary (151,936) 
 tokenizer (151,669), as in Qwen, so an untrained model samples ids without text.
 """
 
-from __future__ import annotations
-
 import importlib.metadata
 from functools import cache
 from pathlib import Path

@@ -2,8 +2,6 @@
 depends only on the prompt, so that an episode is always the same.
 """
 
-from __future__ import annotations
-
 import random
 import zlib
 from collections.abc import Callable, Mapping, Sequence

@@ -2,8 +2,6 @@
 CUDA.
 """
 
-from __future__ import annotations
-
 import ast
 from importlib.util import find_spec
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What the TRL adapters read of TRL's own objects (1.16.0)."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

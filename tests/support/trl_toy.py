@@ -2,8 +2,6 @@
 that samples from the trainer's own model, and a server that is given weights.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """verifiers itself (0.4.0): the parts that the adapter's tests use, in this process."""
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Iterator
 from contextlib import contextmanager

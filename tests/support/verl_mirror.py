@@ -1,7 +1,5 @@
 """verl's `LLMServerClient` and `TokenOutput` (verl 0.9.1) with the embedded engine behind them."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from types import SimpleNamespace
 from typing import Any

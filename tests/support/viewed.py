@@ -1,7 +1,5 @@
 """A run whose texts try to become markup, for tests of its page."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

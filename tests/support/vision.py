@@ -5,8 +5,6 @@ The processor is transformers' own without its part for videos, which needs torc
 images with Pillow. The server reads the whole processor from the model's folder.
 """
 
-from __future__ import annotations
-
 import base64
 import importlib.metadata
 import io

@@ -1,7 +1,5 @@
 """OpenRLHF's `llm_engine` (vLLM's output objects) on top of the embedded engine."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Use SGLang's HTTP API directly, for tests of the engine itself and not of our client."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import time

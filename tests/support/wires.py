@@ -1,7 +1,5 @@
 """Requests in Anthropic's Messages and OpenAI's Responses, by the same functions for both."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from typing import Any

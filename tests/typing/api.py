@@ -1,7 +1,5 @@
 """The public types as a user's type checker sees them; checked by `make check`, never run."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, assert_type

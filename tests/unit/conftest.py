@@ -1,7 +1,5 @@
 """The command as a shell runs it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

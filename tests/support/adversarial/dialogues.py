@@ -5,8 +5,6 @@ Imports nothing of toolroll. Each value that a template may test (names, ids, ar
 reasoning, extra keys) is drawn from a pool that contains the templates' own constants.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

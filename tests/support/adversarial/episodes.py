@@ -4,8 +4,6 @@ The engine's request log has what was served and sampled, the judge decides what
 session's trajectories show what would be trained.
 """
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Callable, Sequence

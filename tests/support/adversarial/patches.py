@@ -1,7 +1,5 @@
 """Hand-written templates, each with other slots of the skeleton."""
 
-from __future__ import annotations
-
 from support.adversarial.skeleton import SLOTS
 
 _NS = "{% set ns = namespace(n=0, seen=[], flag=false, name='') %}"

@@ -5,8 +5,6 @@ change; and turns that history closes otherwise.
 nothing of toolroll.
 """
 
-from __future__ import annotations
-
 import html
 from collections.abc import Iterator, Sequence
 from itertools import product

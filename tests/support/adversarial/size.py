@@ -1,7 +1,5 @@
 """The size of the adversarial suite: a seeded sample, or everything."""
 
-from __future__ import annotations
-
 import os
 import random
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """The skeleton of a chat template, and its slots."""
 
-from __future__ import annotations
-
 SLOTS = {
     "top": "",
     "head": "{% if tools %}<|turn|>system\n{% for t in tools %}{{ t | tojson }}{{ '\\n' }}{% "

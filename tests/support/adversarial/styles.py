@@ -4,8 +4,6 @@ form, each with the peculiarity of its family.
 Maps names to (source, the control tokens that end a turn, the added control tokens).
 """
 
-from __future__ import annotations
-
 Style = tuple[str, tuple[str, ...], tuple[str, ...]]
 
 _GLM = (

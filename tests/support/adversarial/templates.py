@@ -6,8 +6,6 @@ hand-written; those in `generated` test one property (`TESTS`) of one field (`FI
 nothing of toolroll.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import product

@@ -6,8 +6,6 @@ change, so a template that measures, cuts or transforms the text treats both in 
 Imports nothing of toolroll.
 """
 
-from __future__ import annotations
-
 import codecs
 import json
 import re

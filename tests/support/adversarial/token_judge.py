@@ -11,8 +11,6 @@ toolroll. A truth is one of:
 - `unclear`: the bodies contain control-token text, and the render depends on it.
 """
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Sequence

@@ -4,8 +4,6 @@ Imports nothing of toolroll. The truth is the tokenizer's own encoding of the wh
 of a delta are its last ones, after the end of the sampled turn.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache, partial
 from typing import Any

@@ -1,7 +1,5 @@
 """The size of the fault suite: a seeded sample in `make test-all`, everything in `make faults`."""
 
-from __future__ import annotations
-
 import os
 import random
 from collections.abc import Iterable

@@ -3,8 +3,6 @@
 The counts of all tests are added and printed at the end of a run (`tests/conftest.py`).
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any

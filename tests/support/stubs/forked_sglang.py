@@ -4,8 +4,6 @@ SGLang starts its scheduler and its detokenizer as new interpreters, and the sch
 its models. Each import takes longer than everything else that happens until the server answers.
 """
 
-from __future__ import annotations
-
 import gc
 import multiprocessing
 import os

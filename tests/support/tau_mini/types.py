@@ -1,7 +1,5 @@
 """The models of tau-bench's interface."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from pydantic import BaseModel

@@ -1,7 +1,5 @@
 """Fixtures of the slime tests."""
 
-from __future__ import annotations
-
 import asyncio
 import importlib
 import sys

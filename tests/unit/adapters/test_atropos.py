@@ -3,8 +3,6 @@ mirror types have the fields of atroposlib 0.4.0 that are read; tests/contract/t
 the real ones.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager

@@ -2,8 +2,6 @@
 closed.
 """
 
-from __future__ import annotations
-
 import asyncio
 import signal
 import threading

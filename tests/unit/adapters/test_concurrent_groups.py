@@ -3,8 +3,6 @@
 The oracle is the engine's log alone: each session's requests give one sample, and no other.
 """
 
-from __future__ import annotations
-
 import asyncio
 import random
 import zlib

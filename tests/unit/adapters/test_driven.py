@@ -1,7 +1,5 @@
 """An episode that is driven from outside has the tokens of one that an engine samples."""
 
-from __future__ import annotations
-
 import asyncio
 import pickle
 from typing import Any

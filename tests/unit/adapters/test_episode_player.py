@@ -1,7 +1,5 @@
 """`EpisodePlayer`: the check of the engine's model, and errors of code that is not toolroll's."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

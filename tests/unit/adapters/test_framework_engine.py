@@ -1,7 +1,5 @@
 """A trainer's engine object as the engine of a model: what is taken and what is refused."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

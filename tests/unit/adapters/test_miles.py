@@ -1,7 +1,5 @@
 """The miles adapter, and the slime adapter's older form, with miles' types."""
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import copy

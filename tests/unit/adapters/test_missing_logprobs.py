@@ -1,7 +1,5 @@
 """A trained token without a logprob, as from an engine client of one's own, reaches no trainer."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

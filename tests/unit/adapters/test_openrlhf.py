@@ -2,8 +2,6 @@
 can be tested. That the tokens are exact is in `test_same_episodes.py`.
 """
 
-from __future__ import annotations
-
 import asyncio
 import inspect
 import re

@@ -1,7 +1,5 @@
 """docs/adapters.md: the adapter of the page, played."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

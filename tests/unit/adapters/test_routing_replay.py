@@ -2,8 +2,6 @@
 from the first forward pass over it, although later passes have others.
 """
 
-from __future__ import annotations
-
 import base64
 from argparse import Namespace
 from collections.abc import Sequence

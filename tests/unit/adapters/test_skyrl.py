@@ -1,7 +1,5 @@
 """The SkyRL adapter with SkyRL's types (0.3.0)."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """slime's own rollout loops play our `generate`, with slime installed (`make test-peers`)."""
 
-from __future__ import annotations
-
 import asyncio
 import importlib
 import json

@@ -1,7 +1,5 @@
 """Parked episodes: after an abort by slime, an episode waits and is continued."""
 
-from __future__ import annotations
-
 import asyncio
 from argparse import Namespace
 from contextlib import AsyncExitStack

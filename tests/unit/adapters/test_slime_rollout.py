@@ -1,7 +1,5 @@
 """The slime adapter's `generate_rollout`: a trainer's loop, its evaluations and its rewards."""
 
-from __future__ import annotations
-
 import asyncio
 import dataclasses
 import json

@@ -2,8 +2,6 @@
 against a mirror of them; images, which slime and miles get, and other trainers refuse.
 """
 
-from __future__ import annotations
-
 import inspect
 from argparse import Namespace
 from dataclasses import replace

@@ -3,8 +3,6 @@
 That the tokens are those that were served and sampled is in `tests/unit/test_invariants.py`.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from argparse import Namespace

@@ -2,8 +2,6 @@
 asynchronous trainer. TRL's own trainers are in tests/contract/test_trl.py.
 """
 
-from __future__ import annotations
-
 import asyncio
 import queue
 from collections.abc import AsyncIterator, Callable, Iterator

@@ -2,8 +2,6 @@
 is in tests/contract/test_verl.py.
 """
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any

@@ -1,7 +1,5 @@
 """Environments with Gymnasium's and with tau-bench's interface, played as they are."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Baselines: a model behind a chat endpoint, not trainable, and what doing nothing scores."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

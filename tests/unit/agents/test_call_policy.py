@@ -2,8 +2,6 @@
 for several calls in one turn is the environment's, as is the prompt that says so.
 """
 
-from __future__ import annotations
-
 import gc
 import weakref
 from typing import Any

@@ -1,7 +1,5 @@
 """`ChatClient` against a real local server with scripted responses."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 from collections.abc import AsyncIterator

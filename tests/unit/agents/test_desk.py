@@ -1,7 +1,5 @@
 """desk: the reference earns 1.0, nothing else does, and no argument of a model breaks it."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 from collections import Counter

@@ -1,7 +1,5 @@
 """Overridden hooks by form: plain and async, with `super()`, and what they must not return."""
 
-from __future__ import annotations
-
 import gc
 import json
 import threading

@@ -1,7 +1,5 @@
 """A judge as reward: its verdicts, its failures, and what its prompt lets a record do."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Long texts: too long is a failure, none is encoded on the event loop, and errors are short."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from typing import Any

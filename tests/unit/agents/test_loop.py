@@ -2,8 +2,6 @@
 turns add up to its reward.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import math

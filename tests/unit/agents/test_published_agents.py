@@ -1,7 +1,5 @@
 """Agents as the published example writes them, and hooks that are called outside an episode."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 import warnings

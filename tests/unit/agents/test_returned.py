@@ -1,7 +1,5 @@
 """What an environment returns: a failure says what that was, and each line can be read back."""
 
-from __future__ import annotations
-
 import asyncio
 import dataclasses
 import datetime

@@ -1,7 +1,5 @@
 """tau-bench: a small package with its interface, and the real one (marked `peers`)."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import random

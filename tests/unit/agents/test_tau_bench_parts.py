@@ -1,7 +1,5 @@
 """The tau-bench adapter's bounded `calculate`, copies of the database, and users in threads."""
 
-from __future__ import annotations
-
 import asyncio
 import copy
 import json

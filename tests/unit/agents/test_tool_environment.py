@@ -1,7 +1,5 @@
 """`tool_environment`: functions, data and a reward as an environment."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Simulated users: lines, the HTTP client, and the strategies by which a model plays a user."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

@@ -2,8 +2,6 @@
 rows of many templates have none: forked ones, and those whose history is kept.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Callable, Iterable

@@ -2,8 +2,6 @@
 engine's record is read from SGLang's log.
 """
 
-from __future__ import annotations
-
 import json
 import pickle
 from pathlib import Path

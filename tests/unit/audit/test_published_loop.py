@@ -1,7 +1,5 @@
 """A loop that makes its tokens as slime's tau-bench example does, audited with the engine's log."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Sequence
 from pathlib import Path

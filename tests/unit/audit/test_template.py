@@ -1,7 +1,5 @@
 """`TemplateCheck` reports no fault in what it cannot compare."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

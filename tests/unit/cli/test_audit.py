@@ -1,7 +1,5 @@
 """`toolroll audit`, as the command line runs it."""
 
-from __future__ import annotations
-
 import asyncio
 import html
 import json

@@ -1,7 +1,5 @@
 """What a run shows while it goes on: a bar in a terminal, lines elsewhere."""
 
-from __future__ import annotations
-
 import io
 import re
 from pathlib import Path

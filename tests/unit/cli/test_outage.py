@@ -1,7 +1,5 @@
 """`toolroll run` and servers that are not there: from the start, or from the middle of a run on."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 from typing import Any

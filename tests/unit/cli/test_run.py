@@ -1,7 +1,5 @@
 """`toolroll run`: from the command line to the table, the files, and a resumed run."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

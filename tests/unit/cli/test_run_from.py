@@ -1,7 +1,5 @@
 """`toolroll run --from`: the same run again, and what differs."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager

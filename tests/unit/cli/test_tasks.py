@@ -1,7 +1,5 @@
 """`toolroll tasks`, `envs`, `new-env` and `demo`, as the command line runs them."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Mistakes on the command line: one line that names the option, and exit 2."""
 
-from __future__ import annotations
-
 import re
 import signal
 from importlib.metadata import version

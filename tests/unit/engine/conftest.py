@@ -1,7 +1,5 @@
 """What several tests of the engine's client need."""
 
-from __future__ import annotations
-
 import pytest
 from support.http import http_server
 

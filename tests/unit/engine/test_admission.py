@@ -1,7 +1,5 @@
 """`Admission`: more episodes in flight than the KV cache holds. The clock is virtual."""
 
-from __future__ import annotations
-
 import asyncio
 import functools
 import random

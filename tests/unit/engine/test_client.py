@@ -1,7 +1,5 @@
 """`Engine`: what it sends and never sends, what it tries again, and what it leaves behind."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 from typing import Any

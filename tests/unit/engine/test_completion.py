@@ -2,8 +2,6 @@
 honest engine gives it.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`Engine`: model info, workers, health, plain posts, the configuration, and another model."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

@@ -1,7 +1,5 @@
 """An engine that dies during a run: the run waits for it, once for all, or ends in words."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager

@@ -1,7 +1,5 @@
 """`generate_resumed`: a turn that the engine aborted goes on, and stays one turn."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Routed experts: each row comes from the turn that processed its token first, and only once."""
 
-from __future__ import annotations
-
 import base64
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path

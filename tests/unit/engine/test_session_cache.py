@@ -1,7 +1,5 @@
 """Sessions in the engine's cache: which requests carry an id, and that nothing stays open."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import shutil

@@ -1,7 +1,5 @@
 """`read_stream`: what is read of each event of a stream, and what is no event."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager

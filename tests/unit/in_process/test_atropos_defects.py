@@ -2,8 +2,6 @@
 its number; and the types that they publish.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter
 from collections.abc import Sequence

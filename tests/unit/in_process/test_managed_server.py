@@ -2,8 +2,6 @@
 message of the assistant, which the model continues (Atropos' prefill).
 """
 
-from __future__ import annotations
-
 import asyncio
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """OpenAI's SDK over HTTP, and in process (`ToolrollClient`): judged by the engine's log."""
 
-from __future__ import annotations
-
 import asyncio
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """`Conversation`: one conversation, message by message and token by token."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Sequence

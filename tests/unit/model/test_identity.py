@@ -1,7 +1,5 @@
 """The engine serves the model that the tokenizer belongs to, or the run does not begin."""
 
-from __future__ import annotations
-
 import json
 import logging
 import shutil

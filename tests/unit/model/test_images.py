@@ -2,8 +2,6 @@
 that is sampled ends the turn before it and the episode, and is never sent back to the engine.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import struct

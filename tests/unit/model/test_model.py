@@ -1,7 +1,5 @@
 """`Model`: engine, template, parser and executor, made from arguments in any form."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import threading

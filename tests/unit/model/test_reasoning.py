@@ -1,7 +1,5 @@
 """A reply begins inside reasoning if the prompt that was served for it ends there."""
 
-from __future__ import annotations
-
 import copy
 import json
 from typing import Any

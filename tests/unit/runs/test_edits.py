@@ -6,8 +6,6 @@ its files, or one more option of the second run. The identity of its environment
 an edit that can move a reward.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

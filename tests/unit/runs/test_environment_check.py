@@ -1,7 +1,5 @@
 """`toolroll check-env`: it is right about broken environments, and about those that are shipped."""
 
-from __future__ import annotations
-
 import random
 import re
 import threading

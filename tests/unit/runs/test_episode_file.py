@@ -3,8 +3,6 @@ gave a value: it is refused before the episode is written, or it is in the line 
 What an environment's methods return is in `tests/unit/agents/test_returned.py`.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import copy

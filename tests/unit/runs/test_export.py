@@ -1,7 +1,5 @@
 """Exports: what other programs read is what the run holds, without what is not trained."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json

@@ -1,7 +1,5 @@
 """ATIF: each step has the text and the tokens of the same turn, and every turn is in one step."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Awaitable, Callable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Episodes that wait between turns, on the embedded engine with a KV cache of limited size."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 from typing import Any

@@ -1,7 +1,5 @@
 """The registry: names of entry points, of files and of modules; what is wrong is said."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

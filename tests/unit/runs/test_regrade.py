@@ -1,7 +1,5 @@
 """`toolroll regrade`: recorded actions in new environments, what is found, and what is written."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Iterator

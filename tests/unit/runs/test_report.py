@@ -2,8 +2,6 @@
 enumeration, tau-bench's numbers, and a simulation.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from itertools import combinations

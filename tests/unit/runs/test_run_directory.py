@@ -2,8 +2,6 @@
 model and the command that produced it, without secrets.
 """
 
-from __future__ import annotations
-
 import copy
 import json
 import re

@@ -1,7 +1,5 @@
 """The runner: who is played, how often, under which seed, and what a failure does to the others."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import re

@@ -1,7 +1,5 @@
 """`toolroll view`: what is in the page (`tests/system/test_viewer_browser.py` opens it)."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import json

@@ -1,7 +1,5 @@
 """Episodes dealt out to workers: none lost and none twice, whichever worker dies."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

@@ -2,8 +2,6 @@
 does not end a run, and a call that blocks it is named.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import logging

@@ -1,7 +1,5 @@
 """What others' environments and agents raise, exits included, costs their own episode only."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import signal

@@ -1,7 +1,5 @@
 """A disk that is full or fails: one line, exit status 2, and a folder in which the run goes on."""
 
-from __future__ import annotations
-
 import errno
 import io
 import os

@@ -1,7 +1,5 @@
 """`paced_garbage`: the collector comes seldom in a run, and is put back afterwards."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Iterator
 from typing import Any

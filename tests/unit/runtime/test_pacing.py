@@ -1,7 +1,5 @@
 """`Turnstile`: how many tasks pass in one iteration of the event loop."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter
 from collections.abc import Sequence

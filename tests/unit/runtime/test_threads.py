@@ -1,7 +1,5 @@
 """Blocking calls in threads: their results, how many run at once, and that nothing is held."""
 
-from __future__ import annotations
-
 import asyncio
 import functools
 import gc

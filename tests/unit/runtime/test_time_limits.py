@@ -2,8 +2,6 @@
 server is waited for, which is no part of an episode's or a step's time.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import contextvars

@@ -2,8 +2,6 @@
 500.
 """
 
-from __future__ import annotations
-
 import asyncio
 import gzip
 import json

@@ -1,7 +1,5 @@
 """Anthropic's Messages, where it differs from the other dialects (`test_dialects.py`)."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -2,8 +2,6 @@
 sampled texts, and tool lists, which requests share.
 """
 
-from __future__ import annotations
-
 import gc
 import json
 from datetime import datetime

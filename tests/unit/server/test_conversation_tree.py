@@ -1,7 +1,5 @@
 """Which turn a request goes on from: echoes, edits, equal replies, sub-agents, rewrites."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from typing import Any

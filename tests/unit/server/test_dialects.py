@@ -2,8 +2,6 @@
 clients of the recorded shape of Codex and of Claude Code, whose histories have no forks.
 """
 
-from __future__ import annotations
-
 import asyncio
 import copy
 import json

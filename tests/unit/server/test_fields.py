@@ -2,8 +2,6 @@
 token and is counted in its session.
 """
 
-from __future__ import annotations
-
 import copy
 import json
 import logging

@@ -2,8 +2,6 @@
 answer is in its session once, or its client is told to ask again.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -1,7 +1,5 @@
 """Images in requests to the endpoint: three dialects, the disk, and what is refused."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import struct

@@ -1,7 +1,5 @@
 """The journal: what is written is on the disk when its future is done, in order, in few writes."""
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import os

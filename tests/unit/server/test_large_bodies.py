@@ -3,8 +3,6 @@ that is nested deep, in requests and in what the model says, is refused in the d
 served as text, and never fails the endpoint.
 """
 
-from __future__ import annotations
-
 import asyncio
 import gzip
 import itertools

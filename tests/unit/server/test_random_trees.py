@@ -7,8 +7,6 @@ tokens and logprobs that the engine sampled, after exactly the prompt that it sa
 Nothing else is trained. The trajectories are the longest paths of the model.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re

@@ -2,8 +2,6 @@
 much a client may ask for, when a session ends, and what each failure says.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re

@@ -1,7 +1,5 @@
 """What the endpoint cannot honor is refused by its name, in every dialect, before anything else."""
 
-from __future__ import annotations
-
 import copy
 import json
 import re

@@ -1,7 +1,5 @@
 """OpenAI's Responses, where it differs from the other dialects (`test_dialects.py`)."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -3,8 +3,6 @@
 A kill is a copy of the folder: what it has at that moment is all that a killed server leaves.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

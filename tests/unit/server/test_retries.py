@@ -2,8 +2,6 @@
 is kept for retries.
 """
 
-from __future__ import annotations
-
 import asyncio
 import gc
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The start of `toolroll serve`: what is refused, and an engine that is not there yet."""
 
-from __future__ import annotations
-
 import signal
 import socket
 from collections.abc import AsyncIterator

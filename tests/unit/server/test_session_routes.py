@@ -1,7 +1,5 @@
 """The routes about sessions and the whole server: lists, exports, traces, metrics, the log."""
 
-from __future__ import annotations
-
 import logging
 import re
 from pathlib import Path

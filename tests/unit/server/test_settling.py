@@ -1,7 +1,5 @@
 """No sequence is handed out before it was verified, whichever way it leaves the endpoint."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from typing import Any

@@ -1,7 +1,5 @@
 """Requests that name no session: each conversation is a session, which its requests find."""
 
-from __future__ import annotations
-
 import asyncio
 import shutil
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The embedded engine's `/generate`: what SGLang 0.5.23 sends, field for field, and refuses."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The oracle shares no code with what it judges."""
 
-from __future__ import annotations
-
 import ast
 
 import pytest

@@ -2,8 +2,6 @@
 forward pass, and `tests/contract/test_language_model.py` compares it with transformers.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

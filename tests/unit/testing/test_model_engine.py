@@ -1,7 +1,5 @@
 """The embedded engine with a language model: what is sampled, and what changes while it runs."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Requests of the embedded engine: the log, which is the tests' oracle, aborts, and faults."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any
 

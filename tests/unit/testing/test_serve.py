@@ -1,7 +1,5 @@
 """The embedded engine as a server: in a thread, as `toolroll engine`, and beside `/generate`."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import sys

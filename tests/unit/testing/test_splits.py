@@ -1,7 +1,5 @@
 """Non-canonical token splits: other ids, the same text."""
 
-from __future__ import annotations
-
 import random
 from typing import Any
 

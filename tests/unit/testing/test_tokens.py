@@ -1,7 +1,5 @@
 """The embedded engine's tokens: logprobs of prefix and id alone, the cache, and the tokenizer."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The environment: reset, step, and a reward by the database, as tau-bench computes it."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Sequence
 from hashlib import sha256

@@ -1,7 +1,5 @@
 """The domain behind both environments: a shop's orders and members, its tools, and tasks."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """The simulated user. Like the original, it calls its model when it is created."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from litellm import completion
