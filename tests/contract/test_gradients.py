@@ -185,8 +185,7 @@ async def verl_gradient(world: World, mode: str) -> dict[str, Any]:
     }  # fmt: skip
     actor, rollout = SimpleNamespace(loss_agg_mode=mode), SimpleNamespace(n=SAMPLES)
     config: Any = SimpleNamespace(
-        algorithm=Keys(algorithm),
-        actor_rollout_ref=SimpleNamespace(actor=actor, rollout=rollout),
+        algorithm=Keys(algorithm), actor_rollout_ref=SimpleNamespace(actor=actor, rollout=rollout)
     )
     queue = Queue()
     await store_in(queue, world, several=counts_once(config))

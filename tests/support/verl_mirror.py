@@ -91,12 +91,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> None:
     own = {kind.__name__: kind for kind in (AgentLoopBase, AgentLoopMetrics, AgentLoopOutput)}
     stand_in(
         monkeypatch,
-        {
-            "verl": {},
-            "verl.experimental": {},
-            "verl.experimental.agent_loop": {},
-            _LOOP: own,
-        },
+        {"verl": {}, "verl.experimental": {}, "verl.experimental.agent_loop": {}, _LOOP: own},
     )
 
 

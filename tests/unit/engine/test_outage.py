@@ -8,15 +8,7 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from support.client import (
-    Pauses,
-    StartingEngine,
-    client,
-    client_of,
-    flaky,
-    refusal,
-    request,
-)
+from support.client import Pauses, StartingEngine, client, client_of, flaky, refusal, request
 from support.episodes import agent, judge_tokens
 from support.http import completion, http_server, says
 from support.loop_clock import skip
