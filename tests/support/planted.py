@@ -181,6 +181,9 @@ PLANTED: dict[str, Fault] = {
     "half of a turn is not trained": first(
         lambda row, turns: mask(row, turns[1][0], sum(turns[1]) // 2, 0)
     ),
+    "a token of a turn is not trained": first(
+        lambda row, turns: mask(row, turns[1][0] + 1, turns[1][0] + 2, 0)
+    ),
     "a tool result is trained": first(lambda row, turns: mask(row, turns[0][1], turns[1][0], 1)),
     "the whole response is trained": first(
         lambda row, turns: mask(row, turns[0][0], turns[-1][1], 1)

@@ -43,7 +43,10 @@ EXPECTED = {
         "the stop tokens are not trained": "- | NOT_WHOLE | - | NOT_WHOLE STOP",
         "the last stop token is not trained": "- | NOT_WHOLE | - | NOT_WHOLE STOP",
     },
-    "a part of a turn is not trained": {
+    "a token of a turn is not trained": {
+        "a token of a turn is not trained": "- | NOT_WHOLE | - | NOT_WHOLE UNMATCHED",
+    },
+    "words of a turn are not trained": {
         "the first tokens are not trained": "- | NOT_WHOLE | NOT_WHOLE TURN | NOT_WHOLE",
         "half of a turn is not trained": "- | NOT_WHOLE | TURN | NOT_WHOLE",
     },

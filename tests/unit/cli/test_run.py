@@ -252,14 +252,14 @@ def test_a_complete_run_shows_its_table_without_an_engine(run: Any) -> None:
 def test_the_command_line_overrules_a_file_of_settings(engine: EmbeddedEngine) -> None:
     file = Path("run.yaml")
     file.write_text(
-        f"engine: {engine.url}\nmodel: embedded\nparser: hermes\ntasks: 0-2\nsamples: 2\n"
+        f"engine: {engine.url}\nmodel: embedded\nparser: hermes\ntasks: 3\nsamples: 2\n"
         "do_nothing: false\nout: out\n"
     )
     table = rows(toolroll("run", "desk", "--config", file, "--samples", 1))
-    assert (table["episodes"], table["do-nothing baseline"]) == ("3", "-")
+    assert (table["episodes"], table["do-nothing baseline"]) == ("1", "-")
     file.write_text(f"env: desk\n{file.read_text()}")
     again = toolroll("run", "--config", file, "--out", "again")
-    assert rows(again)["episodes"] == "6", "env is in the file"
+    assert rows(again)["episodes"] == "2", "env is in the file"
     with pytest.raises(UsageError, match="but the command plays 'bfcl"):
         toolroll("run", "bfcl/multi_turn_base", "--config", file)
     with pytest.raises(UsageError, match="name an environment"):

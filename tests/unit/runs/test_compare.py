@@ -193,6 +193,19 @@ def test_a_gate_has_three_exit_statuses(passes: int, status: int, verdict: str) 
     assert toolroll("compare", base, other).exit_code == 0
 
 
+def test_a_gate_is_open_while_a_run_is_not_finished() -> None:
+    base = folder("a", many(100, 100))
+    planned = [(f"t-{task}", 0) for task in range(100)]
+    for played, status in ((90, 4), (100, 0)):
+        with RunDirectory(Path("b"), "pond", SETTINGS, planned=planned) as run:
+            for one in many(100, 100)[len(run.done) : played]:
+                run.append(one)
+        result = toolroll("compare", base, "b", "--fail-if-worse", 0.05)
+        line = "WARNING: candidate: the run is not finished: 90 of 100 episodes"
+        assert (result.exit_code, line in result.stdout) == (status, status == 4)
+        assert toolroll("compare", base, "b").exit_code == 0
+
+
 @pytest.mark.parametrize("candidates", [1, 3])
 def test_a_gate_says_how_many_tasks_it_needs(candidates: int) -> None:
     """Nothing changed: it passes with that many tasks, and not with one less."""

@@ -200,6 +200,18 @@ def test_a_comparison_pairs_the_samples_that_it_compares(tmp_path: Path) -> None
     assert index["texts"][0].startswith("pond: ")
 
 
+def test_a_killed_run_has_its_figures_on_the_page(tmp_path: Path) -> None:
+    """It has written no `summary.json`."""
+    planned = [("t-0", 0), ("t-1", 0)]
+    with RunDirectory(tmp_path, "pond", {"model": "embedded"}, planned=planned) as run:
+        run.append(episode("t-0"))
+    page, _, _, reports = view(tmp_path, out=None, tokenizer=None, tokens=0)
+    assert blocks(page)["index"]["summary"] == json.loads(json.dumps(reports))
+    report = reports["pond"]
+    assert report["warnings"] == ["the run is not finished: 1 of 2 episodes"]
+    assert (report["reward"]["value"], report["settings"]) == (1.0, {"model": "embedded"})
+
+
 def test_a_run_that_goes_on_is_read_on(tmp_path: Path) -> None:
     file = tmp_path / "episodes.jsonl"
     lines = [to_line(episode(f"t-{n}")) for n in range(4)]
