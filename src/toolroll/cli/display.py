@@ -222,7 +222,7 @@ _LAST_ROWS: tuple[tuple[str, Read], ...] = (
     ("forks", lambda report: str(report["forks"])),
     ("prompt tokens cached", lambda report: f"{report['tokens']['cached_share']:.0%}"),
     ("computed again (mean)", lambda report: _tokens(report, "recomputed")),
-    ("tool calls", lambda report: str(report["tool_calls"]["attempted"])),
+    ("tool calls", lambda report: _tool_calls(report["tool_calls"])),
     ("invalid calls", lambda report: _invalid(report["invalid_calls"])),
     ("aborted", lambda report: str(report["aborted"])),
     ("time", lambda report: "-" if report["seconds"] is None else f"{report['seconds']:.1f} s"),
@@ -278,6 +278,11 @@ def _floor(floor: Mapping[str, Any] | None) -> str:
 
 def _tokens(report: Mapping[str, Any], name: str) -> str:
     return f"{report['tokens'][name]['mean']:.0f}" if name in report["tokens"] else "-"
+
+
+def _tool_calls(calls: Mapping[str, Any]) -> str:
+    errors = sum(tool["errors"] or 0 for tool in calls["by_tool"].values())
+    return f"{calls['attempted']}{f' ({errors} errors)' if errors else ''}"
 
 
 def _invalid(invalid: Mapping[str, Any]) -> str:

@@ -25,11 +25,12 @@ const SPARE = 8; // number of rows that are drawn above and below the visible on
 const SCROLLBAR = 16; // pixels
 const table = { columns: [], groups: [], items: [], place: new Map(), active: null };
 
-// Leave out columns whose value is the same in all episodes, except those with `keep`, and columns
-// that do not fit.
+// Leave out columns whose value is the same in all episodes, except those with `keep` and a reason,
+// and columns that do not fit.
 function chooseColumns() {
+  const differs = key => state.rows.some(row => row[key] !== state.rows[0][key]);
   const useful = COLUMNS.filter(
-    ({ key, keep }) => keep || state.rows.some(row => row[key] !== state.rows[0][key]),
+    ({ key, keep }) => keep || differs(key) || (key === "reason" && state.rows[0]?.reason),
   );
   let space = at("list").clientWidth - 24 - SCROLLBAR;
   const fitting = useful
