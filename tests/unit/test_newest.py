@@ -17,5 +17,5 @@ def test_the_pins_of_all_files_are_found() -> None:
 
 def test_a_packages_tests_are_found_through_support_files() -> None:
     names = {path.name for path in newest.tests_of("trl")}
-    assert {"test_qwen.py", "test_conformance.py"} <= names and "test_loop.py" not in names
+    assert {"test_qwen.py", "test_conformance.py"} <= names and "test_call_policy.py" not in names
     assert newest.tests_of("no-such-package") == []

@@ -15,7 +15,7 @@ from support.parsing import assert_same_in_pieces, in_pieces, lost, tool
 from toolroll.parsers.registry import get_parser
 from toolroll.parsers.types import CallStatus
 
-IDS = [f"{form.name}-{form.write.__name__}" for form in FORMATS]
+IDS = [form.name for form in FORMATS]
 LEADS = ("", "I look it up.\n", "Ünïcode: «x»\n\n")
 CALL = "look_up", {"city": "Paris", "page": 3}
 PLACES = {"name": "look_up", "key": "city", "value": "Paris"}
@@ -108,9 +108,7 @@ def tokenized(quoted: str, written: str, markers: tuple[str, ...]) -> list[tuple
     return spans + [match.span() for match in token.finditer(quoted + written, len(quoted))]
 
 
-@pytest.mark.parametrize(
-    "form", MARKED, ids=[f"{form.name}-{form.write.__name__}" for form in MARKED]
-)
+@pytest.mark.parametrize("form", MARKED, ids=[form.name for form in MARKED])
 def test_a_quoted_marker_is_text_and_a_call_knows_its_tokens(form: Format) -> None:
     markers = get_parser(form.name).markers
     parser = get_parser(form.name, markers)

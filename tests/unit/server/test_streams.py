@@ -17,7 +17,15 @@ from support.adversarial.zoo import EXACT, tokenizer_of_kind
 from support.counted import CountedEncoder
 from support.episodes import call
 from support.examples import EXAMPLES, TOOLS
-from support.formats import FORMATS, Format
+from support.formats import (
+    FORMATS,
+    Format,
+    apertus,
+    cohere,
+    lfm2,
+    mistral,
+    python_calls,
+)
 from support.fuzz import pieces_of
 from support.listed_environment import TOOL
 from support.parsing import tool
@@ -275,7 +283,7 @@ def sent(name: str, text: str, tools: Any) -> list[tuple[str, Callable[[], dict[
 SENTENCE = "I look it up, since I do not know it by heart."
 MESSAGES = {"gpt-oss", "beam", "muse", "inkling"}
 """Formats whose replies are messages: one is a call if its header says so."""
-LISTS = {"mistral", "python_calls", "lfm2", "cohere", "apertus"}
+LISTS = {mistral, python_calls, lfm2, cohere, apertus}
 """Formats that write all calls as one list, which is read when it is closed."""
 
 
@@ -293,14 +301,14 @@ def test_text_is_sent_as_it_is_sampled(name: str, tools: Any) -> None:
 @pytest.mark.parametrize(
     "form",
     by_code([form for form in FORMATS if form.parallel], lambda form: form.name),
-    ids=lambda form: f"{form.name}-{form.write.__name__}",
+    ids=lambda form: form.name,
 )
 def test_a_call_is_sent_before_the_next_one_is_finished(form: Format) -> None:
     """Without tools it is sent as text."""
     name = {"glm47": "glm45"}.get(form.name, form.name)
     text = form.write([("get_weather", {"city": city, "days": 2}) for city in ("Paris", "Rome")])
     before = [message for said, message in sent(name, text, TOOLS) if "Rome" not in said]
-    assert len(before[-1]()["tool_calls"]) == (form.write.__name__ not in LISTS)
+    assert len(before[-1]()["tool_calls"]) == (form.write not in LISTS)
     steps = sent(name, text, None)
     assert not steps[-1][1]()["tool_calls"]
     known = next(index for index, (said, _) in enumerate(steps) if "Paris" in said)
