@@ -31,7 +31,7 @@ def audit(
     ],
     requests: Annotated[
         Path | None,
-        typer.Option(help="SGLang's request log, or the folder of `toolroll serve --out`"),
+        typer.Option(help="SGLang's request log, or the folder of a run or of `toolroll serve`"),
     ] = None,
     model: Annotated[
         str | None,
@@ -90,7 +90,8 @@ def _show(report: AuditReport, tokenizer: Any, console: Console) -> None:
     say(f"{report.faulty_rows} of {report.rows} rows have a fault")
     if record is not None:
         share = (report.delivered_tokens or 0) / record.sampled_tokens
-        say(f"{share:.1%} of the {record.sampled_tokens} sampled tokens are trained as sampled")
+        count = record.sampled_tokens
+        say(f"{share:.1%} of the {count} sampled tokens are in turns that are trained as sampled")
         if record.without_ids:
             say(f"{record.without_ids} prompts were sent as text: give the engine's --model")
     else:

@@ -15,10 +15,12 @@ from rich.console import Console
 
 from toolroll.cli.display import print_line
 from toolroll.cli.run_command import Outcome, play
+from toolroll.cli.view import PAGE_NAME
 from toolroll.evaluation.report import FILE_NAME as SUMMARY_NAME
 from toolroll.evaluation.run_config import RunConfig
 from toolroll.evaluation.run_setup import Plan, served_agents
 from toolroll.rollout.environment import EnvironmentFactory, EnvironmentOptions, Task
+from toolroll.rollout.errors import UsageError
 from toolroll.rollout.model.model import Model
 from toolroll.rollout.model.tokenizers import DESK_MODEL, desk_model_path
 from toolroll.rollout.runs.episode_file import FILE_NAME
@@ -98,9 +100,15 @@ def _parts(
 
 
 def _emptied(folder: Path) -> None:
-    """Create the folder, or remove an earlier demo's episodes, settings and summary from it."""
+    """Create the folder, or remove an earlier demo's files from it. Raise `UsageError` if it has
+    others.
+    """
     make_folder(folder)
-    for name in (FILE_NAME, SETTINGS_NAME, SUMMARY_NAME):
+    names = (FILE_NAME, SETTINGS_NAME, SUMMARY_NAME, PAGE_NAME)
+    others = sorted(file.name for file in folder.iterdir() if file.name not in names)
+    if others := [name for name in others if not name.startswith(".")]:
+        raise UsageError(f"--out {folder} holds other files ({others[0]}): name another folder")
+    for name in names:
         (folder / name).unlink(missing_ok=True)
 
 

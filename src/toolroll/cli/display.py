@@ -282,7 +282,7 @@ def _tokens(report: Mapping[str, Any], name: str) -> str:
 
 def _tool_calls(calls: Mapping[str, Any]) -> str:
     errors = sum(tool["errors"] or 0 for tool in calls["by_tool"].values())
-    return f"{calls['attempted']}{f' ({errors} errors)' if errors else ''}"
+    return f"{calls['attempted']}{f' (errors: {errors})' if errors else ''}"
 
 
 def _invalid(invalid: Mapping[str, Any]) -> str:

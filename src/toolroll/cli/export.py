@@ -25,7 +25,8 @@ def export(folder: Path, kind: str, out: Path, env: str | None) -> list[str]:
     try:
         run = ExportedRun(folder, env)
         lines = FORMATS[kind](run, out) + shortened(run.bad_lines)
-        lines += [f"{name}: {line}" for name, line in unfinished(folder).items()]
+        counts = {name: tasks.total() for name, tasks in run.tasks.items()}
+        lines += [f"{name}: {line}" for name, line in unfinished(folder, counts).items()]
     except UsageError as error:
         raise UsageError("\n".join((str(error), *left_out))) from error
     return lines + left_out

@@ -57,7 +57,8 @@ async def regrade_folder(
     results = [
         await _regraded(folder, out, name, run, target, ended[name]) for name, run in runs.items()
     ]
-    lines = [f"{name}: {line}" for name, line in unfinished(folder).items()]
+    counts = {name: len(episodes) for name, episodes in ended.items()}
+    lines = [f"{name}: {line}" for name, line in unfinished(folder, counts).items()]
     lines += [line for part, _ in results for line in part]
     return [*lines, *shortened(bad_lines)], sum(lost for _, lost in results)
 
@@ -68,7 +69,9 @@ def _replayable(folder: Path, env: str, runs: Mapping[str, RecordedRun]) -> Reco
         raise UsageError(
             f"{folder} has episodes of {env}, but no {SETTINGS_NAME} with its settings"
         )
-    if env == SESSIONS or runs[env].settings.get("agent") == "program":
+    if env == SESSIONS:
+        raise UsageError(f"{folder} cannot be graded again: its sessions have no environment")
+    if runs[env].settings.get("agent") == "program":
         raise UsageError(f"{folder} cannot be graded again: what its programs did is not recorded")
     return runs[env]
 

@@ -51,7 +51,8 @@ def view(
     summaries: dict[str, Summary] = {}
 
     def reports() -> dict[str, dict[str, Any]]:
-        written, open_runs = read_summary(folder), unfinished(folder)
+        written = read_summary(folder)
+        open_runs = unfinished(folder, {env: run.episodes for env, run in summaries.items()})
         return {
             env: report_of(
                 summary, written.get(env, {}), settings.get(env), unfinished=open_runs.get(env)

@@ -36,7 +36,11 @@ _OF_ENGINE: Mapping[str, Any] = {"max_new_tokens": 32768}
 
 
 def _as_text(value: Any) -> Any:
-    return str(value) if type(value) is int else value  # `tasks: 3` in a YAML file
+    """Return `tasks: 3` and `tasks: [0, 4]` of a YAML file as the option's text."""
+    numbers = value if isinstance(value, list) else [value]
+    if numbers and all(type(number) is int for number in numbers):
+        return ",".join(map(str, numbers))
+    return value
 
 
 class SamplingOptions(Settings):

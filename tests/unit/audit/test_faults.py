@@ -46,7 +46,7 @@ EXPECTED = {
     "a token of a turn is not trained": {
         "a token of a turn is not trained": "- | NOT_WHOLE | - | NOT_WHOLE UNMATCHED",
     },
-    "words of a turn are not trained": {
+    "words at an edge of a turn are not trained": {
         "the first tokens are not trained": "- | NOT_WHOLE | NOT_WHOLE TURN | NOT_WHOLE",
         "half of a turn is not trained": "- | NOT_WHOLE | TURN | NOT_WHOLE",
     },

@@ -84,6 +84,15 @@ def test_a_demo_records_its_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     folders = ("demo", "demo-held-out")
     assert all(f"{name}: " in where or f"{name} and " in where for name in folders), where
     assert command == f"toolroll view {tmp_path / 'demo'}"
+    page, notes = tmp_path / "demo" / "view.html", tmp_path / "demo" / "notes.txt"
+    page.touch()
+    notes.touch()
+    with pytest.raises(UsageError, match=r"holds other files \(notes.txt\)"):
+        toolroll("demo", "--out", tmp_path / "demo", "--samples", 1)
+    assert page.exists() and (tmp_path / "demo" / "episodes.jsonl").exists()
+    notes.unlink()
+    assert toolroll("demo", "--out", tmp_path / "demo", "--samples", 1).exit_code == 0
+    assert not page.exists()
 
     def recorded(folder: str, env: str, *names: str) -> list[Any]:
         [entry] = json.loads((tmp_path / folder / "run.json").read_text())["provenance"][env]

@@ -204,6 +204,10 @@ def test_a_gate_is_open_while_a_run_is_not_finished() -> None:
         line = "WARNING: candidate: the run is not finished: 90 of 100 episodes"
         assert (result.exit_code, line in result.stdout) == (status, status == 4)
         assert toolroll("compare", base, "b").exit_code == 0
+    file = Path("b/episodes.jsonl")
+    file.write_bytes(b"{" + file.read_bytes())  # one line of the finished run is damaged
+    result = toolroll("compare", base, "b", "--fail-if-worse", 0.05)
+    assert result.exit_code == 4 and "not finished: 99 of 100 episodes" in result.stdout
 
 
 @pytest.mark.parametrize("candidates", [1, 3])

@@ -237,7 +237,7 @@ def test_a_module_is_found_and_executed_once(file: Path, monkeypatch: pytest.Mon
         ("bench.py:Counter", {"step": "1"}, "'step' must be a valid integer, not \"1\""),
         ("bench.py:desks", {}, "--env-args of .*desks: the argument 'some' is missing"),
         ("bench.py:Conter", {}, "has no 'Conter'; did you mean 'Counter'?"),
-        ("bench.py:xyz", {}, "has no 'xyz'; it has START, Action"),
+        ("bench.py:xyz", {}, "has no 'xyz'; it has START, Counter, Bare"),
         ("bench.py:NUMBER", {}, "is not an environment: it is an object of type int"),
         ("bench.py:counter", {}, "not an environment: it makes an object of type Counter"),
         ("bench.py:Hinted", {}, "Hinted: an annotation cannot be resolved: name 'Nowhere' is not"),

@@ -189,7 +189,7 @@ def test_an_aborted_episode_is_left_out_and_counts_as_lost(tmp_path: Path) -> No
     ("env", "played", "words"),
     [
         ("harbor", "harbor", "what its programs did is not recorded"),
-        ("serve", "serve", "what its programs did is not recorded"),
+        ("serve", "serve", "its sessions have no environment"),
         ("desk", "bench:Bench", "episodes of bench:Bench, but no run.json with its settings"),
     ],
 )

@@ -263,7 +263,7 @@ WRONG: dict[tuple[Any, ...], Any] = {
     ("provenance", "desk", 0): [],
     ("provenance", "desk", 0, "date"): None,
     ("provenance", "desk", 0, "options"): [["env", "desk"]],
-    ("running",): {"desk": -1},
+    ("planned",): {"desk": -1},
 }
 """Values of wrong types, by their place."""
 

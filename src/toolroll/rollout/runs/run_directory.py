@@ -12,10 +12,8 @@ Invariants:
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
-from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -69,13 +67,11 @@ class _Provenance(BaseModel):
 
 
 class RunFile(BaseModel):
-    """`run.json`. `running`: for each environment whose run is not finished, the number of episodes
-    that it is to have.
-    """
+    """`run.json`. `planned`: the number of episodes that the run of each environment is to have."""
 
     environments: dict[str, _Settings]
     provenance: dict[str, list[_Provenance]] = {}
-    running: dict[str, NonNegativeInt] = {}
+    planned: dict[str, NonNegativeInt] = {}
 
 
 class RunDirectory:
@@ -88,7 +84,7 @@ class RunDirectory:
 
     `bound_when_empty`: refuse different settings even if the folder has no finished episode. Use it
     if other files in the folder depend on the settings. `planned`: the episodes that the run is to
-    have. Until it has them, `run.json` has their number.
+    have; `run.json` has their number.
 
     Raises `UsageError` if the folder was written with different settings, or if another process is
     writing into it.
@@ -173,9 +169,6 @@ class RunDirectory:
 
     def __exit__(self, *error: object) -> None:
         try:
-            if self._planned:
-                with contextlib.suppress(UsageError):  # of a full disk, which has its own message
-                    self._note_planned()
             if self._store is not None:
                 self._store.close()
         finally:
@@ -183,12 +176,10 @@ class RunDirectory:
             os.close(self._lock)
 
     def _note_planned(self) -> None:
-        """Say in `run.json` how many episodes the run is to have, if it has not all of them."""
+        """Say in `run.json` how many episodes the run is to have."""
         parts = read_run_file(self.path)
         if self.env in parts["environments"]:
-            parts["running"].pop(self.env, None)
-            if not self._done.issuperset(self._planned):
-                parts["running"][self.env] = len(self._done.union(self._planned))
+            parts["planned"][self.env] = len(self._done.union(self._planned))
             _write_run_file(self.path, parts)
 
     def _agree(self) -> None:
@@ -323,22 +314,18 @@ def read_run_file(path: Path) -> dict[str, Any]:
 
 
 def _write_run_file(path: Path, parts: Mapping[str, Any]) -> None:
-    noted = {name: part for name, part in parts.items() if part or name != "running"}
+    noted = {name: part for name, part in parts.items() if part or name != "planned"}
     write_whole(path / SETTINGS_NAME, {"schema_version": SCHEMA_VERSION, **noted})
 
 
-def unfinished(path: Path) -> dict[str, str]:
-    """Return, for each environment in the folder `path` whose run is not finished, a text that says
-    so.
+def unfinished(path: Path, counts: Mapping[str, int]) -> dict[str, str]:
+    """Return, for each environment whose run in the folder `path` is to have more episodes than in
+    `counts`, a text that says so.
     """
-    running = read_run_file(path)["running"]
-    if not running or not (path / FILE_NAME).is_file():
-        return {}
-    episodes = read_episodes(path, on_bad_line=lambda message: None)
-    counts = Counter(episode.env for episode in episodes)
     return {
         env: f"the run is not finished: {counts[env]} of {planned} episodes"
-        for env, planned in running.items()
+        for env, planned in read_run_file(path)["planned"].items()
+        if counts.get(env, planned) < planned
     }
 
 

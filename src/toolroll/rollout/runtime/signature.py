@@ -13,6 +13,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from pydantic.errors import PydanticUserError
 from pydantic.json_schema import GenerateJsonSchema
+from pydantic_core import SchemaError
 
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.runtime.complaints import did_you_mean
@@ -60,7 +61,7 @@ class Signature:
         """
         try:
             described = self._model.model_json_schema(schema_generator=_Untitled)
-        except PydanticUserError as error:
+        except (PydanticUserError, SchemaError) as error:
             raise UsageError(f"{self.name}: a parameter has no JSON schema: {error}") from error
         described.pop("title", None)
         return {"type": "object", "properties": {}, **described}
@@ -107,7 +108,7 @@ class Signature:
         config = ConfigDict(strict=True, extra=extra, arbitrary_types_allowed=True)
         try:
             return create_model(self.name, __config__=config, **fields)
-        except PydanticUserError as error:
+        except (PydanticUserError, SchemaError) as error:
             raise UsageError(f"{self.name}: {error}") from error
 
 

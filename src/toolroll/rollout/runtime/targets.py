@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import importlib.util
+import inspect
 import os
 import sys
 import traceback
@@ -49,10 +50,21 @@ def load_target(target: str) -> tuple[Any, str]:
     else:
         module, short = _load_module(source), source.rpartition(".")[2]
     if name not in vars(module):
-        names = [public for public in vars(module) if not public.startswith("_")]
+        names = [
+            public
+            for public, value in vars(module).items()
+            if not public.startswith("_") and _is_own(value, module)
+        ]
         there = f"; it has {', '.join(names[:20])}" if names else "; it is empty"
         raise UsageError(f"{source} has no {name!r}{did_you_mean(name, names, there)}")
     return vars(module)[name], f"{short}:{name}"
+
+
+def _is_own(value: Any, module: ModuleType) -> bool:
+    """Return False if `module` only imports `value`."""
+    imported = isinstance(value, type) or inspect.isroutine(value)
+    home = getattr(value, "__module__", None)
+    return not (inspect.ismodule(value) or (imported and home != module.__name__))
 
 
 def error_line(error: BaseException, path: Path | None = None) -> str:
