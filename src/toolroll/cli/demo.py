@@ -105,9 +105,9 @@ def _emptied(folder: Path) -> None:
     """
     make_folder(folder)
     names = (FILE_NAME, SETTINGS_NAME, SUMMARY_NAME, PAGE_NAME)
-    others = sorted(file.name for file in folder.iterdir() if file.name not in names)
-    if others := [name for name in others if not name.startswith(".")]:
-        raise UsageError(f"--out {folder} holds other files ({others[0]}): name another folder")
+    for file in sorted(folder.iterdir()):
+        if file.name not in names and not file.name.startswith("."):
+            raise UsageError(f"--out {folder} holds other files ({file.name}): name another folder")
     for name in names:
         (folder / name).unlink(missing_ok=True)
 

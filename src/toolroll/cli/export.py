@@ -26,7 +26,8 @@ def export(folder: Path, kind: str, out: Path, env: str | None) -> list[str]:
         run = ExportedRun(folder, env)
         lines = FORMATS[kind](run, out) + shortened(run.bad_lines)
         counts = {name: tasks.total() for name, tasks in run.tasks.items()}
-        lines += [f"{name}: {line}" for name, line in unfinished(folder, counts).items()]
+        left = unfinished(folder, counts)
+        lines += [f"{name}: {line}" for name, line in left.items() if env in (None, name)]
     except UsageError as error:
         raise UsageError("\n".join((str(error), *left_out))) from error
     return lines + left_out

@@ -50,6 +50,7 @@ def view(
     messages, bad_lines = list[str](), list[str]()
     summaries: dict[str, Summary] = {}
 
+    @cache  # for the page, and for the table
     def reports() -> dict[str, dict[str, Any]]:
         written = read_summary(folder)
         open_runs = unfinished(folder, {env: run.episodes for env, run in summaries.items()})
@@ -74,6 +75,9 @@ def view(
             f"the tokens of the first {with_tokens} episodes are in the page; the other episodes "
             f"have their conversation only (to include more: --tokens)"
         )
+    counts = {env: summary.episodes for env, summary in summaries.items()}
+    left = unfinished(folder, counts)
+    messages += [f"{env}: {line}" for env, line in left.items() if env not in counts]
     return out, count, messages, reports()
 
 

@@ -159,8 +159,9 @@ class EpisodePlayer:
         `metadata` may contain an `env` and a `split` for this task. `number` is the sample's number
         among the task's samples, and gives each sample a different seed. An aborted episode is
         played again up to `settings.reruns` times, unless its stop reason is ENGINE_ABORT. `begin`
-        gets the new environment of each attempt. Raise `UsageError` if the settings, `metadata` or
-        `index` are not valid.
+        gets the new environment of each attempt. If the engine does not answer before its model was
+        checked, the result is an ENGINE_ERROR without an attempt. Raise `UsageError` if the
+        settings, `metadata` or `index` are not valid.
         """
         try:
             options = await self._open()

@@ -28,7 +28,7 @@ GOOD: dict[str, Any] = {"input_ids": [1, 2, 3], "loss_mask": [0, 1, 1]}
         ({"input_ids": None}, "there is no input_ids or tokens"),
         ({"input_ids": [1, "x", 3]}, "input_ids must be a list of numbers"),
         ({"input_ids": [[1, 2, 3]]}, "input_ids must be a list of numbers"),
-        ({"input_ids": [1.5, 2, 3]}, "input_ids is 1.5 at token 0: no whole number"),
+        ({"input_ids": [1.5, 2, 3]}, "input_ids is 1.5 at token 0: not a whole number"),
         ({"loss_mask": None}, "there is no loss_mask"),
         ({"loss_mask": ["0", "1", "1"]}, "loss_mask must be a list of numbers, one for each token"),
         ({"loss_mask": [0, 1, 2]}, "loss_mask is 2 at token 2: it must be 0 or 1"),

@@ -113,7 +113,7 @@ def _numbers(
         raise UsageError(f"{place}: {name} has {len(numbers)} values for {size} tokens")
     if whole and (broken := np.flatnonzero(numbers % 1)).size:
         at = broken[0]
-        raise UsageError(f"{place}: {name} is {numbers[at]:g} at token {at}: no whole number")
+        raise UsageError(f"{place}: {name} is {numbers[at]:g} at token {at}: not a whole number")
     return numbers
 
 

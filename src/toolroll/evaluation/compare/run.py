@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from toolroll.evaluation.recorded_run import recorded_runs
 from toolroll.rollout.episode import Episode
 from toolroll.rollout.runs.episode_file import read_episodes
-from toolroll.rollout.runs.run_directory import read_run_file, refuse_no_run
+from toolroll.rollout.runs.run_directory import refuse_no_run, unfinished
 from toolroll.rollout.types import Status
 
 _MOST_VALUES = 4
@@ -33,8 +33,8 @@ class ComparedRun:
 
     `recorded` are the settings and the latest provenance in `run.json`, or empty if there is none.
     `tasks` has the samples of each task. `sampled` has the values of each sampling parameter with
-    which turns were sampled, and `environments` those of the environment's hash. `planned`: the
-    number of episodes that the run is to have (0: unknown).
+    which turns were sampled, and `environments` those of the environment's hash. `unfinished` says
+    how many episodes there are, if the run is to have more.
     """
 
     folder: str
@@ -43,7 +43,7 @@ class ComparedRun:
     tasks: dict[str, list[PlayedSample]] = field(default_factory=dict)
     sampled: dict[str, list[Any]] = field(default_factory=dict)
     environments: set[str] = field(default_factory=set)
-    planned: int = 0
+    unfinished: str | None = None
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -52,13 +52,6 @@ class ComparedRun:
         if "max_new_tokens" in self.recorded:  # a turn has less, if the context leaves less
             turns.pop("max_new_tokens", None)
         return {**self.recorded, **turns}
-
-    @property
-    def unfinished(self) -> str | None:
-        """How many episodes there are, if the run is to have more."""
-        count = sum(map(len, self.tasks.values()))
-        text = f"the run is not finished: {count} of {self.planned} episodes"
-        return text if count < self.planned else None
 
     @property
     def aborted(self) -> int:
@@ -96,12 +89,14 @@ def read_runs(
     `UsageError` if `folder` is not a run.
     """
     refuse_no_run(folder)
-    recorded, planned = recorded_runs(folder), read_run_file(folder)["planned"]
+    recorded = recorded_runs(folder)
     runs: dict[str, ComparedRun] = {}
     for episode in read_episodes(folder, on_bad_line=on_bad_line):
         env = episode.env
         if env not in runs:
             facts = recorded[env].facts if env in recorded else {}
-            runs[env] = ComparedRun(str(folder), env, facts, planned=planned.get(env, 0))
+            runs[env] = ComparedRun(str(folder), env, facts)
         runs[env].add(episode)
-    return runs
+    counts = {env: sum(map(len, run.tasks.values())) for env, run in runs.items()}
+    left = unfinished(folder, counts)
+    return {env: replace(run, unfinished=left.get(env)) for env, run in runs.items()}

@@ -323,9 +323,9 @@ def unfinished(path: Path, counts: Mapping[str, int]) -> dict[str, str]:
     `counts`, a text that says so.
     """
     return {
-        env: f"the run is not finished: {counts[env]} of {planned} episodes"
+        env: f"the run is not finished: {counts.get(env, 0)} of {planned} episodes"
         for env, planned in read_run_file(path)["planned"].items()
-        if counts.get(env, planned) < planned
+        if counts.get(env, 0) < planned
     }
 
 
@@ -382,7 +382,7 @@ def refuse_other_files(path: Path) -> None:
 def refuse_no_run(path: Path) -> None:
     """Raise `UsageError` if the folder `path` has no episode file."""
     if not (path / FILE_NAME).is_file():
-        problem = "is no folder" if path.is_file() else f"holds no {FILE_NAME}"
+        problem = "is not a folder" if path.is_file() else f"holds no {FILE_NAME}"
         raise UsageError(f"{path} {problem}: give the folder of a run (--out of toolroll run)")
 
 
