@@ -24,7 +24,7 @@ from toolroll.evaluation.export.messages import mappings
 from toolroll.rollout.episode import Episode, InteractionResult
 from toolroll.rollout.runs.pass_at_k import passed
 from toolroll.rollout.runs.summary import as_count
-from toolroll.rollout.types import Status, Trajectory, Turn
+from toolroll.rollout.types import Status, StopReason, Trajectory, Turn
 
 
 def row(episode: Episode) -> dict[str, Any]:
@@ -32,6 +32,10 @@ def row(episode: Episode) -> dict[str, Any]:
     result = episode.result
     metrics = result.metrics
     aborted = result.status is Status.ABORTED  # then no trainer gets its tokens
+    solved = result.reward is not None and passed(result.reward)
+    early = (
+        "" if solved or result.stop_reason is StopReason.DONE else f"ended by {result.stop_reason}"
+    )
     return {
         "env": episode.env,
         "task": episode.task_id,
@@ -40,8 +44,8 @@ def row(episode: Episode) -> dict[str, Any]:
         "status": result.status.value,
         "stop": str(result.stop_reason),
         "reward": result.reward,
-        "passed": result.reward is not None and passed(result.reward),
-        "reason": reward_reason(result.info),
+        "passed": solved,
+        "reason": reward_reason(result.info) or early,
         "turns": as_count(metrics.get("turns", 0)),
         "tokens": sum(len(part) for part in result.trajectories)
         or as_count(metrics.get("completion_tokens", 0)),

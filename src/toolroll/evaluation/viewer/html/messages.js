@@ -1,5 +1,7 @@
 // The views of an episode's conversation, tools and data.
 
+// The text of a tool's result that reports an error. Only the page's color depends on it.
+const FAILED = /^\W{0,3}(error|exception|traceback)\b/i;
 const LONG = 2400; // a longer text is cut after this many characters, until it is expanded
 
 function conversation(panel) {
@@ -19,7 +21,10 @@ function conversation(panel) {
         const shown = make(
           "li",
           {
-            class: "message " + (/^[a-z]+$/.test(role) ? role : "") + (bad.size ? " invalid" : ""),
+            class:
+              "message " +
+              (/^[a-z]+$/.test(role) ? role : "") +
+              (bad.size || (role === "tool" && FAILED.test(message.content)) ? " invalid" : ""),
           },
           make(
             "div",

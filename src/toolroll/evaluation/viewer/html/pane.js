@@ -16,7 +16,7 @@ function makePane() {
     event.preventDefault();
     setPane(wanted);
   });
-  setPane(innerWidth > 1000 ? 42 : 46);
+  setPane(46);
 }
 
 function setPane(wanted) {

@@ -71,12 +71,24 @@ function playedWith(settings, provenance) {
 
 const BINS = 16;
 
+const MOST_ENVIRONMENTS = 4; // with histograms of their own
+
 function drawPlots(rows) {
+  const names = [...new Set(rows.map(row => row.env))];
+  const alone = names.length <= MOST_ENVIRONMENTS;
+  const parts = alone ? names.map(name => [name, rows.filter(row => row.env === name)]) : [["", rows]];
   at("plots").replaceChildren(
-    ...["reward", "tokens", "turns"].map(key =>
-      histogram(
-        key,
-        rows.map(row => row[key]).filter(value => value !== null),
+    ...parts.map(([env, some]) =>
+      make(
+        "div",
+        { class: "histograms" },
+        names.length > 1 ? make("div", {}, env || "all environments") : null,
+        ["reward", "tokens", "turns"].map(key =>
+          histogram(
+            key,
+            some.map(row => row[key]).filter(value => value !== null),
+          ),
+        ),
       ),
     ),
   );

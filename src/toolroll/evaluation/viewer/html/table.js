@@ -7,7 +7,7 @@ const COLUMNS = [
   { key: "baseline", words: "Baseline", title: "Reward of the baseline", width: 66, num: true, rank: 1 },
   { key: "reward", words: "Reward", width: 72, num: true, keep: true, rank: 1 },
   { key: "change", words: "Change", title: "Change of the reward", width: 66, num: true, rank: 1 },
-  { key: "reason", words: "Reason", title: "Reason for the reward", width: 215, rank: 2 },
+  { key: "reason", words: "Reason", title: "Reason for the reward", width: 190, rank: 2 },
   { key: "turns", words: "Turns", width: 60, num: true, keep: true, rank: 3 },
   { key: "calls", words: "Calls", width: 60, num: true, keep: true, rank: 4 },
   { key: "invalid", words: "Invalid", title: "Invalid calls", width: 68, num: true, rank: 3 },
