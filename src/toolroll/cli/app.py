@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from importlib.metadata import version
@@ -378,15 +378,17 @@ def regrade(
 ) -> None:
     """Replay a run's actions in new environments, without an engine.
 
-    Print the rewards that changed, and the episodes that the environment does not repeat. Exit with
+    Print the new table, the rewards that changed, and the episodes that the environment does not repeat. Exit with
     1 if an episode had a reward and has none now.
 
     Example: toolroll regrade out/desk --out out/desk-regraded
     """
     from toolroll.cli.regrade import regrade_folder
+    from toolroll.evaluation.report import read_summary
 
     lines, lost = _run(regrade_folder(folder, out, env, trust=trust))
-    for line in lines:
+    show_reports(read_summary(out), console)
+    for line in [*lines, _files_line([str(out)])]:
         print_line(console, line)
     if lost:
         raise typer.Exit(1)
@@ -451,12 +453,7 @@ def _show(results: Mapping[str, Outcome], *, resumes: bool = True, max_lost: flo
     show_reports({title: outcome.report for title, outcome in results.items()}, console)
     folders = list(dict.fromkeys(str(run.folder) for run in outcomes if run.folder is not None))
     if folders:
-        which = "the last" if len(folders) > 1 else "them"
-        print_line(
-            console,
-            f"In {' and '.join(folders)}: run.json, episodes.jsonl, summary.json; to view {which}: "
-            f"{program()} view {folders[-1]}",
-        )
+        print_line(console, _files_line(folders))
     for outcome in outcomes:
         if outcome.error is not None:
             raise outcome.error
@@ -485,6 +482,13 @@ def _show(results: Mapping[str, Outcome], *, resumes: bool = True, max_lost: flo
         print_line(console, f"{name}: {problem}{cause}")
     if failed:
         raise typer.Exit(1)
+
+
+def _files_line(folders: Sequence[str]) -> str:
+    """Return the line that says what the folders of runs contain, and how to view the last one."""
+    which = "the last" if len(folders) > 1 else "them"
+    files = f"In {' and '.join(folders)}: run.json, episodes.jsonl, summary.json"
+    return f"{files}; to view {which}: {program()} view {folders[-1]}"
 
 
 def _run(main: Coroutine[Any, Any, T]) -> T:
