@@ -15,6 +15,7 @@ import argparse
 import asyncio
 import inspect
 import json
+import sys
 from contextlib import suppress
 from typing import Any
 
@@ -70,9 +71,13 @@ class Episode:
         """Return a tool of the environment as one of the agent."""
 
         async def call(context: ToolContext[Any], arguments: str) -> str:
-            asked = ToolCall(tool["function"]["name"], json.loads(arguments), arguments)
-            [answer] = await self.step("", asked.with_id(context.tool_call_id))
-            return str(answer["content"])
+            try:
+                values = json.loads(arguments)
+            except ValueError as error:  # the agent's mistake
+                return f"Error: the arguments are not JSON: {error}"
+            made = ToolCall(tool["function"]["name"], values, arguments)
+            answers = await self.step("", made.with_id(context.tool_call_id))
+            return "\n".join(str(answer["content"]) for answer in answers)
 
         function = {"description": "", "parameters": {"type": "object"}, **tool["function"]}
         # If the tool were strict, a grammar would constrain which tokens the engine can sample.
@@ -121,6 +126,11 @@ async def main(url: str, env: str, tasks: int, samples: int) -> None:
     """Play the first `tasks` tasks, all at the same time, and the samples of a task in turn."""
     set_tracing_disabled(True)
     factory = load_environment(env)
+    async with aiohttp.ClientSession() as http:
+        try:
+            await http.get(f"{url}/health")
+        except aiohttp.ClientConnectionError:
+            sys.exit(f"{url}: nothing answers: start `toolroll serve` first")
 
     async def play_samples(task: Task) -> None:
         for seed in range(samples):

@@ -47,7 +47,7 @@ async def follow(
         try:
             await web.TCPSite(runner, "127.0.0.1", port).start()
         except OSError as error:
-            raise UsageError(f"--port {port}: {error.strerror}") from error
+            raise UsageError(f"--port {port}: {error.strerror}: choose another port") from error
         say(f"http://127.0.0.1:{runner.addresses[0][1]} follows {folder}; Ctrl-C ends it")
         await stop.wait()
         await runner.cleanup()

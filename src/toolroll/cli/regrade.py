@@ -125,13 +125,13 @@ async def _regraded(
     write_summary(out, {env: part})
     alike = summary.episodes - len(unlike)
     lines = [
-        f"{env}: {summary.episodes} episodes, {alike} replayed alike "
+        f"{env}: episodes: {summary.episodes}, replayed alike: {alike} "
         f"({alike / max(1, summary.episodes):.1%}), rewards changed: {len(changed)}"
     ]
     if left_out := planned.total() - summary.episodes:
-        lines.append(f"{env}: {left_out} aborted episodes, or of tasks that are gone: left out")
+        lines.append(f"{env}: left out, because aborted or of tasks that are gone: {left_out}")
     if lost:
-        lines.append(f"{env}: {lost} episodes had a reward, and have none now")
+        lines.append(f"{env}: had a reward, and have none now: {lost}")
     return [*lines, *shortened(unlike), *shortened(changed)], lost
 
 

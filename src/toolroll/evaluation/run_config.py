@@ -304,9 +304,10 @@ def _settings_in(path: Path) -> dict[str, Any]:
         loaded = yaml.safe_load(data) or {}
         pairs = getattr(yaml.compose(data, yaml.SafeLoader), "value", ())
     except (yaml.YAMLError, UnicodeDecodeError, OSError) as error:
-        raise UsageError(
-            f"--config {path} cannot be read: {' '.join(str(error).split())}"
-        ) from error
+        problem = " ".join(str(getattr(error, "problem", None) or error).split())
+        mark = getattr(error, "problem_mark", None)
+        line = "" if mark is None else f"line {mark.line + 1}, column {mark.column + 1}: "
+        raise UsageError(f"--config {path} cannot be read: {line}{problem}") from error
     if not isinstance(loaded, dict):
         raise UsageError(f"--config {path} must hold a mapping from setting names to values")
     names = [key.value for key, _ in pairs]

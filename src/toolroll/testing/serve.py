@@ -76,7 +76,8 @@ async def serve(settings: EmbeddedEngineSettings) -> None:
                 await stop.wait()
     except OSError as error:
         raise UsageError(
-            f"the embedded engine cannot listen on {settings.host}:{settings.port}: {error}"
+            f"the embedded engine cannot listen on {settings.host}:{settings.port}: {error}; "
+            "choose another --port"
         ) from error
 
 

@@ -59,10 +59,18 @@ def by_key(folder: Path | str) -> dict[tuple[str, int], Episode]:
     return {(found.task_id, found.sample): found for found in read_episodes(Path(folder))}
 
 
+def below_the_table(output: str) -> list[str]:
+    """Return the lines about the replay. The last line of the output names the files."""
+    lines = output.splitlines()
+    [first] = [place for place, line in enumerate(lines) if ", replayed alike: " in line]
+    return lines[first:-1]
+
+
 def test_an_environment_that_did_not_change_agrees(recorded: Path, tmp_path: Path) -> None:
     result = toolroll("regrade", recorded, "--out", tmp_path / "again")
-    line = "desk: 24 episodes, 24 replayed alike (100.0%), rewards changed: 0\n"
-    assert (result.exit_code, result.stdout) == (0, line)
+    line = "desk: episodes: 24, replayed alike: 24 (100.0%), rewards changed: 0"
+    assert (result.exit_code, below_the_table(result.stdout)) == (0, [line])
+    assert result.stdout.endswith(f"view {tmp_path / 'again'}\n")
     before, after = by_key(recorded), by_key(tmp_path / "again")
     reasons = {str(played.result.stop_reason) for played in before.values()}
     assert reasons >= {"done", "max_turns"}
@@ -91,7 +99,7 @@ def test_a_regraded_run_is_compared_regraded_and_played_again(engine: EmbeddedEn
     toolroll("regrade", "run", "--out", "out", "--trust")
     assert "compared: 4 of 4 tasks" in toolroll("compare", "run", "out").stdout
     again = toolroll("regrade", "out", "--out", "again", "--env", env)
-    assert "3 replayed alike" in again.stdout
+    assert "replayed alike: 3" in again.stdout
     Path("bench").rename("moved")
     with pytest.raises(UsageError, match=r"no file .*; if it was moved: --env FILE.py:NAME"):
         toolroll("regrade", "run", "--out", "there", "--trust")
@@ -149,12 +157,12 @@ def test_what_changed_in_an_environment_is_found(engine: EmbeddedEngine) -> None
     new = bench("new", MODE="sum", TASKS=3, LONGER=4, REWARD=1.0, PART="new")
     run(engine, bench("old", MODE="sum"))
     result = toolroll("regrade", "run", "--out", "out", "--env", new)
-    lines = result.stdout.splitlines()
+    lines = below_the_table(result.stdout)
     assert result.exit_code == 1
-    assert lines.pop(2) == "bench:Bench: 1 episodes had a reward, and have none now"
+    assert lines.pop(2) == "bench:Bench: had a reward, and have none now: 1"
     assert lines[:2] == [
-        "bench:Bench: 3 episodes, 1 replayed alike (33.3%), rewards changed: 3",
-        "bench:Bench: 1 aborted episodes, or of tasks that are gone: left out",
+        "bench:Bench: episodes: 3, replayed alike: 1 (33.3%), rewards changed: 3",
+        "bench:Bench: left out, because aborted or of tasks that are gone: 1",
     ]
     lines[2:4] = sorted(lines[2:4])  # the episodes ran at once
     assert "bench:Bench/clock#0 is not replayed alike: messages[5].content is" in lines[2]
@@ -175,10 +183,10 @@ def test_an_aborted_episode_is_left_out_and_counts_as_lost(tmp_path: Path) -> No
     with (run / "episodes.jsonl").open("a") as file:
         file.write("no episode\n")
     result = toolroll("regrade", run, "--out", tmp_path / "out")
-    *lines, bad_line = result.stdout.splitlines()
+    *lines, bad_line = below_the_table(result.stdout)
     assert lines == [
-        "desk: 0 episodes, 0 replayed alike (0.0%), rewards changed: 0",
-        "desk: 1 aborted episodes, or of tasks that are gone: left out",
+        "desk: episodes: 0, replayed alike: 0 (0.0%), rewards changed: 0",
+        "desk: left out, because aborted or of tasks that are gone: 1",
     ]
     assert "line 2, is not a valid episode" in bad_line
     summary = json.loads((tmp_path / "out" / "summary.json").read_text())["environments"]["desk"]

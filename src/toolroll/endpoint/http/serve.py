@@ -70,7 +70,8 @@ async def _serve_until(
                     store.finish_at_end = number == signal.SIGINT
         except OSError as error:
             raise UsageError(
-                f"the endpoint cannot listen on {settings.host}:{settings.port}: {error}"
+                f"the endpoint cannot listen on {settings.host}:{settings.port}: {error}; "
+                "choose another --port"
             ) from error
 
 
