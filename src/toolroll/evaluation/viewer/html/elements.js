@@ -49,11 +49,7 @@ function keepFocus(run) {
 
 function number(value) {
   if (value === null || value === undefined) return "–";
-  if (Number.isInteger(value)) return value.toLocaleString("en");
-  return value
-    .toFixed(Math.abs(value) < 100 ? 3 : 1)
-    .replace(/0+$/, "")
-    .replace(/\.$/, "");
+  return value.toLocaleString("en", { maximumFractionDigits: Math.abs(value) < 100 ? 3 : 1 });
 }
 
 const percent = share => Math.round(100 * share) + "%";
