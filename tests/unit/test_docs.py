@@ -150,7 +150,7 @@ def test_the_python_of_a_page_runs(
 ) -> None:
     """In order, in one namespace, beside the folder of a finished run."""
     monkeypatch.chdir(tmp_path)
-    shutil.copytree(finished, tmp_path / "out" / "demo")
+    shutil.copytree(finished, tmp_path / "out" / "demo-held-out")
     names: dict[str, Any] = {"__name__": "__main__"}
     for block in blocks("python"):
         if block.page != page:

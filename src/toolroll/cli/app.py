@@ -378,8 +378,8 @@ def regrade(
 ) -> None:
     """Replay a run's actions in new environments, without an engine.
 
-    Print the new table, the rewards that changed, and the episodes that the environment does not repeat. Exit with
-    1 if an episode had a reward and has none now.
+    Print the new table, the rewards that changed, and the episodes that the environment does not
+    repeat. Exit with 1 if an episode had a reward and has none now.
 
     Example: toolroll regrade out/desk --out out/desk-regraded
     """
@@ -485,10 +485,10 @@ def _show(results: Mapping[str, Outcome], *, resumes: bool = True, max_lost: flo
 
 
 def _files_line(folders: Sequence[str]) -> str:
-    """Return the line that says what the folders of runs contain, and how to view the last one."""
-    which = "the last" if len(folders) > 1 else "them"
+    """Return the line that says what the folders of runs contain, and how to view the first one."""
+    which = "the first" if len(folders) > 1 else "them"
     files = f"In {' and '.join(folders)}: run.json, episodes.jsonl, summary.json"
-    return f"{files}; to view {which}: {program()} view {folders[-1]}"
+    return f"{files}; to view {which}: {program()} view {folders[0]}"
 
 
 def _run(main: Coroutine[Any, Any, T]) -> T:

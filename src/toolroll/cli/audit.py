@@ -84,7 +84,7 @@ def audit(
 
 
 def _show(report: AuditReport, tokenizer: Any, console: Console) -> None:
-    from toolroll.evaluation.audit.template import PROMPT
+    from toolroll.evaluation.audit.template import PROMPT, UNMATCHED
 
     say, record = partial(print_line, console), report.record
     say(f"{report.faulty_rows} of {report.rows} rows have a fault")
@@ -112,6 +112,8 @@ def _show(report: AuditReport, tokenizer: Any, console: Console) -> None:
             say(f"in {'; '.join(Path(place).name for place in kind.rows[:_LISTED])}{more}")
         say(f"{kind.row.place}, tokens {kind.fault.start} to {kind.fault.stop}:")
         console.print(_drawn(kind, tokenizer), soft_wrap=not console.record)
+        if name.endswith(UNMATCHED):
+            say("is --model the tokenizer of these rows?")
         if name.endswith(PROMPT) and not kind.row.tools:
             say("the row has no `tools`: if the model had some, the prompt shows them")
     if report.kinds:

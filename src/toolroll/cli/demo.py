@@ -5,7 +5,6 @@ the model that comes with the package. In BFCL, the engine's replies are scripte
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
@@ -66,9 +65,8 @@ def _parts(
     split of an environment. Leave out environments that are not installed, and print a message.
     """
     parts: list[tuple[str, RunConfig, Sequence[Task]]] = []
-    target = out.resolve()  # "." has no name
-    beside = target.with_name(f"{target.name}-held-out")  # a folder has one split of an environment
-    beside = Path(os.path.relpath(beside))
+    named = out if out.name not in ("", "..") else out.resolve()
+    beside = named.with_name(f"{named.name}-held-out")  # a folder has one split of an environment
     for title, env, model, split, folder in (
         (f"{SAMPLED}, held-out\n({DESK_MODEL})", SAMPLED, DESK_MODEL, "held-out", beside),
         (f"{SAMPLED}\n({DESK_MODEL})", SAMPLED, DESK_MODEL, "test", out),

@@ -89,7 +89,8 @@ class RunDisplay:
 
     `summary` contains the episodes of earlier runs. Add each new episode to `summary` before you
     call `show`. `sampled` returns the turns and tokens that were sampled so far, also those of
-    unfinished episodes, or less if they cannot be counted here.
+    unfinished episodes, or less if they cannot be counted here. `split` is shown after the name of
+    the environment.
     """
 
     def __init__(
@@ -98,9 +99,12 @@ class RunDisplay:
         summary: Summary,
         total: int,
         sampled: Callable[[], tuple[int, int]] = lambda: (0, 0),
+        *,
+        split: str = "",
     ) -> None:
         self.summary = summary
         self.seconds = 0.0
+        self._name = f"{summary.env}{split}"
         self._console = console
         self._total = total
         self._sampled = sampled
@@ -120,7 +124,7 @@ class RunDisplay:
             TimeRemainingColumn(),
             expand=True,
         )
-        self._task = self._progress.add_task(summary.env, total=total, completed=summary.episodes)
+        self._task = self._progress.add_task(self._name, total=total, completed=summary.episodes)
         self._live = Live(console=console, get_renderable=self._lines)
 
     def __enter__(self) -> RunDisplay:
@@ -144,7 +148,7 @@ class RunDisplay:
         ):
             self._next_line = seconds + max(_SECONDS, seconds / 10)
             time_left = _time((self._left - self._shown) * seconds / self._shown)
-            done = f"{self.summary.env}: {self.summary.episodes}/{self._total}"
+            done = f"{self._name}: {self.summary.episodes}/{self._total}"
             print_line(self._console, f"{done}  {self._state()}  {time_left} left")
 
     def _lines(self) -> Group:

@@ -210,7 +210,9 @@ async def _play(
     floor: Summary | None = None
     served = plan.served
     sampled = (lambda: (0, 0)) if served is None else (lambda: served.sampled)
-    with RunDisplay(console, summary, len(plan.tasks) * config.samples, sampled) as display:
+    split = "" if config.split in (None, plan.factory.splits[0]) else f" {config.split}"
+    total = len(plan.tasks) * config.samples
+    with RunDisplay(console, summary, total, sampled, split=split) as display:
 
         def take(episode: Episode) -> None:
             nonlocal failure

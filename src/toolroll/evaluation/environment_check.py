@@ -19,6 +19,7 @@ from toolroll.agents.loop.call_policy import CallPolicy
 from toolroll.agents.text_agent import FAREWELL, TextAgent
 from toolroll.evaluation.differences import excerpts, first_difference
 from toolroll.evaluation.do_nothing import LeavingUser
+from toolroll.evaluation.viewer.data import reward_reason
 from toolroll.evaluation.wrong_arguments import example_arguments, wrong_calls
 from toolroll.parsers.openai import to_openai
 from toolroll.parsers.types import ParsedReply, ToolCall
@@ -157,7 +158,8 @@ class _Questions:
         for task, actions in solved:
             result = await self._play(task, 0, actions)
             if result.reward != 1.0:
-                wrong.append(f"{task.id}: {shown(result.reward)}{_first_error(result.messages)}")
+                why = reward_reason(result.info) or _first_error(result.messages)
+                wrong.append(f"{task.id}: {shown(result.reward)}{f' ({why})' if why else ''}")
         if wrong and self.options.user is not None:
             raise _NotApplicableError(
                 f"{len(wrong)} of {len(solved)} need a user who answers; this check has none"
@@ -257,9 +259,9 @@ def _example_call(tool: Tool) -> ToolCall:
 
 
 def _first_error(messages: Sequence[Message]) -> str:
-    """Return the first message that is an error, in parentheses, or "" if there is none."""
+    """Return the first message that is an error, or "" if there is none."""
     texts = [str(message.get("content")) for message in messages]
-    return next((f" ({text})" for text in texts if text.startswith("Error")), "")
+    return next((text for text in texts if text.startswith("Error")), "")
 
 
 def _wrong_schema(schema: Any) -> str:

@@ -101,7 +101,7 @@ class EpisodeSettings(
 
 class EpisodePlayer:
     """Plays episodes with `settings` on `model`. `aclose` closes the model too. Raise `UsageError`
-    if `settings` are wrong (`EpisodeSettings.checked`).
+    if `settings` are wrong (`EpisodeSettings.checked`), or set what `model` was not made with.
 
     A failed episode is not played again if the engine is `stopped()`. `name` converts a setting's
     name to the framework's spelling for error messages. `images`: the trainer takes images.
@@ -123,8 +123,9 @@ class EpisodePlayer:
         self.model = model
         model.takes_images &= images
         self.settings = EpisodeSettings.checked(settings, name=name)
+        _refuse_ignored(self.settings, model, name)
         self._name = name
-        self._make_agent = agent_maker(settings.agent)
+        self._make_agent = agent_maker(self.settings.agent)
         self._tasks: dict[tuple[str, str], tuple[EnvironmentFactory, Sequence[Task]]] = {}
         self._stack = AsyncExitStack()
         self._options: EnvironmentOptions | None = None
@@ -243,12 +244,23 @@ class EpisodePlayer:
                     await self.model.run_in_thread(factory.tasks, split or factory.splits[0]),
                 )
         factory, tasks = self._tasks[name, split]
-        if not 0 <= index < len(tasks):
+        if not isinstance(index, int) or not 0 <= index < len(tasks):
             raise UsageError(
                 f"{name} ({split or factory.splits[0]}) has tasks 0 to {len(tasks) - 1}; the "
-                f"sample's task index is {index}"
+                f"sample's task index is {index!r}"
             )
         return factory, tasks[index]
+
+
+def _refuse_ignored(settings: EpisodeSettings, model: Model, name: Callable[[str], str]) -> None:
+    """Raise `UsageError` if `settings` set something about the model that `model` does not have."""
+    given = ModelSettings.model_fields.keys() & settings.model_fields_set
+    for field in sorted(given):
+        if model.args is None or getattr(model.args, field) != getattr(settings, field):
+            raise UsageError(
+                f"{name(field)} has no effect on a model that exists: make the model with it "
+                "(Model.from_args(settings.rollout_args(...)) does)"
+            )
 
 
 def why_aborted(result: InteractionResult) -> str:

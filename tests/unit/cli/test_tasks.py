@@ -80,10 +80,10 @@ def test_a_demo_records_its_policy(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(demo, "choose_tasks", lambda *args: choose_tasks(*args)[:1])
     done = toolroll("demo", "--out", tmp_path / "demo", "--samples", 1)
     assert done.exit_code == 0, done.output
-    where, _, command = done.stdout.splitlines()[-1].partition("; to view the last: ")
+    where, _, command = done.stdout.splitlines()[-1].partition("; to view the first: ")
     folders = ("demo", "demo-held-out")
     assert all(f"{name}: " in where or f"{name} and " in where for name in folders), where
-    assert command == f"toolroll view {tmp_path / 'demo'}"
+    assert command == f"toolroll view {tmp_path / 'demo-held-out'}"
     page, notes = tmp_path / "demo" / "view.html", tmp_path / "demo" / "notes.txt"
     page.touch()
     notes.touch()

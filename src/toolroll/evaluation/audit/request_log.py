@@ -25,6 +25,8 @@ def read_record(path: str | Path, encode: Encode | None = None) -> EngineRecord:
     `UsageError` if a line lacks ids, or if no answer is found.
     """
     record, path = EngineRecord(), Path(path)
+    if not path.exists():
+        raise UsageError(f"--requests: there is no {path}")
     if (path / FILE_NAME).is_file():
         for episode in read_episodes(path):
             for part in episode.result.trajectories:

@@ -355,10 +355,12 @@ class Runner:
         limit = self.settings.give_up_after
         if limit is not None and self._failed_in_a_row >= limit:
             error = error_in(episode.result.info)
+            aborted = episode.result.stop_reason is StopReason.ENGINE_ABORT
+            why = "a turn was aborted more often than max_resumes" if aborted else "no details"
             raise RunStoppedError(
                 f"{self._failed_in_a_row} attempts at episodes failed in a row, the last one with "
                 f"{episode.result.stop_reason}: "
-                f"{error.get('message', 'no further details')}. Finished episodes are kept; the "
+                f"{error.get('message', why)}. Finished episodes are kept; the "
                 f"same command continues from there.",
                 error,
             )
