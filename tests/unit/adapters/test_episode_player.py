@@ -35,13 +35,16 @@ class BrokenEngine(FrameworkEngine):
         return Sampled(answer["ids"], answer["logprobs"], "stop")
 
 
-async def test_an_error_of_the_adapters_code_names_its_place(
+async def test_an_adapters_wrong_settings_and_errors_are_named(
     tokenizer: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     template = ChatTemplate(tokenizer)
     parser = get_parser("hermes", template.encoder.control)
     engine = BrokenEngine("own", context_length=4096, vocab_size=len(tokenizer))
-    player = EpisodePlayer(Model(engine, template, parser), EpisodeSettings(env="desk", reruns=0))
+    model = Model(engine, template, parser)
+    with pytest.raises(UsageError, match="history has no effect on a model that exists"):
+        EpisodePlayer(model, EpisodeSettings(env="desk", history="preserve"))
+    player = EpisodePlayer(model, EpisodeSettings(env="desk", reruns=0))
     result = await player.play(3, {"max_new_tokens": 8})
     await player.aclose()
     assert result.stop_reason is StopReason.INTERNAL_ERROR

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterable
 
 from pydantic import ValidationError
 
+from toolroll.rollout.runtime.jsonable import shown
+
 _WORDS = {
     "missing": "must be given",
     "extra_forbidden": "is not a setting",
@@ -23,6 +25,8 @@ _WORDS = {
     "string_too_short": "must have at least {min_length} characters",
 }
 """Messages by pydantic's error type. Other types keep pydantic's own message."""
+_QUOTED = _WORDS.keys() - {"missing", "extra_forbidden", "string_too_short"}
+"""The types whose messages quote the value: none of them can be a secret."""
 
 
 def did_you_mean(name: str, names: Iterable[str], otherwise: str = "") -> str:
@@ -44,6 +48,8 @@ def complaints(error: ValidationError, name_of: Callable[[str], str] = str) -> s
     for item in error.errors(include_url=False):
         setting = ".".join(map(str, item["loc"]))
         message = _words(item["type"], item["msg"], item.get("ctx"))
+        if item["type"] in _QUOTED:
+            message += f", not {shown(item['input'])}"
         parts.append(f"{name_of(setting)}: {message}" if setting else message)
     return "; ".join(parts)
 

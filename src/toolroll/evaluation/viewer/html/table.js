@@ -54,8 +54,13 @@ function chooseColumns() {
   at("grid").style.setProperty("--columns", columns.map(size).join(" "));
 }
 
-// The column by which the table is sorted is shown before others.
-const rankOf = ({ key, rank }) => (key === "task" ? 0 : key === sortKey() ? 0.5 : rank);
+// The column by which the table is sorted is shown before others, and a reason that few have late.
+const rankOf = ({ key, rank }) => {
+  if (key === "task") return 0;
+  if (key === sortKey()) return 0.5;
+  const few = key === "reason" && state.rows.filter(row => row.reason).length < state.rows.length / 4;
+  return few ? 7 : rank;
+};
 
 const rowHeight = () => (narrow.matches ? 58 : 34);
 const idOf = item => (item.row ? "row-" + item.row.i : "group-" + item.group.rows[0].i);
