@@ -15,8 +15,7 @@ from support.tau import BOTH, MINI, TauBench, needed
 
 from toolroll.testing import EmbeddedEngine, load_embedded_tokenizer, serve_in_thread
 
-TESTS = ROOT / "tests"
-ENVIRONMENT = {**os.environ, "PYTHONPATH": str(TESTS)}
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT / "tests")}
 
 # Each costs a second or more, pulls in a CUDA stack, or is in an extra: imported at first use,
 # never earlier.
@@ -36,12 +35,6 @@ MODULES = list(library())
 LIGHT = [name for name in MODULES if not name.startswith(NEED_OPENAI)]
 
 
-def loaded(code: str, names: Sequence[str]) -> list[str]:
-    """Which of the modules `names` a fresh interpreter has after `code`."""
-    code = f"import sys; {code}; print(*(name for name in {names} if name in sys.modules))"
-    return printed("-c", code, env=ENVIRONMENT).split()
-
-
 @pytest.mark.parametrize(
     ("code", "absent"),
     [
@@ -51,20 +44,17 @@ def loaded(code: str, names: Sequence[str]) -> list[str]:
         ("import toolroll.cli.app", ("aiohttp", "jinja2", "jsonschema_rs", "numpy", *HEAVY)),
         ("import toolroll.agents, toolroll.parsers", ("numpy", *HEAVY)),
         ("import support.qwen; support.qwen.qwen3_tokenizer()", ("trl", "dashscope")),
+        ("import toolroll.trainers.openrlhf", ("torch",)),
     ],
-    ids=["modules", "public names", "facade", "help of the command", "packages", "wheels of tests"],
+    ids=["modules", "public", "facade", "help of the command", "packages", "wheels", "openrlhf"],
 )
-def test_an_import_does_not_load_what_comes_later(code: str, absent: Sequence[str]) -> None:
-    assert loaded(code, absent) == []
-
-
-def test_the_measurement_sees_a_heavy_import() -> None:
-    assert "transformers" in loaded("import transformers", HEAVY)
-
-
-def test_d11_an_import_sets_up_no_logging() -> None:
-    modules = "logging, toolroll.endpoint, toolroll.trainers.openrlhf"
-    printed("-c", f"import {modules}; assert not logging.getLogger().handlers")
+def test_an_import_loads_nothing_early_and_sets_up_no_logging(
+    code: str, absent: Sequence[str]
+) -> None:
+    """Which of `absent` a fresh interpreter has after `code`."""
+    code = f"import logging, sys; {code}; assert not logging.getLogger().handlers"
+    code += f"; print(*(name for name in {absent} if name in sys.modules))"
+    assert printed("-c", code, env=ENVIRONMENT).split() == []
 
 
 def test_no_notice_about_pytorch_is_printed() -> None:
