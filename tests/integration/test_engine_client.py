@@ -4,7 +4,6 @@ episodes that wait between turns, and the benchmark."""
 import asyncio
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,10 +11,10 @@ import pytest
 from benchmarks import engine as benchmark
 from benchmarks.world import Material
 from support.client import request
-from support.lora_adapter import logprobs_with, lora_adapter
+from support.lora_adapter import logprobs_with
 from support.processes import Server
 from support.qwen import qwen3_tokenizer
-from support.wire import Wire, until
+from support.wire import until
 
 from toolroll.rollout.engine import Admission, Engine, EngineConfig
 from toolroll.rollout.session.path import SessionPath
@@ -101,18 +100,6 @@ async def test_each_turn_is_of_the_adapter_it_names(second_float32: Server, adap
             for other, folder in adapters.items()
         }
         assert errors.pop(name) < 1e-3 and min(errors.values()) > 0.1, errors
-
-
-async def test_reloads_keep_the_version(second_float32: Server, http: Any, tmp_path: Path) -> None:
-    """So the name is what tells them apart."""
-    wire, versions = Wire(http, second_float32.url), []
-    for seed in (7, 8):
-        body = {"lora_name": "again", "lora_path": str(lora_adapter(tmp_path / str(seed), seed))}
-        assert (await wire.post("/load_lora_adapter", body)).status == 200
-        answer = await wire.generate(PROMPT, fields={"lora_path": "again"}, max_new_tokens=2)
-        versions.append(answer.meta["weight_versions"])
-        assert (await wire.post("/unload_lora_adapter", {"lora_name": "again"})).status == 200
-    assert versions[0] == versions[1]
 
 
 # --- admission ------------------------------------------------------------------------------------

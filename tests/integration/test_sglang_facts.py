@@ -192,34 +192,6 @@ async def test_an_unknown_sampling_parameter_is_a_400_with_the_known(float32: Wi
     assert (unknown, tuple(names)) == ("max_tokens", SGLANG_NAMES)
 
 
-# --- weight versions ------------------------------------------------------------------------------
-
-
-async def set_version(wire: Wire, version: str) -> None:
-    body = {"new_version": version, "abort_all_requests": False}
-    answer = await wire.post("/update_weight_version", body)
-    assert answer.status == 200, answer.body
-
-
-async def test_a_weight_version_that_changes_in_a_turn_is_in_its_spans(float32: Wire) -> None:
-    before = (await float32.get("/model_info")).body["weight_version"]
-    await set_version(float32, "old")
-    assert (await float32.get("/model_info")).body["weight_version"] == "old"
-    rid = uuid.uuid4().hex
-    async with long_request(float32, rid) as task:
-        await set_version(float32, "new")
-        # the long one samples beside it
-        await float32.generate(fresh_prompt(8), max_new_tokens=5, ignore_eos=True)
-        await float32.post("/abort_request", {"rid": rid})
-        answer = await task
-    await set_version(float32, before)
-    spans = answer.meta["weight_versions"]
-    assert [span["version"] for span in spans] == ["old", "new"]
-    (first, end), (start, last) = ((span["start"], span["end"]) for span in spans)
-    assert (first, end, last) == (0, start, len(answer.output_ids))
-    assert answer.meta["weight_version"] == "new"
-
-
 # --- behind each router ---------------------------------------------------------------------------
 
 
