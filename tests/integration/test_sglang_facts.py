@@ -22,7 +22,6 @@ from support.tiny_model import CONTEXT_LENGTH, tiny_model
 from support.wire import Answer, Wire, until
 
 from toolroll.rollout.errors import UsageError
-from toolroll.rollout.model.identity import probe_text
 from toolroll.rollout.model.model import Model
 from toolroll.rollout.runtime.sglang_names import SGLANG_NAMES
 from toolroll.testing import load_embedded_tokenizer
@@ -99,19 +98,6 @@ async def test_logprobs_are_of_the_logits_over_the_temperature(float32: Wire, pa
         torch.arange(30), torch.tensor(answer.output_ids)
     ]
     assert np.abs(np.array(answer.logprobs) - expected.numpy()).max() <= 1e-3
-
-
-async def test_a_ban_changes_the_logprobs_of_all_other_tokens(float32: Wire) -> None:
-    """They are those of the distribution without the banned token: higher by -log(1 - p)."""
-    prompt = fresh_prompt(30)
-    greedy: dict[str, Any] = {"temperature": 0.0, "max_new_tokens": 1}
-    top = {"top_logprobs_num": 2}
-    plain = await float32.generate(prompt, fields=top, **greedy)
-    (likeliest, first, _), (second, other, _) = plain.meta["output_top_logprobs"][0]
-    banned = await float32.generate(prompt, logit_bias={str(first): -100.0}, **greedy)
-    assert banned.output_ids == [other]
-    assert banned.logprobs[0] == pytest.approx(second - np.log1p(-np.exp(likeliest)), abs=1e-4)
-    assert banned.logprobs[0] > second
 
 
 # --- aborts ---------------------------------------------------------------------------------------
@@ -231,16 +217,6 @@ async def test_a_client_that_hangs_up_is_aborted_behind_it(routed: Any, routed_s
 
 def serving(url: str, tokenizer: Any, name: str) -> AbstractAsyncContextManager[Model]:
     return opened_model(url, tokenizer, "qwen25", name=name, config={"vocab_size": None})
-
-
-async def test_tokenize_gives_the_tokenizers_own_ids(float32: Wire) -> None:
-    tokenizer = qwen3_tokenizer()
-    assert isinstance(tokenizer.chat_template, str)
-    text = probe_text(tokenizer, tokenizer.chat_template)
-    answer = await float32.post("/tokenize", {"prompt": text, "add_special_tokens": False})
-    ids = tokenizer.encode(text, add_special_tokens=False)
-    assert (answer.status, answer.body["tokens"], answer.body["count"]) == (200, ids, len(ids))
-    assert tokenizer.eos_token_id in ids
 
 
 async def test_the_id_of_an_answer_is_the_rid(http: Any, routed_sglang: Any) -> None:

@@ -194,8 +194,6 @@ async def test_a_program_at_its_limit_of_turns_is_killed_and_graded(tmp_path: Pa
     ("test", "problem"),
     [
         ("true\n", "wrote no reward"),
-        (f"echo nan > {REWARD}\n", "must have finite numbers"),
-        (f"echo many > {REWARD}\n", "has no numbers"),
         ('echo \'{"a": 1, "b": 2}\' > /logs/verifier/reward.json\n', "is named `reward`"),
     ],
 )
