@@ -1,4 +1,5 @@
-"""The smallest templates under which a delta, a prompt or a fork was wrong once, one test each.
+"""The smallest templates under which a delta, a prompt or a fork was wrong once, one test each. And
+the judge itself, on templates that can be read by eye.
 
 Each test plays a twelve-turn loop or one exchange and asks the judge; no test says how it was
 fixed."""
@@ -10,8 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.adversarial.dialogues import Conversation, Step, loop
-from support.adversarial.episodes import play_episodes, tokenizer_of, tokenizer_with
+from support.adversarial.dialogues import Conversation, loop
+from support.adversarial.episodes import play_episodes, tokenizer_of, tokenizer_with, verdict_on
 from support.adversarial.skeleton import SLOTS, filled
 from support.adversarial.templates import Template, by_hand, generated
 from support.adversarial.token_judge import Judge, Said
@@ -21,6 +22,7 @@ from toolroll.rollout.template import ChatTemplate
 
 pytestmark = pytest.mark.tokens
 
+FIRST = [{"role": "user", "content": "Hello."}]
 NAMESPACE = "{% set ns = namespace(n=0) %}"
 TEMPLATES = {template.name: template for template in [*by_hand(), *generated()]}
 ONCE_WRONG = (
@@ -30,6 +32,16 @@ ONCE_WRONG = (
     "tool_content.first tool_content.lower tool_content.digits tool_content.truncate "
     "tool_content.int tool_content.macro before_content.length"
 ).split()
+
+
+def user(text: str) -> dict[str, Any]:
+    return {"role": "user", "content": text}
+
+
+def turn_of(judge: Judge, text: str) -> Said:
+    """A turn of the model with this text, which ends with `<|end|>`."""
+    ids = [*judge.plain(text), judge.control["<|end|>"]]
+    return Said(ids, text + "<|end|>", "<|end|>", {"role": "assistant", "content": text})
 
 
 def judged(**slots: str) -> tuple[Judge, ChatTemplate]:
@@ -67,33 +79,27 @@ async def test_named_templates_are_not_mixed_up() -> None:
 
 def test_control_text_that_the_model_spelled_stays_text_in_a_fork() -> None:
     judge, subject = judged(prompt="({{ messages | length }})")
-    first = [{"role": "user", "content": "What ends a turn?"}]
-    turn = {"role": "assistant", "content": "It is <|end|>, I think."}
-    sampled = [*judge.plain(turn["content"]), judge.control["<|end|>"]]
-    stream = [*judge.prompt(first, None), *sampled]
-    new = [{"role": "user", "content": "Thanks."}]
+    said = turn_of(judge, "It is <|end|>, I think.")
+    stream, messages = [*judge.prompt(FIRST, None), *said.ids], [*FIRST, said.turn, user("And?")]
     with pytest.raises(HistoryRewrittenError):
-        subject.delta([*first, turn], new, sampled_ids=sampled)
+        subject.delta(messages[:2], messages[2:], sampled_ids=said.ids)
     kept = np.array(stream, dtype=np.int32)
-    ids = subject.start([*first, turn, *new]).prompt(keep=kept).tolist()
-    assert judge.fork_is_right(ids, stream, [*first, turn, *new], None), judge.decode(ids)
+    ids = subject.start(messages).prompt(keep=kept).tolist()
+    assert judge.fork_is_right(ids, stream, messages, None), judge.decode(ids)
+    careless = judge.careless(judge.text(messages, None, generate=True))
+    assert not judge.fork_is_right(careless, stream, messages, None)
+    assert not judge.fork_is_right(ids[:-1], stream, messages, None)
 
 
 @pytest.mark.parametrize("transform", ["upper", "e", "title", "replace('<', '(')"])
 def test_control_text_that_the_template_transforms_is_no_reason_to_refuse(transform: str) -> None:
     shown = "{{ m.content | TRANSFORM }}".replace("TRANSFORM", transform)
     judge, subject = judged(tool=shown, user=shown)
-    first = [{"role": "user", "content": "What is <|end|> for?"}]
+    first, new = [user("What is <|end|> for?")], [user("x<|turn|> <|end|>")]
     assert subject.prompt(first) == judge.prompt(first, None)
-    step = Step(
-        {"role": "assistant", "content": "Ask."},
-        ({"role": "user", "content": "x<|turn|> <|end|>"},),
-    )
-    said = Said(
-        [*judge.plain("Ask."), judge.control["<|end|>"]], "Ask.<|end|>", "<|end|>", step.turn
-    )
-    delta = subject.delta([*first, step.turn], step.new, sampled_ids=said.ids)
-    assert delta == judge.truth(first, said, step.new, None).input_ids
+    said = turn_of(judge, "Ask.")
+    delta = subject.delta([*first, said.turn], new, sampled_ids=said.ids)
+    assert delta == judge.truth(first, said, new, None).input_ids
 
 
 async def test_a_marker_that_replaces_the_close_is_a_rewrite() -> None:
@@ -113,8 +119,7 @@ async def test_a_marker_that_replaces_the_close_is_a_rewrite() -> None:
 
 def test_a_lone_surrogate_is_no_crash() -> None:
     judge, subject = judged()
-    shown = judge.prompt([{"role": "user", "content": "a \ufffd name"}], None)
-    assert subject.prompt([{"role": "user", "content": "a \udcff name"}]) == shown
+    assert subject.prompt([user("a \udcff name")]) == judge.prompt([user("a \ufffd name")], None)
 
 
 def test_text_parts_render_as_the_template_renders_them() -> None:
@@ -127,3 +132,36 @@ def test_text_parts_render_as_the_template_renders_them() -> None:
     parts = [{"type": "text", "text": "one "}, {"type": "text", "text": " two"}]
     messages = [{"role": "user", "content": parts}]
     assert subject.prompt(messages) == judge.prompt(messages, None)
+
+
+# --- the judge itself -----------------------------------------------------------------------------
+
+
+def test_control_text_in_a_body_is_text_and_what_is_careless_is_seen() -> None:
+    judge, _ = judged()
+    truth = judge.truth(FIRST, turn_of(judge, "Hi."), [user("a<|end|>b")], None)
+    end = judge.control["<|end|>"]
+    assert truth.kind == "append" and truth.input_ids is not None
+    assert truth.careless_ids is not None
+    assert (truth.input_ids.count(end), truth.careless_ids.count(end)) == (1, 2)
+    assert verdict_on(truth, truth.careless_ids, "fork") == "injected"
+    assert verdict_on(truth, truth.input_ids, "fork") == "exact"
+    assert verdict_on(truth, truth.input_ids[:-1], "fork") == "wrong"
+
+
+@pytest.mark.parametrize(
+    ("slots", "kind"),
+    [
+        ({"prompt": "({{ messages | length }})"}, "rewrite"),
+        ({"said": "{{ m.content if loop.last else m.content | upper }}"}, "rewrite"),
+        ({"said": "{{ m.content | upper }}"}, "drift"),
+        ({"user": "{% if loop.length > 2 %}{{ raise_exception('no') }}{% endif %}"}, "raises"),
+        ({"user": "{% if '<|turn|>' in m.content %}!{% endif %}{{ m.content }}"}, "unclear"),
+    ],
+)
+def test_kinds_of_truth(slots: dict[str, str], kind: str) -> None:
+    judge, _ = judged(**slots)
+    truth = judge.truth(FIRST, turn_of(judge, "Hi."), [user("x<|turn|>")], None)
+    assert truth.kind == kind, truth
+    allowed = {"rewrite": "wrong", "raises": "raises", "unclear": "unclear", "drift": "exact"}
+    assert verdict_on(truth, truth.input_ids or [], "fork") == allowed[kind]

@@ -14,7 +14,7 @@ from itertools import pairwise
 import pytest
 from support.adversarial.dialogues import TURNS, loop, mixed
 from support.adversarial.dialogues import Conversation as Script
-from support.adversarial.size import FULL, SEED, sampled
+from support.adversarial.size import FULL, SEED
 from support.adversarial.skeleton import filled
 from support.adversarial.styles import STYLES
 from support.adversarial.templates import Template
@@ -151,10 +151,3 @@ async def test_what_is_not_exact_is_never_trained(kind: str) -> None:
     trained = sum(trajectory.trained_tokens for trajectory in dialogue.session.trajectories())
     assert not wrong, f"{len(wrong)} deltas are wrong, {trained} tokens are trained"
     assert trained
-
-
-def test_every_kind_is_another_tokenizer() -> None:
-    kinds = sampled(list(KINDS), 8)
-    assert len(KINDS) >= 16
-    made = [tokenizer_of_kind(kind, ["<|end|>"], "<|end|>") for kind in kinds]
-    assert len({tokenizer.backend_tokenizer.to_str() for tokenizer in made}) == len(kinds)

@@ -1,5 +1,9 @@
-"""The package's model on the real SGLang: it calls tools, and the embedded engine agrees."""
+"""The package's model on the real SGLang: it calls tools, and the embedded engine agrees. There it
+earns what the documentation says, and is served without torch."""
 
+import json
+import sys
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,12 +13,16 @@ import torch
 from examples.learn_desk.network import load_network, save_network
 from examples.learn_desk.play import play
 from examples.learn_desk.tokenizer import FILES, load_tokenizer
-from support.processes import Server
+from support.patience import PATIENCE
+from support.processes import Server, get_json, serving
 from support.servers import sglang_server
 
+from toolroll import Model, RolloutArgs, RunSettings, load_environment
 from toolroll.environments.desk import DESK
 from toolroll.rollout.episode import Episode
 from toolroll.rollout.model.tokenizers import desk_model_path
+from toolroll.rollout.runs.registry import agent_maker
+from toolroll.rollout.runs.runner import Runner
 from toolroll.rollout.types import Status
 from toolroll.testing import load_engine
 
@@ -86,3 +94,44 @@ async def test_the_servers_logprobs_are_the_trainers(sglang_desk: Server, folder
                 own = network.logprobs(ids, where).numpy()
             recorded = trajectory.logprobs[trajectory.loss_mask == 1]
             assert np.abs(own - recorded).max() < CLOSE
+
+
+# --- on the embedded engine -----------------------------------------------------------------------
+
+EXPECTED = {"test": (0.0, 0.25), "held-out": (0.8, 1.0)}
+"""Bounds of the mean reward at temperature 1, wider than its 99 % interval."""
+
+
+@pytest.mark.parametrize("split", EXPECTED)
+async def test_the_reward_is_within_its_interval(split: str) -> None:
+    desk = load_environment("desk", {"policy": "brief"})
+    episodes: list[Episode] = []
+    async with load_engine(desk_model_path(), keep_log=False) as engine:
+        args = RolloutArgs(engine=engine.url, model="desk-1m")
+        async with Model.from_args(args) as model:
+            make = agent_maker("tool-calling")
+            settings = RunSettings(
+                sampling_params={"temperature": 1.0, "max_new_tokens": 160}, max_turns=16, samples=3
+            )
+            runner = Runner(desk, lambda: make(model, {}), settings)
+            await runner.run(desk.tasks(split)[:33], episodes.append)
+    rewards = [episode.result.reward for episode in episodes]
+    assert None not in rewards
+    low, high = EXPECTED[split]
+    assert low <= sum(reward or 0.0 for reward in rewards) / len(rewards) <= high
+
+
+def test_the_command_serves_a_model_without_torch(tmp_path: Path) -> None:
+    code = "import sys; sys.modules['torch'] = None; from toolroll.cli import main; main()"
+    options = ["engine", "--model", str(desk_model_path()), "--context-length", "512", "--port"]
+    command = lambda port: [sys.executable, "-c", code, *options, str(port)]
+    body = json.dumps({"input_ids": [300], "sampling_params": {"max_new_tokens": 4}}).encode()
+    with serving(
+        command, ready="/health", environment={}, log=tmp_path / "log", name="the embedded engine"
+    ) as server:
+        request = urllib.request.Request(
+            f"{server.url}/generate", body, {"Content-Type": "application/json"}
+        )
+        with urllib.request.urlopen(request, timeout=PATIENCE) as response:
+            assert len(json.loads(response.read())["output_ids"]) == 4
+        assert get_json(f"{server.url}/server_info")[1]["context_length"] == 512

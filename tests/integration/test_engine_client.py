@@ -1,4 +1,5 @@
-"""Our engine client with the real server: streams, aborts, and episodes that wait between turns."""
+"""Our engine client with the real server: streams, aborts, LoRA adapters that each request names,
+episodes that wait between turns, and the benchmark."""
 
 import asyncio
 from collections.abc import Sequence
@@ -7,12 +8,19 @@ from typing import Any
 
 import numpy as np
 import pytest
+from benchmarks import engine as benchmark
+from benchmarks.world import Material
 from support.client import request
+from support.lora_adapter import logprobs_with
 from support.processes import Server
 from support.qwen import qwen3_tokenizer
 from support.wire import until
 
 from toolroll.rollout.engine import Admission, Engine, EngineConfig
+from toolroll.rollout.session.path import SessionPath
+from toolroll.rollout.session.session import Session
+from toolroll.rollout.session.trajectory_json import from_json, to_json
+from toolroll.rollout.template import ChatTemplate
 from toolroll.rollout.types import GenerateRequest, IdArray
 
 PROMPT = [9707, 11, 1879]
@@ -68,6 +76,32 @@ async def test_our_abort_reaches_the_server(routed_sglang: Any, http: Any, route
     assert answer.finish_reason == "abort" and len(answer.output_ids) < 3500
 
 
+# --- adapters -------------------------------------------------------------------------------------
+
+
+async def test_each_turn_is_of_the_adapter_it_names(second_float32: Server, adapters: Any) -> None:
+    """Later turns find the earlier tokens in the cache of the same adapter only."""
+    path = SessionPath(Session("s"))
+    path.observe(list(range(1000, 1020)))
+    names = [None, "one", "one", "two", None]
+    async with Engine(second_float32.url) as engine:
+        for name in names:
+            params = {"max_new_tokens": 8, "ignore_eos": True, "lora_path": name}
+            completion = await engine.generate(GenerateRequest(path.input_ids, params, "s"))
+            path.sample(completion, params)
+            path.observe([5, 6, 7])
+    [trajectory] = path.session.trajectories()
+    recorded = from_json(to_json(trajectory))
+    assert [turn.sampling_params.get("lora_path") for turn in recorded.turns] == names
+    for name, turn in zip(names, recorded.turns, strict=True):
+        ids, own = recorded.input_ids[: turn.stop], recorded.logprobs[turn.start : turn.stop]
+        errors = {
+            other: np.abs(logprobs_with(folder, ids, turn.start) - own).max()
+            for other, folder in adapters.items()
+        }
+        assert errors.pop(name) < 1e-3 and min(errors.values()) > 0.1, errors
+
+
 # --- admission ------------------------------------------------------------------------------------
 
 EPISODES, TURNS = 12, 6
@@ -101,3 +135,19 @@ async def test_at_four_times_the_cache_few_tokens_are_computed_twice(sglang_smal
         waiting = Admission(engine)
         held = await computed_twice(waiting, 2)
     assert plain >= 3 * held, f"{plain} and {held} tokens, {waiting.held_turns} turns held"
+
+
+async def test_throughput_and_logprobs_are_measured(sglang_float32: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr(benchmark, "TURNS", 2)  # the tiny model takes a short context
+    first: list[Any] = [[{"role": "user", "content": "Hello"}]]
+    bench = benchmark.Bench(
+        sglang_float32.url,
+        ChatTemplate(qwen3_tokenizer()),
+        Material(first, [], ["fine"], ["And?"]),
+        [],
+    )
+    load = benchmark.Load(episodes=4, warmup=0.5, seconds=2.0, tokens=8)
+    throughput, exactness = await benchmark.run(bench, load, sequences=3)
+    assert [float(row[1].replace(",", "")) > 0 for row in throughput.rows] == [True] * 3
+    assert exactness.figures["mean"] < 1e-4
+    assert exactness.figures["off"] > 1.0

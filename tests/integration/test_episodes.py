@@ -1,4 +1,5 @@
-"""Complete episodes on the real SGLang behind the real router, which scores the tokens again."""
+"""Complete episodes on the real SGLang behind the real router, which scores the tokens again:
+of an agent, of programs in sandboxes, and audited with the log that the server writes."""
 
 import asyncio
 import itertools
@@ -11,20 +12,30 @@ from typing import Any, get_args
 
 import numpy as np
 import pytest
+from support.adversarial.size import FULL
+from support.engine_answers import CLOSE, engine_answers, judge_answers, largest_error
 from support.episodes import opened_model
 from support.listed_environment import ListedWorld
+from support.planted import PLANTED, plant, spans
 from support.processes import Server
+from support.program_trials import AGENT, command_of, factory, program, refusal, write_task
+from support.program_trials import play as play_trials
+from support.proxy import counting_proxy
 from support.qwen import qwen3_tokenizer
-from support.servers import Router, router
+from support.servers import Router, router, sglang_server
+from support.tiny_model import tiny_model
 from support.wire import Wire
 
 from toolroll.agents.loop.call_policy import CallPolicy
 from toolroll.agents.tool_calling import TrainableToolCallingAgent
+from toolroll.evaluation.audit import TemplateCheck, audit
+from toolroll.evaluation.audit.report import UNDECIDED
+from toolroll.evaluation.audit.request_log import FLAGS, read_record
 from toolroll.rollout.engine import ROUTING_KEY, Engine, EngineConfig
 from toolroll.rollout.environment import Task
 from toolroll.rollout.episode import InteractionResult
-from toolroll.rollout.errors import UsageError
 from toolroll.rollout.model.model import Model
+from toolroll.rollout.session.trajectory_json import to_json
 from toolroll.rollout.types import GenerateRequest, Status, StopReason, Trajectory
 
 SESSIONS = 16
@@ -167,12 +178,6 @@ async def test_the_context_is_never_overrun(float32: Wire) -> None:
     assert CONTEXT - 600 < max(ends) <= CONTEXT
 
 
-async def test_a_misspelt_parameter_is_refused_before_it_is_sent(float32: Wire) -> None:
-    async with serving(float32.url) as served:
-        with pytest.raises(UsageError, match="did you mean 'max_new_tokens'"):
-            await play(served, "typo", max_new_tokenz=3)
-
-
 async def test_an_episode_ends_at_a_sampled_placeholder(float32: Wire, tmp_path: Path) -> None:
     tokenizer = qwen3_tokenizer()
     (tmp_path / "config.json").write_text(json.dumps({"image_token_id": IMAGE}), encoding="utf-8")
@@ -183,3 +188,77 @@ async def test_an_episode_ends_at_a_sampled_placeholder(float32: Wire, tmp_path:
     assert result.reward is not None and IMAGE not in result.tokens
     assert result.response_length == 0
     assert await float32.running() == 0
+
+
+# --- programs -------------------------------------------------------------------------------------
+
+LIMIT, USERS = 24, 2
+
+
+@pytest.mark.skipif(bool(refusal()), reason=f"needs user namespaces: {refusal()}")
+@pytest.mark.parametrize(
+    ("file", "turns"), [(AGENT, 1 + USERS), (AGENT.with_name("claude_shape.py"), 2)]
+)
+async def test_each_answer_of_the_server_is_trained_once(
+    file: Path, turns: int, tmp_path: Path, sglang_float32: Server
+) -> None:
+    """A proxy before the server says what it sampled, and transformers computes the logprobs again.
+    The model is random, so no reward is earned. `python -m clients.harbor --sglang` does the same
+    with published coding agents."""
+    write_task(tmp_path)
+    variables = {"USERS": str(USERS), "CLAUDE_CODE_MAX_OUTPUT_TOKENS": str(LIMIT)}
+    params = {"temperature": 1.0, "max_new_tokens": LIMIT}
+    with counting_proxy(sglang_float32.url) as proxy:
+        async with opened_model(proxy.url, qwen3_tokenizer(), "qwen25") as model:
+            agent = program(model, command_of(file), variables=variables, verify="always")
+            episodes = await play_trials(
+                factory(tmp_path), agent, samples=2, sampling_params=params
+            )
+        answers = engine_answers(proxy)
+    for episode in episodes.values():
+        result = episode.result
+        own = [each for each in answers if each.session == result.info["program"]["session"]]
+        assert (result.reward, len(own)) == (0.0, turns)
+        judge_answers(result.trajectories, own)
+        assert largest_error(tiny_model(), result.trajectories) <= CLOSE
+
+
+# --- the server's log -----------------------------------------------------------------------------
+
+EPISODES = 200 if FULL else 20
+"""TOOLROLL_ADVERSARIAL=full plays more."""
+NO_FAULT = {"a turn is not trained", "a result is appended"}
+OF_WORDS = {"a turn is encoded again"}
+"""The random model samples no words."""
+
+
+@pytest.mark.timeout(3600)
+async def test_episodes_are_what_the_servers_log_has(tmp_path: Path) -> None:
+    log = tmp_path / "requests"
+    with sglang_server(
+        tmp_path, flags=FLAGS.replace("DIR", str(log)).split(), name="log"
+    ) as server:
+        async with serving(server.url) as served:
+            names = [f"audited-{number}" for number in range(EPISODES)]
+            results = await asyncio.gather(*(play(served, name) for name in names))
+    rows = [
+        {**to_json(part), "sequence": number, "messages": result.messages, "tools": result.tools}
+        for result in results
+        for number, part in enumerate(result.trajectories)
+    ]
+    record = read_record(log)
+    report = audit(rows, record=record)
+    assert report.kinds == {}
+    assert len(rows) >= EPISODES
+    assert report.delivered_tokens == report.trained_tokens == record.sampled_tokens
+    # turns were truncated, and closed by the template: undecided without the record
+    alone = audit(rows, template=TemplateCheck(qwen3_tokenizer()))
+    assert [kind for kind in alone.kinds if not kind.startswith(UNDECIDED)] == []
+
+    whole = [row for row in rows if len(spans(row)) >= 4][:2]
+    assert len(whole) == 2
+    for name, fault in PLANTED.items():
+        if "message" in name or name in NO_FAULT | OF_WORDS:
+            continue
+        found = audit(plant(fault, whole), record=read_record(log)).kinds
+        assert found, name

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 from examples.learn_desk import teacher
-from examples.learn_real.__main__ import missing
 from examples.learn_real.model import convert, package_file
 from examples.learn_real.parts import ENDS
 from examples.learn_real.references import reference_sample
@@ -47,11 +46,6 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     sources = [EXAMPLE / "model.py", *sorted((EXAMPLE / "smollm2").iterdir())]
     return cached_folder("smollm2", tuple(path.read_bytes() for path in sources), build)
-
-
-def test_it_says_what_is_missing(tmp_path: Path) -> None:
-    assert missing(None) == []
-    assert missing([package_file(), tmp_path / "piece"]) == [str(tmp_path / "piece")]
 
 
 async def test_what_the_teacher_says_is_trained(base: Path) -> None:

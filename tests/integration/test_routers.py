@@ -1,27 +1,37 @@
-"""What each router does with each call and field: the table of docs/sglang.md.
+"""What each router does with each call and field: the table of docs/sglang.md. And failing requests
+and a killed worker behind each router.
 
-The worker is the embedded engine, behind a proxy that records what arrives.
+The workers are embedded engines. In the first part, a proxy before the worker records what arrives.
 """
 
+import asyncio
 import re
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, get_args
 
 import aiohttp
 import numpy as np
 import pytest
+from support.episodes import agent, judge_tokens, opened_model
 from support.proxy import CountingProxy, counting_proxy
 from support.servers import Router, router
+from support.toy_environment import PondFactory, look
 from support.wire import Wire
 
 from toolroll.rollout.engine import Engine, EngineConfig
 from toolroll.rollout.engine.sampling_params import DROPPED_BY_ROUTER, DROPPED_BY_SMG
+from toolroll.rollout.episode import Episode
 from toolroll.rollout.errors import UsageError
-from toolroll.rollout.types import GenerateRequest
-from toolroll.testing import EmbeddedEngine, serve_in_thread
+from toolroll.rollout.runs.runner import Runner
+from toolroll.rollout.settings import RunSettings
+from toolroll.rollout.types import GenerateRequest, Status
+from toolroll.testing import EmbeddedEngine, Fault, serve_in_thread
 
 ROUTERS: tuple[Router, ...] = get_args(Router)
 DROPPED = {"none": frozenset(), "smg": DROPPED_BY_SMG, "sglang-router": DROPPED_BY_ROUTER}
@@ -150,3 +160,58 @@ async def test_the_client_knows_what_the_router_drops_and_refuses_it(routed: Rou
         with pytest.raises(UsageError, match=refused):
             await engine.post(f"{routed.url}/generate", {"sampling_params": params})
     assert routed.proxy.generations() == []
+
+
+# --- faults ---------------------------------------------------------------------------------------
+
+EPISODES = 24
+FAULTS = {
+    3: Fault(status=503, body=b"busy"),
+    5: Fault(status=500, body=b"boom"),
+    8: Fault(drop=True),
+    11: Fault(status=429, body=b"full"),
+}
+"""By the number of the request at its worker."""
+KILLED_AT = 14
+
+
+@pytest.mark.parametrize("kind", ROUTERS)
+async def test_failing_requests_and_a_killed_worker_cost_no_episode(
+    tokenizer: Any, kind: Router, log_folder: Path
+) -> None:
+    episodes: list[Episode] = []
+    killing: list[asyncio.Task[None]] = []
+    one_kill = threading.Lock()
+
+    def fault_or_kill(worker: int, request: Any) -> Fault | None:
+        # The router chooses which worker comes first to this request. It is killed in its thread.
+        if request.index == KILLED_AT and one_kill.acquire(blocking=False):
+            killing.append(asyncio.get_running_loop().create_task(workers[worker].kill()))
+        return FAULTS.get(request.index)
+
+    workers = [
+        EmbeddedEngine(tokenizer, look, latency=0.05, faults=partial(fault_or_kill, worker))
+        for worker in range(2)
+    ]
+    with ExitStack() as stack:
+        urls = [stack.enter_context(serve_in_thread(worker)).url for worker in workers]
+        # the defaults of sglang-router keep a dead worker for three minutes
+        flags = ["--health-check-interval-secs", "1", "--health-failure-threshold", "1"]
+        front = router(urls, log_folder, kind=kind, flags=flags, name=f"{kind}-faults")
+        url, factory = stack.enter_context(front).url, PondFactory(EPISODES)
+        params = {"temperature": 1.0, "max_new_tokens": 256}
+        settings = RunSettings(sampling_params=params, concurrency=8)
+        async with opened_model(url, tokenizer, config={"backoff": 0.01}) as model:
+            runner = Runner(factory, lambda: agent(model, verify="off"), settings)
+            await runner.run(factory.tasks("test"), episodes.append)
+    assert len({episode.task_id for episode in episodes}) == EPISODES == len(episodes)
+    log: Any = SimpleNamespace(log=[entry for worker in workers for entry in worker.log], killed=0)
+    for episode in episodes:
+        assert episode.result.status is Status.COMPLETED, episode.result.info
+        name = f"pond/{episode.task_id}#0"
+        answered = [entry for entry in log.log if entry.routing_key == name and entry.output_ids]
+        trained = sum(len(path.turns) for path in episode.result.trajectories)
+        # each token was sampled once for it
+        judge_tokens(episode.result.trajectories, log, name, refused=len(answered) - trained)
+    assert killing
+    assert [sum(entry.faulted for entry in worker.log) for worker in workers] == [len(FAULTS)] * 2

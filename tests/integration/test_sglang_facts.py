@@ -1,22 +1,30 @@
 """What toolroll relies on in the real SGLang and its routers, beside what `test_routers.py`,
-`test_episodes.py` and `test_weight_updates.py` show."""
+`test_episodes.py` and `test_weight_updates.py` show. And which model serves, by both."""
 
 import asyncio
 import re
 import uuid
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from typing import Any
 
 import aiohttp
 import numpy as np
+import orjson
 import pytest
+from aiohttp import web
+from support.episodes import opened_model
+from support.http import http_server
 from support.processes import Server
+from support.qwen import qwen3_tokenizer
 from support.tiny_model import CONTEXT_LENGTH, tiny_model
 from support.wire import Answer, Wire, until
 
+from toolroll.rollout.errors import UsageError
+from toolroll.rollout.model.model import Model
 from toolroll.rollout.runtime.sglang_names import SGLANG_NAMES
+from toolroll.testing import load_embedded_tokenizer
 
 HELLO, IM_END, TOOL_CALL_END = 9707, 151645, 151658
 FORCE = 300.0  # a logit bias that beats every logit of the tiny model
@@ -92,19 +100,6 @@ async def test_logprobs_are_of_the_logits_over_the_temperature(float32: Wire, pa
     assert np.abs(np.array(answer.logprobs) - expected.numpy()).max() <= 1e-3
 
 
-async def test_a_ban_changes_the_logprobs_of_all_other_tokens(float32: Wire) -> None:
-    """They are those of the distribution without the banned token: higher by -log(1 - p)."""
-    prompt = fresh_prompt(30)
-    greedy: dict[str, Any] = {"temperature": 0.0, "max_new_tokens": 1}
-    top = {"top_logprobs_num": 2}
-    plain = await float32.generate(prompt, fields=top, **greedy)
-    (likeliest, first, _), (second, other, _) = plain.meta["output_top_logprobs"][0]
-    banned = await float32.generate(prompt, logit_bias={str(first): -100.0}, **greedy)
-    assert banned.output_ids == [other]
-    assert banned.logprobs[0] == pytest.approx(second - np.log1p(-np.exp(likeliest)), abs=1e-4)
-    assert banned.logprobs[0] > second
-
-
 # --- aborts ---------------------------------------------------------------------------------------
 
 
@@ -149,7 +144,6 @@ async def test_a_client_that_hangs_up_is_aborted(float32: Wire, sglang_float32: 
     ("length", "max_new_tokens", "words"),
     [
         (CONTEXT_LENGTH, 1, "is longer than the model's context length"),
-        (CONTEXT_LENGTH + 900, 8, "is longer than the model's context length"),
         (CONTEXT_LENGTH - 100, 101, "exceeds the model's maximum context length"),
         (CONTEXT_LENGTH - 2, 1, "exceeds the maximum allowed length"),
     ],
@@ -184,34 +178,6 @@ async def test_an_unknown_sampling_parameter_is_a_400_with_the_known(float32: Wi
     assert (unknown, tuple(names)) == ("max_tokens", SGLANG_NAMES)
 
 
-# --- weight versions ------------------------------------------------------------------------------
-
-
-async def set_version(wire: Wire, version: str) -> None:
-    body = {"new_version": version, "abort_all_requests": False}
-    answer = await wire.post("/update_weight_version", body)
-    assert answer.status == 200, answer.body
-
-
-async def test_a_weight_version_that_changes_in_a_turn_is_in_its_spans(float32: Wire) -> None:
-    before = (await float32.get("/model_info")).body["weight_version"]
-    await set_version(float32, "old")
-    assert (await float32.get("/model_info")).body["weight_version"] == "old"
-    rid = uuid.uuid4().hex
-    async with long_request(float32, rid) as task:
-        await set_version(float32, "new")
-        # the long one samples beside it
-        await float32.generate(fresh_prompt(8), max_new_tokens=5, ignore_eos=True)
-        await float32.post("/abort_request", {"rid": rid})
-        answer = await task
-    await set_version(float32, before)
-    spans = answer.meta["weight_versions"]
-    assert [span["version"] for span in spans] == ["old", "new"]
-    (first, end), (start, last) = ((span["start"], span["end"]) for span in spans)
-    assert (first, end, last) == (0, start, len(answer.output_ids))
-    assert answer.meta["weight_version"] == "new"
-
-
 # --- behind each router ---------------------------------------------------------------------------
 
 
@@ -244,3 +210,65 @@ async def test_a_client_that_hangs_up_is_aborted_behind_it(routed: Any, routed_s
     (seen,) = [seen for proxy in routed_sglang.proxies for seen in proxy.generations()]
     assert seen.hung_up
     assert any(disconnected(worker, rid) for worker in routed_sglang.workers)
+
+
+# --- which model serves ---------------------------------------------------------------------------
+
+
+def serving(url: str, tokenizer: Any, name: str) -> AbstractAsyncContextManager[Model]:
+    return opened_model(url, tokenizer, "qwen25", name=name, config={"vocab_size": None})
+
+
+async def test_the_id_of_an_answer_is_the_rid(http: Any, routed_sglang: Any) -> None:
+    for wire in (Wire(http, routed_sglang.workers[0].url), Wire(http, routed_sglang.url)):
+        rid = uuid.uuid4().hex
+        answer = await wire.generate([HELLO, 11, 1879], fields={"rid": rid}, max_new_tokens=3)
+        assert answer.meta["id"] == rid
+        params = {"max_new_tokens": 3, "ignore_eos": True}
+        body = {
+            "input_ids": [HELLO, 11, 1879],
+            "rid": rid,
+            "stream": True,
+            "sampling_params": params,
+        }
+        async with http.post(f"{wire.url}/generate", json=body) as response:
+            lines = [line async for line in response.content if line.startswith(b"data: {")]
+        assert [orjson.loads(line[6:])["meta_info"]["id"] for line in lines] == [rid] * len(lines)
+        # in up to three events: the server joins some
+        assert len(orjson.loads(lines[-1][6:])["output_ids"]) == 3
+
+
+async def test_the_right_model_passes_and_the_wrong_one_is_refused(routed_sglang: Any) -> None:
+    """At the server and behind the router. What is refused harms nobody."""
+    routed_sglang.clear()
+    wrong = f"'{tiny_model()}', whose tokenizer is not that of 'embedded'"
+    other = f"the engine serves '{tiny_model()}', the tokenizer is from 'Qwen/Qwen3-8B'"
+    for url in (routed_sglang.workers[0].url, routed_sglang.url):
+        async with serving(url, qwen3_tokenizer(), str(tiny_model())) as served:
+            assert await served.check_identity() == []
+        async with serving(url, qwen3_tokenizer(), "Qwen/Qwen3-8B") as served:
+            [line] = await served.check_identity()
+            assert line.startswith(other)
+    assert [proxy.generations() for proxy in routed_sglang.proxies] == [[], []]
+    for url in (routed_sglang.workers[0].url, routed_sglang.url):
+        async with serving(url, load_embedded_tokenizer(), "embedded") as served:
+            with pytest.raises(UsageError, match=wrong):
+                await served.check_identity()
+            assert (await served.engine.health()).ok
+
+
+async def test_through_a_router_a_generation_tells_the_ids(http: Any, routed_sglang: Any) -> None:
+    """As where the workers cannot be reached: nothing is passed on but `/generate`."""
+
+    async def forward(request: web.Request) -> web.StreamResponse:
+        url, body = f"{routed_sglang.url}/generate", await request.read()
+        headers = {"Content-Type": request.content_type}
+        async with http.post(url, data=body, headers=headers) as response:
+            return web.Response(status=response.status, body=await response.read())
+
+    async with http_server({"/generate": forward}) as url:
+        async with serving(url, qwen3_tokenizer(), "qwen") as served:
+            assert await served.check_identity() == []
+        async with serving(url, load_embedded_tokenizer(), "embedded") as served:
+            with pytest.raises(UsageError, match="whose tokenizer is not that of 'embedded'"):
+                await served.check_identity()

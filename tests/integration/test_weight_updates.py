@@ -1,10 +1,12 @@
-"""Weight updates in the middle of turns, on the real SGLang with a tiny mixture of experts.
+"""Weight updates in the middle of turns, and routed experts, on the real SGLang with a tiny mixture
+of experts.
 
 Two checkpoints take turns. Each token is computed again with transformers, by the checkpoint whose
 version it has. TOOLROLL_WEIGHT_UPDATES is the number of updates of each mode (default: 4).
 """
 
 import asyncio
+import base64
 import os
 import random
 from collections.abc import Iterator, Sequence
@@ -19,9 +21,9 @@ from support.client import Watched
 from support.processes import Server
 from support.servers import Router, router
 from support.tiny_model import EXPERTS, tiny_moe
-from support.wire import Wire
+from support.wire import Wire, until
 
-from toolroll.rollout.engine import EngineConfig, generate_resumed
+from toolroll.rollout.engine import Engine, EngineConfig, generate_resumed
 from toolroll.rollout.session.path import SessionPath
 from toolroll.rollout.session.session import Session
 from toolroll.rollout.types import Completion, GenerateRequest, Trajectory
@@ -48,6 +50,13 @@ async def update(wire: Wire, version: int, mode: str) -> None:
     answer = await wire.post("/update_weights_from_disk", body)
     assert answer.body["success"], answer.body
     assert (await wire.post("/continue_generation", {})).status == 200
+
+
+def turn_of(path: SessionPath, tokens: int) -> GenerateRequest:
+    """The request of the next turn of `path`, which has `tokens` tokens."""
+    params = {"max_new_tokens": tokens, "ignore_eos": True, "temperature": 1.0}
+    start = path.experts_end
+    return GenerateRequest(path.input_ids, params, "s", routed_experts_start=start)
 
 
 async def play(
@@ -79,13 +88,10 @@ async def play(
             path, requested = SessionPath(Session(f"s{number}")), []
             path.observe([chance.randrange(1000, 100_000) for _ in range(20)])
             for _ in range(TURNS):
-                params = {"max_new_tokens": TOKENS, "ignore_eos": True, "temperature": 1.0}
-                start = path.experts_end
-                request = GenerateRequest(path.input_ids, params, "s", routed_experts_start=start)
+                request = turn_of(path, TOKENS)
                 requested.append(version)
                 path.sample(
-                    await generate_resumed(engine, request, max_resumes=1000, progress=sampled),
-                    params,
+                    await generate_resumed(engine, request, max_resumes=1000, progress=sampled), {}
                 )
                 path.observe([5, 6, 7])
             [trajectory] = path.session.trajectories()
@@ -242,3 +248,72 @@ async def test_no_token_is_lost_and_each_has_its_weights_version(
         same = np.sort(rows, axis=-1) == experts.reshape(rows.shape)
         assert same.mean() > 0.999  # two experts may be nearly equal
     assert checked > TOKENS * len(turns) / 2
+
+
+# --- routed experts -------------------------------------------------------------------------------
+
+
+def begun_path() -> SessionPath:
+    path = SessionPath(Session("s"))
+    path.observe(list(range(1000, 1020)))
+    return path
+
+
+async def check_experts(wire: Wire, trajectory: Trajectory) -> None:
+    """Compare each row with what SGLang computes in one request with all tokens. In float32 the
+    second pass over a token has the same experts, unless two are nearly equal; rows at the wrong
+    tokens would agree in about one number of eight."""
+    ids, fields = trajectory.input_ids.tolist(), {"return_routed_experts": True}
+    answer = await wire.generate(ids, fields=fields, max_new_tokens=1, ignore_eos=True)
+    encoded = answer.meta["routed_experts"]
+    rows = np.frombuffer(base64.b64decode(encoded), dtype=np.int32).reshape(-1, LAYERS * TOP_K)
+    assert trajectory.routed_experts is not None
+    assert trajectory.routed_experts.shape == (len(trajectory) - 1, LAYERS * TOP_K)
+    assert (trajectory.routed_experts == rows[: len(trajectory) - 1]).mean() > 0.98
+
+
+async def test_rows_of_turns_add_up_to_those_of_the_sequence(sglang_moe: Server, http: Any) -> None:
+    """Three turns and a fork, with the prefix cache emptied between them."""
+    wire, path = Wire(http, sglang_moe.url), begun_path()
+    sizes = []
+
+    async def flushed() -> bool:
+        return (await wire.post("/flush_cache", {})).status == 200
+
+    async with Engine(EngineConfig(engine=sglang_moe.url, return_routed_experts=True)) as engine:
+        for number in range(4):
+            if number == 3:
+                path.fork([*path.input_ids[:30].tolist(), 7, 7], "rewritten")
+            completion = await engine.generate(turn_of(path, 8))
+            assert completion.routed_experts is not None
+            sizes.append(len(completion.routed_experts))
+            assert completion.routed_experts.dtype == np.uint8
+            path.sample(completion, {})
+            path.observe([5, 6, 7 + number])
+            await until(flushed, "the prefix cache is empty")
+    assert sizes[:3] == [27, 11, 11]
+    trajectories = path.session.trajectories()
+    assert len(trajectories) == 2
+    for trajectory in trajectories:
+        await check_experts(wire, trajectory)
+
+
+async def test_a_turn_that_is_aborted_and_resumed_has_all_rows(sglang_moe: Any, http: Any) -> None:
+    wire, path = Wire(http, sglang_moe.url), begun_path()
+    engine = Watched(EngineConfig(engine=sglang_moe.url, return_routed_experts=True))
+    async with engine:
+        begun = asyncio.Event()
+        turn = generate_resumed(
+            engine, turn_of(path, 300), max_resumes=3, progress=lambda ids: begun.set()
+        )
+        task = asyncio.ensure_future(turn)
+        await begun.wait()
+        await engine.abort_all()
+        whole = await task
+    parts = engine.parts
+    assert len(parts) == 2 and parts[0].finish_reason == "abort" and len(parts[0].output_ids)
+    path.sample(whole, {})
+    [trajectory] = path.session.trajectories()
+    await check_experts(wire, trajectory)
+    rows = [part.routed_experts for part in parts]
+    assert sum(len(part) for part in rows if part is not None) == len(trajectory) - 1

@@ -1,5 +1,5 @@
-"""Two loads for a small prefix cache, and what the engine computed again under them: long agents
-among short episodes, and episodes of many lengths at once."""
+"""A load for a small prefix cache, and what the engine computed again under it: long agents among
+short episodes."""
 
 import asyncio
 import random
@@ -110,24 +110,6 @@ async def play_long_among_short(url: str, *, session_cache: bool, turns: int = T
             others.run(others.factory.tasks("test"), gate.short_ended),
         )
     return Played(long)
-
-
-async def play_uniform(
-    url: str, *, session_cache: bool, at_once: int, episodes: int = 60
-) -> Played:
-    """Play episodes of 2 to 10 turns, `at_once` at a time."""
-    played: list[Episode] = []
-    limit = asyncio.Semaphore(at_once)
-    lengths = random.Random(7)
-    async with model_at(url, session_cache=session_cache) as model:
-
-        async def play(number: int, turns: int) -> None:
-            one = runner(model, look, [text(f"episode {number}", 30)], turns)
-            async with limit:
-                await one.run(one.factory.tasks("test"), played.append)
-
-        await asyncio.gather(*(play(n, lengths.randint(2, 10)) for n in range(episodes)))
-    return Played(played)
 
 
 def runner(

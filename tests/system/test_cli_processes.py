@@ -1,5 +1,5 @@
-"""The command line as a process: exit codes, signals, what `toolroll serve` answers, runs that
-environments end, and output that cannot be written."""
+"""The command line as a process: exit codes, signals, what is left behind, what `toolroll serve`
+answers, runs that environments end, output that cannot be written, and what `new-env` writes."""
 
 import asyncio
 import os
@@ -16,10 +16,12 @@ from support.commands import lines, run_command, serve_command, toolroll
 from support.patience import PATIENCE
 from support.processes import PIPES, TOOLROLL, printed, python, toolroll_serve, wait_until
 
+from toolroll.cli.new_env import new_env
+from toolroll.rollout.errors import UsageError
 from toolroll.rollout.runs.episode_file import read_episodes
 from toolroll.testing import EmbeddedEngine, reference_policy, serve_in_thread
 
-LEFT_BEHIND = {
+LEFT = {
     "thread": "threading.Thread(target=hang, name='left-behind').start()",
     "exit function": "atexit.register(hang)",
     "executor": "concurrent.futures.ThreadPoolExecutor().submit(hang)",
@@ -27,7 +29,7 @@ LEFT_BEHIND = {
 ENDED = "the run is not finished: 2 of 6 episodes"
 
 
-@pytest.mark.parametrize("left", LEFT_BEHIND)
+@pytest.mark.parametrize("left", LEFT)
 def test_it_ends_although_what_was_left_behind_does_not(left: str) -> None:
     arguments, status = (["run", "nothing"], 2) if left == "exit function" else (["envs"], 0)
     lines = [
@@ -35,13 +37,57 @@ def test_it_ends_although_what_was_left_behind_does_not(left: str) -> None:
         "from toolroll.cli import app, main",
         "app.EXIT_SECONDS = 0.1",
         "hang = threading.Event().wait",
-        LEFT_BEHIND[left],
+        LEFT[left],
         "main()",
     ]
     ended = python("-c", "\n".join(lines), *arguments)
     assert ended.returncode == status
     what = "an exit function" if left == "exit function" else "the threads"
     assert f"the process is ended, although {what}" in ended.stderr
+
+
+def test_what_blocks_for_ever_does_not_keep_the_process() -> None:
+    program = """
+import asyncio, time
+from toolroll.rollout.runtime.threads import Threads
+async def main():
+    threads = Threads(2)
+    try:
+        await asyncio.wait_for(threads.run_in_thread(time.sleep, 600), 0.1)
+    except TimeoutError:
+        print("late", flush=True)
+asyncio.run(main())
+"""
+    done = python("-c", program)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "late\n", "")
+
+
+LEFT_BEHIND = """
+import asyncio, sys
+from toolroll.rollout.runtime import event_loop
+how, kind = sys.argv[1:]
+async def leave():
+    raise KeyboardInterrupt
+def call():
+    raise KeyboardInterrupt
+async def main():
+    loop = asyncio.get_running_loop()
+    left = loop.create_task(leave()) if how == "task" else loop.call_soon(call)
+    for _ in range(3):
+        await asyncio.sleep(0)
+    return "went on"
+if kind == "asyncio":
+    event_loop._loop_factory = lambda: None
+print(event_loop.run(main()))
+"""
+
+
+@pytest.mark.parametrize("kind", ["uvloop", "asyncio"])
+@pytest.mark.parametrize("how", ["task", "callback"])
+def test_an_interrupt_of_code_left_behind_is_not_ctrl_c(how: str, kind: str) -> None:
+    """In a fresh process, whose handler of SIGINT is Python's own."""
+    done = python("-c", LEFT_BEHIND, how, kind)
+    assert (done.returncode, done.stdout) == (0, "went on\n"), done.stderr
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -176,3 +222,42 @@ def test_output_that_cannot_be_written_is_one_line_and_a_status(
         done = subprocess.run(["bash", "-c", shell, "bash", *words], timeout=PATIENCE, **PIPES)
     assert (done.returncode, done.stderr) == (status, said)
     assert status or lines(tmp_path / "out") == 4
+
+
+def test_what_new_env_writes_is_short_and_passes_its_checks(tmp_path: Path) -> None:
+    done = toolroll("new-env", "heat-pump", "--at", tmp_path)
+    assert done.exit_code == 0, done.output
+    file, test = tmp_path / "heat_pump.py", "test_heat_pump.py"
+    assert sorted(path.name for path in tmp_path.iterdir()) == [file.name, test]
+    text = file.read_text()
+    assert len(text.splitlines()) <= 40
+    assert max(map(len, text.splitlines())) <= 100
+    assert "@" not in text
+    ours = ("PYTEST", "PYTHONPATH")
+    plain = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
+    command = ("-m", "pytest", "-q", "-p", "no:cacheprovider", test)
+    tested = python(*command, cwd=tmp_path, env=plain)
+    assert "3 passed" in tested.stdout, tested.stdout + tested.stderr
+    typed = python("-m", "mypy", "--strict", file.name, test, cwd=tmp_path, env=plain)
+    assert typed.returncode == 0, typed.stdout + typed.stderr
+    checked = toolroll("check-env", f"{file}:env")
+    assert checked.exit_code == 0, checked.output
+    assert "references earn 1.0: 2 of 2" in checked.stdout
+    with pytest.raises(UsageError, match=r"heat_pump.py already exists"):
+        new_env("heat-pump", tmp_path)
+
+
+REFUSED = {
+    "lowercase letters": ["Heat", "heat_pump", "../x", "heat--pump", ""],
+    "an existing module": ["class", "json", "pytest"],
+    "an environment named 'desk' already": ["desk"],
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "words"), [(name, words) for words, names in REFUSED.items() for name in names]
+)
+def test_names_of_new_env_that_cannot_be_are_refused(name: str, words: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=words):
+        new_env(name, tmp_path)
+    assert list(tmp_path.iterdir()) == []

@@ -1,4 +1,4 @@
-"""Agents against `toolroll serve`, as processes: the examples with the OpenAI Agents SDK, and
+"""Examples as processes: README's, the OpenAI Agents SDK against `toolroll serve`, and
 docs/record-codex.md with clients of the recorded shapes of Codex and Claude Code."""
 
 import asyncio
@@ -72,6 +72,16 @@ async def test_an_agent_of_the_sdk_plays_the_tasks_of_an_environment(tmp_path: P
     assert re.search(r"episodes +│ +4 │\n│ reward \(mean\) +│ 0.500 .* \(2 tasks\)", table), table
     reasons = {found.result.info.get("reward_reason", "") for found in read_episodes(tmp_path)}
     assert len(reasons) == 2, "the environment's reason for 0 is kept"
+
+
+def test_the_example_prints_what_the_readme_shows() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    script = ROOT / "examples" / "quickstart.py"
+    code, shown = re.search(
+        r"```python\n(async def main.*?)```\n\n```text\n(.*?)```", readme, re.DOTALL
+    ).groups()  # type: ignore[union-attr]
+    assert code in script.read_text(encoding="utf-8")
+    assert printed(script) == shown
 
 
 PAGE = (ROOT / "docs" / "record-codex.md").read_text()

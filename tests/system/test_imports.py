@@ -1,22 +1,14 @@
-"""What a fresh interpreter loads and prints when it imports the library, which packages it
-finds, and that the core plays an episode without the packages around it."""
+"""What a fresh interpreter loads and prints when it imports the library."""
 
-import json
 import os
-import shutil
 from collections.abc import Sequence
-from pathlib import Path
 
 import pytest
-from support.episodes import call
 from support.processes import printed, python
-from support.source import AROUND, ROOT, library
+from support.source import ROOT, library
 from support.tau import BOTH, MINI, TauBench, needed
 
-from toolroll.testing import EmbeddedEngine, load_embedded_tokenizer, serve_in_thread
-
-TESTS = ROOT / "tests"
-ENVIRONMENT = {**os.environ, "PYTHONPATH": str(TESTS)}
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT / "tests")}
 
 # Each costs a second or more, pulls in a CUDA stack, or is in an extra: imported at first use,
 # never earlier.
@@ -36,12 +28,6 @@ MODULES = list(library())
 LIGHT = [name for name in MODULES if not name.startswith(NEED_OPENAI)]
 
 
-def loaded(code: str, names: Sequence[str]) -> list[str]:
-    """Which of the modules `names` a fresh interpreter has after `code`."""
-    code = f"import sys; {code}; print(*(name for name in {names} if name in sys.modules))"
-    return printed("-c", code, env=ENVIRONMENT).split()
-
-
 @pytest.mark.parametrize(
     ("code", "absent"),
     [
@@ -51,20 +37,17 @@ def loaded(code: str, names: Sequence[str]) -> list[str]:
         ("import toolroll.cli.app", ("aiohttp", "jinja2", "jsonschema_rs", "numpy", *HEAVY)),
         ("import toolroll.agents, toolroll.parsers", ("numpy", *HEAVY)),
         ("import support.qwen; support.qwen.qwen3_tokenizer()", ("trl", "dashscope")),
+        ("import toolroll.trainers.openrlhf", ("torch",)),
     ],
-    ids=["modules", "public names", "facade", "help of the command", "packages", "wheels of tests"],
+    ids=["modules", "public", "facade", "help of the command", "packages", "wheels", "openrlhf"],
 )
-def test_an_import_does_not_load_what_comes_later(code: str, absent: Sequence[str]) -> None:
-    assert loaded(code, absent) == []
-
-
-def test_the_measurement_sees_a_heavy_import() -> None:
-    assert "transformers" in loaded("import transformers", HEAVY)
-
-
-def test_d11_an_import_sets_up_no_logging() -> None:
-    modules = "logging, toolroll.endpoint, toolroll.trainers.openrlhf"
-    printed("-c", f"import {modules}; assert not logging.getLogger().handlers")
+def test_an_import_loads_nothing_early_and_sets_up_no_logging(
+    code: str, absent: Sequence[str]
+) -> None:
+    """Which of `absent` a fresh interpreter has after `code`."""
+    code = f"import logging, sys; {code}; assert not logging.getLogger().handlers"
+    code += f"; print(*(name for name in {absent} if name in sys.modules))"
+    assert printed("-c", code, env=ENVIRONMENT).split() == []
 
 
 def test_no_notice_about_pytorch_is_printed() -> None:
@@ -104,65 +87,3 @@ assert dict(os.environ) == before
 def test_tau_bench_is_imported_late_without_litellm_or_network(tau: TauBench) -> None:
     needed(tau)
     printed("-c", _IMPORT, "mini" if tau is MINI else "real", env=ENVIRONMENT)
-
-
-_ALONE = '''
-import asyncio, importlib, json, pkgutil, sys
-
-import toolroll
-from toolroll import Model, RolloutArgs, TrainableToolCallingAgent, tool_environment
-from toolroll.rollout.environment import EnvironmentOptions
-
-folder, url = sys.argv[1:]
-assert toolroll.__file__.startswith(folder), toolroll.__file__
-for module in pkgutil.walk_packages(toolroll.__path__, "toolroll."):
-    if module.name != "toolroll.__main__":  # starts the command
-        importlib.import_module(module.name)
-
-
-def look(key: str) -> str:
-    """Look at something.
-
-    Args:
-        key: Its name.
-    """
-    return f"the {key} is open"
-
-
-async def main() -> None:
-    environment = tool_environment(
-        tools=[look],
-        tasks=[{"prompt": "Is the door open?"}],
-        reward=lambda final: float("open" in final),
-    )
-    args = RolloutArgs(engine=url, model="embedded", parser="hermes")
-    async with Model.from_args(args) as model:
-        agent = TrainableToolCallingAgent(model=model)
-        [task] = environment.tasks("test")
-        result = await agent.asolve(environment.make(EnvironmentOptions()), task=task)
-    assert (result.status.value, result.reward) == ("completed", 1.0), result
-    mismatches = [name for name in result.metrics if name.startswith("token_mismatches")]
-    assert not mismatches, mismatches
-    [trajectory] = result.trajectories
-    print(json.dumps([trajectory.input_ids.tolist(), trajectory.loss_mask.tolist()]))
-
-
-asyncio.run(main())
-'''
-
-
-def test_the_core_plays_alone(tmp_path: Path) -> None:
-    copy = tmp_path / "toolroll"
-    shutil.copytree(ROOT / "src" / "toolroll", copy, ignore=shutil.ignore_patterns("__pycache__"))
-    for package in AROUND:
-        shutil.rmtree(copy / package)
-    said = [call("look", key="door"), "It is open."]
-    policy = lambda request: said[request.call]
-    env = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    with serve_in_thread(EmbeddedEngine(load_embedded_tokenizer(), policy)) as engine:
-        out = printed("-c", _ALONE, tmp_path, engine.url, env=env, cwd=tmp_path)
-    ids, mask = json.loads(out)
-    first, second = engine.log
-    assert ids == [*second.input_ids, *second.output_ids]
-    sampled = len(first.output_ids) + len(second.output_ids)
-    assert sum(mask) == sampled and mask[len(first.input_ids)] == mask[-1] == 1

@@ -1,5 +1,6 @@
 """`examples/slime_tau_bench`: its flags and settings, and the arguments that the adapter reads,
-by slime's own parsers (`peers`)."""
+by slime's own parsers (`peers`). And the files of slime's own tau-bench example, unchanged, on
+toolroll (`make test-peers`)."""
 
 import json
 import os
@@ -14,7 +15,9 @@ import pytest
 import yaml
 from support import slime_mirror
 from support.processes import PIPES, printed
+from support.published_example import AGENTS, example_folder, run
 from support.source import ROOT
+from support.tau import REAL, needed
 
 from toolroll.agents.users import UserConfig
 from toolroll.cli.tasks import task_lines, write_lines
@@ -63,13 +66,6 @@ def test_the_script_names_flags_that_slime_has(tmp_path: Path) -> None:
     assert unknown == set()
     assert arguments[-2:] == ["--num-rollout", "3"] and _after(arguments, MODEL_FLAG) == "36"
     assert "--apply-chat-template" not in arguments and _after(arguments, "--input-key") == "index"
-
-
-def test_the_script_says_what_it_needs() -> None:
-    needed = ("SLIME", "MEGATRON", "CHECKPOINTS")
-    bare = {name: value for name, value in os.environ.items() if name not in needed}
-    done = subprocess.run(["bash", str(EXAMPLE / "run.sh")], env=bare, **PIPES)
-    assert done.returncode != 0 and "the folder of the slime checkout" in done.stderr
 
 
 def test_the_functions_and_settings_that_the_script_names_exist(tmp_path: Path) -> None:
@@ -189,3 +185,41 @@ def test_slime_s_dataset_reads_the_files_of_toolroll_tasks(tmp_path: Path) -> No
     ).origin_samples
     assert [task_index(sample.prompt) for sample in rows] == list(range(33))
     assert rows[3].metadata["env"] == "desk" and rows[3].metadata["task_id"]
+
+
+# --- slime's own example, unchanged ---------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def episodes() -> dict[str, Any]:
+    needed(REAL)
+    folder = example_folder()
+    if folder is None:
+        pytest.skip("the example's files are in slime's checkout on GitHub only: make test-peers")
+    return run(folder)
+
+
+@pytest.mark.peers
+@pytest.mark.parametrize("name", ["generate", *AGENTS[:3]])
+def test_the_tokens_are_those_served_and_sampled(episodes: dict[str, Any], name: str) -> None:
+    episode = episodes[name]
+    assert (episode.get("error"), episode["status"]) == (None, "completed")
+    assert len(episode["log"]) == 2
+    start = len(episode["tokens"]) - episode["response_length"]
+    response = zip(episode["tokens"][start:], episode["loss_mask"], strict=True)
+    sampled = [token for token, mask in response if mask]
+    assert sampled == [token for _, ids in episode["log"] for token in ids]
+    prompt, ids = episode["log"][-1]
+    assert episode["tokens"] == [*prompt, *ids]
+    assert episode.get("mismatches", []) == []
+
+
+@pytest.mark.peers
+def test_the_hooks_are_called_and_no_connection_stays_open(episodes: dict[str, Any]) -> None:
+    """The last agent's `asolve` encodes text, so its tokens are not compared with the engine's."""
+    hooks = [len(episodes[name]["hooks"]) for name in (*AGENTS[:2], AGENTS[3])]
+    assert hooks == [10, 10, 9], "all of them are overridden through super"
+    own = episodes[AGENTS[3]]
+    assert (own.get("error"), own["status"], len(own["log"])) == (None, "completed", 2)
+    assert len(own["loss_mask"]) == own["response_length"] > 0
+    assert episodes["unclosed"] == 0
