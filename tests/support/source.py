@@ -9,8 +9,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 CORE = ("parsers", "rollout", "agents")
 """The packages of the core, from the bottom up."""
-FLOORS = (*CORE, "endpoint", "environments", "evaluation", "testing", "trainers", "cli")
-"""The core, and the packages around it, which it never imports."""
+AROUND = ("endpoint", "environments", "evaluation", "testing", "trainers", "cli")
+"""The packages around the core, which it never imports."""
+FLOORS = (*CORE, *AROUND)
 
 
 @dataclass(frozen=True)

@@ -1,12 +1,19 @@
-"""What a fresh interpreter loads and prints when it imports the library."""
+"""What a fresh interpreter loads and prints when it imports the library, and that the core plays
+an episode without the packages around it."""
 
+import json
 import os
+import shutil
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
+from support.episodes import call
 from support.processes import printed, python
-from support.source import ROOT, library
+from support.source import AROUND, ROOT, library
 from support.tau import BOTH, MINI, TauBench, needed
+
+from toolroll.testing import EmbeddedEngine, load_embedded_tokenizer, serve_in_thread
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT / "tests")}
 
@@ -87,3 +94,65 @@ assert dict(os.environ) == before
 def test_tau_bench_is_imported_late_without_litellm_or_network(tau: TauBench) -> None:
     needed(tau)
     printed("-c", _IMPORT, "mini" if tau is MINI else "real", env=ENVIRONMENT)
+
+
+_ALONE = '''
+import asyncio, importlib, json, pkgutil, sys
+
+import toolroll
+from toolroll import Model, RolloutArgs, TrainableToolCallingAgent, tool_environment
+from toolroll.rollout.environment import EnvironmentOptions
+
+folder, url = sys.argv[1:]
+assert toolroll.__file__.startswith(folder), toolroll.__file__
+for module in pkgutil.walk_packages(toolroll.__path__, "toolroll."):
+    if module.name != "toolroll.__main__":  # starts the command
+        importlib.import_module(module.name)
+
+
+def look(key: str) -> str:
+    """Look at something.
+
+    Args:
+        key: Its name.
+    """
+    return f"the {key} is open"
+
+
+async def main() -> None:
+    environment = tool_environment(
+        tools=[look],
+        tasks=[{"prompt": "Is the door open?"}],
+        reward=lambda final: float("open" in final),
+    )
+    args = RolloutArgs(engine=url, model="embedded", parser="hermes")
+    async with Model.from_args(args) as model:
+        agent = TrainableToolCallingAgent(model=model)
+        [task] = environment.tasks("test")
+        result = await agent.asolve(environment.make(EnvironmentOptions()), task=task)
+    assert (result.status.value, result.reward) == ("completed", 1.0), result
+    mismatches = [name for name in result.metrics if name.startswith("token_mismatches")]
+    assert not mismatches, mismatches
+    [trajectory] = result.trajectories
+    print(json.dumps([trajectory.input_ids.tolist(), trajectory.loss_mask.tolist()]))
+
+
+asyncio.run(main())
+'''
+
+
+def test_the_core_plays_alone(tmp_path: Path) -> None:
+    copy = tmp_path / "toolroll"
+    shutil.copytree(ROOT / "src" / "toolroll", copy, ignore=shutil.ignore_patterns("__pycache__"))
+    for package in AROUND:
+        shutil.rmtree(copy / package)
+    replies = [call("look", key="door"), "It is open."]
+    policy = lambda request: replies[request.call]
+    env = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    with serve_in_thread(EmbeddedEngine(load_embedded_tokenizer(), policy)) as engine:
+        out = printed("-c", _ALONE, tmp_path, engine.url, env=env, cwd=tmp_path)
+    ids, mask = json.loads(out)
+    first, second = engine.log
+    assert ids == [*second.input_ids, *second.output_ids]
+    sampled = len(first.output_ids) + len(second.output_ids)
+    assert sum(mask) == sampled and mask[len(first.input_ids)] == mask[-1] == 1
