@@ -19,7 +19,7 @@ from toolroll.endpoint.endpoint import Endpoint
 from toolroll.rollout.engine import Engine, EngineConfig, ModelInfo
 from toolroll.rollout.errors import EngineError, UsageError
 from toolroll.rollout.model.identity import check_identity
-from toolroll.testing import EmbeddedEngine, PolicyRequest, load_embedded_tokenizer
+from toolroll.testing import EmbeddedEngine, PolicyRequest
 
 # --- model info, workers, health, post ------------------------------------------------------------
 
@@ -157,24 +157,6 @@ async def test_post_gives_the_json_or_an_engine_error() -> None:
     async with client(url) as calls:
         with pytest.raises(EngineError, match="no answer from the engine"):
             await calls.post(f"{url}/x", {})
-
-
-@pytest.mark.parametrize("url", ["http://h:1", "http://h:1/", "http://h:1/generate"])
-def test_the_address_has_one_form(url: str) -> None:
-    assert EngineConfig(engine=url).engine == "http://h:1"
-
-
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        ({"engine": "h:1"}, "must begin with http"),
-        ({"timeout": 3}, "EngineConfig: there is no setting 'timeout'; did you mean"),
-        ({"retries": -1}, "retries: must be at least 0"),
-    ],
-)
-def test_a_bad_configuration_is_refused(settings: dict[str, Any], words: str) -> None:
-    with pytest.raises(UsageError, match=words):
-        EngineConfig(**{"engine": "http://h", **settings})
 
 
 @pytest.mark.parametrize(
@@ -339,10 +321,3 @@ async def test_the_endpoint_compares_before_it_returns_tokens(tokenizer: Any) ->
             engine.restart()
             with pytest.raises(UsageError, match="now serves a different model: 'other'"):
                 await endpoint.settle(live)
-
-
-def test_the_setting_reaches_the_client() -> None:
-    args = RolloutArgs(model="embedded", allow_model_mismatch=True, pace_gc=False)
-    engine = Model.from_args(args, tokenizer=load_embedded_tokenizer()).engine
-    assert isinstance(engine, Engine)
-    assert engine.config.allow_model_mismatch

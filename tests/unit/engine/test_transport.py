@@ -14,7 +14,6 @@ from typing import Any
 import orjson
 import pytest
 import trustme
-import uvloop
 from support.client import INFO, Pauses, client, request
 from support.http import completion
 from support.loop_clock import skip
@@ -239,14 +238,6 @@ async def test_tls_by_system_certificates(monkeypatch: pytest.MonkeyPatch, tmp_p
             with pytest.raises(EngineError, match="certificate verify failed"):
                 await calls.generate(request())
             assert "certificate verify failed" in (await calls.health()).why
-
-
-def test_on_uvloop() -> None:
-    async def play() -> list[int]:
-        async with talking(echo) as server, client(server.url) as calls:
-            return [await asked(calls, index) for index in (3, 4)]
-
-    assert uvloop.run(play()) == [3, 4]
 
 
 def test_another_event_loop_opens_connections_of_its_own() -> None:
@@ -476,20 +467,6 @@ async def test_an_engine_that_does_not_listen_is_an_error() -> None:
             with pytest.raises(EngineError, match=words):
                 await calls.generate(request())
             assert (await calls.health()).down
-
-
-async def test_a_host_that_is_not_there_is_looked_up_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    lookups = []
-
-    async def lookup(host: str, port: int, **how: Any) -> list[Any]:
-        lookups.append(host)
-        raise socket.gaierror(-2, "Name or service not known")
-
-    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", lookup)
-    async with client("http://engine.test", retries=1) as calls:
-        with pytest.raises(EngineError, match=r"no connection to engine\.test:80: .*not known"):
-            await calls.generate(request())
-    assert lookups == ["engine.test"] * 2
 
 
 async def test_a_host_that_does_not_answer_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
