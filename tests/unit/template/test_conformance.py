@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from support.oracle import Case, Oracle, Refused, Truth
+from support.oracle import Case, Oracle, Truth
 from support.oracle_scenarios import Message, Tool, scenarios
 from support.oracle_verdict import (
     BAD,
@@ -176,9 +176,3 @@ def test_the_oracle_on_a_template_read_by_eye() -> None:
     assert injected.input_ids is not None and injected.careless_ids is not None
     assert injected.input_ids.count(end) == 1 < injected.careless_ids.count(end)
     assert decode(injected.input_ids) == decode(injected.careless_ids)
-
-
-def test_the_oracle_refuses_with_the_template() -> None:
-    oracle = Oracle(tokenizer_for("{{ raise_exception('never') }}"))
-    with pytest.raises(Refused, match="never"):
-        oracle.prompt([{"role": "user", "content": "x"}], None)
