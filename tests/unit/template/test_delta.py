@@ -241,8 +241,6 @@ def steps(name: str, sampled: str, turn: Message, new: Message) -> tuple[str | N
         ("qwen3", f"{QWEN_THOUGHT}<|im_end|>", EMPTY, AGAIN, REWRITE),
         ("qwen2_5", f"{THOUGHT_TAGS}{ANSWER}<|im_end|>", ANSWERED, AGAIN, REWRITE),
         ("qwen2_5", f"{THOUGHT_TAGS}{WEATHER}<|im_end|>", CALLED, RESULT, REWRITE),
-        ("llama3_1", f"{THOUGHT_TAGS}{ANSWER}<|eot_id|>", ANSWERED, AGAIN, REWRITE),
-        ("qwen3_vl", f"<think>{THOUGHT}", EMPTY, AGAIN, REWRITE),
         # refuses `thinking`, which transformers 5.24 adds, besides text and calls
         ("gptoss", f"{ANALYSIS}{PREAMBLE}{COMMENTARY}<|call|>", LOOKED, RESULT, REWRITE),
         ("qwen3", f"{QWEN_THOUGHT}{WEATHER}<|im_end|>", CALLED, RESULT, None),
@@ -298,7 +296,6 @@ def hermes(*parts: str) -> str:
         ("hermes", hermes(f'{{"arguments": {{"city": "Paris"}}, {CITY[1:22]}}}'), False),
         ("hermes", hermes(CITY.replace("Paris", r"Z\u00fcrich\nS\u00dcD \"1\"")), False),
         ("hermes", hermes(CITY.replace('"Paris"', "-2.50")), True),
-        ("hermes", hermes(CITY.replace('"Paris"', "1e3")), True),
         ("hermes", hermes(CITY.replace('{"c', '{"city": "Rome", "c')), True),
         ("hermes", hermes(CITY.replace(', "a', ', "why": "because", "a')), True),
         ("hermes", hermes(CITY, "\nThen Rome.\n", SECOND), True),

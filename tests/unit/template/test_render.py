@@ -230,8 +230,6 @@ def test_arguments_that_cannot_be_read_are_an_empty_object(tokenizer: Any, argum
     [
         ("{{ raise_exception('only one') }}", "only one"),
         ("{{ 1 / 0 }}", "division by zero"),
-        ("{{ 2 + 'x' }}", "unsupported operand"),
-        ("{{ range(10 ** 9) }}", "Range too big"),
         ("{{ [1].append(2) }}", "not safely callable|is unsafe"),
         ("{% macro f(n) %}{{ f(n) }}{% endmacro %}{{ f(1) }}", "recursion"),
         ("{{ 'x' * 10 ** 15 }}", "MemoryError"),
