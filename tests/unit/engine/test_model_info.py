@@ -119,15 +119,6 @@ async def test_an_engine_that_was_not_there_yet_is_asked_again(tokenizer: Any) -
         assert calls._control_plane._workers is None and calls._control_plane._model_info is None
 
 
-async def test_health(tokenizer: Any, gone: str) -> None:
-    async with embedded(tokenizer) as (engine, calls), client(gone) as lost:
-        assert (await calls.health()).ok
-        engine.healthy = False
-        assert "answers 503" in (await calls.health()).why
-        health = await lost.health()
-    assert not health.ok and "nothing answers (Connection refused): is the engine" in health.why
-
-
 NO_WORKERS = {"code": "no_available_workers", "message": "all circuits open"}
 
 
