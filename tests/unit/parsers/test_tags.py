@@ -6,7 +6,6 @@ from __future__ import annotations
 import enum
 import json
 import re
-from datetime import datetime
 from decimal import Decimal
 from typing import Annotated, Any, Literal, Optional, cast
 
@@ -304,13 +303,7 @@ def test_a_schema_without_an_end_has_an_answer() -> None:
 
 
 Color = enum.Enum("Color", {"RED": "1"})
-Level = enum.IntEnum("Level", {"LOW": 1})
 Mixed = enum.Enum("Mixed", {"WORD": "a", "NUMBER": 1})
-
-
-class Point(BaseModel):
-    x: int
-    y: int = 0
 
 
 class Node(BaseModel):
@@ -321,24 +314,15 @@ class Node(BaseModel):
 Zip = Annotated[str, Field(pattern=r"^\d+$", min_length=3)]
 VALUES: list[tuple[Any, ...]] = [
     (str, "90210", "null"),
-    (int, 3),
     (float, 1.5, 2.0),
     (Color, Color.RED),
-    (Level, Level.LOW),
     (Mixed, Mixed.NUMBER, Mixed.WORD),
-    (Literal["1", "2"], "1"),
     (Literal[1, "a"], 1),
     (str | None, "12", None),
     (int | str | None, None),
-    (Point | Color, Color.RED),
-    (Point, Point(x=1)),
     (Node, Node(name="1", child=Node(name="2"))),
-    (list[Point], [Point(x=1)]),
-    (dict[str, str], {"a": "1"}),
     (tuple[int, str], (1, "2")),
-    (datetime, datetime(2026, 1, 2, 3, 4, 5)),
     (Decimal | None, Decimal("0.1")),
-    (Zip, "007"),
     (Optional[Zip], "007"),  # noqa: UP045 - pyright: `Zip` is no class
 ]
 FIELDS = [(field, value) for field, *values in VALUES for value in values]

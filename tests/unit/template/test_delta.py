@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 from support.oracle_scenarios import (
     AGAIN,
-    ASK,
     BASE,
     CALL,
     RESULT,
@@ -321,31 +320,3 @@ def test_text_that_history_does_not_show_is_counted(kind: str, sampled: str, uns
     ]
     _, after = template.start(BASE, list(TOOLS)).after(text, [turn, *results])
     assert (after.preserved, after.unshown) == (None, unshown)
-
-
-POSITION = """
-{%- for m in messages %}
-{%- if loop.index0 == 0 %}{{ '<|bos|>' + strftime_now('%H:%M:%S') }}{% endif %}
-{%- if m.role == 'user' %}{{ ('' if loop.index0 == 1 else '<|user|>') + m.content + '<|sep|>' }}
-{%- elif m.role == 'assistant' %}{{ 'Assistant: ' + m.content + '<|eos|>' }}
-{%- else %}{{ m.content + ('<|sep|>' if m.role == 'tool' else '<|head|>') }}{% endif %}
-{%- endfor %}"""
-"""Has no generation prompt. The header of a message depends on its place."""
-
-
-@pytest.mark.parametrize("history", [BASE, (ASK,)])
-@pytest.mark.parametrize("count", [1, 2, 3])
-@pytest.mark.parametrize("stop", ["", "<|eos|>"])
-def test_messages_without_a_generation_prompt(history: Any, count: int, stop: str) -> None:
-    template = ChatTemplate(tokenizer_for(POSITION))
-    new = [user(f"Question {index}.") for index in range(count)] + [system("Be brief.")]
-    delta = template.delta(
-        [*history, said("It is half")],
-        new,
-        sampled_ids=template.encoder.encode(f"Assistant: It is half{stop}"),
-        stop_token_ids=[template.encoder.control["<|eos|>"]],
-        finish_reason="stop" if stop else "length",
-    )
-    messages = "".join(f"<|user|>Question {index}.<|sep|>" for index in range(count))
-    close = "" if stop else "<|eos|>"
-    assert template.encoder.decode(delta) == f"{close}{messages}Be brief.<|head|>"
