@@ -168,13 +168,6 @@ def test_what_is_refused_and_what_is_given_are_the_same(source: str) -> None:
     assert source not in REFUSED or own[0] is SecurityError
 
 
-def test_each_clock_has_a_template_of_its_own() -> None:
-    source = "{{ strftime_now('%Y') }}"
-    years = [compile_template(source, datetime(year, 1, 1)).render() for year in (2001, 2002, 2001)]
-    assert years == ["2001", "2002", "2001"]
-    assert shared(source).environment.globals["strftime_now"] != datetime(2001, 1, 1).strftime
-
-
 ENDLESS = {
     "loops in loops": FOR_I + FOR_I + END + END,
     "a loop over a text": "{% for a in x %}" * 3 + END * 3,
