@@ -1,7 +1,9 @@
 """Sessions in the engine's cache: which requests carry an id, and that nothing stays open."""
 
 import asyncio
+import os
 import shutil
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -202,21 +204,38 @@ async def test_the_next_start_closes_what_a_kill_left(tokenizer: Any, tmp_path: 
             leave()
 
 
-async def test_without_a_folder_what_a_killed_process_left_is_closed(
+KILLED = """
+import asyncio, os, sys
+from support.client import client, request
+async def main():
+    async with client(sys.argv[1], model_info=None) as calls:
+        calls.open_session('s')
+        await calls.generate(request())
+        await asyncio.gather(*calls._sessions._closing)
+        os.kill(os.getpid(), 9)
+asyncio.run(main())
+"""
+"""A process that opens a session, keeps no folder, and is killed."""
+
+
+async def test_without_a_folder_the_next_process_closes_what_was_left(
     tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The sessions of a live process stay open."""
+    """It stayed open for ever. The sessions of a live process stay open."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    env = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     async with (
         caching(tokenizer) as (engine, alive),
         client(engine.url, model_info=None) as started,
     ):
         end = alive.open_session("s")
         await alive.generate(request())
-        [of_alive] = ids_of(engine)
-        [file] = files(tmp_path)
-        file.with_name(".open-sessions-1-0a").write_text("ab" * 16 + "\n")
-        engine.open_sessions.add("ab" * 16)
+        for _ in range(2):
+            start = asyncio.create_subprocess_exec
+            process = await start(sys.executable, "-c", KILLED, engine.url, env=env)
+            assert await process.wait() == -9
+        of_alive, killed, also = ids_of(engine)
+        assert engine.open_sessions == {of_alive, also}  # the second one closed the first one's
         started.keep_sessions(tmp_path)
         end_of_started = started.open_session("t")
         await started.generate(request(session="t"))
@@ -225,6 +244,7 @@ async def test_without_a_folder_what_a_killed_process_left_is_closed(
         assert await started.close_left_sessions(tmp_path) == 0  # its own are not left
         end()
         end_of_started()
+        assert killed != also
     assert files(tmp_path) == []
 
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.adversarial.zoo import tokenizer_of_kind
 from support.listed_environment import TOOL as LOOK
 from support.oracle_scenarios import call, calls, result, user
 from support.qwen import tokenizer_for, trl_template
-from tokenizers import AddedToken
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
+from transformers import PreTrainedTokenizerFast
 from unit.template.test_verify_mutations import changed_deltas, missed_by
 
 from toolroll.evaluation.template_replay import sampled_text
@@ -212,7 +212,20 @@ def test_a_token_that_the_template_writes_or_names_is_no_word(variants: Any) -> 
 def test_a_tokenizer_whose_text_is_not_the_text_that_was_encoded() -> None:
     """A legacy Llama vocabulary writes a space after each special token: right sequences are not
     taken for wrong."""
-    tokenizer = tokenizer_of_kind("legacy_prepend", ["<s>", "</s>"], "</s>")
+    letters = [chr(code) for code in range(33, 127)] + ["▁", "\n", "\t"]
+    vocabulary = {text: at for at, text in enumerate(["<unk>", "<s>", "</s>", *letters])}
+    backend = Tokenizer(models.BPE(vocab=vocabulary, merges=[], unk_token="<unk>", fuse_unk=True))
+    backend.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+    )
+    backend.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    special = {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>"}
+    backend.add_special_tokens(
+        [AddedToken(text, special=True, normalized=False) for text in special.values()]
+    )
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, **special)
     tokenizer.chat_template = (
         "{% for m in messages %}{% if m.role == 'assistant' %} {{ m.content }} </s>{% else %}"
         "<s>[INST] {{ m.content }} [/INST]{% endif %}{% endfor %}"
