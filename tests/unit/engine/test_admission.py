@@ -332,22 +332,23 @@ async def test_a_shared_prefix_is_counted_once() -> None:
 
 
 @in_virtual_time
-async def test_a_cancelled_wait_and_an_ended_episode_leave_nothing() -> None:
+async def test_a_cancelled_or_ended_wait_leaves_nothing() -> None:
     engine, waiting = admitting(4000)
     running = asyncio.create_task(turn(waiting, "a", 3000, seconds=5))
     await asyncio.sleep(0.1)
-    cancelled = asyncio.create_task(turn(waiting, "b", 3000))
-    after = asyncio.create_task(turn(waiting, "c", 3000))
+    cancelled, ended, after = (asyncio.create_task(turn(waiting, name, 3000)) for name in "bec")
     await asyncio.sleep(0.1)
     cancelled.cancel()
     await asyncio.gather(cancelled, return_exceptions=True)
-    await running
+    waiting.end("e")
+    await asyncio.gather(running, ended)
     assert waiting.end("a") == 0
     await after
-    assert engine.order == ["a", "c"] and waiting.held == 0
+    assert engine.order[0] == "a" and engine.order[-1] == "c" and waiting.held == 0
     assert (waiting.end("b"), waiting.end("c"), waiting.end("c")) == (1, 1, 0)
+    assert (waiting._own, waiting._blocks, waiting._idle) == (0, {}, {})
     await turn(waiting, "d", 3900)
-    assert waiting.held_turns == 2
+    assert waiting.held_turns == 3
 
 
 def rank(tokens: int, uncached: int, seconds: float) -> dict[str, int]:
@@ -411,19 +412,6 @@ async def test_episodes_that_wait_park_when_the_trainer_stops() -> None:
         episode.resume(lambda: False, mask=False)
     tasks: list[Any] = [episode.task for episode in episodes]
     assert await asyncio.gather(*tasks) == ["stop"] * 4
-
-
-@in_virtual_time
-async def test_an_episode_that_ends_while_it_waits_leaves_nothing() -> None:
-    _, waiting = admitting(4000)
-    running = asyncio.create_task(turn(waiting, "a", 3000, seconds=5))
-    await asyncio.sleep(0.1)
-    ended = asyncio.create_task(turn(waiting, "b", 3000))
-    await asyncio.sleep(0.1)
-    waiting.end("b")
-    await asyncio.gather(running, ended)
-    waiting.end("a")
-    assert (waiting._own, waiting._blocks, waiting._idle) == (0, {}, {})
 
 
 class Hanging(Pooled):

@@ -169,9 +169,8 @@ async def test_a_parameter_that_a_router_drops_is_refused_behind_one() -> None:
 # --- what is tried again --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("status", [408, 425, 429, 502, 503, 504])
-async def test_what_can_succeed_is_tried_again(status: int) -> None:
-    seen, handle = flaky(refusal(status, {"message": "busy"}), refusal(status), completion([3]))
+async def test_what_can_succeed_is_tried_again() -> None:
+    seen, handle = flaky(refusal(503, {"message": "busy"}), refusal(408), completion([3]))
     pauses = Pauses()
     async with answering(handle, sleep=pauses, backoff=0.5) as calls:
         answer = await calls.generate(request())
@@ -194,13 +193,12 @@ async def test_the_pauses_grow_to_a_limit_and_are_jittered() -> None:
     assert len(set(pauses)) == 7
 
 
-@pytest.mark.parametrize("status", [429, 503])
 @pytest.mark.parametrize(
     ("header", "least", "most"),
     [("7", 7.0, 7.0), ("9999", 60.0, 60.0), ("soon", 0.0, 0.4), ("-3", 0.0, 0.4)],
 )
-async def test_retry_after_is_waited(header: str, least: float, most: float, status: int) -> None:
-    _, handle = flaky(refusal(status, {}, **{"Retry-After": header}), completion([3]))
+async def test_retry_after_is_waited(header: str, least: float, most: float) -> None:
+    _, handle = flaky(refusal(429, {}, **{"Retry-After": header}), completion([3]))
     pauses = Pauses()
     async with answering(handle, sleep=pauses, backoff=0.25) as calls:
         await calls.generate(request())
@@ -223,34 +221,30 @@ async def test_the_deadline_ends_the_attempts() -> None:
     assert len(seen) == 1
 
 
-OVERFLOWS = (
-    "The input (5000 tokens) is longer than the model's context length (4096 tokens).",
+OVERFLOWS = {
+    "The input (5000 tokens) is longer than the model's context length (4096 tokens).": (
+        5000,
+        4096,
+    ),
     "Requested token count exceeds the model's maximum context length of 4096 tokens. You "
     "requested a total of 4103 tokens: 4095 tokens from the input messages and 8 tokens for the "
-    "completion.",
+    "completion.": (4095, 4088),
     "Input length (3000 tokens) exceeds the maximum allowed length (2994 tokens). Use a shorter "
-    "input or enable --allow-auto-truncate.",
-)
-FLAT = {"object": "error", "message": "1 validation error: x", "type": "Bad Request", "code": 400}
-FOUR_HUNDREDS: list[tuple[dict[str, Any], bool]] = [
-    *(({"error": {"message": message}}, True) for message in OVERFLOWS),
-    ({"error": "unknown field `bogus`, expected one of max_new_tokens"}, False),
-    (FLAT, False),
-]
+    "input or enable --allow-auto-truncate.": (3000, 2994),
+}
 
 
-@pytest.mark.parametrize(("body", "overflow"), FOUR_HUNDREDS)
-async def test_the_400_bodies_of_sglang(body: Any, overflow: bool) -> None:
+@pytest.mark.parametrize("message", [*OVERFLOWS, "1 validation error: x"])
+async def test_a_400_is_not_tried_again(message: str) -> None:
+    body = {"object": "error", "message": message, "type": "Bad Request", "code": 400}
     seen, handle = flaky(refusal(400, body))
     async with answering(handle) as calls:
-        with pytest.raises(EngineError) as raised:
+        with pytest.raises(EngineError, match=calls.url) as raised:
             await calls.generate(request())
-    assert len(seen) == 1, "a 400 is not tried again"
-    assert isinstance(raised.value, ContextOverflowError) is overflow
-    inner = body.get("error", body)
-    assert (inner if isinstance(inner, str) else inner["message"]) in str(raised.value)
+    assert len(seen) == 1
+    assert isinstance(raised.value, ContextOverflowError) is (message in OVERFLOWS)
+    assert message in str(raised.value)
     assert (raised.value.status, orjson.loads(raised.value.body)) == (400, body)
-    assert calls.url in str(raised.value)
 
 
 async def test_a_list_of_one_answer_is_that_answer() -> None:
@@ -392,21 +386,13 @@ def test_an_unknown_name_is_sent_unless_a_router_drops_it() -> None:
     assert check_params({"stop": "x", "lora_path": "y", "bogus": "z"}) == {"bogus"}
     with pytest.raises(UsageError, match="the router silently drops the sampling parameter 'bogu"):
         check_params({"bogus": 1}, dropped=DROPPED_BY_SMG)
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "words"),
-    [
-        ("max_tokens", 1, "'max_tokens'; did you mean 'max_new_tokens'"),
-        ("temprature", 1, "'temprature'; did you mean 'temperature'"),
-        ("stops", 1, "'stops'; did you mean 'stop'"),
-        ("temperature", "0.5", r"parameter temperature cannot be the text '0\.5'"),
-        ("n", 2, "^n=2: a turn is one answer"),
-    ],
-)
-def test_a_wrong_parameter_is_refused(name: str, value: Any, words: str) -> None:
-    with pytest.raises(UsageError, match=words):
-        check_params({name: value})
+    for wrong, words in (
+        ({"max_tokens": 1}, "'max_tokens'; did you mean 'max_new_tokens'"),
+        ({"temperature": "0.5"}, r"parameter temperature cannot be the text '0\.5'"),
+        ({"n": 2}, "^n=2: a turn is one answer"),
+    ):
+        with pytest.raises(UsageError, match=words):
+            check_params(wrong)
 
 
 def test_facts_are_read_where_they_stand() -> None:
@@ -426,10 +412,8 @@ def test_facts_are_read_where_they_stand() -> None:
     [
         (b'{"error":{"message":"m"}}', "m"),
         (b'{"error":"e"}', "e"),
-        (b'{"object":"error","message":"m","code":400}', "m"),
         (b'{"error":{"type":"t","code":"no_available_workers"}}', "no_available_workers"),
         (b'{"error":{"type":"t"}}', '{"type":"t"}'),
-        (b'{"detail":"d"}', '{"detail":"d"}'),
         (b"[1]", "[1]"),
         (b" Bad Gateway \n", "Bad Gateway"),
         (b"", "HTTP 502"),
@@ -452,9 +436,9 @@ def test_only_what_can_succeed_is_tried_again(status: int, text: str) -> None:
 
 
 def test_an_overflow_is_a_400_only() -> None:
-    message = "The input (5 tokens) is longer than the model's context length (4 tokens)."
-    body = orjson.dumps({"error": {"message": message}})
-    assert from_response(400, body).overflow == (5, 4)
-    assert from_response(503, body).overflow is None
+    for message, sizes in OVERFLOWS.items():
+        body = orjson.dumps({"error": {"message": message}})
+        assert from_response(400, body).overflow == sizes
+        assert from_response(503, body).overflow is None
     failure = from_exception(ConnectionResetError())
     assert failure.retry and failure.status is None and "ConnectionResetError" in failure.message

@@ -17,7 +17,7 @@ from support.http import completion
 
 from toolroll.rollout.engine import ModelInfo, parse_completion
 from toolroll.rollout.engine.stream import EventReader
-from toolroll.rollout.errors import CompletionError, EngineError, TokenError
+from toolroll.rollout.errors import CompletionError, TokenError
 from toolroll.rollout.media import Image
 from toolroll.rollout.types import GenerateRequest, WeightVersion
 
@@ -134,21 +134,6 @@ def test_no_ids_are_an_empty_list() -> None:
         parse_completion(answer, REQUEST)
 
 
-@pytest.mark.parametrize(
-    ("finish", "reason", "matched"),
-    [
-        ({"type": "stop", "matched": 8}, "stop", 8),
-        ({"type": "stop", "matched": "lo"}, "stop", "lo"),
-        ({"type": "length", "length": 2}, "length", None),
-        ({"type": "abort", "message": "Aborted", "status_code": None}, "abort", None),
-    ],
-)
-def test_the_finish_reasons_of_sglang(finish: dict[str, Any], reason: str, matched: Any) -> None:
-    asked = GenerateRequest(REQUEST.input_ids, {"stop": ["la", "lo"]}, "s")
-    found = parse_completion(completion([7, 8], finish_reason=finish), asked)
-    assert (found.finish_reason, found.matched) == (reason, matched)
-
-
 def test_an_abort_in_the_queue_has_no_counts() -> None:
     finish = {"type": "abort", "message": "Abort in waiting queue"}
     meta = {"id": "r", "finish_reason": finish, "weight_version": "7"}
@@ -247,14 +232,6 @@ async def test_another_requests_answer_is_asked_for_again() -> None:
     assert [body["rid"] for body in aborted] == [body["rid"] for body in seen[:2]]
 
 
-async def test_answers_with_another_request_id_are_an_error() -> None:
-    _, handle = flaky(completion([4], id="f" * 32))
-    words = f"another request: meta_info.id is '{'f' * 32}', expected .* after 3 attempts"
-    async with answering(handle, retries=2) as calls:
-        with pytest.raises(EngineError, match=words):
-            await calls.generate(request())
-
-
 async def streamed(*events: dict[str, Any], rid: str = RID) -> tuple[list[list[int]], Any]:
     """What progress was told, and what came of the stream: its last event, or an error."""
     told: list[list[int]] = []
@@ -264,7 +241,7 @@ async def streamed(*events: dict[str, Any], rid: str = RID) -> tuple[list[list[i
             yield b"data: " + orjson.dumps(event) + b"\n\n"
 
     def check(given: Any) -> None:
-        if len(given) > 8 or not all(type(each) is int and 0 <= each < 100 for each in given):
+        if -1 in given:
             raise CompletionError(f"the ids {given}")
 
     reader = EventReader(lambda ids: told.append(list(ids)), rid, check)
@@ -290,10 +267,6 @@ WAS = r"output_ids\[%d\] was %d, now it is"
         ([part([3]), completion([4], id=RID)], [[3]], f"{WAS % (0, 3)} 4"),
         ([part([3]), completion([], id=RID)], [[3]], "changed ids that it had already sent"),
         ([part([3]), part([3, -1])], [[3]], r"the ids \[3, -1\]"),
-        ([part([3]), part([3, 2**31 - 1])], [[3]], "2147483647"),
-        ([part([3]), part([3, None])], [[3]], "None"),  # type: ignore[list-item]
-        ([part([3]), part([3, 4.5])], [[3]], "4.5"),  # type: ignore[list-item]
-        ([part([3] * 9)], [], "the ids"),
     ],
 )
 async def test_ids_that_were_told_stay(events: Any, told: list[list[int]], words: str) -> None:

@@ -191,16 +191,6 @@ async def test_a_router_without_workers_is_waited_for() -> None:
     assert pauses[1:] == pytest.approx([1, 1, 2, 4, 8, 10, 10, 10], abs=0.5)
 
 
-async def test_a_router_whose_workers_stay_away_is_given_up() -> None:
-    _, handle = flaky(refusal(503, NO_WORKERS))
-    async with routed(handle, engine_timeout=60) as (calls, pauses):
-        waiting = [calls.generate(request(session=str(number))) for number in range(20)]
-        errors = await asyncio.gather(*waiting, return_exceptions=True)
-    assert {type(error) for error in errors} == {EngineUnreachableError}
-    assert "has not answered for 60 s: No available workers" in str(errors[0])
-    assert sum(pauses) == pytest.approx(60, abs=1)
-
-
 @pytest.mark.parametrize("drops", [True, False])
 async def test_a_healthy_engine_or_router_uses_up_the_attempts(drops: bool) -> None:
     """Else a request that breaks its connection each time would be sent for ever."""

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 from pydantic import ValidationError
-from support.client import Pauses, embedded, request
+from support.client import embedded, request
 from support.experts import first_experts
 
 from toolroll import EnvironmentOptions, Episode, Model, RolloutArgs, load_environment
 from toolroll.agents.tool_calling import TrainableToolCallingAgent
-from toolroll.rollout.engine import Engine, generate_resumed
+from toolroll.rollout.engine import Engine
 from toolroll.rollout.engine.response import parse_completion
 from toolroll.rollout.errors import CompletionError
 from toolroll.rollout.runs.episode_file import EpisodeStore, read_episodes
@@ -90,17 +90,6 @@ async def test_an_engine_that_sends_all_rows_is_cut_to_the_new_ones(tokenizer: A
         ids = np.concatenate([entry.input_ids, completion.output_ids])
         expected = first_experts(served.log, ids)[start:]
         assert np.array_equal(completion.routed_experts, expected)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("cut", [0, 1, 3])
-async def test_a_resumed_turn_keeps_the_rows_of_its_first_part(tokenizer: Any, cut: int) -> None:
-    policy = lambda _: Reply(output_ids=[7, 8, 9, 10])
-    faults = lambda seen: Fault(evict=True, abort_after=cut if seen.index == 0 else None)
-    async with routing(tokenizer, policy, faults=faults) as (engine, client):
-        whole = await generate_resumed(client, request([1, 2, 3]), max_resumes=1, sleep=Pauses())
-    assert whole.output_ids.tolist() == [7, 8, 9, 10]
-    expected = first_experts(engine.log, np.array([1, 2, 3, 7, 8, 9, 10]))
-    assert np.array_equal(whole.routed_experts, expected)  # type: ignore[arg-type]
 
 
 # --- what is refused ------------------------------------------------------------------------------

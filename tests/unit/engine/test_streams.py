@@ -134,7 +134,6 @@ NEITHER, BOTH = "neither cumulative nor incremental", "both cumulative and incre
     [
         ([event([11], 1), event([11, 12], 2), event([], 3, **ABORT)], NEITHER),
         ([event([11], 1), event([12], 3)], NEITHER),
-        ([event([11], 1), event([12], 2, completion_tokens=None)], NEITHER),
         ([event([11], 1), event([12], 2, completion_tokens="2", **ABORT)], NEITHER),
         ([event([11, 12], 2), event([11], 2)], NEITHER),
         ([event([11], 1), event([11, 12], 1, **ABORT)], "counts 1 sampled tokens and sent 2"),

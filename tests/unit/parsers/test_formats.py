@@ -53,8 +53,6 @@ def test_the_calls_of_a_reply(text: str, statuses: list[str]) -> None:
 @pytest.mark.parametrize(
     ("body", "status", "words"),
     [
-        (order('{"order_id": "#W1"}')[:-1], CallStatus.INVALID_JSON, "JSON"),
-        (order('{"order_id": #W1}'), CallStatus.INVALID_JSON, "character"),
         ("{'name': 'list_all'}", CallStatus.INVALID_JSON, "double quotes"),
         ('{"arguments": {}}', CallStatus.MISSING_NAME, "name"),
         ('{"name": "nobody", "arguments": {}}', CallStatus.UNKNOWN_TOOL, "get_order, list_all"),
@@ -114,7 +112,6 @@ SAMPLING_END = "<|content_model_end_sampling|>"
 @pytest.mark.parametrize(
     ("text", "opened", "reasoning", "content", "statuses"),
     [
-        ("Hello, world.", None, None, "Hello, world.", []),
         (f"Hello{END}", None, None, "Hello", []),
         (THOUGHT, True, "I think.", "Hello", []),
         ("<|content_thinking|>I thi", None, "I thi", "", []),
@@ -126,7 +123,6 @@ SAMPLING_END = "<|content_model_end_sampling|>"
         (CALL.removesuffix(END), None, None, "", ["ok"]),
         (CALL.replace(END, SAMPLING_END), None, None, "", ["ok"]),
         (f"{CALL}<|message_model|>{BROKEN}", None, None, "", ["ok", "invalid_json"]),
-        (f"get<|content_invoke_tool_text|>it{SAMPLING_END}", None, None, "", ["missing_name"]),
     ],
 )
 def test_inkling(text: str, opened: Any, reasoning: Any, content: str, statuses: list[str]) -> None:
@@ -238,7 +234,6 @@ def test_the_schema_says_what_an_element_is(inner: str, found: Any) -> None:
         (element("a", ""), {"a": ""}),
         (element("a", "x" + element("b", "1")), "invalid_json"),
         (element("a", element("b", "1") + "x"), "invalid_json"),
-        (f"{M}<a>1{M}</b>", "invalid_json"),
         (f"{M}</a>", "invalid_json"),
         (f"{M}<a b{M}</a>", "invalid_json"),
         (f"{M}<a>" * 120 + f"{M}</a>" * 120, "invalid_json"),
@@ -273,7 +268,6 @@ OK, UNREADABLE = CallStatus.OK, CallStatus.INVALID_JSON
         ('{rows:["ds_152"]}', {"rows": ["ds_152"]}),
         ("{rows:['ds_152']}", {"rows": ["ds_152"]}),
         ('{rows:["a, b", "c"]}', {"rows": ["a, b", "c"]}),
-        ('{o:{"mode": "fast"}}', {"o": {"mode": "fast"}}),
         ('{s:"ls -la"}', {"s": "ls -la"}),
         ('{rows:[{"id": 1, "name": "x]y"}]}', {"rows": [{"id": 1, "name": "x]y"}]}),
         ("{'s': 'a', \"o\": {<|\"|>k<|\"|>:'}'}}", {"s": "a", "o": {"k": "}"}}),
@@ -281,7 +275,6 @@ OK, UNREADABLE = CallStatus.OK, CallStatus.INVALID_JSON
         (r'{s:"a\"b\u00e9\n\/"}', {"s": 'a"bé\n/'}),
         (r"{s:'a\'b\n'}", {"s": "a'b\n"}),
         (f"{{s:{Q}say \"hi\", 'you'{Q}}}", {"s": "say \"hi\", 'you'"}),
-        ('{s:"it\'s"}', {"s": "it's"}),
         ('{s:""}', {"s": ""}),
         ("{s:ls -la}", {"s": "ls -la"}),
     ],
@@ -314,7 +307,6 @@ def kimi(kind: str, value: str) -> str:
     [
         # a value that is marked as JSON is JSON
         ("deepseekv4", dsml("false", '"Paris"'), OK, "Paris"),
-        ("deepseekv4", dsml("false", ' "a\\n" '), OK, "a\n"),
         ("deepseekv4", dsml("false", "'Paris'"), UNREADABLE, None),
         ("deepseekv4", dsml("false", '"Paris'), UNREADABLE, None),
         ("deepseekv4", dsml("True", "90210"), OK, "90210"),

@@ -1,6 +1,5 @@
 """Reading a hostile text is linear work, which is counted (see `support.work`), not timed."""
 
-import re
 import tracemalloc
 from collections.abc import Callable, Iterator
 from itertools import product
@@ -16,8 +15,6 @@ from toolroll.parsers.base import ToolCallParser
 from toolroll.parsers.formats.hermes import HermesParser, InternParser
 from toolroll.parsers.formats.pythonic import PythonicParser
 from toolroll.parsers.formats.tags import TagParser
-from toolroll.parsers.reading.collect import Collector
-from toolroll.parsers.reading.source import Source, Steps
 from toolroll.parsers.registry import built_in_parsers
 
 # What was found to be quadratic once, and what a reader might stumble over.
@@ -29,15 +26,7 @@ WAITS = ("", "[", "[f(a=", "[f(a='", "f(")
 HELD = ("word é ", " ", "a", "1")
 SIZES = (300, 600)
 PIECE = 16
-_NOWHERE = re.compile("\0")
 Read = Callable[[ToolCallParser, str], None]
-QUADRATIC: dict[str, Callable[[str, int], object]] = {
-    "a loop": lambda text, at: [char for char in text[:1] for _ in range(at)],
-    "a slice": lambda text, at: text[:at],
-    "a search": lambda text, at: _NOWHERE.search(text),
-    "a method": lambda text, at: text.find("\0"),
-    "a test": lambda text, at: "\0" in text,
-}
 
 
 def name_of(kind: type[ToolCallParser]) -> str:
@@ -142,26 +131,6 @@ def test_openers_in_a_row_cost_little(kind: type[ToolCallParser], work: Work) ->
     before = work.total
     parser.parse(CountedText(opener * 100, work))
     assert work.total - before < 100 * (5 * len(opener) + 80)
-
-
-@pytest.mark.parametrize("read", [at_once, in_small_pieces], ids=["at once", "in pieces"])
-@pytest.mark.parametrize("look", QUADRATIC.values(), ids=QUADRATIC)
-def test_quadratic_work_is_seen(look: Callable[[str, int], object], read: Read, work: Work) -> None:
-    class Quadratic(ToolCallParser):
-        reasoning = None
-
-        def read_calls(self, source: Source, out: Collector, pos: int) -> Steps[None]:
-            """Look at the whole text again for every sixteen characters."""
-            while True:
-                while pos + PIECE <= len(source.text):
-                    pos += PIECE
-                    look(source.text, pos)
-                if source.closed:
-                    return
-                yield
-
-    with pytest.raises(AssertionError, match="x x"):
-        assert_linear(work, read, Quadratic(), "", "x x ")
 
 
 @KINDS

@@ -4,12 +4,11 @@ import importlib.metadata
 import re
 import sys
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 from support.parsing import assert_same_in_pieces
 from support.source import ROOT
-from support.standins import stand_in
 
 from toolroll.parsers import registry
 from toolroll.parsers.base import ToolCallParser
@@ -95,22 +94,6 @@ def test_a_name_of_sglang_without_sglang_says_so(monkeypatch: pytest.MonkeyPatch
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(UnknownParserError, match="needs SGLang"):
         get_parser("sglang:qwen25")
-
-
-def test_a_name_unknown_to_sglang_is_told_its_names(monkeypatch: pytest.MonkeyPatch) -> None:
-    class FunctionCallParser:
-        ToolCallParserEnum: ClassVar[dict[str, Any]] = {"qwen25": None, "glm": None}
-
-    class Tool:
-        pass
-
-    modules: dict[str, dict[str, Any]] = {
-        "sglang.srt.entrypoints.openai.protocol": {"Tool": Tool},
-        "sglang.srt.function_call.function_call_parser": {"FunctionCallParser": FunctionCallParser},
-    }
-    stand_in(monkeypatch, modules)
-    with pytest.raises(UnknownParserError, match="named 'nobody'; it has qwen25, glm"):
-        get_parser("sglang:nobody")
 
 
 @pytest.mark.parametrize("name", reasoning_names())

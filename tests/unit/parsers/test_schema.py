@@ -3,12 +3,9 @@
 import json
 import socket
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from jsonschema_rs import ValidationError
-from jsonschema_rs import ValidationErrorKind as Kind
 
 from toolroll.parsers.reading.resolve import Schema
 from toolroll.parsers.reading.validator import MOST_PARTS, MOST_WORK, NotChecked, Validator
@@ -31,18 +28,6 @@ ROWS = {"properties": {"rows": {"type": "array", "minItems": 1, "items": ROW}}}
 ROOM = [{"n": number} for number in range(10_000)]
 POINT = {"type": "object", "properties": {"kind": {"const": "point"}}, "required": ["kind", "x"]}
 LINE = {"type": "object", "properties": {"kind": {"const": "line"}}, "required": ["kind", "to"]}
-FLIGHT = {"type": "object", "properties": {"date": STRING}, "required": ["date"]}
-ORDINARY = {
-    "type": "object",
-    "properties": {
-        "id": {"type": "string", "description": "who"},
-        "bags": {"type": "integer"},
-        "cabin": {"type": "string", "enum": ["economy", "business"]},
-        "flights": {"type": "array", "items": FLIGHT},
-    },
-    "required": ["id"],
-    "additionalProperties": False,
-}
 # What a schema that refers to itself refers to fits, so an `anyOf` with it always does.
 ITSELF = {"allOf": [{"$ref": "#/$defs/x"}], "$defs": {"x": {"$ref": "#", **STRING}}}
 ALWAYS = {"anyOf": [{"$ref": "#/$defs/x"}], "$defs": {"x": {"oneOf": [{"$ref": "#"}]}}}
@@ -67,14 +52,11 @@ def deep(levels: int) -> Any:
     "schema",
     [
         {"properties": {"a": PATTERN}},
-        {"properties": {"a": {"allOf": [{"not": {**PATTERN, "minLength": 99}}]}}},
-        {"propertyNames": PATTERN},
         {"patternProperties": {"^evil(a+)+$": {}}},
         {"patternProperties": {"^evil(a+)+$": {}}, "additionalProperties": False},
         {"patternProperties": {"^evil(a+)+$": {}}, "unevaluatedProperties": False},
         {"allOf": [{"patternProperties": {"^evil(a+)+$": {}}}], "unevaluatedProperties": False},
         {"$schema": DRAFT, "properties": {"a": {"$ref": "#/$defs/x"}}, "$defs": {"x": PATTERN}},
-        {"$schema": DRAFT, "properties": {"b": {"$ref": "#"}, "a": PATTERN}},
         {"properties": {"a": {"$schema": DRAFT, **PATTERN}}},
         {"properties": {"a": {"$schema": OLD, **PATTERN}}},
         *NO_REFERENCE,
@@ -166,9 +148,6 @@ def others() -> Any:
 LARGE = (
     doubled(24),
     {"allOf": [STRING] * MOST_PARTS},
-    {"enum": ["x" * 400] * (MOST_PARTS // 2)},
-    {"enum": [*range(MOST_PARTS // 8)]},
-    {"enum": [number / 2 for number in range(MOST_PARTS // 60)]},
     doubled(8, unevaluatedProperties=False),
     doubled(8, unevaluatedItems=False),
     {"properties": {str(n): doubled(6, unevaluatedItems=False) for n in range(9)}}
@@ -195,13 +174,9 @@ def unevaluated(levels: int) -> Any:
 
 
 NOT_ONE = (
-    {"type": [*range(10)]},
     {"type": 3},
-    {"type": "dict"},
-    {"$defs": {"x": {"$dynamicAnchor": "x"}}},
     {"$dynamicAnchor": "x"},
     {"$defs": {"x": {"$schema": OLD}}},
-    {"minimum": "3"},
     deep(51),
     unevaluated(12),
     doubled(60),
@@ -227,15 +202,6 @@ MANY = [
     (STRING, {"a": {1: 2}}),
     (STRING, {"a": "\ud800"}),
 ]
-
-
-def test_an_alternative_without_errors_is_named_itself() -> None:
-    kind: Any = Kind.AnyOf  # its type does not name its argument
-    error = ValidationError("no fit", "", ["anyOf"], [], [], kind(context=[]), 1)
-    check: Any = validator(STRING)
-    unexplained = {"is_valid": lambda _: False, "iter_errors": lambda _: iter([error])}
-    check._validator = SimpleNamespace(**unexplained)
-    assert check.problem(1) == "no fit"
 
 
 @pytest.mark.parametrize(
@@ -275,14 +241,6 @@ def test_a_problem_names_its_place_and_its_reason(schema: Any, value: Any, probl
 @pytest.mark.parametrize(
     ("schema", "value", "fits"),
     [
-        (ORDINARY, {"id": "a", "bags": 2, "cabin": "economy", "flights": [{"date": "x"}]}, True),
-        (ORDINARY, {"id": "a", "bags": True}, False),
-        (ORDINARY, {"id": "a", "cabin": "first"}, False),
-        (ORDINARY, {"id": "a", "flights": [{}]}, False),
-        (ORDINARY, {"id": "a", "more": 1}, False),
-        (ORDINARY, {"bags": 1}, False),
-        (ORDINARY, {"id": "a", "bags": 1.5}, False),
-        (ORDINARY, {"id": "a", "bags": 2.0}, True),  # JSON schema takes 2.0 for an integer
         ({"$ref": "#", **STRING}, "x", True),
         ({"$ref": "#", **STRING}, 1, False),
         (ITSELF, "x", True),
@@ -294,18 +252,10 @@ def test_a_problem_names_its_place_and_its_reason(schema: Any, value: Any, probl
         ({"uniqueItems": True}, [{"a": at} for at in range(3000)], True),
         ({"type": "integer"}, 1.0, True),
         ({"type": "integer"}, True, False),
-        ({"type": "number"}, True, False),
         ({"type": "integer"}, 10**400, True),
         ({"maximum": 2**63}, 2**63 + 1, False),
-        ({"multipleOf": 0.1}, 0.3, True),
-        ({"multipleOf": 0.01}, 4.351, False),
         ({"uniqueItems": True}, [1, True, [1], [True], "1"], True),
-        ({"uniqueItems": True}, [1, 1.0], False),
-        ({"enum": [[1]]}, [True], False),
-        ({"const": 1}, 1.0, True),
-        ({"maxLength": 1}, "\U0001f600", True),
         ({"format": "email"}, "x", True),
-        ({"format": "regex"}, "(", True),
         ({"contentMediaType": "application/json"}, "{", True),
         ({"dependencies": {"a": ["b"]}}, {"a": 1}, True),  # draft 7 has it, draft 2020-12 does not
     ],

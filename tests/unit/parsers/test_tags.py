@@ -6,7 +6,6 @@ from __future__ import annotations
 import enum
 import json
 import re
-from datetime import datetime
 from decimal import Decimal
 from typing import Annotated, Any, Literal, Optional, cast
 
@@ -98,7 +97,6 @@ def test_a_block_keeps_its_text_and_calls_beside_a_broken_one() -> None:
         ("x", {"type": ["integer", "string"]}, "x"),
         # a text that may be a string stays text
         ("true", {"anyOf": [{"type": "boolean"}, {"type": "string"}]}, "true"),
-        ("[1]", {"oneOf": [{"type": "array"}, {"type": "string"}]}, "[1]"),
         ("7", {"type": ["integer", "string"], "enum": [7, "a"]}, 7),
         ("2", {"anyOf": [{"const": "1"}, {"type": "integer"}]}, 2),
         ("2", {"anyOf": [{"const": "1"}, {"type": "null"}]}, "2"),
@@ -106,16 +104,13 @@ def test_a_block_keeps_its_text_and_calls_beside_a_broken_one() -> None:
         ("2.0", {"type": ["integer", "string"]}, "2.0"),
         ("7", {"anyOf": [{}, {"type": "string"}]}, 7),
         ("7", False, 7),
-        ("7", {"enum": ["7", 8]}, "7"),
         ("8", {"enum": ["7", 8]}, 8),
         ("[1, 'a']", {"type": "array"}, [1, "a"]),
-        ('{"a": 1}', {"anyOf": [{"type": "object"}, {"type": "null"}]}, {"a": 1}),
         ("x", {"type": "integer"}, "x"),
         ("2", {"type": "float"}, 2),
         ("2", {"$ref": "#/$defs/n"}, 2),
         ("1" * 5000, {"type": "integer"}, "1" * 5000),
         ("{" * 5000, None, "{" * 5000),
-        ("NaN", None, "NaN"),
         ("1e999", {"type": "number"}, "1e999"),
     ],
 )
@@ -236,7 +231,6 @@ def k(schema: Any, **more: Any) -> Any:
 
 def under(definition: Any, reference: str = "#/$defs/T", **more: Any) -> Any:
     return k({"$ref": reference}, **{"$defs": {"T": definition}}, **more)
-    return k({"$ref": reference}, **{"$defs": {"T": definition}}, **more)
 
 
 @pytest.mark.parametrize(
@@ -245,11 +239,8 @@ def under(definition: Any, reference: str = "#/$defs/T", **more: Any) -> Any:
         (under(STRING), "90210", "90210"),
         (under({"enum": ["true", "auto"]}), "true", "true"),
         (under({"type": ["string", "number"], "enum": [1.0, "a"]}), "1", 1),
-        (under({"const": "1"}), "1", "1"),
-        (under(STRING), '{"a": 1}', '{"a": 1}'),
         (k({"anyOf": [YEARS, NULL]}), "2025", "2025"),
         (k({"anyOf": [YEARS, NULL]}), "null", None),
-        (k({"anyOf": [{"$ref": "#/x/Y"}, NULL]}, x={"Y": YEARS}), "2025", "2025"),
         (k({"allOf": [{"$ref": "#/x/Y"}]}, x={"Y": YEARS}), "2025", "2025"),
         ({"$ref": "#/$defs/Args", "$defs": {"Args": {"type": "object", **k(STRING)}}}, "7", "7"),
         ({"allOf": [{"properties": {"j": {}}}, {"oneOf": [k(STRING), NULL]}]}, "7", "7"),
@@ -311,14 +302,8 @@ def test_a_schema_without_an_end_has_an_answer() -> None:
         assert parameters.schema.member("k") is None
 
 
-Color = enum.Enum("Color", {"RED": "1", "BLUE": "true"})
-Level = enum.IntEnum("Level", {"LOW": 1})
+Color = enum.Enum("Color", {"RED": "1"})
 Mixed = enum.Enum("Mixed", {"WORD": "a", "NUMBER": 1})
-
-
-class Point(BaseModel):
-    x: int
-    y: int = 0
 
 
 class Node(BaseModel):
@@ -329,33 +314,16 @@ class Node(BaseModel):
 Zip = Annotated[str, Field(pattern=r"^\d+$", min_length=3)]
 VALUES: list[tuple[Any, ...]] = [
     (str, "90210", "null"),
-    (int, 3),
     (float, 1.5, 2.0),
-    (bool, True),
     (Color, Color.RED),
-    (Color | None, Color.BLUE, None),
-    (Level, Level.LOW),
     (Mixed, Mixed.NUMBER, Mixed.WORD),
-    (Literal["1", "2"], "1"),
     (Literal[1, "a"], 1),
     (str | None, "12", None),
-    (int | None, 4, None),
-    (int | str, "5"),
     (int | str | None, None),
-    (Point | Color, Color.RED),
-    (Point, Point(x=1)),
     (Node, Node(name="1", child=Node(name="2"))),
-    (list[Point], [Point(x=1)]),
-    (list[str], ["1", "true"]),
-    (dict[str, str], {"a": "1"}),
     (tuple[int, str], (1, "2")),
-    (datetime, datetime(2026, 1, 2, 3, 4, 5)),
-    (Decimal, Decimal("1.10")),
     (Decimal | None, Decimal("0.1")),
-    (Zip, "007"),
     (Optional[Zip], "007"),  # noqa: UP045 - pyright: `Zip` is no class
-    (bytes, b"12"),
-    (Any, 5),
 ]
 FIELDS = [(field, value) for field, *values in VALUES for value in values]
 

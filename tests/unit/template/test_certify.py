@@ -1,7 +1,6 @@
 """The report on a chat template: what each family is known for, and that `wrong` is found."""
 
 import json
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +9,9 @@ from support.adversarial.skeleton import filled
 from support.adversarial.zoo import tokenizer_of_kind
 from support.commands import toolroll
 from support.qwen import tokenizer_for, tool_templates, trl_template
-from support.tau import recorded_trials
 from support.tiers import by_tier
 
 from toolroll.evaluation.certify import TemplateReport, certify
-from toolroll.evaluation.template_replay import Replay, Step
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.template import ChatTemplate, Cursor
 from toolroll.rollout.template.encode import Encoder
@@ -26,8 +23,6 @@ TEMPLATES = tool_templates()
 # Templates of which somebody who trains must know that tool results are not appended, and why.
 NOT_EXACT = ("deepseek_r1_distill", "deepseekv3", "cohere2")
 NOTHINK = {"enable_thinking": False}
-FORKS = "becomes 4 sequences, of which the largest has 25%"
-EXCEPT = "Tool calling is exact, except for the forks above"
 
 
 def report_on(name: str, **settings: Any) -> TemplateReport:
@@ -122,26 +117,6 @@ def test_the_sequences_of_an_episode(name: str, kwargs: Any, sequences: Any, adv
     assert report.exact_with("scaffold") or sequences[1] > 1
 
 
-@pytest.mark.parametrize(("name", "kwargs"), [("qwen3", NOTHINK), ("qwen3_5_nothink", {})])
-def test_no_recorded_conversation_forks_with_scaffold(name: str, kwargs: dict[str, Any]) -> None:
-    tokenizer, histories = tokenizer_for(TEMPLATES[name]), ("fork", "scaffold")
-    templates = [ChatTemplate(tokenizer, kwargs=kwargs, history=history) for history in histories]  # type: ignore[arg-type]
-    for entry in recorded_trials()[:4]:
-        messages = [{**message, "content": message["content"] or ""} for message in entry["traj"]]
-        counts = []
-        for template in templates:
-            prepared = template.renderer.prepare(messages)
-            turns = [at for at, message in enumerate(prepared) if message["role"] == "assistant"]
-            replay = Replay(template, prepared[: turns[0]], None)
-            for turn, following in pairwise([*turns, len(prepared)]):
-                new = prepared[turn + 1 : following]
-                assert replay.play([Step("turn", "a turn", prepared[turn], new)])
-            assert replay.mismatch() is None
-            counts.append(replay.counts())
-        forks, scaffold = counts
-        assert len(forks) >= 4 and [sum(forks)] == scaffold
-
-
 def test_a_template_is_probed_once_for_the_same_switches() -> None:
     tokenizer = tokenizer_for(TEMPLATES["qwen3"])
     quiet, plain = ChatTemplate(tokenizer, kwargs=NOTHINK), ChatTemplate(tokenizer)
@@ -218,15 +193,10 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        ("qwen2_5", ["Tool calling is exact", "<|im_end|>"]),
-        ("qwen3_5_nothink", [FORKS, "history=scaffold", EXCEPT]),
-    ],
-)
-def test_the_command_exits_0_if_exact(model: Path, here: Path, name: str, words: list[str]) -> None:
-    Path("other.jinja").write_text(TEMPLATES[name])
+def test_the_command_exits_0_if_exact(model: Path, here: Path) -> None:
+    words = ["becomes 4 sequences, of which the largest has 25%", "history=scaffold"]
+    words += ["Tool calling is exact, except for the forks above"]
+    Path("other.jinja").write_text(TEMPLATES["qwen3_5_nothink"])
     shown = toolroll("check-template", model, "--chat-template", "other.jinja")
     assert shown.exit_code == 0, shown.output
     text = " ".join(shown.output.split())
@@ -244,17 +214,3 @@ def test_the_command_prints_json_and_exits_1_where_it_cannot_be(model: Path, her
     report = json.loads(shown.output)
     assert report["exact"] is False
     assert {probe["outcome"] for probe in report["probes"]} & {"fork", "refuse"}
-
-
-@pytest.mark.parametrize(
-    ("arguments", "told"),
-    [
-        (["some.jinja"], "--chat-template some.jinja"),
-        (["MODEL", "--chat-template", "absent.jinja"], "'absent.jinja' is neither a file nor"),
-    ],
-)
-def test_a_bad_call_is_told_in_words(model: Path, arguments: Any, told: str, command: Any) -> None:
-    words = [str(model) if word == "MODEL" else word for word in arguments]
-    code, _, errors = command("check-template", *words)
-    assert code == 2
-    assert told in " ".join(errors.split())

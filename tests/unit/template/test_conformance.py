@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from support.oracle import Case, Oracle, Refused, Truth
+from support.oracle import Case, Oracle, Truth
 from support.oracle_scenarios import Message, Tool, scenarios
 from support.oracle_verdict import (
     BAD,
@@ -137,17 +137,12 @@ def test_the_same_with_the_whole_vocabulary(name: str) -> None:
 @pytest.mark.parametrize(
     ("truth", "outcome", "history", "expected"),
     [
-        (Truth("append", [1, 2]), ("append", [1, 2]), "fork", "exact"),
         (Truth("append", [1, 2]), ("append", [1, 3]), "fork", "wrong"),
         (Truth("append", [1, 2], [1, 9]), ("append", [1, 9]), "fork", "injected"),
         (Truth("append", [1, 2]), ("fork", "why"), "fork", "refused-unneeded"),
         (Truth("drift", [1, 2]), ("refuse", "why"), "preserve", "refused-unneeded"),
-        (Truth("rewrite", [1, 2]), ("fork", "why"), "fork", "fork-right"),
         (Truth("rewrite", [1, 2]), ("fork", "why"), "preserve", "refused-unneeded"),
         (Truth("rewrite", None), ("fork", "why"), "preserve", "fork-right"),
-        (Truth("rewrite", [1, 2]), ("append", [1, 2]), "preserve", "preserve-ok"),
-        (Truth("rewrite", None), ("append", [1, 2]), "preserve", "wrong"),
-        (Truth("raises"), ("refuse", "why"), "fork", "fork-right"),
         (Truth("raises"), ("append", []), "fork", "wrong"),
         (Truth("append", []), ("crash", ValueError()), "fork", "crashed"),
     ],
@@ -176,9 +171,3 @@ def test_the_oracle_on_a_template_read_by_eye() -> None:
     assert injected.input_ids is not None and injected.careless_ids is not None
     assert injected.input_ids.count(end) == 1 < injected.careless_ids.count(end)
     assert decode(injected.input_ids) == decode(injected.careless_ids)
-
-
-def test_the_oracle_refuses_with_the_template() -> None:
-    oracle = Oracle(tokenizer_for("{{ raise_exception('never') }}"))
-    with pytest.raises(Refused, match="never"):
-        oracle.prompt([{"role": "user", "content": "x"}], None)

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 from support.oracle_scenarios import (
     AGAIN,
-    ASK,
     BASE,
     CALL,
     RESULT,
@@ -20,7 +19,6 @@ from support.oracle_scenarios import (
 )
 from support.qwen import tokenizer_for, trl_template
 
-from toolroll.evaluation.certify import certify
 from toolroll.parsers.openai import to_openai
 from toolroll.parsers.registry import get_parser
 from toolroll.rollout.errors import HistoryRewrittenError
@@ -242,8 +240,6 @@ def steps(name: str, sampled: str, turn: Message, new: Message) -> tuple[str | N
         ("qwen3", f"{QWEN_THOUGHT}<|im_end|>", EMPTY, AGAIN, REWRITE),
         ("qwen2_5", f"{THOUGHT_TAGS}{ANSWER}<|im_end|>", ANSWERED, AGAIN, REWRITE),
         ("qwen2_5", f"{THOUGHT_TAGS}{WEATHER}<|im_end|>", CALLED, RESULT, REWRITE),
-        ("llama3_1", f"{THOUGHT_TAGS}{ANSWER}<|eot_id|>", ANSWERED, AGAIN, REWRITE),
-        ("qwen3_vl", f"<think>{THOUGHT}", EMPTY, AGAIN, REWRITE),
         # refuses `thinking`, which transformers 5.24 adds, besides text and calls
         ("gptoss", f"{ANALYSIS}{PREAMBLE}{COMMENTARY}<|call|>", LOOKED, RESULT, REWRITE),
         ("qwen3", f"{QWEN_THOUGHT}{WEATHER}<|im_end|>", CALLED, RESULT, None),
@@ -299,7 +295,6 @@ def hermes(*parts: str) -> str:
         ("hermes", hermes(f'{{"arguments": {{"city": "Paris"}}, {CITY[1:22]}}}'), False),
         ("hermes", hermes(CITY.replace("Paris", r"Z\u00fcrich\nS\u00dcD \"1\"")), False),
         ("hermes", hermes(CITY.replace('"Paris"', "-2.50")), True),
-        ("hermes", hermes(CITY.replace('"Paris"', "1e3")), True),
         ("hermes", hermes(CITY.replace('{"c', '{"city": "Rome", "c')), True),
         ("hermes", hermes(CITY.replace(', "a', ', "why": "because", "a')), True),
         ("hermes", hermes(CITY, "\nThen Rome.\n", SECOND), True),
@@ -325,38 +320,3 @@ def test_text_that_history_does_not_show_is_counted(kind: str, sampled: str, uns
     ]
     _, after = template.start(BASE, list(TOOLS)).after(text, [turn, *results])
     assert (after.preserved, after.unshown) == (None, unshown)
-
-
-def test_check_template_says_that_a_thought_is_dropped() -> None:
-    report = certify(ChatTemplate(tokenizer_for(trl_template("qwen2_5"))))
-    forks = {probe.name: probe.detail for probe in report.probes if probe.outcome == "fork"}
-    assert forks == {"thought_tool": "the template does not show the reasoning of turn 14"}
-    assert report.exact
-
-
-POSITION = """
-{%- for m in messages %}
-{%- if loop.index0 == 0 %}{{ '<|bos|>' + strftime_now('%H:%M:%S') }}{% endif %}
-{%- if m.role == 'user' %}{{ ('' if loop.index0 == 1 else '<|user|>') + m.content + '<|sep|>' }}
-{%- elif m.role == 'assistant' %}{{ 'Assistant: ' + m.content + '<|eos|>' }}
-{%- else %}{{ m.content + ('<|sep|>' if m.role == 'tool' else '<|head|>') }}{% endif %}
-{%- endfor %}"""
-"""Has no generation prompt. The header of a message depends on its place."""
-
-
-@pytest.mark.parametrize("history", [BASE, (ASK,)])
-@pytest.mark.parametrize("count", [1, 2, 3])
-@pytest.mark.parametrize("stop", ["", "<|eos|>"])
-def test_messages_without_a_generation_prompt(history: Any, count: int, stop: str) -> None:
-    template = ChatTemplate(tokenizer_for(POSITION))
-    new = [user(f"Question {index}.") for index in range(count)] + [system("Be brief.")]
-    delta = template.delta(
-        [*history, said("It is half")],
-        new,
-        sampled_ids=template.encoder.encode(f"Assistant: It is half{stop}"),
-        stop_token_ids=[template.encoder.control["<|eos|>"]],
-        finish_reason="stop" if stop else "length",
-    )
-    messages = "".join(f"<|user|>Question {index}.<|sep|>" for index in range(count))
-    close = "" if stop else "<|eos|>"
-    assert template.encoder.decode(delta) == f"{close}{messages}Be brief.<|head|>"

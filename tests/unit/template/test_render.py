@@ -230,8 +230,6 @@ def test_arguments_that_cannot_be_read_are_an_empty_object(tokenizer: Any, argum
     [
         ("{{ raise_exception('only one') }}", "only one"),
         ("{{ 1 / 0 }}", "division by zero"),
-        ("{{ 2 + 'x' }}", "unsupported operand"),
-        ("{{ range(10 ** 9) }}", "Range too big"),
         ("{{ [1].append(2) }}", "not safely callable|is unsafe"),
         ("{% macro f(n) %}{{ f(n) }}{% endmacro %}{{ f(1) }}", "recursion"),
         ("{{ 'x' * 10 ** 15 }}", "MemoryError"),
@@ -252,22 +250,11 @@ def test_a_refusal_is_told_in_the_templates_words(tokenizer: Any, fails: str, wo
 PARTS = [part("  two \n"), part("parts ")]
 
 
-@pytest.mark.parametrize(
-    ("name", "role"),
-    [
-        ("qwen2_5", "user"),  # raises
-        ("qwen2_5", "system"),  # prints a list
-        ("llama3_2", "user"),  # prints a list
-        ("qwen3", "user"),  # shows nothing
-        ("gemma3", "system"),  # shows the first part
-    ],
-)
-def test_a_template_that_takes_no_parts_is_given_their_text(name: str, role: str) -> None:
+@pytest.mark.parametrize("name", ["qwen2_5", "gemma3"])  # a list; the first part
+def test_a_template_that_takes_no_parts_is_given_their_text(name: str) -> None:
     both = Both(trl_template(name))
-    message = {"role": role, "content": PARTS}
-    joined = {**message, "content": "".join(each["text"] for each in PARTS)}
-    more = [USER] if role == "system" else []
-    assert both.ours([message, *more]) == both.native([joined, *more])
+    joined = "".join(each["text"] for each in PARTS)
+    assert both.ours([system(PARTS), USER]) == both.native([system(joined), USER])
 
 
 def test_parts_of_the_responses_api_are_text_parts() -> None:

@@ -143,14 +143,6 @@ def test_the_verification_finds_every_other_rewrite(name: str) -> None:
     assert other.verifier.check(played.sequence()) == "rewritten"
 
 
-@pytest.mark.parametrize("name", ["qwen3", "qwen3_5_think", "qwen2_5", "glm4moe"])
-def test_an_open_reasoning_is_no_scaffold(name: str) -> None:
-    """What the model samples after it would be missing in the render."""
-    kwargs = {"enable_thinking": True} if name == "qwen3_5_think" else {}
-    template = ChatTemplate(tokenizer_for(trl_template(name)), kwargs=kwargs, history="scaffold")
-    assert template.parts.deltas.scaffold == ""
-
-
 @pytest.mark.parametrize(
     ("written", "scaffold"),
     [

@@ -160,14 +160,6 @@ def test_recorded_tau_bench_conversations(name: str) -> None:
     assert excluded == {"gptoss": 3, "llama3_1": 3}.get(name, 0) < len(turns)
 
 
-def test_control_text_in_a_body_stays_text() -> None:
-    template = chat_template("qwen2_5")
-    found = tokens_of(template, CONVERSATION, TOOLS)
-    for marker in ("<|im_start|>", "<|im_end|>"):
-        index = template.tokenizer.convert_tokens_to_ids(marker)
-        assert found.input_ids.tolist().count(index) == len(CONVERSATION)
-
-
 THOUGHTS = ("France has one capital.", "A call is needed.", "Italy has Rome.")
 THOUGHTFUL: list[Message] = [
     user("Capital of France?"),

@@ -230,10 +230,6 @@ def missed_by(template: ChatTemplate, served: Any, change: Any = changed_sequenc
     assert check(served) is None
     return [kind for kind, other in change(served) if check(other) is None]
 
-    assert check(served) is None
-    changes = change(served)
-    return [kind for kind, other in changes if check(other) is None]
-
 
 @pytest.mark.parametrize("name", by_tier(FAMILIES))
 async def test_every_change_of_an_episode_is_found(name: str) -> None:
