@@ -12,9 +12,8 @@ from examples.learn_desk import teacher
 from examples.learn_desk.batches import load_samples, samples_of, save_samples, to_batch
 from examples.learn_desk.learn import Learner, Lessons
 from examples.learn_desk.mistakes import MISTAKES, flaky_desk, forgetful_template
-from examples.learn_desk.network import Network, Shape, load_network, save_network, with_noise
+from examples.learn_desk.network import load_network, save_network, with_noise
 from examples.learn_desk.play import play, play_references
-from examples.learn_desk.reinforce import agreement, scored
 from examples.learn_desk.tokenizer import FILES, load_tokenizer
 
 from toolroll.environments.desk import DESK, reference
@@ -57,14 +56,6 @@ async def test_the_references_earn_one_and_are_saved(tmp_path: Path) -> None:
         assert one.loss_mask.tolist() == other.loss_mask.tolist()
 
 
-def test_a_network_survives_its_folder(tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    network = Network(Shape(hidden=64, layers=2, heads=2, inner=96))
-    save_network(network, tmp_path)
-    ids = torch.arange(24).view(2, 12)
-    assert torch.equal(network(ids), load_network(tmp_path)(ids))
-
-
 async def test_three_steps_of_the_policy_gradient(tmp_path: Path, unsure: Path) -> None:
     """The gradients are finite and not zero, the logprobs agree, and the weights are replaced."""
     (tmp_path / "tokenizer").mkdir()
@@ -95,31 +86,6 @@ async def played(folder: Path, tasks: int, **given: Any) -> tuple[list[Episode],
         train = DESK.tasks("train")[:tasks]
         episodes = await play(engine.url, load_tokenizer(folder), train, **given)
     return list(episodes), list(engine.log)
-
-
-CHANGES = ["shifted-mask", "mask-everywhere", "mask-inverted", "tokens-from-text"]
-
-
-@pytest.mark.parametrize("name", CHANGES)
-async def test_a_mistake_changes_what_is_trained(name: str, unsure: Path) -> None:
-    episodes, _ = await played(unsure, 4, samples=8)
-    network = load_network(unsure)
-    right = scored(episodes)
-    assert right
-    assert agreement(network, [one.sample for one in right]).largest < 1e-4
-    wrong = MISTAKES[name].batch(episodes, network, load_tokenizer(unsure))
-    assert len(wrong) == len(right)
-    changed = [
-        one.sample.ids.tolist() != other.sample.ids.tolist()
-        or one.sample.loss_mask.tolist() != other.sample.loss_mask.tolist()
-        for one, other in zip(right, wrong, strict=True)
-    ]
-    assert all(changed) or (name == "tokens-from-text" and any(changed))
-    if name == "shifted-mask":
-        for one, other in zip(right, wrong, strict=True):
-            assert one.sample.loss_mask[:-1].tolist() == other.sample.loss_mask[1:].tolist()
-    own = agreement(network, [one.sample for one in wrong])
-    assert own.largest < 1e-4
 
 
 async def test_failures_are_left_out_unless_they_are_graded(unsure: Path) -> None:

@@ -4,7 +4,6 @@ environment. The versions are tinker 0.38.0 with tinker-cookbook 0.6.1, and, by 
 """
 
 import asyncio
-import inspect
 import pickle
 import re
 from concurrent.futures import Future
@@ -27,7 +26,7 @@ from toolroll.rollout.types import GenerateRequest
 from toolroll.testing import EmbeddedEngine, load_embedded_tokenizer
 from toolroll.trainers.driven import DrivenPlayer
 from toolroll.trainers.episodes import EpisodeSettings
-from toolroll.trainers.tinker import TinkerEngine, ToolrollEnv, ToolrollGroup, to_datums
+from toolroll.trainers.tinker import TinkerEngine, ToolrollGroup, to_datums
 
 pytest.importorskip("tinker", reason="tinker is not installed")
 pytest.importorskip("tinker_cookbook.rl.rollouts", reason="tinker-cookbook is not installed")
@@ -116,19 +115,6 @@ async def test_a_prompt_that_is_too_long_and_a_cut_turn_end_an_episode(tmp_path:
         _, stop = await env.initial_observation()
         done = await env.step([65, *stop], extra={"stop_reason": "length"})
     assert (done.episode_done, done.metrics["stop/max_tokens"]) == (True, 1.0)
-
-
-@pytest.mark.parametrize(
-    ("name", "ours"), [("Env", ToolrollEnv), ("EnvGroupBuilder", ToolrollGroup)]
-)
-def test_the_methods_are_the_cookbooks(name: str, ours: type[Any]) -> None:
-    theirs = getattr(import_module("tinker_cookbook.rl.types"), name)
-    methods = {key: one for key, one in vars(theirs).items() if inspect.isfunction(one)}
-    assert methods
-    for key, method in methods.items():
-        own = getattr(ours, key)
-        assert list(inspect.signature(own).parameters) == list(inspect.signature(method).parameters)
-        assert inspect.iscoroutinefunction(own) is inspect.iscoroutinefunction(method)
 
 
 # --- tinker ---------------------------------------------------------------------------------------

@@ -9,7 +9,6 @@ import threading
 import tracemalloc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from copy import deepcopy
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
@@ -198,22 +197,6 @@ async def test_verification_comes_once_an_episode(tokenizer: Any, verify: Any, c
     assert work.renders - before == 5 + 2 * checks - (verify == "always")  # pyright: ignore[reportPossiblyUnboundVariable]
 
 
-async def test_an_episode_of_a_text_model_calls_no_code_of_images(tokenizer: Any) -> None:
-    called, played = set[str](), 0
-
-    def seen(frame: FrameType, event: str, argument: Any) -> None:
-        nonlocal played
-        path = frame.f_code.co_filename
-        if event == "call" and path.endswith(("/media.py", "/images.py", "/image_check.py")):
-            called.add(f"{path}: {frame.f_code.co_qualname}")
-        played += event == "call" and path.endswith("/model/conversation.py")
-
-    async with serving(tokenizer, lambda request: "Fine.") as (_, served):
-        with profiled(seen):
-            await (await talked(served, ["And?"] * 2, verify="always")).settle()
-    assert played and not called
-
-
 def test_a_completion_is_read_without_a_call_for_each_token() -> None:
     asked = GenerateRequest(np.zeros(3, dtype=np.int32), {}, "s")
     few, many = (completion(list(range(count))) for count in (10, 2_000))
@@ -247,27 +230,6 @@ def test_a_live_episode_holds_15_bytes_a_token(turns: int) -> None:
     finally:
         tracemalloc.stop()
     assert held / sum(map(len, kept)) <= 15
-
-
-async def test_more_tools_are_no_more_objects_an_episode(tokenizer: Any) -> None:
-    """The garbage collector visits every one of them."""
-    held = []
-    async with serving(tokenizer, lambda request: "Fine.") as (_, served):
-        for count in (1, 30):
-            kept: list[Conversation] = []
-
-            def start(kept: list[Conversation] = kept, count: int = count) -> None:
-                tools = [deepcopy(TOOL) for _ in range(count)]
-                kept.append(Conversation(served, FIRST, tools, session_id="s"))
-
-            start()
-            gc.collect()
-            before = len(gc.get_objects())
-            for _ in range(10):
-                start()
-            gc.collect()
-            held.append(len(gc.get_objects()) - before)
-    assert held[1] - held[0] < 30  # not 10 episodes times 29 tools
 
 
 def test_the_garbage_collector_sees_less_than_one_object_a_turn() -> None:

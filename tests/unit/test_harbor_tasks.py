@@ -44,15 +44,12 @@ NETWORKS: list[tuple[dict[str, str], str, Any]] = [
     ({ALL: NO}, "host", ("none", "none")),
     ({AGENT: NO}, "host", ("none", "host")),
     ({VERIFIER: NO}, "host", ("host", "none")),
-    ({ALL: "public", AGENT: NO}, "host", ("none", "host")),
     ({ALL: NO, VERIFIER: "public"}, "host", ("none", "host")),
-    ({ALL: "public"}, "host", ("host", "host")),
     ({ALL: "allow_internet = false"}, "host", ("none", "none")),  # an old task
     ({AGENT: NO, END: f'[verifier.environment]\nnetwork_mode = "{NO}"'}, "host", ("none", "none")),
     ({ALL: "public"}, "none", NO_AGENT),
     ({VERIFIER: "public"}, "none", NO_TESTS),
     ({AGENT: "allowlist"}, "host", NO_AGENT),
-    ({ALL: "allowlist"}, "none", NO_AGENT),
     ({ALL: "offline"}, "host", NO_AGENT),
     ({END: STEP}, "none", f"a step has a network_mode: .*{BACK_ENDS}"),
 ]
