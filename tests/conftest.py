@@ -47,7 +47,7 @@ The quick tier leaves out:
   tests/adversarial  templates that were written to go wrong
   tests/faults       environments, engines and clients that misbehave
   tests/system       processes, kill -9, signals, the command line, wheels, mypy of new-env, the page in Chromium
-  tests/contract     types and programs of other projects: SGLang's parsers, litellm, openai-agents, datasets, tau2, renderers
+  tests/contract     types and programs of other projects: SGLang's parsers, litellm, openai-agents, datasets, tau2
   tests/integration  the real SGLang server and router, Ray
 `make test-all` runs all of it, with more examples of each property; `make test-peers` runs what is on GitHub only."""  # noqa: E501
 

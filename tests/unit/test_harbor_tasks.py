@@ -104,14 +104,11 @@ def test_shared_tests_cannot_have_a_network_of_their_own(task: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["environment", "tests"])
-def test_a_link_in_place_of_a_folder_is_refused(name: str, task: Path) -> None:
+def test_a_link_or_a_task_without_an_instruction_is_refused(name: str, task: Path) -> None:
     (task / name).rename(task.parent / "elsewhere")
     (task / name).symlink_to(task.parent / "elsewhere")
     with pytest.raises(UsageError, match=f"{name} is a link: copy its files"):
         check(task)
-
-
-def test_a_task_without_an_instruction_is_refused(task: Path) -> None:
     (task / "instruction.md").unlink()
     with pytest.raises(UsageError, match=r"greet cannot be read: .*instruction\.md"):
         check(task)

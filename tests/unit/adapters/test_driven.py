@@ -1,4 +1,5 @@
-"""An episode that is driven from outside has the tokens of one that an engine samples."""
+"""An episode that is driven from outside. That its tokens are those that were served and sampled is in
+tests/contract/test_tinker.py."""
 
 import asyncio
 import pickle
@@ -20,13 +21,10 @@ from toolroll.trainers.sequences import training_sequences
 LINES = [call("search_catalog", title="Dune"), call("no_such_tool"), "Goodbye."]
 
 
-def line(turn: int) -> str:
-    return LINES[min(turn, len(LINES) - 1)]
-
-
 def sampled(tokenizer: Any, prompt: list[int], turn: int) -> tuple[list[int], list[float]]:
     """The turn as the embedded engine samples it."""
-    ids = [*tokenizer.encode(line(turn), add_special_tokens=False), tokenizer.eos_token_id]
+    line = LINES[min(turn, len(LINES) - 1)]
+    ids = [*tokenizer.encode(line, add_special_tokens=False), tokenizer.eos_token_id]
     return ids, reference_logprobs(prompt, ids)
 
 

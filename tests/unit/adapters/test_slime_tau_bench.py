@@ -88,9 +88,6 @@ def test_the_published_rule_never_raises(parameters: Any) -> None:
 async def test_the_default_rollout_args_are_enough(tokenizer: Any) -> None:
     given = Namespace(agent_strategy="tool-calling", model="m", model_provider="p", temperature=0.0)
     agent = agent_factory([], "wiki", given)
-    assert agent.rollout_args == {
-        "sglang_router_ip": "127.0.0.1", "sglang_router_port": 30000, "use_http2": False,
-    }  # fmt: skip
     assert read_args(agent.rollout_args).engine == "http://127.0.0.1:30000"
     async with serving(tokenizer, lambda request: "Goodbye.") as (engine, _):
         forms: list[Any] = [dict, Namespace]

@@ -426,7 +426,6 @@ def test_a_transfer_pauses_saves_loads_and_resumes(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("status", "words"),
     [
-        ({"/pause_generation": 500}, "pause_generation"),
         ({"/update_weights_from_disk": 500}, "update_weights_from_disk"),
         ({}, r"did not load the weights .* too large"),
     ],
