@@ -1,5 +1,6 @@
-"""An episode that is driven from outside. That its tokens are those that were served and sampled is in
-tests/contract/test_tinker.py."""
+"""An episode that is driven from outside. tests/contract/test_tinker.py checks that its tokens are
+those that were served and sampled.
+"""
 
 import asyncio
 import pickle
