@@ -41,6 +41,16 @@ POOL.reset()
 ALLOWED = "TOOLROLL_TEST_DATA"
 """A skip that names this variable is allowed everywhere: the extra data are in no package."""
 
+LEFT_OUT = """\
+The quick tier leaves out:
+  tests/unit         the marker `slow`: all chat templates but six, and formats that differ in their markers only
+  tests/adversarial  templates that were written to go wrong
+  tests/faults       environments, engines and clients that misbehave
+  tests/system       processes, kill -9, signals, the command line, wheels, mypy of new-env, the page in Chromium
+  tests/contract     types and programs of other projects: SGLang's parsers, litellm, openai-agents, datasets, tau2
+  tests/integration  the real SGLang server and router, Ray
+`make test-all` runs all of it, with more examples of each property; `make test-peers` runs what is on GitHub only."""  # noqa: E501
+
 BY_PARAMETER = ("unit/template/test_conformance.py", "unit/template/test_conversations.py")
 """Files with one costly case a template: each template is a scope of its own."""
 
@@ -194,7 +204,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeSch
 def pytest_terminal_summary(
     terminalreporter: pytest.TerminalReporter, config: pytest.Config
 ) -> None:
-    """Print the recorded figures of passed tests, and add their ids to `PASSED`."""
+    """Print the recorded figures of passed tests, what the quick tier leaves out,
+    and add the ids to `PASSED`.
+    """
     totals = dict.fromkeys(COUNTS, 0)
     passed, failed, errors = (
         terminalreporter.stats.get(outcome, []) for outcome in ("passed", "failed", "error")
@@ -208,6 +220,8 @@ def pytest_terminal_summary(
     if any(totals.values()):
         counts = ", ".join(f"{n} {key}" for key, n in totals.items())
         terminalreporter.write_line(f"faults: {counts}")
+    if "not slow" in config.option.markexpr:
+        terminalreporter.write_line(LEFT_OUT)
     if (file := os.environ.get(PASSED)) and not hasattr(config, "workerinput"):
         wrong = {report.nodeid for report in [*failed, *errors]}
         with Path(file).open("a", encoding="utf-8") as ids:

@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
-from itertools import product
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,7 +22,6 @@ from toolroll.rollout.errors import RolloutError, UsageError
 from toolroll.rollout.runs.summary import trie_tokens
 from toolroll.rollout.types import GenerateRequest
 from toolroll.testing import EmbeddedEngine, load_embedded_tokenizer
-from toolroll.trainers.advantages import group_advantages
 from toolroll.trainers.areal import ToolrollWorkflow
 from toolroll.trainers.areal.workflow import ArealEngine, _tensors
 from toolroll.trainers.episodes import EpisodeSettings
@@ -174,14 +172,6 @@ def test_the_gradient_of_its_loss(world: World) -> None:
     areal.update(partial(padded_logps, policy), rows, **ACTOR)
     losses = terms(world.played, per_token(world.trained), eps=0.0, ddof=0)
     world.check(gradient(policy), losses)
-
-
-def test_its_actor_computes_the_advantages_of_the_workflow() -> None:
-    for actor, rewards in product(({}, ACTOR), ((1.0, 0.0, 0.0), (1.0, 1.0, 1.0))):
-        results = [episode(reward) for reward in rewards]
-        expected = group_advantages(results, normalize=True)
-        for row, advantage in zip(advantages_of(results, **actor), expected, strict=True):
-            assert row == pytest.approx([advantage] * 10, abs=1e-5)
 
 
 def test_a_last_turn_that_is_not_trained_is_cut_off() -> None:

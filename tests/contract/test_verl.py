@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 from support.desk_episodes import ByTask, known_tasks
-from support.verl_mirror import Server, Servers, loop_arguments
+from support.verl_mirror import Server, Servers
 
 from toolroll.rollout.errors import CompletionError, UsageError
 from toolroll.rollout.runs.runner import session_id
@@ -209,25 +209,6 @@ def test_the_example_is_what_verl_takes() -> None:
     assert VerlSettings.read(entry["settings"], where="settings").env == "desk"
     rows = run_path(str(EXAMPLE / "make_data.py"))["rows"]()
     assert [row["extra_info"]["index"] for row in rows] == list(range(33))
-
-
-def test_the_mirror_gives_the_loop_what_verls_worker_gives_it(tmp_path: Path) -> None:
-    from verl.experimental.agent_loop.agent_loop import AgentLoopBase
-
-    given = loop_arguments(Servers(""), None)
-    assert given.keys() <= inspect.signature(AgentLoopBase.__init__).parameters.keys()
-    config = configuration(tmp_path)
-
-    def missing(ours: Any, theirs: Any) -> list[str]:
-        entries = ours if isinstance(ours, dict) else vars(ours)
-        return [name for name in entries if name not in theirs] + [
-            f"{name}.{one}"
-            for name, value in entries.items()
-            if isinstance(value, dict | SimpleNamespace)
-            for one in missing(value, theirs[name])
-        ]
-
-    assert missing(given["trainer_config"].config, config) == []
 
 
 def test_every_key_of_multi_turn_has_no_effect_or_is_refused() -> None:

@@ -1,5 +1,5 @@
 """What is added is registered and documented, and a test names it. CONTRIBUTING.md says where each
-belongs."""
+belongs. `scripts/newest.py` sees each pin, and the tests that need it."""
 
 import importlib
 import inspect
@@ -10,6 +10,7 @@ from functools import cache
 from itertools import product
 from typing import Any
 
+import newest
 import pytest
 from benchmarks.__main__ import PARTS
 from support.source import ROOT, library, own_imports
@@ -154,3 +155,21 @@ def test_every_room_is_on_the_map(inside: str) -> None:
     rooms = sorted(path.parent.name for path in package.glob("*/__init__.py"))
     assert rooms
     assert [room for room in rooms if f"| `{room}/` |" not in page] == []
+
+
+def test_the_pins_of_all_files_are_found() -> None:
+    found = {(pin.kind, pin.name) for pin in newest.pins()}
+    assert {
+        ("pip", "areal"),  # tests/requirements-all-no-deps.txt
+        ("pip", "strands-sglang"),  # benchmarks/requirements-peers.txt
+        ("pip", "skyrl"), ("pip", "bfcl-eval"), ("pip", "lm-eval"), ("pip", "harbor"),  # Makefile
+        ("git", "https://github.com/THUDM/slime"),
+        ("pip", "pydantic-ai-slim"), ("npm", "ai"), ("npm", "@openai/codex"),  # clients
+    } <= found  # fmt: skip
+    assert not {name for _, name in found} & {"torch", "transformers"}
+
+
+def test_a_packages_tests_are_found_through_support_files() -> None:
+    names = {path.name for path in newest.tests_of("trl")}
+    assert {"test_qwen.py", "test_conformance.py"} <= names and "test_call_policy.py" not in names
+    assert newest.tests_of("no-such-package") == []

@@ -28,7 +28,6 @@ from toolroll import Model, RolloutArgs, RunSettings, Summary
 from toolroll.cli.app import app
 from toolroll.endpoint import Endpoint, EndpointServer, EndpointSettings
 from toolroll.evaluation.environment_check import check
-from toolroll.evaluation.judge import JudgeConfig
 from toolroll.evaluation.report import report
 from toolroll.rollout.model.tokenizers import desk_model_path, load_tokenizer
 from toolroll.rollout.runs.episode_file import read_episodes
@@ -86,13 +85,6 @@ def blocks(*languages: str) -> list[Block]:
             run = NOT_RUN.search(text[: match.start()]) is None
             found.append(Block(page, line, match[2], body, run))
     return [block for block in found if block.language in languages]
-
-
-def test_every_block_names_its_language() -> None:
-    known = {"python", "sh", "text", "yaml", "json", "toml", "jinja"}
-    assert [str(block) for block in blocks("")] == []
-    languages = {match[2] for page in PAGES for match in FENCE.finditer(page.read_text())}
-    assert languages <= known
 
 
 # --- Python ---------------------------------------------------------------------------------------
@@ -172,23 +164,6 @@ def test_the_api_page_names_every_public_name_with_its_home() -> None:
     for module, text in re.findall(r"^\| `([\w.]+)` \| (.*)", others, re.MULTILINE):
         home = importlib.import_module(module)
         assert [name for name in re.findall(r"`(\w+)`", text) if not hasattr(home, name)] == []
-
-
-def test_docs_and_examples_import_the_public_names_from_toolroll() -> None:
-    examples = (ROOT / "examples").rglob("*.py")
-    sources = {str(path.relative_to(ROOT)): path.read_text(encoding="utf-8") for path in examples}
-    sources |= {str(block): block.text for block in blocks("python")}
-    found = [
-        f"{place}: from {module} import {name}"
-        for place, source in sources.items()
-        for module, names in re.findall(
-            r"^ *from toolroll\.([\w.]+) import ([\w, ]+)", source, re.M
-        )
-        if module not in ("agents.trainable_agents", "parsers")  # the published names
-        for name in names.split(", ")
-        if name in toolroll.__all__
-    ]
-    assert found == []
 
 
 @pytest.mark.parametrize("kind", [RolloutArgs, RunSettings, EpisodeSettings])
@@ -288,17 +263,12 @@ def test_the_page_of_environments_works(here: Path, monkeypatch: Any, capsys: An
     assert "4\n" in shown.values(), "what the Python block prints"
 
 
-def test_the_page_of_environments_is_small_and_names_checks() -> None:
-    lines = [line for line in STEPS[0].text.splitlines()[1:] if line.strip()]
-    assert len(lines) <= 20
-    page = text_of("docs/environments.md")
-    checks = page.partition("## Before you train")[2]
+def test_the_page_of_environments_names_the_checks() -> None:
+    checks = text_of("docs/environments.md").partition("## Before you train")[2]
     rows = re.findall(r"^\| ([a-z0-9., ]+) \|", checks, re.MULTILINE)
     source = Path(check.__code__.co_filename).read_text(encoding="utf-8")
     assert len(rows) == 7
     assert [name for name in rows[1:] if f'"{name}"' not in source] == []
-    judge = page.partition("## A judge as reward")[2].partition("\n## ")[0]
-    assert JudgeConfig.model_fields.keys() <= set(re.findall(r"\w+", judge))
 
 
 # --- all pages ------------------------------------------------------------------------------------

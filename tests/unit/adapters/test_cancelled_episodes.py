@@ -12,7 +12,7 @@ from support.closing import NAME, Closing, Held, holding
 from support.slime_mirror import DataSource
 from support.slime_trainer import arguments, router_of
 from support.trl_mirror import a_trainer
-from unit.adapters.test_same_episodes import ADAPTERS, World, with_skyrl
+from unit.adapters.test_same_episodes import ADAPTERS, World
 
 from toolroll.agents.text_agent import TextAgent
 from toolroll.rollout.environment import Task
@@ -38,18 +38,6 @@ def all_are_closed(count: int = COUNT) -> bool:
     return len(Closing.opened) == count and len(set(Closing.closed)) == count
 
 
-def test_an_interrupt_of_trl_s_rollout_ends_its_episodes() -> None:
-    with holding(COUNT, interrupt) as engine:
-        rollout = make_rollout_func({**SETTINGS, "concurrency": COUNT}, engine=engine.url)
-        with pytest.raises(KeyboardInterrupt):
-            rollout(["0"] * COUNT, a_trainer())
-        assert all_are_closed()
-        output = rollout(["0"] * COUNT, a_trainer())  # the places of the others are free
-        assert output["toolroll_reward"] == [1.0] * COUNT
-        rollout.close()
-    assert all_are_closed(2 * COUNT)
-
-
 def test_an_interrupt_of_slime_s_rollout_ends_its_episodes(sample_type: Any, closing: None) -> None:
     with holding(COUNT, interrupt) as engine:
         args = arguments(**router_of(engine), toolroll_env=NAME, toolroll_concurrency=COUNT)
@@ -70,20 +58,14 @@ def test_a_wrong_task_ends_trl_s_other_episodes_first() -> None:
         rollout.close()
 
 
-def world_of(engine: EmbeddedEngine, tasks: list[int]) -> World:
-    folder = embedded_tokenizer_path()
-    world = World(load_embedded_tokenizer(), folder, indices=tasks, env=NAME)
-    world.engine = engine
-    return world
-
-
 @pytest.mark.parametrize("name", ["slime", "miles", "skyrl", "areal", "verl"])
 async def test_a_cancelled_call_ends_after_its_episodes(name: str, mirrors: None) -> None:
     Closing.clear()
     full = asyncio.Event()
-    tokenizer = load_embedded_tokenizer()
-    async with EmbeddedEngine(tokenizer, Held(COUNT, full.set)) as engine:
-        playing = asyncio.ensure_future(ADAPTERS[name](world_of(engine, [0] * COUNT)))
+    tokenizer, folder = load_embedded_tokenizer(), embedded_tokenizer_path()
+    world = World(tokenizer, folder, indices=[0] * COUNT, env=NAME)
+    async with EmbeddedEngine(tokenizer, Held(COUNT, full.set)) as world.engine:
+        playing = asyncio.ensure_future(ADAPTERS[name](world))
         held = asyncio.ensure_future(full.wait())
         await asyncio.wait([playing, held], return_when=asyncio.FIRST_COMPLETED)
         assert held.done(), playing.result()  # it raises what ended the call, such as a skip
@@ -91,15 +73,6 @@ async def test_a_cancelled_call_ends_after_its_episodes(name: str, mirrors: None
         with pytest.raises(asyncio.CancelledError):
             await playing
         await slime.aclose()
-        assert all_are_closed()
-
-
-async def test_skyrl_s_wrong_task_ends_the_other_episodes_first() -> None:
-    Closing.clear()
-    tokenizer = load_embedded_tokenizer()
-    async with EmbeddedEngine(tokenizer, Held(COUNT - 1, Closing.gate.set)) as engine:
-        with pytest.raises(UsageError, match="the task is wrong"):
-            await with_skyrl(world_of(engine, [*[0] * (COUNT - 1), Closing.WRONG]))
         assert all_are_closed()
 
 

@@ -1,4 +1,6 @@
-"""An episode that is driven from outside has the tokens of one that an engine samples."""
+"""An episode that is driven from outside. tests/contract/test_tinker.py checks that its tokens are
+those that were served and sampled.
+"""
 
 import asyncio
 import pickle
@@ -7,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.desk_episodes import DESK, TASKS
-from support.episodes import agent, call, serving
+from support.episodes import call
 
 from toolroll.rollout.environment import EnvironmentOptions
 from toolroll.rollout.errors import TokenError, UsageError
@@ -20,13 +22,10 @@ from toolroll.trainers.sequences import training_sequences
 LINES = [call("search_catalog", title="Dune"), call("no_such_tool"), "Goodbye."]
 
 
-def line(turn: int) -> str:
-    return LINES[min(turn, len(LINES) - 1)]
-
-
 def sampled(tokenizer: Any, prompt: list[int], turn: int) -> tuple[list[int], list[float]]:
     """The turn as the embedded engine samples it."""
-    ids = [*tokenizer.encode(line(turn), add_special_tokens=False), tokenizer.eos_token_id]
+    line = LINES[min(turn, len(LINES) - 1)]
+    ids = [*tokenizer.encode(line, add_special_tokens=False), tokenizer.eos_token_id]
     return ids, reference_logprobs(prompt, ids)
 
 
@@ -37,26 +36,6 @@ def settings(**given: Any) -> EpisodeSettings:
 def driven(tokenizer: Any, **given: Any) -> DrivenEpisode:
     """An episode of the desk's first task."""
     return DrivenEpisode(DESK.make(EnvironmentOptions()), TASKS[0], tokenizer, settings(**given))
-
-
-async def test_its_tokens_are_those_of_an_ordinary_episode(tokenizer: Any) -> None:
-    episode = driven(tokenizer, max_turns=4)
-    prompt, turn, prompts = await episode.start(), 0, []
-    while prompt is not None:
-        prompts.append(prompt)
-        prompt = await episode.step(*sampled(tokenizer, prompt, turn), weight_version="7")
-        turn += 1
-    async with serving(tokenizer, lambda request: line(request.call)) as (engine, model):
-        env = DESK.make(EnvironmentOptions())
-        expected = await agent(model).asolve(env, task=TASKS[0], max_num_steps=4, seed=0)
-        assert [entry.input_ids.tolist() for entry in engine.log] == prompts
-    result = episode.result
-    assert (result.reward, result.stop_reason) == (expected.reward, expected.stop_reason)
-    [mine], [theirs] = result.trajectories, expected.trajectories
-    assert np.array_equal(mine.input_ids, theirs.input_ids)
-    assert np.array_equal(mine.loss_mask, theirs.loss_mask)
-    assert np.array_equal(mine.logprobs, theirs.logprobs, equal_nan=True)
-    assert {span.version for span in mine.weight_versions} == {"7"}
 
 
 async def play(tokenizer: Any, episode: TurnByTurn, turns: int) -> Any:
@@ -163,7 +142,8 @@ async def test_logprobs_may_be_missing_but_not_trained(tokenizer: Any) -> None:
     for turn in range(3):
         assert prompt is not None
         ids, logprobs = sampled(tokenizer, prompt, turn)
-        prompt = await episode.step(ids, logprobs if turn == 1 else None)
+        given = logprobs if turn == 1 else None
+        prompt = await episode.step(ids, given, weight_version="7")
     [trajectory] = episode.result.trajectories
     first, second, third = trajectory.turns
     missing = np.isnan(trajectory.logprobs)
@@ -171,6 +151,7 @@ async def test_logprobs_may_be_missing_but_not_trained(tokenizer: Any) -> None:
     assert not missing[second.start : second.stop].any()
     assert [turn.excluded for turn in trajectory.turns] == [None, None, None]
     assert trajectory.trained_tokens == sum(turn.length for turn in trajectory.turns)
+    assert {span.version for span in trajectory.weight_versions} == {"7"}
     assert episode.result.logprobs is None
     with pytest.raises(TokenError, match="trained tokens have no logprob"):
         training_sequences(episode.result)

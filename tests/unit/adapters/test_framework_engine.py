@@ -1,16 +1,24 @@
-"""A trainer's engine object as the engine of a model: what is taken and what is refused."""
+"""A trainer's engine object as the engine of a model: what is taken and what is refused; and
+`EpisodePlayer`, which plays with it: the check of the engine's model, and errors of code that is
+not toolroll's.
+"""
 
+import re
 from typing import Any
 
 import numpy as np
 import pytest
+from support.episodes import call, opened_model
+from support.source import ROOT
 
+from toolroll import ChatTemplate, Model, StopReason, get_parser
 from toolroll.rollout.errors import CompletionError, UsageError
+from toolroll.rollout.model.tokenizers import desk_model_path
 from toolroll.rollout.types import GenerateRequest, WeightVersion
-from toolroll.testing import load_embedded_tokenizer
+from toolroll.testing import load_embedded_tokenizer, load_engine, reference_logprobs
 from toolroll.trainers.areal import ArealEngine
 from toolroll.trainers.driven import DrivenPlayer
-from toolroll.trainers.episodes import EpisodeSettings
+from toolroll.trainers.episodes import EpisodePlayer, EpisodeSettings
 from toolroll.trainers.framework_engine import (
     VLLM_NAMES,
     FrameworkEngine,
@@ -62,10 +70,7 @@ async def test_a_turn_is_taken_as_it_is(
     (Sampled([3], [-1.0], "error"), "stop reason 'error', which is unknown"),
     (Sampled([], [], "stop"), "stopped without a token"),
     (Sampled([3], [0.5], "stop"), "NaN or above zero"),
-    (Sampled([3], [-3e38], "stop"), "expected a finite number"),
-    (Sampled([3.7], [-1.0], "stop"), "not a list of token ids"),  # type: ignore[list-item]
     (Sampled([5000], [-1.0], "stop"), "expected an id from 0 to"),
-    (Sampled([3] * 9, [-1.0] * 9, "length"), "expected at most max_new_tokens = 8"),
 ])  # fmt: skip
 async def test_an_incomplete_turn_is_refused(sampled: Sampled, words: str) -> None:
     with pytest.raises(CompletionError, match=words):
@@ -104,3 +109,79 @@ def test_an_unknown_environment_is_refused_at_once() -> None:
     for player in players:
         with pytest.raises(UsageError, match="no environment named 'dek'; did you mean 'desk'"):
             player(*given)
+
+
+# --- EpisodePlayer --------------------------------------------------------------------------------
+
+
+async def test_nothing_is_played_before_the_model_is_checked(
+    tokenizer: Any, unused_tcp_port: int
+) -> None:
+    """The engine is not up at the first episode, and then has another tokenizer."""
+    url = f"http://127.0.0.1:{unused_tcp_port}"
+    async with opened_model(url, tokenizer, name="embedded", config={"retries": 0}) as model:
+        player = EpisodePlayer(model, EpisodeSettings(env="desk", reruns=0))
+        result = await player.play(0, {"max_new_tokens": 8})
+        assert result.stop_reason is StopReason.ENGINE_ERROR and not result.trajectories
+        assert result.info["error"]["message"].startswith(f"{url}: nothing answers")
+        async with load_engine(desk_model_path(), port=unused_tcp_port) as engine:
+            with pytest.raises(UsageError, match="whose tokenizer is not that of 'embedded'"):
+                await player.play(0, {"max_new_tokens": 8})
+            assert engine.log == []
+
+
+class BrokenEngine(FrameworkEngine):
+    async def sample(self, request: GenerateRequest) -> Sampled:
+        answer: dict[str, Any] = {}
+        return Sampled(answer["ids"], answer["logprobs"], "stop")
+
+
+async def test_an_adapters_wrong_settings_and_errors_are_named(
+    tokenizer: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    template = ChatTemplate(tokenizer)
+    parser = get_parser("hermes", template.encoder.control)
+    engine = BrokenEngine("own", context_length=4096, vocab_size=len(tokenizer))
+    model = Model(engine, template, parser)
+    with pytest.raises(UsageError, match="history has no effect on a model that exists"):
+        EpisodePlayer(model, EpisodeSettings(env="desk", history="preserve"))
+    player = EpisodePlayer(model, EpisodeSettings(env="desk", reruns=0))
+    result = await player.play(3, {"max_new_tokens": 8})
+    await player.aclose()
+    assert result.stop_reason is StopReason.INTERNAL_ERROR
+    assert "in sample" in result.info["error"]["traceback"]
+    place = f"internal_error: KeyError: 'ids' ({__file__.rpartition('/')[2]}, line "
+    assert place in caplog.text and "of task " in caplog.text
+
+
+async def test_the_adapter_of_the_page(tokenizer: Any) -> None:
+    """docs/adapters.md. The model looks a title up, then says goodbye. Each turn is trained as it
+    was sampled.
+    """
+    page = (ROOT / "docs" / "adapters.md").read_text()
+    source = re.findall(r"```python\n(.*?)```", page, re.DOTALL)[0]
+    names: dict[str, Any] = {"__name__": "page"}
+    exec(compile(source, "adapters.md", "exec"), names)
+    served: list[tuple[list[int], list[int], list[float]]] = []
+
+    async def engine(prompt: list[int], params: dict[str, Any]) -> dict[str, Any]:
+        assert params["max_new_tokens"] == 512
+        text = "Bye." if len(served) % 2 else call("search_catalog", title="x")
+        ids = [*tokenizer.encode(text, add_special_tokens=False), tokenizer.eos_token_id]
+        served.append((prompt, ids, reference_logprobs(prompt, ids)))
+        return {"ids": ids, "logprobs": served[-1][2], "finish_reason": "stop"}
+
+    samples = await names["rollout"](engine, tokenizer, [0, 1])
+    assert len(samples) == 2
+    trained = 0
+    for sample in samples:
+        whole = sample["prompt"] + sample["response"]
+        for prompt, ids, logprobs in served:
+            if whole[: len(prompt) + len(ids)] == prompt + ids:
+                start = len(prompt) - len(sample["prompt"])
+                turn = slice(start, start + len(ids))
+                assert sample["loss_mask"][turn] == [1] * len(ids)
+                assert sample["logprobs"][turn] == pytest.approx(logprobs)
+                trained += len(ids)
+    assert trained == sum(sum(sample["loss_mask"]) for sample in samples)
+    assert trained == sum(len(ids) for _, ids, _ in served)

@@ -3,7 +3,6 @@ can be tested. That the tokens are exact is in `test_same_episodes.py`.
 """
 
 import asyncio
-import inspect
 import re
 import warnings
 from collections.abc import AsyncIterator
@@ -136,10 +135,8 @@ async def test_the_published_run_agent() -> None:
     ("outcome", "words"),
     [
         ("good", "run_agent returned str: return a finite number, None, or a dict"),
-        ("0.5", "run_agent returned str: return a finite number, None, or a dict"),
         (float("nan"), "a finite number, None"),
         ({"reward": float("nan")}, "the reward nan: it must be a finite number or None"),
-        ({"reward": "1.0"}, "the reward '1.0': it must be"),
         ({"reward": 1.0, "scores": float("inf")}, "the scores inf: it must be"),
         ({"reward": 1.0, "extra_logs": None}, "the extra_logs None: they must be a dict"),
         ({"extra_logs": {"n": "few"}}, r"the extra_logs\['n'\] 'few': it must be a finite number"),
@@ -173,11 +170,6 @@ async def test_what_openrlhf_does_not_take_is_left_out(more: Any, words: str) ->
     assert re.search(words, str(warning.message))
 
 
-def test_a_sample_exists_only_while_the_agent_runs() -> None:
-    with pytest.raises(UsageError, match=r"AgentExecutor\.client exists only while run_agent runs"):
-        _ = AgentExecutor().client
-
-
 async def test_a_first_prompt_that_is_too_long_loses_its_first_tokens() -> None:
     """It was refused, and with it the whole group was lost."""
     long = " ".join(f"word{number}" for number in range(200))
@@ -191,9 +183,7 @@ async def test_a_first_prompt_that_is_too_long_loses_its_first_tokens() -> None:
     assert len(result["action_ranges"]) == 2
 
 
-async def test_the_signature_is_todays() -> None:
-    names = "self prompt label sampling_params max_length hf_tokenizer llm_engine images"
-    assert list(inspect.signature(AgentExecutor.execute).parameters) == names.split()
+async def test_a_result_has_openrlhf_s_fields_and_images_are_refused() -> None:
     result, _ = await played(AgentExecutor())
     fields = (
         "prompt label images mm_train_inputs reward scores observation_tokens action_ranges "

@@ -15,7 +15,6 @@ from support.experts import first_experts
 from support.forked_episodes import result_of, sequence
 from support.framework_engines import GeneratorConfig, SkyrlClient, TrajectoryID
 from support.slime_trainer import SAMPLING, play, real_slime, says, serving
-from support.verl_mirror import Servers, loop_arguments
 
 from toolroll.rollout.errors import CompletionError, RolloutError, TokenError, UsageError
 from toolroll.rollout.types import GenerateRequest
@@ -25,7 +24,7 @@ from toolroll.trainers.episodes import EpisodeSettings
 from toolroll.trainers.sequences import routed_experts, training_sequences
 from toolroll.trainers.skyrl import ToolrollGenerator
 from toolroll.trainers.slime import to_samples
-from toolroll.trainers.verl import ServerEngine, ToolrollAgentLoop, agent_loop
+from toolroll.trainers.verl import ServerEngine, to_fields
 
 REPLAY = {"use_rollout_routing_replay": True, "num_layers": 2, "moe_router_topk": 2}
 SHAPE = (2, 2)
@@ -148,27 +147,12 @@ def test_trained_tokens_need_rows_of_their_model() -> None:
         assert sibling.rollout_routed_experts.shape == (4, *SHAPE)
 
 
-async def test_verl_gets_the_rows_of_the_tokens_it_gets(mirrors: None) -> None:
-    tokenizer = load_embedded_tokenizer()
-    settings = {"env": "desk", "parser": "hermes", "reruns": 0}
-    replay = {"enable_rollout_routing_replay": True}
-    async with EmbeddedEngine(tokenizer, says(), faults=evicting) as engine:
-        servers = Servers(engine.url, experts=True)
-        loop = ToolrollAgentLoop(**loop_arguments(servers, tokenizer, **replay), settings=settings)
-        whole = await loop.run({"max_new_tokens": 256}, extra_info={"index": 0, "split": "test"})
-        log = list(engine.log)
-        [player] = agent_loop._players.pop()
-        played = await player.play(0, {"max_new_tokens": 256}, session_id="t")
-        [cut] = agent_loop.to_fields(
-            played, prompt_length=10, response_length=20, experts_shape=SHAPE
-        )
-        await player.aclose()
-    ids = whole.prompt_ids + whole.response_ids
-    assert whole.reward_score == 1.0
-    assert len(log) > 2 and whole.routed_experts.dtype == np.int16
-    assert np.array_equal(whole.routed_experts, expected(log, ids))
-    kept = played.trajectories[0].routed_experts[:29]  # type: ignore[index]
-    assert np.array_equal(cut["routed_experts"].reshape(29, -1), kept)
+def test_verl_gets_the_rows_of_the_tokens_that_are_left() -> None:
+    """tests/contract/test_verl.py has the rows in verl's own batch."""
+    [cut] = to_fields(result(4), prompt_length=2, response_length=2, experts_shape=SHAPE)
+    assert (cut["prompt_ids"], cut["response_ids"]) == ([0, 1], [2, 3])
+    assert cut["routed_experts"].ravel().tolist() == list(range(12))
+    assert cut["routed_experts"].dtype == np.int16
 
 
 async def skyrl_output(client: SkyrlClient, **limits: Any) -> Any:

@@ -75,29 +75,6 @@ async def test_the_samples_of_a_group_share_a_routing_key(sample_type: Any) -> N
     assert keys == ["group 3/3", "group 4/4", "d"]
 
 
-FILE = """
-from toolroll import tool_environment
-
-def make(word: str):
-    task = {"prompt": "Say something.", "word": word}
-    return tool_environment(
-        tools=[], tasks=[task], reward=lambda task, final: float(task["word"] in final)
-    )
-"""
-
-
-async def test_an_environment_s_file_gets_arguments(sample_type: Any, tmp_path: Path) -> None:
-    (tmp_path / "say.py").write_text(FILE)
-    async with serving() as (_, args):
-        args.toolroll_env = f"{tmp_path / 'say.py'}:make"
-        for word, reward in (("o", 1.0), ("absent", 0.0)):
-            args.toolroll_env_args = {"word": word}
-            assert (await play(args, sample_type(prompt=0))).reward == reward
-        args.toolroll_env_args = {"wort": "o"}
-        with pytest.raises(UsageError, match="there is no argument 'wort'; did you mean 'word'"):
-            await play(args, sample_type(prompt=0))
-
-
 def refused(call: int) -> Any:
     """Faults that refuse each request in turn `call`."""
     return lambda request: Fault(status=400, body=b"no") if request.call == call else None
@@ -238,19 +215,14 @@ async def test_limits_and_the_collector_are_settings() -> None:
     [
         ({"toolroll_evn": "desk"}, {}, "did you mean 'toolroll_env'"),
         ({"toolroll_max_turns": 0}, {}, "toolroll_max_turns"),
-        ({"toolroll_history": "keep"}, {}, "toolroll_history"),
         ({"toolroll_zzz": 1}, {},
          "there are toolroll_affinity, toolroll_agent, toolroll_agent_args"),
         ({"toolroll_env": None}, {}, "no environment is named"),
-        ({"toolroll_env": "dask"}, {}, "did you mean 'desk'"),
         ({"toolroll_user_settings": {"model": "m"}}, {}, "toolroll_user does not say"),
-        ({"toolroll_user_settings": {"model": "m"}, "toolroll_workers": 2}, {},
-         "toolroll_user does not say"),
         ({"rollout_top_p": 0.9}, {}, "--rollout-top-p"),
         ({}, {"prompt": "hello"}, "--input-key index"),
         ({}, {"prompt": [{"role": "user"}]}, "--input-key"),
         ({}, {"prompt": 999}, "has tasks 0 to 32"),
-        ({}, {"prompt": -1}, "tasks 0"),
         ({}, {"response": "Hello", "response_length": 1, "tokens": [1, 2]},
          "sample 3 already has a response of 1 tokens"),
     ],
