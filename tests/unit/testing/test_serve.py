@@ -2,16 +2,14 @@
 
 import asyncio
 import json
-import sys
 import urllib.request
 from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
-from support.embedded import says, wired
+from support.embedded import wired
 from support.patience import PATIENCE
-from support.processes import serving
 from support.tiny_llama import wired_model
 
 from toolroll.rollout.errors import UsageError
@@ -29,35 +27,12 @@ def ask(url: str, key: str = "s") -> str:
         return str(json.loads(response.read())["text"])
 
 
-def test_a_program_without_an_event_loop_can_use_it(tokenizer: Any) -> None:
-    with serve_in_thread(EmbeddedEngine(tokenizer, says("Fine."))) as engine:
-        assert ask(engine.url) == "Fine."
-        assert len(engine.log) == 1
-    with pytest.raises(OSError):
-        ask(engine.url)
-
-
-SCRIPT = '{"s": ["One.", "Two."], "t": []}'
-
-
-def test_the_command_serves_a_script(tmp_path: Path) -> None:
-    script = tmp_path / "script.json"
-    script.write_text(SCRIPT, encoding="utf-8")
-    main = "from toolroll.cli import main; main()"
-    start = [sys.executable, "-c", main, "engine", "--script", str(script)]
-    command = lambda port: [*start, "--port", str(port)]
-    with serving(
-        command, ready="/health", environment={}, log=tmp_path / "log", name="the embedded engine"
-    ) as server:
-        assert [ask(server.url) for _ in range(3)] == ["One.", "Two.", "I am done."]
-
-
 def test_a_missing_reply_is_a_warning(tokenizer: Any, tmp_path: Path, caplog: Any) -> None:
     path = tmp_path / "script.json"
-    path.write_text(SCRIPT, encoding="utf-8")
+    path.write_text('{"s": ["One.", "Two."], "t": []}', encoding="utf-8")
     with serve_in_thread(EmbeddedEngine(tokenizer, _policy(path))) as engine:
-        for key in ("S", "x", "s", "s", "s", "s"):
-            ask(engine.url, key)
+        texts = [ask(engine.url, key) for key in ("S", "x", "s", "s", "s", "s")]
+    assert texts == [*["I am done."] * 2, "One.", "Two.", *["I am done."] * 2]
     assert [record.getMessage() for record in caplog.records] == [
         "no replies for 'S', so it gets 'I am done.'; the keys are 's', 't'",
         "all 2 replies of 's' were sent; to send them again, restart this engine",
