@@ -7,15 +7,12 @@ from textwrap import indent
 from typing import Any
 
 import pytest
-from examples.audit_slime import CALL, ORDER, USER, Delta, main, play, token_delta
+from examples.audit_slime import main
 from support.commands import toolroll
 from support.published_example import example_folder
 from support.qwen import tokenizer_for, trl_template
 from support.source import ROOT
 
-from toolroll.evaluation.audit import AuditReport, audit
-from toolroll.evaluation.audit.faults import NOT_SAMPLED, OTHER_PREFIX
-from toolroll.evaluation.audit.request_log import read_record
 from toolroll.rollout.types import Message
 
 
@@ -38,45 +35,6 @@ def delta(tokenizer: Any, messages: Sequence[Message], **options: bool) -> tuple
         return said, [1] * len(said)
     opening = tokenizer.encode(prompt[len(before) :], add_special_tokens=False)
     return opening + said, [0] * len(opening) + [1] * len(said)
-
-
-def audited(
-    name: str, said: list[str], tmp_path: Path, get_delta: Delta
-) -> tuple[AuditReport, list[str]]:
-    """The report on one episode, and the texts of the places with a fault."""
-    tokenizer = tokenizer_for(trl_template(name))
-    sample, lines = play(tokenizer, said, [ORDER, USER, USER][: len(said)], get_delta)
-    log = tmp_path / "host_0.log"
-    log.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-    report = audit([sample], record=read_record(log, tokenizer.encode))
-    faults = [kind.fault for kind in report.kinds.values()]
-    ids = [sample["tokens"][fault.start : fault.stop] for fault in faults]
-    return report, [str(tokenizer.decode(each)) for each in ids]
-
-
-@pytest.fixture(params=["alike", pytest.param("slime", marks=pytest.mark.peers)])
-def get_delta(request: pytest.FixtureRequest) -> Delta:
-    if request.param == "alike":
-        return delta
-    folder = example_folder()
-    if folder is None:
-        pytest.skip("the example's files are in slime's checkout on GitHub only: make test-peers")
-    return token_delta(folder.parents[1])
-
-
-@pytest.mark.parametrize("name", ["qwen2_5", "qwen3_instruct_2507"])
-def test_it_trains_newlines_after_stop_tokens(name: str, tmp_path: Path, get_delta: Delta) -> None:
-    report, texts = audited(name, [CALL, "Is that all?", "Done."], tmp_path, get_delta)
-    assert {kind: found.places for kind, found in report.kinds.items()} == {NOT_SAMPLED: 3}
-    assert texts == ["\n"]
-
-
-def test_it_trains_thoughts_after_tokens_not_served(tmp_path: Path, get_delta: Delta) -> None:
-    """Qwen3's template drops the thoughts of earlier turns when a user message comes."""
-    said = [f"<think>\nI look.\n</think>\n\n{text}" for text in (CALL, "Is that all?", "Done.")]
-    report, _ = audited("qwen3", said, tmp_path, get_delta)
-    assert report.kinds[OTHER_PREFIX].places == 1  # after the first user message
-    assert report.kinds[NOT_SAMPLED].places == 3  # and the newline, in each turn
 
 
 @pytest.mark.parametrize(
