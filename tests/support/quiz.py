@@ -105,63 +105,8 @@ def make(table, level, more="bench/more.csv"):
     )
 '''
 
-JUDGED = '''\
-import json
-from pathlib import Path
-
-from toolroll import tool_environment
-from toolroll.evaluation.judge import Judge
-
-HERE = Path(__file__).parent
-MODEL = "judge-8b"
-
-
-def lookup(city: str) -> str:
-    """Look up how many people live in a city."""
-    return "42 people"
-
-
-def make(url):
-    settings = json.loads((HERE / "judge.json").read_text())
-    judge = Judge((HERE / "rubric.txt").read_text(), base_url=url, model=MODEL, **settings)
-    return tool_environment(
-        tools=[lookup], tasks=[{"prompt": "How many people live in Rome?"}], judge=judge
-    )
-'''
-
-ASKED = '''\
-from pathlib import Path
-
-from toolroll import Environment, Observation, StepResult
-
-PERSONA = Path(__file__).with_name("persona.txt")
-
-
-class Asked(Environment):
-    """A user wants to know a number."""
-
-    tasks = [{"id": "rome", "city": "Rome"}]
-
-    def __init__(self, options):
-        self.options = options
-
-    async def reset(self, task, seed):
-        self.user = self.options.user(seed)
-        persona = PERSONA.read_text().format(task.data["city"])
-        return Observation([{"role": "user", "content": await self.user.reset(persona)}])
-
-    async def step(self, action):
-        said = await self.user.step(action.content)
-        return StepResult([{"role": "user", "content": said}], reward=1.0, done=True)
-
-    async def close(self):
-        await self.user.close()
-'''
-
 FILES = {
     "bench/quiz.py": QUIZ,
-    "bench/judged.py": JUDGED,
-    "bench/asked.py": ASKED,
     "bench/scoring.py": "def bonus():\n    return 1.0\n",
     "bench/lib/__init__.py": "",
     "bench/lib/rules/__init__.py": "",
@@ -183,9 +128,6 @@ FILES = {
     "bench/weight-easy.txt": "1",
     "bench/weight-hard.txt": "1",
     "bench/check.sh": "echo 1\n",
-    "bench/judge.json": '{"temperature": 0.0}',
-    "bench/rubric.txt": "1 if it is right, else 0.",
-    "bench/persona.txt": "You want to know how many people live in {}.",
     "shared/weight.txt": "1",
     "here/weight.txt": "1",
     "site/quizkit/__init__.py": "def weight():\n    from quizkit import units\n\n"

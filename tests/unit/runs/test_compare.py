@@ -95,6 +95,7 @@ def test_a_task_whose_data_changed_is_left_out() -> None:
         ("template", {}, {"template_sha256": "other"}),
         ("tokenizer", {}, {"tokenizer_sha256": "other"}),
         ("user", {"user_model": "another"}, {}),
+        ("user", {"user_strategy": "react"}, {}),
         ("limits", {"max_turns": 9}, {}),
         ("benchmark", {}, {"benchmark": {"bfcl-eval": "2"}}),
         ("benchmark", {"split": "train"}, {}),
