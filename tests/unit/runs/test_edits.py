@@ -205,7 +205,7 @@ def continued(bench: Bench, row: Row) -> int:
     return status
 
 
-@pytest.mark.slow  # two runs for each of 71 rows
+@pytest.mark.slow  # two runs for each of 61 rows
 @pytest.mark.parametrize("name", ROWS)
 def test_what_could_move_a_reward_is_named_and_not_continued(bench: Bench, name: str) -> None:
     row = ROWS[name]
@@ -216,7 +216,7 @@ def test_what_could_move_a_reward_is_named_and_not_continued(bench: Bench, name:
     assert row.continues or file.read_bytes() == before
 
 
-@pytest.mark.slow  # two runs for each of 71 rows
+@pytest.mark.slow  # two runs for each of 61 rows
 @pytest.mark.parametrize("name", HARMLESS_ROWS)
 def test_what_cannot_move_a_reward_raises_no_alarm(bench: Bench, name: str) -> None:
     row = HARMLESS_ROWS[name]

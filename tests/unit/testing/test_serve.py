@@ -10,7 +10,7 @@ import openai
 import pytest
 from support.embedded import wired
 from support.patience import PATIENCE
-from support.tiny_llama import wired_model
+from support.tiny_llama import wired_model, write_tiny_llama
 
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.settings import EmbeddedEngineSettings
@@ -54,8 +54,8 @@ async def refused(words: str, **settings: Any) -> None:
         await serve(EmbeddedEngineSettings(**{"port": 0, **settings}))
 
 
-async def test_what_cannot_be_served_says_why(tmp_path: Path, tokenizer: Any, llama: Path) -> None:
-    model, nothing = str(llama), str(tmp_path / "nothing")
+async def test_what_cannot_be_served_says_why(tmp_path: Path, tokenizer: Any) -> None:
+    model, nothing = str(write_tiny_llama(tmp_path / "llama")), str(tmp_path / "nothing")
     await refused("no tokenizer can be loaded from", tokenizer=nothing)
     await refused(r"nothing\.json cannot be read", script=Path(f"{nothing}.json"))
     async with EmbeddedEngine(tokenizer) as engine:
@@ -148,9 +148,9 @@ async def test_a_field_of_a_chat_request_without_effect_is_refused(field: str, v
     assert engine.log == []
 
 
-async def test_a_seed_reproduces_a_chat_completion(llama: Path) -> None:
+async def test_a_seed_reproduces_a_chat_completion(tmp_path: Path) -> None:
     body = {"messages": [{"role": "user", "content": "Hello."}], "max_tokens": 8, "n": 1}
-    async with wired_model(llama) as (_, wire):
+    async with wired_model(write_tiny_llama(tmp_path)) as (_, wire):
         answers = [
             await wire.post("/v1/chat/completions", {**body, "seed": seed}) for seed in (5, 5, 6)
         ]
