@@ -163,24 +163,24 @@ async def test_latency_is_waited_unless_something_ends_the_request() -> None:
     latency = lambda request: 100.0 if request.routing_key == "slow" else 0.0
     async with wired(says(IDS), latency=latency, token_latency=2.0) as (engine, wire):
 
-        async def started(count: int) -> asyncio.Task[Answer]:
-            slow = asyncio.create_task(wire.generate([300], **session("slow")))
+        async def started(key: str, count: int) -> asyncio.Task[Answer]:
+            task = asyncio.create_task(wire.generate([300], **session(key)))
             await engine.until(lambda engine: len(engine.log) == count)
-            return slow
+            return task
 
-        whole = await started(1)
+        whole, quick = await started("slow", 1), await started("quick", 2)
         skip(100 + 39 * 2)
-        await wire.get("/health")  # time for what is due to come
+        assert (await quick).output_ids == IDS
         assert not whole.done()
         skip(2)
         assert (await whole).output_ids == IDS
-        cut = await started(2)
+        cut = await started("slow", 3)
         engine.abort(every=True)
         assert (await cut).output_ids == []
-        late = await started(3)
+        late = await started("slow", 4)
         await engine.__aexit__()
         answer = (await asyncio.gather(late, return_exceptions=True))[0]
-    assert engine.log[2].aborted
+    assert engine.log[3].aborted
     assert isinstance(answer, Exception) or answer.meta["finish_reason"]["type"] == "abort"  # type: ignore[union-attr]
 
 
