@@ -77,6 +77,8 @@ def test_tensors_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     for tensors, changes, words in cases:
         with pytest.raises(ModelFolderError, match=words):
             LanguageModel.from_folder(write_model(tmp_path, tensors=tensors, **changes))
+    unused = {"lm_head.weight": whole["model.embed_tokens.weight"]}  # of a head that is tied
+    LanguageModel.from_folder(write_model(tmp_path, tensors=whole | unused))
 
 
 # --- sampling -------------------------------------------------------------------------------------
