@@ -111,7 +111,7 @@ def test_a_runs_folder_and_its_own_record(tmp_path: Path) -> None:
     assert done.exit_code == 0
 
 
-# --- a loop that makes its tokens as slime's tau-bench example does ------------------------------
+# --- a loop that makes its tokens as slime's tau-bench example does -------------------------------
 
 
 def delta(tokenizer: Any, messages: Sequence[Message], **options: bool) -> tuple[list[int], Any]:

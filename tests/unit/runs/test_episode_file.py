@@ -284,7 +284,7 @@ def test_a_string_that_no_encoding_writes_loses_no_episode() -> None:
     assert "[[...]]" in to_line(episode(info={"ring": ring})).decode()
 
 
-# --- whatever an engine, an environment, a client or a judge gave ---------------------------------
+# --- whatever an engine, an environment, an agent or a client gave --------------------------------
 
 
 PLAIN = st.sampled_from(
@@ -307,7 +307,7 @@ JSON = (
     | st.dictionaries(TEXTS, PLAIN, max_size=2)
     | st.integers(90, 260).map(nested)
 )
-"""What a client or a judge can send."""
+"""What a client can send."""
 ANSWER_FIELDS = (
     "prompt_tokens completion_tokens cached_tokens weight_version weight_versions finish_reason "
     "e2e_latency output_token_logprobs output_top_logprobs"

@@ -92,7 +92,7 @@ def test_a_match_is_the_longest_prefix(inserted: list[list[int]], asked: list[li
         assert cache.match(array(ids)).tolist() == passes(ids, inserted)
 
 
-# --- the tokenizer and its chat template: made again byte for byte --------------------------------
+# --- the tokenizer: made again byte for byte ------------------------------------------------------
 
 
 def test_the_tokenizer_is_made_again_byte_for_byte() -> None:
