@@ -24,6 +24,7 @@ from toolroll.rollout.runs.pass_at_k import (
     mean_over_tasks,
     pass_at_k,
     pass_bounds,
+    pass_estimates,
     pass_hat_k,
     passed,
 )
@@ -325,6 +326,13 @@ def test_bounds_count_missing_samples_as_failed_and_as_passed() -> None:
             whole = [(graded.get(task, []) + [missing] * 3)[:3] for task in "abc"]
             assert bounds["pass^k"][k][at] == pytest.approx(pass_hat_k(whole, k))
             assert bounds["pass@k"][k][at] == pytest.approx(pass_at_k(whole, k))
+
+
+def test_nothing_and_a_k_too_large_have_no_rate() -> None:
+    with pytest.raises(ValueError, match="no task is graded"):
+        pass_estimates({"a": []})
+    with pytest.raises(ValueError, match="k = 3 needs at least 3"):
+        pass_hat_k([[1.0, 1.0]], 3)
 
 
 def test_pass_hat_k_of_tau_benchs_trials_is_what_it_prints() -> None:
