@@ -261,9 +261,9 @@ def test_a_template_that_is_not_exact_is_said_before_the_run(run: Any, tokenizer
 
 
 def test_versions_of_an_environment_are_not_mixed(run: Any) -> None:
-    for text, out in ((MINE, "out"), (MINE.replace("!=", "=="), "other")):
+    for text, folder in ((MINE, "out"), (MINE.replace("!=", "=="), "other")):
         Path("mine.py").write_text(text)
-        assert run("--tasks", "0", "--out", out, env="mine.py:Mine").exit_code == 0
+        assert run("--tasks", "0", "--out", folder, env="mine.py:Mine").exit_code == 0
     lines = Path("other", "episodes.jsonl").read_text()
     with (OUT / "episodes.jsonl").open("a") as out:
         out.write(lines)
