@@ -1,5 +1,6 @@
 """The layers of the library: who may import whom, and no cycles."""
 
+import ast
 import importlib
 from functools import cache
 from graphlib import TopologicalSorter
@@ -125,6 +126,30 @@ def test_the_check_shares_no_code_with_what_it_checks() -> None:
     names = ("verify", "reference", "shown", "record", "served", "image_check")
     checks = {f"{template}{name}" for name in names}
     assert {name for name in reached if name.startswith(template)} == checks
+
+
+FACTS = "toolroll.rollout.runtime.sglang_names"
+"""Names of SGLang's, without code, which a contract test compares with the installed SGLang."""
+ABOVE = {f"toolroll.testing{name}" for name in ("", ".reference_policy", ".serve")}
+"""What plays benchmarks stands above the engine: it knows tasks and sessions' names, but no
+tokens.
+"""
+
+
+def test_the_embedded_engine_shares_no_code_with_what_it_judges() -> None:
+    """The engine imports nothing of ours but its own modules: nothing reaches it by a detour."""
+    for name in filter(lambda name: ".testing" in name, MODULES):
+        judged = ("toolroll.rollout.template", "toolroll.rollout.session")
+        allowed = ("toolroll.testing.", FACTS)
+        forbidden = [
+            target
+            for target in imports_of()[name]
+            if (target.startswith(judged) if name in ABOVE else not target.startswith(allowed))
+        ]
+        assert forbidden == [], name
+    tree = MODULES[FACTS].tree
+    assert {type(node) for node in tree.body} == {ast.Expr, ast.ImportFrom, ast.Assign}
+    assert not [node for node in ast.walk(tree) if isinstance(node, ast.Lambda | ast.FunctionDef)]
 
 
 def test_each_room_imports_only_the_rooms_below_it() -> None:

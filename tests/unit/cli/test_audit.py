@@ -2,16 +2,25 @@
 
 import asyncio
 import html
+import inspect
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
+from textwrap import indent
 from typing import Any
 
 import pytest
-from support.audited import Played, play, request_line
+from examples.audit_slime import main
+from support.audited import Played, play
 from support.commands import toolroll
 from support.exports import varied, write_run
 from support.planted import PLANTED, plant
+from support.published_example import example_folder
+from support.qwen import tokenizer_for, trl_template
+from support.source import ROOT
+
+from toolroll.rollout.types import Message
 
 TOKEN_AFTER = "the token after each stop token is trained"
 
@@ -96,23 +105,67 @@ def test_rows_that_train_nothing_or_lack_tools_are_named(played: Played, folder:
     assert "in rows.jsonl, row 1; rows.jsonl, row 2\n" in text
 
 
-def test_prompts_that_were_sent_as_text_need_the_tokenizer(played: Played, folder: Path) -> None:
-    text = "<|im_start|>user\nIs it late?<|im_end|>\n"
-    prompt, ids = played.tokenizer.encode(text), [5, 6]
-    log = folder / "texts.log"
-    lines = request_line(prompt, ids, text=text), request_line([1], [2])
-    log.write_text("".join(lines), encoding="utf-8")
-    row = {"input_ids": prompt + ids, "loss_mask": [0] * len(prompt) + [1, 1]}
-    write(folder / "rows.jsonl", [row])
-    command = ("audit", folder / "rows.jsonl", "--requests", log)
-    without = toolroll(*command)
-    assert without.exit_code == 1
-    assert "1 prompts were sent as text: give the engine's --model" in without.stdout
-    done = toolroll(*command, "--model", folder / "model")
-    assert done.exit_code == 0, done.stdout
-
-
 def test_a_runs_folder_and_its_own_record(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", varied())
     done = toolroll("audit", run, "--requests", run)
     assert done.exit_code == 0
+
+
+# --- a loop that makes its tokens as slime's tau-bench example does -------------------------------
+
+
+def delta(tokenizer: Any, messages: Sequence[Message], **options: bool) -> tuple[list[int], Any]:
+    """The ids and the mask of the last message: what it adds to the render.
+
+    `include_generation_prompt`: the ids begin with the generation prompt.
+    """
+    whole, before, prompt = (
+        tokenizer.apply_chat_template(list(part), tokenize=False, add_generation_prompt=generate)
+        for part, generate in ((messages, False), (messages[:-1], False), (messages[:-1], True))
+    )
+    if messages[-1]["role"] != "assistant":
+        text = whole[len(before) :] if whole.startswith(before) else ""
+        text = text or tokenizer.apply_chat_template([messages[-1]], tokenize=False)
+        ids = tokenizer.encode(text, add_special_tokens=False)
+        return ids, [0] * len(ids)
+    said = tokenizer.encode(whole[len(prompt) :], add_special_tokens=False)
+    if not options.get("include_generation_prompt"):
+        return said, [1] * len(said)
+    opening = tokenizer.encode(prompt[len(before) :], add_special_tokens=False)
+    return opening + said, [0] * len(opening) + [1] * len(said)
+
+
+@pytest.mark.parametrize(
+    ("kind", "template", "after_others"),
+    [
+        ("function", "qwen3", 78),
+        ("function", "qwen2_5", 0),
+        ("method", "qwen2_5", 156),
+        pytest.param("slime", "qwen3", 78, marks=pytest.mark.peers),
+    ],
+)
+def test_the_pages_commands(kind: str, template: str, after_others: int, tmp_path: Path) -> None:
+    model, slime, out = (str(tmp_path / name) for name in ("model", "slime", "out"))
+    tokenizer_for(trl_template(template)).save_pretrained(model)
+    if kind == "slime":
+        folder = example_folder()
+        if folder is None:
+            pytest.skip("slime's checkout is on GitHub only: make test-peers")
+        slime = str(folder.parents[1])
+    else:
+        file = Path(slime, "examples", "tau-bench", "example.py")
+        file.parent.mkdir(parents=True)
+        text = inspect.getsource(delta)
+        if kind == "method":
+            text = "class Agent:\n" + indent(text.replace("def delta(", "def delta(self, "), "    ")
+        file.write_text(text.replace("def delta", "def _get_token_delta"), encoding="utf-8")
+    main(slime, model, out)
+    files = f"{out}/samples.jsonl", "--requests", f"{out}/requests.log", "--model", model
+    done = toolroll("audit", *files)
+    assert done.exit_code == 1
+    assert done.stdout.startswith("40 of 40 rows have a fault\n0.0% of the ")
+    assert "trained, but not sampled: 40 rows (100.0%), 196 places\n" in done.stdout
+    assert ("sampled after other tokens: " in done.stdout) == bool(after_others)
+    if after_others:
+        assert f", {after_others} places\n" in done.stdout
+        assert f"{after_others} of 196" in (ROOT / "docs" / "audit.md").read_text(encoding="utf-8")

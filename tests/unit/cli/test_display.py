@@ -91,16 +91,6 @@ def test_80_columns_hold_a_bar_and_the_times_with_their_names() -> None:
     assert re.fullmatch(rf"reward 0\.500  {rates}", numbers)
 
 
-def test_turns_and_tokens_are_counted_before_an_episode_ends() -> None:
-    out = io.StringIO()
-    sampled = (5, 50)  # by an earlier run of the same model
-    console = Console(file=out, force_terminal=True, width=80)
-    with RunDisplay(console, Summary("pond"), 2, lambda: sampled):
-        sampled = (5 + 10**6, 50 + 10**9)
-    last = lines_of(out.getvalue())[-1]
-    assert re.fullmatch(r"reward -  0\.0 episodes/s  [\d,]{7,}\.\d turns/s  [\d,]{9,} tok/s", last)
-
-
 def test_the_rates_and_the_time_left_are_of_this_run(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, out, summary = SimpleNamespace(now=100.0), io.StringIO(), Summary("pond")
     monkeypatch.setattr(display, "time", SimpleNamespace(perf_counter=lambda: clock.now))

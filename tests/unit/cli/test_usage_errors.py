@@ -1,9 +1,7 @@
 """Mistakes on the command line: one line that names the option, and exit 2."""
 
-import re
 import signal
 from importlib.metadata import version
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -12,21 +10,10 @@ from support.results import episode
 from typer.main import get_command
 from typer.testing import CliRunner
 
-from toolroll import Status, StopReason, Summary
 from toolroll.cli.app import app
-from toolroll.evaluation.report import report
 from toolroll.evaluation.run_config import RunConfig
 from toolroll.rollout.runs.episode_file import FILE_NAME, to_line
 
-SHOWN = {
-    "--model": "Required",
-    "--engine": "Default: http://127.0.0.1:30000",
-    "--samples": "Default: 1",
-    "--concurrency": "Default: 64",
-    "--parser": "Default: auto",
-    "--max-turns": "Default: 30",
-    "--verify": "Default: sample",
-}
 RUN = ["run", "desk", "--model", "embedded"]
 SERVE = ["serve", "--model", "embedded"]
 ADDRESS = "--engine: the engine's address must begin with http://"
@@ -75,32 +62,27 @@ def _in_a_folder_of_its_own(here: Path) -> None:
     ("arguments", "words"),
     [
         ([*RUN, "--engine", "127.0.0.1:31007"], ADDRESS),
-        ([*SERVE, "--engine", "127.0.0.1:31007"], ADDRESS),
         ([*RUN, "--engine", "http://127.0.0.1:9/v1/"],
          "give the engine's own, without /v1: http://127.0.0.1:9\n"),
-        ([*RUN, "--parser", "foo"], "--parser: "),
         # Before a tokenizer is loaded, which a hub may answer after a minute.
         ([*NO_MODEL, "--parser", "foo"], "--parser: "),
         ([*NO_MODEL, "--env-args", '{"polcy": 1}'], "desk takes only the setting policy"),
+        ([*NO_MODEL, "--env-args", "line=3"], "--env-args is not JSON"),
         ([*NO_MODEL, "--sampling-params", '{"n": 2}'], "n must be 1, not 2"),
         ([*NO_MODEL, "--sampling-params", '{"min_new_tokens": "x"}'], "cannot be the text 'x'"),
-        ([*NO_MODEL, "--sampling-params", '{"temperature": "0.5"}'], "cannot be the text '0.5'"),
         ([*NO_MODEL, "--sampling-params", '{"topp": 1}'], "did you mean 'top_p'?"),
         (["run", "harbor", *NO_MODEL[2:], "--env-args", '{"path": "nope"}'],
          "path (--env-args): there is no folder nope"),
         ([*RUN, "--chat-template-kwargs", "[1]"], "--chat-template-kwargs must be a JSON object"),
-        ([*SERVE, "--parser", "foo"], "--parser: "),
         ([*SERVE, "--history", "foo"], "--history: must be 'fork', 'scaffold' or 'preserve'"),
         ([*SERVE, "--verify", "x", "--port", "-1"],
          "--port: must be at least 0, not -1; --verify: must be 'off', "),
         ([*RUN, "--tasks", "0,5-2"], "--tasks '0,5-2': '5-2' is an empty range; did you mean 2-5?"),
         ([*RUN, "--chat-template", "bad.jinja"], JINJA),
-        ([*SERVE, "--chat-template", "bad.jinja"], JINJA),
         (["check-template", "embedded", "--chat-template", "bad.jinja"], JINJA[1:]),
         ([*RUN, "--chat-template", "{{ messages[0].content }"], "is not valid Jinja: line 1: "),
         (["run", "desk", "--model", "./nope"], "'./nope' (--model): there is no such folder"),
         (["run", "desk", "--model", "embeded"], "'embeded' (--model): did you mean 'embedded'?"),
-        (["serve", "--model", "/nope/nope"], "'/nope/nope' (--model): there is no such folder"),
         ([*RUN, "--config", "bad.yaml"], "--config bad.yaml cannot be read: "),
         ([*RUN, "--config", "none.yaml"], "--config none.yaml: there is no such file"),
         ([*RUN, "--config", "list.yaml"], "--config list.yaml must hold a mapping"),
@@ -114,7 +96,6 @@ def _in_a_folder_of_its_own(here: Path) -> None:
         (["demo", "--out", "afile"], "--out afile is a file"),
         (["tasks", "desk", "--out", "."], "--out . is a folder"),
         (["run", "desk"], "toolroll: --model: must be given"),
-        ([*RUN, "--engine", "http://127.0.0.1:9", "--engine-timeout", "0"], "127.0.0.1:9"),
         ([*RUN, "--samples", "0"], "--samples: must be at least 1"),
         ([*RUN, "--sync", "sometimes"],
          "toolroll: --sync: must be 'always' or 'end', not 'sometimes'\n"),
@@ -122,24 +103,18 @@ def _in_a_folder_of_its_own(here: Path) -> None:
          "cannot create afile/x: Not a directory"),
         (["view", "run", "--out", "nope/x"], "--out nope/x: there is no folder nope"),
         (["view", "run", "--out", "."], "--out . is a folder: the page is a file"),
-        (["view", "run", "--out", "/dev/null"], "/dev/null cannot be written: it is not a regular"),
         (["tasks", "desk", "--out", "/dev/null"], "/dev/null cannot be written: it is not a reg"),
         (["tasks", "desk", "--tasks", "²"], "'²' is neither a number nor a range such as 0-9"),
         (["tasks", "broken.py:Nothing"], "toolroll: broken:Nothing has no tasks in the split test"),
-        (["tasks", "broken.py:Nothing", "--tasks", "0"], "broken:Nothing has no tasks in the spl"),
-        (["check-env", "broken.py:Nothing"], "broken:Nothing has no tasks in the split test"),
         (["run", "broken.py:Twice", *RUN[2:], "--engine", "http://127.0.0.1:9"],
          "toolroll: two tasks have the id 'a': give each task its own id"),
         (["tasks", ":env"], ":env: name the object in the file: FILE.py:NAME"),
         (["tasks", "null.py:env"], "null.py: SyntaxError: source code string cannot contain null"),
         ([*RUN, "--temperature", "nan"], "--temperature: must be a finite number"),
-        ([*RUN, "--temperature", "inf"], "--temperature: must be a finite number"),
         (["export", "run", "--env", "lake", "--out", "x"], "--env 'lake': run has only pond"),
         (["view", "torn"], "torn/summary.json cannot be read ("),
         (["view", "odd"], "odd/run.json cannot be read ("),
         (["engine", "--port", "65536"], "--port: must be at most 65535"),
-        (["engine", "--latency", "-1"], "--latency: must be at least 0"),
-        (["engine", "--context-length", "0"], "--context-length: must be at least 1"),
         (["new-env", "no-folder", "--at", "afile"], "--at: afile/no_folder.py cannot be written: "),
     ],
 )  # fmt: skip
@@ -151,27 +126,15 @@ def test_a_mistake_is_one_line(arguments: list[str], words: str, command: Any) -
     assert signal.getsignal(signal.SIGINT) is handler
 
 
-def test_every_reason_of_an_aborted_episode_is_in_the_warning() -> None:
-    summary = Summary("pond")
-    reasons = [reason for reason in StopReason if reason.status is Status.ABORTED]
-    for number, reason in enumerate(reasons):
-        summary.add(episode(f"t-{number}", reason=reason))
-    warning = next(line for line in report(summary)["warnings"] if "excluded from rewards" in line)
-    assert "template_error 1" in warning
-    assert warning.count(" 1") == summary.episodes
-
-
 def shown_help(*arguments: str, columns: int = 80) -> str:
     variables = {"COLUMNS": str(columns), "NO_COLOR": "1", "TERM": "dumb"}
     return CliRunner().invoke(app, [*arguments, "--help"], env=variables).output
 
 
-def test_help_shows_the_defaults_and_the_version_is_told() -> None:
+def test_help_shows_all_settings_and_the_version_is_told() -> None:
     told = shown_help("run", columns=300)
-    lines = {
-        name: next(line for line in told.splitlines() if f"│ {name} " in line) for name in SHOWN
-    }
-    assert {name: words for name, words in SHOWN.items() if words not in lines[name]} == {}
+    [samples] = [line for line in told.splitlines() if "│ --samples " in line]
+    assert "Default: 1" in samples
     for name in RunConfig.model_fields:
         assert name == "env" or f" --{name.replace('_', '-')} " in told
     result = CliRunner().invoke(app, ["--version"])
@@ -183,22 +146,3 @@ def test_help_shows_whole_names_in_80_columns(name: str) -> None:
     told = shown_help(name)
     assert "--help" in told
     assert "…" not in told
-
-
-def test_the_list_of_commands_breaks_no_line_early() -> None:
-    commands = shown_help().partition("Commands")[2].splitlines()[1:-1]
-    lines = [line.strip("│").rstrip() for line in commands]
-    start = re.match(r" [\w-]+ +", lines[0])
-    assert start is not None
-    for line, after in pairwise(lines):
-        if not after[: start.end()].strip() and (word := after.split()[:1]):
-            assert len(line) + 1 + len(word[0]) > 76, (line, after)
-
-
-@pytest.mark.parametrize(
-    "arguments", [["demo", "--samples", "0"], ["view", "run", "--tokens", "-1"]]
-)
-def test_a_number_out_of_range_is_refused_before_anything_starts(arguments: list[str]) -> None:
-    done = CliRunner().invoke(app, arguments)
-    assert done.exit_code == 2
-    assert arguments[-2] in done.output

@@ -16,7 +16,6 @@ from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -34,18 +33,16 @@ from support.scripted_runs import Scripted, ScriptedFactory, play
 from support.tiers import costly
 
 from toolroll import Action, Episode, GenerateRequest, InteractionResult, Session, StopReason, Task
-from toolroll.agents.chat_client import ChatClient
 from toolroll.cli.compare import compare_folders
 from toolroll.cli.display import remarks, results_table
 from toolroll.cli.export import export
 from toolroll.cli.view import view
 from toolroll.evaluation.compare import Question
 from toolroll.evaluation.export.dataset import sample_rows
-from toolroll.evaluation.judge import Judge
 from toolroll.evaluation.report import report, write_summary
-from toolroll.parsers.types import ParsedReply, ToolCall
+from toolroll.parsers.types import ToolCall
 from toolroll.rollout.engine import parse_completion
-from toolroll.rollout.errors import CompletionError, EnvironmentFailure, UsageError
+from toolroll.rollout.errors import CompletionError, UsageError
 from toolroll.rollout.runs.episode_file import (
     FILE_NAME,
     EpisodeStore,
@@ -287,7 +284,7 @@ def test_a_string_that_no_encoding_writes_loses_no_episode() -> None:
     assert "[[...]]" in to_line(episode(info={"ring": ring})).decode()
 
 
-# --- whatever an engine, an environment, a client or a judge gave ---------------------------------
+# --- whatever an engine, an environment, an agent or a client gave --------------------------------
 
 
 PLAIN = st.sampled_from(
@@ -310,7 +307,7 @@ JSON = (
     | st.dictionaries(TEXTS, PLAIN, max_size=2)
     | st.integers(90, 260).map(nested)
 )
-"""What a client or a judge can send."""
+"""What a client can send."""
 ANSWER_FIELDS = (
     "prompt_tokens completion_tokens cached_tokens weight_version weight_versions finish_reason "
     "e2e_latency output_token_logprobs output_top_logprobs"
@@ -430,28 +427,3 @@ def test_a_clients_requests(tokenizer: Any, filled: list[tuple[str, Any]]) -> No
         assert view(out, out=None, tokenizer=None, tokens=10)[1] == len(before)
         assert {row["task_id"] for row in sample_rows(read_episodes(out))} <= before.keys()
         assert compare_folders([out, out], Question())[1] == []  # no line is left out
-
-
-@given(score=JSON, reason=JSON, rule=ANY)
-@example(score=1.0, reason="\x00", rule=10**400)
-def test_a_judges_verdict(score: Any, reason: Any, rule: Any) -> None:
-    said = json.dumps({"reason": reason, "score": score})
-
-    async def complete(self: Any, request: Any) -> Any:
-        return SimpleNamespace(reply=ParsedReply(said))
-
-    with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ChatClient, "complete", complete)
-        settings = {"base_url": "http://127.0.0.1:1/v1", "model": "m", "cache": f"{folder}/cache"}
-        record = [{"role": "user", "content": said}]
-        try:
-            step = asyncio.run(Judge("x", **settings).grade(record, rule=rule))
-        except EnvironmentFailure:
-            return
-        patch.undo()  # the cache has it
-        assert asyncio.run(Judge("x", **settings).grade(record, rule=rule)) == step
-    act = lambda method, task: step if method == "step" else None
-    [written] = asyncio.run(play(ScriptedFactory(lambda: Scripted(act), count=1)))
-    again = read_back(written).result
-    assert (again.reward, again.info["reward_reason"]) == (step.reward, reason)
-    assert again.info["judge"]["score"] == score

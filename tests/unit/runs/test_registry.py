@@ -72,15 +72,12 @@ def test_unknown_names_are_refused(find: Any, name: str, words: str) -> None:
     ("split", "wanted", "chosen"),
     [
         (None, None, [*range(33)]),
-        (None, "3", [3]),
         (None, "0-2", [0, 1, 2]),
         (None, "0-1,5,1", [0, 1, 5]),
         (None, " 4 , 2", [4, 2]),
         ("dev", None, "no split 'dev'; it has test, train, held-out"),
         (None, "33", "has tasks 0 to 32"),
-        (None, "0-99", "has tasks 0 to 32"),
         (None, "two", "'two' is neither a number nor a range"),
-        (None, "1-", "'1-' is neither a number nor a range"),
     ],
 )
 def test_tasks_are_chosen(split: str | None, wanted: str | None, chosen: list[int] | str) -> None:
@@ -246,7 +243,6 @@ def test_a_module_is_found_and_executed_once(file: Path, monkeypatch: pytest.Mon
         ("no/such.py:env", {}, "there is no file no/such.py"),
         ("no_such_package.sub:env", {}, "there is no module 'no_such_package'"),
         ("bench.py", {}, "name the object in the file: bench.py:NAME"),
-        ("bench.py:", {}, "name the object in the file: bench.py:NAME"),
     ],
 )
 @pytest.mark.usefixtures("file", "here")
@@ -261,7 +257,6 @@ def test_a_fault_is_one_line(target: str, arguments: dict[str, Any], words: str)
     [
         ("x = 1\ny = 1 / 0\n", "bad.py, line 2: ZeroDivisionError: division by zero"),
         ("x = 1\n\ndef f(:\n", "bad.py, line 3: SyntaxError"),
-        ("import nothing_of_the_kind\n", "bad.py, line 1: ModuleNotFoundError: No module named"),
         ("raise SystemExit(3)\n", "bad.py, line 1: SystemExit: 3"),
         ("import json\n\njson.loads('{')\n", "bad.py, line 3: JSONDecodeError"),
     ],

@@ -21,7 +21,6 @@ from toolroll.cli.display import results_table
 from toolroll.evaluation.report import by_task, report, write_summary
 from toolroll.evaluation.viewer.data import row
 from toolroll.rollout.runs.pass_at_k import (
-    UnequalSamplesError,
     mean_over_tasks,
     pass_at_k,
     pass_bounds,
@@ -120,23 +119,15 @@ def test_lost_tasks_are_part_of_every_rate(lost: Any, bounds: Any, cell: str) ->
         assert max(map(len, text.splitlines())) <= 80
 
 
-def test_the_order_of_play_changes_nothing() -> None:
-    episodes = [
-        episode(f"t-{task}", sample, float((task * sample) % 3 == 0))
-        for task in range(12)
-        for sample in range(3)
-    ]
-    assert report(summary_of(*episodes)) == report(summary_of(*reversed(episodes)))
-
-
 def test_unequal_samples_leave_the_rates_out_with_the_reason() -> None:
     summary = summary_of(episode("t-0", 0), episode("t-0", 1), episode("t-1", 0, 0.0))
     found = report(summary)
     assert found["pass@k"] is found["pass^k"] is None
     assert found["reward"]["value"] == 0.5
-    words = "no pass@k and no pass^k: tasks have between 1 and 2 graded samples"
+    words = "no pass@k and no pass^k: tasks have between 1 and 2 graded samples (1 of 2 have fewer "
     assert words in found["warnings"][0]
-    assert report(summary, allow_unequal=True)["pass^k"]["1"]["value"] == 0.5
+    rates = report(summary, allow_unequal=True)["pass^k"]
+    assert (list(rates), rates["1"]["value"]) == (["1"], 0.5)
 
 
 def test_calls_and_errors() -> None:
@@ -306,16 +297,6 @@ def test_equal_values_leave_room(value: float, tasks: int, low: float, high: flo
     assert mean_over_tasks([value] * tasks) == estimate
 
 
-def test_unequal_samples_are_refused_unless_told() -> None:
-    rewards = {"a": [1.0, 0.0], "b": [1.0], "c": []}
-    words = r"between 1 and 2 graded samples \(1 of 2 have fewer than 2\)"
-    with pytest.raises(UnequalSamplesError, match=words):
-        pass_estimates(rewards)
-    found = pass_estimates(rewards, allow_unequal=True)
-    assert list(found["pass^k"]) == [1]
-    assert found["pass^k"][1].value == pytest.approx(0.75)
-
-
 @pytest.mark.parametrize(
     ("reward", "passes"),
     [
@@ -347,15 +328,11 @@ def test_bounds_count_missing_samples_as_failed_and_as_passed() -> None:
             assert bounds["pass@k"][k][at] == pytest.approx(pass_at_k(whole, k))
 
 
-def test_nothing_gives_nothing() -> None:
-    given: list[dict[str, list[float]]] = [{}, {"a": []}]
-    for empty in given:
-        with pytest.raises(ValueError, match="no task is graded"):
-            pass_estimates(empty)
+def test_nothing_and_a_k_too_large_have_no_rate() -> None:
+    with pytest.raises(ValueError, match="no task is graded"):
+        pass_estimates({"a": []})
     with pytest.raises(ValueError, match="k = 3 needs at least 3"):
         pass_hat_k([[1.0, 1.0]], 3)
-    with pytest.raises(ValueError):
-        pass_at_k([], 1)
 
 
 def test_pass_hat_k_of_tau_benchs_trials_is_what_it_prints() -> None:

@@ -41,11 +41,9 @@ def runner(
     return Runner(factory, lambda: agent(served), options, callbacks=callbacks)
 
 
-async def play(
-    factory: PondFactory, served: Model, *, done: Any = frozenset(), **settings: Any
-) -> list[Episode]:
+async def play(factory: PondFactory, served: Model, **settings: Any) -> list[Episode]:
     episodes: list[Episode] = []
-    await runner(factory, served, **settings).run(factory.tasks("test"), episodes.append, done=done)
+    await runner(factory, served, **settings).run(factory.tasks("test"), episodes.append)
     return sorted(episodes, key=lambda found: (found.task_index, found.sample))
 
 
@@ -104,16 +102,6 @@ async def test_the_calls_of_a_reference_are_recorded(caplog: pytest.LogCaptureFi
     assert await skip_until(expected_calls(stuck, Task("u", 0), threads), seconds=61) == []
     free.set()
     assert "the reference of task u is not recorded: TimeoutError" in caplog.text
-
-
-async def test_what_is_done_is_not_played_again(tokenizer: Any) -> None:
-    factory = PondFactory(4)
-    done = {("t-0", 0), ("t-1", 1), ("t-2", 0), ("t-2", 1)}
-    async with serving(tokenizer, look) as (_, served):
-        episodes = await play(factory, served, samples=2, done=done)
-        left = {("t-0", 1), ("t-1", 0), ("t-3", 0), ("t-3", 1)}
-        assert {(found.task_id, found.sample) for found in episodes} == left
-        assert await play(factory, served, samples=1, done={(f"t-{i}", 0) for i in range(4)}) == []
 
 
 async def test_no_more_than_the_limit_at_once() -> None:
@@ -248,17 +236,6 @@ async def test_it_gives_up_where_everything_fails(tokenizer: Any) -> None:
     assert len(factory.made) == 10, "nothing is begun behind that"
 
 
-async def test_settings_that_cannot_work_end_it_at_once(tokenizer: Any) -> None:
-    factory = PondFactory(50)
-    async with serving(tokenizer, look) as (_, served):
-        settings = RunSettings(sampling_params={"temprature": 1.0}, concurrency=4)
-        wrong = Runner(factory, lambda: agent(served), settings)
-        with pytest.raises(ExceptionGroup) as stopped:
-            await wrong.run(factory.tasks("test"), lambda episode: None)
-    assert stopped.group_contains(UsageError, match="temprature")
-    assert len(factory.made) <= 4
-
-
 async def test_each_episodes_seed_can_go_to_the_engine(tokenizer: Any) -> None:
     async with serving(tokenizer, look) as (engine, served):
         [seeded] = await play(PondFactory(1), served, sampling_seed=True)
@@ -266,15 +243,6 @@ async def test_each_episodes_seed_can_go_to_the_engine(tokenizer: Any) -> None:
     assert engine.log[0].sampling_params["sampling_seed"] == seeded.seed == plain.seed
     assert seeded.seed == episode_seed(0, "t-0", 0)
     assert "sampling_seed" not in engine.log[1].sampling_params
-
-
-POSITIVE = "samples concurrency max_turns episode_timeout give_up_after".split()
-
-
-@pytest.mark.parametrize(("name", "value"), [*((name, 0) for name in POSITIVE), ("reruns", -1)])
-def test_impossible_settings_are_refused(name: str, value: Any) -> None:
-    with pytest.raises(UsageError, match=name):
-        RunSettings(**{name: value})
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from toolroll.cli.view import page_title, view
 from toolroll.evaluation.export.dataset import sample_rows
 from toolroll.evaluation.viewer import ShownTokens, write_page
 from toolroll.evaluation.viewer import page as page_module
-from toolroll.evaluation.viewer.data import Pieces, conversation, reward_reason, row
+from toolroll.evaluation.viewer.data import Pieces, reward_reason, row
 from toolroll.evaluation.viewer.page import ReadSoFar, episodes_after
 from toolroll.rollout.runs.episode_file import to_line
 from toolroll.rollout.runs.run_directory import RunDirectory
@@ -125,17 +125,6 @@ def test_the_command_and_a_page_with_fewer_tokens(run: Path, tmp_path: Path) -> 
     assert "the tokens of the first 1 episodes are in the page" in said[0]
 
 
-def test_invalid_calls_are_marked_if_the_episode_recorded_them() -> None:
-    bad_calls = [{"message": 2, "call": 1, "status": "unknown_tool"}]
-
-    def marked(info: dict[str, Any], invalid: float) -> Any:
-        return conversation(episode(info=info, metrics={"invalid_calls": invalid}), 0)["invalid"]
-
-    assert marked({"bad_calls": bad_calls}, 1) == [[2, 1, "unknown_tool"]]
-    assert marked({}, 1) == [], "an older file"
-    assert marked({"bad_calls": "the environment's own"}, 0) == []
-
-
 def test_the_reason_for_a_reward() -> None:
     info = {"r_outputs": 0.0, "outputs": {"$12": False}, "gt_data_hash": "af01"}
     tau_bench = {"reward": 0.0, "info": info, "actions": [{"name": "book"}]}
@@ -198,18 +187,6 @@ def test_a_comparison_pairs_the_samples_that_it_compares(tmp_path: Path) -> None
     assert pairs[6:] == [(f"t-{n}", 1, None if n == 3 else 4) for n in range(6)]
     assert index["runs"] == arguments[1:3]
     assert index["texts"][0].startswith("pond: ")
-
-
-def test_a_killed_run_has_its_figures_on_the_page(tmp_path: Path) -> None:
-    """It has written no `summary.json`."""
-    planned = [("t-0", 0), ("t-1", 0)]
-    with RunDirectory(tmp_path, "pond", {"model": "embedded"}, planned=planned) as run:
-        run.append(episode("t-0"))
-    page, _, _, reports = view(tmp_path, out=None, tokenizer=None, tokens=0)
-    assert blocks(page)["index"]["summary"] == json.loads(json.dumps(reports))
-    report = reports["pond"]
-    assert report["warnings"] == ["the run is not finished: 1 of 2 episodes"]
-    assert (report["reward"]["value"], report["settings"]) == (1.0, {"model": "embedded"})
 
 
 def test_a_run_that_goes_on_is_read_on(tmp_path: Path) -> None:

@@ -310,7 +310,6 @@ INVALID = "1 validation error: "
 EMPTY = "text must have at least one token"
 PARAMS: list[tuple[Any, str]] = [
     ({"bogus": 1}, "unknown field `bogus`, expected one of `max_new_tokens`, `stop`"),
-    ({"max_tokens": 3}, "unknown field `max_tokens`"),
     ({"temperature": -1}, "temperature must be a non-negative finite number, got -1."),
     ({"top_p": 0}, "top_p must be in (0, 1], got 0."),
     ({"top_k": 0}, "top_k must be -1 (disable) or at least 1, got 0."),
@@ -319,26 +318,20 @@ PARAMS: list[tuple[Any, str]] = [
     ("warm", f"{INVALID}sampling_params must be an object"),
     ({"temperature": "warm"}, f"{INVALID}sampling_params.temperature must be a number"),
     ({"n": "2"}, f"{INVALID}sampling_params.n must be an integer"),
-    ({"n": 2.0}, f"{INVALID}sampling_params.n must be an integer"),
     ({"sampling_seed": "x"}, f"{INVALID}sampling_params.sampling_seed must be an integer"),
     ({"stream_interval": "x"}, f"{INVALID}sampling_params.stream_interval must be a"),
     ({"stop": [5]}, f"{INVALID}sampling_params.stop must be a string or a list of"),
-    ({"stop": 5}, f"{INVALID}sampling_params.stop must be a string or a list of"),
     ({"stop_token_ids": 5}, f"{INVALID}sampling_params.stop_token_ids must be a list"),
 ]
 WRONG: list[dict[str, Any]] = [
     {},
     {"input_ids": []},
-    {"input_ids": [[]]},
-    {"input_ids": [1, "two"]},
     {"input_ids": [1.5]},
     {"input_ids": [[1, 2], 3]},
     {"input_ids": [[1, 2], [3]], "rid": ["only one"]},
     {"text": 5},
     {**IDS, "top_logprobs_num": -1},
-    {**IDS, "top_logprobs_num": "x"},
     {**IDS, "logprob_start_len": "x"},
-    {**IDS, "logprob_start_len": -2},
 ]
 BODIES = [
     *(({**IDS, "sampling_params": params}, words) for params, words in PARAMS),

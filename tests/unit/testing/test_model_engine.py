@@ -22,6 +22,12 @@ UPDATE = "/update_weights_from_disk"
 LONG: dict[str, Any] = {**GREEDY, "max_new_tokens": 400, "stream_interval": 1}
 
 
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a tiny Llama network with the embedded tokenizer."""
+    return write_tiny_llama(tmp_path_factory.mktemp("llama"))
+
+
 def prompt(length: int, seed: int = 0) -> list[int]:
     return [int(index) for index in np.random.default_rng(seed).integers(0, 4000, length)]
 

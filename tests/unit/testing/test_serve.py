@@ -2,17 +2,15 @@
 
 import asyncio
 import json
-import sys
 import urllib.request
 from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
-from support.embedded import says, wired
+from support.embedded import wired
 from support.patience import PATIENCE
-from support.processes import serving
-from support.tiny_llama import wired_model
+from support.tiny_llama import wired_model, write_tiny_llama
 
 from toolroll.rollout.errors import UsageError
 from toolroll.rollout.settings import EmbeddedEngineSettings
@@ -29,35 +27,12 @@ def ask(url: str, key: str = "s") -> str:
         return str(json.loads(response.read())["text"])
 
 
-def test_a_program_without_an_event_loop_can_use_it(tokenizer: Any) -> None:
-    with serve_in_thread(EmbeddedEngine(tokenizer, says("Fine."))) as engine:
-        assert ask(engine.url) == "Fine."
-        assert len(engine.log) == 1
-    with pytest.raises(OSError):
-        ask(engine.url)
-
-
-SCRIPT = '{"s": ["One.", "Two."], "t": []}'
-
-
-def test_the_command_serves_a_script(tmp_path: Path) -> None:
-    script = tmp_path / "script.json"
-    script.write_text(SCRIPT, encoding="utf-8")
-    main = "from toolroll.cli import main; main()"
-    start = [sys.executable, "-c", main, "engine", "--script", str(script)]
-    command = lambda port: [*start, "--port", str(port)]
-    with serving(
-        command, ready="/health", environment={}, log=tmp_path / "log", name="the embedded engine"
-    ) as server:
-        assert [ask(server.url) for _ in range(3)] == ["One.", "Two.", "I am done."]
-
-
 def test_a_missing_reply_is_a_warning(tokenizer: Any, tmp_path: Path, caplog: Any) -> None:
     path = tmp_path / "script.json"
-    path.write_text(SCRIPT, encoding="utf-8")
+    path.write_text('{"s": ["One.", "Two."], "t": []}', encoding="utf-8")
     with serve_in_thread(EmbeddedEngine(tokenizer, _policy(path))) as engine:
-        for key in ("S", "x", "s", "s", "s", "s"):
-            ask(engine.url, key)
+        texts = [ask(engine.url, key) for key in ("S", "x", "s", "s", "s", "s")]
+    assert texts == [*["I am done."] * 2, "One.", "Two.", *["I am done."] * 2]
     assert [record.getMessage() for record in caplog.records] == [
         "no replies for 'S', so it gets 'I am done.'; the keys are 's', 't'",
         "all 2 replies of 's' were sent; to send them again, restart this engine",
@@ -79,8 +54,8 @@ async def refused(words: str, **settings: Any) -> None:
         await serve(EmbeddedEngineSettings(**{"port": 0, **settings}))
 
 
-async def test_what_cannot_be_served_says_why(tmp_path: Path, tokenizer: Any, llama: Path) -> None:
-    model, nothing = str(llama), str(tmp_path / "nothing")
+async def test_what_cannot_be_served_says_why(tmp_path: Path, tokenizer: Any) -> None:
+    model, nothing = str(write_tiny_llama(tmp_path / "llama")), str(tmp_path / "nothing")
     await refused("no tokenizer can be loaded from", tokenizer=nothing)
     await refused(r"nothing\.json cannot be read", script=Path(f"{nothing}.json"))
     async with EmbeddedEngine(tokenizer) as engine:
@@ -173,9 +148,9 @@ async def test_a_field_of_a_chat_request_without_effect_is_refused(field: str, v
     assert engine.log == []
 
 
-async def test_a_seed_reproduces_a_chat_completion(llama: Path) -> None:
+async def test_a_seed_reproduces_a_chat_completion(tmp_path: Path) -> None:
     body = {"messages": [{"role": "user", "content": "Hello."}], "max_tokens": 8, "n": 1}
-    async with wired_model(llama) as (_, wire):
+    async with wired_model(write_tiny_llama(tmp_path)) as (_, wire):
         answers = [
             await wire.post("/v1/chat/completions", {**body, "seed": seed}) for seed in (5, 5, 6)
         ]

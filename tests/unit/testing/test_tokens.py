@@ -92,17 +92,7 @@ def test_a_match_is_the_longest_prefix(inserted: list[list[int]], asked: list[li
         assert cache.match(array(ids)).tolist() == passes(ids, inserted)
 
 
-# --- the tokenizer and its chat template: made again byte for byte --------------------------------
-
-
-CALL = {"function": {"name": "find", "arguments": {"at": "here"}}}
-MESSAGES: list[dict[str, Any]] = [
-    {"role": "system", "content": "Be kind."},
-    {"role": "user", "content": "Where is it?"},
-    {"role": "assistant", "content": "", "tool_calls": [CALL]},
-    {"role": "tool", "content": "nowhere"},
-    {"role": "tool", "content": "elsewhere"},
-]
+# --- the tokenizer: made again byte for byte ------------------------------------------------------
 
 
 def test_the_tokenizer_is_made_again_byte_for_byte() -> None:
@@ -124,19 +114,3 @@ def test_a_folder_of_it_is_what_transformers_takes(tokenizer: Any) -> None:
     assert [len(each) for each in ids] == [1] * len(CONTROL_TOKENS)
     shown = [tokenizer.decode(each, skip_special_tokens=True) for each in ids]
     assert shown == ["", "", "", *CONTROL_TOKENS[3:]]
-
-
-def test_the_template_is_chatml_like_and_only_ever_appends(tokenizer: Any) -> None:
-    parts = [
-        "<|turn|>system\nBe kind.<|end|>\n",
-        "<|turn|>user\nWhere is it?<|end|>\n",
-        '<|turn|>assistant\n<tool_call>{"name": "find", "arguments": {"at": '
-        '"here"}}</tool_call><|end|>\n',
-        "<|turn|>tool\n<tool_response>nowhere</tool_response>"
-        "<tool_response>elsewhere</tool_response><|end|>\n",
-    ]
-    for count, messages in ((2, 2), (3, 3), (4, 5)):
-        for prompt in ("", "<|turn|>assistant\n"):
-            options = {"add_generation_prompt": bool(prompt), "tokenize": False}
-            text = tokenizer.apply_chat_template(MESSAGES[:messages], **options)
-            assert text == "".join(parts[:count]) + prompt
