@@ -9,7 +9,6 @@ from openai import (
     APITimeoutError,
     AsyncOpenAI,
     BadRequestError,
-    InternalServerError,
     NotFoundError,
     OpenAI,
 )
@@ -18,7 +17,7 @@ from support.endpoints import streamed
 from support.in_process import in_process
 from support.served import USER, user
 
-from toolroll.testing import Fault, Reply
+from toolroll.testing import Reply
 
 HI: dict[str, Any] = {"model": "m", "messages": [USER]}
 
@@ -71,15 +70,6 @@ async def test_refusals_are_the_sdks_own_errors() -> None:
         assert full.value.code == "context_length_exceeded"
         with pytest.raises(NotFoundError, match="not served in process"):
             await client.embeddings.create(model="m", input="Hi")
-
-
-async def test_a_retry_after_an_engines_failure() -> None:
-    faults = lambda request: Fault(status=503, body=b"{}") if request.index < 2 else None
-    async with in_process(faults=faults, config={"retries": 0}) as (bench, client):
-        with pytest.raises(InternalServerError):
-            await client.with_options(max_retries=0).chat.completions.create(**HI)
-        await client.chat.completions.create(**HI)
-        assert len(await bench.trajectories()) == 1
 
 
 async def test_the_sdks_time_out_hangs_up_and_its_retry_joins() -> None:
