@@ -88,7 +88,6 @@ NO_EFFECT: dict[str, list[Fields]] = {
     CHAT: [
         {"temperature": None, "tools": None, "n": None, "messages": NULL_NAME},
         {"user": "u", "metadata": {"a": "b"}, "response_format": {"type": "text"}},
-        {"service_tier": "auto"},
         {"service_tier": "default"},
         {"messages": [USER, {"role": "assistant", "tool_calls": [CALLED]}, RESULT]},
     ],
@@ -148,7 +147,6 @@ DEFAULTS: dict[str, tuple[Fields, Fields, str, Fields, Fields]] = {
     ),
     "as they are set": ({"top_k": 5}, {**AS_SET, "min_p": None}, CHAT, {}, {"top_k": 5, **AS_SET}),
     "the session's limit": (LIMIT, SESSIONS_LIMIT, TEXT, {}, SESSIONS_LIMIT),
-    "the endpoint's limit": (LIMIT, {}, TEXT, {}, LIMIT),
     "the request's limit": (LIMIT, SESSIONS_LIMIT, TEXT, {"max_tokens": 3}, {"max_new_tokens": 3}),
 }
 """The defaults of the endpoint and of the session, a request, and what the engine gets."""
