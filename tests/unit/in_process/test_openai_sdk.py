@@ -7,10 +7,8 @@ from typing import Any
 import pytest
 from openai import (
     APITimeoutError,
-    AsyncOpenAI,
     BadRequestError,
     NotFoundError,
-    OpenAI,
 )
 from support.client_scenario import one_episode, play, saying
 from support.endpoints import streamed
@@ -22,27 +20,22 @@ from toolroll.testing import Reply
 HI: dict[str, Any] = {"model": "m", "messages": [USER]}
 
 
-@pytest.mark.parametrize("way", ["async", "sync", "stream", "in process", "stream in process"])
+@pytest.mark.parametrize("way", ["over HTTP", "in process", "a stream in process"])
 async def test_an_episode(any_tokenizer: Any, way: str) -> None:
     options: dict[str, Any] = {"tokenizer": any_tokenizer, "split": "random"}
     async with in_process(saying, **options) as (bench, client):
-        assert isinstance(client, AsyncOpenAI)
-        over_http, replies = bench.client(), list[Any]()
-        with OpenAI(base_url=f"{bench.url}/sessions/s/v1", api_key="unused") as synchronous:
-            create: Any = synchronous.chat.completions.create
-            ways: dict[str, Any] = {
-                "async": over_http.chat.completions.create,
-                "sync": partial(asyncio.to_thread, create),
-                "stream": partial(streamed, over_http, stream_options={"include_usage": True}),
-                "in process": client.chat.completions.create,
-                "stream in process": partial(streamed, client),
-            }
+        replies = list[Any]()
+        ways: dict[str, Any] = {
+            "over HTTP": bench.client().chat.completions.create,
+            "in process": client.chat.completions.create,
+            "a stream in process": partial(streamed, client),
+        }
 
-            async def recorded(**fields: Any) -> Any:
-                replies.append(await ways[way](**fields))
-                return replies[-1]
+        async def recorded(**fields: Any) -> Any:
+            replies.append(await ways[way](**fields))
+            return replies[-1]
 
-            last = await play(recorded)
+        last = await play(recorded)
         assert (last.content, last.reasoning_content) == ("All seen: <b>x</b>.", "What now?")
         await one_episode(bench)
         reasons = [reply.choices[0].finish_reason for reply in replies]
