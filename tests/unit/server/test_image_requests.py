@@ -203,14 +203,6 @@ async def test_an_image_that_cannot_be_read_is_a_400(name: str) -> None:
         assert not bench.engine.log
 
 
-async def test_ten_thousand_images_are_a_400() -> None:
-    content = [image_part(1, width=1, height=1)] * 10_000
-    async with serve_images() as bench:
-        with little_memory():
-            status, answer = await bench.post(in_session(CHAT), {"messages": asking(*content)})
-    assert status == 400 and "at most 256" in answer["error"]["message"]
-
-
 async def test_tokens_are_counted_with_images() -> None:
     async with serve_images() as bench:
         answer = await bench.send("/tokenize", {"messages": BODIES[CHAT]["messages"]})
