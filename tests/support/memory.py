@@ -2,11 +2,9 @@
 and images without a clock.
 """
 
-import gc
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 
 
 def peak(call: Callable[[], object]) -> int:
@@ -22,19 +20,6 @@ def peak(call: Callable[[], object]) -> int:
     finally:
         if started:
             tracemalloc.stop()
-
-
-def kept(call: Callable[[], object], module: ModuleType) -> int:
-    """The bytes that code of `module` allocated during `call`, and that are still in use."""
-    tracemalloc.start()
-    try:
-        call()
-        gc.collect()
-        own = [tracemalloc.Filter(True, module.__file__ or "")]
-        found = tracemalloc.take_snapshot().filter_traces(own).statistics("filename")
-        return sum(one.size for one in found)
-    finally:
-        tracemalloc.stop()
 
 
 def forget_peak() -> None:

@@ -7,43 +7,35 @@ from typing import Any
 import pytest
 from openai import (
     APITimeoutError,
-    AsyncOpenAI,
     BadRequestError,
-    InternalServerError,
     NotFoundError,
-    OpenAI,
 )
 from support.client_scenario import one_episode, play, saying
 from support.endpoints import streamed
 from support.in_process import in_process
 from support.served import USER, user
 
-from toolroll.testing import Fault, Reply
+from toolroll.testing import Reply
 
 HI: dict[str, Any] = {"model": "m", "messages": [USER]}
 
 
-@pytest.mark.parametrize("way", ["async", "sync", "stream", "in process", "stream in process"])
+@pytest.mark.parametrize("way", ["over HTTP", "in process", "a stream in process"])
 async def test_an_episode(any_tokenizer: Any, way: str) -> None:
     options: dict[str, Any] = {"tokenizer": any_tokenizer, "split": "random"}
     async with in_process(saying, **options) as (bench, client):
-        assert isinstance(client, AsyncOpenAI)
-        over_http, replies = bench.client(), list[Any]()
-        with OpenAI(base_url=f"{bench.url}/sessions/s/v1", api_key="unused") as synchronous:
-            create: Any = synchronous.chat.completions.create
-            ways: dict[str, Any] = {
-                "async": over_http.chat.completions.create,
-                "sync": partial(asyncio.to_thread, create),
-                "stream": partial(streamed, over_http, stream_options={"include_usage": True}),
-                "in process": client.chat.completions.create,
-                "stream in process": partial(streamed, client),
-            }
+        replies = list[Any]()
+        ways: dict[str, Any] = {
+            "over HTTP": bench.client().chat.completions.create,
+            "in process": client.chat.completions.create,
+            "a stream in process": partial(streamed, client),
+        }
 
-            async def recorded(**fields: Any) -> Any:
-                replies.append(await ways[way](**fields))
-                return replies[-1]
+        async def recorded(**fields: Any) -> Any:
+            replies.append(await ways[way](**fields))
+            return replies[-1]
 
-            last = await play(recorded)
+        last = await play(recorded)
         assert (last.content, last.reasoning_content) == ("All seen: <b>x</b>.", "What now?")
         await one_episode(bench)
         reasons = [reply.choices[0].finish_reason for reply in replies]
@@ -71,15 +63,6 @@ async def test_refusals_are_the_sdks_own_errors() -> None:
         assert full.value.code == "context_length_exceeded"
         with pytest.raises(NotFoundError, match="not served in process"):
             await client.embeddings.create(model="m", input="Hi")
-
-
-async def test_a_retry_after_an_engines_failure() -> None:
-    faults = lambda request: Fault(status=503, body=b"{}") if request.index < 2 else None
-    async with in_process(faults=faults, config={"retries": 0}) as (bench, client):
-        with pytest.raises(InternalServerError):
-            await client.with_options(max_retries=0).chat.completions.create(**HI)
-        await client.chat.completions.create(**HI)
-        assert len(await bench.trajectories()) == 1
 
 
 async def test_the_sdks_time_out_hangs_up_and_its_retry_joins() -> None:

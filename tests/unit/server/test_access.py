@@ -117,21 +117,8 @@ async def test_the_routes_of_the_whole_server_need_its_key(tmp_path: Path) -> No
     assert finished(tmp_path) == ["s", "t"]
 
 
-ORIGINS = (
-    "https://evil.example",
-    "http://127.0.0.1.evil.example",
-    "null",
-    "http://127.0.0.1:1",
-    "https://127.0.0.1:{port}",
-)
-REBOUND = (
-    "evil.example",
-    "evil.example:8400",
-    "127.0.0.1.evil.example",
-    "127.0.0.1@evil.example",
-    "[",
-    "",
-)
+ORIGINS = ("https://evil.example", "null", "http://127.0.0.1:1", "https://127.0.0.1:{port}")
+REBOUND = ("evil.example:8400", "127.0.0.1.evil.example", "127.0.0.1@evil.example", "[", "")
 
 
 async def test_without_a_key_a_foreign_page_gets_nothing(tmp_path: Path) -> None:
@@ -214,16 +201,12 @@ async def test_an_id_is_checked_before_it_is_used() -> None:
 HOST = b" HTTP/1.1\nHost: 127.0.0.1"
 WITH_KEY = {
     b"GET /v1/models" + HOST + b"\nAuthorization: Bearer \xff": b"401",
-    b"GET /v1/models" + HOST + b"\nAuthorization: \xff\xfe": b"401",
     b"GET /v1/models" + HOST + b"\nx-session-id: \xff": b"400",
-    b"GET /sessions/%ff/trace" + HOST: b"400",
     b"GET /sessions/%ed%a0%80/trace" + HOST: b"400",
     b"GET /sessions/\xff/trace" + HOST: b"400",
 }
 WITHOUT_KEY = (
     b"POST /sessions/s/chat/completions\xff" + HOST + b"\nContent-Length: 0",
-    b"POST /\xff/chat/completions" + HOST + b"\nContent-Length: 0",
-    b"GET /%ff/chat/completions" + HOST,
     b"GET /health HTTP/1.1\nHost: \xff",
     b"GET /health" + HOST + b"\nOrigin: \xff",
     b"GET /health HTTP/1.0",
@@ -308,19 +291,9 @@ def test_the_items_of_a_body_are_its_names_and_values(data: Any) -> None:
     assert received.has_more_items(text, count - 1)
 
 
-@pytest.mark.parametrize("unit", ["1", "[]", '""', '{"a": 1}', '{"": [""]}', '{"a": {"b": [{}]}}'])
-def test_looking_for_long_texts_takes_no_memory(unit: str) -> None:
-    body: Any = {"messages": [[json.loads(unit) for _ in range(10_000)], "x" * 1000]}
-    assert peak(lambda: received._long_text(body, 1000)) < 20_000
-    body["messages"] += ["y" * 1001, "z" * 1001]
-    assert received._long_text(body, 1000) == ".messages[2]"
-
-
 CREATE = b"POST /sessions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-"
 HALF_SENT = {
-    "nothing": b"",
     "half a header": CREATE + b"Le",
-    "half a body": CREATE + b"Type: application/json\r\nContent-Length: 100\r\n\r\n{",
     "half a chunk": CREATE + b"Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n5\r\n{",
 }
 

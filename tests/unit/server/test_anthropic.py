@@ -21,7 +21,6 @@ COUNT = in_session(f"{MESSAGES}/count_tokens")
     "arguments",
     [
         '{"at": 1.0}',
-        '{"at": 1e2}',
         '{"at": 12345678901234567890}',
         '{"at": -0.0}',
         '{"at": }',
@@ -32,7 +31,7 @@ COUNT = in_session(f"{MESSAGES}/count_tokens")
     ],
 )
 async def test_arguments_come_back_unchanged(arguments: str, stream: bool) -> None:
-    """Numbers come back as JavaScript writes them; the fifth text is no JSON."""
+    """Numbers come back as JavaScript writes them; the fourth text is no JSON."""
     schema = {"type": "object", "properties": {"at": {"type": "number"}}}
     body = {**HELLO, "tools": [{**LOOK, "input_schema": schema}]}
     reply = f'<tool_call>{{"name": "look", "arguments": {arguments}}}</tool_call>'

@@ -19,9 +19,7 @@ from support.served import CHAT, USER, serve
 from toolroll.endpoint.conversation import conversation_tree
 from toolroll.endpoint.conversation.completions import CompletionIndex
 from toolroll.endpoint.conversation.conversation_tree import ConversationTree, Prompt, TurnNode
-from toolroll.endpoint.dialects import openai_chat
 from toolroll.endpoint.requests import tool_list
-from toolroll.endpoint.requests.request_bodies import read
 from toolroll.endpoint.requests.tool_list import ToolList
 from toolroll.parsers.reasoning import THINK
 from toolroll.parsers.types import ParsedReply
@@ -291,20 +289,6 @@ def test_tools_that_are_rendered_differently_are_other_lists() -> None:
     [tool] = offering(1)
     reordered = {"type": "function", "function": dict(reversed(tool["function"].items()))}
     assert ToolList.of([reordered]) is not first
-
-
-async def test_tools_are_validated_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    validated: list[Any] = []
-
-    def recorded(kind: Any, body: dict[str, Any]) -> Any:
-        validated.append(body.get("tools"))
-        return read(kind, body)
-
-    monkeypatch.setattr(openai_chat, "read", recorded)
-    async with serve() as bench:
-        for default in (1, 1, 2, 1):
-            await bench.ask(USER, tools=offering(default))
-    assert validated == [offering(1), None, offering(2), None]
 
 
 async def test_invalid_tools_are_refused_after_valid_ones() -> None:

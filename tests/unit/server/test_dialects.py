@@ -61,18 +61,6 @@ async def test_an_episode_is_one_exact_trajectory(
             assert "What now?" in before and "All" not in before
 
 
-def _moved(messages: Any) -> Any:
-    """`cache_control` on the newest block only, texts as blocks, and a new field of a call."""
-    for message in messages:
-        if isinstance(message["content"], str):
-            message["content"] = [{"type": "text", "text": message["content"]}]
-        for block in message["content"]:
-            if block["type"] == "tool_use":
-                block["caller"] = None
-    messages[-1]["content"][-1]["cache_control"] = {"type": "ephemeral"}
-    return messages
-
-
 def _tagged(items: Parts) -> Parts:
     """As pydantic-ai: plain items, a thought as a message of its own."""
     sent: Parts = []
@@ -85,22 +73,6 @@ def _tagged(items: Parts) -> Parts:
         else:
             sent.append({name: item[name] for name in item if name not in ("id", "status")})
     return sent
-
-
-def _developer(items: Parts) -> Parts:
-    return [{"type": "message", "role": "developer", "content": "Say little."}, *items]
-
-
-@pytest.mark.parametrize(
-    ("name", "change"), [("messages", _moved), ("responses", _tagged), ("responses", _developer)]
-)
-async def test_a_librarys_change_forks_nothing(any_tokenizer: Any, name: str, change: Any) -> None:
-    system: dict[str, Any] = {"system": [{"type": "text", "text": "Be brief."}]}
-    more = system if name == "messages" else {"store": False}
-    async with serve(saying, tokenizer=any_tokenizer) as bench:
-        changed = lambda parts: change(copy.deepcopy(parts))
-        await play(bench, name, change=changed, **more)
-        await one_episode(bench)
 
 
 async def test_a_tagged_thought_and_the_text_after_it_are_one_reply() -> None:

@@ -15,7 +15,7 @@ from support.endpoints import streamed
 from support.episodes import call
 from support.listed_environment import TOOL
 from support.responses_wire import LOOK as RESPONSES_LOOK
-from support.served import CHAT, MESSAGES, RESPONSES, TEXT, USER, in_session, serve, user
+from support.served import CHAT, MESSAGES, RESPONSES, TEXT, USER, in_session, serve
 from support.wires import BODIES
 
 from toolroll.endpoint.conversation.template_cache import TemplateCache
@@ -88,7 +88,6 @@ NO_EFFECT: dict[str, list[Fields]] = {
     CHAT: [
         {"temperature": None, "tools": None, "n": None, "messages": NULL_NAME},
         {"user": "u", "metadata": {"a": "b"}, "response_format": {"type": "text"}},
-        {"service_tier": "auto"},
         {"service_tier": "default"},
         {"messages": [USER, {"role": "assistant", "tool_calls": [CALLED]}, RESULT]},
     ],
@@ -147,8 +146,8 @@ DEFAULTS: dict[str, tuple[Fields, Fields, str, Fields, Fields]] = {
         {"temperature": 0.0, "top_p": 0.8, "max_new_tokens": 3},
     ),
     "as they are set": ({"top_k": 5}, {**AS_SET, "min_p": None}, CHAT, {}, {"top_k": 5, **AS_SET}),
-    "the session's limit": (LIMIT, SESSIONS_LIMIT, TEXT, {}, SESSIONS_LIMIT),
     "the endpoint's limit": (LIMIT, {}, TEXT, {}, LIMIT),
+    "the session's limit": (LIMIT, SESSIONS_LIMIT, TEXT, {}, SESSIONS_LIMIT),
     "the request's limit": (LIMIT, SESSIONS_LIMIT, TEXT, {"max_tokens": 3}, {"max_new_tokens": 3}),
 }
 """The defaults of the endpoint and of the session, a request, and what the engine gets."""
@@ -187,19 +186,6 @@ async def test_the_models_name_may_select_an_adapter() -> None:
         assert [entry.lora_path for entry in bench.engine.log] == ["b", "a", "c:d", "a", "a"]
         turns = [turn for each in await bench.trajectories() for turn in each["turns"]]
         assert [turn["sampling_params"]["lora_path"] for turn in turns] == ["b", "c:d"]
-
-
-async def test_a_long_first_prompt_is_cut_for_the_limit() -> None:
-    """The endpoint's, or the session's."""
-    settings, long = {"sampling_params": {"max_new_tokens": 100}}, user("word " * 800)
-    async with serve(settings=settings, context_length=300) as bench:
-        bench.endpoint.openrlhf = True
-        await bench.create("t", max_new_tokens=20)
-        for session, room in (("s", 200), ("t", 280)):
-            await bench.ask(long, session=session)
-            sent = bench.engine.log[-1]
-            assert len(sent.input_ids) == room
-            assert sent.sampling_params["max_new_tokens"] == 300 - room
 
 
 @pytest.mark.parametrize("of", ["session", "request"])

@@ -8,7 +8,6 @@ import os
 import shutil
 import threading
 from collections.abc import AsyncIterator
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -210,10 +209,6 @@ async def test_view_and_export_say_how_many_sessions_are_not_finished(tmp_path: 
         count, [line] = viewed(out)
         assert (count, line.partition(".")[0]) == (0, "left out: 4 unfinished sessions")
         assert "DELETE /sessions/ID" in line and "Ctrl-C" in line and str(out) in line
-        if find_spec("pyarrow"):  # `make test` installs none
-            with pytest.raises(UsageError, match="nothing to train on") as refused:
-                export(out, "parquet", tmp_path / "x", None)
-            assert line in str(refused.value)
         with pytest.raises(UsageError, match="no episodes\nleft out: 4 unfinished"):
             export(out, "atif", tmp_path / "x", "serve")
         before = (out / JOURNAL_NAME).read_bytes()
@@ -229,8 +224,6 @@ async def test_view_and_export_say_how_many_sessions_are_not_finished(tmp_path: 
     shutil.copytree(out, killed)
     junk = b'{"s": ["x"], "k": 0, "kind": "chat"}\n[]\n{"kind": "end"}\n\xff\n'
     (killed / JOURNAL_NAME).write_bytes(before + junk + b'{"s": "y", "k": 0, "kind": "chat"}')
-    assert viewed(killed) == (5, [])
-    (killed / JOURNAL_NAME).unlink()
     assert viewed(killed) == (5, [])
 
 

@@ -173,9 +173,6 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "another URL": ("https://a.b/c.png", "must be a data URL"),
     "truncated": (data_url(picture(1)[:-400]), "cannot be read"),
     "another type": (data_url(picture(1), "image/jpeg"), "its file is not JPEG"),
-    "a text": (data_url(b"Hello."), "its file is not PNG"),
-    "a GIF": (data_url(picture(1, file_format="GIF")), "its file is not PNG"),
-    "an SVG": (data_url(b"<svg/>", "image/svg+xml"), "must be a data URL"),
     "not base64": ("data:image/png;base64,AAA\u00e9%", "cannot be read"),
     "black": (BLACK, "may have 33,554,432 pixels"),
     "declared": (png(50_000, b""), "could be decompression bomb"),
@@ -204,14 +201,6 @@ async def test_an_image_that_cannot_be_read_is_a_400(name: str) -> None:
                 status, answer = await bench.post(in_session(path), {"model": "m", **body})
             assert status == 400 and re.search(problem, str(answer)), answer
         assert not bench.engine.log
-
-
-async def test_ten_thousand_images_are_a_400() -> None:
-    content = [image_part(1, width=1, height=1)] * 10_000
-    async with serve_images() as bench:
-        with little_memory():
-            status, answer = await bench.post(in_session(CHAT), {"messages": asking(*content)})
-    assert status == 400 and "at most 256" in answer["error"]["message"]
 
 
 async def test_tokens_are_counted_with_images() -> None:

@@ -79,7 +79,6 @@ LARGE = (
     (PATH, {"messages": [user(LONG)]}),
     (PATH, {"messages": [USER] * 5000}),
     (TEXT, {"prompt": LONG}),
-    ("/tokenize", {"prompt": LONG}),
     ("/tokenize", {"messages": [user(LONG)]}),
 )
 

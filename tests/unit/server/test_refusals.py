@@ -8,7 +8,7 @@ import re
 from typing import Any
 
 import pytest
-from support.served import CHAT, JSON, MESSAGES, RESPONSES, TEXT, USER, in_session, serve, user
+from support.served import CHAT, MESSAGES, RESPONSES, TEXT, USER, in_session, serve, user
 from yarl import URL
 
 from toolroll.testing import Fault, PolicyRequest, Reply
@@ -17,18 +17,11 @@ PATH = in_session(CHAT)
 BODY = {"messages": [USER]}
 FORMS = {
     "/v1/messages": "messages",
-    "/v1/messages/count_tokens": "messages",
     "/v1/messages/responses": "messages",
-    "/v1/v1/messages": "messages",
     "/anthropic/v1/messages": "messages",
-    "/messages": "messages",
-    "/v1/responses": "responses",
     "/v1/responses/messages": "responses",
-    "/responses": "responses",
-    "/v1/chat/completions": "chat",
     "/v1/completions": "chat",
     "/v1/models/a/messages": "chat",
-    "/trajectories": "chat",
     "/nowhere": "chat",
     "": "chat",
 }
@@ -102,17 +95,11 @@ async def test_an_overflow_is_the_same_error_everywhere(reported: str | None) ->
 
 HINTS = {
     "/v1/assistants": "/v1/chat/completions",
-    "/v1/embeddings": "must end with /v1,",
-    "/generate": "/v1/completions",
     "/chat/completions": "must end with /v1,",
-    "/sessions/s/responses": "must end with /sessions/s/v1,",
+    "/v1/chat/completions/": "must end with /v1,",
     "/sessions/s/chat/completions": "must end with /sessions/s/v1,",
-    "/sessions/s/completions": "must end with /sessions/s/v1,",
     "/session/s/v1/responses": "must end with /sessions/s/v1,",
     "/v1/sessions/s/chat/completions": "must end with /sessions/s/v1,",
-    "/sessions/s/v1/v1/chat/completions": "must end with /sessions/s/v1,",
-    "/openai/v1/chat/completions": "must end with /v1,",
-    "/v1/chat/completions/": "must end with /v1,",
     "/sessions/s/v1/v1/messages": "SDK with /sessions/s.",
     "/v1/v1/messages": "SDK with the port.",
     "/nowhere": "GET /v1/models",
@@ -136,17 +123,11 @@ async def test_an_unknown_route_names_the_routes_that_are_served() -> None:
                 assert response.status == 200, path
 
 
-async def test_what_is_not_there_is_said() -> None:
+async def test_another_model_or_method_is_refused() -> None:
     async with serve() as bench:
-        for path, code in {
-            "/v1/models/none": "model_not_found",
-            "/sessions/none/trace": "session_not_found",
-            CHAT: "method_not_allowed",
-        }.items():
-            assert (await bench.get(path))["error"]["code"] == code
-        assert "use POST" in (await bench.get(TEXT))["error"]["message"]
-        async with bench.http.post(bench.url + CHAT, data=b"{", headers=JSON) as response:
-            assert (await response.json())["error"]["code"] == "invalid_json"
+        assert (await bench.get("/v1/models/none"))["error"]["code"] == "model_not_found"
+        error = (await bench.get(TEXT))["error"]
+        assert error["code"] == "method_not_allowed" and "use POST" in error["message"]
 
 
 def busy(request: PolicyRequest) -> Reply:
@@ -206,9 +187,8 @@ async def test_an_unused_session_is_dropped_and_a_used_one_is_not() -> None:
         (Fault(drop=True), 502, "engine_error", "true"),
         (Fault(abort_after=1), 503, "engine_aborted", "true"),
         (Fault(hang=60), 504, "timeout", "true"),
-        (Fault(status=200, body=b"no JSON"), 502, "engine_error", "true"),
     ],
-    ids=["busy", "refused", "error", "dropped", "aborted", "hanging", "no JSON"],
+    ids=["busy", "refused", "error", "dropped", "aborted", "hanging"],
 )
 async def test_each_failure_has_its_code(fault: Fault, status: int, code: str, retry: str) -> None:
     settings = {"timeout": 0.3} if fault.hang else {}

@@ -142,19 +142,6 @@ MALFORMED: list[dict[str, Any]] = [{"patch": "x"}, {"input": ["x"]}]
 
 
 @STREAMED
-async def test_the_tools_of_a_namespace_are_flattened(stream: bool) -> None:
-    space = {"type": "namespace", "name": "eyes", "description": "To see.", "tools": [LOOK]}
-    body = {**HELLO, "tools": [space]}
-    async with serve([call("eyes__look", at="x"), "Done."]) as bench:
-        response = await ask(bench, body, stream=stream)
-        [item] = response["output"]
-        assert (item["namespace"], item["name"]) == ("eyes", "look")
-        await ask(bench, continued(body, response), stream=stream)
-        await bench.one_trajectory(turns=2)
-        assert "eyes__look" in bench.prompt(0) and "To see." in bench.prompt(0)
-
-
-@STREAMED
 @pytest.mark.parametrize("namespace", ["", "files"])
 async def test_custom_tools_are_functions(any_tokenizer: Any, stream: bool, namespace: str) -> None:
     """A malformed call stays a function call."""
@@ -163,7 +150,7 @@ async def test_custom_tools_are_functions(any_tokenizer: Any, stream: bool, name
     replies += [*(call(name, **arguments) for arguments in MALFORMED), "Done."]
     tool: dict[str, Any] = {**PATCH, "format": {"type": "text"}}
     if namespace:
-        tool = {"type": "namespace", "name": namespace, "tools": [PATCH]}
+        tool = {"type": "namespace", "name": namespace, "description": "A disk.", "tools": [PATCH]}
     async with serve(replies, tokenizer=any_tokenizer, split="random") as bench:
         body: dict[str, Any] = {"input": [user("Fix it.")], "tools": [tool]}
         for patch in [*PATCHES, *MALFORMED]:
@@ -177,7 +164,8 @@ async def test_custom_tools_are_functions(any_tokenizer: Any, stream: bool, name
             assert (item["name"], item.get("namespace", "")) == ("apply_patch", namespace)
             body = continued(body, response)
         assert (await ask(bench, body, stream=stream))["output"]
-        assert '"input"' in bench.prompt(0)
+        assert '"input"' in bench.prompt(0) and f'"{name}"' in bench.prompt(0)
+        assert ("A disk." in bench.prompt(0)) == bool(namespace)
         await bench.one_trajectory(turns=len(replies))
 
 
@@ -192,6 +180,3 @@ async def test_a_custom_tool_can_be_forced_or_dropped() -> None:
         assert response["tool_choice"] == body["tool_choice"]
         assert '"\\"apply_patch\\""' in bench.engine.log[-1].sampling_params["ebnf"]
         assert "other" not in bench.prompt()
-    async with serve(reply) as bench:
-        _, answer = await bench.post(PATH, {**HELLO, "tools": tools})
-        assert "cannot enforce a grammar" in answer["error"]["message"]

@@ -341,15 +341,12 @@ def changed(**fields: Any) -> Callable[[bytes], bytes]:
 
 DAMAGES: dict[str, tuple[int, Callable[[bytes], bytes]]] = {
     "an empty object": (2, lambda line: b"{}\n" + line),
-    "an empty line": (2, lambda line: b"\n" + line),
     "a line left out": (2, lambda line: b""),
     "a cut line": (2, lambda line: line[:-3] + b"\n"),
-    "tools that are none": (2, changed(tools=1.5)),
     "no sampling parameters": (2, changed(sampling_params=None)),
     "an unknown turn": (3, changed(turn=55)),
     "an unknown parent": (3, changed(parent=55)),
     "a switch for messages": (3, changed(switches={"messages": 1})),
-    "switches that are none": (3, changed(switches=5)),
     "an unknown answer": (4, changed(kept=["x", "y", 5])),
 }
 """The number of a line, and what becomes of it."""

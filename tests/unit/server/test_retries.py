@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from support.loop_clock import skip
 from support.patience import PATIENCE
-from support.served import CHAT, RETRY, USER, Message, in_session, numbered, serve, user
+from support.served import CHAT, RETRY, USER, in_session, numbered, serve, user
 
 from toolroll.endpoint import replies
 from toolroll.endpoint.answers.result import CompletionResult
@@ -52,11 +52,7 @@ def test_a_retrys_key_does_not_depend_on_the_order_of_keys() -> None:
     assert len(keys | {request_key("text", body)}) == len(changed) + 2
 
 
-@pytest.mark.parametrize(
-    "numbers",
-    [range(1, 11), range(10, 0, -1), [3] * 10, [7, 2, 2, 9, 1, 7, 3, 8, 1, 5]],
-    ids=["in order", "reversed", "equal", "mixed"],
-)
+@pytest.mark.parametrize("numbers", [range(10, 0, -1), [7, 2, 2, 9, 1, 7, 3, 8, 1, 5]], ids=str)
 async def test_racing_retries_of_one_request_are_one_answer(numbers: Any) -> None:
     gate = asyncio.Event()
     hold = lambda request: Reply(f"Reply {request.index}.", hold=gate, hold_after=1)
@@ -132,18 +128,6 @@ async def test_what_was_written_is_written_again_for_a_retry(stream: bool) -> No
         assert all(response.body is None for response in responses)
 
 
-async def test_memory_is_linear_in_the_conversation() -> None:
-    async with serve(numbered) as bench:
-        messages: list[Message] = [USER]
-        for _ in range(20):
-            messages += [await bench.chat(*messages), USER]
-        trajectory = await bench.one_trajectory(turns=20)
-        live = bench.endpoint.sessions.find("s")
-        assert live.session.tokens == len(trajectory["input_ids"])
-        # what the client has gone on from is not kept for a retry
-        assert len(live.pending._by_key) <= 1
-
-
 async def test_answers_that_no_retry_can_request_are_dropped() -> None:
     """Neither the siblings of the answer that the client went on from, nor answers that it never
     went on from.
@@ -155,6 +139,7 @@ async def test_answers_that_no_retry_can_request_are_dropped() -> None:
             ids.add(answer["id"])
             messages = [*messages, answer["choices"][0]["message"], USER]
         live = bench.endpoint.sessions.find("s")
+        assert len(live.pending._by_key) == 1  # the client has gone on from the others
         skip(601)
         while live.pending.all():
             await asyncio.sleep(0)

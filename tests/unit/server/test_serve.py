@@ -11,7 +11,7 @@ import pytest
 from support.client import StartingEngine
 from support.commands import toolroll
 from support.episodes import opened_model
-from support.served import CHAT, TEXT, USER
+from support.served import CHAT, USER
 
 from toolroll.endpoint import Endpoint, EndpointServer, EndpointSettings
 from toolroll.endpoint.http.serve import serve
@@ -30,8 +30,6 @@ COMMAND = ("serve", "--model", "embedded", "--engine", "http://127.0.0.1:9", "--
         (["--sampling-params", '{"temprature": 1}'], "--sampling-params.*'temperature'"),
         (["--sampling-params", '{"n": 2}'], "--sampling-params.*n is set by each request"),
         (["--server-tools", "never"], "--server-tools.*refuse.*drop"),
-        (["--max-body", "5"], "--max-body"),
-        (["--max-text", "5"], "--max-text"),
         ([], r"http://127\.0\.0\.1:9"),
     ],
 )
@@ -77,18 +75,6 @@ async def test_a_signal_ends_the_wait_for_the_engine(tokenizer: Any) -> None:
     assert ready == []
 
 
-def test_flags_of_engine_and_collector_reach_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    given: list[RolloutArgs] = []
-
-    async def serve(args: RolloutArgs, *others: object) -> None:
-        given.append(args)
-
-    monkeypatch.setattr("toolroll.endpoint.http.serve.serve", serve)
-    for flags in ([], ["--no-pace-gc", "--engine-timeout", "60"]):
-        assert toolroll("serve", "--model", "embedded", *flags).exit_code == 0
-    assert [(args.engine_timeout, args.pace_gc) for args in given] == [(0.0, True), (60.0, False)]
-
-
 @asynccontextmanager
 async def not_started(tokenizer: Any, **config: Any) -> AsyncIterator[tuple[Endpoint, Any]]:
     """An endpoint, and its engine, which is not started yet."""
@@ -105,10 +91,8 @@ async def not_started(tokenizer: Any, **config: Any) -> AsyncIterator[tuple[Endp
     ("path", "body"),
     [
         ("/v1/models", None),
-        ("/v1/models/toolroll", None),
         ("/tokenize", {"prompt": "Hi"}),
         (CHAT, {"messages": [USER]}),
-        (TEXT, {"prompt": "Hi"}),
     ],
 )
 async def test_unknown_engine_facts_are_read_again(tokenizer: Any, path: str, body: Any) -> None:

@@ -7,7 +7,7 @@ import copy
 import random
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import cache, cached_property, partial
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
@@ -17,15 +17,7 @@ from support.adversarial.zoo import EXACT, tokenizer_of_kind
 from support.counted import CountedEncoder
 from support.episodes import call
 from support.examples import EXAMPLES, TOOLS
-from support.formats import (
-    FORMATS,
-    Format,
-    apertus,
-    cohere,
-    lfm2,
-    mistral,
-    python_calls,
-)
+from support.formats import FORMATS, Format, apertus, cohere, lfm2, mistral, python_calls
 from support.fuzz import pieces_of
 from support.listed_environment import TOOL
 from support.parsing import tool
@@ -45,7 +37,7 @@ from toolroll.rollout.model.turn import ParsedTurn, parse_options, parse_turn
 from toolroll.rollout.template.chat_template import ChatTemplate
 from toolroll.rollout.template.encode import Encoder
 from toolroll.rollout.types import Completion
-from toolroll.testing import Fault, Reply, TokenSplitter, load_embedded_tokenizer
+from toolroll.testing import Reply, TokenSplitter, load_embedded_tokenizer
 
 NAMES = by_code([kind.name for kind in built_in_parsers()], str)
 SEED = "session/17"
@@ -211,10 +203,7 @@ def test_the_deltas_are_the_message(name: str, control: bool) -> None:
         assert message_of(case.streamed(picks)) == whole(case.turn.message), text
 
 
-KINDS_OF_TEXT = (*EXACT, "legacy_prepend", "metaspace_never")
-
-
-@pytest.mark.parametrize("kind", KINDS_OF_TEXT)
+@pytest.mark.parametrize("kind", (*EXACT, "legacy_prepend", "metaspace_never"))
 def test_any_ids_have_the_text_and_the_offsets_of_the_whole(kind: str) -> None:
     """Also ids that are parts of characters, or bytes that are no text."""
     picks = random.Random(kind)
@@ -260,10 +249,6 @@ def test_a_finished_text_that_is_another_one_is_an_error() -> None:
         stream.finish(ids, "One too many.")
 
 
-def added_up(deltas: list[Any]) -> dict[str, Any]:
-    return message_of(chat_deltas(deltas))
-
-
 def sent(name: str, text: str, tools: Any) -> list[tuple[str, Callable[[], dict[str, Any]]]]:
     """The text so far, and a function that returns the message so far, at each token but the stop
     token.
@@ -275,7 +260,7 @@ def sent(name: str, text: str, tools: Any) -> list[tuple[str, Callable[[], dict[
     steps: list[tuple[str, Callable[[], dict[str, Any]]]] = []
     for stop in range(1, len(ids) + 1):
         deltas += stream.feed(ids[:stop])
-        message = partial(added_up, list(deltas))
+        message = lambda sent=tuple(deltas): message_of(chat_deltas(sent))
         steps.append((served.template.encoder.decode(ids[:stop]), message))
     return steps
 
@@ -372,15 +357,8 @@ async def test_choices_of_one_stream_are_told_apart() -> None:
         assert len(await bench.trajectories()) == 3
 
 
-async def test_a_failure_before_the_first_token_is_an_http_error() -> None:
-    refused = Fault(status=400, body=b'{"error":{"message":"no"}}')
-    async with serve(faults=lambda request: refused) as bench:
-        refusal = await bench.refusal(PATH, {"messages": [USER], "stream": True})
-        assert refusal[:2] == (400, "engine_refused")
-
-
 @pytest.mark.parametrize("forced", [False, True], ids=["aborted", "a forced call is missing"])
-async def test_a_failure_after_it_is_an_event_and_nothing_is_trained(forced: bool) -> None:
+async def test_a_failure_in_a_stream_is_an_event_and_trains_nothing(forced: bool) -> None:
     release = asyncio.Event()
     held = Reply("One two three four five six seven.", hold=release, hold_after=8)
     async with serve(held) as bench:

@@ -28,7 +28,6 @@ from support.served import (
 )
 from support.wires import BODIES, continued
 
-from toolroll.cli import serve_command
 from toolroll.testing import Fault, Reply, fault_at
 
 HELLO_REPLY = assistant("Hello.")
@@ -181,15 +180,6 @@ async def test_the_ids_of_calls_tell_equal_conversations_apart() -> None:
         await bench.one_trajectory(turns=3, session=talks[0][0])
 
 
-async def test_only_the_same_first_messages_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with serve() as bench:
-        name, reply = await say(bench, USER)
-        monkeypatch.setattr(bench.endpoint.sessions.find(name).tree, "fit", None)
-        for messages in ([USER], [MORE, reply, MORE]):
-            assert (await say(bench, *messages))[0] != name
-        assert (await bench.refusal(CHAT, {"messages": [USER, reply, MORE]}))[0] == 500
-
-
 async def test_a_session_that_ends_while_it_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     async with serve() as bench:
         name, reply = await say(bench, USER)
@@ -290,6 +280,7 @@ async def test_the_least_recent_ends(tmp_path: Path, caplog: pytest.LogCaptureFi
         # its conversation goes on in a new session
         assert (await say(bench, USER, reply, MORE))[0] not in (first, second, third)
         await bench.ask(USER, session="u")
+        assert bench.endpoint.sessions.unnamed._by_opening == {}  # they are forgotten
         for path in (CHAT, in_session(CHAT, "v")):
             refusal = await bench.refusal(path, BODIES[CHAT])
             assert refusal[:2] == (429, "too_many_sessions")
@@ -329,20 +320,6 @@ async def test_a_session_that_could_not_be_finished_can_be_later(tmp_path: Path)
     assert finished(tmp_path) == [name]
 
 
-async def test_an_unused_session_ends_and_is_forgotten() -> None:
-    async with serve(numbered) as bench:
-        sessions = bench.endpoint.sessions
-        talks = [await say(bench, USER) for _ in range(2)]
-        sessions.all()[0].used -= 7200.0
-        sessions.drop_idle()
-        assert [live.id for live in sessions.unnamed.all()] == [talks[1][0]]
-        await sessions.drop(talks[1][0])
-        assert sessions.unnamed._by_opening == {}
-        for _, reply in talks:
-            await say(bench, USER, reply, MORE)
-        assert len(sessions) == 2
-
-
 async def test_requests_must_name_a_session_if_it_is_required() -> None:
     async with serve(settings={"require_session": True}) as bench:
         for path, body in {**BODIES, f"{MESSAGES}/count_tokens": BODIES[MESSAGES]}.items():
@@ -355,14 +332,6 @@ async def test_requests_must_name_a_session_if_it_is_required() -> None:
         await bench.send(CHAT, {**BODIES[CHAT], "session_id": "s"})
         assert (await bench.get("/v1/models"))["object"] == "list"
         assert bench.ids() == ["s"]
-
-
-@pytest.mark.parametrize("required", [False, True])
-def test_the_printed_address_records(required: bool, capsys: pytest.CaptureFixture[str]) -> None:
-    serve_command._ready("http://h:1", require_session=required)
-    printed = capsys.readouterr().out.replace("\n", " ")
-    assert "http://h:1/sessions/NAME/v1" in printed
-    assert ("http://h:1/v1, each conversation is a session" in printed) != required
 
 
 # --- on disk --------------------------------------------------------------------------------------
