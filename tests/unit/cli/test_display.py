@@ -128,3 +128,13 @@ def test_the_command_is_named_as_started(tmp_path: Path, monkeypatch: pytest.Mon
         assert program() == name
     (tmp_path / "toolroll").touch(0o755)
     assert program() == "toolroll"
+
+
+def test_turns_and_tokens_are_counted_before_an_episode_ends() -> None:
+    out = io.StringIO()
+    sampled = (5, 50)  # by an earlier run of the same model
+    console = Console(file=out, force_terminal=True, width=80)
+    with RunDisplay(console, Summary("pond"), 2, lambda: sampled):
+        sampled = (5 + 10**6, 50 + 10**9)
+    last = lines_of(out.getvalue())[-1]
+    assert re.fullmatch(r"reward -  0\.0 episodes/s  [\d,]{7,}\.\d turns/s  [\d,]{9,} tok/s", last)

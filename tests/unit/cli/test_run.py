@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.status import Status
 from support.commands import run_command, toolroll
 from typer.testing import Result
 
@@ -342,3 +343,27 @@ def test_an_evaluation_samples_as_the_model_says(engine: EmbeddedEngine) -> None
     assert sampled["max_new_tokens"] == min(32768, room)
     again = toolroll(*command, "--tasks", "0-1", "--max-new-tokens", 2, "--out", "cut")
     assert "2 of 2 episodes ended because a turn reached --max-new-tokens (2)" in again.stdout
+
+
+def test_a_terminal_says_what_a_start_waits_for(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps: list[Any] = []
+
+    class Recorded(Status):
+        def __init__(self, status: Any, **settings: Any) -> None:
+            steps.append(status)
+            super().__init__(status, **settings)
+
+        def update(self, status: Any = None, **settings: Any) -> None:
+            steps.append(status)
+            super().update(status, **settings)
+
+    monkeypatch.setattr("rich.status.Status", Recorded)
+    result = run("--tasks", "0")
+    assert steps == [
+        "Starting",
+        "Loading the environment and the tokenizer",
+        "Waiting for the engine",
+        "Checking the chat template",
+        "Playing the do-nothing baseline",
+    ]
+    assert not [step for step in steps if step in result.stdout], "nothing in a log"

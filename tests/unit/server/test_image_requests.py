@@ -212,3 +212,11 @@ async def test_tokens_are_counted_with_images() -> None:
         count = images.read(FIRST).count
     assert answer["tokens"].count(images.placeholder) == count
     assert counted["input_tokens"] > count
+
+
+async def test_ten_thousand_images_are_a_400() -> None:
+    content = [image_part(1, width=1, height=1)] * 10_000
+    async with serve_images() as bench:
+        with little_memory():
+            status, answer = await bench.post(in_session(CHAT), {"messages": asking(*content)})
+    assert status == 400 and "at most 256" in answer["error"]["message"]

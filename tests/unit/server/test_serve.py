@@ -119,3 +119,15 @@ async def test_so_they_are_in_the_same_process(tokenizer: Any, set_length: int |
             await create(model="m", messages=[USER])
             assert endpoint.model_info.context_length == (set_length or 777)
             assert endpoint.model_info.model_path == "embedded"
+
+
+def test_flags_of_engine_and_collector_reach_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[RolloutArgs] = []
+
+    async def serve(args: RolloutArgs, *others: object) -> None:
+        given.append(args)
+
+    monkeypatch.setattr("toolroll.endpoint.http.serve.serve", serve)
+    for flags in ([], ["--no-pace-gc", "--engine-timeout", "60"]):
+        assert toolroll("serve", "--model", "embedded", *flags).exit_code == 0
+    assert [(args.engine_timeout, args.pace_gc) for args in given] == [(0.0, True), (60.0, False)]
