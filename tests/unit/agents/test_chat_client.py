@@ -89,16 +89,12 @@ DEEP = '{"a":' * 1010 + "1" + "}" * 1010
         (takes_ten_minutes, "no answer in time"),
         (fails(200, "{"), UNREADABLE),
         (choice('{"content": 5}'), UNREADABLE),
-        (choice('{"role": "user", "content": "hi"}'), UNREADABLE),
-        (choice('{"content": "hi", "tool_calls": [{}]}'), UNREADABLE),
         (choice('{"content": "hi"}', more=', "usage": {"prompt_tokens": "many"}'), UNREADABLE),
         (choice(f'{{"content": "hi", "tool_calls": [{{"function": {{"arguments": {DEEP}}}}}]}}'),
          UNREADABLE),
         (fails(200, "{}"), f"{NONE}: {{}}"),
-        (fails(200, '{"choices": null}'), NONE),
         (fails(200, '{"choices": []}'), NONE),
         (fails(200, '{"error": {"message": "no credits", "code": 402}}'), f"{NONE}: no credits"),
-        (fails(200, '{"object": "error", "message": "no memory"}'), f"{NONE}: no memory"),
         (fails(200, '{"detail": "loading"}'), NONE + ': {"detail":"loading"}'),
         (fails(200, '{"choices": [{"message": {"content": ""}, "finish_reason": "error", '
                '"error": {"message": "provider is down"}}]}'),
@@ -206,6 +202,9 @@ async def test_a_key_in_a_reply_or_with_a_newline(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("A_KEY_FOR_TESTS", f"{KEY}\n")
     config = ChatClientConfig(base_url="http://h/v1", model="m", api_key_env="A_KEY_FOR_TESTS")
     assert config.key() == KEY
+    missing = ChatClientConfig(base_url="http://h/v1", model="m", api_key_env="NO_SUCH_KEY")
+    with pytest.raises(UsageError, match="NO_SUCH_KEY, which is not set"):
+        missing.key()
     assert KEY not in repr(ChatClientConfig(base_url="http://h", model="m", api_key=SecretStr(KEY)))
 
 
@@ -224,10 +223,8 @@ async def test_connections_are_opened_anew_or_named_as_missing() -> None:
     ("fields", "words"),
     [
         ({"base_url": "h:1"}, "base_url: must begin with http"),
-        ({"base_url": "http://"}, "base_url: must begin with http"),
         ({"base_url": f"ftp://me:{KEY}@h/v1"}, "base_url: must begin with http"),
         ({"api_key": KEY, "api_key_env": "b"}, "give api_key or api_key_env, not both"),
-        ({"timeout": 0}, "timeout: must be greater than 0"),
     ],
 )
 def test_a_wrong_config_is_refused(fields: dict[str, Any], words: str) -> None:
