@@ -211,10 +211,3 @@ def test_no_text_ends_the_record() -> None:
 
 def _mark(prompt: str) -> str:
     return prompt.partition("consist of ")[2].partition(".")[0]
-
-
-def test_what_is_not_set_or_unknown_is_refused() -> None:
-    with pytest.raises(UsageError, match="give reward= a function, or judge="):
-        sums()
-    with pytest.raises(UsageError, match=r"the judge: .*temprature"):
-        Judge("x", base_url="http://127.0.0.1:1/v1", model="m", temprature=1)

@@ -1,6 +1,5 @@
 """What an environment returns: a failure says what that was, and each line can be read back."""
 
-import asyncio
 import dataclasses
 import datetime
 import itertools
@@ -14,7 +13,7 @@ from uuid import UUID
 import numpy as np
 import orjson
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from support.scripted_runs import Scripted, ScriptedFactory, play
 
@@ -121,12 +120,8 @@ async def test_an_environments_values_replace_none_of_the_loops_own() -> None:
 
 @pytest.mark.parametrize(
     ("reward", "number"),
-    [
-        (True, 1.0), (1, 1.0), (np.int64(1), 1.0), (np.bool_(True), 1.0), (Decimal(1), 1.0),
-        (np.float64(0.5), 0.5), (np.float16(0.5), 0.5), (np.array(0.5), 0.5),
-        (Decimal("0.5"), 0.5), (0.5, 0.5),
-    ],
-)  # fmt: skip
+    [(True, 1.0), (np.bool_(True), 1.0), (np.array(0.5), 0.5), (Decimal("0.5"), 0.5)],
+)
 async def test_any_number_is_a_reward(reward: Any, number: float) -> None:
     """It is a float from where it arrives."""
     result = read_back(await played(step=StepResult((), reward, True)))
@@ -167,8 +162,6 @@ ENDLESS = "is a sequence endless?"
 @pytest.mark.parametrize(
     ("returned", "words"),
     [
-        (step(reward=10**10_000), "reward"),
-        (step(reward=math.nan), "gave the reward nan"),
         (step(reward=object()), "reward <object"),
         (step(info=None), "info must be a mapping, not None"),
         (step(tools=5), "tools must be a list of tools, not 5"),
@@ -176,19 +169,13 @@ ENDLESS = "is a sequence endless?"
         (step(done=np.zeros(2)), "done must be True or False"),
         (step({"role": np.zeros(2)}), "a mapping with a role of"),
         (("step", "done"), "step must return a StepResult, not str"),
-        (("step", ([], 1.0)), "step must return a StepResult, not tuple"),
-        (reset(tools=5), "tools must be a list of tools, not 5"),
         (reset(tools=None), "tools must be a list of tools, not None"),
         (reset(tools=[{"name": "add"}]), 'tools[0] must be {"type": "function"'),
-        (reset(info=None), "info must be a mapping, not None"),
         (reset([{"role": "user", "content": 3}]), "content of messages[0] must be text, not int"),
         (reset("hello"), "messages must be a list"),
-        (reset([{"content": "x"}]), "messages[0] must be a mapping with a role"),
         (("reset", 5), "reset must return an Observation, not int"),
         (reset(Endless()), ENDLESS),
         (reset(tools=Endless()), ENDLESS),
-        (("step", StepResult(Endless())), ENDLESS),
-        (step({"role": "user", "content": Endless()}), ENDLESS),
         (step(EndlessMapping(role="user", content="More.")), ENDLESS),
         (step(reward=1.0, done=True, info=EndlessMapping()), ENDLESS),
     ],
@@ -322,6 +309,7 @@ WEIRD = [
     Decimal("NaN"),
     Ellipsis,
 ]
+VALUES = [*HARD, *WEIRD, WEIRD]
 ANY = st.recursive(
     st.none()
     | st.booleans()
@@ -336,37 +324,12 @@ ANY = st.recursive(
     ),
     max_leaves=6,
 )
-MESSAGE = st.builds(lambda content: {"role": "user", "content": content}, ANY)
-EXTRA = st.builds(lambda extra: USER | {"extra": extra}, ANY)
-MESSAGES = ANY | st.lists(st.just(USER) | MESSAGE | EXTRA, max_size=2)
-TOOLS = st.just(()) | ANY | st.builds(lambda p: [{"function": {"name": "f", "parameters": p}}], ANY)
-INFO = st.dictionaries(st.text(max_size=3) | st.integers() | st.none(), ANY, max_size=3) | ANY
-METRICS = st.dictionaries(st.text(max_size=3) | st.integers(), ANY, max_size=4)
-STEP = st.builds(StepResult, MESSAGES, ANY, st.booleans() | ANY, TOOLS, INFO)
-LAST_STEP = st.builds(StepResult, st.just(()), st.just(1.0), st.just(True), st.none(), INFO)
-RETURNED = st.one_of(
-    st.tuples(st.just("reset"), st.builds(Observation, MESSAGES, TOOLS, INFO) | ANY),
-    st.tuples(st.just("step"), STEP | ANY),
-    st.tuples(st.just("step"), LAST_STEP),
-    st.tuples(st.just("metrics"), METRICS | ANY),
-    st.tuples(st.just("truncated_reward"), ANY),
-)
 
 
-@given(RETURNED)
-@example(("step", StepResult((), 1.0, True, info={"weird": WEIRD})))
-@settings(deadline=None)
-def test_every_line_that_is_written_can_be_read_back(returned: tuple[str, Any]) -> None:
-    episode = asyncio.run(played(**dict([returned])))
-    again = read_back(episode)
-    assert again.stop_reason is not StopReason.INTERNAL_ERROR, again.info["error"]
-    assert again.reward == episode.result.reward
-    assert again.metrics == episode.result.metrics
-
-
-@pytest.mark.parametrize("number", range(len(HARD)))
-async def test_a_value_whose_repr_fails_costs_only_its_episode(number: int) -> None:
-    value = HARD[number]
+@pytest.mark.parametrize("number", range(len(VALUES)))
+async def test_no_value_costs_more_than_its_episode(number: int) -> None:
+    """Whatever it is and wherever it stands, the line that is written can be read back."""
+    value = VALUES[number]
     for name, returned in (
         step(reward=1.0, done=True, info={"weird": [value]}),
         step(USER | {"extra": value}, reward=1.0),
@@ -376,8 +339,11 @@ async def test_a_value_whose_repr_fails_costs_only_its_episode(number: int) -> N
         ("metrics", {"weird": value}),
         ("metrics", value),
     ):
-        result = read_back(await played(env=Scripted, max_turns=30, **{name: returned}))
-        assert result.stop_reason is not StopReason.INTERNAL_ERROR
+        episode = await played(**{name: returned})
+        again = read_back(episode)
+        assert again.stop_reason is not StopReason.INTERNAL_ERROR, again.info["error"]
+        assert again.reward == episode.result.reward
+        assert again.metrics == episode.result.metrics
 
 
 @given(ANY)

@@ -367,22 +367,15 @@ def _odd(cart: Cart) -> None: ...
         ({"tasks": [{"answer": 1}]}, r"tasks\[0\] needs a prompt"),
         ({"tasks": [{"prompt": ["x"]}]}, "prompt must be text"),
         ({"tasks": [{"id": 1, "prompt": "x"}] * 2}, "two tasks have the id '1'"),
-        ({"tasks": "none.jsonl"}, "there is no file none.jsonl"),
         ({"reward": lambda item: 1.0}, "reward has the unknown parameter 'item'; it may have task"),
         ({"reward": 1.0}, "reward must be a function"),
+        ({"reward": None}, "there is no reward: give reward= a function, or judge="),
         ({"reward": _later}, "reward is async: write it as a plain function"),
-        ({"state": _later}, "state is async"),
         ({"told_errors": ValueError}, "told_errors must be a tuple of exception types"),
         ({"told_errors": ("ValueError",)}, "told_errors must be a tuple of exception types"),
         ({"tasks": [{"messages": "x"}]}, r"tasks\[0\]: messages must be a list of dicts"),
-        ({"state": lambda index: 1}, "state has the unknown parameter 'index'; it may have task"),
     ],
 )
 def test_a_wrong_definition_is_refused(changed: dict[str, Any], words: str) -> None:
     with pytest.raises(UsageError, match=words):
         define(**{"tools": [divide], **changed})
-
-
-def test_settings_are_refused() -> None:
-    with pytest.raises(UsageError, match=r"takes no settings, but got: a\. To support settings"):
-        define(divide).make(EnvironmentOptions(settings={"a": 1}))
