@@ -1,6 +1,5 @@
-"""desk: the reference earns 1.0, nothing else does, and no argument of a model breaks it."""
+"""desk: the reference earns 1.0, nothing else does, and a wrong call is answered."""
 
-import asyncio
 import re
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
@@ -8,8 +7,6 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from jsonschema_rs import meta
 
 from toolroll import Action, EnvironmentOptions, StepResult, Task, ToolCall
@@ -229,8 +226,6 @@ def test_the_factory() -> None:
     assert str(len(TASKS)) in DESK.description
     with pytest.raises(UsageError, match="no split 'dev'"):
         DESK.tasks("dev")
-    with pytest.raises(UsageError, match="only the setting policy, but got: speed"):
-        DESK.make(EnvironmentOptions(settings={"speed": 2}))
     with pytest.raises(UsageError, match="policy must be full or brief, not 'none'"):
         DESK.make(EnvironmentOptions(settings={"policy": "none"}))
 
@@ -249,41 +244,6 @@ async def test_what_reset_returns(policy: str) -> None:
     for tool in observation.tools:
         meta.validate(tool["function"]["parameters"])
         assert tool["function"]["description"]
-
-
-ATOMS = st.none() | st.booleans() | st.integers() | st.floats() | st.text()
-IDS = st.sampled_from(["L-1001", "B05", "N02", "H03", "complaint", "\ud800", "\0"])
-JSON = st.recursive(
-    ATOMS | IDS,
-    lambda inner: (
-        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3)
-    ),
-    max_leaves=6,
-)
-KEYS = st.sampled_from(["card", "title", "loan_id", "book_id", "hold_id", "topic", "db", "self"])
-CALLS = st.builds(
-    lambda name, arguments: ToolCall(name, arguments, "", id="x"),
-    st.sampled_from([*TOOLS, "nothing"]) | st.text(max_size=5),
-    JSON | st.dictionaries(KEYS, JSON, max_size=3),
-)
-ACTIONS = st.builds(Action, st.text(max_size=20), st.lists(CALLS, max_size=3).map(tuple))
-
-
-@given(st.lists(ACTIONS, max_size=8), st.sampled_from(list(TASKS)))
-def test_no_action_raises_anything_but_action_error(actions: list[Action], task: str) -> None:
-    async def run() -> None:
-        async with desk(task) as env:
-            for action in actions:
-                try:
-                    result = await env.step(action)
-                except ActionError:
-                    continue
-                assert len(result.messages) == (len(action.tool_calls) or 1)
-                assert all(isinstance(message["content"], str) for message in result.messages)
-                if result.done:
-                    break
-
-    asyncio.run(run())
 
 
 # --- generated tasks ------------------------------------------------------------------------------

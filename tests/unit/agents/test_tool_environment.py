@@ -7,7 +7,6 @@ from typing import Any, Literal
 
 import pytest
 from support.episodes import call
-from support.source import ROOT
 
 from toolroll import Action, ActionError, InteractionResult, PlayedCall, ToolCall, tool_environment
 from toolroll.agents.environments.tool_environment import ToolEnvironmentFactory
@@ -16,9 +15,6 @@ from toolroll.rollout.errors import EnvironmentFailure, UsageError
 from toolroll.rollout.runs.registry import find_environment
 from toolroll.rollout.types import Message
 from toolroll.testing import play_episode
-
-PAGE = (ROOT / "docs" / "environments.md").read_text(encoding="utf-8")
-TWENTY_LINES = PAGE.partition("# sums.py\n")[2].partition("```")[0]
 
 
 class Cart:
@@ -110,17 +106,6 @@ async def play(factory: ToolEnvironmentFactory, *replies: str) -> InteractionRes
 
 def observed(result: InteractionResult) -> list[Any]:
     return contents(message for message in result.messages if message["role"] == "tool")
-
-
-async def test_a_file_of_twenty_lines_is_an_environment(tmp_path: Path) -> None:
-    assert len([line for line in TWENTY_LINES.splitlines() if line.strip()]) <= 20
-    (tmp_path / "sums.py").write_text(TWENTY_LINES)
-    factory: Any = find_environment(f"{tmp_path / 'sums.py'}:env")
-    assert (factory.name, len(factory.tasks("test"))) == ("sums:env", 3)
-    result = await play(factory, call("add", a=17, b=25), "It is 42.")
-    assert (result.reward, result.status.value, observed(result)) == (1.0, "completed", ["42"])
-    assert result.trajectories[0].trained_tokens > 0
-    assert (await play(factory, "It is 42.")).reward == 0.0
 
 
 def test_the_schema_is_the_signature_s_and_the_docstring_s() -> None:

@@ -180,9 +180,7 @@ async def test_scripted_lines_the_stop_rule_and_verdicts() -> None:
     ever = ScriptedUser([], default="z")
     assert [await ever.reset(""), await ever.step("")] == ["z", "z"]
     await ever.close()
-    assert is_stop("thanks ###STOP###")
-    assert not is_stop("stop")
-    assert is_stop("###END###", "###END###")
+    assert is_stop("###END###", "###END###") and not is_stop("stop")
     assert approves("Yes") and approves("no, I mean: YES.") and approves("hm")
     assert not approves("No.") and not approves("yes and no")
     assert len(judging([{"role": "system", "content": "x"}], "y")) == 1

@@ -275,18 +275,6 @@ async def test_an_episode_ends_at_its_first_placeholder(vision: Any, before: lis
     assert np.array_equal(trajectory.logprobs[trajectory.loss_mask == 1], logprobs)
 
 
-async def test_an_engine_that_samples_on_changes_nothing(vision: Any) -> None:
-    """With `ignore_eos`, no stop token ends a turn."""
-    reply = Reply(output_ids=[*TEXT, PAD, *TEXT, PAD])
-    async with serving(vision, lambda request: reply) as (engine, model):
-        player = agent(model)
-        player.sampling_params = {"max_new_tokens": 32, "ignore_eos": True}
-        result = await player.asolve(looks(), task=Task("t", 0), session_id="s")
-    assert result.stop_reason is StopReason.PLACEHOLDER
-    assert engine.log[0].output_ids == reply.output_ids
-    assert result.tokens[-len(TEXT) :] == TEXT and result.response_length == len(TEXT)
-
-
 @pytest.mark.parametrize("stream", [False, True])
 async def test_the_endpoint_cuts_answers_before_the_token(vision: Any, stream: bool) -> None:
     def policy(request: Any) -> Any:
