@@ -364,8 +364,6 @@ def llama_calls(request: PolicyRequest) -> Reply:
     [
         (PublishedAgent, look_then_buy, {"openai_adapter": None}),
         (published(openai_adapter=LLAMA), look_then_buy, {"openai_adapter": None}),
-        (published(openai_adapter=LLAMA, _parse_tool=Agent._parse_tool), look_then_buy,
-         {"openai_adapter": None}),
         (published(openai_adapter=None, _parse_tool=Agent._parse_tool), look_then_buy, {}),
         (Agent, llama_calls, {"openai_adapter": LLAMA}),
     ],
