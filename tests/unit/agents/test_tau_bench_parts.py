@@ -349,30 +349,6 @@ async def test_an_unfinished_reply_is_no_line(litellm: SimpleNamespace, finish: 
             await user.step("Which one?")
 
 
-async def test_a_hanging_call_takes_no_place_and_keeps_no_process(litellm: SimpleNamespace) -> None:
-    free, threads = threading.Event(), list[threading.Thread]()
-
-    class Gate:
-        def wait(self, seconds: float) -> None:
-            threads.append(threading.current_thread())
-            free.wait(seconds)
-
-    litellm.gate = Gate()
-    try:
-        async with _users(concurrency=1) as users:
-            hanging = asyncio.create_task(users.make().reset("x"))
-            while not threads:
-                await asyncio.sleep(0)
-            litellm.gate = None
-            hanging.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await hanging
-            assert await users.make().reset("y") == "Something."
-        assert [(thread.is_alive(), thread.daemon) for thread in threads] == [(True, True)]
-    finally:
-        free.set()
-
-
 @pytest.mark.parametrize("reply", [RuntimeError("rate limit"), None, "", "<think>hm"])
 async def test_a_failing_litellm_user_is_a_user_error(litellm: SimpleNamespace, reply: Any) -> None:
     async with _users() as users:
