@@ -178,6 +178,7 @@ READS = [
     lambda table: [record["n"] for record in table.values()],
     lambda table: {key: record["n"] for key, record in table.items()},
     lambda table: table.get("k", {}).get("n"),
+    lambda table: table.get("zz", 3),
     lambda table: dict(table)["k"]["n"],
     lambda table: {name: dict.__getitem__(value, "n") for name, value in ({} | table).items()},
     lambda table: (table | {"x": 1})["k"]["n"],
