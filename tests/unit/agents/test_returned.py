@@ -312,7 +312,7 @@ async def test_no_value_costs_more_than_its_episode(number: int) -> None:
         ("metrics", {"weird": value}),
         ("metrics", value),
     ):
-        episode = await played(**{name: returned})
+        episode = await played(env=Scripted, max_turns=30, **{name: returned})
         again = read_back(episode)
         assert again.stop_reason is not StopReason.INTERNAL_ERROR, again.info["error"]
         assert again.reward == episode.result.reward
