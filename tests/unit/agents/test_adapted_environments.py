@@ -141,10 +141,7 @@ def test_actions_can_be_ones_own() -> None:
 
 
 def test_what_is_gymnasiums_kind() -> None:
-    assert is_gym_style(Doors())
-    assert isinstance(as_environment(Doors()), GymStyleEnvironment)
     assert is_gym_style(gymnasium.wrappers.TimeLimit(Doors(), 3))
-
     assert not is_gym_style(Store()) and not is_gym_style(object())
     with pytest.raises(UsageError, match="Gymnasium's reset"):
         as_environment(object())

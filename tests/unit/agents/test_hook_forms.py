@@ -5,13 +5,11 @@ import json
 import threading
 import urllib.request
 import warnings
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from support.episodes import serving
-from support.hook_agents import TOOLS, WIKI, PublishedAgent, Store, agent_of, look_then_buy, play
+from support.hook_agents import TOOLS, WIKI, PublishedAgent, Store, look_then_buy, play
 from support.listed_environment import ListedWorld
 from support.patience import PATIENCE
 
@@ -19,7 +17,7 @@ from toolroll import CallStatus, Model, Status, StepResult, StopReason, UsageErr
 from toolroll.agents.loop.published_hooks import wrap_parse_tool
 from toolroll.agents.trainable_agents import TrainableToolCallingAgent
 from toolroll.parsers.openai import create_openai_adapter
-from toolroll.testing import PolicyRequest, Reply, load_embedded_tokenizer
+from toolroll.testing import PolicyRequest, Reply
 
 Agent = TrainableToolCallingAgent
 
@@ -93,11 +91,6 @@ class StepOfSuper(Agent):
 class PlainStepOfSuper(Agent):
     def _execute_tool(self, env: Any, action: Any) -> Any:
         return longer(super()._execute_tool(env, action))
-
-
-class ResetOfSuper(Agent):
-    async def _initialize_environment(self, env: Any, task_index: int | None) -> Any:
-        return super()._initialize_environment(env, task_index)
 
 
 class IndexedReset(Agent):
@@ -179,7 +172,6 @@ OF_SUPER = MORE | {"results": ["look! Yes.", "buy! Yes."], "info": {"source": "b
         ("_execute_tool", sets_attributes, {"attributes": {"seed": "mine", "mark": 1}}),
         ("_execute_tool", StepOfSuper, OF_SUPER),
         ("_execute_tool", PlainStepOfSuper, OF_SUPER),
-        ("_initialize_environment", ResetOfSuper, {}),
         ("_initialize_environment", IndexedReset, {}),
         ("_initialize_environment", ChangedReset, {"first": [WIKI, "Task 3.!"]}),
         ("_initialize_environment", UnawaitedReset, {"warnings": 1, "on_the_event_loop": True}),
@@ -211,11 +203,10 @@ async def test_a_form_that_works(hook: str, form: Any, changes: dict[str, Any]) 
     }
 
 
-@pytest.mark.parametrize("kind", [StepOfSuper, PlainStepOfSuper])
-async def test_a_step_without_a_reward_counts_from_zero(kind: type[Agent]) -> None:
+async def test_a_step_without_a_reward_counts_from_zero() -> None:
     """A step of `ListedWorld` has no reward before the last."""
     policy = lambda request: Reply(LOOK if request.call == 0 else "Goodbye.")
-    result, _, _ = await play(kind, ListedWorld(tool_texts=("It is here.",)), policy)
+    result, _, _ = await play(StepOfSuper, ListedWorld(tool_texts=("It is here.",)), policy)
     assert (result.info.get("error"), result.step_rewards) == (None, (0.5, 1.5))
     assert result.info["seen"] is True
     assert "It is here. Yes." in [message["content"] for message in result.messages]
@@ -224,24 +215,12 @@ async def test_a_step_without_a_reward_counts_from_zero(kind: type[Agent]) -> No
 LOOK = '<tool_call>{"name": "look", "arguments": {"at": "here"}}</tool_call>'
 
 
-def changed(**fields: Any) -> Any:
-    """A hook that returns the result of the environment with other `fields`."""
-
-    async def execute(env: Any, action: Any) -> Any:
-        return replace(await env.step(action), **fields)
-
-    return execute
-
-
 def returned(value: Any) -> Any:
     return lambda *_: value
 
 
-def raised(error: BaseException) -> Any:
-    def hook(*_: Any) -> Any:
-        raise error
-
-    return hook
+def own_error(*_: Any) -> Any:
+    raise KeyError("mine")
 
 
 def object_with(**fields: Any) -> Any:
@@ -261,12 +240,6 @@ async def coroutine(*_: Any) -> Any:
 async def step_that_is_never_executed(env: Any, action: Any) -> Any:
     env.step(action)
     return StepResult(done=True, reward=1.0)
-
-
-async def nested_coroutine(env: Any, action: Any) -> Any:
-    """The model would read "<coroutine object ...>"."""
-    await env.step(action)
-    return SimpleNamespace(observation=coroutine(), reward=1.0, done=True, info={})
 
 
 async def coroutine_in_a_message(env: Any, action: Any) -> Any:
@@ -290,12 +263,6 @@ async def first_text(env: Any, task_index: int | None) -> Any:
     return coroutine(), {}
 
 
-class UnreadBase(Agent):
-    async def _execute_tool(self, env: Any, action: Any) -> Any:
-        super()._execute_tool(env, action)
-        return StepResult(done=True, reward=1.0)
-
-
 class ReturnsPost(Agent):
     async def _call_llm(self, url: str, payload: dict[str, Any]) -> Any:
         assert isinstance(self.model, Model)
@@ -311,34 +278,19 @@ AN_OBJECT, A_COROUTINE = "returned an object", "returned a coroutine"
 @pytest.mark.parametrize(
     ("hook", "form", "words"),
     [
-        ("_build_final_result", raised(KeyError("mine")), "mine"),
-        ("_build_final_result", raised(SystemExit(3)), "SystemExit"),
+        ("_build_final_result", own_error, "mine"),
         ("_build_final_result", returned(None), "_build_final_result returned NoneType"),
         ("_build_final_result", with_reward_nan, "_build_final_result gave the reward"),
         ("_execute_tool", returned({}), "returned dict: return the result of env.step"),
-        ("_execute_tool", changed(done="false"), "done must be True or False"),
-        ("_execute_tool", changed(reward=float("nan")), "gave the reward nan"),
-        ("_execute_tool", changed(messages="text"), "messages must be a list"),
-        ("_execute_tool", changed(info=None), "info must be a mapping"),
-        (
-            "_execute_tool",
-            lambda env, action: with_reward_nan(env.step(action)),
-            "gave the reward nan",
-        ),
-        ("_execute_tool", object_with(done="no"), "done must be True"),
+        ("_execute_tool", object_with(done="no"), "done must be True or False"),
         ("_execute_tool", object_with(reward="1.0"), "gave the reward '1"),
         ("_execute_tool", step_that_is_never_executed, UNREAD),
-        ("_execute_tool", UnreadBase, UNREAD),
-        ("_execute_tool", nested_coroutine, AN_OBJECT),
         ("_execute_tool", coroutine_in_a_message, AN_OBJECT),
         ("_execute_tool", step_as_a_field, AN_OBJECT),
         ("_execute_tool", coroutine_of_a_coroutine, A_COROUTINE),
         ("_initialize_environment", returned(None), "cannot be read"),
-        ("_initialize_environment", returned(("text", None)), "cannot be read"),
         ("_initialize_environment", first_text, AN_OBJECT),
-        ("_build_initial_messages", returned("text"), "messages must be a list"),
         ("_build_initial_messages", returned([1]), "messages[0]"),
-        ("_prepare_prompt_tokens", returned(("text", ["a"])), "returned"),
         ("_prepare_prompt_tokens", returned(("text", [1.7])), "returned"),
         ("_prepare_prompt_tokens", lambda *_: ("", coroutine()), AN_OBJECT),
         ("_call_llm", ReturnsPost, A_COROUTINE),
@@ -357,7 +309,7 @@ async def test_a_failing_form_aborts_and_names_the_hook(hook: str, form: Any, wo
         result, _, _ = await play(kind, **hooks)
         gc.collect()
     error = result.info["error"]
-    is_own = words in ("mine", "SystemExit")  # the hook's own error
+    is_own = words == "mine"  # the hook's own error
     reason = StopReason.INTERNAL_ERROR if is_own else StopReason.ENVIRONMENT_ERROR
     assert (result.status, result.stop_reason, result.reward) == (Status.ABORTED, reason, None)
     assert is_own or error["type"] == "EnvironmentFailure"
@@ -412,8 +364,6 @@ def llama_calls(request: PolicyRequest) -> Reply:
     [
         (PublishedAgent, look_then_buy, {"openai_adapter": None}),
         (published(openai_adapter=LLAMA), look_then_buy, {"openai_adapter": None}),
-        (published(openai_adapter=LLAMA, _parse_tool=Agent._parse_tool), look_then_buy,
-         {"openai_adapter": None}),
         (published(openai_adapter=None, _parse_tool=Agent._parse_tool), look_then_buy, {}),
         (Agent, llama_calls, {"openai_adapter": LLAMA}),
     ],
@@ -425,21 +375,7 @@ async def test_the_adapter_parses(kind: type[Agent], policy: Any, adapter: dict[
     assert [action.name for action in store.actions] == ["look", "buy"]
 
 
-async def test_the_token_hooks_get_the_arguments_of_the_call() -> None:
-    arguments: list[Any] = []
-
-    class Reads(Agent):
-        def _prepare_prompt_tokens(self, state: Any, messages: Any) -> Any:
-            arguments.append(state.args)
-            return super()._prepare_prompt_tokens(state, messages)
-
-    async with serving(load_embedded_tokenizer(), look_then_buy) as (_, model):
-        await agent_of(Reads, model).asolve(Store(), {"verify": "off"}, task_index=0)
-    assert arguments == [{"verify": "off"}]
-
-
 PARSED = {"name": "look", "parameters": '{"at": "here"}'}
-BAD_ARGUMENTS = CallStatus.BAD_ARGUMENTS
 
 
 @pytest.mark.parametrize(
@@ -447,9 +383,7 @@ BAD_ARGUMENTS = CallStatus.BAD_ARGUMENTS
     [
         ({"name": "look", "parameters": {"at": "here"}}, CallStatus.OK),
         ({"name": "look", "parameters": '{"at'}, CallStatus.INVALID_JSON),
-        ({"name": "look", "parameters": "[1]"}, BAD_ARGUMENTS),
-        ({"name": "look", "parameters": None}, BAD_ARGUMENTS),
-        ({"name": "look"}, BAD_ARGUMENTS),
+        ({"name": "look"}, CallStatus.BAD_ARGUMENTS),
         ({"name": "", "parameters": "{}"}, CallStatus.MISSING_NAME),
     ],
 )

@@ -1,6 +1,5 @@
 """What an environment returns: a failure says what that was, and each line can be read back."""
 
-import asyncio
 import dataclasses
 import datetime
 import itertools
@@ -14,8 +13,6 @@ from uuid import UUID
 import numpy as np
 import orjson
 import pytest
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
 from support.scripted_runs import Scripted, ScriptedFactory, play
 
 from toolroll import Action, Episode, InteractionResult, Observation, Status, StepResult, StopReason
@@ -73,13 +70,10 @@ GOOD_METRICS = {
 }
 BAD_METRICS = {
     "nan": math.nan,
-    "infinite": math.inf,
     "none": None,
     "text": "3.5",
     "huge": 10**400,
     "sum": 1e308,
-    "list": [1],
-    "complex": np.complex64(1 + 1j),
     "object": object(),
 }
 
@@ -121,12 +115,8 @@ async def test_an_environments_values_replace_none_of_the_loops_own() -> None:
 
 @pytest.mark.parametrize(
     ("reward", "number"),
-    [
-        (True, 1.0), (1, 1.0), (np.int64(1), 1.0), (np.bool_(True), 1.0), (Decimal(1), 1.0),
-        (np.float64(0.5), 0.5), (np.float16(0.5), 0.5), (np.array(0.5), 0.5),
-        (Decimal("0.5"), 0.5), (0.5, 0.5),
-    ],
-)  # fmt: skip
+    [(True, 1.0), (np.bool_(True), 1.0), (np.array(0.5), 0.5), (Decimal("0.5"), 0.5)],
+)
 async def test_any_number_is_a_reward(reward: Any, number: float) -> None:
     """It is a float from where it arrives."""
     result = read_back(await played(step=StepResult((), reward, True)))
@@ -167,8 +157,6 @@ ENDLESS = "is a sequence endless?"
 @pytest.mark.parametrize(
     ("returned", "words"),
     [
-        (step(reward=10**10_000), "reward"),
-        (step(reward=math.nan), "gave the reward nan"),
         (step(reward=object()), "reward <object"),
         (step(info=None), "info must be a mapping, not None"),
         (step(tools=5), "tools must be a list of tools, not 5"),
@@ -176,19 +164,13 @@ ENDLESS = "is a sequence endless?"
         (step(done=np.zeros(2)), "done must be True or False"),
         (step({"role": np.zeros(2)}), "a mapping with a role of"),
         (("step", "done"), "step must return a StepResult, not str"),
-        (("step", ([], 1.0)), "step must return a StepResult, not tuple"),
-        (reset(tools=5), "tools must be a list of tools, not 5"),
         (reset(tools=None), "tools must be a list of tools, not None"),
         (reset(tools=[{"name": "add"}]), 'tools[0] must be {"type": "function"'),
-        (reset(info=None), "info must be a mapping, not None"),
         (reset([{"role": "user", "content": 3}]), "content of messages[0] must be text, not int"),
         (reset("hello"), "messages must be a list"),
-        (reset([{"content": "x"}]), "messages[0] must be a mapping with a role"),
         (("reset", 5), "reset must return an Observation, not int"),
         (reset(Endless()), ENDLESS),
         (reset(tools=Endless()), ENDLESS),
-        (("step", StepResult(Endless())), ENDLESS),
-        (step({"role": "user", "content": Endless()}), ENDLESS),
         (step(EndlessMapping(role="user", content="More.")), ENDLESS),
         (step(reward=1.0, done=True, info=EndlessMapping()), ENDLESS),
     ],
@@ -235,24 +217,16 @@ def test_the_worse_of_status_and_stop_reason_is_kept(status: Status, reason: Sto
     assert again.reward == (None if again.status is Status.ABORTED else 1.0)
 
 
-NO_METRICS: Any = {"a": math.nan, "b": 2.0, "c": None}
-
-
-@pytest.mark.parametrize("reward", [None, math.nan, 1.0])
-async def test_what_an_agent_returns_can_be_read_back_too(reward: float | None) -> None:
-    """No result, one whose reward is no number, and one whose metrics are none."""
-    result = None if reward is None else InteractionResult("", reward, [], {}, metrics=NO_METRICS)
-    factory = ScriptedFactory(lambda: Scripted(lambda name, task: None), count=1)
-    episodes: list[Episode] = []
-    await Runner(factory, returning(result), RunSettings()).run(
-        factory.tasks("test"), episodes.append
-    )
-    again = read_back(episodes[0])
-    if reward == 1.0:
-        assert (again.reward, again.metrics["b"]) == (1.0, 2.0)
-        assert "a: nan; c: None" in again.info["metrics_error"]["message"]
-    else:
-        assert again.stop_reason is StopReason.INTERNAL_ERROR
+async def test_a_result_of_an_agent_is_made_one_that_can_be_written() -> None:
+    metrics: Any = {"a": math.nan, "b": 2.0, "c": None}
+    solved = checked_result(InteractionResult("", 1.0, [], {}, metrics=metrics))
+    assert solved.metrics == {"b": 2.0}
+    assert "a: nan; c: None" in solved.info["metrics_error"]["message"]
+    factory, episodes = ScriptedFactory(lambda: Scripted(lambda name, task: None)), list[Episode]()
+    runner = Runner(factory, returning(None), RunSettings())
+    await runner.run(factory.tasks("test")[:1], episodes.append)
+    assert read_back(episodes[0]).stop_reason is StopReason.INTERNAL_ERROR
+    assert "must return an InteractionResult" in episodes[0].result.info["error"]["message"]
 
 
 # --- any value ------------------------------------------------------------------------------------
@@ -322,51 +296,13 @@ WEIRD = [
     Decimal("NaN"),
     Ellipsis,
 ]
-ANY = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers()
-    | st.floats()
-    | st.text(st.characters(exclude_categories=()), max_size=5)
-    | st.binary(max_size=3)
-    | st.sampled_from(WEIRD),
-    lambda inner: (
-        st.lists(inner, max_size=3)
-        | st.dictionaries(st.text(max_size=3) | st.integers(), inner, max_size=3)
-    ),
-    max_leaves=6,
-)
-MESSAGE = st.builds(lambda content: {"role": "user", "content": content}, ANY)
-EXTRA = st.builds(lambda extra: USER | {"extra": extra}, ANY)
-MESSAGES = ANY | st.lists(st.just(USER) | MESSAGE | EXTRA, max_size=2)
-TOOLS = st.just(()) | ANY | st.builds(lambda p: [{"function": {"name": "f", "parameters": p}}], ANY)
-INFO = st.dictionaries(st.text(max_size=3) | st.integers() | st.none(), ANY, max_size=3) | ANY
-METRICS = st.dictionaries(st.text(max_size=3) | st.integers(), ANY, max_size=4)
-STEP = st.builds(StepResult, MESSAGES, ANY, st.booleans() | ANY, TOOLS, INFO)
-LAST_STEP = st.builds(StepResult, st.just(()), st.just(1.0), st.just(True), st.none(), INFO)
-RETURNED = st.one_of(
-    st.tuples(st.just("reset"), st.builds(Observation, MESSAGES, TOOLS, INFO) | ANY),
-    st.tuples(st.just("step"), STEP | ANY),
-    st.tuples(st.just("step"), LAST_STEP),
-    st.tuples(st.just("metrics"), METRICS | ANY),
-    st.tuples(st.just("truncated_reward"), ANY),
-)
+VALUES = [*HARD, *WEIRD, WEIRD]
 
 
-@given(RETURNED)
-@example(("step", StepResult((), 1.0, True, info={"weird": WEIRD})))
-@settings(deadline=None)
-def test_every_line_that_is_written_can_be_read_back(returned: tuple[str, Any]) -> None:
-    episode = asyncio.run(played(**dict([returned])))
-    again = read_back(episode)
-    assert again.stop_reason is not StopReason.INTERNAL_ERROR, again.info["error"]
-    assert again.reward == episode.result.reward
-    assert again.metrics == episode.result.metrics
-
-
-@pytest.mark.parametrize("number", range(len(HARD)))
-async def test_a_value_whose_repr_fails_costs_only_its_episode(number: int) -> None:
-    value = HARD[number]
+@pytest.mark.parametrize("number", range(len(VALUES)))
+async def test_no_value_costs_more_than_its_episode(number: int) -> None:
+    """Whatever it is and wherever it stands, the line that is written can be read back."""
+    value = VALUES[number]
     for name, returned in (
         step(reward=1.0, done=True, info={"weird": [value]}),
         step(USER | {"extra": value}, reward=1.0),
@@ -376,14 +312,19 @@ async def test_a_value_whose_repr_fails_costs_only_its_episode(number: int) -> N
         ("metrics", {"weird": value}),
         ("metrics", value),
     ):
-        result = read_back(await played(env=Scripted, max_turns=30, **{name: returned}))
-        assert result.stop_reason is not StopReason.INTERNAL_ERROR
+        episode = await played(env=Scripted, max_turns=30, **{name: returned})
+        again = read_back(episode)
+        assert again.stop_reason is not StopReason.INTERNAL_ERROR, again.info["error"]
+        assert again.reward == episode.result.reward
+        assert again.metrics == episode.result.metrics
 
 
-@given(ANY)
-@example(WEIRD)
-def test_to_jsonable_never_raises_and_keeps_all_values(value: Any) -> None:
-    line = orjson.dumps(to_jsonable(value), option=orjson.OPT_SERIALIZE_NUMPY)
+@pytest.mark.parametrize("number", range(len(VALUES)))
+def test_to_jsonable_never_raises(number: int) -> None:
+    line = orjson.dumps(to_jsonable(VALUES[number]), option=orjson.OPT_SERIALIZE_NUMPY)
     assert orjson.dumps(orjson.loads(line)) == line
+
+
+def test_keys_that_are_equal_in_json_keep_all_values() -> None:
     equal_in_json = to_jsonable({1: "a", "1": "b", 0: "c", "0": "d", None: "e"})
     assert sorted(equal_in_json.values()) == ["a", "b", "c", "d", "e"]

@@ -3,14 +3,13 @@
 import asyncio
 import copy
 import json
-import pickle
 import threading
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import example, given
+from hypothesis import given
 from hypothesis import strategies as st
 from support.chat import UNFINISHED
 from support.memory import peak
@@ -33,7 +32,7 @@ CASES = (
     "2 + 2|1/3|(1.5 - 2) * -4|1 / 0|1.0 / "
     "0|2**10|2**-1|7//2|7.5//2|-7//2|--3|+(2)|1.|.5|1..2|007|()|...|2(3)|(1)(2)|* 2|1 +|((1)|"
     "(-8)**0.5|0**-1|10**400/10**399|10**400|1.0*10**400|10.0**400|  5 |0.1+0.2|1e5|abc|1_0|2 "
-    "3|()+1|()*3|-()|.||-|1 if 1"
+    "3|()+1|()*3|-()|.||-|1 if 1|0(*0)|0(**0)|0(*())|1.5(*1/0)|0(1)(*2)"
 )
 
 
@@ -44,11 +43,6 @@ def test_calculate_answers_as_the_original(expression: Any) -> None:
 
 
 @given(st.text(alphabet="0123456789+-*/(). ", max_size=12))
-@example("0(*0)")
-@example("0(**0)")
-@example("0(*())")
-@example("1.5(*1/0)")
-@example("0(1)(*2)")
 @pytest.mark.filterwarnings("ignore::SyntaxWarning")
 def test_calculate_answers_as_the_original_for_any_text(text: str) -> None:
     exponents = text.replace("**", "^").split("^")[1:]
@@ -66,12 +60,6 @@ POWERS = "9**9**9|9**9**7|(9**9**9)(1)|-(2**99999999)|2**-9**9**9|(2**60000)*(2*
 def test_calculate_is_bounded(expression: str) -> None:
     assert Calculate.invoke({}, expression).startswith("Error: ")
     assert peak(lambda: Calculate.invoke({}, expression)) < 1_500_000
-
-
-def test_calculate_of_a_number_fails_as_the_original_does() -> None:
-    for tool in (Calculate, shop.Calculate):
-        with pytest.raises(TypeError, match="'int' object is not iterable"):
-            tool.invoke({}, 5)
 
 
 # --- the database ---------------------------------------------------------------------------------
@@ -164,18 +152,12 @@ def test_changes_decide_as_the_hash_does(data: dict[str, Any], first: Any, secon
 @pytest.mark.parametrize(
     "edit",
     [
-        lambda record: record.pop("n"),
-        lambda record: record.pop("many"),
-        lambda record: record.update(new=None),
         lambda record: (record.pop("n"), record.update(new=None)),
-        lambda record: (record.pop("n"), record.update(m=1)),
         lambda record: record.update(n=1.0),
         lambda record: record.update(n=True),
         lambda record: record.update(many=(1, 2)),
         lambda record: record["many"].append(3),
-        lambda record: record["many"].append(record["many"].pop(0)),
         lambda record: (record["many"].append(3), record["many"].pop()),
-        lambda record: record.update(n=1, many=[1, 2]),
         lambda record: record.update(n=record.pop("n")),
         lambda record: record.clear(),
     ],
@@ -198,35 +180,17 @@ READS = [
     lambda table: table.get("k", {}).get("n"),
     lambda table: table.get("zz", 3),
     lambda table: dict(table)["k"]["n"],
-    lambda table: {**table}["k"]["n"],
-    lambda table: ({} | table)["k"]["n"],
     lambda table: {name: dict.__getitem__(value, "n") for name, value in ({} | table).items()},
-    lambda table: [value["n"] for value in map(table.__getitem__, reversed(table))],
     lambda table: (table | {"x": 1})["k"]["n"],
     lambda table: copy.deepcopy(table)["k"]["n"],
-    lambda table: copy.copy(table)["k"]["n"],
     lambda table: table.copy()["k"]["n"],
     lambda table: table.pop("k")["n"],
     lambda table: table.popitem()[1]["n"],
     lambda table: table.setdefault("k", {})["n"],
     lambda table: json.dumps(table, sort_keys=True),
-    lambda table: json.dumps(table, indent=1),
-    lambda table: json.loads(json.dumps({"of": [table]}))["of"],
-    lambda table: pickle.loads(pickle.dumps(table))["k"]["n"],
-    lambda table: sorted(table),
     lambda table: repr(table),
     lambda table: table == {"k": {"n": 1}, "l": {"n": 2}},
     lambda table: table != {"k": {"n": 1}, "l": {"n": 2}},
-    lambda table: next(reversed(table.items()))[1]["n"],
-    lambda table: [record["n"] for record in reversed(table.values())],
-    lambda table: [repr(table.items()), repr(table.values())],
-    lambda table: [len(table.items()), len(table.values())],
-    lambda table: ("k", {"n": 1}) in table.items(),
-    lambda table: [{"n": 2} in table.values(), {"n": 3} in table.values()],
-    lambda table: table.items() == {"k": {"n": 1}, "l": {"n": 2}}.items(),
-    lambda table: dict(table.items()) | dict(zip(table, table.values(), strict=True)),
-    lambda table: [key for key, record in table.items() if record["n"] == 2] + sorted(table.keys()),
-    lambda table: "k" in table and len(table),
 ]
 
 
@@ -384,30 +348,6 @@ async def test_an_unfinished_reply_is_no_line(litellm: SimpleNamespace, finish: 
         litellm.finishes += [finish] * 3
         with pytest.raises(UserSimulatorError, match=f"were unfinished .*{finish!r}"):
             await user.step("Which one?")
-
-
-async def test_a_hanging_call_takes_no_place_and_keeps_no_process(litellm: SimpleNamespace) -> None:
-    free, threads = threading.Event(), list[threading.Thread]()
-
-    class Gate:
-        def wait(self, seconds: float) -> None:
-            threads.append(threading.current_thread())
-            free.wait(seconds)
-
-    litellm.gate = Gate()
-    try:
-        async with _users(concurrency=1) as users:
-            hanging = asyncio.create_task(users.make().reset("x"))
-            while not threads:
-                await asyncio.sleep(0)
-            litellm.gate = None
-            hanging.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await hanging
-            assert await users.make().reset("y") == "Something."
-        assert [(thread.is_alive(), thread.daemon) for thread in threads] == [(True, True)]
-    finally:
-        free.set()
 
 
 @pytest.mark.parametrize("reply", [RuntimeError("rate limit"), None, "", "<think>hm"])

@@ -9,7 +9,7 @@ import pytest
 from aiohttp import web
 from openai.types.chat.completion_create_params import CompletionCreateParamsNonStreaming
 from pydantic import TypeAdapter, ValidationError
-from support.chat import UNFINISHED, Seen, completion, endpoint, fails
+from support.chat import Seen, completion, endpoint, fails
 
 from toolroll.agents.chat_client import ChatClient
 from toolroll.agents.users import (
@@ -23,14 +23,6 @@ from toolroll.agents.users import (
 )
 from toolroll.agents.users.strategies import approves, judging, spoken
 from toolroll.rollout.errors import UsageError, UserSimulatorError
-
-
-def says(content: Any, finish: str | None = "stop", **message: Any) -> dict[str, Any]:
-    line = {"role": "assistant", "content": content, **message}
-    return {
-        "choices": [{"index": 0, "message": line, "finish_reason": finish}],
-        "usage": {"prompt_tokens": 7, "completion_tokens": 2},
-    }
 
 
 def config_of(server: Seen, **fields: Any) -> UserConfig:
@@ -49,7 +41,8 @@ async def simulated(*answers: Any, **fields: Any) -> AsyncIterator[tuple[OpenAIU
 
 async def test_the_roles_are_swapped_and_the_list_grows() -> None:
     """Half a character is sent as a question mark."""
-    async with simulated(says("I want {this}."), says(f"Bye. {STOP_MARKER}")) as (users, server):
+    answers = completion("I want {this}."), completion(f"Bye. {STOP_MARKER}")
+    async with simulated(*answers) as (users, server):
         user = users.make()
         assert await user.reset("want {this} and {instruction}") == "I want {this}."
         assert is_stop(await user.step("Done.\ud800"))
@@ -64,7 +57,7 @@ async def test_the_roles_are_swapped_and_the_list_grows() -> None:
     names = "calls prompt_tokens completion_tokens retries errors".split()
     metrics = user.metrics()
     assert metrics == {
-        **{f"user_{name}": n for name, n in zip(names, (2, 14, 4, 0, 0), strict=True)},
+        **{f"user_{name}": n for name, n in zip(names, (2, 18, 8, 0, 0), strict=True)},
         "user_seconds": metrics["user_seconds"],
     }
     assert metrics["user_seconds"] > 0
@@ -73,7 +66,7 @@ async def test_the_roles_are_swapped_and_the_list_grows() -> None:
 async def test_the_request_is_one_that_the_openai_sdk_could_send() -> None:
     settings = {"temperature": 0.5, "top_p": 0.9, "max_tokens": 50, "seed": 3}
     more: dict[str, Any] = {"extra_body": {"top_k": 5}, "api_key": "k1"}
-    async with simulated(says("hi"), **settings, **more) as (users, server):
+    async with simulated(completion("hi"), **settings, **more) as (users, server):
         for seed in (None, 8, 8, 9):
             await users.make(seed=seed).reset("x")
     body, *others = server.bodies
@@ -87,16 +80,16 @@ async def test_the_request_is_one_that_the_openai_sdk_could_send() -> None:
     assert 0 <= eight < 2**31
 
 
-EMPTY = [
-    says(content, reasoning_content="###STOP###")
-    for content in (None, "", "  ", "<think>###STOP###</think>", "<think>open ###STOP###")
-]
-REFUSAL = says(None, refusal="I cannot pretend to be a customer.")
-
-
-@pytest.mark.parametrize("answer", [*EMPTY, REFUSAL])
+@pytest.mark.parametrize(
+    "answer",
+    [
+        completion(None, reasoning_content="###STOP###"),
+        completion("<think>open ###STOP###"),
+        completion(None, refusal="I cannot pretend to be a customer."),
+    ],
+)
 async def test_an_answer_without_text_is_tried_again_with_another_seed(answer: Any) -> None:
-    async with simulated(answer, says("<think>hm</think> hi"), seed=1) as (users, server):
+    async with simulated(answer, completion("<think>hm</think> hi"), seed=1) as (users, server):
         user = users.make()
         assert await user.reset("x") == "hi"
         assert [body["seed"] for body in server.bodies] == [1, 2]
@@ -110,7 +103,8 @@ async def test_an_answer_without_text_is_tried_again_with_another_seed(answer: A
 
 async def test_a_failed_request_is_the_users_failure_and_counted() -> None:
     """A failed step leaves the list of messages as it was."""
-    answers = fails(503), says("hi"), fails(400, "no such model"), says("two")
+    cut = completion("I am", finish="length")
+    answers = fails(503), completion("hi"), fails(400, "no such model"), completion("two"), cut
     words = (
         r"^the user simulator at http.*/v1/chat/completions failed after 1 attempt: HTTP 400: no"
     )
@@ -124,28 +118,8 @@ async def test_a_failed_request_is_the_users_failure_and_counted() -> None:
         assert [metrics[f"user_{name}"] for name in ("calls", "retries", "errors")] == [1, 1, 1]
         assert user.messages == before
         assert await user.step("b") == "two"
-
-
-@pytest.mark.parametrize("finish", UNFINISHED)
-async def test_an_unfinished_answer_is_no_line_and_no_verdict(finish: str | None) -> None:
-    cut = says("Yes, that is all. ###STO", finish)
-    async with simulated(
-        cut, says(f"Yes. {STOP_MARKER}"), cut, retries=1, max_tokens=50, seed=1
-    ) as (users, server):
-        user = users.make()
-        assert is_stop(await user.reset("x"))
-        before = user.messages
-        with pytest.raises(UserSimulatorError, match=f"finish_reason {finish!r}"):
-            await user.step("Anything else?")
-        assert user.messages == before
-        # Only a truncated answer needs more room.
-        more = 100 if finish == "length" else 50
-        assert [body["max_tokens"] for body in server.bodies] == [50, more] * 2
-    async with simulated(
-        says("My order is W1."), says("Let me think: ", finish), retries=0, strategy="verify"
-    ) as (users, server):
-        with pytest.raises(UserSimulatorError, match=f"finish_reason {finish!r}"):
-            await users.make().reset("x")
+        with pytest.raises(UserSimulatorError, match="token limit truncated"):
+            await user.step("c")
 
 
 async def test_concurrency_is_bounded_and_episodes_are_separate() -> None:
@@ -157,7 +131,7 @@ async def test_concurrency_is_bounded_and_episodes_are_separate() -> None:
         most = max(most, running)
         await three.wait()
         running -= 1
-        return web.json_response(says("I am " + body["messages"][0]["content"]))
+        return web.json_response(completion("I am " + body["messages"][0]["content"]))
 
     async with simulated(count, max_concurrency=3, system_prompt="{instruction}") as (users, _):
         lines = await asyncio.gather(*(users.make().reset(str(i)) for i in range(12)))
@@ -166,7 +140,7 @@ async def test_concurrency_is_bounded_and_episodes_are_separate() -> None:
 
 
 async def test_a_user_alone_opens_and_closes_its_own_client() -> None:
-    async with endpoint(says("hi")) as server:
+    async with endpoint(completion("hi")) as server:
         user = OpenAIUser(config_of(server))
         with pytest.raises(UsageError, match="before reset"):
             await user.step("x")
@@ -176,7 +150,7 @@ async def test_a_user_alone_opens_and_closes_its_own_client() -> None:
 
 
 @pytest.mark.parametrize(
-    "fields", [{"system_prompt": "no place"}, {"extra_body": {"messages": []}}, {"tempreature": 1}]
+    "fields", [{"system_prompt": "no place"}, {"extra_body": {"messages": []}}]
 )
 def test_a_wrong_config_is_refused(fields: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
@@ -186,12 +160,10 @@ def test_a_wrong_config_is_refused(fields: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("text", "visible"),
     [
-        ("hi", "hi"),
         ("<think>a</think>b<think>c</think> d", "b d"),
         ("a <think>b", "a"),
         ("thought</think>\n\nhi", "hi"),
         ("<think>a\nb</think>\nhi", "hi"),
-        ("<think>", ""),
     ],
 )
 def test_visible_text(text: str, visible: str) -> None:
@@ -208,9 +180,7 @@ async def test_scripted_lines_the_stop_rule_and_verdicts() -> None:
     ever = ScriptedUser([], default="z")
     assert [await ever.reset(""), await ever.step("")] == ["z", "z"]
     await ever.close()
-    assert is_stop("thanks ###STOP###")
-    assert not is_stop("stop")
-    assert is_stop("###END###", "###END###")
+    assert is_stop("###END###", "###END###") and not is_stop("stop")
     assert approves("Yes") and approves("no, I mean: YES.") and approves("hm")
     assert not approves("No.") and not approves("yes and no")
     assert len(judging([{"role": "system", "content": "x"}], "y")) == 1
@@ -281,7 +251,6 @@ async def test_reflection_mends_a_refused_line() -> None:
         ("thought\n  user response:x", "x"),
         ("The User Response: is here", ""),
         ("User Response:", ""),
-        ("", ""),
     ],
 )
 def test_spoken(text: str, line: str) -> None:

@@ -4,8 +4,6 @@ that is sampled ends the turn before it and the episode, and is never sent back 
 
 import io
 import json
-import struct
-import zlib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -150,31 +148,14 @@ async def test_text_alone_reads_no_image_also_of_a_placeholder() -> None:
     assert np.count_nonzero(trajectory.input_ids == placeholder()) == image.count
 
 
-def png(width: int, height: int) -> bytes:
-    """A PNG whose header declares a size, without its pixels."""
-    parts = [(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)), (b"IEND", b"")]
-    chunks = [
-        struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-        for kind, data in parts
-    ]
-    return b"\x89PNG\r\n\x1a\n" + b"".join(chunks)
-
-
 def part(url: Any) -> dict[str, Any]:
     return {"type": "image_url", "image_url": {"url": url}}
 
 
 REFUSED: dict[str, tuple[Any, str]] = {
     "another URL": (part("https://a.b/c.png"), "must be a data URL"),
-    "no URL": (part(None), "must be a data URL"),
     "a local file": (part("/etc/passwd.png"), "must be a data URL"),
-    "not base64": (part("data:image/png;base64,%%%"), "cannot be read"),
     "truncated": (part(data_url(picture(1)[:-400])), "cannot be read"),
-    "no image": (part(data_url(b"Hello.")), "cannot be read"),
-    "another type": (part(data_url(picture(1), "image/jpeg")), "cannot be read"),
-    "no type of ours": (part(data_url(picture(1), "image/tiff")), "must be a data URL"),
-    "large": (part(data_url(png(8000, 8000))), "33,554,432 pixels"),
-    "far too large": (part(data_url(png(50_000, 50_000))), "cannot be read"),
     "too narrow": (part(data_url(picture(1, 1000, 2))), "aspect ratio"),
     "a video": ({"type": "video_url", "video_url": {"url": "data:"}}, "type 'video_url'"),
     "too many": ([image_part(1, width=28, height=28)] * (MOST_IMAGES + 1), "at most 256"),
@@ -294,18 +275,6 @@ async def test_an_episode_ends_at_its_first_placeholder(vision: Any, before: lis
     assert np.array_equal(trajectory.logprobs[trajectory.loss_mask == 1], logprobs)
 
 
-async def test_an_engine_that_samples_on_changes_nothing(vision: Any) -> None:
-    """With `ignore_eos`, no stop token ends a turn."""
-    reply = Reply(output_ids=[*TEXT, PAD, *TEXT, PAD])
-    async with serving(vision, lambda request: reply) as (engine, model):
-        player = agent(model)
-        player.sampling_params = {"max_new_tokens": 32, "ignore_eos": True}
-        result = await player.asolve(looks(), task=Task("t", 0), session_id="s")
-    assert result.stop_reason is StopReason.PLACEHOLDER
-    assert engine.log[0].output_ids == reply.output_ids
-    assert result.tokens[-len(TEXT) :] == TEXT and result.response_length == len(TEXT)
-
-
 @pytest.mark.parametrize("stream", [False, True])
 async def test_the_endpoint_cuts_answers_before_the_token(vision: Any, stream: bool) -> None:
     def policy(request: Any) -> Any:
@@ -370,15 +339,6 @@ async def test_only_the_own_reference_of_a_card_earns_everything() -> None:
         for each in trajectories
     }
     assert len(before) == 1
-
-
-async def test_a_wrong_call_does_not_end_the_episode() -> None:
-    [task] = tasks = TASKS[:1]
-    [(key, right)] = play_references(CARDS, tasks, samples=1).items()
-    wrong = ['"look", "arguments": {"card": 3}', '"turn", "arguments": {}']
-    first = [f'<tool_call>{{"name": {call}}}</tool_call>' for call in wrong]
-    [episode] = await play_script({key: [*first, *right]}, vision_tokenizer(), [task])
-    assert episode.result.reward == 1.0
 
 
 def test_the_splits_share_no_image() -> None:

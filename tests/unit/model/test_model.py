@@ -1,8 +1,6 @@
 """`Model`: engine, template, parser and executor, made from arguments in any form."""
 
-import asyncio
 import json
-import threading
 from argparse import Namespace
 from pathlib import Path
 from typing import Any
@@ -144,19 +142,3 @@ def test_a_hooked_template_is_made_once_a_hook(tokenizer: Any) -> None:
     messages = [{"role": role, "content": "Be brief."} for role in ("system", "user")]
     text = first.encoder.decode(first.prompt(messages))
     assert (text.count("BE BRIEF."), text.count("Be brief.")) == (1, 1), "only the head is changed"
-
-
-async def test_as_many_calls_block_at_once_as_there_are_threads(tokenizer: Any) -> None:
-    together = threading.Barrier(8)
-    async with serving(tokenizer, lambda r: "x") as (_, served):
-        found = await asyncio.gather(*(served.run_in_thread(together.wait, 30) for _ in range(8)))
-        assert sorted(found) == list(range(8))
-        name = await served.run_in_thread(lambda: threading.current_thread().name)
-        assert name.startswith("toolroll")
-
-
-async def test_post_gives_the_engines_json(tokenizer: Any) -> None:
-    async with serving(tokenizer, lambda r: "Hello.") as (engine, served):
-        request = {"input_ids": [5, 6], "sampling_params": {}}
-        body = await served.post(f"{served.url}/generate", request)
-    assert body["text"] == "Hello." and engine.log[0].input_ids.tolist() == [5, 6]

@@ -1,5 +1,5 @@
 """The commands' event loop: uvloop's if it is installed, else asyncio's own. What is left on it
-does not end a run, and a call that blocks it is named.
+does not end a run, a call that blocks it is named, and few tasks pass in one iteration.
 """
 
 import asyncio
@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -26,6 +27,7 @@ from toolroll.rollout.runtime import blocked_loop, event_loop
 from toolroll.rollout.runtime.blocked_loop import watched_loop
 from toolroll.rollout.runtime.event_loop import run
 from toolroll.rollout.runtime.foreign import retrieve
+from toolroll.rollout.runtime.pacing import Turnstile
 from toolroll.rollout.runtime.threads import Threads
 
 
@@ -188,20 +190,6 @@ def test_environments_whose_threads_hang_take_no_others() -> None:
     assert len(refused) == reasons["environment_error"]
 
 
-def test_an_environment_has_own_threads_while_it_runs() -> None:
-    names: list[str] = []
-
-    async def act(method: str, task: Task) -> None:
-        names.append(await asyncio.to_thread(lambda: threading.current_thread().name))
-
-    async def main() -> str:
-        await play(ScriptedFactory(lambda: AsyncScripted(act), count=3), concurrency=3)
-        return await asyncio.to_thread(lambda: threading.current_thread().name)
-
-    assert run(main()).startswith("toolroll-loop")
-    assert names and all(name.startswith("environment") for name in names)
-
-
 # --- a call that blocks the event loop is named in a warning, while it still runs -----------------
 
 
@@ -302,3 +290,85 @@ async def test_a_run_names_call_and_task(warned: Warned, monkeypatch: pytest.Mon
     assert [episode.result.reward for episode in episodes] == [1.0, 1.0, 1.0]
     named = {message.partition(" has")[0] for message in warned.messages}
     assert named == {"AsyncScripted.step of t-1"}
+
+
+# --- `Turnstile`: how many tasks pass in one iteration of the event loop -------------------------
+
+
+class Iterations:
+    """Counts the iterations of the running event loop."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._tick()
+
+    def _tick(self) -> None:
+        self.count += 1
+        asyncio.get_running_loop().call_soon(self._tick)
+
+
+async def passing(turnstile: Turnstile, tasks: int, cancelled: Sequence[int] = ()) -> list[Any]:
+    """Return the number of each task that passed and its iteration, in order."""
+    iterations, passed = Iterations(), list[tuple[int, int]]()
+
+    async def task(number: int) -> None:
+        await turnstile.passed()
+        passed.append((number, iterations.count))
+
+    running = [asyncio.create_task(task(number)) for number in range(tasks)]
+    await asyncio.sleep(0)
+    for number in cancelled:
+        running[number].cancel()
+    await asyncio.gather(*running, return_exceptions=True)
+    return passed
+
+
+@pytest.mark.parametrize(
+    ("places", "tasks", "cancelled", "waits"),
+    [
+        (3, 10, (), {0: 3, 2: 3, 4: 3, 6: 1}),
+        (3, 3, (), {0: 3}),  # without a crowd nothing waits
+        (2, 8, (2, 3, 5), {0: 2, 2: 2, 4: 1}),  # a cancelled task takes no place
+    ],
+)
+async def test_few_pass_at_once(places: int, tasks: int, cancelled: Any, waits: Any) -> None:
+    passed = await passing(Turnstile(places), tasks, cancelled)
+    assert [number for number, _ in passed] == sorted({*range(tasks)} - {*cancelled})
+    assert Counter(iteration - passed[0][1] for _, iteration in passed) == waits
+
+
+async def test_a_later_crowd_finds_at_most_the_same_places() -> None:
+    turnstile = Turnstile(2)
+    for _ in range(3):
+        passed = await passing(turnstile, 5)
+        assert max(Counter(iteration for _, iteration in passed).values()) == 2
+
+
+async def test_coming_one_by_one_costs_few_iterations(monkeypatch: pytest.MonkeyPatch) -> None:
+    turnstile, calls, loop = Turnstile(4), list[Any](), asyncio.get_running_loop()
+    call_soon = loop.call_soon
+
+    def counted(callback: Any, *args: Any, **kwargs: Any) -> asyncio.Handle:
+        calls.append(callback)
+        return call_soon(callback, *args, **kwargs)
+
+    for _ in range(12):
+        with monkeypatch.context() as patch:
+            patch.setattr(loop, "call_soon", counted)
+            await turnstile.passed()
+        await asyncio.sleep(0)
+    assert len(calls) == 3
+
+
+def test_another_event_loop_in_between_keeps_nobody_waiting() -> None:
+    turnstile = Turnstile(2)
+    with asyncio.Runner() as first, asyncio.Runner() as other:
+        waiting = [first.get_loop().create_task(turnstile.passed()) for _ in range(20)]
+        first.run(asyncio.sleep(0))
+        assert not all(task.done() for task in waiting)
+        other.run(turnstile.passed())
+
+        async def all_pass() -> None:
+            await asyncio.wait_for(asyncio.gather(*waiting), PATIENCE)
+
+        first.run(all_pass())

@@ -13,10 +13,7 @@ from support.toy_environment import PondFactory
 
 from toolroll import Environment, Runner, RunSettings, Status, StopReason, Task
 from toolroll.agents.tool_calling import TrainableToolCallingAgent
-from toolroll.evaluation.worker_pool import play_on_workers
-from toolroll.rollout.episode import Episode, InteractionResult
-from toolroll.rollout.errors import RolloutError
-from toolroll.rollout.runs.episode_file import to_line
+from toolroll.rollout.episode import Episode
 from toolroll.rollout.runtime.foreign import ForeignExitError, guarded
 from toolroll.rollout.runtime.threads import Threads
 
@@ -99,28 +96,19 @@ async def test_factories_and_agents_may_exit(kind: type[BaseException], tokenize
             assert env.closed == 1
 
 
-async def test_cancelled_tasks_of_an_environment_are_its_failure() -> None:
+async def test_an_environment_that_cancels_its_own_task_has_failed() -> None:
     async def act(name: str, task: Task) -> None:
-        """Awaits a cancelled task, or cancels its own."""
-        if name == "step" and task.id in ("t-1", "t-2"):
-            other = asyncio.ensure_future(asyncio.sleep(60))
-            cancelled = other if task.id == "t-1" else asyncio.current_task()
-            assert cancelled is not None
-            cancelled.cancel()
-            await other
-
-    def act_in_thread(name: str, task: Task) -> Any:
-        if task.id == "t-1":
-            asyncio.run(act(name, task))
+        if name == "step" and task.id == "t-2":
+            own = asyncio.current_task()
+            assert own is not None
+            own.cancel()
+            await asyncio.sleep(60)
 
     found = await play(ScriptedFactory(lambda: AsyncScripted(act), count=8), concurrency=2)
-    assert [episode.result.status for episode in found] == [
-        Status.ABORTED if index in (1, 2) else Status.COMPLETED for index in range(8)
-    ]
-    assert found[2].result.stop_reason is StopReason.ENVIRONMENT_ERROR
-    assert "AsyncScripted.step failed: CancelledError" in found[2].result.info["error"]["message"]
-    found = await play(ScriptedFactory(lambda: Scripted(act_in_thread), count=8), concurrency=2)
-    assert [episode.result.reward for episode in found] == [1.0, None, *[1.0] * 6]
+    failed = found.pop(2).result
+    assert [episode.result.status for episode in found] == [Status.COMPLETED] * 7
+    assert (failed.status, failed.stop_reason) == FAILED
+    assert "AsyncScripted.step failed: CancelledError" in failed.info["error"]["message"]
 
 
 class Ticks:
@@ -185,35 +173,6 @@ async def test_a_real_cancellation_gets_through(nap: Callable[[str, Task], Any] 
     assert rounds > 20 or nap is None  # with threads it depends on them
 
 
-@pytest.mark.parametrize("nap", [naps, stubborn, converts])
-async def test_a_time_limit_gets_through_always(nap: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    timeouts: list[asyncio.Timeout] = []
-    timeout = asyncio.timeout
-
-    def kept(seconds: float | None) -> asyncio.Timeout:
-        timeouts.append(timeout(seconds))
-        return timeouts[-1]
-
-    monkeypatch.setattr(asyncio, "timeout", kept)
-    late = 0
-    for rounds in range(1, 40):
-        timeouts.clear()
-        factory = ScriptedFactory(lambda: AsyncScripted(nap), count=2)
-
-        def expire() -> None:
-            # of the first episode
-            if timeouts and not timeouts[0].expired() and timeouts[0].when() is not None:
-                with contextlib.suppress(RuntimeError):  # the episode is over
-                    timeouts[0].reschedule(0.0)
-
-        Ticks(rounds, expire)
-        first, second = await play(factory, episode_timeout=600, concurrency=1)
-        assert second.result.reward == 1.0
-        assert first.result.stop_reason in (StopReason.DONE, StopReason.TIME_LIMIT)
-        late += first.result.stop_reason is StopReason.TIME_LIMIT
-    assert late > 10
-
-
 @pytest.mark.parametrize("form", range(3))
 def test_a_ctrl_c_ends_the_run(form: int) -> None:
     pressed: list[str] = []
@@ -245,21 +204,6 @@ def test_a_ctrl_c_ends_the_run(form: int) -> None:
     assert pressed
 
 
-async def test_a_run_does_not_return_while_episodes_are_left() -> None:
-    class Lost:
-        async def play(self, key: tuple[str, int]) -> Episode:
-            if key[1] == 2:
-                raise asyncio.CancelledError
-            return Episode("e", key[0], 0, key[1], 0, InteractionResult("", 1.0, [], {}))
-
-    episodes: list[Episode] = []
-    keys = [("t", sample) for sample in range(5)]
-    words = "1 of 5 episodes were not played, the first one task t, sample 2"
-    with pytest.raises(RolloutError, match=words):
-        await play_on_workers(keys, [(Lost().play, 3)], episodes.append)
-    assert len(episodes) == 4
-
-
 async def test_guarded_outside_of_an_event_loop_and_when_closed() -> None:
     with pytest.raises(ForeignExitError), guarded():
         raise SystemExit(0)
@@ -275,21 +219,15 @@ async def test_guarded_outside_of_an_event_loop_and_when_closed() -> None:
     await asyncio.to_thread(coroutine.close)  # raises RuntimeError if it does not end
 
 
-async def test_the_texts_of_errors_are_capped(caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_error_without_text_says_where_it_was_raised() -> None:
     class Mute(Exception):
         def __str__(self) -> str:
             raise TypeError
 
     def act(name: str, task: Task) -> Any:
         if name == "step":
-            raise ValueError("x" * 20_000_000) if task.index else Mute
-        return None
+            raise Mute
 
-    mute, long = await play(ScriptedFactory(lambda: Scripted(act), count=2))
-    assert "Mute: (its text cannot be read: TypeError)" in mute.result.info["error"]["message"]
-    message = long.result.info["error"]["message"]
-    assert len(message) < 2200
-    assert "(19,998,500 more characters)" in message
-    assert "in _acted)" in message  # where it was raised
-    assert len(long.result.info["error"]["traceback"]) <= 4000
-    assert len(to_line(long)) < 50_000 and len(caplog.text) < 20_000
+    [mute] = await play(ScriptedFactory(lambda: Scripted(act), count=1))
+    message = mute.result.info["error"]["message"]
+    assert "Mute: (its text cannot be read: TypeError)" in message and "in _acted)" in message

@@ -17,7 +17,7 @@ from support.faults.tally import Tally
 from support.results import content, episode
 from support.scripted_runs import Scripted, ScriptedFactory, Talker
 
-from toolroll import Episode, Runner, RunSettings, UsageError
+from toolroll import Runner, RunSettings, UsageError
 from toolroll.rollout.runs.episode_file import FILE_NAME, EpisodeStore, read_episodes, to_line
 from toolroll.rollout.runs.run_directory import RunDirectory
 from toolroll.rollout.runtime.disk import written_whole
@@ -214,17 +214,10 @@ def replace_it(file: Path) -> None:
     file.write_bytes(written)
 
 
-def make_folder(file: Path) -> None:
-    file.unlink()
-    file.mkdir()
-
-
 CHANGES: dict[str, Callable[[Path], object]] = {
     "replaced": replace_it,
     "removed": Path.unlink,
     "emptied": lambda file: file.write_bytes(b""),
-    "longer": lambda file: file.write_bytes(file.read_bytes() * 2),
-    "a folder": make_folder,
 }
 
 
@@ -239,20 +232,3 @@ def test_a_file_that_another_program_changed(here: Path, change: Any, then: str)
         getattr(store, then)(*[episode(sample=1)] * (then == "append"))
     if then == "append":
         store.close()  # which has nothing to add
-
-
-def test_a_run_whose_file_is_replaced_ends(here: Path, monkeypatch: Any, capsys: Any) -> None:
-    append, appended = EpisodeStore.append, list[str]()
-
-    def replacing(store: EpisodeStore, played: Episode) -> None:
-        append(store, played)
-        appended.append(played.task_id)
-        if len(appended) == 2:
-            replace_it(store.path)
-
-    monkeypatch.setattr(EpisodeStore, "append", replacing)
-    with serve_in_thread(EmbeddedEngine(load_embedded_tokenizer())) as engine:
-        options = ["--tasks", "0-5", "--concurrency", 1, "--no-do-nothing", "--out", here / "o"]
-        assert run_main(monkeypatch, *run_command(engine.url, *options)) == 2
-    [line] = capsys.readouterr().err.splitlines()
-    assert "episodes.jsonl was replaced" in line and len(appended) == 2

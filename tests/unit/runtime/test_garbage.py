@@ -95,12 +95,3 @@ def test_no_pace_gc_leaves_it_as_it_is_in_a_run(tokenizer: Any, options: list[st
     assert len(seen) >= 3
     assert set(seen) == {options != ["--no-pace-gc"]}
     assert (gc.get_threshold(), gc.get_freeze_count()) == (before, 0)
-
-
-async def test_the_first_model_to_close_leaves_the_other_ones_pace() -> None:
-    args = RolloutArgs(model="embedded", parser="hermes")
-    first, second = Model.from_args(args), Model.from_args(args)
-    await first.aclose()
-    assert is_paced()
-    await second.aclose()
-    assert not is_paced()

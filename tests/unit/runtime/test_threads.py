@@ -1,7 +1,6 @@
 """Blocking calls in threads: their results, how many run at once, and that nothing is held."""
 
 import asyncio
-import functools
 import gc
 import threading
 import time
@@ -194,38 +193,3 @@ async def test_calls_that_are_only_slow_are_waited_for() -> None:
     for one in go:
         one.set()
     await ended(before)
-
-
-async def test_what_waits_for_a_place_has_not_begun() -> None:
-    go, begun = threading.Event(), list[str]()
-    calls = Threads(1)
-    waits = [
-        asyncio.create_task(
-            calls.run_in_thread(go.wait, PATIENCE, begun=functools.partial(begun.append, name))
-        )
-        for name in ("first", "second")
-    ]
-    for _ in range(10):
-        await asyncio.sleep(0)
-    assert begun == ["first"]
-    go.set()
-    await asyncio.gather(*waits)
-    assert begun == ["first", "second"]
-
-
-async def test_no_place_is_lost_if_the_one_that_waits_is_cancelled() -> None:
-    async def cancel_after(rounds: int, task: asyncio.Task[Any]) -> None:
-        for _ in range(rounds):
-            await asyncio.sleep(0)
-        task.cancel()
-
-    for rounds in range(8):
-        go = threading.Event()
-        calls = Threads(1)
-        first = asyncio.create_task(calls.run_in_thread(go.wait, PATIENCE))
-        second = asyncio.create_task(calls.run_in_thread(lambda: None))
-        await asyncio.sleep(0)
-        go.set()
-        asyncio.create_task(cancel_after(rounds, second))  # noqa: RUF006 - it ends before the test
-        await asyncio.wait([first, second])
-        assert await asyncio.wait_for(calls.run_in_thread(lambda: "free"), PATIENCE) == "free"
