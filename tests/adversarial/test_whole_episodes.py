@@ -14,9 +14,8 @@ from typing import Any
 import pytest
 from support.adversarial.dialogues import dialogues, loop, mixed
 from support.adversarial.episodes import Outcome, control_words, play_episodes, tokenizer_of
-from support.adversarial.rewrites import kept, rewriting
 from support.adversarial.size import FULL, SEED, sampled
-from support.adversarial.templates import Template, by_hand, generated
+from support.adversarial.templates import Template, by_hand, generated, kept, rewriting
 from support.adversarial.token_judge import Judge
 
 pytestmark = pytest.mark.tokens

@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.lora_adapter import logprobs_with, lora_adapter
 from support.processes import Server
+from support.tiny_model import logprobs_with, lora_adapter
 from support.wire import Wire
 
 from toolroll.rollout.engine import Engine

@@ -5,11 +5,10 @@ earned. `python -m clients.harbor --sglang` does the same with published coding 
 from pathlib import Path
 
 import pytest
-from support.engine_answers import CLOSE, engine_answers, judge_answers, largest_error
 from support.episodes import opened_model
 from support.processes import Server
 from support.program_trials import AGENT, command_of, factory, play, program, refusal, write_task
-from support.proxy import counting_proxy
+from support.proxy import CLOSE, counting_proxy, engine_answers, judge_answers, largest_error
 from support.qwen import qwen3_tokenizer
 from support.tiny_model import tiny_model
 
