@@ -89,12 +89,11 @@ async def embedded(
     policy: Any = echo,
     *,
     config: dict[str, Any] | None = None,
-    sleep: Any = None,
     **engine: Any,
 ) -> AsyncIterator[tuple[EmbeddedEngine, Engine]]:
     async with (
         EmbeddedEngine(tokenizer, policy, **engine) as served,
-        client(served.url, sleep=sleep, **(config or {})) as calls,
+        client(served.url, **(config or {})) as calls,
     ):
         yield served, calls
 

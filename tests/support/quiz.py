@@ -1,6 +1,5 @@
 """The files of a benchmark that reads all that it is made of while it plays, and edits of them."""
 
-import gzip
 import importlib
 import os
 import py_compile
@@ -12,13 +11,11 @@ from pathlib import Path
 QUIZ = '''\
 import csv
 import functools
-import gzip
 import importlib
 import json
 import re
 import sqlite3
 import subprocess
-from importlib.resources import files
 from pathlib import Path
 
 import jinja2
@@ -75,18 +72,13 @@ def weights(level, *tables):
         with open(table) as file:
             yield from (float(row["weight"]) for row in csv.DictReader(file))
     yield yaml.safe_load((HERE / "limits.yaml").read_text())["weight"]
-    yield float(files("lib").joinpath("words.txt").read_text())
     for case in sorted(HERE.glob("cases/*.txt")):
         yield float(case.read_text())
-    for part in json.loads((HERE / "manifest.json").read_text()):
-        yield float((HERE / part).read_text())
     with sqlite3.connect(HERE / "keys.db") as keys:
         yield from (float(weight) for (weight,) in keys.execute("select weight from keys"))
     yield float(subprocess.check_output(["sh", str(HERE / "check.sh")]))
     yield float((HERE.parent / "shared" / "weight.txt").read_text())
     yield float(Path("here/weight.txt").read_text())
-    with gzip.open(HERE / "weight.gz", "rt") as packed:
-        yield float(packed.read())
     yield quizkit.weight()
 
 
@@ -166,7 +158,6 @@ FILES = {
     "bench/lib/__init__.py": "",
     "bench/lib/rules/__init__.py": "",
     "bench/lib/rules/strict.py": "def normalize(text):\n    return text.strip()\n",
-    "bench/lib/words.txt": "1",
     "bench/plugins/easy.py": "def aliases():\n    return ['forty-two']\n",
     "bench/plugins/hard.py": "def aliases():\n    return []\n",
     "bench/defaults.json": '{"unit": "people"}',
@@ -178,8 +169,6 @@ FILES = {
     "table.csv": "name,weight\na,1\n",
     "bench/limits.yaml": "weight: 1\n",
     "bench/cases/a.txt": "1",
-    "bench/manifest.json": '["parts/p.txt"]',
-    "bench/parts/p.txt": "1",
     "bench/weight-easy.txt": "1",
     "bench/weight-hard.txt": "1",
     "bench/check.sh": "echo 1\n",
@@ -203,12 +192,7 @@ def write(root: Path) -> None:
         file = root / name
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text)
-    packed(root, 1)
     keys(root, 1)
-
-
-def packed(root: Path, weight: float) -> None:
-    (root / "bench" / "weight.gz").write_bytes(gzip.compress(f"{weight}".encode(), mtime=0))
 
 
 def keys(root: Path, weight: float) -> None:
@@ -293,16 +277,13 @@ MOVES: dict[str, Edit] = {
     "a CSV file": put("bench/more.csv", "name,weight\na,0.5\n"),
     "a CSV file that --env-args names": put("table.csv", "name,weight\na,0.5\n"),
     "a YAML file": put("bench/limits.yaml", "weight: 0.5\n"),
-    "a package's resource": put("bench/lib/words.txt", "0.5"),
     "a file of a folder": put("bench/cases/a.txt", "0.5"),
     "a file more in a folder": put("bench/cases/b.txt", "0.5"),
-    "a file that only a file names": put("bench/parts/p.txt", "0.5"),
     "a file with a computed name": put("bench/weight-easy.txt", "0.5"),
     "a database": lambda root: keys(root, 0.5),
     "a program": put("bench/check.sh", "echo 0.5\n"),
     "a file of the folder above": put("shared/weight.txt", "0.5"),
     "a file of the working directory": put("here/weight.txt", "0.5"),
-    "a packed file": lambda root: packed(root, 0.5),
     "a package's code, same version": put("site/quizkit/units.py", "ONE = 0.5\n"),
 }
 """What could move a reward."""

@@ -191,7 +191,7 @@ def tokenizer_for(
     return tokenizer
 
 
-def save_qwen3(folder: Path, template: str | None = None) -> None:
+def save_qwen3(folder: Path, template: str) -> None:
     """Write Qwen3's tokenizer so that `AutoTokenizer` and SGLang read it from `folder`."""
     qwen3_tokenizer(template).save_pretrained(folder)
 

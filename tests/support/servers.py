@@ -112,9 +112,9 @@ def router(
     urls: Sequence[str],
     log_folder: Path,
     *,
-    kind: Router = "sglang-router",
+    kind: Router,
+    name: str,
     flags: Sequence[str] = (),
-    name: str = "router",
 ) -> Iterator[Server]:
     """A router over the workers at `urls`; open once it has found all of them healthy.
 

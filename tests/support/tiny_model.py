@@ -30,11 +30,9 @@ def tiny_moe(seed: int = 0) -> Path:
 
 
 @cache
-def tiny_model(
-    dtype: Dtype = "float32", template: str | None = None, *, experts: bool = False, seed: int = 0
-) -> Path:
-    """The folder of the saved model; `template`: its chat template (default: trl's `qwen3`)."""
-    source = trl_template("qwen3") if template is None else template
+def tiny_model(dtype: Dtype = "float32", *, experts: bool = False, seed: int = 0) -> Path:
+    """The folder of the saved model, with trl's chat template `qwen3`."""
+    source = trl_template("qwen3")
     sources = (Path(__file__), Path(__file__).with_name("qwen.py"))
     versions = (importlib.metadata.version("transformers"), importlib.metadata.version("torch"))
     built_from = [path.read_bytes() for path in sources]

@@ -111,13 +111,11 @@ async def generate(
     return answer
 
 
-async def until(
-    condition: Callable[[], Awaitable[bool] | bool], what: str, *, seconds: float = PATIENCE
-) -> None:
-    """Ask `condition` until it holds; fails with `what` after `seconds`."""
-    deadline = time.monotonic() + seconds
+async def until(condition: Callable[[], Awaitable[bool] | bool], what: str) -> None:
+    """Ask `condition` until it holds; fails with `what` after a time limit."""
+    deadline = time.monotonic() + PATIENCE
     while not (await met if isinstance(met := condition(), Awaitable) else met):
-        assert time.monotonic() < deadline, f"not in {seconds:.0f} s: {what}"
+        assert time.monotonic() < deadline, f"not in {PATIENCE:.0f} s: {what}"
         await asyncio.sleep(0.05)
 
 

@@ -245,7 +245,7 @@ def continued(bench: Bench, row: Row) -> int:
     return status
 
 
-@pytest.mark.slow  # two runs for each of 79 rows
+@pytest.mark.slow  # two runs for each row
 @pytest.mark.parametrize("name", ROWS)
 def test_what_could_move_a_reward_is_named_and_not_continued(bench: Bench, name: str) -> None:
     row = ROWS[name]
@@ -256,7 +256,7 @@ def test_what_could_move_a_reward_is_named_and_not_continued(bench: Bench, name:
     assert row.continues or file.read_bytes() == before
 
 
-@pytest.mark.slow  # two runs for each of 79 rows
+@pytest.mark.slow  # two runs for each row
 @pytest.mark.parametrize("name", HARMLESS_ROWS)
 def test_what_cannot_move_a_reward_raises_no_alarm(bench: Bench, name: str) -> None:
     row = HARMLESS_ROWS[name]
@@ -273,10 +273,8 @@ ONLY_WHILE_IT_PLAYS = {
     "answers, read late",
     "a CSV file",
     "a CSV file that --env-args names",
-    "a package's resource",
     "a file of a folder",
     "a file more in a folder",
-    "a file that only a file names",
     "a file with a computed name",
     "a file of the folder above",
     "a file of the working directory",
