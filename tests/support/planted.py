@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from functools import cache
-from itertools import cycle, islice
 from typing import Any
 
 import numpy as np
@@ -54,13 +53,11 @@ def repeat(row: Row, start: int, stop: int) -> None:
         row[name][stop:stop] = row[name][start:stop]
 
 
-def mask_edges(
-    start: int, stop: int, bit: int, *, which: slice = slice(None), edge: int = 1
-) -> Fault:
+def mask_edges(start: int, stop: int, bit: int, *, edge: int = 1) -> Fault:
     """Set the mask from `start` to `stop` tokens after the end of turns (their start: `edge` 0)."""
 
     def change(row: Row, turns: Spans) -> None:
-        for span in turns[which]:
+        for span in turns:
             place, length = span[edge], len(row["input_ids"])
             mask(row, max(0, place + start), min(place + stop, length), bit)
 
@@ -139,19 +136,6 @@ def change_logprobs(change: Callable[[list[Any]], list[Any]]) -> Fault:
     return first(changed)
 
 
-def logprobs_of_another_row(rows: list[Row]) -> None:
-    turn, other = (slice(*spans(row)[1]) for row in rows[:2])
-    values = cycle(rows[1]["logprobs"][other])
-    rows[0]["logprobs"][turn] = islice(values, turn.stop - turn.start)
-
-
-def copied_logprobs(row: Row, turns: Spans) -> None:
-    """The longer of two turns starts with the logprobs of the other one."""
-    (start, stop), (second, end) = turns[:2]
-    size = min(stop - start, end - second)
-    row["logprobs"][second : second + size] = row["logprobs"][start : start + size]
-
-
 def other_message(role: str, **change: Any) -> Fault:
     """The messages of a row change, not its tokens."""
 
@@ -163,7 +147,6 @@ def other_message(role: str, **change: Any) -> Fault:
 
 CHANGES: dict[str, Callable[[int], list[int]]] = {
     "has another token": lambda index: [index + 1],
-    "has a token twice": lambda index: [index, index],
     "lacks a token": lambda index: [],
 }
 PLANTED: dict[str, Fault] = {
@@ -174,7 +157,6 @@ PLANTED: dict[str, Fault] = {
         lambda row, turns: row.update(loss_mask=[*row["loss_mask"][1:], 0])
     ),
     "the stop tokens are not trained": mask_edges(-1, 0, 0),
-    "the last stop token is not trained": mask_edges(-1, 0, 0, which=slice(-1, None)),
     "the token after each stop token is trained": mask_edges(0, 1, 1),
     "the first tokens are not trained": mask_edges(0, 1, 0, edge=0),
     "the end of each prompt is trained": mask_edges(-1, 0, 1, edge=0),
@@ -196,9 +178,6 @@ PLANTED: dict[str, Fault] = {
         for what, where in (("a turn", "turn"), ("a result", "result"), ("the prompt", "prompt"))
         for how, change in CHANGES.items()
     },
-    "the first token is there twice": first(
-        lambda row, turns: replace(row, 0, 0, row["input_ids"][:1], 0)
-    ),
     "the first token is missing": first(lambda row, turns: cut(row, 0, 1)),
     "padding is at the start": first(lambda row, turns: replace(row, 0, 0, [0] * 8, 0)),
     "a part of an earlier turn is dropped": first(  # as a template drops thoughts
@@ -219,8 +198,6 @@ PLANTED: dict[str, Fault] = {
     "a result is appended": append_result(0),
     "a result is appended and trained": append_result(1),
     "the logprobs are shifted": change_logprobs(lambda own: [*own[1:], own[0]]),
-    "the logprobs are those of another turn": first(copied_logprobs),
-    "the logprobs are those of another row": logprobs_of_another_row,
     "the logprobs are zero": change_logprobs(lambda own: [0.0] * len(own)),
     "the logprobs are positive": change_logprobs(lambda own: [-value for value in own]),
     "the logprobs have another temperature": change_logprobs(
