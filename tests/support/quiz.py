@@ -256,16 +256,11 @@ def touched(root: Path) -> None:
 TASKS = FILES["bench/tasks.jsonl"].splitlines()
 MOVES: dict[str, Edit] = {
     "the grader": replace("bench/quiz.py", "float(right) *", "0.5 * right *"),
-    "a constant": replace("bench/quiz.py", "LONGEST = 40", "LONGEST = 4"),
-    "the grader's regex": replace("bench/quiz.py", r'r"\d+"', r'r"\d"'),
     "a helper": replace("bench/scoring.py", "1.0", "0.5"),
     "a late helper in a package": replace("bench/lib/rules/strict.py", "strip", "upper"),
     "a plug-in": replace("bench/plugins/easy.py", "forty-two", "It is 42."),
     "a tool's decorator": replace("bench/quiz.py", "@counted\n", ""),
-    "a tool's default": replace("bench/quiz.py", "year: int = 2020", "year: int = 2021"),
     "a tool's docstring": replace("bench/quiz.py", "its name", "the name of a city"),
-    "a tool's name": replace("bench/quiz.py", "lookup", "look_up"),
-    "a parameter's type": replace("bench/quiz.py", "year: int = 2020", "year: str = 2020"),
     "a default read from a file": put("bench/defaults.json", '{"unit": "souls"}'),
     "the system prompt": put("bench/prompts/system.txt", "You are terse."),
     "the user's prompt, a template": put("bench/prompts/user.jinja", "And {{ city }}?"),
@@ -276,7 +271,6 @@ MOVES: dict[str, Edit] = {
     "answers, read late": replace("bench/data/answers.json", '"42", "unit"', '"41", "unit"'),
     "a CSV file": put("bench/more.csv", "name,weight\na,0.5\n"),
     "a CSV file that --env-args names": put("table.csv", "name,weight\na,0.5\n"),
-    "a YAML file": put("bench/limits.yaml", "weight: 0.5\n"),
     "a file of a folder": put("bench/cases/a.txt", "0.5"),
     "a file more in a folder": put("bench/cases/b.txt", "0.5"),
     "a file with a computed name": put("bench/weight-easy.txt", "0.5"),
@@ -289,13 +283,10 @@ MOVES: dict[str, Edit] = {
 """What could move a reward."""
 HARMLESS: dict[str, Edit] = {
     "a comment": replace("bench/quiz.py", "LONGEST = 40", "LONGEST = 40  # characters"),
-    "a comment in a helper": replace("bench/scoring.py", "def bonus", "# All.\ndef bonus"),
     "a comment in a late helper": replace(
         "bench/lib/rules/strict.py", "text.strip()", "text.strip()  # the end"
     ),
-    "blank lines": replace("bench/quiz.py", "\n\n\n", "\n\n\n\n"),
     "formatting": replace("bench/quiz.py", "[lookup, population],", "[lookup,\n  population,],"),
-    "quotes": replace("bench/quiz.py", '"weight"', "'weight'"),
     "the order of keys in a file": replace(
         "bench/data/answers.json", '"count": "42", "unit": 1', '"unit": 1, "count": "42"'
     ),
