@@ -85,11 +85,7 @@ async def answering(generate: Handler, **config: Any) -> AsyncIterator[Engine]:
 
 @asynccontextmanager
 async def embedded(
-    tokenizer: Any,
-    policy: Any = echo,
-    *,
-    config: dict[str, Any] | None = None,
-    **engine: Any,
+    tokenizer: Any, policy: Any = echo, *, config: dict[str, Any] | None = None, **engine: Any
 ) -> AsyncIterator[tuple[EmbeddedEngine, Engine]]:
     async with (
         EmbeddedEngine(tokenizer, policy, **engine) as served,
